@@ -1,0 +1,116 @@
+// Q in registers: the last rung of the course report, and the first that ours are measured against.
+//
+// What it does: a block owns Br = 128 query rows, one thread a row. The thread keeps its row of Q and of O, and the row's
+// m and l, in registers; K and V pass through shared memory in tiles of Bc rows, read as float4.
+// Why it is fast: Q is read from memory once, O is written once, and no thread waits for another inside a tile.
+// What it costs: every FFMA pair takes its K or V operand from shared memory. All threads of a warp read the same
+// address (a broadcast), yet each 16-byte read still delivers 512 bytes to registers, four cycles of the memory pipe for
+// four FFMA: the pipe, shared by the SM's four quarters, caps this design at a quarter of the fp32 peak.
+//
+// A head longer than 64 does not fit one thread's registers twice (Q and O). Then LANES threads share a row, each with
+// every LANES-th float4, and BR shrinks to THREADS / LANES.
+#include "common.cuh"
+
+constexpr int LANES = THREADS / BR;
+constexpr int D = round_up(HEAD_DIM, 4 * LANES);  // zero-padded, so that every lane has whole float4s
+constexpr int CHUNKS = D / (4 * LANES);           // float4s of a row that one thread keeps
+constexpr bool ALIGNED = HEAD_DIM % 4 == 0;       // else rows do not start on 16 bytes: load floats
+
+static_assert(THREADS % BR == 0 && (LANES & (LANES - 1)) == 0 && LANES <= 32, "the lanes of a row reduce by shuffles");
+static_assert(CHUNKS <= 16, "q and o, 4 * CHUNKS floats each, must stay in registers");
+static_assert(BC * (2 * D + BR) * 4 <= 48 * 1024, "static shared memory ends at 48 KB");
+
+// Four floats of row `row`, starting at column 4 * chunk; zeros beyond the matrix.
+__device__ float4 load4(const float *matrix, long long row, int chunk, int N) {
+    const float *x = matrix + row * HEAD_DIM + 4 * chunk;
+    if (row >= N || 4 * chunk >= HEAD_DIM) return make_float4(0, 0, 0, 0);
+    if (ALIGNED) return *reinterpret_cast<const float4 *>(x);
+    const int left = HEAD_DIM - 4 * chunk;
+    return make_float4(x[0], left > 1 ? x[1] : 0, left > 2 ? x[2] : 0, left > 3 ? x[3] : 0);
+}
+
+__device__ void store4(float *matrix, long long row, int chunk, float4 v) {
+    float *x = matrix + row * HEAD_DIM + 4 * chunk;
+    const int left = HEAD_DIM - 4 * chunk;
+    if (ALIGNED && left > 0) { *reinterpret_cast<float4 *>(x) = v; return; }
+    if (left > 0) x[0] = v.x;
+    if (left > 1) x[1] = v.y;
+    if (left > 2) x[2] = v.z;
+    if (left > 3) x[3] = v.w;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUMENTS) {
+    __shared__ float4 Kj[BC][D / 4], Vj[BC][D / 4];
+    __shared__ float S[BC][BR];  // key-major: the threads of a warp, one row each, write 32 different banks
+
+    const int Tr = ceil_div(N, BR);
+    const long long b = blockIdx.x / Tr;
+    const int lane = threadIdx.x % LANES, r = threadIdx.x / LANES;
+    const int i = (blockIdx.x % Tr) * BR + r;  // this thread's query row
+    Q += b * batch_stride, K += b * batch_stride, V += b * batch_stride, O += b * N * HEAD_DIM;
+
+    float4 q[CHUNKS], o[CHUNKS];
+    for (int c = 0; c < CHUNKS; ++c) {
+        q[c] = load4(Q, i, c * LANES + lane, N);
+        o[c] = make_float4(0, 0, 0, 0);
+    }
+    float m = NEG_INF, l = 0;
+
+    const int keys = CAUSAL ? min(N, (i - r) + BR) : N;  // keys that some row of this block sees
+    for (int j0 = 0; j0 < keys; j0 += BC) {
+        __syncthreads();
+        for (int x = threadIdx.x; x < BC * (D / 4); x += THREADS) {
+            Kj[x / (D / 4)][x % (D / 4)] = load4(K, j0 + x / (D / 4), x % (D / 4), N);
+            Vj[x / (D / 4)][x % (D / 4)] = load4(V, j0 + x / (D / 4), x % (D / 4), N);
+        }
+        __syncthreads();
+
+        // S = Q Kᵀ, and the new m
+        float m_new = m;
+#pragma unroll 4  // four independent sums hide the latency of an FFMA
+        for (int j = 0; j < BC; ++j) {
+            float s = 0;
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c) {
+                const float4 k = Kj[j][c * LANES + lane];
+                s += q[c].x * k.x;
+                s += q[c].y * k.y;
+                s += q[c].z * k.z;
+                s += q[c].w * k.w;
+            }
+#pragma unroll
+            for (int x = LANES / 2; x > 0; x /= 2) s += __shfl_xor_sync(~0u, s, x);
+            s = j0 + j < (CAUSAL ? min(N, i + 1) : N) ? s * (scale * LOG2E) : NEG_INF;
+            S[j][r] = s;  // every lane of the row writes the same value
+            m_new = fmaxf(m_new, s);
+        }
+
+        // l and O in units of the new m
+        const float shift = finite_or_zero(m_new), rescale = exp2_fast(m - shift);
+        m = m_new;
+        l *= rescale;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) o[c].x *= rescale, o[c].y *= rescale, o[c].z *= rescale, o[c].w *= rescale;
+
+        // P = exp(S - m), O += P V
+#pragma unroll 4
+        for (int j = 0; j < BC; ++j) {
+            const float p = exp2_fast(S[j][r] - shift);
+            l += p;
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c) {
+                const float4 v = Vj[j][c * LANES + lane];
+                o[c].x += p * v.x;
+                o[c].y += p * v.y;
+                o[c].z += p * v.z;
+                o[c].w += p * v.w;
+            }
+        }
+    }
+
+    if (i >= N) return;
+    for (int c = 0; c < CHUNKS; ++c) {
+        const float4 x = o[c];
+        store4(O, i, c * LANES + lane, make_float4(x.x / l, x.y / l, x.z / l, x.w / l));
+    }
+}
