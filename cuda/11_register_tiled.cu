@@ -1,0 +1,213 @@
+// Register tiles: the fp32 kernel for any GPU.
+//
+// What changed: a thread no longer owns a row. The threads of a warp, 4 down and 8 across, own a tile of S together, each
+// a register tile of ROWS x BC/8 elements of it, and afterwards a register tile of O, ROWS x 8 columns a panel.
+// Why it is faster: a float4 of Q read from shared memory now serves BC/8 keys and a float4 of K serves ROWS queries, so
+// that with 8 x 8 tiles one 16-byte read feeds 16 FFMA instead of 4 and the memory pipe keeps up with the arithmetic.
+// Half as many shared reads would do no good any more; the FFMA are what is left. The next panel of K or V travels from
+// global memory (cp.async, where there is such a thing) while this one is multiplied.
+// What it costs: P must change owners between the two products, through shared memory; few threads, with up to 255
+// registers each; and a barrier a panel.
+//
+// Accuracy: each tile's P V and row sum start from zero and are added to O and l once, so an element of O meets the
+// rounding of Bc + N / Bc additions, not of N.
+#include "common.cuh"
+
+constexpr int PANEL = HEAD_DIM <= 32 ? 32 : 64;    // columns of K or V in shared memory at a time
+constexpr int PANELS = ceil_div(HEAD_DIM, PANEL);  // a longer head passes by in panels
+constexpr int D = PANELS * PANEL;                  // zero-padded, so that every panel is whole
+constexpr int CHUNKS = PANEL / 4;                  // float4s in a row of a panel
+
+constexpr int ACROSS = 8;                                     // threads of a warp that share a row
+constexpr int ROWS = PANELS == 1 ? 8 : PANELS == 2 ? 4 : 2;   // rows a thread: O takes ROWS * D / 8 registers
+constexpr int KEYS = BC / ACROSS;                             // keys a thread, in the tile of S
+constexpr int COLUMNS = PANEL / ACROSS;                       // columns a thread, in a panel of O
+
+static_assert(THREADS % 32 == 0 && BR == THREADS / ACROSS * ROWS, "every warp owns 4 * ROWS rows");
+static_assert(BC % 32 == 0, "a thread's keys come in fours, and the swizzle moves float4s within groups of eight");
+static_assert(THREADS % CHUNKS == 0 && BC % (THREADS / CHUNKS) == 0, "a thread copies one column of float4s of a panel");
+static_assert(PANELS <= 4 && COLUMNS % 4 == 0, "registers for O; V is read as float4");
+
+// Shared memory, in float4s. Rows are multiples of 128 bytes, so equal columns of different rows are in the same banks.
+// To keep apart the addresses that a warp reads at once, float4 c of row r is stored at c ^ swizzle(r).
+extern __shared__ __align__(128) float4 shared[];
+constexpr int Q_SIZE = BR * D / 4, PANEL_SIZE = BC * CHUNKS;  // Qi[BR][D], two panels [BC][PANEL], P[BR][BC]
+
+__device__ constexpr int swizzle_key(int j) { return j / 4 % 8; }         // K: the 8 threads across read keys 4 apart
+__device__ constexpr int swizzle_row(int r) { return r / ROWS % 2 * 4; }  // Q, P: two threads down share a transaction
+
+__device__ __forceinline__ float part(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
+
+// *to = four floats of row `row`, from column `column`; zeros beyond the matrix. Asynchronous where the GPU can.
+__device__ __forceinline__ void copy4(float4 *to, const float *matrix, long long row, int column, int N) {
+    const int left = row < N ? HEAD_DIM - column : 0;
+    const float *from = left > 0 ? matrix + row * HEAD_DIM + column : matrix;
+    if (HEAD_DIM % 4 != 0) {  // rows do not start on 16 bytes
+        *to = make_float4(left > 0 ? from[0] : 0, left > 1 ? from[1] : 0, left > 2 ? from[2] : 0, left > 3 ? from[3] : 0);
+        return;
+    }
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"  // what is not copied is filled with zeros
+                 ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"(left > 0 ? 16 : 0) : "memory");
+#else
+    *to = left > 0 ? *reinterpret_cast<const float4 *>(from) : make_float4(0, 0, 0, 0);
+#endif
+}
+
+// One panel of K or V: rows j0 to j0 + Bc, columns panel * PANEL on. (V needs no swizzle, but does not mind it.)
+__device__ __forceinline__ void copy_panel(float4 *to, const float *matrix, int j0, int panel, int N) {
+    const int c = threadIdx.x % CHUNKS, r = threadIdx.x / CHUNKS;
+#pragma unroll
+    for (int x = 0; x < BC; x += THREADS / CHUNKS)
+        copy4(to + (r + x) * CHUNKS + (c ^ swizzle_key(r + x)), matrix, j0 + r + x, panel * PANEL + 4 * c, N);
+}
+
+// Every thread's share of the panel has arrived, and nobody reads the other one any more.
+__device__ __forceinline__ void await_panel() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUMENTS) {
+    float4 *const Qi = shared, *const panels[2] = {Qi + Q_SIZE, Qi + Q_SIZE + PANEL_SIZE}, *const P = Qi + Q_SIZE + 2 * PANEL_SIZE;
+
+    // Neighbours in a row are lanes 1, 4 and 8 apart, neighbours in a column 2 and 16: the pipe merges the 16-byte reads
+    // of a half warp into one transaction only if lanes 1 apart, or lanes 2 apart, read the same address.
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int across = (lane & 1) | (lane >> 1 & 6), down = (lane >> 1 & 1) | (lane >> 3 & 2);
+    const int r0 = (warp * 4 + down) * ROWS;  // this thread's rows of the tile: r0 to r0 + ROWS
+
+    const int Tr = ceil_div(N, BR), tile = blockIdx.x % Tr;
+    const long long b = blockIdx.x / Tr;
+    const int i0 = (CAUSAL ? Tr - 1 - tile : tile) * BR;  // causal: the longest rows first
+    Q += b * batch_stride, K += b * batch_stride, V += b * batch_stride, O += b * N * HEAD_DIM;
+
+    copy_panel(panels[0], K, 0, 0, N);
+    for (int x = threadIdx.x; x < Q_SIZE; x += THREADS) {  // Q carries the scale, so that S is in powers of two
+        const int r = x / (D / 4), c = x % (D / 4), left = i0 + r < N ? HEAD_DIM - 4 * c : 0;
+        const float *q = Q + (long long)(i0 + r) * HEAD_DIM + 4 * c;
+        const float factor = scale * LOG2E;
+        Qi[r * (D / 4) + (c ^ swizzle_row(r))] = make_float4(left > 0 ? q[0] * factor : 0, left > 1 ? q[1] * factor : 0,
+                                                             left > 2 ? q[2] * factor : 0, left > 3 ? q[3] * factor : 0);
+    }
+
+    float o[PANELS][ROWS][COLUMNS] = {}, m[ROWS], l[ROWS] = {}, rescale[ROWS];  // l: of this thread's keys only
+    for (int i = 0; i < ROWS; ++i) m[i] = NEG_INF;
+
+    const int keys = CAUSAL ? min(N, i0 + BR) : N;  // keys that some row of this block sees
+#pragma unroll 1
+    for (int j0 = 0; j0 < keys; j0 += BC) {
+        // S = Q Kᵀ. The thread's keys are 4 * across + 32 * (j / 4) + j % 4.
+        float s[ROWS][KEYS] = {};
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel) {
+            await_panel();
+            if (panel + 1 < PANELS) copy_panel(panels[(panel + 1) % 2], K, j0, panel + 1, N);
+            else copy_panel(panels[PANELS % 2], V, j0, 0, N);
+
+            const float4 *const Kj = panels[panel % 2];
+            const int q_at = r0 * (D / 4) + swizzle_row(r0), k_at = 4 * across * CHUNKS + swizzle_key(4 * across);
+            const int chunks = min(CHUNKS, ceil_div(HEAD_DIM, 4) - panel * CHUNKS);  // columns of padding add nothing
+#pragma unroll 2
+            for (int c = 0; c < chunks; ++c) {
+                float4 q[ROWS];
+#pragma unroll
+                for (int i = 0; i < ROWS; ++i) q[i] = Qi[(q_at ^ c) + i * (D / 4) + panel * CHUNKS];
+#pragma unroll
+                for (int j = 0; j < KEYS; ++j) {
+                    const float4 k = Kj[(k_at ^ c) + (j / 4 * 32 + j % 4) * CHUNKS];
+#pragma unroll
+                    for (int x = 0; x < 4; ++x)
+#pragma unroll
+                        for (int i = 0; i < ROWS; ++i) s[i][j] += part(q[i], x) * part(k, x);
+                }
+            }
+        }
+
+        if (j0 + BC > (CAUSAL ? min(N, i0 + 1) : N)) {  // some row of this block does not see all of the tile
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+                for (int j = 0; j < KEYS; ++j)
+                    if (j0 + 4 * across + j / 4 * 32 + j % 4 >= (CAUSAL ? min(N, i0 + r0 + i + 1) : N)) s[i][j] = NEG_INF;
+        }
+
+        // m, P = exp(S - m), l
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            float m_new = m[i], sum = 0;
+#pragma unroll
+            for (int j = 0; j < KEYS; ++j) m_new = fmaxf(m_new, s[i][j]);
+            m_new = fmaxf(m_new, __shfl_xor_sync(~0u, m_new, 1));
+            m_new = fmaxf(m_new, __shfl_xor_sync(~0u, m_new, 4));
+            m_new = fmaxf(m_new, __shfl_xor_sync(~0u, m_new, 8));
+            const float shift = finite_or_zero(m_new);
+            rescale[i] = exp2_fast(m[i] - shift);
+            m[i] = m_new;
+#pragma unroll
+            for (int j = 0; j < KEYS; ++j) sum += s[i][j] = exp2_fast(s[i][j] - shift);
+            l[i] = l[i] * rescale[i] + sum;
+#pragma unroll
+            for (int j = 0; j < KEYS; j += 4)
+                P[(r0 + i) * (BC / 4) + (across ^ swizzle_row(r0)) + j * 2] =
+                    make_float4(s[i][j], s[i][j + 1], s[i][j + 2], s[i][j + 3]);
+        }
+
+        // T = P V from zero; O = O * rescale + T. The thread's columns are 4 * across + 32 * (x / 4) + x % 4.
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel) {
+            await_panel();
+            if (panel + 1 < PANELS) copy_panel(panels[(PANELS + panel + 1) % 2], V, j0, panel + 1, N);
+            else if (j0 + BC < keys) copy_panel(panels[0], K, j0 + BC, 0, N);
+
+            const float4 *const Vj = panels[(PANELS + panel) % 2];
+            const int p_at = r0 * (BC / 4) + swizzle_row(r0);
+            float t[ROWS][COLUMNS] = {};
+#pragma unroll 2
+            for (int c = 0; c < BC / 4; ++c) {  // keys 4c to 4c + 3
+                float4 p[ROWS];
+#pragma unroll
+                for (int i = 0; i < ROWS; ++i) p[i] = P[(p_at ^ c) + i * (BC / 4)];
+#pragma unroll
+                for (int j = 0; j < 4; ++j)
+#pragma unroll
+                    for (int x = 0; x < COLUMNS; x += 4) {
+                        const float4 v = Vj[(4 * c + j) * CHUNKS + (across ^ swizzle_key(4 * c)) + x * 2];
+#pragma unroll
+                        for (int y = 0; y < 4; ++y)
+#pragma unroll
+                            for (int i = 0; i < ROWS; ++i) t[i][x + y] += part(p[i], j) * part(v, y);
+                    }
+            }
+#pragma unroll
+            for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+                for (int x = 0; x < COLUMNS; ++x) o[panel][i][x] = o[panel][i][x] * rescale[i] + t[i][x];
+        }
+    }
+
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        l[i] += __shfl_xor_sync(~0u, l[i], 1);
+        l[i] += __shfl_xor_sync(~0u, l[i], 4);
+        l[i] += __shfl_xor_sync(~0u, l[i], 8);
+        if (i0 + r0 + i >= N) continue;
+        float *const row = O + (long long)(i0 + r0 + i) * HEAD_DIM;
+#pragma unroll
+        for (int panel = 0; panel < PANELS; ++panel)
+#pragma unroll
+            for (int x = 0; x < COLUMNS; x += 4) {
+                const float *y = &o[panel][i][x];
+                const int column = panel * PANEL + 4 * across + x * 8, left = HEAD_DIM - column;
+                if (HEAD_DIM % 4 == 0) {
+                    if (left > 0) *reinterpret_cast<float4 *>(row + column) = make_float4(y[0] / l[i], y[1] / l[i], y[2] / l[i], y[3] / l[i]);
+                } else {
+#pragma unroll
+                    for (int z = 0; z < 4; ++z)
+                        if (z < left) row[column + z] = y[z] / l[i];
+                }
+            }
+    }
+}

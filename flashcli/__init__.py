@@ -1,0 +1,13 @@
+"""flashcli: fp32-accurate attention from file to file, on a GPU or without one."""
+
+__version__ = "0.1.0"
+__all__ = ["attention"]
+
+
+def __getattr__(name: str):
+    # Imported on first use, so that `flashcli --help` does not wait for NumPy.
+    if name == "attention":
+        from flashcli.attention import attention
+
+        return attention
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,105 @@
+"""attention(q, k, v): the Python API, and the choice of a backend that the command line shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+from flashcli.errors import BackendUnavailable, UsageError
+from flashcli.kernels import KERNELS, MAX_D
+
+BACKENDS = ("auto", "cuda", "cpu")
+CHUNK_BYTES = 256 * 2**20  # input held at a time: enough to fill a GPU, little for a host
+
+
+def attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    causal: bool = False,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> np.ndarray:
+    """softmax(scale · Q Kᵀ) V for each batch, accurate to fp32.
+
+    Parameters
+    ----------
+    q, k, v : float32 arrays [B, N, d], 1 <= d <= 256
+    causal : query i sees keys 0 to i only
+    scale : factor on Q Kᵀ; 1/sqrt(d) if None
+    backend : "cuda", "cpu", or "auto": a usable GPU, else the CPU
+
+    Returns
+    -------
+    float32 array [B, N, d]
+
+    Raises
+    ------
+    TypeError, ValueError
+        for arrays of another type or shape
+    flashcli.errors.FlashError
+        where the backend is missing or fails
+
+    Source: FlashAttention-2, arXiv 2307.08691, algorithm 1.
+    """
+    B, N, d = _check(q, k, v, scale)
+    out = np.empty((B, N, d), np.float32)
+    step = max(1, CHUNK_BYTES // (3 * N * d * 4))
+    with open_backend(backend, d, causal, scale) as engine:
+        for b in range(0, B, step):
+            batches = slice(b, b + step)
+            engine.forward(np.stack([q[batches], k[batches], v[batches]], axis=1), out[batches])
+    return out
+
+
+def _check(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None) -> tuple[int, int, int]:
+    for name, array in {"q": q, "k": k, "v": v}.items():
+        if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+            kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+            raise TypeError(f"{name} must be a float32 NumPy array, not {kind}")
+        if array.ndim != 3:
+            raise ValueError(f"{name} must have shape [B, N, d], not {list(array.shape)}")
+    if not q.shape == k.shape == v.shape:
+        raise ValueError(f"q, k, v must have one shape, not {q.shape}, {k.shape}, {v.shape}")
+    if min(q.shape) < 1 or q.shape[2] > MAX_D:
+        raise ValueError(f"B, N, d must be at least 1 and d at most {MAX_D}, not {q.shape}")
+    if scale is not None and not np.isfinite(scale):
+        raise ValueError(f"scale must be finite, not {scale}")
+    return q.shape
+
+
+def open_backend(
+    name: str,
+    d: int,
+    causal: bool = False,
+    scale: float | None = None,
+    kernel: str | None = None,
+    device: int | None = None,
+    threads: int | None = None,
+    notice: Callable[[str], None] = lambda text: None,
+) -> AbstractContextManager:
+    """An open backend for head size d; a ``with`` block closes it.
+
+    "auto" is the GPU if there is a usable one, else the CPU with one ``notice``; it is the GPU without fallback once a
+    kernel or a device is asked for.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {name!r}")
+    if kernel is not None and kernel not in KERNELS:
+        raise UsageError(f"there is no kernel {kernel!r}.", f"choose one of {', '.join(KERNELS)}.")
+    if name == "cpu" and (kernel is not None or device is not None):
+        raise UsageError("--kernel and --device are for GPUs, not for the cpu backend.", "leave out --backend cpu.")
+    if name != "cpu":
+        from flashcli.backends.cuda import CudaBackend
+
+        try:
+            return CudaBackend(d, causal, scale, kernel, device or 0)
+        except BackendUnavailable as error:
+            if name == "cuda" or kernel is not None or device is not None:
+                raise
+            notice(f"no usable GPU, computing on the CPU: {error}")
+    from flashcli.backends.cpu import CpuBackend
+
+    return CpuBackend(causal, scale, threads)

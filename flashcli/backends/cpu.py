@@ -1,0 +1,112 @@
+"""Attention in NumPy: the default where there is no GPU, and the readable statement of the algorithm.
+
+FlashAttention-2 (arXiv 2307.08691, algorithm 1): a tile of Br query rows meets one tile of Bc keys after the other and
+carries its row maxima m, its row sums l and its unnormalised output O along, so that memory is bounded by tiles
+whatever N is. Independent (batch, row tile) pairs run in threads; NumPy lets go of the interpreter lock inside its
+loops, and BLAS is held to one thread per worker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+# The S tile, Br x Bc floats = 1 MiB, should stay in a core's second-level cache between its five passes. Short sequences
+# fill it with several batches instead, so that one NumPy call does enough work to pay for it.
+BR, BC = 512, 512
+
+
+class Task(NamedTuple):
+    """Independent work: the rows of a tile in each batch of a range."""
+
+    batches: slice
+    rows: slice
+
+
+class CpuBackend:
+    def __init__(self, causal: bool = False, scale: float | None = None, threads: int | None = None) -> None:
+        self._causal = causal
+        self._scale = scale
+        self._threads = threads or usable_cores()
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="attention")
+        self._blas = threadpool_limits(limits=1, user_api="blas")
+
+    def __enter__(self) -> CpuBackend:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        self._blas.restore_original_limits()
+
+    @property
+    def description(self) -> str:
+        threads = f"{self._threads} thread{'s' if self._threads > 1 else ''}"
+        return f"cpu, NumPy {np.__version__}, {threads} (Br={BR}, Bc={BC})"
+
+    def details(self) -> dict[str, object]:
+        return {"backend": "cpu", "threads": self._threads, "Br": BR, "Bc": BC}
+
+    def forward(self, qkv: np.ndarray, out: np.ndarray) -> None:
+        q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
+        scale = 1 / np.sqrt(q.shape[2]) if self._scale is None else self._scale
+
+        def work(task: Task) -> None:
+            batches, rows = task
+            attend(q[batches, rows], k[batches], v[batches], out[batches, rows], rows.start, scale, self._causal)
+
+        for _ in self._pool.map(work, tasks(*q.shape[:2], self._threads)):
+            pass  # wait, and raise here what a worker raised
+
+
+def usable_cores() -> int:
+    """The cores this process may use: fewer than the machine's under Slurm, taskset or a container."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def tasks(B: int, N: int, threads: int) -> Iterator[Task]:
+    """Cut B batches of N rows into tasks of about one S tile, smaller where some threads would go without."""
+    Br = min(N, BR)
+    while Br > 64 and B * N < 4 * threads * Br:
+        Br //= 2
+    batches = min(max(1, BR * BC // (Br * min(N, BC))), -(-B * N // (4 * threads * Br)))
+    for b in range(0, B, batches):
+        for i in reversed(range(0, N, Br)):  # the longest first, when causal
+            yield Task(slice(b, min(b + batches, B)), slice(i, min(i + Br, N)))
+
+
+@np.errstate(all="ignore")  # exp(-inf) is wanted; NaN and Inf in the data give what IEEE arithmetic gives
+def attend(
+    Q: np.ndarray, K: np.ndarray, V: np.ndarray, out: np.ndarray, first_row: int, scale: float, causal: bool
+) -> None:
+    """O = softmax(scale Q Kᵀ) V for a tile of rows: Q, out [batches, Br, d]; K, V [batches, N, d]; all float32.
+
+    ``first_row`` is the position of Q's first row in the sequence, for the causal mask.
+    """
+    batches, Br, d = Q.shape
+    N = min(K.shape[1], first_row + Br) if causal else K.shape[1]
+    Q = Q * np.float32(scale)
+    m = np.full((batches, Br, 1), -np.inf, np.float32)
+    l = np.zeros((batches, Br, 1), np.float32)
+    O = np.zeros((batches, Br, d), np.float32)
+    tile = np.empty((batches, Br, min(BC, N)), np.float32)  # one buffer for all S and P: fresh memory costs page faults
+    PV = np.empty_like(O)
+
+    for j in range(0, N, BC):
+        Kj, Vj = K[:, j : min(j + BC, N)], V[:, j : min(j + BC, N)]
+        S = np.matmul(Q, Kj.transpose(0, 2, 1), out=tile[:, :, : Kj.shape[1]])
+        if causal and j + Kj.shape[1] > first_row:
+            S[:, np.arange(Kj.shape[1]) + j > np.arange(Br)[:, None] + first_row] = -np.inf
+        m_new = np.maximum(m, S.max(axis=2, keepdims=True))
+        shift = np.where(m_new == -np.inf, np.float32(0), m_new)  # -inf - -inf would be NaN where exp(-inf) = 0 is meant
+        P = np.exp(np.subtract(S, shift, out=S), out=S)
+        rescale = np.exp(m - shift)
+        l = l * rescale + P.sum(axis=2, keepdims=True)
+        O *= rescale
+        O += np.matmul(P, Vj, out=PV)
+        m = m_new
+    np.divide(O, l, out=out)

@@ -1,0 +1,167 @@
+"""From a kernel's source to machine code: finding nvcc, compiling through PyCUDA, and a cache of cubins.
+
+A cubin is cached under a hash of everything it depends on, so that a warm start compiles nothing and starts no process.
+(PyCUDA's own cache runs ``nvcc --version`` on every start, and preprocesses the source too when it has an ``#include``.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+from flashcli.errors import BackendUnavailable, KernelFailure
+from flashcli.kernels import Kernel
+
+# `cuda/` is the package flashcli.cuda once installed, and a folder beside flashcli/ in a checkout.
+SOURCES = next(
+    folder
+    for folder in (Path(__file__).parent / "cuda", Path(__file__).parent.parent / "cuda")
+    if (folder / "common.cuh").exists()
+)
+OPTIONS = ("-std=c++17", "-O3", "-lineinfo")
+
+
+def find_nvcc() -> Path | None:
+    """The CUDA compiler: $NVCC (empty: none, use what is cached), $CUDA_HOME, the PATH, then the usual folder."""
+    if (named := os.environ.get("NVCC")) is not None:
+        found = shutil.which(named) if named else None
+        return Path(found) if found else None
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    candidates = [f"{home}/bin/nvcc" for home in homes] + ["nvcc", "/usr/local/cuda/bin/nvcc"]
+    return next((Path(path) for candidate in candidates if (path := shutil.which(candidate))), None)
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """nvcc's name for a compute capability. Hopper's own instructions need the ``a``."""
+    return "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
+
+
+def cache_folder() -> Path:
+    """$FLASHCLI_CACHE_DIR, or flashcli in the user's cache folder."""
+    if folder := os.environ.get("FLASHCLI_CACHE_DIR"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashcli"
+
+
+def options(kernel: Kernel, d: int, causal: bool) -> list[str]:
+    return [*OPTIONS, *(f"-D{name}={value}" for name, value in kernel.macros(d, causal).items())]
+
+
+def cubin(kernel: Kernel, d: int, causal: bool, arch: str) -> bytes:
+    """Machine code of a kernel for one head size and architecture, from the cache if it is there.
+
+    Without a compiler, a cubin of the same source and options that any compiler made will do.
+    """
+    source = (SOURCES / kernel.file).read_text()
+    flags = options(kernel, d, causal)
+    headers = [path.read_text() for path in sorted(SOURCES.glob("*.cuh"))]
+    stem = f"{kernel.name}-{arch}-d{d}-{_hash(source, *headers, *flags)}"
+    nvcc = find_nvcc()
+    if nvcc is None:
+        cached = sorted(cache_folder().glob(f"{stem}-*.cubin"))
+        if not cached:
+            raise BackendUnavailable(
+                f"the CUDA compiler, nvcc, was not found, and kernel {kernel.name} for d = {d} is not in the cache.",
+                "install the CUDA toolkit, load its module, or set CUDA_HOME (or use --backend cpu).",
+            )
+        return cached[0].read_bytes()
+    path = cache_folder() / f"{stem}-{_identity(nvcc)}.cubin"
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    code = _compile(source, nvcc, flags, arch)
+    _store(path, code)
+    return code
+
+
+def _hash(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:20]
+
+
+def _identity(nvcc: Path) -> str:
+    """Changes when another toolkit is installed, at the price of a stat instead of `nvcc --version`."""
+    status = nvcc.resolve().stat()
+    return _hash(str(nvcc.resolve()), str(status.st_size), str(status.st_mtime_ns))[:8]
+
+
+def _compile(source: str, nvcc: Path, flags: list[str], arch: str) -> bytes:
+    from pycuda import compiler, driver
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyCUDA repeats whatever nvcc printed
+            return compiler.compile(
+                source, str(nvcc), flags, no_extern_c=True, arch=arch, cache_dir=False, include_dirs=[str(SOURCES)]
+            )
+    except OSError as error:
+        raise BackendUnavailable(f"{nvcc} cannot be run: {error}.", "repair the CUDA toolkit, or set NVCC.") from error
+    except driver.CompileError as error:
+        raise compile_failure(error.stderr or str(error), arch) from error
+
+
+def compile_failure(output: str, arch: str) -> BackendUnavailable | KernelFailure:
+    """What nvcc's complaint means for the user."""
+    first = next((line.strip() for line in output.splitlines() if "error" in line or "fatal" in line), output.strip())
+    if re.search(r"cannot find compiler|No such file or directory.*(gcc|cl|cc1plus)|host compiler|unsupported GNU", output):
+        return BackendUnavailable(f"nvcc has no host compiler it can use: {first}.", "install g++ (build-essential).")
+    if re.search(r"Unsupported gpu architecture|not defined for option 'gpu-architecture'", output):
+        return BackendUnavailable(f"this CUDA toolkit cannot compile for {arch}.", "install a toolkit that knows the GPU.")
+    return KernelFailure(f"nvcc could not compile the kernel: {first}", "run again with --debug, and report it.")
+
+
+def _store(path: Path, code: bytes) -> None:
+    """Write whole or not at all: parallel first runs must never read a torn file. A read-only cache is no error."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, temporary = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(code)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+class Resources(NamedTuple):
+    """What ptxas says of one function: registers a thread, bytes spilled, static shared bytes; and its warnings."""
+
+    registers: int
+    spilled: int
+    shared: int
+    warnings: list[str]
+
+
+def resources(kernel: Kernel, d: int, causal: bool, arch: str) -> dict[str, Resources]:
+    """Compile with nvcc alone (no GPU, no PyCUDA) and read ptxas' report, by function."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise BackendUnavailable("the CUDA compiler, nvcc, was not found.", "install the CUDA toolkit, or set CUDA_HOME.")
+    command = [str(nvcc), "-cubin", "-arch", arch, "-Xptxas", "-v", *options(kernel, d, causal), "-o", os.devnull]
+    result = subprocess.run([*command, str(SOURCES / kernel.file)], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise compile_failure(result.stderr, arch)
+    return parse_ptxas(result.stderr)
+
+
+def parse_ptxas(report: str) -> dict[str, Resources]:
+    warning_lines = [line for line in report.splitlines() if "warning" in line.lower()]
+    found = {}
+    for part in re.split(r"Compiling entry function '", report)[1:]:
+        number = {
+            name: int(match[1]) if (match := re.search(pattern, part)) else 0
+            for name, pattern in {
+                "registers": r"Used (\d+) registers",
+                "stores": r"(\d+) bytes spill stores",
+                "shared": r"(\d+) bytes smem",
+            }.items()
+        }
+        found[part.split("'")[0]] = Resources(number["registers"], number["stores"], number["shared"], warning_lines)
+    return found

@@ -1,0 +1,73 @@
+"""The ways flashcli can fail: each with its exit code (after BSD sysexits.h), one sentence, and a hint with the way out."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+MISMATCH = 1  # not an error: the answer is no
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+class FlashError(Exception):
+    """Something the user can act on. ``str(error)`` is one sentence; ``hint`` says what to do about it."""
+
+    exit_code = 70
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(FlashError):
+    exit_code = 2
+
+
+class BadInput(FlashError):
+    exit_code = 65
+
+
+class BackendUnavailable(FlashError):
+    exit_code = 69
+
+
+class KernelFailure(FlashError):
+    exit_code = 70
+
+
+class OutOfMemory(FlashError):
+    exit_code = 71
+
+
+class CannotCreate(FlashError):
+    exit_code = 73
+
+
+class InputOutputError(FlashError):
+    exit_code = 74
+
+
+class NoPermission(FlashError):
+    exit_code = 77
+
+
+@contextlib.contextmanager
+def explained(doing: str, path: Path | str, missing: type[FlashError] = BadInput) -> Iterator[None]:
+    """Turn the OSError of a system call on ``path`` into a FlashError that says what was being done.
+
+    ``missing`` is the kind to raise where the path leads nowhere: bad input when reading, cannot create when writing.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        message = f"cannot {doing} {str(path)!r}: {reason}."
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise NoPermission(message, "check the permissions of the file and its folder (ls -ld).") from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise InputOutputError(message, "free some space, or write to another file system.") from error
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
+            raise missing(message, "check the path.") from error
+        raise InputOutputError(message, "check the disk or file system.") from error
