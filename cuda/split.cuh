@@ -100,7 +100,7 @@ __device__ __forceinline__ float4 load4(const float *__restrict__ matrix, int ro
     return make_float4(__ldg(x), left > 1 ? __ldg(x + 1) : 0, left > 2 ? __ldg(x + 2) : 0, left > 3 ? __ldg(x + 3) : 0);
 }
 
-// ---- one tile by a group of threads: load to registers, agree on the scale, split, store
+// ---- one tile by a group of threads: load to registers, agree on the scale, wait until the tile is free, split, store
 
 // The largest over the group; the group shares `scratch`, one word a warp. bar.sync 0 with all threads is __syncthreads.
 template <int GROUP>
@@ -114,8 +114,8 @@ __device__ __forceinline__ unsigned group_max(unsigned x, unsigned *scratch, int
 }
 
 // K: a piece of work is 8 columns of one key, one 16-byte chunk of hi and one of lo. Returns the scale's exponent.
-template <int GROUP>
-__device__ __forceinline__ int split_K(const float *K, int j0, int N, unsigned char *tile, unsigned *scratch, int thread, int barrier) {
+template <int GROUP, class Wait>
+__device__ __forceinline__ int split_K(const float *K, int j0, int N, unsigned char *tile, unsigned *scratch, int thread, int barrier, Wait tile_free) {
     constexpr int PIECES = BC * D / 8, EACH = ceil_div(PIECES, GROUP);
     float x[EACH][8];
     unsigned largest = 0;
@@ -132,6 +132,7 @@ __device__ __forceinline__ int split_K(const float *K, int j0, int N, unsigned c
         for (int i = 0; i < 8; ++i) largest = max(largest, finite_magnitude(x[e][i]));
     const int s = scale_exponent(group_max<GROUP>(largest, scratch, thread, barrier));
     const float factor = power_of_two(s);
+    tile_free();
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
         const int piece = e * GROUP + thread;
@@ -142,8 +143,8 @@ __device__ __forceinline__ int split_K(const float *K, int j0, int N, unsigned c
 
 // V, transposed: a piece of work is 4 columns of 8 keys, so both the reads (along columns) and the writes (along keys) of
 // neighbouring threads meet in whole 32-byte sectors.
-template <int GROUP>
-__device__ __forceinline__ int split_V(const float *V, int j0, int N, unsigned char *tile, unsigned *scratch, int thread, int barrier) {
+template <int GROUP, class Wait>
+__device__ __forceinline__ int split_V(const float *V, int j0, int N, unsigned char *tile, unsigned *scratch, int thread, int barrier, Wait tile_free) {
     constexpr int PIECES = BC / 8 * (D / 4), EACH = ceil_div(PIECES, GROUP);
     float x[EACH][4][8];  // [column][key]
     unsigned largest = 0;
@@ -162,6 +163,7 @@ __device__ __forceinline__ int split_V(const float *V, int j0, int N, unsigned c
         for (int i = 0; i < 32; ++i) largest = max(largest, finite_magnitude(x[e][i / 8][i % 8]));
     const int s = scale_exponent(group_max<GROUP>(largest, scratch, thread, barrier));
     const float factor = power_of_two(s);
+    tile_free();
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
         const int piece = e * GROUP + thread;
@@ -186,8 +188,8 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(ATTENTION_
     const int b = int(t / Tc), j0 = int(t % Tc) * BC;
     const bool values = blockIdx.x % 2;
     unsigned char *tile = workspace + t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
-    const int s = values ? split_V<PREPARE_THREADS>(V + b * batch_stride, j0, N, tile, scratch, threadIdx.x, 0)
-                         : split_K<PREPARE_THREADS>(K + b * batch_stride, j0, N, tile, scratch, threadIdx.x, 0);
+    const int s = values ? split_V<PREPARE_THREADS>(V + b * batch_stride, j0, N, tile, scratch, threadIdx.x, 0, [] {})
+                         : split_K<PREPARE_THREADS>(K + b * batch_stride, j0, N, tile, scratch, threadIdx.x, 0, [] {});
     if (threadIdx.x == 0) const_cast<int *>(tile_exponents(workspace, B, Tc))[2 * t + values] = s;
 }
 #endif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -58,14 +59,13 @@ def generate(path: str, shape: Shape, seed: int, distribution: str, reference_pa
     """Write an input file, and its float64 answer if wanted; yields the number of batches done, step by step."""
     from flashcli.verify import reference
 
-    with create_input(path, shape) as sink:
+    answer_file = create_output(reference_path, shape) if reference_path else contextlib.nullcontext()
+    with create_input(path, shape) as inputs, answer_file as answers:
         for batches in shape.batch_ranges(16 * 2**20):
-            sink.write(batches, draw(shape, batches, seed, distribution))
+            qkv = draw(shape, batches, seed, distribution)
+            inputs.write(batches, qkv)
+            if answers:
+                answers.write(batches, np.stack([reference(batch) for batch in qkv]))
             yield len(batches)
-        if reference_path is not None:
-            with create_output(reference_path, shape) as answers:
-                for batch in range(shape.B):
-                    one = range(batch, batch + 1)
-                    answers.write(one, reference(draw(shape, one, seed, distribution)[0]))
-                answers.commit()
-        sink.commit()
+        for file in filter(None, (inputs, answers)):
+            file.commit()

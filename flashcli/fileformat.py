@@ -265,3 +265,12 @@ def read_output(path: Path | str, shape: Shape, batches: range) -> np.ndarray:
         if o.size != count:
             raise BadInput(f"{str(path)!r} became shorter while it was read.", "do not change it meanwhile.")
     return o.reshape(len(batches), shape.N, shape.d)
+
+
+def flat_shape(path: Path | str) -> Shape:
+    """A shape for an output file about which nothing is known: one column, as many rows as it has numbers."""
+    with explained("read", path):
+        size = os.stat(path).st_size
+    if size == 0 or size % FLOAT.itemsize:
+        raise BadInput(f"{str(path)!r} has {size} bytes, which is no number of floats.", "is it an output file?")
+    return Shape(1, size // FLOAT.itemsize, 1)

@@ -1,0 +1,138 @@
+"""The command group. Commands are loaded when called; every failure becomes one sentence, a hint and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import traceback
+
+import click
+
+from flashcli import __version__
+from flashcli.errors import INTERRUPTED, FlashError
+
+COMMANDS = {
+    "run": "Compute attention from an input file to an output file.",
+    "compare": "Compare two output files element by element.",
+    "generate": "Make a seeded input file.",
+    "inspect": "Show what an input file holds.",
+    "judge": "Run and check all test cases.",
+    "kernels": "Show the ladder of kernels.",
+    "doctor": "Show what this machine can run, and what is missing.",
+}
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class LazyGroup(click.Group):
+    """Lists commands without importing them; imports ``flashcli.commands.<name>`` when one is called."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"flashcli.commands.{name}").command
+        command.name, command.context_settings = name, CONTEXT
+        command.params.append(debug_option())
+        return command
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def debug_option() -> click.Option:
+    return click.Option(
+        ["--debug"], is_flag=True, expose_value=False, callback=_set_debug, help="Show a traceback on errors."
+    )
+
+
+def _set_debug(context: click.Context, option: click.Parameter, value: bool) -> None:
+    if value:
+        context.find_root().meta["flashcli.debug"] = True
+
+
+@click.group(cls=LazyGroup, context_settings=CONTEXT)
+@click.version_option(__version__, prog_name="flashcli")
+def group() -> None:
+    """fp32-accurate attention from file to file, on a GPU or without one."""
+
+
+group.params.append(debug_option())
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived: unwind, clean up, leave."""
+
+
+def _terminate(signum: int, frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+    raise Terminated
+
+
+def main() -> None:
+    """Run the command line; the process ends with one of the exit codes of the README."""
+    signal.signal(signal.SIGTERM, _terminate)
+    debug = "--debug" in sys.argv
+    try:
+        # Not group.main(): it has exit codes of its own for Ctrl-C and for a closed pipe.
+        with group.make_context("flashcli", sys.argv[1:]) as context:
+            group.invoke(context)
+        code = 0
+        sys.stdout.flush()
+    except BaseException as error:
+        code = explain(error)
+        if debug and not isinstance(error, SystemExit | click.exceptions.Exit):
+            traceback.print_exception(error)
+    _close_stdout()
+    sys.exit(code)
+
+
+def explain(error: BaseException) -> int:
+    """Print what went wrong, and the way out, to stderr; returns the exit code."""
+    match error:
+        case SystemExit() | click.exceptions.Exit():
+            return getattr(error, "exit_code", None) or getattr(error, "code", None) or 0
+        case FlashError():
+            _complain(str(error), error.hint)
+            return error.exit_code
+        case click.UsageError():
+            error.show()
+            return 2
+        case click.ClickException():
+            _complain(error.format_message())
+            return 70
+        case click.Abort() | KeyboardInterrupt():
+            _complain("interrupted; no output was written.")
+            return INTERRUPTED
+        case Terminated():
+            _complain("terminated; no output was written.")
+            return 128 + signal.SIGTERM
+        case BrokenPipeError():
+            return 74  # whoever read our output is gone: nobody to tell
+        case OSError() if error.filename is None and error.errno is not None:
+            _complain(f"cannot write the results: {(error.strerror or str(error)).lower()}.", "check where stdout goes.")
+            return 74
+        case MemoryError():
+            _complain(f"out of memory: {error or 'the system gives no more'}.", "use fewer --threads, or a larger machine.")
+            return 71
+        case _:
+            _complain(f"internal error: {type(error).__name__}: {error}.", "run again with --debug, and report it.")
+            return 70
+
+
+def _complain(message: str, hint: str = "") -> None:
+    click.echo(f"Error: {message}", err=True)
+    if hint:
+        click.echo(f"Hint: {hint}", err=True)
+
+
+def _close_stdout() -> None:
+    """Give up on a broken stdout now, or Python complains about it while it shuts down."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from flashcli import errors
+from flashcli.commands import options
+
+
+@click.command()
+@click.argument("got")
+@click.argument("want")
+@options.tolerance_option
+@click.option("--shape", type=options.SHAPE, help="B,N,d of the outputs.")
+@click.option("--input", "input_path", help="Take B,N,d from this input file.")
+@options.json_option
+def command(got: str, want: str, tolerance: float, shape, input_path: str | None, as_json: bool) -> None:
+    """Compare the output file GOT with the output file WANT. Exit code 1 if they differ.
+
+    An output file does not say its shape. It is taken from --shape or --input, or from an input file beside WANT with
+    the same name and the ending .in; without any, places are given as (0, element, 0).
+    """
+    from flashcli import verify
+
+    shape = shape or _find_shape(want, input_path)
+    result = verify.compare_files(got, want, shape, tolerance)
+    if as_json:
+        options.print_json(result.record())
+    else:
+        click.echo(_text(result, got, want))
+    raise SystemExit(0 if result.matches else errors.MISMATCH)
+
+
+def _find_shape(want: str, input_path: str | None):
+    from flashcli.fileformat import InputFile, flat_shape
+
+    beside = Path(want).with_suffix(".in")
+    if input_path is None and beside.exists() and not os.path.samefile(beside, want):
+        input_path = str(beside)
+    if input_path is None:
+        return flat_shape(want)
+    with InputFile(input_path) as source:
+        return source.shape
+
+
+def _text(result, got: str, want: str) -> str:
+    verdict = "match" if result.matches else "DIFFER"
+    lines = [
+        f"{got} and {want} {verdict}: {result.mismatches} of {result.count} elements off by more than "
+        f"{result.tolerance:g} + {result.tolerance:g}·|want|",
+        f"max abs error: {result.max_abs:.3e}",
+        f"max rel error: {result.max_rel:.3e}",
+        f"relative L2 error: {result.relative_l2:.3e}",
+        f"NaN or Inf: {result.got_nonfinite} in {got}, {result.want_nonfinite} in {want}",
+    ]
+    for place in result.places:
+        lines.append("  at (batch, row, column) = ({batch}, {row}, {column}): got {got:.9g}, want {want:.9g}".format(**place))
+    return "\n".join(lines)

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import click
+
+from flashcli.commands import options
+
+NAMES = ["uniform", "normal", "tiny", "large", "outlier", "equal", "negative"]  # a test holds it to distributions.py
+
+
+@click.command()
+@click.argument("output_path", metavar="OUT")
+@click.option("--shape", type=options.SHAPE, required=True, help="B,N,d, such as 10,2048,64.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed gives the same file.")
+@click.option(
+    "--distribution", type=click.Choice(NAMES), default="uniform", show_default=True, help="Of the values of Q, K, V."
+)
+@click.option("--reference", "reference_path", metavar="REF", help="Write the answer, computed in float64, to REF too.")
+def command(output_path: str, shape, seed: int, distribution: str, reference_path: str | None) -> None:
+    """Make the input file OUT."""
+    from flashcli.distributions import generate
+    from flashcli.fileformat import check_distinct
+
+    if reference_path is not None:
+        check_distinct(output_path, reference_path)
+    with options.progress(shape.B, output_path) as bar:
+        for count in generate(output_path, shape, seed, distribution, reference_path):
+            bar.update(count)
+    click.echo(f"{output_path}: (B, N, d) = {shape}, {distribution}, seed {seed}, {shape.input_bytes} bytes")

@@ -1,0 +1,77 @@
+"""Options that several commands share, and how they print."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import click
+
+from flashcli.kernels import KERNELS
+
+
+def notice(text: str) -> None:
+    click.echo(f"Notice: {text}", err=True)
+
+
+def warn(text: str) -> None:
+    click.echo(f"Warning: {text}", err=True)
+
+
+def print_json(record: object) -> None:
+    click.echo(json.dumps(finite(record), indent=2))
+
+
+def finite(value: object) -> object:
+    """JSON has no NaN or Infinity: null stands for them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, list) else value
+
+
+def progress(length: int, label: str):
+    """A progress bar on stderr, shown on a terminal only."""
+    return click.progressbar(length=length, label=label, file=sys.stderr, hidden=not sys.stderr.isatty())
+
+
+class ShapeType(click.ParamType):
+    """B,N,d as a fileformat.Shape."""
+
+    name = "B,N,d"
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None):
+        from flashcli.fileformat import Shape, shape_problem
+
+        if isinstance(value, Shape):
+            return value
+        try:
+            shape = Shape(*(int(part) for part in str(value).strip("() ").split(",")))
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is not three numbers B,N,d, such as 10,2048,64.", param, context)
+        if problem := shape_problem(shape):
+            self.fail(f"{problem}.", param, context)
+        return shape
+
+
+SHAPE = ShapeType()
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+backend_option = click.option(
+    "--backend",
+    type=click.Choice(["auto", "cuda", "cpu"]),
+    default="auto",
+    show_default=True,
+    help="Where to compute; auto is the GPU if there is a usable one, else the CPU.",
+)
+kernel_option = click.option(
+    "--kernel", type=click.Choice(list(KERNELS)), help="CUDA kernel; the best for the GPU by default."
+)
+tolerance_option = click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    default=1e-4,
+    show_default=True,
+    help="Allowed |got - want|, absolute plus relative to |want|.",
+)

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import functools
+import math
+
+import click
+
+from flashcli.commands import options
+
+
+def _finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter("must be finite.")
+    return value
+
+
+@click.command()
+@click.argument("input_path", metavar="IN")
+@click.argument("output_path", metavar="OUT")
+@options.backend_option
+@options.kernel_option
+@click.option("--causal", is_flag=True, help="Row i of Q sees rows 0 to i of K only.")
+@click.option("--scale", type=float, callback=_finite, help="Factor on Q Kᵀ; 1/sqrt(d) by default.")
+@click.option("--device", type=click.IntRange(0), help="Number of the GPU; the first by default.")
+@click.option("--threads", type=click.IntRange(1), help="Threads of the cpu backend; all usable cores by default.")
+@options.json_option
+def command(
+    input_path: str,
+    output_path: str,
+    backend: str,
+    kernel: str | None,
+    causal: bool,
+    scale: float | None,
+    device: int | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Compute O = softmax(scale · Q Kᵀ) V for each batch of the file IN, and write O to OUT.
+
+    Prints the times for reading, computing and writing.
+    """
+    from flashcli import pipeline, timing
+    from flashcli.attention import open_backend
+
+    chosen = functools.partial(
+        open_backend, backend, causal=causal, scale=scale, kernel=kernel, device=device, threads=threads,
+        notice=options.notice,
+    )  # fmt: skip
+    record = pipeline.run(input_path, output_path, chosen, options.warn)
+    record |= {"causal": causal, "scale": scale}
+    if as_json:
+        options.print_json(record)
+    else:
+        click.echo(timing.report(record))

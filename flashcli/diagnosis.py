@@ -1,0 +1,87 @@
+"""What this machine can run: each part in one finding."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from typing import NamedTuple
+
+import numpy as np
+import threadpoolctl
+
+from flashcli import compiler
+from flashcli.backends.cpu import usable_cores
+from flashcli.errors import FlashError
+
+
+class Finding(NamedTuple):
+    name: str
+    ok: bool
+    text: str
+    hint: str = ""
+
+
+def diagnose() -> list[Finding]:
+    return [_python(), _cpu(), _nvcc(), _host_compiler(), _cache(), *_gpus()]
+
+
+def _python() -> Finding:
+    return Finding("Python", True, f"{platform.python_version()}, NumPy {np.__version__}")
+
+
+def _cpu() -> Finding:
+    blas = [
+        f"{pool['internal_api']} {pool['version']} ({pool.get('architecture', 'unknown')})"
+        for pool in threadpoolctl.threadpool_info()
+        if pool["user_api"] == "blas"
+    ]
+    return Finding("CPU backend", True, f"{usable_cores()} usable cores, BLAS: {', '.join(blas) or 'unknown'}")
+
+
+def _nvcc() -> Finding:
+    nvcc = compiler.find_nvcc()
+    if nvcc:
+        return Finding("nvcc", True, str(nvcc))
+    return Finding("nvcc", False, "not found", "install the CUDA toolkit, load its module, or set CUDA_HOME.")
+
+
+def _host_compiler() -> Finding:
+    gxx = shutil.which("g++")
+    return Finding("host compiler", bool(gxx), gxx or "not found", "" if gxx else "install g++; nvcc needs it.")
+
+
+def _cache() -> Finding:
+    folder = compiler.cache_folder()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    writable = os.access(existing, os.W_OK)
+    cubins = len(list(folder.glob("*.cubin")))
+    hint = "" if writable else "set FLASHCLI_CACHE_DIR to a folder you can write; until then every start compiles."
+    return Finding("kernel cache", writable, f"{folder}, {cubins} kernels", hint)
+
+
+def _gpus() -> list[Finding]:
+    from flashcli.backends import cuda
+
+    try:
+        found = cuda.devices()
+    except FlashError as error:
+        return [Finding("CUDA backend", False, str(error), error.hint)]
+    if not found:
+        return [Finding("CUDA backend", False, "the driver finds no GPU.", "is one allocated to this job?")]
+    return [_gpu(index, *device) for index, device in enumerate(found)]
+
+
+def _gpu(index: int, name: str, capability: tuple[int, int], memory: int) -> Finding:
+    from flashcli.attention import attention
+
+    text = f"{name}, {compiler.architecture(capability)}, {memory / 2**30:.0f} GiB"
+    if index > 0:
+        return Finding(f"GPU {index}", True, text)
+    try:
+        ones = np.ones((1, 8, 8), np.float32)
+        correct = np.allclose(attention(ones, ones, ones, backend="cuda"), 1)
+    except FlashError as error:
+        return Finding("GPU 0", False, f"{text}: {error}", error.hint)
+    verdict = "a kernel ran and its answer is right" if correct else "a kernel ran and its answer is WRONG"
+    return Finding("GPU 0", bool(correct), f"{text}; {verdict}", "" if correct else "run `make test-gpu`.")

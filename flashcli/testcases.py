@@ -1,0 +1,83 @@
+"""The test cases of a folder: what its manifest says, and the files, generated on first use where they are missing."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from flashcli.distributions import generate
+from flashcli.errors import BadInput, FlashError, explained
+from flashcli.fileformat import InputFile, Shape, shape_problem
+
+MANIFEST = "manifest.toml"
+GENERATED = "large"
+TIME_LIMIT = 120.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case. Without a ``seed`` its input file is given; without a reference it is checked on a sample of rows."""
+
+    name: str
+    shape: Shape
+    seed: int | None
+    input: Path
+    reference: Path | None
+    time_limit: float
+
+    def is_ready(self) -> bool:
+        """Whether the input file is there and has the shape it should have."""
+        try:
+            with InputFile(self.input) as source:
+                return source.shape == self.shape
+        except FlashError:
+            return False
+
+    def prepare(self):
+        """Generate the input file; yields the number of batches done, step by step."""
+        with explained("create", self.input.parent):
+            self.input.parent.mkdir(exist_ok=True)
+        yield from generate(str(self.input), self.shape, self.seed, "uniform")
+
+
+def load(folder: Path) -> list[Case]:
+    """The cases of a folder: those of its manifest.toml, else every NAME.in in it (with NAME.ref, if there is one)."""
+    if (folder / MANIFEST).exists():
+        return _from_manifest(folder)
+    if not folder.is_dir():
+        raise BadInput(f"{str(folder)!r} is not a folder of test cases.", "name one, such as testcases/.")
+    cases = [_from_file(path) for path in sorted(folder.glob("*.in"))]
+    if not cases:
+        raise BadInput(f"{str(folder)!r} has neither a {MANIFEST} nor any .in file.", "see testcases/ for an example.")
+    return cases
+
+
+def _from_file(path: Path) -> Case:
+    with InputFile(path) as source:
+        return Case(path.stem, source.shape, None, path, _existing(path.with_suffix(".ref")), TIME_LIMIT)
+
+
+def _from_manifest(folder: Path) -> list[Case]:
+    path = folder / MANIFEST
+    try:
+        with explained("read", path):
+            manifest = tomllib.loads(path.read_text())
+        limit = float(manifest.pop("time_limit", TIME_LIMIT))
+        return [_from_entry(folder, name, entry, limit) for name, entry in manifest.items()]
+    except (tomllib.TOMLDecodeError, TypeError, KeyError, ValueError) as error:
+        hint = "a case is a table with shape = [B, N, d] and seed."
+        raise BadInput(f"{str(path)!r} is not a manifest of test cases: {error!r}.", hint) from error
+
+
+def _from_entry(folder: Path, name: str, entry: dict, limit: float) -> Case:
+    shape = Shape(*entry["shape"])
+    if problem := shape_problem(shape):
+        raise ValueError(f"{name}: {problem}")
+    given = folder / f"{name}.in"
+    path = given if given.exists() else folder / GENERATED / f"{name}.in"
+    return Case(name, shape, int(entry["seed"]), path, _existing(folder / f"{name}.ref"), limit)
+
+
+def _existing(path: Path) -> Path | None:
+    return path if path.exists() else None
