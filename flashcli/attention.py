@@ -76,6 +76,7 @@ def open_backend(
     causal: bool = False,
     scale: float | None = None,
     kernel: str | None = None,
+    precision: str = "fp32",
     device: int | None = None,
     threads: int | None = None,
     notice: Callable[[str], None] = lambda text: None,
@@ -89,13 +90,15 @@ def open_backend(
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {name!r}")
     if kernel is not None and kernel not in KERNELS:
         raise UsageError(f"there is no kernel {kernel!r}.", f"choose one of {', '.join(KERNELS)}.")
+    if kernel is not None and precision not in KERNELS[kernel].precisions:
+        raise UsageError(f"kernel {kernel} has no {precision}.", f"it has {', '.join(KERNELS[kernel].precisions)}.")
     if name == "cpu" and (kernel is not None or device is not None):
         raise UsageError("--kernel and --device are for GPUs, not for the cpu backend.", "leave out --backend cpu.")
     if name != "cpu":
         from flashcli.backends.cuda import CudaBackend
 
         try:
-            return CudaBackend(d, causal, scale, kernel, device or 0)
+            return CudaBackend(d, causal, scale, kernel, precision, device or 0)
         except BackendUnavailable as error:
             if name == "cuda" or kernel is not None or device is not None:
                 raise

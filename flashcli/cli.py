@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": "Make a seeded input file.",
     "inspect": "Show what an input file holds.",
     "judge": "Run and check all test cases.",
+    "bench": "Time kernels and their peers side by side.",
     "kernels": "Show the ladder of kernels.",
     "doctor": "Show what this machine can run, and what is missing.",
 }
@@ -114,10 +115,14 @@ def explain(error: BaseException) -> int:
         case BrokenPipeError():
             return 74  # whoever read our output is gone: nobody to tell
         case OSError() if error.filename is None and error.errno is not None:
-            _complain(f"cannot write the results: {(error.strerror or str(error)).lower()}.", "check where stdout goes.")
+            _complain(
+                f"cannot write the results: {(error.strerror or str(error)).lower()}.", "check where stdout goes."
+            )
             return 74
         case MemoryError():
-            _complain(f"out of memory: {error or 'the system gives no more'}.", "use fewer --threads, or a larger machine.")
+            _complain(
+                f"out of memory: {error or 'the system gives no more'}.", "use fewer --threads, or a larger machine."
+            )
             return 71
         case _:
             _complain(f"internal error: {type(error).__name__}: {error}.", "run again with --debug, and report it.")

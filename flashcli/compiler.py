@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flashcli.errors import BackendUnavailable, KernelFailure
-from flashcli.kernels import Kernel
+from flashcli.kernels import Build
 
 # `cuda/` is the package flashcli.cuda once installed, and a folder beside flashcli/ in a checkout.
 SOURCES = next(
@@ -51,25 +51,25 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashcli"
 
 
-def options(kernel: Kernel, d: int, causal: bool) -> list[str]:
-    return [*OPTIONS, *(f"-D{name}={value}" for name, value in kernel.macros(d, causal).items())]
+def options(build: Build) -> list[str]:
+    return [*OPTIONS, *(f"-D{name}={value}" for name, value in build.macros().items())]
 
 
-def cubin(kernel: Kernel, d: int, causal: bool, arch: str) -> bytes:
-    """Machine code of a kernel for one head size and architecture, from the cache if it is there.
+def cubin(build: Build, arch: str) -> bytes:
+    """Machine code of a build for one architecture, from the cache if it is there.
 
     Without a compiler, a cubin of the same source and options that any compiler made will do.
     """
-    source = (SOURCES / kernel.file).read_text()
-    flags = options(kernel, d, causal)
+    source = (SOURCES / build.kernel.file).read_text()
+    flags = options(build)
     headers = [path.read_text() for path in sorted(SOURCES.glob("*.cuh"))]
-    stem = f"{kernel.name}-{arch}-d{d}-{_hash(source, *headers, *flags)}"
+    stem = f"{build.kernel.name}-{arch}-d{build.d}-{_hash(source, *headers, *flags)}"
     nvcc = find_nvcc()
     if nvcc is None:
         cached = sorted(cache_folder().glob(f"{stem}-*.cubin"))
         if not cached:
             raise BackendUnavailable(
-                f"the CUDA compiler, nvcc, was not found, and kernel {kernel.name} for d = {d} is not in the cache.",
+                f"the CUDA compiler, nvcc, was not found, and kernel {build.kernel.name} for d = {build.d} is not in the cache.",
                 "install the CUDA toolkit, load its module, or set CUDA_HOME (or use --backend cpu).",
             )
         return cached[0].read_bytes()
@@ -109,10 +109,14 @@ def _compile(source: str, nvcc: Path, flags: list[str], arch: str) -> bytes:
 def compile_failure(output: str, arch: str) -> BackendUnavailable | KernelFailure:
     """What nvcc's complaint means for the user."""
     first = next((line.strip() for line in output.splitlines() if "error" in line or "fatal" in line), output.strip())
-    if re.search(r"cannot find compiler|No such file or directory.*(gcc|cl|cc1plus)|host compiler|unsupported GNU", output):
+    if re.search(
+        r"cannot find compiler|No such file or directory.*(gcc|cl|cc1plus)|host compiler|unsupported GNU", output
+    ):
         return BackendUnavailable(f"nvcc has no host compiler it can use: {first}.", "install g++ (build-essential).")
     if re.search(r"Unsupported gpu architecture|not defined for option 'gpu-architecture'", output):
-        return BackendUnavailable(f"this CUDA toolkit cannot compile for {arch}.", "install a toolkit that knows the GPU.")
+        return BackendUnavailable(
+            f"this CUDA toolkit cannot compile for {arch}.", "install a toolkit that knows the GPU."
+        )
     return KernelFailure(f"nvcc could not compile the kernel: {first}", "run again with --debug, and report it.")
 
 
@@ -139,13 +143,15 @@ class Resources(NamedTuple):
     warnings: list[str]
 
 
-def resources(kernel: Kernel, d: int, causal: bool, arch: str) -> dict[str, Resources]:
+def resources(build: Build, arch: str) -> dict[str, Resources]:
     """Compile with nvcc alone (no GPU, no PyCUDA) and read ptxas' report, by function."""
     nvcc = find_nvcc()
     if nvcc is None:
-        raise BackendUnavailable("the CUDA compiler, nvcc, was not found.", "install the CUDA toolkit, or set CUDA_HOME.")
-    command = [str(nvcc), "-cubin", "-arch", arch, "-Xptxas", "-v", *options(kernel, d, causal), "-o", os.devnull]
-    result = subprocess.run([*command, str(SOURCES / kernel.file)], capture_output=True, text=True, check=False)
+        raise BackendUnavailable(
+            "the CUDA compiler, nvcc, was not found.", "install the CUDA toolkit, or set CUDA_HOME."
+        )
+    command = [str(nvcc), "-cubin", "-arch", arch, "-Xptxas", "-v", *options(build), "-o", os.devnull]
+    result = subprocess.run([*command, str(SOURCES / build.kernel.file)], capture_output=True, text=True, check=False)
     if result.returncode:
         raise compile_failure(result.stderr, arch)
     return parse_ptxas(result.stderr)

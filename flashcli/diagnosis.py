@@ -8,10 +8,9 @@ import shutil
 from typing import NamedTuple
 
 import numpy as np
-import threadpoolctl
 
 from flashcli import compiler
-from flashcli.backends.cpu import usable_cores
+from flashcli.backends.cpu import blas_text, usable_cores
 from flashcli.errors import FlashError
 
 
@@ -31,12 +30,7 @@ def _python() -> Finding:
 
 
 def _cpu() -> Finding:
-    blas = [
-        f"{pool['internal_api']} {pool['version']} ({pool.get('architecture', 'unknown')})"
-        for pool in threadpoolctl.threadpool_info()
-        if pool["user_api"] == "blas"
-    ]
-    return Finding("CPU backend", True, f"{usable_cores()} usable cores, BLAS: {', '.join(blas) or 'unknown'}")
+    return Finding("CPU backend", True, f"{usable_cores()} usable cores, BLAS: {blas_text()}")
 
 
 def _nvcc() -> Finding:

@@ -60,17 +60,40 @@ class Kernel:
     tiling: Callable[[int], Tiling]
     needs: tuple[int, int] = (5, 0)
     arch_only: bool = False
+    precisions: tuple[str, ...] = ("fp32",)
     launches: Callable[[Tiling, int, int, int, int], list[Launch]] = block_per_row_tile
     workspace: Callable[[Tiling, int, int, int], int] = no_workspace
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         return capability == self.needs if self.arch_only else capability >= self.needs
 
-    def macros(self, d: int, causal: bool) -> dict[str, int]:
-        tiling = self.tiling(d)
-        return {
-            "HEAD_DIM": d, "BR": tiling.Br, "BC": tiling.Bc, "THREADS": tiling.threads, "CAUSAL": int(causal),
-        }  # fmt: skip
+
+@dataclass(frozen=True)
+class Build:
+    """A kernel for one head size, masked or not, in one precision: what is compiled, cached and launched."""
+
+    kernel: Kernel
+    d: int
+    causal: bool = False
+    precision: str = "fp32"
+
+    @property
+    def tiling(self) -> Tiling:
+        return self.kernel.tiling(self.d)
+
+    def macros(self) -> dict[str, int]:
+        tiling = self.tiling
+        macros = {"HEAD_DIM": self.d, "BR": tiling.Br, "BC": tiling.Bc, "THREADS": tiling.threads}
+        products = {"fp32": 3, "fp16": 1}[self.precision]  # of the halves of a split number, where a kernel splits
+        return (
+            macros | {"CAUSAL": int(self.causal)} | ({"PRODUCTS": products} if len(self.kernel.precisions) > 1 else {})
+        )
+
+    def launches(self, B: int, N: int, sms: int) -> list[Launch]:
+        return self.kernel.launches(self.tiling, B, N, self.d, sms)
+
+    def workspace(self, B: int, N: int) -> int:
+        return self.kernel.workspace(self.tiling, B, N, self.d)
 
 
 def _q_in_registers(d: int) -> Tiling:

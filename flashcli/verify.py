@@ -89,7 +89,16 @@ class Comparison:
             self.places.append(place | {"got": float(got[row, column]), "want": float(want[row, column])})
 
     def record(self) -> dict[str, object]:
-        names = ("count", "mismatches", "max_abs", "max_rel", "relative_l2", "got_nonfinite", "want_nonfinite", "places")
+        names = (
+            "count",
+            "mismatches",
+            "max_abs",
+            "max_rel",
+            "relative_l2",
+            "got_nonfinite",
+            "want_nonfinite",
+            "places",
+        )
         return {"matches": self.matches, **{name: getattr(self, name) for name in names}, "tolerance": self.tolerance}
 
     def first_place(self) -> str:

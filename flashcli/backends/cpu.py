@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_info, threadpool_limits
 
 # The S tile, Br x Bc floats = 1 MiB, should stay in a core's second-level cache between its five passes. Short sequences
 # fill it with several batches instead, so that one NumPy call does enough work to pay for it.
@@ -68,10 +68,19 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def blas_text() -> str:
+    """The BLAS that NumPy uses and the kind of core it computes for, such as "openblas 0.3.31 (SkylakeX)"."""
+    pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+    return (
+        ", ".join(f"{p['internal_api']} {p['version']} ({p.get('architecture', 'unknown')})" for p in pools)
+        or "unknown"
+    )
+
+
 def tasks(B: int, N: int, threads: int) -> Iterator[Task]:
     """Cut B batches of N rows into tasks of about one S tile, smaller where some threads would go without."""
     Br = min(N, BR)
-    while Br > 64 and B * N < 4 * threads * Br:
+    while Br > 64 and 4 * threads * Br > B * N:
         Br //= 2
     batches = min(max(1, BR * BC // (Br * min(N, BC))), -(-B * N // (4 * threads * Br)))
     for b in range(0, B, batches):
@@ -102,7 +111,9 @@ def attend(
         if causal and j + Kj.shape[1] > first_row:
             S[:, np.arange(Kj.shape[1]) + j > np.arange(Br)[:, None] + first_row] = -np.inf
         m_new = np.maximum(m, S.max(axis=2, keepdims=True))
-        shift = np.where(m_new == -np.inf, np.float32(0), m_new)  # -inf - -inf would be NaN where exp(-inf) = 0 is meant
+        shift = np.where(
+            m_new == -np.inf, np.float32(0), m_new
+        )  # -inf - -inf would be NaN where exp(-inf) = 0 is meant
         P = np.exp(np.subtract(S, shift, out=S), out=S)
         rescale = np.exp(m - shift)
         l = l * rescale + P.sum(axis=2, keepdims=True)

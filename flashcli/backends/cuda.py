@@ -6,14 +6,13 @@ Nothing here runs at import. The context lives as long as the ``with`` block of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from types import ModuleType
 
 import numpy as np
 
 from flashcli import compiler
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
-from flashcli.kernels import KERNELS, Kernel, choose
+from flashcli.kernels import KERNELS, Build, Kernel, Launch, choose
 
 ARGUMENTS = "PPPPPqiif"  # Q, K, V, O, workspace, batch_stride, B, N, scale: see ATTENTION_ARGUMENTS in cuda/common.cuh
 GIB = 2**30
@@ -30,7 +29,9 @@ def load_driver() -> ModuleType:
         ) from error
     except ImportError as error:
         if "libcuda" in str(error):
-            raise BackendUnavailable("there is no NVIDIA driver here (libcuda was not found).", "install it.") from error
+            raise BackendUnavailable(
+                "there is no NVIDIA driver here (libcuda was not found).", "install it."
+            ) from error
         raise BackendUnavailable(
             f"PyCUDA does not fit this machine's CUDA: {error}.",
             "rebuild it: pip install --force-reinstall --no-cache-dir --no-binary pycuda pycuda.",
@@ -53,17 +54,22 @@ class CudaBackend:
     """One kernel, compiled for head size ``d``, on one device; to be closed on the thread that opened it."""
 
     def __init__(
-        self, d: int, causal: bool = False, scale: float | None = None, kernel: str | None = None, device: int = 0
+        self,
+        d: int,
+        causal: bool = False,
+        scale: float | None = None,
+        kernel: str | None = None,
+        precision: str = "fp32",
+        device: int = 0,
     ) -> None:
-        self._d = d
         self._scale = d**-0.5 if scale is None else scale
         self._max_batches: int | None = None  # learnt when memory runs out
         self._kernel_seconds = 0.0
         self._driver = load_driver()
         self._device = self._find_device(device)
         self._capability = self._device.compute_capability()
-        self._kernel = self._find_kernel(kernel)
-        code = compiler.cubin(self._kernel, d, causal, compiler.architecture(self._capability))
+        self._build = Build(self._find_kernel(kernel), d, causal, precision)
+        code = compiler.cubin(self._build, compiler.architecture(self._capability))
         with contextlib.ExitStack() as stack:
             self._open_context(stack)
             self._load(code)
@@ -116,7 +122,7 @@ class CudaBackend:
         try:
             module = driver.module_from_buffer(code)
         except driver.Error as error:
-            raise KernelFailure(f"the GPU does not load kernel {self._kernel.name}: {error}.") from error
+            raise KernelFailure(f"the GPU does not load kernel {self._build.kernel.name}: {error}.") from error
         self._functions = {}
         for launch in self._launches(1, 1):
             function = module.get_function(launch.function)
@@ -125,23 +131,26 @@ class CudaBackend:
                 function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared)
             self._functions[launch.function] = function
 
-    def _launches(self, B: int, N: int):
+    def _launches(self, B: int, N: int) -> list[Launch]:
         sms = self._device.get_attribute(self._driver.device_attribute.MULTIPROCESSOR_COUNT)
-        return self._kernel.launches(self._kernel.tiling(self._d), B, N, self._d, sms)
+        return self._build.launches(B, N, sms)
 
     @property
     def description(self) -> str:
-        tiling = self._kernel.tiling(self._d)
+        tiling = self._build.tiling
         arch = compiler.architecture(self._capability)
-        return f"cuda, {self._device.name()} ({arch}), kernel {self._kernel.name} (Br={tiling.Br}, Bc={tiling.Bc})"
+        return (
+            f"cuda, {self._device.name()} ({arch}), kernel {self._build.kernel.name} (Br={tiling.Br}, Bc={tiling.Bc})"
+        )
 
     def details(self) -> dict[str, object]:
-        tiling = self._kernel.tiling(self._d)
+        tiling = self._build.tiling
         return {
             "backend": "cuda",
             "device": self._device.name(),
             "arch": compiler.architecture(self._capability),
-            "kernel": self._kernel.name,
+            "kernel": self._build.kernel.name,
+            "precision": self._build.precision,
             "Br": tiling.Br,
             "Bc": tiling.Bc,
             "kernel_seconds": self._kernel_seconds,
@@ -162,26 +171,45 @@ class CudaBackend:
                 self._max_batches = (count + 1) // 2
             except self._driver.Error as error:
                 raise KernelFailure(
-                    f"kernel {self._kernel.name} failed on {self._device.name()}: {error}.", "try another --kernel."
+                    f"kernel {self._build.kernel.name} failed on {self._device.name()}: {error}.",
+                    "try another --kernel.",
                 ) from error
 
     def _forward(self, qkv: np.ndarray, out: np.ndarray) -> None:
-        driver, (B, _, N, d) = self._driver, qkv.shape
-        workspace_bytes = self._kernel.workspace(self._kernel.tiling(d), B, N, d)
-        inputs, output, workspace = (
-            self._buffer("inputs", qkv.nbytes), self._buffer("output", out.nbytes), self._buffer("work", workspace_bytes)
-        )  # fmt: skip
-        driver.memcpy_htod_async(inputs, qkv, self._stream)
-        matrix_bytes = N * d * qkv.itemsize
-        q, k, v = (int(inputs) + index * matrix_bytes for index in range(3))
-        with self._timed():
-            for function, grid, threads, shared in self._launches(B, N):
-                self._functions[function].prepared_async_call(
-                    (grid, 1), (threads, 1, 1), self._stream,
-                    q, k, v, output, workspace, 3 * N * d, B, N, self._scale, shared_size=shared,
-                )  # fmt: skip
-        driver.memcpy_dtoh_async(out, output, self._stream)
+        inputs, output = self._buffer("inputs", qkv.nbytes), self._buffer("output", out.nbytes)
+        self._driver.memcpy_htod_async(inputs, qkv, self._stream)
+        self._kernel_seconds += self._launch(inputs, output, qkv.shape)
+        self._driver.memcpy_dtoh_async(out, output, self._stream)
         self._stream.synchronize()
+
+    def _launch(self, inputs, output, shape: tuple[int, ...]) -> float:
+        """Run the kernel on device memory holding [B, 3, N, d]; returns the seconds it took on the device."""
+        B, _, N, d = shape
+        workspace = self._buffer("workspace", self._build.workspace(B, N))
+        q, k, v = (int(inputs) + index * N * d * 4 for index in range(3))
+        start, end = self._driver.Event(), self._driver.Event()
+        start.record(self._stream)
+        for function, grid, threads, shared in self._launches(B, N):
+            self._functions[function].prepared_async_call(
+                (grid, 1), (threads, 1, 1), self._stream,
+                q, k, v, output, workspace, 3 * N * d, B, N, self._scale, shared_size=shared,
+            )  # fmt: skip
+        end.record(self._stream)
+        end.synchronize()
+        return end.time_since(start) / 1e3
+
+    def measure(self, inputs: list[np.ndarray], out: np.ndarray, runs: int, warm_up: int = 3) -> list[float]:
+        """Seconds of the kernel alone in each of ``runs`` runs, taking turns among inputs; the first one's answer in
+        ``out``. Shapes are those of `forward`."""
+        on_device = [self._driver.to_device(qkv) for qkv in inputs]
+        output = self._buffer("output", out.nbytes)
+        for index in range(warm_up):
+            self._launch(on_device[index % len(inputs)], output, inputs[0].shape)
+        seconds = [self._launch(on_device[i % len(inputs)], output, inputs[0].shape) for i in range(runs)]
+        self._driver.memcpy_dtod(output, self._driver.to_device(np.full_like(out, np.nan)), out.nbytes)
+        self._launch(on_device[0], output, inputs[0].shape)
+        self._driver.memcpy_dtoh(out, output)
+        return seconds
 
     def _buffer(self, name: str, size: int):
         """Device memory that is kept from call to call; 0 (null) for no bytes."""
@@ -192,21 +220,11 @@ class CudaBackend:
             self._buffers[name] = (size, self._driver.mem_alloc(size))
         return self._buffers[name][1]
 
-    @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
-        start, end = self._driver.Event(), self._driver.Event()
-        start.record(self._stream)
-        yield
-        end.record(self._stream)
-        end.synchronize()
-        self._kernel_seconds += end.time_since(start) / 1e3
-
     def _out_of_memory(self, N: int) -> OutOfMemory:
-        tiling = self._kernel.tiling(self._d)
-        needed = 4 * N * self._d * 4 + self._kernel.workspace(tiling, 1, N, self._d)
+        needed = 4 * N * self._build.d * 4 + self._build.workspace(1, N)
         free, _ = self._driver.mem_get_info()
         return OutOfMemory(
-            f"one batch of N = {N}, d = {self._d} needs {needed / GIB:.2f} GiB on {self._device.name()}, "
+            f"one batch of N = {N}, d = {self._build.d} needs {needed / GIB:.2f} GiB on {self._device.name()}, "
             f"{free / GIB:.2f} GiB are free.",
             "free the GPU, use a larger one, or --backend cpu.",
         )

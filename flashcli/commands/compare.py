@@ -56,5 +56,7 @@ def _text(result, got: str, want: str) -> str:
         f"NaN or Inf: {result.got_nonfinite} in {got}, {result.want_nonfinite} in {want}",
     ]
     for place in result.places:
-        lines.append("  at (batch, row, column) = ({batch}, {row}, {column}): got {got:.9g}, want {want:.9g}".format(**place))
+        lines.append(
+            "  at (batch, row, column) = ({batch}, {row}, {column}): got {got:.9g}, want {want:.9g}".format(**place)
+        )
     return "\n".join(lines)

@@ -15,7 +15,9 @@ from flashcli.commands import options
 @click.argument("folder", default="testcases", metavar="[DIR]")
 @click.option("--exe", metavar="PROGRAM", help="Judge this program, run as PROGRAM IN OUT, instead of flashcli.")
 @click.option("--case", "names", multiple=True, metavar="NAME", help="Only this case; may be repeated.")
-@click.option("--time-limit", type=click.FloatRange(0, min_open=True), help="Seconds a case; the manifest's by default.")
+@click.option(
+    "--time-limit", type=click.FloatRange(0, min_open=True), help="Seconds a case; the manifest's by default."
+)
 @options.backend_option
 @options.kernel_option
 @options.tolerance_option
@@ -71,7 +73,9 @@ def _cases(folder: str, names: tuple[str, ...], time_limit: float | None):
 
     cases = testcases.load(Path(folder))
     if unknown := set(names) - {case.name for case in cases}:
-        raise errors.UsageError(f"there is no case {', '.join(sorted(unknown))} in {folder!r}.", "see its manifest.toml.")
+        raise errors.UsageError(
+            f"there is no case {', '.join(sorted(unknown))} in {folder!r}.", "see its manifest.toml."
+        )
     for case in cases:
         if names and case.name not in names:
             continue

@@ -1,0 +1,49 @@
+# `make` prints what there is. `make testcases` and `make test` do all their own set-up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help testcases test test-gpu bench-cpu lint clean
+
+help:
+	@echo "make testcases   run all test cases and check every output (on the GPU if there is one)"
+	@echo "make test        run the tests"
+	@echo "make test-gpu    run the tests that need a GPU"
+	@echo "make bench-cpu   time the CPU backend beside PyTorch's CPU attention"
+	@echo "make lint        check the style of the Python code"
+	@echo "make clean       remove everything that make made"
+
+# One virtual environment for all targets. PyCUDA is built from source, so only where a toolkit and a driver are.
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@if command -v nvcc >/dev/null && nvidia-smi >/dev/null 2>&1; then \
+		echo "CUDA toolkit and driver found: installing PyCUDA."; \
+		$(BIN)/python -m pip install --quiet --editable '.[cuda]' \
+			|| echo "PyCUDA could not be installed: going on with the CPU backend only."; \
+	else \
+		echo "No CUDA toolkit with a driver here: installing for the CPU backend only."; \
+	fi
+	@touch $@
+
+testcases: $(READY)
+	$(BIN)/flashcli judge testcases
+
+test: $(READY)
+	$(BIN)/python -m pytest --numprocesses=auto --quiet
+
+bench-cpu: $(READY)
+	$(BIN)/python -m pip install --quiet torch
+	$(BIN)/flashcli bench --backend cpu --threads 2 --against torch --shape 10,2048,64 --shape 1360,128,32 --shape 1,8192,32
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis testcases/large
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

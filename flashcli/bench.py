@@ -1,0 +1,219 @@
+"""Time kernels and their peers on the same inputs in one run, correctness first; the record that the README quotes."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from flashcli import __version__, peers
+from flashcli.attention import open_backend
+from flashcli.backends.cpu import blas_text
+from flashcli.distributions import draw
+from flashcli.errors import FlashError
+from flashcli.fileformat import Shape
+from flashcli.kernels import KERNELS
+from flashcli.timing import tflops
+from flashcli.verify import Comparison, reference
+
+L2_BYTES = 256 * 2**20  # several inputs, more than any second-level cache holds, take turns
+CHECKED_ROWS = 512
+# Relative L2 against float64 above which a contender is refused, not timed: fp32 arithmetic is below 1e-5 on uniform
+# inputs whatever its order of summation, half precision near 7e-4; a wrong kernel is near 1.
+REFUSED_ABOVE = {"float32": 1e-5, "float16": 5e-3}
+
+
+class Contender(NamedTuple):
+    """``measure(inputs, out, runs)`` gives the seconds of each run, and the first input's answer in ``out``."""
+
+    name: str
+    dtype: str
+    unit: str | None  # which of the measured ceilings bounds it: fp32, fp16, fp16/3
+    measure: object
+
+
+def inputs_for(shape: Shape, seed: int) -> list[np.ndarray]:
+    count = min(8, max(2, -(-L2_BYTES // shape.input_bytes)))
+    return [draw(shape, range(shape.B), seed + index) for index in range(count)]
+
+
+def check(qkv: np.ndarray, out: np.ndarray, causal: bool, seed: int) -> Comparison:
+    """A seeded sample of rows of the answer against float64."""
+    B, _, N, _ = qkv.shape
+    rng, comparison = np.random.default_rng(seed), Comparison()
+    per_batch = max(1, min(N, CHECKED_ROWS // min(B, 64)))
+    for batch in rng.choice(B, min(B, 64), replace=False):
+        rows = np.sort(rng.choice(N, per_batch, replace=False))
+        comparison.add(out[batch][rows], reference(qkv[batch], causal, rows=rows), int(batch), rows)
+    return comparison
+
+
+def bench(
+    shapes: dict[str, Shape],
+    contenders: list[Contender],
+    runs: int,
+    causal: bool,
+    seed: int,
+    ceilings: dict[str, float],
+) -> Iterator[dict[str, object]]:
+    """One flat row for each shape and contender; a wrong or failing one has an ``error`` instead of times."""
+    for case, shape in shapes.items():
+        inputs = inputs_for(shape, seed)
+        for contender in contenders:
+            row = {"case": case, **vars(shape), "causal": causal, "contender": contender.name}
+            yield row | _measured(contender, shape, inputs, runs, causal, seed, ceilings)
+            peers.release()
+
+
+def _measured(contender, shape, inputs, runs, causal, seed, ceilings) -> dict[str, object]:
+    out = np.full((shape.B, shape.N, shape.d), np.nan, np.float32)
+    try:
+        seconds = contender.measure(inputs, out, runs)
+    except (FlashError, RuntimeError) as error:
+        return {"error": str(error).splitlines()[0]}
+    result = check(inputs[0], out, causal, seed)
+    accuracy = {"relative_l2": result.relative_l2, "max_abs": result.max_abs}
+    if result.got_nonfinite or not result.relative_l2 <= REFUSED_ABOVE[contender.dtype]:
+        return accuracy | {"error": f"wrong: relative L2 {result.relative_l2:.1e}, {result.got_nonfinite} not finite"}
+    median = statistics.median(seconds)
+    times = {"seconds": median, "min": min(seconds), "max": max(seconds), "runs": len(seconds)}
+    floors = {}
+    if ceilings:
+        floors["floor_bytes"] = 16 * shape.B * shape.N * shape.d / ceilings["bytes"]  # Q, K, V once in, O once out
+    if ceilings and contender.unit:
+        rate = ceilings["fp16"] / 3 if contender.unit == "fp16/3" else ceilings[contender.unit]
+        floors["floor_operations"] = 4 * shape.B * shape.N**2 * shape.d / rate
+    return accuracy | times | floors | {"tflops": tflops(**vars(shape), seconds=median)}
+
+
+def gpu_contenders(kernels: list[str], precisions: list[str], against: list[str], causal: bool) -> list[Contender]:
+    ours = [
+        Contender(*_named(kernel, precision), _cuda_measure(kernel, precision, causal))
+        for precision in precisions
+        for kernel in kernels
+        if precision in KERNELS[kernel].precisions
+    ]
+    theirs = [
+        Contender(
+            peer.name, peer.dtype, None, lambda inputs, out, runs, peer=peer: peers.measure(peer, inputs, out, runs)
+        )
+        for peer in peers.gpu_peers(against, causal)
+    ]
+    return ours + theirs
+
+
+def _named(kernel: str, precision: str) -> tuple[str, str, str]:
+    splits = len(KERNELS[kernel].precisions) > 1
+    if precision == "fp16":
+        return f"{kernel} fp16", "float16", "fp16"
+    return kernel, "float32", "fp16/3" if splits else "fp32"
+
+
+def _cuda_measure(kernel: str, precision: str, causal: bool):
+    def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
+        with open_backend("cuda", out.shape[2], causal, kernel=kernel, precision=precision) as backend:
+            return backend.measure(inputs, out, runs)
+
+    return measure
+
+
+def cpu_contenders(against: list[str], threads: int) -> list[Contender]:
+    ours = [Contender("flashcli cpu", "float32", None, _cpu_measure(threads))]
+    theirs = [
+        Contender(peer.name, peer.dtype, None, _torch_cpu_measure(peer))
+        for peer in (peers.cpu_peers(threads) if "torch" in against else [])
+    ]
+    return ours + theirs
+
+
+def _cpu_measure(threads: int):
+    def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
+        with open_backend("cpu", out.shape[2], threads=threads) as backend:
+            return _wall_seconds(lambda qkv: backend.forward(qkv, out), inputs, runs)
+
+    return measure
+
+
+def _torch_cpu_measure(peer: peers.Peer):
+    import torch
+
+    def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
+        tensors = [[torch.from_numpy(x[:, i, None]).contiguous() for i in range(3)] for x in inputs]
+        seconds = _wall_seconds(lambda qkv: peer.attend(*qkv), tensors, runs)
+        out[...] = peer.attend(*tensors[0])[:, 0].numpy()
+        return seconds
+
+    return measure
+
+
+def _wall_seconds(work, inputs: list, runs: int) -> list[float]:
+    seconds = []
+    for index in range(runs, -1, -1):  # the first is a warm-up; the last leaves the first input's answer
+        start = time.perf_counter()
+        work(inputs[index % len(inputs)])
+        seconds.append(time.perf_counter() - start)
+    return seconds[1:]
+
+
+def circumstances() -> dict[str, object]:
+    """What a record must say so that others can repeat it."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": "flashcli " + " ".join(sys.argv[1:]),
+        "commit": os.environ.get("FLASHCLI_COMMIT") or _git_commit(),
+        "version": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "cpu": _cpu_name(),
+    }
+
+
+def cpu_circumstances(threads: int) -> dict[str, object]:
+    return {"threads": threads, "blas": blas_text()}
+
+
+def gpu_circumstances() -> dict[str, object]:
+    from flashcli.backends import cuda
+
+    driver = cuda.load_driver()
+    (name, capability, memory), *_ = cuda.devices()
+    version = driver.get_driver_version()
+    return {
+        "gpu": name,
+        "compute_capability": "{}.{}".format(*capability),
+        "memory_gib": round(memory / 2**30),
+        "driver_cuda": f"{version // 1000}.{version % 1000 // 10}",
+        "driver": _driver_version(),
+    }
+
+
+def _git_commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "unknown"
+
+
+def _driver_version() -> str:
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        return (result.stdout.splitlines() or ["unknown"])[0].strip()
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
