@@ -1,7 +1,7 @@
 """From a kernel's source to machine code: finding nvcc, compiling through PyCUDA, and a cache of cubins.
 
-A cubin is cached under a hash of everything it depends on, so that a warm start compiles nothing and starts no process.
-(PyCUDA's own cache runs ``nvcc --version`` on every start, and preprocesses the source too when it has an ``#include``.)
+A cubin is cached under a hash of everything it depends on, so that a warm start compiles nothing and starts no
+process. (PyCUDA's own cache runs ``nvcc --version`` on every start, and preprocesses a source with an ``#include``.)
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def cubin(build: Build, arch: str) -> bytes:
         cached = sorted(cache_folder().glob(f"{stem}-*.cubin"))
         if not cached:
             raise BackendUnavailable(
-                f"the CUDA compiler, nvcc, was not found, and kernel {build.kernel.name} for d = {build.d} is not in the cache.",
+                f"there is no nvcc (the CUDA compiler), and no cached {build.kernel.name} for d = {build.d}.",
                 "install the CUDA toolkit, load its module, or set CUDA_HOME (or use --backend cpu).",
             )
         return cached[0].read_bytes()

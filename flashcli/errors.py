@@ -1,4 +1,4 @@
-"""The ways flashcli can fail: each with its exit code (after BSD sysexits.h), one sentence, and a hint with the way out."""
+"""The ways flashcli can fail: each with its exit code (after BSD sysexits.h), one sentence, and a hint."""
 
 from __future__ import annotations
 

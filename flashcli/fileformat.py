@@ -218,7 +218,7 @@ class BatchWriter:
             self._temporary.unlink(missing_ok=True)
             self._temporary = None
 
-    def __enter__(self) -> OutputFile:
+    def __enter__(self) -> BatchWriter:
         return self
 
     def __exit__(self, *exc: object) -> None:

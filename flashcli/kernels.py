@@ -114,7 +114,7 @@ KERNELS = {
         Kernel(
             name="q_in_registers",
             file="10_q_in_registers.cu",
-            summary="one query row a thread; Q, O, m, l in registers; K, V, S in shared memory (the report's last step)",
+            summary="one query row a thread; Q, O, m, l in registers; K, V, S in shared memory (the report's last)",
             tiling=_q_in_registers,
         ),
     ]

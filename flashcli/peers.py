@@ -93,8 +93,10 @@ def release() -> None:
 
 
 def ceilings() -> dict[str, float]:
-    """What this GPU does at best, measured with PyTorch: operations a second of 8192³ products, and copied bytes a second
-    (read plus written)."""
+    """What this GPU does at best, measured with PyTorch.
+
+    Operations a second of 8192³ matrix products, and bytes a second of a copy (read plus written).
+    """
     import torch
 
     size = 8192

@@ -32,10 +32,9 @@ def markdown(rows: list[dict]) -> str:
 
 def text(rows: list[dict]) -> str:
     lines = [list(COLUMNS), *(cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines if len(line) > i) for i in range(3)]
-    return "\n".join(
-        " ".join(part.ljust(width) for part, width in zip(line, [*widths, *[17] * 6])).rstrip() for line in lines
-    )
+    widths = [max(len(line[i]) for line in lines if line[-1]) for i in range(len(COLUMNS))]
+    padded = (" ".join(f"{part:<{width + 1}}" for part, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(line.rstrip() for line in padded)
 
 
 def csv_text(rows: list[dict]) -> str:

@@ -8,8 +8,8 @@ import numpy as np
 
 from flashcli.fileformat import InputFile, Shape, read_output
 
-# An fp32 implementation of attention is off by some 1e-6; half precision by 1e-3; a wrong one by 1. Outputs are of order
-# one for the course's inputs, so 1e-4 lets every honest fp32 order of summation pass and nothing less accurate.
+# An fp32 implementation of attention is off by some 1e-6; half precision by 1e-3; a wrong one by 1. Outputs are of
+# order one for the course's inputs, so 1e-4 lets every honest fp32 order of summation pass and nothing less accurate.
 TOLERANCE = 1e-4
 MAX_PLACES = 5
 ROWS_AT_ONCE = 256

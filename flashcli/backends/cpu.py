@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
-# The S tile, Br x Bc floats = 1 MiB, should stay in a core's second-level cache between its five passes. Short sequences
-# fill it with several batches instead, so that one NumPy call does enough work to pay for it.
+# The S tile, Br x Bc floats = 1 MiB, should stay in a core's second-level cache between its five passes. Short
+# sequences fill it with several batches instead, so that one NumPy call does enough work to pay for it.
 BR, BC = 512, 512
 
 
