@@ -47,7 +47,7 @@ def attention(
     B, N, d = _check(q, k, v, scale)
     out = np.empty((B, N, d), np.float32)
     step = max(1, CHUNK_BYTES // (3 * N * d * 4))
-    with open_backend(backend, d, causal, scale) as engine:
+    with open_backend(backend, (B, N, d), causal, scale) as engine:
         for b in range(0, B, step):
             batches = slice(b, b + step)
             engine.forward(np.stack([q[batches], k[batches], v[batches]], axis=1), out[batches])
@@ -72,7 +72,7 @@ def _check(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None) -> 
 
 def open_backend(
     name: str,
-    d: int,
+    shape: tuple[int, int, int],
     causal: bool = False,
     scale: float | None = None,
     kernel: str | None = None,
@@ -81,10 +81,10 @@ def open_backend(
     threads: int | None = None,
     notice: Callable[[str], None] = lambda text: None,
 ) -> AbstractContextManager:
-    """An open backend for head size d; a ``with`` block closes it.
+    """An open backend for inputs of shape (B, N, d); a ``with`` block closes it.
 
     "auto" is the GPU if there is a usable one, else the CPU with one ``notice``; it is the GPU without fallback once a
-    kernel or a device is asked for.
+    kernel, a device or a precision is asked for that only a GPU has.
     """
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {name!r}")
@@ -94,13 +94,15 @@ def open_backend(
         raise UsageError(f"kernel {kernel} has no {precision}.", f"it has {', '.join(KERNELS[kernel].precisions)}.")
     if name == "cpu" and (kernel is not None or device is not None):
         raise UsageError("--kernel and --device are for GPUs, not for the cpu backend.", "leave out --backend cpu.")
+    if name == "cpu" and precision != "fp32":
+        raise UsageError(f"the cpu backend has no {precision}.", "leave out --precision.")
     if name != "cpu":
         from flashcli.backends.cuda import CudaBackend
 
         try:
-            return CudaBackend(d, causal, scale, kernel, precision, device or 0)
+            return CudaBackend(shape[2], causal, scale, kernel, precision, device or 0, sizes=shape[:2])
         except BackendUnavailable as error:
-            if name == "cuda" or kernel is not None or device is not None:
+            if name == "cuda" or kernel is not None or device is not None or precision != "fp32":
                 raise
             notice(f"no usable GPU, computing on the CPU: {error}")
     from flashcli.backends.cpu import CpuBackend

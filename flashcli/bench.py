@@ -120,7 +120,7 @@ def _named(kernel: str, precision: str) -> tuple[str, str, str]:
 
 def _cuda_measure(kernel: str, precision: str, causal: bool):
     def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-        with open_backend("cuda", out.shape[2], causal, kernel=kernel, precision=precision) as backend:
+        with open_backend("cuda", out.shape, causal, kernel=kernel, precision=precision) as backend:
             return backend.measure(inputs, out, runs)
 
     return measure
@@ -137,7 +137,7 @@ def cpu_contenders(against: list[str], threads: int) -> list[Contender]:
 
 def _cpu_measure(threads: int):
     def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-        with open_backend("cpu", out.shape[2], threads=threads) as backend:
+        with open_backend("cpu", out.shape, threads=threads) as backend:
             return _wall_seconds(lambda qkv: backend.forward(qkv, out), inputs, runs)
 
     return measure

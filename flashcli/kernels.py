@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from flashcli.errors import BackendUnavailable
+
 MAX_D = 256
 
 
@@ -121,6 +123,11 @@ KERNELS = {
 }
 
 
-def choose(capability: tuple[int, int]) -> Kernel:
-    """The fastest kernel that runs on a device of this compute capability."""
-    return [kernel for kernel in KERNELS.values() if kernel.runs_on(capability)][-1]
+def choose(capability: tuple[int, int], shape: tuple[int, int, int], precision: str = "fp32") -> Kernel:
+    """The fastest kernel for inputs of shape (B, N, d) on a device of this compute capability."""
+    fit = [kernel for kernel in KERNELS.values() if kernel.runs_on(capability) and precision in kernel.precisions]
+    if not fit:
+        raise BackendUnavailable(
+            f"no kernel computes in {precision} on sm_{capability[0]}{capability[1]}.", "use fp32."
+        )
+    return fit[-1]

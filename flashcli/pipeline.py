@@ -15,12 +15,12 @@ from flashcli.timing import Phases, seconds_since_process_start, tflops
 def run(
     input_path: Path,
     output_path: Path,
-    open_backend: Callable[[int], object],
+    open_backend: Callable[[tuple[int, int, int]], object],
     warn: Callable[[str], None],
 ) -> dict[str, object]:
     """Compute ``output_path`` from ``input_path``; returns the record of what was done and how long it took.
 
-    ``open_backend(d)`` gives a backend for that head size. Nothing is computed before it is sure that the output
+    ``open_backend((B, N, d))`` gives a backend for that shape. Nothing is computed before it is sure that the output
     can be created.
     """
     phases = Phases()
@@ -29,7 +29,7 @@ def run(
     with InputFile(input_path) as source, create_output(output_path, source.shape) as sink:
         shape = source.shape
         with phases.measure("computation"):
-            opened = open_backend(shape.d)
+            opened = open_backend((shape.B, shape.N, shape.d))
         with opened as backend:
             for batches in shape.batch_ranges(CHUNK_BYTES):
                 with phases.measure("input"):

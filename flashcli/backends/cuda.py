@@ -51,7 +51,10 @@ def devices() -> list[tuple[str, tuple[int, int], int]]:
 
 
 class CudaBackend:
-    """One kernel, compiled for head size ``d``, on one device; to be closed on the thread that opened it."""
+    """One kernel, compiled for head size ``d``, on one device; to be closed on the thread that opened it.
+
+    Without a ``kernel``, the best for ``sizes``, the B and N to come, is chosen; it is right for any others too.
+    """
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class CudaBackend:
         kernel: str | None = None,
         precision: str = "fp32",
         device: int = 0,
+        sizes: tuple[int, int] = (1, 2048),
     ) -> None:
         self._scale = d**-0.5 if scale is None else scale
         self._max_batches: int | None = None  # learnt when memory runs out
@@ -68,7 +72,7 @@ class CudaBackend:
         self._driver = load_driver()
         self._device = self._find_device(device)
         self._capability = self._device.compute_capability()
-        self._build = Build(self._find_kernel(kernel), d, causal, precision)
+        self._build = Build(self._find_kernel(kernel, (*sizes, d), precision), d, causal, precision)
         code = compiler.cubin(self._build, compiler.architecture(self._capability))
         with contextlib.ExitStack() as stack:
             self._open_context(stack)
@@ -90,9 +94,9 @@ class CudaBackend:
             raise BackendUnavailable(f"GPU {index} does not exist: {found}.", "see `flashcli doctor`.")
         return self._driver.Device(index)
 
-    def _find_kernel(self, name: str | None) -> Kernel:
+    def _find_kernel(self, name: str | None, shape: tuple[int, int, int], precision: str) -> Kernel:
         if name is None:
-            return choose(self._capability)
+            return choose(self._capability, shape, precision)
         kernel = KERNELS[name]
         if not kernel.runs_on(self._capability):
             arch, needed = compiler.architecture(self._capability), compiler.architecture(kernel.needs)

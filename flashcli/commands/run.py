@@ -19,6 +19,7 @@ def _finite(context: click.Context, option: click.Parameter, value: float | None
 @click.argument("output_path", metavar="OUT")
 @options.backend_option
 @options.kernel_option
+@options.precision_option
 @click.option("--causal", is_flag=True, help="Row i of Q sees rows 0 to i of K only.")
 @click.option("--scale", type=float, callback=_finite, help="Factor on Q Kᵀ; 1/sqrt(d) by default.")
 @click.option("--device", type=click.IntRange(0), help="Number of the GPU; the first by default.")
@@ -29,6 +30,7 @@ def command(
     output_path: str,
     backend: str,
     kernel: str | None,
+    precision: str,
     causal: bool,
     scale: float | None,
     device: int | None,
@@ -43,8 +45,8 @@ def command(
     from flashcli.attention import open_backend
 
     chosen = functools.partial(
-        open_backend, backend, causal=causal, scale=scale, kernel=kernel, device=device, threads=threads,
-        notice=options.notice,
+        open_backend, backend, causal=causal, scale=scale, kernel=kernel, precision=precision, device=device,
+        threads=threads, notice=options.notice,
     )  # fmt: skip
     record = pipeline.run(input_path, output_path, chosen, options.warn)
     record |= {"causal": causal, "scale": scale}
