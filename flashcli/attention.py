@@ -11,7 +11,6 @@ from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.kernels import KERNELS, MAX_D
 
 BACKENDS = ("auto", "cuda", "cpu")
-CHUNK_BYTES = 256 * 2**20  # input held at a time: enough to fill a GPU, little for a host
 
 
 def attention(
@@ -44,13 +43,10 @@ def attention(
 
     Source: FlashAttention-2, arXiv 2307.08691, algorithm 1.
     """
-    B, N, d = _check(q, k, v, scale)
-    out = np.empty((B, N, d), np.float32)
-    step = max(1, CHUNK_BYTES // (3 * N * d * 4))
-    with open_backend(backend, (B, N, d), causal, scale) as engine:
-        for b in range(0, B, step):
-            batches = slice(b, b + step)
-            engine.forward(np.stack([q[batches], k[batches], v[batches]], axis=1), out[batches])
+    shape = _check(q, k, v, scale)
+    out = np.empty(shape, np.float32)
+    with open_backend(backend, shape, causal, scale) as engine:
+        engine.attend(q, k, v, out)
     return out
 
 
@@ -79,6 +75,7 @@ def open_backend(
     precision: str = "fp32",
     device: int | None = None,
     threads: int | None = None,
+    max_device_bytes: int | None = None,
     notice: Callable[[str], None] = lambda text: None,
 ) -> AbstractContextManager:
     """An open backend for inputs of shape (B, N, d); a ``with`` block closes it.
@@ -100,7 +97,7 @@ def open_backend(
         from flashcli.backends.cuda import CudaBackend
 
         try:
-            return CudaBackend(shape[2], causal, scale, kernel, precision, device or 0, sizes=shape[:2])
+            return CudaBackend(shape[2], causal, scale, kernel, precision, device or 0, shape[:2], max_device_bytes)
         except BackendUnavailable as error:
             if name == "cuda" or kernel is not None or device is not None or precision != "fp32":
                 raise

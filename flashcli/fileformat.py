@@ -111,11 +111,19 @@ class InputFile:
 
     def read(self, batches: range) -> np.ndarray:
         """Q, K and V of a range of batches as float32 [batches, 3, N, d]."""
-        shape = self.shape
-        qkv = np.empty((len(batches), 3, shape.N, shape.d), FLOAT)
-        with explained("read", self.path):
-            self._pread(memoryview(qkv).cast("B"), HEADER.size + batches.start * shape.input_batch_bytes)
+        qkv = np.empty((len(batches), 3, self.shape.N, self.shape.d), FLOAT)
+        self.read_into(batches, qkv)
         return qkv
+
+    def read_into(self, batches: range, qkv: np.ndarray) -> None:
+        """The same, into a contiguous array. Safe to call from several threads at a time."""
+        with explained("read", self.path):
+            self._pread(memoryview(qkv).cast("B"), HEADER.size + batches.start * self.shape.input_batch_bytes)
+
+    def will_read(self) -> None:
+        """Let the system fetch the file from disk while other things are set up."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
     def _pread(self, buffer: memoryview, offset: int) -> None:
         while buffer:
@@ -185,6 +193,11 @@ class BatchWriter:
         self._fd, name = tempfile.mkstemp(prefix=f".{target.name[:200]}.", suffix=".tmp", dir=target.parent)
         self._temporary = Path(name)
         os.fchmod(self._fd, _mode_for(target))
+
+    @property
+    def in_order(self) -> bool:
+        """Whether ranges must come one after another, because the target cannot seek."""
+        return self._temporary is None
 
     def write(self, batches: range, values: np.ndarray) -> None:
         """Write the numbers of a range of batches. Where the target is a pipe, ranges must come in order."""

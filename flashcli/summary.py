@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from flashcli.fileformat import InputFile, Shape
-from flashcli.pipeline import first_nonfinite
+from flashcli.stream import first_nonfinite
 
 
 def course_bounds_broken(shape: Shape, largest: float = 0.0) -> list[str]:

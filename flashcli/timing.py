@@ -1,28 +1,76 @@
-"""What a run took: seconds by phase, and one flat record of which text and JSON are only views."""
+"""What a run took: spans of time by phase, the seconds each phase was active, and views of them.
+
+Phases overlap. A phase's time is that during which it was active, in whatever number of threads, so that the sum of all
+may exceed the total.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 PHASES = {"input": "Input Time", "computation": "Computation Time", "output": "Output Time"}
 
 
-class Phases:
-    """Wall time spent in each phase, summed over chunks."""
+class Span(NamedTuple):
+    """Something that went on from ``start`` to ``end``, seconds of `time.perf_counter`."""
+
+    phase: str
+    start: float
+    end: float
+    about: str = ""
+
+
+class Timeline:
+    """Spans, gathered from any thread."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.spans: list[Span] = []
 
     @contextlib.contextmanager
-    def measure(self, phase: str) -> Iterator[None]:
+    def measure(self, phase: str, about: str = "") -> Iterator[None]:
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.seconds[phase] += time.perf_counter() - start
+            self.add(phase, start, time.perf_counter(), about)
+
+    def add(self, phase: str, start: float, end: float, about: str = "") -> None:
+        self.spans.append(Span(phase, start, end, about))
+
+    def active(self, phase: str) -> float:
+        """Seconds during which at least one span of the phase was going on."""
+        seconds, reached = 0.0, float("-inf")
+        for _, start, end, _ in sorted(span for span in self.spans if span.phase == phase):
+            seconds += max(0.0, end - max(start, reached))
+            reached = max(reached, end)
+        return seconds
+
+    def write_trace(self, path: str) -> None:
+        """The spans as a Chrome trace, for https://ui.perfetto.dev: a track for each phase, more where they overlap."""
+        origin = min((span.start for span in self.spans), default=0.0)
+        events = [
+            {"name": span.about or span.phase, "cat": span.phase, "ph": "X", "pid": 1, "tid": track,
+             "ts": (span.start - origin) * 1e6, "dur": (span.end - span.start) * 1e6}
+            for span, track in self._tracks()
+        ]  # fmt: skip
+        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+
+    def _tracks(self) -> Iterator[tuple[Span, str]]:
+        """Each span with the name of a track on which it overlaps no other."""
+        busy_until: dict[str, float] = {}
+        for span in sorted(self.spans, key=lambda span: span.start):
+            number = 1
+            while busy_until.get(f"{span.phase} {number}", float("-inf")) > span.start:
+                number += 1
+            track = f"{span.phase} {number}"
+            busy_until[track] = span.end
+            yield span, track
 
 
 def seconds_since_process_start() -> float:

@@ -16,6 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from flashcli.backends.base import Backend, Slot, capacity
+from flashcli.fileformat import Shape
+from flashcli.timing import Timeline
+
 # The S tile, Br x Bc floats = 1 MiB, should stay in a core's second-level cache between its five passes. Short
 # sequences fill it with several batches instead, so that one NumPy call does enough work to pay for it.
 BR, BC = 512, 512
@@ -28,7 +32,7 @@ class Task(NamedTuple):
     rows: slice
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     def __init__(self, causal: bool = False, scale: float | None = None, threads: int | None = None) -> None:
         self._causal = causal
         self._scale = scale
@@ -51,7 +55,19 @@ class CpuBackend:
     def details(self) -> dict[str, object]:
         return {"backend": "cpu", "threads": self._threads, "Br": BR, "Bc": BC}
 
-    def forward(self, qkv: np.ndarray, out: np.ndarray) -> None:
+    def slots(self, shape: Shape, count: int, chunk_bytes: int) -> list[Slot]:
+        n = capacity(shape, count, chunk_bytes)
+        sizes = (n, 3, shape.N, shape.d), (n, shape.N, shape.d)
+        return [Slot(*(np.empty(size, np.float32) for size in sizes)) for _ in range(min(count, -(-shape.B // n)))]
+
+    def submit(self, slot: Slot, batches: range, timeline: Timeline) -> None:
+        with timeline.measure("computation", f"compute batches {batches.start} to {batches.stop - 1}"):
+            self._compute(slot.input[: len(batches)], slot.output[: len(batches)])
+
+    def wait(self, slot: Slot, timeline: Timeline) -> None:
+        pass  # submit() has computed it
+
+    def _compute(self, qkv: np.ndarray, out: np.ndarray) -> None:
         q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]
         scale = 1 / np.sqrt(q.shape[2]) if self._scale is None else self._scale
 

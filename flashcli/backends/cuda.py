@@ -6,13 +6,18 @@ Nothing here runs at import. The context lives as long as the ``with`` block of 
 from __future__ import annotations
 
 import contextlib
+import sys
+import time
 from types import ModuleType
 
 import numpy as np
 
 from flashcli import compiler
+from flashcli.backends.base import Backend, Slot, capacity
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
+from flashcli.fileformat import Shape
 from flashcli.kernels import KERNELS, Build, Kernel, Launch, choose
+from flashcli.timing import Timeline
 
 ARGUMENTS = "PPPPPqiif"  # Q, K, V, O, workspace, batch_stride, B, N, scale: see ATTENTION_ARGUMENTS in cuda/common.cuh
 GIB = 2**30
@@ -50,7 +55,27 @@ def devices() -> list[tuple[str, tuple[int, int], int]]:
     return [(device.name(), device.compute_capability(), device.total_memory()) for device in found]
 
 
-class CudaBackend:
+class CudaSlot(Slot):
+    """A slot in page-locked host memory, with its counterparts on the device and a stream of its own."""
+
+    def __init__(self, driver: ModuleType, shape: Shape, batches: int, workspace_bytes: int) -> None:
+        sizes = (batches, 3, shape.N, shape.d), (batches, shape.N, shape.d)
+        self.device_input = driver.mem_alloc(batches * shape.input_batch_bytes)
+        self.device_output = driver.mem_alloc(batches * shape.output_batch_bytes)
+        self.workspace = allocate(driver, workspace_bytes)
+        super().__init__(*(driver.pagelocked_empty(size, np.float32) for size in sizes))
+        self.stream = driver.Stream()
+        self.events = [driver.Event() for _ in range(4)]
+        self.batches = range(0)
+        self.submitted = 0.0
+
+
+def allocate(driver: ModuleType, size: int):
+    """Device memory; a null pointer for no bytes."""
+    return driver.mem_alloc(size) if size else 0
+
+
+class CudaBackend(Backend):
     """One kernel, compiled for head size ``d``, on one device; to be closed on the thread that opened it.
 
     Without a ``kernel``, the best for ``sizes``, the B and N to come, is chosen; it is right for any others too.
@@ -65,10 +90,10 @@ class CudaBackend:
         precision: str = "fp32",
         device: int = 0,
         sizes: tuple[int, int] = (1, 2048),
+        max_device_bytes: int | None = None,
     ) -> None:
         self._scale = d**-0.5 if scale is None else scale
-        self._max_batches: int | None = None  # learnt when memory runs out
-        self._kernel_seconds = 0.0
+        self._max_device_bytes = max_device_bytes or sys.maxsize
         self._driver = load_driver()
         self._device = self._find_device(device)
         self._capability = self._device.compute_capability()
@@ -83,8 +108,7 @@ class CudaBackend:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._buffers = {}
-        del self._functions, self._stream
+        del self._functions, self._clock
         self._close()
 
     def _find_device(self, index: int):
@@ -121,8 +145,6 @@ class CudaBackend:
 
     def _load(self, code: bytes) -> None:
         driver = self._driver
-        self._stream = driver.Stream()
-        self._buffers: dict[str, tuple[int, object]] = {}
         try:
             module = driver.module_from_buffer(code)
         except driver.Error as error:
@@ -134,6 +156,10 @@ class CudaBackend:
             if launch.shared:
                 function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared)
             self._functions[launch.function] = function
+        self._clock = driver.Event()  # ties the device's clock to the host's
+        self._clock.record()
+        self._clock.synchronize()
+        self._clock_start = time.perf_counter()
 
     def _launches(self, B: int, N: int) -> list[Launch]:
         sms = self._device.get_attribute(self._driver.device_attribute.MULTIPROCESSOR_COUNT)
@@ -157,78 +183,99 @@ class CudaBackend:
             "precision": self._build.precision,
             "Br": tiling.Br,
             "Bc": tiling.Bc,
-            "kernel_seconds": self._kernel_seconds,
         }
 
-    def forward(self, qkv: np.ndarray, out: np.ndarray) -> None:
-        """As many batches at a time as fit the device's memory."""
-        start = 0
-        while start < len(qkv):
-            count = min(len(qkv) - start, self._max_batches or len(qkv))
+    def slots(self, shape: Shape, count: int, chunk_bytes: int) -> list[CudaSlot]:
+        """Smaller and fewer slots where memory is short; OutOfMemory if not even one batch fits."""
+        batches = capacity(shape, count, chunk_bytes)
+        while True:
             try:
-                self._forward(qkv[start : start + count], out[start : start + count])
-                start += count
+                if self._device_bytes(shape, batches) * count > self._max_device_bytes:
+                    raise self._driver.MemoryError("the limit set by the user")
+                return [
+                    CudaSlot(self._driver, shape, batches, self._build.workspace(batches, shape.N))
+                    for _ in range(count)
+                ]
             except self._driver.MemoryError:
-                self._buffers = {}
-                if count == 1:
-                    raise self._out_of_memory(qkv.shape[2]) from None
-                self._max_batches = (count + 1) // 2
+                if batches == count == 1:
+                    raise self._out_of_memory(shape) from None
+                batches, count = (-(-batches // 2), count) if batches > 1 else (1, -(-count // 2))
             except self._driver.Error as error:
-                raise KernelFailure(
-                    f"kernel {self._build.kernel.name} failed on {self._device.name()}: {error}.",
-                    "try another --kernel.",
-                ) from error
+                raise self._failure(error) from error
 
-    def _forward(self, qkv: np.ndarray, out: np.ndarray) -> None:
-        inputs, output = self._buffer("inputs", qkv.nbytes), self._buffer("output", out.nbytes)
-        self._driver.memcpy_htod_async(inputs, qkv, self._stream)
-        self._kernel_seconds += self._launch(inputs, output, qkv.shape)
-        self._driver.memcpy_dtoh_async(out, output, self._stream)
-        self._stream.synchronize()
+    def submit(self, slot: CudaSlot, batches: range, timeline: Timeline) -> None:
+        n, stream = len(batches), slot.stream
+        slot.batches, slot.submitted = batches, time.perf_counter()
+        try:
+            slot.events[0].record(stream)
+            self._driver.memcpy_htod_async(slot.device_input, slot.input[:n], stream)
+            slot.events[1].record(stream)
+            self._launch(slot.device_input, slot.device_output, slot.workspace, slot.input[:n].shape, stream)
+            slot.events[2].record(stream)
+            self._driver.memcpy_dtoh_async(slot.output[:n], slot.device_output, stream)
+            slot.events[3].record(stream)
+        except self._driver.Error as error:
+            raise self._failure(error) from error
 
-    def _launch(self, inputs, output, shape: tuple[int, ...]) -> float:
-        """Run the kernel on device memory holding [B, 3, N, d]; returns the seconds it took on the device."""
+    def wait(self, slot: CudaSlot, timeline: Timeline) -> None:
+        try:
+            slot.events[3].synchronize()
+            times = [self._clock_start + self._clock.time_till(event) / 1e3 for event in slot.events]
+        except self._driver.Error as error:
+            raise self._failure(error) from error
+        name = f"batches {slot.batches.start} to {slot.batches.stop - 1}"
+        timeline.add("computation", slot.submitted, time.perf_counter(), f"compute {name}")
+        for phase, start, end in zip(("host to device", "kernel", "device to host"), times, times[1:], strict=False):
+            timeline.add(phase, start, end, f"{phase}, {name}")
+
+    def _launch(self, inputs, output, workspace, shape: tuple[int, ...], stream) -> None:
+        """Queue the kernel on device memory holding [B, 3, N, d]."""
         B, _, N, d = shape
-        workspace = self._buffer("workspace", self._build.workspace(B, N))
         q, k, v = (int(inputs) + index * N * d * 4 for index in range(3))
-        start, end = self._driver.Event(), self._driver.Event()
-        start.record(self._stream)
         for function, grid, threads, shared in self._launches(B, N):
             self._functions[function].prepared_async_call(
-                (grid, 1), (threads, 1, 1), self._stream,
+                (grid, 1), (threads, 1, 1), stream,
                 q, k, v, output, workspace, 3 * N * d, B, N, self._scale, shared_size=shared,
             )  # fmt: skip
-        end.record(self._stream)
-        end.synchronize()
-        return end.time_since(start) / 1e3
 
     def measure(self, inputs: list[np.ndarray], out: np.ndarray, runs: int, warm_up: int = 3) -> list[float]:
-        """Seconds of the kernel alone in each of ``runs`` runs, taking turns among inputs; the first one's answer in
-        ``out``. Shapes are those of `forward`."""
-        on_device = [self._driver.to_device(qkv) for qkv in inputs]
-        output = self._buffer("output", out.nbytes)
-        for index in range(warm_up):
-            self._launch(on_device[index % len(inputs)], output, inputs[0].shape)
-        seconds = [self._launch(on_device[i % len(inputs)], output, inputs[0].shape) for i in range(runs)]
-        self._driver.memcpy_dtod(output, self._driver.to_device(np.full_like(out, np.nan)), out.nbytes)
-        self._launch(on_device[0], output, inputs[0].shape)
-        self._driver.memcpy_dtoh(out, output)
-        return seconds
+        """Seconds of the kernel alone in each of ``runs`` runs, taking turns among inputs [B, 3, N, d].
 
-    def _buffer(self, name: str, size: int):
-        """Device memory that is kept from call to call; 0 (null) for no bytes."""
-        if size == 0:
-            return 0
-        if name not in self._buffers or self._buffers[name][0] < size:
-            self._buffers.pop(name, None)  # free first: both may not fit
-            self._buffers[name] = (size, self._driver.mem_alloc(size))
-        return self._buffers[name][1]
+        The first input's answer is left in ``out`` [B, N, d].
+        """
+        driver, shape = self._driver, inputs[0].shape
+        try:
+            on_device = [driver.to_device(qkv) for qkv in inputs]
+            output = driver.to_device(np.full_like(out, np.nan))
+            workspace = allocate(driver, self._build.workspace(shape[0], shape[2]))
+            seconds = []
+            for index in range(-warm_up, runs + 1):  # the last one is the first input's
+                start, end, stream = driver.Event(), driver.Event(), driver.Stream()
+                start.record(stream)
+                self._launch(on_device[(runs - index) % len(inputs)], output, workspace, shape, stream)
+                end.record(stream)
+                end.synchronize()
+                seconds.append(end.time_since(start) / 1e3)
+            driver.memcpy_dtoh(out, output)
+        except driver.MemoryError:
+            raise self._out_of_memory(Shape(shape[0], *shape[2:])) from None
+        except driver.Error as error:
+            raise self._failure(error) from error
+        return seconds[warm_up:-1]
 
-    def _out_of_memory(self, N: int) -> OutOfMemory:
-        needed = 4 * N * self._build.d * 4 + self._build.workspace(1, N)
+    def _device_bytes(self, shape: Shape, batches: int) -> int:
+        """Device memory of a slot for some batches."""
+        return batches * (shape.input_batch_bytes + shape.output_batch_bytes) + self._build.workspace(batches, shape.N)
+
+    def _failure(self, error: Exception) -> KernelFailure:
+        return KernelFailure(
+            f"kernel {self._build.kernel.name} failed on {self._device.name()}: {error}.", "try another --kernel."
+        )
+
+    def _out_of_memory(self, shape: Shape) -> OutOfMemory:
         free, _ = self._driver.mem_get_info()
         return OutOfMemory(
-            f"one batch of N = {N}, d = {self._build.d} needs {needed / GIB:.2f} GiB on {self._device.name()}, "
-            f"{free / GIB:.2f} GiB are free.",
+            f"one batch of N = {shape.N}, d = {shape.d} needs {self._device_bytes(shape, 1) / GIB:.2f} GiB on "
+            f"{self._device.name()}, {min(free, self._max_device_bytes) / GIB:.2f} GiB are free.",
             "free the GPU, use a larger one, or --backend cpu.",
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import re
 import sys
+import time
 
 import click
 
@@ -35,6 +38,42 @@ def finite(value: object) -> object:
 def progress(length: int, label: str):
     """A progress bar on stderr, shown on a terminal only."""
     return click.progressbar(length=length, label=label, file=sys.stderr, hidden=not sys.stderr.isatty())
+
+
+@contextlib.contextmanager
+def late_progress(length: int):
+    """A progress bar that appears on a terminal when the work takes longer than a second."""
+    start, bar, done = time.monotonic(), None, 0
+
+    def tell(count: int) -> None:
+        nonlocal bar, done
+        done += count
+        if bar is not None:
+            bar.update(count)
+        elif sys.stderr.isatty() and time.monotonic() - start > 1:
+            bar = progress(length, "computing").__enter__()
+            bar.update(done)
+
+    try:
+        yield tell
+    finally:
+        if bar is not None:
+            bar.render_finish()
+
+
+class BytesType(click.ParamType):
+    """A number of bytes, with K, M, G or T for powers of 1024."""
+
+    name = "bytes"
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> int:
+        match = re.fullmatch(r"(\d+)([KMGT]?)(i?B)?", str(value), re.IGNORECASE)
+        if not match or int(match[1]) == 0:
+            self.fail(f"{value!r} is not a number of bytes, such as 2G or 512M.", param, context)
+        return int(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")
+
+
+BYTES = BytesType()
 
 
 class ShapeType(click.ParamType):

@@ -24,6 +24,11 @@ def _finite(context: click.Context, option: click.Parameter, value: float | None
 @click.option("--scale", type=float, callback=_finite, help="Factor on Q Kᵀ; 1/sqrt(d) by default.")
 @click.option("--device", type=click.IntRange(0), help="Number of the GPU; the first by default.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of the cpu backend; all usable cores by default.")
+@click.option(
+    "--max-device-memory", metavar="BYTES", type=options.BYTES, help="Use no more of the GPU's memory; 2G, 512M."
+)
+@click.option("--serial", is_flag=True, help="Read, compute, write one after another, without overlap.")
+@click.option("--trace", metavar="FILE", help="Write a timeline of every chunk, for ui.perfetto.dev.")
 @options.json_option
 def command(
     input_path: str,
@@ -35,6 +40,9 @@ def command(
     scale: float | None,
     device: int | None,
     threads: int | None,
+    max_device_memory: int | None,
+    serial: bool,
+    trace: str | None,
     as_json: bool,
 ) -> None:
     """Compute O = softmax(scale · Q Kᵀ) V for each batch of the file IN, and write O to OUT.
@@ -46,9 +54,9 @@ def command(
 
     chosen = functools.partial(
         open_backend, backend, causal=causal, scale=scale, kernel=kernel, precision=precision, device=device,
-        threads=threads, notice=options.notice,
+        threads=threads, max_device_bytes=max_device_memory, notice=options.notice,
     )  # fmt: skip
-    record = pipeline.run(input_path, output_path, chosen, options.warn)
+    record = pipeline.run(input_path, output_path, chosen, options.warn, options.late_progress, serial, trace)
     record |= {"causal": causal, "scale": scale}
     if as_json:
         options.print_json(record)

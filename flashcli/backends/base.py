@@ -1,0 +1,62 @@
+"""What the CPU and the CUDA backend have in common: slots of memory that chunks of batches pass through."""
+
+from __future__ import annotations
+
+import abc
+
+import numpy as np
+
+from flashcli.fileformat import Shape
+from flashcli.stream import Arrays, stream
+from flashcli.timing import Timeline
+
+
+class Slot:
+    """Host memory for a chunk of at most ``capacity`` batches: input [capacity, 3, N, d], output [capacity, N, d]."""
+
+    def __init__(self, input: np.ndarray, output: np.ndarray) -> None:
+        self.input = input
+        self.output = output
+
+    @property
+    def capacity(self) -> int:
+        return len(self.input)
+
+
+def capacity(shape: Shape, count: int, chunk_bytes: int) -> int:
+    """Batches to a slot: ``chunk_bytes`` of input, but at least one batch and no more than there is for each slot."""
+    return min(max(1, chunk_bytes // shape.input_batch_bytes), -(-shape.B // count))
+
+
+class Backend(abc.ABC):
+    """A backend is opened by making it and closed by leaving its ``with`` block."""
+
+    @abc.abstractmethod
+    def slots(self, shape: Shape, count: int, chunk_bytes: int) -> list[Slot]:
+        """Up to ``count`` slots for about ``chunk_bytes`` of input each; smaller and fewer where memory is short."""
+
+    @abc.abstractmethod
+    def submit(self, slot: Slot, batches: range, timeline: Timeline) -> None:
+        """Start computing the first ``len(batches)`` batches of the slot."""
+
+    @abc.abstractmethod
+    def wait(self, slot: Slot, timeline: Timeline) -> None:
+        """Return when the slot's output is there."""
+
+    @property
+    @abc.abstractmethod
+    def description(self) -> str:
+        """One line for people: the device, the kernel, its tiles."""
+
+    @abc.abstractmethod
+    def details(self) -> dict[str, object]:
+        """The same as a flat dict, for programs."""
+
+    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
+        """Attention of arrays float32 [B, N, d] into ``out``."""
+        arrays = Arrays(q, k, v, out)
+        stream(arrays, self, arrays, Timeline())
+
+    def forward(self, qkv: np.ndarray, out: np.ndarray) -> None:
+        """The same for Q, K and V in one array [B, 3, N, d], as files have them."""
+        self.attend(qkv[:, 0], qkv[:, 1], qkv[:, 2], out)

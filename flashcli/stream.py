@@ -1,0 +1,131 @@
+"""From a source to a sink in chunks of batches: reading, computing and writing overlap, and memory stays bounded.
+
+A ring of slots, each with room for one chunk, goes round: a thread reads a chunk into a slot, the backend computes it
+(on a GPU: copies it there, runs the kernel, copies the result back, all in the slot's own CUDA stream), a thread writes
+it, and the slot is free for a later chunk. The number of slots is the only bound on how far reading runs ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+
+from flashcli.fileformat import Shape
+from flashcli.timing import Timeline
+
+CHUNK_BYTES = 16 * 2**20  # of input: large enough to fill a GPU, small enough to start computing and writing early
+READERS, WRITERS = 2, 2
+READ_AHEAD = 2  # chunks being read while one is computed
+IN_FLIGHT = 2  # chunks with the backend: one computes while another's result travels back
+SLOTS = READ_AHEAD + IN_FLIGHT + WRITERS
+
+
+def ignore(value: object) -> None:
+    """The callback of somebody who does not want to know."""
+
+
+def stream(
+    source,
+    backend,
+    sink,
+    timeline: Timeline,
+    progress: Callable[[int], None] = ignore,
+    warn: Callable[[str], None] | None = None,
+    serial: bool = False,
+) -> None:
+    """Compute every batch of ``source`` into ``sink``.
+
+    ``source`` has ``shape`` and ``read_into(batches, array)``; ``sink`` has ``write(batches, array)`` and ``in_order``,
+    true if it cannot seek. ``progress`` is told how many batches were written. ``warn`` is told, once, where the first
+    value is that is not finite. ``serial`` does one thing after another, as a control.
+    """
+    slots = backend.slots(source.shape, 1 if serial else SLOTS, CHUNK_BYTES)
+    chunks = source.shape.batch_ranges(slots[0].capacity * source.shape.input_batch_bytes)
+    ring = [(batches, slots[index % len(slots)]) for index, batches in enumerate(chunks)]
+    ahead = min(READ_AHEAD, len(slots) - 1)
+    in_flight = min(IN_FLIGHT, len(slots) - 1 - ahead)
+    reading: list[Future[str]] = []
+    writing: list[Future[None]] = []
+
+    def read(batches: range, slot) -> str:
+        with timeline.measure("input", f"read {_name(batches)}"):
+            source.read_into(batches, slot.input[: len(batches)])
+            return first_nonfinite(slot.input[: len(batches)], batches.start) if warn else ""
+
+    def write(batches: range, slot) -> None:
+        with timeline.measure("output", f"write {_name(batches)}"):
+            sink.write(batches, slot.output[: len(batches)])
+
+    def written(index: int) -> None:
+        writing[index].result()
+        progress(len(ring[index][0]))
+
+    with _workers(READERS) as readers, _workers(1 if sink.in_order else WRITERS) as writers:
+        for step in range(len(ring) + ahead + in_flight):
+            if step < len(ring):
+                if step >= len(slots):
+                    written(step - len(slots))  # its slot is needed again
+                reading.append(readers.submit(read, *ring[step]))
+            if 0 <= (index := step - ahead) < len(ring):
+                if (place := reading[index].result()) and warn:
+                    warn(place)
+                    warn = None
+                backend.submit(ring[index][1], ring[index][0], timeline)
+            if (index := step - ahead - in_flight) >= 0:
+                backend.wait(ring[index][1], timeline)
+                writing.append(writers.submit(write, *ring[index]))
+        for index in range(max(0, len(ring) - len(slots)), len(ring)):
+            written(index)
+
+
+def _name(batches: range) -> str:
+    return f"batches {batches.start} to {batches.stop - 1}"
+
+
+@contextlib.contextmanager
+def _workers(count: int):
+    """A pool of threads that drops what it has not begun when the block is left by an error."""
+    pool = ThreadPoolExecutor(count)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class Arrays(NamedTuple):
+    """Arrays in memory as a source and a sink: q, k, v and out are [B, N, d]."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    out: np.ndarray
+
+    in_order = False
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(*self.q.shape)
+
+    def read_into(self, batches: range, qkv: np.ndarray) -> None:
+        for index, matrix in enumerate((self.q, self.k, self.v)):
+            qkv[:, index] = matrix[batches.start : batches.stop]
+
+    def write(self, batches: range, o: np.ndarray) -> None:
+        self.out[batches.start : batches.stop] = o
+
+
+def first_nonfinite(qkv: np.ndarray, first_batch: int) -> str:
+    """Where the first NaN or Inf of [batches, 3, N, d] is, in words; empty if all is finite."""
+    with np.errstate(all="ignore"):
+        if np.isfinite(qkv.sum()):  # one quick pass: NaN and Inf survive a sum
+            return ""
+    bad = ~np.isfinite(qkv)
+    if not bad.any():
+        return ""  # finite values whose sum overflows
+    b, matrix, row, column = np.unravel_index(np.argmax(bad), bad.shape)
+    value = qkv[b, matrix, row, column]
+    return f"{value} in {'QKV'[matrix]} at (batch, row, column) = ({first_batch + b}, {row}, {column})"
