@@ -131,7 +131,8 @@ class CudaBackend(Backend):
 
     def _open_context(self, stack: contextlib.ExitStack) -> None:
         try:
-            context = self._device.make_context()
+            context = self._device.retain_primary_context()
+            context.push()
         except self._driver.Error as error:
             raise BackendUnavailable(
                 f"{self._device.name()} cannot be used: {error}.", "is it in use by others, in exclusive mode?"

@@ -49,6 +49,10 @@ def command(
 
     Prints the times for reading, computing and writing.
     """
+    if backend != "cpu":
+        from flashcli.backends.warm_up import warm_up
+
+        warm_up(device or 0)
     from flashcli import pipeline, timing
     from flashcli.attention import open_backend
 
