@@ -9,8 +9,9 @@
 // What it costs: P must change owners between the two products, through shared memory; few threads, with up to 255
 // registers each; and a barrier a panel.
 //
-// Accuracy: each tile's P V and row sum start from zero and are added to O and l once, so an element of O meets the
-// rounding of Bc + N / Bc additions, not of N.
+// Accuracy: rounding errors grow with the number of additions to a large sum. So S adds up eight products at a time, each
+// eight starting from zero (one FADD to eight FFMA), and each tile's P V and row sum start from zero too: an element of O
+// meets Bc + N / Bc roundings, not N.
 #include "common.cuh"
 
 constexpr int PANEL = HEAD_DIM <= 32 ? 32 : 64;    // columns of K or V in shared memory at a time
@@ -70,8 +71,8 @@ __device__ __forceinline__ void await_panel() {
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUMENTS) {
-    float4 *const Qi = shared, *const panels[2] = {Qi + Q_SIZE, Qi + Q_SIZE + PANEL_SIZE}, *const P = Qi + Q_SIZE + 2 * PANEL_SIZE;
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(ATTENTION_ARGUMENTS) {  // 1: all registers; else ptxas spills some
+    float4 *const Qi = shared, *const panels = Qi + Q_SIZE, *const P = panels + 2 * PANEL_SIZE;
 
     // Neighbours in a row are lanes 1, 4 and 8 apart, neighbours in a column 2 and 16: the pipe merges the 16-byte reads
     // of a half warp into one transaction only if lanes 1 apart, or lanes 2 apart, read the same address.
@@ -84,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
     const int i0 = (CAUSAL ? Tr - 1 - tile : tile) * BR;  // causal: the longest rows first
     Q += b * batch_stride, K += b * batch_stride, V += b * batch_stride, O += b * N * HEAD_DIM;
 
-    copy_panel(panels[0], K, 0, 0, N);
+    copy_panel(panels, K, 0, 0, N);
     for (int x = threadIdx.x; x < Q_SIZE; x += THREADS) {  // Q carries the scale, so that S is in powers of two
         const int r = x / (D / 4), c = x % (D / 4), left = i0 + r < N ? HEAD_DIM - 4 * c : 0;
         const float *q = Q + (long long)(i0 + r) * HEAD_DIM + 4 * c;
@@ -101,27 +102,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
     for (int j0 = 0; j0 < keys; j0 += BC) {
         // S = Q Kᵀ. The thread's keys are 4 * across + 32 * (j / 4) + j % 4.
         float s[ROWS][KEYS] = {};
-#pragma unroll
+#pragma unroll 1
         for (int panel = 0; panel < PANELS; ++panel) {
             await_panel();
-            if (panel + 1 < PANELS) copy_panel(panels[(panel + 1) % 2], K, j0, panel + 1, N);
-            else copy_panel(panels[PANELS % 2], V, j0, 0, N);
+            if (panel + 1 < PANELS) copy_panel(panels + (panel + 1) % 2 * PANEL_SIZE, K, j0, panel + 1, N);
+            else copy_panel(panels + PANELS % 2 * PANEL_SIZE, V, j0, 0, N);
 
-            const float4 *const Kj = panels[panel % 2];
+            const float4 *const Kj = panels + panel % 2 * PANEL_SIZE;
             const int q_at = r0 * (D / 4) + swizzle_row(r0), k_at = 4 * across * CHUNKS + swizzle_key(4 * across);
-            const int chunks = min(CHUNKS, ceil_div(HEAD_DIM, 4) - panel * CHUNKS);  // columns of padding add nothing
-#pragma unroll 2
-            for (int c = 0; c < chunks; ++c) {
-                float4 q[ROWS];
+            const int chunks = min(CHUNKS, round_up(HEAD_DIM, 8) / 4 - panel * CHUNKS);  // columns of padding add nothing
+#pragma unroll 1
+            for (int c = 0; c < chunks; c += 2) {  // eight columns at a time: columns 4c to 4c + 7
+                float4 q[ROWS][2];
 #pragma unroll
-                for (int i = 0; i < ROWS; ++i) q[i] = Qi[(q_at ^ c) + i * (D / 4) + panel * CHUNKS];
+                for (int x = 0; x < 2 * ROWS; ++x) q[x / 2][x % 2] = Qi[(q_at ^ (c + x % 2)) + x / 2 * (D / 4) + panel * CHUNKS];
 #pragma unroll
                 for (int j = 0; j < KEYS; ++j) {
-                    const float4 k = Kj[(k_at ^ c) + (j / 4 * 32 + j % 4) * CHUNKS];
+                    const int key = (j / 4 * 32 + j % 4) * CHUNKS;
+                    const float4 k[2] = {Kj[(k_at ^ c) + key], Kj[(k_at ^ (c + 1)) + key]};
 #pragma unroll
-                    for (int x = 0; x < 4; ++x)
+                    for (int i = 0; i < ROWS; ++i) {
+                        float sum = part(q[i][0], 0) * part(k[0], 0);
 #pragma unroll
-                        for (int i = 0; i < ROWS; ++i) s[i][j] += part(q[i], x) * part(k, x);
+                        for (int x = 1; x < 8; ++x) sum += part(q[i][x / 4], x % 4) * part(k[x / 4], x % 4);
+                        s[i][j] += sum;
+                    }
                 }
             }
         }
@@ -159,10 +164,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
 #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel) {
             await_panel();
-            if (panel + 1 < PANELS) copy_panel(panels[(PANELS + panel + 1) % 2], V, j0, panel + 1, N);
-            else if (j0 + BC < keys) copy_panel(panels[0], K, j0 + BC, 0, N);
+            if (panel + 1 < PANELS) copy_panel(panels + (PANELS + panel + 1) % 2 * PANEL_SIZE, V, j0, panel + 1, N);
+            else if (j0 + BC < keys) copy_panel(panels, K, j0 + BC, 0, N);
 
-            const float4 *const Vj = panels[(PANELS + panel) % 2];
+            const float4 *const Vj = panels + (PANELS + panel) % 2 * PANEL_SIZE;
             const int p_at = r0 * (BC / 4) + swizzle_row(r0);
             float t[ROWS][COLUMNS] = {};
 #pragma unroll 2
@@ -194,6 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
         l[i] += __shfl_xor_sync(~0u, l[i], 4);
         l[i] += __shfl_xor_sync(~0u, l[i], 8);
         if (i0 + r0 + i >= N) continue;
+        const float factor = 1 / l[i];
         float *const row = O + (long long)(i0 + r0 + i) * HEAD_DIM;
 #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel)
@@ -202,11 +208,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
                 const float *y = &o[panel][i][x];
                 const int column = panel * PANEL + 4 * across + x * 8, left = HEAD_DIM - column;
                 if (HEAD_DIM % 4 == 0) {
-                    if (left > 0) *reinterpret_cast<float4 *>(row + column) = make_float4(y[0] / l[i], y[1] / l[i], y[2] / l[i], y[3] / l[i]);
+                    if (left > 0) *reinterpret_cast<float4 *>(row + column) = make_float4(y[0] * factor, y[1] * factor, y[2] * factor, y[3] * factor);
                 } else {
 #pragma unroll
                     for (int z = 0; z < 4; ++z)
-                        if (z < left) row[column + z] = y[z] / l[i];
+                        if (z < left) row[column + z] = y[z] * factor;
                 }
             }
     }

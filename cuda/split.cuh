@@ -3,7 +3,7 @@
 // A matrix is scaled by a power of two (exact) so that its largest finite magnitude lies in [2^14, 2^15), just below
 // fp16's end, and each number becomes hi + lo, hi = fp16(x), lo = fp16(x - hi): 22 bits. A product of two such numbers is
 // lo*hi + hi*lo + hi*hi; the lo*lo left out is below 2^-22 of it. K and V are scaled per tile, Q per row: an outlier
-// coarsens only its own tile. Inf and NaN are ignored when choosing the scale and survive the split (lo = Inf - Inf = NaN).
+// coarsens only its own tile. Inf and NaN are ignored when choosing the scale and survive the split (lo = Inf - Inf).
 //
 // A split tile of R rows and C columns, as wgmma (128-byte swizzle, K-major) and ldmatrix read it without bank conflicts:
 //   hi and lo stand side by side, [hi | lo], 2C fp16 columns (PRODUCTS == 1: only hi, C columns);
@@ -22,11 +22,15 @@
 #ifndef PRODUCTS
 #define PRODUCTS 3  // 1: hi * hi only, the precision of fp16
 #endif
+#ifndef SPLIT_IN_KERNEL
+#define SPLIT_IN_KERNEL 0  // 1: no pre-pass, the attention kernel splits tiles in shared memory
+#endif
 static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products make fp32, one makes fp16");
 
-constexpr int D = HEAD_DIM <= 32 ? 32 : HEAD_DIM <= 64 ? 64 : HEAD_DIM <= 96 ? 96 : HEAD_DIM <= 128 ? 128 : round_up(HEAD_DIM, 64);
+constexpr int D = HEAD_DIM <= 128 ? round_up(HEAD_DIM, 32) : round_up(HEAD_DIM, 64);
 constexpr bool ALIGNED = HEAD_DIM % 4 == 0;  // else rows do not start on 16 bytes: load floats
 constexpr int PREPARE_THREADS = 256;
+#define INFINITY_F __int_as_float(0x7f800000)
 
 constexpr int split_bytes(int R, int C) { return ceil_div(PRODUCTS == 3 ? 2 * C : C, 64) * R * 128; }
 constexpr int K_TILE = split_bytes(BC, D), V_TILE = split_bytes(D, BC);
@@ -41,16 +45,19 @@ __host__ __device__ __forceinline__ constexpr int split_offset(int row, int colu
 
 __device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }  // -126 <= e <= 127
 
-// The bits of |x|, which order like the magnitudes; 0 for Inf and NaN.
-__device__ __forceinline__ unsigned finite_magnitude(float x) {
-    const unsigned bits = __float_as_uint(x) & 0x7fffffffu;
-    return bits < 0x7f800000u ? bits : 0u;
+// The exponent s for which 2^s brings a largest magnitude into [2^14, 2^15). All zeros: 0. Magnitudes below 2^-112 stay
+// below 2^14: 2^s must be a float itself.
+__device__ __forceinline__ int scale_exponent(float largest) {
+    return largest == 0 ? 0 : min(14 + 127 - (__float_as_int(largest) >> 23), 126);
 }
 
-// The exponent s for which 2^s brings a largest magnitude (as bits) into [2^14, 2^15). All zeros: 0. Magnitudes below
-// 2^-112 stay below 2^14: 2^s must be a float itself.
-__device__ __forceinline__ int scale_exponent(unsigned largest) {
-    return largest == 0 ? 0 : min(14 + 127 - int(largest >> 23), 126);
+// The largest magnitude of n numbers: NaN is never the larger one; Inf counts unless `finite`.
+template <int n>
+__device__ __forceinline__ float largest_of(const float *x, bool finite = false) {
+    float largest = 0;
+#pragma unroll
+    for (int i = 0; i < n; ++i) largest = fmaxf(largest, finite && fabsf(x[i]) == INFINITY_F ? 0 : fabsf(x[i]));
+    return largest;
 }
 
 // Two floats to two fp16 in one register, `low` in the low half.
@@ -62,7 +69,8 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
 
 __device__ __forceinline__ float2 unpack(unsigned x) {
     float2 r;
-    asm("{\n .reg .f16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;\n}" : "=f"(r.x), "=f"(r.y) : "r"(x));
+    asm("{\n .reg .f16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;\n}"
+        : "=f"(r.x), "=f"(r.y) : "r"(x));
     return r;
 }
 
@@ -73,7 +81,7 @@ __device__ __forceinline__ void split(float x, float y, unsigned &hi, unsigned &
     lo = pack(x - h.x, y - h.y);
 }
 
-// Splits x[0..7] * factor (a power of two for K and V) and stores the two 16-byte chunks at columns `column` and C + column.
+// Splits x[0..7] * factor (a power of two for K and V), stores the two 16-byte chunks at `column` and C + column.
 template <int R, int C>
 __device__ __forceinline__ void store_split(unsigned char *tile, int row, int column, const float (&x)[8], float factor) {
     uint4 hi, lo;
@@ -92,33 +100,39 @@ __device__ __forceinline__ void store_split(unsigned char *tile, int row, int co
 // ---- reading fp32 matrices [N, HEAD_DIM]
 
 // Four floats of row `row` from column `column`, a multiple of 4; zeros beyond the matrix.
-__device__ __forceinline__ float4 load4(const float *__restrict__ matrix, int row, int column, int N) {
+__device__ __forceinline__ float4 load4(const float *matrix, int row, int column, int N) {
     const float *x = matrix + (long long)row * HEAD_DIM + column;
     if (row >= N || column >= HEAD_DIM) return make_float4(0, 0, 0, 0);
-    if (ALIGNED) return __ldg(reinterpret_cast<const float4 *>(x));
+    if (ALIGNED) return *reinterpret_cast<const float4 *>(x);
     const int left = HEAD_DIM - column;
-    return make_float4(__ldg(x), left > 1 ? __ldg(x + 1) : 0, left > 2 ? __ldg(x + 2) : 0, left > 3 ? __ldg(x + 3) : 0);
+    return make_float4(x[0], left > 1 ? x[1] : 0, left > 2 ? x[2] : 0, left > 3 ? x[3] : 0);
 }
 
-// ---- one tile by a group of threads: load to registers, agree on the scale, wait until the tile is free, split, store
+// ---- one tile by a group of threads: load, agree on the scale, split, store. The tile may overlay what is read
 
-// The largest over the group; the group shares `scratch`, one word a warp. bar.sync 0 with all threads is __syncthreads.
-template <int GROUP>
-__device__ __forceinline__ unsigned group_max(unsigned x, unsigned *scratch, int thread, int barrier) {
-    x = __reduce_max_sync(~0u, x);
-    if (thread % 32 == 0) scratch[thread / 32] = x;
-    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(GROUP) : "memory");
+// The scale's exponent for the n numbers of each thread of the group, whose `scratch` is two words a warp. It ends with a
+// barrier at which all numbers have been read. bar.sync 0 with all threads is __syncthreads.
+template <int GROUP, int n>
+__device__ __forceinline__ int group_scale(const float *x, unsigned *scratch, int thread, int barrier) {
+    float largest = largest_of<n>(x);
+    for (int finite = 0;; finite = 1) {
+        unsigned bits = __reduce_max_sync(~0u, __float_as_uint(largest));  // not negative: they order like integers
+        if (thread % 32 == 0) scratch[finite * (GROUP / 32) + thread / 32] = bits;
+        asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(GROUP) : "memory");
 #pragma unroll
-    for (int w = 0; w < GROUP / 32; ++w) x = max(x, scratch[w]);
-    return x;
+        for (int w = 0; w < GROUP / 32; ++w) bits = max(bits, scratch[finite * (GROUP / 32) + w]);
+        if (finite || __uint_as_float(bits) != INFINITY_F) return scale_exponent(__uint_as_float(bits));
+        largest = largest_of<n>(x, true);  // somewhere is an Inf: choose the scale without it
+    }
 }
 
 // K: a piece of work is 8 columns of one key, one 16-byte chunk of hi and one of lo. Returns the scale's exponent.
-template <int GROUP, class Wait>
-__device__ __forceinline__ int split_K(const float *K, int j0, int N, unsigned char *tile, unsigned *scratch, int thread, int barrier, Wait tile_free) {
+template <int GROUP>
+__device__ __forceinline__ int split_K(const float *K, int j0, int N, unsigned char *tile, unsigned *scratch,
+                                       int thread, int barrier) {
+    asm volatile("" : "+r"(thread));  // else, in a loop, all addresses are computed ahead and held in registers
     constexpr int PIECES = BC * D / 8, EACH = ceil_div(PIECES, GROUP);
     float x[EACH][8];
-    unsigned largest = 0;
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
         const int piece = e * GROUP + thread, key = piece / (D / 8), column = piece % (D / 8) * 8;
@@ -126,13 +140,8 @@ __device__ __forceinline__ int split_K(const float *K, int j0, int N, unsigned c
         *reinterpret_cast<float4 *>(&x[e][0]) = load4(K, row, column, N);
         *reinterpret_cast<float4 *>(&x[e][4]) = load4(K, row, column + 4, N);
     }
-#pragma unroll
-    for (int e = 0; e < EACH; ++e)
-#pragma unroll
-        for (int i = 0; i < 8; ++i) largest = max(largest, finite_magnitude(x[e][i]));
-    const int s = scale_exponent(group_max<GROUP>(largest, scratch, thread, barrier));
+    const int s = group_scale<GROUP, EACH * 8>(&x[0][0], scratch, thread, barrier);
     const float factor = power_of_two(s);
-    tile_free();
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
         const int piece = e * GROUP + thread;
@@ -141,35 +150,33 @@ __device__ __forceinline__ int split_K(const float *K, int j0, int N, unsigned c
     return s;
 }
 
-// V, transposed: a piece of work is 4 columns of 8 keys, so both the reads (along columns) and the writes (along keys) of
-// neighbouring threads meet in whole 32-byte sectors.
-template <int GROUP, class Wait>
-__device__ __forceinline__ int split_V(const float *V, int j0, int N, unsigned char *tile, unsigned *scratch, int thread, int barrier, Wait tile_free) {
+// V, transposed: a piece of work is 4 columns of 8 keys. Neighbouring threads have neighbouring keys, so that reads and
+// writes meet in whole 32-byte sectors of memory; or neighbouring columns, for fewer bank conflicts in shared memory.
+template <int GROUP>
+__device__ __forceinline__ int split_V(const float *V, int j0, int N, unsigned char *tile, unsigned *scratch,
+                                       int thread, int barrier) {
+    asm volatile("" : "+r"(thread));  // else, in a loop, all addresses are computed ahead and held in registers
     constexpr int PIECES = BC / 8 * (D / 4), EACH = ceil_div(PIECES, GROUP);
+    const auto key_of = [](int piece) { return (SPLIT_IN_KERNEL ? piece / (D / 4) : piece % (BC / 8)) * 8; };
+    const auto column_of = [](int piece) { return (SPLIT_IN_KERNEL ? piece % (D / 4) : piece / (BC / 8)) * 4; };
     float x[EACH][4][8];  // [column][key]
-    unsigned largest = 0;
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-        const int piece = e * GROUP + thread, key = piece % (BC / 8) * 8, column = piece / (BC / 8) * 4;
+        const int piece = e * GROUP + thread;
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
-            const float4 v = load4(V, piece < PIECES ? j0 + key + k : N, column, N);
+            const float4 v = load4(V, piece < PIECES ? j0 + key_of(piece) + k : N, column_of(piece), N);
             x[e][0][k] = v.x, x[e][1][k] = v.y, x[e][2][k] = v.z, x[e][3][k] = v.w;
         }
     }
-#pragma unroll
-    for (int e = 0; e < EACH; ++e)
-#pragma unroll
-        for (int i = 0; i < 32; ++i) largest = max(largest, finite_magnitude(x[e][i / 8][i % 8]));
-    const int s = scale_exponent(group_max<GROUP>(largest, scratch, thread, barrier));
+    const int s = group_scale<GROUP, EACH * 32>(&x[0][0][0], scratch, thread, barrier);
     const float factor = power_of_two(s);
-    tile_free();
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
         const int piece = e * GROUP + thread;
 #pragma unroll
         for (int c = 0; c < 4; ++c)
-            if (piece < PIECES) store_split<D, BC>(tile, piece / (BC / 8) * 4 + c, piece % (BC / 8) * 8, x[e][c], factor);
+            if (piece < PIECES) store_split<D, BC>(tile, column_of(piece) + c, key_of(piece), x[e][c], factor);
     }
     return s;
 }
@@ -180,16 +187,16 @@ __device__ __forceinline__ const int *tile_exponents(const unsigned char *worksp
     return reinterpret_cast<const int *>(workspace + (long long)B * Tc * (K_TILE + V_TILE));
 }
 
-#ifndef NO_PREPARE
+#if !SPLIT_IN_KERNEL
 extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(ATTENTION_ARGUMENTS) {
-    __shared__ unsigned scratch[PREPARE_THREADS / 32];
+    __shared__ unsigned scratch[2 * PREPARE_THREADS / 32];
     const int Tc = ceil_div(N, BC);
     const long long t = blockIdx.x / 2;  // tile j of batch b
     const int b = int(t / Tc), j0 = int(t % Tc) * BC;
     const bool values = blockIdx.x % 2;
     unsigned char *tile = workspace + t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
-    const int s = values ? split_V<PREPARE_THREADS>(V + b * batch_stride, j0, N, tile, scratch, threadIdx.x, 0, [] {})
-                         : split_K<PREPARE_THREADS>(K + b * batch_stride, j0, N, tile, scratch, threadIdx.x, 0, [] {});
+    const int s = values ? split_V<PREPARE_THREADS>(V + b * batch_stride, j0, N, tile, scratch, threadIdx.x, 0)
+                         : split_K<PREPARE_THREADS>(K + b * batch_stride, j0, N, tile, scratch, threadIdx.x, 0);
     if (threadIdx.x == 0) const_cast<int *>(tile_exponents(workspace, B, Tc))[2 * t + values] = s;
 }
 #endif

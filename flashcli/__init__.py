@@ -9,5 +9,6 @@ def __getattr__(name: str):
     if name == "attention":
         from flashcli.attention import attention
 
+        globals()[name] = attention  # the import has just put the submodule there
         return attention
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

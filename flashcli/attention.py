@@ -8,9 +8,12 @@ from contextlib import AbstractContextManager
 import numpy as np
 
 from flashcli.errors import BackendUnavailable, UsageError
+from flashcli.fileformat import Shape
 from flashcli.kernels import KERNELS, MAX_D
+from flashcli.stream import chunk_shape
 
 BACKENDS = ("auto", "cuda", "cpu")
+MAX_SCALE = float(np.finfo(np.float32).max)  # beyond it, what is computed with is infinite
 
 
 def attention(
@@ -45,7 +48,7 @@ def attention(
     """
     shape = _check(q, k, v, scale)
     out = np.empty(shape, np.float32)
-    with open_backend(backend, shape, causal, scale) as engine:
+    with open_backend(backend, chunk_shape(Shape(*shape)), causal, scale) as engine:
         engine.attend(q, k, v, out)
     return out
 
@@ -61,7 +64,7 @@ def _check(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None) -> 
         raise ValueError(f"q, k, v must have one shape, not {q.shape}, {k.shape}, {v.shape}")
     if min(q.shape) < 1 or q.shape[2] > MAX_D:
         raise ValueError(f"B, N, d must be at least 1 and d at most {MAX_D}, not {q.shape}")
-    if scale is not None and not np.isfinite(scale):
+    if scale is not None and not abs(scale) <= MAX_SCALE:
         raise ValueError(f"scale must be finite, not {scale}")
     return q.shape
 

@@ -112,7 +112,7 @@ def gpu_contenders(kernels: list[str], precisions: list[str], against: list[str]
 
 
 def _named(kernel: str, precision: str) -> tuple[str, str, str]:
-    splits = len(KERNELS[kernel].precisions) > 1
+    splits = KERNELS[kernel].splits
     if precision == "fp16":
         return f"{kernel} fp16", "float16", "fp16"
     return kernel, "float32", "fp16/3" if splits else "fp32"

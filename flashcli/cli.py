@@ -18,7 +18,9 @@ COMMANDS = {
     "compare": "Compare two output files element by element.",
     "generate": "Make a seeded input file.",
     "inspect": "Show what an input file holds.",
-    "judge": "Run and check all test cases.",
+    "judge": "Run and check all test cases; judge programs of others, and rank them.",
+    "scoreboard": "Rank what judge has found.",
+    "export-hw4": "Write flashcli as a submission to a judge.",
     "bench": "Time kernels and their peers side by side.",
     "kernels": "Show the ladder of kernels.",
     "doctor": "Show what this machine can run, and what is missing.",
@@ -27,7 +29,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class LazyGroup(click.Group):
-    """Lists commands without importing them; imports ``flashcli.commands.<name>`` when one is called."""
+    """Lists commands without importing them; imports ``flashcli.commands.<name>`` (- is _) when one is called."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -35,7 +37,7 @@ class LazyGroup(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command = importlib.import_module(f"flashcli.commands.{name}").command
+        command = importlib.import_module(f"flashcli.commands.{name.replace('-', '_')}").command
         command.name, command.context_settings = name, CONTEXT
         command.params.append(debug_option())
         return command
@@ -83,7 +85,8 @@ def main() -> None:
         with group.make_context("flashcli", sys.argv[1:]) as context:
             group.invoke(context)
         code = 0
-        sys.stdout.flush()
+        if sys.stdout:  # None if it was closed from the start
+            sys.stdout.flush()
     except BaseException as error:
         code = explain(error)
         if debug and not isinstance(error, SystemExit | click.exceptions.Exit):
@@ -138,6 +141,7 @@ def _complain(message: str, hint: str = "") -> None:
 def _close_stdout() -> None:
     """Give up on a broken stdout now, or Python complains about it while it shuts down."""
     try:
-        sys.stdout.flush()
+        if sys.stdout:
+            sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

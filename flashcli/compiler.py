@@ -63,13 +63,13 @@ def cubin(build: Build, arch: str) -> bytes:
     source = (SOURCES / build.kernel.file).read_text()
     flags = options(build)
     headers = [path.read_text() for path in sorted(SOURCES.glob("*.cuh"))]
-    stem = f"{build.kernel.name}-{arch}-d{build.d}-{_hash(source, *headers, *flags)}"
+    stem = f"{build.kernel.name}-{arch}-d{build.problem.d}-{_hash(source, *headers, *flags)}"
     nvcc = find_nvcc()
     if nvcc is None:
         cached = sorted(cache_folder().glob(f"{stem}-*.cubin"))
         if not cached:
             raise BackendUnavailable(
-                f"there is no nvcc (the CUDA compiler), and no cached {build.kernel.name} for d = {build.d}.",
+                f"there is no nvcc (the CUDA compiler), and no cached {build.kernel.name} for d = {build.problem.d}.",
                 "install the CUDA toolkit, load its module, or set CUDA_HOME (or use --backend cpu).",
             )
         return cached[0].read_bytes()
@@ -158,7 +158,7 @@ def resources(build: Build, arch: str) -> dict[str, Resources]:
 
 
 def parse_ptxas(report: str) -> dict[str, Resources]:
-    warning_lines = [line for line in report.splitlines() if "warning" in line.lower()]
+    warning_lines = [line for line in report.splitlines() if re.search(r"warning|\(C75\d\d\)", line, re.IGNORECASE)]
     found = {}
     for part in re.split(r"Compiling entry function '", report)[1:]:
         number = {

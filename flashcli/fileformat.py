@@ -75,7 +75,7 @@ class InputFile:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         with explained("read", path):
-            self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 (closed by close())
+            self._file = open(self.path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115 (closed by close())
         try:
             with explained("read", path):
                 self.shape = self._check()
@@ -142,6 +142,11 @@ class InputFile:
         self.close()
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Opening a FIFO would wait for a writer, only for it to be refused."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def shape_problem(shape: Shape) -> str:
     """What is wrong with a header, in words; empty if nothing is."""
     if problems := [f"{name} = {value}" for name, value in vars(shape).items() if not 1 <= value <= MAX_INT32]:
@@ -190,7 +195,7 @@ class BatchWriter:
         return self.path.resolve()
 
     def _open_temporary(self, target: Path) -> None:
-        self._fd, name = tempfile.mkstemp(prefix=f".{target.name[:200]}.", suffix=".tmp", dir=target.parent)
+        self._fd, name = tempfile.mkstemp(prefix=f".{target.name[:50]}.", suffix=".tmp", dir=target.parent)
         self._temporary = Path(name)
         os.fchmod(self._fd, _mode_for(target))
 
@@ -260,7 +265,8 @@ def create_output(path: Path | str, shape: Shape) -> BatchWriter:
 def check_distinct(input_path: Path | str, output_path: Path | str) -> None:
     """Refuse to overwrite the input with the output."""
     with contextlib.suppress(OSError):
-        if os.path.samefile(input_path, output_path):
+        same_path = Path(input_path).resolve() == Path(output_path).resolve()  # of files that are not there yet
+        if same_path or os.path.samefile(input_path, output_path):
             raise UsageError(f"input and output are the same file, {str(input_path)!r}.", "name another output file.")
 
 

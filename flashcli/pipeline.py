@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flashcli.fileformat import InputFile, check_distinct, create_output
-from flashcli.stream import ignore, stream
+from flashcli.stream import chunk_shape, ignore, stream
 from flashcli.timing import PHASES, Timeline, seconds_since_process_start, tflops
 
 
@@ -22,8 +22,8 @@ def run(
 ) -> dict[str, object]:
     """Compute ``output_path`` from ``input_path``; returns the record of what was done and how long it took.
 
-    ``open_backend((B, N, d))`` gives a backend for that shape. Nothing is computed before it is sure that the output
-    can be created. ``progress(total)`` is a context manager that gives a function to be told of finished batches.
+    ``open_backend((B, N, d))`` gives a backend for chunks of that shape. Nothing is computed before it is sure that the
+    output can be created. ``progress(total)`` is a context manager; it gives a function to be told of finished batches.
     """
     timeline = Timeline()
 
@@ -35,7 +35,7 @@ def run(
         file.will_read()
         shape = file.shape
         with timeline.measure("computation", "open the backend"):
-            opened = open_backend((shape.B, shape.N, shape.d))
+            opened = open_backend(chunk_shape(shape))
         with opened as backend:
             with progress(shape.B) as tell:
                 stream(file, backend, sink, timeline, tell, warn_of, serial)

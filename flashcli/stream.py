@@ -54,7 +54,9 @@ def stream(
     def read(batches: range, slot) -> str:
         with timeline.measure("input", f"read {_name(batches)}"):
             source.read_into(batches, slot.input[: len(batches)])
-            return first_nonfinite(slot.input[: len(batches)], batches.start) if warn else ""
+            place = first_nonfinite(slot.input[: len(batches)], batches.start)
+            slot.finite = not place
+            return place
 
     def write(batches: range, slot) -> None:
         with timeline.measure("output", f"write {_name(batches)}"):
@@ -94,6 +96,11 @@ def _workers(count: int):
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def chunk_shape(shape: Shape) -> tuple[int, int, int]:
+    """(B, N, d) of a chunk: what a backend gets at a time."""
+    return len(shape.batch_ranges(CHUNK_BYTES)[0]), shape.N, shape.d
 
 
 class Arrays(NamedTuple):

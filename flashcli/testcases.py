@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashcli.distributions import generate
@@ -25,6 +27,7 @@ class Case:
     input: Path
     reference: Path | None
     time_limit: float
+    original: Path | None = None  # the file that ``input`` is to be a copy of
 
     def is_ready(self) -> bool:
         """Whether the input file is there and has the shape it should have."""
@@ -35,10 +38,30 @@ class Case:
             return False
 
     def prepare(self):
-        """Generate the input file; yields the number of batches done, step by step."""
+        """Generate the input file, or copy it; yields the number of batches done, step by step."""
         with explained("create", self.input.parent):
-            self.input.parent.mkdir(exist_ok=True)
-        yield from generate(str(self.input), self.shape, self.seed, "uniform")
+            self.input.parent.mkdir(parents=True, exist_ok=True)
+        if self.original:
+            with explained("copy", self.original):
+                shutil.copyfile(self.original, self.input)
+            yield self.shape.B
+        else:
+            yield from generate(str(self.input), self.shape, self.seed, "uniform")
+
+    def anew(self, folder: Path, seed: int) -> Case:
+        """The same case with an input file in another folder: new values, or if its input is given, a copy of that."""
+        path = folder / f"{self.name}.in"
+        if self.seed is None:
+            return replace(self, input=path, original=self.input)
+        return replace(self, input=path, seed=seed, reference=None)
+
+    def stamp(self) -> tuple[int, ...] | None:
+        """Something that is no longer the same if the input file was changed, replaced or removed."""
+        try:
+            status = os.stat(self.input)
+        except OSError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def load(folder: Path) -> list[Case]:

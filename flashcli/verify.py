@@ -72,8 +72,8 @@ class Comparison:
         with np.errstate(all="ignore"):
             error = np.abs(got - want)
             same = (got == want) | (np.isnan(got) & np.isnan(want))
-            wrong = ~same & ~(error <= self.tolerance + self.tolerance * np.abs(want))
             finite = np.isfinite(got) & np.isfinite(want)
+            wrong = ~same & ~(finite & (error <= self.tolerance + self.tolerance * np.abs(want)))
             error, magnitude = np.where(finite, error, 0), np.where(finite, np.abs(want), 0)
             relative = np.divide(error, magnitude, out=np.zeros_like(error), where=magnitude > 0)
         self.count += want.size

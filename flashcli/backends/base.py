@@ -17,6 +17,7 @@ class Slot:
     def __init__(self, input: np.ndarray, output: np.ndarray) -> None:
         self.input = input
         self.output = output
+        self.finite = True  # whether the input is: NaN and Inf need care
 
     @property
     def capacity(self) -> int:

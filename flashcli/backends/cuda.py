@@ -16,11 +16,12 @@ from flashcli import compiler
 from flashcli.backends.base import Backend, Slot, capacity
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.fileformat import Shape
-from flashcli.kernels import KERNELS, Build, Kernel, Launch, choose
+from flashcli.kernels import KERNELS, Build, Kernel, Launch, Problem, choose, exact
 from flashcli.timing import Timeline
 
 ARGUMENTS = "PPPPPqiif"  # Q, K, V, O, workspace, batch_stride, B, N, scale: see ATTENTION_ARGUMENTS in cuda/common.cuh
 GIB = 2**30
+DEFAULT_SHARED = 48 * 1024  # more dynamic shared memory has to be asked for
 
 
 def load_driver() -> ModuleType:
@@ -33,7 +34,7 @@ def load_driver() -> ModuleType:
             "with a CUDA toolkit on the PATH: pip install 'flashcli[cuda]'.",
         ) from error
     except ImportError as error:
-        if "libcuda" in str(error):
+        if "libcuda.so" in str(error):  # not libcudart.so
             raise BackendUnavailable(
                 "there is no NVIDIA driver here (libcuda was not found).", "install it."
             ) from error
@@ -75,10 +76,43 @@ def allocate(driver: ModuleType, size: int):
     return driver.mem_alloc(size) if size else 0
 
 
+class Program:
+    """A kernel's functions, loaded into the current context."""
+
+    def __init__(self, driver: ModuleType, build: Build, capability: tuple[int, int]) -> None:
+        self.build = build
+        code = compiler.cubin(build, compiler.architecture(capability))
+        try:
+            self._module = driver.module_from_buffer(code)
+            self._functions = {launch.function: self._function(driver, launch) for launch in build.launches(1, 1)}
+        except driver.Error as error:
+            raise KernelFailure(
+                f"the GPU does not load kernel {build.kernel.name}: {error}.", "is the driver too old for the toolkit?"
+            ) from error
+
+    def _function(self, driver: ModuleType, launch: Launch):
+        function = self._module.get_function(launch.function)
+        function.prepare(ARGUMENTS)
+        if launch.shared > DEFAULT_SHARED:
+            function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared)
+        return function
+
+    def launch(self, inputs, output, workspace, B: int, N: int, scale: float, stream) -> None:
+        """Queue attention of device memory: ``inputs`` [B, 3, N, d] into ``output`` [B, N, d]."""
+        matrix = N * self.build.problem.d
+        q, k, v = (int(inputs) + 4 * index * matrix for index in range(3))
+        for function, grid, threads, shared in self.build.launches(B, N):
+            self._functions[function].prepared_async_call(
+                (grid, 1), (threads, 1, 1), stream,
+                q, k, v, output, workspace, 3 * matrix, B, N, scale, shared_size=shared,
+            )  # fmt: skip
+
+
 class CudaBackend(Backend):
     """One kernel, compiled for head size ``d``, on one device; to be closed on the thread that opened it.
 
-    Without a ``kernel``, the best for ``sizes``, the B and N to come, is chosen; it is right for any others too.
+    Without a ``kernel`` the best for the device is chosen; its tiles are chosen for ``sizes``, the B and N to come, and
+    right for any others too. ``max_device_bytes`` bounds the memory taken on the device.
     """
 
     def __init__(
@@ -97,18 +131,20 @@ class CudaBackend(Backend):
         self._driver = load_driver()
         self._device = self._find_device(device)
         self._capability = self._device.compute_capability()
-        self._build = Build(self._find_kernel(kernel, (*sizes, d), precision), d, causal, precision)
-        code = compiler.cubin(self._build, compiler.architecture(self._capability))
+        sms = self._device.get_attribute(self._driver.device_attribute.MULTIPROCESSOR_COUNT)
+        self._build = Build(self._find_kernel(kernel, precision), Problem(*sizes, d, causal, precision, sms))
         with contextlib.ExitStack() as stack:
             self._open_context(stack)
-            self._load(code)
+            self._program = Program(self._driver, self._build, self._capability)
+            self._exact: Program | None = None
+            self._start_clock()
             self._close = stack.pop_all().close
 
     def __enter__(self) -> CudaBackend:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        del self._functions, self._clock
+        del self._program, self._exact, self._clock
         self._close()
 
     def _find_device(self, index: int):
@@ -118,9 +154,9 @@ class CudaBackend(Backend):
             raise BackendUnavailable(f"GPU {index} does not exist: {found}.", "see `flashcli doctor`.")
         return self._driver.Device(index)
 
-    def _find_kernel(self, name: str | None, shape: tuple[int, int, int], precision: str) -> Kernel:
+    def _find_kernel(self, name: str | None, precision: str) -> Kernel:
         if name is None:
-            return choose(self._capability, shape, precision)
+            return choose(self._capability, precision)
         kernel = KERNELS[name]
         if not kernel.runs_on(self._capability):
             arch, needed = compiler.architecture(self._capability), compiler.architecture(kernel.needs)
@@ -144,34 +180,30 @@ class CudaBackend(Backend):
 
         stack.callback(close)
 
-    def _load(self, code: bytes) -> None:
-        driver = self._driver
-        try:
-            module = driver.module_from_buffer(code)
-        except driver.Error as error:
-            raise KernelFailure(f"the GPU does not load kernel {self._build.kernel.name}: {error}.") from error
-        self._functions = {}
-        for launch in self._launches(1, 1):
-            function = module.get_function(launch.function)
-            function.prepare(ARGUMENTS)
-            if launch.shared:
-                function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared)
-            self._functions[launch.function] = function
-        self._clock = driver.Event()  # ties the device's clock to the host's
+    def _start_clock(self) -> None:
+        """Tie the device's clock to the host's."""
+        self._clock = self._driver.Event()
         self._clock.record()
         self._clock.synchronize()
         self._clock_start = time.perf_counter()
 
-    def _launches(self, B: int, N: int) -> list[Launch]:
-        sms = self._device.get_attribute(self._driver.device_attribute.MULTIPROCESSOR_COUNT)
-        return self._build.launches(B, N, sms)
+    def _program_for(self, slot: CudaSlot) -> Program:
+        """Splitting a number into fp16 halves turns Inf into NaN: what is not finite goes to a kernel that does not."""
+        if slot.finite or not self._build.kernel.splits:
+            return self._program
+        if self._exact is None:
+            build = Build(exact(self._build.kernel), self._build.problem)
+            self._exact = Program(self._driver, build, self._capability)
+        return self._exact
 
     @property
     def description(self) -> str:
-        tiling = self._build.tiling
-        arch = compiler.architecture(self._capability)
+        tiling, arch = self._build.tiling, compiler.architecture(self._capability)
+        products = f", {self._build.problem.products}xfp16" if self._build.kernel.splits else ""
+        warning = ", relative L2 error about 7e-4" if self._build.problem.precision == "fp16" else ""
         return (
-            f"cuda, {self._device.name()} ({arch}), kernel {self._build.kernel.name} (Br={tiling.Br}, Bc={tiling.Bc})"
+            f"cuda, {self._device.name()} ({arch}), kernel {self._build.kernel.name} "
+            f"(Br={tiling.Br}, Bc={tiling.Bc}){products}{warning}"
         )
 
     def details(self) -> dict[str, object]:
@@ -181,7 +213,7 @@ class CudaBackend(Backend):
             "device": self._device.name(),
             "arch": compiler.architecture(self._capability),
             "kernel": self._build.kernel.name,
-            "precision": self._build.precision,
+            "precision": self._build.problem.precision,
             "Br": tiling.Br,
             "Bc": tiling.Bc,
         }
@@ -211,7 +243,9 @@ class CudaBackend(Backend):
             slot.events[0].record(stream)
             self._driver.memcpy_htod_async(slot.device_input, slot.input[:n], stream)
             slot.events[1].record(stream)
-            self._launch(slot.device_input, slot.device_output, slot.workspace, slot.input[:n].shape, stream)
+            self._program_for(slot).launch(
+                slot.device_input, slot.device_output, slot.workspace, n, slot.input.shape[2], self._scale, stream
+            )
             slot.events[2].record(stream)
             self._driver.memcpy_dtoh_async(slot.output[:n], slot.device_output, stream)
             slot.events[3].record(stream)
@@ -229,16 +263,6 @@ class CudaBackend(Backend):
         for phase, start, end in zip(("host to device", "kernel", "device to host"), times, times[1:], strict=False):
             timeline.add(phase, start, end, f"{phase}, {name}")
 
-    def _launch(self, inputs, output, workspace, shape: tuple[int, ...], stream) -> None:
-        """Queue the kernel on device memory holding [B, 3, N, d]."""
-        B, _, N, d = shape
-        q, k, v = (int(inputs) + index * N * d * 4 for index in range(3))
-        for function, grid, threads, shared in self._launches(B, N):
-            self._functions[function].prepared_async_call(
-                (grid, 1), (threads, 1, 1), stream,
-                q, k, v, output, workspace, 3 * N * d, B, N, self._scale, shared_size=shared,
-            )  # fmt: skip
-
     def measure(self, inputs: list[np.ndarray], out: np.ndarray, runs: int, warm_up: int = 3) -> list[float]:
         """Seconds of the kernel alone in each of ``runs`` runs, taking turns among inputs [B, 3, N, d].
 
@@ -253,7 +277,9 @@ class CudaBackend(Backend):
             for index in range(-warm_up, runs + 1):  # the last one is the first input's
                 start, end, stream = driver.Event(), driver.Event(), driver.Stream()
                 start.record(stream)
-                self._launch(on_device[(runs - index) % len(inputs)], output, workspace, shape, stream)
+                self._program.launch(
+                    on_device[(runs - index) % len(inputs)], output, workspace, shape[0], shape[2], self._scale, stream
+                )
                 end.record(stream)
                 end.synchronize()
                 seconds.append(end.time_since(start) / 1e3)

@@ -1,6 +1,6 @@
 """Start the CUDA driver and a device's primary context on another thread, while Python is still importing.
 
-Both take a tenth of a second each on a large machine. ctypes lets go of the interpreter lock meanwhile, PyCUDA does not.
+Both take a tenth of a second each on a large machine. ctypes lets go of the interpreter lock meanwhile, PyCUDA not.
 The context that `flashcli.backends.cuda` retains later is this one.
 """
 

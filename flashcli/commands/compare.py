@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import click
 
@@ -36,9 +35,9 @@ def command(got: str, want: str, tolerance: float, shape, input_path: str | None
 def _find_shape(want: str, input_path: str | None):
     from flashcli.fileformat import InputFile, flat_shape
 
-    beside = Path(want).with_suffix(".in")
-    if input_path is None and beside.exists() and not os.path.samefile(beside, want):
-        input_path = str(beside)
+    beside = os.path.splitext(want)[0] + ".in"
+    if input_path is None and beside != want and os.path.exists(beside):
+        input_path = beside
     if input_path is None:
         return flat_shape(want)
     with InputFile(input_path) as source:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import click
 
 from flashcli.commands import options
-from flashcli.kernels import KERNELS
+from flashcli.kernels import KERNELS, Problem
 
 
 @click.command()
@@ -21,7 +21,7 @@ def command(d: int, as_json: bool) -> None:
 
 
 def _row(kernel, d: int) -> dict[str, object]:
-    tiling = kernel.tiling(d)
+    tiling = kernel.tiling(Problem(1, 2048, d))
     needs = "{}{}".format(*kernel.needs) + ("a" if kernel.arch_only else "")
     return {
         "name": kernel.name, "file": kernel.file, "summary": kernel.summary, "needs": needs, "d": d,

@@ -35,9 +35,13 @@ def finite(value: object) -> object:
     return [finite(item) for item in value] if isinstance(value, list) else value
 
 
+def _on_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()  # None: closed from the start
+
+
 def progress(length: int, label: str):
     """A progress bar on stderr, shown on a terminal only."""
-    return click.progressbar(length=length, label=label, file=sys.stderr, hidden=not sys.stderr.isatty())
+    return click.progressbar(length=length, label=label, file=sys.stderr, hidden=not _on_terminal())
 
 
 @contextlib.contextmanager
@@ -50,7 +54,7 @@ def late_progress(length: int):
         done += count
         if bar is not None:
             bar.update(count)
-        elif sys.stderr.isatty() and time.monotonic() - start > 1:
+        elif _on_terminal() and time.monotonic() - start > 1:
             bar = progress(length, "computing").__enter__()
             bar.update(done)
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import click
 
@@ -9,8 +8,12 @@ from flashcli.commands import options
 
 
 def _finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not math.isfinite(value):
-        raise click.BadParameter("must be finite.")
+    if value is None:
+        return None
+    from flashcli.attention import MAX_SCALE
+
+    if not abs(value) <= MAX_SCALE:
+        raise click.BadParameter("must be finite in float32.")
     return value
 
 

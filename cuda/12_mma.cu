@@ -1,0 +1,273 @@
+// Tensor cores: each fp32 product becomes three fp16 products on mma.sync (sm_80 and later).
+//
+// What changed: the tile products S = Q Kᵀ and P V no longer run as FFMA. Every number is scaled by a power of two and
+// split into fp16 hi + lo (split.cuh), x y = lo hi + hi lo + hi hi, and a warp multiplies 16 x 8 x 16 blocks at a time.
+// `prepare` splits K and V once, into tiles that lie in global memory just as shared memory wants them; Q and P are split
+// in registers, for the accumulator of one product has the layout of the other's left operand: P never leaves the warp.
+// Why it is faster: fp16 tensor cores do 8 to 15 times the rate of FFMA, so three products instead of one still win. A
+// warp owns ROW_TILES x 16 rows, so that what ldmatrix reads from shared memory serves several mma.
+// What it costs: a pass over K and V before the first product, and care for the last bits, since the tensor cores round
+// every sum towards zero: small products come first, while the accumulator is small; each tile's P V starts from zero and
+// is added to O in fp32; P carries a factor of 2^P_BIAS, so that small p keep the bits of their lo.
+#include "split.cuh"
+
+constexpr int MIN_BLOCKS = D <= 32 ? 4 : 1;                 // of an SM: short heads leave registers for more warps
+constexpr int WARPS = THREADS / 32;
+constexpr int ROW_TILES = BR / (16 * WARPS);                // 16-row tiles a warp
+constexpr int DEPTH = D > 128 ? 32 : D % 64 == 0 ? 64 : D;  // columns of Q and K summed inside the tensor core
+constexpr bool Q_IN_REGISTERS = D <= 128;                   // else in shared memory, each thread's fragments apart
+constexpr float P_BIAS = 6;
+
+// Columns of a product at a time: 32 / ROW_TILES make four independent chains of mma, half of it saves registers.
+constexpr int STRIP = D >= 128 ? 16 : 32 / ROW_TILES;
+
+static_assert(THREADS % 32 == 0 && BR == ROW_TILES * 16 * WARPS && ROW_TILES >= 1 && ROW_TILES <= 2, "whole row tiles a warp");
+static_assert(BC % STRIP == 0 && D % STRIP == 0, "a tile is multiplied strip by strip");
+
+// Shared memory: K_TILE and V_TILE bytes, and for long heads Q, 2 * D / 16 * THREADS * 16.
+extern __shared__ __align__(1024) unsigned char shared[];
+
+struct Fragment { unsigned x[4]; };  // a warp's 16 x 16 block of a left operand, or two 8 x 16 blocks of a right one
+
+// Four 8 x 8 blocks of fp16; lane 8i + r names row r of block i.
+__device__ __forceinline__ Fragment ldmatrix(const unsigned char *row) {
+    Fragment f;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(f.x[0]), "=r"(f.x[1]), "=r"(f.x[2]), "=r"(f.x[3]) : "r"((unsigned)__cvta_generic_to_shared(row)) : "memory");
+    return f;
+}
+
+// c += a b for the 16 x 8 accumulator c; b is half a fragment.
+__device__ __forceinline__ void mma(float (&c)[4], const Fragment &a, const unsigned *b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ __forceinline__ void copy16(unsigned char *to, const unsigned char *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// This thread's share of a tile, as `prepare` laid it out; both addresses are already the thread's own.
+template <int BYTES>
+__device__ __forceinline__ void copy_share(unsigned char *to, const unsigned char *from) {
+#pragma unroll
+    for (int x = 0; x < BYTES; x += 16 * THREADS)
+        if (BYTES % (16 * THREADS) == 0 || x + 16 * threadIdx.x < BYTES) copy16(to + x, from + x);
+}
+
+// Rows `row` to `row` + 15 and columns `column` to `column` + 15 of a split tile of R rows, as the right operands of two
+// mma: x[0..1] for the first eight rows, x[2..3] for the others. Only row % 8 enters the swizzle, and it is the lane's.
+template <int R>
+__device__ __forceinline__ Fragment right_operand(const unsigned char *tile, int row, int column) {
+    const int lane = threadIdx.x % 32, lane_row = lane % 8 + lane / 16 * 8, lane_chunk = lane / 8 % 2;
+    const int at = lane_row * 128 + (lane_chunk ^ lane % 8) * 16;
+    return ldmatrix(tile + (at ^ column % 64 / 8 * 16) + row * 128 + column / 64 * (R * 128));
+}
+
+// False, but ptxas does not know: it would fetch the right operands of all strips at once, more than there are registers
+// for, and does not look beyond a branch.
+__device__ __forceinline__ bool never(int exponent) {
+    asm volatile("" : "+r"(exponent));
+    return exponent > 1000;
+}
+
+// c = the strip of A B' from column n of the result on (row n of the tile B); A's fragments are a(tile, k, lo?), the
+// tile has C columns of hi, then as many of lo. Columns first to first + 16 * STEPS of the tile are summed.
+template <int R, int C, int STEPS, class Left>
+__device__ __forceinline__ void multiply_strip(float (&c)[ROW_TILES][STRIP / 8][4], Left a, const unsigned char *tile, int n, int first) {
+    Fragment hi[STEPS][STRIP / 16];
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k)  // lo hi + hi lo
+#pragma unroll
+        for (int x = 0; x < STRIP / 16; ++x) {
+            hi[k][x] = right_operand<R>(tile, n + 16 * x, first + 16 * k);
+            if (PRODUCTS == 1) continue;
+            const Fragment lo = right_operand<R>(tile, n + 16 * x, C + first + 16 * k);
+#pragma unroll
+            for (int y = 0; y < 4; ++y)
+#pragma unroll
+                for (int t = 0; t < ROW_TILES; ++t)
+                    mma(c[t][2 * x + y % 2], a(t, k, y < 2), (y < 2 ? hi[k][x] : lo).x + y % 2 * 2);
+        }
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k)  // hi hi
+#pragma unroll
+        for (int x = 0; x < STRIP / 8; ++x)
+#pragma unroll
+            for (int t = 0; t < ROW_TILES; ++t) mma(c[t][x], a(t, k, false), hi[k][x / 2].x + x % 2 * 2);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(ATTENTION_ARGUMENTS) {
+    unsigned char *const Kj = shared, *const Vj = shared + K_TILE;
+    uint4 *const Qi = reinterpret_cast<uint4 *>(Vj + V_TILE);
+
+    // In an accumulator a thread holds rows g and g + 8 and columns 2t, 2t + 1 of each 16 x 8 block, g = lane / 4,
+    // t = lane % 4: the four threads of a quad share a row. Row r of this thread is row (r / 2 * 16 + r % 2 * 8).
+    constexpr int ROWS = 2 * ROW_TILES;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
+    const int Tr = ceil_div(N, BR), Tc = ceil_div(N, BC), row_tile = blockIdx.x % Tr;
+    const long long b = blockIdx.x / Tr;
+    const int i0 = (CAUSAL ? Tr - 1 - row_tile : row_tile) * BR;  // causal: the longest rows first
+    const int row0 = i0 + warp * (16 * ROW_TILES) + lane / 4;
+    const unsigned char *tile = workspace + b * Tc * (K_TILE + V_TILE) + 16 * threadIdx.x;  // this thread's share of it
+    const int *exponents = tile_exponents(workspace, B, Tc) + 2 * b * Tc;
+    Q += b * batch_stride, O += b * N * HEAD_DIM;
+
+    copy_share<K_TILE>(Kj + 16 * threadIdx.x, tile);
+
+    // Q = hi + lo, as left operands: x[0..3] are columns 2t of row g, of row g + 8, columns 8 + 2t of row g, of row g + 8.
+    // It carries the scale, so that S is in powers of two, and each row a power of two of its own, q_exponent.
+    Fragment q_registers[Q_IN_REGISTERS ? ROW_TILES : 1][Q_IN_REGISTERS ? D / 16 : 1][2];
+    int q_exponent[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        const int i = row0 + r / 2 * 16 + r % 2 * 8;
+        const float *const row = Q + (long long)i * HEAD_DIM;
+        float2 q[D / 8];
+        float largest = 0;
+#pragma unroll
+        for (int x = 0; x < D / 8; ++x) {
+            const int column = 8 * x + 2 * t, left = i < N ? HEAD_DIM - column : 0;
+            q[x] = make_float2(left > 0 ? row[column] * (scale * LOG2E) : 0, left > 1 ? row[column + 1] * (scale * LOG2E) : 0);
+            largest = fmaxf(largest, fmaxf(fabsf(q[x].x), fabsf(q[x].y)));
+        }
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+        q_exponent[r] = scale_exponent(largest);
+        const float factor = power_of_two(q_exponent[r]);
+#pragma unroll
+        for (int x = 0; x < D / 8; ++x) {
+            unsigned hi, lo;
+            split(q[x].x * factor, q[x].y * factor, hi, lo);
+            const int k = x / 2, word = x % 2 * 2 + r % 2;
+            if (Q_IN_REGISTERS) {
+                q_registers[r / 2][k][0].x[word] = hi, q_registers[r / 2][k][1].x[word] = lo;
+            } else {
+                reinterpret_cast<unsigned *>(&Qi[(2 * k + 0) * THREADS + threadIdx.x])[word] = hi;
+                reinterpret_cast<unsigned *>(&Qi[(2 * k + 1) * THREADS + threadIdx.x])[word] = lo;
+            }
+        }
+    }
+
+    float o[ROW_TILES][D / 8][4] = {}, m[ROWS], l[ROWS] = {};  // l: of this thread's keys only
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) m[r] = NEG_INF;
+
+    const int keys = CAUSAL ? min(N, i0 + BR) : N;  // keys that some row of this block sees
+    const int warp_keys = CAUSAL ? min(N, i0 + (warp + 1) * (16 * ROW_TILES)) : N;  // and of this warp
+#pragma unroll 1
+    for (int j0 = 0; j0 < keys; j0 += BC) {
+        const int k_exponent = exponents[0], v_exponent = exponents[1];
+        exponents += 2;
+
+        // S = Q Kᵀ, in units of 2^(q_exponent + k_exponent); meanwhile V travels
+        await_copies();
+        __syncthreads();
+        copy_share<V_TILE>(Vj + 16 * threadIdx.x, tile + K_TILE);
+        float s[ROW_TILES][BC / 8][4];
+#pragma unroll
+        for (int n = 0; n < BC; n += STRIP) {
+            if (j0 + n >= warp_keys) {
+#pragma unroll
+                for (int x = 0; x < ROW_TILES * STRIP / 2; ++x) s[x / (STRIP / 2)][n / 8 + x / 4 % (STRIP / 8)][x % 4] = NEG_INF;
+                continue;
+            }
+#pragma unroll
+            for (int first = 0; first < D; first += DEPTH) {
+                float c[ROW_TILES][STRIP / 8][4] = {};
+                multiply_strip<BC, D, DEPTH / 16>(c, [&](int rows, int k, bool lo) {
+                    k += first / 16;
+                    if (Q_IN_REGISTERS) return q_registers[rows][k][lo];
+                    const uint4 q = Qi[(2 * k + lo) * THREADS + threadIdx.x];
+                    return Fragment{q.x, q.y, q.z, q.w};
+                }, Kj, n, first);
+#pragma unroll
+                for (int x = 0; x < ROW_TILES * STRIP / 2; ++x) {
+                    float &to = s[x / (STRIP / 2)][n / 8 + x / 4 % (STRIP / 8)][x % 4];
+                    const float sum = c[x / (STRIP / 2)][x / 4 % (STRIP / 8)][x % 4];
+                    to = first ? to + sum : sum;
+                }
+            }
+        }
+
+        if (j0 + BC > (CAUSAL ? min(N, i0 + 1) : N)) {  // some row of this block does not see all of the tile
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+                for (int x = 0; x < BC / 4; ++x) {
+                    const int key = j0 + x / 2 * 8 + 2 * t + x % 2, i = row0 + r / 2 * 16 + r % 2 * 8;
+                    if (key >= (CAUSAL ? min(N, i + 1) : N)) s[r / 2][x / 2][r % 2 * 2 + x % 2] = NEG_INF;
+                }
+        }
+
+        // m, P = exp(S - m) = hi + lo, l. The unit of S is a power of two: s * unit - m is exactly zero at the maximum.
+        // Two neighbours in a row are one word of a left operand, two 16 x 8 blocks of S one left operand.
+        Fragment p[ROW_TILES][BC / 16][2];
+        float rescale[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            float largest = NEG_INF, sum = 0;
+#pragma unroll
+            for (int x = 0; x < BC / 8; ++x) {
+                const float *const pair = s[r / 2][x] + r % 2 * 2;
+                largest = fmaxf(largest, fmaxf(pair[0], pair[1]));
+            }
+            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+            const float unit = power_of_two(max(-126, min(127, -q_exponent[r] - k_exponent)));
+            const float m_new = fmaxf(m[r], largest * unit), shift = finite_or_zero(m_new);
+            rescale[r] = exp2_fast(m[r] - shift);
+            m[r] = m_new;
+#pragma unroll
+            for (int x = 0; x < BC / 8; ++x) {
+                const float *const pair = s[r / 2][x] + r % 2 * 2;
+                const float p0 = exp2_fast(pair[0] * unit - (shift - P_BIAS)), p1 = exp2_fast(pair[1] * unit - (shift - P_BIAS));
+                sum = x == 0 ? p0 + p1 : sum + (p0 + p1);
+                split(p0, p1, p[r / 2][x / 2][0].x[x % 2 * 2 + r % 2], p[r / 2][x / 2][1].x[x % 2 * 2 + r % 2]);
+            }
+            l[r] = l[r] * rescale[r] + sum;
+        }
+
+        // T = P V from zero; O = O * rescale + T in the units of O; meanwhile the next K travels
+        await_copies();
+        __syncthreads();
+        tile += K_TILE + V_TILE;
+        if (j0 + BC < keys) copy_share<K_TILE>(Kj + 16 * threadIdx.x, tile);
+        const float unit = power_of_two(-v_exponent);
+#pragma unroll
+        for (int n = 0; n < D; n += STRIP) {
+            if (never(v_exponent - n)) break;
+            float T[ROW_TILES][STRIP / 8][4] = {};
+            multiply_strip<D, BC, BC / 16>(T, [&](int rows, int k, bool lo) { return p[rows][k][lo]; }, Vj, n, 0);
+#pragma unroll
+            for (int x = 0; x < ROW_TILES * STRIP / 2; ++x) {
+                const int rows = x / (STRIP / 2), block = x / 4 % (STRIP / 8);
+                float &to = o[rows][n / 8 + block][x % 4];
+                to = to * rescale[rows * 2 + x % 4 / 2] + T[rows][block][x % 4] * unit;
+            }
+        }
+    }
+
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        l[r] += __shfl_xor_sync(~0u, l[r], 1);
+        l[r] += __shfl_xor_sync(~0u, l[r], 2);
+        const int i = row0 + r / 2 * 16 + r % 2 * 8;
+        if (i >= N) continue;
+        const float factor = 1 / l[r];
+        float *const row = O + (long long)i * HEAD_DIM;
+#pragma unroll
+        for (int x = 0; x < D / 8; ++x) {
+            const int column = 8 * x + 2 * t, left = HEAD_DIM - column;
+            const float *const pair = o[r / 2][x] + r % 2 * 2;
+            if (HEAD_DIM % 2 == 0) {
+                if (left > 0) *reinterpret_cast<float2 *>(row + column) = make_float2(pair[0] * factor, pair[1] * factor);
+            } else {
+                if (left > 0) row[column] = pair[0] * factor;
+                if (left > 1) row[column + 1] = pair[1] * factor;
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+RANKINGS = ("passed", "penalty", "relative")  # a test holds them to judge/rules.py
+FORMATS = (".html", ".md", ".csv", ".json")
+rank_option = click.option(
+    "--rank", "ranking", type=click.Choice(RANKINGS),
+    help="passed: most cases accepted, then least time (the default); penalty: least time, a case not accepted "
+    "counting as its penalty; relative: largest mean of best time / own time.",
+)  # fmt: skip
+board_option = click.option(
+    "--board", "boards", multiple=True, metavar="FILE", help=f"Write the scoreboard: {', '.join(FORMATS)}; repeatable."
+)
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="RESULTS...")
+@rank_option
+@board_option
+def command(files: tuple[str, ...], ranking: str | None, boards: tuple[str, ...]) -> None:
+    """Rank what `judge --results` has written, with one scoreboard for each kind of GPU (or CPU).
+
+    Where files have results of the same submission, case and device, those of the last file count.
+    """
+    from flashcli.judge import results, scoreboard
+
+    check_formats(boards)
+    found = [result for file in files for result in results.read(Path(file))[1]]
+    standings = scoreboard.boards(found, ranking or "passed")
+    click.echo(scoreboard.text(standings))
+    write_boards(standings, boards)
+
+
+def check_formats(paths: tuple[str, ...]) -> None:
+    """Done before any judging, for it would be a pity to find out after it."""
+    for path in paths:
+        if Path(path).suffix not in FORMATS:
+            raise click.BadParameter(f"{path!r} should end in {', '.join(FORMATS)}.", param_hint="--board")
+
+
+def write_boards(standings: list, paths: tuple[str, ...]) -> None:
+    from flashcli.errors import CannotCreate, explained
+    from flashcli.judge import scoreboard
+
+    for path in map(Path, paths):
+        with explained("write", path, CannotCreate):
+            path.write_text(scoreboard.WRITERS[path.suffix](standings), encoding="utf-8")

@@ -1,0 +1,170 @@
+"""The scoreboard as one HTML file that needs nothing else: sortable tables, and a plot of time per case.
+
+Whatever comes from a submission goes through `html.escape`; besides, the page's policy lets no script run but its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.resources
+import math
+import string
+from html import escape
+
+from flashcli.judge import scoreboard
+from flashcli.judge.judging import ACCEPTED
+from flashcli.judge.scoreboard import Board, Standing
+
+# Colour and shape both tell the first ones apart (colours after Okabe and Ito); the others are grey.
+MARKS = (
+    ("#0072b2", "M-5 0A5 5 0 1 0 5 0A5 5 0 1 0-5 0Z"),  # circle
+    ("#d55e00", "M-4.5-4.5H4.5V4.5H-4.5Z"),  # square
+    ("#009e73", "M0-6L5.5 4.5H-5.5Z"),  # triangle
+    ("#cc79a7", "M0-6L6 0L0 6L-6 0Z"),  # diamond
+    ("#e69f00", "M0 6L5.5-4.5H-5.5Z"),  # triangle, pointing down
+    ("#56b4e9", "M-2-6H2V-2H6V2H2V6H-2V2H-6V-2H-2Z"),  # plus
+)
+OTHER = ("#8a8a8a", "M-3 0A3 3 0 1 0 3 0A3 3 0 1 0-3 0Z")
+LEFT, WIDTH, RIGHT, ROW, TOP = 190, 560, 110, 22, 30  # of the plot, in its own units
+
+
+def html(boards: list[Board]) -> str:
+    files = importlib.resources.files("flashcli.judge")
+    script = (files / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return string.Template((files / "page.html").read_text(encoding="utf-8")).substitute(
+        digest=digest, script=script, sections="\n".join(map(_section, boards))
+    )
+
+
+def _section(board: Board) -> str:
+    return "\n".join([
+        f"<section><h2>{escape(board.device)}</h2>",
+        f"<p>Ranking: {escape(scoreboard.RANKINGS[board.ranking])}.</p>",
+        _standings(board),
+        "<h3>Time on each case</h3>",
+        _legend(board),
+        _plot(board),
+        "<h3>All results</h3>",
+        _results(board),
+        "</section>",
+    ])  # fmt: skip
+
+
+def _table(headings: tuple[str, ...], lines: list[str], numbers: str) -> str:
+    """Sortable: the script puts the lines in order by their cells' data-key. ``numbers`` names columns set right."""
+    kinds = [' class="n"' if heading in numbers else "" for heading in headings]
+    head = "".join(
+        f'<th scope="col"{kind}><button type="button">{escape(heading)}</button></th>'
+        for heading, kind in zip(headings, kinds, strict=True)
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def _cell(text: str, key: float | None = None, kind: str = "") -> str:
+    """A table cell; one with a number to sort by is set to the right."""
+    number = "" if key is None else f' data-key="{key!r}"'
+    return f'<td class="{"n " if key is not None else ""}{kind}"{number}>{escape(text)}</td>'
+
+
+def _standings(board: Board) -> str:
+    lines = []
+    for standing, shown in zip(board.standings, scoreboard.rows(board), strict=True):
+        keys = (standing.rank, None, standing.passed, standing.seconds, standing.score)
+        cells = "".join(_cell(text, key) for text, key in zip(shown, keys, strict=False))
+        lines.append(f'<tr data-of="{escape(standing.submission)}">{cells}</tr>')
+    return _table(scoreboard.headings(board), lines, numbers="rank accepted time score")
+
+
+def _results(board: Board) -> str:
+    lines = []
+    for standing in board.standings:
+        for case, result in standing.results.items():
+            shape, good = f"({result.B}, {result.N}, {result.d})", result.verdict == ACCEPTED
+            lines.append(
+                f'<tr data-of="{escape(standing.submission)}">'
+                + _cell(standing.submission)
+                + _cell(case)
+                + _cell(shape, result.B * result.N**2 * result.d)
+                + _cell(f"{result.seconds:.3f} s", result.seconds)
+                + _cell(f"{'✓' if good else '✗'} {result.verdict}", kind="good" if good else "bad")
+                + _cell(result.detail)
+                + "</tr>"
+            )
+    return _table(("submission", "case", "(B, N, d)", "time", "verdict", "detail"), lines, numbers="(B, N, d) time")
+
+
+def _shown(board: Board) -> list[Standing]:
+    """Those that have a mark in the plot."""
+    return [standing for standing in board.standings if standing.passed]
+
+
+def _mark(board: Board, standing: Standing) -> tuple[str, str]:
+    place = _shown(board).index(standing)
+    return MARKS[place] if place < len(MARKS) else OTHER
+
+
+def _legend(board: Board) -> str:
+    entries, shown = [], _shown(board)
+    for standing in shown[: len(MARKS)]:
+        colour, shape = _mark(board, standing)
+        icon = f'<svg viewBox="-7 -7 14 14" aria-hidden="true"><path fill="{colour}" d="{shape}"/></svg>'
+        entries.append(f'<li data-of="{escape(standing.submission)}">{icon} {escape(standing.submission)}</li>')
+    if (others := len(shown) - len(MARKS)) > 0:
+        entries.append(f"<li>and {others} more, in grey</li>")
+    return f'<ul class="legend">{"".join(entries)}</ul>'
+
+
+def _plot(board: Board) -> str:
+    """A line for each case, a mark for each submission that has it right, at its time; the axis is logarithmic."""
+    times = [r.seconds for s in board.standings for r in s.results.values() if r.verdict == ACCEPTED]
+    low, high = _decades(times)
+    height = TOP + ROW * len(board.cases) + 10
+    parts = [
+        f'<svg class="plot" viewBox="0 0 {LEFT + WIDTH + RIGHT} {height}" role="img"'
+        ' aria-label="Time on each case; the table of all results has the numbers.">'
+    ]
+    for power in range(low, high + 1):
+        x = _x(10.0**power, low, high)
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{height - 10}"/>')
+        parts.append(f'<text x="{x:.1f}" y="{TOP - 12}" text-anchor="middle">{10.0**power:g} s</text>')
+    parts += [_plot_line(board, case, TOP + ROW * (line + 0.5), low, high) for line, case in enumerate(board.cases)]
+    return "".join(parts) + "</svg>"
+
+
+def _plot_line(board: Board, case: str, y: float, low: int, high: int) -> str:
+    judged = {s.submission: s.results[case] for s in board.standings if case in s.results}
+    some = next(iter(judged.values()))
+    failed = [f"{name}: {result.verdict}" for name, result in judged.items() if result.verdict != ACCEPTED]
+    parts = [
+        f'<line class="grid" x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>',
+        f'<text x="{LEFT - 12}" y="{y + 4:.1f}" text-anchor="end">{escape(case)} ({some.B}, {some.N}, {some.d})</text>',
+    ]
+    for standing in reversed(board.standings):  # the best on top
+        result = standing.results.get(case)
+        if result is not None and result.verdict == ACCEPTED:
+            colour, shape = _mark(board, standing)
+            parts.append(
+                f'<path class="mark" data-of="{escape(standing.submission)}" fill="{colour}" d="{shape}"'
+                f' transform="translate({_x(result.seconds, low, high):.1f} {y:.1f})">'
+                f"<title>{escape(standing.submission)}: {result.seconds:.3f} s</title></path>"
+            )
+    if failed:
+        parts.append(
+            f'<text class="bad" x="{LEFT + WIDTH + 14}" y="{y + 4:.1f}">✗ {len(failed)} failed'
+            f"<title>{escape(chr(10).join(failed))}</title></text>"
+        )
+    return "".join(parts)
+
+
+def _decades(times: list[float]) -> tuple[int, int]:
+    """Powers of ten, in seconds, between which all times lie."""
+    positive = [time for time in times if time > 0] or [1.0]
+    low = math.floor(math.log10(min(positive)))
+    return low, max(low + 1, math.ceil(math.log10(max(positive))))
+
+
+def _x(seconds: float, low: int, high: int) -> float:
+    share = (math.log10(max(seconds, 10.0**low)) - low) / (high - low)
+    return LEFT + WIDTH * share

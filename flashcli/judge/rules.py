@@ -1,0 +1,194 @@
+"""The rules of a judging: defaults, a TOML file that changes them, and overrides for single cases."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+
+from flashcli.errors import BadInput, explained
+
+RANKINGS = {
+    "passed": "most cases accepted, then least time over them",
+    "penalty": "least time, a case not accepted counting as its penalty",
+    "relative": "largest mean of (best time / own time), a case not accepted counting as 0",
+}
+UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What holds for a case. Times are in seconds, sizes in bytes."""
+
+    cases: Path = Path("testcases")  # the folder with the test cases
+    select: tuple[str, ...] = ()  # patterns of case names; empty: all
+    time_limit: float | None = None  # None: what the case itself says
+    grace: float = 1.0  # from SIGTERM, at the time limit, to SIGKILL
+    penalty: float = 60.0  # what a case not accepted counts, in the ranking "penalty"
+    tolerance: float = 1e-4
+    repetitions: int = 1  # each on new inputs and each checked; their median is the time
+    ranking: str = "passed"
+    exe: str = "hw4"  # the program in each submission's folder
+    build: str | None = None  # shell command, run in a copy of that folder
+    build_time_limit: float = 300.0
+    launcher: tuple[str, ...] = ()  # put before the program, such as srun -N1 -n1 --gres=gpu:1
+    environment: dict[str, str] = field(default_factory=dict)  # added to the clean one
+    memory: int | None = None  # address space; None: no limit, for CUDA reserves far more of it than memory
+    file_size: int = 2**30  # of any one file, on top of the size of the right output
+    processes: int = 2048  # threads included
+    case: dict[str, dict[str, object]] = field(default_factory=dict)  # overrides by pattern; later ones win
+
+    def for_case(self, name: str) -> Rules:
+        overrides = {}
+        for pattern, table in self.case.items():
+            if matches(name, pattern):
+                overrides |= table
+        return replace(self, **overrides)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Shell-like, and ``[01-10]`` stands for the numbers 01 to 10, as in Slurm's host lists."""
+    return any(fnmatch.fnmatchcase(name, glob) for glob in expand(pattern))
+
+
+def expand(pattern: str) -> list[str]:
+    """``t[01-03]*`` -> ``t01*``, ``t02*``, ``t03*``."""
+    if not (found := re.search(r"\[(\d+)-(\d+)\]", pattern)):
+        return [pattern]
+    first, last = found.groups()
+    head, tail = pattern[: found.start()], expand(pattern[found.end() :])
+    return [f"{head}{number:0{len(first)}}{rest}" for number in range(int(first), int(last) + 1) for rest in tail]
+
+
+def unmatched(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+    """The patterns that stand for no case at all: misspelt, most likely."""
+    names = list(names)
+    return [pattern for pattern in patterns if not any(matches(name, pattern) for name in names)]
+
+
+def load(path: Path) -> Rules:
+    """The rules of a TOML file; its ``cases`` is relative to the file's folder. BadInput says what is wrong in it."""
+    with explained("read", path):
+        content = path.read_bytes()
+    try:
+        table = tomllib.loads(content.decode())
+        values = _checked(table, {name: CHECKS[name] for name in (*CHECKS, "case")}, "")
+        values["case"] = {
+            name: _checked(override, {key: CHECKS[key] for key in OVERRIDABLE}, f"case.{name}: ")
+            for name, override in values.get("case", {}).items()
+        }
+    except (ValueError, UnicodeDecodeError) as error:  # TOMLDecodeError is a ValueError
+        raise BadInput(f"{str(path)!r} is not a rules file: {error}.", f"its keys are {', '.join(CHECKS)}.") from error
+    return replace(Rules(**values), cases=path.parent / values.get("cases", "testcases"))
+
+
+def _checked(table: object, checks: dict[str, tuple[Callable, str]], where: str) -> dict[str, object]:
+    if not isinstance(table, dict):
+        raise ValueError(f"{where}{table!r} is not a table")
+    checked = {}
+    for name, value in table.items():
+        if name not in checks:
+            raise ValueError(f"{where}there is no key {name!r} here")
+        convert, wanted = checks[name]
+        try:
+            checked[name] = convert(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(f"{where}{name} must be {wanted}, not {value!r}") from None
+    return checked
+
+
+def _number(above: float, including: bool = False) -> Callable[[object], float]:
+    def convert(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise TypeError
+        if value < above or (value == above and not including):
+            raise ValueError
+        return float(value)
+
+    return convert
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError
+    return value
+
+
+def size(value: object) -> int:
+    """Bytes: a whole number above 0, or a text such as "8 GiB"."""
+    if isinstance(value, str) and (parts := re.fullmatch(r"(\d+)\s*([KMGT]iB|)", value, re.IGNORECASE)):
+        return _count(int(parts[1]) * UNITS[parts[2].upper()])
+    return _count(value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ValueError
+    return value
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise TypeError
+    return tuple(_text(item) for item in value)
+
+
+def _patterns(value: object) -> tuple[str, ...]:
+    return (_text(value),) if isinstance(value, str) else _texts(value)
+
+
+def _table(value: object) -> dict:
+    if not isinstance(value, dict):
+        raise TypeError
+    return value
+
+
+def _variables(value: object) -> dict[str, str]:
+    if any(
+        not name or "=" in name or not isinstance(text, str) or "\0" in text for name, text in _table(value).items()
+    ):
+        raise ValueError
+    return value
+
+
+def _ranking(value: object) -> str:
+    if value not in RANKINGS:
+        raise ValueError
+    return value
+
+
+def _file_name(value: object) -> str:
+    if Path(_text(value)).is_absolute() or ".." in Path(value).parts:
+        raise ValueError
+    return value
+
+
+SECONDS = (_number(0), "a number of seconds above 0")
+SECONDS_OR_0 = (_number(0, including=True), "a number of seconds, 0 or more")
+SIZE = (size, 'a number of bytes above 0, or a text such as "8 GiB"')
+COUNT = (_count, "a whole number above 0")
+CHECKS: dict[str, tuple[Callable, str]] = {
+    "cases": (_text, "the name of a folder"),
+    "select": (_patterns, 'patterns of case names, such as ["t[01-10]", "t2?"]'),
+    "time_limit": SECONDS,
+    "grace": SECONDS_OR_0,
+    "penalty": SECONDS_OR_0,
+    "tolerance": (_number(0, including=True), "a number, 0 or more"),
+    "repetitions": COUNT,
+    "ranking": (_ranking, f"one of {', '.join(RANKINGS)}"),
+    "exe": (_file_name, "the name of a file in each submission's folder"),
+    "build": (_text, 'a shell command, such as "make hw4"'),
+    "build_time_limit": SECONDS,
+    "launcher": (_texts, 'a list of words, such as ["srun", "-N1", "-n1", "--gres=gpu:1"]'),
+    "environment": (_variables, 'a table of texts, such as OMP_NUM_THREADS = "4"'),
+    "memory": SIZE,
+    "file_size": SIZE,
+    "processes": COUNT,
+    "case": (_table, 'tables by pattern, such as [case."t[29-30]"]'),
+}
+OVERRIDABLE = ("time_limit", "grace", "penalty", "tolerance", "repetitions", "memory", "file_size", "processes")
+assert set(CHECKS) == {item.name for item in fields(Rules)}, "every rule can be written in a file"

@@ -1,0 +1,94 @@
+"""The programs to judge: where they are, and building them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flashcli.errors import BadInput, UsageError
+from flashcli.judge.processes import Finished
+from flashcli.judge.rules import Rules
+from flashcli.judge.sandbox import confined
+from flashcli.judge.texts import ended, last_line, printable
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A program, run as ``command... IN OUT``. ``failure`` says why there is none: its build failed, and how."""
+
+    name: str
+    command: tuple[str, ...]
+    trusted: bool = False  # flashcli itself: run as it is, not confined
+    failure: str = ""
+
+
+def own_program(backend: str, kernel: str | None) -> Submission:
+    chosen_kernel = ("--kernel", kernel) if kernel else ()
+    command = (sys.executable, "-m", "flashcli", "run", "--backend", backend, *chosen_kernel)
+    return Submission("flashcli", command, trusted=True)
+
+
+def find(named: Iterable[str], rules: Rules) -> list[Submission]:
+    """The submissions that ``--exe`` names: a program, or a folder with a folder or a program for each of them."""
+    found = [submission for name in named for submission in _find(name, rules)]
+    names = [submission.name for submission in found]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"there are two submissions named {twice[0]!r}.", "rename one of them.")
+    return found
+
+
+def _find(name: str, rules: Rules) -> list[Submission]:
+    path = Path(name)
+    if not path.is_dir():
+        return [Submission(printable(name), (_program(name, rules),))]
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    folders = [
+        Submission(printable(entry.name), (str(entry.absolute() / rules.exe),)) for entry in entries if entry.is_dir()
+    ]
+    programs = [
+        Submission(printable(entry.name), (str(entry.absolute()),))
+        for entry in entries
+        if entry.is_file() and os.access(entry, os.X_OK) and not rules.build
+    ]
+    if not folders + programs:
+        hint = f"it should have a folder with {rules.exe} in it, or a program, for each submission."
+        raise BadInput(f"there are no submissions in {name!r}.", hint)
+    return folders + programs
+
+
+def _program(name: str, rules: Rules) -> str:
+    """The path of a program named on the command line; with a build command, it need not be there yet."""
+    path = os.path.abspath(name) if os.sep in name or rules.build else shutil.which(name)
+    if path is None or not os.path.exists(os.path.dirname(path) if rules.build else path):
+        raise UsageError(f"{name!r} cannot be run: no such file or directory.", "check --exe.")
+    if not rules.build and not os.access(path, os.X_OK):
+        raise UsageError(f"{name!r} cannot be run: permission denied.", "chmod +x it.")
+    return path
+
+
+def build(submission: Submission, rules: Rules, scratch: Path) -> Submission:
+    """Run the rules' build command in a copy of the submission's folder; the result is the program in that copy."""
+    program = Path(submission.command[0])
+    copy = Path(tempfile.mkdtemp(prefix="build-", dir=scratch))
+    # Not behind the launcher: compilers are on the machine where people log in, and GPUs need not be.
+    local = replace(rules, launcher=())
+    try:
+        shutil.copytree(program.parent, copy, symlinks=True, dirs_exist_ok=True)
+        finished = confined(["/bin/sh", "-c", rules.build], copy, local, rules.build_time_limit)
+    except OSError as error:  # shutil.Error is one
+        return replace(submission, failure=f"its folder cannot be copied{last_line(str(error))}")
+    built = copy / program.name
+    return replace(submission, command=(str(built),), failure=_build_failure(finished, built, rules))
+
+
+def _build_failure(finished: Finished, built: Path, rules: Rules) -> str:
+    if finished.stopped:
+        return f"stopped after {rules.build_time_limit:g} s"
+    if finished.returncode:
+        return f"{ended(finished.returncode)}{last_line(finished.printed)}"
+    return "" if os.access(built, os.X_OK) else f"it made no program {built.name}"

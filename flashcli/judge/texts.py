@@ -1,0 +1,30 @@
+"""Text that came from a submission, made fit to be shown."""
+
+from __future__ import annotations
+
+import signal
+
+LONGEST = 200
+
+
+def printable(text: str) -> str:
+    """Without control characters, which could drive a terminal, and without lone surrogates from file names."""
+    return "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
+
+
+def last_line(printed: str) -> str:
+    """ ": " and the last line that a program printed, cut to a bearable length; nothing if it printed nothing."""
+    line = printable(printed.rpartition("\n")[2].strip())
+    if not line:
+        return ""
+    return f": {line[:LONGEST]}{'...' if len(line) > LONGEST else ''}"
+
+
+def ended(returncode: int) -> str:
+    """How a process ended, in words."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        return f"killed by {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"killed by signal {-returncode}"
