@@ -14,6 +14,7 @@
 constexpr int LANES = THREADS / BR;
 constexpr int D = round_up(HEAD_DIM, 4 * LANES);  // zero-padded, so that every lane has whole float4s
 constexpr int CHUNKS = D / (4 * LANES);           // float4s of a row that one thread keeps
+constexpr int GROUP = 4;                           // float4s of O updated together
 constexpr bool ALIGNED = HEAD_DIM % 4 == 0;       // else rows do not start on 16 bytes: load floats
 
 static_assert(THREADS % BR == 0 && (LANES & (LANES - 1)) == 0 && LANES <= 32, "the lanes of a row reduce by shuffles");
@@ -67,47 +68,67 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
 
         // S = Q Kᵀ, and the new m
         float m_new = m;
-#pragma unroll 4  // four independent sums hide the latency of an FFMA
+#pragma unroll 4  // independent sums hide the latency of an FFMA
         for (int j = 0; j < BC; ++j) {
-            float s = 0;
+            float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
                 const float4 k = Kj[j][c * LANES + lane];
-                s += q[c].x * k.x;
-                s += q[c].y * k.y;
-                s += q[c].z * k.z;
-                s += q[c].w * k.w;
+                sum.x += q[c].x * k.x;
+                sum.y += q[c].y * k.y;
+                sum.z += q[c].z * k.z;
+                sum.w += q[c].w * k.w;
             }
+            float s = (sum.x + sum.y) + (sum.z + sum.w);
 #pragma unroll
             for (int x = LANES / 2; x > 0; x /= 2) s += __shfl_xor_sync(~0u, s, x);
             s = j0 + j < (CAUSAL ? min(N, i + 1) : N) ? s * (scale * LOG2E) : NEG_INF;
-            S[j][r] = s;  // every lane of the row writes the same value
+            if (j % LANES == lane) S[j][r] = s;  // the lane that will read it
             m_new = fmaxf(m_new, s);
         }
 
-        // l and O in units of the new m
+        // P = exp(S - m), and l in units of the new m: each lane for its own keys
         const float shift = finite_or_zero(m_new), rescale = exp2_fast(m - shift);
-        m = m_new;
-        l *= rescale;
-#pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) o[c].x *= rescale, o[c].y *= rescale, o[c].z *= rescale, o[c].w *= rescale;
-
-        // P = exp(S - m), O += P V
+        float row_sum = 0;
 #pragma unroll 4
-        for (int j = 0; j < BC; ++j) {
+        for (int j = lane; j < BC; j += LANES) {
             const float p = exp2_fast(S[j][r] - shift);
-            l += p;
+            S[j][r] = p;
+            row_sum += p;
+        }
+        m = m_new;
+        l = l * rescale + row_sum;
+        __syncwarp();
+
+        // T = P V from zero, O = O * rescale + T: rounding errors grow with the terms of a tile, not with N. Some columns
+        // at a time, for registers.
 #pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-                const float4 v = Vj[j][c * LANES + lane];
-                o[c].x += p * v.x;
-                o[c].y += p * v.y;
-                o[c].z += p * v.z;
-                o[c].w += p * v.w;
+        for (int c0 = 0; c0 < CHUNKS; c0 += GROUP) {
+            float4 t[GROUP] = {};
+#pragma unroll 4
+            for (int j = 0; j < BC; ++j) {
+                const float p = S[j][r];
+#pragma unroll
+                for (int c = 0; c < GROUP && c0 + c < CHUNKS; ++c) {
+                    const float4 v = Vj[j][(c0 + c) * LANES + lane];
+                    t[c].x += p * v.x;
+                    t[c].y += p * v.y;
+                    t[c].z += p * v.z;
+                    t[c].w += p * v.w;
+                }
+            }
+#pragma unroll
+            for (int c = 0; c < GROUP && c0 + c < CHUNKS; ++c) {
+                o[c0 + c].x = o[c0 + c].x * rescale + t[c].x;
+                o[c0 + c].y = o[c0 + c].y * rescale + t[c].y;
+                o[c0 + c].z = o[c0 + c].z * rescale + t[c].z;
+                o[c0 + c].w = o[c0 + c].w * rescale + t[c].w;
             }
         }
     }
 
+#pragma unroll
+    for (int x = LANES / 2; x > 0; x /= 2) l += __shfl_xor_sync(~0u, l, x);
     if (i >= N) return;
     for (int c = 0; c < CHUNKS; ++c) {
         const float4 x = o[c];

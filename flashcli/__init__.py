@@ -7,8 +7,7 @@ __all__ = ["attention"]
 def __getattr__(name: str):
     # Imported on first use, so that `flashcli --help` does not wait for NumPy.
     if name == "attention":
-        from flashcli.attention import attention
+        from flashcli.api import attention
 
-        globals()[name] = attention  # the import has just put the submodule there
         return attention
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

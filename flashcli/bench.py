@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flashcli import __version__, peers
-from flashcli.attention import open_backend
+from flashcli.api import open_backend
 from flashcli.backends.cpu import blas_text
 from flashcli.distributions import draw
 from flashcli.errors import FlashError

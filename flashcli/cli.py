@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import signal
 import sys
 import traceback
@@ -76,23 +75,24 @@ def _terminate(signum: int, frame: object) -> None:
     raise Terminated
 
 
-def main() -> None:
-    """Run the command line; the process ends with one of the exit codes of the README."""
+def main() -> int:
+    """Run the command line; returns one of the exit codes of the README."""
     signal.signal(signal.SIGTERM, _terminate)
-    debug = "--debug" in sys.argv
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.reconfigure(errors="backslashreplace")  # a file name need not be text, nor a locale know ᵀ
     try:
-        # Not group.main(): it has exit codes of its own for Ctrl-C and for a closed pipe.
-        with group.make_context("flashcli", sys.argv[1:]) as context:
-            group.invoke(context)
-        code = 0
-        if sys.stdout:  # None if it was closed from the start
-            sys.stdout.flush()
+        try:
+            # Not group.main(): it has exit codes of its own for Ctrl-C and for a closed pipe.
+            with group.make_context("flashcli", sys.argv[1:]) as context:
+                group.invoke(context)
+        finally:
+            if sys.stdout:  # None if it was closed from the start
+                sys.stdout.flush()  # here, where its failure can still be told
+        return 0
     except BaseException as error:
-        code = explain(error)
-        if debug and not isinstance(error, SystemExit | click.exceptions.Exit):
+        if "--debug" in sys.argv and not isinstance(error, SystemExit | click.exceptions.Exit):
             traceback.print_exception(error)
-    _close_stdout()
-    sys.exit(code)
+        return explain(error)
 
 
 def explain(error: BaseException) -> int:
@@ -136,12 +136,3 @@ def _complain(message: str, hint: str = "") -> None:
     click.echo(f"Error: {message}", err=True)
     if hint:
         click.echo(f"Hint: {hint}", err=True)
-
-
-def _close_stdout() -> None:
-    """Give up on a broken stdout now, or Python complains about it while it shuts down."""
-    try:
-        if sys.stdout:
-            sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

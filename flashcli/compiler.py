@@ -109,15 +109,14 @@ def _compile(source: str, nvcc: Path, flags: list[str], arch: str) -> bytes:
 def compile_failure(output: str, arch: str) -> BackendUnavailable | KernelFailure:
     """What nvcc's complaint means for the user."""
     first = next((line.strip() for line in output.splitlines() if "error" in line or "fatal" in line), output.strip())
-    if re.search(
-        r"cannot find compiler|No such file or directory.*(gcc|cl|cc1plus)|host compiler|unsupported GNU", output
-    ):
+    missing = r"cannot find compiler|cc1plus|g(cc|\+\+): (not found|no such file)|host compiler|unsupported GNU"
+    if re.search(missing, output, re.IGNORECASE):
         return BackendUnavailable(f"nvcc has no host compiler it can use: {first}.", "install g++ (build-essential).")
     if re.search(r"Unsupported gpu architecture|not defined for option 'gpu-architecture'", output):
         return BackendUnavailable(
             f"this CUDA toolkit cannot compile for {arch}.", "install a toolkit that knows the GPU."
         )
-    return KernelFailure(f"nvcc could not compile the kernel: {first}", "run again with --debug, and report it.")
+    return KernelFailure(f"nvcc could not compile the kernel: {first}.", "run again with --debug, and report it.")
 
 
 def _store(path: Path, code: bytes) -> None:

@@ -67,7 +67,7 @@ def _gpus() -> list[Finding]:
 
 
 def _gpu(index: int, name: str, capability: tuple[int, int], memory: int) -> Finding:
-    from flashcli.attention import attention
+    from flashcli.api import attention
 
     text = f"{name}, {compiler.architecture(capability)}, {memory / 2**30:.0f} GiB"
     if index > 0:

@@ -1,4 +1,4 @@
-"""Views of a benchmark record: a table for people, Markdown, CSV. The record itself is JSON.
+"""Views of a benchmark record: a table for people, Markdown, CSV, the tables in the documents. The record is JSON.
 
 A record is ``{"circumstances": {...}, "ceilings": {...}, "rows": [{...}]}``; its rows are those of `flashcli.bench`.
 """
@@ -7,6 +7,12 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import re
+import sys
+from pathlib import Path
+
+from flashcli.kernels import KERNELS
 
 COLUMNS = ("case", "(B, N, d)", "contender", "median", "min to max", "TFLOP/s", "of floor", "relative L2", "max abs")
 
@@ -44,3 +50,55 @@ def csv_text(rows: list[dict]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return buffer.getvalue()
+
+
+def headline(rows: list[dict]) -> str:
+    """Markdown: for each case the fastest of ours in fp32, its fp32 peers in the same run, and how many times slower."""
+    peers = ("PyTorch efficient", "PyTorch math", "Triton tf32x3")
+    lines = [("case", "(B, N, d)", "flashcli", "TFLOP/s", "relative L2", *peers), ["---"] * (5 + len(peers))]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        timed = {row["contender"]: row for row in rows if row["case"] == case and "seconds" in row}
+        ours = min((timed[name] for name in KERNELS if name in timed), key=lambda row: row["seconds"])
+        theirs = (
+            f"{timed[peer]['seconds'] * 1e3:.3f} ms, {timed[peer]['seconds'] / ours['seconds']:.1f}x"
+            if peer in timed
+            else ""
+            for peer in peers
+        )
+        shape = f"({ours['B']}, {ours['N']}, {ours['d']})"
+        own = (
+            f"{ours['contender']} {ours['seconds'] * 1e3:.3f} ms",
+            f"{ours['tflops']:.0f}",
+            f"{ours['relative_l2']:.1e}",
+        )
+        lines.append(("" if case == shape else case, shape, *own, *theirs))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def about(record: dict) -> str:
+    """Under which circumstances a record was made, in one line."""
+    facts = record["circumstances"]
+    names = ("gpu", "driver", "cpu", "threads", "blas", "date", "commit", "command")
+    return ", ".join(f"`{facts[name]}`" if name == "command" else f"{facts[name]}" for name in names if name in facts)
+
+
+VIEWS = {"headline": headline, "table": markdown}
+BLOCK = re.compile(r"(<!-- (\w+): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def refreshed(document: Path) -> str:
+    """The text of a Markdown document with each block between ``<!-- VIEW: RECORD -->`` and ``<!-- end -->`` made anew.
+
+    VIEW is a name in `VIEWS`, RECORD the path of a record, relative to the document.
+    """
+
+    def view(match: re.Match) -> str:
+        record = json.loads((document.parent / match[3]).read_text())
+        return f"{match[1]}{VIEWS[match[2]](record['rows'])}\n{about(record)}\n{match[4]}"
+
+    return BLOCK.sub(view, document.read_text())
+
+
+if __name__ == "__main__":  # python -m flashcli.records README.md ...: bring the documents' tables up to date
+    for name in sys.argv[1:]:
+        Path(name).write_text(refreshed(Path(name)))

@@ -66,10 +66,11 @@ class Case:
 
 def load(folder: Path) -> list[Case]:
     """The cases of a folder: those of its manifest.toml, else every NAME.in in it (with NAME.ref, if there is one)."""
-    if (folder / MANIFEST).exists():
-        return _from_manifest(folder)
-    if not folder.is_dir():
-        raise BadInput(f"{str(folder)!r} is not a folder of test cases.", "name one, such as testcases/.")
+    with explained("read", folder):
+        if not folder.is_dir():
+            raise BadInput(f"{str(folder)!r} is not a folder of test cases.", "name one, such as testcases/.")
+        if MANIFEST in os.listdir(folder):
+            return _from_manifest(folder)
     cases = [_from_file(path) for path in sorted(folder.glob("*.in"))]
     if not cases:
         raise BadInput(f"{str(folder)!r} has neither a {MANIFEST} nor any .in file.", "see testcases/ for an example.")
@@ -94,12 +95,14 @@ def _from_manifest(folder: Path) -> list[Case]:
 
 
 def _from_entry(folder: Path, name: str, entry: dict, limit: float) -> Case:
-    shape = Shape(*entry["shape"])
+    shape, seed = Shape(*entry["shape"]), entry["seed"]
+    if not all(type(number) is int for number in (*vars(shape).values(), seed)) or seed < 0:
+        raise ValueError(f"{name}: shape and seed are whole numbers, the seed not below 0")
     if problem := shape_problem(shape):
         raise ValueError(f"{name}: {problem}")
     given = folder / f"{name}.in"
     path = given if given.exists() else folder / GENERATED / f"{name}.in"
-    return Case(name, shape, int(entry["seed"]), path, _existing(folder / f"{name}.ref"), limit)
+    return Case(name, shape, seed, path, _existing(folder / f"{name}.ref"), limit)
 
 
 def _existing(path: Path) -> Path | None:

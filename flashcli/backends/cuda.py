@@ -72,8 +72,12 @@ class CudaSlot(Slot):
 
 
 def allocate(driver: ModuleType, size: int):
-    """Device memory; a null pointer for no bytes."""
-    return driver.mem_alloc(size) if size else 0
+    """Device memory, zeroed, for tiles whose padding is moved though never written; a null pointer for no bytes."""
+    if size == 0:
+        return 0
+    memory = driver.mem_alloc(size)
+    driver.memset_d8(memory, 0, size)
+    return memory
 
 
 class Program:

@@ -10,7 +10,7 @@ from flashcli.commands import options
 def _finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
     if value is None:
         return None
-    from flashcli.attention import MAX_SCALE
+    from flashcli.api import MAX_SCALE
 
     if not abs(value) <= MAX_SCALE:
         raise click.BadParameter("must be finite in float32.")
@@ -52,12 +52,8 @@ def command(
 
     Prints the times for reading, computing and writing.
     """
-    if backend != "cpu":
-        from flashcli.backends.warm_up import warm_up
-
-        warm_up(device or 0)
     from flashcli import pipeline, timing
-    from flashcli.attention import open_backend
+    from flashcli.api import open_backend
 
     chosen = functools.partial(
         open_backend, backend, causal=causal, scale=scale, kernel=kernel, precision=precision, device=device,

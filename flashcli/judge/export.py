@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import site
 import sys
@@ -36,9 +37,10 @@ hw4:
 def export(folder: Path, backend: str, kernel: str | None) -> list[Path]:
     """Write hw4 and its Makefile; files of others are not overwritten. Returns what was written."""
     options = "".join(f"--{name} {value} " for name, value in {"backend": backend, "kernel": kernel}.items() if value)
+    path = [str(Path(flashcli.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     found_by = {
         "python": shlex.quote(sys.executable),
-        "path": shlex.quote(str(Path(flashcli.__file__).parent.parent)),
+        "path": shlex.quote(os.pathsep.join(path)),
         "base": shlex.quote(site.getuserbase()),
     }
     contents = {

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 CAPTURED = 64 * 1024  # bytes of what a program prints that are kept, the last ones
 TICK = 0.02  # seconds between looks at the number of processes
+LOOK = 1.0  # seconds between counts of them, if nothing tells that they have become more
 PATIENCE = 10.0  # seconds to wait for killed processes to be gone
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -52,11 +53,11 @@ def execute(
 ) -> Finished:
     """Run a command in a session of its own, with no input. OSError if it cannot be started.
 
-    At the time limit, or with more than ``processes`` processes and threads, its process group gets SIGTERM and, after
-    ``grace`` seconds, SIGKILL. Afterwards whatever it started is killed too, in whatever session it hides.
+    At the time limit its process group gets SIGTERM and, after ``grace`` seconds, SIGKILL; with more than ``processes``
+    processes and threads, SIGKILL at once. Afterwards whatever it started is killed, in whatever session it hides.
     """
     _adopt_orphans()
-    others = set(descendants())
+    others, crowd = set(descendants()), Crowd(processes)
     start = time.perf_counter()
     process = subprocess.Popen(
         command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -64,7 +65,7 @@ def execute(
     )  # fmt: skip
     tail = Tail()
     try:
-        seconds, stopped = _watch(process, tail, start, time_limit, grace, processes)
+        seconds, stopped = _watch(process, tail, crowd, start, time_limit, grace)
     finally:
         _end(process, others)
         with process.stdout:
@@ -72,9 +73,26 @@ def execute(
     return Finished(min(seconds, time_limit), process.returncode, stopped, tail.text())
 
 
-def _watch(process, tail: Tail, start: float, time_limit: float, grace: float, processes: int | None):
+class Crowd:
+    """Whether there are too many processes and threads below this one; cheap enough to be asked at every tick."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most, self._before, self._next_look = most, _tasks_of_system(), time.perf_counter() + LOOK
+
+    def too_large(self) -> bool:
+        """Counts them all only if the whole system's number, one small file, has grown; and every now and then."""
+        if self._most is None:
+            return False
+        now = time.perf_counter()
+        if _tasks_of_system() - self._before <= self._most and now < self._next_look:
+            return False
+        self._next_look = now + LOOK
+        return sum(descendants().values()) > self._most
+
+
+def _watch(process, tail: Tail, crowd: Crowd, start: float, time_limit: float, grace: float) -> tuple[float, str]:
     """Seconds until the process ended or was given up, and why it was stopped; reads what it prints meanwhile."""
-    stopped, deadline, tasks_before = "", start + time_limit, _tasks_of_system()
+    stopped, deadline = "", start + time_limit
     with selectors.DefaultSelector() as selector, _pidfd(process.pid) as pidfd:
         selector.register(pidfd, selectors.EVENT_READ)
         selector.register(process.stdout.fileno(), selectors.EVENT_READ, data=tail)
@@ -85,9 +103,7 @@ def _watch(process, tail: Tail, start: float, time_limit: float, grace: float, p
                 if not (data := os.read(key.fd, CAPTURED)):
                     selector.unregister(key.fd)
                 tail.add(data)
-            # The sum over the whole system is one small file; only if it has grown is it worth looking closely.
-            crowded = processes is not None and _tasks_of_system() - tasks_before > processes
-            if crowded and sum(descendants().values()) > processes:
+            if crowd.too_large():
                 return time.perf_counter() - start, "processes"  # no grace: every moment makes more of them
             if not stopped and time.perf_counter() >= deadline and grace:
                 stopped, deadline = "time", deadline + grace

@@ -40,7 +40,7 @@ def confined(command: list[str], folder: Path, rules: Rules, time_limit: float, 
     limits = {"core": 0, "fsize": rules.file_size + output_bytes, "as": rules.memory}
     if not rules.launcher:  # with one, the program runs on another machine: what follows is about this one
         limits["cpu"] = math.ceil(time_limit + rules.grace) * (os.cpu_count() or 1)
-        limits["nproc"] = rules.processes + tasks_of_user()
+        limits["nproc"] = 2 * rules.processes + tasks_of_user()  # a wall behind the bound that `execute` watches
     return execute(
         [*rules.launcher, *prlimit(limits), *command], folder, environment(folder, rules), time_limit, rules.grace,
         rules.processes,
