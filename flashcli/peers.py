@@ -63,24 +63,22 @@ def installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def measure(peer: Peer, inputs: list[np.ndarray], out: np.ndarray, runs: int, warm_up: int = 3) -> list[float]:
-    """Seconds on the GPU of each run, by CUDA events; arguments as for `CudaBackend.measure`."""
+def measure(peer: Peer, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
+    """Seconds on the GPU of each run, by CUDA events, in the same way as `CudaBackend.measure`."""
     import torch
 
     dtype = getattr(torch, peer.dtype)
     tensors = [[torch.from_numpy(x[:, i, None]).to("cuda", dtype).contiguous() for i in range(3)] for x in inputs]
-    for index in range(warm_up):
-        peer.attend(*tensors[index % len(inputs)])
     seconds = []
-    for index in range(runs):
+    for index in range(runs + 1, -1, -1):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        peer.attend(*tensors[index % len(inputs)])
-        end.record()
+        for event, turn in ((start, index + 1), (end, index)):
+            answer = peer.attend(*tensors[turn % len(inputs)])
+            event.record()
         end.synchronize()
         seconds.append(start.elapsed_time(end) / 1e3)
-    out[...] = peer.attend(*tensors[0])[:, 0].float().cpu().numpy()
-    return seconds
+    out[...] = answer[:, 0].float().cpu().numpy()
+    return seconds[2:]
 
 
 def release() -> None:

@@ -53,7 +53,7 @@ def csv_text(rows: list[dict]) -> str:
 
 
 def headline(rows: list[dict]) -> str:
-    """Markdown: for each case the fastest of ours in fp32, its fp32 peers in the same run, and how many times slower."""
+    """For each case the fastest of ours in fp32, and its fp32 peers in the same run: how many times slower they are."""
     peers = ("PyTorch efficient", "PyTorch math", "Triton tf32x3")
     lines = [("case", "(B, N, d)", "flashcli", "TFLOP/s", "relative L2", *peers), ["---"] * (5 + len(peers))]
     for case in dict.fromkeys(row["case"] for row in rows):

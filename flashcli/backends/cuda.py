@@ -267,32 +267,31 @@ class CudaBackend(Backend):
         for phase, start, end in zip(("host to device", "kernel", "device to host"), times, times[1:], strict=False):
             timeline.add(phase, start, end, f"{phase}, {name}")
 
-    def measure(self, inputs: list[np.ndarray], out: np.ndarray, runs: int, warm_up: int = 3) -> list[float]:
+    def measure(self, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
         """Seconds of the kernel alone in each of ``runs`` runs, taking turns among inputs [B, 3, N, d].
 
-        The first input's answer is left in ``out`` [B, N, d].
+        Each timed run follows an untimed one without a gap, so that launching is not in the time. The first input's
+        answer is left in ``out`` [B, N, d].
         """
-        driver, shape = self._driver, inputs[0].shape
+        driver, (B, _, N, d) = self._driver, inputs[0].shape
         try:
             on_device = [driver.to_device(qkv) for qkv in inputs]
             output = driver.to_device(np.full_like(out, np.nan))
-            workspace = allocate(driver, self._build.workspace(shape[0], shape[2]))
-            seconds = []
-            for index in range(-warm_up, runs + 1):  # the last one is the first input's
-                start, end, stream = driver.Event(), driver.Event(), driver.Stream()
-                start.record(stream)
-                self._program.launch(
-                    on_device[(runs - index) % len(inputs)], output, workspace, shape[0], shape[2], self._scale, stream
-                )
-                end.record(stream)
+            workspace = allocate(driver, self._build.workspace(B, N))
+            stream, seconds = driver.Stream(), []
+            for index in range(runs + 1, -1, -1):  # ends with the first input
+                start, end = driver.Event(), driver.Event()
+                for event, turn in ((start, index + 1), (end, index)):
+                    self._program.launch(on_device[turn % len(inputs)], output, workspace, B, N, self._scale, stream)
+                    event.record(stream)
                 end.synchronize()
                 seconds.append(end.time_since(start) / 1e3)
             driver.memcpy_dtoh(out, output)
         except driver.MemoryError:
-            raise self._out_of_memory(Shape(shape[0], *shape[2:])) from None
+            raise self._out_of_memory(Shape(B, N, d)) from None
         except driver.Error as error:
             raise self._failure(error) from error
-        return seconds[warm_up:-1]
+        return seconds[2:]
 
     def _device_bytes(self, shape: Shape, batches: int) -> int:
         """Device memory of a slot for some batches."""
