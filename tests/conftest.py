@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+from support import FAKE_PYCUDA, Engine, give_up_roots_powers, python_path, script
+
+from flashcli.backends.cuda import devices
+from flashcli.errors import FlashError
+from flashcli.kernels import KERNELS
+
+# Examples overwrite one file in tmp_path, which is what the health check warns about; a first one may compile a kernel.
+hypothesis.settings.register_profile(
+    "flashcli",
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("flashcli")
+
+ENGINES = ["cpu", *(pytest.param(name, marks=pytest.mark.gpu) for name in KERNELS)]
+
+
+@pytest.fixture(scope="session")
+def gpu() -> tuple[int, int]:
+    """The compute capability of the first GPU; skips where there is none."""
+    try:
+        found = devices()
+    except FlashError as error:
+        pytest.skip(str(error))
+    if not found:
+        pytest.skip("the driver finds no GPU")
+    return found[0][1]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """The CPU backend, then each kernel that runs on this machine's GPU."""
+    if request.param != "cpu":
+        capability = request.getfixturevalue("gpu")
+        if not KERNELS[request.param].runs_on(capability):
+            pytest.skip(f"{request.param} does not run on compute capability {capability}")
+    engine = Engine(request.param)
+    yield engine
+    engine.close()
+
+
+def _forget_pycuda() -> dict[str, object]:
+    return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "pycuda"}
+
+
+@pytest.fixture
+def pycuda_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
+    """``pycuda_stub(init, driver)`` puts a package pycuda of these two sources first on the path of all processes."""
+
+    def install(init: str, driver: str = "") -> None:
+        folder = tmp_path / "stub" / "pycuda"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text(init)
+        (folder / "driver.py").write_text(driver)
+        monkeypatch.setenv("PYTHONPATH", python_path(folder.parent))
+        monkeypatch.syspath_prepend(folder.parent)
+
+    real = _forget_pycuda()
+    yield install
+    _forget_pycuda()
+    sys.modules.update(real)
+
+
+@pytest.fixture
+def no_pycuda(pycuda_stub) -> None:
+    """A machine on which PyCUDA is not installed."""
+    pycuda_stub("raise ModuleNotFoundError(\"No module named 'pycuda'\", name='pycuda')")
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[object]:
+    """tests/fake_pycuda as PyCUDA, here and in child processes, and an nvcc that always succeeds. Gives the driver."""
+    monkeypatch.setenv("PYTHONPATH", python_path(FAKE_PYCUDA))
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "cubins"))
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", "#!/bin/sh\nexit 0\n")))
+    monkeypatch.syspath_prepend(FAKE_PYCUDA)
+    real = _forget_pycuda()
+    yield importlib.import_module("pycuda.driver")
+    _forget_pycuda()
+    sys.modules.update(real)
+
+
+@pytest.fixture
+def ordinary_user(tmp_path: Path) -> dict[str, object]:
+    """Options for support.flashcli() under which permissions hold, even for root."""
+    if os.geteuid() != 0:
+        return {}
+    secret = tmp_path / "secret"
+    secret.touch(mode=0)
+    options = {"preexec_fn": give_up_roots_powers}
+    if subprocess.run(["cat", secret], capture_output=True, **options).returncode == 0:
+        pytest.skip("running as root, which reads and writes everything here")
+    secret.unlink()
+    return options

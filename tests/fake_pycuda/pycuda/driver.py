@@ -1,0 +1,184 @@
+"""Device memory is host memory, and launching the function ``attention`` computes it in float64.
+
+The environment sets up the device: FAKE_GPU_COUNT, FAKE_GPU_BYTES of memory, FAKE_GPU_CAPABILITY such as 8.0, and
+FAKE_GPU_FAILS, the one step that fails: init, context, load or launch. ``launches`` and ``open_contexts`` keep record.
+"""
+
+import os
+import struct
+import time
+
+import numpy as np
+
+launches = []  # (function, B, N) of each launch
+open_contexts = []
+_allocations = {}  # address -> bytearray
+_TOTAL = int(os.environ.get("FAKE_GPU_BYTES", 2**30))
+
+
+class Error(Exception):
+    pass
+
+
+class MemoryError(Error):
+    pass
+
+
+class CompileError(Error):
+    def __init__(self, message, stderr):
+        super().__init__(message)
+        self.stderr = stderr
+
+
+def _step(name):
+    if os.environ.get("FAKE_GPU_FAILS") == name:
+        raise Error(f"fake failure of {name}")
+
+
+def init():
+    _step("init")
+
+
+class device_attribute:
+    MULTIPROCESSOR_COUNT = "sms"
+
+
+class function_attribute:
+    MAX_DYNAMIC_SHARED_SIZE_BYTES = "shared"
+
+
+class Device:
+    def __init__(self, index):
+        self.index = index
+
+    @staticmethod
+    def count():
+        return int(os.environ.get("FAKE_GPU_COUNT", 1))
+
+    def name(self):
+        return "Fake GPU"
+
+    def compute_capability(self):
+        return tuple(int(part) for part in os.environ.get("FAKE_GPU_CAPABILITY", "8.0").split("."))
+
+    def total_memory(self):
+        return _TOTAL
+
+    def get_attribute(self, attribute):
+        return {"sms": 4}[attribute]
+
+    def retain_primary_context(self):
+        _step("context")
+        return Context()
+
+
+class Context:
+    def push(self):
+        open_contexts.append(self)
+
+    def pop(self):
+        assert open_contexts.pop() is self
+
+    def detach(self):
+        assert self not in open_contexts
+
+
+class Stream:
+    def synchronize(self):
+        pass
+
+
+class Event:
+    def record(self, stream=None):
+        self.time = time.perf_counter()
+
+    def synchronize(self):
+        pass
+
+    def time_till(self, end):
+        return (end.time - self.time) * 1e3
+
+
+class DeviceAllocation:
+    def __init__(self, size):
+        self.address = max((address + len(memory) for address, memory in _allocations.items()), default=0) + 4096
+        _allocations[self.address] = bytearray(b"\xff" * size)  # NaN, if read as floats
+
+    def __int__(self):
+        return self.address
+
+    def __del__(self):
+        _allocations.pop(self.address, None)
+
+
+def mem_alloc(size):
+    if size > mem_get_info()[0]:
+        raise MemoryError("cuMemAlloc failed: out of memory")
+    return DeviceAllocation(size)
+
+
+def pagelocked_empty(shape, dtype):
+    return np.full(shape, np.nan, dtype)
+
+
+def memset_d8(target, value, size):
+    _allocations[int(target)][:size] = bytes([value]) * size
+
+
+def mem_get_info():
+    return _TOTAL - sum(map(len, _allocations.values())), _TOTAL
+
+
+def _floats(pointer):
+    """The float32 from an address to the end of its allocation."""
+    for address, memory in _allocations.items():
+        if address <= pointer < address + len(memory):
+            return np.frombuffer(memory, np.float32, offset=pointer - address)
+    raise Error(f"an illegal memory access was encountered at {pointer}")
+
+
+def memcpy_htod_async(target, source, stream):
+    _floats(int(target))[: source.size] = np.ascontiguousarray(source).ravel()
+
+
+def memcpy_dtoh_async(target, source, stream):
+    assert target.flags.c_contiguous
+    target[...] = _floats(int(source))[: target.size].reshape(target.shape)
+
+
+def module_from_buffer(code):
+    _step("load")
+    return Module(dict(part[2:].split("=") for part in code.decode().split() if part.startswith("-D")))
+
+
+class Module:
+    def __init__(self, macros):
+        self.macros = macros
+
+    def get_function(self, name):
+        return Function(name, int(self.macros["HEAD_DIM"]), bool(int(self.macros["CAUSAL"])))
+
+
+class Function:
+    def __init__(self, name, d, causal):
+        self.name, self.d, self.causal = name, d, causal
+
+    def prepare(self, arguments):
+        self.arguments = arguments
+
+    def set_attribute(self, attribute, value):
+        pass
+
+    def prepared_async_call(self, grid, block, stream, *arguments, shared_size=0):
+        from flashcli.verify import reference
+
+        _step("launch")
+        packed = struct.pack(self.arguments, *(int(x) if isinstance(x, DeviceAllocation) else x for x in arguments))
+        q, k, v, o, _, stride, B, N, scale = struct.unpack(self.arguments, packed)
+        launches.append((self.name, B, N))
+        if self.name != "attention":
+            return  # a kernel's preparatory launch
+        size = N * self.d
+        for b in range(B):
+            qkv = [_floats(pointer)[b * stride : b * stride + size].reshape(N, self.d) for pointer in (q, k, v)]
+            _floats(o)[b * size : (b + 1) * size] = reference(np.stack(qkv), self.causal, scale).ravel()

@@ -1,0 +1,49 @@
+"""flashcli as a submission: what it exports is judged by its own judge, and built as the course does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+from support import ROOT, flashcli
+
+from flashcli.kernels import KERNELS
+
+
+@pytest.fixture
+def exported(tmp_path):
+    folder = tmp_path / "it's $HOME, in a folder with spaces"
+    done = flashcli("export-hw4", folder, "--backend", "cpu")
+    assert done.code == 0 and done.out.splitlines() == [str(folder / "hw4"), str(folder / "Makefile")]
+    return folder
+
+
+def test_it_is_accepted_by_the_judge(exported):
+    done = flashcli("judge", ROOT / "testcases", "--case", "t01", "--exe", exported / "hw4", "--json")
+    assert json.loads(done.out)["cases"][0]["verdict"] == "accepted", done.out
+
+
+def test_make_hw4(exported, tmp_path):
+    """In a copy, as a judge does it, and with another environment."""
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in exported.iterdir():
+        (copy / file.name).write_text(file.read_text())
+    clean = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+    subprocess.run(["make", "--silent", "hw4"], cwd=copy, env=clean, check=True, capture_output=True)
+    arguments = [copy / "hw4", ROOT / "testcases" / "t01.in", tmp_path / "t01.out"]
+    done = subprocess.run(arguments, env=clean, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("(B, N, d): (2, 128, 32)\n")
+    assert flashcli("compare", tmp_path / "t01.out", ROOT / "testcases" / "t01.ref").code == 0
+    assert not list(copy.glob(".warm*"))
+
+
+def test_the_kernel_is_chosen_when_it_is_exported(tmp_path):
+    flashcli("export-hw4", tmp_path / "x", "--kernel", next(iter(KERNELS)))
+    assert f"--kernel {next(iter(KERNELS))} " in (tmp_path / "x" / "hw4").read_text()
+
+
+def test_what_is_there_stays(exported):
+    flashcli("export-hw4", exported).assert_error(2, "is there already")
+    flashcli("export-hw4", exported / "hw4" / "x").assert_error(73, "cannot create")

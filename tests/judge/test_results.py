@@ -1,0 +1,148 @@
+"""The file of results: one line at a time, taken up where it stopped, never mixed with another judging's."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+from support import command, environment, flashcli, script
+
+from flashcli.errors import BadInput
+from flashcli.judge import results
+
+
+@pytest.fixture
+def spy(tmp_path):
+    """A submission that fails at once, and notes that it was run."""
+    return script(tmp_path / "spy", f'#!/bin/sh\nbasename "$1" >> {tmp_path}/runs\nsha256sum < "$1"\nexit 1\n')
+
+
+def runs(tmp_path) -> list[str]:
+    return (tmp_path / "runs").read_text().split()
+
+
+def test_resume_judges_only_what_is_missing_on_the_same_inputs(cases, spy, tmp_path):
+    file = tmp_path / "results.jsonl"
+    assert flashcli("judge", cases, "--exe", spy, "--results", file).code == 1
+    whole = file.read_text()
+    lines = whole.splitlines(keepends=True)
+    assert len(lines) == 3 and runs(tmp_path) == ["c1.in", "c2.in"]
+    file.write_text("".join(lines[:2]) + lines[2][:20])  # cut off while the last line was being written
+    done = flashcli("judge", cases, "--exe", spy, "--results", file, "--resume", "--json")
+    assert runs(tmp_path) == ["c1.in", "c2.in", "c2.in"]
+
+    def details(text):
+        return [json.loads(line)["detail"] for line in text.splitlines()[1:]]
+
+    assert details(file.read_text()) == details(whole), "the seed is in the file"
+    assert [found["case"] for found in json.loads(done.out)["cases"]] == ["c1", "c2"]
+
+
+def test_a_judge_killed_half_way(cases, tmp_path):
+    """With SIGKILL, so that it has no chance to tidy up."""
+    file = tmp_path / "results.jsonl"
+    slow = script(
+        tmp_path / "slow", f'#!/bin/sh\ncase "$1" in */c2.in) [ -e {tmp_path}/go ] || sleep 30;; esac\nexit 1\n'
+    )
+    arguments = command("judge", cases, "--exe", slow, "--results", file)
+    judge = subprocess.Popen(arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while not (file.exists() and file.read_text().count("\n") == 2) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    judge.kill()
+    judge.wait()
+    (tmp_path / "go").touch()
+    done = flashcli("judge", cases, "--exe", slow, "--results", file, "--resume")
+    assert done.code == 1 and done.out.startswith("c2 ") and "0 of 2 accepted" in done.out
+
+
+def test_interrupted_by_the_keyboard_nothing_is_left(cases, tmp_path):
+    hangs = script(tmp_path / "hangs", f"#!/bin/sh\ntrap '' INT TERM\necho $$ > {tmp_path}/pid\nsleep 60 & sleep 60\n")
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    judge = subprocess.Popen(
+        command("judge", cases, "--exe", hangs), env=environment(TMPDIR=str(folder)), stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "pid").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    judge.send_signal(signal.SIGINT)
+    assert b"interrupted" in judge.communicate(timeout=30)[1] and judge.returncode == 130
+    assert not list(folder.iterdir())
+
+
+@pytest.fixture
+def finished(cases, spy, tmp_path):
+    file = tmp_path / "results.jsonl"
+    flashcli("judge", cases, "--exe", spy, "--results", file, "--seed", 4)
+    return file
+
+
+def test_results_are_not_overwritten(cases, spy, finished):
+    before = finished.read_text()
+    flashcli("judge", cases, "--exe", spy, "--results", finished).assert_error(2, "is there already")
+    assert finished.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"args": ["--seed", "5"]}, "seed"),
+        ({"args": ["--time-limit", "5"]}, "rules"),
+        ({"gpu": "NVIDIA Other"}, "device"),
+    ],
+)
+def test_resume_under_other_conditions_is_refused(cases, spy, finished, tmp_path, changes, name):
+    env = {}
+    if "gpu" in changes:
+        script(tmp_path / "nvidia-smi", f"#!/bin/sh\necho {changes['gpu']}\n")
+        env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "0"}
+    args = changes.get("args", [])
+    done = flashcli("judge", cases, "--exe", spy, "--results", finished, "--resume", *args, env=env)
+    done.assert_error(2, "another judging", f"its {name} differs")
+
+
+def test_results_carry_the_name_of_the_gpu(cases, spy, tmp_path):
+    script(tmp_path / "nvidia-smi", '#!/bin/sh\necho "NVIDIA $1"\n')
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "3,1"}
+    done = flashcli("judge", cases, "--exe", spy, "--json", env=env)
+    assert {found["device"] for found in json.loads(done.out)["cases"]} == {"NVIDIA --id=3"}
+
+
+def test_the_launcher_is_put_first_and_asked_for_the_device(cases, spy, tmp_path):
+    """What runs on another machine must be named after that machine."""
+    script(
+        tmp_path / "there",
+        '#!/bin/sh\necho "$@" >> "$NOTES"\n[ "$1" = nvidia-smi ] && echo GPU over there || exec "$@"\n',
+    )
+    rules = tmp_path / "rules.toml"
+    rules.write_text(
+        f'cases = "cases"\nselect = "c1"\nlauncher = ["{tmp_path}/there"]\nenvironment = {{NOTES = "{tmp_path}/n"}}'
+    )
+    done = flashcli(
+        "judge", rules, "--exe", spy, "--json", env={"NOTES": str(tmp_path / "n"), "CUDA_VISIBLE_DEVICES": "0"}
+    )
+    [found] = json.loads(done.out)["cases"]
+    assert found["device"] == "GPU over there" and found["detail"].startswith("exit code 1: ")
+    asked, ran = (tmp_path / "n").read_text().splitlines()
+    assert asked.startswith("nvidia-smi") and str(spy) in ran and "--nproc" not in ran
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}\n", "[1]\n", '{"judging": {}}\n{"submission": "x"}\n', "\xff\n", '{"judging": 3}\n', "[" * 100000 + "\n"],
+)
+def test_other_files_are_refused(tmp_path, text):
+    (tmp_path / "x").write_text(text, encoding="latin-1")
+    with pytest.raises(BadInput, match="is not a file of results"):
+        results.read(tmp_path / "x")
+
+
+@pytest.mark.parametrize("change", [{"seconds": "<b>"}, {"verdict": "splendid"}, {"B": None}, {"detail": 3}])
+def test_a_line_with_a_wrong_value_is_refused(finished, change):
+    first, second = finished.read_text().splitlines()[:2]
+    finished.write_text(f"{first}\n{json.dumps(json.loads(second) | change)}\n")
+    flashcli("scoreboard", finished).assert_error(65, "is not a file of results")

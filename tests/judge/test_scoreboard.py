@@ -1,0 +1,113 @@
+"""Who is best by each of the three rules; and views in which no submission can be more than text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from support import flashcli
+
+from flashcli.judge import scoreboard
+from flashcli.judge.judging import Result
+from flashcli.judge.results import record
+
+
+def result(submission: str, case: str, seconds: float | None, device: str = "GPU", detail: str = "") -> Result:
+    """Accepted in so many seconds; or wrong, if None."""
+    verdict = "wrong answer" if seconds is None else "accepted"
+    return Result(submission, case, 2, 8, 4, seconds or 0.5, verdict, detail, 10.0, device, [seconds or 0.5])
+
+
+RESULTS = [
+    *(result("steady", case, 4.0) for case in "abc"),
+    *(result("quick", case, seconds) for case, seconds in zip("abc", (1.0, 1.0, None), strict=True)),
+    *(result("mixed", case, seconds) for case, seconds in zip("abc", (8.0, 8.0, 1.0), strict=True)),
+    result("late", "a", 2.0),  # judged on one case only
+]
+
+
+@pytest.mark.parametrize(
+    ("ranking", "order", "scores"),
+    [
+        ("passed", ["steady", "mixed", "quick", "late"], [12, 17, 2, 2]),
+        ("penalty", ["quick", "steady", "mixed", "late"], [12, 12, 17, 22]),
+        ("relative", ["quick", "mixed", "steady", "late"], [2 / 3, 1.25 / 3, 0.75 / 3, 0.5 / 3]),
+    ],
+)
+def test_rankings(ranking, order, scores):
+    [board] = scoreboard.boards(RESULTS, ranking)
+    assert [standing.score for standing in board.standings] == pytest.approx(scores)
+    assert {s.submission for s in board.standings[:2]} == set(order[:2])
+    assert [s.submission for s in board.standings[2:]] == order[2:]
+
+
+def test_equals_share_a_rank():
+    [board] = scoreboard.boards([result("x", "a", 1.0), result("y", "a", 1.0), result("z", "a", 2.0)], "passed")
+    assert [standing.rank for standing in board.standings] == [1, 1, 3]
+
+
+def test_devices_are_never_mixed():
+    """A time on one is neither ranked with, nor the best of, another."""
+    both = [result("x", "a", 2.0, "H200"), result("y", "a", 1.0, "GTX 1080"), result("x", "a", 8.0, "GTX 1080")]
+    first, second = scoreboard.boards(both, "relative")
+    assert (first.device, [s.score for s in first.standings]) == ("H200", [1.0])
+    assert (second.device, [s.score for s in second.standings]) == ("GTX 1080", [1.0, 0.125])
+
+
+def test_a_later_result_replaces_an_earlier_one():
+    """Its time must not count as the best of the case either."""
+    [board] = scoreboard.boards([result("x", "a", 1.0), result("x", "a", 4.0), result("y", "a", 2.0)], "relative")
+    assert {standing.submission: standing.score for standing in board.standings} == {"y": 1.0, "x": 0.5}
+
+
+def test_nobody_right():
+    [board] = scoreboard.boards([result("x", "a", None)], "relative")
+    assert scoreboard.rows(board) == [("1", "x", "0 of 1", "-", "0.000")]
+
+
+NASTY = ["<script>alert(1)</script>", "a|b", "=HYPERLINK(1)", "[x](http://x)", "`c`", '"quoted", with comma']
+
+
+def nasty() -> list[scoreboard.Board]:
+    return scoreboard.boards([result(name, "a", 1.0 + place) for place, name in enumerate(NASTY)], "passed")
+
+
+def test_markdown_has_no_markup_of_submissions():
+    text = scoreboard.markdown(nasty())
+    body = text.splitlines()[4:]
+    assert [line.count("|") for line in body] == [5] * len(NASTY)
+    assert not set("<>[]`*") & set("".join(body))
+
+
+def test_csv_can_be_read_back_and_has_no_formulas():
+    rows = list(csv.DictReader(io.StringIO(scoreboard.csv_text(nasty()))))
+    assert [row["submission"] for row in rows] == [("'" if name[0] == "=" else "") + name for name in NASTY]
+    assert float(rows[0]["a"]) == 1.0
+    [failed] = csv.DictReader(io.StringIO(scoreboard.csv_text(scoreboard.boards([result("x", "a", None)], "passed"))))
+    assert failed["a"] == "wrong answer"
+
+
+def test_json_has_every_result():
+    [board] = json.loads(scoreboard.json_text(scoreboard.boards(RESULTS, "passed")))
+    assert len(board["results"]) == len(RESULTS) and board["standings"][0]["submission"] == "steady"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.write_text("\n".join(json.dumps(line) for line in [{"judging": {}}, *map(record, RESULTS)]) + "\n")
+    return path
+
+
+def test_the_command(file, tmp_path):
+    boards = [tmp_path / f"board{suffix}" for suffix in scoreboard.WRITERS]
+    done = flashcli("scoreboard", file, "--rank", "penalty", *(word for path in boards for word in ("--board", path)))
+    assert done.code == 0 and done.out.splitlines()[1].split() == ["rank", "submission", "accepted", "time", "score"]
+    assert all("steady" in path.read_text() for path in boards)
+
+
+def test_a_board_that_cannot_be_written(file, tmp_path):
+    flashcli("scoreboard", file, "--board", tmp_path / "none" / "b.md").assert_error(73, "none/b.md")
+    assert flashcli("scoreboard", file, "--board", tmp_path / "b.pdf").code == 2

@@ -1,0 +1,155 @@
+"""What the tests share: files made without flashcli's own writer, and the command line as a user types it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from flashcli.api import open_backend
+from flashcli.kernels import KERNELS, Problem
+
+ROOT = Path(__file__).resolve().parent.parent
+FAKE_PYCUDA = Path(__file__).resolve().parent / "fake_pycuda"
+
+
+def random_qkv(B: int, N: int, d: int, seed: int = 0) -> np.ndarray:
+    """Q, K, V of B batches, float32 [B, 3, N, d], uniform in [-3, 3]."""
+    return np.random.default_rng(seed).uniform(-3, 3, (B, 3, N, d)).astype(np.float32)
+
+
+def input_bytes(qkv: np.ndarray, order: str = "<") -> bytes:
+    """An input file, spelled out once more so that fileformat.py is not checked against itself."""
+    B, _, N, d = qkv.shape
+    return struct.pack(order + "3i", B, N, d) + qkv.astype(order + "f4").tobytes()
+
+
+def write_input(path: Path, qkv: np.ndarray) -> Path:
+    path.write_bytes(input_bytes(qkv))
+    return path
+
+
+def write_output(path: Path, values: np.ndarray) -> Path:
+    path.write_bytes(np.asarray(values, "<f4").tobytes())
+    return path
+
+
+def read_floats(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    return np.frombuffer(path.read_bytes(), "<f4").reshape(shape)
+
+
+def sparse_input(path: Path, B: int, N: int, d: int) -> Path:
+    """An input file of zeros that takes no disk space."""
+    path.write_bytes(struct.pack("<3i", B, N, d))
+    os.truncate(path, 12 + 12 * B * N * d)
+    return path
+
+
+def script(path: Path, text: str) -> Path:
+    """An executable file."""
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def python_path(*folders: Path | str) -> str:
+    given = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*map(str, folders), *([given] if given else []), str(ROOT)])
+
+
+@dataclass
+class Finished:
+    code: int
+    out: str
+    err: str
+
+    def assert_error(self, code: int, *parts: str) -> None:
+        """One sentence that says what is wrong, with these parts, then the way out; nothing else went wrong."""
+        assert self.code == code, self.err
+        lines = self.err.splitlines()
+        [error] = [line for line in lines if line.startswith("Error: ")]
+        [hint] = [line for line in lines if line.startswith("Hint: ")]
+        assert lines.index(hint) > lines.index(error)
+        assert error.endswith(".") and hint.endswith((".", "?")) and len(hint) > len("Hint: .")
+        assert "Traceback" not in self.err and "internal error" not in self.err
+        for part in parts:
+            assert part in error, f"{part!r} is not in {error!r}"
+
+
+def command(*args: object) -> list[str]:
+    return [sys.executable, "-m", "flashcli", *map(str, args)]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """This process's, except that a RuntimeWarning (NumPy's way to mumble about NaN) counts as a failure."""
+    strict = {"PYTHONPATH": python_path(), "PYTHONWARNINGS": "error::RuntimeWarning", "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, **strict, **changes}
+
+
+def flashcli(*args: object, env: dict[str, str] | None = None, **options: object) -> Finished:
+    """Run ``flashcli ARGS`` in a process of its own; ``options`` are those of subprocess.run."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 120} | options
+    done = subprocess.run(command(*args), env=environment(**(env or {})), stdin=subprocess.DEVNULL, **options)
+    return Finished(done.returncode, (done.stdout or b"").decode(), (done.stderr or b"").decode())
+
+
+def give_up_roots_powers() -> None:
+    """To be called in a child before it runs a program: that program cannot override permissions. Linux only."""
+    PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2
+    for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
+        ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+
+
+def open_engine(name: str, shape: tuple[int, int, int], causal: bool = False, scale: float | None = None):
+    """The cpu backend or a kernel, by name, for inputs of shape (B, N, d)."""
+    chosen = {"name": "cpu"} if name == "cpu" else {"name": "cuda", "kernel": name}
+    return open_backend(shape=shape, causal=causal, scale=scale, **chosen)
+
+
+def forward(backend, qkv: np.ndarray) -> np.ndarray:
+    """Attention of float32 [B, 3, N, d] into an output that was full of NaN."""
+    out = np.full(np.delete(qkv.shape, 1), np.nan, np.float32)
+    backend.forward(np.ascontiguousarray(qkv), out)
+    return out
+
+
+class Engine:
+    """Attention by the cpu backend or a kernel, by name, built for each input's shape as `flashcli run` does it.
+
+    Keeps the last backend open and takes it again for what it was built for: opening one costs more than a small run.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._built_for: object = None
+
+    def __call__(self, qkv: np.ndarray, causal: bool = False, scale: float | None = None) -> np.ndarray:
+        B, _, N, d = qkv.shape
+        tiling = None if self.name == "cpu" else KERNELS[self.name].tiling(Problem(B, N, d, causal))
+        if self._built_for != (d, causal, scale, tiling):
+            self.close()
+            self._backend = open_engine(self.name, (B, N, d), causal, scale).__enter__()
+            self._built_for = d, causal, scale, tiling
+        return forward(self._backend, qkv)
+
+    def close(self) -> None:
+        if self._built_for:
+            self._built_for = None
+            self._backend.__exit__(None, None, None)
+
+
+def heed_interrupts() -> None:
+    """To be called in a child before it runs a program: what a shell starts in the background ignores Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Temporary files of an output."""
+    return [path.name for path in folder.iterdir() if path.name.endswith(".tmp")]

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from support import flashcli, random_qkv, write_input, write_output
+from tolerances import float64, naive_fp32
+
+QKV = random_qkv(3, 64, 32)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """x.in with its answer in x.ref."""
+    write_input(tmp_path / "x.in", QKV)
+    write_output(tmp_path / "x.ref", float64(QKV))
+    return tmp_path
+
+
+def wrong(folder) -> np.ndarray:
+    values = float64(QKV)
+    values[1, 2, 3] = values[2, 63, 31] = 9
+    write_output(folder / "got", values)
+    return values
+
+
+def test_a_match(folder):
+    write_output(folder / "got", naive_fp32(QKV))
+    done = flashcli("compare", "got", "x.ref", cwd=folder)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0] == "got and x.ref match: 0 of 6144 elements off by more than 0.0001 + 0.0001·|want|"
+    assert [line.partition(":")[0] for line in lines[1:4]] == ["max abs error", "max rel error", "relative L2 error"]
+    assert 0 < float(lines[3].partition(": ")[2]) < 1e-5
+    assert lines[4:] == ["NaN or Inf: 0 in got, 0 in x.ref"]
+
+
+def test_a_mismatch_names_the_places(folder):
+    wrong(folder)
+    want = float64(QKV).astype(np.float32)
+    done = flashcli("compare", "got", "x.ref", cwd=folder)
+    assert (done.code, done.err) == (1, "")
+    lines = done.out.splitlines()
+    assert lines[0] == "got and x.ref DIFFER: 2 of 6144 elements off by more than 0.0001 + 0.0001·|want|"
+    assert lines[5:] == [
+        f"  at (batch, row, column) = (1, 2, 3): got 9, want {want[1, 2, 3]:.9g}",
+        f"  at (batch, row, column) = (2, 63, 31): got 9, want {want[2, 63, 31]:.9g}",
+    ]
+
+
+def test_json(folder):
+    wrong(folder)
+    done = flashcli("compare", "--json", folder / "got", folder / "x.ref")
+    record = json.loads(done.out)
+    assert done.code == 1
+    assert (record["matches"], record["count"], record["mismatches"]) == (False, 6144, 2)
+    assert [(place["batch"], place["row"], place["column"]) for place in record["places"]] == [(1, 2, 3), (2, 63, 31)]
+
+
+def test_json_stays_json_with_nan(folder):
+    values = float64(QKV)
+    values[0, 0, 0] = np.nan
+    write_output(folder / "got", values)
+    done = flashcli("compare", "--json", folder / "got", folder / "x.ref")
+    record = json.loads(done.out, parse_constant=pytest.fail)
+    assert record["got_nonfinite"] == 1 and record["places"][0]["got"] is None
+
+
+@pytest.mark.parametrize(
+    "make", [np.zeros_like, lambda want: np.broadcast_to(want.mean(axis=1, keepdims=True), want.shape), np.flip]
+)
+def test_plausible_nonsense_fails(folder, make):
+    write_output(folder / "got", make(float64(QKV)))
+    assert flashcli("compare", folder / "got", folder / "x.ref").code == 1
+
+
+@pytest.mark.parametrize(("tolerance", "code"), [("1e-3", 1), ("0.5", 0)])
+def test_the_tolerance_can_be_chosen(folder, tolerance, code):
+    write_output(folder / "got", float64(QKV) + 0.3)
+    assert flashcli("compare", folder / "got", folder / "x.ref", "--tolerance", tolerance).code == code
+
+
+@pytest.mark.parametrize("how", [["--shape", "3,64,32"], ["--input", "x.in"]])
+def test_the_shape_can_be_told(folder, how):
+    wrong(folder)
+    (folder / "x.ref").rename(folder / "other")
+    done = flashcli("compare", "got", "other", *how, cwd=folder)
+    assert "(batch, row, column) = (1, 2, 3)" in done.out
+
+
+def test_without_a_shape_a_place_is_the_number_of_the_element(folder):
+    wrong(folder)
+    (folder / "x.ref").rename(folder / "other")
+    done = flashcli("compare", "got", "other", cwd=folder)
+    assert done.code == 1
+    assert f"(batch, row, column) = (0, {(64 + 2) * 32 + 3}, 0)" in done.out
+
+
+@pytest.mark.parametrize("content", [b"", bytes(4 * 6143), bytes(4 * 6144 + 1)])
+def test_an_output_of_another_size_is_bad_input(folder, content):
+    (folder / "got").write_bytes(content)
+    flashcli("compare", folder / "got", folder / "x.ref").assert_error(65, f"has {len(content)} bytes")
+
+
+@pytest.mark.parametrize(
+    ("got", "want"), [("no", "x.ref"), ("x.ref", "no"), (".", "x.ref"), ("x.ref", "."), ("x.ref", "")]
+)
+def test_a_path_that_leads_to_no_file_is_bad_input(folder, got, want):
+    flashcli("compare", got, want, cwd=folder).assert_error(65)
+
+
+def test_a_missing_reference_beside_its_input_is_bad_input(folder):
+    (folder / "x.ref").unlink()
+    write_output(folder / "got", float64(QKV))
+    flashcli("compare", folder / "got", folder / "x.ref").assert_error(65, "x.ref", "no such file")

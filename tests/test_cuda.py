@@ -1,0 +1,264 @@
+"""The CUDA backend. Without a GPU: what it says where something is missing, and what it does with a PyCUDA that
+computes in NumPy and has little memory. With one: what only a device can show. The kernels: see test_attention.py."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+
+import pytest
+from support import flashcli, forward, leftovers, random_qkv, read_floats, sparse_input, write_input
+from tolerances import assert_accurate
+
+from flashcli.api import open_backend
+from flashcli.backends.cuda import CudaBackend, devices
+from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
+from flashcli.kernels import KERNELS
+
+QKV = random_qkv(20, 60, 32)  # several to a slot
+
+
+@pytest.fixture
+def given(tmp_path):
+    return write_input(tmp_path / "x.in", QKV)
+
+
+@pytest.fixture
+def out(tmp_path):
+    folder = tmp_path / "results"
+    folder.mkdir()
+    return folder / "x.out"
+
+
+# What is missing. Each is a source of pycuda/__init__.py and of pycuda/driver.py, and what is said about it.
+
+INIT_FAILS = """
+class Error(Exception): pass
+def init(): raise Error("cuInit failed: no CUDA-capable device is detected")
+"""
+NO_DEVICES = """
+class Error(Exception): pass
+def init(): pass
+class Device:
+    count = staticmethod(lambda: 0)
+"""
+MISSING = {
+    "no PyCUDA": (
+        "raise ModuleNotFoundError(\"No module named 'pycuda'\", name='pycuda')", "",
+        "PyCUDA is not installed (pycuda is missing).",
+    ),
+    "half of PyCUDA": (
+        "", "raise ModuleNotFoundError(\"No module named 'pytools'\", name='pytools')",
+        "PyCUDA is not installed (pytools is missing).",
+    ),
+    "no driver": (
+        "", "raise ImportError('libcuda.so.1: cannot open shared object file: No such file or directory')",
+        "there is no NVIDIA driver here (libcuda was not found).",
+    ),
+    "other toolkit": (
+        "", "raise ImportError('libcudart.so.12: cannot open shared object file: No such file or directory')",
+        "PyCUDA does not fit this machine's CUDA: libcudart.so.12: cannot open shared object file",
+    ),
+    "not linked": (
+        "", "raise ImportError('_driver.so: undefined symbol: cuMemAdvise_v2')",
+        "PyCUDA does not fit this machine's CUDA: _driver.so: undefined symbol: cuMemAdvise_v2.",
+    ),
+    "no GPU for the driver": (
+        "", INIT_FAILS, "the CUDA driver does not start: cuInit failed: no CUDA-capable device is detected.",
+    ),
+    "no GPU": ("", NO_DEVICES, "GPU 0 does not exist: there is no GPU."),
+}  # fmt: skip
+missing = pytest.mark.parametrize(("init", "driver", "reason"), MISSING.values(), ids=MISSING)
+
+
+@missing
+def test_backend_cuda_never_falls_back(pycuda_stub, given, out, init, driver, reason):
+    pycuda_stub(init, driver)
+    flashcli("run", given, out, "--backend", "cuda").assert_error(69, reason)
+    assert not list(out.parent.iterdir())
+
+
+@missing
+def test_backend_auto_falls_back_with_one_notice(pycuda_stub, given, out, init, driver, reason):
+    pycuda_stub(init, driver)
+    done = flashcli("run", given, out)
+    assert done.code == 0
+    [line] = done.err.splitlines()
+    assert line.startswith(f"Notice: no usable GPU, computing on the CPU: {reason}")
+    assert "\nbackend: cpu, " in done.out
+    assert_accurate(read_floats(out, QKV[:, 0].shape), QKV)
+
+
+@pytest.mark.parametrize("option", [["--kernel", "q_in_registers"], ["--device", "0"], ["--precision", "fp16"]])
+def test_auto_does_not_fall_back_once_something_of_a_gpu_is_asked_for(no_pycuda, given, out, option):
+    flashcli("run", given, out, *option).assert_error(69)
+
+
+def test_a_device_that_is_not_there(fake_gpu, given, out):
+    flashcli("run", given, out, "--device", "3").assert_error(69, "GPU 3 does not exist: the last of 1 is number 0.")
+
+
+def test_no_compiler_and_nothing_cached(fake_gpu, monkeypatch, given, out):
+    monkeypatch.setenv("NVCC", "")
+    flashcli("run", given, out, "--backend", "cuda").assert_error(69, "there is no nvcc")
+    assert flashcli("run", given, out).err.startswith("Notice: no usable GPU, computing on the CPU: there is no nvcc")
+
+
+@pytest.mark.parametrize(
+    ("step", "code", "message"),
+    [
+        ("init", 69, "the CUDA driver does not start: fake failure of init."),
+        ("context", 69, "Fake GPU cannot be used: fake failure of context."),
+        ("load", 70, "the GPU does not load kernel q_in_registers: fake failure of load."),
+        ("launch", 70, "kernel q_in_registers failed on Fake GPU: fake failure of launch."),
+    ],
+)
+def test_a_step_that_fails(fake_gpu, monkeypatch, given, out, step, code, message):
+    monkeypatch.setenv("FAKE_GPU_FAILS", step)
+    out.write_text("old")
+    flashcli("run", given, out, "--backend", "cuda", "--kernel", "q_in_registers").assert_error(code, message)
+    assert out.read_text() == "old" and not leftovers(out.parent)
+
+
+@pytest.mark.parametrize("step", ["context", "load"])
+def test_a_backend_that_does_not_open_leaves_no_context(fake_gpu, monkeypatch, step):
+    monkeypatch.setenv("FAKE_GPU_FAILS", step)
+    with pytest.raises((BackendUnavailable, KernelFailure)):
+        CudaBackend(32)
+    assert not fake_gpu.open_contexts
+
+
+def test_a_kernel_for_another_architecture_is_refused(fake_gpu, monkeypatch):
+    monkeypatch.setenv("FAKE_GPU_CAPABILITY", "3.5")
+    with pytest.raises(BackendUnavailable, match="kernel q_in_registers needs sm_50, Fake GPU is sm_35"):
+        CudaBackend(32, kernel="q_in_registers")
+
+
+# With a GPU that computes in NumPy: what surrounds the kernels
+
+
+@pytest.mark.parametrize(("causal", "scale"), [(False, None), (True, 0.3), (False, 0.0)])
+def test_arguments_reach_the_kernel(fake_gpu, causal, scale):
+    with CudaBackend(32, causal, scale) as backend:
+        assert_accurate(forward(backend, QKV), QKV, causal, scale)
+    assert not fake_gpu.open_contexts
+
+
+def test_run_says_what_it_ran_on(fake_gpu, given, out):
+    done = flashcli("run", given, out, "--kernel", "q_in_registers")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[5] == "backend: cuda, Fake GPU (sm_80), kernel q_in_registers (Br=128, Bc=64)"
+    assert re.fullmatch(r"kernel: \d+\.\d{3} ms, \d+\.\d TFLOP/s", lines[6])
+    assert_accurate(read_floats(out, QKV[:, 0].shape), QKV)
+
+
+@pytest.mark.parametrize("batches", [1, 4, 13])
+def test_too_little_memory_splits_the_batches_and_goes_on(fake_gpu, monkeypatch, batches):
+    one = 4 * QKV[0, 0].nbytes
+    monkeypatch.setattr(fake_gpu, "_TOTAL", batches * one + one // 2)
+    with CudaBackend(32, kernel="q_in_registers") as backend:
+        assert_accurate(forward(backend, QKV), QKV)
+    launched = [B for _, B, _ in fake_gpu.launches]
+    assert sum(launched) == 20 and max(launched) <= batches
+
+
+def test_a_limit_on_memory_is_kept(fake_gpu):
+    limit = 2 * 4 * QKV[0, 0].nbytes
+    with CudaBackend(32, kernel="q_in_registers", max_device_bytes=limit) as backend:
+        assert_accurate(forward(backend, QKV), QKV)
+        assert sum(map(len, fake_gpu._allocations.values())) <= limit
+
+
+def test_memory_is_given_back(fake_gpu):
+    with CudaBackend(32, kernel="q_in_registers") as backend:
+        forward(backend, QKV)
+    del backend
+    assert not fake_gpu._allocations
+
+
+def test_a_batch_too_large_for_the_gpu_is_code_71_with_the_figure(fake_gpu, monkeypatch, tmp_path, out):
+    monkeypatch.setenv("FAKE_GPU_BYTES", str(2**29))
+    given = sparse_input(tmp_path / "large.in", 1, 2**20, 64)
+    done = flashcli("run", given, out, "--kernel", "q_in_registers")
+    done.assert_error(71, "one batch of N = 1048576, d = 64 needs 1.00 GiB on Fake GPU, 0.50 GiB are free.")
+    assert not list(out.parent.iterdir())
+
+
+def test_a_batch_above_the_users_limit_is_code_71(fake_gpu, given, out):
+    done = flashcli("run", given, out, "--kernel", "q_in_registers", "--max-device-memory", "1K")
+    done.assert_error(71, "one batch of N = 60, d = 32 needs")
+
+
+def test_the_api_raises_the_same_errors(fake_gpu, monkeypatch):
+    monkeypatch.setattr(fake_gpu, "_TOTAL", 1000)
+    with open_backend("cuda", (20, 60, 32)) as backend, pytest.raises(OutOfMemory):
+        forward(backend, QKV)
+
+
+def test_doctor_runs_a_kernel(fake_gpu):
+    done = flashcli("doctor")
+    assert (done.code, done.err) == (0, "")
+    assert "[ok] GPU 0: Fake GPU, sm_80, 1 GiB; a kernel ran and its answer is right\n" in done.out
+
+
+# With a GPU
+
+
+@pytest.mark.gpu
+def test_a_warm_start_runs_no_process(gpu, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path))
+    with open_backend("cuda", (20, 60, 32)) as backend:
+        assert_accurate(forward(backend, QKV), QKV)
+    assert len(list(tmp_path.glob("*.cubin"))) == 1
+
+    def start(*args, **options):
+        raise AssertionError(f"a process was started: {args}")
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with open_backend("cuda", (20, 60, 32)) as backend:
+        assert_accurate(forward(backend, QKV), QKV)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", KERNELS)
+def test_run_with_each_kernel(gpu, given, out, name):
+    if not KERNELS[name].runs_on(gpu):
+        pytest.skip(f"{name} does not run on compute capability {gpu}")
+    done = flashcli("run", given, out, "--kernel", name, "--json")
+    assert (done.code, done.err) == (0, "")
+    record = json.loads(done.out)
+    assert (record["backend"], record["kernel"]) == ("cuda", name)
+    assert 0 < record["kernel_seconds"] <= record["computation"] < record["total"]
+    assert_accurate(read_floats(out, QKV[:, 0].shape), QKV)
+
+
+@pytest.mark.gpu
+def test_the_kernel_chosen_by_default_is_right(gpu, given, out):
+    done = flashcli("run", given, out)
+    assert (done.code, done.err) == (0, "")
+    assert "\nbackend: cuda, " in done.out
+    assert_accurate(read_floats(out, QKV[:, 0].shape), QKV)
+
+
+@pytest.mark.gpu
+def test_a_batch_too_large_for_the_real_gpu(gpu, tmp_path, out):
+    given = sparse_input(tmp_path / "large.in", 1, 2**20, 64)
+    done = flashcli("run", given, out, "--backend", "cuda", "--max-device-memory", "512M")
+    done.assert_error(71, "one batch of N = 1048576, d = 64 needs")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_limit_on_the_real_gpu_splits_the_batches(gpu, given, out, limit):
+    one = 4 * QKV[0, 0].nbytes
+    done = flashcli("run", given, out, "--kernel", "q_in_registers", "--max-device-memory", limit * one, "--json")
+    assert done.code == 0
+    assert_accurate(read_floats(out, QKV[:, 0].shape), QKV)
+
+
+@pytest.mark.gpu
+def test_devices_are_described(gpu):
+    for name, capability, memory in devices():
+        assert name and capability >= (5, 0) and memory > 2**30

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import json
+
+from support import flashcli
+
+
+def test_without_a_gpu(no_pycuda, monkeypatch, tmp_path):
+    monkeypatch.setenv("NVCC", "")
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "not" / "there" / "yet"))
+    done = flashcli("doctor")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0].startswith("[ok] Python: 3.")
+    assert lines[1].startswith("[ok] CPU backend: ")
+    assert lines[2:4] == [
+        "[--] nvcc: not found",
+        "     Hint: install the CUDA toolkit, load its module, or set CUDA_HOME.",
+    ]
+    assert "[--] CUDA backend: PyCUDA is not installed (pycuda is missing)." in lines
+    assert lines[-1].startswith("     Hint: ")
+
+
+def test_json(no_pycuda):
+    findings = {finding["name"]: finding for finding in json.loads(flashcli("doctor", "--json").out)}
+    assert findings["CPU backend"]["ok"] is True
+    assert findings["CUDA backend"]["ok"] is False and "pip install" in findings["CUDA backend"]["hint"]
+
+
+def test_a_cache_that_cannot_be_written(no_pycuda, monkeypatch, tmp_path, ordinary_user):
+    tmp_path.chmod(0o555)
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "cubins"))
+    done = flashcli("doctor", **ordinary_user)
+    tmp_path.chmod(0o755)
+    assert f"[--] kernel cache: {tmp_path}/cubins, 0 kernels" in done.out

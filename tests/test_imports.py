@@ -1,0 +1,55 @@
+"""Nothing is imported before it is needed: help is quick, and the CPU path works without CUDA and the extras."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import environment, random_qkv, write_input, write_output
+
+EXTRAS = {"pycuda", "torch", "triton", "rich", "matplotlib", "mpi4py", "scipy", "pandas"}
+TRACE = """
+import atexit, sys
+atexit.register(lambda: open(sys.argv[0], "w").write(" ".join(sys.modules)))
+sys.argv = sys.argv[1:]
+from flashcli.cli import main
+main()
+"""
+
+
+def imported(tmp_path: Path, *arguments: object) -> set[str]:
+    """Top-level modules, and modules of flashcli, that a command has loaded by its end."""
+    listing = tmp_path / "modules"
+    program = TRACE.replace("sys.argv[0]", repr(str(listing)))
+    done = subprocess.run(
+        [sys.executable, "-c", program, "flashcli", *map(str, arguments)], env=environment(), capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    names = listing.read_text().split()
+    return {name if name.startswith("flashcli") else name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["judge", "--help"], ["kernels"]])
+def test_help_loads_nothing_that_computes(tmp_path, arguments):
+    modules = imported(tmp_path, *arguments)
+    assert not modules & (EXTRAS | {"numpy", "threadpoolctl", "flashcli.api", "flashcli.fileformat"})
+
+
+def test_run_on_the_cpu_loads_no_extras(tmp_path):
+    given = write_input(tmp_path / "x.in", random_qkv(1, 8, 8))
+    modules = imported(tmp_path, "run", given, tmp_path / "x.out", "--backend", "cpu")
+    assert "numpy" in modules
+    assert not modules & (EXTRAS | {"flashcli.backends.cuda", "flashcli.compiler"})
+
+
+def test_compare_loads_no_backend(tmp_path):
+    path = write_output(tmp_path / "x.out", random_qkv(1, 2, 3))
+    modules = imported(tmp_path, "compare", path, path)
+    assert not modules & (EXTRAS | {"flashcli.backends", "threadpoolctl"})
+
+
+def test_the_package_itself_loads_nothing():
+    program = "import sys, flashcli; assert 'numpy' not in sys.modules and 'click' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], env=environment(), check=True)

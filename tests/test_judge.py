@@ -1,0 +1,114 @@
+"""`flashcli judge` on flashcli itself. How it judges the programs of others, tests/judge/ says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from support import ROOT, command, environment, flashcli, heed_interrupts, random_qkv, script, write_input, write_output
+from tolerances import float64
+
+LINE = r"{name}  \(2, 128, {d}\) +\d+\.\d\d s  accepted"
+
+
+def test_its_own_answers_are_accepted():
+    done = flashcli("judge", ROOT / "testcases", "--backend", "cpu", "--case", "t01", "--case", "t02")
+    assert (done.code, done.err) == (0, "")
+    backend, first, second, summary = done.out.splitlines()
+    assert backend.startswith("backend: cpu, NumPy ")
+    assert re.fullmatch(LINE.format(name="t01", d=32), first)
+    assert re.fullmatch(LINE.format(name="t02", d=64), second)
+    assert re.fullmatch(r"2 of 2 accepted, \d+\.\d\d s in all", summary)
+
+
+def test_a_machine_without_a_gpu_is_told_once(no_pycuda):
+    done = flashcli("judge", ROOT / "testcases", "--case", "t01", "--case", "t02")
+    assert done.code == 0
+    assert (done.out + done.err).count("Notice: no usable GPU, computing on the CPU") == 1
+
+
+def test_cases_are_generated_on_first_use(tmp_path):
+    shutil.copy(ROOT / "testcases" / "manifest.toml", tmp_path)
+    assert flashcli("judge", tmp_path, "--backend", "cpu", "--case", "t03").code == 0
+    assert (tmp_path / "large" / "t03.in").read_bytes() == (ROOT / "testcases" / "t03.in").read_bytes()
+
+
+def test_a_wrong_reference_is_a_wrong_answer(tmp_path):
+    qkv = random_qkv(2, 30, 8)
+    write_input(tmp_path / "a.in", qkv)
+    write_output(tmp_path / "a.ref", float64(qkv)[::-1])
+    done = flashcli("judge", tmp_path, "--backend", "cpu")
+    assert done.code == 1
+    assert "wrong answer: 480 of 480 elements, " in done.out
+    assert "first at (batch, row, column) = (0, 0, 0)" in done.out
+    assert done.out.splitlines()[-1].startswith("0 of 1 accepted, ")
+
+
+def test_a_backend_that_is_missing_is_a_runtime_error(tmp_path, no_pycuda):
+    write_input(tmp_path / "a.in", random_qkv(1, 8, 4))
+    done = flashcli("judge", tmp_path, "--backend", "cuda")
+    assert done.code == 1
+    assert "runtime error: exit code 69: " in done.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (["nowhere"], 65, "'nowhere' is not a folder of test cases"),
+        (["."], 65, "neither a manifest.toml nor any .in file"),
+        ([ROOT / "testcases", "--case", "t01", "--case", "t99"], 2, "there is no case t99"),
+        ([ROOT / "testcases", "--exe", "./x", "--backend", "cpu"], 2, "for flashcli itself"),
+        ([ROOT / "testcases", "--exe", "./x", "--kernel", "q_in_registers"], 2, "for flashcli itself"),
+    ],
+)
+def test_what_it_refuses(tmp_path, arguments, code, complaint):
+    flashcli("judge", *arguments, cwd=tmp_path).assert_error(code, complaint)
+
+
+@pytest.mark.parametrize("option", [["--time-limit", "0"], ["--tolerance", "-1"], ["--backend", "tpu"]])
+def test_wrong_usage(option):
+    assert flashcli("judge", *option).code == 2
+
+
+def test_a_bad_manifest_is_bad_input(tmp_path):
+    (tmp_path / "manifest.toml").write_text("[t01]\nseed = 1\n")
+    flashcli("judge", tmp_path).assert_error(65, "is not a manifest of test cases")
+
+
+def test_a_folder_that_cannot_be_read_is_no_permission(tmp_path, ordinary_user):
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0)
+    flashcli("judge", locked, **ordinary_user).assert_error(77, "locked", "permission denied")
+
+
+def alive(pid: str) -> bool:
+    """Whether a process runs; one that has ended may still be listed, as a zombie, until its parent asks."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_ctrl_c_ends_it_and_the_program(tmp_path):
+    write_input(tmp_path / "a.in", random_qkv(1, 8, 4))
+    started = tmp_path / "started"
+    exe = script(tmp_path / "slow", f"#!/bin/sh\necho $$ > {started}\nexec sleep 60\n")
+    judge = subprocess.Popen(
+        command("judge", tmp_path, "--exe", exe),
+        env=environment(),
+        stderr=subprocess.PIPE,
+        preexec_fn=heed_interrupts,
+    )
+    while not (started.exists() and started.read_text()) and judge.poll() is None:
+        time.sleep(0.01)
+    time.sleep(0.2)  # let the judge notice, too, that it has started
+    judge.send_signal(signal.SIGINT)
+    _, stderr = judge.communicate(timeout=20)
+    assert judge.returncode == 130
+    assert b"Error: interrupted" in stderr and b"Traceback" not in stderr
+    assert not alive(started.read_text().strip())

@@ -1,0 +1,100 @@
+"""The registry: what every entry must keep to."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from support import flashcli
+
+from flashcli.compiler import SOURCES
+from flashcli.errors import BackendUnavailable
+from flashcli.kernels import KERNELS, MAX_D, Build, Problem, choose, exact
+
+every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+
+
+@every_kernel
+def test_the_source_is_there_and_says_what_it_is(kernel):
+    source = (SOURCES / kernel.file).read_text()
+    assert source.startswith("// ")
+    assert 'extern "C" __global__' in source
+
+
+def test_every_source_is_registered():
+    assert sorted(path.name for path in SOURCES.glob("*.cu")) == sorted(kernel.file for kernel in KERNELS.values())
+
+
+@every_kernel
+def test_every_head_size_has_tiles_that_fit(kernel):
+    sizes = itertools.product([(1, 1), (10, 2048), (2, 32768), (13600, 128)], range(1, MAX_D + 1), kernel.precisions)
+    for (B, N), d, precision in sizes:
+        tiling = kernel.tiling(Problem(B, N, d, precision=precision))
+        assert tiling.Br > 0 and tiling.Bc > 0
+        assert 32 <= tiling.threads <= 1024 and tiling.threads % 32 == 0
+        assert 0 <= tiling.shared <= 227 * 1024
+
+
+@every_kernel
+@pytest.mark.parametrize(("B", "N"), [(1, 1), (3, 1000), (14000, 128), (1, 300_000)])
+def test_every_launch_has_blocks_and_its_tiles(kernel, B, N):
+    launches = Build(kernel, Problem(10, 2048, 64)).launches(B, N)
+    assert launches[-1].function == "attention"
+    for launch in launches:
+        assert 1 <= launch.grid < 2**31
+        assert launch.threads % 32 == 0
+
+
+@every_kernel
+def test_a_longer_input_never_needs_less_workspace(kernel):
+    build = Build(kernel, Problem(10, 2048, 40))
+    sizes = [build.workspace(B, N) for B, N in [(1, 1), (1, 200), (3, 200), (3, 3000)]]
+    assert sizes == sorted(sizes) and sizes[0] >= 0
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_macros_name_the_build(causal):
+    macros = Build(KERNELS["q_in_registers"], Problem(1, 1, 40, causal)).macros()
+    assert (macros["HEAD_DIM"], macros["CAUSAL"]) == (40, causal)
+
+
+@pytest.mark.parametrize(("d", "Bc"), [(32, 64), (64, 32)])
+def test_the_tiles_of_the_report(d, Bc):
+    assert KERNELS["q_in_registers"].tiling(Problem(10, 2048, d))[:3] == (128, Bc, 128)
+
+
+@pytest.mark.parametrize("capability", [(6, 1), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_the_kernel_that_is_chosen_runs_on_the_device(capability):
+    kernel = choose(capability)
+    assert kernel.runs_on(capability) and exact(kernel).runs_on(capability)
+    assert not exact(kernel).splits
+
+
+def test_half_precision_needs_a_kernel_that_has_it():
+    assert "fp16" in choose((9, 0), "fp16").precisions
+    with pytest.raises(BackendUnavailable, match="no kernel computes in fp16 on sm_61"):
+        choose((6, 1), "fp16")
+
+
+def test_no_kernel_for_a_device_that_is_too_old():
+    with pytest.raises(BackendUnavailable):
+        choose((3, 5))
+
+
+def test_the_ladder_as_a_table():
+    done = flashcli("kernels", "--d", 64)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert len(lines) == 2 * len(KERNELS)
+    for kernel, about, summary in zip(KERNELS.values(), lines[::2], lines[1::2], strict=True):
+        assert re.fullmatch(
+            rf"{kernel.name}: Br=\d+, Bc=\d+, \d+ threads, needs sm_\d+a?; cuda/{re.escape(kernel.file)}", about
+        )
+        assert summary == f"    {kernel.summary}"
+    assert "q_in_registers: Br=128, Bc=32, 128 threads, needs sm_50; cuda/10_q_in_registers.cu" in lines
+
+
+@pytest.mark.parametrize("d", ["0", "257", "x"])
+def test_a_head_size_that_cannot_be_is_wrong_usage(d):
+    assert flashcli("kernels", "--d", d).code == 2

@@ -1,0 +1,37 @@
+"""The README cannot drift from the program."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from support import ROOT
+
+from flashcli.cli import COMMANDS
+from flashcli.kernels import KERNELS
+
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_in_the_readme(name):
+    assert f"flashcli {name}" in README
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_is_in_the_readme(name):
+    assert re.search(rf"\b{name}\b", README)
+
+
+def test_every_command_in_the_readme_exists():
+    assert set(re.findall(r"^(?:\$ )?flashcli ([a-z]+)", README, re.MULTILINE)) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 65, 69, 70, 71, 73, 74, 77, 130, 143])
+def test_every_exit_code_is_in_the_readme(code):
+    assert re.search(rf"\|\s*{code}\s*\|", README)
+
+
+def test_the_links_to_files_lead_somewhere():
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", README):
+        assert (ROOT / target).exists(), target
