@@ -218,13 +218,14 @@ def _wgmma(problem: Problem) -> Tiling:
         return _wgmma_tiling(problem, Br=128, Bc=64, stages=2, pingpong=1)
     if _rounds(192, problem) * 192 < _rounds(128, problem) * 128:  # few row tiles: fewer, larger ones end sooner
         return _wgmma_tiling(problem, Br=192, Bc=64 if d > 32 else 96, stages=3)
+    if d > 32 and problem.precision == "fp16":  # the products are short: waiting for a turn at them is not worth it
+        return _wgmma_tiling(problem, Br=128, Bc=128, stages=3)
     return _wgmma_tiling(problem, Br=128, Bc=128, stages=2 if d > 32 else 3, pingpong=1)
 
 
 def _rounds(Br: int, problem: Problem) -> int:
-    """How many row tiles the busiest multiprocessor gets; without end where there are enough to balance."""
-    tiles = problem.B * ceil_div(problem.N, Br)
-    return ceil_div(tiles, problem.sms)
+    """How many row tiles the busiest multiprocessor gets."""
+    return ceil_div(problem.B * ceil_div(problem.N, Br), problem.sms)
 
 
 def _wgmma_tiling(problem: Problem, Br: int, Bc: int, stages: int, pingpong: int = 0) -> Tiling:
@@ -301,9 +302,22 @@ KERNELS = {
 }
 
 
-def choose(capability: tuple[int, int], precision: str = "fp32") -> Kernel:
-    """The fastest kernel on a device of this compute capability; its tiles then depend on the shape."""
-    fit = [kernel for kernel in KERNELS.values() if kernel.runs_on(capability) and precision in kernel.precisions]
+SHORT_HEAD = 16  # tensor cores multiply 16 columns or more at a time: a shorter head would mostly multiply padding
+
+
+def choose(capability: tuple[int, int], d: int, precision: str = "fp32") -> Kernel:
+    """The fastest kernel for head size d on a device of this compute capability; its tiles then depend on the shape.
+
+    Heads shorter than `SHORT_HEAD` are left to FFMA in fp32, which is also more accurate there: the 22 bits of a split
+    number show where a score is a sum of only a few products.
+    """
+    fit = [
+        kernel
+        for kernel in KERNELS.values()
+        if kernel.runs_on(capability)
+        and precision in kernel.precisions
+        and not (kernel.splits and precision == "fp32" and d < SHORT_HEAD)
+    ]
     if not fit:
         raise BackendUnavailable(
             "no kernel computes in {} on sm_{}{}.".format(precision, *capability), "use --precision fp32."

@@ -107,10 +107,10 @@ def give_up_roots_powers() -> None:
         ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
 
 
-def open_engine(name: str, shape: tuple[int, int, int], causal: bool = False, scale: float | None = None):
+def open_engine(name: str, shape: tuple[int, int, int], causal: bool = False, scale: float | None = None, **more):
     """The cpu backend or a kernel, by name, for inputs of shape (B, N, d)."""
     chosen = {"name": "cpu"} if name == "cpu" else {"name": "cuda", "kernel": name}
-    return open_backend(shape=shape, causal=causal, scale=scale, **chosen)
+    return open_backend(shape=shape, causal=causal, scale=scale, **chosen, **more)
 
 
 def forward(backend, qkv: np.ndarray) -> np.ndarray:
@@ -129,6 +129,10 @@ class Engine:
     def __init__(self, name: str) -> None:
         self.name = name
         self._built_for: object = None
+
+    @property
+    def splits(self) -> bool:
+        return self.name != "cpu" and KERNELS[self.name].splits
 
     def __call__(self, qkv: np.ndarray, causal: bool = False, scale: float | None = None) -> np.ndarray:
         B, _, N, d = qkv.shape

@@ -10,7 +10,7 @@ from support import flashcli
 
 from flashcli.compiler import SOURCES
 from flashcli.errors import BackendUnavailable
-from flashcli.kernels import KERNELS, MAX_D, Build, Problem, choose, exact
+from flashcli.kernels import KERNELS, MAX_D, SHORT_HEAD, Build, Problem, choose, exact
 
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 
@@ -66,20 +66,20 @@ def test_the_tiles_of_the_report(d, Bc):
 
 @pytest.mark.parametrize("capability", [(6, 1), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
 def test_the_kernel_that_is_chosen_runs_on_the_device(capability):
-    kernel = choose(capability)
+    kernel = choose(capability, 64)
     assert kernel.runs_on(capability) and exact(kernel).runs_on(capability)
     assert not exact(kernel).splits
 
 
 def test_half_precision_needs_a_kernel_that_has_it():
-    assert "fp16" in choose((9, 0), "fp16").precisions
+    assert "fp16" in choose((9, 0), 64, "fp16").precisions
     with pytest.raises(BackendUnavailable, match="no kernel computes in fp16 on sm_61"):
-        choose((6, 1), "fp16")
+        choose((6, 1), 64, "fp16")
 
 
 def test_no_kernel_for_a_device_that_is_too_old():
     with pytest.raises(BackendUnavailable):
-        choose((3, 5))
+        choose((3, 5), 64)
 
 
 def test_the_ladder_as_a_table():
@@ -98,3 +98,9 @@ def test_the_ladder_as_a_table():
 @pytest.mark.parametrize("d", ["0", "257", "x"])
 def test_a_head_size_that_cannot_be_is_wrong_usage(d):
     assert flashcli("kernels", "--d", d).code == 2
+
+
+def test_short_heads_are_left_to_ffma_in_fp32():
+    assert not choose((9, 0), SHORT_HEAD - 1).splits
+    assert choose((9, 0), SHORT_HEAD).splits
+    assert choose((9, 0), 1, "fp16").splits

@@ -7,6 +7,9 @@ digits, naive attention loses them too. Half precision or TF32 is off by a facto
 The largest of a few thousand rounding errors depends on the order in which a sum happens to be done: by a factor of two
 for naive attention itself. So naive attention is measured in ORDERS orders, and its worst counts.
 
+A kernel that splits numbers in two halves keeps 22 of 24 bits. Where a score is a sum of few products, d < SHORT_HEAD,
+its largest error may be SPLIT_FACTOR times naive's; it is not chosen there unless asked for.
+
 FLOOR is for inputs on which naive attention is nearly exact by luck, such as N = 1: four roundings of the weighted mean
 of |V|, which is what is summed up.
 """
@@ -20,6 +23,7 @@ import numpy as np
 from flashcli.verify import reference
 
 FACTOR = 1.5
+SPLIT_FACTOR = 2.5
 ORDERS = 8
 FLOOR = 2.0**-22
 
@@ -71,7 +75,10 @@ def assert_accurate(out: np.ndarray, qkv: np.ndarray, causal: bool = False, scal
 
 
 def assert_all_accurate(
-    answers: list[tuple[np.ndarray, np.ndarray]], causal: bool = False, scale: float | None = None
+    answers: list[tuple[np.ndarray, np.ndarray]],
+    causal: bool = False,
+    scale: float | None = None,
+    factor: float = FACTOR,
 ) -> None:
     """Answers to inputs [B, 3, N, d] of one kind: relative L2 of each, and the largest error of all, must be right."""
     largest = np.zeros(2)
@@ -81,4 +88,5 @@ def assert_all_accurate(
         found = sizes(out - want)
         assert found[1] <= allowed[1], f"(B, 3, N, d) = {qkv.shape}: L2 error {found[1]:.3g}, allowed {allowed[1]:.3g}"
         largest = np.maximum(largest, [found[0], allowed[0]])
+    largest[1] *= factor / FACTOR
     assert largest[0] <= largest[1], f"max error {largest[0]:.3g}, allowed {largest[1]:.3g}"

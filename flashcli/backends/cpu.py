@@ -8,6 +8,7 @@ loops, and BLAS is held to one thread per worker.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -114,7 +115,8 @@ def attend(
     """
     batches, Br, d = Q.shape
     N = min(K.shape[1], first_row + Br) if causal else K.shape[1]
-    Q = Q * np.float32(scale)
+    if abs(math.frexp(scale)[0]) == 0.5:  # a power of two scales Q exactly, and saves a pass over S
+        Q, scale = Q * np.float32(scale), 1
     m = np.full((batches, Br, 1), -np.inf, np.float32)
     l = np.zeros((batches, Br, 1), np.float32)
     O = np.zeros((batches, Br, d), np.float32)
@@ -124,6 +126,8 @@ def attend(
     for j in range(0, N, BC):
         Kj, Vj = K[:, j : min(j + BC, N)], V[:, j : min(j + BC, N)]
         S = np.matmul(Q, Kj.transpose(0, 2, 1), out=tile[:, :, : Kj.shape[1]])
+        if scale != 1:
+            S *= np.float32(scale)
         if causal and j + Kj.shape[1] > first_row:
             S[:, np.arange(Kj.shape[1]) + j > np.arange(Br)[:, None] + first_row] = -np.inf
         m_new = np.maximum(m, S.max(axis=2, keepdims=True))

@@ -136,7 +136,7 @@ class CudaBackend(Backend):
         self._device = self._find_device(device)
         self._capability = self._device.compute_capability()
         sms = self._device.get_attribute(self._driver.device_attribute.MULTIPROCESSOR_COUNT)
-        self._build = Build(self._find_kernel(kernel, precision), Problem(*sizes, d, causal, precision, sms))
+        self._build = Build(self._find_kernel(kernel, d, precision), Problem(*sizes, d, causal, precision, sms))
         with contextlib.ExitStack() as stack:
             self._open_context(stack)
             self._program = Program(self._driver, self._build, self._capability)
@@ -158,9 +158,9 @@ class CudaBackend(Backend):
             raise BackendUnavailable(f"GPU {index} does not exist: {found}.", "see `flashcli doctor`.")
         return self._driver.Device(index)
 
-    def _find_kernel(self, name: str | None, precision: str) -> Kernel:
+    def _find_kernel(self, name: str | None, d: int, precision: str) -> Kernel:
         if name is None:
-            return choose(self._capability, precision)
+            return choose(self._capability, d, precision)
         kernel = KERNELS[name]
         if not kernel.runs_on(self._capability):
             arch, needed = compiler.architecture(self._capability), compiler.architecture(kernel.needs)

@@ -45,10 +45,11 @@ def test_a_judge_killed_half_way(cases, tmp_path):
     """With SIGKILL, so that it has no chance to tidy up."""
     file = tmp_path / "results.jsonl"
     slow = script(
-        tmp_path / "slow", f'#!/bin/sh\ncase "$1" in */c2.in) [ -e {tmp_path}/go ] || sleep 30;; esac\nexit 1\n'
+        tmp_path / "slow", f'#!/bin/sh\ncase "$1" in */c2.in) [ -e {tmp_path}/go ] || exec sleep 5;; esac\nexit 1\n'
     )
     arguments = command("judge", cases, "--exe", slow, "--results", file)
-    judge = subprocess.Popen(arguments, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    env = environment(TMPDIR=str(tmp_path))  # where it leaves its scratch folder
+    judge = subprocess.Popen(arguments, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 30
     while not (file.exists() and file.read_text().count("\n") == 2) and time.monotonic() < deadline:
         time.sleep(0.02)

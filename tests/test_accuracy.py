@@ -1,0 +1,117 @@
+"""How accurate the fp32 kernels are: the gate before any speed, on samples of rows, since N is large here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support import forward, open_engine, random_qkv
+from tolerances import FACTOR, FLOOR, naive_fp32
+
+from flashcli.verify import reference
+
+ROWS = 512
+UNIFORM_LIMIT = 1.0e-6  # relative L2 on inputs in [-3, 3]
+
+
+def mixed_scales(qkv: np.ndarray) -> np.ndarray:
+    return qkv * np.array([1e-3, 1e3, 1e-4], np.float32)[:, None, None]
+
+
+def outliers(qkv: np.ndarray) -> np.ndarray:
+    chosen = np.random.default_rng(1).random(qkv.shape) < 1e-4
+    return np.where(chosen, qkv * 1000, qkv)
+
+
+KINDS = {
+    "normal": lambda qkv: qkv,
+    "normal * 30": lambda qkv: qkv * 30,
+    "1e-6": lambda qkv: qkv * 1e-6,
+    "1e5": lambda qkv: qkv * 1e5,
+    "outliers": outliers,
+    "peaked": lambda qkv: qkv * np.array([20, 1, 1])[:, None, None],
+    "constant rows": lambda qkv: np.broadcast_to(qkv[:, :1], qkv.shape),
+    "zeros": np.zeros_like,
+    "mixed scales": mixed_scales,
+}
+
+
+def naive_rows(qkv: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Naive fp32 attention of some rows: dot products and sums one after the other, as a textbook loop does them."""
+    Q, K, V = qkv
+    S = np.zeros((len(rows), len(K)), np.float32)
+    for column in range(Q.shape[1]):
+        S += Q[rows, column, None] * K[:, column]
+    S *= np.float32(Q.shape[1] ** -0.5)
+    P = np.exp(S - S.max(axis=1, keepdims=True))
+    O, total = np.zeros((len(rows), V.shape[1]), np.float32), np.zeros((len(rows), 1), np.float32)
+    for key in range(len(K)):
+        O += P[:, key, None] * V[key]
+        total += P[:, key, None]
+    return O / total
+
+
+def naive_error(qkv: np.ndarray, rows: np.ndarray, want: np.ndarray) -> tuple[float, float]:
+    """Relative L2 and largest error of naive attention, the worst of a few orders of summation.
+
+    A single row with two nearly equal largest scores can decide either.
+    """
+    rng, found = np.random.default_rng(5), []
+    for out in (naive_rows(qkv, rows), naive_fp32(qkv[None])[0][rows]):
+        found.append((relative_l2(out, want), np.abs(out - want).max()))
+    for _ in range(3):
+        qkv = qkv.copy()
+        qkv[:2] = qkv[:2, :, rng.permutation(qkv.shape[2])]
+        out = naive_rows(qkv, rows)
+        found.append((relative_l2(out, want), np.abs(out - want).max()))
+    return tuple(np.max(found, axis=0))
+
+
+def relative_l2(out: np.ndarray, want: np.ndarray) -> float:
+    return float(np.linalg.norm(out - want) / max(np.linalg.norm(want), 1e-300))
+
+
+@pytest.mark.parametrize("d", [32, 64])
+@pytest.mark.parametrize("N", [2048, 32768])
+def test_uniform_inputs(engine, N, d):
+    if engine.name == "cpu":
+        pytest.skip(
+            "a gate for kernels; BLAS sums as it likes, and test_no_worse_than_naive holds it to naive attention"
+        )
+    qkv = random_qkv(1, N, d)
+    rows = np.random.default_rng(0).choice(N, ROWS, replace=False)
+    assert relative_l2(engine(qkv)[0][rows], reference(qkv[0], rows=rows)) <= UNIFORM_LIMIT
+
+
+@pytest.mark.parametrize("d", [32, 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_worse_than_naive(engine, kind, d):
+    normal = np.random.default_rng(2).standard_normal((3, 1024, d))
+    qkv = np.ascontiguousarray(KINDS[kind](normal), np.float32)
+    rows = np.random.default_rng(3).choice(1024, ROWS, replace=False)
+    want, out = reference(qkv, rows=rows), engine(qkv[None])[0][rows]
+    assert np.isfinite(out).all()
+    l2, largest = naive_error(qkv, rows, want)
+    assert relative_l2(out, want) <= FACTOR * l2 + FLOOR
+    assert np.abs(out - want).max() <= FACTOR * largest + FLOOR * np.abs(qkv[2]).max()
+
+
+def test_huge_inputs_give_finite_outputs(engine):
+    qkv = np.random.default_rng(4).uniform(-1, 1, (1, 3, 300, 64)).astype(np.float32) * np.float32(1e18)
+    assert np.isfinite(reference(qkv[0])).all()
+    assert np.isfinite(engine(qkv)).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 129, 64), (200, 128, 32), (1, 1000, 80)])
+def test_the_same_input_gives_the_same_bits(engine, shape):
+    qkv = random_qkv(*shape)
+    assert engine(qkv).tobytes() == engine(qkv).tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["mma", "wgmma"])
+@pytest.mark.parametrize("d", [32, 64, 128])
+def test_one_product_is_as_accurate_as_fp16(gpu, name, d):
+    qkv = random_qkv(1, 1000, d)
+    with open_engine(name, (1, 1000, d), precision="fp16") as backend:
+        error = relative_l2(forward(backend, qkv)[0], reference(qkv[0]))
+    assert 1e-5 < error < 2e-3
