@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -168,13 +169,18 @@ def circumstances() -> dict[str, object]:
     """What a record must say so that others can repeat it."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": "flashcli " + " ".join(sys.argv[1:]),
+        "command": repeatable(sys.argv[1:]),
         "commit": os.environ.get("FLASHCLI_COMMIT") or _git_commit(),
         "version": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
         "cpu": _cpu_name(),
     }
+
+
+def repeatable(arguments: list[str]) -> str:
+    """The command line without the files that results went to."""
+    return re.sub(r" --(json|csv|markdown)[ =]\S+", "", " ".join(["flashcli", *arguments]))
 
 
 def cpu_circumstances(threads: int) -> dict[str, object]:

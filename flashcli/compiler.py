@@ -48,7 +48,7 @@ def cache_folder() -> Path:
     """$FLASHCLI_CACHE_DIR, or flashcli in the user's cache folder."""
     if folder := os.environ.get("FLASHCLI_CACHE_DIR"):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flashcli"
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "flashcli"
 
 
 def options(build: Build) -> list[str]:

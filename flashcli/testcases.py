@@ -100,9 +100,13 @@ def _from_entry(folder: Path, name: str, entry: dict, limit: float) -> Case:
         raise ValueError(f"{name}: shape and seed are whole numbers, the seed not below 0")
     if problem := shape_problem(shape):
         raise ValueError(f"{name}: {problem}")
-    given = folder / f"{name}.in"
-    path = given if given.exists() else folder / GENERATED / f"{name}.in"
-    return Case(name, shape, seed, path, _existing(folder / f"{name}.ref"), limit)
+    given, reference = folder / f"{name}.in", _existing(folder / f"{name}.ref")
+    if not given.exists():
+        return Case(name, shape, seed, folder / GENERATED / f"{name}.in", reference, limit)
+    case = Case(name, shape, seed, given, reference, limit)
+    if not case.is_ready():  # it is somebody's file: not to be made anew
+        raise ValueError(f"{name}: {given.name} is not an input file of shape {shape}")
+    return case
 
 
 def _existing(path: Path) -> Path | None:

@@ -8,7 +8,7 @@ import re
 import pytest
 from support import flashcli
 
-from flashcli.compiler import SOURCES
+from flashcli.compiler import SOURCES, find_nvcc
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels import KERNELS, MAX_D, SHORT_HEAD, Build, Problem, choose, exact
 
@@ -104,3 +104,12 @@ def test_short_heads_are_left_to_ffma_in_fp32():
     assert not choose((9, 0), SHORT_HEAD - 1).splits
     assert choose((9, 0), SHORT_HEAD).splits
     assert choose((9, 0), 1, "fp16").splits
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
+def test_one_kernel_is_shown_with_what_it_takes():
+    done = flashcli("kernels", "wgmma", "--d", 32, "--arch", "sm_90a")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("Tensor cores at fp32 accuracy on Hopper")
+    assert "13_wgmma.cu\nneeds sm_90a; any d from 1 to 256\nd = 32: Br=" in done.out
+    assert re.search(r"\nattention on sm_90a: \d+ registers a thread, 0 bytes spilled, ", done.out)

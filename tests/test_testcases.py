@@ -103,3 +103,13 @@ def test_a_manifest_that_is_no_text_is_bad_input(tmp_path):
     (tmp_path / "manifest.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(BadInput, match="is not a manifest"):
         load(tmp_path)
+
+
+def test_a_given_input_of_another_shape_is_not_overwritten(tmp_path):
+    (tmp_path / "manifest.toml").write_text("[t01]\nshape = [2, 8, 4]\nseed = 1\n")
+    given = tmp_path / "t01.in"
+    given.write_bytes(input_bytes(np.zeros((1, 3, 8, 4), np.float32)))
+    before = given.read_bytes()
+    with pytest.raises(BadInput, match=r"t01\.in is not an input file of shape \(2, 8, 4\)"):
+        load(tmp_path)
+    assert given.read_bytes() == before

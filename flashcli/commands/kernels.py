@@ -1,16 +1,26 @@
 from __future__ import annotations
 
+import itertools
+
 import click
 
 from flashcli.commands import options
-from flashcli.kernels import KERNELS, Problem
+from flashcli.kernels import KERNELS, MAX_D, Build, Problem
 
 
 @click.command()
-@click.option("--d", default=64, show_default=True, type=click.IntRange(1, 256), help="Head size the tiles are for.")
+@click.argument("name", required=False, type=click.Choice(list(KERNELS)))
+@click.option("--d", default=64, show_default=True, type=click.IntRange(1, MAX_D), help="Head size the tiles are for.")
+@click.option("--arch", help="Architecture to compile for, such as sm_80; this machine's GPU by default.")
 @options.json_option
-def command(d: int, as_json: bool) -> None:
-    """Show the ladder of kernels: each one's tiles for a head size, what it needs, and its idea."""
+def command(name: str | None, d: int, arch: str | None, as_json: bool) -> None:
+    """Show the ladder of kernels: each one's tiles for a head size, what it needs, and its idea.
+
+    With the NAME of one: what it does, and the registers and memory that it takes.
+    """
+    if name is not None:
+        _show(name, d, arch, as_json)
+        return
     rows = [_row(kernel, d) for kernel in KERNELS.values()]
     if as_json:
         options.print_json(rows)
@@ -27,3 +37,43 @@ def _row(kernel, d: int) -> dict[str, object]:
         "name": kernel.name, "file": kernel.file, "summary": kernel.summary, "needs": needs, "d": d,
         "Br": tiling.Br, "Bc": tiling.Bc, "threads": tiling.threads,
     }  # fmt: skip
+
+
+def _show(name: str, d: int, arch: str | None, as_json: bool) -> None:
+    from flashcli import compiler
+
+    build = Build(KERNELS[name], Problem(1, 2048, d))
+    arch = arch or _arch_here() or compiler.architecture(max(build.kernel.needs, (8, 0)))
+    source = compiler.SOURCES / build.kernel.file
+    record = _row(build.kernel, d) | {"source": str(source), "arch": arch, "dynamic_shared": build.tiling.shared}
+    record["functions"] = {
+        function: {"registers": found.registers, "spilled": found.spilled, "static_shared": found.shared}
+        for function, found in compiler.resources(build, arch).items()
+    }
+    if as_json:
+        options.print_json(record)
+        return
+    headline = itertools.takewhile(lambda line: line.startswith("//"), source.read_text().splitlines())
+    click.echo("\n".join(line.removeprefix("//").removeprefix(" ") for line in headline))
+    click.echo("\n{source}\nneeds sm_{needs}; any d from 1 to 256".format(**record))
+    click.echo(
+        "d = {d}: Br={Br}, Bc={Bc}, {threads} threads, {dynamic_shared} bytes of dynamic shared memory".format(**record)
+    )
+    for function, found in record["functions"].items():
+        numbers = (
+            "{registers} registers a thread, {spilled} bytes spilled, {static_shared} bytes of static shared memory"
+        )
+        click.echo(f"{function} on {arch}: {numbers.format(**found)}")
+
+
+def _arch_here() -> str | None:
+    """The architecture of the first GPU, if there is one that can be used."""
+    from flashcli import compiler
+    from flashcli.backends import cuda
+    from flashcli.errors import BackendUnavailable
+
+    try:
+        found = cuda.devices()
+    except BackendUnavailable:
+        return None
+    return compiler.architecture(found[0][1]) if found else None
