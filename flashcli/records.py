@@ -1,6 +1,7 @@
 """Views of a benchmark record: a table for people, Markdown, CSV, the tables in the documents. The record is JSON.
 
-A record is ``{"circumstances": {...}, "ceilings": {...}, "rows": [{...}]}``; its rows are those of `flashcli.bench`.
+A record is ``{"circumstances": {...}, "ceilings": {...}, "rows": [{...}]}``; its rows are those of `flashcli.bench`
+or of `flashcli.end_to_end`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ COLUMNS = ("case", "(B, N, d)", "contender", "median", "min to max", "TFLOP/s", 
 
 def cells(row: dict) -> list[str]:
     """One row of the table: milliseconds, and the floor (by bytes or operations, the larger) over the median."""
-    start = [row["case"], f"({row['B']}, {row['N']}, {row['d']})", row["contender"]]
+    shape = f"({row['B']}, {row['N']}, {row['d']})"
+    start = ["" if row["case"] == shape else row["case"], shape, row["contender"]]
     if "error" in row:
         return [*start, row["error"], *[""] * (len(COLUMNS) - 4)]
     floor = max(row.get("floor_bytes", 0), row.get("floor_operations", 0))
@@ -75,14 +77,33 @@ def headline(rows: list[dict]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
+def end_to_end(rows: list[dict]) -> str:
+    """For each case the median seconds of each whole command, and how the first compares with the last."""
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    head = ["case", "(B, N, d)", *(f"{name}, s" for name in names), f"{names[0]} over {names[-1]}", "peak memory, MiB"]
+    lines = [head, ["---"] * len(head)]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        timed = {row["contender"]: row for row in rows if row["case"] == case}
+        first, last = timed[names[0]], timed[names[-1]]
+        lines.append([
+            case, f"({first['B']}, {first['N']}, {first['d']})",
+            *(f"{row['seconds']:.2f} ({row['min']:.2f} to {row['max']:.2f})" for row in timed.values()),
+            f"{first['seconds'] / last['seconds']:.2f}x", " / ".join(f"{row['peak_mib']:.0f}" for row in timed.values()),
+        ])  # fmt: skip
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
 def about(record: dict) -> str:
     """Under which circumstances a record was made, in one line."""
+    wordings = {
+        "gpu": "{}", "driver": "driver {}", "cpu": "{}", "threads": "{} threads", "blas": "{}", "date": "{}",
+        "commit": "commit {}", "command": "`{}`",
+    }  # fmt: skip
     facts = record["circumstances"]
-    names = ("gpu", "driver", "cpu", "threads", "blas", "date", "commit", "command")
-    return ", ".join(f"`{facts[name]}`" if name == "command" else f"{facts[name]}" for name in names if name in facts)
+    return ", ".join(wording.format(facts[name]) for name, wording in wordings.items() if name in facts)
 
 
-VIEWS = {"headline": headline, "table": markdown}
+VIEWS = {"headline": headline, "table": markdown, "end_to_end": end_to_end}
 BLOCK = re.compile(r"(<!-- (\w+): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

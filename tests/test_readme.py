@@ -9,6 +9,7 @@ from support import ROOT
 
 from flashcli.cli import COMMANDS
 from flashcli.kernels import KERNELS
+from flashcli.records import BLOCK, refreshed
 
 README = (ROOT / "README.md").read_text()
 
@@ -35,3 +36,10 @@ def test_every_exit_code_is_in_the_readme(code):
 def test_the_links_to_files_lead_somewhere():
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", README):
         assert (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("name", ["README.md", "cuda/README.md"])
+def test_the_tables_are_those_of_the_records(name):
+    document = ROOT / name
+    assert BLOCK.search(document.read_text())
+    assert document.read_text() == refreshed(document), f"run: python -m flashcli.records {name}"
