@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help testcases test test-gpu bench-cpu lint clean
+.PHONY: help testcases test test-gpu bench-cpu bench-e2e lint clean
 
 help:
 	@echo "make testcases   run all test cases and check every output (on the GPU if there is one)"
 	@echo "make test        run the tests"
 	@echo "make test-gpu    run the tests that need a GPU"
 	@echo "make bench-cpu   time the CPU backend beside PyTorch's CPU attention"
+	@echo "make bench-e2e   time whole commands beside the homework's program in C++ (needs a GPU and nvcc)"
 	@echo "make lint        check the style of the Python code"
 	@echo "make clean       remove everything that make made"
 
@@ -37,6 +38,10 @@ bench-cpu: $(READY)
 	$(BIN)/python -m pip install --quiet torch
 	$(BIN)/flashcli bench --backend cpu --threads 2 --against torch --shape 10,2048,64 --shape 1360,128,32 --shape 1,8192,32
 
+bench-e2e: $(READY)
+	$(MAKE) -C testcases/hw4
+	$(BIN)/python -m flashcli.end_to_end --json cuda/records/end-to-end.json
+
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu
 
@@ -45,5 +50,6 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 
 clean:
+	rm -f testcases/hw4/hw4
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis testcases/large
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

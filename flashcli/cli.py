@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import signal
 import sys
-import traceback
 
 import click
 
@@ -70,14 +69,24 @@ class Terminated(BaseException):
     """SIGTERM arrived: unwind, clean up, leave."""
 
 
-def _terminate(signum: int, frame: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
-    raise Terminated
+STOPPED_BY = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+
+
+def _stop(signum: int, frame: object) -> None:
+    for number in STOPPED_BY:
+        signal.signal(number, signal.SIG_IGN)  # once is enough: cleaning up is not to be interrupted
+    raise STOPPED_BY[signum]
+
+
+def _listen_for_signals() -> None:
+    for number in STOPPED_BY:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as a shell's background jobs are to ignore Ctrl-C
+            signal.signal(number, _stop)
 
 
 def main() -> int:
     """Run the command line; returns one of the exit codes of the README."""
-    signal.signal(signal.SIGTERM, _terminate)
+    _listen_for_signals()
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.reconfigure(errors="backslashreplace")  # a file name need not be text, nor a locale know ᵀ
     try:
@@ -91,6 +100,8 @@ def main() -> int:
         return 0
     except BaseException as error:
         if "--debug" in sys.argv and not isinstance(error, SystemExit | click.exceptions.Exit):
+            import traceback
+
             traceback.print_exception(error)
         return explain(error)
 

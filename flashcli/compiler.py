@@ -11,8 +11,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
-import tempfile
 import warnings
 from pathlib import Path
 from typing import NamedTuple
@@ -121,6 +119,8 @@ def compile_failure(output: str, arch: str) -> BackendUnavailable | KernelFailur
 
 def _store(path: Path, code: bytes) -> None:
     """Write whole or not at all: parallel first runs must never read a torn file. A read-only cache is no error."""
+    import tempfile  # here, because a warm start compiles nothing
+
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         fd, temporary = tempfile.mkstemp(dir=path.parent)
@@ -144,6 +144,8 @@ class Resources(NamedTuple):
 
 def resources(build: Build, arch: str) -> dict[str, Resources]:
     """Compile with nvcc alone (no GPU, no PyCUDA) and read ptxas' report, by function."""
+    import subprocess
+
     nvcc = find_nvcc()
     if nvcc is None:
         raise BackendUnavailable(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Iterator
-from pathlib import Path
 
 MISMATCH = 1  # not an error: the answer is no
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -54,7 +54,7 @@ class NoPermission(FlashError):
 
 
 @contextlib.contextmanager
-def explained(doing: str, path: Path | str, missing: type[FlashError] = BadInput) -> Iterator[None]:
+def explained(doing: str, path: str | os.PathLike, missing: type[FlashError] = BadInput) -> Iterator[None]:
     """Turn the OSError of a system call on ``path`` into a FlashError that says what was being done.
 
     ``missing`` is the kind to raise where the path leads nowhere: bad input when reading, cannot create when writing.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
-from pathlib import Path
 
 from flashcli.fileformat import InputFile, check_distinct, create_output
 from flashcli.stream import chunk_shape, ignore, stream
@@ -12,8 +12,8 @@ from flashcli.timing import PHASES, Timeline, seconds_since_process_start, tflop
 
 
 def run(
-    input_path: Path | str,
-    output_path: Path | str,
+    input_path: str | os.PathLike,
+    output_path: str | os.PathLike,
     open_backend: Callable[[tuple[int, int, int]], object],
     warn: Callable[[str], None],
     progress: Callable[[int], contextlib.AbstractContextManager] = lambda total: contextlib.nullcontext(ignore),
@@ -23,7 +23,8 @@ def run(
     """Compute ``output_path`` from ``input_path``; returns the record of what was done and how long it took.
 
     ``open_backend((B, N, d))`` gives a backend for chunks of that shape. Nothing is computed before it is sure that the
-    output can be created. ``progress(total)`` is a context manager; it gives a function to be told of finished batches.
+    output can be created. ``progress(total)``, in bytes of input, is a context manager; it gives a function to be told
+    of those that are done with.
     """
     timeline = Timeline()
 
@@ -37,8 +38,8 @@ def run(
         with timeline.measure("computation", "open the backend"):
             opened = open_backend(chunk_shape(shape))
         with opened as backend:
-            with progress(shape.B) as tell:
-                stream(file, backend, sink, timeline, tell, warn_of, serial)
+            with progress(shape.B * shape.input_batch_bytes) as tell:
+                stream(file, backend, sink, timeline, lambda n: tell(n * shape.input_batch_bytes), warn_of, serial)
             details = {"description": backend.description, **backend.details()}
         with timeline.measure("output", "commit"):
             sink.commit()

@@ -85,10 +85,11 @@ def end_to_end(rows: list[dict]) -> str:
     for case in dict.fromkeys(row["case"] for row in rows):
         timed = {row["contender"]: row for row in rows if row["case"] == case}
         first, last = timed[names[0]], timed[names[-1]]
+        peaks = (f"{row['peak_mib']:.0f}" for row in timed.values())
         lines.append([
             case, f"({first['B']}, {first['N']}, {first['d']})",
             *(f"{row['seconds']:.2f} ({row['min']:.2f} to {row['max']:.2f})" for row in timed.values()),
-            f"{first['seconds'] / last['seconds']:.2f}x", " / ".join(f"{row['peak_mib']:.0f}" for row in timed.values()),
+            f"{first['seconds'] / last['seconds']:.2f}x", " / ".join(peaks),
         ])  # fmt: skip
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 

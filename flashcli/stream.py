@@ -18,9 +18,20 @@ from flashcli.fileformat import Shape
 from flashcli.timing import Timeline
 
 CHUNK_BYTES = 8 * 2**20  # of input: enough to keep a GPU busy, little enough to start computing and writing early
-READERS, WRITERS = 4, 2  # threads: one copies some 7 GB/s out of the page cache and 3 GB/s into it
-IN_FLIGHT = 2  # chunks with the backend: one computes while another's result travels back
-SLOTS = READERS + IN_FLIGHT + WRITERS
+
+
+class Overlap(NamedTuple):
+    """How many chunks may be in each stage at a time; each takes a slot, and a thread for reading or writing it.
+
+    ``computing`` counts those submitted after the one whose result is waited for.
+    """
+
+    reading: int
+    computing: int
+    writing: int
+
+
+ONE_AFTER_ANOTHER = Overlap(reading=0, computing=0, writing=1)
 
 
 def ignore(value: object) -> None:
@@ -42,11 +53,13 @@ def stream(
     true if it cannot seek. ``progress`` is told how many batches were written. ``warn`` is told, once, where the first
     value is that is not finite. ``serial`` does one thing after another, as a control.
     """
-    slots = backend.slots(source.shape, 1 if serial else SLOTS, CHUNK_BYTES)
+    overlap = ONE_AFTER_ANOTHER if serial else backend.overlap
+    with timeline.measure("computation", "take memory"):
+        slots = backend.slots(source.shape, sum(overlap), CHUNK_BYTES)
     chunks = source.shape.batch_ranges(slots[0].capacity * source.shape.input_batch_bytes)
     ring = [(batches, slots[index % len(slots)]) for index, batches in enumerate(chunks)]
-    ahead = min(READERS, len(slots) - 1)
-    in_flight = min(IN_FLIGHT, len(slots) - 1 - ahead)
+    ahead = min(overlap.reading, len(slots) - 1)
+    in_flight = min(overlap.computing, len(slots) - 1 - ahead)
     reading: list[Future[str]] = []
     writing: list[Future[None]] = []
 
@@ -65,7 +78,7 @@ def stream(
         writing[index].result()
         progress(len(ring[index][0]))
 
-    with _workers(READERS) as readers, _workers(1 if sink.in_order else WRITERS) as writers:
+    with _workers(max(1, ahead)) as readers, _workers(1 if sink.in_order else overlap.writing) as writers:
         for step in range(len(ring) + ahead + in_flight):
             if step < len(ring):
                 if step >= len(slots):
@@ -126,12 +139,10 @@ class Arrays(NamedTuple):
 
 def first_nonfinite(qkv: np.ndarray, first_batch: int) -> str:
     """Where the first NaN or Inf of [batches, 3, N, d] is, in words; empty if all is finite."""
-    with np.errstate(all="ignore"):
-        if np.isfinite(qkv.sum()):  # one quick pass: NaN and Inf survive a sum
+    with np.errstate(invalid="ignore"):
+        if np.isfinite(qkv.min()) and np.isfinite(qkv.max()):  # NaN shows in both; quicker than to look at each value
             return ""
     bad = ~np.isfinite(qkv)
-    if not bad.any():
-        return ""  # finite values whose sum overflows
     b, matrix, row, column = np.unravel_index(np.argmax(bad), bad.shape)
     value = qkv[b, matrix, row, column]
     return f"{value} in {'QKV'[matrix]} at (batch, row, column) = ({first_batch + b}, {row}, {column})"

@@ -7,11 +7,9 @@ may exceed the total.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 PHASES = {"input": "Input Time", "computation": "Computation Time", "output": "Output Time"}
@@ -53,13 +51,16 @@ class Timeline:
 
     def write_trace(self, path: str) -> None:
         """The spans as a Chrome trace, for https://ui.perfetto.dev: a track for each phase, more where they overlap."""
+        import json  # here, because few runs need it and it takes a millisecond
+
         origin = min((span.start for span in self.spans), default=0.0)
         events = [
             {"name": span.about or span.phase, "cat": span.phase, "ph": "X", "pid": 1, "tid": track,
              "ts": (span.start - origin) * 1e6, "dur": (span.end - span.start) * 1e6}
             for span, track in self._tracks()
         ]  # fmt: skip
-        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        with open(path, "w") as file:
+            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
 
     def _tracks(self) -> Iterator[tuple[Span, str]]:
         """Each span with the name of a track on which it overlaps no other."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import resource
+
 import numpy as np
 import pytest
 from support import flashcli, input_bytes, random_qkv, read_floats, write_output
@@ -55,12 +57,20 @@ def test_an_impossible_shape_is_wrong_usage(tmp_path, shape):
 
 
 def test_a_shape_too_large_for_memory_is_code_71(tmp_path):
-    flashcli("generate", tmp_path / "x.in", "--shape", "1,2147483647,256").assert_error(71)
+    limit = (2 * 2**30,) * 2
+    options = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_AS, limit)}
+    flashcli("generate", tmp_path / "x.in", "--shape", "1,1000000,256", **options).assert_error(71)  # 3 GB
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_shape_too_large_for_the_disk_is_refused_at_once(tmp_path):
+    done = flashcli("generate", tmp_path / "x.in", "--shape", "1000000,2147483647,256")  # 6 EB
+    done.assert_error(74, "no space left on device")
     assert not list(tmp_path.iterdir())
 
 
 def test_an_old_file_survives_a_failure(tmp_path):
     path = write_output(tmp_path / "x.in", random_qkv(1, 2, 3))
     before = path.read_bytes()
-    assert flashcli("generate", path, "--shape", "1,2147483647,256").code == 71
+    assert flashcli("generate", path, "--shape", "1,2147483647,256").code == 74
     assert path.read_bytes() == before

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from support import environment, random_qkv, write_input, write_output
+from support import environment, flashcli, random_qkv, write_input, write_output
 
 EXTRAS = {"pycuda", "torch", "triton", "rich", "matplotlib", "mpi4py", "scipy", "pandas"}
 TRACE = """
 import atexit, sys
-atexit.register(lambda: open(sys.argv[0], "w").write(" ".join(sys.modules)))
-sys.argv = sys.argv[1:]
+atexit.register(lambda: open(LISTING, "w").write(" ".join(sys.modules)))
 from flashcli.cli import main
 main()
 """
@@ -22,12 +22,22 @@ main()
 def imported(tmp_path: Path, *arguments: object) -> set[str]:
     """Top-level modules, and modules of flashcli, that a command has loaded by its end."""
     listing = tmp_path / "modules"
-    program = TRACE.replace("sys.argv[0]", repr(str(listing)))
-    done = subprocess.run(
-        [sys.executable, "-c", program, "flashcli", *map(str, arguments)], env=environment(), capture_output=True
-    )
+    program = TRACE.replace("LISTING", repr(str(listing)))
+    done = subprocess.run([sys.executable, "-c", program, *map(str, arguments)], env=environment(), capture_output=True)
     assert done.returncode == 0, done.stderr
-    names = listing.read_text().split()
+    return top_level(listing.read_text().split())
+
+
+# What `flashcli run` loads beyond the modules that its dependencies load anyway. Each of these takes well below 1 ms.
+LIGHT = {"signal", "locale", "_locale"}
+DEPENDENCIES = """
+import sys
+import numpy, click, threadpoolctl, concurrent.futures.thread, dataclasses
+print(*sys.modules)
+"""
+
+
+def top_level(names: Iterable[str]) -> set[str]:
     return {name if name.startswith("flashcli") else name.partition(".")[0] for name in names}
 
 
@@ -42,6 +52,24 @@ def test_run_on_the_cpu_loads_no_extras(tmp_path):
     modules = imported(tmp_path, "run", given, tmp_path / "x.out", "--backend", "cpu")
     assert "numpy" in modules
     assert not modules & (EXTRAS | {"flashcli.backends.cuda", "flashcli.compiler"})
+
+
+def test_run_on_the_cpu_loads_little_of_its_own(tmp_path):
+    """Not tempfile (with random and lzma), pathlib (with urllib), subprocess or json, a millisecond or more each."""
+    given = write_input(tmp_path / "x.in", random_qkv(1, 8, 8))
+    modules = imported(tmp_path, "run", given, tmp_path / "x.out", "--backend", "cpu")
+    done = subprocess.run([sys.executable, "-c", DEPENDENCIES], env=environment(), capture_output=True, text=True)
+    own = {name for name in modules - top_level(done.stdout.split()) if not name.startswith("flashcli")}
+    assert own - {"atexit"} <= LIGHT
+
+
+def test_a_warm_start_on_a_gpu_prepares_to_start_no_process(fake_gpu, tmp_path):
+    given = write_input(tmp_path / "x.in", random_qkv(1, 8, 8))
+    arguments = "run", given, tmp_path / "x.out", "--backend", "cuda"
+    flashcli(*arguments)
+    modules = imported(tmp_path, *arguments)
+    assert "flashcli.compiler" in modules
+    assert not modules & (EXTRAS - {"pycuda"} | {"subprocess", "tempfile", "threadpoolctl", "json"})
 
 
 def test_compare_loads_no_backend(tmp_path):

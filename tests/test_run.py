@@ -1,4 +1,4 @@
-"""`flashcli run` as a user types it: what it prints, what it writes, and how it stops."""
+"""`flashcli run` as a user types it: what it prints, writes and refuses. How it stops: test_faults.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import re
 import resource
-import signal
 import stat
 import subprocess
 import threading
@@ -20,8 +19,6 @@ from support import (
     command,
     environment,
     flashcli,
-    heed_interrupts,
-    leftovers,
     random_qkv,
     read_floats,
     sparse_input,
@@ -189,15 +186,6 @@ def test_a_full_device_is_an_output_error(given):
     assert done.out == ""
 
 
-def test_a_full_disk_leaves_the_old_output(given, out):
-    out.write_text("old")
-    limit = (10_000, 10_000)  # bytes a file may have: less than the output
-    done = run(given, out, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
-    done.assert_error(74, f"cannot write '{out}'", "file too large")
-    assert out.read_text() == "old"
-    assert os.listdir(out.parent) == ["x.out"]
-
-
 def test_a_missing_folder_cannot_be_written(given, tmp_path):
     run(given, tmp_path / "nowhere" / "x.out").assert_error(73, "nowhere", "no such file or directory")
 
@@ -287,42 +275,3 @@ def test_too_little_memory_is_said_with_its_own_code(tmp_path, out):
     done = run(given, out, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit))
     done.assert_error(71, "out of memory")
     assert not list(out.parent.iterdir())
-
-
-# How it stops
-
-
-@pytest.fixture
-def long_run(tmp_path: Path, out: Path):
-    """A run that would take a minute, in the middle of its computation, over an old output."""
-    out.write_text("old")
-    given = sparse_input(tmp_path / "long.in", 1, 200_000, 32)
-    process = subprocess.Popen(
-        command("run", given, out, "--backend", "cpu"),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=heed_interrupts,
-    )
-    while not leftovers(out.parent) and process.poll() is None:
-        time.sleep(0.01)
-    time.sleep(0.3)
-    assert process.poll() is None, process.stderr.read()
-    yield process
-    process.kill()
-    process.communicate()
-
-
-@pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
-)
-def test_a_signal_ends_the_run_and_leaves_no_trace(long_run, out, number, code, word):
-    start = time.monotonic()
-    long_run.send_signal(number)
-    stdout, stderr = long_run.communicate(timeout=30)
-    assert long_run.returncode == code
-    assert stderr.decode() == f"Error: {word}; no output was written.\n"
-    assert stdout == b""
-    assert os.listdir(out.parent) == ["x.out"]
-    assert out.read_text() == "old"
-    assert time.monotonic() - start < 5

@@ -7,7 +7,7 @@ import abc
 import numpy as np
 
 from flashcli.fileformat import Shape
-from flashcli.stream import Arrays, stream
+from flashcli.stream import Arrays, Overlap, stream
 from flashcli.timing import Timeline
 
 
@@ -31,6 +31,8 @@ def capacity(shape: Shape, count: int, chunk_bytes: int) -> int:
 
 class Backend(abc.ABC):
     """A backend is opened by making it and closed by leaving its ``with`` block."""
+
+    overlap: Overlap
 
     @abc.abstractmethod
     def slots(self, shape: Shape, count: int, chunk_bytes: int) -> list[Slot]:

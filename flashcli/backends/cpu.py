@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from flashcli.backends.base import Backend, Slot, capacity
 from flashcli.fileformat import Shape
+from flashcli.stream import Overlap
 from flashcli.timing import Timeline
 
 # The S tile, Br x Bc floats = 1 MiB, should stay in a core's second-level cache between its five passes. Short
@@ -33,7 +35,17 @@ class Task(NamedTuple):
     rows: slice
 
 
+class CpuSlot(Slot):
+    tasks: Iterator[None]
+    batches: range
+    submitted: float
+
+
 class CpuBackend(Backend):
+    # One thread reads faster than all others compute, and what waits in few slots may still be in a cache. Of two
+    # chunks in computation, the second employs the threads for which the first has no work left.
+    overlap = Overlap(reading=1, computing=1, writing=2)
+
     def __init__(self, causal: bool = False, scale: float | None = None, threads: int | None = None) -> None:
         self._causal = causal
         self._scale = scale
@@ -56,29 +68,39 @@ class CpuBackend(Backend):
     def details(self) -> dict[str, object]:
         return {"backend": "cpu", "threads": self._threads, "Br": BR, "Bc": BC}
 
-    def slots(self, shape: Shape, count: int, chunk_bytes: int) -> list[Slot]:
+    def slots(self, shape: Shape, count: int, chunk_bytes: int) -> list[CpuSlot]:
         n = capacity(shape, count, chunk_bytes)
         sizes = (n, 3, shape.N, shape.d), (n, shape.N, shape.d)
-        return [Slot(*(np.empty(size, np.float32) for size in sizes)) for _ in range(min(count, -(-shape.B // n)))]
+        return [CpuSlot(*(np.empty(size, np.float32) for size in sizes)) for _ in range(min(count, -(-shape.B // n)))]
 
     def submit(self, slot: Slot, batches: range, timeline: Timeline) -> None:
-        with timeline.measure("computation", f"compute batches {batches.start} to {batches.stop - 1}"):
-            q, k, v = slot.input[: len(batches)].transpose(1, 0, 2, 3)
-            self.attend(q, k, v, slot.output[: len(batches)])
+        q, k, v = slot.input[: len(batches)].transpose(1, 0, 2, 3)
+        slot.batches, slot.submitted = batches, time.perf_counter()
+        slot.tasks = self._start(q, k, v, slot.output[: len(batches)])
 
     def wait(self, slot: Slot, timeline: Timeline) -> None:
-        pass  # submit() has computed it
+        finish(slot.tasks)
+        name = f"compute batches {slot.batches.start} to {slot.batches.stop - 1}"
+        timeline.add("computation", slot.submitted, time.perf_counter(), name)
 
     def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
         """Where the arrays are, without a copy."""
+        finish(self._start(q, k, v, out))
+
+    def _start(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> Iterator[None]:
         scale = 1 / np.sqrt(q.shape[2]) if self._scale is None else self._scale
 
         def work(task: Task) -> None:
             batches, rows = task
             attend(q[batches, rows], k[batches], v[batches], out[batches, rows], rows.start, scale, self._causal)
 
-        for _ in self._pool.map(work, tasks(*q.shape[:2], self._threads)):
-            pass  # wait, and raise here what a worker raised
+        return self._pool.map(work, tasks(*q.shape[:2], self._threads))
+
+
+def finish(running: Iterator[None]) -> None:
+    """Wait for what `_start` began, and raise here what a worker raised."""
+    for _ in running:
+        pass
 
 
 def usable_cores() -> int:

@@ -17,10 +17,12 @@ from flashcli.backends.base import Backend, Slot, capacity
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.fileformat import Shape
 from flashcli.kernels import KERNELS, Build, Kernel, Launch, Problem, choose, exact
+from flashcli.stream import Overlap
 from flashcli.timing import Timeline
 
 ARGUMENTS = "PPPPPqiif"  # Q, K, V, O, workspace, batch_stride, B, N, scale: see ATTENTION_ARGUMENTS in cuda/common.cuh
 GIB = 2**30
+FREE_THE_GPU = "free the GPU, use a larger one, or --backend cpu."
 DEFAULT_SHARED = 48 * 1024  # more dynamic shared memory has to be asked for
 
 
@@ -89,6 +91,8 @@ class Program:
         try:
             self._module = driver.module_from_buffer(code)
             self._functions = {launch.function: self._function(driver, launch) for launch in build.launches(1, 1)}
+        except driver.MemoryError as error:
+            raise OutOfMemory(f"the GPU has no memory left for kernel {build.kernel.name}.", FREE_THE_GPU) from error
         except driver.Error as error:
             raise KernelFailure(
                 f"the GPU does not load kernel {build.kernel.name}: {error}.", "is the driver too old for the toolkit?"
@@ -118,6 +122,10 @@ class CudaBackend(Backend):
     Without a ``kernel`` the best for the device is chosen; its tiles are chosen for ``sizes``, the B and N to come, and
     right for any others too. ``max_device_bytes`` bounds the memory taken on the device.
     """
+
+    # A thread copies some 7 GB/s out of the page cache and 3 GB/s into it. One chunk computes while the result of
+    # another travels back.
+    overlap = Overlap(reading=4, computing=2, writing=2)
 
     def __init__(
         self,
@@ -173,6 +181,8 @@ class CudaBackend(Backend):
         try:
             context = self._device.retain_primary_context()
             context.push()
+        except self._driver.MemoryError as error:
+            raise OutOfMemory(f"{self._device.name()} has no memory left for a context.", FREE_THE_GPU) from error
         except self._driver.Error as error:
             raise BackendUnavailable(
                 f"{self._device.name()} cannot be used: {error}.", "is it in use by others, in exclusive mode?"
@@ -307,5 +317,5 @@ class CudaBackend(Backend):
         return OutOfMemory(
             f"one batch of N = {shape.N}, d = {shape.d} needs {self._device_bytes(shape, 1) / GIB:.2f} GiB on "
             f"{self._device.name()}, {min(free, self._max_device_bytes) / GIB:.2f} GiB are free.",
-            "free the GPU, use a larger one, or --backend cpu.",
+            FREE_THE_GPU,
         )

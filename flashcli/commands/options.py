@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 import sys
 import time
+from collections.abc import Callable
 
 import click
 
@@ -23,6 +23,8 @@ def warn(text: str) -> None:
 
 
 def print_json(record: object) -> None:
+    import json  # here, as everything that few calls need: imports are most of a small run's time
+
     click.echo(json.dumps(finite(record), indent=2))
 
 
@@ -39,24 +41,33 @@ def _on_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()  # None: closed from the start
 
 
-def progress(length: int, label: str):
-    """A progress bar on stderr, shown on a terminal only."""
-    return click.progressbar(length=length, label=label, file=sys.stderr, hidden=not _on_terminal())
+def progress(length: int, label: str, about: Callable[[object], str | None] | None = None):
+    """A progress bar on stderr, shown on a terminal only, with a text ``about`` what was last told to it."""
+    return click.progressbar(
+        length=length, label=label, item_show_func=about, file=sys.stderr, hidden=not _on_terminal()
+    )
+
+
+PATIENCE = 1.0  # seconds that a run may take without a progress bar
 
 
 @contextlib.contextmanager
 def late_progress(length: int):
-    """A progress bar that appears on a terminal when the work takes longer than a second."""
-    start, bar, done = time.monotonic(), None, 0
+    """A progress bar over bytes, with rate and time left, that appears on a terminal once the work takes a while."""
+    start, bar, done = time.time(), None, 0
+
+    def rate(done: int | None) -> str | None:
+        return done and f"{done / (time.time() - start) / 1e6:.0f} MB/s"
 
     def tell(count: int) -> None:
         nonlocal bar, done
         done += count
         if bar is not None:
-            bar.update(count)
-        elif _on_terminal() and time.monotonic() - start > 1:
-            bar = progress(length, "computing").__enter__()
-            bar.update(done)
+            bar.update(count, done)
+        elif _on_terminal() and time.time() - start > PATIENCE:
+            bar = progress(length, "computing", rate).__enter__()
+            bar.start = bar.last_eta = start  # the time left is reckoned from the beginning, not from here
+            bar.update(done, done)
 
     try:
         yield tell

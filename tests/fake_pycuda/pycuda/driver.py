@@ -1,9 +1,12 @@
 """Device memory is host memory, and launching the function ``attention`` computes it in float64.
 
-The environment sets up the device: FAKE_GPU_COUNT, FAKE_GPU_BYTES of memory, FAKE_GPU_CAPABILITY such as 8.0, and
-FAKE_GPU_FAILS, the one step that fails: init, context, load or launch. ``launches`` and ``open_contexts`` keep record.
+The environment sets up the device: FAKE_GPU_COUNT, FAKE_GPU_BYTES of memory, FAKE_GPU_TAKEN of them by others,
+FAKE_GPU_CAPABILITY such as 8.0, and FAKE_GPU_FAILS, the one step that fails: init, context, load, launch or
+synchronize, or launch:7, the seventh time only, and FAKE_GPU_LACKS_MEMORY_FOR, a step for which there is none left.
+``launches`` and ``open_contexts`` keep record.
 """
 
+import collections
 import os
 import struct
 import time
@@ -13,7 +16,9 @@ import numpy as np
 launches = []  # (function, B, N) of each launch
 open_contexts = []
 _allocations = {}  # address -> bytearray
+_times = collections.Counter()  # how often each step was taken
 _TOTAL = int(os.environ.get("FAKE_GPU_BYTES", 2**30))
+_TAKEN = int(os.environ.get("FAKE_GPU_TAKEN", 0))
 
 
 class Error(Exception):
@@ -31,8 +36,11 @@ class CompileError(Error):
 
 
 def _step(name):
-    if os.environ.get("FAKE_GPU_FAILS") == name:
+    _times[name] += 1
+    if os.environ.get("FAKE_GPU_FAILS") in (name, f"{name}:{_times[name]}"):
         raise Error(f"fake failure of {name}")
+    if os.environ.get("FAKE_GPU_LACKS_MEMORY_FOR") == name:
+        raise MemoryError(f"{name} failed: out of memory")
 
 
 def init():
@@ -93,7 +101,7 @@ class Event:
         self.time = time.perf_counter()
 
     def synchronize(self):
-        pass
+        _step("synchronize")
 
     def time_till(self, end):
         return (end.time - self.time) * 1e3
@@ -126,7 +134,7 @@ def memset_d8(target, value, size):
 
 
 def mem_get_info():
-    return _TOTAL - sum(map(len, _allocations.values())), _TOTAL
+    return _TOTAL - _TAKEN - sum(map(len, _allocations.values())), _TOTAL
 
 
 def _floats(pointer):

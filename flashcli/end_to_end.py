@@ -1,0 +1,118 @@
+"""Whole commands timed from outside, in turn: `flashcli run`, the same without overlap, the homework's program in C++.
+
+`make bench-e2e` runs it on a GPU; ``python -m flashcli.end_to_end --backend cpu`` tries it anywhere, without the C++.
+This process stays small, and has others do what takes memory: the peak that the system reports of a process is at
+least that of the one which started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from flashcli import bench, records
+from flashcli.backends.cpu import usable_cores
+from flashcli.cli import explain
+from flashcli.errors import BadInput, FlashError
+from flashcli.testcases import Case, load
+
+CASES = ("t10", "t11", "t22", "t29", "t30")  # those of the course's report
+FLASHCLI = (sys.executable, "-m", "flashcli")
+TIME = re.compile(r"^(Total|Input|Computation|Output) Time: ([\d.]+) seconds$", re.MULTILINE)
+
+
+def contenders(backend: str, hw4: Path) -> dict[str, list[str]]:
+    """Commands by name, each to be followed by an input file and an output file."""
+    options = ["--backend", backend]
+    ours = {"run": [*FLASHCLI, "run", *options], "run --serial": [*FLASHCLI, "run", "--serial", *options]}
+    if backend == "cpu":
+        return ours
+    if not hw4.exists():
+        raise BadInput(f"{str(hw4)!r} is not there.", "`make bench-e2e` builds it, or: make -C testcases/hw4.")
+    return ours | {"hw4 (C++)": [str(hw4.resolve())]}
+
+
+def finish(command: list[object]) -> dict[str, float]:
+    """Run a command to its end: wall seconds and peak memory, seen from outside, and the times it printed."""
+    start = time.perf_counter()
+    process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    printed = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise FlashError(f"{' '.join(map(str, command))} failed: {printed.strip()}", "see whether it runs by itself.")
+    return {
+        "seconds": seconds,
+        "peak_mib": usage.ru_maxrss / 1024,
+        **{phase.lower(): float(value) for phase, value in TIME.findall(printed)},
+    }
+
+
+def compete(case: Case, commands: dict[str, list[str]], rounds: int, folder: Path) -> Iterator[dict[str, object]]:
+    """One row for each contender. The first round, untimed, fills the caches and compares the outputs."""
+    outputs = {name: folder / f"{index}.out" for index, name in enumerate(commands)}
+    lines = {name: [*command, case.input, outputs[name]] for name, command in commands.items()}
+    for name, line in lines.items():
+        finish(line)
+        finish([*FLASHCLI, "compare", outputs[name], outputs["run"], "--input", case.input])
+    runs = {name: [] for name in lines}
+    for _ in range(rounds):
+        for name, line in lines.items():
+            runs[name].append(finish(line))
+    for name, taken in runs.items():
+        seconds = [run["seconds"] for run in taken]
+        times = {"seconds": statistics.median(seconds), "min": min(seconds), "max": max(seconds), "runs": rounds}
+        yield {"case": case.name, **vars(case.shape), "contender": name, **taken[-1], **times}
+
+
+def prepare(case: Case) -> None:
+    if not case.is_ready():
+        case.input.parent.mkdir(parents=True, exist_ok=True)
+        shape = ",".join(str(size) for size in vars(case.shape).values())
+        finish([*FLASHCLI, "generate", case.input, "--shape", shape, "--seed", case.seed])
+
+
+@click.command()
+@click.option("--backend", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--case", "names", multiple=True, default=CASES, show_default=True, help="May be given several times.")
+@click.option("--folder", type=Path, default="testcases", show_default=True, help="Of the cases.")
+@click.option("--hw4", type=Path, default="testcases/hw4/hw4", show_default=True, help="The C++ program.")
+@click.option("--rounds", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--json", "json_path", metavar="FILE", help="Write the record to FILE.")
+def main(backend: str, names: tuple[str], folder: Path, hw4: Path, rounds: int, json_path: str | None) -> None:
+    """Time whole commands in turn, and print their medians."""
+    commands = contenders(backend, hw4)
+    cases = {case.name: case for case in load(folder)}
+    rows = []
+    with tempfile.TemporaryDirectory() as outputs:
+        for name in names:
+            if name not in cases:
+                raise BadInput(f"there is no case {name} in {str(folder)!r}.", f"choose from {', '.join(cases)}.")
+            prepare(cases[name])
+            rows += compete(cases[name], commands, rounds, Path(outputs))
+            click.echo(f"{name} done", err=True)
+    machine = bench.gpu_circumstances() if backend == "cuda" else bench.cpu_circumstances(usable_cores())
+    command = bench.repeatable(sys.argv[1:]).replace("flashcli", "python -m flashcli.end_to_end", 1)
+    record = {"circumstances": bench.circumstances() | {"command": command} | machine, "rows": rows}
+    if json_path:
+        Path(json_path).write_text(json.dumps(record, indent=1) + "\n")
+    click.echo(records.end_to_end(rows))
+    click.echo(records.about(record))
+
+
+if __name__ == "__main__":
+    try:
+        main(standalone_mode=False)
+    except BaseException as error:
+        sys.exit(explain(error))
