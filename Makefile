@@ -19,12 +19,12 @@ help:
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
-	@if command -v nvcc >/dev/null && nvidia-smi >/dev/null 2>&1; then \
-		echo "CUDA toolkit and driver found: installing PyCUDA."; \
-		$(BIN)/python -m pip install --quiet --editable '.[cuda]' \
-			|| echo "PyCUDA could not be installed: going on with the CPU backend only."; \
+	@if PATH="$$PATH:$$CUDA_HOME/bin:/usr/local/cuda/bin" command -v nvcc >/dev/null && nvidia-smi >/dev/null 2>&1; then \
+		echo "CUDA toolkit and driver found: installing PyCUDA (this takes a minute or two)."; \
+		PATH="$$PATH:$$CUDA_HOME/bin:/usr/local/cuda/bin" $(BIN)/python -m pip install --quiet --editable '.[cuda]' \
+			|| echo "PyCUDA could not be installed: going on with the CPU backend only ('make clean' to try again)."; \
 	else \
-		echo "No CUDA toolkit with a driver here: installing for the CPU backend only."; \
+		echo "No CUDA toolkit with a driver here: installing for the CPU backend only ('make clean' to choose again)."; \
 	fi
 	@touch $@
 
@@ -35,7 +35,7 @@ test: $(READY)
 	$(BIN)/python -m pytest --numprocesses=auto --quiet
 
 bench-cpu: $(READY)
-	$(BIN)/python -m pip install --quiet torch
+	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch
 	$(BIN)/flashcli bench --backend cpu --threads 2 --against torch --shape 10,2048,64 --shape 1360,128,32 --shape 1,8192,32
 
 bench-e2e: $(READY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import astuple
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def attention(
     """
     shape = _check(q, k, v, scale)
     out = np.empty(shape, np.float32)
-    with open_backend(backend, chunk_shape(Shape(*shape)), causal, scale) as engine:
+    with open_backend(backend, astuple(chunk_shape(Shape(*shape))), causal, scale) as engine:
         engine.attend(q, k, v, out)
     return out
 
@@ -64,6 +65,8 @@ def _check(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None) -> 
         raise ValueError(f"q, k, v must have one shape, not {q.shape}, {k.shape}, {v.shape}")
     if min(q.shape) < 1 or q.shape[2] > MAX_D:
         raise ValueError(f"B, N, d must be at least 1 and d at most {MAX_D}, not {q.shape}")
+    if scale is not None and not isinstance(scale, int | float | np.number):
+        raise TypeError(f"scale must be a number, not {type(scale).__name__}")
     if scale is not None and not abs(scale) <= MAX_SCALE:
         raise ValueError(f"scale must be finite, not {scale}")
     return q.shape
@@ -94,6 +97,8 @@ def open_backend(
         raise UsageError(f"kernel {kernel} has no {precision}.", f"it has {', '.join(KERNELS[kernel].precisions)}.")
     if name == "cpu" and (kernel is not None or device is not None):
         raise UsageError("--kernel and --device are for GPUs, not for the cpu backend.", "leave out --backend cpu.")
+    if name == "cpu" and max_device_bytes is not None:
+        raise UsageError("--max-device-memory is for GPUs, not for the cpu backend.", "leave it out.")
     if name == "cpu" and precision != "fp32":
         raise UsageError(f"the cpu backend has no {precision}.", "leave out --precision.")
     if name != "cpu":

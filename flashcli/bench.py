@@ -20,7 +20,6 @@ from flashcli import __version__, peers
 from flashcli.api import open_backend
 from flashcli.backends.cpu import blas_text
 from flashcli.distributions import draw
-from flashcli.errors import FlashError
 from flashcli.fileformat import Shape
 from flashcli.kernels import KERNELS
 from flashcli.timing import tflops
@@ -31,6 +30,7 @@ CHECKED_ROWS = 512
 # Relative L2 against float64 above which a contender is refused, not timed: fp32 arithmetic is below 1e-5 on uniform
 # inputs whatever its order of summation, half precision near 7e-4; a wrong kernel is near 1.
 REFUSED_ABOVE = {"float32": 1e-5, "float16": 5e-3}
+WRONG = "wrong: "  # begins the error of a refused contender
 
 
 class Contender(NamedTuple):
@@ -79,21 +79,25 @@ def _measured(contender, shape, inputs, runs, causal, seed, ceilings) -> dict[st
     out = np.full((shape.B, shape.N, shape.d), np.nan, np.float32)
     try:
         seconds = contender.measure(inputs, out, runs)
-    except (FlashError, RuntimeError) as error:
-        return {"error": str(error).splitlines()[0]}
+    except Exception as error:  # a peer may fail in any way: the other rows shall survive
+        return {"error": (str(error).strip() or type(error).__name__).splitlines()[0]}
     result = check(inputs[0], out, causal, seed)
     accuracy = {"relative_l2": result.relative_l2, "max_abs": result.max_abs}
     if result.got_nonfinite or not result.relative_l2 <= REFUSED_ABOVE[contender.dtype]:
-        return accuracy | {"error": f"wrong: relative L2 {result.relative_l2:.1e}, {result.got_nonfinite} not finite"}
+        return accuracy | {"error": f"{WRONG}relative L2 {result.relative_l2:.1e}, {result.got_nonfinite} not finite"}
     median = statistics.median(seconds)
     times = {"seconds": median, "min": min(seconds), "max": max(seconds), "runs": len(seconds)}
-    floors = {}
+    floors, speed = {}, tflops(**vars(shape), seconds=median, causal=causal)
     if ceilings:
         floors["floor_bytes"] = 16 * shape.B * shape.N * shape.d / ceilings["bytes"]  # Q, K, V once in, O once out
     if ceilings and contender.unit:
         rate = ceilings["fp16"] / 3 if contender.unit == "fp16/3" else ceilings[contender.unit]
-        floors["floor_operations"] = 4 * shape.B * shape.N**2 * shape.d / rate
-    return accuracy | times | floors | {"tflops": tflops(**vars(shape), seconds=median)}
+        floors["floor_operations"] = speed * 1e12 * median / rate
+    return accuracy | times | floors | {"tflops": speed}
+
+
+def any_wrong(rows: list[dict[str, object]]) -> bool:
+    return any(row.get("error", "").startswith(WRONG) for row in rows)
 
 
 def gpu_contenders(kernels: list[str], precisions: list[str], against: list[str], causal: bool) -> list[Contender]:
@@ -127,18 +131,18 @@ def _cuda_measure(kernel: str, precision: str, causal: bool):
     return measure
 
 
-def cpu_contenders(against: list[str], threads: int) -> list[Contender]:
-    ours = [Contender("flashcli cpu", "float32", None, _cpu_measure(threads))]
+def cpu_contenders(against: list[str], threads: int, causal: bool) -> list[Contender]:
+    ours = [Contender("flashcli cpu", "float32", None, _cpu_measure(threads, causal))]
     theirs = [
         Contender(peer.name, peer.dtype, None, _torch_cpu_measure(peer))
-        for peer in (peers.cpu_peers(threads) if "torch" in against else [])
+        for peer in (peers.cpu_peers(threads, causal) if "torch" in against else [])
     ]
     return ours + theirs
 
 
-def _cpu_measure(threads: int):
+def _cpu_measure(threads: int, causal: bool):
     def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-        with open_backend("cpu", out.shape, threads=threads) as backend:
+        with open_backend("cpu", out.shape, causal, threads=threads) as backend:
             return _wall_seconds(lambda qkv: backend.forward(qkv, out), inputs, runs)
 
     return measure

@@ -46,14 +46,7 @@ class LazyGroup(click.Group):
 
 
 def debug_option() -> click.Option:
-    return click.Option(
-        ["--debug"], is_flag=True, expose_value=False, callback=_set_debug, help="Show a traceback on errors."
-    )
-
-
-def _set_debug(context: click.Context, option: click.Parameter, value: bool) -> None:
-    if value:
-        context.find_root().meta["flashcli.debug"] = True
+    return click.Option(["--debug"], is_flag=True, expose_value=False, help="Show a traceback on errors.")  # see main()
 
 
 @click.group(cls=LazyGroup, context_settings=CONTEXT)
@@ -66,16 +59,16 @@ group.params.append(debug_option())
 
 
 class Terminated(BaseException):
-    """SIGTERM arrived: unwind, clean up, leave."""
+    """The signal ``args[0]`` arrived: unwind, clean up, leave."""
 
 
-STOPPED_BY = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
+STOPPED_BY = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated, signal.SIGHUP: Terminated}
 
 
 def _stop(signum: int, frame: object) -> None:
     for number in STOPPED_BY:
         signal.signal(number, signal.SIG_IGN)  # once is enough: cleaning up is not to be interrupted
-    raise STOPPED_BY[signum]
+    raise STOPPED_BY[signum](signum)
 
 
 def _listen_for_signals() -> None:
@@ -121,11 +114,11 @@ def explain(error: BaseException) -> int:
             _complain(error.format_message())
             return 70
         case click.Abort() | KeyboardInterrupt():
-            _complain("interrupted; no output was written.")
+            _complain("interrupted; nothing is left half-written.")
             return INTERRUPTED
         case Terminated():
-            _complain("terminated; no output was written.")
-            return 128 + signal.SIGTERM
+            _complain("terminated; nothing is left half-written.")
+            return 128 + error.args[0]
         case BrokenPipeError():
             return 74  # whoever read our output is gone: nobody to tell
         case OSError() if error.filename is None and error.errno is not None:
@@ -135,7 +128,8 @@ def explain(error: BaseException) -> int:
             return 74
         case MemoryError():
             _complain(
-                f"out of memory: {error or 'the system gives no more'}.", "use fewer --threads, or a larger machine."
+                f"out of memory: {str(error) or 'the system gives no more'}.",
+                "use a larger machine, or a smaller file.",
             )
             return 71
         case _:

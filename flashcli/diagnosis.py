@@ -10,8 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from flashcli import compiler
+from flashcli.api import open_backend
 from flashcli.backends.cpu import blas_text, usable_cores
+from flashcli.distributions import draw
 from flashcli.errors import FlashError
+from flashcli.fileformat import Shape
+from flashcli.verify import Comparison, reference
 
 
 class Finding(NamedTuple):
@@ -47,7 +51,7 @@ def _host_compiler() -> Finding:
 
 def _cache() -> Finding:
     folder = compiler.cache_folder()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     writable = os.access(existing, os.W_OK)
     cubins = len(list(folder.glob("*.cubin")))
     hint = "" if writable else "set FLASHCLI_CACHE_DIR to a folder you can write; until then every start compiles."
@@ -67,15 +71,26 @@ def _gpus() -> list[Finding]:
 
 
 def _gpu(index: int, name: str, capability: tuple[int, int], memory: int) -> Finding:
-    from flashcli.api import attention
-
     text = f"{name}, {compiler.architecture(capability)}, {memory / 2**30:.0f} GiB"
     if index > 0:
         return Finding(f"GPU {index}", True, text)
     try:
-        ones = np.ones((1, 8, 8), np.float32)
-        correct = np.allclose(attention(ones, ones, ones, backend="cuda"), 1)
+        kernel, comparison = _try_kernel()
     except FlashError as error:
         return Finding("GPU 0", False, f"{text}: {error}", error.hint)
-    verdict = "a kernel ran and its answer is right" if correct else "a kernel ran and its answer is WRONG"
-    return Finding("GPU 0", bool(correct), f"{text}; {verdict}", "" if correct else "run `make test-gpu`.")
+    if comparison.matches:
+        return Finding("GPU 0", True, f"{text}; kernel {kernel} ran and its answer is right")
+    return Finding("GPU 0", False, f"{text}; kernel {kernel} ran and its answer is WRONG", "run `make test-gpu`.")
+
+
+def _try_kernel() -> tuple[str, Comparison]:
+    """The kernel that `flashcli run` would take for an ordinary input, and how its answer compares with float64."""
+    qkv = draw(Shape(2, 300, 64), range(2), seed=0)
+    out = np.full((2, 300, 64), np.nan, np.float32)
+    with open_backend("cuda", out.shape) as backend:
+        backend.forward(qkv, out)
+        kernel = backend.details()["kernel"]
+    comparison = Comparison()
+    for batch in range(2):
+        comparison.add(out[batch], reference(qkv[batch]), batch, range(300))
+    return kernel, comparison

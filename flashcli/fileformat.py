@@ -278,12 +278,23 @@ def create_output(path: str | os.PathLike, shape: Shape) -> BatchWriter:
     return BatchWriter(path, shape.B, shape.output_batch_bytes)
 
 
-def check_distinct(input_path: str | os.PathLike, output_path: str | os.PathLike) -> None:
-    """Refuse to overwrite the input with the output."""
+def check_distinct(path: str | os.PathLike, other: str | os.PathLike) -> None:
+    """Refuse to overwrite one file of a command with another."""
     with contextlib.suppress(OSError):
-        same_path = os.path.realpath(input_path) == os.path.realpath(output_path)  # of files that are not there yet
-        if same_path or os.path.samefile(input_path, output_path):
-            raise UsageError(f"input and output are the same file, {str(input_path)!r}.", "name another output file.")
+        same_path = os.path.realpath(path) == os.path.realpath(other)  # of files that are not there yet
+        if same_path or os.path.samefile(path, other):
+            raise UsageError(
+                f"{os.fspath(other)!r} is named twice: it is the same file.", "name another file to write."
+            )
+
+
+def check_creatable(path: str | os.PathLike) -> None:
+    """CannotCreate or NoPermission if a file that is to be written at the end could not be; leaves no trace."""
+    is_new = not os.path.lexists(path)
+    with explained("write", path, CannotCreate):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
+        if is_new:
+            os.unlink(path)
 
 
 def read_output(path: str | os.PathLike, shape: Shape, batches: range) -> np.ndarray:

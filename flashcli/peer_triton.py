@@ -39,6 +39,8 @@ def _kernel(Q, K, V, O, N, scale, D: tl.constexpr, BR: tl.constexpr, BC: tl.cons
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attention of float32 tensors [B, 1, N, d]."""
     B, _, N, d = q.shape
+    if N % 128 or d < 16 or d & (d - 1):
+        raise RuntimeError("Triton peer needs N a multiple of 128 and d a power of two from 16")
     out = torch.empty_like(q)
     scale = d**-0.5 * 1.4426950408889634
 

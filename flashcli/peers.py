@@ -6,6 +6,7 @@ PyTorch and Triton are imported when a peer is made; where they are not installe
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import math
 from collections.abc import Callable
@@ -22,11 +23,12 @@ class Peer(NamedTuple):
     attend: Callable
 
 
-def cpu_peers(threads: int) -> list[Peer]:
+def cpu_peers(threads: int, causal: bool) -> list[Peer]:
     import torch
 
     torch.set_num_threads(threads)
-    return [Peer(f"PyTorch {torch.__version__} SDPA", "float32", torch.nn.functional.scaled_dot_product_attention)]
+    attend = functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=causal)
+    return [Peer(f"PyTorch {torch.__version__} SDPA", "float32", attend)]
 
 
 def gpu_peers(names: list[str], causal: bool) -> list[Peer]:
@@ -83,7 +85,7 @@ def measure(peer: Peer, inputs: list[np.ndarray], out: np.ndarray, runs: int) ->
 
 def release() -> None:
     """Give PyTorch's cached GPU memory back, for the next contender."""
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError, RuntimeError):  # a peer that broke the context has had its error told
         import torch
 
         if torch.cuda.is_available():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import astuple
 
-from flashcli.fileformat import InputFile, check_distinct, create_output
+from flashcli.errors import CannotCreate, explained
+from flashcli.fileformat import InputFile, check_creatable, check_distinct, create_output
 from flashcli.stream import chunk_shape, ignore, stream
 from flashcli.timing import PHASES, Timeline, seconds_since_process_start, tflops
 
@@ -19,12 +21,13 @@ def run(
     progress: Callable[[int], contextlib.AbstractContextManager] = lambda total: contextlib.nullcontext(ignore),
     serial: bool = False,
     trace: str | None = None,
+    causal: bool = False,
 ) -> dict[str, object]:
     """Compute ``output_path`` from ``input_path``; returns the record of what was done and how long it took.
 
     ``open_backend((B, N, d))`` gives a backend for chunks of that shape. Nothing is computed before it is sure that the
     output can be created. ``progress(total)``, in bytes of input, is a context manager; it gives a function to be told
-    of those that are done with.
+    of those that are done with. ``causal`` only says what `open_backend`'s backend computes, for the rate.
     """
     timeline = Timeline()
 
@@ -32,11 +35,15 @@ def run(
         warn(f"{input_path} holds a value that is not finite, first {place}; IEEE rules apply.")
 
     check_distinct(input_path, output_path)
+    if trace is not None:
+        check_distinct(input_path, trace)
+        check_distinct(output_path, trace)
+        check_creatable(trace)
     with InputFile(input_path) as file, create_output(output_path, file.shape) as sink:
         file.will_read()
         shape = file.shape
         with timeline.measure("computation", "open the backend"):
-            opened = open_backend(chunk_shape(shape))
+            opened = open_backend(astuple(chunk_shape(shape)))
         with opened as backend:
             with progress(shape.B * shape.input_batch_bytes) as tell:
                 stream(file, backend, sink, timeline, lambda n: tell(n * shape.input_batch_bytes), warn_of, serial)
@@ -44,9 +51,10 @@ def run(
         with timeline.measure("output", "commit"):
             sink.commit()
     if trace is not None:
-        timeline.write_trace(trace)
+        with explained("write", trace, CannotCreate):
+            timeline.write_trace(trace)
     phases = {phase: timeline.active(phase) for phase in PHASES}
     record = {**vars(shape), "total": seconds_since_process_start(), **phases, **details}
     if seconds := timeline.active("kernel"):
-        record |= {"kernel_seconds": seconds, "tflops": tflops(**vars(shape), seconds=seconds)}
+        record |= {"kernel_seconds": seconds, "tflops": tflops(**vars(shape), seconds=seconds, causal=causal)}
     return record

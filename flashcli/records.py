@@ -9,10 +9,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import sys
 from pathlib import Path
 
+from flashcli.fileformat import BatchWriter
 from flashcli.kernels import KERNELS
 
 COLUMNS = ("case", "(B, N, d)", "contender", "median", "min to max", "TFLOP/s", "of floor", "relative L2", "max abs")
@@ -102,6 +104,18 @@ def about(record: dict) -> str:
     }  # fmt: skip
     facts = record["circumstances"]
     return ", ".join(wording.format(facts[name]) for name, wording in wordings.items() if name in facts)
+
+
+def check_writable(path: str) -> None:
+    """Find out before the work whether `write` will succeed after it; what is there stays as it is."""
+    if not os.path.exists(path) or os.path.isfile(path) or os.path.isdir(path):  # to open a FIFO would be to write it
+        BatchWriter(path, 0, 0).discard()
+
+
+def write(path: str, text: str) -> None:
+    """Whole or not at all: until it is complete, an old file stays."""
+    with BatchWriter(path, 0, 0, text.encode()) as file:
+        file.commit()
 
 
 VIEWS = {"headline": headline, "table": markdown, "end_to_end": end_to_end}

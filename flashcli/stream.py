@@ -18,6 +18,7 @@ from flashcli.fileformat import Shape
 from flashcli.timing import Timeline
 
 CHUNK_BYTES = 8 * 2**20  # of input: enough to keep a GPU busy, little enough to start computing and writing early
+CHUNKS = 8  # at least, as far as there are batches: so that small files overlap too
 
 
 class Overlap(NamedTuple):
@@ -55,7 +56,7 @@ def stream(
     """
     overlap = ONE_AFTER_ANOTHER if serial else backend.overlap
     with timeline.measure("computation", "take memory"):
-        slots = backend.slots(source.shape, sum(overlap), CHUNK_BYTES)
+        slots = backend.slots(source.shape, chunk_shape(source.shape).B, sum(overlap))
     chunks = source.shape.batch_ranges(slots[0].capacity * source.shape.input_batch_bytes)
     ring = [(batches, slots[index % len(slots)]) for index, batches in enumerate(chunks)]
     ahead = min(overlap.reading, len(slots) - 1)
@@ -110,9 +111,10 @@ def _workers(count: int):
         pool.shutdown(cancel_futures=True)
 
 
-def chunk_shape(shape: Shape) -> tuple[int, int, int]:
-    """(B, N, d) of a chunk: what a backend gets at a time."""
-    return len(shape.batch_ranges(CHUNK_BYTES)[0]), shape.N, shape.d
+def chunk_shape(shape: Shape) -> Shape:
+    """The shape of a chunk: what a backend gets at a time, unless it is short of memory."""
+    batches = min(max(1, CHUNK_BYTES // shape.input_batch_bytes), -(-shape.B // CHUNKS))
+    return Shape(batches, shape.N, shape.d)
 
 
 class Arrays(NamedTuple):

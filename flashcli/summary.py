@@ -36,6 +36,6 @@ def summarise(path: str, header_only: bool = False) -> dict[str, object]:
             nonfinite += qkv.size - int(np.isfinite(qkv).sum()) if place else 0
     for index, name in enumerate("QKV"):
         record |= {f"{name}_min": float(low[index]), f"{name}_max": float(high[index])}
-    largest = float(np.max(np.abs([low, high])))
+    largest = float("inf") if nonfinite else float(np.max(np.abs([low, high])))
     broken = course_bounds_broken(shape, largest)
     return record | {"nonfinite": nonfinite, "place": place, "course_bounds_broken": broken}

@@ -84,9 +84,13 @@ def seconds_since_process_start() -> float:
         return time.process_time()  # no /proc: the time this process has computed is the nearest there is
 
 
-def tflops(B: int, N: int, d: int, seconds: float) -> float:
-    """4 B N² d operations (two matrix products; the exponentials are not counted) over the time, in 10^12 a second."""
-    return 4 * B * N * N * d / seconds / 1e12
+def tflops(B: int, N: int, d: int, seconds: float, causal: bool = False) -> float:
+    """4 B N² d operations (two matrix products; the exponentials are not counted) over the time, in 10^12 a second.
+
+    Causal attention needs N (N + 1) / 2 pairs of a query and a key instead of N².
+    """
+    pairs = N * (N + 1) // 2 if causal else N * N
+    return 4 * B * pairs * d / seconds / 1e12
 
 
 def report(record: dict[str, object]) -> str:

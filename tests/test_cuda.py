@@ -200,7 +200,7 @@ def test_the_api_raises_the_same_errors(fake_gpu, monkeypatch):
 def test_doctor_runs_a_kernel(fake_gpu):
     done = flashcli("doctor")
     assert (done.code, done.err) == (0, "")
-    assert "[ok] GPU 0: Fake GPU, sm_80, 1 GiB; a kernel ran and its answer is right\n" in done.out
+    assert "[ok] GPU 0: Fake GPU, sm_80, 1 GiB; kernel mma ran and its answer is right\n" in done.out
 
 
 # With a GPU

@@ -35,7 +35,7 @@ def test_a_table_and_a_record(folder, tmp_path):
     assert [row["contender"] for row in record["rows"]] == ["run", "run --serial"]
     for row in record["rows"]:
         assert (row["case"], row["B"], row["N"], row["d"], row["runs"]) == ("tiny", 2, 16, 8, 2)
-        assert 0 < row["computation"] < row["total"] < row["max"]
+        assert 0 < row["computation"] < row["total"] < row["max"] + 0.02  # the process's start is known to 0.01 s
         assert row["min"] <= row["seconds"] <= row["max"]
         assert 10 < row["peak_mib"] < 1000
     assert record["circumstances"]["threads"] and record["circumstances"]["date"]

@@ -290,7 +290,7 @@ def assert_stops(process: subprocess.Popen, out: Path, number: int, times: int, 
     stdout, stderr = process.communicate(timeout=30)
     assert time.monotonic() - start < 5
     assert (process.returncode, stdout) == (code, b"")
-    assert stderr.decode() == f"Error: {word}; no output was written.\n"
+    assert stderr.decode() == f"Error: {word}; nothing is left half-written.\n"
     assert_untouched(out)
 
 

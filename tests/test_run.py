@@ -275,3 +275,17 @@ def test_too_little_memory_is_said_with_its_own_code(tmp_path, out):
     done = run(given, out, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit))
     done.assert_error(71, "out of memory")
     assert not list(out.parent.iterdir())
+
+
+@pytest.mark.parametrize("victim", ["input", "output"])
+def test_a_trace_replaces_neither_input_nor_output(given, out, victim):
+    flashcli("run", given, out)
+    path = given if victim == "input" else out
+    before = path.read_bytes()
+    flashcli("run", given, out, "--trace", path).assert_error(2, "named twice")
+    assert path.read_bytes() == before
+
+
+def test_a_trace_that_cannot_be_written_is_told_before_computing(given, out, tmp_path):
+    flashcli("run", given, out, "--trace", tmp_path / "missing" / "t.json").assert_error(73, "t.json")
+    assert not out.exists()

@@ -24,19 +24,14 @@ class Slot:
         return len(self.input)
 
 
-def capacity(shape: Shape, count: int, chunk_bytes: int) -> int:
-    """Batches to a slot: ``chunk_bytes`` of input, but at least one batch and no more than there is for each slot."""
-    return min(max(1, chunk_bytes // shape.input_batch_bytes), -(-shape.B // count))
-
-
 class Backend(abc.ABC):
     """A backend is opened by making it and closed by leaving its ``with`` block."""
 
     overlap: Overlap
 
     @abc.abstractmethod
-    def slots(self, shape: Shape, count: int, chunk_bytes: int) -> list[Slot]:
-        """Up to ``count`` slots for about ``chunk_bytes`` of input each; smaller and fewer where memory is short."""
+    def slots(self, shape: Shape, batches: int, count: int) -> list[Slot]:
+        """Up to ``count`` slots for ``batches`` batches each; a GPU short of memory gives smaller and fewer ones."""
 
     @abc.abstractmethod
     def submit(self, slot: Slot, batches: range, timeline: Timeline) -> None:

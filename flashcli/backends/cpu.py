@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from flashcli.backends.base import Backend, Slot, capacity
+from flashcli.backends.base import Backend, Slot
 from flashcli.fileformat import Shape
 from flashcli.stream import Overlap
 from flashcli.timing import Timeline
@@ -68,10 +68,10 @@ class CpuBackend(Backend):
     def details(self) -> dict[str, object]:
         return {"backend": "cpu", "threads": self._threads, "Br": BR, "Bc": BC}
 
-    def slots(self, shape: Shape, count: int, chunk_bytes: int) -> list[CpuSlot]:
-        n = capacity(shape, count, chunk_bytes)
-        sizes = (n, 3, shape.N, shape.d), (n, shape.N, shape.d)
-        return [CpuSlot(*(np.empty(size, np.float32) for size in sizes)) for _ in range(min(count, -(-shape.B // n)))]
+    def slots(self, shape: Shape, batches: int, count: int) -> list[CpuSlot]:
+        sizes = (batches, 3, shape.N, shape.d), (batches, shape.N, shape.d)
+        count = min(count, -(-shape.B // batches))
+        return [CpuSlot(*(np.empty(size, np.float32) for size in sizes)) for _ in range(count)]
 
     def submit(self, slot: Slot, batches: range, timeline: Timeline) -> None:
         q, k, v = slot.input[: len(batches)].transpose(1, 0, 2, 3)

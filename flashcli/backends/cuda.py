@@ -13,7 +13,7 @@ from types import ModuleType
 import numpy as np
 
 from flashcli import compiler
-from flashcli.backends.base import Backend, Slot, capacity
+from flashcli.backends.base import Backend, Slot
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.fileformat import Shape
 from flashcli.kernels import KERNELS, Build, Kernel, Launch, Problem, choose, exact
@@ -232,10 +232,10 @@ class CudaBackend(Backend):
             "Bc": tiling.Bc,
         }
 
-    def slots(self, shape: Shape, count: int, chunk_bytes: int) -> list[CudaSlot]:
+    def slots(self, shape: Shape, batches: int, count: int) -> list[CudaSlot]:
         """Smaller and fewer slots where memory is short; OutOfMemory if not even one batch fits."""
-        batches = capacity(shape, count, chunk_bytes)
         while True:
+            count = min(count, -(-shape.B // batches))
             try:
                 if self._device_bytes(shape, batches) * count > self._max_device_bytes:
                     raise self._driver.MemoryError("the limit set by the user")

@@ -21,7 +21,9 @@ def command(path: str, header_only: bool, as_json: bool) -> None:
     click.echo(f"size: {record['bytes']} bytes, as the header says")
     if not header_only:
         for name in "QKV":
-            click.echo(f"{name}: {record[f'{name}_min']:.7g} to {record[f'{name}_max']:.7g}")
+            low, high = record[f"{name}_min"], record[f"{name}_max"]
+            click.echo(f"{name}: {low:.7g} to {high:.7g}" if low <= high else f"{name}: no numbers at all")
         click.echo(f"NaN or Inf: {record['nonfinite']}" + (f", first {record['place']}" if record["place"] else ""))
     broken = record["course_bounds_broken"]
-    click.echo("course bounds: " + (f"broken by {', '.join(broken)}" if broken else "kept"))
+    kept = "kept by the header" if header_only else "kept"
+    click.echo("course bounds: " + (f"broken by {', '.join(broken)}" if broken else kept))

@@ -41,15 +41,16 @@ def _row(kernel, d: int) -> dict[str, object]:
 
 def _show(name: str, d: int, arch: str | None, as_json: bool) -> None:
     from flashcli import compiler
+    from flashcli.errors import UsageError
 
     build = Build(KERNELS[name], Problem(1, 2048, d))
-    arch = arch or _arch_here() or compiler.architecture(max(build.kernel.needs, (8, 0)))
+    lowest = compiler.architecture(max(build.kernel.needs, (8, 0)))
+    arch = arch or _arch_here() or lowest
+    if build.kernel.arch_only and arch != lowest:
+        raise UsageError(f"kernel {name} is for {lowest} only, not for {arch}.", "leave out --arch.")
     source = compiler.SOURCES / build.kernel.file
     record = _row(build.kernel, d) | {"source": str(source), "arch": arch, "dynamic_shared": build.tiling.shared}
-    record["functions"] = {
-        function: {"registers": found.registers, "spilled": found.spilled, "static_shared": found.shared}
-        for function, found in compiler.resources(build, arch).items()
-    }
+    record["functions"] = _resources(build, arch) if compiler.find_nvcc() else {}
     if as_json:
         options.print_json(record)
         return
@@ -64,6 +65,17 @@ def _show(name: str, d: int, arch: str | None, as_json: bool) -> None:
             "{registers} registers a thread, {spilled} bytes spilled, {static_shared} bytes of static shared memory"
         )
         click.echo(f"{function} on {arch}: {numbers.format(**found)}")
+    if not record["functions"]:
+        click.echo("registers: unknown without nvcc")
+
+
+def _resources(build: Build, arch: str) -> dict[str, dict[str, int]]:
+    from flashcli import compiler
+
+    return {
+        function: {"registers": found.registers, "spilled": found.spilled, "static_shared": found.shared}
+        for function, found in compiler.resources(build, arch).items()
+    }
 
 
 def _arch_here() -> str | None:

@@ -22,10 +22,10 @@ def warn(text: str) -> None:
     click.echo(f"Warning: {text}", err=True)
 
 
-def print_json(record: object) -> None:
+def print_json(record: object, err: bool = False) -> None:
     import json  # here, as everything that few calls need: imports are most of a small run's time
 
-    click.echo(json.dumps(finite(record), indent=2))
+    click.echo(json.dumps(finite(record), indent=2), err=err)
 
 
 def finite(value: object) -> object:

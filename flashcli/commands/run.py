@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import click
 
@@ -59,9 +60,17 @@ def command(
         open_backend, backend, causal=causal, scale=scale, kernel=kernel, precision=precision, device=device,
         threads=threads, max_device_bytes=max_device_memory, notice=options.notice,
     )  # fmt: skip
-    record = pipeline.run(input_path, output_path, chosen, options.warn, options.late_progress, serial, trace)
+    record = pipeline.run(input_path, output_path, chosen, options.warn, options.late_progress, serial, trace, causal)
     record |= {"causal": causal, "scale": scale}
+    aside = _is_stdout(output_path)  # the answer goes there: the report must not
     if as_json:
-        options.print_json(record)
+        options.print_json(record, err=aside)
     else:
-        click.echo(timing.report(record))
+        click.echo(timing.report(record), err=aside)
+
+
+def _is_stdout(path: str) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(1)) and not os.path.samefile(path, os.devnull)
+    except OSError:
+        return False
