@@ -15,6 +15,9 @@ from flashcli.fileformat import InputFile, Shape, shape_problem
 MANIFEST = "manifest.toml"
 GENERATED = "large"
 TIME_LIMIT = 120.0
+WHERE = (
+    "the thirty cases come with the repository; any folder of .in files (and .ref) from `flashcli generate` will do."
+)
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,12 @@ def load(folder: Path) -> list[Case]:
     """The cases of a folder: those of its manifest.toml, else every NAME.in in it (with NAME.ref, if there is one)."""
     with explained("read", folder):
         if not folder.is_dir():
-            raise BadInput(f"{str(folder)!r} is not a folder of test cases.", "name one, such as testcases/.")
+            raise BadInput(f"{str(folder)!r} is not a folder of test cases.", WHERE)
         if MANIFEST in os.listdir(folder):
             return _from_manifest(folder)
     cases = [_from_file(path) for path in sorted(folder.glob("*.in"))]
     if not cases:
-        raise BadInput(f"{str(folder)!r} has neither a {MANIFEST} nor any .in file.", "see testcases/ for an example.")
+        raise BadInput(f"{str(folder)!r} has neither a {MANIFEST} nor any .in file.", WHERE)
     return cases
 
 

@@ -6,12 +6,16 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from support import ROOT, command, environment, flashcli, heed_interrupts, random_qkv, script, write_input, write_output
 from tolerances import float64
+
+from flashcli.cli import group
+from flashcli.errors import BackendUnavailable
 
 LINE = r"{name}  \(2, 128, {d}\) +\d+\.\d\d s  accepted"
 
@@ -53,7 +57,38 @@ def test_a_backend_that_is_missing_is_a_runtime_error(tmp_path, no_pycuda):
     write_input(tmp_path / "a.in", random_qkv(1, 8, 4))
     done = flashcli("judge", tmp_path, "--backend", "cuda")
     assert done.code == 1
-    assert "runtime error: exit code 69: " in done.out
+    assert "runtime error: exit code 69: Error: PyCUDA is not installed" in done.out
+
+
+def test_a_folder_named_flashcli_where_it_is_called_is_not_judged(tmp_path):
+    (tmp_path / "flashcli").mkdir()
+    (tmp_path / "flashcli" / "__init__.py").touch()
+    (tmp_path / "flashcli" / "__main__.py").write_text("raise SystemExit(3)")
+    arguments = ["judge", ROOT / "testcases", "--backend", "cpu", "--case", "t01"]
+    command = [sys.executable, "-P", "-m", "flashcli", *map(str, arguments)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_flashcli_is_found_where_only_the_working_directory_has_it():
+    """A checkout that is not installed."""
+    done = flashcli("judge", "--backend", "cpu", "--case", "t01", cwd=ROOT, env={"PYTHONPATH": ""})
+    assert done.code == 0, done.out
+
+
+def test_without_cases_it_says_where_there_are_some(tmp_path):
+    for done in (flashcli("judge", cwd=tmp_path), flashcli("judge", ".", cwd=tmp_path)):
+        done.assert_error(65)
+        assert "come with the repository" in done.err and "flashcli generate" in done.err
+
+
+def test_it_needs_linux(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with (
+        pytest.raises(BackendUnavailable, match="needs Linux"),
+        group.make_context("flashcli", ["judge", "nowhere"]) as context,
+    ):
+        group.invoke(context)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +97,7 @@ def test_a_backend_that_is_missing_is_a_runtime_error(tmp_path, no_pycuda):
         (["nowhere"], 65, "'nowhere' is not a folder of test cases"),
         (["."], 65, "neither a manifest.toml nor any .in file"),
         ([ROOT / "testcases", "--case", "t01", "--case", "t99"], 2, "there is no case t99"),
+        ([ROOT / "testcases", "--build", "make"], 2, "--build is for the programs of --exe"),
         ([ROOT / "testcases", "--exe", "./x", "--backend", "cpu"], 2, "for flashcli itself"),
         ([ROOT / "testcases", "--exe", "./x", "--kernel", "q_in_registers"], 2, "for flashcli itself"),
     ],

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -59,11 +61,15 @@ def command(
     too. Other people's programs get new inputs each time, a clean environment and limits, but no sandbox: judge only
     what you would run. The README describes RULES.toml.
     """
+    _check_platform()
     from flashcli.judge import sandbox, scoreboard
     from flashcli.judge.judging import Judging
     from flashcli.judge.results import record
 
+    if overrides["build"] and not programs:
+        raise errors.UsageError("--build is for the programs of --exe, and there are none.", "name them by --exe.")
     check_formats(boards)
+    _check_writable(boards)
     rules = _rules(place, overrides, names)
     submissions = _submissions(programs, rules, backend, kernel)
     cases = _cases(rules, by_option=bool(names))
@@ -82,8 +88,27 @@ def command(
                 about = number == 0 and not programs
                 click.echo(_line(result, len(submissions) > 1 and result.submission, about))
     standings = scoreboard.boards(found, rules.ranking)
+    judged = {(entry.name, case.name) for entry in submissions for case in cases}  # not all that was in the file
+    asked_for = [result for result in found if (result.submission, result.case) in judged]
+    code = _summarise(asked_for, standings, len(submissions) > 1, as_json)
     write_boards(standings, boards)
-    _summarise(found, standings, len(submissions) > 1, as_json)
+    raise SystemExit(code)
+
+
+def _check_platform() -> None:
+    if sys.platform != "linux":
+        hint = "`flashcli run` and `flashcli compare` work here."
+        raise errors.BackendUnavailable("the judge needs Linux, by whose means it watches the programs.", hint)
+
+
+def _check_writable(boards: tuple[str, ...]) -> None:
+    """Done before any judging, as the check of their formats."""
+    for path in map(Path, boards):
+        is_new = not os.path.lexists(path)
+        with errors.explained("write", path, errors.CannotCreate):
+            path.open("a").close()
+        if is_new:
+            path.unlink()
 
 
 def _rules(place: str, overrides: dict[str, object], names: tuple[str, ...]):
@@ -177,7 +202,8 @@ def _line(result, name: str | bool, about: bool) -> str:
     return "\n".join([*said, line])
 
 
-def _summarise(found: list, standings: list, several: bool, as_json: bool) -> None:
+def _summarise(found: list, standings: list, several: bool, as_json: bool) -> int:
+    """Print it; returns the exit code."""
     from flashcli.judge import scoreboard
     from flashcli.judge.judging import ACCEPTED
     from flashcli.judge.results import record
@@ -191,4 +217,4 @@ def _summarise(found: list, standings: list, several: bool, as_json: bool) -> No
         click.echo(f"{accepted} of {len(found)} accepted, {seconds:.2f} s in all")
         if several:
             click.echo(f"\n{scoreboard.text(standings)}")
-    raise SystemExit(0 if accepted == len(found) else errors.MISMATCH)
+    return 0 if accepted == len(found) else errors.MISMATCH

@@ -18,7 +18,7 @@ from flashcli.judge.answers import Compare, answer
 from flashcli.judge.processes import Finished, execute
 from flashcli.judge.rules import Rules
 from flashcli.judge.sandbox import confined, remove
-from flashcli.judge.submissions import Submission
+from flashcli.judge.submissions import Submission, python_path
 from flashcli.judge.texts import ended, last_line
 from flashcli.testcases import Case
 
@@ -155,7 +155,7 @@ def _run_and_check(entry: Submission, case: Case, right: Compare, rules: Rules, 
     command = [*entry.command, str(source), str(output)]
     try:
         if entry.trusted:
-            finished = execute(command, None, None, case.time_limit, rules.grace)
+            finished = execute(command, None, os.environ | {"PYTHONPATH": python_path()}, case.time_limit, rules.grace)
         else:
             finished = confined(command, folder, rules, case.time_limit, case.shape.output_bytes)
     except OSError as error:

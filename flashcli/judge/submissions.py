@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import flashcli
 from flashcli.errors import BadInput, UsageError
 from flashcli.judge.processes import Finished
 from flashcli.judge.rules import Rules
@@ -27,9 +28,14 @@ class Submission:
     failure: str = ""
 
 
+def python_path() -> str:
+    """A PYTHONPATH by which `python -P -m flashcli` finds this very package, installed or not, from any folder."""
+    return os.pathsep.join([str(Path(flashcli.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def own_program(backend: str, kernel: str | None) -> Submission:
     chosen_kernel = ("--kernel", kernel) if kernel else ()
-    command = (sys.executable, "-m", "flashcli", "run", "--backend", backend, *chosen_kernel)
+    command = (sys.executable, "-P", "-m", "flashcli", "run", "--backend", backend, *chosen_kernel)
     return Submission("flashcli", command, trusted=True)
 
 
@@ -63,8 +69,8 @@ def _find(name: str, rules: Rules) -> list[Submission]:
 
 def _program(name: str, rules: Rules) -> str:
     """The path of a program named on the command line; with a build command, it need not be there yet."""
-    path = os.path.abspath(name) if os.sep in name or rules.build else shutil.which(name)
-    if path is None or not os.path.exists(os.path.dirname(path) if rules.build else path):
+    path = os.path.abspath((None if rules.build else shutil.which(name)) or name)
+    if not os.path.exists(os.path.dirname(path) if rules.build else path):
         raise UsageError(f"{name!r} cannot be run: no such file or directory.", "check --exe.")
     if not rules.build and not os.access(path, os.X_OK):
         raise UsageError(f"{name!r} cannot be run: permission denied.", "chmod +x it.")

@@ -13,8 +13,13 @@ def printable(text: str) -> str:
 
 
 def last_line(printed: str) -> str:
-    """ ": " and the last line that a program printed, cut to a bearable length; nothing if it printed nothing."""
-    line = printable(printed.rpartition("\n")[2].strip())
+    """ ": " and the last line that a program printed, or its last "Error:", if it printed one and a hint below it.
+
+    Cut to a bearable length; nothing if it printed nothing.
+    """
+    lines = printed.split("\n")
+    errors = [line for line in lines if line.startswith("Error:")]
+    line = printable((errors or lines)[-1].strip())
     if not line:
         return ""
     return f": {line[:LONGEST]}{'...' if len(line) > LONGEST else ''}"

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import astuple
 
 import pytest
 from support import ROOT, flashcli
 
-from flashcli.kernels import KERNELS
+from flashcli import testcases
+from flashcli.commands import options
+from flashcli.judge.export import WARM_UP
+from flashcli.kernels import KERNELS, Problem
+from flashcli.stream import chunk_shape
 
 
 @pytest.fixture
@@ -37,6 +42,28 @@ def test_make_hw4(exported, tmp_path):
     assert done.stdout.startswith("(B, N, d): (2, 128, 32)\n")
     assert flashcli("compare", tmp_path / "t01.out", ROOT / "testcases" / "t01.ref").code == 0
     assert not list(copy.glob(".warm*"))
+
+
+@pytest.mark.parametrize("sms", [78, 114, 132])
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_making_it_compiles_all_that_the_thirty_cases_need(kernel, sms):
+    """On each Hopper GPU there is: H20, H100 PCIe, and H100 SXM, H200 and GH200."""
+
+    def builds(shapes):
+        problems = [Problem(*astuple(chunk_shape(shape)), sms=sms) for shape in shapes]
+        return {(problem.d, kernel.tiling(problem)) for problem in problems}
+
+    needed = builds(case.shape for case in testcases.load(ROOT / "testcases"))
+    assert builds(options.SHAPE.convert(shape, None, None) for shape in WARM_UP) >= needed
+
+
+def test_a_folder_named_flashcli_beside_it_is_not_taken_for_it(exported):
+    (exported / "flashcli").mkdir()
+    (exported / "flashcli" / "__init__.py").touch()
+    (exported / "flashcli" / "__main__.py").write_text("raise SystemExit(3)")
+    done = subprocess.run(["./hw4", ROOT / "testcases" / "t01.in", "t01.out"], cwd=exported, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    subprocess.run(["make", "--silent", "hw4"], cwd=exported, check=True, capture_output=True)
 
 
 def test_the_kernel_is_chosen_when_it_is_exported(tmp_path):

@@ -41,6 +41,13 @@ def test_resume_judges_only_what_is_missing_on_the_same_inputs(cases, spy, tmp_p
     assert [found["case"] for found in json.loads(done.out)["cases"]] == ["c1", "c2"]
 
 
+def test_resume_counts_only_the_programs_that_are_judged_now(cases, spy, compiled, tmp_path):
+    arguments = "judge", cases, "--exe", compiled("right"), "--results", tmp_path / "results.jsonl"
+    assert flashcli(*arguments, "--exe", spy).code == 1
+    done = flashcli(*arguments, "--resume")
+    assert done.code == 0 and done.out.startswith("2 of 2 accepted, ")
+
+
 def test_a_judge_killed_half_way(cases, tmp_path):
     """With SIGKILL, so that it has no chance to tidy up."""
     file = tmp_path / "results.jsonl"

@@ -161,6 +161,35 @@ def test_several_programs_get_a_scoreboard(compiled, cases):
     assert lines[-1].startswith("2     ") and "half" in lines[-1] and "0 of 2" in lines[-1]
 
 
+def test_a_program_here_needs_no_path(cases, compiled, tmp_path):
+    compiled("right", into=tmp_path)
+    for name in ("right", "./right"):
+        assert flashcli("judge", cases, "--exe", name, cwd=tmp_path).code == 0
+    flashcli("judge", cases, "--exe", "none", cwd=tmp_path).assert_error(2, "cannot be run", "no such file")
+
+
+def test_a_board_that_cannot_be_written_is_found_out_before_judging(cases, compiled, tmp_path, ordinary_user):
+    arguments = "judge", cases, "--exe", compiled("right"), "--board"
+    done = flashcli(*arguments, tmp_path / "none" / "b.md")
+    done.assert_error(73, "cannot write", "b.md")
+    assert not done.out
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    done = flashcli(*arguments, locked / "b.md", **ordinary_user)
+    done.assert_error(77, "cannot write", "b.md")
+    assert not done.out
+    flashcli(*arguments, tmp_path / "b.md", "--case", "none").assert_error(2, "no case")
+    assert not (tmp_path / "b.md").exists()
+
+
+def test_the_summary_does_not_wait_for_the_boards(cases, tmp_path):
+    (tmp_path / "boards").mkdir()
+    vandal = script(tmp_path / "vandal", f"#!/bin/sh\nrm -rf {tmp_path}/boards\n")
+    done = flashcli("judge", cases, "--exe", vandal, "--board", tmp_path / "boards" / "b.md")
+    done.assert_error(73, "cannot write", "b.md")
+    assert done.out.splitlines()[-1].startswith("0 of 2 accepted, ")
+
+
 def test_wrong_usage(compiled, cases, tmp_path):
     right = compiled("right")
     flashcli("judge", cases, "--exe", tmp_path / "none").assert_error(2, "cannot be run", "no such file")
