@@ -31,7 +31,7 @@ def command(name: str | None, d: int, arch: str | None, as_json: bool) -> None:
 
 
 def _row(kernel, d: int) -> dict[str, object]:
-    tiling = kernel.tiling(Problem(1, 2048, d))
+    tiling = kernel.tiling(Problem(1, 2048, 2048, d))
     needs = "{}{}".format(*kernel.needs) + ("a" if kernel.arch_only else "")
     return {
         "name": kernel.name, "file": kernel.file, "summary": kernel.summary, "needs": needs, "d": d,
@@ -42,7 +42,7 @@ def _row(kernel, d: int) -> dict[str, object]:
 def _show(name: str, d: int, arch: str | None, as_json: bool) -> None:
     from flashcli import compiler
 
-    build = Build(KERNELS[name], Problem(1, 2048, d))
+    build = Build(KERNELS[name], Problem(1, 2048, 2048, d))
     arch = arch or _arch_here() or compiler.architecture(max(build.kernel.needs, (8, 0)))
     source = compiler.SOURCES / build.kernel.file
     record = _row(build.kernel, d) | {"source": str(source), "arch": arch, "dynamic_shared": build.tiling.shared}
