@@ -22,9 +22,9 @@ static_assert(CHUNKS <= 16, "q and o, 4 * CHUNKS floats each, must stay in regis
 static_assert(BC * (2 * D + BR) * 4 <= 48 * 1024, "static shared memory ends at 48 KB");
 
 // Four floats of row `row`, starting at column 4 * chunk; zeros beyond the matrix.
-__device__ float4 load4(const float *matrix, long long row, int chunk, int N) {
+__device__ float4 load4(const float *matrix, long long row, int chunk, int rows) {
     const float *x = matrix + row * HEAD_DIM + 4 * chunk;
-    if (row >= N || 4 * chunk >= HEAD_DIM) return make_float4(0, 0, 0, 0);
+    if (row >= rows || 4 * chunk >= HEAD_DIM) return make_float4(0, 0, 0, 0);
     if (ALIGNED) return *reinterpret_cast<const float4 *>(x);
     const int left = HEAD_DIM - 4 * chunk;
     return make_float4(x[0], left > 1 ? x[1] : 0, left > 2 ? x[2] : 0, left > 3 ? x[3] : 0);
@@ -44,20 +44,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
     __shared__ float4 Kj[BC][D / 4], Vj[BC][D / 4];
     __shared__ float S[BC][BR];  // key-major: the threads of a warp, one row each, write 32 different banks
 
-    const int Tr = ceil_div(N, BR);
+    const int Tr = ceil_div(M, BR);
     const long long b = blockIdx.x / Tr;
     const int lane = threadIdx.x % LANES, r = threadIdx.x / LANES;
     const int i = (blockIdx.x % Tr) * BR + r;  // this thread's query row
-    Q += b * batch_stride, K += b * batch_stride, V += b * batch_stride, O += b * N * HEAD_DIM;
+    Q += b * q_stride, K += b * kv_stride, V += b * kv_stride, O += b * M * HEAD_DIM;
 
     float4 q[CHUNKS], o[CHUNKS];
     for (int c = 0; c < CHUNKS; ++c) {
-        q[c] = load4(Q, i, c * LANES + lane, N);
+        q[c] = load4(Q, i, c * LANES + lane, M);
         o[c] = make_float4(0, 0, 0, 0);
     }
     float m = NEG_INF, l = 0;
 
-    const int keys = CAUSAL ? min(N, (i - r) + BR) : N;  // keys that some row of this block sees
+    const int seen = keys_seen(first_row + i, N);
+    const int keys = keys_seen(first_row + (i - r) + BR - 1, N);  // keys that some row of this block sees
     for (int j0 = 0; j0 < keys; j0 += BC) {
         __syncthreads();
         for (int x = threadIdx.x; x < BC * (D / 4); x += THREADS) {
@@ -82,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
             float s = (sum.x + sum.y) + (sum.z + sum.w);
 #pragma unroll
             for (int x = LANES / 2; x > 0; x /= 2) s += __shfl_xor_sync(~0u, s, x);
-            s = j0 + j < (CAUSAL ? min(N, i + 1) : N) ? s * (scale * LOG2E) : NEG_INF;
+            s = j0 + j < seen ? s * (scale * LOG2E) : NEG_INF;
             if (j % LANES == lane) S[j][r] = s;  // the lane that will read it
             m_new = fmaxf(m_new, s);
         }
@@ -129,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
 
 #pragma unroll
     for (int x = LANES / 2; x > 0; x /= 2) l += __shfl_xor_sync(~0u, l, x);
-    if (i >= N) return;
+    if (i >= M) return;
     for (int c = 0; c < CHUNKS; ++c) {
         const float4 x = o[c];
         store4(O, i, c * LANES + lane, make_float4(x.x / l, x.y / l, x.z / l, x.w / l));

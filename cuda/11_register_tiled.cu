@@ -80,14 +80,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(ATTENTION_ARG
     const int across = (lane & 1) | (lane >> 1 & 6), down = (lane >> 1 & 1) | (lane >> 3 & 2);
     const int r0 = (warp * 4 + down) * ROWS;  // this thread's rows of the tile: r0 to r0 + ROWS
 
-    const int Tr = ceil_div(N, BR), tile = blockIdx.x % Tr;
+    const int Tr = ceil_div(M, BR), tile = blockIdx.x % Tr;
     const long long b = blockIdx.x / Tr;
     const int i0 = (CAUSAL ? Tr - 1 - tile : tile) * BR;  // causal: the longest rows first
-    Q += b * batch_stride, K += b * batch_stride, V += b * batch_stride, O += b * N * HEAD_DIM;
+    Q += b * q_stride, K += b * kv_stride, V += b * kv_stride, O += b * M * HEAD_DIM;
 
     copy_panel(panels, K, 0, 0, N);
     for (int x = threadIdx.x; x < Q_SIZE; x += THREADS) {  // Q carries the scale, so that S is in powers of two
-        const int r = x / (D / 4), c = x % (D / 4), left = i0 + r < N ? HEAD_DIM - 4 * c : 0;
+        const int r = x / (D / 4), c = x % (D / 4), left = i0 + r < M ? HEAD_DIM - 4 * c : 0;
         const float *q = Q + (long long)(i0 + r) * HEAD_DIM + 4 * c;
         const float factor = scale * LOG2E;
         Qi[r * (D / 4) + (c ^ swizzle_row(r))] = make_float4(left > 0 ? q[0] * factor : 0, left > 1 ? q[1] * factor : 0,
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(ATTENTION_ARG
     float o[PANELS][ROWS][COLUMNS] = {}, m[ROWS], l[ROWS] = {}, rescale[ROWS];  // l: of this thread's keys only
     for (int i = 0; i < ROWS; ++i) m[i] = NEG_INF;
 
-    const int keys = CAUSAL ? min(N, i0 + BR) : N;  // keys that some row of this block sees
+    const int keys = keys_seen(first_row + i0 + BR - 1, N);  // keys that some row of this block sees
 #pragma unroll 1
     for (int j0 = 0; j0 < keys; j0 += BC) {
         // S = Q Kᵀ. The thread's keys are 4 * across + 32 * (j / 4) + j % 4.
@@ -131,12 +131,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(ATTENTION_ARG
             }
         }
 
-        if (j0 + BC > (CAUSAL ? min(N, i0 + 1) : N)) {  // some row of this block does not see all of the tile
+        if (j0 + BC > keys_seen(first_row + i0, N)) {  // some row of this block does not see all of the tile
 #pragma unroll
             for (int i = 0; i < ROWS; ++i)
 #pragma unroll
                 for (int j = 0; j < KEYS; ++j)
-                    if (j0 + 4 * across + j / 4 * 32 + j % 4 >= (CAUSAL ? min(N, i0 + r0 + i + 1) : N)) s[i][j] = NEG_INF;
+                    if (j0 + 4 * across + j / 4 * 32 + j % 4 >= keys_seen(first_row + i0 + r0 + i, N)) s[i][j] = NEG_INF;
         }
 
         // m, P = exp(S - m), l
@@ -198,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(ATTENTION_ARG
         l[i] += __shfl_xor_sync(~0u, l[i], 1);
         l[i] += __shfl_xor_sync(~0u, l[i], 4);
         l[i] += __shfl_xor_sync(~0u, l[i], 8);
-        if (i0 + r0 + i >= N) continue;
+        if (i0 + r0 + i >= M) continue;
         const float factor = 1 / l[i];
         float *const row = O + (long long)(i0 + r0 + i) * HEAD_DIM;
 #pragma unroll

@@ -107,13 +107,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(ATTE
     // t = lane % 4: the four threads of a quad share a row. Row r of this thread is row (r / 2 * 16 + r % 2 * 8).
     constexpr int ROWS = 2 * ROW_TILES;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
-    const int Tr = ceil_div(N, BR), Tc = ceil_div(N, BC), row_tile = blockIdx.x % Tr;
+    const int Tr = ceil_div(M, BR), Tc = ceil_div(N, BC), row_tile = blockIdx.x % Tr;
     const long long b = blockIdx.x / Tr;
     const int i0 = (CAUSAL ? Tr - 1 - row_tile : row_tile) * BR;  // causal: the longest rows first
-    const int row0 = i0 + warp * (16 * ROW_TILES) + lane / 4;
+    const int row0 = warp * (16 * ROW_TILES) + lane / 4;  // of the tile: this thread's first one
+    const int position = first_row + i0;                  // of the tile's first row in the sequence
     const unsigned char *tile = workspace + b * Tc * (K_TILE + V_TILE) + 16 * threadIdx.x;  // this thread's share of it
     const int *exponents = tile_exponents(workspace, B, Tc) + 2 * b * Tc;
-    Q += b * batch_stride, O += b * N * HEAD_DIM;
+    Q += b * q_stride, O += b * M * HEAD_DIM;
 
     copy_share<K_TILE>(Kj + 16 * threadIdx.x, tile);
 
@@ -123,13 +124,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(ATTE
     int q_exponent[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        const int i = row0 + r / 2 * 16 + r % 2 * 8;
+        const int i = i0 + row0 + r / 2 * 16 + r % 2 * 8;
         const float *const row = Q + (long long)i * HEAD_DIM;
         float2 q[D / 8];
         float largest = 0;
 #pragma unroll
         for (int x = 0; x < D / 8; ++x) {
-            const int column = 8 * x + 2 * t, left = i < N ? HEAD_DIM - column : 0;
+            const int column = 8 * x + 2 * t, left = i < M ? HEAD_DIM - column : 0;
             q[x] = make_float2(left > 0 ? row[column] * (scale * LOG2E) : 0, left > 1 ? row[column + 1] * (scale * LOG2E) : 0);
             largest = fmaxf(largest, fmaxf(fabsf(q[x].x), fabsf(q[x].y)));
         }
@@ -155,8 +156,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(ATTE
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) m[r] = NEG_INF;
 
-    const int keys = CAUSAL ? min(N, i0 + BR) : N;  // keys that some row of this block sees
-    const int warp_keys = CAUSAL ? min(N, i0 + (warp + 1) * (16 * ROW_TILES)) : N;  // and of this warp
+    const int keys = keys_seen(position + BR - 1, N);  // keys that some row of this block sees
+    const int warp_keys = keys_seen(position + (warp + 1) * (16 * ROW_TILES) - 1, N);  // and of this warp
 #pragma unroll 1
     for (int j0 = 0; j0 < keys; j0 += BC) {
         const int k_exponent = exponents[0], v_exponent = exponents[1];
@@ -192,13 +193,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(ATTE
             }
         }
 
-        if (j0 + BC > (CAUSAL ? min(N, i0 + 1) : N)) {  // some row of this block does not see all of the tile
+        if (j0 + BC > keys_seen(position, N)) {  // some row of this block does not see all of the tile
 #pragma unroll
             for (int r = 0; r < ROWS; ++r)
 #pragma unroll
                 for (int x = 0; x < BC / 4; ++x) {
-                    const int key = j0 + x / 2 * 8 + 2 * t + x % 2, i = row0 + r / 2 * 16 + r % 2 * 8;
-                    if (key >= (CAUSAL ? min(N, i + 1) : N)) s[r / 2][x / 2][r % 2 * 2 + x % 2] = NEG_INF;
+                    const int key = j0 + x / 2 * 8 + 2 * t + x % 2, row = row0 + r / 2 * 16 + r % 2 * 8;
+                    if (key >= keys_seen(position + row, N)) s[r / 2][x / 2][r % 2 * 2 + x % 2] = NEG_INF;
                 }
         }
 
@@ -254,8 +255,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(ATTE
     for (int r = 0; r < ROWS; ++r) {
         l[r] += __shfl_xor_sync(~0u, l[r], 1);
         l[r] += __shfl_xor_sync(~0u, l[r], 2);
-        const int i = row0 + r / 2 * 16 + r % 2 * 8;
-        if (i >= N) continue;
+        const int i = i0 + row0 + r / 2 * 16 + r % 2 * 8;
+        if (i >= M) continue;
         const float factor = 1 / l[r];
         float *const row = O + (long long)i * HEAD_DIM;
 #pragma unroll

@@ -72,11 +72,11 @@ struct Ring {
 // The w-th piece of work: batch b and the rows from i0. Causal: long rows first, so that short ones fill the end.
 struct Work {
     int b, i0, tiles;
-    __device__ __forceinline__ Work(unsigned w, int N) {
-        const unsigned Tr = ceil_div(N, BR);
+    __device__ __forceinline__ Work(unsigned w, int M, int N, int first_row) {
+        const unsigned Tr = ceil_div(M, BR);
         b = w / Tr;
         i0 = (CAUSAL ? Tr - 1 - w % Tr : w % Tr) * BR;
-        tiles = ceil_div(CAUSAL ? min(N, i0 + BR) : N, BC);  // Tc, or those that some row sees
+        tiles = ceil_div(keys_seen(first_row + i0 + BR - 1, N), BC);  // Tc, or those that some row sees
     }
 };
 
@@ -84,7 +84,7 @@ struct Work {
 // [0.5, 1) is the mantissa of scale * log2(e). Returns the exponents of the two rows' scales. Between reading and
 // writing comes all_read().
 template <class Barrier>
-__device__ __forceinline__ int2 split_Q(const float *Q, int i, int N, unsigned char *tile, float factor, Barrier all_read) {
+__device__ __forceinline__ int2 split_Q(const float *Q, int i, int rows, unsigned char *tile, float factor, Barrier all_read) {
     constexpr int CHUNKS = D / 32;  // of 8 columns, for each lane of the quad
     const int t = threadIdx.x % 4, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     float x[2][CHUNKS][8];
@@ -92,8 +92,8 @@ __device__ __forceinline__ int2 split_Q(const float *Q, int i, int N, unsigned c
     for (int r = 0; r < 2; ++r)
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
-            *reinterpret_cast<float4 *>(&x[r][c][0]) = load4(Q, i + 8 * r, (4 * c + t) * 8, N);
-            *reinterpret_cast<float4 *>(&x[r][c][4]) = load4(Q, i + 8 * r, (4 * c + t) * 8 + 4, N);
+            *reinterpret_cast<float4 *>(&x[r][c][0]) = load4(Q, i + 8 * r, (4 * c + t) * 8, rows);
+            *reinterpret_cast<float4 *>(&x[r][c][4]) = load4(Q, i + 8 * r, (4 * c + t) * 8 + 4, rows);
         }
     all_read();
     int s[2];
@@ -234,8 +234,8 @@ __device__ __forceinline__ void add_T(float (&O)[T_REGISTERS], float (&T)[T_REGI
 struct Steps {
     unsigned w = blockIdx.x;
     int j = 0;
-    __device__ __forceinline__ void next(int N) {
-        if (++j == Work(w, N).tiles) j = 0, w += gridDim.x;
+    __device__ __forceinline__ void next(int M, int N, int first_row) {
+        if (++j == Work(w, M, N, first_row).tiles) j = 0, w += gridDim.x;
     }
 };
 
@@ -249,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) attention(A
     unsigned char *const Q_tiles = unaligned + (-shared_address(unaligned) & 1023);
     unsigned char *const K_tiles = Q_tiles + Q_SLOTS * WARPGROUPS * Q_SLOT, *const V_tiles = K_tiles + STAGES * K_SLOT;
 
-    const unsigned work = unsigned(B) * ceil_div(N, BR);
+    const unsigned work = unsigned(B) * ceil_div(M, BR);
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(&K_full[s], SPLIT_IN_KERNEL ? 128 : 1), barrier_init(&V_full[s], SPLIT_IN_KERNEL ? 128 : 1);
@@ -281,28 +281,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) attention(A
         Steps ahead;
         const auto copy_next = [&](Ring to) {
             if (ahead.w >= work) return;
-            const Work here(ahead.w, N);
+            const Work here(ahead.w, M, N, first_row);
             if (!values && ahead.j == 0) {
                 for (int g = 0; g < WARPGROUPS; ++g) {
-                    const int i = here.i0 + 64 * g, bytes = max(0, min(64, N - i)) * HEAD_DIM * 4;
+                    const int i = here.i0 + 64 * g, bytes = max(0, min(64, M - i)) * HEAD_DIM * 4;
                     wait(&Q_free[Q_ring.stage][g], Q_ring.parity ^ 1);
                     arrive_expecting(&Q_raw[Q_ring.stage][g], bytes);
                     if (bytes > 0)
                         bulk_copy(shared_address(Q_tiles + (Q_ring.stage * WARPGROUPS + g) * Q_SLOT),
-                                  Q + here.b * batch_stride + (long long)i * HEAD_DIM, bytes, &Q_raw[Q_ring.stage][g]);
+                                  Q + here.b * q_stride + (long long)i * HEAD_DIM, bytes, &Q_raw[Q_ring.stage][g]);
                 }
                 Q_ring.next();
             }
             const int row = ahead.j * BC, bytes = min(BC, N - row) * HEAD_DIM * 4;
             wait(&free[to.stage], to.parity ^ 1);
             arrive_expecting(&raw[to.stage], bytes);
-            bulk_copy(shared_address(tiles + to.stage * K_SLOT), X + here.b * batch_stride + (long long)row * HEAD_DIM,
+            bulk_copy(shared_address(tiles + to.stage * K_SLOT), X + here.b * kv_stride + (long long)row * HEAD_DIM,
                       bytes, &raw[to.stage]);
-            ahead.next(N);
+            ahead.next(M, N, first_row);
         };
         if (thread == 0)
             for (Ring to; to.stage < AHEAD; to.next()) copy_next(to);
-        for (Steps now; now.w < work; now.next(N), ring.next()) {
+        for (Steps now; now.w < work; now.next(M, N, first_row), ring.next()) {
             if (thread == 0) copy_next(ring.ahead(AHEAD));
             __syncwarp();
             wait(&raw[ring.stage], ring.parity);
@@ -321,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) attention(A
         const int Tc = ceil_div(N, BC);
         const int *exponents = tile_exponents(workspace, B, Tc);
         for (unsigned w = blockIdx.x; w < work; w += gridDim.x) {
-            const Work here(w, N);
+            const Work here(w, M, N, first_row);
             for (int j = 0; j < here.tiles; ++j, ring.next()) {
                 const long long tile = (long long)here.b * Tc + j;
                 const unsigned char *from = workspace + tile * (K_TILE + V_TILE);
@@ -357,7 +357,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) attention(A
     Ring Q_ring;
 #endif
     for (unsigned w = blockIdx.x; w < work; w += gridDim.x) {
-        const Work here(w, N);
+        const Work here(w, M, N, first_row);
         const int first = here.i0 + group * 64, row_in_group = 16 * warp + lane / 4;
         const int i = first + row_in_group;  // and i + 8: this thread's rows
 
@@ -365,13 +365,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) attention(A
 #if SPLIT_IN_KERNEL
         unsigned char *const Q_tile = Q_tiles + (Q_ring.stage * WARPGROUPS + group) * Q_SLOT;
         wait(&Q_raw[Q_ring.stage][group], Q_ring.parity);
-        const int2 s = split_Q(reinterpret_cast<const float *>(Q_tile), row_in_group, N - first, Q_tile, factor,
+        const int2 s = split_Q(reinterpret_cast<const float *>(Q_tile), row_in_group, M - first, Q_tile, factor,
                                [&] { named_sync(q_barrier, 128); });
 #else
         // The tile was last read by products for which each thread has waited before this barrier.
         unsigned char *const Q_tile = Q_tiles + group * Q_SLOT;
         named_sync(q_barrier, 128);
-        const int2 s = split_Q(Q + here.b * batch_stride, i, N, Q_tile, factor, [] {});
+        const int2 s = split_Q(Q + here.b * q_stride, i, M, Q_tile, factor, [] {});
 #endif
         const uint64_t Q_desc = descriptor(shared_address(Q_tile));
         fence_for_async();
@@ -383,8 +383,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) attention(A
         Unit unit;
 
         // Keys below this are visible to row i, and to row i + 8.
-        const int end = min(N, CAUSAL ? i + 1 : N), end8 = min(N, CAUSAL ? i + 9 : N);
-        const int all_see = min(N, CAUSAL ? first + 1 : N);  // keys below this, all rows of the warpgroup
+        const int end = keys_seen(first_row + i, N), end8 = keys_seen(first_row + i + 8, N);
+        const int all_see = keys_seen(first_row + first, N);  // keys below this, all rows of the warpgroup
         const auto softmax_of_tile = [&](int j, int k_exponent) {
             const int column = j * BC + lane % 4 * 2;
             softmax(S, row, k_exponent, (j + 1) * BC > all_see, {end - column, end8 - column});
@@ -456,8 +456,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) attention(A
             l += __shfl_xor_sync(~0u, l, 1);
             l += __shfl_xor_sync(~0u, l, 2);
             const float inverse = 1 / l, undo = power_of_two(-unit.exponent);
-            if (i + 8 * r >= N) continue;
-            float *const out = O + ((long long)here.b * N + i + 8 * r) * HEAD_DIM;
+            if (i + 8 * r >= M) continue;
+            float *const out = O + ((long long)here.b * M + i + 8 * r) * HEAD_DIM;
 #pragma unroll
             for (int x = 0; x < T_CHUNKS; ++x)
 #pragma unroll

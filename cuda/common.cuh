@@ -2,7 +2,7 @@
 //
 // Macros, set by flashcli/kernels.py so that launch and kernel cannot disagree:
 //   HEAD_DIM  d, the length of a row of Q, K, V and O       BR, BC   rows of a Q tile and of a K/V tile
-//   THREADS   threads in a block                            CAUSAL   1: query i sees keys 0..i only
+//   THREADS   threads in a block                            CAUSAL   1: a query sees no key after its own position
 #pragma once
 
 #ifndef HEAD_DIM
@@ -10,16 +10,24 @@
 #endif
 
 // One argument list for every __global__ function of every kernel.
-//   Q, K, V       float32 [N, d] of batch 0; batch b starts batch_stride floats later (the file interleaves Q, K, V per batch)
-//   O             float32 [B, N, d], contiguous
+//   Q             float32 [M, d] of batch 0, some query rows; batch b starts q_stride floats later
+//   K, V          float32 [N, d] of batch 0, all keys; batch b starts kv_stride floats later
+//   O             float32 [B, M, d], contiguous
 //   workspace     scratch of the size the registry asks for; null for most kernels
+//   first_row     the position of Q's first row in the sequence: where the causal mask lets it look. All rows: 0, and M = N
 //   scale         factor on Q Kᵀ, usually 1/sqrt(d)
-#define ATTENTION_ARGUMENTS                                                                                     \
+// (The file interleaves Q, K and V per batch: then both strides are 3 N d.) Where d is a multiple of 4, matrices start on
+// 16 bytes.
+#define ATTENTION_ARGUMENTS                                                                                       \
     const float *__restrict__ Q, const float *__restrict__ K, const float *__restrict__ V, float *__restrict__ O, \
-        unsigned char *__restrict__ workspace, long long batch_stride, int B, int N, float scale
+        unsigned char *__restrict__ workspace, long long q_stride, long long kv_stride, int B, int M, int N,      \
+        int first_row, float scale
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
+
+// How many keys, of N, the query at a position in the sequence sees: keys 0 to that many - 1.
+__device__ __forceinline__ int keys_seen(int position, int N) { return CAUSAL ? min(N, position + 1) : N; }
 
 constexpr float LOG2E = 1.44269504088896340736f;
 #define NEG_INF __int_as_float(0xff800000)

@@ -97,12 +97,12 @@ __device__ __forceinline__ void store_split(unsigned char *tile, int row, int co
     if (PRODUCTS == 3) *reinterpret_cast<uint4 *>(tile + split_offset<R>(row, C + column)) = lo;
 }
 
-// ---- reading fp32 matrices [N, HEAD_DIM]
+// ---- reading fp32 matrices [rows, HEAD_DIM]
 
 // Four floats of row `row` from column `column`, a multiple of 4; zeros beyond the matrix.
-__device__ __forceinline__ float4 load4(const float *matrix, int row, int column, int N) {
+__device__ __forceinline__ float4 load4(const float *matrix, int row, int column, int rows) {
     const float *x = matrix + (long long)row * HEAD_DIM + column;
-    if (row >= N || column >= HEAD_DIM) return make_float4(0, 0, 0, 0);
+    if (row >= rows || column >= HEAD_DIM) return make_float4(0, 0, 0, 0);
     if (ALIGNED) return *reinterpret_cast<const float4 *>(x);
     const int left = HEAD_DIM - column;
     return make_float4(x[0], left > 1 ? x[1] : 0, left > 2 ? x[2] : 0, left > 3 ? x[3] : 0);
@@ -195,8 +195,8 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(ATTENTION_
     const int b = int(t / Tc), j0 = int(t % Tc) * BC;
     const bool values = blockIdx.x % 2;
     unsigned char *tile = workspace + t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
-    const int s = values ? split_V<PREPARE_THREADS>(V + b * batch_stride, j0, N, tile, scratch, threadIdx.x, 0)
-                         : split_K<PREPARE_THREADS>(K + b * batch_stride, j0, N, tile, scratch, threadIdx.x, 0);
+    const int s = values ? split_V<PREPARE_THREADS>(V + b * kv_stride, j0, N, tile, scratch, threadIdx.x, 0)
+                         : split_K<PREPARE_THREADS>(K + b * kv_stride, j0, N, tile, scratch, threadIdx.x, 0);
     if (threadIdx.x == 0) const_cast<int *>(tile_exponents(workspace, B, Tc))[2 * t + values] = s;
 }
 #endif

@@ -2,7 +2,8 @@
 
 One kernel is one file in ``cuda/`` and one entry in `KERNELS`. The command line's choices, the tests, the benchmark and
 the table of ``flashcli kernels`` all derive from it. Names are the paper's (FlashAttention-2, arXiv 2307.08691, section
-3.1): B batches of N rows of d numbers; tiles of Br query rows and Bc key rows; Tr and Tc tiles of them.
+3.1): B batches of N rows of d numbers; tiles of Br query rows and Bc key rows; Tr and Tc tiles of them. A launch has M
+query rows of each batch, usually all N.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ MAX_D = 256
 
 
 class Problem(NamedTuple):
-    """What a kernel is built for: inputs of shape (B, N, d), masked or not, and a device of ``sms`` multiprocessors.
+    """What a kernel is built for: Q of shape (B, M, d), K and V (B, N, d), masked or not, ``sms`` multiprocessors.
 
-    The build is right for any other B and N too; they only decide which tiles are fastest.
+    The build is right for any other B, M and N too; they only decide which tiles are fastest.
     """
 
     B: int
+    M: int
     N: int
     d: int
     causal: bool = False
@@ -67,7 +69,7 @@ def round_up(a: int, b: int) -> int:
 
 def block_per_row_tile(tiling: Tiling, problem: Problem) -> list[Launch]:
     """One block for each of the B * Tr row tiles: what most kernels do."""
-    return [Launch("attention", problem.B * ceil_div(problem.N, tiling.Br), tiling.threads, tiling.shared)]
+    return [Launch("attention", problem.B * ceil_div(problem.M, tiling.Br), tiling.threads, tiling.shared)]
 
 
 def no_workspace(tiling: Tiling, problem: Problem) -> int:
@@ -78,10 +80,10 @@ def no_workspace(tiling: Tiling, problem: Problem) -> int:
 class Kernel:
     """One rung.
 
-    ``tiling(problem)`` gives the tiles; ``launches(tiling, problem)`` the launches, in order;
-    ``workspace(tiling, problem)`` the bytes of device scratch they share. ``needs`` is the lowest compute capability;
-    ``arch_only`` says that only that very architecture runs it. A kernel that ``splits`` numbers into fp16 halves turns
-    an infinity into NaN, and has a choice of precision.
+    ``tiling(problem)`` gives the tiles; ``launches(tiling, problem)`` the launches, in order, the last of them
+    for all that depends on Q; ``workspace(tiling, problem)`` the bytes of device scratch they share. ``needs`` is the
+    lowest compute capability; ``arch_only`` says that only that very architecture runs it. A kernel that ``splits``
+    numbers into fp16 halves turns an infinity into NaN, and has a choice of precision.
     """
 
     name: str
@@ -119,8 +121,8 @@ class Build:
         macros |= {"CAUSAL": int(self.problem.causal), **dict(tiling.macros)}
         return macros | ({"PRODUCTS": self.problem.products} if self.kernel.splits else {})
 
-    def launches(self, B: int, N: int) -> list[Launch]:
-        return self.kernel.launches(self.tiling, self.problem._replace(B=B, N=N))
+    def launches(self, B: int, M: int, N: int) -> list[Launch]:
+        return self.kernel.launches(self.tiling, self.problem._replace(B=B, M=M, N=N))
 
     def workspace(self, B: int, N: int) -> int:
         return self.kernel.workspace(self.tiling, self.problem._replace(B=B, N=N))
@@ -225,7 +227,7 @@ def _wgmma(problem: Problem) -> Tiling:
 
 def _rounds(Br: int, problem: Problem) -> int:
     """How many row tiles the busiest multiprocessor gets."""
-    return ceil_div(problem.B * ceil_div(problem.N, Br), problem.sms)
+    return ceil_div(problem.B * ceil_div(problem.M, Br), problem.sms)
 
 
 def _wgmma_tiling(problem: Problem, Br: int, Bc: int, stages: int, pingpong: int = 0) -> Tiling:
@@ -251,7 +253,7 @@ def _splits_in_kernel(tiling: Tiling) -> bool:
 
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> list[Launch]:
     """As many blocks as run at once, each with many row tiles; causal: one each, so that the hardware balances them."""
-    tiles = problem.B * ceil_div(problem.N, tiling.Br)
+    tiles = problem.B * ceil_div(problem.M, tiling.Br)
     blocks_per_sm = 2 if tiling.Br == 64 and problem.d <= 64 else 1
     grid = tiles if problem.causal and not _splits_in_kernel(tiling) else min(tiles, problem.sms * blocks_per_sm)
     attend = Launch("attention", grid, tiling.threads, tiling.shared)

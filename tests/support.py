@@ -136,7 +136,7 @@ class Engine:
 
     def __call__(self, qkv: np.ndarray, causal: bool = False, scale: float | None = None) -> np.ndarray:
         B, _, N, d = qkv.shape
-        tiling = None if self.name == "cpu" else KERNELS[self.name].tiling(Problem(B, N, d, causal))
+        tiling = None if self.name == "cpu" else KERNELS[self.name].tiling(Problem(B, N, N, d, causal))
         if self._built_for != (d, causal, scale, tiling):
             self.close()
             self._backend = open_engine(self.name, (B, N, d), causal, scale).__enter__()

@@ -18,7 +18,7 @@ from flashcli.compiler import architecture, compile_failure, cubin, find_nvcc, p
 from flashcli.errors import BackendUnavailable, KernelFailure
 from flashcli.kernels import KERNELS, Build, Kernel, Problem
 
-PROBLEM = Problem(10, 2048, 64)
+PROBLEM = Problem(10, 2048, 2048, 64)
 BUILD = Build(KERNELS["q_in_registers"], PROBLEM)
 MASKED = replace(BUILD, problem=PROBLEM._replace(causal=True))
 SHORTER = replace(BUILD, problem=PROBLEM._replace(d=32))
@@ -269,7 +269,7 @@ def builds(kernel: Kernel) -> list[tuple[Build, str]]:
         enumerate(HEAD_SIZES), SIZES, enumerate(archs), [False, True]
     ):
         if len(archs) == 1 or causal == ((i + j) % 2 == 1):
-            build = Build(kernel, Problem(B, N, d, causal))
+            build = Build(kernel, Problem(B, N, N, d, causal))
             chosen[str(build.macros()), arch] = build, arch
     if "fp16" in kernel.precisions:
         build = Build(kernel, PROBLEM._replace(precision="fp16"))
@@ -285,7 +285,7 @@ def test_a_kernel_compiles_without_spills_and_warnings(kernel):
     assert len(chosen) >= 2 * len(HEAD_SIZES)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for (build, arch), report in zip(chosen, pool.map(lambda x: compiler.resources(*x), chosen), strict=True):
-            assert {launch.function for launch in build.launches(1, 1)} <= set(report)
+            assert {launch.function for launch in build.launches(1, 1, 1)} <= set(report)
             bad += [
                 f"{function}, {build.problem}, {arch}: {resources}"
                 for function, resources in report.items()

@@ -3,16 +3,18 @@ computes in NumPy and has little memory. With one: what only a device can show. 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
 
+import numpy as np
 import pytest
 from support import flashcli, forward, leftovers, random_qkv, read_floats, sparse_input, write_input
 from tolerances import assert_accurate
 
 from flashcli.api import open_backend
-from flashcli.backends.cuda import CudaBackend, devices
+from flashcli.backends.cuda import CudaBackend, Keys, allocate, devices
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.kernels import KERNELS
 
@@ -145,6 +147,31 @@ def test_arguments_reach_the_kernel(fake_gpu, causal, scale):
     assert not fake_gpu.open_contexts
 
 
+def in_ranges(backend: CudaBackend, qkv: np.ndarray, ends: list[int]) -> np.ndarray:
+    """The answer put together from ranges of query rows, each a launch of its own, after K and V were prepared once."""
+    driver, program, stream = backend._driver, backend._program, backend._driver.Stream()
+    (B, _, N, d), out = qkv.shape, np.full(qkv[:, 0].shape, np.nan, np.float32)
+    inputs, output = driver.mem_alloc(qkv.nbytes), driver.mem_alloc(out.nbytes)
+    driver.memcpy_htod_async(inputs, qkv, stream)
+    q, k, v = (int(inputs) + 4 * index * N * d for index in range(3))
+    keys = Keys(k, v, 3 * N * d, B, N, allocate(driver, backend._build.workspace(B, N)))
+    program.prepare(keys, stream)
+    for first, end in itertools.pairwise([0, *ends, N]):
+        rows = np.empty((B, end - first, d), np.float32)
+        program.attend(keys, q + 4 * first * d, 3 * N * d, end - first, output, d**-0.5, stream, first)
+        driver.memcpy_dtoh_async(rows, output, stream)
+        stream.synchronize()
+        out[:, first:end] = rows
+    return out
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_ranges_of_rows_attend_to_keys_prepared_once(fake_gpu, causal):
+    with CudaBackend(32, causal, kernel="mma") as backend:
+        assert_accurate(in_ranges(backend, QKV, [1, 40]), QKV, causal)
+    assert [name for name, _, _ in fake_gpu.launches] == ["prepare", "attention", "attention", "attention"]
+
+
 def test_run_says_what_it_ran_on(fake_gpu, given, out):
     done = flashcli("run", given, out, "--kernel", "q_in_registers")
     assert (done.code, done.err) == (0, "")
@@ -240,6 +267,19 @@ def test_the_kernel_chosen_by_default_is_right(gpu, given, out):
     assert (done.code, done.err) == (0, "")
     assert "\nbackend: cuda, " in done.out
     assert_accurate(read_floats(out, QKV[:, 0].shape), QKV)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("d", [40, 64, 256])
+@pytest.mark.parametrize("name", KERNELS)
+def test_ranges_of_rows_on_the_real_gpu(gpu, name, d, causal):
+    if not KERNELS[name].runs_on(gpu):
+        pytest.skip(f"{name} does not run on compute capability {gpu}")
+    qkv = random_qkv(3, 333, d)
+    for N in (2048, 128):  # tiles for long and for short sequences
+        with CudaBackend(d, causal, kernel=name, sizes=(3, N)) as backend:
+            assert_accurate(in_ranges(backend, qkv, [1, 100, 292]), qkv, causal)
 
 
 @pytest.mark.gpu

@@ -30,7 +30,7 @@ def test_every_source_is_registered():
 def test_every_head_size_has_tiles_that_fit(kernel):
     sizes = itertools.product([(1, 1), (10, 2048), (2, 32768), (13600, 128)], range(1, MAX_D + 1), kernel.precisions)
     for (B, N), d, precision in sizes:
-        tiling = kernel.tiling(Problem(B, N, d, precision=precision))
+        tiling = kernel.tiling(Problem(B, N, N, d, precision=precision))
         assert tiling.Br > 0 and tiling.Bc > 0
         assert 32 <= tiling.threads <= 1024 and tiling.threads % 32 == 0
         assert 0 <= tiling.shared <= 227 * 1024
@@ -39,7 +39,7 @@ def test_every_head_size_has_tiles_that_fit(kernel):
 @every_kernel
 @pytest.mark.parametrize(("B", "N"), [(1, 1), (3, 1000), (14000, 128), (1, 300_000)])
 def test_every_launch_has_blocks_and_its_tiles(kernel, B, N):
-    launches = Build(kernel, Problem(10, 2048, 64)).launches(B, N)
+    launches = Build(kernel, Problem(10, 2048, 2048, 64)).launches(B, N, N)
     assert launches[-1].function == "attention"
     for launch in launches:
         assert 1 <= launch.grid < 2**31
@@ -48,20 +48,20 @@ def test_every_launch_has_blocks_and_its_tiles(kernel, B, N):
 
 @every_kernel
 def test_a_longer_input_never_needs_less_workspace(kernel):
-    build = Build(kernel, Problem(10, 2048, 40))
+    build = Build(kernel, Problem(10, 2048, 2048, 40))
     sizes = [build.workspace(B, N) for B, N in [(1, 1), (1, 200), (3, 200), (3, 3000)]]
     assert sizes == sorted(sizes) and sizes[0] >= 0
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_macros_name_the_build(causal):
-    macros = Build(KERNELS["q_in_registers"], Problem(1, 1, 40, causal)).macros()
+    macros = Build(KERNELS["q_in_registers"], Problem(1, 1, 1, 40, causal)).macros()
     assert (macros["HEAD_DIM"], macros["CAUSAL"]) == (40, causal)
 
 
 @pytest.mark.parametrize(("d", "Bc"), [(32, 64), (64, 32)])
 def test_the_tiles_of_the_report(d, Bc):
-    assert KERNELS["q_in_registers"].tiling(Problem(10, 2048, d))[:3] == (128, Bc, 128)
+    assert KERNELS["q_in_registers"].tiling(Problem(10, 2048, 2048, d))[:3] == (128, Bc, 128)
 
 
 @pytest.mark.parametrize("capability", [(6, 1), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])

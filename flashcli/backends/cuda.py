@@ -9,6 +9,7 @@ import contextlib
 import sys
 import time
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,8 @@ from flashcli.kernels import KERNELS, Build, Kernel, Launch, Problem, choose, ex
 from flashcli.stream import Overlap
 from flashcli.timing import Timeline
 
-ARGUMENTS = "PPPPPqiif"  # Q, K, V, O, workspace, batch_stride, B, N, scale: see ATTENTION_ARGUMENTS in cuda/common.cuh
+# Q, K, V, O, workspace, q_stride, kv_stride, B, M, N, first_row, scale: see ATTENTION_ARGUMENTS in cuda/common.cuh
+ARGUMENTS = "PPPPPqqiiiif"
 GIB = 2**30
 FREE_THE_GPU = "free the GPU, use a larger one, or --backend cpu."
 DEFAULT_SHARED = 48 * 1024  # more dynamic shared memory has to be asked for
@@ -82,6 +84,17 @@ def allocate(driver: ModuleType, size: int):
     return memory
 
 
+class Keys(NamedTuple):
+    """K and V on the device, B batches [N, d] that start ``stride`` floats apart, and scratch to prepare them in."""
+
+    k: int
+    v: int
+    stride: int
+    B: int
+    N: int
+    workspace: object
+
+
 class Program:
     """A kernel's functions, loaded into the current context."""
 
@@ -90,7 +103,7 @@ class Program:
         code = compiler.cubin(build, compiler.architecture(capability))
         try:
             self._module = driver.module_from_buffer(code)
-            self._functions = {launch.function: self._function(driver, launch) for launch in build.launches(1, 1)}
+            self._functions = {launch.function: self._function(driver, launch) for launch in build.launches(1, 1, 1)}
         except driver.MemoryError as error:
             raise OutOfMemory(f"the GPU has no memory left for kernel {build.kernel.name}.", FREE_THE_GPU) from error
         except driver.Error as error:
@@ -109,11 +122,29 @@ class Program:
         """Queue attention of device memory: ``inputs`` [B, 3, N, d] into ``output`` [B, N, d]."""
         matrix = N * self.build.problem.d
         q, k, v = (int(inputs) + 4 * index * matrix for index in range(3))
-        for function, grid, threads, shared in self.build.launches(B, N):
-            self._functions[function].prepared_async_call(
-                (grid, 1), (threads, 1, 1), stream,
-                q, k, v, output, workspace, 3 * matrix, B, N, scale, shared_size=shared,
-            )  # fmt: skip
+        keys = Keys(k, v, 3 * matrix, B, N, workspace)
+        self.prepare(keys, stream)
+        self.attend(keys, q, 3 * matrix, N, output, scale, stream)
+
+    def prepare(self, keys: Keys, stream) -> None:
+        """Queue what `attend` needs once for the same K and V, however many rows attend to them afterwards."""
+        for launch in self.build.launches(keys.B, keys.N, keys.N)[:-1]:
+            self._call(launch, keys, stream)
+
+    def attend(self, keys: Keys, q: int, q_stride: int, M: int, output, scale: float, stream, first_row=0) -> None:
+        """Queue attention of M query rows in each batch, batches ``q_stride`` floats apart, into ``output`` [B, M, d].
+
+        ``first_row`` is the position of the first of them in its sequence, which only a causal mask asks for.
+        """
+        launch = self.build.launches(keys.B, M, keys.N)[-1]
+        self._call(launch, keys, stream, q, q_stride, M, first_row, output, scale)
+
+    def _call(self, launch: Launch, keys: Keys, stream, q=0, q_stride=0, M=0, first_row=0, output=0, scale=0.0) -> None:
+        k, v, kv_stride, B, N, workspace = keys
+        self._functions[launch.function].prepared_async_call(
+            (launch.grid, 1), (launch.threads, 1, 1), stream,
+            q, k, v, output, workspace, q_stride, kv_stride, B, M, N, first_row, scale, shared_size=launch.shared,
+        )  # fmt: skip
 
 
 class CudaBackend(Backend):
@@ -144,7 +175,8 @@ class CudaBackend(Backend):
         self._device = self._find_device(device)
         self._capability = self._device.compute_capability()
         sms = self._device.get_attribute(self._driver.device_attribute.MULTIPROCESSOR_COUNT)
-        self._build = Build(self._find_kernel(kernel, d, precision), Problem(*sizes, d, causal, precision, sms))
+        B, N = sizes
+        self._build = Build(self._find_kernel(kernel, d, precision), Problem(B, N, N, d, causal, precision, sms))
         with contextlib.ExitStack() as stack:
             self._open_context(stack)
             self._program = Program(self._driver, self._build, self._capability)

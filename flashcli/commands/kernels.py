@@ -31,7 +31,7 @@ def command(name: str | None, d: int, arch: str | None, as_json: bool) -> None:
 
 
 def _row(kernel, d: int) -> dict[str, object]:
-    tiling = kernel.tiling(Problem(1, 2048, d))
+    tiling = kernel.tiling(Problem(1, 2048, 2048, d))
     needs = "{}{}".format(*kernel.needs) + ("a" if kernel.arch_only else "")
     return {
         "name": kernel.name, "file": kernel.file, "summary": kernel.summary, "needs": needs, "d": d,
@@ -43,7 +43,7 @@ def _show(name: str, d: int, arch: str | None, as_json: bool) -> None:
     from flashcli import compiler
     from flashcli.errors import UsageError
 
-    build = Build(KERNELS[name], Problem(1, 2048, d))
+    build = Build(KERNELS[name], Problem(1, 2048, 2048, d))
     lowest = compiler.architecture(max(build.kernel.needs, (8, 0)))
     arch = arch or _arch_here() or lowest
     if build.kernel.arch_only and arch != lowest:

@@ -23,7 +23,7 @@ namespace d32 {
 #undef attention
 }  // namespace d32
 namespace d64 {
-using d32::ceil_div, d32::round_up, d32::exp2_fast, d32::finite_or_zero, d32::LOG2E;
+using d32::ceil_div, d32::round_up, d32::exp2_fast, d32::finite_or_zero, d32::keys_seen, d32::LOG2E;
 #define HEAD_DIM 64
 #define BC 32
 #define attention attention_d64
@@ -72,7 +72,8 @@ int main(int argc, char **argv) {
     CHECK(cudaMemcpy(device_qkv, qkv.data(), 3 * count * sizeof(float), cudaMemcpyHostToDevice));
     const auto kernel = d == 32 ? d32::attention_d32 : d64::attention_d64;
     kernel<<<size_t(B) * ((N + BR - 1) / BR), THREADS>>>(device_qkv, device_qkv + matrix, device_qkv + 2 * matrix, device_o,
-                                                        nullptr, 3 * matrix, B, N, 1 / std::sqrt(float(d)));
+                                                        nullptr, 3 * matrix, 3 * matrix, B, N, N, 0,
+                                                        1 / std::sqrt(float(d)));
     CHECK(cudaGetLastError());
     CHECK(cudaMemcpy(o.data(), device_o, count * sizeof(float), cudaMemcpyDeviceToHost));
     CHECK(cudaFree(device_qkv));

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import astuple
 
 import pytest
 from support import ROOT, flashcli
@@ -50,7 +49,8 @@ def test_making_it_compiles_all_that_the_thirty_cases_need(kernel, sms):
     """On each Hopper GPU there is: H20, H100 PCIe, and H100 SXM, H200 and GH200."""
 
     def builds(shapes):
-        problems = [Problem(*astuple(chunk_shape(shape)), sms=sms) for shape in shapes]
+        chunks = [chunk_shape(shape) for shape in shapes]
+        problems = [Problem(chunk.B, chunk.N, chunk.N, chunk.d, sms=sms) for chunk in chunks]
         return {(problem.d, kernel.tiling(problem)) for problem in problems}
 
     needed = builds(case.shape for case in testcases.load(ROOT / "testcases"))

@@ -182,11 +182,13 @@ class Function:
 
         _step("launch")
         packed = struct.pack(self.arguments, *(int(x) if isinstance(x, DeviceAllocation) else x for x in arguments))
-        q, k, v, o, _, stride, B, N, scale = struct.unpack(self.arguments, packed)
+        q, k, v, o, _, q_stride, kv_stride, B, M, N, first_row, scale = struct.unpack(self.arguments, packed)
         launches.append((self.name, B, N))
         if self.name != "attention":
             return  # a kernel's preparatory launch
-        size = N * self.d
+        rows, d = np.arange(first_row, first_row + M), self.d
         for b in range(B):
-            qkv = [_floats(pointer)[b * stride : b * stride + size].reshape(N, self.d) for pointer in (q, k, v)]
-            _floats(o)[b * size : (b + 1) * size] = reference(np.stack(qkv), self.causal, scale).ravel()
+            qkv = np.zeros((3, N, d), np.float32)
+            qkv[0, rows] = _floats(q)[b * q_stride :][: M * d].reshape(M, d)
+            qkv[1], qkv[2] = (_floats(x)[b * kv_stride :][: N * d].reshape(N, d) for x in (k, v))
+            _floats(o)[b * M * d :][: M * d] = reference(qkv, self.causal, scale, rows).ravel()
