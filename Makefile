@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help testcases test test-gpu bench-cpu bench-e2e lint clean
+.PHONY: help testcases test test-gpu sanitize bench-cpu bench-e2e lint clean
 
 help:
 	@echo "make testcases   run all test cases and check every output (on the GPU if there is one)"
 	@echo "make test        run the tests"
 	@echo "make test-gpu    run the tests that need a GPU"
+	@echo "make sanitize    run every kernel under compute-sanitizer (needs a GPU)"
 	@echo "make bench-cpu   time the CPU backend beside PyTorch's CPU attention"
 	@echo "make bench-e2e   time whole commands beside the homework's program in C++ (needs a GPU and nvcc)"
 	@echo "make lint        check the style of the Python code"
@@ -43,7 +44,10 @@ bench-e2e: $(READY)
 	$(BIN)/python -m flashcli.end_to_end --json cuda/records/end-to-end.json
 
 test-gpu: $(READY)
-	$(BIN)/python -m pytest -m gpu
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m gpu --numprocesses=auto --quiet
+
+sanitize: $(READY)
+	tests/sanitize.sh $(BIN)/python
 
 lint: $(READY)
 	$(BIN)/ruff check .
