@@ -24,6 +24,7 @@ from flashcli import bench, records
 from flashcli.backends.cpu import usable_cores
 from flashcli.cli import explain
 from flashcli.errors import BadInput, FlashError
+from flashcli.fileformat import check_creatable, write_whole
 from flashcli.testcases import Case, load
 
 CASES = ("t10", "t11", "t22", "t29", "t30")  # those of the course's report
@@ -95,6 +96,8 @@ def main(backend: str, names: tuple[str], folder: Path, hw4: Path, rounds: int, 
     commands = contenders(backend, hw4)
     cases = {case.name: case for case in load(folder)}
     rows = []
+    if json_path:
+        check_creatable(json_path)
     with tempfile.TemporaryDirectory() as outputs:
         for name in names:
             if name not in cases:
@@ -106,7 +109,7 @@ def main(backend: str, names: tuple[str], folder: Path, hw4: Path, rounds: int, 
     command = bench.repeatable(sys.argv[1:]).replace("flashcli", "python -m flashcli.end_to_end", 1)
     record = {"circumstances": bench.circumstances() | {"command": command} | machine, "rows": rows}
     if json_path:
-        Path(json_path).write_text(json.dumps(record, indent=1) + "\n")
+        write_whole(json_path, json.dumps(record, indent=1) + "\n")
     click.echo(records.end_to_end(rows))
     click.echo(records.about(record))
 

@@ -289,12 +289,15 @@ def check_distinct(path: str | os.PathLike, other: str | os.PathLike) -> None:
 
 
 def check_creatable(path: str | os.PathLike) -> None:
-    """CannotCreate or NoPermission if a file that is to be written at the end could not be; leaves no trace."""
-    is_new = not os.path.lexists(path)
-    with explained("write", path, CannotCreate):
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666))
-        if is_new:
-            os.unlink(path)
+    """Find out before the work whether `write_whole` will succeed after it; what is there stays as it is."""
+    if not os.path.exists(path) or os.path.isfile(path) or os.path.isdir(path):  # to open a FIFO would be to write it
+        BatchWriter(path, 0, 0).discard()
+
+
+def write_whole(path: str | os.PathLike, text: str) -> None:
+    """A small file of text, whole or not at all: until it is complete, an old file stays."""
+    with BatchWriter(path, 0, 0, text.encode()) as file:
+        file.commit()
 
 
 def read_output(path: str | os.PathLike, shape: Shape, batches: range) -> np.ndarray:

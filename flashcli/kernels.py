@@ -15,6 +15,7 @@ from typing import NamedTuple
 from flashcli.errors import BackendUnavailable
 
 MAX_D = 256
+PRECISIONS = {"fp32": 3, "fp16": 1}  # how many fp16 products make one of the inputs, where a kernel splits numbers
 
 
 class Problem(NamedTuple):
@@ -33,8 +34,7 @@ class Problem(NamedTuple):
 
     @property
     def products(self) -> int:
-        """fp16 products to one product of the inputs, where a kernel splits numbers in two."""
-        return {"fp32": 3, "fp16": 1}[self.precision]
+        return PRECISIONS[self.precision]
 
 
 class Tiling(NamedTuple):
@@ -101,7 +101,7 @@ class Kernel:
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        return ("fp32", "fp16") if self.splits else ("fp32",)
+        return tuple(PRECISIONS) if self.splits else ("fp32",)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from dataclasses import astuple
 
-from flashcli.errors import CannotCreate, explained
 from flashcli.fileformat import InputFile, check_creatable, check_distinct, create_output
 from flashcli.stream import chunk_shape, ignore, stream
 from flashcli.timing import PHASES, Timeline, seconds_since_process_start, tflops
@@ -51,8 +50,7 @@ def run(
         with timeline.measure("output", "commit"):
             sink.commit()
     if trace is not None:
-        with explained("write", trace, CannotCreate):
-            timeline.write_trace(trace)
+        timeline.write_trace(trace)
     phases = {phase: timeline.active(phase) for phase in PHASES}
     record = {**vars(shape), "total": seconds_since_process_start(), **phases, **details}
     if seconds := timeline.active("kernel"):

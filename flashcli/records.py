@@ -9,20 +9,28 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import re
 import sys
 from pathlib import Path
 
-from flashcli.fileformat import BatchWriter
 from flashcli.kernels import KERNELS
 
 COLUMNS = ("case", "(B, N, d)", "contender", "median", "min to max", "TFLOP/s", "of floor", "relative L2", "max abs")
 
 
+def shape_text(row: dict) -> str:
+    return "({B}, {N}, {d})".format(**row)
+
+
+def table(lines: list) -> str:
+    """A Markdown table; the first line is its head."""
+    ruled = [lines[0], ["---"] * len(lines[0]), *lines[1:]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in ruled) + "\n"
+
+
 def cells(row: dict) -> list[str]:
     """One row of the table: milliseconds, and the floor (by bytes or operations, the larger) over the median."""
-    shape = f"({row['B']}, {row['N']}, {row['d']})"
+    shape = shape_text(row)
     start = ["" if row["case"] == shape else row["case"], shape, row["contender"]]
     if "error" in row:
         return [*start, row["error"], *[""] * (len(COLUMNS) - 4)]
@@ -36,8 +44,8 @@ def cells(row: dict) -> list[str]:
 
 
 def markdown(rows: list[dict]) -> str:
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *(cells(row) for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    lines = [COLUMNS, *(cells(row) for row in rows)]
+    return table(lines)
 
 
 def text(rows: list[dict]) -> str:
@@ -59,7 +67,7 @@ def csv_text(rows: list[dict]) -> str:
 def headline(rows: list[dict]) -> str:
     """For each case the fastest of ours in fp32, and its fp32 peers in the same run: how many times slower they are."""
     peers = ("PyTorch efficient", "PyTorch math", "Triton tf32x3")
-    lines = [("case", "(B, N, d)", "flashcli", "TFLOP/s", "relative L2", *peers), ["---"] * (5 + len(peers))]
+    lines = [("case", "(B, N, d)", "flashcli", "TFLOP/s", "relative L2", *peers)]
     for case in dict.fromkeys(row["case"] for row in rows):
         timed = {row["contender"]: row for row in rows if row["case"] == case and "seconds" in row}
         ours = min((timed[name] for name in KERNELS if name in timed), key=lambda row: row["seconds"])
@@ -69,31 +77,31 @@ def headline(rows: list[dict]) -> str:
             else ""
             for peer in peers
         )
-        shape = f"({ours['B']}, {ours['N']}, {ours['d']})"
+        shape = shape_text(ours)
         own = (
             f"{ours['contender']} {ours['seconds'] * 1e3:.3f} ms",
             f"{ours['tflops']:.0f}",
             f"{ours['relative_l2']:.1e}",
         )
         lines.append(("" if case == shape else case, shape, *own, *theirs))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return table(lines)
 
 
 def end_to_end(rows: list[dict]) -> str:
     """For each case the median seconds of each whole command, and how the first compares with the last."""
     names = list(dict.fromkeys(row["contender"] for row in rows))
-    head = ["case", "(B, N, d)", *(f"{name}, s" for name in names), f"{names[0]} over {names[-1]}", "peak memory, MiB"]
-    lines = [head, ["---"] * len(head)]
+    ratio = f"{names[0]} over {names[-1]}"
+    lines = [["case", "(B, N, d)", *(f"{name}, s" for name in names), ratio, "peak memory, MiB"]]
     for case in dict.fromkeys(row["case"] for row in rows):
         timed = {row["contender"]: row for row in rows if row["case"] == case}
         first, last = timed[names[0]], timed[names[-1]]
         peaks = (f"{row['peak_mib']:.0f}" for row in timed.values())
         lines.append([
-            case, f"({first['B']}, {first['N']}, {first['d']})",
+            case, shape_text(first),
             *(f"{row['seconds']:.2f} ({row['min']:.2f} to {row['max']:.2f})" for row in timed.values()),
             f"{first['seconds'] / last['seconds']:.2f}x", " / ".join(peaks),
         ])  # fmt: skip
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return table(lines)
 
 
 def about(record: dict) -> str:
@@ -104,18 +112,6 @@ def about(record: dict) -> str:
     }  # fmt: skip
     facts = record["circumstances"]
     return ", ".join(wording.format(facts[name]) for name, wording in wordings.items() if name in facts)
-
-
-def check_writable(path: str) -> None:
-    """Find out before the work whether `write` will succeed after it; what is there stays as it is."""
-    if not os.path.exists(path) or os.path.isfile(path) or os.path.isdir(path):  # to open a FIFO would be to write it
-        BatchWriter(path, 0, 0).discard()
-
-
-def write(path: str, text: str) -> None:
-    """Whole or not at all: until it is complete, an old file stays."""
-    with BatchWriter(path, 0, 0, text.encode()) as file:
-        file.commit()
 
 
 VIEWS = {"headline": headline, "table": markdown, "end_to_end": end_to_end}

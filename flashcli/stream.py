@@ -65,14 +65,14 @@ def stream(
     writing: list[Future[None]] = []
 
     def read(batches: range, slot) -> str:
-        with timeline.measure("input", f"read {_name(batches)}"):
+        with timeline.measure("input", f"read {name_of(batches)}"):
             source.read_into(batches, slot.input[: len(batches)])
             place = first_nonfinite(slot.input[: len(batches)], batches.start)
             slot.finite = not place
             return place
 
     def write(batches: range, slot) -> None:
-        with timeline.measure("output", f"write {_name(batches)}"):
+        with timeline.measure("output", f"write {name_of(batches)}"):
             sink.write(batches, slot.output[: len(batches)])
 
     def written(index: int) -> None:
@@ -97,7 +97,7 @@ def stream(
             written(index)
 
 
-def _name(batches: range) -> str:
+def name_of(batches: range) -> str:
     return f"batches {batches.start} to {batches.stop - 1}"
 
 

@@ -53,14 +53,15 @@ class Timeline:
         """The spans as a Chrome trace, for https://ui.perfetto.dev: a track for each phase, more where they overlap."""
         import json  # here, because few runs need it and it takes a millisecond
 
+        from flashcli.fileformat import write_whole
+
         origin = min((span.start for span in self.spans), default=0.0)
         events = [
             {"name": span.about or span.phase, "cat": span.phase, "ph": "X", "pid": 1, "tid": track,
              "ts": (span.start - origin) * 1e6, "dur": (span.end - span.start) * 1e6}
             for span, track in self._tracks()
         ]  # fmt: skip
-        with open(path, "w") as file:
-            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+        write_whole(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
     def _tracks(self) -> Iterator[tuple[Span, str]]:
         """Each span with the name of a track on which it overlaps no other."""

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 from support import ROOT, flashcli, leftovers
 
-from flashcli import bench, peers, records
+from flashcli import bench, peers
 from flashcli.commands.bench import command
-from flashcli.fileformat import Shape
+from flashcli.fileformat import Shape, write_whole
 from flashcli.timing import tflops
 from flashcli.verify import reference
 
@@ -114,7 +114,7 @@ def test_an_interrupted_bench_leaves_the_old_record(monkeypatch, tmp_path):
     assert path.read_text() == "old"
     monkeypatch.setattr(os, "replace", MagicMock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        records.write(str(path), "new")
+        write_whole(path, "new")
     assert path.read_text() == "old"
     assert leftovers(tmp_path) == []
 

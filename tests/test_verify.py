@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support import random_qkv, write_input, write_output
 from tolerances import float64, naive_fp32
 
-from flashcli.fileformat import InputFile, Shape
-from flashcli.verify import Comparison, compare_files, compare_sample, reference
+from flashcli.fileformat import Shape
+from flashcli.judge import answers
+from flashcli.testcases import Case
+from flashcli.verify import TOLERANCE, Comparison, compare_files, reference
 
 SHAPE = Shape(3, 64, 32)
 
@@ -101,20 +104,25 @@ def test_a_full_comparison_passes_right_outputs_only(tmp_path, qkv, make, right)
     assert compare_files(str(got), str(want), SHAPE).matches is right
 
 
+def sampled(got: Path, given: Path, shape: Shape, monkeypatch, rows: int = answers.SAMPLED_ROWS) -> Comparison:
+    """How the judge compares where there are too many rows to check all."""
+    monkeypatch.setattr(answers, "ALL_ROWS", 0)
+    monkeypatch.setattr(answers, "SAMPLED_ROWS", rows)
+    return answers.answer(Case("case", shape, None, given, None, 1.0), secret=1)(str(got), TOLERANCE)
+
+
 @pytest.mark.parametrize(("make", "right"), OUTPUTS.values(), ids=OUTPUTS)
-def test_a_sample_passes_right_outputs_only(tmp_path, qkv, make, right):
-    got, given = write_output(tmp_path / "got", make(qkv)), write_input(tmp_path / "in", qkv)
-    with InputFile(given) as source:
-        assert compare_sample(str(got), source, seed=1).matches is right
+def test_a_sample_passes_right_outputs_only(tmp_path, qkv, make, right, monkeypatch):
+    got = write_output(tmp_path / "got", make(qkv))
+    assert sampled(got, write_input(tmp_path / "in", qkv), SHAPE, monkeypatch).matches is right
 
 
-def test_a_sample_has_rows_of_every_batch(tmp_path):
+def test_a_sample_has_rows_of_every_batch(tmp_path, monkeypatch):
     qkv = random_qkv(40, 16, 4)
     out = float64(qkv)
     out[17] = 0
     got, given = write_output(tmp_path / "got", out), write_input(tmp_path / "in", qkv)
-    with InputFile(given) as source:
-        comparison = compare_sample(str(got), source, seed=1, rows=10)
+    comparison = sampled(got, given, Shape(40, 16, 4), monkeypatch, rows=10)
     assert {place["batch"] for place in comparison.places} == {17}
     assert comparison.count == 40 * 4
 

@@ -18,6 +18,8 @@ class Slot:
         self.input = input
         self.output = output
         self.finite = True  # whether the input is: NaN and Inf need care
+        self.batches = range(0)  # those in it
+        self.submitted = 0.0  # when, in seconds of time.perf_counter
 
     @property
     def capacity(self) -> int:

@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from flashcli.backends.base import Backend, Slot
 from flashcli.fileformat import Shape
-from flashcli.stream import Overlap
+from flashcli.stream import Overlap, name_of
 from flashcli.timing import Timeline
 
 # The S tile, Br x Bc floats = 1 MiB, should stay in a core's second-level cache between its five passes. Short
@@ -36,9 +36,7 @@ class Task(NamedTuple):
 
 
 class CpuSlot(Slot):
-    tasks: Iterator[None]
-    batches: range
-    submitted: float
+    tasks: Iterator[None]  # what is being computed
 
 
 class CpuBackend(Backend):
@@ -80,8 +78,7 @@ class CpuBackend(Backend):
 
     def wait(self, slot: Slot, timeline: Timeline) -> None:
         finish(slot.tasks)
-        name = f"compute batches {slot.batches.start} to {slot.batches.stop - 1}"
-        timeline.add("computation", slot.submitted, time.perf_counter(), name)
+        timeline.add("computation", slot.submitted, time.perf_counter(), f"compute {name_of(slot.batches)}")
 
     def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
         """Where the arrays are, without a copy."""

@@ -18,7 +18,7 @@ from flashcli.backends.base import Backend, Slot
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.fileformat import Shape
 from flashcli.kernels import KERNELS, Build, Kernel, Launch, Problem, choose, exact
-from flashcli.stream import Overlap
+from flashcli.stream import Overlap, name_of
 from flashcli.timing import Timeline
 
 # Q, K, V, O, workspace, q_stride, kv_stride, B, M, N, first_row, scale: see ATTENTION_ARGUMENTS in cuda/common.cuh
@@ -71,8 +71,6 @@ class CudaSlot(Slot):
         super().__init__(*(driver.pagelocked_empty(size, np.float32) for size in sizes))
         self.stream = driver.Stream()
         self.events = [driver.Event() for _ in range(4)]
-        self.batches = range(0)
-        self.submitted = 0.0
 
 
 def allocate(driver: ModuleType, size: int):
@@ -304,7 +302,7 @@ class CudaBackend(Backend):
             times = [self._clock_start + self._clock.time_till(event) / 1e3 for event in slot.events]
         except self._driver.Error as error:
             raise self._failure(error) from error
-        name = f"batches {slot.batches.start} to {slot.batches.stop - 1}"
+        name = name_of(slot.batches)
         timeline.add("computation", slot.submitted, time.perf_counter(), f"compute {name}")
         for phase, start, end in zip(("host to device", "kernel", "device to host"), times, times[1:], strict=False):
             timeline.add(phase, start, end, f"{phase}, {name}")

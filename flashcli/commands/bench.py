@@ -8,9 +8,8 @@ import click
 from click.core import ParameterSource
 
 from flashcli.commands import options
-from flashcli.kernels import KERNELS
+from flashcli.kernels import KERNELS, PRECISIONS
 
-PRECISIONS = ("fp32", "fp16")
 REPORT_CASES = ("t10", "t11", "t22", "t29", "t30")
 
 
@@ -45,6 +44,7 @@ def command(
     from flashcli import bench, peers, records
     from flashcli.backends.cpu import usable_cores
     from flashcli.errors import MISMATCH, UsageError
+    from flashcli.fileformat import check_creatable, write_whole
 
     for name in against:
         if name not in ("torch", "triton") or not peers.installed(name):
@@ -58,7 +58,7 @@ def command(
     files = {kind: path for kind, path in files.items() if path}
     for path in files.values():
         if path != "-":
-            records.check_writable(path)
+            check_creatable(path)
     contenders, record = [], {"circumstances": bench.circumstances(), "ceilings": {}}
     if backend == "cpu":
         record["circumstances"] |= bench.cpu_circumstances(threads or usable_cores())
@@ -83,7 +83,7 @@ def command(
         if path == "-":
             click.echo(views[kind](), nl=False)
         else:
-            records.write(path, views[kind]())
+            write_whole(path, views[kind]())
     if bench.any_wrong(record["rows"]):
         raise SystemExit(MISMATCH)
 

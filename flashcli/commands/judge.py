@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import sys
 import tempfile
@@ -62,6 +61,7 @@ def command(
     what you would run. The README describes RULES.toml.
     """
     _check_platform()
+    from flashcli.fileformat import check_creatable
     from flashcli.judge import sandbox, scoreboard
     from flashcli.judge.judging import Judging
     from flashcli.judge.results import record
@@ -69,7 +69,8 @@ def command(
     if overrides["build"] and not programs:
         raise errors.UsageError("--build is for the programs of --exe, and there are none.", "name them by --exe.")
     check_formats(boards)
-    _check_writable(boards)
+    for board in boards:
+        check_creatable(board)
     rules = _rules(place, overrides, names)
     submissions = _submissions(programs, rules, backend, kernel)
     cases = _cases(rules, by_option=bool(names))
@@ -99,16 +100,6 @@ def _check_platform() -> None:
     if sys.platform != "linux":
         hint = "`flashcli run` and `flashcli compare` work here."
         raise errors.BackendUnavailable("the judge needs Linux, by whose means it watches the programs.", hint)
-
-
-def _check_writable(boards: tuple[str, ...]) -> None:
-    """Done before any judging, as the check of their formats."""
-    for path in map(Path, boards):
-        is_new = not os.path.lexists(path)
-        with errors.explained("write", path, errors.CannotCreate):
-            path.open("a").close()
-        if is_new:
-            path.unlink()
 
 
 def _rules(place: str, overrides: dict[str, object], names: tuple[str, ...]):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import click
 
-from flashcli.kernels import KERNELS
+from flashcli.kernels import KERNELS, PRECISIONS
 
 
 def notice(text: str) -> None:
@@ -124,7 +124,7 @@ kernel_option = click.option(
 )
 precision_option = click.option(
     "--precision",
-    type=click.Choice(["fp32", "fp16"]),
+    type=click.Choice(list(PRECISIONS)),
     default="fp32",
     show_default=True,
     help="fp16: one product of halves, relative L2 error about 7e-4; for kernels that split numbers.",

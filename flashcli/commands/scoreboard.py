@@ -42,9 +42,8 @@ def check_formats(paths: tuple[str, ...]) -> None:
 
 
 def write_boards(standings: list, paths: tuple[str, ...]) -> None:
-    from flashcli.errors import CannotCreate, explained
+    from flashcli.fileformat import write_whole
     from flashcli.judge import scoreboard
 
     for path in map(Path, paths):
-        with explained("write", path, CannotCreate):
-            path.write_text(scoreboard.WRITERS[path.suffix](standings), encoding="utf-8")
+        write_whole(path, scoreboard.WRITERS[path.suffix](standings))
