@@ -17,7 +17,7 @@ namespace d32 {
 #define HEAD_DIM 32
 #define BC 64
 #define attention attention_d32
-#include "../../cuda/10_q_in_registers.cu"
+#include "10_q_in_registers.cu"
 #undef HEAD_DIM
 #undef BC
 #undef attention
@@ -27,7 +27,7 @@ using d32::ceil_div, d32::round_up, d32::exp2_fast, d32::finite_or_zero, d32::ke
 #define HEAD_DIM 64
 #define BC 32
 #define attention attention_d64
-#include "../../cuda/10_q_in_registers.cu"
+#include "10_q_in_registers.cu"
 }  // namespace d64
 
 #define CHECK(call)                                                                    \
