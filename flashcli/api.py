@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import astuple
 
 import numpy as np
 
+from flashcli.cut import cut
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.fileformat import Shape
 from flashcli.kernels import KERNELS, MAX_D
-from flashcli.stream import chunk_shape
 
 BACKENDS = ("auto", "cuda", "cpu")
 MAX_SCALE = float(np.finfo(np.float32).max)  # beyond it, what is computed with is infinite
@@ -49,7 +48,8 @@ def attention(
     """
     shape = _check(q, k, v, scale)
     out = np.empty(shape, np.float32)
-    with open_backend(backend, astuple(chunk_shape(Shape(*shape))), causal, scale) as engine:
+    by = cut(Shape(*shape))
+    with open_backend(backend, (by.batches, *shape[1:]), causal, scale, rows=by.rows) as engine:
         engine.attend(q, k, v, out)
     return out
 
@@ -82,9 +82,12 @@ def open_backend(
     device: int | None = None,
     threads: int | None = None,
     max_device_bytes: int | None = None,
+    rows: int | None = None,
     notice: Callable[[str], None] = lambda text: None,
 ) -> AbstractContextManager:
-    """An open backend for inputs of shape (B, N, d); a ``with`` block closes it.
+    """An open backend for inputs of shape (B, N, d), of whose Q ``rows`` come at a time; a ``with`` block closes it.
+
+    It is right for any B, N and number of rows; they only decide which tiles are fastest.
 
     "auto" is the GPU if there is a usable one, else the CPU with one ``notice``; it is the GPU without fallback once a
     kernel, a device or a precision is asked for that only a GPU has.
@@ -105,7 +108,9 @@ def open_backend(
         from flashcli.backends.cuda import CudaBackend
 
         try:
-            return CudaBackend(shape[2], causal, scale, kernel, precision, device or 0, shape[:2], max_device_bytes)
+            B, N, d = shape
+            sizes = B, rows or N, N
+            return CudaBackend(d, causal, scale, kernel, precision, device or 0, sizes, max_device_bytes)
         except BackendUnavailable as error:
             if name == "cuda" or kernel is not None or device is not None or precision != "fp32":
                 raise

@@ -63,9 +63,9 @@ def generate(path: str, shape: Shape, seed: int, distribution: str, reference_pa
     with create_input(path, shape) as inputs, answer_file as answers:
         for batches in shape.batch_ranges(16 * 2**20):
             qkv = draw(shape, batches, seed, distribution)
-            inputs.write(batches, qkv)
+            inputs.write(shape.whole(batches), qkv)
             if answers:
-                answers.write(batches, np.stack([reference(batch) for batch in qkv]))
+                answers.write(shape.whole(batches), np.stack([reference(batch) for batch in qkv]))
             yield len(batches)
         for file in filter(None, (inputs, answers)):
             file.commit()

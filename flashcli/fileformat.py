@@ -6,29 +6,48 @@ Input, little-endian::
 
 Output: ``O[B,N,d]``, float32, row-major, no header.
 
-Readers and writers work on ranges of batches, so that memory stays bounded whatever the size of the file. All sizes are
-Python integers, so none overflows.
+An input is a matrix of 3·B·N rows of d numbers, an output one of B·N rows. Readers and writers work on `Chunk`s of
+them, so that memory stays bounded whatever the size of the file. All sizes are Python integers, so none overflows.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import os
 import stat
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from flashcli.errors import BadInput, CannotCreate, UsageError, explained
+from flashcli.atomic import AtomicFile
+from flashcli.errors import BadInput, UsageError, explained
 from flashcli.kernels import MAX_D
 
 FLOAT = np.dtype("<f4")
 HEADER = struct.Struct("<3i")
 MAX_INT32 = 2**31 - 1
 FORMAT_HINT = "an input file is int32 B, N, d, then float32 Q, K, V of each batch; `flashcli generate` makes one."
+
+
+class Chunk(NamedTuple):
+    """A contiguous piece of an input, and the part of the output that can be computed of it.
+
+    ``matrices`` says what of each of its ``batches`` is in it: "QKV", all; "Q", some rows of Q; "KV", some rows of K
+    and V, which one below the other are a matrix of 2 N rows. ``rows`` are those of the matrices named. "KV" gives no
+    output.
+    """
+
+    matrices: str
+    batches: range
+    rows: range
+
+    def __str__(self) -> str:
+        if self.matrices == "QKV":
+            return f"batches {self.batches.start} to {self.batches.stop - 1}"
+        return f"batch {self.batches.start}, {self.matrices} rows {self.rows.start} to {self.rows.stop - 1}"
 
 
 @dataclass(frozen=True)
@@ -53,6 +72,10 @@ class Shape:
         return self.batch_floats * FLOAT.itemsize
 
     @property
+    def row_bytes(self) -> int:
+        return self.d * FLOAT.itemsize
+
+    @property
     def input_bytes(self) -> int:
         return HEADER.size + self.B * self.input_batch_bytes
 
@@ -64,6 +87,27 @@ class Shape:
         """Consecutive ranges of batches whose input is at most ``max_bytes`` each, but at least one batch."""
         step = max(1, max_bytes // self.input_batch_bytes)
         return [range(b, min(b + step, self.B)) for b in range(0, self.B, step)]
+
+    def whole(self, batches: range) -> Chunk:
+        """All of some batches."""
+        return Chunk("QKV", batches, range(3 * self.N))
+
+    def input_rows(self, chunk: Chunk) -> range:
+        """Where a chunk is in the input, a matrix [3 B N, d]."""
+        first = (3 * chunk.batches.start + "QKV".index(chunk.matrices[0])) * self.N + chunk.rows.start
+        return range(first, first + len(chunk.batches) * len(chunk.rows))
+
+    def output_rows(self, chunk: Chunk) -> range:
+        """Where its answer is in the output, a matrix [B N, d]."""
+        if chunk.matrices == "QKV":
+            return range(chunk.batches.start * self.N, chunk.batches.stop * self.N)
+        first = chunk.batches.start * self.N + chunk.rows.start
+        return range(first, first + (len(chunk.rows) if chunk.matrices == "Q" else 0))
+
+    def place(self, input_row: int) -> tuple[int, str, int]:
+        """Of a row of the input: its batch, the name of its matrix, its number in that."""
+        matrix, row = divmod(input_row, self.N)
+        return matrix // 3, "QKV"[matrix % 3], row
 
     def __str__(self) -> str:
         return f"({self.B}, {self.N}, {self.d})"
@@ -112,13 +156,14 @@ class InputFile:
     def read(self, batches: range) -> np.ndarray:
         """Q, K and V of a range of batches as float32 [batches, 3, N, d]."""
         qkv = np.empty((len(batches), 3, self.shape.N, self.shape.d), FLOAT)
-        self.read_into(batches, qkv)
+        self.read_into(self.shape.whole(batches), qkv)
         return qkv
 
-    def read_into(self, batches: range, qkv: np.ndarray) -> None:
-        """The same, into a contiguous array. Safe to call from several threads at a time."""
+    def read_into(self, chunk: Chunk, floats: np.ndarray) -> None:
+        """A chunk into a contiguous array of its size. Safe to call from several threads at a time."""
         with explained("read", self.path):
-            self._pread(memoryview(qkv).cast("B"), HEADER.size + batches.start * self.shape.input_batch_bytes)
+            first = self.shape.input_rows(chunk).start
+            self._pread(memoryview(floats).cast("B"), HEADER.size + first * self.shape.row_bytes)
 
     def will_read(self) -> None:
         """Let the system fetch the file from disk while other things are set up."""
@@ -156,126 +201,38 @@ def shape_problem(shape: Shape) -> str:
     return ""
 
 
-class BatchWriter:
-    """A file being written batch by batch. It appears under its name when complete, and never half-written.
+class ChunkWriter(AtomicFile):
+    """A file of float32 rows being written chunk by chunk; it appears under its name when complete."""
 
-    A regular (or new) file is written under a temporary name in the same folder and renamed by `commit`; anything else,
-    such as a FIFO or ``/dev/null``, is written through, in order. Opening it proves that the file can be created.
-    """
-
-    def __init__(self, path: str | os.PathLike, batches: int, batch_bytes: int, header: bytes = b"") -> None:
-        self.path = os.fspath(path)
-        self._batch_bytes = batch_bytes
-        self._first_batch = len(header)
-        self._temporary: str | None = None
-        with explained("write", path, CannotCreate):
-            self._target = self._resolve_target()
-            if self._target is None:
-                self._fd = os.open(self.path, os.O_WRONLY)
-            else:
-                self._open_temporary(self._target)
+    def __init__(
+        self, path: str | os.PathLike, size: int, row_bytes: int, rows_of: Callable[[Chunk], range], header: bytes = b""
+    ) -> None:
+        """``rows_of`` a chunk says which rows of the file it is."""
+        super().__init__(path, size)
+        self._row_bytes, self._rows_of, self._first = row_bytes, rows_of, len(header)
         try:
-            if self._temporary is not None:
-                with explained("write", path):
-                    _reserve(self._fd, len(header) + batches * batch_bytes)
-            self._pwrite(memoryview(header), 0)
+            self.write_at(0, memoryview(header))
         except BaseException:
             self.discard()
             raise
 
-    def _resolve_target(self) -> str | None:
-        """The regular file to replace, links followed; None if the output is something else and is written through."""
-        try:
-            mode = os.stat(self.path).st_mode
-        except FileNotFoundError:
-            return os.path.realpath(self.path)
-        if stat.S_ISDIR(mode):
-            raise CannotCreate(f"cannot write {self.path!r}: it is a folder.", "name a file in it.")
-        if not stat.S_ISREG(mode):
-            return None
-        if not os.access(self.path, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-        return os.path.realpath(self.path)
-
-    def _open_temporary(self, target: str) -> None:
-        folder, name = os.path.split(target)
-        temporary = os.path.join(folder, f".{name[:50]}.{os.urandom(4).hex()}.tmp")
-        self._fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask, as by open()
-        self._temporary = temporary
-        with contextlib.suppress(FileNotFoundError):
-            os.fchmod(self._fd, stat.S_IMODE(os.stat(target).st_mode))  # those of the file it replaces
-
-    @property
-    def in_order(self) -> bool:
-        """Whether ranges must come one after another, because the target cannot seek."""
-        return self._temporary is None
-
-    def write(self, batches: range, values: np.ndarray) -> None:
-        """Write the numbers of a range of batches. Where the target is a pipe, ranges must come in order."""
-        view = memoryview(np.ascontiguousarray(values, FLOAT)).cast("B")
-        if len(view) != len(batches) * self._batch_bytes:
-            raise ValueError(f"{len(view)} bytes for {len(batches)} batches of {self._batch_bytes} bytes")
-        self._pwrite(view, self._first_batch + batches.start * self._batch_bytes)
-
-    def _pwrite(self, view: memoryview, offset: int) -> None:
-        with explained("write", self.path, CannotCreate):
-            while view:
-                written = os.write(self._fd, view) if self._temporary is None else os.pwrite(self._fd, view, offset)
-                view, offset = view[written:], offset + written
-
-    def commit(self) -> None:
-        """Give the finished file its name."""
-        fd, self._fd = self._fd, -1
-        with explained("write", self.path, CannotCreate):
-            os.close(fd)  # a full disk may show only here, on a network file system
-            if self._temporary is not None:
-                os.replace(self._temporary, self._target)
-                self._temporary = None
-
-    def discard(self) -> None:
-        """Leave nothing behind; the old file, if any, stays as it was."""
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self._fd)
-            self._fd = -1
-        if self._temporary is not None:
-            with contextlib.suppress(OSError):  # its folder may be gone: what went wrong before is what to tell
-                os.unlink(self._temporary)
-            self._temporary = None
-
-    def __enter__(self) -> BatchWriter:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.discard()  # after commit() there is nothing left to discard
+    def write(self, chunk: Chunk, values: np.ndarray) -> None:
+        """Write the numbers of a chunk. Where the target cannot seek, chunks must come in order."""
+        view, rows = memoryview(np.ascontiguousarray(values, FLOAT)).cast("B"), self._rows_of(chunk)
+        if len(view) != len(rows) * self._row_bytes:
+            raise ValueError(f"{len(view)} bytes for {len(rows)} rows of {self._row_bytes} bytes")
+        self.write_at(self._first + rows.start * self._row_bytes, view)
 
 
-def _reserve(fd: int, size: int) -> None:
-    """Set disk space aside where the file system can: too little shows before anything is computed.
-
-    It also halves the time for writing, and on ext4 that for renaming onto an old file. (Not os.posix_fallocate, which
-    writes zeros where the file system cannot.)
-    """
-    free = os.fstatvfs(fd)
-    if free.f_blocks and size > free.f_bavail * free.f_frsize:  # fallocate() would fill the disk before it gives up
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "fallocate"):  # not Linux
-        return
-    keep_size = 1
-    failed = libc.fallocate(fd, keep_size, ctypes.c_long(0), ctypes.c_long(size))
-    if failed and (number := ctypes.get_errno()) in (errno.ENOSPC, errno.EDQUOT):
-        raise OSError(number, os.strerror(number))
+def create_input(path: str | os.PathLike, shape: Shape) -> ChunkWriter:
+    """An input file to be written."""
+    header = HEADER.pack(shape.B, shape.N, shape.d)
+    return ChunkWriter(path, shape.input_bytes, shape.row_bytes, shape.input_rows, header)
 
 
-def create_input(path: str | os.PathLike, shape: Shape) -> BatchWriter:
-    """An input file to be written: its batches are float32 [3, N, d] (Q, K, V)."""
-    return BatchWriter(path, shape.B, shape.input_batch_bytes, HEADER.pack(shape.B, shape.N, shape.d))
-
-
-def create_output(path: str | os.PathLike, shape: Shape) -> BatchWriter:
-    """An output file to be written: its batches are float32 [N, d]."""
-    return BatchWriter(path, shape.B, shape.output_batch_bytes)
+def create_output(path: str | os.PathLike, shape: Shape) -> ChunkWriter:
+    """An output file to be written."""
+    return ChunkWriter(path, shape.output_bytes, shape.row_bytes, shape.output_rows)
 
 
 def check_distinct(path: str | os.PathLike, other: str | os.PathLike) -> None:
@@ -291,12 +248,13 @@ def check_distinct(path: str | os.PathLike, other: str | os.PathLike) -> None:
 def check_creatable(path: str | os.PathLike) -> None:
     """Find out before the work whether `write_whole` will succeed after it; what is there stays as it is."""
     if not os.path.exists(path) or os.path.isfile(path) or os.path.isdir(path):  # to open a FIFO would be to write it
-        BatchWriter(path, 0, 0).discard()
+        AtomicFile(path).discard()
 
 
 def write_whole(path: str | os.PathLike, text: str) -> None:
     """A small file of text, whole or not at all: until it is complete, an old file stays."""
-    with BatchWriter(path, 0, 0, text.encode()) as file:
+    with AtomicFile(path) as file:
+        file.write_at(0, memoryview(text.encode()))
         file.commit()
 
 

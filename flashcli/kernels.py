@@ -124,6 +124,11 @@ class Build:
     def launches(self, B: int, M: int, N: int) -> list[Launch]:
         return self.kernel.launches(self.tiling, self.problem._replace(B=B, M=M, N=N))
 
+    @property
+    def prepares(self) -> bool:
+        """Whether its workspace is for K and V, once for all that depends on Q; else it is for one launch."""
+        return len(self.launches(1, 1, 1)) > 1
+
     def workspace(self, B: int, N: int) -> int:
         return self.kernel.workspace(self.tiling, self.problem._replace(B=B, N=N))
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import astuple
 
+from flashcli.cut import cut
 from flashcli.fileformat import InputFile, check_creatable, check_distinct, create_output
-from flashcli.stream import chunk_shape, ignore, stream
+from flashcli.stream import ignore, stream
 from flashcli.timing import PHASES, Timeline, seconds_since_process_start, tflops
 
 
 def run(
     input_path: str | os.PathLike,
     output_path: str | os.PathLike,
-    open_backend: Callable[[tuple[int, int, int]], object],
+    open_backend: Callable[..., object],
     warn: Callable[[str], None],
     progress: Callable[[int], contextlib.AbstractContextManager] = lambda total: contextlib.nullcontext(ignore),
     serial: bool = False,
@@ -24,9 +24,10 @@ def run(
 ) -> dict[str, object]:
     """Compute ``output_path`` from ``input_path``; returns the record of what was done and how long it took.
 
-    ``open_backend((B, N, d))`` gives a backend for chunks of that shape. Nothing is computed before it is sure that the
-    output can be created. ``progress(total)``, in bytes of input, is a context manager; it gives a function to be told
-    of those that are done with. ``causal`` only says what `open_backend`'s backend computes, for the rate.
+    ``open_backend((B, N, d), rows=M)`` gives a backend for chunks of that shape, with M rows of Q each. Nothing is
+    computed before it is sure that the output can be created. ``progress(total)``, in bytes of input, is a context
+    manager; it gives a function to be told of those that are done with. ``causal`` only says what `open_backend`'s
+    backend computes, for the rate.
     """
     timeline = Timeline()
 
@@ -40,12 +41,12 @@ def run(
         check_creatable(trace)
     with InputFile(input_path) as file, create_output(output_path, file.shape) as sink:
         file.will_read()
-        shape = file.shape
+        shape, by = file.shape, cut(file.shape)
         with timeline.measure("computation", "open the backend"):
-            opened = open_backend(astuple(chunk_shape(shape)))
+            opened = open_backend((by.batches, shape.N, shape.d), rows=by.rows)
         with opened as backend:
             with progress(shape.B * shape.input_batch_bytes) as tell:
-                stream(file, backend, sink, timeline, lambda n: tell(n * shape.input_batch_bytes), warn_of, serial)
+                stream(file, backend, sink, timeline, by, progress=tell, warn=warn_of, serial=serial)
             details = {"description": backend.description, **backend.details()}
         with timeline.measure("output", "commit"):
             sink.commit()

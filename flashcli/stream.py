@@ -1,4 +1,4 @@
-"""From a source to a sink in chunks of batches: reading, computing and writing overlap, and memory stays bounded.
+"""From a source to a sink in chunks: reading, computing and writing overlap, and memory stays bounded.
 
 A ring of slots, each with room for one chunk, goes round: a thread reads a chunk into a slot, the backend computes it
 (on a GPU: copies it there, runs the kernel, copies the result back, all in the slot's own CUDA stream), a thread writes
@@ -14,11 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashcli.fileformat import Shape
+from flashcli.cut import Cut, chunks
+from flashcli.fileformat import Chunk, Shape
 from flashcli.timing import Timeline
-
-CHUNK_BYTES = 8 * 2**20  # of input: enough to keep a GPU busy, little enough to start computing and writing early
-CHUNKS = 8  # at least, as far as there are batches: so that small files overlap too
 
 
 class Overlap(NamedTuple):
@@ -44,61 +42,67 @@ def stream(
     backend,
     sink,
     timeline: Timeline,
+    by: Cut,
+    rows: range | None = None,
     progress: Callable[[int], None] = ignore,
     warn: Callable[[str], None] | None = None,
     serial: bool = False,
 ) -> None:
-    """Compute every batch of ``source`` into ``sink``.
+    """Compute ``rows`` of the output of ``source`` (all by default), cut into chunks ``by``, into ``sink``.
 
-    ``source`` has ``shape`` and ``read_into(batches, array)``; ``sink`` has ``write(batches, array)`` and ``in_order``,
-    true if it cannot seek. ``progress`` is told how many batches were written. ``warn`` is told, once, where the first
+    ``source`` has ``shape`` and ``read_into(chunk, floats)``; ``sink`` has ``write(chunk, floats)`` and ``in_order``,
+    true if it cannot seek. ``progress`` is told how many bytes of input are done with. ``warn`` is told, once, where a
     value is that is not finite. ``serial`` does one thing after another, as a control.
     """
+    shape = source.shape
     overlap = ONE_AFTER_ANOTHER if serial else backend.overlap
+    rows = rows or range(shape.B * shape.N)
+    count = sum(1 for _ in chunks(shape, by, rows))
     with timeline.measure("computation", "take memory"):
-        slots = backend.slots(source.shape, chunk_shape(source.shape).B, sum(overlap))
-    chunks = source.shape.batch_ranges(slots[0].capacity * source.shape.input_batch_bytes)
-    ring = [(batches, slots[index % len(slots)]) for index, batches in enumerate(chunks)]
+        by, slots = backend.slots(shape, by, min(sum(overlap), count))
+    todo = list(chunks(shape, by, rows))
+    ring = [(chunk, slots[index % len(slots)]) for index, chunk in enumerate(todo)]
     ahead = min(overlap.reading, len(slots) - 1)
     in_flight = min(overlap.computing, len(slots) - 1 - ahead)
     reading: list[Future[str]] = []
     writing: list[Future[None]] = []
 
-    def read(batches: range, slot) -> str:
-        with timeline.measure("input", f"read {name_of(batches)}"):
-            source.read_into(batches, slot.input[: len(batches)])
-            place = first_nonfinite(slot.input[: len(batches)], batches.start)
+    def read(chunk: Chunk, slot) -> str:
+        floats = slot.input_of(chunk)
+        with timeline.measure("input", f"read {chunk}"):
+            source.read_into(chunk, floats)
+            place = first_nonfinite(floats, shape, chunk)
             slot.finite = not place
             return place
 
-    def write(batches: range, slot) -> None:
-        with timeline.measure("output", f"write {name_of(batches)}"):
-            sink.write(batches, slot.output[: len(batches)])
+    def write(chunk: Chunk, slot) -> None:
+        if len(shape.output_rows(chunk)):
+            with timeline.measure("output", f"write {chunk}"):
+                sink.write(chunk, slot.output_of(chunk))
 
     def written(index: int) -> None:
         writing[index].result()
-        progress(len(ring[index][0]))
+        progress(len(shape.input_rows(todo[index])) * shape.row_bytes)
 
     with _workers(max(1, ahead)) as readers, _workers(1 if sink.in_order else overlap.writing) as writers:
         for step in range(len(ring) + ahead + in_flight):
             if step < len(ring):
                 if step >= len(slots):
                     written(step - len(slots))  # its slot is needed again
+                with timeline.measure("computation", "take memory"):
+                    ring[step][1].make_ready()
                 reading.append(readers.submit(read, *ring[step]))
             if 0 <= (index := step - ahead) < len(ring):
                 if (place := reading[index].result()) and warn:
                     warn(place)
                     warn = None
-                backend.submit(ring[index][1], ring[index][0], timeline)
+                chunk, slot = ring[index]
+                backend.submit(slot, chunk, timeline)
             if (index := step - ahead - in_flight) >= 0:
                 backend.wait(ring[index][1], timeline)
                 writing.append(writers.submit(write, *ring[index]))
         for index in range(max(0, len(ring) - len(slots)), len(ring)):
             written(index)
-
-
-def name_of(batches: range) -> str:
-    return f"batches {batches.start} to {batches.stop - 1}"
 
 
 @contextlib.contextmanager
@@ -109,12 +113,6 @@ def _workers(count: int):
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def chunk_shape(shape: Shape) -> Shape:
-    """The shape of a chunk: what a backend gets at a time, unless it is short of memory."""
-    batches = min(max(1, CHUNK_BYTES // shape.input_batch_bytes), -(-shape.B // CHUNKS))
-    return Shape(batches, shape.N, shape.d)
 
 
 class Arrays(NamedTuple):
@@ -131,20 +129,26 @@ class Arrays(NamedTuple):
     def shape(self) -> Shape:
         return Shape(*self.q.shape)
 
-    def read_into(self, batches: range, qkv: np.ndarray) -> None:
-        for index, matrix in enumerate((self.q, self.k, self.v)):
-            qkv[:, index] = matrix[batches.start : batches.stop]
+    def read_into(self, chunk: Chunk, floats: np.ndarray) -> None:
+        B, N, d = len(chunk.batches), *self.q.shape[1:]
+        matrices = [getattr(self, name.lower())[chunk.batches.start : chunk.batches.stop] for name in chunk.matrices]
+        rows, first = floats.reshape(B, -1, d), 0
+        for index, matrix in enumerate(matrices):  # that part of each which is among the chunk's rows
+            low, high = (min(max(end - index * N, 0), N) for end in (chunk.rows.start, chunk.rows.stop))
+            rows[:, first : first + high - low] = matrix[:, low:high]
+            first += high - low
 
-    def write(self, batches: range, o: np.ndarray) -> None:
-        self.out[batches.start : batches.stop] = o
+    def write(self, chunk: Chunk, floats: np.ndarray) -> None:
+        rows = slice(chunk.rows.start, chunk.rows.stop) if chunk.matrices == "Q" else slice(None)
+        target = self.out[chunk.batches.start : chunk.batches.stop, rows]
+        target[...] = floats.reshape(target.shape)
 
 
-def first_nonfinite(qkv: np.ndarray, first_batch: int) -> str:
-    """Where the first NaN or Inf of [batches, 3, N, d] is, in words; empty if all is finite."""
+def first_nonfinite(floats: np.ndarray, shape: Shape, chunk: Chunk) -> str:
+    """Where the first NaN or Inf of a chunk of an input is, in words; empty if all is finite."""
     with np.errstate(invalid="ignore"):
-        if np.isfinite(qkv.min()) and np.isfinite(qkv.max()):  # NaN shows in both; quicker than to look at each value
+        if np.isfinite(floats.min()) and np.isfinite(floats.max()):  # NaN shows in both; quicker than to look at each
             return ""
-    bad = ~np.isfinite(qkv)
-    b, matrix, row, column = np.unravel_index(np.argmax(bad), bad.shape)
-    value = qkv[b, matrix, row, column]
-    return f"{value} in {'QKV'[matrix]} at (batch, row, column) = ({first_batch + b}, {row}, {column})"
+    row, column = divmod(int(np.argmax(~np.isfinite(floats))), shape.d)
+    b, matrix, i = shape.place(shape.input_rows(chunk).start + row)
+    return f"{floats.flat[row * shape.d + column]} in {matrix} at (batch, row, column) = ({b}, {i}, {column})"

@@ -32,7 +32,7 @@ def summarise(path: str, header_only: bool = False) -> dict[str, object]:
             qkv = source.read(batches)
             low = np.fmin(low, np.fmin.reduce(qkv, axis=(0, 2, 3)))
             high = np.fmax(high, np.fmax.reduce(qkv, axis=(0, 2, 3)))
-            place = place or first_nonfinite(qkv, batches.start)
+            place = place or first_nonfinite(qkv.ravel(), shape, shape.whole(batches))
             nonfinite += qkv.size - int(np.isfinite(qkv).sum()) if place else 0
     for index, name in enumerate("QKV"):
         record |= {f"{name}_min": float(low[index]), f"{name}_max": float(high[index])}

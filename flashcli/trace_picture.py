@@ -27,7 +27,7 @@ COLOURS = {
 }
 DARK = "#222"
 WIDTH, LEFT, RIGHT, TOP, ROW, BAR, LETTER = 1100, 124, 14, 44, 21, 16, 6  # pixels
-CHUNK = re.compile(r"batches (\d+) to \d+")
+CHUNK = re.compile(r"batch.*")
 
 
 def picture(events: list[dict], start: float, end: float, title: str) -> str:
@@ -42,7 +42,7 @@ def picture(events: list[dict], start: float, end: float, title: str) -> str:
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
         f'<text x="{LEFT}" y="18" font-size="14" font-weight="bold">{escape(title)}</text>',
         f'<rect x="{LEFT}" y="26" width="10" height="10" fill="{DARK}"/>',
-        f'<text x="{LEFT + 15}" y="35">one chunk on its way, batches {followed}</text>',
+        f'<text x="{LEFT + 15}" y="35">one chunk on its way: {followed}</text>',
         *axis(start, end, TOP + ROW * len(rows)),
         *(part for index, spans in enumerate(rows) for part in row(spans, TOP + ROW * index, start, end, followed)),
         "</svg>\n",
@@ -59,7 +59,7 @@ def middle_chunk(events: list[dict], middle: float) -> str:
 
 def chunk_of(event: dict) -> str:
     match = CHUNK.search(event["name"])
-    return match[0].removeprefix("batches ") if match else ""
+    return match[0] if match else ""
 
 
 def x(microseconds: float, start: float, end: float) -> float:
@@ -98,7 +98,7 @@ def bar(left: float, right: float, top: int) -> str:
 
 def inscription(span: dict, left: float, right: float, top: int) -> str:
     """What a bar stands for, where there is room for it."""
-    text = chunk_of(span).replace(" to ", "–") or span["name"]
+    text = chunk_of(span).removeprefix("batches ").replace(" to ", "–") or span["name"]
     if len(text) * LETTER > right - left:
         return ""
     return f'<text x="{(left + right) / 2:.0f}" y="{top + 12}">{escape(text)}</text>'

@@ -24,7 +24,7 @@ from tolerances import (
     sizes,
 )
 
-from flashcli import stream
+from flashcli import cut
 from flashcli.api import attention
 from flashcli.distributions import DISTRIBUTIONS, draw
 from flashcli.fileformat import Shape
@@ -224,7 +224,7 @@ def test_the_package_has_the_function_after_its_module_was_imported():
 
 
 def test_attention_takes_batches_a_chunk_at_a_time(monkeypatch):
-    monkeypatch.setattr(stream, "CHUNK_BYTES", 2 * 3 * 50 * 16 * 4)
+    monkeypatch.setattr(cut, "CHUNK_BYTES", 2 * 3 * 50 * 16 * 4)
     qkv = random_qkv(25, 50, 16)
     assert_accurate(attention(*qkv.transpose(1, 0, 2, 3), backend="cpu"), qkv)
 

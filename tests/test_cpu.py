@@ -13,16 +13,24 @@ from support import random_qkv
 from threadpoolctl import threadpool_info
 from tolerances import assert_accurate
 
-from flashcli.backends.cpu import CpuBackend, tasks, usable_cores
+from flashcli.backends.cpu import CpuBackend, row_tile, tasks, usable_cores
+from flashcli.cut import TILE, Cut
+from flashcli.stream import Arrays, stream
+from flashcli.timing import Timeline
 
 
-@given(B=st.integers(1, 60), N=st.integers(1, 1500), threads=st.integers(1, 64))
-def test_tasks_cover_every_row_of_every_batch_once(B, N, threads):
+@given(B=st.integers(1, 60), N=st.integers(1, 1500), Br=st.sampled_from([96, 384]), threads=st.integers(1, 64))
+def test_tasks_cover_every_row_of_every_batch_once(B, N, Br, threads):
     seen = np.zeros((B, N), int)
-    for task in tasks(B, N, threads):
+    for task in tasks(B, N, N, Br, threads):
         assert task.batches.stop <= B and task.rows.stop <= N
         seen[task.batches, task.rows] += 1
     assert (seen == 1).all()
+
+
+@given(B=st.integers(1, 10**6), N=st.integers(1, 10**6))
+def test_rows_are_cut_where_tiles_end(B, N):
+    assert TILE % row_tile(B, N) == 0
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
@@ -33,6 +41,20 @@ def test_any_number_of_threads(threads, causal):
         assert backend.details()["threads"] == threads
         backend.forward(qkv, out)
     assert_accurate(out, qkv, causal)
+
+
+def test_threads_and_chunks_change_no_bit():
+    qkv = random_qkv(2, 1100, 16)
+    answers = []
+    for threads in (1, 3):
+        for by in (Cut(True, 1, 1100), Cut(False, 1, 1100), Cut(False, 1, TILE)):
+            out = np.full((2, 1100, 16), np.nan, np.float32)
+            arrays = Arrays(*qkv.transpose(1, 0, 2, 3), out)
+            with CpuBackend(threads=threads) as backend:
+                stream(arrays, backend, arrays, Timeline(), by)
+            answers.append(out)
+    for out in answers[1:]:
+        np.testing.assert_array_equal(out, answers[0])
 
 
 def blas_threads() -> list[int]:

@@ -15,8 +15,11 @@ from tolerances import assert_accurate
 
 from flashcli.api import open_backend
 from flashcli.backends.cuda import CudaBackend, Keys, allocate, devices
+from flashcli.cut import TILE, Cut
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.kernels import KERNELS
+from flashcli.stream import Arrays, stream
+from flashcli.timing import Timeline
 
 QKV = random_qkv(20, 60, 32)  # several to a slot
 
@@ -165,6 +168,48 @@ def in_ranges(backend: CudaBackend, qkv: np.ndarray, ends: list[int]) -> np.ndar
     return out
 
 
+LONG = random_qkv(3, 1000, 32)
+
+
+def by_rows(backend: CudaBackend, qkv: np.ndarray, warnings: list[str] | None = None) -> np.ndarray:
+    """The answer where batches go through the pipeline a tile's rows at a time."""
+    out = np.full(qkv[:, 0].shape, np.nan, np.float32)
+    arrays = Arrays(*qkv.transpose(1, 0, 2, 3), out)
+    warn = warnings.append if warnings is not None else None
+    stream(arrays, backend, arrays, Timeline(), Cut(whole=False, batches=1, rows=TILE), warn=warn)
+    return out
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kernel", ["q_in_registers", "mma"])
+def test_rows_of_long_batches_pass_while_k_and_v_stay(fake_gpu, kernel, causal):
+    with CudaBackend(32, causal, kernel=kernel, sizes=(1, TILE, 1000)) as backend:
+        assert_accurate(by_rows(backend, LONG), LONG, causal)
+    launched = [(name, N) for name, _, N in fake_gpu.launches]
+    assert launched == 3 * ([("prepare", 1000)] * (kernel == "mma") + [("attention", 1000)] * 3)
+
+
+def test_a_long_batch_takes_the_memory_that_there_is(fake_gpu):
+    least = LONG[0, 1:].nbytes + 2 * 4 * TILE * 32
+    with CudaBackend(32, kernel="q_in_registers", max_device_bytes=least) as backend:
+        assert_accurate(by_rows(backend, LONG), LONG)
+        assert sum(map(len, fake_gpu._allocations.values())) <= least
+    with CudaBackend(32, kernel="q_in_registers", max_device_bytes=least - 1) as backend, pytest.raises(OutOfMemory):
+        by_rows(backend, LONG)
+
+
+@pytest.mark.parametrize("matrix", [0, 1, 2])
+def test_what_is_not_finite_in_a_long_batch_goes_to_a_kernel_that_does_not_split(fake_gpu, matrix):
+    spoilt = LONG.copy()
+    spoilt[1, matrix, 500, 3] = np.inf
+    warnings = []
+    with CudaBackend(32, kernel="mma", sizes=(1, TILE, 1000)) as backend:
+        out, exact = by_rows(backend, spoilt, warnings), backend._exact
+    assert exact is not None and exact.build.kernel.name == "register_tiled"
+    assert warnings == [f"inf in {'QKV'[matrix]} at (batch, row, column) = (1, 500, 3)"]
+    assert_accurate(out[::2], LONG[::2])
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_ranges_of_rows_attend_to_keys_prepared_once(fake_gpu, causal):
     with CudaBackend(32, causal, kernel="mma") as backend:
@@ -209,7 +254,7 @@ def test_a_batch_too_large_for_the_gpu_is_code_71_with_the_figure(fake_gpu, monk
     monkeypatch.setenv("FAKE_GPU_BYTES", str(2**29))
     given = sparse_input(tmp_path / "large.in", 1, 2**20, 64)
     done = flashcli("run", given, out, "--kernel", "q_in_registers")
-    done.assert_error(71, "one batch of N = 1048576, d = 64 needs 1.00 GiB on Fake GPU, 0.50 GiB are free.")
+    done.assert_error(71, "one batch of N = 1048576, d = 64 needs 0.50 GiB on Fake GPU, 0.50 GiB are free.")
     assert not list(out.parent.iterdir())
 
 
@@ -278,8 +323,25 @@ def test_ranges_of_rows_on_the_real_gpu(gpu, name, d, causal):
         pytest.skip(f"{name} does not run on compute capability {gpu}")
     qkv = random_qkv(3, 333, d)
     for N in (2048, 128):  # tiles for long and for short sequences
-        with CudaBackend(d, causal, kernel=name, sizes=(3, N)) as backend:
+        with CudaBackend(d, causal, kernel=name, sizes=(3, N, N)) as backend:
             assert_accurate(in_ranges(backend, qkv, [1, 100, 292]), qkv, causal)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("N", [250, 1000])
+@pytest.mark.parametrize("name", KERNELS)
+def test_long_batches_give_the_same_bits_by_rows(gpu, name, N, causal):
+    if not KERNELS[name].runs_on(gpu):
+        pytest.skip(f"{name} does not run on compute capability {gpu}")
+    qkv = np.ascontiguousarray(LONG[:, :, :N])
+    with CudaBackend(32, causal, kernel=name, sizes=(3, N, N)) as backend:
+        whole = forward(backend, qkv)
+        assert_accurate(whole, qkv, causal)
+        np.testing.assert_array_equal(by_rows(backend, qkv), whole)
+        qkv[1, 1, 50, 3] = np.inf
+        by_rows(backend, qkv)
+        np.testing.assert_array_equal(by_rows(backend, qkv)[::2], whole[::2])
 
 
 @pytest.mark.gpu

@@ -16,6 +16,7 @@ from support import input_bytes, leftovers, random_qkv, sparse_input, write_inpu
 
 from flashcli.errors import BadInput, CannotCreate, InputOutputError, UsageError
 from flashcli.fileformat import (
+    Chunk,
     InputFile,
     Shape,
     check_distinct,
@@ -56,11 +57,40 @@ def test_any_range_of_batches_is_read_from_its_place(path, shape, data):
 @given(shape=shapes, data=st.data())
 def test_batches_written_in_any_order_make_the_same_file(path, shape, data):
     qkv = numbered(*shape)
-    with create_input(path, Shape(*shape)) as sink:
+    its_shape = Shape(*shape)
+    with create_input(path, its_shape) as sink:
         for b in data.draw(st.permutations(range(shape[0]))):
-            sink.write(range(b, b + 1), qkv[b : b + 1])
+            sink.write(its_shape.whole(range(b, b + 1)), qkv[b : b + 1])
         sink.commit()
     assert path.read_bytes() == input_bytes(qkv)
+
+
+@given(shape=shapes, data=st.data())
+def test_any_rows_are_read_and_written_in_their_place(path, shape, data):
+    """Of Q, or of K and V one below the other; the answer has its place where Q has."""
+    qkv, shape = numbered(*shape), Shape(*shape)
+    matrices, there = data.draw(st.sampled_from([("Q", qkv[:, 0]), ("KV", qkv[:, 1:].reshape(shape.B, -1, shape.d))]))
+    b = data.draw(st.integers(0, shape.B - 1))
+    start = data.draw(st.integers(0, there.shape[1] - 1))
+    stop = data.draw(st.integers(start + 1, there.shape[1]))
+    chunk, want = Chunk(matrices, range(b, b + 1), range(start, stop)), there[b, start:stop]
+    floats = np.empty(want.size, np.float32)
+    write_input(path, qkv)
+    with InputFile(path) as source:
+        source.read_into(chunk, floats)
+    np.testing.assert_array_equal(floats, want.ravel())
+    assert shape.place(shape.input_rows(chunk).start) == (b, matrices[start // shape.N], start % shape.N)
+    if matrices == "Q":
+        rest = [Chunk("Q", range(c, c + 1), range(shape.N)) for c in range(shape.B) if c != b]
+        rest += [Chunk("Q", range(b, b + 1), rows) for rows in (range(start), range(stop, shape.N)) if rows]
+        with create_output(path.with_suffix(".out"), shape) as sink:
+            for other in rest:
+                sink.write(other, np.zeros(len(other.rows) * shape.d, np.float32))
+            sink.write(chunk, floats)
+            sink.commit()
+        got = read_output(path.with_suffix(".out"), shape, range(shape.B))
+        np.testing.assert_array_equal(got[b, start:stop], want)
+        assert np.count_nonzero(got) == np.count_nonzero(want)
 
 
 @given(shape=shapes, data=st.data())
@@ -102,7 +132,7 @@ def test_the_output_of_a_huge_input_is_written_at_its_far_end(path):
     values = np.ones((1, 2048, 64), np.float32)
     try:
         with create_output(path, shape) as sink:
-            sink.write(range(13999, 14000), values)
+            sink.write(shape.whole(range(13999, 14000)), values)
             sink.commit()
     except InputOutputError as error:
         pytest.skip(f"no room for 7 GB here: {error}")
@@ -223,7 +253,7 @@ VALUES = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
 def write_all(path: Path) -> None:
     with create_output(path, SHAPE) as sink:
-        sink.write(range(2), VALUES)
+        sink.write(SHAPE.whole(range(2)), VALUES)
         sink.commit()
 
 
@@ -238,7 +268,7 @@ def test_an_output_is_its_floats_and_nothing_else(path):
 
 def test_nothing_appears_under_the_name_before_commit(path):
     with create_output(path, SHAPE) as sink:
-        sink.write(range(2), VALUES)
+        sink.write(SHAPE.whole(range(2)), VALUES)
         assert not path.exists()
         sink.commit()
     assert path.exists() and not leftovers(path.parent)
@@ -248,15 +278,15 @@ def test_nothing_appears_under_the_name_before_commit(path):
 def test_a_failure_leaves_the_old_file_and_no_temporary(path, error):
     path.write_text("old")
     with pytest.raises(error), create_output(path, SHAPE) as sink:
-        sink.write(range(1), VALUES[:1])
+        sink.write(SHAPE.whole(range(1)), VALUES[:1])
         raise error
     assert path.read_text() == "old"
     assert os.listdir(path.parent) == [path.name]
 
 
 def test_a_batch_of_the_wrong_size_is_not_written(path):
-    with create_output(path, SHAPE) as sink, pytest.raises(ValueError, match="bytes for 2 batches"):
-        sink.write(range(2), VALUES[:1])
+    with create_output(path, SHAPE) as sink, pytest.raises(ValueError, match="48 bytes for 6 rows"):
+        sink.write(SHAPE.whole(range(2)), VALUES[:1])
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])

@@ -15,9 +15,9 @@ QKV = random_qkv(20, 60, 32)
 # The command line with 20 small chunks, which loses patience after so many seconds, and waits for each chunk.
 PROGRAM = """
 import sys, time
-import flashcli.commands.options, flashcli.stream as stream
+import flashcli.commands.options, flashcli.cut, flashcli.stream as stream
 flashcli.commands.options.PATIENCE = {patience}
-stream.CHUNK_BYTES = {chunk_bytes}
+flashcli.cut.CHUNK_BYTES = {chunk_bytes}
 stream.first_nonfinite = lambda *args: time.sleep({pause}) or ""
 from flashcli.cli import main
 sys.exit(main())

@@ -64,7 +64,7 @@ def test_the_first_five_lines_are_those_of_the_report(given, out):
     assert lines[0] == "(B, N, d): (3, 100, 32)"
     for line, label in zip(lines[1:5], ["Total", "Input", "Computation", "Output"], strict=True):
         assert re.fullmatch(rf"{label} Time: \d+\.\d{{3}} seconds", line)
-    assert re.fullmatch(r"backend: cpu, NumPy \S+, \d+ threads? \(Br=512, Bc=512\)", lines[5])
+    assert re.fullmatch(r"backend: cpu, NumPy \S+, \d+ threads? \(Br=96, Bc=512\)", lines[5])
     assert len(lines) == 6
 
 
@@ -93,7 +93,7 @@ def test_options_reach_the_computation(given, out, options, causal, scale):
 
 
 def test_many_chunks_come_out_in_their_places(tmp_path, out):
-    qkv = random_qkv(40, 64, 256)  # 16 MiB of input are a chunk
+    qkv = random_qkv(40, 64, 256)  # five chunks or so
     qkv = np.concatenate([qkv] * 10)
     qkv[:, 2] += np.arange(400, dtype=np.float32)[:, None, None]  # each batch differs from the others
     given = write_input(tmp_path / "many.in", qkv)

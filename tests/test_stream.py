@@ -10,93 +10,133 @@ import pytest
 from support import random_qkv
 from tolerances import assert_accurate
 
-from flashcli import stream as module
 from flashcli.backends.cpu import CpuBackend
-from flashcli.fileformat import Shape
-from flashcli.stream import first_nonfinite, stream
+from flashcli.cut import TILE, Cut
+from flashcli.fileformat import Chunk, Shape
+from flashcli.stream import Arrays, first_nonfinite, stream
 from flashcli.timing import Timeline
 
+ONE = Cut(whole=True, batches=1, rows=20)  # 40 chunks go through 6 slots
 QKV = random_qkv(40, 20, 8)
+LONG = random_qkv(3, 1000, 8)
+ROWS = Cut(whole=False, batches=1, rows=TILE)  # of each batch: 6 chunks of K and V, 3 of Q
 
 
 class Source:
-    shape = Shape(40, 20, 8)
+    def __init__(self, qkv: np.ndarray) -> None:
+        self.qkv = qkv.reshape(-1, qkv.shape[3])
+        self.shape = Shape(*qkv[:, 0].shape)
 
-    def read_into(self, batches: range, qkv: np.ndarray) -> None:
-        qkv[:] = QKV[batches.start : batches.stop]
+    def read_into(self, chunk: Chunk, floats: np.ndarray) -> None:
+        rows = self.shape.input_rows(chunk)
+        floats[:] = self.qkv[rows.start : rows.stop].ravel()
 
 
 class Sink:
-    def __init__(self, in_order: bool = False) -> None:
-        self.in_order = in_order
-        self.out = np.full((40, 20, 8), np.nan, np.float32)
+    def __init__(self, shape: Shape, in_order: bool = False) -> None:
+        self.shape, self.in_order = shape, in_order
+        self.out = np.full((shape.B * shape.N, shape.d), np.nan, np.float32)
         self.written: list[int] = []
         self._lock = threading.Lock()
 
-    def write(self, batches: range, values: np.ndarray) -> None:
-        time.sleep(0.002 if batches.start % 2 else 0)  # so that a second writer would overtake
+    def write(self, chunk: Chunk, floats: np.ndarray) -> None:
+        rows = self.shape.output_rows(chunk)
+        time.sleep(0.002 if rows.start // 20 % 2 else 0)  # so that a second writer would overtake
         with self._lock:
-            self.written += batches
-            self.out[batches.start : batches.stop] = values
+            self.written += rows
+            self.out[rows.start : rows.stop] = floats.reshape(len(rows), -1)
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """Chunks of one batch: 40 of them go through 6 slots."""
-    monkeypatch.setattr(module, "CHUNK_BYTES", QKV[0].nbytes)
-
-
-def run(sink: Sink, source: Source | None = None, **options: object) -> None:
-    with CpuBackend(threads=1) as backend:
-        stream(source or Source(), backend, sink, Timeline(), **options)
+def run(
+    qkv: np.ndarray = QKV,
+    by: Cut = ONE,
+    source: Source | None = None,
+    sink: Sink | None = None,
+    causal=False,
+    **options,
+) -> Sink:
+    source = source or Source(qkv)
+    sink = sink or Sink(source.shape)
+    with CpuBackend(causal, threads=1) as backend:
+        stream(source, backend, sink, Timeline(), by, **options)
+    return sink
 
 
 @pytest.mark.parametrize("serial", [False, True])
 @pytest.mark.parametrize("in_order", [False, True])
-def test_every_batch_arrives_in_its_place_once(in_order, serial):
-    sink = Sink(in_order)
-    run(sink, serial=serial)
-    assert sorted(sink.written) == list(range(40))
-    assert_accurate(sink.out, QKV)
+@pytest.mark.parametrize(("qkv", "by"), [(QKV, ONE), (LONG, ROWS)], ids=["batches", "rows"])
+def test_every_row_arrives_in_its_place_once(qkv, by, in_order, serial):
+    sink = run(qkv, by, sink=Sink(Shape(*qkv[:, 0].shape), in_order), serial=serial)
+    assert sorted(sink.written) == list(range(len(sink.out)))
+    assert not in_order or sink.written == sorted(sink.written)
+    assert_accurate(sink.out.reshape(qkv[:, 0].shape), qkv)
 
 
-def test_a_sink_that_cannot_seek_gets_them_in_order():
-    sink = Sink(in_order=True)
-    run(sink)
-    assert sink.written == list(range(40))
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rows", [range(TILE), range(TILE, 2 * TILE), range(2 * TILE, 1000 + TILE), range(2000, 3000)])
+def test_a_part_of_the_rows_is_computed_to_the_same_bits(causal, rows):
+    part, whole = run(LONG, ROWS, rows=rows, causal=causal), run(LONG, ROWS._replace(rows=1000), causal=causal)
+    assert sorted(part.written) == list(rows)
+    np.testing.assert_array_equal(part.out[rows.start : rows.stop], whole.out[rows.start : rows.stop])
 
 
-def test_progress_counts_every_batch_once():
+def test_a_range_of_whole_batches():
+    assert sorted(run(by=ONE._replace(batches=3), rows=range(7 * 20, 18 * 20)).written) == list(range(7 * 20, 18 * 20))
+
+
+@pytest.mark.parametrize(("qkv", "by"), [(QKV, ONE), (LONG, ROWS)], ids=["batches", "rows"])
+def test_progress_counts_every_byte_once(qkv, by):
     told: list[int] = []
-    run(Sink(), progress=told.append)
-    assert sum(told) == 40
+    run(qkv, by, progress=told.append)
+    assert sum(told) == qkv.nbytes
+
+
+@pytest.mark.parametrize("by", [ONE, Cut(False, 1, TILE)], ids=["batches", "rows"])
+def test_arrays_are_a_source_and_a_sink(by):
+    for qkv in (QKV, LONG):
+        out = np.full(qkv[:, 0].shape, np.nan, np.float32)
+        arrays = Arrays(*qkv.transpose(1, 0, 2, 3), out)
+        run(source=arrays, sink=arrays, by=by._replace(rows=qkv.shape[2]) if by.whole else by)
+        assert_accurate(out, qkv)
 
 
 @pytest.mark.parametrize("stage", ["read_into", "write"])
 @pytest.mark.parametrize("batch", [0, 17, 39])
 def test_an_error_in_a_thread_is_raised(stage, batch):
-    source, sink = Source(), Sink()
+    source, sink = Source(QKV), Sink(Shape(40, 20, 8))
     broken = source if stage == "read_into" else sink
     whole = getattr(broken, stage)
 
-    def fail(batches: range, array: np.ndarray) -> None:
-        if batch in batches:
+    def fail(chunk: Chunk, array: np.ndarray) -> None:
+        if batch in chunk.batches:
             raise OSError("broken")
-        whole(batches, array)
+        whole(chunk, array)
 
     setattr(broken, stage, fail)
     with pytest.raises(OSError, match="broken"):
-        run(sink, source)
-    assert batch not in sink.written
+        run(source=source, sink=sink)
+    assert batch * 20 not in sink.written
 
 
-def test_only_the_first_place_is_warned_of(monkeypatch):
+def test_only_the_first_place_is_warned_of():
     spoilt = QKV.copy()
     spoilt[7, 2, 3, 4], spoilt[30] = np.inf, np.nan
-    monkeypatch.setitem(globals(), "QKV", spoilt)
     warnings: list[str] = []
-    run(Sink(), warn=warnings.append)
+    run(spoilt, warn=warnings.append)
     assert warnings == ["inf in V at (batch, row, column) = (7, 3, 4)"]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "place"),
+    [
+        (Chunk("Q", range(1, 2), range(1, 3)), "inf in Q at (batch, row, column) = (1, 2, 3)"),
+        (Chunk("KV", range(1, 2), range(4, 7)), "inf in V at (batch, row, column) = (1, 1, 3)"),
+    ],
+)
+def test_the_place_in_a_chunk_of_rows(chunk, place):
+    floats = np.zeros((len(chunk.rows), 5), np.float32)
+    floats[1, 3] = np.inf
+    assert first_nonfinite(floats.ravel(), Shape(2, 4, 5), chunk) == place
 
 
 @pytest.mark.parametrize(
@@ -110,4 +150,5 @@ def test_only_the_first_place_is_warned_of(monkeypatch):
     ],
 )
 def test_the_first_place_that_is_not_finite(values, place):
-    assert first_nonfinite(np.array(values, np.float32).reshape(1, 3, 1, 1), first_batch=5) == place
+    shape = Shape(6, 1, 1)
+    assert first_nonfinite(np.array(values, np.float32), shape, shape.whole(range(5, 6))) == place

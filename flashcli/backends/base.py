@@ -1,4 +1,4 @@
-"""What the CPU and the CUDA backend have in common: slots of memory that chunks of batches pass through."""
+"""What the CPU and the CUDA backend have in common: slots of memory that chunks of an input pass through."""
 
 from __future__ import annotations
 
@@ -6,24 +6,40 @@ import abc
 
 import numpy as np
 
-from flashcli.fileformat import Shape
+from flashcli.cut import Cut, cut
+from flashcli.fileformat import Chunk, Shape
 from flashcli.stream import Arrays, Overlap, stream
 from flashcli.timing import Timeline
 
 
 class Slot:
-    """Host memory for a chunk of at most ``capacity`` batches: input [capacity, 3, N, d], output [capacity, N, d]."""
+    """Host memory for a chunk and for its answer, in which chunks may be smaller."""
 
-    def __init__(self, input: np.ndarray, output: np.ndarray) -> None:
-        self.input = input
-        self.output = output
+    def __init__(self, shape: Shape, by: Cut) -> None:
+        self.shape = shape
+        self.by = by
+        self.input: np.ndarray | None = None
+        self.output: np.ndarray | None = None
         self.finite = True  # whether the input is: NaN and Inf need care
-        self.batches = range(0)  # those in it
+        self.chunk: Chunk  # what is in it
         self.submitted = 0.0  # when, in seconds of time.perf_counter
 
-    @property
-    def capacity(self) -> int:
-        return len(self.input)
+    def make_ready(self) -> None:
+        """Take memory, the first time: others can be in use already, and the last of them may never be needed."""
+        if self.input is None:
+            self.input = self.host_memory(self.by.input_floats(self.shape))
+            self.output = self.host_memory(self.by.output_floats(self.shape))
+
+    def host_memory(self, floats: int) -> np.ndarray:
+        return np.empty(floats, np.float32)
+
+    def input_of(self, chunk: Chunk) -> np.ndarray:
+        """The part of ``input`` that a chunk fills."""
+        return self.input[: len(self.shape.input_rows(chunk)) * self.shape.d]
+
+    def output_of(self, chunk: Chunk) -> np.ndarray:
+        """The part of ``output`` that its answer fills."""
+        return self.output[: len(self.shape.output_rows(chunk)) * self.shape.d]
 
 
 class Backend(abc.ABC):
@@ -32,16 +48,16 @@ class Backend(abc.ABC):
     overlap: Overlap
 
     @abc.abstractmethod
-    def slots(self, shape: Shape, batches: int, count: int) -> list[Slot]:
-        """Up to ``count`` slots for ``batches`` batches each; a GPU short of memory gives smaller and fewer ones."""
+    def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[Slot]]:
+        """Up to ``count`` slots for chunks cut ``by``; one short of memory gives smaller and fewer ones."""
 
     @abc.abstractmethod
-    def submit(self, slot: Slot, batches: range, timeline: Timeline) -> None:
-        """Start computing the first ``len(batches)`` batches of the slot."""
+    def submit(self, slot: Slot, chunk: Chunk, timeline: Timeline) -> None:
+        """Start computing what is in the slot. K and V of a batch come before rows of its Q."""
 
     @abc.abstractmethod
     def wait(self, slot: Slot, timeline: Timeline) -> None:
-        """Return when the slot's output is there."""
+        """Return when the slot's output is there, and its input no longer needed."""
 
     @property
     @abc.abstractmethod
@@ -55,7 +71,7 @@ class Backend(abc.ABC):
     def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
         """Attention of arrays float32 [B, N, d] into ``out``."""
         arrays = Arrays(q, k, v, out)
-        stream(arrays, self, arrays, Timeline())
+        stream(arrays, self, arrays, Timeline(), cut(arrays.shape))
 
     def forward(self, qkv: np.ndarray, out: np.ndarray) -> None:
         """The same for Q, K and V in one array [B, 3, N, d], as files have them."""

@@ -19,13 +19,15 @@ import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from flashcli.backends.base import Backend, Slot
-from flashcli.fileformat import Shape
-from flashcli.stream import Overlap, name_of
+from flashcli.cut import TILE, Cut
+from flashcli.fileformat import Chunk, Shape
+from flashcli.stream import Overlap
 from flashcli.timing import Timeline
 
-# The S tile, Br x Bc floats = 1 MiB, should stay in a core's second-level cache between its five passes. Short
+# The S tile, Br x Bc floats = 0.75 MiB, should stay in a core's second-level cache between its five passes. Short
 # sequences fill it with several batches instead, so that one NumPy call does enough work to pay for it.
-BR, BC = 512, 512
+BR, BC = TILE, 512
+TILES = 32  # at least, where Br can be made smaller for that: work for every core
 
 
 class Task(NamedTuple):
@@ -36,7 +38,16 @@ class Task(NamedTuple):
 
 
 class CpuSlot(Slot):
-    tasks: Iterator[None]  # what is being computed
+    tasks: Iterator[None] = iter(())  # what is being computed
+
+
+class Keys:
+    """K and V of one batch, which rows of its Q attend to chunk by chunk."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.rows = np.empty((2 * shape.N, shape.d), np.float32)
+        self.k, self.v = np.split(self.rows[None], 2, axis=1)
+        self.used_by: list[Iterator[None]] = []
 
 
 class CpuBackend(Backend):
@@ -47,6 +58,7 @@ class CpuBackend(Backend):
     def __init__(self, causal: bool = False, scale: float | None = None, threads: int | None = None) -> None:
         self._causal = causal
         self._scale = scale
+        self._Br = BR
         self._threads = threads or usable_cores()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="attention")
         self._blas = threadpool_limits(limits=1, user_api="blas")
@@ -61,37 +73,54 @@ class CpuBackend(Backend):
     @property
     def description(self) -> str:
         threads = f"{self._threads} thread{'s' if self._threads > 1 else ''}"
-        return f"cpu, NumPy {np.__version__}, {threads} (Br={BR}, Bc={BC})"
+        return f"cpu, NumPy {np.__version__}, {threads} (Br={self._Br}, Bc={BC})"
 
     def details(self) -> dict[str, object]:
-        return {"backend": "cpu", "threads": self._threads, "Br": BR, "Bc": BC}
+        return {"backend": "cpu", "threads": self._threads, "Br": self._Br, "Bc": BC}
 
-    def slots(self, shape: Shape, batches: int, count: int) -> list[CpuSlot]:
-        sizes = (batches, 3, shape.N, shape.d), (batches, shape.N, shape.d)
-        count = min(count, -(-shape.B // batches))
-        return [CpuSlot(*(np.empty(size, np.float32) for size in sizes)) for _ in range(count)]
+    def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[CpuSlot]]:
+        self._Br = row_tile(shape.B, shape.N)
+        self._keys = [] if by.whole else [Keys(shape) for _ in range(min(2, shape.B))]
+        return by, [CpuSlot(shape, by) for _ in range(count)]
 
-    def submit(self, slot: Slot, batches: range, timeline: Timeline) -> None:
-        q, k, v = slot.input[: len(batches)].transpose(1, 0, 2, 3)
-        slot.batches, slot.submitted = batches, time.perf_counter()
-        slot.tasks = self._start(q, k, v, slot.output[: len(batches)])
+    def submit(self, slot: Slot, chunk: Chunk, timeline: Timeline) -> None:
+        slot.chunk, slot.submitted = chunk, time.perf_counter()
+        given, answer, d = slot.input_of(chunk), slot.output_of(chunk), slot.shape.d
+        if chunk.matrices == "QKV":
+            q, k, v = given.reshape(-1, 3, slot.shape.N, d).transpose(1, 0, 2, 3)
+            slot.tasks = self._start(q, k, v, answer.reshape(q.shape))
+            return
+        keys = self._keys[chunk.batches.start % len(self._keys)]
+        rows = given.reshape(1, -1, d)
+        if chunk.matrices == "KV":
+            while keys.used_by:  # by the batch before the last
+                finish(keys.used_by.pop())
+            keys.rows[chunk.rows.start : chunk.rows.stop] = rows[0]
+            slot.tasks = iter(())
+        else:
+            slot.tasks = self._start(rows, keys.k, keys.v, answer.reshape(rows.shape), chunk.rows.start)
+            keys.used_by.append(slot.tasks)
 
     def wait(self, slot: Slot, timeline: Timeline) -> None:
         finish(slot.tasks)
-        timeline.add("computation", slot.submitted, time.perf_counter(), f"compute {name_of(slot.batches)}")
+        timeline.add("computation", slot.submitted, time.perf_counter(), f"compute {slot.chunk}")
 
     def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
         """Where the arrays are, without a copy."""
+        self._Br = row_tile(*q.shape[:2])
         finish(self._start(q, k, v, out))
 
-    def _start(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> Iterator[None]:
+    def _start(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, first_row: int = 0
+    ) -> Iterator[None]:
         scale = 1 / np.sqrt(q.shape[2]) if self._scale is None else self._scale
 
         def work(task: Task) -> None:
             batches, rows = task
-            attend(q[batches, rows], k[batches], v[batches], out[batches, rows], rows.start, scale, self._causal)
+            attend(q[batches, rows], k[batches], v[batches], out[batches, rows], first_row + rows.start, scale,
+                   self._causal)  # fmt: skip
 
-        return self._pool.map(work, tasks(*q.shape[:2], self._threads))
+        return self._pool.map(work, tasks(*q.shape[:2], k.shape[1], self._Br, self._threads))
 
 
 def finish(running: Iterator[None]) -> None:
@@ -114,15 +143,21 @@ def blas_text() -> str:
     )
 
 
-def tasks(B: int, N: int, threads: int) -> Iterator[Task]:
-    """Cut B batches of N rows into tasks of about one S tile, smaller where some threads would go without."""
-    Br = min(N, BR)
-    while Br > 64 and 4 * threads * Br > B * N:
+def row_tile(B: int, N: int) -> int:
+    """Br for an input, a divisor of `TILE`. It depends on nothing else: BLAS may round otherwise in another Br."""
+    Br = TILE
+    while Br > TILE // 4 and TILES * Br > B * N:
         Br //= 2
-    batches = min(max(1, BR * BC // (Br * min(N, BC))), -(-B * N // (4 * threads * Br)))
+    return Br
+
+
+def tasks(B: int, M: int, N: int, Br: int, threads: int) -> Iterator[Task]:
+    """Cut M rows of each of B batches into tasks of about one S tile, fewer batches where threads would go without."""
+    Br = min(M, Br)
+    batches = min(max(1, BR * BC // (Br * min(N, BC))), -(-B * M // (4 * threads * Br)))
     for b in range(0, B, batches):
-        for i in reversed(range(0, N, Br)):  # the longest first, when causal
-            yield Task(slice(b, min(b + batches, B)), slice(i, min(i + Br, N)))
+        for i in reversed(range(0, M, Br)):  # the longest first, when causal
+            yield Task(slice(b, min(b + batches, B)), slice(i, min(i + Br, M)))
 
 
 @np.errstate(all="ignore")  # exp(-inf) is wanted; NaN and Inf in the data give what IEEE arithmetic gives

@@ -15,16 +15,18 @@ import numpy as np
 
 from flashcli import compiler
 from flashcli.backends.base import Backend, Slot
+from flashcli.cut import Cut
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
-from flashcli.fileformat import Shape
+from flashcli.fileformat import FLOAT, Chunk, Shape
 from flashcli.kernels import KERNELS, Build, Kernel, Launch, Problem, choose, exact
-from flashcli.stream import Overlap, name_of
+from flashcli.stream import Overlap
 from flashcli.timing import Timeline
 
 # Q, K, V, O, workspace, q_stride, kv_stride, B, M, N, first_row, scale: see ATTENTION_ARGUMENTS in cuda/common.cuh
 ARGUMENTS = "PPPPPqqiiiif"
 GIB = 2**30
 FREE_THE_GPU = "free the GPU, use a larger one, or --backend cpu."
+FREE_THE_HOST = "free memory of this machine, or --backend cpu."
 DEFAULT_SHARED = 48 * 1024  # more dynamic shared memory has to be asked for
 
 
@@ -63,14 +65,21 @@ def devices() -> list[tuple[str, tuple[int, int], int]]:
 class CudaSlot(Slot):
     """A slot in page-locked host memory, with its counterparts on the device and a stream of its own."""
 
-    def __init__(self, driver: ModuleType, shape: Shape, batches: int, workspace_bytes: int) -> None:
-        sizes = (batches, 3, shape.N, shape.d), (batches, shape.N, shape.d)
-        self.device_input = driver.mem_alloc(batches * shape.input_batch_bytes)
-        self.device_output = driver.mem_alloc(batches * shape.output_batch_bytes)
+    def __init__(self, driver: ModuleType, shape: Shape, by: Cut, workspace_bytes: int) -> None:
+        super().__init__(shape, by)
+        self._driver = driver
+        self.device_input = driver.mem_alloc(by.input_floats(shape) * FLOAT.itemsize)
+        self.device_output = driver.mem_alloc(by.output_floats(shape) * FLOAT.itemsize)
         self.workspace = allocate(driver, workspace_bytes)
-        super().__init__(*(driver.pagelocked_empty(size, np.float32) for size in sizes))
         self.stream = driver.Stream()
         self.events = [driver.Event() for _ in range(4)]
+
+    def host_memory(self, floats: int) -> np.ndarray:
+        try:
+            return self._driver.pagelocked_empty(floats, np.float32)
+        except self._driver.MemoryError as error:
+            size = floats * FLOAT.itemsize / 2**20
+            raise OutOfMemory(f"there is no page-locked host memory left ({size:.0f} MiB).", FREE_THE_HOST) from error
 
 
 def allocate(driver: ModuleType, size: int):
@@ -91,6 +100,19 @@ class Keys(NamedTuple):
     B: int
     N: int
     workspace: object
+
+
+class LongBatch:
+    """K and V of one batch on the device, copied there and prepared chunk by chunk, for rows of its Q to come."""
+
+    def __init__(self, driver: ModuleType, shape: Shape, workspace_bytes: int) -> None:
+        self.rows = driver.mem_alloc(2 * shape.output_batch_bytes)
+        values = int(self.rows) + shape.output_batch_bytes
+        self.keys = Keys(int(self.rows), values, 0, 1, shape.N, allocate(driver, workspace_bytes))
+        self.finite = True
+        self.copied: list = []  # an event after each copy
+        self.ready = driver.Event()  # after preparing
+        self.used: list = []  # an event after each use
 
 
 class Program:
@@ -148,8 +170,8 @@ class Program:
 class CudaBackend(Backend):
     """One kernel, compiled for head size ``d``, on one device; to be closed on the thread that opened it.
 
-    Without a ``kernel`` the best for the device is chosen; its tiles are chosen for ``sizes``, the B and N to come, and
-    right for any others too. ``max_device_bytes`` bounds the memory taken on the device.
+    Without a ``kernel`` the best for the device is chosen; its tiles are chosen for ``sizes``, the B, M (rows of Q)
+    and N to come, and right for any others too. ``max_device_bytes`` bounds the memory taken on the device.
     """
 
     # A thread copies some 7 GB/s out of the page cache and 3 GB/s into it. One chunk computes while the result of
@@ -164,7 +186,7 @@ class CudaBackend(Backend):
         kernel: str | None = None,
         precision: str = "fp32",
         device: int = 0,
-        sizes: tuple[int, int] = (1, 2048),
+        sizes: tuple[int, int, int] = (1, 2048, 2048),
         max_device_bytes: int | None = None,
     ) -> None:
         self._scale = d**-0.5 if scale is None else scale
@@ -173,8 +195,9 @@ class CudaBackend(Backend):
         self._device = self._find_device(device)
         self._capability = self._device.compute_capability()
         sms = self._device.get_attribute(self._driver.device_attribute.MULTIPROCESSOR_COUNT)
-        B, N = sizes
-        self._build = Build(self._find_kernel(kernel, d, precision), Problem(B, N, N, d, causal, precision, sms))
+        problem = Problem(*sizes, d, causal, precision, sms)
+        self._build = Build(self._find_kernel(kernel, d, precision), problem)
+        self._long: list[LongBatch] = []
         with contextlib.ExitStack() as stack:
             self._open_context(stack)
             self._program = Program(self._driver, self._build, self._capability)
@@ -186,7 +209,7 @@ class CudaBackend(Backend):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        del self._program, self._exact, self._clock
+        del self._program, self._exact, self._clock, self._long
         self._close()
 
     def _find_device(self, index: int):
@@ -231,9 +254,9 @@ class CudaBackend(Backend):
         self._clock.synchronize()
         self._clock_start = time.perf_counter()
 
-    def _program_for(self, slot: CudaSlot) -> Program:
+    def _program_for(self, finite: bool) -> Program:
         """Splitting a number into fp16 halves turns Inf into NaN: what is not finite goes to a kernel that does not."""
-        if slot.finite or not self._build.kernel.splits:
+        if finite or not self._build.kernel.splits:
             return self._program
         if self._exact is None:
             build = Build(exact(self._build.kernel), self._build.problem)
@@ -262,39 +285,89 @@ class CudaBackend(Backend):
             "Bc": tiling.Bc,
         }
 
-    def slots(self, shape: Shape, batches: int, count: int) -> list[CudaSlot]:
+    def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[CudaSlot]]:
         """Smaller and fewer slots where memory is short; OutOfMemory if not even one batch fits."""
+        long = 0 if by.whole else min(2, shape.B)  # two, so that one fills while the other is used
         while True:
-            count = min(count, -(-shape.B // batches))
             try:
-                if self._device_bytes(shape, batches) * count > self._max_device_bytes:
+                needed = self._device_bytes(shape, by) * count + self._long_bytes(shape) * long
+                if needed > self._max_device_bytes:
                     raise self._driver.MemoryError("the limit set by the user")
-                return [
-                    CudaSlot(self._driver, shape, batches, self._build.workspace(batches, shape.N))
-                    for _ in range(count)
-                ]
+                workspace = self._workspace(shape, by)
+                self._long = [LongBatch(self._driver, shape, self._long_workspace(shape)) for _ in range(long)]
+                return by, [CudaSlot(self._driver, shape, by, workspace) for _ in range(count)]
             except self._driver.MemoryError:
-                if batches == count == 1:
-                    raise self._out_of_memory(shape) from None
-                batches, count = (-(-batches // 2), count) if batches > 1 else (1, -(-count // 2))
+                self._long = []
+                if long == 2:
+                    long = 1
+                elif smaller := by.smaller():
+                    by = smaller
+                elif count > 1:
+                    count = -(-count // 2)
+                else:
+                    raise self._out_of_memory(needed, shape) from None
             except self._driver.Error as error:
                 raise self._failure(error) from error
 
-    def submit(self, slot: CudaSlot, batches: range, timeline: Timeline) -> None:
-        n, stream = len(batches), slot.stream
-        slot.batches, slot.submitted = batches, time.perf_counter()
+    def submit(self, slot: CudaSlot, chunk: Chunk, timeline: Timeline) -> None:
+        slot.chunk, slot.submitted = chunk, time.perf_counter()
         try:
-            slot.events[0].record(stream)
-            self._driver.memcpy_htod_async(slot.device_input, slot.input[:n], stream)
-            slot.events[1].record(stream)
-            self._program_for(slot).launch(
-                slot.device_input, slot.device_output, slot.workspace, n, slot.input.shape[2], self._scale, stream
-            )
-            slot.events[2].record(stream)
-            self._driver.memcpy_dtoh_async(slot.output[:n], slot.device_output, stream)
-            slot.events[3].record(stream)
+            if chunk.matrices == "KV":
+                self._keep(slot, chunk)
+            else:
+                self._compute(slot, chunk)
         except self._driver.Error as error:
             raise self._failure(error) from error
+
+    def _compute(self, slot: CudaSlot, chunk: Chunk) -> None:
+        stream, N = slot.stream, slot.shape.N
+        slot.events[0].record(stream)
+        self._driver.memcpy_htod_async(slot.device_input, slot.input_of(chunk), stream)
+        slot.events[1].record(stream)
+        if chunk.matrices == "QKV":
+            self._program_for(slot.finite).launch(
+                slot.device_input, slot.device_output, slot.workspace, len(chunk.batches), N, self._scale, stream
+            )
+        else:
+            self._attend(slot, chunk)
+        slot.events[2].record(stream)
+        self._driver.memcpy_dtoh_async(slot.output_of(chunk), slot.device_output, stream)
+        slot.events[3].record(stream)
+
+    def _attend(self, slot: CudaSlot, chunk: Chunk) -> None:
+        """Queue attention of rows of Q in a slot to the K and V of their batch."""
+        batch = self._long_of(chunk)
+        slot.stream.wait_for_event(batch.ready)
+        program = self._program_for(slot.finite and batch.finite)
+        keys = batch.keys if self._build.prepares else batch.keys._replace(workspace=slot.workspace)
+        q, rows = int(slot.device_input), chunk.rows
+        program.attend(keys, q, 0, len(rows), slot.device_output, self._scale, slot.stream, rows.start)
+        batch.used.append(slot.events[2])
+
+    def _keep(self, slot: CudaSlot, chunk: Chunk) -> None:
+        """Queue the copy of rows of K and V to the device, and, after the last of them, what prepares them."""
+        batch, stream, rows = self._long_of(chunk), slot.stream, chunk.rows
+        if rows.start == 0:
+            batch.finite = True
+        batch.finite &= slot.finite
+        for event in batch.used:  # in the place of an earlier batch
+            stream.wait_for_event(event)
+        slot.events[0].record(stream)
+        target = int(batch.rows) + rows.start * slot.shape.row_bytes
+        self._driver.memcpy_htod_async(target, slot.input_of(chunk), stream)
+        slot.events[1].record(stream)
+        batch.copied.append(slot.events[1])
+        if rows.stop == 2 * slot.shape.N:
+            for event in batch.copied:
+                stream.wait_for_event(event)
+            self._program.prepare(batch.keys, stream)
+            batch.ready.record(stream)
+            batch.copied, batch.used = [], []
+        for event in slot.events[2:]:
+            event.record(stream)
+
+    def _long_of(self, chunk: Chunk) -> LongBatch:
+        return self._long[chunk.batches.start % len(self._long)]
 
     def wait(self, slot: CudaSlot, timeline: Timeline) -> None:
         try:
@@ -302,10 +375,10 @@ class CudaBackend(Backend):
             times = [self._clock_start + self._clock.time_till(event) / 1e3 for event in slot.events]
         except self._driver.Error as error:
             raise self._failure(error) from error
-        name = name_of(slot.batches)
-        timeline.add("computation", slot.submitted, time.perf_counter(), f"compute {name}")
+        timeline.add("computation", slot.submitted, time.perf_counter(), f"compute {slot.chunk}")
         for phase, start, end in zip(("host to device", "kernel", "device to host"), times, times[1:], strict=False):
-            timeline.add(phase, start, end, f"{phase}, {name}")
+            if end > start:
+                timeline.add(phase, start, end, f"{phase}, {slot.chunk}")
 
     def measure(self, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
         """Seconds of the kernel alone in each of ``runs`` runs, taking turns among inputs [B, 3, N, d].
@@ -328,24 +401,37 @@ class CudaBackend(Backend):
                 seconds.append(end.time_since(start) / 1e3)
             driver.memcpy_dtoh(out, output)
         except driver.MemoryError:
-            raise self._out_of_memory(Shape(B, N, d)) from None
+            needed = sum(qkv.nbytes for qkv in inputs) + out.nbytes + self._build.workspace(B, N)
+            raise self._out_of_memory(needed, Shape(B, N, d)) from None
         except driver.Error as error:
             raise self._failure(error) from error
         return seconds[2:]
 
-    def _device_bytes(self, shape: Shape, batches: int) -> int:
-        """Device memory of a slot for some batches."""
-        return batches * (shape.input_batch_bytes + shape.output_batch_bytes) + self._build.workspace(batches, shape.N)
+    def _device_bytes(self, shape: Shape, by: Cut) -> int:
+        """Device memory of a slot."""
+        return (by.input_floats(shape) + by.output_floats(shape)) * FLOAT.itemsize + self._workspace(shape, by)
+
+    def _workspace(self, shape: Shape, by: Cut) -> int:
+        """Scratch of a slot, in bytes."""
+        return self._build.workspace(by.batches, shape.N) if by.whole or not self._build.prepares else 0
+
+    def _long_bytes(self, shape: Shape) -> int:
+        """Device memory of a long batch."""
+        return 2 * shape.output_batch_bytes + self._long_workspace(shape)
+
+    def _long_workspace(self, shape: Shape) -> int:
+        """What is prepared of its K and V, in bytes."""
+        return self._build.workspace(1, shape.N) if self._build.prepares else 0
 
     def _failure(self, error: Exception) -> KernelFailure:
         return KernelFailure(
             f"kernel {self._build.kernel.name} failed on {self._device.name()}: {error}.", "try another --kernel."
         )
 
-    def _out_of_memory(self, shape: Shape) -> OutOfMemory:
+    def _out_of_memory(self, needed: int, shape: Shape) -> OutOfMemory:
         free, _ = self._driver.mem_get_info()
         return OutOfMemory(
-            f"one batch of N = {shape.N}, d = {shape.d} needs {self._device_bytes(shape, 1) / GIB:.2f} GiB on "
-            f"{self._device.name()}, {min(free, self._max_device_bytes) / GIB:.2f} GiB are free.",
+            f"one batch of N = {shape.N}, d = {shape.d} needs {needed / GIB:.2f} GiB on {self._device.name()}, "
+            f"{min(free, self._max_device_bytes) / GIB:.2f} GiB are free.",
             FREE_THE_GPU,
         )

@@ -10,9 +10,9 @@ from support import ROOT, flashcli
 
 from flashcli import testcases
 from flashcli.commands import options
+from flashcli.cut import cut
 from flashcli.judge.export import WARM_UP
 from flashcli.kernels import KERNELS, Problem
-from flashcli.stream import chunk_shape
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def test_making_it_compiles_all_that_the_thirty_cases_need(kernel, sms):
     """On each Hopper GPU there is: H20, H100 PCIe, and H100 SXM, H200 and GH200."""
 
     def builds(shapes):
-        chunks = [chunk_shape(shape) for shape in shapes]
-        problems = [Problem(chunk.B, chunk.N, chunk.N, chunk.d, sms=sms) for chunk in chunks]
+        chunks = [(cut(shape), shape) for shape in shapes]
+        problems = [Problem(by.batches, by.rows, shape.N, shape.d, sms=sms) for by, shape in chunks]
         return {(problem.d, kernel.tiling(problem)) for problem in problems}
 
     needed = builds(case.shape for case in testcases.load(ROOT / "testcases"))

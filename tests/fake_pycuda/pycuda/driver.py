@@ -95,6 +95,9 @@ class Stream:
     def synchronize(self):
         pass
 
+    def wait_for_event(self, event):
+        assert event.time  # recorded before
+
 
 class Event:
     def record(self, stream=None):
