@@ -24,11 +24,13 @@ from flashcli import bench, records
 from flashcli.backends.cpu import usable_cores
 from flashcli.cli import explain
 from flashcli.errors import BadInput, FlashError
-from flashcli.fileformat import check_creatable, write_whole
-from flashcli.testcases import Case, load
+from flashcli.fileformat import Shape, check_creatable, create_input, write_whole
+from flashcli.testcases import TIME_LIMIT, Case, load
 
+LARGE = (2048, 64)  # N, d of a large input
 CASES = ("t10", "t11", "t22", "t29", "t30")  # those of the course's report
 FLASHCLI = (sys.executable, "-m", "flashcli")
+DEVICE_MEMORY = re.compile(r'"(device_mib)": ([\d.]+)')
 TIME = re.compile(r"^(Total|Input|Computation|Output) Time: ([\d.]+) seconds$", re.MULTILINE)
 
 
@@ -56,7 +58,7 @@ def finish(command: list[object]) -> dict[str, float]:
     return {
         "seconds": seconds,
         "peak_mib": usage.ru_maxrss / 1024,
-        **{phase.lower(): float(value) for phase, value in TIME.findall(printed)},
+        **{phase.lower(): float(value) for phase, value in TIME.findall(printed) + DEVICE_MEMORY.findall(printed)},
     }
 
 
@@ -64,9 +66,12 @@ def compete(case: Case, commands: dict[str, list[str]], rounds: int, folder: Pat
     """One row for each contender. The first round, untimed, fills the caches and compares the outputs."""
     outputs = {name: folder / f"{index}.out" for index, name in enumerate(commands)}
     lines = {name: [*command, case.input, outputs[name]] for name, command in commands.items()}
+    memory = {}
     for name, line in lines.items():
-        finish(line)
-        finish([*FLASHCLI, "compare", outputs[name], outputs["run"], "--input", case.input])
+        first = finish([*line, "--json"] if line[: len(FLASHCLI)] == [*FLASHCLI] else line)
+        memory[name] = {key: value for key, value in first.items() if key == "device_mib"}
+        if name != "run":
+            finish([*FLASHCLI, "compare", outputs[name], outputs["run"], "--input", case.input])
     runs = {name: [] for name in lines}
     for _ in range(rounds):
         for name, line in lines.items():
@@ -74,7 +79,7 @@ def compete(case: Case, commands: dict[str, list[str]], rounds: int, folder: Pat
     for name, taken in runs.items():
         seconds = [run["seconds"] for run in taken]
         times = {"seconds": statistics.median(seconds), "min": min(seconds), "max": max(seconds), "runs": rounds}
-        yield {"case": case.name, **vars(case.shape), "contender": name, **taken[-1], **times}
+        yield {"case": case.name, **vars(case.shape), "contender": name, **taken[-1], **times, **memory[name]}
 
 
 def prepare(case: Case) -> None:
@@ -84,14 +89,26 @@ def prepare(case: Case) -> None:
         finish([*FLASHCLI, "generate", case.input, "--shape", shape, "--seed", case.seed])
 
 
+def zeros(folder: Path, gigabytes: int) -> Case:
+    """A case of so many 10^9 bytes or little more, all zeros."""
+    path, shape = folder / "large.in", Shape(-(-gigabytes * 10**9 // Shape(1, *LARGE).input_batch_bytes), *LARGE)
+    with create_input(path, shape) as file:
+        file.commit()
+    os.truncate(path, shape.input_bytes)
+    return Case(f"{gigabytes} GB of zeros", shape, None, path, None, TIME_LIMIT)
+
+
 @click.command()
 @click.option("--backend", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--case", "names", multiple=True, default=CASES, show_default=True, help="May be given several times.")
 @click.option("--folder", type=Path, default="testcases", show_default=True, help="Of the cases.")
 @click.option("--hw4", type=Path, default="testcases/hw4/hw4", show_default=True, help="The C++ program.")
 @click.option("--rounds", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--large", metavar="GB", type=click.IntRange(1), help="Also an input of so many gigabytes, in 512 MiB.")
 @click.option("--json", "json_path", metavar="FILE", help="Write the record to FILE.")
-def main(backend: str, names: tuple[str], folder: Path, hw4: Path, rounds: int, json_path: str | None) -> None:
+def main(
+    backend: str, names: tuple[str], folder: Path, hw4: Path, rounds: int, large: int | None, json_path: str | None
+) -> None:
     """Time whole commands in turn, and print their medians."""
     commands = contenders(backend, hw4)
     cases = {case.name: case for case in load(folder)}
@@ -105,6 +122,9 @@ def main(backend: str, names: tuple[str], folder: Path, hw4: Path, rounds: int, 
             prepare(cases[name])
             rows += compete(cases[name], commands, rounds, Path(outputs))
             click.echo(f"{name} done", err=True)
+        if large:
+            limited = {"run": [*commands["run"], *(["--max-device-memory", "512M"] if backend == "cuda" else [])]}
+            rows += compete(zeros(Path(outputs), large), limited, min(rounds, 3), Path(outputs))
     machine = bench.gpu_circumstances() if backend == "cuda" else bench.cpu_circumstances(usable_cores())
     command = bench.repeatable(sys.argv[1:]).replace("flashcli", "python -m flashcli.end_to_end", 1)
     record = {"circumstances": bench.circumstances() | {"command": command} | machine, "rows": rows}

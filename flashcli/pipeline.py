@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable
 
+from flashcli.backends import warm_up
 from flashcli.cut import cut
 from flashcli.fileformat import InputFile, check_creatable, check_distinct, create_output
 from flashcli.stream import ignore, stream
@@ -29,7 +31,8 @@ def run(
     manager; it gives a function to be told of those that are done with. ``causal`` only says what `open_backend`'s
     backend computes, for the rate.
     """
-    timeline = Timeline()
+    timeline, now = Timeline(), time.perf_counter()
+    timeline.add("start", now - seconds_since_process_start(), now, "start Python")
 
     def warn_of(place: str) -> None:
         warn(f"{input_path} holds a value that is not finite, first {place}; IEEE rules apply.")
@@ -47,6 +50,8 @@ def run(
         with opened as backend:
             with progress(shape.B * shape.input_batch_bytes) as tell:
                 stream(file, backend, sink, timeline, by, progress=tell, warn=warn_of, serial=serial)
+            for about, start, end in warm_up.steps:
+                timeline.add("start", start, end, about)
             details = {"description": backend.description, **backend.details()}
         with timeline.measure("output", "commit"):
             sink.commit()

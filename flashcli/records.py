@@ -91,15 +91,17 @@ def end_to_end(rows: list[dict]) -> str:
     """For each case the median seconds of each whole command, and how the first compares with the last."""
     names = list(dict.fromkeys(row["contender"] for row in rows))
     ratio = f"{names[0]} over {names[-1]}"
-    lines = [["case", "(B, N, d)", *(f"{name}, s" for name in names), ratio, "peak memory, MiB"]]
+    lines = [["case", "(B, N, d)", *(f"{name}, s" for name in names), ratio, "peak memory, MiB", "of the GPU's"]]
     for case in dict.fromkeys(row["case"] for row in rows):
         timed = {row["contender"]: row for row in rows if row["case"] == case}
-        first, last = timed[names[0]], timed[names[-1]]
-        peaks = (f"{row['peak_mib']:.0f}" for row in timed.values())
+        first, last = timed[names[0]], timed.get(names[-1])
+        spread = {name: f"{row['seconds']:.2f} ({row['min']:.2f} to {row['max']:.2f})" for name, row in timed.items()}
         lines.append([
             case, shape_text(first),
-            *(f"{row['seconds']:.2f} ({row['min']:.2f} to {row['max']:.2f})" for row in timed.values()),
-            f"{first['seconds'] / last['seconds']:.2f}x", " / ".join(peaks),
+            *(spread.get(name, "") for name in names),
+            f"{first['seconds'] / last['seconds']:.2f}x" if last else "",
+            " / ".join(f"{row['peak_mib']:.0f}" for row in timed.values()),
+            f"{first['device_mib']:.0f}" if "device_mib" in first else "",
         ])  # fmt: skip
     return table(lines)
 

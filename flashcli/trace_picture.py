@@ -18,6 +18,7 @@ import click
 
 # From top to bottom, the way that a chunk takes.
 COLOURS = {
+    "start": "#b5c18e",
     "input": "#7aa6d6",
     "host to device": "#86c9b7",
     "kernel": "#f2a33c",

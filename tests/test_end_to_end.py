@@ -45,11 +45,16 @@ def test_a_table_and_a_record(folder, tmp_path):
 
 def test_the_table_compares_the_first_with_the_last():
     row = {"case": "t10", "B": 10, "N": 2048, "d": 64, "min": 0.1, "max": 0.5, "peak_mib": 99.6}
-    rows = [row | {"contender": "run", "seconds": 0.2}, row | {"contender": "hw4 (C++)", "seconds": 0.4}]
+    rows = [
+        row | {"contender": "run", "seconds": 0.2, "device_mib": 7.1},
+        row | {"contender": "hw4 (C++)", "seconds": 0.4},
+    ]
+    rows.append(row | {"contender": "run", "seconds": 0.2, "case": "20 GB", "B": 1, "N": 2, "d": 3})
     assert records.end_to_end(rows).splitlines() == [
-        "| case | (B, N, d) | run, s | hw4 (C++), s | run over hw4 (C++) | peak memory, MiB |",
-        "| --- | --- | --- | --- | --- | --- |",
-        "| t10 | (10, 2048, 64) | 0.20 (0.10 to 0.50) | 0.40 (0.10 to 0.50) | 0.50x | 100 / 100 |",
+        "| case | (B, N, d) | run, s | hw4 (C++), s | run over hw4 (C++) | peak memory, MiB | of the GPU's |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| t10 | (10, 2048, 64) | 0.20 (0.10 to 0.50) | 0.40 (0.10 to 0.50) | 0.50x | 100 / 100 | 7 |",
+        "| 20 GB | (1, 2, 3) | 0.20 (0.10 to 0.50) |  |  | 100 |  |",
     ]
 
 
@@ -57,6 +62,11 @@ def test_a_missing_case_is_generated(tmp_path):
     (tmp_path / "manifest.toml").write_text("[small]\nshape = [2, 8, 4]\nseed = 3\n")
     assert run(tmp_path, "--backend", "cpu", "--case", "small", "--rounds", 1).code == 0
     assert (tmp_path / "large" / "small.in").stat().st_size == 12 + 3 * 2 * 8 * 4 * 4
+
+
+def test_a_large_case(tmp_path):
+    case = end_to_end.zeros(tmp_path, 1)
+    assert case.is_ready() and 1e9 <= case.input.stat().st_size < 1.01e9
 
 
 def test_a_case_that_there_is_not(folder):

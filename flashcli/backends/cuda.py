@@ -198,6 +198,7 @@ class CudaBackend(Backend):
         problem = Problem(*sizes, d, causal, precision, sms)
         self._build = Build(self._find_kernel(kernel, d, precision), problem)
         self._long: list[LongBatch] = []
+        self._taken = 0  # bytes of the device's memory
         with contextlib.ExitStack() as stack:
             self._open_context(stack)
             self._program = Program(self._driver, self._build, self._capability)
@@ -283,6 +284,7 @@ class CudaBackend(Backend):
             "precision": self._build.problem.precision,
             "Br": tiling.Br,
             "Bc": tiling.Bc,
+            "device_mib": self._taken / 2**20,
         }
 
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[CudaSlot]]:
@@ -293,7 +295,7 @@ class CudaBackend(Backend):
                 needed = self._device_bytes(shape, by) * count + self._long_bytes(shape) * long
                 if needed > self._max_device_bytes:
                     raise self._driver.MemoryError("the limit set by the user")
-                workspace = self._workspace(shape, by)
+                self._taken, workspace = needed, self._workspace(shape, by)
                 self._long = [LongBatch(self._driver, shape, self._long_workspace(shape)) for _ in range(long)]
                 return by, [CudaSlot(self._driver, shape, by, workspace) for _ in range(count)]
             except self._driver.MemoryError:

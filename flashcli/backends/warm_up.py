@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
+
+steps: list[tuple[str, float, float]] = []  # what was done, from when to when in seconds of time.perf_counter
 
 
 def warm_up() -> None:
@@ -21,5 +24,12 @@ def _retain_primary_context() -> None:
     except OSError:
         return
     handle, context = ctypes.c_int(), ctypes.c_void_p()
-    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(handle), 0) == 0:
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+    if _timed("start the driver", driver.cuInit, 0) == 0 and driver.cuDeviceGet(ctypes.byref(handle), 0) == 0:
+        _timed("create a context", driver.cuDevicePrimaryCtxRetain, ctypes.byref(context), handle)
+
+
+def _timed(name: str, function, *arguments) -> int:
+    start = time.perf_counter()
+    code = function(*arguments)
+    steps.append((name, start, time.perf_counter()))
+    return code
