@@ -334,7 +334,7 @@ def test_ranges_of_rows_on_the_real_gpu(gpu, name, d, causal):
 def test_long_batches_give_the_same_bits_by_rows(gpu, name, N, causal):
     if not KERNELS[name].runs_on(gpu):
         pytest.skip(f"{name} does not run on compute capability {gpu}")
-    qkv = np.ascontiguousarray(LONG[:, :, :N])
+    qkv = LONG[:, :, :N].copy()
     with CudaBackend(32, causal, kernel=name, sizes=(3, N, N)) as backend:
         whole = forward(backend, qkv)
         assert_accurate(whole, qkv, causal)
