@@ -8,7 +8,8 @@ import sys
 
 def main() -> None:
     # The driver and a context take 0.2 s of somebody else's time: begin before even click is imported.
-    if sys.argv[1:2] == ["run"] and not any(arg.endswith("cpu") or arg.startswith("--device") for arg in sys.argv):
+    on_host = ("cpu", "sequential")
+    if sys.argv[1:2] == ["run"] and not any(arg.endswith(on_host) or arg.startswith("--device") for arg in sys.argv):
         from flashcli.backends.warm_up import warm_up
 
         warm_up()

@@ -87,7 +87,7 @@ def open_backend(
     """An open backend for inputs of shape (B, N, d); a ``with`` block closes it.
 
     "auto" is the GPU if there is a usable one, else the CPU with one ``notice``; it is the GPU without fallback once a
-    kernel, a device or a precision is asked for that only a GPU has.
+    kernel, a device or a precision is asked for that only a GPU has. Kernel "sequential" is the CPU without notice.
     """
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {name!r}")
@@ -95,6 +95,13 @@ def open_backend(
         raise UsageError(f"there is no kernel {kernel!r}.", f"choose one of {', '.join(KERNELS)}.")
     if kernel is not None and precision not in KERNELS[kernel].precisions:
         raise UsageError(f"kernel {kernel} has no {precision}.", f"it has {', '.join(KERNELS[kernel].precisions)}.")
+    if kernel is not None and KERNELS[kernel].on_host:
+        asked = {"--backend cuda": name == "cuda", "--device": device, "--max-device-memory": max_device_bytes}
+        for option in (option for option, value in asked.items() if value not in (None, False)):
+            raise UsageError(f"{option} is for GPUs, kernel {kernel} runs on the CPU.", "leave out one of the two.")
+        from flashcli.backends.sequential import SequentialBackend
+
+        return SequentialBackend(shape[2], causal, scale)
     if name == "cpu" and (kernel is not None or device is not None):
         raise UsageError("--kernel and --device are for GPUs, not for the cpu backend.", "leave out --backend cpu.")
     if name == "cpu" and max_device_bytes is not None:

@@ -1,14 +1,15 @@
-"""What the CPU and the CUDA backend have in common: slots of memory that chunks of batches pass through."""
+"""What the backends have in common: slots of memory that chunks of batches pass through."""
 
 from __future__ import annotations
 
 import abc
+from typing import Self
 
 import numpy as np
 
 from flashcli.fileformat import Shape
 from flashcli.stream import Arrays, Overlap, stream
-from flashcli.timing import Timeline
+from flashcli.timing import Timeline, wall_seconds
 
 
 class Slot:
@@ -20,6 +21,12 @@ class Slot:
         self.finite = True  # whether the input is: NaN and Inf need care
         self.batches = range(0)  # those in it
         self.submitted = 0.0  # when, in seconds of time.perf_counter
+
+    @classmethod
+    def on_host(cls, shape: Shape, batches: int) -> Self:
+        """A slot in ordinary memory."""
+        sizes = (batches, 3, shape.N, shape.d), (batches, shape.N, shape.d)
+        return cls(*(np.empty(size, np.float32) for size in sizes))
 
     @property
     def capacity(self) -> int:
@@ -60,3 +67,10 @@ class Backend(abc.ABC):
     def forward(self, qkv: np.ndarray, out: np.ndarray) -> None:
         """The same for Q, K and V in one array [B, 3, N, d], as files have them."""
         self.attend(qkv[:, 0], qkv[:, 1], qkv[:, 2], out)
+
+    def measure(self, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
+        """Seconds of each of ``runs`` runs, after one that is not timed, taking turns among inputs [B, 3, N, d].
+
+        The first input's answer is left in ``out`` [B, N, d].
+        """
+        return wall_seconds(lambda qkv: self.forward(qkv, out), inputs, runs)

@@ -67,9 +67,7 @@ class CpuBackend(Backend):
         return {"backend": "cpu", "threads": self._threads, "Br": BR, "Bc": BC}
 
     def slots(self, shape: Shape, batches: int, count: int) -> list[CpuSlot]:
-        sizes = (batches, 3, shape.N, shape.d), (batches, shape.N, shape.d)
-        count = min(count, -(-shape.B // batches))
-        return [CpuSlot(*(np.empty(size, np.float32) for size in sizes)) for _ in range(count)]
+        return [CpuSlot.on_host(shape, batches) for _ in range(min(count, -(-shape.B // batches)))]
 
     def submit(self, slot: Slot, batches: range, timeline: Timeline) -> None:
         q, k, v = slot.input[: len(batches)].transpose(1, 0, 2, 3)

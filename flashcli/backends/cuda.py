@@ -21,8 +21,8 @@ from flashcli.kernels import KERNELS, Build, Kernel, Launch, Problem, choose, ex
 from flashcli.stream import Overlap, name_of
 from flashcli.timing import Timeline
 
-# Q, K, V, O, workspace, q_stride, kv_stride, B, M, N, first_row, scale: see ATTENTION_ARGUMENTS in cuda/common.cuh
-ARGUMENTS = "PPPPPqqiiiif"
+# Q, K, V, O, workspace, q_stride, kv_stride, B, M, N, first_row, scale, tile_i, tile_j: see cuda/common.cuh
+ARGUMENTS = "PPPPPqqiiiifii"
 GIB = 2**30
 FREE_THE_GPU = "free the GPU, use a larger one, or --backend cpu."
 DEFAULT_SHARED = 48 * 1024  # more dynamic shared memory has to be asked for
@@ -101,7 +101,7 @@ class Program:
         code = compiler.cubin(build, compiler.architecture(capability))
         try:
             self._module = driver.module_from_buffer(code)
-            self._functions = {launch.function: self._function(driver, launch) for launch in build.launches(1, 1, 1)}
+            self._functions = {launch.function: self._function(driver, launch) for launch in build.functions()}
         except driver.MemoryError as error:
             raise OutOfMemory(f"the GPU has no memory left for kernel {build.kernel.name}.", FREE_THE_GPU) from error
         except driver.Error as error:
@@ -126,7 +126,7 @@ class Program:
 
     def prepare(self, keys: Keys, stream) -> None:
         """Queue what `attend` needs once for the same K and V, however many rows attend to them afterwards."""
-        for launch in self.build.launches(keys.B, keys.N, keys.N)[:-1]:
+        for launch in self.build.prepare(keys.B, keys.N):
             self._call(launch, keys, stream)
 
     def attend(self, keys: Keys, q: int, q_stride: int, M: int, output, scale: float, stream, first_row=0) -> None:
@@ -134,14 +134,15 @@ class Program:
 
         ``first_row`` is the position of the first of them in its sequence, which only a causal mask asks for.
         """
-        launch = self.build.launches(keys.B, M, keys.N)[-1]
-        self._call(launch, keys, stream, q, q_stride, M, first_row, output, scale)
+        for launch in self.build.launches(keys.B, M, keys.N):
+            self._call(launch, keys, stream, q, q_stride, M, first_row, output, scale)
 
     def _call(self, launch: Launch, keys: Keys, stream, q=0, q_stride=0, M=0, first_row=0, output=0, scale=0.0) -> None:
         k, v, kv_stride, B, N, workspace = keys
         self._functions[launch.function].prepared_async_call(
             (launch.grid, 1), (launch.threads, 1, 1), stream,
-            q, k, v, output, workspace, q_stride, kv_stride, B, M, N, first_row, scale, shared_size=launch.shared,
+            q, k, v, output, workspace, q_stride, kv_stride, B, M, N, first_row, scale, *launch.tile,
+            shared_size=launch.shared,
         )  # fmt: skip
 
 
@@ -270,7 +271,7 @@ class CudaBackend(Backend):
                 if self._device_bytes(shape, batches) * count > self._max_device_bytes:
                     raise self._driver.MemoryError("the limit set by the user")
                 return [
-                    CudaSlot(self._driver, shape, batches, self._build.workspace(batches, shape.N))
+                    CudaSlot(self._driver, shape, batches, self._build.workspace(batches, shape.N, shape.N))
                     for _ in range(count)
                 ]
             except self._driver.MemoryError:
@@ -317,7 +318,7 @@ class CudaBackend(Backend):
         try:
             on_device = [driver.to_device(qkv) for qkv in inputs]
             output = driver.to_device(np.full_like(out, np.nan))
-            workspace = allocate(driver, self._build.workspace(B, N))
+            workspace = allocate(driver, self._build.workspace(B, N, N))
             stream, seconds = driver.Stream(), []
             for index in range(runs + 1, -1, -1):  # ends with the first input
                 start, end = driver.Event(), driver.Event()
@@ -335,7 +336,8 @@ class CudaBackend(Backend):
 
     def _device_bytes(self, shape: Shape, batches: int) -> int:
         """Device memory of a slot for some batches."""
-        return batches * (shape.input_batch_bytes + shape.output_batch_bytes) + self._build.workspace(batches, shape.N)
+        in_and_out = batches * (shape.input_batch_bytes + shape.output_batch_bytes)
+        return in_and_out + self._build.workspace(batches, shape.N, shape.N)
 
     def _failure(self, error: Exception) -> KernelFailure:
         return KernelFailure(
