@@ -96,9 +96,14 @@ def open_backend(
     if kernel is not None and precision not in KERNELS[kernel].precisions:
         raise UsageError(f"kernel {kernel} has no {precision}.", f"it has {', '.join(KERNELS[kernel].precisions)}.")
     if kernel is not None and KERNELS[kernel].on_host:
-        asked = {"--backend cuda": name == "cuda", "--device": device, "--max-device-memory": max_device_bytes}
-        for option in (option for option, value in asked.items() if value not in (None, False)):
-            raise UsageError(f"{option} is for GPUs, kernel {kernel} runs on the CPU.", "leave out one of the two.")
+        asked = {
+            "--backend cuda": name == "cuda",
+            "--device": device is not None,
+            "--max-device-memory": max_device_bytes is not None,
+        }
+        if any(asked.values()):
+            options = " and ".join(option for option, given in asked.items() if given)
+            raise UsageError(f"{options}: for GPUs, but kernel {kernel} runs on the CPU.", "leave out one of the two.")
         from flashcli.backends.sequential import SequentialBackend
 
         return SequentialBackend(shape[2], causal, scale)

@@ -1,4 +1,4 @@
-"""The sequential program in C: how it is compiled and kept, and what surrounds it. Its answers: see test_attention.py."""
+"""The sequential program in C: how it is compiled and kept, and what surrounds it. Answers: see test_attention.py."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_without_a_compiler_what_is_cached_will_do(cc, monkeypatch):
     monkeypatch.setenv("CC", "")
     with SequentialBackend(32) as backend:
         assert_accurate(forward(backend, QKV), QKV)
-    with pytest.raises(BackendUnavailable, match="no C compiler .* no cached sequential for d = 64"):
+    with pytest.raises(BackendUnavailable, match=r"no C compiler .* no cached sequential for d = 64"):
         SequentialBackend(64)
 
 
@@ -118,9 +118,9 @@ def test_run_with_it(cc, given, tmp_path, backend):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--backend", "cuda"], "--backend cuda is for GPUs, kernel sequential runs on the CPU."),
-        (["--device", "0"], "--device is for GPUs"),
-        (["--max-device-memory", "1G"], "--max-device-memory is for GPUs"),
+        (["--backend", "cuda"], "--backend cuda: for GPUs, but kernel sequential runs on the CPU."),
+        (["--device", "0"], "--device: for GPUs"),
+        (["--max-device-memory", "1G"], "--max-device-memory: for GPUs"),
         (["--precision", "fp16"], "kernel sequential has no fp16."),
     ],
 )
