@@ -5,7 +5,7 @@
 // 32 rows: S[r][j], Bc floats apart, was in one or two banks, so that each access took 16 or 32 turns; S[j][r] is in 32
 // banks. Eight threads that copy a row of Q write eight columns of it, Br float4s apart and so in the same four banks; the
 // ^ moves each to banks of its own, and the eight rows that a warp reads at once stay eight different ones.
-// What it costs: nothing.
+// What it costs: an exclusive or in the addresses of Q.
 #include "common.cuh"
 
 constexpr int D = round_up(HEAD_DIM, 4);
