@@ -16,12 +16,13 @@
 //   workspace     scratch of the size the registry asks for; null for most kernels
 //   first_row     the position of Q's first row in the sequence: where the causal mask lets it look. All rows: 0, and M = N
 //   scale         factor on Q Kᵀ, usually 1/sqrt(d)
+//   tile_i, tile_j  the pair of tiles that the launch is for, where one launch does not take them all (01_baseline.cu); else 0
 // (The file interleaves Q, K and V per batch: then both strides are 3 N d.) Where d is a multiple of 4, matrices start on
 // 16 bytes.
 #define ATTENTION_ARGUMENTS                                                                                       \
     const float *__restrict__ Q, const float *__restrict__ K, const float *__restrict__ V, float *__restrict__ O, \
         unsigned char *__restrict__ workspace, long long q_stride, long long kv_stride, int B, int M, int N,      \
-        int first_row, float scale
+        int first_row, float scale, int tile_i, int tile_j
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }

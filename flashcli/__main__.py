@@ -10,7 +10,8 @@ def main() -> None:
     if sys.argv[1:2] == ["run"]:  # its BLAS has one thread for each of ours: to start more takes time
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # The driver and a context take 0.2 s of somebody else's time: begin before even click is imported.
-    if sys.argv[1:2] == ["run"] and not any(arg.endswith("cpu") or arg.startswith("--device") for arg in sys.argv):
+    on_host = ("cpu", "sequential")
+    if sys.argv[1:2] == ["run"] and not any(arg.endswith(on_host) or arg.startswith("--device") for arg in sys.argv):
         from flashcli.backends.warm_up import warm_up
 
         warm_up()

@@ -90,7 +90,7 @@ def open_backend(
     It is right for any B, N and number of rows; they only decide which tiles are fastest.
 
     "auto" is the GPU if there is a usable one, else the CPU with one ``notice``; it is the GPU without fallback once a
-    kernel, a device or a precision is asked for that only a GPU has.
+    kernel, a device or a precision is asked for that only a GPU has. Kernel "sequential" is the CPU without notice.
     """
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {name!r}")
@@ -98,6 +98,18 @@ def open_backend(
         raise UsageError(f"there is no kernel {kernel!r}.", f"choose one of {', '.join(KERNELS)}.")
     if kernel is not None and precision not in KERNELS[kernel].precisions:
         raise UsageError(f"kernel {kernel} has no {precision}.", f"it has {', '.join(KERNELS[kernel].precisions)}.")
+    if kernel is not None and KERNELS[kernel].on_host:
+        asked = {
+            "--backend cuda": name == "cuda",
+            "--device": device is not None,
+            "--max-device-memory": max_device_bytes is not None,
+        }
+        if any(asked.values()):
+            options = " and ".join(option for option, given in asked.items() if given)
+            raise UsageError(f"{options}: for GPUs, but kernel {kernel} runs on the CPU.", "leave out one of the two.")
+        from flashcli.backends.sequential import SequentialBackend
+
+        return SequentialBackend(shape[2], causal, scale)
     if name == "cpu" and (kernel is not None or device is not None):
         raise UsageError("--kernel and --device are for GPUs, not for the cpu backend.", "leave out --backend cpu.")
     if name == "cpu" and max_device_bytes is not None:

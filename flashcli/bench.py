@@ -9,7 +9,6 @@ import re
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from flashcli.backends.cpu import blas_text
 from flashcli.distributions import draw
 from flashcli.fileformat import Shape
 from flashcli.kernels import KERNELS
-from flashcli.timing import tflops
+from flashcli.timing import tflops, wall_seconds
 from flashcli.verify import Comparison, reference
 
 L2_BYTES = 256 * 2**20  # several inputs, more than any second-level cache holds, take turns
@@ -143,7 +142,7 @@ def cpu_contenders(against: list[str], threads: int, causal: bool) -> list[Conte
 def _cpu_measure(threads: int, causal: bool):
     def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
         with open_backend("cpu", out.shape, causal, threads=threads) as backend:
-            return _wall_seconds(lambda qkv: backend.forward(qkv, out), inputs, runs)
+            return backend.measure(inputs, out, runs)
 
     return measure
 
@@ -153,20 +152,11 @@ def _torch_cpu_measure(peer: peers.Peer):
 
     def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
         tensors = [[torch.from_numpy(x[:, i, None]).contiguous() for i in range(3)] for x in inputs]
-        seconds = _wall_seconds(lambda qkv: peer.attend(*qkv), tensors, runs)
+        seconds = wall_seconds(lambda qkv: peer.attend(*qkv), tensors, runs)
         out[...] = peer.attend(*tensors[0])[:, 0].numpy()
         return seconds
 
     return measure
-
-
-def _wall_seconds(work, inputs: list, runs: int) -> list[float]:
-    seconds = []
-    for index in range(runs, -1, -1):  # the first is a warm-up; the last leaves the first input's answer
-        start = time.perf_counter()
-        work(inputs[index % len(inputs)])
-        seconds.append(time.perf_counter() - start)
-    return seconds[1:]
 
 
 def circumstances() -> dict[str, object]:

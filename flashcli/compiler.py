@@ -1,12 +1,14 @@
-"""From a kernel's source to machine code: finding nvcc, compiling through PyCUDA, and a cache of cubins.
+"""From a kernel's source to machine code: finding a compiler, compiling, and a cache of what came of it.
 
-A cubin is cached under a hash of everything it depends on, so that a warm start compiles nothing and starts no
-process. (PyCUDA's own cache runs ``nvcc --version`` on every start, and preprocesses a source with an ``#include``.)
+Cubins are made by nvcc through PyCUDA, the sequential program's shared library by the host's C compiler. Both are
+cached under a hash of everything they depend on, so that a warm start compiles nothing and starts no process. (PyCUDA's
+own cache runs ``nvcc --version`` on every start, and preprocesses a source with an ``#include``.)
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import re
@@ -25,6 +27,7 @@ SOURCES = next(
     if (folder / "common.cuh").exists()
 )
 OPTIONS = ("-std=c++17", "-O3", "-lineinfo")
+C_OPTIONS = ("-std=c99", "-O3", "-fPIC", "-shared")  # the arithmetic as it is written: no -ffast-math
 
 
 def find_nvcc() -> Path | None:
@@ -35,6 +38,14 @@ def find_nvcc() -> Path | None:
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
     candidates = [f"{home}/bin/nvcc" for home in homes] + ["nvcc", "/usr/local/cuda/bin/nvcc"]
     return next((Path(path) for candidate in candidates if (path := shutil.which(candidate))), None)
+
+
+def find_cc() -> list[str] | None:
+    """The host's C compiler, with its options: $CC (empty: none, use what is cached), else cc, gcc or clang."""
+    named = os.environ.get("CC")
+    candidates = ["cc", "gcc", "clang"] if named is None else [named]
+    commands = [candidate.split() for candidate in candidates]
+    return next((command for command in commands if command and shutil.which(command[0])), None)
 
 
 def architecture(capability: tuple[int, int]) -> str:
@@ -50,7 +61,24 @@ def cache_folder() -> Path:
 
 
 def options(build: Build) -> list[str]:
-    return [*OPTIONS, *(f"-D{name}={value}" for name, value in build.macros().items())]
+    given = C_OPTIONS if build.kernel.on_host else OPTIONS
+    return [*given, *(f"-D{name}={value}" for name, value in build.macros().items())]
+
+
+def _stem(build: Build, arch: str) -> str:
+    """The name in the cache that a build for an architecture has, but for the compiler's part."""
+    texts = [(SOURCES / build.kernel.file).read_text(), *(path.read_text() for path in sorted(SOURCES.glob("*.cuh")))]
+    return f"{build.kernel.name}-{arch}-d{build.problem.d}-{_hash(*texts, *options(build))}"
+
+
+def _without_compiler(build: Build, stem: str, suffix: str, missing: str, hint: str) -> Path:
+    """The same source and options, cached by whichever compiler."""
+    cached = sorted(cache_folder().glob(f"{stem}-*.{suffix}"))
+    if not cached:
+        raise BackendUnavailable(
+            f"there is no {missing}, and no cached {build.kernel.name} for d = {build.problem.d}.", hint
+        )
+    return cached[0]
 
 
 def cubin(build: Build, arch: str) -> bytes:
@@ -58,35 +86,38 @@ def cubin(build: Build, arch: str) -> bytes:
 
     Without a compiler, a cubin of the same source and options that any compiler made will do.
     """
-    source = (SOURCES / build.kernel.file).read_text()
-    flags = options(build)
-    headers = [path.read_text() for path in sorted(SOURCES.glob("*.cuh"))]
-    stem = f"{build.kernel.name}-{arch}-d{build.problem.d}-{_hash(source, *headers, *flags)}"
-    nvcc = find_nvcc()
+    stem, nvcc = _stem(build, arch), find_nvcc()
     if nvcc is None:
-        cached = sorted(cache_folder().glob(f"{stem}-*.cubin"))
-        if not cached:
-            raise BackendUnavailable(
-                f"there is no nvcc (the CUDA compiler), and no cached {build.kernel.name} for d = {build.problem.d}.",
-                "install the CUDA toolkit, load its module, or set CUDA_HOME (or use --backend cpu).",
-            )
-        return cached[0].read_bytes()
+        hint = "install the CUDA toolkit, load its module, or set CUDA_HOME (or use --backend cpu)."
+        return _without_compiler(build, stem, "cubin", "nvcc (the CUDA compiler)", hint).read_bytes()
     path = cache_folder() / f"{stem}-{_identity(nvcc)}.cubin"
     with contextlib.suppress(OSError):
         return path.read_bytes()
-    code = _compile(source, nvcc, flags, arch)
+    code = _compile((SOURCES / build.kernel.file).read_text(), nvcc, options(build), arch)
     _store(path, code)
     return code
+
+
+def library(build: Build) -> ctypes.CDLL:
+    """A kernel for the host, loaded, from the cache if it is there; the rules are those of `cubin`."""
+    stem, cc = _stem(build, os.uname().machine), find_cc()
+    if cc is None:
+        hint = "install gcc (build-essential), or set CC."
+        return ctypes.CDLL(str(_without_compiler(build, stem, "so", "C compiler (cc, gcc or clang)", hint)))
+    path = cache_folder() / f"{stem}-{_identity(Path(shutil.which(cc[0])), *cc[1:])}.so"
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL(str(path))
+    return _compile_library(build, cc, path)
 
 
 def _hash(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:20]
 
 
-def _identity(nvcc: Path) -> str:
-    """Changes when another toolkit is installed, at the price of a stat instead of `nvcc --version`."""
-    status = nvcc.resolve().stat()
-    return _hash(str(nvcc.resolve()), str(status.st_size), str(status.st_mtime_ns))[:8]
+def _identity(compiler: Path, *arguments: str) -> str:
+    """Changes when another compiler is installed, at the price of a stat instead of `nvcc --version`."""
+    status = compiler.resolve().stat()
+    return _hash(str(compiler.resolve()), str(status.st_size), str(status.st_mtime_ns), *arguments)[:8]
 
 
 def _compile(source: str, nvcc: Path, flags: list[str], arch: str) -> bytes:
@@ -102,6 +133,25 @@ def _compile(source: str, nvcc: Path, flags: list[str], arch: str) -> bytes:
         raise BackendUnavailable(f"{nvcc} cannot be run: {error}.", "repair the CUDA toolkit, or set NVCC.") from error
     except driver.CompileError as error:
         raise compile_failure(error.stderr or str(error), arch) from error
+
+
+def _compile_library(build: Build, cc: list[str], path: Path) -> ctypes.CDLL:
+    """Compile, store under ``path`` if that can be written, and load."""
+    import subprocess  # here, because a warm start compiles nothing
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = os.path.join(folder, "library.so")
+        command = [*cc, *options(build), str(SOURCES / build.kernel.file), "-o", made, "-lm"]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise BackendUnavailable(f"{cc[0]} cannot be run: {error}.", "repair the C compiler, or set CC.") from error
+        if result.returncode:
+            complaint = next(iter(result.stderr.strip().splitlines()), f"exit code {result.returncode}")
+            raise BackendUnavailable(f"{cc[0]} does not compile {build.kernel.file}: {complaint}.", "is CC right?")
+        _store(path, Path(made).read_bytes())
+        return ctypes.CDLL(made)  # stays loaded when the file is gone
 
 
 def compile_failure(output: str, arch: str) -> BackendUnavailable | KernelFailure:

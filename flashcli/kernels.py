@@ -1,4 +1,4 @@
-"""The ladder of CUDA kernels as plain data: what each is, which tiles it uses, and how it is launched.
+"""The ladder of kernels as plain data: what each is, which tiles it uses, and how it is launched.
 
 One kernel is one file in ``cuda/`` and one entry in `KERNELS`. The command line's choices, the tests, the benchmark and
 the table of ``flashcli kernels`` all derive from it. Names are the paper's (FlashAttention-2, arXiv 2307.08691, section
@@ -8,7 +8,8 @@ query rows of each batch, usually all N.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -51,12 +52,16 @@ class Tiling(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One launch: the function in the .cu file, its number of blocks and of threads a block, dynamic shared bytes."""
+    """One launch: the function in the .cu file, its number of blocks and of threads a block, dynamic shared bytes.
+
+    ``tile`` is the pair (i, j) of tiles that it is for, where it is not for all.
+    """
 
     function: str
     grid: int
     threads: int
     shared: int = 0
+    tile: tuple[int, int] = (0, 0)
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -67,9 +72,13 @@ def round_up(a: int, b: int) -> int:
     return ceil_div(a, b) * b
 
 
-def block_per_row_tile(tiling: Tiling, problem: Problem) -> list[Launch]:
+def nothing(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    return ()
+
+
+def block_per_row_tile(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     """One block for each of the B * Tr row tiles: what most kernels do."""
-    return [Launch("attention", problem.B * ceil_div(problem.M, tiling.Br), tiling.threads, tiling.shared)]
+    return (Launch("attention", problem.B * ceil_div(problem.M, tiling.Br), tiling.threads, tiling.shared),)
 
 
 def no_workspace(tiling: Tiling, problem: Problem) -> int:
@@ -80,10 +89,11 @@ def no_workspace(tiling: Tiling, problem: Problem) -> int:
 class Kernel:
     """One rung.
 
-    ``tiling(problem)`` gives the tiles; ``launches(tiling, problem)`` the launches, in order, the last of them
-    for all that depends on Q; ``workspace(tiling, problem)`` the bytes of device scratch they share. ``needs`` is the
-    lowest compute capability; ``arch_only`` says that only that very architecture runs it. A kernel that ``splits``
-    numbers into fp16 halves turns an infinity into NaN, and has a choice of precision.
+    ``tiling(problem)`` gives the tiles; ``prepare(tiling, problem)`` the launches that K and V alone need, once for
+    however many rows attend to them; ``launches(tiling, problem)`` those for M query rows, in order;
+    ``workspace(tiling, problem)`` the bytes of device scratch they all share. ``needs`` is the lowest compute
+    capability; ``arch_only`` says that only that very architecture runs it; ``on_host``, that no GPU does. A kernel
+    that ``splits`` numbers into fp16 halves turns an infinity into NaN, and has a choice of precision.
     """
 
     name: str
@@ -92,11 +102,16 @@ class Kernel:
     tiling: Callable[[Problem], Tiling]
     needs: tuple[int, int] = (5, 0)
     arch_only: bool = False
+    on_host: bool = False
     splits: bool = False
-    launches: Callable[[Tiling, Problem], list[Launch]] = block_per_row_tile
+    prepare: Callable[[Tiling, Problem], Iterable[Launch]] = nothing
+    launches: Callable[[Tiling, Problem], Iterable[Launch]] = block_per_row_tile
     workspace: Callable[[Tiling, Problem], int] = no_workspace
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether a GPU of this compute capability runs it."""
+        if self.on_host:
+            return False
         return capability == self.needs if self.arch_only else capability >= self.needs
 
     @property
@@ -121,16 +136,89 @@ class Build:
         macros |= {"CAUSAL": int(self.problem.causal), **dict(tiling.macros)}
         return macros | ({"PRODUCTS": self.problem.products} if self.kernel.splits else {})
 
-    def launches(self, B: int, M: int, N: int) -> list[Launch]:
+    def functions(self) -> list[Launch]:
+        """Every function that is launched, once, as for the smallest input."""
+        smallest = self.problem._replace(B=1, M=1, N=1)
+        return [*self.kernel.prepare(self.tiling, smallest), *self.kernel.launches(self.tiling, smallest)]
+
+    def prepare(self, B: int, N: int) -> Iterable[Launch]:
+        return self.kernel.prepare(self.tiling, self.problem._replace(B=B, N=N))
+
+    def launches(self, B: int, M: int, N: int) -> Iterable[Launch]:
         return self.kernel.launches(self.tiling, self.problem._replace(B=B, M=M, N=N))
 
     @property
     def prepares(self) -> bool:
         """Whether its workspace is for K and V, once for all that depends on Q; else it is for one launch."""
-        return len(self.launches(1, 1, 1)) > 1
+        return any(self.prepare(1, 1))
 
-    def workspace(self, B: int, N: int) -> int:
-        return self.kernel.workspace(self.tiling, self.problem._replace(B=B, N=N))
+    def workspace(self, B: int, M: int, N: int) -> int:
+        return self.kernel.workspace(self.tiling, self.problem._replace(B=B, M=M, N=N))
+
+
+STATIC_SHARED = 48 * 1024  # bytes of shared memory that a block has without asking for more
+
+# ---- sequential and baseline: one algorithm on the same tiles
+
+
+def _sequential(problem: Problem) -> Tiling:
+    return Tiling(32, 32, 1)
+
+
+def _baseline(problem: Problem) -> Tiling:
+    return Tiling(32, 32, 32 * 32)
+
+
+def _steps_of_each_tile_pair(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
+    """Five launches for each pair of tiles, one block a batch, with a thread for each score or for each row."""
+    score, row = tiling.threads, tiling.Br
+    steps = {"scores": score, "row_max": row, "minus_max_and_exp": score, "row_sum": row, "update": score}
+    for tile in itertools.product(range(ceil_div(problem.M, tiling.Br)), range(ceil_div(problem.N, tiling.Bc))):
+        for step, threads in steps.items():
+            yield Launch(step, problem.B, threads, tile=tile)
+
+
+def _block_per_batch(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    return (Launch("attention", problem.B, tiling.threads),)
+
+
+def _maxima_and_sums(tiling: Tiling, problem: Problem) -> int:
+    """m and l of every row."""
+    return problem.B * problem.M * 2 * 4
+
+
+def _baseline_workspace(tiling: Tiling, problem: Problem) -> int:
+    """m and l of every row; and of one tile in each batch, the row maxima and sums, and the scores."""
+    return _maxima_and_sums(tiling, problem) + problem.B * (2 * tiling.Br + tiling.Br * tiling.Bc) * 4
+
+
+# ---- fused
+
+
+def _fused(problem: Problem) -> Tiling:
+    rows = next(rows for rows in (32, 16, 8) if 4 * rows * (3 * problem.d + rows + 2) <= STATIC_SHARED)
+    return Tiling(rows, rows, rows * rows)
+
+
+# ---- max_shared to no_bank_conflicts: one thread a row; tiles of Q, K, V and S that fill static shared memory
+
+SIZES = (128, 32), (128, 16), (64, 32), (64, 16), (32, 16), (32, 8), (32, 4)
+
+
+def _row_per_thread(problem: Problem) -> Tiling:
+    padded = round_up(problem.d, 4)
+    Br, Bc = next((Br, Bc) for Br, Bc in SIZES if 4 * (Br * padded + 2 * Bc * padded + Br * Bc) <= STATIC_SHARED)
+    return Tiling(Br, Bc, Br)
+
+
+def _rows_of_O(tiling: Tiling, problem: Problem) -> int:
+    """O, unfinished, padded to whole tiles."""
+    return problem.B * round_up(problem.M, tiling.Br) * round_up(problem.d, 4) * 4
+
+
+def _rows_of_O_m_l(tiling: Tiling, problem: Problem) -> int:
+    """The same, with m and l."""
+    return _rows_of_O(tiling, problem) + problem.B * round_up(problem.M, tiling.Br) * 2 * 4
 
 
 # ---- q_in_registers
@@ -143,7 +231,7 @@ def _q_in_registers(problem: Problem) -> Tiling:
     threads, Br = 128, 128 // lanes
     padded = round_up(problem.d, 4 * lanes)
     Bc = 64
-    while Bc * (2 * padded + Br) * 4 > 48 * 1024:  # K, V and S tiles in static shared memory
+    while Bc * (2 * padded + Br) * 4 > STATIC_SHARED:  # K, V and S tiles
         Bc //= 2
     return Tiling(Br, Bc, threads)
 
@@ -185,12 +273,8 @@ def _split_workspace(tiling: Tiling, problem: Problem) -> int:
     return problem.B * ceil_div(problem.N, tiling.Bc) * (_tile_bytes(tiling.Bc, problem) + 8)
 
 
-def _prepare(tiling: Tiling, problem: Problem) -> Launch:
-    return Launch("prepare", 2 * problem.B * ceil_div(problem.N, tiling.Bc), PREPARE_THREADS)
-
-
-def _prepare_and_attend(tiling: Tiling, problem: Problem) -> list[Launch]:
-    return [_prepare(tiling, problem), *block_per_row_tile(tiling, problem)]
+def _split_keys(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    return (Launch("prepare", 2 * problem.B * ceil_div(problem.N, tiling.Bc), PREPARE_THREADS),)
 
 
 # ---- mma
@@ -256,13 +340,16 @@ def _splits_in_kernel(tiling: Tiling) -> bool:
     return ("SPLIT_IN_KERNEL", 1) in tiling.macros
 
 
-def _wgmma_launches(tiling: Tiling, problem: Problem) -> list[Launch]:
+def _wgmma_prepare(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    return () if _splits_in_kernel(tiling) else _split_keys(tiling, problem)
+
+
+def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     """As many blocks as run at once, each with many row tiles; causal: one each, so that the hardware balances them."""
     tiles = problem.B * ceil_div(problem.M, tiling.Br)
     blocks_per_sm = 2 if tiling.Br == 64 and problem.d <= 64 else 1
     grid = tiles if problem.causal and not _splits_in_kernel(tiling) else min(tiles, problem.sms * blocks_per_sm)
-    attend = Launch("attention", grid, tiling.threads, tiling.shared)
-    return [attend] if _splits_in_kernel(tiling) else [_prepare(tiling, problem), attend]
+    return (Launch("attention", grid, tiling.threads, tiling.shared),)
 
 
 def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
@@ -273,9 +360,82 @@ KERNELS = {
     kernel.name: kernel
     for kernel in [
         Kernel(
+            name="sequential",
+            file="00_sequential.c",
+            summary="plain C on one CPU core: the zero point",
+            tiling=_sequential,
+            on_host=True,
+        ),
+        Kernel(
+            name="baseline",
+            file="01_baseline.cu",
+            summary="five kernels for each pair of tiles, launched from the host; everything in global memory",
+            tiling=_baseline,
+            launches=_steps_of_each_tile_pair,
+            workspace=_baseline_workspace,
+        ),
+        Kernel(
+            name="fused",
+            file="02_fused.cu",
+            summary="one kernel, one block a batch; tiles and S in shared memory, m, l and O in global memory",
+            tiling=_fused,
+            launches=_block_per_batch,
+            workspace=_maxima_and_sums,
+        ),
+        Kernel(
+            name="max_shared",
+            file="03_max_shared.cu",
+            summary="tiles as large as 48 KB of shared memory allow, one query row a thread",
+            tiling=_row_per_thread,
+            launches=_block_per_batch,
+            workspace=_maxima_and_sums,
+        ),
+        Kernel(
+            name="split_q",
+            file="04_split_q.cu",
+            summary="a block for each tile of Q, not for each batch",
+            tiling=_row_per_thread,
+            workspace=_maxima_and_sums,
+        ),
+        Kernel(
+            name="float4",
+            file="05_float4.cu",
+            summary="four numbers to an instruction, in global and in shared memory",
+            tiling=_row_per_thread,
+            workspace=_maxima_and_sums,
+        ),
+        Kernel(
+            name="restructured",
+            file="06_restructured.cu",
+            summary="Q loaded once, one division a row, 2^x for exp",
+            tiling=_row_per_thread,
+            workspace=_maxima_and_sums,
+        ),
+        Kernel(
+            name="coalesced",
+            file="07_coalesced.cu",
+            summary="neighbouring threads touch neighbouring addresses of global memory",
+            tiling=_row_per_thread,
+            workspace=_rows_of_O_m_l,
+        ),
+        Kernel(
+            name="ml_in_registers",
+            file="08_ml_in_registers.cu",
+            summary="m and l in registers of the thread that owns the row",
+            tiling=_row_per_thread,
+            workspace=_rows_of_O,
+        ),
+        Kernel(
+            name="no_bank_conflicts",
+            file="09_no_bank_conflicts.cu",
+            summary="S by keys, Q swizzled: no two threads of a warp meet in a bank of shared memory",
+            tiling=_row_per_thread,
+            workspace=_rows_of_O,
+        ),
+        Kernel(
             name="q_in_registers",
             file="10_q_in_registers.cu",
-            summary="one query row a thread; Q, O, m, l in registers; K, V, S in shared memory (the report's last)",
+            summary="Q and O in registers too, larger tiles of K and V in the room that Q leaves (the report's last)",
             tiling=_q_in_registers,
         ),
         Kernel(
@@ -291,7 +451,7 @@ KERNELS = {
             tiling=_mma,
             needs=(8, 0),
             splits=True,
-            launches=_prepare_and_attend,
+            prepare=_split_keys,
             workspace=_split_workspace,
         ),
         Kernel(
@@ -302,6 +462,7 @@ KERNELS = {
             needs=(9, 0),
             arch_only=True,
             splits=True,
+            prepare=_wgmma_prepare,
             launches=_wgmma_launches,
             workspace=_wgmma_workspace,
         ),

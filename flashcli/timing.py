@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 PHASES = {"input": "Input Time", "computation": "Computation Time", "output": "Output Time"}
@@ -73,6 +73,16 @@ class Timeline:
             track = f"{span.phase} {number}"
             busy_until[track] = span.end
             yield span, track
+
+
+def wall_seconds(work: Callable[[object], None], inputs: list, runs: int) -> list[float]:
+    """Seconds of each of ``runs`` calls of ``work`` with inputs in turn; the last call has the first input."""
+    seconds = []
+    for index in range(runs, -1, -1):  # the first is a warm-up
+        start = time.perf_counter()
+        work(inputs[index % len(inputs)])
+        seconds.append(time.perf_counter() - start)
+    return seconds[1:]
 
 
 def seconds_since_process_start() -> float:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from support import FAKE_PYCUDA, Engine, give_up_roots_powers, python_path, script
+from support import ENGINES, FAKE_PYCUDA, Engine, give_up_roots_powers, python_path, script
 
+from flashcli import compiler
 from flashcli.backends.cuda import devices
 from flashcli.errors import FlashError
 from flashcli.kernels import KERNELS
@@ -23,8 +24,6 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("flashcli")
-
-ENGINES = ["cpu", *(pytest.param(name, marks=pytest.mark.gpu) for name in KERNELS)]
 
 
 @pytest.fixture(scope="session")
@@ -41,8 +40,11 @@ def gpu() -> tuple[int, int]:
 
 @pytest.fixture(scope="module", params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """The CPU backend, then each kernel that runs on this machine's GPU."""
-    if request.param != "cpu":
+    """The CPU backend, the sequential program, then each kernel that runs on this machine's GPU."""
+    if request.param == "sequential":
+        if compiler.find_cc() is None:
+            pytest.skip("there is no C compiler here")
+    elif request.param != "cpu":
         capability = request.getfixturevalue("gpu")
         if not KERNELS[request.param].runs_on(capability):
             pytest.skip(f"{request.param} does not run on compute capability {capability}")

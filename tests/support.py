@@ -12,12 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from flashcli.api import open_backend
 from flashcli.kernels import KERNELS, Problem
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKE_PYCUDA = Path(__file__).resolve().parent / "fake_pycuda"
+
+GPU_KERNELS = [name for name, kernel in KERNELS.items() if not kernel.on_host]
+IN_USE = GPU_KERNELS[GPU_KERNELS.index("q_in_registers") :]  # for more than to learn from
+ENGINES = ["cpu", "sequential", *(pytest.param(name, marks=pytest.mark.gpu) for name in GPU_KERNELS)]
+# For tests of what cannot go wrong in one of the first rungs alone: fewer engines than the fixture has by itself.
+engines_in_use = pytest.mark.parametrize(
+    "engine", ["cpu", *(pytest.param(name, marks=pytest.mark.gpu) for name in IN_USE)], indirect=True, scope="module"
+)
 
 
 def random_qkv(B: int, N: int, d: int, seed: int = 0) -> np.ndarray:
@@ -109,8 +118,9 @@ def give_up_roots_powers() -> None:
 
 def open_engine(name: str, shape: tuple[int, int, int], causal: bool = False, scale: float | None = None, **more):
     """The cpu backend or a kernel, by name, for inputs of shape (B, N, d)."""
-    chosen = {"name": "cpu"} if name == "cpu" else {"name": "cuda", "kernel": name}
-    return open_backend(shape=shape, causal=causal, scale=scale, **chosen, **more)
+    kernel = None if name == "cpu" else name
+    backend = "cuda" if kernel in GPU_KERNELS else "cpu"
+    return open_backend(backend, shape, causal, scale, kernel, **more)
 
 
 def forward(backend, qkv: np.ndarray) -> np.ndarray:

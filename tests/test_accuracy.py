@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
-from support import forward, open_engine, random_qkv
+from support import IN_USE, forward, open_engine, random_qkv
 from tolerances import FACTOR, FLOOR, naive_fp32
 
 from flashcli.verify import reference
@@ -70,29 +72,36 @@ def relative_l2(out: np.ndarray, want: np.ndarray) -> float:
     return float(np.linalg.norm(out - want) / max(np.linalg.norm(want), 1e-300))
 
 
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=pytest.mark.gpu) for name in IN_USE], indirect=True, scope="module"
+)
 @pytest.mark.parametrize("d", [32, 64])
 @pytest.mark.parametrize("N", [2048, 32768])
 def test_uniform_inputs(engine, N, d):
-    if engine.name == "cpu":
-        pytest.skip(
-            "a gate for kernels; BLAS sums as it likes, and test_no_worse_than_naive holds it to naive attention"
-        )
+    """A gate for the kernels in use; what else there is is held to naive attention below."""
     qkv = random_qkv(1, N, d)
     rows = np.random.default_rng(0).choice(N, ROWS, replace=False)
     assert relative_l2(engine(qkv)[0][rows], reference(qkv[0], rows=rows)) <= UNIFORM_LIMIT
 
 
-@pytest.mark.parametrize("d", [32, 64])
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_worse_than_naive(engine, kind, d):
+@functools.cache
+def naive_case(kind: str, d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, tuple[float, float]]:
+    """An input, some rows, their float64 answer, and naive attention's errors: the same for all engines."""
     normal = np.random.default_rng(2).standard_normal((3, 1024, d))
     qkv = np.ascontiguousarray(KINDS[kind](normal), np.float32)
     rows = np.random.default_rng(3).choice(1024, ROWS, replace=False)
-    want, out = reference(qkv, rows=rows), engine(qkv[None])[0][rows]
-    assert np.isfinite(out).all()
-    l2, largest = naive_error(qkv, rows, want)
-    assert relative_l2(out, want) <= FACTOR * l2 + FLOOR
-    assert np.abs(out - want).max() <= FACTOR * largest + FLOOR * np.abs(qkv[2]).max()
+    want = reference(qkv, rows=rows)
+    return qkv, rows, want, naive_error(qkv, rows, want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_worse_than_naive(engine, kind):
+    for d in (32, 64):
+        qkv, rows, want, (l2, largest) = naive_case(kind, d)
+        out = engine(qkv[None])[0][rows]
+        assert np.isfinite(out).all()
+        assert relative_l2(out, want) <= FACTOR * l2 + FLOOR
+        assert np.abs(out - want).max() <= FACTOR * largest + FLOOR * np.abs(qkv[2]).max()
 
 
 def test_huge_inputs_give_finite_outputs(engine):

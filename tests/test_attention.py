@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import environment, forward, open_engine, random_qkv
+from support import engines_in_use, environment, forward, open_engine, random_qkv
 from tolerances import (
     FACTOR,
     FLOOR,
@@ -55,6 +55,7 @@ def test_more_batches_than_multiprocessors(engine):
     assert_accurate(engine(qkv), qkv)
 
 
+@engines_in_use
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("d", [32, 40, 64])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
@@ -69,6 +70,7 @@ def test_any_scale(engine, scale):
     assert_accurate(engine(qkv, scale=scale), qkv, scale=scale)
 
 
+@engines_in_use
 @pytest.mark.parametrize("built_for", [(1, 1), (3, 200), (2, 4096)])
 def test_what_is_built_for_one_shape_is_right_for_all(engine, built_for):
     engine.close()
@@ -104,12 +106,14 @@ def assert_close(got: np.ndarray, want: np.ndarray) -> None:
     np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE / 3)
 
 
+@engines_in_use
 @given(qkv=arrays, value=st.floats(-100, 100, width=32))
 def test_constant_v_gives_that_constant(engine, qkv, value):
     qkv[:, 2] = value
     np.testing.assert_allclose(engine(qkv), value, rtol=16 * FLOOR, atol=1e-30)  # but for denormals
 
 
+@engines_in_use
 @given(qkv=arrays, seed=st.integers(0, 2**32))
 def test_the_order_of_keys_changes_nothing(engine, qkv, seed):
     permuted = qkv.copy()
@@ -117,6 +121,7 @@ def test_the_order_of_keys_changes_nothing(engine, qkv, seed):
     assert_close(engine(permuted), engine(qkv))
 
 
+@engines_in_use
 @given(qkv=arrays, shift=st.integers(-8, 8))
 def test_shifted_scores_change_nothing(engine, qkv, shift):
     # Adding the same vector to every key adds the same number to all scores of a row. In eighths all sums are exact.
@@ -126,6 +131,7 @@ def test_shifted_scores_change_nothing(engine, qkv, shift):
     assert_close(engine(shifted), engine(qkv))
 
 
+@engines_in_use
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @given(qkv=arrays)
 def test_rows_lie_inside_the_range_of_v(engine, qkv, causal):
@@ -135,11 +141,13 @@ def test_rows_lie_inside_the_range_of_v(engine, qkv, causal):
     assert (out <= V.max(axis=1, keepdims=True) + slack).all()
 
 
+@engines_in_use
 @given(qkv=arrays)
 def test_the_first_causal_row_is_the_first_row_of_v(engine, qkv):
     np.testing.assert_allclose(engine(qkv, causal=True)[:, 0], qkv[:, 2, 0], rtol=4 * FLOOR)
 
 
+@engines_in_use
 @given(qkv=arrays, data=st.data())
 def test_a_causal_row_does_not_see_later_keys(engine, qkv, data):
     row = data.draw(st.integers(0, qkv.shape[2] - 1))
@@ -148,6 +156,7 @@ def test_a_causal_row_does_not_see_later_keys(engine, qkv, data):
     np.testing.assert_array_equal(engine(changed, causal=True)[:, : row + 1], engine(qkv, causal=True)[:, : row + 1])
 
 
+@engines_in_use
 @given(qkv=arrays)
 def test_scale_zero_gives_the_mean_of_v(engine, qkv):
     mean = qkv[:, 2].astype(np.float64).mean(axis=1, keepdims=True)
@@ -156,6 +165,7 @@ def test_scale_zero_gives_the_mean_of_v(engine, qkv):
     )
 
 
+@engines_in_use
 @given(qkv=arrays)
 def test_the_answer_of_a_batch_does_not_depend_on_the_others(engine, qkv):
     assert_close(engine(qkv)[-1:], engine(qkv[-1:]))
@@ -170,14 +180,27 @@ def spoilt(matrix: str, value: float, row: int) -> np.ndarray:
     return qkv
 
 
-@pytest.mark.parametrize("row", [0, 77, 149])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf], ids=str)
 @pytest.mark.parametrize("matrix", "QKV")
-def test_nan_and_inf_show_where_ieee_arithmetic_puts_them(engine, matrix, value, row):
-    qkv = spoilt(matrix, value, row)
-    out, want = engine(qkv), float64(qkv)
-    np.testing.assert_array_equal(np.isfinite(out), np.isfinite(want))
-    np.testing.assert_allclose(out[0], want[0], rtol=0, atol=TOLERANCE / 3)  # the other batch is as ever
+def test_nan_and_inf_show_where_ieee_arithmetic_puts_them(engine, matrix, value):
+    for row in (0, 77, 149):
+        qkv = spoilt(matrix, value, row)
+        out, want = engine(qkv), float64(qkv)
+        np.testing.assert_array_equal(np.isfinite(out), np.isfinite(want))
+        np.testing.assert_allclose(out[0], want[0], rtol=0, atol=TOLERANCE / 3)  # the other batch is as ever
+
+
+@pytest.mark.parametrize("keys", [100, 150], ids=["at first", "all"])
+def test_a_row_that_sees_minus_infinity_only(engine, keys):
+    """At first: the row maximum is still -inf after a tile or more. All: 0 / 0."""
+    qkv = random_qkv(1, 150, 32)
+    qkv[0, 0, :, 3], qkv[0, 1, :keys] = 1, 0
+    qkv[0, 1, :keys, 3] = -np.inf
+    out = engine(qkv)
+    if keys == 150:
+        assert np.isnan(out).all()
+    else:
+        np.testing.assert_allclose(out, float64(qkv), rtol=0, atol=TOLERANCE / 3)
 
 
 def test_nan_in_q_spoils_its_own_row_only(engine):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import script
+from support import GPU_KERNELS, IN_USE, script
 
 from flashcli import compiler
 from flashcli.compiler import architecture, compile_failure, cubin, find_nvcc, parse_ptxas
@@ -258,15 +258,17 @@ def test_a_report_of_ptxas_is_understood():
 
 
 HEAD_SIZES = (1, 32, 64, 80, 128, 256)
+FEW_HEAD_SIZES = (33, 64, 256)  # for the first rungs: their tiles differ, their code hardly
 SIZES = [(10, 2048), (2, 32768), (1360, 128)]
 
 
 def builds(kernel: Kernel) -> list[tuple[Build, str]]:
     """A kernel's builds for sm_80 and sm_90a: masked for one, unmasked for the other; both if it runs on one only."""
     archs = [architecture(capability) for capability in [(8, 0), (9, 0)] if kernel.runs_on(capability)]
+    head_sizes = HEAD_SIZES if kernel.name in IN_USE else FEW_HEAD_SIZES
     chosen = {}
     for (i, d), (B, N), (j, arch), causal in itertools.product(
-        enumerate(HEAD_SIZES), SIZES, enumerate(archs), [False, True]
+        enumerate(head_sizes), SIZES, enumerate(archs), [False, True]
     ):
         if len(archs) == 1 or causal == ((i + j) % 2 == 1):
             build = Build(kernel, Problem(B, N, N, d, causal))
@@ -277,15 +279,15 @@ def builds(kernel: Kernel) -> list[tuple[Build, str]]:
     return list(chosen.values())
 
 
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("kernel", [KERNELS[name] for name in GPU_KERNELS], ids=GPU_KERNELS)
 def test_a_kernel_compiles_without_spills_and_warnings(kernel):
     if find_nvcc() is None:
         pytest.skip("there is no nvcc here")
     bad, chosen = [], builds(kernel)
-    assert len(chosen) >= 2 * len(HEAD_SIZES)
+    assert len(chosen) >= 2 * len(FEW_HEAD_SIZES)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for (build, arch), report in zip(chosen, pool.map(lambda x: compiler.resources(*x), chosen), strict=True):
-            assert {launch.function for launch in build.launches(1, 1, 1)} <= set(report)
+            assert {launch.function for launch in build.functions()} == set(report)
             bad += [
                 f"{function}, {build.problem}, {arch}: {resources}"
                 for function, resources in report.items()

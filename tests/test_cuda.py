@@ -10,7 +10,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from support import flashcli, forward, leftovers, random_qkv, read_floats, sparse_input, write_input
+from support import GPU_KERNELS, flashcli, forward, leftovers, random_qkv, read_floats, sparse_input, write_input
 from tolerances import assert_accurate
 
 from flashcli.api import open_backend
@@ -157,7 +157,7 @@ def in_ranges(backend: CudaBackend, qkv: np.ndarray, ends: list[int]) -> np.ndar
     inputs, output = driver.mem_alloc(qkv.nbytes), driver.mem_alloc(out.nbytes)
     driver.memcpy_htod_async(inputs, qkv, stream)
     q, k, v = (int(inputs) + 4 * index * N * d for index in range(3))
-    keys = Keys(k, v, 3 * N * d, B, N, allocate(driver, backend._build.workspace(B, N)))
+    keys = Keys(k, v, 3 * N * d, B, N, allocate(driver, backend._build.workspace(B, N, N)))
     program.prepare(keys, stream)
     for first, end in itertools.pairwise([0, *ends, N]):
         rows = np.empty((B, end - first, d), np.float32)
@@ -215,6 +215,13 @@ def test_ranges_of_rows_attend_to_keys_prepared_once(fake_gpu, causal):
     with CudaBackend(32, causal, kernel="mma") as backend:
         assert_accurate(in_ranges(backend, QKV, [1, 40]), QKV, causal)
     assert [name for name, _, _ in fake_gpu.launches] == ["prepare", "attention", "attention", "attention"]
+
+
+def test_a_kernel_of_many_launches(fake_gpu):
+    with CudaBackend(32, causal=True, kernel="baseline") as backend:
+        assert_accurate(in_ranges(backend, QKV, [40]), QKV, causal=True)
+    steps = ["scores", "row_max", "minus_max_and_exp", "row_sum", "update"]
+    assert [name for name, _, _ in fake_gpu.launches] == 6 * steps  # 2 x 2 tiles, then 1 x 2
 
 
 def test_run_says_what_it_ran_on(fake_gpu, given, out):
@@ -294,7 +301,7 @@ def test_a_warm_start_runs_no_process(gpu, monkeypatch, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", GPU_KERNELS)
 def test_run_with_each_kernel(gpu, given, out, name):
     if not KERNELS[name].runs_on(gpu):
         pytest.skip(f"{name} does not run on compute capability {gpu}")
@@ -317,7 +324,7 @@ def test_the_kernel_chosen_by_default_is_right(gpu, given, out):
 @pytest.mark.gpu
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("d", [40, 64, 256])
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", GPU_KERNELS)
 def test_ranges_of_rows_on_the_real_gpu(gpu, name, d, causal):
     if not KERNELS[name].runs_on(gpu):
         pytest.skip(f"{name} does not run on compute capability {gpu}")

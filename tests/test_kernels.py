@@ -6,24 +6,26 @@ import itertools
 import re
 
 import pytest
-from support import flashcli
+from support import GPU_KERNELS, flashcli
 
 from flashcli.compiler import SOURCES, find_nvcc
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels import KERNELS, MAX_D, SHORT_HEAD, Build, Problem, choose, exact
 
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+every_gpu_kernel = pytest.mark.parametrize("kernel", [KERNELS[name] for name in GPU_KERNELS], ids=GPU_KERNELS)
 
 
 @every_kernel
 def test_the_source_is_there_and_says_what_it_is(kernel):
     source = (SOURCES / kernel.file).read_text()
     assert source.startswith("// ")
-    assert 'extern "C" __global__' in source
+    assert kernel.on_host or 'extern "C" __global__' in source
 
 
 def test_every_source_is_registered():
-    assert sorted(path.name for path in SOURCES.glob("*.cu")) == sorted(kernel.file for kernel in KERNELS.values())
+    sources = [path.name for pattern in ("*.c", "*.cu") for path in SOURCES.glob(pattern)]
+    assert sorted(sources) == [kernel.file for kernel in KERNELS.values()]  # numbered as they are registered
 
 
 @every_kernel
@@ -32,24 +34,36 @@ def test_every_head_size_has_tiles_that_fit(kernel):
     for (B, N), d, precision in sizes:
         tiling = kernel.tiling(Problem(B, N, N, d, precision=precision))
         assert tiling.Br > 0 and tiling.Bc > 0
-        assert 32 <= tiling.threads <= 1024 and tiling.threads % 32 == 0
+        assert tiling.threads == 1 if kernel.on_host else tiling.threads in range(32, 1025, 32)
         assert 0 <= tiling.shared <= 227 * 1024
 
 
-@every_kernel
+@every_gpu_kernel
 @pytest.mark.parametrize(("B", "N"), [(1, 1), (3, 1000), (14000, 128), (1, 300_000)])
-def test_every_launch_has_blocks_and_its_tiles(kernel, B, N):
-    launches = Build(kernel, Problem(10, 2048, 2048, 64)).launches(B, N, N)
-    assert launches[-1].function == "attention"
+def test_every_launch_has_blocks_and_a_function(kernel, B, N):
+    build = Build(kernel, Problem(10, 2048, 2048, 64))
+    known = {launch.function for launch in build.functions()}
+    launches = [*build.prepare(B, N), *itertools.islice(build.launches(B, N, N), 10_000)]  # there may be 10^8
     for launch in launches:
+        assert launch.function in known
         assert 1 <= launch.grid < 2**31
         assert launch.threads % 32 == 0
+
+
+@pytest.mark.parametrize(("M", "N"), [(1, 1), (32, 33), (100, 64)])
+def test_the_baseline_takes_five_steps_for_each_pair_of_tiles(M, N):
+    launches = list(Build(KERNELS["baseline"], Problem(10, 2048, 2048, 64)).launches(3, M, N))
+    pairs = [(i, j) for i in range(-(-M // 32)) for j in range(-(-N // 32))]
+    assert [launch.tile for launch in launches] == [pair for pair in pairs for _ in range(5)]
+    assert [launch.function for launch in launches[:5]] == [launch.function for launch in launches[-5:]]
+    assert {launch.grid for launch in launches} == {3}
 
 
 @every_kernel
 def test_a_longer_input_never_needs_less_workspace(kernel):
     build = Build(kernel, Problem(10, 2048, 2048, 40))
-    sizes = [build.workspace(B, N) for B, N in [(1, 1), (1, 200), (3, 200), (3, 3000)]]
+    shapes = [(1, 1, 1), (1, 1, 200), (1, 200, 200), (3, 200, 200), (3, 3000, 3000)]
+    sizes = [build.workspace(*shape) for shape in shapes]
     assert sizes == sorted(sizes) and sizes[0] >= 0
 
 
@@ -59,9 +73,21 @@ def test_macros_name_the_build(causal):
     assert (macros["HEAD_DIM"], macros["CAUSAL"]) == (40, causal)
 
 
-@pytest.mark.parametrize(("d", "Bc"), [(32, 64), (64, 32)])
-def test_the_tiles_of_the_report(d, Bc):
-    assert KERNELS["q_in_registers"].tiling(Problem(10, 2048, 2048, d))[:3] == (128, Bc, 128)
+@pytest.mark.parametrize(
+    ("name", "d", "tiles"),
+    [
+        ("baseline", 32, (32, 32)), ("baseline", 64, (32, 32)), ("fused", 32, (32, 32)), ("fused", 64, (32, 32)),
+        ("max_shared", 32, (128, 32)), ("max_shared", 64, (128, 16)),
+        ("no_bank_conflicts", 32, (128, 32)), ("no_bank_conflicts", 64, (128, 16)),
+        ("q_in_registers", 32, (128, 64)), ("q_in_registers", 64, (128, 32)),
+    ],
+)  # fmt: skip
+def test_the_tiles_of_the_report(name, d, tiles):
+    assert KERNELS[name].tiling(Problem(10, 2048, 2048, d))[:2] == tiles
+
+
+def test_no_gpu_runs_the_sequential_program():
+    assert not KERNELS["sequential"].runs_on((9, 0)) and KERNELS["sequential"] != choose((5, 0), 64)
 
 
 @pytest.mark.parametrize("capability", [(6, 1), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
@@ -88,8 +114,9 @@ def test_the_ladder_as_a_table():
     lines = done.out.splitlines()
     assert len(lines) == 2 * len(KERNELS)
     for kernel, about, summary in zip(KERNELS.values(), lines[::2], lines[1::2], strict=True):
+        needs = "a C compiler" if kernel.on_host else r"sm_\d+a?"
         assert re.fullmatch(
-            rf"{kernel.name}: Br=\d+, Bc=\d+, \d+ threads, needs sm_\d+a?; cuda/{re.escape(kernel.file)}", about
+            rf"{kernel.name}: Br=\d+, Bc=\d+, \d+ threads?, needs {needs}; cuda/{re.escape(kernel.file)}", about
         )
         assert summary == f"    {kernel.summary}"
     assert "q_in_registers: Br=128, Bc=32, 128 threads, needs sm_50; cuda/10_q_in_registers.cu" in lines

@@ -1,15 +1,16 @@
-"""What the CPU and the CUDA backend have in common: slots of memory that chunks of an input pass through."""
+"""What the backends have in common: slots of memory that chunks of an input pass through."""
 
 from __future__ import annotations
 
 import abc
+from typing import Self
 
 import numpy as np
 
 from flashcli.cut import Cut, cut
 from flashcli.fileformat import Chunk, Shape
 from flashcli.stream import Arrays, Overlap, stream
-from flashcli.timing import Timeline
+from flashcli.timing import Timeline, wall_seconds
 
 
 class Slot:
@@ -40,6 +41,18 @@ class Slot:
     def output_of(self, chunk: Chunk) -> np.ndarray:
         """The part of ``output`` that its answer fills."""
         return self.output[: len(self.shape.output_rows(chunk)) * self.shape.d]
+
+
+class HostKeys:
+    """K and V of one batch in host memory, one below the other, which rows of its Q attend to chunk by chunk."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.rows = np.empty((2 * shape.N, shape.d), np.float32)
+        self.k, self.v = np.split(self.rows, 2)
+
+    def keep(self, chunk: Chunk, floats: np.ndarray) -> None:
+        """Copy some of their rows."""
+        self.rows[chunk.rows.start : chunk.rows.stop] = floats.reshape(len(chunk.rows), -1)
 
 
 class Backend(abc.ABC):
@@ -76,3 +89,10 @@ class Backend(abc.ABC):
     def forward(self, qkv: np.ndarray, out: np.ndarray) -> None:
         """The same for Q, K and V in one array [B, 3, N, d], as files have them."""
         self.attend(qkv[:, 0], qkv[:, 1], qkv[:, 2], out)
+
+    def measure(self, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
+        """Seconds of each of ``runs`` runs, after one that is not timed, taking turns among inputs [B, 3, N, d].
+
+        The first input's answer is left in ``out`` [B, N, d].
+        """
+        return wall_seconds(lambda qkv: self.forward(qkv, out), inputs, runs)

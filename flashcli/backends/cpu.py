@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from flashcli.backends.base import Backend, Slot
+from flashcli.backends.base import Backend, HostKeys, Slot
 from flashcli.cut import TILE, Cut
 from flashcli.fileformat import Chunk, Shape
 from flashcli.stream import Overlap
@@ -41,12 +41,9 @@ class CpuSlot(Slot):
     tasks: Iterator[None] = iter(())  # what is being computed
 
 
-class Keys:
-    """K and V of one batch, which rows of its Q attend to chunk by chunk."""
-
+class Keys(HostKeys):
     def __init__(self, shape: Shape) -> None:
-        self.rows = np.empty((2 * shape.N, shape.d), np.float32)
-        self.k, self.v = np.split(self.rows[None], 2, axis=1)
+        super().__init__(shape)
         self.used_by: list[Iterator[None]] = []
 
 
@@ -91,14 +88,14 @@ class CpuBackend(Backend):
             slot.tasks = self._start(q, k, v, answer.reshape(q.shape))
             return
         keys = self._keys[chunk.batches.start % len(self._keys)]
-        rows = given.reshape(1, -1, d)
         if chunk.matrices == "KV":
             while keys.used_by:  # by the batch before the last
                 finish(keys.used_by.pop())
-            keys.rows[chunk.rows.start : chunk.rows.stop] = rows[0]
+            keys.keep(chunk, given)
             slot.tasks = iter(())
         else:
-            slot.tasks = self._start(rows, keys.k, keys.v, answer.reshape(rows.shape), chunk.rows.start)
+            q = given.reshape(1, -1, d)
+            slot.tasks = self._start(q, keys.k[None], keys.v[None], answer.reshape(q.shape), chunk.rows.start)
             keys.used_by.append(slot.tasks)
 
     def wait(self, slot: Slot, timeline: Timeline) -> None:

@@ -22,8 +22,8 @@ from flashcli.kernels import KERNELS, Build, Kernel, Launch, Problem, choose, ex
 from flashcli.stream import Overlap
 from flashcli.timing import Timeline
 
-# Q, K, V, O, workspace, q_stride, kv_stride, B, M, N, first_row, scale: see ATTENTION_ARGUMENTS in cuda/common.cuh
-ARGUMENTS = "PPPPPqqiiiif"
+# Q, K, V, O, workspace, q_stride, kv_stride, B, M, N, first_row, scale, tile_i, tile_j: see cuda/common.cuh
+ARGUMENTS = "PPPPPqqiiiifii"
 GIB = 2**30
 FREE_THE_GPU = "free the GPU, use a larger one, or --backend cpu."
 FREE_THE_HOST = "free memory of this machine, or --backend cpu."
@@ -123,7 +123,7 @@ class Program:
         code = compiler.cubin(build, compiler.architecture(capability))
         try:
             self._module = driver.module_from_buffer(code)
-            self._functions = {launch.function: self._function(driver, launch) for launch in build.launches(1, 1, 1)}
+            self._functions = {launch.function: self._function(driver, launch) for launch in build.functions()}
         except driver.MemoryError as error:
             raise OutOfMemory(f"the GPU has no memory left for kernel {build.kernel.name}.", FREE_THE_GPU) from error
         except driver.Error as error:
@@ -148,7 +148,7 @@ class Program:
 
     def prepare(self, keys: Keys, stream) -> None:
         """Queue what `attend` needs once for the same K and V, however many rows attend to them afterwards."""
-        for launch in self.build.launches(keys.B, keys.N, keys.N)[:-1]:
+        for launch in self.build.prepare(keys.B, keys.N):
             self._call(launch, keys, stream)
 
     def attend(self, keys: Keys, q: int, q_stride: int, M: int, output, scale: float, stream, first_row=0) -> None:
@@ -156,14 +156,15 @@ class Program:
 
         ``first_row`` is the position of the first of them in its sequence, which only a causal mask asks for.
         """
-        launch = self.build.launches(keys.B, M, keys.N)[-1]
-        self._call(launch, keys, stream, q, q_stride, M, first_row, output, scale)
+        for launch in self.build.launches(keys.B, M, keys.N):
+            self._call(launch, keys, stream, q, q_stride, M, first_row, output, scale)
 
     def _call(self, launch: Launch, keys: Keys, stream, q=0, q_stride=0, M=0, first_row=0, output=0, scale=0.0) -> None:
         k, v, kv_stride, B, N, workspace = keys
         self._functions[launch.function].prepared_async_call(
             (launch.grid, 1), (launch.threads, 1, 1), stream,
-            q, k, v, output, workspace, q_stride, kv_stride, B, M, N, first_row, scale, shared_size=launch.shared,
+            q, k, v, output, workspace, q_stride, kv_stride, B, M, N, first_row, scale, *launch.tile,
+            shared_size=launch.shared,
         )  # fmt: skip
 
 
@@ -392,7 +393,7 @@ class CudaBackend(Backend):
         try:
             on_device = [driver.to_device(qkv) for qkv in inputs]
             output = driver.to_device(np.full_like(out, np.nan))
-            workspace = allocate(driver, self._build.workspace(B, N))
+            workspace = allocate(driver, self._build.workspace(B, N, N))
             stream, seconds = driver.Stream(), []
             for index in range(runs + 1, -1, -1):  # ends with the first input
                 start, end = driver.Event(), driver.Event()
@@ -403,7 +404,7 @@ class CudaBackend(Backend):
                 seconds.append(end.time_since(start) / 1e3)
             driver.memcpy_dtoh(out, output)
         except driver.MemoryError:
-            needed = sum(qkv.nbytes for qkv in inputs) + out.nbytes + self._build.workspace(B, N)
+            needed = sum(qkv.nbytes for qkv in inputs) + out.nbytes + self._build.workspace(B, N, N)
             raise self._out_of_memory(needed, Shape(B, N, d)) from None
         except driver.Error as error:
             raise self._failure(error) from error
@@ -415,7 +416,9 @@ class CudaBackend(Backend):
 
     def _workspace(self, shape: Shape, by: Cut) -> int:
         """Scratch of a slot, in bytes."""
-        return self._build.workspace(by.batches, shape.N) if by.whole or not self._build.prepares else 0
+        if not by.whole and self._build.prepares:
+            return 0
+        return self._build.workspace(by.batches, by.rows, shape.N)
 
     def _long_bytes(self, shape: Shape) -> int:
         """Device memory of a long batch."""
@@ -423,7 +426,7 @@ class CudaBackend(Backend):
 
     def _long_workspace(self, shape: Shape) -> int:
         """What is prepared of its K and V, in bytes."""
-        return self._build.workspace(1, shape.N) if self._build.prepares else 0
+        return self._build.workspace(1, 0, shape.N) if self._build.prepares else 0
 
     def _failure(self, error: Exception) -> KernelFailure:
         return KernelFailure(

@@ -5,7 +5,7 @@ import itertools
 import click
 
 from flashcli.commands import options
-from flashcli.kernels import KERNELS, MAX_D, Build, Problem
+from flashcli.kernels import KERNELS, MAX_D, Build, Kernel, Problem
 
 
 @click.command()
@@ -26,17 +26,26 @@ def command(name: str | None, d: int, arch: str | None, as_json: bool) -> None:
         options.print_json(rows)
         return
     for row in rows:
-        click.echo("{name}: Br={Br}, Bc={Bc}, {threads} threads, needs sm_{needs}; cuda/{file}".format(**row))
+        click.echo("{name}: {tiles}, needs {needs}; cuda/{file}".format(tiles=_tiles(row), **row))
         click.echo(f"    {row['summary']}")
 
 
 def _row(kernel, d: int) -> dict[str, object]:
     tiling = kernel.tiling(Problem(1, 2048, 2048, d))
-    needs = "{}{}".format(*kernel.needs) + ("a" if kernel.arch_only else "")
     return {
-        "name": kernel.name, "file": kernel.file, "summary": kernel.summary, "needs": needs, "d": d,
+        "name": kernel.name, "file": kernel.file, "summary": kernel.summary, "needs": _needs(kernel), "d": d,
         "Br": tiling.Br, "Bc": tiling.Bc, "threads": tiling.threads,
     }  # fmt: skip
+
+
+def _needs(kernel: Kernel) -> str:
+    if kernel.on_host:
+        return "a C compiler"
+    return "sm_{}{}".format(*kernel.needs) + ("a" if kernel.arch_only else "")
+
+
+def _tiles(row: dict[str, object]) -> str:
+    return "Br={Br}, Bc={Bc}, {threads} thread{s}".format(s="s" if row["threads"] > 1 else "", **row)
 
 
 def _show(name: str, d: int, arch: str | None, as_json: bool) -> None:
@@ -44,29 +53,39 @@ def _show(name: str, d: int, arch: str | None, as_json: bool) -> None:
     from flashcli.errors import UsageError
 
     build = Build(KERNELS[name], Problem(1, 2048, 2048, d))
-    lowest = compiler.architecture(max(build.kernel.needs, (8, 0)))
-    arch = arch or _arch_here() or lowest
-    if build.kernel.arch_only and arch != lowest:
-        raise UsageError(f"kernel {name} is for {lowest} only, not for {arch}.", "leave out --arch.")
     source = compiler.SOURCES / build.kernel.file
-    record = _row(build.kernel, d) | {"source": str(source), "arch": arch, "dynamic_shared": build.tiling.shared}
-    record["functions"] = _resources(build, arch) if compiler.find_nvcc() else {}
+    record = _row(build.kernel, d) | {"source": str(source), "dynamic_shared": build.tiling.shared, "functions": {}}
+    if not build.kernel.on_host:
+        record |= _compiled(build, arch)
+    elif arch:
+        raise UsageError(f"kernel {name} runs on the CPU, not on {arch}.", "leave out --arch.")
     if as_json:
         options.print_json(record)
         return
     headline = itertools.takewhile(lambda line: line.startswith("//"), source.read_text().splitlines())
     click.echo("\n".join(line.removeprefix("//").removeprefix(" ") for line in headline))
-    click.echo("\n{source}\nneeds sm_{needs}; any d from 1 to 256".format(**record))
-    click.echo(
-        "d = {d}: Br={Br}, Bc={Bc}, {threads} threads, {dynamic_shared} bytes of dynamic shared memory".format(**record)
-    )
+    click.echo("\n{source}\nneeds {needs}; any d from 1 to 256".format(**record))
+    shared = f", {record['dynamic_shared']} bytes of dynamic shared memory" if "arch" in record else ""
+    click.echo(f"d = {d}: {_tiles(record)}{shared}")
     for function, found in record["functions"].items():
         numbers = (
             "{registers} registers a thread, {spilled} bytes spilled, {static_shared} bytes of static shared memory"
         )
-        click.echo(f"{function} on {arch}: {numbers.format(**found)}")
-    if not record["functions"]:
+        click.echo(f"{function} on {record['arch']}: {numbers.format(**found)}")
+    if "arch" in record and not record["functions"]:
         click.echo("registers: unknown without nvcc")
+
+
+def _compiled(build: Build, arch: str | None) -> dict[str, object]:
+    """The architecture, and what each function takes there, where there is an nvcc to tell."""
+    from flashcli import compiler
+    from flashcli.errors import UsageError
+
+    lowest = compiler.architecture(max(build.kernel.needs, (8, 0)))
+    arch = arch or _arch_here() or lowest
+    if build.kernel.arch_only and arch != lowest:
+        raise UsageError(f"kernel {build.kernel.name} is for {lowest} only, not for {arch}.", "leave out --arch.")
+    return {"arch": arch, "functions": _resources(build, arch) if compiler.find_nvcc() else {}}
 
 
 def _resources(build: Build, arch: str) -> dict[str, dict[str, int]]:

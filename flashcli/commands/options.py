@@ -120,7 +120,7 @@ backend_option = click.option(
     help="Where to compute; auto is the GPU if there is a usable one, else the CPU.",
 )
 kernel_option = click.option(
-    "--kernel", type=click.Choice(list(KERNELS)), help="CUDA kernel; the best for the GPU by default."
+    "--kernel", type=click.Choice(list(KERNELS)), help="See `flashcli kernels`; the best for the GPU by default."
 )
 precision_option = click.option(
     "--precision",

@@ -1,4 +1,5 @@
-"""Device memory is host memory, and launching the function ``attention`` computes it in float64.
+"""Device memory is host memory, and launching a kernel's last function, ``attention`` or ``update``, computes it in
+float64, all of it.
 
 The environment sets up the device: FAKE_GPU_COUNT, FAKE_GPU_BYTES of memory, FAKE_GPU_TAKEN of them by others,
 FAKE_GPU_CAPABILITY such as 8.0, and FAKE_GPU_FAILS, the one step that fails: init, context, load, launch or
@@ -185,10 +186,10 @@ class Function:
 
         _step("launch")
         packed = struct.pack(self.arguments, *(int(x) if isinstance(x, DeviceAllocation) else x for x in arguments))
-        q, k, v, o, _, q_stride, kv_stride, B, M, N, first_row, scale = struct.unpack(self.arguments, packed)
+        q, k, v, o, _, q_stride, kv_stride, B, M, N, first_row, scale, *_ = struct.unpack(self.arguments, packed)
         launches.append((self.name, B, N))
-        if self.name != "attention":
-            return  # a kernel's preparatory launch
+        if self.name not in ("attention", "update"):
+            return  # one of a kernel's steps before
         rows, d = np.arange(first_row, first_row + M), self.d
         for b in range(B):
             qkv = np.zeros((3, N, d), np.float32)

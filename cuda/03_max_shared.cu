@@ -1,0 +1,74 @@
+// Maximum shared memory: tiles as large as the 48 KB that a block may have.
+//
+// What changed: Br = 128 query rows and, as d allows, Bc = 16 or 32 keys, where both were 32. And with so many rows a thread
+// owns one: it takes the five steps for its row alone.
+// Why it is faster: a tile of K and V in shared memory serves 128 rows instead of 32, so that both are read a quarter as
+// often. A pair of tiles needs two barriers instead of seven, and the numbers that a row needs twice are in registers.
+// What it costs: 48 KB a block. A multiprocessor with 96 KB, as the report's GTX 1080 has, holds two such blocks: 8 of its 64
+// warps, the occupancy of 12.5 % that the report measured. Each thread copies a row of its own, so that a warp's reads
+// are scattered over memory; and the rows of S are Bc floats apart, so that a warp's accesses to it fall into the same banks.
+#include "common.cuh"
+
+static_assert(THREADS == BR, "one thread a row");
+static_assert(BC <= THREADS, "one thread a row of K and V, in copying");
+static_assert((BR * HEAD_DIM + 2 * BC * HEAD_DIM + BR * BC) * 4 <= 48 * 1024, "static shared memory ends at 48 KB");
+
+extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUMENTS) {
+    __shared__ float Qi[HEAD_DIM][BR], Kj[BC][HEAD_DIM], Vj[BC][HEAD_DIM], S[BR][BC];  // Q by columns: threads read neighbours
+
+    const int r = threadIdx.x;
+    const long long b = blockIdx.x;
+    Q += b * q_stride, K += b * kv_stride, V += b * kv_stride, O += b * M * HEAD_DIM;
+    float *const m = reinterpret_cast<float *>(workspace) + b * 2 * M, *const l = m + M;
+
+    for (int i0 = 0; i0 < M; i0 += BR) {
+        const long long i = i0 + r;                              // this thread's query row
+        const int keys = keys_seen(first_row + i0 + BR - 1, N);  // keys that some row of the tile sees
+        for (int j0 = 0; j0 < keys; j0 += BC) {
+            const long long j = j0 + r;  // the row of K and V that it copies
+            __syncthreads();
+            for (int x = 0; x < HEAD_DIM; ++x) {
+                Qi[x][r] = i < M ? Q[i * HEAD_DIM + x] : 0;
+                if (r < BC) {
+                    Kj[r][x] = j < N ? K[j * HEAD_DIM + x] : 0;
+                    Vj[r][x] = j < N ? V[j * HEAD_DIM + x] : 0;
+                }
+            }
+            __syncthreads();
+            if (i >= M) continue;
+
+            // S = Q Kᵀ · scale, and the row maximum
+            float tile_max = NEG_INF;
+            for (int j = 0; j < BC; ++j) {
+                float s = 0;
+                for (int x = 0; x < HEAD_DIM; ++x) s += Qi[x][r] * Kj[j][x];
+                s = j0 + j < keys_seen(first_row + i, N) ? s * scale : NEG_INF;
+                S[r][j] = s;
+                tile_max = fmaxf(tile_max, s);
+            }
+
+            // P = exp(S - max), and the row sum
+            float tile_sum = 0;
+            for (int j = 0; j < BC; ++j) {
+                const float p = expf(S[r][j] - finite_or_zero(tile_max));
+                S[r][j] = p;
+                tile_sum += p;
+            }
+
+            // O = (exp(m - m_new) l O + exp(tile_max - m_new) P V) / l_new, and m and l
+            const float m_old = j0 == 0 ? NEG_INF : m[i], l_old = j0 == 0 ? 0 : l[i];
+            const float m_new = fmaxf(m_old, tile_max);
+            const float old_weight = expf(m_old - finite_or_zero(m_new)) * l_old;
+            const float new_weight = expf(tile_max - finite_or_zero(m_new));
+            const float l_new = old_weight + new_weight * tile_sum;
+            for (int x = 0; x < HEAD_DIM; ++x) {
+                float PV = 0;  // of this tile alone, from zero: rounding errors do not grow with N
+                for (int j = 0; j < BC; ++j) PV += S[r][j] * Vj[j][x];
+                float &o = O[i * HEAD_DIM + x];
+                o = ((l_old == 0 ? 0 : old_weight * o) + new_weight * PV) / l_new;  // l = 0: there is no O yet
+            }
+            m[i] = m_new;
+            l[i] = l_new;
+        }
+    }
+}

@@ -1,0 +1,116 @@
+// Restructured: what does not depend on the tile of keys moves out of the loop over them.
+//
+// What changed: Q is loaded once. O carries the factor l until the end and is divided by it there, as in the second
+// FlashAttention paper (arXiv 2307.08691, algorithm 1), with one division a row; and P is taken relative to the new m, not to
+// the tile's own maximum, which leaves one factor of two. The scale carries log2(e), so that exp is one instruction, 2^x.
+// Why it is faster: Tc loads of a tile of Q become one; and for each tile of keys, d divisions a row, of some ten
+// instructions each, become multiplications.
+// What it costs: 2^x of the special-function unit may be off by twice as much as expf: some 2^-22 of the result.
+#include "common.cuh"
+
+constexpr int D = round_up(HEAD_DIM, 4);
+constexpr bool ALIGNED = HEAD_DIM % 4 == 0;
+
+static_assert(THREADS == BR, "one thread a row");
+static_assert(BC <= THREADS, "one thread a row of K and V, in copying");
+static_assert((BR * D + 2 * BC * D + BR * BC) * 4 <= 48 * 1024, "static shared memory ends at 48 KB");
+
+// Four floats of row `row`, starting at column 4 * chunk; zeros beyond the matrix.
+__device__ float4 load4(const float *matrix, long long row, int chunk, int rows) {
+    const float *x = matrix + row * HEAD_DIM + 4 * chunk;
+    if (row >= rows) return make_float4(0, 0, 0, 0);
+    if (ALIGNED) return *reinterpret_cast<const float4 *>(x);
+    const int left = HEAD_DIM - 4 * chunk;
+    return make_float4(x[0], left > 1 ? x[1] : 0, left > 2 ? x[2] : 0, left > 3 ? x[3] : 0);
+}
+
+__device__ void store4(float *matrix, long long row, int chunk, float4 v) {
+    float *x = matrix + row * HEAD_DIM + 4 * chunk;
+    if (ALIGNED) { *reinterpret_cast<float4 *>(x) = v; return; }
+    const int left = HEAD_DIM - 4 * chunk;
+    x[0] = v.x;
+    if (left > 1) x[1] = v.y;
+    if (left > 2) x[2] = v.z;
+    if (left > 3) x[3] = v.w;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUMENTS) {
+    __shared__ float4 Qi[D / 4][BR], Kj[BC][D / 4], Vj[BC][D / 4];  // Q by columns: threads read neighbours
+    __shared__ float S[BR][BC];
+
+    const int Tr = ceil_div(M, BR);
+    const long long b = blockIdx.x / Tr;
+    const int r = threadIdx.x, i0 = blockIdx.x % Tr * BR;
+    const long long i = i0 + r;                              // this thread's query row
+    const int seen = keys_seen(first_row + i, N);            // keys that it sees
+    const int keys = keys_seen(first_row + i0 + BR - 1, N);  // keys that some row of the tile sees
+    Q += b * q_stride, K += b * kv_stride, V += b * kv_stride, O += b * M * HEAD_DIM;
+    float *const m = reinterpret_cast<float *>(workspace) + b * 2 * M, *const l = m + M;
+
+    for (int c = 0; c < D / 4; ++c) {
+        Qi[c][r] = load4(Q, i, c, M);
+        if (i < M) store4(O, i, c, make_float4(0, 0, 0, 0));
+    }
+    if (i < M) m[i] = NEG_INF, l[i] = 0;
+
+    for (int j0 = 0; j0 < keys; j0 += BC) {
+        __syncthreads();
+        for (int c = 0; r < BC && c < D / 4; ++c) {
+            Kj[r][c] = load4(K, j0 + r, c, N);
+            Vj[r][c] = load4(V, j0 + r, c, N);
+        }
+        __syncthreads();
+        if (i >= M) continue;
+
+        // S = Q Kᵀ in units of log2, and the new m
+        const float m_old = m[i];
+        float m_new = m_old;
+        for (int j = 0; j < BC; ++j) {
+            float4 sum = make_float4(0, 0, 0, 0);
+            for (int c = 0; c < D / 4; ++c) {
+                const float4 q = Qi[c][r], k = Kj[j][c];
+                sum.x += q.x * k.x;
+                sum.y += q.y * k.y;
+                sum.z += q.z * k.z;
+                sum.w += q.w * k.w;
+            }
+            float s = (sum.x + sum.y) + (sum.z + sum.w);
+            s = j0 + j < seen ? s * (scale * LOG2E) : NEG_INF;
+            S[r][j] = s;
+            m_new = fmaxf(m_new, s);
+        }
+
+        // P = exp(S - m), and l in units of the new m
+        const float shift = finite_or_zero(m_new), rescale = exp2_fast(m_old - shift);
+        float row_sum = 0;
+        for (int j = 0; j < BC; ++j) {
+            const float p = exp2_fast(S[r][j] - shift);
+            S[r][j] = p;
+            row_sum += p;
+        }
+        m[i] = m_new;
+        l[i] = l[i] * rescale + row_sum;
+
+        // T = P V from zero, O = O * rescale + T: rounding errors grow with the terms of a tile, not with N
+        for (int c = 0; c < D / 4; ++c) {
+            float4 t = make_float4(0, 0, 0, 0);
+            for (int j = 0; j < BC; ++j) {
+                const float p = S[r][j];
+                const float4 v = Vj[j][c];
+                t.x += p * v.x;
+                t.y += p * v.y;
+                t.z += p * v.z;
+                t.w += p * v.w;
+            }
+            const float4 o = load4(O, i, c, M);
+            store4(O, i, c, make_float4(o.x * rescale + t.x, o.y * rescale + t.y, o.z * rescale + t.z, o.w * rescale + t.w));
+        }
+    }
+
+    if (i >= M) return;
+    const float factor = 1 / l[i];
+    for (int c = 0; c < D / 4; ++c) {
+        const float4 o = load4(O, i, c, M);
+        store4(O, i, c, make_float4(o.x * factor, o.y * factor, o.z * factor, o.w * factor));
+    }
+}

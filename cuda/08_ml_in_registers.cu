@@ -1,0 +1,114 @@
+// m and l in registers: a thread keeps what only it needs.
+//
+// What changed: the running maximum m and sum l of a row are variables of the thread that owns the row, no longer two
+// arrays in global memory.
+// Why it is faster: two reads and two writes of global memory fewer for each row and tile of keys; and the first of them, of
+// m, was one that the whole softmax had to wait for.
+// What it costs: two registers. (O is wanted there too, but d registers for it are not free beside all else: rung 10.)
+#include "common.cuh"
+
+constexpr int D = round_up(HEAD_DIM, 4);
+constexpr bool ALIGNED = HEAD_DIM % 4 == 0;
+
+static_assert(THREADS == BR, "one thread a row");
+static_assert((BR * D + 2 * BC * D + BR * BC) * 4 <= 48 * 1024, "static shared memory ends at 48 KB");
+
+// Four floats of row `row`, starting at column 4 * chunk; zeros beyond the matrix.
+__device__ float4 load4(const float *matrix, long long row, int chunk, int rows) {
+    const float *x = matrix + row * HEAD_DIM + 4 * chunk;
+    if (row >= rows) return make_float4(0, 0, 0, 0);
+    if (ALIGNED) return *reinterpret_cast<const float4 *>(x);
+    const int left = HEAD_DIM - 4 * chunk;
+    return make_float4(x[0], left > 1 ? x[1] : 0, left > 2 ? x[2] : 0, left > 3 ? x[3] : 0);
+}
+
+__device__ void store4(float *matrix, long long row, int chunk, float4 v) {
+    float *x = matrix + row * HEAD_DIM + 4 * chunk;
+    if (ALIGNED) { *reinterpret_cast<float4 *>(x) = v; return; }
+    const int left = HEAD_DIM - 4 * chunk;
+    x[0] = v.x;
+    if (left > 1) x[1] = v.y;
+    if (left > 2) x[2] = v.z;
+    if (left > 3) x[3] = v.w;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUMENTS) {
+    __shared__ float4 Qi[D / 4][BR], Kj[BC][D / 4], Vj[BC][D / 4];  // Q by columns: threads read neighbours
+    __shared__ float S[BR][BC];
+
+    const int Tr = ceil_div(M, BR);
+    const long long b = blockIdx.x / Tr;
+    const int r = threadIdx.x, i0 = blockIdx.x % Tr * BR;
+    const long long i = i0 + r;                              // this thread's query row
+    const int seen = keys_seen(first_row + i, N);            // keys that it sees
+    const int keys = keys_seen(first_row + i0 + BR - 1, N);  // keys that some row of the tile sees
+    Q += b * q_stride, K += b * kv_stride, V += b * kv_stride, O += b * M * HEAD_DIM;
+
+    // The block's workspace: O of the tile by columns
+    float4 *const Oi = reinterpret_cast<float4 *>(workspace) + blockIdx.x * (D / 4LL) * BR;
+
+    for (int x = threadIdx.x; x < BR * (D / 4); x += THREADS) {
+        Qi[x % (D / 4)][x / (D / 4)] = load4(Q, i0 + x / (D / 4), x % (D / 4), M);
+        Oi[x] = make_float4(0, 0, 0, 0);
+    }
+    float m = NEG_INF, l = 0;
+
+    for (int j0 = 0; j0 < keys; j0 += BC) {
+        __syncthreads();
+        for (int x = threadIdx.x; x < BC * (D / 4); x += THREADS) {
+            Kj[x / (D / 4)][x % (D / 4)] = load4(K, j0 + x / (D / 4), x % (D / 4), N);
+            Vj[x / (D / 4)][x % (D / 4)] = load4(V, j0 + x / (D / 4), x % (D / 4), N);
+        }
+        __syncthreads();
+
+        // S = Q Kᵀ in units of log2, and the new m
+        float m_new = m;
+        for (int j = 0; j < BC; ++j) {
+            float4 sum = make_float4(0, 0, 0, 0);
+            for (int c = 0; c < D / 4; ++c) {
+                const float4 q = Qi[c][r], k = Kj[j][c];
+                sum.x += q.x * k.x;
+                sum.y += q.y * k.y;
+                sum.z += q.z * k.z;
+                sum.w += q.w * k.w;
+            }
+            float s = (sum.x + sum.y) + (sum.z + sum.w);
+            s = j0 + j < seen ? s * (scale * LOG2E) : NEG_INF;
+            S[r][j] = s;
+            m_new = fmaxf(m_new, s);
+        }
+
+        // P = exp(S - m), and l in units of the new m
+        const float shift = finite_or_zero(m_new), rescale = exp2_fast(m - shift);
+        float row_sum = 0;
+        for (int j = 0; j < BC; ++j) {
+            const float p = exp2_fast(S[r][j] - shift);
+            S[r][j] = p;
+            row_sum += p;
+        }
+        m = m_new;
+        l = l * rescale + row_sum;
+
+        // T = P V from zero, O = O * rescale + T: rounding errors grow with the terms of a tile, not with N
+        for (int c = 0; c < D / 4; ++c) {
+            float4 t = make_float4(0, 0, 0, 0);
+            for (int j = 0; j < BC; ++j) {
+                const float p = S[r][j];
+                const float4 v = Vj[j][c];
+                t.x += p * v.x;
+                t.y += p * v.y;
+                t.z += p * v.z;
+                t.w += p * v.w;
+            }
+            float4 &o = Oi[c * BR + r];
+            o = make_float4(o.x * rescale + t.x, o.y * rescale + t.y, o.z * rescale + t.z, o.w * rescale + t.w);
+        }
+    }
+
+    if (i >= M) return;
+    const float factor = 1 / l;
+    for (int c = 0; c < D / 4; ++c) {
+        const float4 o = Oi[c * BR + r];
+        store4(O, i, c, make_float4(o.x * factor, o.y * factor, o.z * factor, o.w * factor));
+    }
+}

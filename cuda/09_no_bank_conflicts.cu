@@ -1,0 +1,116 @@
+// No bank conflicts: the layout of shared memory follows the threads.
+//
+// What changed: S is stored by keys, [Bc][Br], not by rows. And a row r of Q is stored at r ^ c % 8 of its float4 column c.
+// Why it is faster: shared memory has 32 banks of 4 bytes, and serves one address of each at a time. The threads of a warp own
+// 32 rows: S[r][j], Bc floats apart, was in one or two banks, so that each access took 16 or 32 turns; S[j][r] is in 32
+// banks. Eight threads that copy a row of Q write eight columns of it, Br float4s apart and so in the same four banks; the
+// ^ moves each to banks of its own, and the eight rows that a warp reads at once stay eight different ones.
+// What it costs: an exclusive or in the addresses of Q.
+#include "common.cuh"
+
+constexpr int D = round_up(HEAD_DIM, 4);
+constexpr bool ALIGNED = HEAD_DIM % 4 == 0;
+
+static_assert(THREADS == BR, "one thread a row");
+static_assert(BR % 8 == 0, "rows of Q change places in groups of eight");
+static_assert((BR * D + 2 * BC * D + BR * BC) * 4 <= 48 * 1024, "static shared memory ends at 48 KB");
+
+// Four floats of row `row`, starting at column 4 * chunk; zeros beyond the matrix.
+__device__ float4 load4(const float *matrix, long long row, int chunk, int rows) {
+    const float *x = matrix + row * HEAD_DIM + 4 * chunk;
+    if (row >= rows) return make_float4(0, 0, 0, 0);
+    if (ALIGNED) return *reinterpret_cast<const float4 *>(x);
+    const int left = HEAD_DIM - 4 * chunk;
+    return make_float4(x[0], left > 1 ? x[1] : 0, left > 2 ? x[2] : 0, left > 3 ? x[3] : 0);
+}
+
+__device__ void store4(float *matrix, long long row, int chunk, float4 v) {
+    float *x = matrix + row * HEAD_DIM + 4 * chunk;
+    if (ALIGNED) { *reinterpret_cast<float4 *>(x) = v; return; }
+    const int left = HEAD_DIM - 4 * chunk;
+    x[0] = v.x;
+    if (left > 1) x[1] = v.y;
+    if (left > 2) x[2] = v.z;
+    if (left > 3) x[3] = v.w;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUMENTS) {
+    __shared__ float4 Qi[D / 4][BR], Kj[BC][D / 4], Vj[BC][D / 4];  // Q by columns: threads read neighbours
+    __shared__ float S[BC][BR];
+
+    const int Tr = ceil_div(M, BR);
+    const long long b = blockIdx.x / Tr;
+    const int r = threadIdx.x, i0 = blockIdx.x % Tr * BR;
+    const long long i = i0 + r;                              // this thread's query row
+    const int seen = keys_seen(first_row + i, N);            // keys that it sees
+    const int keys = keys_seen(first_row + i0 + BR - 1, N);  // keys that some row of the tile sees
+    Q += b * q_stride, K += b * kv_stride, V += b * kv_stride, O += b * M * HEAD_DIM;
+
+    // The block's workspace: O of the tile by columns
+    float4 *const Oi = reinterpret_cast<float4 *>(workspace) + blockIdx.x * (D / 4LL) * BR;
+
+    for (int x = threadIdx.x; x < BR * (D / 4); x += THREADS) {
+        Qi[x % (D / 4)][x / (D / 4) ^ x % (D / 4) % 8] = load4(Q, i0 + x / (D / 4), x % (D / 4), M);
+        Oi[x] = make_float4(0, 0, 0, 0);
+    }
+    float m = NEG_INF, l = 0;
+
+    for (int j0 = 0; j0 < keys; j0 += BC) {
+        __syncthreads();
+        for (int x = threadIdx.x; x < BC * (D / 4); x += THREADS) {
+            Kj[x / (D / 4)][x % (D / 4)] = load4(K, j0 + x / (D / 4), x % (D / 4), N);
+            Vj[x / (D / 4)][x % (D / 4)] = load4(V, j0 + x / (D / 4), x % (D / 4), N);
+        }
+        __syncthreads();
+
+        // S = Q Kᵀ in units of log2, and the new m
+        float m_new = m;
+        for (int j = 0; j < BC; ++j) {
+            float4 sum = make_float4(0, 0, 0, 0);
+            for (int c = 0; c < D / 4; ++c) {
+                const float4 q = Qi[c][r ^ c % 8], k = Kj[j][c];
+                sum.x += q.x * k.x;
+                sum.y += q.y * k.y;
+                sum.z += q.z * k.z;
+                sum.w += q.w * k.w;
+            }
+            float s = (sum.x + sum.y) + (sum.z + sum.w);
+            s = j0 + j < seen ? s * (scale * LOG2E) : NEG_INF;
+            S[j][r] = s;
+            m_new = fmaxf(m_new, s);
+        }
+
+        // P = exp(S - m), and l in units of the new m
+        const float shift = finite_or_zero(m_new), rescale = exp2_fast(m - shift);
+        float row_sum = 0;
+        for (int j = 0; j < BC; ++j) {
+            const float p = exp2_fast(S[j][r] - shift);
+            S[j][r] = p;
+            row_sum += p;
+        }
+        m = m_new;
+        l = l * rescale + row_sum;
+
+        // T = P V from zero, O = O * rescale + T: rounding errors grow with the terms of a tile, not with N
+        for (int c = 0; c < D / 4; ++c) {
+            float4 t = make_float4(0, 0, 0, 0);
+            for (int j = 0; j < BC; ++j) {
+                const float p = S[j][r];
+                const float4 v = Vj[j][c];
+                t.x += p * v.x;
+                t.y += p * v.y;
+                t.z += p * v.z;
+                t.w += p * v.w;
+            }
+            float4 &o = Oi[c * BR + r];
+            o = make_float4(o.x * rescale + t.x, o.y * rescale + t.y, o.z * rescale + t.z, o.w * rescale + t.w);
+        }
+    }
+
+    if (i >= M) return;
+    const float factor = 1 / l;
+    for (int c = 0; c < D / 4; ++c) {
+        const float4 o = Oi[c * BR + r];
+        store4(O, i, c, make_float4(o.x * factor, o.y * factor, o.z * factor, o.w * factor));
+    }
+}

@@ -1,0 +1,76 @@
+"""The ladder's zero point: cuda/00_sequential.c, compiled by the host's C compiler, on one core."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from flashcli import compiler
+from flashcli.backends.base import Backend, HostKeys, Slot
+from flashcli.cut import Cut
+from flashcli.fileformat import Chunk, Shape
+from flashcli.kernels import KERNELS, Build, Problem
+from flashcli.stream import Overlap
+from flashcli.timing import Timeline
+
+KERNEL = KERNELS["sequential"]
+ROWS = 256  # of Q in a call: Ctrl-C is heeded between calls only
+
+
+class SequentialBackend(Backend):
+    """The C program, compiled for head size ``d``; BackendUnavailable where there is no C compiler."""
+
+    overlap = Overlap(reading=1, computing=0, writing=1)
+
+    def __init__(self, d: int, causal: bool = False, scale: float | None = None) -> None:
+        self._scale = d**-0.5 if scale is None else scale
+        self._build = Build(KERNEL, Problem(1, ROWS, ROWS, d, causal))
+        self._attention = compiler.library(self._build).attention
+        # Q, K, V, O, q_stride, kv_stride, B, M, N, first_row, scale: see cuda/00_sequential.c
+        pointers, strides, sizes = [ctypes.c_void_p] * 4, [ctypes.c_longlong] * 2, [ctypes.c_int] * 4
+        self._attention.argtypes = [*pointers, *strides, *sizes, ctypes.c_float]
+        self._attention.restype = None
+
+    def __enter__(self) -> SequentialBackend:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        """There is nothing to close."""
+
+    @property
+    def description(self) -> str:
+        tiling = self._build.tiling
+        return f"cpu, one core, kernel {KERNEL.name} (Br={tiling.Br}, Bc={tiling.Bc})"
+
+    def details(self) -> dict[str, object]:
+        tiling = self._build.tiling
+        return {"backend": "cpu", "kernel": KERNEL.name, "threads": 1, "Br": tiling.Br, "Bc": tiling.Bc}
+
+    def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[Slot]]:
+        self._keys = None if by.whole else HostKeys(shape)
+        return by, [Slot(shape, by) for _ in range(count)]
+
+    def submit(self, slot: Slot, chunk: Chunk, timeline: Timeline) -> None:
+        given, answer, (_, N, d) = slot.input_of(chunk), slot.output_of(chunk), vars(slot.shape).values()
+        if chunk.matrices == "KV":
+            self._keys.keep(chunk, given)
+            return
+        with timeline.measure("computation", f"compute {chunk}"):
+            if chunk.matrices == "Q":
+                self._attend(given.reshape(-1, d), self._keys.k, self._keys.v, answer.reshape(-1, d), chunk.rows.start)
+                return
+            for (q, k, v), o in zip(given.reshape(-1, 3, N, d), answer.reshape(-1, N, d), strict=True):
+                self._attend(q, k, v, o, 0)
+
+    def _attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, first_row: int) -> None:
+        for row in range(0, len(q), ROWS):
+            self.attend_rows(q[row : row + ROWS], k, v, out[row : row + ROWS], first_row + row)
+
+    def wait(self, slot: Slot, timeline: Timeline) -> None:
+        """The output is there when `submit` returns."""
+
+    def attend_rows(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, first_row: int) -> None:
+        """Rows [M, d] of Q, the first at position ``first_row``, to K and V [N, d] of one batch; all contiguous."""
+        pointers = (array.ctypes.data for array in (q, k, v, out))
+        self._attention(*pointers, 0, 0, 1, len(q), len(k), first_row, self._scale)
