@@ -1,16 +1,18 @@
 """Views of a benchmark record: a table for people, Markdown, CSV, the tables in the documents. The record is JSON.
 
-A record is ``{"circumstances": {...}, "ceilings": {...}, "rows": [{...}]}``; its rows are those of `flashcli.bench`
-or of `flashcli.end_to_end`.
+A record is ``{"circumstances": {...}, "ceilings": {...}, "rows": [{...}]}``; its rows are those of `flashcli.bench`,
+`flashcli.ladder`, `flashcli.profiling` or `flashcli.end_to_end`.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from flashcli.kernels import KERNELS
@@ -49,8 +51,12 @@ def markdown(rows: list[dict]) -> str:
 
 
 def text(rows: list[dict]) -> str:
-    lines = [list(COLUMNS), *(cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines if line[-1]) for i in range(len(COLUMNS))]
+    return aligned([list(COLUMNS), *(cells(row) for row in rows)])
+
+
+def aligned(lines: list) -> str:
+    """Columns for a terminal. A line without a last cell is a remark: it may be wider than its column."""
+    widths = [max(len(line[i]) for line in lines if line[-1]) for i in range(len(lines[0]))]
     padded = (" ".join(f"{part:<{width + 1}}" for part, width in zip(line, widths, strict=True)) for line in lines)
     return "\n".join(line.rstrip() for line in padded)
 
@@ -87,6 +93,57 @@ def headline(rows: list[dict]) -> str:
     return table(lines)
 
 
+RUNGS = (
+    "rung", "kernel", "min to max", "TFLOP/s", "over the one before", "over the first",
+    "total", "input", "computing", "output",
+)  # fmt: skip
+
+
+def ladder(rows: list[dict]) -> str:
+    """A table for each case: the kernel, how it compares with others on the case, and the seconds of the command."""
+    return "\n".join(f"**{title}**\n\n{table(lines)}" for title, lines in _ladders(rows))
+
+
+def ladder_text(rows: list[dict]) -> str:
+    return "\n\n".join(f"{title}\n{aligned(lines)}" for title, lines in _ladders(rows))
+
+
+def _ladders(rows: list[dict]) -> Iterator[tuple[str, list]]:
+    for case, some in itertools.groupby(rows, key=lambda row: row["case"]):
+        of_case = list(some)
+        shape = shape_text(of_case[0])
+        yield case if case == shape else f"{case} {shape}", [RUNGS, *_rungs(of_case)]
+
+
+def _rungs(rows: list[dict]) -> Iterator[list[str]]:
+    """Neighbours that were skipped for the same reason share a line."""
+    for reason, some in itertools.groupby(rows, key=lambda row: row.get("error") or row.get("skipped")):
+        if reason is None:
+            yield from map(_rung, some)
+        else:
+            alike = list(some)
+            names = ", ".join(row["contender"] for row in alike)
+            remark = f"skipped: {reason}" if "skipped" in alike[0] else reason
+            yield [names, remark, *[""] * (len(RUNGS) - 2)]
+
+
+def _rung(row: dict) -> list[str]:
+    factors = (_times(row[name]) if name in row else "" for name in ("over_previous", "over_first"))
+    return [
+        row["contender"], f"{_ms(row['seconds'])} ms", f"{_ms(row['min'])} to {_ms(row['max'])}",
+        f"{row['tflops']:.3g}", *factors,
+        *(f"{row[phase]:.3f} s" for phase in ("total", "input", "computation", "output")),
+    ]  # fmt: skip
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.0f}x" if factor >= 100 else f"{factor:.3g}x"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.{3 if seconds < 0.1 else 0}f}"
+
+
 def end_to_end(rows: list[dict]) -> str:
     """For each case the median seconds of each whole command, and how the first compares with the last."""
     names = list(dict.fromkeys(row["contender"] for row in rows))
@@ -114,7 +171,7 @@ def about(record: dict) -> str:
     return ", ".join(wording.format(facts[name]) for name, wording in wordings.items() if name in facts)
 
 
-VIEWS = {"headline": headline, "table": markdown, "end_to_end": end_to_end}
+VIEWS = {"headline": headline, "table": markdown, "end_to_end": end_to_end, "ladder": ladder}
 BLOCK = re.compile(r"(<!-- (\w+): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
