@@ -21,7 +21,7 @@ from flashcli.api import open_backend
 from flashcli.backends.cpu import blas_text
 from flashcli.distributions import draw
 from flashcli.fileformat import Shape
-from flashcli.kernels import KERNELS, Kernel
+from flashcli.kernels import KERNELS
 from flashcli.timing import tflops
 from flashcli.verify import Comparison, reference
 
@@ -138,14 +138,14 @@ def kernel_contender(kernel: str, precision: str, causal: bool) -> Contender:
 def _named(kernel: str, precision: str) -> tuple[str, str, str | None]:
     if precision == "fp16":
         return f"{kernel} fp16", "float16", "fp16"
-    if on_host(KERNELS[kernel]):
+    if on_host(kernel):
         return kernel, "float32", None
     return kernel, "float32", "fp16/3" if KERNELS[kernel].splits else "fp32"
 
 
-def on_host(kernel: Kernel) -> bool:
-    """Whether a rung is no CUDA kernel, but C for the host's own compiler."""
-    return not kernel.file.endswith(".cu")
+def on_host(kernel: str) -> bool:
+    """Whether a rung is not for GPUs, but plain C for the host's compiler."""
+    return not KERNELS[kernel].file.endswith(".cu")
 
 
 def cpu_contenders(against: list[str], threads: int, causal: bool) -> list[Contender]:
@@ -224,18 +224,23 @@ def gpu_circumstances() -> dict[str, object]:
 
 
 def _git_commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
+    return _first_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")
 
 
 def _driver_version() -> str:
     try:
         return Path("/sys/module/nvidia/version").read_text().strip()
     except OSError:
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+
+
+def _first_line(*command: str) -> str:
+    """What a command prints, if it is installed and has something to say."""
+    try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
-        return (result.stdout.splitlines() or ["unknown"])[0].strip()
+    except OSError:
+        return "unknown"
+    return (result.stdout.splitlines() or ["unknown"])[0].strip()
 
 
 def _cpu_name() -> str:

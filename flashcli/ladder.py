@@ -72,10 +72,9 @@ def ladder(
 
 
 def _does_not_run(name: str, capability: tuple[int, int] | None) -> str:
-    kernel = KERNELS[name]
-    if bench.on_host(kernel) or kernel.runs_on(capability):
+    if bench.on_host(name) or KERNELS[name].runs_on(capability):
         return ""
-    return f"it needs {compiler.architecture(kernel.needs)}"
+    return f"it needs {compiler.architecture(KERNELS[name].needs)}"
 
 
 def _not_in_the_report(name: str, case: str) -> str:

@@ -84,8 +84,7 @@ def _panels(cases: list[list[dict]], title: str):
     places = [grid[0, :], *(grid[1 + index // 2, index % 2] for index in range(len(cases) - 1))]
     axes = [figure.add_subplot(place) for place in places]
     for ax, rows in zip(axes, cases, strict=True):
-        shape = records.shape_text(rows[0])
-        ax.set_title(shape if rows[0]["case"] == shape else f"{rows[0]['case']} {shape}", loc="left", fontweight="bold")
+        ax.set_title(records.case_title(rows[0]), loc="left", fontweight="bold")
         ax.grid(color="#e4e4e4", linewidth=0.7)
         ax.set_axisbelow(True)
     return figure, axes
@@ -163,8 +162,8 @@ def _must_move(row: dict) -> float:
 
 def _unit(row: dict) -> str:
     host, ffma, tensor_cores = UNITS
-    kernel = KERNELS[row["contender"]]
-    return host if bench.on_host(kernel) else tensor_cores if kernel.splits else ffma
+    name = row["contender"]
+    return host if bench.on_host(name) else tensor_cores if KERNELS[name].splits else ffma
 
 
 def _roofs(ceilings: dict[str, float]) -> dict[str, float]:

@@ -136,7 +136,7 @@ def _ladder(record, shapes, kernels, everywhere, runs, causal, seed) -> Iterator
     from flashcli import bench, ladder, peers
 
     capability = None
-    if not all(bench.on_host(KERNELS[name]) for name in kernels):
+    if not all(map(bench.on_host, kernels)):
         record["circumstances"] |= bench.gpu_circumstances()
         capability = tuple(int(part) for part in record["circumstances"]["compute_capability"].split("."))
         record["ceilings"] = peers.ceilings() if peers.reach_gpu() else {}

@@ -47,6 +47,10 @@ def init():
     _step("init")
 
 
+def get_driver_version():
+    return 13000
+
+
 class device_attribute:  # the names of the driver, with the values of an A100 of few multiprocessors
     MULTIPROCESSOR_COUNT = 4
     MAX_THREADS_PER_MULTIPROCESSOR = 2048
