@@ -70,11 +70,20 @@ def bench(
         inputs = inputs_for(shape, seed)
         for contender in contenders:
             row = {"case": case, **vars(shape), "causal": causal, "contender": contender.name}
-            yield row | _measured(contender, shape, inputs, runs, causal, seed, ceilings)
+            yield row | measured(contender, shape, inputs, runs, causal, seed, ceilings)
             peers.release()
 
 
-def _measured(contender, shape, inputs, runs, causal, seed, ceilings) -> dict[str, object]:
+def measured(
+    contender: Contender,
+    shape: Shape,
+    inputs: list[np.ndarray],
+    runs: int,
+    causal: bool,
+    seed: int,
+    ceilings: dict[str, float],
+) -> dict[str, object]:
+    """The figures of one row: errors and seconds; or why there are none, as ``error``."""
     out = np.full((shape.B, shape.N, shape.d), np.nan, np.float32)
     try:
         seconds = contender.measure(inputs, out, runs)
@@ -101,7 +110,7 @@ def any_wrong(rows: list[dict[str, object]]) -> bool:
 
 def gpu_contenders(kernels: list[str], precisions: list[str], against: list[str], causal: bool) -> list[Contender]:
     ours = [
-        Contender(*_named(kernel, precision), _cuda_measure(kernel, precision, causal))
+        kernel_contender(kernel, precision, causal)
         for precision in precisions
         for kernel in kernels
         if precision in KERNELS[kernel].precisions
@@ -115,19 +124,27 @@ def gpu_contenders(kernels: list[str], precisions: list[str], against: list[str]
     return ours + theirs
 
 
-def _named(kernel: str, precision: str) -> tuple[str, str, str]:
-    splits = KERNELS[kernel].splits
-    if precision == "fp16":
-        return f"{kernel} fp16", "float16", "fp16"
-    return kernel, "float32", "fp16/3" if splits else "fp32"
+def kernel_contender(kernel: str, precision: str, causal: bool) -> Contender:
+    """A rung, measured by the backend that it opens."""
 
-
-def _cuda_measure(kernel: str, precision: str, causal: bool):
     def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-        with open_backend("cuda", out.shape, causal, kernel=kernel, precision=precision) as backend:
+        with open_backend("auto", out.shape, causal, kernel=kernel, precision=precision) as backend:
             return backend.measure(inputs, out, runs)
 
-    return measure
+    return Contender(*_named(kernel, precision), measure)
+
+
+def _named(kernel: str, precision: str) -> tuple[str, str, str | None]:
+    if precision == "fp16":
+        return f"{kernel} fp16", "float16", "fp16"
+    if on_host(kernel):
+        return kernel, "float32", None
+    return kernel, "float32", "fp16/3" if KERNELS[kernel].splits else "fp32"
+
+
+def on_host(kernel: str) -> bool:
+    """Whether a rung is not for GPUs, but plain C for the host's compiler."""
+    return not KERNELS[kernel].file.endswith(".cu")
 
 
 def cpu_contenders(against: list[str], threads: int, causal: bool) -> list[Contender]:
@@ -174,7 +191,7 @@ def circumstances() -> dict[str, object]:
 
 def repeatable(arguments: list[str]) -> str:
     """The command line without the files that results went to."""
-    return re.sub(r" --(json|csv|markdown)[ =]\S+", "", " ".join(["flashcli", *arguments]))
+    return re.sub(r" --(json|csv|markdown|plot)([ =](?!--)\S+)?", "", " ".join(["flashcli", *arguments]))
 
 
 def cpu_circumstances(threads: int) -> dict[str, object]:
@@ -197,18 +214,23 @@ def gpu_circumstances() -> dict[str, object]:
 
 
 def _git_commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
+    return _first_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")
 
 
 def _driver_version() -> str:
     try:
         return Path("/sys/module/nvidia/version").read_text().strip()
     except OSError:
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+
+
+def _first_line(*command: str) -> str:
+    """What a command prints, if it is installed and has something to say."""
+    try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
-        return (result.stdout.splitlines() or ["unknown"])[0].strip()
+    except OSError:
+        return "unknown"
+    return (result.stdout.splitlines() or ["unknown"])[0].strip()
 
 
 def _cpu_name() -> str:

@@ -65,6 +65,15 @@ def installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
+def reach_gpu() -> bool:
+    """Whether there is a PyTorch that can use a GPU."""
+    if not installed("torch"):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def measure(peer: Peer, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
     """Seconds on the GPU of each run, by CUDA events, in the same way as `CudaBackend.measure`."""
     import torch

@@ -1,16 +1,18 @@
 """Views of a benchmark record: a table for people, Markdown, CSV, the tables in the documents. The record is JSON.
 
-A record is ``{"circumstances": {...}, "ceilings": {...}, "rows": [{...}]}``; its rows are those of `flashcli.bench`
-or of `flashcli.end_to_end`.
+A record is ``{"circumstances": {...}, "ceilings": {...}, "rows": [{...}]}``; its rows are those of `flashcli.bench`,
+`flashcli.ladder`, `flashcli.profiling` or `flashcli.end_to_end`.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flashcli.kernels import KERNELS
@@ -20,6 +22,12 @@ COLUMNS = ("case", "(B, N, d)", "contender", "median", "min to max", "TFLOP/s", 
 
 def shape_text(row: dict) -> str:
     return "({B}, {N}, {d})".format(**row)
+
+
+def case_title(row: dict) -> str:
+    """What a row's case is called: a shape without a name is its own."""
+    shape = shape_text(row)
+    return shape if row["case"] == shape else f"{row['case']} {shape}"
 
 
 def table(lines: list) -> str:
@@ -49,8 +57,12 @@ def markdown(rows: list[dict]) -> str:
 
 
 def text(rows: list[dict]) -> str:
-    lines = [list(COLUMNS), *(cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines if line[-1]) for i in range(len(COLUMNS))]
+    return aligned([list(COLUMNS), *(cells(row) for row in rows)])
+
+
+def aligned(lines: list) -> str:
+    """Columns for a terminal. A line without a last cell is a remark: it may be wider than its column."""
+    widths = [max(len(line[i]) for line in lines if line[-1]) for i in range(len(lines[0]))]
     padded = (" ".join(f"{part:<{width + 1}}" for part, width in zip(line, widths, strict=True)) for line in lines)
     return "\n".join(line.rstrip() for line in padded)
 
@@ -87,6 +99,112 @@ def headline(rows: list[dict]) -> str:
     return table(lines)
 
 
+RUNGS = (
+    "rung", "kernel", "min to max", "TFLOP/s", "over the one before", "over the first",
+    "total", "input", "computing", "output",
+)  # fmt: skip
+
+
+def ladder(rows: list[dict]) -> str:
+    """A table for each case: the kernel, how it compares with others on the case, and the seconds of the command."""
+    return "\n".join(f"**{title}**\n\n{table(lines)}" for title, lines in _ladders(rows))
+
+
+def ladder_text(rows: list[dict]) -> str:
+    return "\n\n".join(f"{title}\n{aligned(lines)}" for title, lines in _ladders(rows))
+
+
+def _ladders(rows: list[dict]) -> Iterator[tuple[str, list]]:
+    for title, of_case in _by_case(rows):
+        yield title, [RUNGS, *_rungs(of_case)]
+
+
+def _by_case(rows: list[dict]) -> Iterator[tuple[str, list[dict]]]:
+    """The rows of each case, and its title."""
+    for _, some in itertools.groupby(rows, key=lambda row: row["case"]):
+        of_case = list(some)
+        yield case_title(of_case[0]), of_case
+
+
+def _rungs(rows: list[dict]) -> Iterator[list[str]]:
+    """Neighbours that were skipped for the same reason share a line."""
+    for reason, some in itertools.groupby(rows, key=lambda row: row.get("error") or row.get("skipped")):
+        if reason is None:
+            yield from map(_rung, some)
+        else:
+            alike = list(some)
+            names = ", ".join(row["contender"] for row in alike)
+            remark = f"skipped: {reason}" if "skipped" in alike[0] else reason
+            yield [names, remark, *[""] * (len(RUNGS) - 2)]
+
+
+def _rung(row: dict) -> list[str]:
+    factors = (_times(row[name]) if name in row else "" for name in ("over_previous", "over_first"))
+    return [
+        row["contender"], f"{_ms(row['seconds'])} ms", f"{_ms(row['min'])} to {_ms(row['max'])}",
+        f"{row['tflops']:.3g}", *factors,
+        *(f"{row[phase]:.3f} s" for phase in ("total", "input", "computation", "output")),
+    ]  # fmt: skip
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.0f}x" if factor >= 100 else f"{factor:.3g}x"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.{3 if seconds < 0.1 else 0}f}"
+
+
+# The head of each column of a profile, and the text of its cell; a column that no row has anything for is left out.
+PROFILE = {
+    "rung": lambda row: row["contender"],
+    "function": lambda row: row.get("function", ""),
+    "time": lambda row: f"{_ms(row['seconds'])} ms",
+    "occupancy (possible)": lambda row: f"{row['occupancy']:.0f} % ({row['possible_occupancy']:.0f} %)",
+    "possible occupancy": lambda row: "" if "occupancy" in row else f"{row['possible_occupancy']:.0f} %",
+    "limited by": lambda row: row["limited_by"],
+    "SM efficiency": lambda row: f"{row['sm_efficiency']:.0f} %",
+    "tensor pipe": lambda row: f"{row['tensor_pipe']:.0f} %",
+    "shared load / store, GB/s": lambda row: _pair(row, "shared_load", "shared_store", 1e9),
+    "global load / store, GB/s": lambda row: _pair(row, "global_load", "global_store", 1e9),
+    "bank conflicts load / store": lambda row: _pair(row, "load_conflicts", "store_conflicts"),
+    "excess wavefronts": lambda row: f"{row['excess_wavefronts']:.0f}",
+    "registers": lambda row: f"{row['registers']:.0f}",
+    "spilled": lambda row: f"{row['spilled']} B",
+    "local memory": lambda row: f"{row['local_bytes']:.0f} B",
+    "shared memory": lambda row: f"{row['shared'] / 1024:.1f} KiB",
+}
+
+
+def profile(rows: list[dict]) -> str:
+    """A table for each case, with a line for each function of each rung."""
+    return "\n".join(f"**{title}**\n\n{table(lines)}" for title, lines in _profiles(rows))
+
+
+def profile_text(rows: list[dict]) -> str:
+    return "\n\n".join(f"{title}\n{aligned(lines)}" for title, lines in _profiles(rows))
+
+
+def _profiles(rows: list[dict]) -> Iterator[tuple[str, list]]:
+    for title, of_case in _by_case(rows):
+        lines = [[_cell(row, text) for text in PROFILE.values()] for row in of_case]
+        for row, line in zip(of_case, lines, strict=True):
+            line[1] = row.get("error") or (f"skipped: {row['skipped']}" if "skipped" in row else line[1])
+        kept = [index for index in range(len(PROFILE)) if any(line[index] for line in lines)]
+        yield title, [[line[index] for index in kept] for line in [list(PROFILE), *lines]]
+
+
+def _cell(row: dict, text: Callable[[dict], str]) -> str:
+    try:
+        return text(row)
+    except KeyError:  # it was not counted
+        return ""
+
+
+def _pair(row: dict, load: str, store: str, unit: float = 1) -> str:
+    return f"{row[load] / unit:.0f} / {row[store] / unit:.0f}"
+
+
 def end_to_end(rows: list[dict]) -> str:
     """For each case the median seconds of each whole command, and how the first compares with the last."""
     names = list(dict.fromkeys(row["contender"] for row in rows))
@@ -116,7 +234,7 @@ def about(record: dict) -> str:
     return ", ".join(wording.format(facts[name]) for name, wording in wordings.items() if name in facts)
 
 
-VIEWS = {"headline": headline, "table": markdown, "end_to_end": end_to_end}
+VIEWS = {"headline": headline, "table": markdown, "end_to_end": end_to_end, "ladder": ladder, "profile": profile}
 BLOCK = re.compile(r"(<!-- (\w+): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

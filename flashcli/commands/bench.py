@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Collection, Iterator
 
 import click
 from click.core import ParameterSource
@@ -11,6 +10,7 @@ from flashcli.commands import options
 from flashcli.kernels import KERNELS, PRECISIONS
 
 REPORT_CASES = ("t10", "t11", "t22", "t29", "t30")
+FAST_FROM = "q_in_registers"  # the rungs below it would take hours for twenty runs on each case
 
 
 def _names(context: click.Context, option: click.Parameter, value: str) -> list[str]:
@@ -19,10 +19,15 @@ def _names(context: click.Context, option: click.Parameter, value: str) -> list[
 
 @click.command()
 @click.pass_context
-@click.option("--case", "cases", multiple=True, help="A case of testcases/; the report's five by default.")
-@click.option("--shape", "shapes", type=options.SHAPE, multiple=True, help="Any other B,N,d.")
+@options.case_option
+@options.shape_option
 @click.option("--backend", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help="What to time.")
-@click.option("--kernels", callback=_names, default="all", show_default=True, help="Comma-separated, or all.")
+@click.option(
+    "--kernels",
+    callback=_names,
+    default="",
+    help=f"Comma-separated, or all; by default {FAST_FROM} and those after it, with --ladder all.",
+)
 @click.option("--precisions", callback=_names, default="fp32", show_default=True, help="Comma-separated: fp32, fp16.")
 @click.option("--against", callback=_names, default="", help="Peers, comma-separated: torch, triton.")
 @click.option("--causal", is_flag=True, help="Row i of Q sees rows 0 to i of K only.")
@@ -31,61 +36,121 @@ def _names(context: click.Context, option: click.Parameter, value: str) -> list[
     "--threads", type=click.IntRange(1), help="Threads of the cpu backend and its peer; all cores by default."
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the inputs.")
+@click.option("--ladder", is_flag=True, help="Each rung beside the one before it, its kernel and its whole command.")
+@click.option("--plot", metavar="FILE", help="Draw the ladder to FILE, .png or .svg, and a roofline beside it.")
 @click.option("--json", metavar="FILE", help="Write the record to FILE; - is stdout.")
 @click.option("--csv", metavar="FILE", help="Write its rows as CSV.")
 @click.option("--markdown", metavar="FILE", help="Write its rows as a Markdown table.")
 def command(
-    context, cases, shapes, backend, kernels, precisions, against, causal, runs, threads, seed, **files
+    context, cases, shapes, backend, kernels, precisions, against, causal, runs, threads, seed, ladder, plot, **files
 ) -> None:
     """Time kernels, and PyTorch and Triton if wanted, on the same inputs.
 
     A wrong one is refused, not timed, and makes the exit code 1.
     """
-    from flashcli import bench, peers, records
-    from flashcli.backends.cpu import usable_cores
+    from flashcli import bench, peers, plots, records
     from flashcli.errors import MISMATCH, UsageError
     from flashcli.fileformat import check_creatable, write_whole
 
+    given = {name for name in context.params if context.get_parameter_source(name) != ParameterSource.DEFAULT}
     for name in against:
         if name not in ("torch", "triton") or not peers.installed(name):
             raise UsageError(f"there is no peer {name!r} here.", "install torch or triton, or leave out --against.")
+    if plot and not ladder:
+        raise UsageError("--plot draws the ladder.", "add --ladder.")
+    if ladder:
+        _refuse_beside_ladder(backend, given)
     for name in ("kernels", "precisions"):
-        if backend == "cpu" and context.get_parameter_source(name) != ParameterSource.DEFAULT:
+        if backend == "cpu" and name in given:
             raise UsageError(f"--{name} is for GPUs, not for the cpu backend.", "leave out one of the two.")
-    kernels = list(KERNELS) if kernels == ["all"] else _known("kernel", kernels, KERNELS)
+    kernels = _chosen(kernels, ladder)
     precisions = _known("precision", precisions, PRECISIONS)
-    chosen = _shapes(cases, shapes)
+    chosen = options.named_shapes(cases, shapes, REPORT_CASES)
     files = {kind: path for kind, path in files.items() if path}
     for path in files.values():
         if path != "-":
             check_creatable(path)
-    contenders, record = [], {"circumstances": bench.circumstances(), "ceilings": {}}
-    if backend == "cpu":
-        record["circumstances"] |= bench.cpu_circumstances(threads or usable_cores())
-        contenders = bench.cpu_contenders(against, threads or usable_cores(), causal)
+    if plot:
+        plots.check(plot)
+    record = {"circumstances": bench.circumstances(), "ceilings": {}, "rows": []}
+    if ladder:
+        rows = _ladder(record, chosen, kernels, bool(cases or shapes), runs, causal, seed)
+    elif backend == "cpu":
+        rows = _on_cpu(record, chosen, against, runs, threads, causal, seed)
     else:
-        record["circumstances"] |= bench.gpu_circumstances()
-        record["ceilings"] = peers.ceilings() if "torch" in against else {}
-        contenders = bench.gpu_contenders(kernels, precisions, against, causal)
-    record["rows"] = []
-    for row in bench.bench(chosen, contenders, runs, causal, seed, record["ceilings"]):
+        rows = _on_gpu(record, chosen, kernels, precisions, against, runs, causal, seed)
+    for row in rows:
         record["rows"].append(row)
-        click.echo(
-            f"{row['case']} {row['contender']}: {row.get('error') or '%.3f ms' % (row['seconds'] * 1e3)}", err=True
-        )
-    click.echo(records.text(record["rows"]))
+        told = row.get("error") or row.get("skipped") or f"{row['seconds'] * 1e3:.3f} ms"
+        click.echo(f"{row['case']} {row['contender']}: {told}", err=True)
+    as_text, as_markdown = (records.ladder_text, records.ladder) if ladder else (records.text, records.markdown)
+    click.echo(as_text(record["rows"]))
     views = {
         "json": lambda: json.dumps(options.finite(record), indent=1) + "\n",
         "csv": lambda: records.csv_text(record["rows"]),
-        "markdown": lambda: records.markdown(record["rows"]),
+        "markdown": lambda: as_markdown(record["rows"]),
     }
     for kind, path in files.items():
         if path == "-":
             click.echo(views[kind](), nl=False)
         else:
             write_whole(path, views[kind]())
+    if plot:
+        plots.draw(record, plot)
     if bench.any_wrong(record["rows"]):
         raise SystemExit(MISMATCH)
+
+
+def _refuse_beside_ladder(backend: str, given: set[str]) -> None:
+    from flashcli.errors import UsageError
+
+    if backend == "cpu":
+        raise UsageError(
+            "the ladder is one of kernels, the cpu backend is none of its rungs.",
+            "leave out --backend cpu; a GPU is needed for all rungs but sequential.",
+        )
+    for name in sorted(given & {"against", "precisions", "threads"}):
+        raise UsageError(f"--{name} has no meaning for the ladder.", f"leave out --{name}, or --ladder.")
+
+
+def _on_cpu(record, shapes, against, runs, threads, causal, seed) -> Iterator[dict]:
+    from flashcli import bench
+    from flashcli.backends.cpu import usable_cores
+
+    record["circumstances"] |= bench.cpu_circumstances(threads or usable_cores())
+    contenders = bench.cpu_contenders(against, threads or usable_cores(), causal)
+    return bench.bench(shapes, contenders, runs, causal, seed, {})
+
+
+def _on_gpu(record, shapes, kernels, precisions, against, runs, causal, seed) -> Iterator[dict]:
+    from flashcli import bench, peers
+
+    record["circumstances"] |= bench.gpu_circumstances()
+    record["ceilings"] = peers.ceilings() if "torch" in against else {}
+    contenders = bench.gpu_contenders(kernels, precisions, against, causal)
+    return bench.bench(shapes, contenders, runs, causal, seed, record["ceilings"])
+
+
+def _ladder(record, shapes, kernels, everywhere, runs, causal, seed) -> Iterator[dict]:
+    """The ceilings, for the roofline, are measured with PyTorch where that is installed."""
+    from flashcli import bench, ladder, peers
+
+    capability = None
+    if not all(map(bench.on_host, kernels)):
+        record["circumstances"] |= bench.gpu_circumstances()
+        capability = tuple(int(part) for part in record["circumstances"]["compute_capability"].split("."))
+        record["ceilings"] = peers.ceilings() if peers.reach_gpu() else {}
+    return ladder.ladder(shapes, kernels, everywhere, runs, causal, seed, record["ceilings"], capability)
+
+
+def _chosen(kernels: list[str], ladder: bool) -> list[str]:
+    """In the order of the ladder."""
+    names = list(KERNELS)
+    if kernels == ["all"] or (ladder and not kernels):
+        return names
+    if not kernels:
+        return names[names.index(FAST_FROM) :]
+    return sorted(_known("kernel", kernels, KERNELS), key=names.index)
 
 
 def _known(what: str, names: list[str], known: Collection[str]) -> list[str]:
@@ -94,17 +159,3 @@ def _known(what: str, names: list[str], known: Collection[str]) -> list[str]:
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"there is no {what} {unknown[0]!r}.", f"choose from {', '.join(known)}.")
     return names
-
-
-def _shapes(cases: tuple[str, ...], shapes: tuple) -> dict:
-    from flashcli import testcases
-    from flashcli.errors import UsageError
-
-    named = {str(shape): shape for shape in shapes}
-    names = cases or (() if shapes else REPORT_CASES)
-    known = {case.name: case.shape for case in testcases.load(Path("testcases"))} if names else {}
-    for name in names:
-        if name not in known:
-            raise UsageError(f"there is no case {name!r}.", "see testcases/manifest.toml, or use --shape.")
-        named[name] = known[name]
-    return named

@@ -111,6 +111,29 @@ class ShapeType(click.ParamType):
 
 
 SHAPE = ShapeType()
+case_option = click.option(
+    "--case", "cases", multiple=True, help="A case of testcases/; by default those of the report."
+)
+shape_option = click.option("--shape", "shapes", type=SHAPE, multiple=True, help="Any other B,N,d.")
+
+
+def named_shapes(cases: tuple[str, ...], shapes: tuple, otherwise: tuple[str, ...]) -> dict:
+    """The shapes that `case_option` and `shape_option` name, by name; without any, those of the cases ``otherwise``."""
+    from pathlib import Path
+
+    from flashcli import testcases
+    from flashcli.errors import UsageError
+
+    named = {str(shape): shape for shape in shapes}
+    names = cases or (() if shapes else otherwise)
+    known = {case.name: case.shape for case in testcases.load(Path("testcases"))} if names else {}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"there is no case {name!r}.", "see testcases/manifest.toml, or use --shape.")
+        named[name] = known[name]
+    return named
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 backend_option = click.option(
     "--backend",

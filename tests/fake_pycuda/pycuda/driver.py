@@ -48,8 +48,17 @@ def init():
     _step("init")
 
 
-class device_attribute:
-    MULTIPROCESSOR_COUNT = "sms"
+def get_driver_version():
+    return 13000
+
+
+class device_attribute:  # the names of the driver, with the values of an A100 of few multiprocessors
+    MULTIPROCESSOR_COUNT = 4
+    MAX_THREADS_PER_MULTIPROCESSOR = 2048
+    MAX_BLOCKS_PER_MULTIPROCESSOR = 32
+    MAX_REGISTERS_PER_MULTIPROCESSOR = 65536
+    MAX_SHARED_MEMORY_PER_MULTIPROCESSOR = 164 * 1024
+    RESERVED_SHARED_MEMORY_PER_BLOCK = 1024
 
 
 class function_attribute:
@@ -74,7 +83,7 @@ class Device:
         return _TOTAL
 
     def get_attribute(self, attribute):
-        return {"sms": 4}[attribute]
+        return attribute
 
     def retain_primary_context(self):
         _step("context")
@@ -109,6 +118,9 @@ class Event:
 
     def time_till(self, end):
         return (end.time - self.time) * 1e3
+
+    def time_since(self, start):
+        return start.time_till(self)
 
 
 class DeviceAllocation:
@@ -156,6 +168,16 @@ def memcpy_htod_async(target, source, stream):
 def memcpy_dtoh_async(target, source, stream):
     assert target.flags.c_contiguous
     target[...] = _floats(int(source))[: target.size].reshape(target.shape)
+
+
+def to_device(source):
+    memory = mem_alloc(source.nbytes)
+    memcpy_htod_async(memory, source, None)
+    return memory
+
+
+def memcpy_dtoh(target, source):
+    memcpy_dtoh_async(target, source, None)
 
 
 def module_from_buffer(code):
