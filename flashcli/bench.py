@@ -137,14 +137,9 @@ def kernel_contender(kernel: str, precision: str, causal: bool) -> Contender:
 def _named(kernel: str, precision: str) -> tuple[str, str, str | None]:
     if precision == "fp16":
         return f"{kernel} fp16", "float16", "fp16"
-    if on_host(kernel):
+    if KERNELS[kernel].on_host:
         return kernel, "float32", None
     return kernel, "float32", "fp16/3" if KERNELS[kernel].splits else "fp32"
-
-
-def on_host(kernel: str) -> bool:
-    """Whether a rung is not for GPUs, but plain C for the host's compiler."""
-    return not KERNELS[kernel].file.endswith(".cu")
 
 
 def cpu_contenders(against: list[str], threads: int, causal: bool) -> list[Contender]:

@@ -251,10 +251,10 @@ def check_creatable(path: str | os.PathLike) -> None:
         AtomicFile(path).discard()
 
 
-def write_whole(path: str | os.PathLike, text: str) -> None:
-    """A small file of text, whole or not at all: until it is complete, an old file stays."""
+def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
+    """A small file, whole or not at all: until it is complete, an old file stays."""
     with AtomicFile(path) as file:
-        file.write_at(0, memoryview(text.encode()))
+        file.write_at(0, memoryview(content.encode() if isinstance(content, str) else content))
         file.commit()
 
 

@@ -72,9 +72,10 @@ def ladder(
 
 
 def _does_not_run(name: str, capability: tuple[int, int] | None) -> str:
-    if bench.on_host(name) or KERNELS[name].runs_on(capability):
+    kernel = KERNELS[name]
+    if kernel.on_host or kernel.runs_on(capability):
         return ""
-    return f"it needs {compiler.architecture(KERNELS[name].needs)}"
+    return f"it needs {compiler.architecture(kernel.needs)}"
 
 
 def _not_in_the_report(name: str, case: str) -> str:
@@ -93,7 +94,7 @@ def _inputs(path: Path, shape: Shape, seed: int) -> list[np.ndarray]:
     """What kernels take turns at, and the first of it as a file, which is in the page cache from then on."""
     inputs = bench.inputs_for(shape, seed)
     with create_input(path, shape) as file:
-        file.write(range(shape.B), inputs[0])
+        file.write(shape.whole(range(shape.B)), inputs[0])
         file.commit()
     return inputs
 

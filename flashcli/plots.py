@@ -17,10 +17,10 @@ from pathlib import Path
 
 import click
 
-from flashcli import bench, records
+from flashcli import records
 from flashcli.cli import explain
 from flashcli.errors import BackendUnavailable, BadInput, UsageError, explained
-from flashcli.fileformat import BatchWriter, check_creatable
+from flashcli.fileformat import check_creatable, write_whole
 from flashcli.kernels import KERNELS
 from flashcli.timing import tflops
 
@@ -69,8 +69,7 @@ def draw(record: dict, path: str, profile: dict | None = None) -> None:
 def _save(figure, path: str) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=Path(path).suffix[1:], dpi=110)
-    with BatchWriter(path, 0, 0, buffer.getvalue()) as file:
-        file.commit()
+    write_whole(path, buffer.getvalue())
 
 
 def _panels(cases: list[list[dict]], title: str):
@@ -162,8 +161,8 @@ def _must_move(row: dict) -> float:
 
 def _unit(row: dict) -> str:
     host, ffma, tensor_cores = UNITS
-    name = row["contender"]
-    return host if bench.on_host(name) else tensor_cores if KERNELS[name].splits else ffma
+    kernel = KERNELS[row["contender"]]
+    return host if kernel.on_host else tensor_cores if kernel.splits else ffma
 
 
 def _roofs(ceilings: dict[str, float]) -> dict[str, float]:

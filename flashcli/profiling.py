@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import csv
+import itertools
 import operator
 import re
 import shutil
@@ -19,7 +20,7 @@ from dataclasses import astuple
 
 import numpy as np
 
-from flashcli import bench, compiler
+from flashcli import compiler
 from flashcli.api import open_backend
 from flashcli.cli import explain
 from flashcli.distributions import draw
@@ -97,13 +98,14 @@ class Profiler:
     def rows(self, name: str, shape: Shape, seed: int) -> Iterator[dict[str, object]]:
         """A row for each function of a rung; one with an ``error`` or why it was ``skipped`` where there is none."""
         kernel = KERNELS[name]
-        if bench.on_host(name) or not kernel.runs_on(self._capability):
+        if not kernel.runs_on(self._capability):
             needs = f"it needs {compiler.architecture(kernel.needs)}"
-            yield {"skipped": "it runs on the host" if bench.on_host(name) else needs}
+            yield {"skipped": "it runs on the host" if kernel.on_host else needs}
             return
         build = Build(kernel, Problem(shape.B, shape.N, shape.N, shape.d, sms=self._sms))
         times, launches = collections.Counter(), {}
-        for launch in build.launches(shape.B, shape.N, shape.N):
+        for_keys, for_rows = build.prepare(shape.B, shape.N), build.launches(shape.B, shape.N, shape.N)
+        for launch in itertools.chain(for_keys, for_rows):
             times[launch.function] += 1
             launches.setdefault(launch.function, launch)
         known: dict[str, dict[str, object]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 
 import pytest
@@ -140,3 +141,10 @@ def test_one_kernel_is_shown_with_what_it_takes():
     assert done.out.startswith("Tensor cores at fp32 accuracy on Hopper")
     assert "13_wgmma.cu\nneeds sm_90a; any d from 1 to 256\nd = 32: Br=" in done.out
     assert re.search(r"\nattention on sm_90a: \d+ registers a thread, 0 bytes spilled, ", done.out)
+
+
+def test_a_kernel_for_one_architecture_is_shown_for_that_on_any_gpu(fake_gpu):
+    done = flashcli("kernels", "wgmma", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["arch"] == "sm_90a"
+    assert json.loads(flashcli("kernels", "mma", "--json").out)["arch"] == "sm_80"  # the fake GPU's

@@ -28,7 +28,7 @@ def rungs(monkeypatch):
     """A ladder of four: one on the host, one below those for all cases, two for all of them."""
     some = KERNELS["q_in_registers"]
     registry = {name: replace(some, name=name) for name in NAMES[1:3]}
-    registry = {"plain_c": replace(some, name="plain_c", file="x.c"), **registry, "wgmma": KERNELS["wgmma"]}
+    registry = {"plain_c": replace(some, name="plain_c", on_host=True), **registry, "wgmma": KERNELS["wgmma"]}
     for module in (bench, ladder):
         monkeypatch.setattr(module, "KERNELS", registry)
     return registry
@@ -203,7 +203,7 @@ def test_what_the_ladder_refuses(monkeypatch, options, message):
 
 
 def test_a_rung_of_the_host_needs_no_gpu(no_pycuda, monkeypatch, climbed):
-    monkeypatch.setitem(KERNELS, "plain_c", replace(KERNELS["q_in_registers"], name="plain_c", file="x.c"))
+    monkeypatch.setitem(KERNELS, "plain_c", replace(KERNELS["q_in_registers"], name="plain_c", on_host=True))
     row = {"min": 1.0, "max": 1.0, "tflops": 1e-3, "seconds": 1.0}
     phases = {"total": 1.0, "input": 0.1, "computation": 0.8, "output": 0.1}
     monkeypatch.setattr(ladder, "climb", lambda *rest: row | phases)

@@ -123,7 +123,7 @@ def points(figure) -> dict[str, list[tuple[float, float]]]:
 
 @drawing
 def test_every_rung_is_on_the_roofline_by_what_it_multiplies_with(monkeypatch):
-    monkeypatch.setitem(KERNELS, "plain_c", replace(KERNELS["mma"], name="plain_c", file="x.c"))
+    monkeypatch.setitem(KERNELS, "plain_c", replace(KERNELS["mma"], name="plain_c", on_host=True))
     figure = plots._roofline([[*ROWS[:2], row("plain_c", 0.01)]], "GPU 1", record()["ceilings"], [])
     intensity = pytest.approx(2048 / 4)
     host, ffma, tensor_cores = plots.UNITS

@@ -136,7 +136,7 @@ def _ladder(record, shapes, kernels, everywhere, runs, causal, seed) -> Iterator
     from flashcli import bench, ladder, peers
 
     capability = None
-    if not all(map(bench.on_host, kernels)):
+    if not all(KERNELS[name].on_host for name in kernels):
         record["circumstances"] |= bench.gpu_circumstances()
         capability = tuple(int(part) for part in record["circumstances"]["compute_capability"].split("."))
         record["ceilings"] = peers.ceilings() if peers.reach_gpu() else {}

@@ -82,7 +82,7 @@ def _compiled(build: Build, arch: str | None) -> dict[str, object]:
     from flashcli.errors import UsageError
 
     lowest = compiler.architecture(max(build.kernel.needs, (8, 0)))
-    arch = arch or _arch_here() or lowest
+    arch = arch or (not build.kernel.arch_only and _arch_here()) or lowest
     if build.kernel.arch_only and arch != lowest:
         raise UsageError(f"kernel {build.kernel.name} is for {lowest} only, not for {arch}.", "leave out --arch.")
     return {"arch": arch, "functions": _resources(build, arch) if compiler.find_nvcc() else {}}
