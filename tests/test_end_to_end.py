@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support import Finished, environment, random_qkv, script, write_input
+from support import ROOT, Finished, environment, random_qkv, script, write_input
 
 from flashcli import end_to_end, records
+from flashcli.compiler import find_nvcc
 from flashcli.errors import BadInput, FlashError
+
+KERNEL = [ROOT / "cuda" / name for name in ("10_q_in_registers.cu", "common.cuh")]
 
 
 @pytest.fixture
@@ -71,6 +76,15 @@ def test_a_large_case(tmp_path):
 
 def test_a_case_that_there_is_not(folder):
     run(folder, "--backend", "cpu", "--case", "t99").assert_error(65, "there is no case t99")
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="there is no nvcc")
+def test_the_homeworks_program_builds_in_a_folder_of_its_own(tmp_path):
+    for file in (ROOT / "testcases" / "hw4" / "hw4.cu", ROOT / "testcases" / "hw4" / "Makefile", *KERNEL):
+        shutil.copy(file, tmp_path)
+    path = {"PATH": f"{find_nvcc().parent}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(["make", "ARCH=sm_80"], cwd=tmp_path, env={**os.environ, **path}, check=True, capture_output=True)
+    assert subprocess.run([tmp_path / "hw4"], capture_output=True).returncode == 2  # it wants two files
 
 
 def test_a_program_that_is_not_built(folder):

@@ -73,7 +73,7 @@ int main(int argc, char **argv) {
     const auto kernel = d == 32 ? d32::attention_d32 : d64::attention_d64;
     kernel<<<size_t(B) * ((N + BR - 1) / BR), THREADS>>>(device_qkv, device_qkv + matrix, device_qkv + 2 * matrix, device_o,
                                                         nullptr, 3 * matrix, 3 * matrix, B, N, N, 0,
-                                                        1 / std::sqrt(float(d)));
+                                                        1 / std::sqrt(float(d)), 0, 0);
     CHECK(cudaGetLastError());
     CHECK(cudaMemcpy(o.data(), device_o, count * sizeof(float), cudaMemcpyDeviceToHost));
     CHECK(cudaFree(device_qkv));
