@@ -8,10 +8,10 @@ import sys
 
 def main() -> None:
     # The driver and a context take 0.2 s of somebody else's time: begin before even click is imported.
-    if sys.argv[1:2] == ["run"] and not any(arg.endswith("cpu") or arg.startswith("--device") for arg in sys.argv):
+    if sys.argv[1:2] == ["run"] and not any(arg.endswith("cpu") for arg in sys.argv):
         from flashcli.backends.warm_up import warm_up
 
-        warm_up()
+        warm_up(sys.argv[2:])
     from flashcli.cli import main as run_command_line
 
     code = run_command_line()
