@@ -10,6 +10,15 @@ import stat
 
 from flashcli.errors import CannotCreate, explained
 
+_unfinished: set[str] = set()  # temporary names
+
+
+def remove_unfinished() -> None:
+    """Remove what is half-written at once, though it may still be written to, when there may be no time to unwind."""
+    for name in _unfinished:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+
 
 class AtomicFile:
     """A file being written in pieces. It appears under its name when complete, and never half-written.
@@ -60,6 +69,7 @@ class AtomicFile:
         temporary = os.path.join(folder, f".{name[:50]}.{os.urandom(4).hex()}.tmp")
         self._fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask, as by open()
         self._temporary = temporary
+        _unfinished.add(temporary)
         with contextlib.suppress(FileNotFoundError):
             os.fchmod(self._fd, stat.S_IMODE(os.stat(target).st_mode))  # those of the file it replaces
 
@@ -85,7 +95,7 @@ class AtomicFile:
             os.close(fd)  # a full disk may show only here, on a network file system
             if self._temporary is not None:
                 os.replace(self._temporary, self._target)
-                self._temporary = None
+                self._forget_temporary()
 
     def discard(self) -> None:
         """Leave nothing behind; the old file, if any, stays as it was."""
@@ -96,7 +106,11 @@ class AtomicFile:
         if self._temporary is not None:
             with contextlib.suppress(OSError):  # its folder may be gone: what went wrong before is what to tell
                 os.unlink(self._temporary)
-            self._temporary = None
+            self._forget_temporary()
+
+    def _forget_temporary(self) -> None:
+        _unfinished.discard(self._temporary)
+        self._temporary = None
 
     def __enter__(self) -> AtomicFile:
         return self

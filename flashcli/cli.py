@@ -9,7 +9,7 @@ import sys
 import click
 
 from flashcli import __version__
-from flashcli.errors import INTERRUPTED, FlashError, ToldElsewhere
+from flashcli.errors import INTERRUPTED, AlreadyTold, FlashError
 
 COMMANDS = {
     "run": "Compute attention from an input file to an output file.",
@@ -68,6 +68,8 @@ STOPPED_BY = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated, sign
 def _stop(signum: int, frame: object) -> None:
     for number in STOPPED_BY:
         signal.signal(number, signal.SIG_IGN)  # once is enough: cleaning up is not to be interrupted
+    if atomic := sys.modules.get("flashcli.atomic"):  # first of all: mpirun kills what has not ended 0.3 s later
+        atomic.remove_unfinished()
     raise STOPPED_BY[signum](signum)
 
 
@@ -92,16 +94,21 @@ def main() -> int:
                 sys.stdout.flush()  # here, where its failure can still be told
         return 0
     except BaseException as error:
-        if "--debug" in sys.argv and not isinstance(error, SystemExit | click.exceptions.Exit):
-            import traceback
-
-            traceback.print_exception(error)
+        trace(error)
         return explain(error)
+
+
+def trace(error: BaseException) -> None:
+    """Print where it went wrong, if that is wanted."""
+    if "--debug" in sys.argv and not isinstance(error, SystemExit | click.exceptions.Exit | AlreadyTold):
+        import traceback
+
+        traceback.print_exception(error)
 
 
 def explain(error: BaseException) -> int:
     """Print what went wrong, and the way out, to stderr; returns the exit code."""
-    if isinstance(error, ToldElsewhere):
+    if isinstance(error, AlreadyTold):
         return wording(error.args[0])[0]
     if isinstance(error, click.UsageError):
         error.show()

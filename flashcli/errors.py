@@ -57,8 +57,8 @@ class Stopped(Exception):
     """Work is given up because other work that belongs to it has failed, or was interrupted."""
 
 
-class ToldElsewhere(Exception):
-    """This process ends because of ``args[0]``, an error of which another one tells."""
+class AlreadyTold(Exception):
+    """This process ends because of ``args[0]``, an error that has been told, here or by another process."""
 
 
 @contextlib.contextmanager

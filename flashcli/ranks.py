@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from flashcli.errors import BackendUnavailable, FlashError, Stopped, ToldElsewhere
+from flashcli.errors import AlreadyTold, BackendUnavailable, FlashError, Stopped
 
 # The number of tasks, as launchers tell each of them, the innermost launcher first. Not SLURM_NTASKS: a batch script
 # has it too, which is no task of a step.
@@ -69,15 +70,23 @@ ALONE = Alone()
 
 
 @contextlib.contextmanager
-def joined(environment: Mapping[str, str] = os.environ) -> Iterator[Alone]:
-    """The ranks, while they work. All leave the block in the same way, with rank 0's exception or none."""
-    if (count := tasks(environment)) == 1:
+def joined(trace: Callable[[BaseException], None], tell: Callable[[BaseException], object]) -> Iterator[Alone]:
+    """The ranks, while they work. All leave the block in the same way: with AlreadyTold if any of them has failed.
+
+    ``trace`` is called with an error where it happened, ``tell`` at rank 0, and both at once: when the first process
+    has ended, a launcher may hear no other.
+    """
+    if (count := tasks(os.environ)) == 1:
         yield ALONE
         return
     ranks = Ranks(count)
     try:
         yield ranks
     except BaseException as error:
+        if not isinstance(error, Stopped):
+            trace(error)
+        if ranks.rank == 0:
+            tell(error)
         ranks.leave(error)
         raise
     else:
@@ -139,24 +148,34 @@ class Ranks(Alone):
             raise Stopped
 
     def leave(self, error: BaseException | None) -> None:
-        """Come to one outcome with the others; raises ToldElsewhere where it is an error that rank 0 speaks of."""
+        """Come to one outcome with the others; raises AlreadyTold if that is an error."""
         patience = float("inf") if error is None or isinstance(error, Exception) else PATIENCE
         if self.rank == 0:
             for other in range(1, self.size):
                 self._send(_portable(error), other, VERDICT)
-            self._finalize(self._hears(lambda: len(self._outcomes) == self.size - 1, patience))
-            return
+            verdict, heard = error, self._hears(lambda: len(self._outcomes) == self.size - 1, patience)
+        else:
+            verdict, heard = self._verdict_on(error, patience)
+        if verdict is not None:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)  # all is told, and a launcher ends the rest after the first
+        if heard:  # without the others, MPI would wait for ever; left without it, the launcher ends them all
+            self._mpi.Request.Waitall(self._sent)
+            self._mpi.Finalize()
+        if verdict is not None:
+            raise AlreadyTold(verdict) from error
+
+    def _verdict_on(self, error: BaseException | None, patience: float) -> tuple[BaseException | None, bool]:
+        """What rank 0 says, and whether it has; the error itself, if not."""
         if not self._told:
             if error is not None:
                 error.add_note(f"Where: {self.name}.")
             self._tell(Outcome(_portable(error)))
-        if heard := self._hears(lambda: self._world.iprobe(0, VERDICT), patience):
-            verdict = self._world.recv(source=0, tag=VERDICT)
-            while self._world.iprobe(0, SHARE):  # sent before the verdict, and not waited for any more
-                self._world.recv(source=0, tag=SHARE)
-        self._finalize(heard)
-        if heard and verdict is not None:
-            raise ToldElsewhere(verdict) from error
+        if not self._hears(lambda: self._world.iprobe(0, VERDICT), patience):
+            return error, False
+        while self._world.iprobe(0, SHARE):  # sent before the verdict, and not waited for any more
+            self._world.recv(source=0, tag=SHARE)
+        return self._world.recv(source=0, tag=VERDICT), True
 
     def _hears(self, all_said: Callable[[], bool], patience: float) -> bool:
         deadline = time.monotonic() + patience
@@ -166,12 +185,6 @@ class Ranks(Alone):
             self._listen()
             time.sleep(PAUSE)
         return True
-
-    def _finalize(self, agreed: bool) -> None:
-        """Without the others' agreement it could wait for ever: leaving without it, the launcher ends them all."""
-        if agreed:
-            self._mpi.Request.Waitall(self._sent)
-            self._mpi.Finalize()
 
     def _send(self, value: object, rank: int, tag: int) -> None:
         self._sent.append(self._world.isend(value, rank, tag))

@@ -59,8 +59,10 @@ def command(
     """
     from flashcli import pipeline, ranks, timing
     from flashcli.api import open_backend
+    from flashcli.cli import explain
+    from flashcli.cli import trace as show_trace
 
-    with ranks.joined() as here:
+    with ranks.joined(show_trace, explain) as here:
         chosen = _devices(devices, device, backend, here.size)
         speaks = here.rank == 0
         opener = functools.partial(
