@@ -15,6 +15,8 @@ def main() -> None:
     from flashcli.cli import main as run_command_line
 
     code = run_command_line()
+    if "mpi4py" in sys.modules:
+        sys.exit(code)  # a launcher may take leaving at once for a crash
     os._exit(code)  # unloading CUDA and Python piece by piece takes 0.1 s, and the system frees everything anyway
 
 
