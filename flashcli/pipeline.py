@@ -185,7 +185,8 @@ def _agree(ranks: Alone, backend: str) -> None:
 def _sharing(parts: list[Part]) -> str:
     """How many ranks share how many GPUs, in words; empty if none do."""
     used = [(part.who["host"], part.details["bus"]) for part in parts if "bus" in part.details]
-    return f"{len(used)} ranks share {len(set(used))} GPUs." if len(set(used)) < len(used) else ""
+    count = len(set(used))
+    return f"{len(used)} ranks share {count} GPU{'s' if count > 1 else ''}." if count < len(used) else ""
 
 
 def _seconds(timeline: Timeline, backend: str) -> dict[str, float]:

@@ -83,11 +83,13 @@ def joined(trace: Callable[[BaseException], None], tell: Callable[[BaseException
     try:
         yield ranks
     except BaseException as error:
-        if not isinstance(error, Stopped):
-            trace(error)
-        if ranks.rank == 0:
-            tell(error)
-        ranks.leave(error)
+        try:
+            if not isinstance(error, Stopped):
+                trace(error)
+            if ranks.rank == 0:
+                tell(error)
+        finally:  # also if stderr is gone: the others wait
+            ranks.leave(error)
         raise
     else:
         ranks.leave(None)

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from support import command, environment, flashcli, heed_interrupts, leftovers, random_qkv, write_input
 
+from flashcli import pipeline
+from flashcli.backends.cpu import CpuBackend
 from flashcli.backends.cuda import devices
 from flashcli.backends.warm_up import devices as to_warm_up
 from flashcli.cut import TILE
@@ -60,6 +62,18 @@ def test_the_bytes_are_those_of_one_device(gpus, tmp_path, out, qkv, chosen, cou
     assert len({part["bus"] for part in record["devices"]}) == count
     assert sum(part["rows"] for part in record["devices"]) == qkv.shape[0] * qkv.shape[2]
     assert max(part["kernel_seconds"] for part in record["devices"]) <= record["kernel_seconds"]
+
+
+def test_all_devices_get_the_tiles_that_one_would(tmp_path, out):
+    given, asked = write_input(tmp_path / "x.in", LONG[:1]), []
+
+    def opener(sizes, rows, device=None):
+        asked.append((sizes, rows))
+        return CpuBackend(threads=1)
+
+    for chosen in ((), (0, 1)):
+        pipeline.run(given, out, opener, print, devices=chosen)
+    assert len(asked) == 3 and len(set(asked)) == 1
 
 
 def test_more_devices_than_work(gpus, tmp_path, out):

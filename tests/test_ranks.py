@@ -246,7 +246,8 @@ def test_a_rank_that_is_killed_ends_all(given, out, rank):
 @mpi
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_launch_that_is_stopped_leaves_nothing(given, out, number):
-    program = PROGRAM.format(chunk_bytes=QKV[0].nbytes, fault=SLOW)
+    """Even if a file system takes longer than mpirun is patient."""
+    program = PROGRAM.format(chunk_bytes=QKV[0].nbytes, fault=SLOW.replace("0.2", "3"))
     process = launch(2, [sys.executable, "-c", program, "run", given, out, *CPU])
     while process.poll() is None and not leftovers(out.parent):
         time.sleep(0.01)
@@ -297,7 +298,7 @@ def test_ranks_that_share_a_real_gpu(gpu, tmp_path, out, shape, causal):
     given, one = write_input(tmp_path / "x.in", random_qkv(*shape)), tmp_path / "one.out"
     assert flashcli("run", given, one, "--backend", "cuda", *causal).code == 0
     done = run(3, given, out, "--backend", "cuda", "--device", "0", *causal)
-    assert (done.code, done.err) == (0, "Warning: 3 ranks share 1 GPUs.\n")
+    assert (done.code, done.err) == (0, "Warning: 3 ranks share 1 GPU.\n")
     assert out.read_bytes() == one.read_bytes()
 
 
