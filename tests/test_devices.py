@@ -65,15 +65,15 @@ def test_the_bytes_are_those_of_one_device(gpus, tmp_path, out, qkv, chosen, cou
 
 
 def test_all_devices_get_the_tiles_that_one_would(tmp_path, out):
-    given, asked = write_input(tmp_path / "x.in", LONG[:1]), []
+    given, asked = write_input(tmp_path / "x.in", random_qkv(10, TILE + 1, 8)), []  # three cut it by rows, one does not
 
     def opener(sizes, rows, device=None):
         asked.append((sizes, rows))
         return CpuBackend(threads=1)
 
-    for chosen in ((), (0, 1)):
+    for chosen in ((), (0, 1, 2)):
         pipeline.run(given, out, opener, print, devices=chosen)
-    assert len(asked) == 3 and len(set(asked)) == 1
+    assert len(asked) == 4 and len(set(asked)) == 1
 
 
 def test_more_devices_than_work(gpus, tmp_path, out):

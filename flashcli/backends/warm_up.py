@@ -13,8 +13,6 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 
-from flashcli.ranks import local_rank, tasks
-
 
 def warm_up(arguments: Sequence[str]) -> None:
     """``arguments`` are those of `flashcli run`, not looked at closely yet."""
@@ -26,6 +24,8 @@ def devices(arguments: Sequence[str], environment: Mapping[str, str], count: int
     for name, value in itertools.pairwise(" ".join(arguments).replace("=", " ").split()):
         if name in ("--device", "--devices"):
             return range(count) if value == "all" else [int(n) for n in value.split(",") if n.isdecimal()]
+    from flashcli.ranks import local_rank, tasks  # here, while the driver starts
+
     if tasks(environment) == 1:
         return [0]
     turn = local_rank(environment)
