@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help testcases test test-gpu sanitize bench-cpu bench-e2e lint clean
+.PHONY: help testcases test test-gpu sanitize bench-cpu bench-e2e bench-scaling lint clean
 
 help:
 	@echo "make testcases   run all test cases and check every output (on the GPU if there is one)"
@@ -13,6 +13,7 @@ help:
 	@echo "make sanitize    run every kernel under compute-sanitizer (needs a GPU)"
 	@echo "make bench-cpu   time the CPU backend beside PyTorch's CPU attention"
 	@echo "make bench-e2e   time whole commands beside the homework's program in C++ (needs a GPU and nvcc)"
+	@echo "make bench-scaling   time runs on one GPU and on several (needs several GPUs)"
 	@echo "make lint        check the style of the Python code"
 	@echo "make clean       remove everything that make made"
 
@@ -42,6 +43,9 @@ bench-cpu: $(READY)
 bench-e2e: $(READY)
 	$(MAKE) -C testcases/hw4
 	$(BIN)/python -m flashcli.end_to_end --json cuda/records/end-to-end.json
+
+bench-scaling: $(READY)
+	$(BIN)/python -m flashcli.scaling --json cuda/records/scaling.json
 
 test-gpu: $(READY)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m gpu --numprocesses=auto --quiet

@@ -80,6 +80,7 @@ def open_backend(
     kernel: str | None = None,
     precision: str = "fp32",
     device: int | None = None,
+    turn: int = 0,
     threads: int | None = None,
     max_device_bytes: int | None = None,
     rows: int | None = None,
@@ -87,7 +88,8 @@ def open_backend(
 ) -> AbstractContextManager:
     """An open backend for inputs of shape (B, N, d), of whose Q ``rows`` come at a time; a ``with`` block closes it.
 
-    It is right for any B, N and number of rows; they only decide which tiles are fastest.
+    It is right for any B, N and number of rows; they only decide which tiles are fastest. Without a ``device``, those
+    that have different ``turn``s get different GPUs, as far as there are.
 
     "auto" is the GPU if there is a usable one, else the CPU with one ``notice``; it is the GPU without fallback once a
     kernel, a device or a precision is asked for that only a GPU has. Kernel "sequential" is the CPU without notice.
@@ -122,7 +124,7 @@ def open_backend(
         try:
             B, N, d = shape
             sizes = B, rows or N, N
-            return CudaBackend(d, causal, scale, kernel, precision, device or 0, sizes, max_device_bytes)
+            return CudaBackend(d, causal, scale, kernel, precision, device, turn, sizes, max_device_bytes)
         except BackendUnavailable as error:
             if name == "cuda" or kernel is not None or device is not None or precision != "fp32":
                 raise

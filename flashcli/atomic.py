@@ -10,24 +10,38 @@ import stat
 
 from flashcli.errors import CannotCreate, explained
 
+_unfinished: set[str] = set()  # temporary names
+
+
+def remove_unfinished() -> None:
+    """Remove what is half-written at once, though it may still be written to, when there may be no time to unwind."""
+    for name in _unfinished:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+
 
 class AtomicFile:
     """A file being written in pieces. It appears under its name when complete, and never half-written.
 
     A regular (or new) file is written under a temporary name in the same folder and renamed by `commit`; anything else,
     such as a FIFO or ``/dev/null``, is written through, in order. Opening it proves that the file can be created.
+
+    Several processes can write it: one makes it, and tells the others what `share` gives; when they have written their
+    parts, and committed, it commits.
     """
 
-    def __init__(self, path: str | os.PathLike, size: int = 0) -> None:
-        """``size`` is how large it will be, in bytes, if that is known."""
-        self.path = os.fspath(path)
+    def __init__(self, path: str | os.PathLike, size: int = 0, shared: str | None = None) -> None:
+        """``size`` is how large it will be, in bytes, if that is known; ``shared`` what another process shares."""
+        self.path, self._size = os.fspath(path), size
         self._temporary: str | None = None
         with explained("write", path, CannotCreate):
-            self._target = self._resolve_target()
+            self._target = None if shared else self._resolve_target()
             if self._target is None:
-                self._fd = os.open(self.path, os.O_WRONLY)
+                self._fd = os.open(shared or self.path, os.O_WRONLY)
+                self.in_order = not shared and not os.path.samestat(os.fstat(self._fd), os.stat(os.devnull))
             else:
                 self._open_temporary(self._target)
+                self.in_order = False
         try:
             if self._temporary is not None:
                 with explained("write", path):
@@ -55,19 +69,23 @@ class AtomicFile:
         temporary = os.path.join(folder, f".{name[:50]}.{os.urandom(4).hex()}.tmp")
         self._fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask, as by open()
         self._temporary = temporary
+        _unfinished.add(temporary)
         with contextlib.suppress(FileNotFoundError):
             os.fchmod(self._fd, stat.S_IMODE(os.stat(target).st_mode))  # those of the file it replaces
 
-    @property
-    def in_order(self) -> bool:
-        """Whether ranges must come one after another, because the target cannot seek."""
-        return self._temporary is None
+    def share(self) -> str:
+        """Where other processes write their parts of it."""
+        if self._temporary is None:
+            return self.path
+        with explained("write", self.path):
+            os.ftruncate(self._fd, self._size)  # so that no process has to make it longer while others write to it
+        return self._temporary
 
     def write_at(self, offset: int, view: memoryview) -> None:
         """Write bytes. Where the target cannot seek, they must come in order. Safe to call from several threads."""
         with explained("write", self.path, CannotCreate):
             while view:
-                written = os.write(self._fd, view) if self._temporary is None else os.pwrite(self._fd, view, offset)
+                written = os.write(self._fd, view) if self.in_order else os.pwrite(self._fd, view, offset)
                 view, offset = view[written:], offset + written
 
     def commit(self) -> None:
@@ -77,7 +95,7 @@ class AtomicFile:
             os.close(fd)  # a full disk may show only here, on a network file system
             if self._temporary is not None:
                 os.replace(self._temporary, self._target)
-                self._temporary = None
+                self._forget_temporary()
 
     def discard(self) -> None:
         """Leave nothing behind; the old file, if any, stays as it was."""
@@ -88,7 +106,11 @@ class AtomicFile:
         if self._temporary is not None:
             with contextlib.suppress(OSError):  # its folder may be gone: what went wrong before is what to tell
                 os.unlink(self._temporary)
-            self._temporary = None
+            self._forget_temporary()
+
+    def _forget_temporary(self) -> None:
+        _unfinished.discard(self._temporary)
+        self._temporary = None
 
     def __enter__(self) -> AtomicFile:
         return self

@@ -9,7 +9,7 @@ import sys
 import click
 
 from flashcli import __version__
-from flashcli.errors import INTERRUPTED, FlashError
+from flashcli.errors import INTERRUPTED, AlreadyTold, FlashError
 
 COMMANDS = {
     "run": "Compute attention from an input file to an output file.",
@@ -69,6 +69,8 @@ STOPPED_BY = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated, sign
 def _stop(signum: int, frame: object) -> None:
     for number in STOPPED_BY:
         signal.signal(number, signal.SIG_IGN)  # once is enough: cleaning up is not to be interrupted
+    if atomic := sys.modules.get("flashcli.atomic"):  # first of all: mpirun kills what has not ended 0.3 s later
+        atomic.remove_unfinished()
     raise STOPPED_BY[signum](signum)
 
 
@@ -93,52 +95,54 @@ def main() -> int:
                 sys.stdout.flush()  # here, where its failure can still be told
         return 0
     except BaseException as error:
-        if "--debug" in sys.argv and not isinstance(error, SystemExit | click.exceptions.Exit):
-            import traceback
-
-            traceback.print_exception(error)
+        trace(error)
         return explain(error)
+
+
+def trace(error: BaseException) -> None:
+    """Print where it went wrong, if that is wanted."""
+    if "--debug" in sys.argv and not isinstance(error, SystemExit | click.exceptions.Exit | AlreadyTold):
+        import traceback
+
+        traceback.print_exception(error)
 
 
 def explain(error: BaseException) -> int:
     """Print what went wrong, and the way out, to stderr; returns the exit code."""
+    if isinstance(error, AlreadyTold):
+        return wording(error.args[0])[0]
+    if isinstance(error, click.UsageError):
+        error.show()
+        return 2
+    code, message, hint = wording(error)
+    for label, text in (("Error", message), ("Hint", hint)):
+        if text:
+            click.echo(f"{label}: {text}", err=True)
+    for note in getattr(error, "__notes__", ()):
+        click.echo(note, err=True)
+    return code
+
+
+def wording(error: BaseException) -> tuple[int, str, str]:
+    """The exit code for an error, one sentence on what went wrong, and the way out; no sentence if it needs none."""
     match error:
         case SystemExit() | click.exceptions.Exit():
-            return getattr(error, "exit_code", None) or getattr(error, "code", None) or 0
+            return getattr(error, "exit_code", None) or getattr(error, "code", None) or 0, "", ""
         case FlashError():
-            _complain(str(error), error.hint)
-            return error.exit_code
-        case click.UsageError():
-            error.show()
-            return 2
+            return error.exit_code, str(error), error.hint
         case click.ClickException():
-            _complain(error.format_message())
-            return 70
+            return 70, error.format_message(), ""
         case click.Abort() | KeyboardInterrupt():
-            _complain("interrupted; nothing is left half-written.")
-            return INTERRUPTED
+            return INTERRUPTED, "interrupted; nothing is left half-written.", ""
         case Terminated():
-            _complain("terminated; nothing is left half-written.")
-            return 128 + error.args[0]
+            return 128 + error.args[0], "terminated; nothing is left half-written.", ""
         case BrokenPipeError():
-            return 74  # whoever read our output is gone: nobody to tell
+            return 74, "", ""  # whoever read our output is gone: nobody to tell
         case OSError() if error.filename is None and error.errno is not None:
-            _complain(
-                f"cannot write the results: {(error.strerror or str(error)).lower()}.", "check where stdout goes."
-            )
-            return 74
+            reason = (error.strerror or str(error)).lower()
+            return 74, f"cannot write the results: {reason}.", "check where stdout goes."
         case MemoryError():
-            _complain(
-                f"out of memory: {str(error) or 'the system gives no more'}.",
-                "use a larger machine, or a smaller file.",
-            )
-            return 71
+            reason = str(error) or "the system gives no more"
+            return 71, f"out of memory: {reason}.", "use a larger machine, or a smaller file."
         case _:
-            _complain(f"internal error: {type(error).__name__}: {error}.", "run again with --debug, and report it.")
-            return 70
-
-
-def _complain(message: str, hint: str = "") -> None:
-    click.echo(f"Error: {message}", err=True)
-    if hint:
-        click.echo(f"Hint: {hint}", err=True)
+            return 70, f"internal error: {type(error).__name__}: {error}.", "run again with --debug, and report it."

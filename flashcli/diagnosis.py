@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+from importlib import metadata
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ class Finding(NamedTuple):
 
 
 def diagnose() -> list[Finding]:
-    return [_python(), _cpu(), _nvcc(), _host_compiler(), _cache(), *_gpus()]
+    return [_python(), _cpu(), _nvcc(), _host_compiler(), _cache(), _mpi(), *_gpus()]
 
 
 def _python() -> Finding:
@@ -56,6 +57,14 @@ def _cache() -> Finding:
     cubins = len(list(folder.glob("*.cubin")))
     hint = "" if writable else "set FLASHCLI_CACHE_DIR to a folder you can write; until then every start compiles."
     return Finding("kernel cache", writable, f"{folder}, {cubins} kernels", hint)
+
+
+def _mpi() -> Finding:
+    try:
+        return Finding("MPI", True, f"mpi4py {metadata.version('mpi4py')}")
+    except metadata.PackageNotFoundError:
+        hint = "pip install 'flashcli[mpi]', to start several processes by mpirun or srun."
+        return Finding("MPI", False, "mpi4py is not installed", hint)
 
 
 def _gpus() -> list[Finding]:

@@ -53,6 +53,14 @@ class NoPermission(FlashError):
     exit_code = 77
 
 
+class Stopped(Exception):
+    """Work is given up because other work that belongs to it has failed, or was interrupted."""
+
+
+class AlreadyTold(Exception):
+    """This process ends because of ``args[0]``, an error that has been told, here or by another process."""
+
+
 @contextlib.contextmanager
 def explained(doing: str, path: str | os.PathLike, missing: type[FlashError] = BadInput) -> Iterator[None]:
     """Turn the OSError of a system call on ``path`` into a FlashError that says what was being done.

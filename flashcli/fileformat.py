@@ -165,10 +165,12 @@ class InputFile:
             first = self.shape.input_rows(chunk).start
             self._pread(memoryview(floats).cast("B"), HEADER.size + first * self.shape.row_bytes)
 
-    def will_read(self) -> None:
-        """Let the system fetch the file from disk while other things are set up."""
+    def will_read(self, batches: range) -> None:
+        """Let the system fetch some batches from disk while other things are set up."""
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+            one = self.shape.input_batch_bytes
+            where = HEADER.size + batches.start * one, len(batches) * one
+            os.posix_fadvise(self._file.fileno(), *where, os.POSIX_FADV_WILLNEED)
 
     def _pread(self, buffer: memoryview, offset: int) -> None:
         while buffer:
@@ -205,10 +207,16 @@ class ChunkWriter(AtomicFile):
     """A file of float32 rows being written chunk by chunk; it appears under its name when complete."""
 
     def __init__(
-        self, path: str | os.PathLike, size: int, row_bytes: int, rows_of: Callable[[Chunk], range], header: bytes = b""
+        self,
+        path: str | os.PathLike,
+        size: int,
+        row_bytes: int,
+        rows_of: Callable[[Chunk], range],
+        header: bytes = b"",
+        shared: str | None = None,
     ) -> None:
         """``rows_of`` a chunk says which rows of the file it is."""
-        super().__init__(path, size)
+        super().__init__(path, size, shared)
         self._row_bytes, self._rows_of, self._first = row_bytes, rows_of, len(header)
         try:
             self.write_at(0, memoryview(header))
@@ -230,9 +238,9 @@ def create_input(path: str | os.PathLike, shape: Shape) -> ChunkWriter:
     return ChunkWriter(path, shape.input_bytes, shape.row_bytes, shape.input_rows, header)
 
 
-def create_output(path: str | os.PathLike, shape: Shape) -> ChunkWriter:
-    """An output file to be written."""
-    return ChunkWriter(path, shape.output_bytes, shape.row_bytes, shape.output_rows)
+def create_output(path: str | os.PathLike, shape: Shape, shared: str | None = None) -> ChunkWriter:
+    """An output file to be written; or, where another process has made it, what that one `AtomicFile.share`s."""
+    return ChunkWriter(path, shape.output_bytes, shape.row_bytes, shape.output_rows, shared=shared)
 
 
 def check_distinct(path: str | os.PathLike, other: str | os.PathLike) -> None:

@@ -224,6 +224,21 @@ def end_to_end(rows: list[dict]) -> str:
     return table(lines)
 
 
+def scaling(rows: list[dict]) -> str:
+    """For each way to use several GPUs: the kernel on the slowest of them, the pipeline, the whole command, and how
+    many times as fast each is as on one; and the rates of reading and writing, while that went on."""
+    lines = [("(B, N, d)", "", "GPUs", "kernel, s", "pipeline, s", "command, s", "reads, GB/s", "writes, GB/s")]
+    for row in rows:
+        one = next(other for other in rows if other["case"] == row["case"])
+        times = (
+            f"{row[name]:.3f} ({one[name] / row[name]:.2f}x)" if name in row else ""
+            for name in ("busy", "pipeline", "seconds")
+        )
+        rates = (f"{row[name]:.1f}" for name in ("reads", "writes"))
+        lines.append((shape_text(row), f"`{row['contender']}`", str(row["count"]), *times, *rates))
+    return table(lines)
+
+
 def about(record: dict) -> str:
     """Under which circumstances a record was made, in one line."""
     wordings = {
@@ -234,7 +249,10 @@ def about(record: dict) -> str:
     return ", ".join(wording.format(facts[name]) for name, wording in wordings.items() if name in facts)
 
 
-VIEWS = {"headline": headline, "table": markdown, "end_to_end": end_to_end, "ladder": ladder, "profile": profile}
+VIEWS = {
+    "headline": headline, "table": markdown, "end_to_end": end_to_end, "ladder": ladder, "profile": profile,
+    "scaling": scaling,
+}  # fmt: skip
 BLOCK = re.compile(r"(<!-- (\w+): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

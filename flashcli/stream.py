@@ -33,7 +33,7 @@ class Overlap(NamedTuple):
 ONE_AFTER_ANOTHER = Overlap(reading=0, computing=0, writing=1)
 
 
-def ignore(value: object) -> None:
+def ignore(*values: object) -> None:
     """The callback of somebody who does not want to know."""
 
 
@@ -47,16 +47,20 @@ def stream(
     progress: Callable[[int], None] = ignore,
     warn: Callable[[str], None] | None = None,
     serial: bool = False,
+    check: Callable[[], None] = ignore,
 ) -> None:
-    """Compute ``rows`` of the output of ``source`` (all by default), cut into chunks ``by``, into ``sink``.
+    """Compute ``rows`` of the output of ``source`` (all by default, or none), cut into chunks ``by``, into ``sink``.
 
     ``source`` has ``shape`` and ``read_into(chunk, floats)``; ``sink`` has ``write(chunk, floats)`` and ``in_order``,
     true if it cannot seek. ``progress`` is told how many bytes of input are done with. ``warn`` is told, once, where a
-    value is that is not finite. ``serial`` does one thing after another, as a control.
+    value is that is not finite. ``serial`` does one thing after another, as a control. ``check`` is called
+    now and then, and raises what is to end it all.
     """
     shape = source.shape
     overlap = ONE_AFTER_ANOTHER if serial else backend.overlap
-    rows = rows or range(shape.B * shape.N)
+    rows = range(shape.B * shape.N) if rows is None else rows
+    if not rows:
+        return
     count = sum(1 for _ in chunks(shape, by, rows))
     with timeline.measure("computation", "take memory"):
         by, slots = backend.slots(shape, by, min(sum(overlap), count))
@@ -86,6 +90,7 @@ def stream(
 
     with _workers(max(1, ahead)) as readers, _workers(1 if sink.in_order else overlap.writing) as writers:
         for step in range(len(ring) + ahead + in_flight):
+            check()
             if step < len(ring):
                 if step >= len(slots):
                     written(step - len(slots))  # its slot is needed again
@@ -99,7 +104,7 @@ def stream(
                 chunk, slot = ring[index]
                 backend.submit(slot, chunk, timeline)
             if (index := step - ahead - in_flight) >= 0:
-                backend.wait(ring[index][1], timeline)
+                backend.wait(ring[index][1], timeline, check)
                 writing.append(writers.submit(write, *ring[index]))
         for index in range(max(0, len(ring) - len(slots)), len(ring)):
             written(index)

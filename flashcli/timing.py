@@ -29,6 +29,14 @@ class Timeline:
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
+        self.clock = time.time() - time.perf_counter()  # the calendar's time at 0, to compare hosts
+
+    @classmethod
+    def merged(cls, timelines: list[Timeline]) -> Timeline:
+        """The spans of several timelines of one process."""
+        made = cls()
+        made.spans = [span for timeline in timelines for span in timeline.spans]
+        return made
 
     @contextlib.contextmanager
     def measure(self, phase: str, about: str = "") -> Iterator[None]:
@@ -49,21 +57,15 @@ class Timeline:
             reached = max(reached, end)
         return seconds
 
+    def extent(self) -> float:
+        """Seconds from the start of the first span to the end of the last."""
+        return max((span.end for span in self.spans), default=0.0) - min((s.start for s in self.spans), default=0.0)
+
     def write_trace(self, path: str) -> None:
         """The spans as a Chrome trace, for https://ui.perfetto.dev: a track for each phase, more where they overlap."""
-        import json  # here, because few runs need it and it takes a millisecond
+        write_trace(path, {1: self})
 
-        from flashcli.fileformat import write_whole
-
-        origin = min((span.start for span in self.spans), default=0.0)
-        events = [
-            {"name": span.about or span.phase, "cat": span.phase, "ph": "X", "pid": 1, "tid": track,
-             "ts": (span.start - origin) * 1e6, "dur": (span.end - span.start) * 1e6}
-            for span, track in self._tracks()
-        ]  # fmt: skip
-        write_whole(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-
-    def _tracks(self) -> Iterator[tuple[Span, str]]:
+    def tracks(self) -> Iterator[tuple[Span, str]]:
         """Each span with the name of a track on which it overlaps no other."""
         busy_until: dict[str, float] = {}
         for span in sorted(self.spans, key=lambda span: span.start):
@@ -83,6 +85,24 @@ def wall_seconds(work: Callable[[object], None], inputs: list, runs: int) -> lis
         work(inputs[index % len(inputs)])
         seconds.append(time.perf_counter() - start)
     return seconds[1:]
+
+
+def write_trace(path: str, timelines: dict[object, Timeline]) -> None:
+    """Several timelines as one Chrome trace: a group of tracks for each, under its name."""
+    import json  # here, because few runs need it and it takes a millisecond
+
+    from flashcli.fileformat import write_whole
+
+    first = next(iter(timelines.values())).clock
+    ahead = {name: timeline.clock - first for name, timeline in timelines.items()}
+    starts = (span.start + ahead[name] for name, timeline in timelines.items() for span in timeline.spans)
+    origin = min(starts, default=0.0)
+    events = [
+        {"name": span.about or span.phase, "cat": span.phase, "ph": "X", "pid": name, "tid": track,
+         "ts": (span.start + ahead[name] - origin) * 1e6, "dur": (span.end - span.start) * 1e6}
+        for name, timeline in timelines.items() for span, track in timeline.tracks()
+    ]  # fmt: skip
+    write_whole(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
 def seconds_since_process_start() -> float:
@@ -114,4 +134,34 @@ def report(record: dict[str, object]) -> str:
     ]
     if "kernel_seconds" in record:
         lines.append(f"kernel: {record['kernel_seconds'] * 1e3:.3f} ms, {record['tflops']:.1f} TFLOP/s")
+    if parts := record.get("devices") or record.get("ranks"):
+        lines += [*columns(parts), balance(parts)]
     return "\n".join(lines)
+
+
+def columns(rows: list[dict[str, object]]) -> list[str]:
+    """A table as lines of text, seconds to the millisecond."""
+    texts = [[f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()] for row in rows]
+    texts.insert(0, [name.replace("_", " ") for name in rows[0]])
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in texts]
+
+
+def busy(part: dict[str, object]) -> float:
+    """Seconds that a device or a process computed: those of its kernels, where they are known."""
+    return part.get("kernel_seconds", part["computation"])
+
+
+def imbalance(parts: list[dict[str, object]]) -> float:
+    """By how much the slowest exceeds the mean, as a share of it."""
+    seconds = [busy(part) for part in parts]
+    return max(seconds) * len(seconds) / sum(seconds) - 1 if any(seconds) else 0.0
+
+
+def balance(parts: list[dict[str, object]]) -> str:
+    """The slowest and the fastest of them, in words."""
+    kind = next(iter(parts[0]))  # rank or gpu
+    ends = max(parts, key=busy), min(parts, key=busy)
+    return "slowest: {}; fastest: {}; imbalance: {:.1%}".format(
+        *(f"{kind} {part[kind]}, {busy(part):.3f} s" for part in ends), imbalance(parts)
+    )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from support import flashcli
 
@@ -19,6 +20,11 @@ def test_without_a_gpu(no_pycuda, monkeypatch, tmp_path):
     ]
     assert "[--] CUDA backend: PyCUDA is not installed (pycuda is missing)." in lines
     assert lines[-1].startswith("     Hint: ")
+
+
+def test_mpi_is_named_or_missed():
+    [line] = [line for line in flashcli("doctor").out.splitlines() if "MPI: " in line]
+    assert re.fullmatch(r"\[ok\] MPI: mpi4py \d\S*|\[--\] MPI: mpi4py is not installed", line)
 
 
 def test_json(no_pycuda):

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import input_bytes, leftovers, random_qkv, sparse_input, write_input, write_output
 
+from flashcli.atomic import remove_unfinished
 from flashcli.errors import BadInput, CannotCreate, InputOutputError, UsageError
 from flashcli.fileformat import (
     Chunk,
@@ -282,6 +283,36 @@ def test_a_failure_leaves_the_old_file_and_no_temporary(path, error):
         raise error
     assert path.read_text() == "old"
     assert os.listdir(path.parent) == [path.name]
+
+
+def test_several_write_one_file_and_the_one_that_made_it_commits(path):
+    with create_output(path, SHAPE) as first:
+        shared = first.share()
+        assert os.stat(shared).st_size == SHAPE.output_bytes
+        with create_output(path, SHAPE, shared) as second:
+            second.write(SHAPE.whole(range(1, 2)), VALUES[1:])
+            second.commit()
+        first.write(SHAPE.whole(range(1)), VALUES[:1])
+        assert not path.exists()
+        first.commit()
+    assert path.read_bytes() == VALUES.tobytes() and not leftovers(path.parent)
+
+
+def test_one_of_several_that_gives_up_leaves_the_file_to_the_one_that_made_it(path):
+    with create_output(path, SHAPE) as first:
+        create_output(path, SHAPE, first.share()).discard()
+        assert leftovers(path.parent)
+    assert not leftovers(path.parent)
+
+
+def test_what_is_unfinished_can_be_removed_at_once(path):
+    with create_output(path, SHAPE) as sink:
+        remove_unfinished()
+        assert not leftovers(path.parent)
+        sink.write(SHAPE.whole(range(2)), VALUES)  # by a thread that does not know yet
+    write_all(path)
+    remove_unfinished()
+    assert path.exists()
 
 
 def test_a_batch_of_the_wrong_size_is_not_written(path):

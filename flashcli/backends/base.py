@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 
 import numpy as np
 
 from flashcli.cut import Cut, cut
 from flashcli.fileformat import Chunk, Shape
-from flashcli.stream import Arrays, Overlap, stream
+from flashcli.stream import Arrays, Overlap, ignore, stream
 from flashcli.timing import Timeline, wall_seconds
 
 
@@ -68,8 +69,11 @@ class Backend(abc.ABC):
         """Start computing what is in the slot. K and V of a batch come before rows of its Q."""
 
     @abc.abstractmethod
-    def wait(self, slot: Slot, timeline: Timeline) -> None:
-        """Return when the slot's output is there, and its input no longer needed."""
+    def wait(self, slot: Slot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
+        """Return when the slot's output is there, and its input no longer needed.
+
+        Where that may take long, ``check`` is called meanwhile, and may raise.
+        """
 
     @property
     @abc.abstractmethod

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from flashcli.backends.base import Backend, HostKeys, Slot
 from flashcli.cut import TILE, Cut
 from flashcli.fileformat import Chunk, Shape
-from flashcli.stream import Overlap
+from flashcli.stream import Overlap, ignore
 from flashcli.timing import Timeline
 
 # The S tile, Br x Bc floats = 0.75 MiB, should stay in a core's second-level cache between its five passes. Short
@@ -98,8 +98,8 @@ class CpuBackend(Backend):
             slot.tasks = self._start(q, keys.k[None], keys.v[None], answer.reshape(q.shape), chunk.rows.start)
             keys.used_by.append(slot.tasks)
 
-    def wait(self, slot: Slot, timeline: Timeline) -> None:
-        finish(slot.tasks)
+    def wait(self, slot: Slot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
+        finish(slot.tasks, check)
         timeline.add("computation", slot.submitted, time.perf_counter(), f"compute {slot.chunk}")
 
     def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
@@ -120,10 +120,10 @@ class CpuBackend(Backend):
         return self._pool.map(work, tasks(*q.shape[:2], k.shape[1], self._Br, self._threads))
 
 
-def finish(running: Iterator[None]) -> None:
+def finish(running: Iterator[None], check: Callable[[], None] = ignore) -> None:
     """Wait for what `_start` began, and raise here what a worker raised."""
     for _ in running:
-        pass
+        check()
 
 
 def usable_cores() -> int:

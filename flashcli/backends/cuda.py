@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from flashcli.cut import Cut
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.fileformat import FLOAT, Chunk, Shape
 from flashcli.kernels import KERNELS, Build, Kernel, Launch, Problem, choose, exact
-from flashcli.stream import Overlap
+from flashcli.stream import Overlap, ignore
 from flashcli.timing import Timeline
 
 # Q, K, V, O, workspace, q_stride, kv_stride, B, M, N, first_row, scale, tile_i, tile_j: see cuda/common.cuh
@@ -172,7 +173,8 @@ class CudaBackend(Backend):
     """One kernel, compiled for head size ``d``, on one device; to be closed on the thread that opened it.
 
     Without a ``kernel`` the best for the device is chosen; its tiles are chosen for ``sizes``, the B, M (rows of Q)
-    and N to come, and right for any others too. ``max_device_bytes`` bounds the memory taken on the device.
+    and N to come, and right for any others too. Without a ``device``, processes that have different ``turn``s get
+    different ones, as far as there are. ``max_device_bytes`` bounds the memory taken on the device.
     """
 
     # A thread copies some 7 GB/s out of the page cache and 3 GB/s into it. One chunk computes while the result of
@@ -186,14 +188,15 @@ class CudaBackend(Backend):
         scale: float | None = None,
         kernel: str | None = None,
         precision: str = "fp32",
-        device: int = 0,
+        device: int | None = None,
+        turn: int = 0,
         sizes: tuple[int, int, int] = (1, 2048, 2048),
         max_device_bytes: int | None = None,
     ) -> None:
         self._scale = d**-0.5 if scale is None else scale
         self._max_device_bytes = max_device_bytes or sys.maxsize
         self._driver = load_driver()
-        self._device = self._find_device(device)
+        self._device = self._find_device(device, turn)
         self._capability = self._device.compute_capability()
         sms = self._device.get_attribute(self._driver.device_attribute.MULTIPROCESSOR_COUNT)
         problem = Problem(*sizes, d, causal, precision, sms)
@@ -214,8 +217,10 @@ class CudaBackend(Backend):
         del self._program, self._exact, self._clock, self._long
         self._close()
 
-    def _find_device(self, index: int):
+    def _find_device(self, index: int | None, turn: int):
         count = self._driver.Device.count()
+        if index is None:
+            index = turn % max(count, 1)
         if index >= count:
             found = "there is no GPU" if count == 0 else f"the last of {count} is number {count - 1}"
             raise BackendUnavailable(f"GPU {index} does not exist: {found}.", "see `flashcli doctor`.")
@@ -280,6 +285,7 @@ class CudaBackend(Backend):
         return {
             "backend": "cuda",
             "device": self._device.name(),
+            "bus": self._device.pci_bus_id(),
             "arch": compiler.architecture(self._capability),
             "kernel": self._build.kernel.name,
             "precision": self._build.problem.precision,
@@ -372,7 +378,7 @@ class CudaBackend(Backend):
     def _long_of(self, chunk: Chunk) -> LongBatch:
         return self._long[chunk.batches.start % len(self._long)]
 
-    def wait(self, slot: CudaSlot, timeline: Timeline) -> None:
+    def wait(self, slot: CudaSlot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
         try:
             slot.events[3].synchronize()
             times = [self._clock_start + self._clock.time_till(event) / 1e3 for event in slot.events]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from flashcli.backends.base import Backend, HostKeys, Slot
 from flashcli.cut import Cut
 from flashcli.fileformat import Chunk, Shape
 from flashcli.kernels import KERNELS, Build, Problem
-from flashcli.stream import Overlap
+from flashcli.stream import Overlap, ignore
 from flashcli.timing import Timeline
 
 KERNEL = KERNELS["sequential"]
@@ -52,23 +53,26 @@ class SequentialBackend(Backend):
         return by, [Slot(shape, by) for _ in range(count)]
 
     def submit(self, slot: Slot, chunk: Chunk, timeline: Timeline) -> None:
-        given, answer, (_, N, d) = slot.input_of(chunk), slot.output_of(chunk), vars(slot.shape).values()
+        slot.chunk = chunk
         if chunk.matrices == "KV":
-            self._keys.keep(chunk, given)
-            return
-        with timeline.measure("computation", f"compute {chunk}"):
-            if chunk.matrices == "Q":
-                self._attend(given.reshape(-1, d), self._keys.k, self._keys.v, answer.reshape(-1, d), chunk.rows.start)
-                return
+            self._keys.keep(chunk, slot.input_of(chunk))
+
+    def wait(self, slot: Slot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
+        with timeline.measure("computation", f"compute {slot.chunk}"):
+            for q, k, v, out, first in self._batches(slot):
+                for row in range(0, len(q), ROWS):
+                    check()
+                    self.attend_rows(q[row : row + ROWS], k, v, out[row : row + ROWS], first + row)
+
+    def _batches(self, slot: Slot) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]]:
+        """Q, K, V, O and the position of the first row of Q, for each batch in a slot."""
+        chunk, (_, N, d) = slot.chunk, vars(slot.shape).values()
+        given, answer = slot.input_of(chunk), slot.output_of(chunk)
+        if chunk.matrices == "Q":
+            yield given.reshape(-1, d), self._keys.k, self._keys.v, answer.reshape(-1, d), chunk.rows.start
+        if chunk.matrices == "QKV":
             for (q, k, v), o in zip(given.reshape(-1, 3, N, d), answer.reshape(-1, N, d), strict=True):
-                self._attend(q, k, v, o, 0)
-
-    def _attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, first_row: int) -> None:
-        for row in range(0, len(q), ROWS):
-            self.attend_rows(q[row : row + ROWS], k, v, out[row : row + ROWS], first_row + row)
-
-    def wait(self, slot: Slot, timeline: Timeline) -> None:
-        """The output is there when `submit` returns."""
+                yield q, k, v, o, 0
 
     def attend_rows(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, first_row: int) -> None:
         """Rows [M, d] of Q, the first at position ``first_row``, to K and V [N, d] of one batch; all contiguous."""

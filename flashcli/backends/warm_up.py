@@ -1,34 +1,59 @@
-"""Start the CUDA driver and the first device's primary context on another thread, while Python is still importing.
+"""Start the CUDA driver and the primary contexts on other threads, while Python is still importing.
 
-Both take a tenth of a second each on a large machine. ctypes lets go of the interpreter lock meanwhile, PyCUDA not.
-The context that `flashcli.backends.cuda` retains later is this one.
+Driver and context take a tenth of a second each on a large machine. ctypes lets go of the interpreter lock meanwhile,
+PyCUDA not: with several devices, their contexts start side by side only here. The contexts that
+`flashcli.backends.cuda` retains later are these.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
+import os
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 
 steps: list[tuple[str, float, float]] = []  # what was done, from when to when in seconds of time.perf_counter
 
 
-def warm_up() -> None:
-    threading.Thread(target=_retain_primary_context, daemon=True).start()
+def warm_up(arguments: Sequence[str]) -> None:
+    """``arguments`` are those of `flashcli run`, not looked at closely yet."""
+    threading.Thread(target=_start, args=(arguments,), daemon=True).start()
 
 
-def _retain_primary_context() -> None:
-    """Failures are left for those who really need the context: they report them."""
+def devices(arguments: Sequence[str], environment: Mapping[str, str], count: int) -> Sequence[int]:
+    """Which of ``count`` devices the command will use; none, if that is not certain."""
+    for name, value in itertools.pairwise(" ".join(arguments).replace("=", " ").split()):
+        if name in ("--device", "--devices"):
+            return range(count) if value == "all" else [int(n) for n in value.split(",") if n.isdecimal()]
+    from flashcli.ranks import local_rank, tasks  # here, while the driver starts
+
+    if tasks(environment) == 1:
+        return [0]
+    turn = local_rank(environment)
+    return [] if turn is None or count == 0 else [turn % count]
+
+
+def _start(arguments: Sequence[str]) -> None:
+    """Failures are left for those who really need the contexts: they report them."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return
+    count = ctypes.c_int()
+    if _timed("start the driver", driver.cuInit, 0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
+        for index in devices(arguments, os.environ, count.value):
+            threading.Thread(target=_retain_primary_context, args=(driver, index), daemon=True).start()
+
+
+def _retain_primary_context(driver: ctypes.CDLL, index: int) -> None:
     handle, context = ctypes.c_int(), ctypes.c_void_p()
-    if _timed("start the driver", driver.cuInit, 0) == 0 and driver.cuDeviceGet(ctypes.byref(handle), 0) == 0:
+    if driver.cuDeviceGet(ctypes.byref(handle), index) == 0:
         _timed("create a context", driver.cuDevicePrimaryCtxRetain, ctypes.byref(context), handle)
 
 
-def _timed(name: str, function, *arguments) -> int:
+def _timed(name: str, function: Callable[..., int], *arguments: object) -> int:
     start = time.perf_counter()
     code = function(*arguments)
     steps.append((name, start, time.perf_counter()))

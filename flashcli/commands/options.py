@@ -89,6 +89,24 @@ class BytesType(click.ParamType):
 
 
 BYTES = BytesType()
+ALL = "all"
+
+
+class DevicesType(click.ParamType):
+    """Numbers of GPUs, or `ALL`."""
+
+    name = "all|N,N,.."
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None):
+        if value == ALL:
+            return value
+        parts = str(value).split(",")
+        if not all(part.isdecimal() for part in parts) or len({*map(int, parts)}) < len(parts):
+            self.fail(f"{value!r} is neither 'all' nor different numbers of GPUs, such as 0,1.", param, context)
+        return tuple(map(int, parts))
+
+
+DEVICES = DevicesType()
 
 
 class ShapeType(click.ParamType):

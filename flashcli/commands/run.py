@@ -27,6 +27,9 @@ def _finite(context: click.Context, option: click.Parameter, value: float | None
 @click.option("--causal", is_flag=True, help="Row i of Q sees rows 0 to i of K only.")
 @click.option("--scale", type=float, callback=_finite, help="Factor on Q Kᵀ; 1/sqrt(d) by default.")
 @click.option("--device", type=click.IntRange(0), help="Number of the GPU; the first by default.")
+@click.option(
+    "--devices", metavar="all|N,N,..", type=options.DEVICES, help="Several GPUs of this machine; each does a share."
+)
 @click.option("--threads", type=click.IntRange(1), help="Threads of the cpu backend; all usable cores by default.")
 @click.option(
     "--max-device-memory", metavar="BYTES", type=options.BYTES, help="Use no more of the GPU's memory; 2G, 512M."
@@ -43,6 +46,7 @@ def command(
     causal: bool,
     scale: float | None,
     device: int | None,
+    devices: tuple[int, ...] | str | None,
     threads: int | None,
     max_device_memory: int | None,
     serial: bool,
@@ -51,22 +55,59 @@ def command(
 ) -> None:
     """Compute O = softmax(scale · Q Kᵀ) V for each batch of the file IN, and write O to OUT.
 
-    Prints the times for reading, computing and writing.
+    Prints the times for reading, computing and writing. Started as several tasks by mpirun or srun, each does a share.
     """
-    from flashcli import pipeline, timing
+    from flashcli import pipeline, ranks, timing
     from flashcli.api import open_backend
+    from flashcli.cli import explain
+    from flashcli.cli import trace as show_trace
 
-    chosen = functools.partial(
-        open_backend, backend, causal=causal, scale=scale, kernel=kernel, precision=precision, device=device,
-        threads=threads, max_device_bytes=max_device_memory, notice=options.notice,
-    )  # fmt: skip
-    record = pipeline.run(input_path, output_path, chosen, options.warn, options.late_progress, serial, trace, causal)
+    with ranks.joined(show_trace, explain) as here:
+        chosen = _devices(devices, device, backend, here.size)
+        speaks = here.rank == 0
+        opener = functools.partial(
+            open_backend, backend, causal=causal, scale=scale, kernel=kernel, precision=precision, turn=here.turn,
+            threads=threads or here.threads, max_device_bytes=max_device_memory,
+            notice=options.notice if speaks else pipeline.ignore,
+        )  # fmt: skip
+        if len(chosen) == 1:
+            opener = functools.partial(opener, device=chosen[0])
+        record = pipeline.run(
+            input_path, output_path, opener, options.warn, options.late_progress if speaks else pipeline.silent, serial,
+            trace, causal, chosen, here,
+        )  # fmt: skip
+    if not speaks:
+        return
     record |= {"causal": causal, "scale": scale}
     aside = _is_stdout(output_path)  # the answer goes there: the report must not
     if as_json:
         options.print_json(record, err=aside)
     else:
         click.echo(timing.report(record), err=aside)
+
+
+def _devices(several: tuple[int, ...] | str | None, one: int | None, backend: str, ranks: int) -> tuple[int, ...]:
+    """The GPUs that were asked for; none, if it is left open."""
+    from flashcli.errors import BackendUnavailable, UsageError
+
+    if several is None:
+        return () if one is None else (one,)
+    if one is not None:
+        raise UsageError("--device and --devices were both given.", "--devices 0 is the same as --device 0.")
+    if backend == "cpu":
+        raise UsageError("--devices is for GPUs, not for the cpu backend.", "leave out --backend cpu.")
+    if ranks > 1:
+        raise UsageError(
+            f"--devices was given to {ranks} processes: each takes one GPU by itself.",
+            "leave out --devices, or start one process.",
+        )
+    if several != options.ALL:
+        return several
+    from flashcli.backends.cuda import devices
+
+    if not (found := devices()):
+        raise BackendUnavailable("there is no GPU.", "see `flashcli doctor`.")
+    return tuple(range(len(found)))
 
 
 def _is_stdout(path: str) -> bool:

@@ -1,15 +1,17 @@
 """Device memory is host memory, and launching a kernel's last function, ``attention`` or ``update``, computes it in
 float64, all of it.
 
-The environment sets up the device: FAKE_GPU_COUNT, FAKE_GPU_BYTES of memory, FAKE_GPU_TAKEN of them by others,
+The environment sets up the devices: FAKE_GPU_COUNT, FAKE_GPU_BYTES of memory each, FAKE_GPU_TAKEN of them by others,
 FAKE_GPU_CAPABILITY such as 8.0, and FAKE_GPU_FAILS, the one step that fails: init, context, load, launch or
-synchronize, or launch:7, the seventh time only, and FAKE_GPU_LACKS_MEMORY_FOR, a step for which there is none left.
-``launches`` and ``open_contexts`` keep record.
+synchronize, or launch:7, the seventh time only, or launch@1, on device 1 only, and FAKE_GPU_LACKS_MEMORY_FOR, a step
+for which there is none left. FAKE_GPU_PAUSE is how many seconds a launch takes at least. ``launches`` and
+``open_contexts`` keep record. A context belongs to the thread that opened it; memory and streams to their context.
 """
 
 import collections
 import os
 import struct
+import threading
 import time
 
 import numpy as np
@@ -17,6 +19,9 @@ import numpy as np
 launches = []  # (function, B, N) of each launch
 open_contexts = []
 _allocations = {}  # address -> bytearray
+_devices = {}  # address -> number of the device
+_lock = threading.RLock()
+_current = threading.local()  # its ``contexts``, the last of which is current
 _times = collections.Counter()  # how often each step was taken
 _TOTAL = int(os.environ.get("FAKE_GPU_BYTES", 2**30))
 _TAKEN = int(os.environ.get("FAKE_GPU_TAKEN", 0))
@@ -36,9 +41,16 @@ class CompileError(Error):
         self.stderr = stderr
 
 
-def _step(name):
+def _device():
+    """The number of the current context's device."""
+    if not getattr(_current, "contexts", []):
+        raise Error("there is no current context on this thread")
+    return _current.contexts[-1].index
+
+
+def _step(name, device=None):
     _times[name] += 1
-    if os.environ.get("FAKE_GPU_FAILS") in (name, f"{name}:{_times[name]}"):
+    if os.environ.get("FAKE_GPU_FAILS") in (name, f"{name}:{_times[name]}", f"{name}@{device}"):
         raise Error(f"fake failure of {name}")
     if os.environ.get("FAKE_GPU_LACKS_MEMORY_FOR") == name:
         raise MemoryError(f"{name} failed: out of memory")
@@ -85,17 +97,25 @@ class Device:
     def get_attribute(self, attribute):
         return attribute
 
+    def pci_bus_id(self):
+        return f"0000:{self.index:02X}:00.0"
+
     def retain_primary_context(self):
-        _step("context")
-        return Context()
+        _step("context", self.index)
+        return Context(self.index)
 
 
 class Context:
+    def __init__(self, index):
+        self.index = index
+
     def push(self):
+        _current.contexts = [*getattr(_current, "contexts", []), self]
         open_contexts.append(self)
 
     def pop(self):
-        assert open_contexts.pop() is self
+        assert _current.contexts.pop() is self
+        open_contexts.remove(self)
 
     def detach(self):
         assert self not in open_contexts
@@ -114,7 +134,7 @@ class Event:
         self.time = time.perf_counter()
 
     def synchronize(self):
-        _step("synchronize")
+        _step("synchronize", _device())
 
     def time_till(self, end):
         return (end.time - self.time) * 1e3
@@ -125,8 +145,10 @@ class Event:
 
 class DeviceAllocation:
     def __init__(self, size):
-        self.address = max((address + len(memory) for address, memory in _allocations.items()), default=0) + 4096
-        _allocations[self.address] = bytearray(b"\xff" * size)  # NaN, if read as floats
+        with _lock:
+            self.address = max((address + len(memory) for address, memory in _allocations.items()), default=0) + 4096
+            _allocations[self.address] = bytearray(b"\xff" * size)  # NaN, if read as floats
+            _devices[self.address] = _device()
 
     def __int__(self):
         return self.address
@@ -150,12 +172,16 @@ def memset_d8(target, value, size):
 
 
 def mem_get_info():
-    return _TOTAL - _TAKEN - sum(map(len, _allocations.values())), _TOTAL
+    with _lock:
+        used = sum(len(memory) for address, memory in _allocations.items() if _devices[address] == _device())
+    return _TOTAL - _TAKEN - used, _TOTAL
 
 
 def _floats(pointer):
     """The float32 from an address to the end of its allocation."""
-    for address, memory in _allocations.items():
+    with _lock:
+        ours = [(address, memory) for address, memory in _allocations.items() if _devices[address] == _device()]
+    for address, memory in ours:
         if address <= pointer < address + len(memory):
             return np.frombuffer(memory, np.float32, offset=pointer - address)
     raise Error(f"an illegal memory access was encountered at {pointer}")
@@ -181,7 +207,7 @@ def memcpy_dtoh(target, source):
 
 
 def module_from_buffer(code):
-    _step("load")
+    _step("load", _device())
     return Module(dict(part[2:].split("=") for part in code.decode().split() if part.startswith("-D")))
 
 
@@ -206,7 +232,8 @@ class Function:
     def prepared_async_call(self, grid, block, stream, *arguments, shared_size=0):
         from flashcli.verify import reference
 
-        _step("launch")
+        _step("launch", _device())
+        time.sleep(float(os.environ.get("FAKE_GPU_PAUSE", 0)))
         packed = struct.pack(self.arguments, *(int(x) if isinstance(x, DeviceAllocation) else x for x in arguments))
         q, k, v, o, _, q_stride, kv_stride, B, M, N, first_row, scale, *_ = struct.unpack(self.arguments, packed)
         launches.append((self.name, B, N))
