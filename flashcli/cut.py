@@ -48,7 +48,7 @@ def round_to_tile(rows: int) -> int:
 
 
 def cut(shape: Shape, whole: bool = True) -> Cut:
-    """Pieces of about `CHUNK_BYTES`; of batches no longer than that unless not ``whole``, else of rows."""
+    """Chunks of about `CHUNK_BYTES`; of batches no longer than that unless not ``whole``, else of rows."""
     if whole and shape.input_batch_bytes <= CHUNK_BYTES:
         return Cut(True, min(CHUNK_BYTES // shape.input_batch_bytes, -(-shape.B // CHUNKS)), shape.N)
     parts = -(-2 * shape.output_batch_bytes // CHUNK_BYTES)  # of Q, equal ones: with its answer, a row of Q is two

@@ -88,7 +88,8 @@ def stream(
         writing[index].result()
         progress(len(shape.input_rows(todo[index])) * shape.row_bytes)
 
-    with _workers(max(1, ahead)) as readers, _workers(1 if sink.in_order else overlap.writing) as writers:
+    writers_needed = 1 if sink.in_order else overlap.writing
+    with _workers(max(1, ahead)) as readers, _workers(writers_needed, abandoned=sink.in_order) as writers:
         for step in range(len(ring) + ahead + in_flight):
             check()
             if step < len(ring):
@@ -111,13 +112,18 @@ def stream(
 
 
 @contextlib.contextmanager
-def _workers(count: int):
-    """A pool of threads that drops what it has not begun when the block is left by an error."""
+def _workers(count: int, abandoned: bool = False):
+    """A pool of threads that drops what it has not begun when the block is left by an error.
+
+    What it has begun is waited for, unless it is to be ``abandoned``: nobody may ever read from a pipe.
+    """
     pool = ThreadPoolExecutor(count)
     try:
         yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
+    except BaseException:
+        pool.shutdown(wait=not abandoned, cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 class Arrays(NamedTuple):

@@ -14,7 +14,8 @@ from support import GPU_KERNELS, flashcli, forward, leftovers, random_qkv, read_
 from tolerances import assert_accurate
 
 from flashcli.api import open_backend
-from flashcli.backends.cuda import CudaBackend, Keys, allocate, devices
+from flashcli.backends.cuda import CudaBackend, devices
+from flashcli.backends.program import Keys, allocate
 from flashcli.cut import TILE, Cut
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.kernels import KERNELS
@@ -198,6 +199,25 @@ def test_a_long_batch_takes_the_memory_that_there_is(fake_gpu):
         by_rows(backend, LONG)
 
 
+@pytest.mark.parametrize("kernel", ["q_in_registers", "mma"])
+@pytest.mark.parametrize("pattern", range(8))
+def test_streams_wait_for_what_they_need_of_each_other(fake_gpu, monkeypatch, kernel, pattern):
+    """Whichever of them are late, as a GPU may have it."""
+    late = np.random.default_rng(pattern).integers(2, size=1000)
+    monkeypatch.setattr(fake_gpu, "laziness", lambda number: late[number])
+    qkv = random_qkv(5, 1000, 32)
+    with CudaBackend(32, kernel=kernel, sizes=(1, TILE, 1000)) as backend:
+        assert_accurate(by_rows(backend, qkv), qkv)
+        assert_accurate(forward(backend, QKV), QKV)
+
+
+def test_memory_of_an_earlier_input_is_free_for_the_next(fake_gpu):
+    with CudaBackend(32, kernel="q_in_registers", max_device_bytes=1_600_000) as backend:
+        for _ in range(2):
+            assert_accurate(by_rows(backend, LONG), LONG)
+            assert len(backend._long) == 2
+
+
 @pytest.mark.parametrize("matrix", [0, 1, 2])
 def test_what_is_not_finite_in_a_long_batch_goes_to_a_kernel_that_does_not_split(fake_gpu, matrix):
     spoilt = LONG.copy()
@@ -208,6 +228,14 @@ def test_what_is_not_finite_in_a_long_batch_goes_to_a_kernel_that_does_not_split
     assert exact is not None and exact.build.kernel.name == "register_tiled"
     assert warnings == [f"inf in {'QKV'[matrix]} at (batch, row, column) = (1, 500, 3)"]
     assert_accurate(out[::2], LONG[::2])
+
+
+def test_a_batch_after_one_that_is_not_finite_goes_to_the_kernel_that_was_chosen(fake_gpu):
+    qkv = random_qkv(5, 1000, 32)
+    qkv[0, 1, 500, 3] = np.inf  # batches 2 and 4 take its place on the device
+    with CudaBackend(32, kernel="mma", sizes=(1, TILE, 1000)) as backend:
+        assert_accurate(by_rows(backend, qkv)[1:], qkv[1:])
+        assert all(batch.finite for batch in backend._long)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -261,7 +289,7 @@ def test_a_batch_too_large_for_the_gpu_is_code_71_with_the_figure(fake_gpu, monk
     monkeypatch.setenv("FAKE_GPU_BYTES", str(2**29))
     given = sparse_input(tmp_path / "large.in", 1, 2**20, 64)
     done = flashcli("run", given, out, "--kernel", "q_in_registers")
-    done.assert_error(71, "one batch of N = 1048576, d = 64 needs 0.50 GiB on Fake GPU, 0.50 GiB are free.")
+    done.assert_error(71, "one batch of N = 1048576, d = 64 needs 512.2 MiB on Fake GPU, 512.0 MiB are free.")
     assert not list(out.parent.iterdir())
 
 

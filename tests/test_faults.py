@@ -219,7 +219,7 @@ def test_a_kernel_that_fails_in_the_seventh_chunk(fake_gpu, monkeypatch, given, 
 def test_a_gpu_that_others_have_filled(fake_gpu, monkeypatch, given, out, backend_name):
     monkeypatch.setenv("FAKE_GPU_TAKEN", str(2**30 - 2000))
     done = run(given, out, ["--backend", backend_name])
-    done.assert_error(71, "one batch of N = 60, d = 32 needs", "on Fake GPU, 0.00 GiB are free.")
+    done.assert_error(71, "one batch of N = 60, d = 32 needs", "on Fake GPU, 2000 bytes are free.")
     assert_untouched(out)
 
 
@@ -280,6 +280,19 @@ def computing(tmp_path, out):
     with started(support.command("run", given, out, *CPU), lambda: leftovers(out.parent)) as process:
         time.sleep(0.3)
         yield process
+
+
+def test_a_signal_while_nobody_reads_the_pipe(given, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # which never reads: the pipe is full after 64 KiB
+    try:
+        with started(support.command("run", given, pipe, *CPU), lambda: True) as process:
+            time.sleep(1)
+            process.terminate()
+            assert process.wait(10) == 143
+    finally:
+        os.close(reader)
 
 
 def assert_stops(process: subprocess.Popen, out: Path, number: int, times: int, code: int, word: str) -> None:

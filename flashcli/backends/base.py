@@ -43,7 +43,7 @@ class Slot:
         return self.output[: len(self.shape.output_rows(chunk)) * self.shape.d]
 
 
-class HostKeys:
+class LongBatch:
     """K and V of one batch in host memory, one below the other, which rows of its Q attend to chunk by chunk."""
 
     def __init__(self, shape: Shape) -> None:

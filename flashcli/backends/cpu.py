@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from flashcli.backends.base import Backend, HostKeys, Slot
+from flashcli.backends.base import Backend, LongBatch, Slot
 from flashcli.cut import TILE, Cut
 from flashcli.fileformat import Chunk, Shape
 from flashcli.stream import Overlap, ignore
@@ -41,7 +41,7 @@ class CpuSlot(Slot):
     tasks: Iterator[None] = iter(())  # what is being computed
 
 
-class Keys(HostKeys):
+class CpuLongBatch(LongBatch):
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
         self.used_by: list[Iterator[None]] = []
@@ -77,7 +77,7 @@ class CpuBackend(Backend):
 
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[CpuSlot]]:
         self._Br = row_tile(shape.B, shape.N)
-        self._keys = [] if by.whole else [Keys(shape) for _ in range(min(2, shape.B))]
+        self._long = [] if by.whole else [CpuLongBatch(shape) for _ in range(min(2, shape.B))]
         return by, [CpuSlot(shape, by) for _ in range(count)]
 
     def submit(self, slot: Slot, chunk: Chunk, timeline: Timeline) -> None:
@@ -87,16 +87,16 @@ class CpuBackend(Backend):
             q, k, v = given.reshape(-1, 3, slot.shape.N, d).transpose(1, 0, 2, 3)
             slot.tasks = self._start(q, k, v, answer.reshape(q.shape))
             return
-        keys = self._keys[chunk.batches.start % len(self._keys)]
+        batch = self._long[chunk.batches.start % len(self._long)]
         if chunk.matrices == "KV":
-            while keys.used_by:  # by the batch before the last
-                finish(keys.used_by.pop())
-            keys.keep(chunk, given)
+            while batch.used_by:  # by the batch before the last
+                finish(batch.used_by.pop())
+            batch.keep(chunk, given)
             slot.tasks = iter(())
         else:
             q = given.reshape(1, -1, d)
-            slot.tasks = self._start(q, keys.k[None], keys.v[None], answer.reshape(q.shape), chunk.rows.start)
-            keys.used_by.append(slot.tasks)
+            slot.tasks = self._start(q, batch.k[None], batch.v[None], answer.reshape(q.shape), chunk.rows.start)
+            batch.used_by.append(slot.tasks)
 
     def wait(self, slot: Slot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
         finish(slot.tasks, check)

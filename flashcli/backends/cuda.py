@@ -10,25 +10,21 @@ import sys
 import time
 from collections.abc import Callable
 from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 
 from flashcli import compiler
 from flashcli.backends.base import Backend, Slot
+from flashcli.backends.program import FREE_THE_GPU, Keys, Program, allocate
 from flashcli.cut import Cut
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.fileformat import FLOAT, Chunk, Shape
-from flashcli.kernels import KERNELS, Build, Kernel, Launch, Problem, choose, exact
+from flashcli.kernels import KERNELS, Build, Kernel, Problem, choose, exact
 from flashcli.stream import Overlap, ignore
 from flashcli.timing import Timeline
 
-# Q, K, V, O, workspace, q_stride, kv_stride, B, M, N, first_row, scale, tile_i, tile_j: see cuda/common.cuh
-ARGUMENTS = "PPPPPqqiiiifii"
-GIB = 2**30
-FREE_THE_GPU = "free the GPU, use a larger one, or --backend cpu."
+MIB = 2**20
 FREE_THE_HOST = "free memory of this machine, or --backend cpu."
-DEFAULT_SHARED = 48 * 1024  # more dynamic shared memory has to be asked for
 
 
 def load_driver() -> ModuleType:
@@ -64,7 +60,10 @@ def devices() -> list[tuple[str, tuple[int, int], int]]:
 
 
 class CudaSlot(Slot):
-    """A slot in page-locked host memory, with its counterparts on the device and a stream of its own."""
+    """A slot in page-locked host memory, with its counterparts on the device and a stream of its own.
+
+    ``events`` are: the copy to the device begins, ends; the kernel begins, ends; the copy of the answer ends.
+    """
 
     def __init__(self, driver: ModuleType, shape: Shape, by: Cut, workspace_bytes: int) -> None:
         super().__init__(shape, by)
@@ -73,37 +72,18 @@ class CudaSlot(Slot):
         self.device_output = driver.mem_alloc(by.output_floats(shape) * FLOAT.itemsize)
         self.workspace = allocate(driver, workspace_bytes)
         self.stream = driver.Stream()
-        self.events = [driver.Event() for _ in range(4)]
+        self.events = [driver.Event() for _ in range(5)]
 
     def host_memory(self, floats: int) -> np.ndarray:
         try:
             return self._driver.pagelocked_empty(floats, np.float32)
         except self._driver.MemoryError as error:
-            size = floats * FLOAT.itemsize / 2**20
-            raise OutOfMemory(f"there is no page-locked host memory left ({size:.0f} MiB).", FREE_THE_HOST) from error
+            raise OutOfMemory(
+                f"there is no page-locked host memory left ({size_text(floats * FLOAT.itemsize)}).", FREE_THE_HOST
+            ) from error
 
 
-def allocate(driver: ModuleType, size: int):
-    """Device memory, zeroed, for tiles whose padding is moved though never written; a null pointer for no bytes."""
-    if size == 0:
-        return 0
-    memory = driver.mem_alloc(size)
-    driver.memset_d8(memory, 0, size)
-    return memory
-
-
-class Keys(NamedTuple):
-    """K and V on the device, B batches [N, d] that start ``stride`` floats apart, and scratch to prepare them in."""
-
-    k: int
-    v: int
-    stride: int
-    B: int
-    N: int
-    workspace: object
-
-
-class LongBatch:
+class CudaLongBatch:
     """K and V of one batch on the device, copied there and prepared chunk by chunk, for rows of its Q to come."""
 
     def __init__(self, driver: ModuleType, shape: Shape, workspace_bytes: int) -> None:
@@ -111,62 +91,21 @@ class LongBatch:
         values = int(self.rows) + shape.output_batch_bytes
         self.keys = Keys(int(self.rows), values, 0, 1, shape.N, allocate(driver, workspace_bytes))
         self.finite = True
-        self.copied: list = []  # an event after each copy
         self.ready = driver.Event()  # after preparing
-        self.used: list = []  # an event after each use
+        self.filling: list[CudaSlot] = []  # whose rows are on their way to it
+        self.users: list[CudaSlot] = []  # whose rows of Q attend to it
+
+    def forget(self, slot: CudaSlot) -> None:
+        """What the slot had to do with it is done."""
+        for slots in (self.filling, self.users):
+            if slot in slots:
+                slots.remove(slot)
 
 
-class Program:
-    """A kernel's functions, loaded into the current context."""
-
-    def __init__(self, driver: ModuleType, build: Build, capability: tuple[int, int]) -> None:
-        self.build = build
-        code = compiler.cubin(build, compiler.architecture(capability))
-        try:
-            self._module = driver.module_from_buffer(code)
-            self._functions = {launch.function: self._function(driver, launch) for launch in build.functions()}
-        except driver.MemoryError as error:
-            raise OutOfMemory(f"the GPU has no memory left for kernel {build.kernel.name}.", FREE_THE_GPU) from error
-        except driver.Error as error:
-            raise KernelFailure(
-                f"the GPU does not load kernel {build.kernel.name}: {error}.", "is the driver too old for the toolkit?"
-            ) from error
-
-    def _function(self, driver: ModuleType, launch: Launch):
-        function = self._module.get_function(launch.function)
-        function.prepare(ARGUMENTS)
-        if launch.shared > DEFAULT_SHARED:
-            function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared)
-        return function
-
-    def launch(self, inputs, output, workspace, B: int, N: int, scale: float, stream) -> None:
-        """Queue attention of device memory: ``inputs`` [B, 3, N, d] into ``output`` [B, N, d]."""
-        matrix = N * self.build.problem.d
-        q, k, v = (int(inputs) + 4 * index * matrix for index in range(3))
-        keys = Keys(k, v, 3 * matrix, B, N, workspace)
-        self.prepare(keys, stream)
-        self.attend(keys, q, 3 * matrix, N, output, scale, stream)
-
-    def prepare(self, keys: Keys, stream) -> None:
-        """Queue what `attend` needs once for the same K and V, however many rows attend to them afterwards."""
-        for launch in self.build.prepare(keys.B, keys.N):
-            self._call(launch, keys, stream)
-
-    def attend(self, keys: Keys, q: int, q_stride: int, M: int, output, scale: float, stream, first_row=0) -> None:
-        """Queue attention of M query rows in each batch, batches ``q_stride`` floats apart, into ``output`` [B, M, d].
-
-        ``first_row`` is the position of the first of them in its sequence, which only a causal mask asks for.
-        """
-        for launch in self.build.launches(keys.B, M, keys.N):
-            self._call(launch, keys, stream, q, q_stride, M, first_row, output, scale)
-
-    def _call(self, launch: Launch, keys: Keys, stream, q=0, q_stride=0, M=0, first_row=0, output=0, scale=0.0) -> None:
-        k, v, kv_stride, B, N, workspace = keys
-        self._functions[launch.function].prepared_async_call(
-            (launch.grid, 1), (launch.threads, 1, 1), stream,
-            q, k, v, output, workspace, q_stride, kv_stride, B, M, N, first_row, scale, *launch.tile,
-            shared_size=launch.shared,
-        )  # fmt: skip
+def size_text(size: int) -> str:
+    if size < MIB:
+        return f"{size} bytes"
+    return f"{size / MIB:.1f} MiB" if size < 10 * 2**30 else f"{size / 2**30:.2f} GiB"
 
 
 class CudaBackend(Backend):
@@ -201,7 +140,7 @@ class CudaBackend(Backend):
         sms = self._device.get_attribute(self._driver.device_attribute.MULTIPROCESSOR_COUNT)
         problem = Problem(*sizes, d, causal, precision, sms)
         self._build = Build(self._find_kernel(kernel, d, precision), problem)
-        self._long: list[LongBatch] = []
+        self._long: list[CudaLongBatch] = []
         self._taken = 0  # bytes of the device's memory
         with contextlib.ExitStack() as stack:
             self._open_context(stack)
@@ -297,126 +236,144 @@ class CudaBackend(Backend):
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[CudaSlot]]:
         """Smaller and fewer slots where memory is short; OutOfMemory if not even one batch fits."""
         long = 0 if by.whole else min(2, shape.B)  # two, so that one fills while the other is used
-        while True:
-            try:
-                needed = self._device_bytes(shape, by) * count + self._long_bytes(shape) * long
-                if needed > self._max_device_bytes:
-                    raise self._driver.MemoryError("the limit set by the user")
-                self._taken, workspace = needed, self._workspace(shape, by)
-                self._long = [LongBatch(self._driver, shape, self._long_workspace(shape)) for _ in range(long)]
-                return by, [CudaSlot(self._driver, shape, by, workspace) for _ in range(count)]
-            except self._driver.MemoryError:
-                self._long = []
-                if long == 2:
-                    long = 1
-                elif smaller := by.smaller():
-                    by = smaller
-                elif count > 1:
-                    count = -(-count // 2)
-                else:
-                    raise self._out_of_memory(needed, shape) from None
-            except self._driver.Error as error:
-                raise self._failure(error) from error
+        while (slots := self._take(shape, by, count, long)) is None:
+            if long == 2:
+                long = 1
+            elif smaller := by.smaller():
+                by = smaller
+            elif count > 1:
+                count = -(-count // 2)
+            else:
+                raise self._out_of_memory(f"one batch of N = {shape.N}, d = {shape.d}", self._taken)
+        return by, slots
+
+    def _take(self, shape: Shape, by: Cut, count: int, long: int) -> list[CudaSlot] | None:
+        """That many slots and long batches; None if there is no room for them."""
+        self._long = []  # frees those of an earlier input
+        self._taken = self._slot_bytes(shape, by) * count + self._long_bytes(shape) * long
+        if self._taken > self._max_device_bytes:
+            return None
+        try:
+            workspace = self._workspace(shape, by)
+            slots = [CudaSlot(self._driver, shape, by, workspace) for _ in range(count)]
+            self._long = [CudaLongBatch(self._driver, shape, self._long_workspace(shape)) for _ in range(long)]
+            return slots
+        except self._driver.MemoryError:
+            return None
+        except self._driver.Error as error:
+            raise self._failure(error) from error
 
     def submit(self, slot: CudaSlot, chunk: Chunk, timeline: Timeline) -> None:
         slot.chunk, slot.submitted = chunk, time.perf_counter()
         try:
             if chunk.matrices == "KV":
-                self._keep(slot, chunk)
+                self._keep(slot)
             else:
-                self._compute(slot, chunk)
+                self._compute(slot)
         except self._driver.Error as error:
             raise self._failure(error) from error
 
-    def _compute(self, slot: CudaSlot, chunk: Chunk) -> None:
-        stream, N = slot.stream, slot.shape.N
-        slot.events[0].record(stream)
-        self._driver.memcpy_htod_async(slot.device_input, slot.input_of(chunk), stream)
-        slot.events[1].record(stream)
+    def _compute(self, slot: CudaSlot) -> None:
+        """Queue the copy of Q, and perhaps K and V, to the device, the kernel, and the copy of O back."""
+        chunk, stream = slot.chunk, slot.stream
+        self._copy(slot, slot.device_input)
         if chunk.matrices == "QKV":
+            slot.events[2].record(stream)
             self._program_for(slot.finite).launch(
-                slot.device_input, slot.device_output, slot.workspace, len(chunk.batches), N, self._scale, stream
-            )
+                slot.device_input, slot.device_output, slot.workspace, len(chunk.batches), slot.shape.N, self._scale,
+                stream,
+            )  # fmt: skip
         else:
-            self._attend(slot, chunk)
-        slot.events[2].record(stream)
-        self._driver.memcpy_dtoh_async(slot.output_of(chunk), slot.device_output, stream)
+            batch = self._long_of(slot)
+            batch.users.append(slot)
+            stream.wait_for_event(batch.ready)
+            slot.events[2].record(stream)
+            self._attend(slot, batch)
         slot.events[3].record(stream)
+        self._driver.memcpy_dtoh_async(slot.output_of(chunk), slot.device_output, stream)
+        slot.events[4].record(stream)
 
-    def _attend(self, slot: CudaSlot, chunk: Chunk) -> None:
+    def _attend(self, slot: CudaSlot, batch: CudaLongBatch) -> None:
         """Queue attention of rows of Q in a slot to the K and V of their batch."""
-        batch = self._long_of(chunk)
-        slot.stream.wait_for_event(batch.ready)
-        program = self._program_for(slot.finite and batch.finite)
         keys = batch.keys if self._build.prepares else batch.keys._replace(workspace=slot.workspace)
-        q, rows = int(slot.device_input), chunk.rows
-        program.attend(keys, q, 0, len(rows), slot.device_output, self._scale, slot.stream, rows.start)
-        batch.used.append(slot.events[2])
+        q, rows = int(slot.device_input), slot.chunk.rows
+        self._program_for(slot.finite and batch.finite).attend(
+            keys, q, 0, len(rows), slot.device_output, self._scale, slot.stream, rows.start
+        )
 
-    def _keep(self, slot: CudaSlot, chunk: Chunk) -> None:
+    def _keep(self, slot: CudaSlot) -> None:
         """Queue the copy of rows of K and V to the device, and, after the last of them, what prepares them."""
-        batch, stream, rows = self._long_of(chunk), slot.stream, chunk.rows
-        if rows.start == 0:
-            batch.finite = True
-        batch.finite &= slot.finite
-        for event in batch.used:  # in the place of an earlier batch
-            stream.wait_for_event(event)
-        slot.events[0].record(stream)
-        target = int(batch.rows) + rows.start * slot.shape.row_bytes
-        self._driver.memcpy_htod_async(target, slot.input_of(chunk), stream)
-        slot.events[1].record(stream)
-        batch.copied.append(slot.events[1])
-        if rows.stop == 2 * slot.shape.N:
-            for event in batch.copied:
-                stream.wait_for_event(event)
+        batch, stream, rows = self._long_of(slot), slot.stream, slot.chunk.rows
+        batch.finite = slot.finite and (batch.finite or rows.start == 0)
+        for user in batch.users:  # of the batch that was in its place
+            stream.wait_for_event(user.events[3])
+        self._copy(slot, int(batch.rows) + rows.start * slot.shape.row_bytes)
+        batch.filling.append(slot)
+        last = rows.stop == 2 * slot.shape.N
+        if last:
+            for other in batch.filling:
+                stream.wait_for_event(other.events[1])
+        slot.events[2].record(stream)
+        if last:
             self._program.prepare(batch.keys, stream)
             batch.ready.record(stream)
-            batch.copied, batch.used = [], []
-        for event in slot.events[2:]:
+        for event in slot.events[3:]:
             event.record(stream)
 
-    def _long_of(self, chunk: Chunk) -> LongBatch:
-        return self._long[chunk.batches.start % len(self._long)]
+    def _copy(self, slot: CudaSlot, target: object) -> None:
+        slot.events[0].record(slot.stream)
+        self._driver.memcpy_htod_async(target, slot.input_of(slot.chunk), slot.stream)
+        slot.events[1].record(slot.stream)
+
+    def _long_of(self, slot: CudaSlot) -> CudaLongBatch:
+        return self._long[slot.chunk.batches.start % len(self._long)]
 
     def wait(self, slot: CudaSlot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
         try:
-            slot.events[3].synchronize()
+            slot.events[4].synchronize()
             times = [self._clock_start + self._clock.time_till(event) / 1e3 for event in slot.events]
         except self._driver.Error as error:
             raise self._failure(error) from error
+        for batch in self._long:
+            batch.forget(slot)
         timeline.add("computation", slot.submitted, time.perf_counter(), f"compute {slot.chunk}")
-        for phase, start, end in zip(("host to device", "kernel", "device to host"), times, times[1:], strict=False):
-            if end > start:
-                timeline.add(phase, start, end, f"{phase}, {slot.chunk}")
+        for phase, (start, end) in {"host to device": (0, 1), "kernel": (2, 3), "device to host": (3, 4)}.items():
+            if times[end] > times[start]:
+                timeline.add(phase, times[start], times[end], f"{phase}, {slot.chunk}")
 
     def measure(self, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
         """Seconds of the kernel alone in each of ``runs`` runs, taking turns among inputs [B, 3, N, d].
 
-        Each timed run follows an untimed one without a gap, so that launching is not in the time. The first input's
-        answer is left in ``out`` [B, N, d].
+        Each timed run follows an untimed one without a gap, so that its first launch is not in the time. The first
+        input's answer is left in ``out`` [B, N, d].
         """
-        driver, (B, _, N, d) = self._driver, inputs[0].shape
         try:
-            on_device = [driver.to_device(qkv) for qkv in inputs]
-            output = driver.to_device(np.full_like(out, np.nan))
-            workspace = allocate(driver, self._build.workspace(B, N, N))
-            stream, seconds = driver.Stream(), []
-            for index in range(runs + 1, -1, -1):  # ends with the first input
-                start, end = driver.Event(), driver.Event()
-                for event, turn in ((start, index + 1), (end, index)):
-                    self._program.launch(on_device[turn % len(inputs)], output, workspace, B, N, self._scale, stream)
-                    event.record(stream)
-                end.synchronize()
-                seconds.append(end.time_since(start) / 1e3)
-            driver.memcpy_dtoh(out, output)
-        except driver.MemoryError:
-            needed = sum(qkv.nbytes for qkv in inputs) + out.nbytes + self._build.workspace(B, N, N)
-            raise self._out_of_memory(needed, Shape(B, N, d)) from None
-        except driver.Error as error:
+            return self._measure(inputs, out, runs)
+        except self._driver.MemoryError:
+            pass  # and what was taken is free again
+        except self._driver.Error as error:
             raise self._failure(error) from error
+        B, _, N, d = inputs[0].shape
+        needed = sum(qkv.nbytes for qkv in inputs) + out.nbytes + self._build.workspace(B, N, N)
+        raise self._out_of_memory(f"timing (B, N, d) = ({B}, {N}, {d})", needed)
+
+    def _measure(self, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
+        driver, (B, _, N, _) = self._driver, inputs[0].shape
+        on_device = [driver.to_device(qkv) for qkv in inputs]
+        output = driver.to_device(np.full_like(out, np.nan))
+        workspace = allocate(driver, self._build.workspace(B, N, N))
+        stream, seconds = driver.Stream(), []
+        for index in range(runs + 1, -1, -1):  # ends with the first input
+            start, end = driver.Event(), driver.Event()
+            for event, turn in ((start, index + 1), (end, index)):
+                self._program.launch(on_device[turn % len(inputs)], output, workspace, B, N, self._scale, stream)
+                event.record(stream)
+            end.synchronize()
+            seconds.append(end.time_since(start) / 1e3)
+        driver.memcpy_dtoh(out, output)
         return seconds[2:]
 
-    def _device_bytes(self, shape: Shape, by: Cut) -> int:
+    def _slot_bytes(self, shape: Shape, by: Cut) -> int:
         """Device memory of a slot."""
         return (by.input_floats(shape) + by.output_floats(shape)) * FLOAT.itemsize + self._workspace(shape, by)
 
@@ -439,10 +396,8 @@ class CudaBackend(Backend):
             f"kernel {self._build.kernel.name} failed on {self._device.name()}: {error}.", "try another --kernel."
         )
 
-    def _out_of_memory(self, needed: int, shape: Shape) -> OutOfMemory:
-        free, _ = self._driver.mem_get_info()
+    def _out_of_memory(self, what: str, needed: int) -> OutOfMemory:
+        free = min(self._driver.mem_get_info()[0], self._max_device_bytes)
         return OutOfMemory(
-            f"one batch of N = {shape.N}, d = {shape.d} needs {needed / GIB:.2f} GiB on {self._device.name()}, "
-            f"{min(free, self._max_device_bytes) / GIB:.2f} GiB are free.",
-            FREE_THE_GPU,
+            f"{what} needs {size_text(needed)} on {self._device.name()}, {size_text(free)} are free.", FREE_THE_GPU
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from flashcli import compiler
-from flashcli.backends.base import Backend, HostKeys, Slot
+from flashcli.backends.base import Backend, LongBatch, Slot
 from flashcli.cut import Cut
 from flashcli.fileformat import Chunk, Shape
 from flashcli.kernels import KERNELS, Build, Problem
@@ -49,13 +49,13 @@ class SequentialBackend(Backend):
         return {"backend": "cpu", "kernel": KERNEL.name, "threads": 1, "Br": tiling.Br, "Bc": tiling.Bc}
 
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[Slot]]:
-        self._keys = None if by.whole else HostKeys(shape)
+        self._long = None if by.whole else LongBatch(shape)
         return by, [Slot(shape, by) for _ in range(count)]
 
     def submit(self, slot: Slot, chunk: Chunk, timeline: Timeline) -> None:
         slot.chunk = chunk
         if chunk.matrices == "KV":
-            self._keys.keep(chunk, slot.input_of(chunk))
+            self._long.keep(chunk, slot.input_of(chunk))
 
     def wait(self, slot: Slot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
         with timeline.measure("computation", f"compute {slot.chunk}"):
@@ -69,7 +69,7 @@ class SequentialBackend(Backend):
         chunk, (_, N, d) = slot.chunk, vars(slot.shape).values()
         given, answer = slot.input_of(chunk), slot.output_of(chunk)
         if chunk.matrices == "Q":
-            yield given.reshape(-1, d), self._keys.k, self._keys.v, answer.reshape(-1, d), chunk.rows.start
+            yield given.reshape(-1, d), self._long.k, self._long.v, answer.reshape(-1, d), chunk.rows.start
         if chunk.matrices == "QKV":
             for (q, k, v), o in zip(given.reshape(-1, 3, N, d), answer.reshape(-1, N, d), strict=True):
                 yield q, k, v, o, 0

@@ -6,9 +6,13 @@ FAKE_GPU_CAPABILITY such as 8.0, and FAKE_GPU_FAILS, the one step that fails: in
 synchronize, or launch:7, the seventh time only, or launch@1, on device 1 only, and FAKE_GPU_LACKS_MEMORY_FOR, a step
 for which there is none left. FAKE_GPU_PAUSE is how many seconds a launch takes at least. ``launches`` and
 ``open_contexts`` keep record. A context belongs to the thread that opened it; memory and streams to their context.
+
+``laziness(number)`` says whether the number-th stream does its work as late as it may, when somebody waits for it, or,
+by default, as early as it may: both are what a GPU might do.
 """
 
 import collections
+import itertools
 import os
 import struct
 import threading
@@ -22,6 +26,9 @@ _allocations = {}  # address -> bytearray
 _devices = {}  # address -> number of the device
 _lock = threading.RLock()
 _current = threading.local()  # its ``contexts``, the last of which is current
+_prepared = {}  # address of a workspace -> K and V as they were when it was prepared
+_numbers = itertools.count()  # of streams
+laziness = lambda number: False  # noqa: E731 (to be replaced by tests)
 _times = collections.Counter()  # how often each step was taken
 _TOTAL = int(os.environ.get("FAKE_GPU_BYTES", 2**30))
 _TAKEN = int(os.environ.get("FAKE_GPU_TAKEN", 0))
@@ -122,22 +129,60 @@ class Context:
 
 
 class Stream:
-    def synchronize(self):
-        pass
+    def __init__(self):
+        self.lazy, self.work = laziness(next(_numbers)), collections.deque()
+
+    def push(self, work):
+        """``work`` is a function, or a Mark to wait for."""
+        self.work.append(work)
+        if not self.lazy:
+            self.run()
+
+    def run(self, until=None):
+        """All that can be done; or, all that is before a Mark, and what that waits for."""
+        while self.work and not (until and until.time):
+            if isinstance(self.work[0], Mark) and not self.work[0].time:
+                if not until:
+                    return
+                self.work[0].stream.run(self.work[0])
+            work = self.work.popleft()
+            if callable(work):
+                work()
 
     def wait_for_event(self, event):
-        assert event.time  # recorded before
+        self.push(event.mark)
+
+    def synchronize(self):
+        end = Mark(self)
+        self.push(end.reach)
+        self.run(end)
+
+
+class Mark:
+    """A place in a stream's work, passed once it has a time."""
+
+    def __init__(self, stream):
+        self.stream, self.time = stream, None
+
+    def reach(self):
+        self.time = time.perf_counter()
 
 
 class Event:
     def record(self, stream=None):
-        self.time = time.perf_counter()
+        self.mark = Mark(stream)
+        if stream:
+            stream.push(self.mark.reach)
+        else:
+            self.mark.reach()
 
     def synchronize(self):
         _step("synchronize", _device())
+        if self.mark.stream:
+            self.mark.stream.run(self.mark)
 
     def time_till(self, end):
-        return (end.time - self.time) * 1e3
+        return (end.mark.time - self.mark.time) * 1e3
 
     def time_since(self, start):
         return start.time_till(self)
@@ -155,6 +200,7 @@ class DeviceAllocation:
 
     def __del__(self):
         _allocations.pop(self.address, None)
+        _prepared.pop(self.address, None)
 
 
 def mem_alloc(size):
@@ -188,22 +234,26 @@ def _floats(pointer):
 
 
 def memcpy_htod_async(target, source, stream):
-    _floats(int(target))[: source.size] = np.ascontiguousarray(source).ravel()
+    stream.push(lambda: memcpy_htod(target, source))
 
 
 def memcpy_dtoh_async(target, source, stream):
+    stream.push(lambda: memcpy_dtoh(target, source))
+
+
+def memcpy_htod(target, source):
+    _floats(int(target))[: source.size] = np.ascontiguousarray(source).ravel()
+
+
+def memcpy_dtoh(target, source):
     assert target.flags.c_contiguous
     target[...] = _floats(int(source))[: target.size].reshape(target.shape)
 
 
 def to_device(source):
     memory = mem_alloc(source.nbytes)
-    memcpy_htod_async(memory, source, None)
+    memcpy_htod(memory, source)
     return memory
-
-
-def memcpy_dtoh(target, source):
-    memcpy_dtoh_async(target, source, None)
 
 
 def module_from_buffer(code):
@@ -230,18 +280,31 @@ class Function:
         pass
 
     def prepared_async_call(self, grid, block, stream, *arguments, shared_size=0):
+        _step("launch", _device())
+        packed = struct.pack(self.arguments, *(int(x) if isinstance(x, DeviceAllocation) else x for x in arguments))
+        unpacked = struct.unpack(self.arguments, packed)
+        *_, B, _, N, _, _, _, _ = unpacked
+        launches.append((self.name, B, N))
+        stream.push(lambda: self._run(*unpacked))
+
+    def _run(self, q, k, v, o, workspace, q_stride, kv_stride, B, M, N, first_row, scale, *_):
         from flashcli.verify import reference
 
-        _step("launch", _device())
         time.sleep(float(os.environ.get("FAKE_GPU_PAUSE", 0)))
-        packed = struct.pack(self.arguments, *(int(x) if isinstance(x, DeviceAllocation) else x for x in arguments))
-        q, k, v, o, _, q_stride, kv_stride, B, M, N, first_row, scale, *_ = struct.unpack(self.arguments, packed)
-        launches.append((self.name, B, N))
+        d = self.d
+        if self.name == "prepare":
+            _prepared[workspace] = [self._matrices(x, kv_stride, B, N).copy() for x in (k, v)]
         if self.name not in ("attention", "update"):
             return  # one of a kernel's steps before
-        rows, d = np.arange(first_row, first_row + M), self.d
+        keys = _prepared.get(workspace) or [self._matrices(x, kv_stride, B, N) for x in (k, v)]
+        rows = np.arange(first_row, first_row + M)
         for b in range(B):
             qkv = np.zeros((3, N, d), np.float32)
             qkv[0, rows] = _floats(q)[b * q_stride :][: M * d].reshape(M, d)
-            qkv[1], qkv[2] = (_floats(x)[b * kv_stride :][: N * d].reshape(N, d) for x in (k, v))
+            qkv[1], qkv[2] = keys[0][b], keys[1][b]
             _floats(o)[b * M * d :][: M * d] = reference(qkv, self.causal, scale, rows).ravel()
+
+    def _matrices(self, pointer, stride, B, N):
+        """K or V, [B, N, d]."""
+        floats = _floats(pointer)
+        return np.stack([floats[b * stride :][: N * self.d].reshape(N, self.d) for b in range(B)])
