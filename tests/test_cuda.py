@@ -18,6 +18,7 @@ from flashcli.backends.cuda import CudaBackend, devices
 from flashcli.backends.program import Keys, allocate
 from flashcli.cut import TILE, Cut
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
+from flashcli.fileformat import Shape
 from flashcli.kernels import KERNELS
 from flashcli.stream import Arrays, stream
 from flashcli.timing import Timeline
@@ -200,19 +201,24 @@ def test_a_long_batch_takes_the_memory_that_there_is(fake_gpu):
 
 
 @pytest.mark.parametrize("kernel", ["q_in_registers", "mma"])
+@pytest.mark.parametrize("long", [1, 2])
 @pytest.mark.parametrize("pattern", range(8))
-def test_streams_wait_for_what_they_need_of_each_other(fake_gpu, monkeypatch, kernel, pattern):
-    """Whichever of them are late, as a GPU may have it."""
+def test_streams_wait_for_what_they_need_of_each_other(fake_gpu, monkeypatch, kernel, long, pattern):
+    """Whichever of them are late, as a GPU may have it; with memory for K and V of one batch, or of two."""
     late = np.random.default_rng(pattern).integers(2, size=1000)
     monkeypatch.setattr(fake_gpu, "laziness", lambda number: late[number])
     qkv = random_qkv(5, 1000, 32)
+    shape, by = Shape(5, 1000, 32), Cut(False, 1, TILE)
     with CudaBackend(32, kernel=kernel, sizes=(1, TILE, 1000)) as backend:
+        backend._max_device_bytes = 8 * backend._slot_bytes(shape, by) + long * backend._long_bytes(shape)
         assert_accurate(by_rows(backend, qkv), qkv)
+        assert len(backend._long) == long
         assert_accurate(forward(backend, QKV), QKV)
 
 
-def test_memory_of_an_earlier_input_is_free_for_the_next(fake_gpu):
-    with CudaBackend(32, kernel="q_in_registers", max_device_bytes=1_600_000) as backend:
+def test_memory_of_an_earlier_input_is_free_for_the_next(fake_gpu, monkeypatch):
+    monkeypatch.setattr(fake_gpu, "_TOTAL", 1_600_000)
+    with CudaBackend(32, kernel="q_in_registers") as backend:
         for _ in range(2):
             assert_accurate(by_rows(backend, LONG), LONG)
             assert len(backend._long) == 2

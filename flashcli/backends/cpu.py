@@ -41,12 +41,6 @@ class CpuSlot(Slot):
     tasks: Iterator[None] = iter(())  # what is being computed
 
 
-class CpuLongBatch(LongBatch):
-    def __init__(self, shape: Shape) -> None:
-        super().__init__(shape)
-        self.used_by: list[Iterator[None]] = []
-
-
 class CpuBackend(Backend):
     # One thread reads faster than all others compute, and what waits in few slots may still be in a cache. Of two
     # chunks in computation, the second employs the threads for which the first has no work left.
@@ -77,7 +71,9 @@ class CpuBackend(Backend):
 
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[CpuSlot]]:
         self._Br = row_tile(shape.B, shape.N)
-        self._long = [] if by.whole else [CpuLongBatch(shape) for _ in range(min(2, shape.B))]
+        # Two, so that one fills while the other is used. Of the batch before the last, all is done: at least two chunks
+        # came since, and `overlap` lets one be computed beside another.
+        self._long = [] if by.whole else [LongBatch(shape) for _ in range(min(2, shape.B))]
         return by, [CpuSlot(shape, by) for _ in range(count)]
 
     def submit(self, slot: Slot, chunk: Chunk, timeline: Timeline) -> None:
@@ -89,14 +85,11 @@ class CpuBackend(Backend):
             return
         batch = self._long[chunk.batches.start % len(self._long)]
         if chunk.matrices == "KV":
-            while batch.used_by:  # by the batch before the last
-                finish(batch.used_by.pop())
             batch.keep(chunk, given)
             slot.tasks = iter(())
         else:
             q = given.reshape(1, -1, d)
             slot.tasks = self._start(q, batch.k[None], batch.v[None], answer.reshape(q.shape), chunk.rows.start)
-            batch.used_by.append(slot.tasks)
 
     def wait(self, slot: Slot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
         finish(slot.tasks, check)
