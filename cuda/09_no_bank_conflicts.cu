@@ -4,7 +4,8 @@
 // Why it is faster: shared memory has 32 banks of 4 bytes, and serves one address of each at a time. The threads of a warp own
 // 32 rows: S[r][j], Bc floats apart, was in one or two banks, so that each access took 16 or 32 turns; S[j][r] is in 32
 // banks. Eight threads that copy a row of Q write eight columns of it, Br float4s apart and so in the same four banks; the
-// ^ moves each to banks of its own, and the eight rows that a warp reads at once stay eight different ones.
+// ^ moves each to banks of its own, and the eight rows that a warp reads at once stay eight different ones. (Where no 8
+// divides d / 4, as at d = 40, eight threads write parts of two rows, and a few still meet.)
 // What it costs: an exclusive or in the addresses of Q.
 #include "common.cuh"
 
@@ -35,7 +36,7 @@ __device__ void store4(float *matrix, long long row, int chunk, float4 v) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUMENTS) {
-    __shared__ float4 Qi[D / 4][BR], Kj[BC][D / 4], Vj[BC][D / 4];  // Q by columns: threads read neighbours
+    __shared__ float4 Qi[D / 4][BR], Kj[BC][D / 4], Vj[BC][D / 4];  // row r of Q's column c at r ^ c % 8
     __shared__ float S[BC][BR];
 
     const int Tr = ceil_div(M, BR);

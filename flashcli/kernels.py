@@ -428,7 +428,7 @@ KERNELS = {
         Kernel(
             name="no_bank_conflicts",
             file="09_no_bank_conflicts.cu",
-            summary="S by keys, Q swizzled: no two threads of a warp meet in a bank of shared memory",
+            summary="S by keys, Q swizzled: the threads of a warp do not meet in a bank of shared memory",
             tiling=_row_per_thread,
             workspace=_rows_of_O,
         ),
