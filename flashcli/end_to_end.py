@@ -24,7 +24,8 @@ from flashcli import bench, records
 from flashcli.backends.cpu import usable_cores
 from flashcli.cli import explain
 from flashcli.errors import BadInput, FlashError
-from flashcli.fileformat import Shape, check_creatable, create_input, write_whole
+from flashcli.fileformat import Shape, create_input
+from flashcli.outputs import check_creatable, write_whole
 from flashcli.testcases import TIME_LIMIT, Case, load
 
 LARGE = (2048, 64)  # N, d of a large input

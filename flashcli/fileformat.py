@@ -12,7 +12,6 @@ them, so that memory stays bounded whatever the size of the file. All sizes are 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import struct
@@ -22,9 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashcli.atomic import AtomicFile
-from flashcli.errors import BadInput, UsageError, explained
+from flashcli.errors import BadInput, explained
 from flashcli.kernels import MAX_D
+from flashcli.outputs import AtomicFile
 
 FLOAT = np.dtype("<f4")
 HEADER = struct.Struct("<3i")
@@ -241,29 +240,6 @@ def create_input(path: str | os.PathLike, shape: Shape) -> ChunkWriter:
 def create_output(path: str | os.PathLike, shape: Shape, shared: str | None = None) -> ChunkWriter:
     """An output file to be written; or, where another process has made it, what that one `AtomicFile.share`s."""
     return ChunkWriter(path, shape.output_bytes, shape.row_bytes, shape.output_rows, shared=shared)
-
-
-def check_distinct(path: str | os.PathLike, other: str | os.PathLike) -> None:
-    """Refuse to overwrite one file of a command with another."""
-    with contextlib.suppress(OSError):
-        same_path = os.path.realpath(path) == os.path.realpath(other)  # of files that are not there yet
-        if same_path or os.path.samefile(path, other):
-            raise UsageError(
-                f"{os.fspath(other)!r} is named twice: it is the same file.", "name another file to write."
-            )
-
-
-def check_creatable(path: str | os.PathLike) -> None:
-    """Find out before the work whether `write_whole` will succeed after it; what is there stays as it is."""
-    if not os.path.exists(path) or os.path.isfile(path) or os.path.isdir(path):  # to open a FIFO would be to write it
-        AtomicFile(path).discard()
-
-
-def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
-    """A small file, whole or not at all: until it is complete, an old file stays."""
-    with AtomicFile(path) as file:
-        file.write_at(0, memoryview(content.encode() if isinstance(content, str) else content))
-        file.commit()
 
 
 def read_output(path: str | os.PathLike, shape: Shape, batches: range) -> np.ndarray:

@@ -20,8 +20,8 @@ import click
 from flashcli import records
 from flashcli.cli import explain
 from flashcli.errors import BackendUnavailable, BadInput, UsageError, explained
-from flashcli.fileformat import check_creatable, write_whole
 from flashcli.kernels import KERNELS
+from flashcli.outputs import check_creatable, write_whole
 from flashcli.timing import tflops
 
 FORMATS = (".png", ".svg", ".pdf")

@@ -24,7 +24,6 @@ from pathlib import Path
 import click
 
 from flashcli import bench, records
-from flashcli.atomic import AtomicFile
 from flashcli.backends.cpu import CpuBackend, usable_cores
 from flashcli.backends.cuda import CudaBackend, devices
 from flashcli.cli import explain
@@ -32,7 +31,8 @@ from flashcli.commands import options
 from flashcli.cut import CHUNK_BYTES
 from flashcli.distributions import draw
 from flashcli.errors import FlashError
-from flashcli.fileformat import Shape, check_creatable, create_input, write_whole
+from flashcli.fileformat import Shape, create_input
+from flashcli.outputs import AtomicFile, check_creatable, write_whole
 from flashcli.timing import busy
 
 RUN = (sys.executable, "-m", "flashcli", "run", "--json")

@@ -15,7 +15,8 @@ from support import ROOT, flashcli, leftovers
 
 from flashcli import bench, peers
 from flashcli.commands.bench import command
-from flashcli.fileformat import Shape, write_whole
+from flashcli.fileformat import Shape
+from flashcli.outputs import write_whole
 from flashcli.timing import tflops
 from flashcli.verify import reference
 

@@ -50,7 +50,7 @@ def command(
     """
     from flashcli import bench, peers, plots, records
     from flashcli.errors import MISMATCH, UsageError
-    from flashcli.fileformat import check_creatable, write_whole
+    from flashcli.outputs import check_creatable, write_whole
 
     given = {name for name in context.params if context.get_parameter_source(name) != ParameterSource.DEFAULT}
     for name in against:

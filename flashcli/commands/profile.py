@@ -26,7 +26,7 @@ def command(kernels: tuple[str, ...], cases: tuple[str, ...], shapes: tuple, see
     """
     from flashcli import bench, occupancy, profiling, records
     from flashcli.backends import cuda
-    from flashcli.fileformat import check_creatable, write_whole
+    from flashcli.outputs import check_creatable, write_whole
 
     chosen = options.named_shapes(cases, shapes, CASES)
     if json not in (None, "-"):
