@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashcli.errors import BadInput, explained
+from flashcli.errors import BadInput, CannotCreate, explained
 from flashcli.kernels import MAX_D
 from flashcli.outputs import AtomicFile
 
@@ -195,11 +195,12 @@ def _open_at_once(path: str, flags: int) -> int:
 
 def shape_problem(shape: Shape) -> str:
     """What is wrong with a header, in words; empty if nothing is."""
-    if problems := [f"{name} = {value}" for name, value in vars(shape).items() if not 1 <= value <= MAX_INT32]:
-        return " and ".join(problems)
-    if shape.d > MAX_D:
-        return f"d = {shape.d}, more than the largest head size, {MAX_D}"
-    return ""
+    limits = {"B": MAX_INT32, "N": MAX_INT32, "d": MAX_D}
+    return " and ".join(
+        f"{name} = {value}, not from 1 to {limits[name]}"
+        for name, value in vars(shape).items()
+        if not 1 <= value <= limits[name]
+    )
 
 
 class ChunkWriter(AtomicFile):
@@ -233,8 +234,18 @@ class ChunkWriter(AtomicFile):
 
 def create_input(path: str | os.PathLike, shape: Shape) -> ChunkWriter:
     """An input file to be written."""
-    header = HEADER.pack(shape.B, shape.N, shape.d)
-    return ChunkWriter(path, shape.input_bytes, shape.row_bytes, shape.input_rows, header)
+    return ChunkWriter(path, shape.input_bytes, shape.row_bytes, shape.input_rows, _header(shape))
+
+
+def create_zeros(path: str | os.PathLike, shape: Shape) -> None:
+    """An input file of zeros, which take no space where the file system can do without."""
+    with explained("write", path, CannotCreate), open(path, "wb") as file:
+        file.write(_header(shape))
+        file.truncate(shape.input_bytes)
+
+
+def _header(shape: Shape) -> bytes:
+    return HEADER.pack(shape.B, shape.N, shape.d)
 
 
 def create_output(path: str | os.PathLike, shape: Shape, shared: str | None = None) -> ChunkWriter:

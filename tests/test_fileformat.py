@@ -188,12 +188,12 @@ def test_a_big_endian_file_is_recognised(path, shape):
 @pytest.mark.parametrize(
     ("header", "complaint"),
     [
-        ((0, 4, 4), "B = 0"),
-        ((4, 0, 4), "N = 0"),
-        ((4, 4, 0), "d = 0"),
-        ((-1, 4, 4), "B = -1"),
-        ((4, -(2**31), -7), "N = -2147483648 and d = -7"),
-        ((1, 1, 257), "d = 257, more than the largest head size, 256"),
+        ((0, 4, 4), "B = 0, not from 1 to 2147483647."),
+        ((4, 0, 4), "N = 0, not from 1 to 2147483647."),
+        ((4, 4, 0), "d = 0, not from 1 to 256."),
+        ((-1, 4, 4), "B = -1, not from 1 to"),
+        ((4, -(2**31), -7), "N = -2147483648, not from 1 to 2147483647 and d = -7, not from 1 to 256."),
+        ((1, 1, 257), "d = 257, not from 1 to 256."),
     ],
 )
 def test_an_impossible_header_is_named(path, header, complaint):

@@ -12,7 +12,12 @@ CASES = ("t10",)  # of the report's cases the one that its lowest rungs have
 
 @click.command()
 @click.option(
-    "--kernel", "kernels", multiple=True, type=click.Choice(list(KERNELS)), help="May be repeated; all by default."
+    "--kernel",
+    "kernels",
+    metavar="NAME",
+    multiple=True,
+    type=options.KERNEL,
+    help="One of `flashcli kernels`; may be repeated; all by default.",
 )
 @options.case_option
 @options.shape_option
