@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -13,7 +14,7 @@ from flashcli.fileformat import Shape
 from flashcli.kernels import KERNELS, MAX_D
 
 BACKENDS = ("auto", "cuda", "cpu")
-MAX_SCALE = float(np.finfo(np.float32).max)  # beyond it, what is computed with is infinite
+MAX_SCALE = float(np.finfo(np.float32).max) / math.log2(math.e)  # beyond it scale · log2(e), in kernels, is infinite
 
 
 def attention(
@@ -68,7 +69,7 @@ def _check(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None) -> 
     if scale is not None and not isinstance(scale, int | float | np.number):
         raise TypeError(f"scale must be a number, not {type(scale).__name__}")
     if scale is not None and not abs(scale) <= MAX_SCALE:
-        raise ValueError(f"scale must be finite, not {scale}")
+        raise ValueError(f"scale must be finite, from {-MAX_SCALE:.5g} to {MAX_SCALE:.5g}, not {scale}")
     return q.shape
 
 
@@ -82,6 +83,7 @@ def open_backend(
     device: int | None = None,
     turn: int = 0,
     threads: int | None = None,
+    cores: int | None = None,
     max_device_bytes: int | None = None,
     rows: int | None = None,
     notice: Callable[[str], None] = lambda text: None,
@@ -89,7 +91,8 @@ def open_backend(
     """An open backend for inputs of shape (B, N, d), of whose Q ``rows`` come at a time; a ``with`` block closes it.
 
     It is right for any B, N and number of rows; they only decide which tiles are fastest. Without a ``device``, those
-    that have different ``turn``s get different GPUs, as far as there are.
+    that have different ``turn``s get different GPUs, as far as there are. The CPU backend has as many ``threads`` as
+    asked for, else as there are ``cores`` for this process, else as cores can be used.
 
     "auto" is the GPU if there is a usable one, else the CPU with one ``notice``; it is the GPU without fallback once a
     kernel, a device or a precision is asked for that only a GPU has. Kernel "sequential" is the CPU without notice.
@@ -100,6 +103,9 @@ def open_backend(
         raise UsageError(f"there is no kernel {kernel!r}.", f"choose one of {', '.join(KERNELS)}.")
     if kernel is not None and precision not in KERNELS[kernel].precisions:
         raise UsageError(f"kernel {kernel} has no {precision}.", f"it has {', '.join(KERNELS[kernel].precisions)}.")
+    no_fallback = name == "cuda" or kernel is not None or device is not None or precision != "fp32"
+    if threads is not None and no_fallback:
+        raise UsageError("--threads is for the cpu backend, not for GPUs or kernels.", "leave it out.")
     if kernel is not None and KERNELS[kernel].on_host:
         asked = {
             "--backend cuda": name == "cuda",
@@ -126,9 +132,9 @@ def open_backend(
             sizes = B, rows or N, N
             return CudaBackend(d, causal, scale, kernel, precision, device, turn, sizes, max_device_bytes)
         except BackendUnavailable as error:
-            if name == "cuda" or kernel is not None or device is not None or precision != "fp32":
+            if no_fallback:
                 raise
             notice(f"no usable GPU, computing on the CPU: {error}")
     from flashcli.backends.cpu import CpuBackend
 
-    return CpuBackend(causal, scale, threads)
+    return CpuBackend(causal, scale, threads or cores)

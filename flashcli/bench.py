@@ -18,6 +18,7 @@ import numpy as np
 from flashcli import __version__, peers
 from flashcli.api import open_backend
 from flashcli.backends.cpu import blas_text
+from flashcli.diagnosis import gpus
 from flashcli.distributions import draw
 from flashcli.fileformat import Shape
 from flashcli.kernels import KERNELS
@@ -30,6 +31,15 @@ CHECKED_ROWS = 512
 # inputs whatever its order of summation, half precision near 7e-4; a wrong kernel is near 1.
 REFUSED_ABOVE = {"float32": 1e-5, "float16": 5e-3}
 WRONG = "wrong: "  # begins the error of a refused contender
+
+
+class Conditions(NamedTuple):
+    """Under which all contenders are timed. ``ceilings`` are the rates that `peers.ceilings` measured, if it did."""
+
+    runs: int
+    causal: bool
+    seed: int
+    ceilings: dict[str, float] = {}  # noqa: RUF012 (never changed)
 
 
 class Contender(NamedTuple):
@@ -57,33 +67,19 @@ def check(qkv: np.ndarray, out: np.ndarray, causal: bool, seed: int) -> Comparis
     return comparison
 
 
-def bench(
-    shapes: dict[str, Shape],
-    contenders: list[Contender],
-    runs: int,
-    causal: bool,
-    seed: int,
-    ceilings: dict[str, float],
-) -> Iterator[dict[str, object]]:
+def bench(shapes: dict[str, Shape], contenders: list[Contender], conditions: Conditions) -> Iterator[dict[str, object]]:
     """One flat row for each shape and contender; a wrong or failing one has an ``error`` instead of times."""
     for case, shape in shapes.items():
-        inputs = inputs_for(shape, seed)
+        inputs = inputs_for(shape, conditions.seed)
         for contender in contenders:
-            row = {"case": case, **vars(shape), "causal": causal, "contender": contender.name}
-            yield row | measured(contender, shape, inputs, runs, causal, seed, ceilings)
+            row = {"case": case, **vars(shape), "causal": conditions.causal, "contender": contender.name}
+            yield row | measured(contender, shape, inputs, conditions)
             peers.release()
 
 
-def measured(
-    contender: Contender,
-    shape: Shape,
-    inputs: list[np.ndarray],
-    runs: int,
-    causal: bool,
-    seed: int,
-    ceilings: dict[str, float],
-) -> dict[str, object]:
+def measured(contender: Contender, shape: Shape, inputs: list[np.ndarray], conditions: Conditions) -> dict[str, object]:
     """The figures of one row: errors and seconds; or why there are none, as ``error``."""
+    runs, causal, seed, ceilings = conditions
     out = np.full((shape.B, shape.N, shape.d), np.nan, np.float32)
     try:
         seconds = contender.measure(inputs, out, runs)
@@ -104,8 +100,9 @@ def measured(
     return accuracy | times | floors | {"tflops": speed}
 
 
-def any_wrong(rows: list[dict[str, object]]) -> bool:
-    return any(row.get("error", "").startswith(WRONG) for row in rows)
+def failed(rows: list[dict[str, object]]) -> bool:
+    """Whether any contender was wrong, or none could be timed."""
+    return any(row.get("error", "").startswith(WRONG) for row in rows) or not any("seconds" in row for row in rows)
 
 
 def gpu_contenders(kernels: list[str], precisions: list[str], against: list[str], causal: bool) -> list[Contender]:
@@ -196,9 +193,8 @@ def cpu_circumstances(threads: int) -> dict[str, object]:
 def gpu_circumstances() -> dict[str, object]:
     from flashcli.backends import cuda
 
-    driver = cuda.load_driver()
-    (name, capability, memory), *_ = cuda.devices()
-    version = driver.get_driver_version()
+    name, capability, memory = gpus()[0]
+    version = cuda.load_driver().get_driver_version()
     return {
         "gpu": name,
         "compute_capability": "{}.{}".format(*capability),

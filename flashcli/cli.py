@@ -69,8 +69,8 @@ STOPPED_BY = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated, sign
 def _stop(signum: int, frame: object) -> None:
     for number in STOPPED_BY:
         signal.signal(number, signal.SIG_IGN)  # once is enough: cleaning up is not to be interrupted
-    if atomic := sys.modules.get("flashcli.atomic"):  # first of all: mpirun kills what has not ended 0.3 s later
-        atomic.remove_unfinished()
+    if outputs := sys.modules.get("flashcli.outputs"):  # first of all: mpirun kills what has not ended 0.3 s later
+        outputs.remove_unfinished()
     raise STOPPED_BY[signum](signum)
 
 

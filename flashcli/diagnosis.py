@@ -14,7 +14,7 @@ from flashcli import compiler
 from flashcli.api import open_backend
 from flashcli.backends.cpu import blas_text, usable_cores
 from flashcli.distributions import draw
-from flashcli.errors import FlashError
+from flashcli.errors import BackendUnavailable, FlashError
 from flashcli.fileformat import Shape
 from flashcli.verify import Comparison, reference
 
@@ -27,7 +27,7 @@ class Finding(NamedTuple):
 
 
 def diagnose() -> list[Finding]:
-    return [_python(), _cpu(), _nvcc(), _host_compiler(), _cache(), _mpi(), *_gpus()]
+    return [_python(), _cpu(), _c_compiler(), _nvcc(), _host_compiler(), _cache(), _mpi(), *_gpus()]
 
 
 def _python() -> Finding:
@@ -36,6 +36,12 @@ def _python() -> Finding:
 
 def _cpu() -> Finding:
     return Finding("CPU backend", True, f"{usable_cores()} usable cores, BLAS: {blas_text()}")
+
+
+def _c_compiler() -> Finding:
+    if cc := compiler.find_cc():
+        return Finding("C compiler", True, " ".join(cc))
+    return Finding("C compiler", False, "not found", "install gcc, or set CC; kernel sequential needs it.")
 
 
 def _nvcc() -> Finding:
@@ -47,16 +53,16 @@ def _nvcc() -> Finding:
 
 def _host_compiler() -> Finding:
     gxx = shutil.which("g++")
-    return Finding("host compiler", bool(gxx), gxx or "not found", "" if gxx else "install g++; nvcc needs it.")
+    return Finding("nvcc's host compiler", bool(gxx), gxx or "not found", "" if gxx else "install g++; nvcc needs it.")
 
 
 def _cache() -> Finding:
     folder = compiler.cache_folder()
     existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     writable = os.access(existing, os.W_OK)
-    cubins = len(list(folder.glob("*.cubin")))
+    kernels = sum(path.suffix in (".cubin", ".so") for path in folder.glob("*"))
     hint = "" if writable else "set FLASHCLI_CACHE_DIR to a folder you can write; until then every start compiles."
-    return Finding("kernel cache", writable, f"{folder}, {cubins} kernels", hint)
+    return Finding("kernel cache", writable, f"{folder}, {kernels} kernels", hint)
 
 
 def _mpi() -> Finding:
@@ -67,16 +73,20 @@ def _mpi() -> Finding:
         return Finding("MPI", False, "mpi4py is not installed", hint)
 
 
-def _gpus() -> list[Finding]:
+def gpus() -> list[tuple[str, tuple[int, int], int]]:
+    """Name, compute capability and bytes of memory of each GPU; BackendUnavailable if there is none."""
     from flashcli.backends import cuda
 
+    if not (found := cuda.devices()):
+        raise BackendUnavailable("the driver finds no GPU.", "is one allocated to this job?")
+    return found
+
+
+def _gpus() -> list[Finding]:
     try:
-        found = cuda.devices()
-    except FlashError as error:
+        return [_gpu(index, *device) for index, device in enumerate(gpus())]
+    except BackendUnavailable as error:
         return [Finding("CUDA backend", False, str(error), error.hint)]
-    if not found:
-        return [Finding("CUDA backend", False, "the driver finds no GPU.", "is one allocated to this job?")]
-    return [_gpu(index, *device) for index, device in enumerate(found)]
 
 
 def _gpu(index: int, name: str, capability: tuple[int, int], memory: int) -> Finding:

@@ -24,11 +24,11 @@ from flashcli import bench, records
 from flashcli.backends.cpu import usable_cores
 from flashcli.cli import explain
 from flashcli.errors import BadInput, FlashError
-from flashcli.fileformat import Shape, check_creatable, create_input, write_whole
-from flashcli.testcases import TIME_LIMIT, Case, load
+from flashcli.fileformat import Shape, create_zeros
+from flashcli.outputs import check_creatable, write_whole
+from flashcli.testcases import REPORT_CASES, TIME_LIMIT, Case, load
 
 LARGE = (2048, 64)  # N, d of a large input
-CASES = ("t10", "t11", "t22", "t29", "t30")  # those of the course's report
 FLASHCLI = (sys.executable, "-m", "flashcli")
 DEVICE_MEMORY = re.compile(r'"(device_mib)": ([\d.]+)')
 TIME = re.compile(r"^(Total|Input|Computation|Output) Time: ([\d.]+) seconds$", re.MULTILINE)
@@ -92,15 +92,13 @@ def prepare(case: Case) -> None:
 def zeros(folder: Path, gigabytes: int) -> Case:
     """A case of so many 10^9 bytes or little more, all zeros."""
     path, shape = folder / "large.in", Shape(-(-gigabytes * 10**9 // Shape(1, *LARGE).input_batch_bytes), *LARGE)
-    with create_input(path, shape) as file:
-        file.commit()
-    os.truncate(path, shape.input_bytes)
+    create_zeros(path, shape)
     return Case(f"{gigabytes} GB of zeros", shape, None, path, None, TIME_LIMIT)
 
 
 @click.command()
 @click.option("--backend", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
-@click.option("--case", "names", multiple=True, default=CASES, show_default=True, help="May be given several times.")
+@click.option("--case", "names", multiple=True, default=REPORT_CASES, show_default=True, help="May be repeated.")
 @click.option("--folder", type=Path, default="testcases", show_default=True, help="Of the cases.")
 @click.option("--hw4", type=Path, default="testcases/hw4/hw4", show_default=True, help="The C++ program.")
 @click.option("--rounds", type=click.IntRange(1), default=10, show_default=True)

@@ -12,7 +12,6 @@ them, so that memory stays bounded whatever the size of the file. All sizes are 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import struct
@@ -22,9 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashcli.atomic import AtomicFile
-from flashcli.errors import BadInput, UsageError, explained
+from flashcli.errors import BadInput, CannotCreate, explained
 from flashcli.kernels import MAX_D
+from flashcli.outputs import AtomicFile
 
 FLOAT = np.dtype("<f4")
 HEADER = struct.Struct("<3i")
@@ -196,11 +195,12 @@ def _open_at_once(path: str, flags: int) -> int:
 
 def shape_problem(shape: Shape) -> str:
     """What is wrong with a header, in words; empty if nothing is."""
-    if problems := [f"{name} = {value}" for name, value in vars(shape).items() if not 1 <= value <= MAX_INT32]:
-        return " and ".join(problems)
-    if shape.d > MAX_D:
-        return f"d = {shape.d}, more than the largest head size, {MAX_D}"
-    return ""
+    limits = {"B": MAX_INT32, "N": MAX_INT32, "d": MAX_D}
+    return " and ".join(
+        f"{name} = {value}, not from 1 to {limits[name]}"
+        for name, value in vars(shape).items()
+        if not 1 <= value <= limits[name]
+    )
 
 
 class ChunkWriter(AtomicFile):
@@ -234,36 +234,23 @@ class ChunkWriter(AtomicFile):
 
 def create_input(path: str | os.PathLike, shape: Shape) -> ChunkWriter:
     """An input file to be written."""
-    header = HEADER.pack(shape.B, shape.N, shape.d)
-    return ChunkWriter(path, shape.input_bytes, shape.row_bytes, shape.input_rows, header)
+    return ChunkWriter(path, shape.input_bytes, shape.row_bytes, shape.input_rows, _header(shape))
+
+
+def create_zeros(path: str | os.PathLike, shape: Shape) -> None:
+    """An input file of zeros, which take no space where the file system can do without."""
+    with explained("write", path, CannotCreate), open(path, "wb") as file:
+        file.write(_header(shape))
+        file.truncate(shape.input_bytes)
+
+
+def _header(shape: Shape) -> bytes:
+    return HEADER.pack(shape.B, shape.N, shape.d)
 
 
 def create_output(path: str | os.PathLike, shape: Shape, shared: str | None = None) -> ChunkWriter:
     """An output file to be written; or, where another process has made it, what that one `AtomicFile.share`s."""
     return ChunkWriter(path, shape.output_bytes, shape.row_bytes, shape.output_rows, shared=shared)
-
-
-def check_distinct(path: str | os.PathLike, other: str | os.PathLike) -> None:
-    """Refuse to overwrite one file of a command with another."""
-    with contextlib.suppress(OSError):
-        same_path = os.path.realpath(path) == os.path.realpath(other)  # of files that are not there yet
-        if same_path or os.path.samefile(path, other):
-            raise UsageError(
-                f"{os.fspath(other)!r} is named twice: it is the same file.", "name another file to write."
-            )
-
-
-def check_creatable(path: str | os.PathLike) -> None:
-    """Find out before the work whether `write_whole` will succeed after it; what is there stays as it is."""
-    if not os.path.exists(path) or os.path.isfile(path) or os.path.isdir(path):  # to open a FIFO would be to write it
-        AtomicFile(path).discard()
-
-
-def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
-    """A small file, whole or not at all: until it is complete, an old file stays."""
-    with AtomicFile(path) as file:
-        file.write_at(0, memoryview(content.encode() if isinstance(content, str) else content))
-        file.commit()
 
 
 def read_output(path: str | os.PathLike, shape: Shape, batches: range) -> np.ndarray:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from flashcli import bench, compiler, peers
+from flashcli.bench import Conditions
 from flashcli.errors import FlashError
 from flashcli.fileformat import Shape, create_input
 from flashcli.kernels import KERNELS
@@ -33,36 +34,33 @@ ALIKE = 1.1  # whole commands run twice, and once more if the slower took longer
 def ladder(
     shapes: dict[str, Shape],
     names: list[str],
-    everywhere: bool,
-    runs: int,
-    causal: bool,
-    seed: int,
-    ceilings: dict[str, float],
+    conditions: Conditions,
     capability: tuple[int, int] | None,
+    everywhere: bool,
 ) -> Iterator[dict[str, object]]:
     """A flat row for each case and rung: times, or an ``error``, or why it was ``skipped``.
 
-    ``everywhere`` has every rung climb every case; without it those below `EVERYWHERE_FROM` have the first only.
-    ``capability`` is the GPU's, or None where all rungs named run on the host.
+    ``capability`` is the GPU's, or None where all rungs named run on the host. ``everywhere`` has every rung climb
+    every case; without it those below `EVERYWHERE_FROM` have the first only.
     """
     rates: dict[str, float] = {}  # TFLOP/s of each rung on the case before
     for number, (case, shape) in enumerate(shapes.items()):
         reasons = {
             name: _does_not_run(name, capability)
             or ("" if everywhere or number == 0 else _not_in_the_report(name, next(iter(shapes))))
-            or _too_slow(rates.get(name), shape, causal)
+            or _too_slow(rates.get(name), shape, conditions.causal)
             for name in names
         }
         timed: list[float] = []
         with tempfile.TemporaryDirectory(prefix="flashcli-") as folder:
             given = Path(folder) / "in"
-            inputs = [] if all(reasons.values()) else _inputs(given, shape, seed)
+            inputs = [] if all(reasons.values()) else _inputs(given, shape, conditions.seed)
             for name in names:
-                row = {"case": case, **vars(shape), "causal": causal, "contender": name}
+                row = {"case": case, **vars(shape), "causal": conditions.causal, "contender": name}
                 if reasons[name]:
                     yield row | {"skipped": reasons[name]}
                     continue
-                row |= climb(name, shape, given, inputs, runs, causal, seed, ceilings)
+                row |= climb(name, shape, given, inputs, conditions)
                 if "seconds" in row:
                     rates[name] = row["tflops"]
                     row |= _beside(row["seconds"], timed)
@@ -80,8 +78,7 @@ def _does_not_run(name: str, capability: tuple[int, int] | None) -> str:
 
 def _not_in_the_report(name: str, case: str) -> str:
     order = list(KERNELS)
-    below = EVERYWHERE_FROM in order and order.index(name) < order.index(EVERYWHERE_FROM)
-    return f"as in the report, on {case} only" if below else ""
+    return f"as in the report, on {case} only" if order.index(name) < order.index(EVERYWHERE_FROM) else ""
 
 
 def _too_slow(rate: float | None, shape: Shape, causal: bool) -> str:
@@ -99,19 +96,10 @@ def _inputs(path: Path, shape: Shape, seed: int) -> list[np.ndarray]:
     return inputs
 
 
-def climb(
-    name: str,
-    shape: Shape,
-    given: Path,
-    inputs: list[np.ndarray],
-    runs: int,
-    causal: bool,
-    seed: int,
-    ceilings: dict[str, float],
-) -> dict[str, object]:
+def climb(name: str, shape: Shape, given: Path, inputs: list[np.ndarray], conditions: Conditions) -> dict[str, object]:
     """What a row says of one rung on one case; of a wrong rung only that, without times."""
     try:
-        commands, seconds = whole_commands(name, given, causal)
+        commands, seconds = whole_commands(name, given, conditions.causal)
     except subprocess.TimeoutExpired:
         return {"skipped": f"the command takes more than {LONGEST:.0f} s"}
     except FlashError as error:
@@ -119,9 +107,9 @@ def climb(
     if seconds > SLOWEST:
         return {"skipped": f"a run takes {seconds:.0f} s"}
     affordable = int(PATIENCE / (2 * seconds)) - 2  # `CudaBackend.measure` runs each kernel twice, and two for nothing
-    runs = min(runs, max(FEWEST, affordable))
-    contender = bench.kernel_contender(name, "fp32", causal)
-    figures = bench.measured(contender, shape, inputs, runs, causal, seed, ceilings)
+    runs = min(conditions.runs, max(FEWEST, affordable))
+    contender = bench.kernel_contender(name, "fp32", conditions.causal)
+    figures = bench.measured(contender, shape, inputs, conditions._replace(runs=runs))
     return figures if "error" in figures else figures | commands
 
 

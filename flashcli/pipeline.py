@@ -17,7 +17,8 @@ from typing import NamedTuple
 from flashcli.backends import warm_up
 from flashcli.cut import Cut, cut
 from flashcli.errors import BackendUnavailable, UsageError
-from flashcli.fileformat import ChunkWriter, InputFile, Shape, check_creatable, check_distinct, create_output
+from flashcli.fileformat import ChunkWriter, InputFile, Shape, create_output
+from flashcli.outputs import check_creatable, check_distinct
 from flashcli.ranks import ALONE, Alone
 from flashcli.shards import batches, input_rows, shards
 from flashcli.stream import ignore, stream

@@ -20,8 +20,8 @@ import click
 from flashcli import records
 from flashcli.cli import explain
 from flashcli.errors import BackendUnavailable, BadInput, UsageError, explained
-from flashcli.fileformat import check_creatable, write_whole
 from flashcli.kernels import KERNELS
+from flashcli.outputs import check_creatable, write_whole
 from flashcli.timing import tflops
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -146,12 +146,16 @@ def _operations(row: dict) -> float:
 
 
 def _dram_bytes(row: dict, measured: list[dict]) -> float | None:
-    """Bytes that all launches of a rung moved through DRAM, where a profile has them."""
+    """Bytes that a rung moved through DRAM, where a profile has them.
+
+    Not for a function of many launches: the caches were empty before the one that was counted, which they are not
+    before the others.
+    """
     names = ("B", "N", "d", "contender")
-    launches = [other for other in measured if all(other[name] == row[name] for name in names)]
-    if not launches or any(other.get("dram_bytes") is None for other in launches):
+    functions = [other for other in measured if all(other[name] == row[name] for name in names)]
+    if not functions or any(other.get("launches") != 1 or "dram_bytes" not in other for other in functions):
         return None
-    return sum(other["dram_bytes"] * other["launches"] for other in launches)
+    return sum(other["dram_bytes"] for other in functions)
 
 
 def _must_move(row: dict) -> float:
@@ -209,9 +213,10 @@ def spread(heights: list[float], gap: float) -> list[float]:
 def _caption(rows: list[dict], measured: list[dict], roofed: bool) -> str:
     """What the roofline's axes and lines stand for."""
     known = sum(_dram_bytes(row, measured) is not None for row in rows)
-    must = "the bytes of Q, K, V once in and O once out, which are the least"
-    dram = "the bytes that went through DRAM, as counted by Nsight Compute"
-    what = must if known == 0 else dram if known == len(rows) else f"{dram}; where not counted, {must}"
+    must = "the bytes of Q, K, V once in and O once out"
+    dram = "the bytes that a launch with empty caches moves through DRAM, as counted by Nsight Compute"
+    mixed = f"{dram}; for rungs of many launches, or none counted, {must}"
+    what = must if known == 0 else dram if known == len(rows) else mixed
     roofs = "Roofs, measured in the same run: a copy, a matrix product in fp32, a third of one in fp16."
     without = "No roofs: there was no PyTorch to measure them with."
     return f"Operations: 4 B N² d, the exponentials not counted, over {what}. {roofs if roofed else without}"
@@ -224,20 +229,23 @@ def _caption(rows: list[dict], measured: list[dict], roofed: bool) -> str:
 def main(record: Path, picture: str, profile: Path | None) -> None:
     """Draw a RECORD of `flashcli bench --ladder` to PICTURE, and its roofline beside it."""
     check(picture)
-    draw(_load(record), picture, _load(profile) if profile else None)
+    launches = _load(profile, "flashcli profile", {"launches"}) if profile else None
+    draw(_load(record, "flashcli bench --ladder", {"total", "tflops"}), picture, launches)
 
 
-def _load(path: Path) -> dict:
+def _load(path: Path, command: str, columns: set[str]) -> dict:
+    """A record of ``command``, in which every row that has times has these ``columns``, as no other command's does."""
     with explained("read", path):
         text = path.read_text()
     try:
         record = json.loads(text)
-        _ = record["rows"], record["circumstances"]
-        return record
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(
-            f"{str(path)!r} is not a record.", "`flashcli bench --ladder --json FILE` writes one."
-        ) from error
+        timed = [row for row in record["rows"] if "seconds" in row]
+        right = "circumstances" in record and all(columns <= row.keys() for row in timed)
+    except (ValueError, KeyError, TypeError):
+        right = False
+    if not right:
+        raise BadInput(f"{str(path)!r} is not a record of `{command}`.", f"`{command} --json FILE` writes one.")
+    return record
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """What the GPU's counters say of a rung: the metrics that the report took with nvprof, through Nsight Compute.
 
 ``ncu`` runs ``python -m flashcli.profiling KERNEL B,N,d SEED``, which launches the kernel on a whole input, and counts
-during the second launch of each of its functions: the first warms up, and a rung of thousands of launches is not
-profiled whole. A rung has a row for each function, because the mean of a pre-pass and of the attention is of neither.
+during the second launch of each of its functions, with its caches emptied before: the first warms up, and a rung of
+thousands of launches is not profiled whole. A rung has a row for each function, because the mean of a pre-pass and of
+the attention is of neither.
 """
 
 from __future__ import annotations
@@ -227,7 +228,7 @@ def _tightest(*blocks: float) -> str:
     return tightest(dict(zip(LIMITS, blocks, strict=True)))
 
 
-def launch(name: str, shape: Shape, seed: int) -> None:
+def exercise(name: str, shape: Shape, seed: int) -> None:
     """What ncu is to look at: some launches of a kernel on a whole input, without a file."""
     qkv = draw(shape, range(shape.B), seed)
     with open_backend("cuda", astuple(shape), kernel=name) as backend:
@@ -236,6 +237,6 @@ def launch(name: str, shape: Shape, seed: int) -> None:
 
 if __name__ == "__main__":
     try:
-        launch(sys.argv[1], Shape(*map(int, sys.argv[2].split(","))), int(sys.argv[3]))
+        exercise(sys.argv[1], Shape(*map(int, sys.argv[2].split(","))), int(sys.argv[3]))
     except BaseException as error:
         sys.exit(explain(error))

@@ -24,15 +24,16 @@ from pathlib import Path
 import click
 
 from flashcli import bench, records
-from flashcli.atomic import AtomicFile
 from flashcli.backends.cpu import CpuBackend, usable_cores
-from flashcli.backends.cuda import CudaBackend, devices
+from flashcli.backends.cuda import CudaBackend
 from flashcli.cli import explain
 from flashcli.commands import options
 from flashcli.cut import CHUNK_BYTES
+from flashcli.diagnosis import gpus
 from flashcli.distributions import draw
 from flashcli.errors import FlashError
-from flashcli.fileformat import Shape, check_creatable, create_input, write_whole
+from flashcli.fileformat import Shape, create_input
+from flashcli.outputs import AtomicFile, check_creatable, write_whole
 from flashcli.timing import busy
 
 RUN = (sys.executable, "-m", "flashcli", "run", "--json")
@@ -153,7 +154,7 @@ def main(
     """Time runs on 1 GPU and on several, in turn, and print the medians."""
     if json_path:
         check_creatable(json_path)
-    there = len(devices()) if backend == "cuda" else usable_cores()
+    there = len(gpus()) if backend == "cuda" else usable_cores()
     tried = tuple(count for count in map(int, counts.split(",")) if count <= there)
     large, rows = Shape(max(1, size // (12 * N * D)), N, D), []
     with tempfile.TemporaryDirectory(dir=folder) as files:

@@ -91,7 +91,7 @@ def write_trace(path: str, timelines: dict[object, Timeline]) -> None:
     """Several timelines as one Chrome trace: a group of tracks for each, under its name."""
     import json  # here, because few runs need it and it takes a millisecond
 
-    from flashcli.fileformat import write_whole
+    from flashcli.outputs import write_whole
 
     first = next(iter(timelines.values())).clock
     ahead = {name: timeline.clock - first for name, timeline in timelines.items()}

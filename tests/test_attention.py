@@ -279,7 +279,7 @@ def test_attention_refuses_other_arrays(error, arguments, match):
         attention(*arguments, backend="cpu")
 
 
-@pytest.mark.parametrize("scale", [np.nan, np.inf, 1e39])
+@pytest.mark.parametrize("scale", [np.nan, np.inf, 1e39, -2.36e38])
 def test_attention_refuses_a_scale_that_no_float32_holds(scale):
     with pytest.raises(ValueError, match="scale must be finite"), warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -15,7 +15,8 @@ from support import ROOT, flashcli, leftovers
 
 from flashcli import bench, peers
 from flashcli.commands.bench import command
-from flashcli.fileformat import Shape, write_whole
+from flashcli.fileformat import Shape
+from flashcli.outputs import write_whole
 from flashcli.timing import tflops
 from flashcli.verify import reference
 
@@ -42,7 +43,7 @@ def failing(error):
 
 def rows_of(*measures, ceilings=None):
     contenders = [bench.Contender(str(i), "float32", "fp32", measure) for i, measure in enumerate(measures)]
-    return list(bench.bench({"tiny": SHAPE}, contenders, 3, True, 0, ceilings or {}))
+    return list(bench.bench({"tiny": SHAPE}, contenders, bench.Conditions(3, True, 0, ceilings or {})))
 
 
 def test_a_shape_needs_no_testcases(tmp_path):
@@ -51,8 +52,11 @@ def test_a_shape_needs_no_testcases(tmp_path):
     assert "flashcli cpu" in done.out
 
 
-def test_a_case_needs_testcases(tmp_path):
-    flashcli(*TINY, "--case", "t01", cwd=tmp_path).assert_error(65, "testcases")
+@pytest.mark.parametrize("arguments", [["bench"], ["bench", "--ladder"], ["profile"], [*TINY, "--case", "t01"]])
+def test_a_case_needs_testcases(tmp_path, arguments):
+    done = flashcli(*arguments, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    done.assert_error(65, "testcases")
+    assert "Hint: go to the repository, or name shapes by --shape.\n" in done.err
 
 
 @pytest.mark.parametrize("against", [[], ["--against", "torch"]], ids=["cpu", "torch"])
@@ -66,11 +70,17 @@ def test_causal_is_causal_on_the_cpu(tmp_path, against):
     assert all(row["causal"] and row["relative_l2"] < 1e-6 for row in rows)
 
 
+OOM = failing(MemoryError("none is left"))
+
+
 @pytest.mark.parametrize(
-    ("measure", "code"), [(right, 0), (wrong, 1), (failing(MemoryError("none is left")), 0)], ids=["ok", "wrong", "oom"]
+    ("measures", "code"),
+    [([right], 0), ([right, wrong], 1), ([OOM, right], 0), ([OOM, OOM], 1)],
+    ids=["ok", "one is wrong", "one fails", "all fail"],
 )
-def test_only_a_wrong_answer_is_code_1(monkeypatch, tmp_path, measure, code):
-    monkeypatch.setattr(bench, "cpu_contenders", lambda *_: [bench.Contender("it", "float32", None, measure)])
+def test_the_exit_code_is_1_if_one_is_wrong_or_all_fail(monkeypatch, tmp_path, measures, code):
+    contenders = [bench.Contender("it", "float32", None, measure) for measure in measures]
+    monkeypatch.setattr(bench, "cpu_contenders", lambda *_: contenders)
     path = tmp_path / "x.csv"
     done = CliRunner().invoke(command, [*map(str, TINY[1:]), "--causal", "--csv", str(path)])
     assert done.exit_code == code, done.output
@@ -125,10 +135,27 @@ def test_two_views_go_to_stdout():
     assert '"circumstances"' in done.out and "case,B,N,d,causal" in done.out
 
 
+def test_a_record_on_stdout_is_all_there_is(tmp_path):
+    done = flashcli(*TINY, "--json", "-", "--csv", tmp_path / "x.csv")
+    assert len(json.loads(done.out)["rows"]) == 1
+    assert "median" in done.err  # the table
+    assert "median" in flashcli(*TINY, "--csv", tmp_path / "x.csv").out
+
+
 def test_unknown_precisions_and_kernels_are_refused_before_the_driver(no_pycuda):
     flashcli("bench", "--precisions", "foo").assert_error(2, "no precision 'foo'")
     flashcli("bench", "--kernels", "foo").assert_error(2, "no kernel 'foo'")
     flashcli("bench", "--shape", "1,8,8").assert_error(69, "PyCUDA")
+
+
+@pytest.mark.parametrize("arguments", [["bench"], ["bench", "--ladder"], ["profile"]])
+def test_a_driver_without_a_gpu(fake_gpu, monkeypatch, arguments):
+    monkeypatch.setenv("FAKE_GPU_COUNT", "0")
+    flashcli(*arguments, "--shape", "2,20,8").assert_error(69, "the driver finds no GPU.")
+
+
+def test_threads_are_for_the_cpu():
+    flashcli("bench", "--shape", "2,20,8", "--threads", 2).assert_error(2, "--threads is for the cpu backend")
 
 
 @pytest.mark.parametrize(("option", "value"), [("--kernels", "all"), ("--precisions", "fp32")])

@@ -292,10 +292,10 @@ def test_memory_is_given_back(fake_gpu):
 
 
 def test_a_batch_too_large_for_the_gpu_is_code_71_with_the_figure(fake_gpu, monkeypatch, tmp_path, out):
-    monkeypatch.setenv("FAKE_GPU_BYTES", str(2**29))
-    given = sparse_input(tmp_path / "large.in", 1, 2**20, 64)
+    monkeypatch.setenv("FAKE_GPU_BYTES", str(2**26))
+    given = sparse_input(tmp_path / "large.in", 1, 2**17, 64)
     done = flashcli("run", given, out, "--kernel", "q_in_registers")
-    done.assert_error(71, "one batch of N = 1048576, d = 64 needs 512.2 MiB on Fake GPU, 512.0 MiB are free.")
+    done.assert_error(71, "one batch of N = 131072, d = 64 needs 64.2 MiB on Fake GPU, 64.0 MiB are free.")
     assert not list(out.parent.iterdir())
 
 

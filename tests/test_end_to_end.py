@@ -72,6 +72,7 @@ def test_a_missing_case_is_generated(tmp_path):
 def test_a_large_case(tmp_path):
     case = end_to_end.zeros(tmp_path, 1)
     assert case.is_ready() and 1e9 <= case.input.stat().st_size < 1.01e9
+    assert case.input.stat().st_blocks < 100  # sparse
 
 
 def test_a_case_that_there_is_not(folder):

@@ -35,7 +35,7 @@ THREADS_ARE_LEFT = 99
 # The command line with small chunks. FAULT patches what is to fail. No thread outlives the command.
 PROGRAM = """
 import os, sys, threading, time
-import flashcli.atomic, flashcli.cut, flashcli.stream as stream
+import flashcli.outputs, flashcli.cut, flashcli.stream as stream
 flashcli.cut.CHUNK_BYTES = {chunk_bytes}
 
 def nth(n, fault, function):
@@ -129,7 +129,7 @@ def test_a_disk_that_is_full_from_the_start(given, out, backend):
     """Shows before anything is read."""
     full = "no_room = lambda: throw(OSError(28, 'No space left on device'))"
     unread = "os.preadv = nth(1, lambda: throw(AssertionError()), os.preadv)"
-    fault = f"{full}\n{unread}\nflashcli.atomic._reserve = lambda *args: no_room()"
+    fault = f"{full}\n{unread}\nflashcli.outputs._reserve = lambda *args: no_room()"
     run(given, out, backend, fault).assert_error(74, f"cannot write '{out}': no space left on device")
     assert_untouched(out)
 

@@ -143,6 +143,38 @@ def test_one_kernel_is_shown_with_what_it_takes():
     assert re.search(r"\nattention on sm_90a: \d+ registers a thread, 0 bytes spilled, ", done.out)
 
 
+@pytest.mark.parametrize(
+    ("name", "arch", "complaint"),
+    [
+        ("mma", "sm_75", "kernel mma needs sm_80 or later, not sm_75."),
+        ("wgmma", "sm_90", "kernel wgmma is for sm_90a only, not for sm_90."),
+        ("wgmma", "sm_100", "kernel wgmma is for sm_90a only, not for sm_100."),
+        ("mma", "hopper", "'hopper' is not an architecture."),
+        ("sequential", "sm_80", "kernel sequential runs on the CPU, not on sm_80."),
+    ],
+)
+def test_an_architecture_that_does_not_run_it_is_wrong_usage(name, arch, complaint):
+    flashcli("kernels", name, "--arch", arch).assert_error(2, complaint)
+
+
+def test_a_kernel_that_the_gpu_here_does_not_run_is_shown_for_one_that_does(fake_gpu, monkeypatch):
+    monkeypatch.setenv("FAKE_GPU_CAPABILITY", "6.1")
+    assert json.loads(flashcli("kernels", "mma", "--json").out)["arch"] == "sm_80"
+    assert json.loads(flashcli("kernels", "q_in_registers", "--json").out)["arch"] == "sm_61"
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["kernels"], ["profile"]])
+def test_help_names_no_kernels_in_one_word(arguments):
+    done = flashcli(*arguments, "--help")
+    assert done.code == 0 and "NAME" in done.out and "|max_shared|" not in done.out
+
+
+def test_a_name_that_is_no_kernels_is_answered_with_those_that_are():
+    done = flashcli("kernels", "foo")
+    assert done.code == 2 and "|" not in done.err
+    assert f"'foo' is not one of {', '.join(map(repr, KERNELS))}." in done.err
+
+
 def test_a_kernel_for_one_architecture_is_shown_for_that_on_any_gpu(fake_gpu):
     done = flashcli("kernels", "wgmma", "--json")
     assert done.code == 0, done.err

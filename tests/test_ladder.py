@@ -51,7 +51,7 @@ def climbed(monkeypatch):
 
 
 def climb_all(names=NAMES, shapes=SHAPES, everywhere=False, capability=(9, 0)) -> list[dict]:
-    return list(ladder.ladder(shapes, names, everywhere, 20, False, 0, {}, capability))
+    return list(ladder.ladder(shapes, names, bench.Conditions(20, False, 0), capability, everywhere))
 
 
 # Which rungs climb which cases
@@ -110,8 +110,8 @@ def commands(monkeypatch, *totals: float, kernel_seconds: float = 1e-3) -> list[
 def figures(monkeypatch, result: dict) -> list[int]:
     runs = []
 
-    def measured(contender, shape, inputs, count, *rest):
-        runs.append(count)
+    def measured(contender, shape, inputs, conditions):
+        runs.append(conditions.runs)
         return result
 
     monkeypatch.setattr(bench, "measured", measured)
@@ -119,7 +119,7 @@ def figures(monkeypatch, result: dict) -> list[int]:
 
 
 def climb(name="mma", wanted=20) -> dict:
-    return ladder.climb(name, SHAPES["t10"], Path("in"), [], wanted, False, 0, {})
+    return ladder.climb(name, SHAPES["t10"], Path("in"), [], bench.Conditions(wanted, False, 0))
 
 
 @pytest.mark.parametrize(("totals", "median"), [((1.0, 1.05, 9.0), 1.025), ((5.0, 1.0, 1.1), 1.1)])
@@ -144,7 +144,7 @@ def test_a_wrong_rung_has_no_times_at_all(monkeypatch):
     commands(monkeypatch, 1, 1)
     wrong = {"relative_l2": 1.0, "error": f"{bench.WRONG}relative L2 1.0e+00, 0 not finite"}
     figures(monkeypatch, wrong)
-    assert climb() == wrong and bench.any_wrong([wrong])
+    assert climb() == wrong and bench.failed([wrong, {"seconds": 1.0}])
 
 
 def test_a_run_that_takes_too_long_is_not_repeated(monkeypatch):
@@ -184,6 +184,13 @@ def test_the_ladder_is_climbed(fake_gpu, tmp_path):
     assert record["rows"][1]["over_first"] == pytest.approx(record["rows"][0]["seconds"] / record["rows"][1]["seconds"])
     assert done.out.startswith(records.ladder_text(record["rows"]))
     assert re.search(r"^wgmma +skipped: it needs sm_90a$", done.out, re.MULTILINE)
+
+
+def test_a_ladder_that_nobody_climbs_is_code_1(monkeypatch, tmp_path):
+    monkeypatch.setenv("CC", "")
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path))
+    done = flashcli("bench", "--ladder", "--kernels", "sequential", "--shape", "2,20,8")
+    assert done.code == 1 and "flashcli run failed: there is no C compiler" in done.out
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from support import Finished, environment, flashcli
+from support import ROOT, Finished, environment, flashcli
 
 from flashcli import bench, plots
 from flashcli.commands.bench import command
@@ -19,6 +19,7 @@ from flashcli.errors import BackendUnavailable
 from flashcli.kernels import KERNELS
 
 LADDER = ("bench", "--ladder", "--shape", "2,20,8", "--plot")
+RECORDS = ROOT / "cuda" / "records"
 drawing = pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="no Matplotlib")
 
 
@@ -75,7 +76,7 @@ def test_both_pictures_are_drawn(fake_gpu, tmp_path):
 @drawing
 def test_they_are_drawn_from_records(tmp_path):
     (tmp_path / "ladder.json").write_text(json.dumps(record(*ROWS, SKIPPED)))
-    launches = [ROWS[0] | {"launches": 2, "dram_bytes": 1e8}, ROWS[0] | {"launches": 1, "dram_bytes": 2e8}]
+    launches = [ROWS[0] | {"launches": 1, "dram_bytes": 1e8}, ROWS[0] | {"launches": 1, "dram_bytes": 2e8}]
     (tmp_path / "profile.json").write_text(json.dumps({"rows": launches, "circumstances": {}}))
     done = subprocess.run(
         [sys.executable, "-m", "flashcli.plots", "ladder.json", "x.svg", "--profile", "profile.json"],
@@ -85,14 +86,31 @@ def test_they_are_drawn_from_records(tmp_path):
     assert (tmp_path / "x.svg").stat().st_size > 10_000 < (tmp_path / "x-roofline.svg").stat().st_size
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": []}'])
+def draw(folder, *arguments) -> Finished:
+    command = [sys.executable, "-m", "flashcli.plots", arguments[0], folder / "x.png", *arguments[1:]]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": []}', '{"rows": [1], "circumstances": {}}'])
 @drawing
 def test_what_is_no_record_is_refused(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
-    arguments = [sys.executable, "-m", "flashcli.plots", tmp_path / "x.json", tmp_path / "x.png"]
-    done = subprocess.run(arguments, env=environment(), capture_output=True, text=True)
-    Finished(done.returncode, done.stdout, done.stderr).assert_error(65, "is not a record.")
+    draw(tmp_path, tmp_path / "x.json").assert_error(65, "is not a record of `flashcli bench --ladder`.")
     assert not (tmp_path / "x.png").exists()
+
+
+@pytest.mark.parametrize("name", ["h200.json", "profile.json"])
+@drawing
+def test_records_of_other_commands_are_refused(tmp_path, name):
+    draw(tmp_path, RECORDS / name).assert_error(65, f"{name}' is not a record of `flashcli bench --ladder`.")
+    assert not (tmp_path / "x.png").exists()
+
+
+@drawing
+def test_the_bytes_are_only_in_a_profile(tmp_path):
+    done = draw(tmp_path, RECORDS / "ladder.json", "--profile", RECORDS / "ladder.json")
+    done.assert_error(65, "ladder.json' is not a record of `flashcli profile`.")
 
 
 @drawing
@@ -135,20 +153,22 @@ def test_every_rung_is_on_the_roofline_by_what_it_multiplies_with(monkeypatch):
 
 
 @drawing
-def test_bytes_are_those_that_were_counted_in_all_launches():
-    measured = [ROWS[0] | {"launches": 2, "dram_bytes": 1e8}, ROWS[0] | {"launches": 1, "dram_bytes": 2e8}]
+@pytest.mark.parametrize(("launches", "intensity"), [(1, 4 * 10 * 2048**2 * 64 / 3e8), (2, 2048 / 4)])
+def test_bytes_are_those_that_were_counted_where_each_function_is_launched_once(launches, intensity):
+    measured = [ROWS[0] | {"launches": launches, "dram_bytes": 1e8}, ROWS[0] | {"launches": 1, "dram_bytes": 2e8}]
     figure = plots._roofline([ROWS[:2]], "GPU 1", {}, measured)
     _, ffma, tensor_cores = plots.UNITS
-    assert points(figure)[ffma] == [(pytest.approx(4 * 10 * 2048**2 * 64 / 4e8), 23.0)]
+    assert points(figure)[ffma] == [(pytest.approx(intensity), 23.0)]
     assert points(figure)[tensor_cores] == [(pytest.approx(512), 157.0)]
 
 
 def test_the_caption_says_which_bytes():
     measured = [row | {"launches": 1, "dram_bytes": 1e8} for row in ROWS]
-    least, counted = "once in and O once out", "counted by Nsight Compute"
-    for known, wanted in [([], {least}), (measured[:1], {least, counted}), (measured, {counted})]:
+    many = [row | {"launches": 2} for row in measured]
+    once, counted = "once in and O once out", "a launch with empty caches moves through DRAM, as counted"
+    for known, wanted in [([], {once}), (many, {once}), (measured[:1], {once, counted}), (measured, {counted})]:
         caption = plots._caption(ROWS, known, roofed=True)
-        assert {part for part in (least, counted) if part in caption} == wanted
+        assert {part for part in (once, counted) if part in caption} == wanted
     assert "No roofs" in plots._caption(ROWS, [], roofed=False)
 
 

@@ -228,7 +228,7 @@ def test_without_a_gpu(no_pycuda):
 
 
 def test_every_function_is_launched_twice_or_more(fake_gpu):
-    profiling.launch("mma", Shape(2, 20, 32), 0)
+    profiling.exercise("mma", Shape(2, 20, 32), 0)
     functions = [name for name, *_ in fake_gpu.launches]
     assert min(functions.count(name) for name in ("prepare", "attention")) >= profiling.LAUNCH
 

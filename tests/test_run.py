@@ -247,8 +247,10 @@ def test_a_foreign_file_leaves_the_old_output(tmp_path, out):
         (["--scale", "nan"], "must be finite"),
         (["--scale", "inf"], "must be finite"),
         (["--scale", "1e39"], "must be finite"),  # no float32 holds it
+        (["--scale", "-2.36e38"], "must be finite, from -2.3587e+38 to 2.3587e+38."),  # nor this times log2(e)
         (["--scale", "x"], "not a valid float"),
         (["--threads", "0"], "x>=1"),
+        (["--trace", "-"], "names a file"),
         (["--device", "-1"], "x>=0"),
         (["--kernel", "nonesuch"], "Invalid value for '--kernel'"),
         (["--backend", "tpu"], "Invalid value for '--backend'"),
@@ -266,6 +268,15 @@ def test_wrong_usage(given, out, options, complaint):
 @pytest.mark.parametrize("options", [["--kernel", "q_in_registers"], ["--device", "0"], ["--precision", "fp16"]])
 def test_what_only_a_gpu_has_is_refused_on_the_cpu(given, out, options):
     run(given, out, *options).assert_error(2)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "options", [["--backend", "cuda"], ["--kernel", "sequential"], ["--kernel", "mma"], ["--device", "0"]]
+)
+def test_threads_are_refused_for_what_has_none_to_choose(given, out, options):
+    done = flashcli("run", given, out, "--threads", 4, *options)
+    done.assert_error(2, "--threads is for the cpu backend")
     assert not out.exists()
 
 

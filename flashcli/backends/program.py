@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 from flashcli import compiler
 from flashcli.errors import KernelFailure, OutOfMemory
-from flashcli.kernels import Build, Launch
+from flashcli.kernels import STATIC_SHARED, Build, Launch
 
 # Q, K, V, O, workspace, q_stride, kv_stride, B, M, N, first_row, scale, tile_i, tile_j: see cuda/common.cuh
 ARGUMENTS = "PPPPPqqiiiifii"
-DEFAULT_SHARED = 48 * 1024  # more dynamic shared memory has to be asked for
 FREE_THE_GPU = "free the GPU, use a larger one, or --backend cpu."
 
 
@@ -54,7 +53,7 @@ class Program:
     def _function(self, driver: ModuleType, launch: Launch):
         function = self._module.get_function(launch.function)
         function.prepare(ARGUMENTS)
-        if launch.shared > DEFAULT_SHARED:
+        if launch.shared > STATIC_SHARED:  # more has to be asked for
             function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared)
         return function
 

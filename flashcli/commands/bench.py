@@ -9,7 +9,6 @@ from click.core import ParameterSource
 from flashcli.commands import options
 from flashcli.kernels import KERNELS, PRECISIONS
 
-REPORT_CASES = ("t10", "t11", "t22", "t29", "t30")
 FAST_FROM = "q_in_registers"  # the rungs below it would take hours for twenty runs on each case
 
 
@@ -37,8 +36,8 @@ def _names(context: click.Context, option: click.Parameter, value: str) -> list[
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the inputs.")
 @click.option("--ladder", is_flag=True, help="Each rung beside the one before it, its kernel and its whole command.")
-@click.option("--plot", metavar="FILE", help="Draw the ladder to FILE, .png or .svg, and a roofline beside it.")
-@click.option("--json", metavar="FILE", help="Write the record to FILE; - is stdout.")
+@click.option("--plot", metavar="FILE", help="Draw the ladder to FILE, .png, .svg or .pdf, and a roofline beside it.")
+@click.option("--json", metavar="FILE", help="Write the record to FILE; - is stdout, the table then on stderr.")
 @click.option("--csv", metavar="FILE", help="Write its rows as CSV.")
 @click.option("--markdown", metavar="FILE", help="Write its rows as a Markdown table.")
 def command(
@@ -46,101 +45,118 @@ def command(
 ) -> None:
     """Time kernels, and PyTorch and Triton if wanted, on the same inputs.
 
-    A wrong one is refused, not timed, and makes the exit code 1.
+    A wrong one is refused, not timed. The exit code is 1 if one is wrong, or if none could be timed.
     """
-    from flashcli import bench, peers, plots, records
-    from flashcli.errors import MISMATCH, UsageError
-    from flashcli.fileformat import check_creatable, write_whole
+    from flashcli import bench, plots, testcases
+    from flashcli.errors import MISMATCH
 
     given = {name for name in context.params if context.get_parameter_source(name) != ParameterSource.DEFAULT}
+    _check_options(given, backend, against, ladder)
+    kernels, precisions = _chosen(kernels, ladder), _known("precision", precisions, PRECISIONS)
+    chosen = options.named_shapes(cases, shapes, testcases.REPORT_CASES)
+    files = {kind: path for kind, path in files.items() if path}
+    _check_files(files, plot)
+    record = {"circumstances": bench.circumstances(), "ceilings": {}, "rows": []}
+    conditions = bench.Conditions(runs, causal, seed)
+    if ladder:
+        rows = _ladder(record, chosen, kernels, conditions, everywhere=bool(cases or shapes))
+    elif backend == "cpu":
+        rows = _on_cpu(record, chosen, against, threads, conditions)
+    else:
+        rows = _on_gpu(record, chosen, kernels, precisions, against, conditions)
+    for row in rows:
+        record["rows"].append(row)
+        told = row.get("error") or row.get("skipped") or f"{row['seconds'] * 1e3:.3f} ms"
+        click.echo(f"{row['case']} {row['contender']}: {told}", err=True)
+    _show(record, files, ladder)
+    if plot:
+        plots.draw(record, plot)
+    if bench.failed(record["rows"]):
+        raise SystemExit(MISMATCH)
+
+
+def _check_options(given: set[str], backend: str, against: list[str], ladder: bool) -> None:
+    from flashcli import peers
+    from flashcli.errors import UsageError
+
     for name in against:
         if name not in ("torch", "triton") or not peers.installed(name):
             raise UsageError(f"there is no peer {name!r} here.", "install torch or triton, or leave out --against.")
-    if plot and not ladder:
+    if "plot" in given and not ladder:
         raise UsageError("--plot draws the ladder.", "add --ladder.")
-    if ladder:
-        _refuse_beside_ladder(backend, given)
-    for name in ("kernels", "precisions"):
-        if backend == "cpu" and name in given:
-            raise UsageError(f"--{name} is for GPUs, not for the cpu backend.", "leave out one of the two.")
-    kernels = _chosen(kernels, ladder)
-    precisions = _known("precision", precisions, PRECISIONS)
-    chosen = options.named_shapes(cases, shapes, REPORT_CASES)
-    files = {kind: path for kind, path in files.items() if path}
+    if ladder and backend == "cpu":
+        raise UsageError(
+            "the ladder is one of kernels, the cpu backend is none of its rungs.",
+            "leave out --backend cpu; a GPU is needed for all rungs but sequential.",
+        )
+    for name in sorted(given & {"against", "precisions", "threads"} if ladder else ()):
+        raise UsageError(f"--{name} has no meaning for the ladder.", f"leave out --{name}, or --ladder.")
+    for name in sorted(given & {"kernels", "precisions"} if backend == "cpu" else given & {"threads"}):
+        of = "GPUs, not for the cpu backend" if backend == "cpu" else "the cpu backend, not for GPUs"
+        raise UsageError(f"--{name} is for {of}.", f"leave out --{name}, or change --backend.")
+
+
+def _check_files(files: dict[str, str], plot: str | None) -> None:
+    """Find out before the timing whether its results can be kept."""
+    from flashcli import plots
+    from flashcli.outputs import check_creatable
+
     for path in files.values():
         if path != "-":
             check_creatable(path)
     if plot:
         plots.check(plot)
-    record = {"circumstances": bench.circumstances(), "ceilings": {}, "rows": []}
-    if ladder:
-        rows = _ladder(record, chosen, kernels, bool(cases or shapes), runs, causal, seed)
-    elif backend == "cpu":
-        rows = _on_cpu(record, chosen, against, runs, threads, causal, seed)
-    else:
-        rows = _on_gpu(record, chosen, kernels, precisions, against, runs, causal, seed)
-    for row in rows:
-        record["rows"].append(row)
-        told = row.get("error") or row.get("skipped") or f"{row['seconds'] * 1e3:.3f} ms"
-        click.echo(f"{row['case']} {row['contender']}: {told}", err=True)
+
+
+def _show(record: dict, files: dict[str, str], ladder: bool) -> None:
+    """The table, on stderr where a file is stdout; and the files."""
+    from flashcli import records
+    from flashcli.outputs import write_whole
+
+    rows = record["rows"]
     as_text, as_markdown = (records.ladder_text, records.ladder) if ladder else (records.text, records.markdown)
-    click.echo(as_text(record["rows"]))
+    click.echo(as_text(rows), err="-" in files.values())
     views = {
         "json": lambda: json.dumps(options.finite(record), indent=1) + "\n",
-        "csv": lambda: records.csv_text(record["rows"]),
-        "markdown": lambda: as_markdown(record["rows"]),
+        "csv": lambda: records.csv_text(rows),
+        "markdown": lambda: as_markdown(rows),
     }
     for kind, path in files.items():
         if path == "-":
             click.echo(views[kind](), nl=False)
         else:
             write_whole(path, views[kind]())
-    if plot:
-        plots.draw(record, plot)
-    if bench.any_wrong(record["rows"]):
-        raise SystemExit(MISMATCH)
 
 
-def _refuse_beside_ladder(backend: str, given: set[str]) -> None:
-    from flashcli.errors import UsageError
-
-    if backend == "cpu":
-        raise UsageError(
-            "the ladder is one of kernels, the cpu backend is none of its rungs.",
-            "leave out --backend cpu; a GPU is needed for all rungs but sequential.",
-        )
-    for name in sorted(given & {"against", "precisions", "threads"}):
-        raise UsageError(f"--{name} has no meaning for the ladder.", f"leave out --{name}, or --ladder.")
-
-
-def _on_cpu(record, shapes, against, runs, threads, causal, seed) -> Iterator[dict]:
+def _on_cpu(record, shapes, against, threads, conditions) -> Iterator[dict]:
     from flashcli import bench
     from flashcli.backends.cpu import usable_cores
 
     record["circumstances"] |= bench.cpu_circumstances(threads or usable_cores())
-    contenders = bench.cpu_contenders(against, threads or usable_cores(), causal)
-    return bench.bench(shapes, contenders, runs, causal, seed, {})
+    contenders = bench.cpu_contenders(against, threads or usable_cores(), conditions.causal)
+    return bench.bench(shapes, contenders, conditions)
 
 
-def _on_gpu(record, shapes, kernels, precisions, against, runs, causal, seed) -> Iterator[dict]:
+def _on_gpu(record, shapes, kernels, precisions, against, conditions) -> Iterator[dict]:
     from flashcli import bench, peers
 
     record["circumstances"] |= bench.gpu_circumstances()
     record["ceilings"] = peers.ceilings() if "torch" in against else {}
-    contenders = bench.gpu_contenders(kernels, precisions, against, causal)
-    return bench.bench(shapes, contenders, runs, causal, seed, record["ceilings"])
+    contenders = bench.gpu_contenders(kernels, precisions, against, conditions.causal)
+    return bench.bench(shapes, contenders, conditions._replace(ceilings=record["ceilings"]))
 
 
-def _ladder(record, shapes, kernels, everywhere, runs, causal, seed) -> Iterator[dict]:
+def _ladder(record, shapes, kernels, conditions, everywhere) -> Iterator[dict]:
     """The ceilings, for the roofline, are measured with PyTorch where that is installed."""
     from flashcli import bench, ladder, peers
+    from flashcli.diagnosis import gpus
 
     capability = None
     if not all(KERNELS[name].on_host for name in kernels):
         record["circumstances"] |= bench.gpu_circumstances()
-        capability = tuple(int(part) for part in record["circumstances"]["compute_capability"].split("."))
+        capability = gpus()[0][1]
         record["ceilings"] = peers.ceilings() if peers.reach_gpu() else {}
-    return ladder.ladder(shapes, kernels, everywhere, runs, causal, seed, record["ceilings"], capability)
+    return ladder.ladder(shapes, kernels, conditions._replace(ceilings=record["ceilings"]), capability, everywhere)
 
 
 def _chosen(kernels: list[str], ladder: bool) -> list[str]:

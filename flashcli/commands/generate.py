@@ -18,7 +18,7 @@ NAMES = ["uniform", "normal", "tiny", "large", "outlier", "equal", "negative"]  
 def command(output_path: str, shape, seed: int, distribution: str, reference_path: str | None) -> None:
     """Make the input file OUT."""
     from flashcli.distributions import generate
-    from flashcli.fileformat import check_distinct
+    from flashcli.outputs import check_distinct
 
     if reference_path is not None:
         check_distinct(output_path, reference_path)

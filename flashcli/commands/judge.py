@@ -61,10 +61,10 @@ def command(
     what you would run. The README describes RULES.toml.
     """
     _check_platform()
-    from flashcli.fileformat import check_creatable
     from flashcli.judge import sandbox, scoreboard
     from flashcli.judge.judging import Judging
     from flashcli.judge.results import record
+    from flashcli.outputs import check_creatable
 
     if overrides["build"] and not programs:
         raise errors.UsageError("--build is for the programs of --exe, and there are none.", "name them by --exe.")

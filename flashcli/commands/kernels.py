@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import click
 
@@ -9,7 +10,7 @@ from flashcli.kernels import KERNELS, MAX_D, Build, Kernel, Problem
 
 
 @click.command()
-@click.argument("name", required=False, type=click.Choice(list(KERNELS)))
+@click.argument("name", metavar="[NAME]", required=False, type=options.KERNEL)
 @click.option("--d", default=64, show_default=True, type=click.IntRange(1, MAX_D), help="Head size the tiles are for.")
 @click.option("--arch", help="Architecture to compile for, such as sm_80; this machine's GPU by default.")
 @options.json_option
@@ -79,13 +80,24 @@ def _show(name: str, d: int, arch: str | None, as_json: bool) -> None:
 def _compiled(build: Build, arch: str | None) -> dict[str, object]:
     """The architecture, and what each function takes there, where there is an nvcc to tell."""
     from flashcli import compiler
+
+    if arch:
+        _check_arch(build.kernel, arch)
+    else:
+        arch = _arch_here(build.kernel) or compiler.architecture(max(build.kernel.needs, (8, 0)))
+    return {"arch": arch, "functions": _resources(build, arch) if compiler.find_nvcc() else {}}
+
+
+def _check_arch(kernel: Kernel, arch: str) -> None:
     from flashcli.errors import UsageError
 
-    lowest = compiler.architecture(max(build.kernel.needs, (8, 0)))
-    arch = arch or (not build.kernel.arch_only and _arch_here()) or lowest
-    if build.kernel.arch_only and arch != lowest:
-        raise UsageError(f"kernel {build.kernel.name} is for {lowest} only, not for {arch}.", "leave out --arch.")
-    return {"arch": arch, "functions": _resources(build, arch) if compiler.find_nvcc() else {}}
+    number = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
+    if not number:
+        raise UsageError(f"{arch!r} is not an architecture.", "name one like sm_80.")
+    if kernel.arch_only and arch != _needs(kernel):
+        raise UsageError(f"kernel {kernel.name} is for {_needs(kernel)} only, not for {arch}.", "leave out --arch.")
+    if not kernel.runs_on((int(number[1]), int(number[2]))):
+        raise UsageError(f"kernel {kernel.name} needs {_needs(kernel)} or later, not {arch}.", "leave out --arch.")
 
 
 def _resources(build: Build, arch: str) -> dict[str, dict[str, int]]:
@@ -97,14 +109,14 @@ def _resources(build: Build, arch: str) -> dict[str, dict[str, int]]:
     }
 
 
-def _arch_here() -> str | None:
-    """The architecture of the first GPU, if there is one that can be used."""
+def _arch_here(kernel: Kernel) -> str | None:
+    """The architecture of the first GPU, if there is one that runs the kernel."""
     from flashcli import compiler
-    from flashcli.backends import cuda
+    from flashcli.diagnosis import gpus
     from flashcli.errors import BackendUnavailable
 
     try:
-        found = cuda.devices()
+        capability = gpus()[0][1]
     except BackendUnavailable:
         return None
-    return compiler.architecture(found[0][1]) if found else None
+    return compiler.architecture(capability) if kernel.runs_on(capability) else None

@@ -144,7 +144,8 @@ def named_shapes(cases: tuple[str, ...], shapes: tuple, otherwise: tuple[str, ..
 
     named = {str(shape): shape for shape in shapes}
     names = cases or (() if shapes else otherwise)
-    known = {case.name: case.shape for case in testcases.load(Path("testcases"))} if names else {}
+    hint = "go to the repository, or name shapes by --shape."
+    known = {case.name: case.shape for case in testcases.load(Path("testcases"), hint)} if names else {}
     for name in names:
         if name not in known:
             raise UsageError(f"there is no case {name!r}.", "see testcases/manifest.toml, or use --shape.")
@@ -160,8 +161,12 @@ backend_option = click.option(
     show_default=True,
     help="Where to compute; auto is the GPU if there is a usable one, else the CPU.",
 )
+KERNEL = click.Choice(list(KERNELS))
 kernel_option = click.option(
-    "--kernel", type=click.Choice(list(KERNELS)), help="See `flashcli kernels`; the best for the GPU by default."
+    "--kernel",
+    metavar="NAME",
+    type=KERNEL,
+    help=f"The best for the GPU by default; {', '.join(KERNELS)}: see `flashcli kernels`.",
 )
 precision_option = click.option(
     "--precision",

@@ -12,7 +12,12 @@ CASES = ("t10",)  # of the report's cases the one that its lowest rungs have
 
 @click.command()
 @click.option(
-    "--kernel", "kernels", multiple=True, type=click.Choice(list(KERNELS)), help="May be repeated; all by default."
+    "--kernel",
+    "kernels",
+    metavar="NAME",
+    multiple=True,
+    type=options.KERNEL,
+    help="One of `flashcli kernels`; may be repeated; all by default.",
 )
 @options.case_option
 @options.shape_option
@@ -26,7 +31,7 @@ def command(kernels: tuple[str, ...], cases: tuple[str, ...], shapes: tuple, see
     """
     from flashcli import bench, occupancy, profiling, records
     from flashcli.backends import cuda
-    from flashcli.fileformat import check_creatable, write_whole
+    from flashcli.outputs import check_creatable, write_whole
 
     chosen = options.named_shapes(cases, shapes, CASES)
     if json not in (None, "-"):

@@ -14,7 +14,13 @@ def _finite(context: click.Context, option: click.Parameter, value: float | None
     from flashcli.api import MAX_SCALE
 
     if not abs(value) <= MAX_SCALE:
-        raise click.BadParameter("must be finite in float32.")
+        raise click.BadParameter(f"must be finite, from {-MAX_SCALE:.5g} to {MAX_SCALE:.5g}.")
+    return value
+
+
+def _a_file(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    if value == "-":
+        raise click.BadParameter("names a file: stdout has the report.")
     return value
 
 
@@ -35,7 +41,7 @@ def _finite(context: click.Context, option: click.Parameter, value: float | None
     "--max-device-memory", metavar="BYTES", type=options.BYTES, help="Use no more of the GPU's memory; 2G, 512M."
 )
 @click.option("--serial", is_flag=True, help="Read, compute, write one after another, without overlap.")
-@click.option("--trace", metavar="FILE", help="Write a timeline of every chunk, for ui.perfetto.dev.")
+@click.option("--trace", metavar="FILE", callback=_a_file, help="Write a timeline of every chunk, for ui.perfetto.dev.")
 @options.json_option
 def command(
     input_path: str,
@@ -67,7 +73,7 @@ def command(
         speaks = here.rank == 0
         opener = functools.partial(
             open_backend, backend, causal=causal, scale=scale, kernel=kernel, precision=precision, turn=here.turn,
-            threads=threads or here.threads, max_device_bytes=max_device_memory,
+            threads=threads, cores=here.threads, max_device_bytes=max_device_memory,
             notice=options.notice if speaks else pipeline.ignore,
         )  # fmt: skip
         if len(chosen) == 1:

@@ -42,8 +42,8 @@ def check_formats(paths: tuple[str, ...]) -> None:
 
 
 def write_boards(standings: list, paths: tuple[str, ...]) -> None:
-    from flashcli.fileformat import write_whole
     from flashcli.judge import scoreboard
+    from flashcli.outputs import write_whole
 
     for path in map(Path, paths):
         write_whole(path, scoreboard.WRITERS[path.suffix](standings))

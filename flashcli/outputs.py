@@ -1,4 +1,4 @@
-"""A file that appears under its name when it is complete, and never half-written."""
+"""Files that commands write: each appears under its name when it is complete, and never half-written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import errno
 import os
 import stat
 
-from flashcli.errors import CannotCreate, explained
+from flashcli.errors import CannotCreate, UsageError, explained
 
 _unfinished: set[str] = set()  # temporary names
 
@@ -135,3 +135,26 @@ def _reserve(fd: int, size: int) -> None:
     failed = libc.fallocate(fd, keep_size, ctypes.c_long(0), ctypes.c_long(size))
     if failed and (number := ctypes.get_errno()) in (errno.ENOSPC, errno.EDQUOT):
         raise OSError(number, os.strerror(number))
+
+
+def check_distinct(path: str | os.PathLike, other: str | os.PathLike) -> None:
+    """Refuse to overwrite one file of a command with another."""
+    with contextlib.suppress(OSError):
+        same_path = os.path.realpath(path) == os.path.realpath(other)  # of files that are not there yet
+        if same_path or os.path.samefile(path, other):
+            raise UsageError(
+                f"{os.fspath(other)!r} is named twice: it is the same file.", "name another file to write."
+            )
+
+
+def check_creatable(path: str | os.PathLike) -> None:
+    """Find out before the work whether `write_whole` will succeed after it; what is there stays as it is."""
+    if not os.path.exists(path) or os.path.isfile(path) or os.path.isdir(path):  # to open a FIFO would be to write it
+        AtomicFile(path).discard()
+
+
+def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
+    """A small file, whole or not at all: until it is complete, an old file stays."""
+    with AtomicFile(path) as file:
+        file.write_at(0, memoryview(content.encode() if isinstance(content, str) else content))
+        file.commit()
