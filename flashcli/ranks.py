@@ -12,32 +12,15 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from flashcli.errors import AlreadyTold, BackendUnavailable, FlashError, Stopped
+from flashcli.launchers import tasks
 
-# The number of tasks, as launchers tell each of them, the innermost launcher first. Not SLURM_NTASKS: a batch script
-# has it too, which is no task of a step.
-TASKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 SHARE, OUTCOME, VERDICT = 1, 2, 3  # kinds of messages
 PAUSE = 0.002  # seconds between two looks for a message
 PATIENCE = 0.5  # seconds for the others after a signal: a launcher kills what does not end soon
-
-
-def tasks(environment: Mapping[str, str]) -> int:
-    """How many tasks the launcher has started; 1 without one, 0 if it does not say."""
-    for name in TASKS:
-        if environment.get(name, "").isdigit():
-            return int(environment[name])
-    return 0 if "PMIX_RANK" in environment else 1
-
-
-def local_rank(environment: Mapping[str, str]) -> int | None:
-    """The number of this task among those on its host, if the launcher says it."""
-    found = (environment[name] for name in LOCAL_RANK if environment.get(name, "").isdigit())
-    return next(map(int, found), None)
 
 
 class Outcome(NamedTuple):

@@ -30,7 +30,8 @@ from support import (
 )
 
 from flashcli.cut import TILE
-from flashcli.ranks import _share_of, local_rank, tasks
+from flashcli.launchers import local_rank, tasks
+from flashcli.ranks import _share_of
 
 MPIRUN = next(
     filter(None, [shutil.which("mpirun", path=str(Path(sys.executable).parent)), shutil.which("mpirun")]), None

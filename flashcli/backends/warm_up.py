@@ -14,6 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from flashcli.launchers import local_rank, tasks
+
 steps: list[tuple[str, float, float]] = []  # what was done, from when to when in seconds of time.perf_counter
 
 
@@ -27,8 +29,6 @@ def devices(arguments: Sequence[str], environment: Mapping[str, str], count: int
     for name, value in itertools.pairwise(" ".join(arguments).replace("=", " ").split()):
         if name in ("--device", "--devices"):
             return range(count) if value == "all" else [int(n) for n in value.split(",") if n.isdecimal()]
-    from flashcli.ranks import local_rank, tasks  # here, while the driver starts
-
     if tasks(environment) == 1:
         return [0]
     turn = local_rank(environment)
