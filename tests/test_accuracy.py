@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 from support import IN_USE, forward, open_engine, random_qkv
-from tolerances import FACTOR, FLOOR, naive_fp32
+from tolerances import FACTOR, FLOOR, naive_fp32, textbook_fp32
 
 from flashcli.verify import reference
 
@@ -37,33 +37,18 @@ KINDS = {
 }
 
 
-def naive_rows(qkv: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Naive fp32 attention of some rows: dot products and sums one after the other, as a textbook loop does them."""
-    Q, K, V = qkv
-    S = np.zeros((len(rows), len(K)), np.float32)
-    for column in range(Q.shape[1]):
-        S += Q[rows, column, None] * K[:, column]
-    S *= np.float32(Q.shape[1] ** -0.5)
-    P = np.exp(S - S.max(axis=1, keepdims=True))
-    O, total = np.zeros((len(rows), V.shape[1]), np.float32), np.zeros((len(rows), 1), np.float32)
-    for key in range(len(K)):
-        O += P[:, key, None] * V[key]
-        total += P[:, key, None]
-    return O / total
-
-
 def naive_error(qkv: np.ndarray, rows: np.ndarray, want: np.ndarray) -> tuple[float, float]:
     """Relative L2 and largest error of naive attention, the worst of a few orders of summation.
 
     A single row with two nearly equal largest scores can decide either.
     """
     rng, found = np.random.default_rng(5), []
-    for out in (naive_rows(qkv, rows), naive_fp32(qkv[None])[0][rows]):
+    for out in (textbook_fp32(qkv[None], rows)[0], naive_fp32(qkv[None])[0][rows]):
         found.append((relative_l2(out, want), np.abs(out - want).max()))
     for _ in range(3):
         qkv = qkv.copy()
         qkv[:2] = qkv[:2, :, rng.permutation(qkv.shape[2])]
-        out = naive_rows(qkv, rows)
+        out = textbook_fp32(qkv[None], rows)[0]
         found.append((relative_l2(out, want), np.abs(out - want).max()))
     return tuple(np.max(found, axis=0))
 
