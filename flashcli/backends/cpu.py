@@ -27,7 +27,7 @@ from flashcli.timing import Timeline
 # The S tile, Br x Bc floats = 0.75 MiB, should stay in a core's second-level cache between its five passes. Short
 # sequences fill it with several batches instead, so that one NumPy call does enough work to pay for it.
 BR, BC = TILE, 512
-TILES = 32  # at least, where Br can be made smaller for that: work for every core
+TILES = 16  # at least, where Br can be made smaller for that: work for every core
 
 
 class Task(NamedTuple):
