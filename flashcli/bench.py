@@ -9,7 +9,7 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -123,12 +123,17 @@ def gpu_contenders(kernels: list[str], precisions: list[str], against: list[str]
 
 def kernel_contender(kernel: str, precision: str, causal: bool) -> Contender:
     """A rung, measured by the backend that it opens."""
+    return Contender(*_named(kernel, precision), _measure("auto", causal, kernel=kernel, precision=precision))
+
+
+def _measure(backend_name: str, causal: bool, **options: object) -> Callable[..., list[float]]:
+    """The ``measure`` of a contender of ours."""
 
     def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-        with open_backend("auto", out.shape, causal, kernel=kernel, precision=precision) as backend:
+        with open_backend(backend_name, out.shape, causal, **options) as backend:
             return backend.measure(inputs, out, runs)
 
-    return Contender(*_named(kernel, precision), measure)
+    return measure
 
 
 def _named(kernel: str, precision: str) -> tuple[str, str, str | None]:
@@ -140,20 +145,12 @@ def _named(kernel: str, precision: str) -> tuple[str, str, str | None]:
 
 
 def cpu_contenders(against: list[str], threads: int, causal: bool) -> list[Contender]:
-    ours = [Contender("flashcli cpu", "float32", None, _cpu_measure(threads, causal))]
+    ours = [Contender("flashcli cpu", "float32", None, _measure("cpu", causal, threads=threads))]
     theirs = [
         Contender(peer.name, peer.dtype, None, _torch_cpu_measure(peer))
         for peer in (peers.cpu_peers(threads, causal) if "torch" in against else [])
     ]
     return ours + theirs
-
-
-def _cpu_measure(threads: int, causal: bool):
-    def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-        with open_backend("cpu", out.shape, causal, threads=threads) as backend:
-            return backend.measure(inputs, out, runs)
-
-    return measure
 
 
 def _torch_cpu_measure(peer: peers.Peer):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from flashcli.fileformat import Chunk, Shape
+from flashcli.kernels import ceil_div, round_up
 
 CHUNK_BYTES = 8 * 2**20  # of input: enough to keep a GPU busy, little enough to start computing and writing early
 CHUNKS = 8  # at least, as far as there are batches: so that small files overlap too
@@ -35,24 +36,21 @@ class Cut(NamedTuple):
     def smaller(self) -> Cut | None:
         """Half of it, for who is short of memory; None if it cannot be halved."""
         if self.whole:
-            return self._replace(batches=half(self.batches)) if self.batches > 1 else None
-        return self._replace(rows=round_to_tile(half(self.rows))) if self.rows > TILE else None
-
-
-def half(count: int) -> int:
-    return -(-count // 2)
-
-
-def round_to_tile(rows: int) -> int:
-    return -(-rows // TILE) * TILE
+            return self._replace(batches=ceil_div(self.batches, 2)) if self.batches > 1 else None
+        return self._replace(rows=round_up(ceil_div(self.rows, 2), TILE)) if self.rows > TILE else None
 
 
 def cut(shape: Shape, whole: bool = True) -> Cut:
     """Chunks of about `CHUNK_BYTES`; of batches no longer than that unless not ``whole``, else of rows."""
     if whole and shape.input_batch_bytes <= CHUNK_BYTES:
-        return Cut(True, min(CHUNK_BYTES // shape.input_batch_bytes, -(-shape.B // CHUNKS)), shape.N)
-    parts = -(-2 * shape.output_batch_bytes // CHUNK_BYTES)  # of Q, equal ones: with its answer, a row of Q is two
-    return Cut(False, 1, min(round_to_tile(-(-shape.N // parts)), shape.N))
+        return Cut(True, min(CHUNK_BYTES // shape.input_batch_bytes, ceil_div(shape.B, CHUNKS)), shape.N)
+    parts = ceil_div(2 * shape.output_batch_bytes, CHUNK_BYTES)  # of Q, equal ones: with its answer, a row of Q is two
+    return Cut(False, 1, min(round_up(ceil_div(shape.N, parts), TILE), shape.N))
+
+
+def batches(shape: Shape, rows: range) -> range:
+    """Those that some rows of the output, a matrix [B N, d], belong to."""
+    return range(rows.start // shape.N, ceil_div(rows.stop, shape.N)) if rows else range(0)
 
 
 def chunks(shape: Shape, by: Cut, rows: range) -> Iterator[Chunk]:
@@ -60,13 +58,12 @@ def chunks(shape: Shape, by: Cut, rows: range) -> Iterator[Chunk]:
 
     Where batches are ``whole``, so must the rows' be; else they begin and end at a batch's end or a multiple of `TILE`.
     """
-    N = shape.N
-    first, last = rows.start // N, -(-rows.stop // N)
+    N, touched = shape.N, batches(shape, rows)
     if by.whole:
-        for b in range(first, last, by.batches):
-            yield shape.whole(range(b, min(b + by.batches, last)))
+        for b in touched[:: by.batches]:
+            yield shape.whole(range(b, min(b + by.batches, touched.stop)))
         return
-    for b in range(first, last):
+    for b in touched:
         wanted = range(max(rows.start - b * N, 0), min(rows.stop - b * N, N))
         for matrices, part in (("KV", range(2 * N)), ("Q", wanted)):
             for row in range(part.start, part.stop, by.rows):

@@ -7,7 +7,6 @@ least that of the one which started it.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import statistics
@@ -20,12 +19,11 @@ from pathlib import Path
 
 import click
 
-from flashcli import bench, records
+from flashcli import scripts
 from flashcli.backends.cpu import usable_cores
-from flashcli.cli import explain
 from flashcli.errors import BadInput, FlashError
 from flashcli.fileformat import Shape, create_zeros
-from flashcli.outputs import check_creatable, write_whole
+from flashcli.outputs import check_creatable
 from flashcli.testcases import REPORT_CASES, TIME_LIMIT, Case, load
 
 LARGE = (2048, 64)  # N, d of a large input
@@ -123,17 +121,8 @@ def main(
         if large:
             limited = {"run": [*commands["run"], *(["--max-device-memory", "512M"] if backend == "cuda" else [])]}
             rows += compete(zeros(Path(outputs), large), limited, min(rounds, 3), Path(outputs))
-    machine = bench.gpu_circumstances() if backend == "cuda" else bench.cpu_circumstances(usable_cores())
-    command = bench.repeatable(sys.argv[1:]).replace("flashcli", "python -m flashcli.end_to_end", 1)
-    record = {"circumstances": bench.circumstances() | {"command": command} | machine, "rows": rows}
-    if json_path:
-        write_whole(json_path, json.dumps(record, indent=1) + "\n")
-    click.echo(records.end_to_end(rows))
-    click.echo(records.about(record))
+    scripts.publish("end_to_end", backend, usable_cores(), rows, json_path)
 
 
 if __name__ == "__main__":
-    try:
-        main(standalone_mode=False)
-    except BaseException as error:
-        sys.exit(explain(error))
+    scripts.run(main)

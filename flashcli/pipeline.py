@@ -15,12 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from flashcli.backends import warm_up
-from flashcli.cut import Cut, cut
+from flashcli.cut import Cut, batches, cut
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.fileformat import ChunkWriter, InputFile, Shape, create_output
 from flashcli.outputs import check_creatable, check_distinct
 from flashcli.ranks import ALONE, Alone
-from flashcli.shards import batches, input_rows, shards
+from flashcli.shards import input_rows, shards
 from flashcli.stream import ignore, stream
 from flashcli.threads import together
 from flashcli.timing import PHASES, Timeline, imbalance, seconds_since_process_start, tflops, write_trace

@@ -11,14 +11,12 @@ import io
 import itertools
 import json
 import math
-import sys
 import textwrap
 from pathlib import Path
 
 import click
 
 from flashcli import records
-from flashcli.cli import explain
 from flashcli.errors import BackendUnavailable, BadInput, UsageError, explained
 from flashcli.kernels import KERNELS
 from flashcli.outputs import check_creatable, write_whole
@@ -249,7 +247,6 @@ def _load(path: Path, command: str, columns: set[str]) -> dict:
 
 
 if __name__ == "__main__":
-    try:
-        main(standalone_mode=False)
-    except BaseException as error:
-        sys.exit(explain(error))
+    from flashcli import scripts
+
+    scripts.run(main)

@@ -23,17 +23,16 @@ from pathlib import Path
 
 import click
 
-from flashcli import bench, records
+from flashcli import scripts
 from flashcli.backends.cpu import CpuBackend, usable_cores
 from flashcli.backends.cuda import CudaBackend
-from flashcli.cli import explain
 from flashcli.commands import options
 from flashcli.cut import CHUNK_BYTES
 from flashcli.diagnosis import gpus
 from flashcli.distributions import draw
 from flashcli.errors import FlashError
 from flashcli.fileformat import Shape, create_input
-from flashcli.outputs import AtomicFile, check_creatable, write_whole
+from flashcli.outputs import AtomicFile, check_creatable
 from flashcli.timing import busy
 
 RUN = (sys.executable, "-m", "flashcli", "run", "--json")
@@ -165,17 +164,8 @@ def main(
             if case == "files":
                 rows += [plain(case, one, given, backend, count) for count in tried]
             click.echo(f"{case} done", err=True)
-    machine = bench.gpu_circumstances() if backend == "cuda" else bench.cpu_circumstances(1)
-    command = bench.repeatable(sys.argv[1:]).replace("flashcli", "python -m flashcli.scaling", 1)
-    record = {"circumstances": bench.circumstances() | {"command": command} | machine, "rows": rows}
-    if json_path:
-        write_whole(json_path, json.dumps(record, indent=1) + "\n")
-    click.echo(records.scaling(rows))
-    click.echo(records.about(record))
+    scripts.publish("scaling", backend, 1, rows, json_path)
 
 
 if __name__ == "__main__":
-    try:
-        main(standalone_mode=False)
-    except BaseException as error:
-        sys.exit(explain(error))
+    scripts.run(main)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 
-from flashcli.cut import TILE, Cut, cut
+from flashcli.cut import TILE, Cut, batches, cut
 from flashcli.fileformat import Shape
+from flashcli.kernels import ceil_div
 
 SLACK = 8  # whole batches are divided if the largest shard then is at most 1/8 above the mean
 
@@ -22,17 +23,12 @@ def shards(shape: Shape, count: int, causal: bool = False) -> tuple[Cut, list[ra
     batch at a multiple of `TILE`, with K and V read by each. Where there is less work than workers, some are empty.
     """
     by = cut(shape)
-    even = SLACK * count * -(-shape.B // count) <= (SLACK + 1) * shape.B
+    even = SLACK * count * ceil_div(shape.B, count) <= (SLACK + 1) * shape.B
     if by.whole and not even and shape.N > TILE:
         by = cut(shape, whole=False)
     step = shape.N if by.whole else TILE
     ends = [_end(shape, k, count, step, causal) for k in range(count + 1)]
     return by, [range(*pair) for pair in itertools.pairwise(ends)]
-
-
-def batches(shape: Shape, rows: range) -> range:
-    """Those that a shard has rows of."""
-    return range(rows.start // shape.N, -(-rows.stop // shape.N)) if rows else range(0)
 
 
 def input_rows(shape: Shape, rows: range) -> int:

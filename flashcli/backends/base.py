@@ -25,11 +25,10 @@ class Slot:
         self.chunk: Chunk  # what is in it
         self.submitted = 0.0  # when, in seconds of time.perf_counter
 
-    def make_ready(self) -> None:
-        """Take memory, the first time: others can be in use already, and the last of them may never be needed."""
-        if self.input is None:
-            self.input = self.host_memory(self.by.input_floats(self.shape))
-            self.output = self.host_memory(self.by.output_floats(self.shape))
+    def take_memory(self) -> None:
+        """To be called once, before the first use, while other slots are in use already."""
+        self.input = self.host_memory(self.by.input_floats(self.shape))
+        self.output = self.host_memory(self.by.output_floats(self.shape))
 
     def host_memory(self, floats: int) -> np.ndarray:
         return np.empty(floats, np.float32)

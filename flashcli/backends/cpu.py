@@ -21,6 +21,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from flashcli.backends.base import Backend, LongBatch, Slot
 from flashcli.cut import TILE, Cut
 from flashcli.fileformat import Chunk, Shape
+from flashcli.kernels import ceil_div
 from flashcli.stream import Overlap, ignore
 from flashcli.timing import Timeline
 
@@ -144,7 +145,7 @@ def row_tile(B: int, N: int) -> int:
 def tasks(B: int, M: int, N: int, Br: int, threads: int) -> Iterator[Task]:
     """Cut M rows of each of B batches into tasks of about one S tile, fewer batches where threads would go without."""
     Br = min(M, Br)
-    batches = min(max(1, BR * BC // (Br * min(N, BC))), -(-B * M // (4 * threads * Br)))
+    batches = min(max(1, BR * BC // (Br * min(N, BC))), ceil_div(B * M, 4 * threads * Br))
     for b in range(0, B, batches):
         for i in reversed(range(0, M, Br)):  # the longest first, when causal
             yield Task(slice(b, min(b + batches, B)), slice(i, min(i + Br, M)))

@@ -19,7 +19,7 @@ from flashcli.backends.program import FREE_THE_GPU, Keys, Program, allocate
 from flashcli.cut import Cut
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.fileformat import FLOAT, Chunk, Shape
-from flashcli.kernels import KERNELS, Build, Kernel, Problem, choose, exact
+from flashcli.kernels import KERNELS, Build, Kernel, Problem, ceil_div, choose, exact
 from flashcli.stream import Overlap, ignore
 from flashcli.timing import Timeline
 
@@ -242,7 +242,7 @@ class CudaBackend(Backend):
             elif smaller := by.smaller():
                 by = smaller
             elif count > 1:
-                count = -(-count // 2)
+                count = ceil_div(count, 2)
             else:
                 raise self._out_of_memory(f"one batch of N = {shape.N}, d = {shape.d}", self._taken)
         return by, slots
