@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from flashcli.kernels import KERNELS
@@ -105,13 +105,23 @@ RUNGS = (
 )  # fmt: skip
 
 
+def _tables(titled: Iterable[tuple[str, list]]) -> str:
+    """Several tables, in Markdown."""
+    return "\n".join(f"**{title}**\n\n{table(lines)}" for title, lines in titled)
+
+
+def _texts(titled: Iterable[tuple[str, list]]) -> str:
+    """The same for people."""
+    return "\n\n".join(f"{title}\n{aligned(lines)}" for title, lines in titled)
+
+
 def ladder(rows: list[dict]) -> str:
     """A table for each case: the kernel, how it compares with others on the case, and the seconds of the command."""
-    return "\n".join(f"**{title}**\n\n{table(lines)}" for title, lines in _ladders(rows))
+    return _tables(_ladders(rows))
 
 
 def ladder_text(rows: list[dict]) -> str:
-    return "\n\n".join(f"{title}\n{aligned(lines)}" for title, lines in _ladders(rows))
+    return _texts(_ladders(rows))
 
 
 def _ladders(rows: list[dict]) -> Iterator[tuple[str, list]]:
@@ -178,11 +188,11 @@ PROFILE = {
 
 def profile(rows: list[dict]) -> str:
     """A table for each case, with a line for each function of each rung."""
-    return "\n".join(f"**{title}**\n\n{table(lines)}" for title, lines in _profiles(rows))
+    return _tables(_profiles(rows))
 
 
 def profile_text(rows: list[dict]) -> str:
-    return "\n\n".join(f"{title}\n{aligned(lines)}" for title, lines in _profiles(rows))
+    return _texts(_profiles(rows))
 
 
 def _profiles(rows: list[dict]) -> Iterator[tuple[str, list]]:

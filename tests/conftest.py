@@ -9,7 +9,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from support import ENGINES, FAKE_PYCUDA, Engine, give_up_roots_powers, python_path, script
+from support import ENGINES, FAKE_PYCUDA, Engine, give_up_roots_powers, python_path, script, write_input
 
 from flashcli import compiler
 from flashcli.backends.cuda import devices
@@ -92,6 +92,20 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[object
     yield importlib.import_module("pycuda.driver")
     _forget_pycuda()
     sys.modules.update(real)
+
+
+@pytest.fixture
+def given(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The test module's QKV as an input file."""
+    return write_input(tmp_path / "x.in", request.module.QKV)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Where an output goes, in a folder of its own."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    return folder / "x.out"
 
 
 @pytest.fixture

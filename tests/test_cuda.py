@@ -10,7 +10,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from support import GPU_KERNELS, flashcli, forward, leftovers, random_qkv, read_floats, sparse_input, write_input
+from support import GPU_KERNELS, flashcli, forward, leftovers, random_qkv, read_floats, sparse_input
 from tolerances import assert_accurate
 
 from flashcli.api import open_backend
@@ -24,18 +24,6 @@ from flashcli.stream import Arrays, stream
 from flashcli.timing import Timeline
 
 QKV = random_qkv(20, 60, 32)  # several to a slot
-
-
-@pytest.fixture
-def given(tmp_path):
-    return write_input(tmp_path / "x.in", QKV)
-
-
-@pytest.fixture
-def out(tmp_path):
-    folder = tmp_path / "results"
-    folder.mkdir()
-    return folder / "x.out"
 
 
 # What is missing. Each is a source of pycuda/__init__.py and of pycuda/driver.py, and what is said about it.

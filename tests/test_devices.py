@@ -39,13 +39,6 @@ def given(tmp_path):
     return write_input(tmp_path / "x.in", SHORT)
 
 
-@pytest.fixture
-def out(tmp_path):
-    folder = tmp_path / "results"
-    folder.mkdir()
-    return folder / "x.out"
-
-
 @pytest.mark.parametrize("causal", [[], ["--causal"]], ids=["full", "causal"])
 @pytest.mark.parametrize(("chosen", "count"), [("all", 4), ("0,2", 2), ("3,1,0", 3)])
 @pytest.mark.parametrize("qkv", [SHORT, LONG, LONG[:1]], ids=["batches", "rows", "one batch"])

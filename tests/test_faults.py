@@ -24,7 +24,6 @@ from support import (
     random_qkv,
     read_floats,
     sparse_input,
-    write_input,
 )
 from tolerances import assert_accurate
 
@@ -73,17 +72,10 @@ def backend(request: pytest.FixtureRequest) -> list[str]:
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> Path:
-    return write_input(tmp_path / "x.in", QKV)
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(out: Path) -> Path:
     """Alone in its folder, and there already."""
-    folder = tmp_path / "results"
-    folder.mkdir()
-    (folder / "x.out").write_bytes(OLD)
-    return folder / "x.out"
+    out.write_bytes(OLD)
+    return out
 
 
 def command(given: Path, out: Path, backend: list[str], fault: str) -> list[str]:

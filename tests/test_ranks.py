@@ -71,17 +71,10 @@ SLOW = "stream.first_nonfinite = lambda *args: time.sleep(0.2) or ''\n"
 
 
 @pytest.fixture
-def given(tmp_path: Path) -> Path:
-    return write_input(tmp_path / "x.in", QKV)
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(out: Path) -> Path:
     """Alone in its folder, and there already."""
-    folder = tmp_path / "results"
-    folder.mkdir()
-    (folder / "x.out").write_bytes(OLD)
-    return folder / "x.out"
+    out.write_bytes(OLD)
+    return out
 
 
 def launch(count: int, arguments: list[object]) -> subprocess.Popen:

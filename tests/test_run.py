@@ -29,18 +29,6 @@ from tolerances import assert_accurate
 QKV = random_qkv(3, 100, 32)
 
 
-@pytest.fixture
-def given(tmp_path: Path) -> Path:
-    return write_input(tmp_path / "x.in", QKV)
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    folder = tmp_path / "results"
-    folder.mkdir()
-    return folder / "x.out"
-
-
 def run(given: Path, out: Path | str, *options: object, **popen: object) -> Finished:
     return flashcli("run", given, out, "--backend", "cpu", *options, **popen)
 
