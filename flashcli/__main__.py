@@ -6,14 +6,21 @@ import os
 import sys
 
 
-def main() -> None:
-    if sys.argv[1:2] == ["run"]:  # its BLAS has one thread for each of ours: to start more takes time
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # The driver and a context take 0.2 s of somebody else's time: begin before even click is imported.
-    if sys.argv[1:2] == ["run"] and not any(arg.endswith(("cpu", "sequential")) for arg in sys.argv):
+def prepare_run(arguments: list[str]) -> None:
+    """What makes `flashcli run` start and end sooner, before even click is imported."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # it has a thread for each of ours: to start more takes time
+    # A queue between host and GPU takes 8 ms to make and 5 ms to take down, and the driver makes eight. One is enough:
+    # chunks come one after the other.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    if not any(argument.endswith(("cpu", "sequential")) for argument in arguments):
         from flashcli.backends.warm_up import warm_up
 
-        warm_up(sys.argv[2:])
+        warm_up(arguments)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["run"]:
+        prepare_run(sys.argv[2:])
     from flashcli.cli import main as run_command_line
 
     code = run_command_line()

@@ -95,9 +95,6 @@ def stream(
             if step < len(ring):
                 if step >= len(slots):
                     written(step - len(slots))  # its slot is needed again
-                else:
-                    with timeline.measure("computation", "take memory"):
-                        ring[step][1].take_memory()
                 reading.append(readers.submit(read, *ring[step]))
             if 0 <= (index := step - ahead) < len(ring):
                 if (place := reading[index].result()) and warn:

@@ -7,6 +7,8 @@ import itertools
 import json
 import re
 import subprocess
+import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,13 +16,14 @@ from support import GPU_KERNELS, flashcli, forward, leftovers, random_qkv, read_
 from tolerances import assert_accurate
 
 from flashcli.api import open_backend
+from flashcli.backends import page_lock, warm_up
 from flashcli.backends.cuda import CudaBackend, devices
 from flashcli.backends.program import Keys, allocate
 from flashcli.cut import TILE, Cut
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.fileformat import Shape
 from flashcli.kernels import KERNELS
-from flashcli.stream import Arrays, stream
+from flashcli.stream import Arrays, ignore, stream
 from flashcli.timing import Timeline
 
 QKV = random_qkv(20, 60, 32)  # several to a slot
@@ -198,7 +201,9 @@ def test_streams_wait_for_what_they_need_of_each_other(fake_gpu, monkeypatch, ke
     qkv = random_qkv(5, 1000, 32)
     shape, by = Shape(5, 1000, 32), Cut(False, 1, TILE)
     with CudaBackend(32, kernel=kernel, sizes=(1, TILE, 1000)) as backend:
-        backend._max_device_bytes = 8 * backend._slot_bytes(shape, by) + long * backend._long_bytes(shape)
+        backend._max_device_bytes = sum(backend.overlap) * backend._slot_bytes(shape, by) + long * backend._long_bytes(
+            shape
+        )
         assert_accurate(by_rows(backend, qkv), qkv)
         assert len(backend._long) == long
         assert_accurate(forward(backend, QKV), QKV)
@@ -277,6 +282,51 @@ def test_memory_is_given_back(fake_gpu):
         forward(backend, QKV)
     del backend
     assert not fake_gpu._allocations
+
+
+@pytest.fixture
+def locked(monkeypatch) -> list[int]:
+    """The addresses of page-locked memory; such memory is locked once, and unlocked while it is still there."""
+    addresses: list[int] = []
+
+    def lock(array: np.ndarray) -> bool:
+        assert array.ctypes.data not in addresses
+        addresses.append(array.ctypes.data)
+        return True
+
+    monkeypatch.setattr(page_lock, "lock", lock)
+    monkeypatch.setattr(page_lock, "unlock", lambda array: addresses.remove(array.ctypes.data))
+    return addresses
+
+
+def test_host_memory_is_locked_for_as_long_as_it_is_used(fake_gpu, locked):
+    with CudaBackend(32) as backend:
+        for qkv in (QKV, QKV[:2], LONG):
+            assert_accurate(forward(backend, qkv), qkv)
+            assert len(locked) == len(backend._slots) > 0
+    assert locked == []
+
+
+def test_host_memory_is_unlocked_after_a_failure(fake_gpu, monkeypatch, locked):
+    with CudaBackend(32) as backend, pytest.raises(KernelFailure):
+        monkeypatch.setenv("FAKE_GPU_FAILS", "launch")
+        forward(backend, QKV)
+    assert locked == []
+
+
+def test_what_the_program_has_begun_is_waited_for(fake_gpu, monkeypatch):
+    done = []
+
+    def begun(name: str, then: Callable[[], None] = ignore) -> None:
+        time.sleep(0.02)
+        then()
+        done.append(name)
+
+    monkeypatch.setattr(warm_up, "_threads", [])
+    monkeypatch.setattr(fake_gpu, "init", lambda: done.append("PyCUDA"))
+    warm_up._begin(begun, "driver", lambda: warm_up._begin(begun, "context"))
+    devices()
+    assert sorted(done[:2]) == ["context", "driver"] and done[2:] == ["PyCUDA"]
 
 
 def test_a_batch_too_large_for_the_gpu_is_code_71_with_the_figure(fake_gpu, monkeypatch, tmp_path, out):
@@ -371,6 +421,27 @@ def test_long_batches_give_the_same_bits_by_rows(gpu, name, N, causal):
         qkv[1, 1, 50, 3] = np.inf
         by_rows(backend, qkv)
         np.testing.assert_array_equal(by_rows(backend, qkv)[::2], whole[::2])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [1, 1000, 3 * 2**20])
+def test_any_array_can_be_locked(gpu, count):
+    with CudaBackend(32):
+        array = np.empty(count, np.float32)
+        for _ in range(2):
+            assert page_lock.lock(array)
+            assert not page_lock.lock(array)
+            page_lock.unlock(array)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("qkv", [QKV, LONG], ids=["batches", "rows"])
+def test_memory_that_cannot_be_locked_is_as_good(gpu, monkeypatch, qkv):
+    with CudaBackend(32, kernel="register_tiled") as backend:
+        expected = by_rows(backend, qkv) if qkv is LONG else forward(backend, qkv)
+        monkeypatch.setattr(page_lock, "lock", lambda array: False)
+        found = by_rows(backend, qkv) if qkv is LONG else forward(backend, qkv)
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.gpu

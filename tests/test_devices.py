@@ -16,6 +16,7 @@ import pytest
 from support import command, environment, flashcli, heed_interrupts, leftovers, random_qkv, write_input
 
 from flashcli import pipeline
+from flashcli.__main__ import prepare_run
 from flashcli.backends.cpu import CpuBackend
 from flashcli.backends.cuda import devices
 from flashcli.backends.warm_up import devices as to_warm_up
@@ -204,6 +205,13 @@ def test_what_cannot_seek_is_for_one_device(gpus, given, out):
 )
 def test_the_contexts_that_start_early_are_those_needed(arguments, environment, count, expected):
     assert list(to_warm_up(["x.in", "x.out", *arguments], environment, count)) == expected
+
+
+def test_what_is_set_already_stays(monkeypatch):
+    chosen = {"CUDA_DEVICE_MAX_CONNECTIONS": "4"}
+    monkeypatch.setattr(os, "environ", chosen)
+    prepare_run(["x.in", "x.out", "--backend", "cpu"])
+    assert chosen == {"CUDA_DEVICE_MAX_CONNECTIONS": "4", "OPENBLAS_NUM_THREADS": "1"}
 
 
 # Threads that stop together

@@ -106,6 +106,20 @@ def test_an_output_that_differs_ends_the_race(folder, tmp_path):
         list(end_to_end.compete(case, commands, 1, tmp_path))
 
 
+def test_each_command_follows_each_other_one(folder, tmp_path):
+    [case] = end_to_end.load(folder)
+    log = tmp_path / "log"
+    commands = {
+        name: [str(script(tmp_path / name, f'#!/bin/sh\necho {name} >> {log}\nhead -c 1024 /dev/zero > "$2"\n'))]
+        for name in ("run", "other", "third")
+    }
+    rows = list(end_to_end.compete(case, commands, 4, tmp_path))
+    assert [(row["contender"], row["runs"]) for row in rows] == [("run", 4), ("other", 4), ("third", 4)]
+    first = ["run", "other", "third"]
+    turns = [*first, *first, "other", "third", "run", "third", "run", "other", *first]  # the first is not timed
+    assert log.read_text().split() == turns
+
+
 def test_the_contenders_on_a_gpu(tmp_path):
     with pytest.raises(BadInput):
         end_to_end.contenders("cuda", tmp_path / "hw4")

@@ -14,6 +14,7 @@ from types import ModuleType
 import numpy as np
 
 from flashcli import compiler
+from flashcli.backends import page_lock, warm_up
 from flashcli.backends.base import Backend, Slot
 from flashcli.backends.program import FREE_THE_GPU, Keys, Program, allocate
 from flashcli.cut import Cut
@@ -24,7 +25,6 @@ from flashcli.stream import Overlap, ignore
 from flashcli.timing import Timeline
 
 MIB = 2**20
-FREE_THE_HOST = "free memory of this machine, or --backend cpu."
 
 
 def load_driver() -> ModuleType:
@@ -45,6 +45,7 @@ def load_driver() -> ModuleType:
             f"PyCUDA does not fit this machine's CUDA: {error}.",
             "rebuild it: pip install --force-reinstall --no-cache-dir --no-binary pycuda pycuda.",
         ) from error
+    warm_up.wait()
     try:
         driver.init()
     except driver.Error as error:
@@ -60,13 +61,14 @@ def devices() -> list[tuple[str, tuple[int, int], int]]:
 
 
 class CudaSlot(Slot):
-    """A slot in page-locked host memory, with its counterparts on the device and a stream of its own.
+    """A slot with counterparts of its memory on the device, and a stream of its own.
 
     ``events`` are: the copy to the device begins, ends; the kernel begins, ends; the copy of the answer ends.
     """
 
     def __init__(self, driver: ModuleType, shape: Shape, by: Cut, workspace_bytes: int) -> None:
         super().__init__(shape, by)
+        self.locked = False  # or tried to
         self._driver = driver
         self.device_input = driver.mem_alloc(by.input_floats(shape) * FLOAT.itemsize)
         self.device_output = driver.mem_alloc(by.output_floats(shape) * FLOAT.itemsize)
@@ -74,13 +76,18 @@ class CudaSlot(Slot):
         self.stream = driver.Stream()
         self.events = [driver.Event() for _ in range(5)]
 
-    def host_memory(self, floats: int) -> np.ndarray:
-        try:
-            return self._driver.pagelocked_empty(floats, np.float32)
-        except self._driver.MemoryError as error:
-            raise OutOfMemory(
-                f"there is no page-locked host memory left ({size_text(floats * FLOAT.itemsize)}).", FREE_THE_HOST
-            ) from error
+    def lock(self) -> None:
+        """Lock the host's memory, when it is used for the first time: other slots are in use meanwhile."""
+        if not self.locked:
+            page_lock.lock(self.memory)
+            self.locked = True
+
+    def close(self) -> None:
+        """To be called before the host's memory may be given back, whatever has happened."""
+        if self.locked:
+            with contextlib.suppress(self._driver.Error):
+                self.stream.synchronize()
+            page_lock.unlock(self.memory)
 
 
 class CudaLongBatch:
@@ -140,6 +147,7 @@ class CudaBackend(Backend):
         sms = self._device.get_attribute(self._driver.device_attribute.MULTIPROCESSOR_COUNT)
         problem = Problem(*sizes, d, causal, precision, sms)
         self._build = Build(self._find_kernel(kernel, d, precision), problem)
+        self._slots: list[CudaSlot] = []
         self._long: list[CudaLongBatch] = []
         self._taken = 0  # bytes of the device's memory
         with contextlib.ExitStack() as stack:
@@ -153,8 +161,14 @@ class CudaBackend(Backend):
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._close_slots()
         del self._program, self._exact, self._clock, self._long
         self._close()
+
+    def _close_slots(self) -> None:
+        for slot in self._slots:
+            slot.close()
+        self._slots = []
 
     def _find_device(self, index: int | None, turn: int):
         count = self._driver.Device.count()
@@ -235,6 +249,7 @@ class CudaBackend(Backend):
 
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[CudaSlot]]:
         """Smaller and fewer slots where memory is short; OutOfMemory if not even one batch fits."""
+        self._close_slots()  # those of an earlier input
         long = 0 if by.whole else min(2, shape.B)  # two, so that one fills while the other is used
         while (slots := self._take(shape, by, count, long)) is None:
             if long == 2:
@@ -245,6 +260,7 @@ class CudaBackend(Backend):
                 count = ceil_div(count, 2)
             else:
                 raise self._out_of_memory(f"one batch of N = {shape.N}, d = {shape.d}", self._taken)
+        self._slots = slots
         return by, slots
 
     def _take(self, shape: Shape, by: Cut, count: int, long: int) -> list[CudaSlot] | None:
@@ -265,6 +281,7 @@ class CudaBackend(Backend):
 
     def submit(self, slot: CudaSlot, chunk: Chunk, timeline: Timeline) -> None:
         slot.chunk, slot.submitted = chunk, time.perf_counter()
+        slot.lock()
         try:
             if chunk.matrices == "KV":
                 self._keep(slot)

@@ -17,11 +17,24 @@ from collections.abc import Callable, Mapping, Sequence
 from flashcli.launchers import local_rank, tasks
 
 steps: list[tuple[str, float, float]] = []  # what was done, from when to when in seconds of time.perf_counter
+_threads: list[threading.Thread] = []
 
 
 def warm_up(arguments: Sequence[str]) -> None:
     """``arguments`` are those of `flashcli run`, not looked at closely yet."""
-    threading.Thread(target=_start, args=(arguments,), daemon=True).start()
+    _begin(_start, arguments)
+
+
+def wait() -> None:
+    """Until all that was begun has ended. PyCUDA would wait for it, too, but hold the interpreter lock."""
+    for thread in _threads:  # the first appends the others
+        thread.join()
+
+
+def _begin(function: Callable[..., None], *arguments: object) -> None:
+    thread = threading.Thread(target=function, args=arguments, daemon=True)
+    _threads.append(thread)
+    thread.start()
 
 
 def devices(arguments: Sequence[str], environment: Mapping[str, str], count: int) -> Sequence[int]:
@@ -44,7 +57,7 @@ def _start(arguments: Sequence[str]) -> None:
     count = ctypes.c_int()
     if _timed("start the driver", driver.cuInit, 0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
         for index in devices(arguments, os.environ, count.value):
-            threading.Thread(target=_retain_primary_context, args=(driver, index), daemon=True).start()
+            _begin(_retain_primary_context, driver, index)
 
 
 def _retain_primary_context(driver: ctypes.CDLL, index: int) -> None:

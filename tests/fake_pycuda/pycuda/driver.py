@@ -209,10 +209,6 @@ def mem_alloc(size):
     return DeviceAllocation(size)
 
 
-def pagelocked_empty(shape, dtype):
-    return np.full(shape, np.nan, dtype)
-
-
 def memset_d8(target, value, size):
     _allocations[int(target)][:size] = bytes([value]) * size
 
