@@ -43,9 +43,9 @@ class CpuSlot(Slot):
 
 
 class CpuBackend(Backend):
-    # One thread reads faster than all others compute, and what waits in few slots may still be in a cache. Of two
-    # chunks in computation, the second employs the threads for which the first has no work left.
-    overlap = Overlap(reading=1, computing=1, writing=2)
+    # One thread reads, and one writes, faster than all others compute; a second writer would spin for the file's lock.
+    # Of two chunks in computation, the second employs the threads for which the first has no work left.
+    overlap = Overlap(reading=1, computing=1, writing=1)
 
     def __init__(self, causal: bool = False, scale: float | None = None, threads: int | None = None) -> None:
         self._causal = causal
@@ -72,6 +72,7 @@ class CpuBackend(Backend):
 
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[CpuSlot]]:
         self._Br = row_tile(shape.B, shape.N)
+        by = by.smaller() or by  # than a GPU needs: what waits in few small slots may still be in a cache
         # Two, so that one fills while the other is used. Of the batch before the last, all is done: at least two chunks
         # came since, and `overlap` lets one be computed beside another.
         self._long = [] if by.whole else [LongBatch(shape) for _ in range(min(2, shape.B))]
