@@ -253,8 +253,12 @@ def create_output(path: str | os.PathLike, shape: Shape, shared: str | None = No
     return ChunkWriter(path, shape.output_bytes, shape.row_bytes, shape.output_rows, shared=shared)
 
 
-def read_output(path: str | os.PathLike, shape: Shape, batches: range) -> np.ndarray:
-    """O of a range of batches as float32 [batches, N, d]; the file's size must be exactly that of ``shape``."""
+def read_output(path: str | os.PathLike, shape: Shape, batches: range, rows: range | None = None) -> np.ndarray:
+    """O of a range of batches as float32 [batches, N, d], or some rows of a single batch as [1, rows, d].
+
+    The file's size must be exactly that of ``shape``.
+    """
+    rows = range(shape.N) if rows is None else rows
     with explained("read", path):
         size = os.stat(path).st_size
         if size != shape.output_bytes:
@@ -262,11 +266,11 @@ def read_output(path: str | os.PathLike, shape: Shape, batches: range) -> np.nda
                 f"{str(path)!r} has {size} bytes; an output of (B, N, d) = {shape} has {shape.output_bytes}.",
                 "was the program stopped before it had written everything?",
             )
-        count = len(batches) * shape.batch_floats
-        o = np.fromfile(path, FLOAT, count, offset=batches.start * shape.output_batch_bytes)
+        count = len(batches) * len(rows) * shape.d
+        o = np.fromfile(path, FLOAT, count, offset=(batches.start * shape.N + rows.start) * shape.row_bytes)
         if o.size != count:
             raise BadInput(f"{str(path)!r} became shorter while it was read.", "do not change it meanwhile.")
-    return o.reshape(len(batches), shape.N, shape.d)
+    return o.reshape(len(batches), len(rows), shape.d)
 
 
 def flat_shape(path: str | os.PathLike) -> Shape:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from flashcli.fileformat import Shape, read_output
+from flashcli.fileformat import FLOAT, Shape, read_output
 
 # An fp32 implementation of attention is off by some 1e-6; half precision by 1e-3; a wrong one by 1. Outputs are of
 # order one for the course's inputs, so 1e-4 lets every honest fp32 order of summation pass and nothing less accurate.
@@ -108,14 +108,13 @@ class Comparison:
 
 
 def compare_files(got: str, want: str, shape: Shape, tolerance: float = TOLERANCE) -> Comparison:
-    """Every element of two output files, a range of batches at a time, and some rows of a long batch at a time."""
+    """Every element of two output files: some batches at a time, of a long one some rows at a time."""
     comparison = Comparison(tolerance)
     step = max(1, ELEMENTS_AT_ONCE // shape.d)
-    for batches in shape.batch_ranges(64 * 2**20):
-        all_got, all_want = read_output(got, shape, batches), read_output(want, shape, batches)
-        for index, batch in enumerate(batches):
-            for start in range(0, shape.N, step):
-                rows = range(start, min(start + step, shape.N))
-                some = slice(rows.start, rows.stop)
-                comparison.add(all_got[index][some], all_want[index][some], batch, rows)
+    for batches in shape.batch_ranges(3 * FLOAT.itemsize * ELEMENTS_AT_ONCE):
+        for start in range(0, shape.N, step):  # once, if these are several batches
+            rows = range(start, min(start + step, shape.N))
+            pieces = (read_output(path, shape, batches, rows) for path in (got, want))
+            for batch, some_got, some_want in zip(batches, *pieces, strict=True):
+                comparison.add(some_got, some_want, batch, rows)
     return comparison

@@ -101,6 +101,9 @@ def test_any_range_of_an_output_is_read_from_its_place(path, shape, data):
     start = data.draw(st.integers(0, B - 1))
     stop = data.draw(st.integers(start + 1, B))
     np.testing.assert_array_equal(read_output(path, Shape(*shape), range(start, stop)), values[start:stop])
+    rows, one = slice(N // 3, N), slice(start, start + 1)
+    got = read_output(path, Shape(*shape), range(start, start + 1), range(*rows.indices(N)))
+    np.testing.assert_array_equal(got, values[one, rows])
 
 
 @given(shape=shapes, limit=st.integers(1, 2000))

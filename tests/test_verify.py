@@ -10,7 +10,8 @@ import pytest
 from support import random_qkv, write_input, write_output
 from tolerances import float64, naive_fp32
 
-from flashcli.fileformat import Shape
+from flashcli import verify
+from flashcli.fileformat import Shape, read_output
 from flashcli.judge import answers
 from flashcli.testcases import Case
 from flashcli.verify import TOLERANCE, Comparison, compare_files, reference
@@ -102,6 +103,23 @@ OUTPUTS = {
 def test_a_full_comparison_passes_right_outputs_only(tmp_path, qkv, make, right):
     got, want = write_output(tmp_path / "got", make(qkv)), write_output(tmp_path / "want", float64(qkv))
     assert compare_files(str(got), str(want), SHAPE).matches is right
+
+
+@pytest.mark.parametrize("shape", [(3, 64, 32), (100, 2, 3), (1, 6144, 1), (2, 1000, 3)])
+def test_files_are_compared_piece_by_piece(tmp_path, monkeypatch, shape):
+    want = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    wrong = want.copy()
+    places = [(0, 0, 0), (shape[0] // 2, shape[1] // 2, shape[2] - 1), tuple(size - 1 for size in shape)]
+    for place in places:
+        wrong[place] += 1
+    pieces = []
+    monkeypatch.setattr(verify, "ELEMENTS_AT_ONCE", 256)
+    monkeypatch.setattr(verify, "read_output", lambda *what: pieces.append(read_output(*what)) or pieces[-1])
+    got = write_output(tmp_path / "got", wrong)
+    comparison = compare_files(str(got), str(write_output(tmp_path / "want", want)), Shape(*shape))
+    assert [tuple(place[name] for name in ("batch", "row", "column")) for place in comparison.places] == places
+    assert comparison.count == want.size == sum(piece.size for piece in pieces) / 2
+    assert max(piece.size for piece in pieces) <= 256
 
 
 def sampled(got: Path, given: Path, shape: Shape, monkeypatch, rows: int = answers.SAMPLED_ROWS) -> Comparison:
