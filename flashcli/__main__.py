@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 
@@ -21,6 +22,8 @@ def prepare_run(arguments: list[str]) -> None:
 def main() -> None:
     if sys.argv[1:2] == ["run"]:
         prepare_run(sys.argv[2:])
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while importing: a traceback would tell nobody anything
     from flashcli.cli import main as run_command_line
 
     code = run_command_line()

@@ -21,7 +21,7 @@ from flashcli.backends.cpu import blas_text
 from flashcli.diagnosis import gpus
 from flashcli.distributions import draw
 from flashcli.fileformat import Shape
-from flashcli.kernels import KERNELS
+from flashcli.kernels import KERNELS, ceil_div
 from flashcli.timing import tflops, wall_seconds
 from flashcli.verify import Comparison, reference
 
@@ -52,7 +52,7 @@ class Contender(NamedTuple):
 
 
 def inputs_for(shape: Shape, seed: int) -> list[np.ndarray]:
-    count = min(8, max(2, -(-L2_BYTES // shape.input_bytes)))
+    count = min(8, max(2, ceil_div(L2_BYTES, shape.input_bytes)))
     return [draw(shape, range(shape.B), seed + index) for index in range(count)]
 
 

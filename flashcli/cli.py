@@ -64,14 +64,17 @@ class Terminated(BaseException):
 
 
 STOPPED_BY = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated, signal.SIGHUP: Terminated}
+_stopped: list[BaseException] = []  # what a signal has raised
 
 
 def _stop(signum: int, frame: object) -> None:
     for number in STOPPED_BY:
         signal.signal(number, signal.SIG_IGN)  # once is enough: cleaning up is not to be interrupted
-    if outputs := sys.modules.get("flashcli.outputs"):  # first of all: mpirun kills what has not ended 0.3 s later
-        outputs.remove_unfinished()
-    raise STOPPED_BY[signum](signum)
+    # First of all, since mpirun kills what has not ended 0.3 s later. The module may be missing, or half imported.
+    if remove := getattr(sys.modules.get("flashcli.outputs"), "remove_unfinished", None):
+        remove()
+    _stopped.append(STOPPED_BY[signum](signum))
+    raise _stopped[0]
 
 
 def _listen_for_signals() -> None:
@@ -95,6 +98,8 @@ def main() -> int:
                 sys.stdout.flush()  # here, where its failure can still be told
         return 0
     except BaseException as error:
+        if _stopped and not isinstance(error, AlreadyTold):  # which may have become another error where it was raised
+            error = _stopped[0]
         trace(error)
         return explain(error)
 

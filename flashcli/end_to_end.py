@@ -23,6 +23,7 @@ from flashcli import scripts
 from flashcli.backends.cpu import usable_cores
 from flashcli.errors import BadInput, FlashError
 from flashcli.fileformat import Shape, create_zeros
+from flashcli.kernels import ceil_div
 from flashcli.outputs import check_creatable
 from flashcli.testcases import REPORT_CASES, TIME_LIMIT, Case, load
 
@@ -95,7 +96,8 @@ def prepare(case: Case) -> None:
 
 def zeros(folder: Path, gigabytes: int) -> Case:
     """A case of so many 10^9 bytes or little more, all zeros."""
-    path, shape = folder / "large.in", Shape(-(-gigabytes * 10**9 // Shape(1, *LARGE).input_batch_bytes), *LARGE)
+    path = folder / "large.in"
+    shape = Shape(ceil_div(gigabytes * 10**9, Shape(1, *LARGE).input_batch_bytes), *LARGE)
     create_zeros(path, shape)
     return Case(f"{gigabytes} GB of zeros", shape, None, path, None, TIME_LIMIT)
 

@@ -52,6 +52,8 @@ class AtomicFile:
 
     def _resolve_target(self) -> str | None:
         """The regular file to replace, links followed; None if the output is something else and is written through."""
+        if not os.path.basename(self.path):
+            raise CannotCreate(f"cannot write {self.path!r}: it names no file.", "name a file.")
         try:
             mode = os.stat(self.path).st_mode
         except FileNotFoundError:
@@ -67,9 +69,9 @@ class AtomicFile:
     def _open_temporary(self, target: str) -> None:
         folder, name = os.path.split(target)
         temporary = os.path.join(folder, f".{name[:50]}.{os.urandom(4).hex()}.tmp")
+        _unfinished.add(temporary)  # before it is there: a signal may come meanwhile
         self._fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask, as by open()
         self._temporary = temporary
-        _unfinished.add(temporary)
         with contextlib.suppress(FileNotFoundError):
             os.fchmod(self._fd, stat.S_IMODE(os.stat(target).st_mode))  # those of the file it replaces
 

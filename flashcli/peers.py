@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -119,15 +118,15 @@ def ceilings() -> dict[str, float]:
     return found
 
 
-def _median_seconds(work: Callable, runs: int = 10) -> float:
+def _median_seconds(work: Callable) -> float:
     import torch
 
     seconds = []
-    for _ in range(runs + 2):
+    for _ in range(12):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         work()
         end.record()
         end.synchronize()
         seconds.append(start.elapsed_time(end) / 1e3)
-    return float(np.median(seconds[2:])) if seconds else math.nan
+    return float(np.median(seconds[2:]))  # without those that warm up

@@ -83,7 +83,7 @@ def run(
     be told of those that are done with. ``causal`` says what `open_backend`'s backend computes, for fair shares and for
     the rate.
     """
-    count, timeline, began = max(ranks.size, len(devices)), Timeline(), time.perf_counter()
+    count, began = max(ranks.size, len(devices)), time.perf_counter()
     before = seconds_since_process_start()
 
     def warn_of(place: str) -> None:
@@ -109,7 +109,7 @@ def run(
                     parts = _on_each(devices, task, shares)
                 else:
                     parts = [_compute(ranks.name, ranks.who, task, shares[0], ranks.check)]
-            own = Timeline.merged([timeline, *(part.timeline for part in parts)])
+            own = Timeline.merged([part.timeline for part in parts])
             start = _start_up(began - before, began)
             parts[0] = parts[0]._replace(timeline=Timeline.merged([start, parts[0].timeline]))
             if ranks.rank > 0:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from flashcli.errors import AlreadyTold, BackendUnavailable, FlashError, Stopped
-from flashcli.launchers import tasks
+from flashcli.launchers import cores, tasks
 
 SHARE, OUTCOME, VERDICT = 1, 2, 3  # kinds of messages
 PAUSE = 0.002  # seconds between two looks for a message
@@ -92,8 +92,8 @@ class Ranks(Alone):
                 "try srun --mpi=pmix (srun --mpi=list shows what there is), or the mpirun of mpi4py's MPI library.",
             )
         host = self._world.Split_type(self._mpi.COMM_TYPE_SHARED)
-        cores = _cores()
-        self.turn, self.threads = host.rank, _share_of(cores, host.allgather(cores))
+        usable = cores()
+        self.turn, self.threads = host.rank, _share_of(usable, host.allgather(usable))
         host.Free()
         self.who = {"rank": self.rank, "host": os.uname().nodename}
         self.name = "rank {rank} on {host}".format(**self.who)
@@ -209,12 +209,6 @@ def _start_mpi():
         ) from error
     MPI.Init_thread(MPI.THREAD_FUNNELED)
     return MPI
-
-
-def _cores() -> frozenset[int]:
-    """Those that this process may use: fewer than all where the launcher has bound it to some."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return frozenset(usable)
 
 
 def _share_of(cores: frozenset[int], of_host: list[frozenset[int]]) -> int:

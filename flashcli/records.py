@@ -1,7 +1,7 @@
 """Views of a benchmark record: a table for people, Markdown, CSV, the tables in the documents. The record is JSON.
 
 A record is ``{"circumstances": {...}, "ceilings": {...}, "rows": [{...}]}``; its rows are those of `flashcli.bench`,
-`flashcli.ladder`, `flashcli.profiling` or `flashcli.end_to_end`.
+`flashcli.ladder`, `flashcli.profiling`, `flashcli.end_to_end` or `flashcli.scaling`.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from flashcli.outputs import AtomicFile, check_creatable
 from flashcli.timing import busy
 
 RUN = (sys.executable, "-m", "flashcli", "run", "--json")
-N, D = 2048, 64  # of the large input: 1 s of computing for 40 s of reading
+N, D = 2048, 64  # of the large input, which takes ten times as long to read as to compute
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # containers have no other user
 TIMES = ("seconds", "busy", "pipeline", "total", "input", "computation", "output")
 

@@ -61,12 +61,8 @@ class Timeline:
         """Seconds from the start of the first span to the end of the last."""
         return max((span.end for span in self.spans), default=0.0) - min((s.start for s in self.spans), default=0.0)
 
-    def write_trace(self, path: str) -> None:
-        """The spans as a Chrome trace, for https://ui.perfetto.dev: a track for each phase, more where they overlap."""
-        write_trace(path, {1: self})
-
     def tracks(self) -> Iterator[tuple[Span, str]]:
-        """Each span with the name of a track on which it overlaps no other."""
+        """Each span with the name of a track on which it overlaps no other: more than one for a phase, if need be."""
         busy_until: dict[str, float] = {}
         for span in sorted(self.spans, key=lambda span: span.start):
             number = 1
@@ -88,7 +84,7 @@ def wall_seconds(work: Callable[[object], None], inputs: list, runs: int) -> lis
 
 
 def write_trace(path: str, timelines: dict[object, Timeline]) -> None:
-    """Several timelines as one Chrome trace: a group of tracks for each, under its name."""
+    """Timelines as a Chrome trace, for https://ui.perfetto.dev: under the name of each a track for each phase."""
     import json  # here, because few runs need it and it takes a millisecond
 
     from flashcli.outputs import write_whole

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
+import types
 
 import pytest
 from support import command, environment, flashcli, random_qkv, write_input
 
-from flashcli import __version__
+from flashcli import __version__, cli
 from flashcli.cli import COMMANDS
 
 
@@ -110,3 +113,11 @@ def test_a_file_name_that_is_no_text_can_be_printed(tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert os.path.exists(path)
+
+
+def test_a_signal_while_modules_are_imported(monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *ignored: None)
+    monkeypatch.setattr(cli, "_stopped", [])
+    monkeypatch.setitem(sys.modules, "flashcli.outputs", types.ModuleType("half of it"))
+    with pytest.raises(cli.Terminated):
+        cli._stop(signal.SIGTERM, None)

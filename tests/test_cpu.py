@@ -15,6 +15,7 @@ from tolerances import assert_accurate
 
 from flashcli.backends.cpu import CpuBackend, row_tile, tasks, usable_cores
 from flashcli.cut import TILE, Cut
+from flashcli.fileformat import Shape
 from flashcli.stream import Arrays, stream
 from flashcli.timing import Timeline
 
@@ -94,3 +95,11 @@ def test_cores_taken_away_are_not_used():
         assert usable_cores() == 1
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.parametrize(("threads", "batches"), [(1, 2), (8, 2), (16, 4)])
+def test_chunks_are_smaller_as_long_as_there_is_a_tile_for_each_thread(threads, batches):
+    with CpuBackend(threads=threads) as backend:
+        by, slots = backend.slots(Shape(40, 2048, 64), Cut(whole=True, batches=4, rows=2048), 3)
+    assert (by.batches, len(slots)) == (batches, 3)
+    assert slots[0].input.size == batches * 3 * 2048 * 64

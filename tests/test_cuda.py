@@ -308,10 +308,36 @@ def test_host_memory_is_locked_for_as_long_as_it_is_used(fake_gpu, locked):
 
 
 def test_host_memory_is_unlocked_after_a_failure(fake_gpu, monkeypatch, locked):
-    with CudaBackend(32) as backend, pytest.raises(KernelFailure):
-        monkeypatch.setenv("FAKE_GPU_FAILS", "launch")
-        forward(backend, QKV)
+    """Once nothing is under way to it any more."""
+    monkeypatch.setattr(fake_gpu, "laziness", lambda number: True)
+    with CudaBackend(32) as backend:
+        monkeypatch.setenv("FAKE_GPU_FAILS", "synchronize")
+        with pytest.raises(KernelFailure):
+            forward(backend, QKV)
+        monkeypatch.delenv("FAKE_GPU_FAILS")
+        slots, unlock = list(backend._slots), page_lock.unlock
+        assert any(slot.stream.work for slot in slots)
+
+        def unlock_idle(array: np.ndarray) -> None:
+            assert not any(slot.stream.work for slot in slots if slot.memory is array)
+            unlock(array)
+
+        monkeypatch.setattr(page_lock, "unlock", unlock_idle)
     assert locked == []
+
+
+def test_memory_counts_as_locked_while_it_is_being_locked(fake_gpu, monkeypatch):
+    """A signal may come as soon as it is."""
+    unlocked = []
+    monkeypatch.setattr(page_lock, "unlock", unlocked.append)
+
+    def lock_and_stop(array: np.ndarray) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(page_lock, "lock", lock_and_stop)
+    with CudaBackend(32) as backend, pytest.raises(KeyboardInterrupt):
+        forward(backend, QKV)
+    assert len(unlocked) == 1
 
 
 def test_what_the_program_has_begun_is_waited_for(fake_gpu, monkeypatch):

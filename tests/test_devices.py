@@ -17,9 +17,9 @@ from support import command, environment, flashcli, heed_interrupts, leftovers, 
 
 from flashcli import pipeline
 from flashcli.__main__ import prepare_run
+from flashcli.backends import warm_up
 from flashcli.backends.cpu import CpuBackend
 from flashcli.backends.cuda import devices
-from flashcli.backends.warm_up import devices as to_warm_up
 from flashcli.cut import TILE
 from flashcli.errors import Stopped
 from flashcli.threads import together
@@ -204,14 +204,21 @@ def test_what_cannot_seek_is_for_one_device(gpus, given, out):
     ],
 )
 def test_the_contexts_that_start_early_are_those_needed(arguments, environment, count, expected):
-    assert list(to_warm_up(["x.in", "x.out", *arguments], environment, count)) == expected
+    assert list(warm_up.devices(["x.in", "x.out", *arguments], environment, count)) == expected
 
 
-def test_what_is_set_already_stays(monkeypatch):
-    chosen = {"CUDA_DEVICE_MAX_CONNECTIONS": "4"}
+@pytest.mark.parametrize(
+    ("arguments", "begun"),
+    [([], True), (["--backend", "cuda"], True), (["--backend", "cpu"], False), (["--kernel=sequential"], False)],
+)
+@pytest.mark.parametrize("queues", ["", "4"])
+def test_what_a_run_begins_with(monkeypatch, arguments, begun, queues):
+    chosen, started = {"CUDA_DEVICE_MAX_CONNECTIONS": queues} if queues else {}, []
     monkeypatch.setattr(os, "environ", chosen)
-    prepare_run(["x.in", "x.out", "--backend", "cpu"])
-    assert chosen == {"CUDA_DEVICE_MAX_CONNECTIONS": "4", "OPENBLAS_NUM_THREADS": "1"}
+    monkeypatch.setattr(warm_up, "warm_up", started.append)
+    prepare_run(["x.in", "x.out", *arguments])
+    assert chosen == {"CUDA_DEVICE_MAX_CONNECTIONS": queues or "1", "OPENBLAS_NUM_THREADS": "1"}
+    assert started == [["x.in", "x.out", *arguments]] * begun
 
 
 # Threads that stop together

@@ -315,6 +315,34 @@ def test_a_signal_within_a_long_chunk_leaves_no_trace(computing, out, number, co
     assert_stops(computing, out, number, 1, code, word)
 
 
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_signal_while_the_temporary_file_is_made(given, out, where):
+    fault = f"""
+def open_stopped(path, *args, make=os.open, **options):
+    made = make(path, *args, **options) if {where!r} == "after" or not str(path).endswith(".tmp") else None
+    if str(path).endswith(".tmp"):
+        os.kill(os.getpid(), 15)
+    return made
+os.open = open_stopped"""
+    done = run(given, out, CPU, fault)
+    assert (done.code, done.err) == (143, "Error: terminated; nothing is left half-written.\n")
+    assert_untouched(out)
+
+
+def test_a_signal_that_turns_into_another_error_is_told_as_a_signal(given, out):
+    fault = """
+def broken(*args):
+    try:
+        os.kill(os.getpid(), 15)
+        time.sleep(1)
+    except BaseException:
+        raise RuntimeError("release unlocked lock")
+stream.chunks = broken"""
+    done = run(given, out, CPU, fault)
+    assert (done.code, done.err) == (143, "Error: terminated; nothing is left half-written.\n")
+    assert_untouched(out)
+
+
 def test_kill_leaves_a_temporary_file_that_the_next_run_ignores(under_way, given, out, backend):
     under_way.kill()
     under_way.communicate(timeout=30)

@@ -30,7 +30,7 @@ from support import (
 )
 
 from flashcli.cut import TILE
-from flashcli.launchers import local_rank, tasks
+from flashcli.launchers import cores, local_rank, tasks
 from flashcli.ranks import _share_of
 
 MPIRUN = next(
@@ -138,6 +138,7 @@ def test_the_bytes_are_those_of_one_process(tmp_path, out, count, shape, options
         return
     assert [part["rank"] for part in record["ranks"]] == list(range(count))
     assert sum(part["rows"] for part in record["ranks"]) == shape[0] * shape[1]
+    assert sum(part["threads"] for part in record["ranks"]) <= max(len(cores()), count)
     assert record["computation"] >= max(part["computation"] for part in record["ranks"])
 
 

@@ -182,6 +182,13 @@ def test_a_folder_cannot_be_the_output(given, tmp_path):
     run(given, tmp_path).assert_error(73, "it is a folder")
 
 
+@pytest.mark.parametrize("arguments", [[""], ["folder/"], ["x.out", "--trace", ""], ["x.out", "--trace", "folder/"]])
+def test_a_path_that_names_no_file_is_refused_before_the_work(given, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    run(given, *arguments).assert_error(73, f"cannot write {arguments[-1]!r}: it names no file.")
+    assert os.listdir(tmp_path) == [given.name]
+
+
 @pytest.mark.parametrize("name", ["x.in", "hard", "soft", "sub/../x.in"])
 def test_the_input_is_never_overwritten(given, tmp_path, name):
     os.link(given, tmp_path / "hard")

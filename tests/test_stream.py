@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 
@@ -13,7 +14,7 @@ from tolerances import assert_accurate
 from flashcli.backends.cpu import CpuBackend
 from flashcli.cut import TILE, Cut
 from flashcli.fileformat import Chunk, Shape
-from flashcli.stream import Arrays, first_nonfinite, stream
+from flashcli.stream import Arrays, Overlap, first_nonfinite, stream
 from flashcli.timing import Timeline
 
 ONE = Cut(whole=True, batches=1, rows=20)  # 40 chunks go through 6 slots
@@ -53,12 +54,14 @@ def run(
     source: Source | None = None,
     sink: Sink | None = None,
     causal=False,
+    timeline: Timeline | None = None,
     **options,
 ) -> Sink:
     source = source or Source(qkv)
     sink = sink or Sink(source.shape)
     with CpuBackend(causal, threads=1) as backend:
-        stream(source, backend, sink, Timeline(), by, **options)
+        backend.overlap = Overlap(reading=3, computing=1, writing=2)
+        stream(source, backend, sink, timeline or Timeline(), by, **options)
     return sink
 
 
@@ -70,6 +73,14 @@ def test_every_row_arrives_in_its_place_once(qkv, by, in_order, serial):
     assert sorted(sink.written) == list(range(len(sink.out)))
     assert not in_order or sink.written == sorted(sink.written)
     assert_accurate(sink.out.reshape(qkv[:, 0].shape), qkv)
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_serial_does_one_thing_after_another(serial):
+    timeline = Timeline()
+    run(timeline=timeline, serial=serial)
+    spans = sorted(timeline.spans, key=lambda span: span.start)
+    assert all(span.end <= following.start for span, following in itertools.pairwise(spans)) is serial
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from flashcli.timing import Timeline, report, seconds_since_process_start, tflops
+from flashcli.timing import Timeline, report, seconds_since_process_start, tflops, write_trace
 
 
 def timeline(*spans: tuple[float, float]) -> Timeline:
@@ -43,7 +43,7 @@ def test_a_span_that_ends_in_an_error_counts():
 
 
 def test_a_trace_shows_overlapping_spans_side_by_side(tmp_path):
-    timeline((1.0, 3.0), (2.0, 4.0), (3.0, 5.0)).write_trace(str(tmp_path / "trace.json"))
+    write_trace(str(tmp_path / "trace.json"), {1: timeline((1.0, 3.0), (2.0, 4.0), (3.0, 5.0))})
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert [(event["ts"], event["dur"], event["tid"]) for event in events] == [
         (0, 2e6, "input 1"),

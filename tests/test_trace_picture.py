@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from support import ROOT, environment
 
-from flashcli.timing import Timeline
+from flashcli.timing import Timeline, write_trace
 from flashcli.trace_picture import COLOURS, DARK, LEFT, RIGHT, WIDTH, picture
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -26,7 +26,7 @@ def events(tmp_path):
         timeline.add("input", 0.010 * index, 0.010 * index + 0.010, f"read {name}")
         timeline.add("kernel", 0.030 + index / 1e3, 0.040 + index / 1e3, f"kernel, {name}")
     timeline.add("output", 0.050, 0.060, "commit <now>")
-    timeline.write_trace(str(tmp_path / "trace.json"))
+    write_trace(str(tmp_path / "trace.json"), {1: timeline})
     return json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 

@@ -9,7 +9,6 @@ loops, and BLAS is held to one thread per worker.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from flashcli.backends.base import Backend, LongBatch, Slot
 from flashcli.cut import TILE, Cut
 from flashcli.fileformat import Chunk, Shape
 from flashcli.kernels import ceil_div
+from flashcli.launchers import cores
 from flashcli.stream import Overlap, ignore
 from flashcli.timing import Timeline
 
@@ -72,7 +72,9 @@ class CpuBackend(Backend):
 
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[CpuSlot]]:
         self._Br = row_tile(shape.B, shape.N)
-        by = by.smaller() or by  # than a GPU needs: what waits in few small slots may still be in a cache
+        smaller = by.smaller()  # what waits in few small slots may still be in a cache
+        if smaller and smaller.batches * smaller.rows >= self._threads * self._Br:
+            by = smaller
         # Two, so that one fills while the other is used. Of the batch before the last, all is done: at least two chunks
         # came since, and `overlap` lets one be computed beside another.
         self._long = [] if by.whole else [LongBatch(shape) for _ in range(min(2, shape.B))]
@@ -122,8 +124,8 @@ def finish(running: Iterator[None], check: Callable[[], None] = ignore) -> None:
 
 
 def usable_cores() -> int:
-    """The cores this process may use: fewer than the machine's under Slurm, taskset or a container."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """How many cores this process may use."""
+    return len(cores())
 
 
 def blas_text() -> str:

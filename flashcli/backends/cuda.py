@@ -79,8 +79,8 @@ class CudaSlot(Slot):
     def lock(self) -> None:
         """Lock the host's memory, when it is used for the first time: other slots are in use meanwhile."""
         if not self.locked:
+            self.locked = True  # first: a signal may come as soon as it is
             page_lock.lock(self.memory)
-            self.locked = True
 
     def close(self) -> None:
         """To be called before the host's memory may be given back, whatever has happened."""

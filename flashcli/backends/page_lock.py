@@ -1,16 +1,16 @@
 """Page-locked host memory, which a GPU copies from and to by itself.
 
-It is allocated and filled as any other, perhaps before there is a context, and locked afterwards: that takes a third
-of the time in which the driver allocates locked memory, and the interpreter lock is free meanwhile. Through ctypes,
-since PyCUDA's ``register_host_memory`` does not work with NumPy 2.
+It is allocated as any other and locked afterwards: that takes a third of the time in which the driver allocates locked
+memory, and leaves the interpreter lock free. (PyCUDA's ``register_host_memory`` does not work with NumPy 2.)
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 
 import numpy as np
+
+from flashcli.backends.libcuda import libcuda
 
 
 def lock(array: np.ndarray) -> bool:
@@ -24,13 +24,5 @@ def unlock(array: np.ndarray) -> None:
 
 
 def _call(function: str, array: np.ndarray, *arguments: object) -> bool:
-    driver = _driver()
+    driver = libcuda()
     return driver is not None and getattr(driver, function)(ctypes.c_void_p(array.ctypes.data), *arguments) == 0
-
-
-@functools.cache
-def _driver() -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None

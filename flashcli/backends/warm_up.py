@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from flashcli.backends.libcuda import libcuda
 from flashcli.launchers import local_rank, tasks
 
 steps: list[tuple[str, float, float]] = []  # what was done, from when to when in seconds of time.perf_counter
@@ -50,11 +51,9 @@ def devices(arguments: Sequence[str], environment: Mapping[str, str], count: int
 
 def _start(arguments: Sequence[str]) -> None:
     """Failures are left for those who really need the contexts: they report them."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    driver, count = libcuda(), ctypes.c_int()
+    if driver is None:
         return
-    count = ctypes.c_int()
     if _timed("start the driver", driver.cuInit, 0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
         for index in devices(arguments, os.environ, count.value):
             _begin(_retain_primary_context, driver, index)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from flashcli.fileformat import InputFile, read_output
+from flashcli.kernels import ceil_div
 from flashcli.testcases import Case
 from flashcli.verify import Comparison, compare_files, reference
 
@@ -34,7 +35,7 @@ def _rows(source: InputFile, rng: np.random.Generator) -> list[np.ndarray]:
     B, N = source.shape.B, source.shape.N
     if B * N**2 <= ALL_ROWS:
         return [np.arange(N)] * B
-    per_batch = min(N, max(1, -(-SAMPLED_ROWS // B)))
+    per_batch = min(N, max(1, ceil_div(SAMPLED_ROWS, B)))
     return [np.sort(rng.choice(N, per_batch, replace=False)) for _ in range(B)]
 
 

@@ -29,18 +29,18 @@ class Finished(NamedTuple):
 
 
 class Tail:
-    """The last bytes of a stream, in bounded memory."""
+    """The last `CAPTURED` bytes of a stream."""
 
-    def __init__(self, limit: int = CAPTURED) -> None:
-        self._limit, self._data = limit, bytearray()
+    def __init__(self) -> None:
+        self._data = bytearray()
 
     def add(self, data: bytes) -> None:
         self._data += data
-        if len(self._data) > 2 * self._limit:
-            del self._data[: -self._limit]
+        if len(self._data) > 2 * CAPTURED:
+            del self._data[:-CAPTURED]
 
     def text(self) -> str:
-        return self._data[-self._limit :].decode(errors="replace").strip()
+        return self._data[-CAPTURED:].decode(errors="replace").strip()
 
 
 def execute(
@@ -153,12 +153,12 @@ def _adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def descendants(root: int | None = None) -> dict[int, int]:
-    """Process id -> number of threads, of everything below the process ``root`` (default: this one)."""
+def descendants() -> dict[int, int]:
+    """Process id -> number of threads, of everything below this process."""
     children: dict[int, list[tuple[int, int]]] = {}
     for pid, parent, threads in _processes():
         children.setdefault(parent, []).append((pid, threads))
-    found, waiting = {}, [root or os.getpid()]
+    found, waiting = {}, [os.getpid()]
     while waiting:
         for pid, threads in children.get(waiting.pop(), ()):
             found[pid] = threads
