@@ -19,7 +19,8 @@ help:
 
 # One virtual environment for all targets. PyCUDA is built from source, so only where a toolkit and a driver are.
 $(READY): pyproject.toml
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "flashcli needs Python 3.11 or newer: PYTHON=python3.11 make ...")'
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@if PATH="$$PATH:$$CUDA_HOME/bin:/usr/local/cuda/bin" command -v nvcc >/dev/null && nvidia-smi >/dev/null 2>&1; then \
 		echo "CUDA toolkit and driver found: installing PyCUDA (this takes a minute or two)."; \

@@ -63,7 +63,12 @@ class Terminated(BaseException):
     """The signal ``args[0]`` arrived: unwind, clean up, leave."""
 
 
-STOPPED_BY = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated, signal.SIGHUP: Terminated}
+STOPPED_BY = {
+    signal.SIGINT: KeyboardInterrupt,
+    signal.SIGTERM: Terminated,
+    signal.SIGHUP: Terminated,
+    signal.SIGQUIT: Terminated,
+}
 _stopped: list[BaseException] = []  # what a signal has raised
 
 
@@ -149,5 +154,7 @@ def wording(error: BaseException) -> tuple[int, str, str]:
         case MemoryError():
             reason = str(error) or "the system gives no more"
             return 71, f"out of memory: {reason}.", "use a larger machine, or a smaller file."
+        case RuntimeError() if "can't start new thread" in str(error):
+            return 71, "the system starts no more threads.", "use fewer --threads, or raise the limits (ulimit -a)."
         case _:
             return 70, f"internal error: {type(error).__name__}: {error}.", "run again with --debug, and report it."

@@ -76,6 +76,8 @@ def explained(doing: str, path: str | os.PathLike, missing: type[FlashError] = B
             raise NoPermission(message, "check the permissions of the file and its folder (ls -ld).") from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise InputOutputError(message, "free some space, or write to another file system.") from error
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP):
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP):
             raise missing(message, "check the path.") from error
+        if error.errno == errno.EPIPE:
+            raise InputOutputError(message, "whoever was to read it has gone.") from error
         raise InputOutputError(message, "check the disk or file system.") from error

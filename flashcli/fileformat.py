@@ -253,6 +253,13 @@ def create_output(path: str | os.PathLike, shape: Shape, shared: str | None = No
     return ChunkWriter(path, shape.output_bytes, shape.row_bytes, shape.output_rows, shared=shared)
 
 
+def _file_size(path: str | os.PathLike) -> int:
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise BadInput(f"{str(path)!r} is not a regular file.", "copy the data to a file first.")
+    return status.st_size
+
+
 def read_output(path: str | os.PathLike, shape: Shape, batches: range, rows: range | None = None) -> np.ndarray:
     """O of a range of batches as float32 [batches, N, d], or some rows of a single batch as [1, rows, d].
 
@@ -260,11 +267,12 @@ def read_output(path: str | os.PathLike, shape: Shape, batches: range, rows: ran
     """
     rows = range(shape.N) if rows is None else rows
     with explained("read", path):
-        size = os.stat(path).st_size
+        size = _file_size(path)
         if size != shape.output_bytes:
+            short = size < shape.output_bytes
             raise BadInput(
                 f"{str(path)!r} has {size} bytes; an output of (B, N, d) = {shape} has {shape.output_bytes}.",
-                "was the program stopped before it had written everything?",
+                "was the program stopped before it had written everything?" if short else "is it another case's?",
             )
         count = len(batches) * len(rows) * shape.d
         o = np.fromfile(path, FLOAT, count, offset=(batches.start * shape.N + rows.start) * shape.row_bytes)
@@ -276,7 +284,7 @@ def read_output(path: str | os.PathLike, shape: Shape, batches: range, rows: ran
 def flat_shape(path: str | os.PathLike) -> Shape:
     """A shape for an output file about which nothing is known: one column, as many rows as it has numbers."""
     with explained("read", path):
-        size = os.stat(path).st_size
+        size = _file_size(path)
     if size == 0 or size % FLOAT.itemsize:
         raise BadInput(f"{str(path)!r} has {size} bytes, which is no number of floats.", "is it an output file?")
     return Shape(1, size // FLOAT.itemsize, 1)

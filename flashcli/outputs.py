@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
 import stat
 
@@ -139,14 +140,15 @@ def _reserve(fd: int, size: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def check_distinct(path: str | os.PathLike, other: str | os.PathLike) -> None:
+def check_distinct(*paths: str | os.PathLike) -> None:
     """Refuse to overwrite one file of a command with another."""
-    with contextlib.suppress(OSError):
-        same_path = os.path.realpath(path) == os.path.realpath(other)  # of files that are not there yet
-        if same_path or os.path.samefile(path, other):
-            raise UsageError(
-                f"{os.fspath(other)!r} is named twice: it is the same file.", "name another file to write."
-            )
+    for path, other in itertools.combinations(paths, 2):
+        with contextlib.suppress(OSError):
+            same_path = os.path.realpath(path) == os.path.realpath(other)  # of files that are not there yet
+            if same_path or os.path.samefile(path, other):
+                raise UsageError(
+                    f"{os.fspath(other)!r} is named twice: it is the same file.", "name another file to write."
+                )
 
 
 def check_creatable(path: str | os.PathLike) -> None:

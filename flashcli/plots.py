@@ -234,9 +234,9 @@ def main(record: Path, picture: str, profile: Path | None) -> None:
 def _load(path: Path, command: str, columns: set[str]) -> dict:
     """A record of ``command``, in which every row that has times has these ``columns``, as no other command's does."""
     with explained("read", path):
-        text = path.read_text()
+        content = path.read_bytes()
     try:
-        record = json.loads(text)
+        record = json.loads(content)
         timed = [row for row in record["rows"] if "seconds" in row]
         right = "circumstances" in record and all(columns <= row.keys() for row in timed)
     except (ValueError, KeyError, TypeError):

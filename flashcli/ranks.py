@@ -142,7 +142,7 @@ class Ranks(Alone):
         else:
             verdict, heard = self._verdict_on(error, patience)
         if verdict is not None:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
                 signal.signal(number, signal.SIG_IGN)  # all is told, and a launcher ends the rest after the first
         if heard:  # without the others, MPI would wait for ever; left without it, the launcher ends them all
             self._mpi.Request.Waitall(self._sent)

@@ -3,6 +3,7 @@
 # Usage: tests/sanitize.sh [PYTHON]
 set -uo pipefail
 export PYTHON=${1:-python3} WORK
+command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not on the PATH; it comes with the CUDA toolkit." >&2; exit 69; }
 WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
 

@@ -97,6 +97,12 @@ def test_a_record_that_cannot_be_created_is_told_before_the_timing(tmp_path, opt
     assert "flashcli cpu" not in done.err
 
 
+def test_two_results_do_not_go_into_one_file(tmp_path):
+    files = ["--json", tmp_path / "x", "--csv", tmp_path / "x"]
+    flashcli("bench", "--backend", "cpu", "--shape", "1,8,8", *files).assert_error(2, "is named twice")
+    assert not os.listdir(tmp_path)
+
+
 def test_a_record_in_a_folder_that_is_not_writable_is_told_before_the_timing(tmp_path, ordinary_user):
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)

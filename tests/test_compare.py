@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -114,3 +115,17 @@ def test_a_missing_reference_beside_its_input_is_bad_input(folder):
     (folder / "x.ref").unlink()
     write_output(folder / "got", float64(QKV))
     flashcli("compare", folder / "got", folder / "x.ref").assert_error(65, "x.ref", "no such file")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_a_tolerance_is_a_finite_number(folder, value):
+    assert flashcli("compare", folder / "got", folder / "want", "--tolerance", value).code == 2
+
+
+@pytest.mark.parametrize("name", ["folder", "fifo"])
+@pytest.mark.parametrize("shape", [[], ["--shape", "1,2,3"]], ids=["flat", "shape"])
+def test_what_is_no_file_has_no_output(tmp_path, name, shape):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    path = tmp_path / name
+    flashcli("compare", path, path, *shape).assert_error(65, f"{name}' is not a regular file.")

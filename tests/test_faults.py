@@ -190,6 +190,12 @@ def test_something_unexpected(given, out, backend, place):
     assert_untouched(out)
 
 
+def test_no_more_threads(given, out, backend):
+    fault = 'stream.ThreadPoolExecutor = lambda *args: throw(RuntimeError("can\'t start new thread"))'
+    run(given, out, backend, fault).assert_error(71, "the system starts no more threads.")
+    assert_untouched(out)
+
+
 def test_no_memory_left_in_a_reader(given, out, backend):
     fault = "stream.first_nonfinite = nth(7, lambda: throw(MemoryError()), stream.first_nonfinite)"
     run(given, out, backend, fault).assert_error(71, "out of memory")
@@ -300,7 +306,12 @@ def assert_stops(process: subprocess.Popen, out: Path, number: int, times: int, 
 
 
 SIGNALS = pytest.mark.parametrize(
-    ("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("number", "code", "word"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGQUIT, 131, "terminated"),
+    ],
 )
 
 

@@ -92,10 +92,10 @@ def draw(folder, *arguments) -> Finished:
     return Finished(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": []}', '{"rows": [1], "circumstances": {}}'])
+@pytest.mark.parametrize("text", ["", "\xff", "[]", "{}", '{"rows": []}', '{"rows": [1], "circumstances": {}}'])
 @drawing
 def test_what_is_no_record_is_refused(tmp_path, text):
-    (tmp_path / "x.json").write_text(text)
+    (tmp_path / "x.json").write_text(text, encoding="latin-1")
     draw(tmp_path, tmp_path / "x.json").assert_error(65, "is not a record of `flashcli bench --ladder`.")
     assert not (tmp_path / "x.png").exists()
 

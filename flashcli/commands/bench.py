@@ -99,11 +99,12 @@ def _check_options(given: set[str], backend: str, against: list[str], ladder: bo
 def _check_files(files: dict[str, str], plot: str | None) -> None:
     """Find out before the timing whether its results can be kept."""
     from flashcli import plots
-    from flashcli.outputs import check_creatable
+    from flashcli.outputs import check_creatable, check_distinct
 
-    for path in files.values():
-        if path != "-":
-            check_creatable(path)
+    paths = [path for path in files.values() if path != "-"]
+    check_distinct(*paths, *([plot] if plot else []))
+    for path in paths:
+        check_creatable(path)
     if plot:
         plots.check(plot)
 

@@ -175,9 +175,21 @@ precision_option = click.option(
     show_default=True,
     help="fp16: one product of halves, relative L2 error about 7e-4; for kernels that split numbers.",
 )
+
+
+class FiniteRange(click.FloatRange):
+    """Numbers from a range, but neither NaN, which no comparison finds outside of it, nor infinity."""
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> float:
+        number = super().convert(value, param, context)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, context)
+        return number
+
+
 tolerance_option = click.option(
     "--tolerance",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=1e-4,
     show_default=True,
     help="Allowed |got - want|, absolute plus relative to |want|.",
