@@ -102,8 +102,8 @@ def library(build: Build) -> ctypes.CDLL:
     """A kernel for the host, loaded, from the cache if it is there; the rules are those of `cubin`."""
     stem, cc = _stem(build, os.uname().machine), find_cc()
     if cc is None:
-        hint = "install gcc (build-essential), or set CC."
-        return ctypes.CDLL(str(_without_compiler(build, stem, "so", "C compiler (cc, gcc or clang)", hint)))
+        hint, sought = "install gcc (build-essential), or set CC.", os.environ.get("CC") or "cc, gcc or clang"
+        return ctypes.CDLL(str(_without_compiler(build, stem, "so", f"C compiler ({sought})", hint)))
     path = cache_folder() / f"{stem}-{_identity(Path(shutil.which(cc[0])), *cc[1:])}.so"
     with contextlib.suppress(OSError):
         return ctypes.CDLL(str(path))
