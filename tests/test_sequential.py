@@ -133,7 +133,7 @@ def test_what_only_a_gpu_has_is_wrong_usage(given, tmp_path, options, message):
     ("compiler", "message"),
     [
         ("", "there is no C compiler (cc, gcc or clang), and no cached sequential for d = 32."),
-        ("nonesuch-cc", "there is no C compiler"),
+        ("nonesuch-cc", "there is no C compiler (nonesuch-cc)"),
         ("#!/bin/sh\necho 'no such option' >&2\nexit 1\n", "does not compile 00_sequential.c: no such option."),
         ("no program\n", "cannot be run"),
     ],
