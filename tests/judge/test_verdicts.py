@@ -138,6 +138,28 @@ def test_a_folder_of_submissions_each_built_in_a_copy(compiled, cases, tmp_path)
     assert sorted(course.rglob("*")) == before
 
 
+def test_a_program_that_was_not_built_asks_for_the_build(cases, tmp_path):
+    (tmp_path / "course" / "alice").mkdir(parents=True)
+    (tmp_path / "course" / "alice" / "hw4.c").touch()
+    found = judge(cases, "--exe", tmp_path / "course", code=1)
+    told = ("build failed", "there is no program hw4; is --build missing?")
+    assert [(entry["verdict"], entry["detail"]) for entry in found] == [told, told]
+    done = flashcli("judge", cases, "--exe", tmp_path / "course" / "alice")
+    done.assert_error(65, "no submissions")
+    assert "is --build missing?" in done.err
+
+
+def test_the_folder_of_one_submission_is_built_too(compiled, cases, tmp_path):
+    (tmp_path / "alice").mkdir()
+    (tmp_path / "alice" / "source").write_bytes(compiled("right").read_bytes())
+    build = "cp source hw4; chmod +x hw4"
+    for place, folder in ((tmp_path / "alice", "."), (tmp_path, "alice")):
+        done = flashcli("judge", cases, "--exe", folder, "--build", build, "--case", "c1", "--json", cwd=place)
+        assert [entry["submission"] for entry in json.loads(done.out)["cases"]] == ["alice"]
+        assert done.code == 0
+    assert not (tmp_path / "alice" / "hw4").exists()
+
+
 def test_a_build_that_hangs_and_one_that_makes_nothing(cases, tmp_path):
     rules = tmp_path / "rules.toml"
     rules.write_text('cases = "cases"\nbuild_time_limit = 0.3\ngrace = 0.1\n')
@@ -196,5 +218,6 @@ def test_wrong_usage(compiled, cases, tmp_path):
     flashcli("judge", cases, "--exe", cases / "manifest.toml").assert_error(2, "permission denied")
     flashcli("judge", cases, "--exe", right, "--exe", right).assert_error(2, "two submissions")
     flashcli("judge", cases, "--exe", cases).assert_error(65, "no submissions")
+    flashcli("judge", cases, "--exe", "", cwd=tmp_path).assert_error(2, "--exe names nothing")
     flashcli("judge", cases, "--resume", "--exe", right).assert_error(2, "--resume")
     assert flashcli("judge", cases, "--exe", right, "--board", "x.pdf").code == 2
