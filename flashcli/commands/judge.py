@@ -63,7 +63,7 @@ def command(
     _check_platform()
     from flashcli.judge import sandbox, scoreboard
     from flashcli.judge.judging import Judging
-    from flashcli.judge.results import record
+    from flashcli.judge.results import as_line
     from flashcli.outputs import check_creatable
 
     if overrides["build"] and not programs:
@@ -84,7 +84,7 @@ def command(
         for number, result in enumerate(judging.results(cases, ready, done)):
             found.append(result)
             if results:
-                log.add(record(result))
+                log.add(as_line(result))
             if not as_json:
                 about = number == 0 and not programs
                 click.echo(_line(result, len(submissions) > 1 and result.submission, about))

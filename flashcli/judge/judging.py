@@ -46,7 +46,7 @@ class Result(NamedTuple):
     penalty: float
     device: str
     runs: list[float]
-    printed: str = ""  # the end of what the program printed
+    printed: str = ""  # the end of what the program, or its failed build, printed
 
 
 class Attempt(NamedTuple):
@@ -77,7 +77,7 @@ class Judging:
             pending = [entry for entry in submissions if (entry.name, case.name) not in done]
             for entry in pending:
                 if entry.failure:
-                    yield self._result(entry, case, [Attempt(0.0, BUILD_FAILED, entry.failure, "")])
+                    yield self._result(entry, case, [Attempt(0.0, BUILD_FAILED, entry.failure, entry.printed)])
             if pending := [entry for entry in pending if not entry.failure]:
                 yield from self._judge_case(case, pending)
 

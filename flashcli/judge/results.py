@@ -24,6 +24,11 @@ def record(result: Result) -> dict[str, object]:
     return {name: getattr(result, name) for name in RECORDED}
 
 
+def as_line(result: Result) -> dict[str, object]:
+    """A result's line in the file: its record, and what was printed, which is too much for a scoreboard."""
+    return record(result) | {"printed": result.printed}
+
+
 def circumstances(rules: Rules, seed: int | None, device: str) -> dict[str, object]:
     """What must be the same for results to belong together."""
     kept = {name: value for name, value in asdict(rules).items() if name not in IRRELEVANT}
@@ -97,4 +102,4 @@ def _result(line: dict) -> Result:
             raise ValueError(f"{name} is {line[name]!r}")
     if line["verdict"] not in VERDICTS:
         raise ValueError(f"there is no verdict {line['verdict']!r}")
-    return Result(**{name: line[name] for name in RECORDED})
+    return Result(**{name: line[name] for name in RECORDED}, printed=str(line.get("printed", "")))

@@ -15,7 +15,7 @@ from flashcli.errors import BadInput, UsageError
 from flashcli.judge.processes import Finished
 from flashcli.judge.rules import Rules
 from flashcli.judge.sandbox import confined
-from flashcli.judge.texts import ended, last_line, printable
+from flashcli.judge.texts import ended, first_error, last_line, printable
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Submission:
     command: tuple[str, ...]
     trusted: bool = False  # flashcli itself: run as it is, not confined
     failure: str = ""
+    printed: str = ""  # the end of what its build printed
 
 
 def python_path() -> str:
@@ -99,12 +100,13 @@ def build(submission: Submission, rules: Rules, scratch: Path) -> Submission:
     except OSError as error:  # shutil.Error is one
         return replace(submission, failure=f"its folder cannot be copied{last_line(str(error))}")
     built = copy / program.name
-    return replace(submission, command=(str(built),), failure=_build_failure(finished, built, rules))
+    failure = _build_failure(finished, built, rules)
+    return replace(submission, command=(str(built),), failure=failure, printed=finished.printed)
 
 
 def _build_failure(finished: Finished, built: Path, rules: Rules) -> str:
     if finished.stopped:
         return f"stopped after {rules.build_time_limit:g} s"
     if finished.returncode:
-        return f"{ended(finished.returncode)}{last_line(finished.printed)}"
+        return f"{ended(finished.returncode)}{first_error(finished.printed)}"
     return "" if os.access(built, os.X_OK) else f"it made no program {built.name}"

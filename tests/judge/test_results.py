@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -87,6 +88,13 @@ def finished(cases, spy, tmp_path):
     file = tmp_path / "results.jsonl"
     flashcli("judge", cases, "--exe", spy, "--results", file, "--seed", 4)
     return file
+
+
+def test_what_was_printed_is_in_the_file_and_in_no_scoreboard(finished, tmp_path):
+    [_, (first, _)] = results.read(finished)
+    assert re.fullmatch(r"[0-9a-f]{64}  -", first.printed)
+    flashcli("scoreboard", finished, "--board", tmp_path / "board.json")
+    assert '"printed"' not in (tmp_path / "board.json").read_text()
 
 
 def test_results_are_not_overwritten(cases, spy, finished):

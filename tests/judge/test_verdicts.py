@@ -160,6 +160,27 @@ def test_the_folder_of_one_submission_is_built_too(compiled, cases, tmp_path):
     assert not (tmp_path / "alice" / "hw4").exists()
 
 
+@pytest.mark.parametrize(
+    ("printed", "told"),
+    [
+        (
+            "cc hw4.c\\nhw4.c:1: warning: x\\nhw4.c:2: error: y\\nmake: *** [Makefile:2: hw4] Error 1",
+            "hw4.c:2: error: y",
+        ),
+        ("make[1]: *** error: x\\nhw4.c:1: Fatal Error: y\\nhw4.c:2: error: z", "hw4.c:1: Fatal Error: y"),
+        ("hw4.c:1: warning: x\\nmake: *** No rule to make target", "make: *** No rule to make target"),
+    ],
+)
+def test_a_failed_build_tells_the_first_error_and_keeps_the_rest(cases, tmp_path, printed, told):
+    (tmp_path / "alice").mkdir()
+    results = tmp_path / "results.jsonl"
+    build = f"printf '{printed}'; exit 2"
+    where = "--exe", tmp_path / "alice" / "hw4", "--case", "c1", "--results", results
+    [found] = judge(cases, *where, "--build", build, code=1)
+    assert (found["verdict"], found["detail"]) == ("build failed", f"exit code 2: {told}")
+    assert json.loads(results.read_text().splitlines()[1])["printed"] == printed.replace("\\n", "\n")
+
+
 def test_a_build_that_hangs_and_one_that_makes_nothing(cases, tmp_path):
     rules = tmp_path / "rules.toml"
     rules.write_text('cases = "cases"\nbuild_time_limit = 0.3\ngrace = 0.1\n')
