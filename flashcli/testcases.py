@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tomllib
@@ -96,6 +97,8 @@ def _from_manifest(folder: Path) -> list[Case]:
         with explained("read", path):
             manifest = tomllib.loads(path.read_text())
         limit = float(manifest.pop("time_limit", TIME_LIMIT))
+        if not 0 < limit < math.inf:
+            raise ValueError("time_limit must be a number of seconds above 0")
         cases = [_from_entry(folder, name, entry, limit) for name, entry in manifest.items()]
     except (tomllib.TOMLDecodeError, TypeError, KeyError, ValueError) as error:
         raise BadInput(f"{str(path)!r} is not a manifest of test cases: {error!r}.", CASE_HINT) from error

@@ -106,7 +106,14 @@ def test_what_it_refuses(tmp_path, arguments, code, complaint):
     flashcli("judge", *arguments, cwd=tmp_path).assert_error(code, complaint)
 
 
-@pytest.mark.parametrize("option", [["--time-limit", "0"], ["--tolerance", "-1"], ["--backend", "tpu"]])
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(["--time-limit", seconds] for seconds in ("0", "nan", "inf")),
+        *(["--tolerance", number] for number in ("-1", "nan")),
+        ["--backend", "tpu"],
+    ],
+)
 def test_wrong_usage(option):
     assert flashcli("judge", *option).code == 2
 

@@ -93,6 +93,8 @@ def test_the_committed_files_are_under_3_megabytes():
         "[t01]\nshape = [1, 2, 3]\n",
         "t01 = 3\n",
         'time_limit = "long"\n',
+        "time_limit = nan\n",
+        "time_limit = 0\n",
     ],
 )
 def test_a_bad_manifest_is_bad_input(tmp_path, manifest):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import sys
 import tempfile
@@ -14,6 +15,16 @@ from flashcli.commands import options
 from flashcli.commands.scoreboard import board_option, check_formats, rank_option, write_boards
 
 
+class FiniteRange(click.FloatRange):
+    """nan passes the bounds of click's own, for it is not beyond any."""
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> float:
+        number = super().convert(value, param, context)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, context)
+        return number
+
+
 @click.command()
 @click.argument("place", default="testcases", metavar="[DIR|RULES.toml]")
 @click.option(
@@ -25,11 +36,9 @@ from flashcli.commands.scoreboard import board_option, check_formats, rank_optio
     "--case", "names", multiple=True, metavar="NAME", help="Only these, such as t01 or 't[01-10]'; repeatable."
 )
 @click.option(
-    "--time-limit", type=click.FloatRange(0, min_open=True), help="Seconds a case; the rules' or manifest's by default."
+    "--time-limit", type=FiniteRange(0, min_open=True), help="Seconds a case; the rules' or manifest's by default."
 )
-@click.option(
-    "--tolerance", type=click.FloatRange(0), help="Allowed |got - want|, absolute plus relative to |want|; 1e-4."
-)
+@click.option("--tolerance", type=FiniteRange(0), help="Allowed |got - want|, absolute plus relative to |want|; 1e-4.")
 @click.option("--repetitions", type=click.IntRange(1), help="Runs of each case; their median is its time.")
 @click.option(
     "--seed", type=click.IntRange(0), help="Make the inputs from it; programs of others get a new one each time."

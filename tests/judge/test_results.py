@@ -136,7 +136,7 @@ def test_the_launcher_is_put_first_and_asked_for_the_device(cases, spy, tmp_path
     )
     rules = tmp_path / "rules.toml"
     rules.write_text(
-        f'cases = "cases"\nselect = "c1"\nlauncher = ["{tmp_path}/there"]\nenvironment = {{NOTES = "{tmp_path}/n"}}'
+        f'cases = "cases"\nselect = ["c1"]\nlauncher = ["{tmp_path}/there"]\nenvironment = {{NOTES = "{tmp_path}/n"}}'
     )
     done = flashcli(
         "judge", rules, "--exe", spy, "--json", env={"NOTES": str(tmp_path / "n"), "CUDA_VISIBLE_DEVICES": "0"}
