@@ -91,6 +91,8 @@ def command(
         judging = Judging(rules, scratch, seed, device, _prepare)
         ready = [_built(entry, rules, scratch, cases, done) for entry in submissions]
         for number, result in enumerate(judging.results(cases, ready, done)):
+            if number == 0 and not programs:
+                _check_usable(result)
             found.append(result)
             if results:
                 log.add(as_line(result))
@@ -190,6 +192,15 @@ def _prepare(case) -> None:
     with options.progress(case.shape.B, f"generating {case.name}") as bar:
         for count in case.prepare():
             bar.update(count)
+
+
+def _check_usable(result) -> None:
+    """flashcli's own first run: a backend or kernel that cannot be had here is no verdict, and no better next time."""
+    for kind in (errors.UsageError, errors.BackendUnavailable):
+        if result.detail.startswith(f"exit code {kind.exit_code}: Error: "):
+            lines = result.printed.splitlines()
+            said = dict(line.split(": ", 1) for line in lines if line.startswith(("Error: ", "Hint: ")))
+            raise kind(said["Error"], said.get("Hint", ""))
 
 
 def _line(result, name: str | bool, about: bool) -> str:
