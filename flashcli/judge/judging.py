@@ -186,9 +186,9 @@ def _compared(right: Compare, output: Path, tolerance: float) -> tuple[str, str]
         return WRONG, str(error)
     if comparison.matches:
         return ACCEPTED, ""
-    nonfinite = f", {comparison.got_nonfinite} NaN or Inf" if comparison.got_nonfinite else ""
-    largest = f"largest error {comparison.max_abs:.2g}{nonfinite}"
-    return (
-        WRONG,
-        f"{comparison.mismatches} of {comparison.count} elements, {largest}, first at {comparison.first_place()}",
-    )
+    parts = [f"{comparison.mismatches} of {comparison.count} elements"]
+    if comparison.max_abs:  # of the finite ones, if there are any
+        parts.append(f"largest error {comparison.max_abs:.2g}")
+    if comparison.got_nonfinite:
+        parts.append(f"{comparison.got_nonfinite} NaN or Inf")
+    return WRONG, ", ".join([*parts, f"first at {comparison.first_place()}"])

@@ -71,7 +71,8 @@ def go_on(path: Path, conditions: dict[str, object]) -> Log:
     for name, value in conditions.items():
         if before.get(name) != value:
             hint = "--resume goes on under the same conditions only; begin anew with another --results file."
-            raise UsageError(f"the results in {str(path)!r} are of another judging: its {name} differs.", hint)
+            verb = "differ" if name == "rules" else "differs"
+            raise UsageError(f"the results in {str(path)!r} are of another judging: its {name} {verb}.", hint)
     with explained("write", path, CannotCreate):
         file = open(path, "r+")  # noqa: SIM115 (closed by the Log)
         file.truncate(len(_complete_lines(path)))
@@ -81,12 +82,23 @@ def go_on(path: Path, conditions: dict[str, object]) -> Log:
 
 def read(path: Path) -> tuple[dict[str, object], list[Result]]:
     """The circumstances and the results in a file. BadInput if it is something else."""
-    try:
-        first, *lines = [json.loads(line) for line in _complete_lines(path).decode().splitlines()]
-        return dict(first["judging"]), [_result(line) for line in lines]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        hint = "`flashcli judge --results FILE` writes one."
-        raise BadInput(f"{str(path)!r} is not a file of results: {type(error).__name__}: {error}.", hint) from error
+    hint = "`flashcli judge --results FILE` writes one."
+    conditions, found = None, []
+    for number, line in enumerate(_complete_lines(path).splitlines(), start=1):
+        try:
+            content = json.loads(line.decode())
+            if conditions is None:
+                conditions = dict(content["judging"])
+            else:
+                found.append(_result(content))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            said = (
+                f"{type(error).__name__}: {getattr(error, 'msg', error)}"  # JSON's own number of the line is always 1
+            )
+            raise BadInput(f"{str(path)!r} is not a file of results: line {number}: {said}.", hint) from error
+    if conditions is None:
+        raise BadInput(f"{str(path)!r} is not a file of results: it has no line.", hint)
+    return conditions, found
 
 
 def _complete_lines(path: Path) -> bytes:

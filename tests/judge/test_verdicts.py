@@ -100,6 +100,12 @@ def test_given_inputs_are_used_as_they_are(compiled, tmp_path):
     assert judge(tmp_path, "--exe", compiled("right"), code=1)
 
 
+def test_an_output_of_nan_alone_has_no_largest_error(cases, tmp_path):
+    text = "#!/bin/sh\nhead -c 1536 /dev/zero | tr '\\0' '\\377' > \"$2\"\n"
+    [found] = judge(cases, "--exe", script(tmp_path / "nan", text), "--case", "c1", code=1)
+    assert found["detail"].startswith("384 of 384 elements, 384 NaN or Inf, first at ")
+
+
 def test_a_large_case_is_checked_in_every_batch(monkeypatch, case):
     """Rows are sampled there, and which ones is not to be known."""
     monkeypatch.setattr("flashcli.judge.answers.ALL_ROWS", 0)
