@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tomllib
@@ -10,12 +11,13 @@ from pathlib import Path
 
 from flashcli.distributions import generate
 from flashcli.errors import BadInput, FlashError, explained
-from flashcli.fileformat import InputFile, Shape, shape_problem
+from flashcli.fileformat import InputFile, Shape, read_output, shape_problem
 
 MANIFEST = "manifest.toml"
 GENERATED = "large"
 REPORT_CASES = ("t10", "t11", "t22", "t29", "t30")  # those that the course's report has times of
 TIME_LIMIT = 120.0
+CASE_HINT = "a case is a table with shape = [B, N, d] and seed."
 WHERE = (
     "the thirty cases come with the repository; any folder of .in files (and .ref) from `flashcli generate` will do."
 )
@@ -86,7 +88,7 @@ def load(folder: Path, hint: str = WHERE) -> list[Case]:
 
 def _from_file(path: Path) -> Case:
     with InputFile(path) as source:
-        return Case(path.stem, source.shape, None, path, _existing(path.with_suffix(".ref")), TIME_LIMIT)
+        return Case(path.stem, source.shape, None, path, _reference(path, source.shape), TIME_LIMIT)
 
 
 def _from_manifest(folder: Path) -> list[Case]:
@@ -95,10 +97,14 @@ def _from_manifest(folder: Path) -> list[Case]:
         with explained("read", path):
             manifest = tomllib.loads(path.read_text())
         limit = float(manifest.pop("time_limit", TIME_LIMIT))
-        return [_from_entry(folder, name, entry, limit) for name, entry in manifest.items()]
+        if not 0 < limit < math.inf:
+            raise ValueError("time_limit must be a number of seconds above 0")
+        cases = [_from_entry(folder, name, entry, limit) for name, entry in manifest.items()]
     except (tomllib.TOMLDecodeError, TypeError, KeyError, ValueError) as error:
-        hint = "a case is a table with shape = [B, N, d] and seed."
-        raise BadInput(f"{str(path)!r} is not a manifest of test cases: {error!r}.", hint) from error
+        raise BadInput(f"{str(path)!r} is not a manifest of test cases: {error!r}.", CASE_HINT) from error
+    if not cases:
+        raise BadInput(f"{str(path)!r} has no cases.", CASE_HINT)
+    return cases
 
 
 def _from_entry(folder: Path, name: str, entry: dict, limit: float) -> Case:
@@ -107,14 +113,21 @@ def _from_entry(folder: Path, name: str, entry: dict, limit: float) -> Case:
         raise ValueError(f"{name}: shape and seed are whole numbers, the seed not below 0")
     if problem := shape_problem(shape):
         raise ValueError(f"{name}: {problem}")
-    given, reference = folder / f"{name}.in", _existing(folder / f"{name}.ref")
+    given = folder / f"{name}.in"
+    reference = _reference(given, shape)
     if not given.exists():
         return Case(name, shape, seed, folder / GENERATED / f"{name}.in", reference, limit)
-    case = Case(name, shape, seed, given, reference, limit)
-    if not case.is_ready():  # it is somebody's file: not to be made anew
-        raise ValueError(f"{name}: {given.name} is not an input file of shape {shape}")
-    return case
+    with InputFile(given) as source:
+        if source.shape != shape:  # it is somebody's file: not to be made anew
+            hint = f"correct {MANIFEST}, or move the file away to have it generated."
+            raise BadInput(f"{str(given)!r} has shape {source.shape}, not {shape} as {MANIFEST} says.", hint)
+    return Case(name, shape, seed, given, reference, limit)
 
 
-def _existing(path: Path) -> Path | None:
-    return path if path.exists() else None
+def _reference(given: Path, shape: Shape) -> Path | None:
+    """The reference next to an input file, if there is one. A damaged one must not cost anybody the case."""
+    path = given.with_suffix(".ref")
+    if not path.exists():
+        return None
+    read_output(path, shape, range(0))  # nothing of it, but that checks its size and that it can be read
+    return path

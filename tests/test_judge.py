@@ -53,11 +53,13 @@ def test_a_wrong_reference_is_a_wrong_answer(tmp_path):
     assert done.out.splitlines()[-1].startswith("0 of 1 accepted, ")
 
 
-def test_a_backend_that_is_missing_is_a_runtime_error(tmp_path, no_pycuda):
-    write_input(tmp_path / "a.in", random_qkv(1, 8, 4))
-    done = flashcli("judge", tmp_path, "--backend", "cuda")
-    assert done.code == 1
-    assert "runtime error: exit code 69: Error: PyCUDA is not installed" in done.out
+@pytest.mark.parametrize("option", [["--backend", "cuda"], ["--kernel", "wgmma"]])
+def test_a_backend_that_is_missing_ends_it_at_once(tmp_path, no_pycuda, option):
+    for name in "ab":
+        write_input(tmp_path / f"{name}.in", random_qkv(1, 8, 4))
+    done = flashcli("judge", tmp_path, *option)
+    done.assert_error(69, "PyCUDA is not installed")
+    assert not done.out
 
 
 def test_a_folder_named_flashcli_where_it_is_called_is_not_judged(tmp_path):
@@ -106,7 +108,14 @@ def test_what_it_refuses(tmp_path, arguments, code, complaint):
     flashcli("judge", *arguments, cwd=tmp_path).assert_error(code, complaint)
 
 
-@pytest.mark.parametrize("option", [["--time-limit", "0"], ["--tolerance", "-1"], ["--backend", "tpu"]])
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(["--time-limit", seconds] for seconds in ("0", "nan", "inf")),
+        *(["--tolerance", number] for number in ("-1", "nan")),
+        ["--backend", "tpu"],
+    ],
+)
 def test_wrong_usage(option):
     assert flashcli("judge", *option).code == 2
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
-from support import ROOT, input_bytes, read_floats
+from support import ROOT, flashcli, input_bytes, read_floats
 from tolerances import float64
 
 from flashcli.distributions import draw
-from flashcli.errors import BadInput
+from flashcli.errors import BadInput, NoPermission
 from flashcli.testcases import Case, load
 
 FOLDER = ROOT / "testcases"
@@ -91,6 +93,8 @@ def test_the_committed_files_are_under_3_megabytes():
         "[t01]\nshape = [1, 2, 3]\n",
         "t01 = 3\n",
         'time_limit = "long"\n',
+        "time_limit = nan\n",
+        "time_limit = 0\n",
     ],
 )
 def test_a_bad_manifest_is_bad_input(tmp_path, manifest):
@@ -110,6 +114,36 @@ def test_a_given_input_of_another_shape_is_not_overwritten(tmp_path):
     given = tmp_path / "t01.in"
     given.write_bytes(input_bytes(np.zeros((1, 3, 8, 4), np.float32)))
     before = given.read_bytes()
-    with pytest.raises(BadInput, match=r"t01\.in is not an input file of shape \(2, 8, 4\)"):
+    with pytest.raises(BadInput, match=r"t01\.in' has shape \(1, 8, 4\), not \(2, 8, 4\)"):
         load(tmp_path)
     assert given.read_bytes() == before
+
+
+@pytest.fixture(params=["", "[t01]\nshape = [1, 8, 4]\nseed = 1\n"], ids=["files", "manifest"])
+def folder(request, tmp_path):
+    """One case with its input and reference, in a folder with a manifest and in one without."""
+    if request.param:
+        (tmp_path / "manifest.toml").write_text(request.param)
+    (tmp_path / "t01.in").write_bytes(input_bytes(np.zeros((1, 3, 8, 4), np.float32)))
+    (tmp_path / "t01.ref").write_bytes(bytes(4 * 8 * 4))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["t01.in", "t01.ref"])
+def test_a_damaged_file_is_blamed_before_anything_runs(folder, name):
+    load(folder)
+    os.truncate(folder / name, 50)
+    with pytest.raises(BadInput, match=rf"^'{folder}/{name}' (is|has) .*50"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["t01.in", "t01.ref"])
+def test_a_file_that_cannot_be_read_is_no_permission(folder, name, ordinary_user):
+    (folder / name).chmod(0)
+    flashcli("judge", folder, **ordinary_user).assert_error(NoPermission.exit_code, name, "permission denied")
+
+
+def test_a_manifest_without_cases_is_bad_input(tmp_path):
+    (tmp_path / "manifest.toml").write_text("time_limit = 3\n")
+    with pytest.raises(BadInput, match="has no cases"):
+        load(tmp_path)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import sys
 import tempfile
@@ -14,6 +15,16 @@ from flashcli.commands import options
 from flashcli.commands.scoreboard import board_option, check_formats, rank_option, write_boards
 
 
+class FiniteRange(click.FloatRange):
+    """nan passes the bounds of click's own, for it is not beyond any."""
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> float:
+        number = super().convert(value, param, context)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, context)
+        return number
+
+
 @click.command()
 @click.argument("place", default="testcases", metavar="[DIR|RULES.toml]")
 @click.option(
@@ -25,11 +36,9 @@ from flashcli.commands.scoreboard import board_option, check_formats, rank_optio
     "--case", "names", multiple=True, metavar="NAME", help="Only these, such as t01 or 't[01-10]'; repeatable."
 )
 @click.option(
-    "--time-limit", type=click.FloatRange(0, min_open=True), help="Seconds a case; the rules' or manifest's by default."
+    "--time-limit", type=FiniteRange(0, min_open=True), help="Seconds a case; the rules' or manifest's by default."
 )
-@click.option(
-    "--tolerance", type=click.FloatRange(0), help="Allowed |got - want|, absolute plus relative to |want|; 1e-4."
-)
+@click.option("--tolerance", type=FiniteRange(0), help="Allowed |got - want|, absolute plus relative to |want|; 1e-4.")
 @click.option("--repetitions", type=click.IntRange(1), help="Runs of each case; their median is its time.")
 @click.option(
     "--seed", type=click.IntRange(0), help="Make the inputs from it; programs of others get a new one each time."
@@ -63,7 +72,7 @@ def command(
     _check_platform()
     from flashcli.judge import sandbox, scoreboard
     from flashcli.judge.judging import Judging
-    from flashcli.judge.results import record
+    from flashcli.judge.results import as_line
     from flashcli.outputs import check_creatable
 
     if overrides["build"] and not programs:
@@ -82,9 +91,11 @@ def command(
         judging = Judging(rules, scratch, seed, device, _prepare)
         ready = [_built(entry, rules, scratch, cases, done) for entry in submissions]
         for number, result in enumerate(judging.results(cases, ready, done)):
+            if number == 0 and not programs:
+                _check_usable(result)
             found.append(result)
             if results:
-                log.add(record(result))
+                log.add(as_line(result))
             if not as_json:
                 about = number == 0 and not programs
                 click.echo(_line(result, len(submissions) > 1 and result.submission, about))
@@ -181,6 +192,15 @@ def _prepare(case) -> None:
     with options.progress(case.shape.B, f"generating {case.name}") as bar:
         for count in case.prepare():
             bar.update(count)
+
+
+def _check_usable(result) -> None:
+    """flashcli's own first run: a backend or kernel that cannot be had here is no verdict, and no better next time."""
+    for kind in (errors.UsageError, errors.BackendUnavailable):
+        if result.detail.startswith(f"exit code {kind.exit_code}: Error: "):
+            lines = result.printed.splitlines()
+            said = dict(line.split(": ", 1) for line in lines if line.startswith(("Error: ", "Hint: ")))
+            raise kind(said["Error"], said.get("Hint", ""))
 
 
 def _line(result, name: str | bool, about: bool) -> str:

@@ -30,7 +30,7 @@ def command(files: tuple[str, ...], ranking: str | None, boards: tuple[str, ...]
     check_formats(boards)
     found = [result for file in files for result in results.read(Path(file))[1]]
     standings = scoreboard.boards(found, ranking or "passed")
-    click.echo(scoreboard.text(standings))
+    click.echo(scoreboard.text(standings) or "no results yet")
     write_boards(standings, boards)
 
 

@@ -46,7 +46,7 @@ class Result(NamedTuple):
     penalty: float
     device: str
     runs: list[float]
-    printed: str = ""  # the end of what the program printed
+    printed: str = ""  # the end of what the program, or its failed build, printed
 
 
 class Attempt(NamedTuple):
@@ -77,7 +77,7 @@ class Judging:
             pending = [entry for entry in submissions if (entry.name, case.name) not in done]
             for entry in pending:
                 if entry.failure:
-                    yield self._result(entry, case, [Attempt(0.0, BUILD_FAILED, entry.failure, "")])
+                    yield self._result(entry, case, [Attempt(0.0, BUILD_FAILED, entry.failure, entry.printed)])
             if pending := [entry for entry in pending if not entry.failure]:
                 yield from self._judge_case(case, pending)
 
@@ -186,9 +186,9 @@ def _compared(right: Compare, output: Path, tolerance: float) -> tuple[str, str]
         return WRONG, str(error)
     if comparison.matches:
         return ACCEPTED, ""
-    nonfinite = f", {comparison.got_nonfinite} NaN or Inf" if comparison.got_nonfinite else ""
-    largest = f"largest error {comparison.max_abs:.2g}{nonfinite}"
-    return (
-        WRONG,
-        f"{comparison.mismatches} of {comparison.count} elements, {largest}, first at {comparison.first_place()}",
-    )
+    parts = [f"{comparison.mismatches} of {comparison.count} elements"]
+    if comparison.max_abs:  # of the finite ones, if there are any
+        parts.append(f"largest error {comparison.max_abs:.2g}")
+    if comparison.got_nonfinite:
+        parts.append(f"{comparison.got_nonfinite} NaN or Inf")
+    return WRONG, ", ".join([*parts, f"first at {comparison.first_place()}"])

@@ -24,6 +24,11 @@ def record(result: Result) -> dict[str, object]:
     return {name: getattr(result, name) for name in RECORDED}
 
 
+def as_line(result: Result) -> dict[str, object]:
+    """A result's line in the file: its record, and what was printed, which is too much for a scoreboard."""
+    return record(result) | {"printed": result.printed}
+
+
 def circumstances(rules: Rules, seed: int | None, device: str) -> dict[str, object]:
     """What must be the same for results to belong together."""
     kept = {name: value for name, value in asdict(rules).items() if name not in IRRELEVANT}
@@ -66,7 +71,8 @@ def go_on(path: Path, conditions: dict[str, object]) -> Log:
     for name, value in conditions.items():
         if before.get(name) != value:
             hint = "--resume goes on under the same conditions only; begin anew with another --results file."
-            raise UsageError(f"the results in {str(path)!r} are of another judging: its {name} differs.", hint)
+            verb = "differ" if name == "rules" else "differs"
+            raise UsageError(f"the results in {str(path)!r} are of another judging: its {name} {verb}.", hint)
     with explained("write", path, CannotCreate):
         file = open(path, "r+")  # noqa: SIM115 (closed by the Log)
         file.truncate(len(_complete_lines(path)))
@@ -76,12 +82,23 @@ def go_on(path: Path, conditions: dict[str, object]) -> Log:
 
 def read(path: Path) -> tuple[dict[str, object], list[Result]]:
     """The circumstances and the results in a file. BadInput if it is something else."""
-    try:
-        first, *lines = [json.loads(line) for line in _complete_lines(path).decode().splitlines()]
-        return dict(first["judging"]), [_result(line) for line in lines]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        hint = "`flashcli judge --results FILE` writes one."
-        raise BadInput(f"{str(path)!r} is not a file of results: {type(error).__name__}: {error}.", hint) from error
+    hint = "`flashcli judge --results FILE` writes one."
+    conditions, found = None, []
+    for number, line in enumerate(_complete_lines(path).splitlines(), start=1):
+        try:
+            content = json.loads(line.decode())
+            if conditions is None:
+                conditions = dict(content["judging"])
+            else:
+                found.append(_result(content))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            said = (
+                f"{type(error).__name__}: {getattr(error, 'msg', error)}"  # JSON's own number of the line is always 1
+            )
+            raise BadInput(f"{str(path)!r} is not a file of results: line {number}: {said}.", hint) from error
+    if conditions is None:
+        raise BadInput(f"{str(path)!r} is not a file of results: it has no line.", hint)
+    return conditions, found
 
 
 def _complete_lines(path: Path) -> bytes:
@@ -97,4 +114,4 @@ def _result(line: dict) -> Result:
             raise ValueError(f"{name} is {line[name]!r}")
     if line["verdict"] not in VERDICTS:
         raise ValueError(f"there is no verdict {line['verdict']!r}")
-    return Result(**{name: line[name] for name in RECORDED})
+    return Result(**{name: line[name] for name in RECORDED}, printed=str(line.get("printed", "")))

@@ -137,10 +137,6 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(_text(item) for item in value)
 
 
-def _patterns(value: object) -> tuple[str, ...]:
-    return (_text(value),) if isinstance(value, str) else _texts(value)
-
-
 def _table(value: object) -> dict:
     if not isinstance(value, dict):
         raise TypeError
@@ -173,7 +169,7 @@ SIZE = (size, 'a number of bytes above 0, or a text such as "8 GiB"')
 COUNT = (_count, "a whole number above 0")
 CHECKS: dict[str, tuple[Callable, str]] = {
     "cases": (_text, "the name of a folder"),
-    "select": (_patterns, 'patterns of case names, such as ["t[01-10]", "t2?"]'),
+    "select": (_texts, 'a list of patterns of case names, such as ["t[01-10]", "t2?"]'),
     "time_limit": SECONDS,
     "grace": SECONDS_OR_0,
     "penalty": SECONDS_OR_0,

@@ -15,17 +15,18 @@ from flashcli.errors import BadInput, UsageError
 from flashcli.judge.processes import Finished
 from flashcli.judge.rules import Rules
 from flashcli.judge.sandbox import confined
-from flashcli.judge.texts import ended, last_line, printable
+from flashcli.judge.texts import ended, first_error, last_line, printable
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A program, run as ``command... IN OUT``. ``failure`` says why there is none: its build failed, and how."""
+    """A program, run as ``command... IN OUT``. ``failure`` says why there is none, such as how its build failed."""
 
     name: str
     command: tuple[str, ...]
     trusted: bool = False  # flashcli itself: run as it is, not confined
     failure: str = ""
+    printed: str = ""  # the end of what its build printed
 
 
 def python_path() -> str:
@@ -49,22 +50,32 @@ def find(named: Iterable[str], rules: Rules) -> list[Submission]:
 
 
 def _find(name: str, rules: Rules) -> list[Submission]:
+    if not name:
+        raise UsageError("--exe names nothing.", "name a program, or a folder of submissions.")
     path = Path(name)
     if not path.is_dir():
         return [Submission(printable(name), (_program(name, rules),))]
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-    folders = [
-        Submission(printable(entry.name), (str(entry.absolute() / rules.exe),)) for entry in entries if entry.is_dir()
-    ]
+    folders = [_in_folder(entry, rules) for entry in entries if entry.is_dir()]
+    if rules.build and entries and not folders:
+        return [_in_folder(path, rules)]  # one submission's own folder
     programs = [
         Submission(printable(entry.name), (str(entry.absolute()),))
         for entry in entries
         if entry.is_file() and os.access(entry, os.X_OK) and not rules.build
     ]
     if not folders + programs:
-        hint = f"it should have a folder with {rules.exe} in it, or a program, for each submission."
+        hint = f"it should have a folder with {rules.exe} in it, or a program, for each submission; is --build missing?"
         raise BadInput(f"there are no submissions in {name!r}.", hint)
     return folders + programs
+
+
+def _in_folder(folder: Path, rules: Rules) -> Submission:
+    """The submission that is in a folder of its own, built or to be built."""
+    program = os.path.join(os.path.abspath(folder), rules.exe)
+    missing = not rules.build and not os.access(program, os.X_OK)
+    failure = f"there is no program {rules.exe}; is --build missing?" if missing else ""
+    return Submission(printable(os.path.basename(os.path.abspath(folder))), (program,), failure=failure)
 
 
 def _program(name: str, rules: Rules) -> str:
@@ -89,12 +100,13 @@ def build(submission: Submission, rules: Rules, scratch: Path) -> Submission:
     except OSError as error:  # shutil.Error is one
         return replace(submission, failure=f"its folder cannot be copied{last_line(str(error))}")
     built = copy / program.name
-    return replace(submission, command=(str(built),), failure=_build_failure(finished, built, rules))
+    failure = _build_failure(finished, built, rules)
+    return replace(submission, command=(str(built),), failure=failure, printed=finished.printed)
 
 
 def _build_failure(finished: Finished, built: Path, rules: Rules) -> str:
     if finished.stopped:
         return f"stopped after {rules.build_time_limit:g} s"
     if finished.returncode:
-        return f"{ended(finished.returncode)}{last_line(finished.printed)}"
+        return f"{ended(finished.returncode)}{first_error(finished.printed)}"
     return "" if os.access(built, os.X_OK) else f"it made no program {built.name}"

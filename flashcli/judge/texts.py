@@ -25,6 +25,12 @@ def last_line(printed: str) -> str:
     return f": {line[:LONGEST]}{'...' if len(line) > LONGEST else ''}"
 
 
+def first_error(printed: str) -> str:
+    """Like `last_line`, of what a build printed: what the compiler said first, not that make gave up after it."""
+    errors = [line for line in printed.split("\n") if "error:" in line.lower() and "***" not in line]
+    return last_line(errors[0] if errors else printed)
+
+
 def ended(returncode: int) -> str:
     """How a process ended, in words."""
     if returncode >= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -89,6 +90,13 @@ def finished(cases, spy, tmp_path):
     return file
 
 
+def test_what_was_printed_is_in_the_file_and_in_no_scoreboard(finished, tmp_path):
+    [_, (first, _)] = results.read(finished)
+    assert re.fullmatch(r"[0-9a-f]{64}  -", first.printed)
+    flashcli("scoreboard", finished, "--board", tmp_path / "board.json")
+    assert '"printed"' not in (tmp_path / "board.json").read_text()
+
+
 def test_results_are_not_overwritten(cases, spy, finished):
     before = finished.read_text()
     flashcli("judge", cases, "--exe", spy, "--results", finished).assert_error(2, "is there already")
@@ -96,21 +104,21 @@ def test_results_are_not_overwritten(cases, spy, finished):
 
 
 @pytest.mark.parametrize(
-    ("changes", "name"),
+    ("changes", "said"),
     [
-        ({"args": ["--seed", "5"]}, "seed"),
-        ({"args": ["--time-limit", "5"]}, "rules"),
-        ({"gpu": "NVIDIA Other"}, "device"),
+        ({"args": ["--seed", "5"]}, "its seed differs"),
+        ({"args": ["--time-limit", "5"]}, "its rules differ."),
+        ({"gpu": "NVIDIA Other"}, "its device differs"),
     ],
 )
-def test_resume_under_other_conditions_is_refused(cases, spy, finished, tmp_path, changes, name):
+def test_resume_under_other_conditions_is_refused(cases, spy, finished, tmp_path, changes, said):
     env = {}
     if "gpu" in changes:
         script(tmp_path / "nvidia-smi", f"#!/bin/sh\necho {changes['gpu']}\n")
         env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "0"}
     args = changes.get("args", [])
     done = flashcli("judge", cases, "--exe", spy, "--results", finished, "--resume", *args, env=env)
-    done.assert_error(2, "another judging", f"its {name} differs")
+    done.assert_error(2, "another judging", said)
 
 
 def test_results_carry_the_name_of_the_gpu(cases, spy, tmp_path):
@@ -128,7 +136,7 @@ def test_the_launcher_is_put_first_and_asked_for_the_device(cases, spy, tmp_path
     )
     rules = tmp_path / "rules.toml"
     rules.write_text(
-        f'cases = "cases"\nselect = "c1"\nlauncher = ["{tmp_path}/there"]\nenvironment = {{NOTES = "{tmp_path}/n"}}'
+        f'cases = "cases"\nselect = ["c1"]\nlauncher = ["{tmp_path}/there"]\nenvironment = {{NOTES = "{tmp_path}/n"}}'
     )
     done = flashcli(
         "judge", rules, "--exe", spy, "--json", env={"NOTES": str(tmp_path / "n"), "CUDA_VISIBLE_DEVICES": "0"}
@@ -154,3 +162,18 @@ def test_a_line_with_a_wrong_value_is_refused(finished, change):
     first, second = finished.read_text().splitlines()[:2]
     finished.write_text(f"{first}\n{json.dumps(json.loads(second) | change)}\n")
     flashcli("scoreboard", finished).assert_error(65, "is not a file of results")
+
+
+def test_the_line_that_is_damaged_is_told(finished):
+    first, second, third = finished.read_text().splitlines()
+    finished.write_text(f"{first}\n{second}\n{third[:-5]}\n")
+    with pytest.raises(BadInput, match=r"line 3: JSONDecodeError: (?!.*line 1)"):
+        results.read(finished)
+
+
+def test_a_file_without_results(finished, tmp_path):
+    finished.write_text(finished.read_text().splitlines(keepends=True)[0])
+    done = flashcli("scoreboard", finished)
+    assert (done.code, done.out) == (0, "no results yet\n")
+    (tmp_path / "empty").touch()
+    flashcli("scoreboard", tmp_path / "empty").assert_error(65, "is not a file of results: it has no line")

@@ -81,6 +81,7 @@ def test_patterns(pattern, yes, no):
     ("text", "said"),
     [
         ("time_limt = 3", "there is no key 'time_limt'"),
+        ("select = 't01'", "select must be a list of patterns of case names"),
         ("time_limit = 0", "time_limit must be a number of seconds above 0, not 0"),
         ("time_limit = inf", "time_limit must be"),
         ("time_limit = true", "time_limit must be"),

@@ -100,6 +100,12 @@ def test_given_inputs_are_used_as_they_are(compiled, tmp_path):
     assert judge(tmp_path, "--exe", compiled("right"), code=1)
 
 
+def test_an_output_of_nan_alone_has_no_largest_error(cases, tmp_path):
+    text = "#!/bin/sh\nhead -c 1536 /dev/zero | tr '\\0' '\\377' > \"$2\"\n"
+    [found] = judge(cases, "--exe", script(tmp_path / "nan", text), "--case", "c1", code=1)
+    assert found["detail"].startswith("384 of 384 elements, 384 NaN or Inf, first at ")
+
+
 def test_a_large_case_is_checked_in_every_batch(monkeypatch, case):
     """Rows are sampled there, and which ones is not to be known."""
     monkeypatch.setattr("flashcli.judge.answers.ALL_ROWS", 0)
@@ -136,6 +142,49 @@ def test_a_folder_of_submissions_each_built_in_a_copy(compiled, cases, tmp_path)
     assert verdicts["bob"][0] == "build failed" and verdicts["bob"][1].startswith("exit code 1: ")
     assert verdicts["carol"] == ("accepted", "")
     assert sorted(course.rglob("*")) == before
+
+
+def test_a_program_that_was_not_built_asks_for_the_build(cases, tmp_path):
+    (tmp_path / "course" / "alice").mkdir(parents=True)
+    (tmp_path / "course" / "alice" / "hw4.c").touch()
+    found = judge(cases, "--exe", tmp_path / "course", code=1)
+    told = ("build failed", "there is no program hw4; is --build missing?")
+    assert [(entry["verdict"], entry["detail"]) for entry in found] == [told, told]
+    done = flashcli("judge", cases, "--exe", tmp_path / "course" / "alice")
+    done.assert_error(65, "no submissions")
+    assert "is --build missing?" in done.err
+
+
+def test_the_folder_of_one_submission_is_built_too(compiled, cases, tmp_path):
+    (tmp_path / "alice").mkdir()
+    (tmp_path / "alice" / "source").write_bytes(compiled("right").read_bytes())
+    build = "cp source hw4; chmod +x hw4"
+    for place, folder in ((tmp_path / "alice", "."), (tmp_path, "alice")):
+        done = flashcli("judge", cases, "--exe", folder, "--build", build, "--case", "c1", "--json", cwd=place)
+        assert [entry["submission"] for entry in json.loads(done.out)["cases"]] == ["alice"]
+        assert done.code == 0
+    assert not (tmp_path / "alice" / "hw4").exists()
+
+
+@pytest.mark.parametrize(
+    ("printed", "told"),
+    [
+        (
+            "cc hw4.c\\nhw4.c:1: warning: x\\nhw4.c:2: error: y\\nmake: *** [Makefile:2: hw4] Error 1",
+            "hw4.c:2: error: y",
+        ),
+        ("make[1]: *** error: x\\nhw4.c:1: Fatal Error: y\\nhw4.c:2: error: z", "hw4.c:1: Fatal Error: y"),
+        ("hw4.c:1: warning: x\\nmake: *** No rule to make target", "make: *** No rule to make target"),
+    ],
+)
+def test_a_failed_build_tells_the_first_error_and_keeps_the_rest(cases, tmp_path, printed, told):
+    (tmp_path / "alice").mkdir()
+    results = tmp_path / "results.jsonl"
+    build = f"printf '{printed}'; exit 2"
+    where = "--exe", tmp_path / "alice" / "hw4", "--case", "c1", "--results", results
+    [found] = judge(cases, *where, "--build", build, code=1)
+    assert (found["verdict"], found["detail"]) == ("build failed", f"exit code 2: {told}")
+    assert json.loads(results.read_text().splitlines()[1])["printed"] == printed.replace("\\n", "\n")
 
 
 def test_a_build_that_hangs_and_one_that_makes_nothing(cases, tmp_path):
@@ -196,5 +245,6 @@ def test_wrong_usage(compiled, cases, tmp_path):
     flashcli("judge", cases, "--exe", cases / "manifest.toml").assert_error(2, "permission denied")
     flashcli("judge", cases, "--exe", right, "--exe", right).assert_error(2, "two submissions")
     flashcli("judge", cases, "--exe", cases).assert_error(65, "no submissions")
+    flashcli("judge", cases, "--exe", "", cwd=tmp_path).assert_error(2, "--exe names nothing")
     flashcli("judge", cases, "--resume", "--exe", right).assert_error(2, "--resume")
     assert flashcli("judge", cases, "--exe", right, "--board", "x.pdf").code == 2
