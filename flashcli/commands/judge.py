@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import secrets
 import sys
 import tempfile
@@ -15,16 +14,6 @@ from flashcli.commands import options
 from flashcli.commands.scoreboard import board_option, check_formats, rank_option, write_boards
 
 
-class FiniteRange(click.FloatRange):
-    """nan passes the bounds of click's own, for it is not beyond any."""
-
-    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> float:
-        number = super().convert(value, param, context)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number.", param, context)
-        return number
-
-
 @click.command()
 @click.argument("place", default="testcases", metavar="[DIR|RULES.toml]")
 @click.option(
@@ -36,9 +25,13 @@ class FiniteRange(click.FloatRange):
     "--case", "names", multiple=True, metavar="NAME", help="Only these, such as t01 or 't[01-10]'; repeatable."
 )
 @click.option(
-    "--time-limit", type=FiniteRange(0, min_open=True), help="Seconds a case; the rules' or manifest's by default."
+    "--time-limit",
+    type=options.FiniteRange(0, min_open=True),
+    help="Seconds a case; the rules' or manifest's by default.",
 )
-@click.option("--tolerance", type=FiniteRange(0), help="Allowed |got - want|, absolute plus relative to |want|; 1e-4.")
+@click.option(
+    "--tolerance", type=options.FiniteRange(0), help="Allowed |got - want|, absolute plus relative to |want|; 1e-4."
+)
 @click.option("--repetitions", type=click.IntRange(1), help="Runs of each case; their median is its time.")
 @click.option(
     "--seed", type=click.IntRange(0), help="Make the inputs from it; programs of others get a new one each time."
@@ -73,11 +66,12 @@ def command(
     from flashcli.judge import sandbox, scoreboard
     from flashcli.judge.judging import Judging
     from flashcli.judge.results import as_line
-    from flashcli.outputs import check_creatable
+    from flashcli.outputs import check_creatable, check_distinct
 
     if overrides["build"] and not programs:
         raise errors.UsageError("--build is for the programs of --exe, and there are none.", "name them by --exe.")
     check_formats(boards)
+    check_distinct(*boards, *([results] if results else []))
     for board in boards:
         check_creatable(board)
     rules = _rules(place, overrides, names)

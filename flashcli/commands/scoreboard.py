@@ -26,8 +26,11 @@ def command(files: tuple[str, ...], ranking: str | None, boards: tuple[str, ...]
     Where files have results of the same submission, case and device, those of the last file count.
     """
     from flashcli.judge import results, scoreboard
+    from flashcli.outputs import check_distinct
 
     check_formats(boards)
+    for file in files:
+        check_distinct(file, *boards)
     found = [result for file in files for result in results.read(Path(file))[1]]
     standings = scoreboard.boards(found, ranking or "passed")
     click.echo(scoreboard.text(standings) or "no results yet")

@@ -121,6 +121,16 @@ def test_resume_under_other_conditions_is_refused(cases, spy, finished, tmp_path
     done.assert_error(2, "another judging", said)
 
 
+def test_a_board_does_not_replace_results(cases, spy, finished):
+    before = finished.read_bytes()
+    board = finished.rename(finished.with_suffix(".json"))
+    flashcli("scoreboard", board, "--board", board).assert_error(2, "is named twice")
+    flashcli("judge", cases, "--exe", spy, "--results", board, "--resume", "--board", board).assert_error(
+        2, "named twice"
+    )
+    assert board.read_bytes() == before
+
+
 def test_results_carry_the_name_of_the_gpu(cases, spy, tmp_path):
     script(tmp_path / "nvidia-smi", '#!/bin/sh\necho "NVIDIA $1"\n')
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "3,1"}
