@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from flashcli import __version__
+from flashcli import __version__, signals
 from flashcli.errors import INTERRUPTED, AlreadyTold, FlashError
 
 COMMANDS = {
@@ -63,27 +63,21 @@ class Terminated(BaseException):
     """The signal ``args[0]`` arrived: unwind, clean up, leave."""
 
 
-STOPPED_BY = {
-    signal.SIGINT: KeyboardInterrupt,
-    signal.SIGTERM: Terminated,
-    signal.SIGHUP: Terminated,
-    signal.SIGQUIT: Terminated,
-}
 _stopped: list[BaseException] = []  # what a signal has raised
 
 
 def _stop(signum: int, frame: object) -> None:
-    for number in STOPPED_BY:
-        signal.signal(number, signal.SIG_IGN)  # once is enough: cleaning up is not to be interrupted
+    signals.ignore_from_now_on()  # once is enough: cleaning up is not to be interrupted
     # First of all, since mpirun kills what has not ended 0.3 s later. The module may be missing, or half imported.
     if remove := getattr(sys.modules.get("flashcli.outputs"), "remove_unfinished", None):
         remove()
-    _stopped.append(STOPPED_BY[signum](signum))
+    stopped = KeyboardInterrupt if signum == signal.SIGINT else Terminated
+    _stopped.append(stopped(signum))
     raise _stopped[0]
 
 
 def _listen_for_signals() -> None:
-    for number in STOPPED_BY:
+    for number in signals.ENDING:
         if signal.getsignal(number) != signal.SIG_IGN:  # as a shell's background jobs are to ignore Ctrl-C
             signal.signal(number, _stop)
 

@@ -127,9 +127,7 @@ class InputFile:
             raise
 
     def _check(self) -> Shape:
-        status = os.fstat(self._file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise BadInput(f"{self.path!r} is not a regular file.", "copy the data to a file first.")
+        size = _size(self.path, os.fstat(self._file.fileno()))
         header = self._file.read(HEADER.size)
         if len(header) < HEADER.size:
             raise BadInput(
@@ -138,16 +136,16 @@ class InputFile:
         shape = Shape(*HEADER.unpack(header))
         if problem := shape_problem(shape):
             swapped = Shape(*struct.unpack(">3i", header))
-            big_endian = not shape_problem(swapped) and swapped.input_bytes == status.st_size
+            big_endian = not shape_problem(swapped) and swapped.input_bytes == size
             hint = "the file is big-endian; write it little-endian." if big_endian else FORMAT_HINT
             raise BadInput(f"{self.path!r} is not an input file: its header says {problem}.", hint)
-        if status.st_size != shape.input_bytes:
-            word, difference = ("short", shape.input_bytes - status.st_size)
+        if size != shape.input_bytes:
+            word, difference = ("short", shape.input_bytes - size)
             if difference < 0:
                 word, difference = "long", -difference
             raise BadInput(
                 f"{self.path!r} is {difference} bytes too {word}: (B, N, d) = {shape} needs "
-                f"{shape.input_bytes} bytes, the file has {status.st_size}.",
+                f"{shape.input_bytes} bytes, the file has {size}.",
                 "was it cut off, or is the header wrong?" if word == "short" else FORMAT_HINT,
             )
         return shape
@@ -253,8 +251,8 @@ def create_output(path: str | os.PathLike, shape: Shape, shared: str | None = No
     return ChunkWriter(path, shape.output_bytes, shape.row_bytes, shape.output_rows, shared=shared)
 
 
-def _file_size(path: str | os.PathLike) -> int:
-    status = os.stat(path)
+def _size(path: str | os.PathLike, status: os.stat_result) -> int:
+    """In bytes, of a regular file; what is none has no size."""
     if not stat.S_ISREG(status.st_mode):
         raise BadInput(f"{str(path)!r} is not a regular file.", "copy the data to a file first.")
     return status.st_size
@@ -267,7 +265,7 @@ def read_output(path: str | os.PathLike, shape: Shape, batches: range, rows: ran
     """
     rows = range(shape.N) if rows is None else rows
     with explained("read", path):
-        size = _file_size(path)
+        size = _size(path, os.stat(path))
         if size != shape.output_bytes:
             short = size < shape.output_bytes
             raise BadInput(
@@ -284,7 +282,7 @@ def read_output(path: str | os.PathLike, shape: Shape, batches: range, rows: ran
 def flat_shape(path: str | os.PathLike) -> Shape:
     """A shape for an output file about which nothing is known: one column, as many rows as it has numbers."""
     with explained("read", path):
-        size = _file_size(path)
+        size = _size(path, os.stat(path))
     if size == 0 or size % FLOAT.itemsize:
         raise BadInput(f"{str(path)!r} has {size} bytes, which is no number of floats.", "is it an output file?")
     return Shape(1, size // FLOAT.itemsize, 1)

@@ -140,9 +140,9 @@ def _reserve(fd: int, size: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def check_distinct(*paths: str | os.PathLike) -> None:
-    """Refuse to overwrite one file of a command with another."""
-    for path, other in itertools.combinations(paths, 2):
+def check_distinct(*paths: str | os.PathLike | None) -> None:
+    """Refuse to overwrite one file of a command with another; None is a file that is not wanted."""
+    for path, other in itertools.combinations((path for path in paths if path is not None), 2):
         with contextlib.suppress(OSError):
             same_path = os.path.realpath(path) == os.path.realpath(other)  # of files that are not there yet
             if same_path or os.path.samefile(path, other):

@@ -89,7 +89,7 @@ def run(
     def warn_of(place: str) -> None:
         warn(f"{input_path} holds a value that is not finite, first {place}; IEEE rules apply.")
 
-    check_distinct(input_path, output_path, *([] if trace is None else [trace]))
+    check_distinct(input_path, output_path, trace)
     if trace is not None and ranks.rank == 0:
         check_creatable(trace)
     with InputFile(input_path) as file:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from flashcli import signals
 from flashcli.errors import AlreadyTold, BackendUnavailable, FlashError, Stopped
 from flashcli.launchers import cores, tasks
 
@@ -142,8 +142,7 @@ class Ranks(Alone):
         else:
             verdict, heard = self._verdict_on(error, patience)
         if verdict is not None:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-                signal.signal(number, signal.SIG_IGN)  # all is told, and a launcher ends the rest after the first
+            signals.ignore_from_now_on()  # all is told, and a launcher ends the rest after the first
         if heard:  # without the others, MPI would wait for ever; left without it, the launcher ends them all
             self._mpi.Request.Waitall(self._sent)
             self._mpi.Finalize()

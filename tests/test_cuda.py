@@ -463,10 +463,11 @@ def test_any_array_can_be_locked(gpu, count):
 @pytest.mark.gpu
 @pytest.mark.parametrize("qkv", [QKV, LONG], ids=["batches", "rows"])
 def test_memory_that_cannot_be_locked_is_as_good(gpu, monkeypatch, qkv):
+    compute = by_rows if qkv is LONG else forward
     with CudaBackend(32, kernel="register_tiled") as backend:
-        expected = by_rows(backend, qkv) if qkv is LONG else forward(backend, qkv)
+        expected = compute(backend, qkv)
         monkeypatch.setattr(page_lock, "lock", lambda array: False)
-        found = by_rows(backend, qkv) if qkv is LONG else forward(backend, qkv)
+        found = compute(backend, qkv)
     np.testing.assert_array_equal(found, expected)
 
 

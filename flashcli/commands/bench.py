@@ -102,7 +102,7 @@ def _check_files(files: dict[str, str], plot: str | None) -> None:
     from flashcli.outputs import check_creatable, check_distinct
 
     paths = [path for path in files.values() if path != "-"]
-    check_distinct(*paths, *([plot] if plot else []))
+    check_distinct(*paths, plot)
     for path in paths:
         check_creatable(path)
     if plot:

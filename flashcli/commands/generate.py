@@ -20,8 +20,7 @@ def command(output_path: str, shape, seed: int, distribution: str, reference_pat
     from flashcli.distributions import generate
     from flashcli.outputs import check_distinct
 
-    if reference_path is not None:
-        check_distinct(output_path, reference_path)
+    check_distinct(output_path, reference_path)
     with options.progress(shape.B, output_path) as bar:
         for count in generate(output_path, shape, seed, distribution, reference_path):
             bar.update(count)

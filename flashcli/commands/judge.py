@@ -71,7 +71,7 @@ def command(
     if overrides["build"] and not programs:
         raise errors.UsageError("--build is for the programs of --exe, and there are none.", "name them by --exe.")
     check_formats(boards)
-    check_distinct(*boards, *([results] if results else []))
+    check_distinct(*boards, results)
     for board in boards:
         check_creatable(board)
     rules = _rules(place, overrides, names)

@@ -83,22 +83,18 @@ def go_on(path: Path, conditions: dict[str, object]) -> Log:
 def read(path: Path) -> tuple[dict[str, object], list[Result]]:
     """The circumstances and the results in a file. BadInput if it is something else."""
     hint = "`flashcli judge --results FILE` writes one."
-    conditions, found = None, []
+    found = []
     for number, line in enumerate(_complete_lines(path).splitlines(), start=1):
         try:
             content = json.loads(line.decode())
-            if conditions is None:
-                conditions = dict(content["judging"])
-            else:
-                found.append(_result(content))
+            found.append(_result(content) if found else dict(content["judging"]))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            said = (
-                f"{type(error).__name__}: {getattr(error, 'msg', error)}"  # JSON's own number of the line is always 1
-            )
-            raise BadInput(f"{str(path)!r} is not a file of results: line {number}: {said}.", hint) from error
-    if conditions is None:
+            said = getattr(error, "msg", error)  # without JSON's own number of the line, which is always 1
+            where = f"line {number}: {type(error).__name__}"
+            raise BadInput(f"{str(path)!r} is not a file of results: {where}: {said}.", hint) from error
+    if not found:
         raise BadInput(f"{str(path)!r} is not a file of results: it has no line.", hint)
-    return conditions, found
+    return found[0], found[1:]
 
 
 def _complete_lines(path: Path) -> bytes:

@@ -72,10 +72,11 @@ def _find(name: str, rules: Rules) -> list[Submission]:
 
 def _in_folder(folder: Path, rules: Rules) -> Submission:
     """The submission that is in a folder of its own, built or to be built."""
-    program = os.path.join(os.path.abspath(folder), rules.exe)
+    home = os.path.abspath(folder)
+    program = os.path.join(home, rules.exe)
     missing = not rules.build and not os.access(program, os.X_OK)
     failure = f"there is no program {rules.exe}; is --build missing?" if missing else ""
-    return Submission(printable(os.path.basename(os.path.abspath(folder))), (program,), failure=failure)
+    return Submission(printable(os.path.basename(home)), (program,), failure=failure)
 
 
 def _program(name: str, rules: Rules) -> str:
