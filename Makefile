@@ -43,10 +43,10 @@ bench-cpu: $(READY)
 
 bench-e2e: $(READY)
 	$(MAKE) -C testcases/hw4
-	$(BIN)/python -m flashcli.end_to_end --json cuda/records/end-to-end.json
+	$(BIN)/python -m flashcli.measure.end_to_end --json cuda/records/end-to-end.json
 
 bench-scaling: $(READY)
-	$(BIN)/python -m flashcli.scaling --json cuda/records/scaling.json
+	$(BIN)/python -m flashcli.measure.scaling --json cuda/records/scaling.json
 
 test-gpu: $(READY)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m gpu --numprocesses=auto --quiet

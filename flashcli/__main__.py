@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -14,9 +15,10 @@ def prepare_run(arguments: list[str]) -> None:
     # chunks come one after the other.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if not any(argument.endswith(("cpu", "sequential")) for argument in arguments):
-        from flashcli.backends.warm_up import warm_up
+        from flashcli.gpu.warm_up import warm_up
+        from flashcli.run.launchers import devices_wanted
 
-        warm_up(arguments)
+        warm_up(functools.partial(devices_wanted, arguments, os.environ))
 
 
 def main() -> None:

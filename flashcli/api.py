@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from flashcli.cut import cut
 from flashcli.errors import BackendUnavailable, UsageError
-from flashcli.fileformat import Shape
-from flashcli.kernels import KERNELS, MAX_D
+from flashcli.files.cut import cut
+from flashcli.kernels.attention import KERNELS
+from flashcli.run.arrays import attend
+from flashcli.shape import MAX_D, Shape
 
 BACKENDS = ("auto", "cuda", "cpu")
 MAX_SCALE = float(np.finfo(np.float32).max) / math.log2(math.e)  # beyond it scale · log2(e), in kernels, is infinite
@@ -51,7 +52,7 @@ def attention(
     out = np.empty(shape, np.float32)
     by = cut(Shape(*shape))
     with open_backend(backend, (by.batches, *shape[1:]), causal, scale, rows=by.rows) as engine:
-        engine.attend(q, k, v, out)
+        attend(engine, q, k, v, out)
     return out
 
 

@@ -11,10 +11,10 @@ import hypothesis
 import pytest
 from support import ENGINES, FAKE_PYCUDA, Engine, give_up_roots_powers, python_path, script, write_input
 
-from flashcli import compiler
 from flashcli.backends.cuda import devices
 from flashcli.errors import FlashError
-from flashcli.kernels import KERNELS
+from flashcli.kernels import compiler
+from flashcli.kernels.attention import KERNELS
 
 # Examples overwrite one file in tmp_path, which is what the health check warns about; a first one may compile a kernel.
 hypothesis.settings.register_profile(

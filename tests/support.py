@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from flashcli.api import open_backend
-from flashcli.kernels import KERNELS, Problem
+from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.types import Problem
+from flashcli.run import arrays
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKE_PYCUDA = Path(__file__).resolve().parent / "fake_pycuda"
@@ -126,7 +128,7 @@ def open_engine(name: str, shape: tuple[int, int, int], causal: bool = False, sc
 def forward(backend, qkv: np.ndarray) -> np.ndarray:
     """Attention of float32 [B, 3, N, d] into an output that was full of NaN."""
     out = np.full(np.delete(qkv.shape, 1), np.nan, np.float32)
-    backend.forward(np.ascontiguousarray(qkv), out)
+    arrays.forward(backend, np.ascontiguousarray(qkv), out)
     return out
 
 

@@ -11,7 +11,7 @@ import types
 import pytest
 from support import command, environment, flashcli, random_qkv, write_input
 
-from flashcli import __version__, cli
+from flashcli import __version__, cli, signals
 from flashcli.cli import COMMANDS
 
 
@@ -118,6 +118,6 @@ def test_a_file_name_that_is_no_text_can_be_printed(tmp_path):
 def test_a_signal_while_modules_are_imported(monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *ignored: None)
     monkeypatch.setattr(cli, "_stopped", [])
-    monkeypatch.setitem(sys.modules, "flashcli.outputs", types.ModuleType("half of it"))
-    with pytest.raises(cli.Terminated):
+    monkeypatch.setitem(sys.modules, "flashcli.files.outputs", types.ModuleType("half of it"))
+    with pytest.raises(signals.Terminated):
         cli._stop(signal.SIGTERM, None)

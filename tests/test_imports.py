@@ -44,14 +44,14 @@ def top_level(names: Iterable[str]) -> set[str]:
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["judge", "--help"], ["kernels"]])
 def test_help_loads_nothing_that_computes(tmp_path, arguments):
     modules = imported(tmp_path, *arguments)
-    assert not modules & (EXTRAS | {"numpy", "threadpoolctl", "flashcli.api", "flashcli.fileformat"})
+    assert not modules & (EXTRAS | {"numpy", "threadpoolctl", "flashcli.api", "flashcli.files.fileformat"})
 
 
 def test_run_on_the_cpu_loads_no_extras(tmp_path):
     given = write_input(tmp_path / "x.in", random_qkv(1, 8, 8))
     modules = imported(tmp_path, "run", given, tmp_path / "x.out", "--backend", "cpu")
     assert "numpy" in modules
-    assert not modules & (EXTRAS | {"flashcli.backends.cuda", "flashcli.compiler"})
+    assert not modules & (EXTRAS | {"flashcli.backends.cuda", "flashcli.kernels.compiler"})
 
 
 def test_run_on_the_cpu_loads_little_of_its_own(tmp_path):
@@ -68,7 +68,7 @@ def test_a_warm_start_on_a_gpu_prepares_to_start_no_process(fake_gpu, tmp_path):
     arguments = "run", given, tmp_path / "x.out", "--backend", "cuda"
     flashcli(*arguments)
     modules = imported(tmp_path, *arguments)
-    assert "flashcli.compiler" in modules
+    assert "flashcli.kernels.compiler" in modules
     assert not modules & (EXTRAS - {"pycuda"} | {"subprocess", "tempfile", "threadpoolctl", "json"})
 
 

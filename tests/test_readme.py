@@ -8,8 +8,8 @@ import pytest
 from support import ROOT
 
 from flashcli.cli import COMMANDS
-from flashcli.kernels import KERNELS
-from flashcli.records import BLOCK, refreshed
+from flashcli.kernels.attention import KERNELS
+from flashcli.measure.records import BLOCK, refreshed
 
 README = (ROOT / "README.md").read_text()
 
@@ -42,4 +42,4 @@ def test_the_links_to_files_lead_somewhere():
 def test_the_tables_are_those_of_the_records(name):
     document = ROOT / name
     assert BLOCK.search(document.read_text())
-    assert document.read_text() == refreshed(document), f"run: python -m flashcli.records {name}"
+    assert document.read_text() == refreshed(document), f"run: python -m flashcli.measure.records {name}"

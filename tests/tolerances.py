@@ -22,7 +22,7 @@ import hashlib
 
 import numpy as np
 
-from flashcli.verify import reference
+from flashcli.files.verify import reference
 
 FACTOR = 1.5
 SPLIT_FACTOR = 2.5

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from flashcli.cut import Cut, cut
-from flashcli.fileformat import Chunk, Shape
-from flashcli.stream import Arrays, Overlap, ignore, stream
-from flashcli.timing import Timeline, wall_seconds
+from flashcli.files.cut import Cut
+from flashcli.shape import Chunk, Shape
+from flashcli.timeline import Timeline
+
+
+class Overlap(NamedTuple):
+    """How many chunks may be in each stage at a time; each takes a slot, and a thread for reading or writing it.
+
+    ``computing`` counts those submitted after the one whose result is waited for.
+    """
+
+    reading: int
+    computing: int
+    writing: int
+
+
+def ignore(*values: object) -> None:
+    """The callback of somebody who does not want to know."""
 
 
 class Slot:
@@ -74,19 +89,3 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def details(self) -> dict[str, object]:
         """The same as a flat dict, for programs."""
-
-    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
-        """Attention of arrays float32 [B, N, d] into ``out``."""
-        arrays = Arrays(q, k, v, out)
-        stream(arrays, self, arrays, Timeline(), cut(arrays.shape))
-
-    def forward(self, qkv: np.ndarray, out: np.ndarray) -> None:
-        """The same for Q, K and V in one array [B, 3, N, d], as files have them."""
-        self.attend(qkv[:, 0], qkv[:, 1], qkv[:, 2], out)
-
-    def measure(self, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-        """Seconds of each of ``runs`` runs, after one that is not timed, taking turns among inputs [B, 3, N, d].
-
-        The first input's answer is left in ``out`` [B, N, d].
-        """
-        return wall_seconds(lambda qkv: self.forward(qkv, out), inputs, runs)

@@ -17,13 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from flashcli.backends.base import Backend, LongBatch, Slot
-from flashcli.cut import TILE, Cut
-from flashcli.fileformat import Chunk, Shape
-from flashcli.kernels import ceil_div
-from flashcli.launchers import cores
-from flashcli.stream import Overlap, ignore
-from flashcli.timing import Timeline
+from flashcli.backends.base import Backend, LongBatch, Overlap, Slot, ignore
+from flashcli.backends.cores import usable_cores
+from flashcli.files.cut import TILE, Cut
+from flashcli.shape import Chunk, Shape, ceil_div
+from flashcli.timeline import Timeline
 
 # The S tile, Br x Bc floats = 0.75 MiB, should stay in a core's second-level cache between its five passes. Short
 # sequences fill it with several batches instead, so that one NumPy call does enough work to pay for it.
@@ -51,7 +49,7 @@ class CpuBackend(Backend):
         self._causal = causal
         self._scale = scale
         self._Br = BR
-        self._threads = threads or usable_cores()
+        self._threads = threads or len(usable_cores())
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="attention")
         self._blas = threadpool_limits(limits=1, user_api="blas")
 
@@ -121,11 +119,6 @@ def finish(running: Iterator[None], check: Callable[[], None] = ignore) -> None:
     """Wait for what `_start` began, and raise here what a worker raised."""
     for _ in running:
         check()
-
-
-def usable_cores() -> int:
-    """How many cores this process may use."""
-    return len(cores())
 
 
 def blas_text() -> str:

@@ -13,16 +13,18 @@ from types import ModuleType
 
 import numpy as np
 
-from flashcli import compiler
-from flashcli.backends import page_lock, warm_up
-from flashcli.backends.base import Backend, Slot
-from flashcli.backends.program import FREE_THE_GPU, Keys, Program, allocate
-from flashcli.cut import Cut
+from flashcli.backends.base import Backend, Overlap, Slot, ignore
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
-from flashcli.fileformat import FLOAT, Chunk, Shape
-from flashcli.kernels import KERNELS, Build, Kernel, Problem, ceil_div, choose, exact
-from flashcli.stream import Overlap, ignore
-from flashcli.timing import Timeline
+from flashcli.files.cut import Cut
+from flashcli.files.fileformat import FLOAT
+from flashcli.gpu import page_lock, warm_up
+from flashcli.gpu.program import FREE_THE_GPU, Keys, Program, allocate
+from flashcli.kernels import compiler
+from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.choice import choose, exact
+from flashcli.kernels.types import Build, Kernel, Problem
+from flashcli.shape import Chunk, Shape, ceil_div
+from flashcli.timeline import Timeline
 
 MIB = 2**20
 

@@ -1,4 +1,4 @@
-"""The ladder's zero point: cuda/00_sequential.c, compiled by the host's C compiler, on one core."""
+"""The ladder's zero point: cuda/attention/00_sequential.c, compiled by the host's C compiler, on one core."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from flashcli import compiler
-from flashcli.backends.base import Backend, LongBatch, Slot
-from flashcli.cut import Cut
-from flashcli.fileformat import Chunk, Shape
-from flashcli.kernels import KERNELS, Build, Problem
-from flashcli.stream import Overlap, ignore
-from flashcli.timing import Timeline
+from flashcli.backends.base import Backend, LongBatch, Overlap, Slot, ignore
+from flashcli.files.cut import Cut
+from flashcli.kernels import compiler
+from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.types import Build, Problem
+from flashcli.shape import Chunk, Shape
+from flashcli.timeline import Timeline
 
 KERNEL = KERNELS["sequential"]
 ROWS = 256  # of Q in a call: Ctrl-C is heeded between calls only
@@ -28,7 +28,7 @@ class SequentialBackend(Backend):
         self._scale = d**-0.5 if scale is None else scale
         self._build = Build(KERNEL, Problem(1, ROWS, ROWS, d, causal))
         self._attention = compiler.library(self._build).attention
-        # Q, K, V, O, q_stride, kv_stride, B, M, N, first_row, scale: see cuda/00_sequential.c
+        # Q, K, V, O, q_stride, kv_stride, B, M, N, first_row, scale: see cuda/attention/00_sequential.c
         pointers, strides, sizes = [ctypes.c_void_p] * 4, [ctypes.c_longlong] * 2, [ctypes.c_int] * 4
         self._attention.argtypes = [*pointers, *strides, *sizes, ctypes.c_float]
         self._attention.restype = None

@@ -7,7 +7,8 @@ import click
 from click.core import ParameterSource
 
 from flashcli.commands import options
-from flashcli.kernels import KERNELS, PRECISIONS
+from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.types import PRECISIONS
 
 FAST_FROM = "q_in_registers"  # the rungs below it would take hours for twenty runs on each case
 
@@ -47,8 +48,9 @@ def command(
 
     A wrong one is refused, not timed. The exit code is 1 if one is wrong, or if none could be timed.
     """
-    from flashcli import bench, plots, testcases
     from flashcli.errors import MISMATCH
+    from flashcli.files import testcases
+    from flashcli.measure import bench, plots
 
     given = {name for name in context.params if context.get_parameter_source(name) != ParameterSource.DEFAULT}
     _check_options(given, backend, against, ladder)
@@ -76,8 +78,8 @@ def command(
 
 
 def _check_options(given: set[str], backend: str, against: list[str], ladder: bool) -> None:
-    from flashcli import peers
     from flashcli.errors import UsageError
+    from flashcli.measure import peers
 
     for name in against:
         if name not in ("torch", "triton") or not peers.installed(name):
@@ -98,8 +100,8 @@ def _check_options(given: set[str], backend: str, against: list[str], ladder: bo
 
 def _check_files(files: dict[str, str], plot: str | None) -> None:
     """Find out before the timing whether its results can be kept."""
-    from flashcli import plots
-    from flashcli.outputs import check_creatable, check_distinct
+    from flashcli.files.outputs import check_creatable, check_distinct
+    from flashcli.measure import plots
 
     paths = [path for path in files.values() if path != "-"]
     check_distinct(*paths, plot)
@@ -111,8 +113,8 @@ def _check_files(files: dict[str, str], plot: str | None) -> None:
 
 def _show(record: dict, files: dict[str, str], ladder: bool) -> None:
     """The table, on stderr where a file is stdout; and the files."""
-    from flashcli import records
-    from flashcli.outputs import write_whole
+    from flashcli.files.outputs import write_whole
+    from flashcli.measure import records
 
     rows = record["rows"]
     as_text, as_markdown = (records.ladder_text, records.ladder) if ladder else (records.text, records.markdown)
@@ -130,16 +132,16 @@ def _show(record: dict, files: dict[str, str], ladder: bool) -> None:
 
 
 def _on_cpu(record, shapes, against, threads, conditions) -> Iterator[dict]:
-    from flashcli import bench
-    from flashcli.backends.cpu import usable_cores
+    from flashcli.backends.cores import usable_cores
+    from flashcli.measure import bench
 
-    record["circumstances"] |= bench.cpu_circumstances(threads or usable_cores())
-    contenders = bench.cpu_contenders(against, threads or usable_cores(), conditions.causal)
+    record["circumstances"] |= bench.cpu_circumstances(threads or len(usable_cores()))
+    contenders = bench.cpu_contenders(against, threads or len(usable_cores()), conditions.causal)
     return bench.bench(shapes, contenders, conditions)
 
 
 def _on_gpu(record, shapes, kernels, precisions, against, conditions) -> Iterator[dict]:
-    from flashcli import bench, peers
+    from flashcli.measure import bench, peers
 
     record["circumstances"] |= bench.gpu_circumstances()
     record["ceilings"] = peers.ceilings() if "torch" in against else {}
@@ -149,8 +151,8 @@ def _on_gpu(record, shapes, kernels, precisions, against, conditions) -> Iterato
 
 def _ladder(record, shapes, kernels, conditions, everywhere) -> Iterator[dict]:
     """The ceilings, for the roofline, are measured with PyTorch where that is installed."""
-    from flashcli import bench, ladder, peers
-    from flashcli.diagnosis import gpus
+    from flashcli.measure import bench, ladder, peers
+    from flashcli.measure.diagnosis import gpus
 
     capability = None
     if not all(KERNELS[name].on_host for name in kernels):

@@ -4,7 +4,7 @@ import os
 
 import click
 
-from flashcli import errors
+from flashcli import errors, parameters
 from flashcli.commands import options
 
 
@@ -12,7 +12,7 @@ from flashcli.commands import options
 @click.argument("got")
 @click.argument("want")
 @options.tolerance_option
-@click.option("--shape", type=options.SHAPE, help="B,N,d of the outputs.")
+@click.option("--shape", type=parameters.SHAPE, help="B,N,d of the outputs.")
 @click.option("--input", "input_path", help="Take B,N,d from this input file.")
 @options.json_option
 def command(got: str, want: str, tolerance: float, shape, input_path: str | None, as_json: bool) -> None:
@@ -21,7 +21,7 @@ def command(got: str, want: str, tolerance: float, shape, input_path: str | None
     An output file does not say its shape. It is taken from --shape or --input, or from an input file beside WANT with
     the same name and the ending .in; without any, places are given as (0, element, 0).
     """
-    from flashcli import verify
+    from flashcli.files import verify
 
     shape = shape or _find_shape(want, input_path)
     result = verify.compare_files(got, want, shape, tolerance)
@@ -33,7 +33,7 @@ def command(got: str, want: str, tolerance: float, shape, input_path: str | None
 
 
 def _find_shape(want: str, input_path: str | None):
-    from flashcli.fileformat import InputFile, flat_shape
+    from flashcli.files.fileformat import InputFile, flat_shape
 
     beside = os.path.splitext(want)[0] + ".in"
     if input_path is None and beside != want and os.path.exists(beside):

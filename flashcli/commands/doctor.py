@@ -9,7 +9,7 @@ from flashcli.commands import options
 @options.json_option
 def command(as_json: bool) -> None:
     """Show what this machine can run, and what to install for what it cannot."""
-    from flashcli.diagnosis import diagnose
+    from flashcli.measure.diagnosis import diagnose
 
     findings = diagnose()
     if as_json:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import click
 
+from flashcli import parameters
 from flashcli.commands import options
 
 NAMES = ["uniform", "normal", "tiny", "large", "outlier", "equal", "negative"]  # a test holds it to distributions.py
@@ -9,7 +10,7 @@ NAMES = ["uniform", "normal", "tiny", "large", "outlier", "equal", "negative"]  
 
 @click.command()
 @click.argument("output_path", metavar="OUT")
-@click.option("--shape", type=options.SHAPE, required=True, help="B,N,d, such as 10,2048,64.")
+@click.option("--shape", type=parameters.SHAPE, required=True, help="B,N,d, such as 10,2048,64.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed gives the same file.")
 @click.option(
     "--distribution", type=click.Choice(NAMES), default="uniform", show_default=True, help="Of the values of Q, K, V."
@@ -17,8 +18,8 @@ NAMES = ["uniform", "normal", "tiny", "large", "outlier", "equal", "negative"]  
 @click.option("--reference", "reference_path", metavar="REF", help="Write the answer, computed in float64, to REF too.")
 def command(output_path: str, shape, seed: int, distribution: str, reference_path: str | None) -> None:
     """Make the input file OUT."""
-    from flashcli.distributions import generate
-    from flashcli.outputs import check_distinct
+    from flashcli.files.distributions import generate
+    from flashcli.files.outputs import check_distinct
 
     check_distinct(output_path, reference_path)
     with options.progress(shape.B, output_path) as bar:

@@ -11,7 +11,7 @@ from flashcli.commands import options
 @options.json_option
 def command(path: str, header_only: bool, as_json: bool) -> None:
     """Show the shape of an input file, the range of its values, and whether it keeps to the course's bounds."""
-    from flashcli.summary import summarise
+    from flashcli.files.summary import summarise
 
     record = summarise(path, header_only)
     if as_json:

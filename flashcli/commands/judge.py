@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from flashcli import errors
+from flashcli import errors, parameters
 from flashcli.commands import options
 from flashcli.commands.scoreboard import board_option, check_formats, rank_option, write_boards
 
@@ -26,11 +26,11 @@ from flashcli.commands.scoreboard import board_option, check_formats, rank_optio
 )
 @click.option(
     "--time-limit",
-    type=options.FiniteRange(0, min_open=True),
+    type=parameters.FiniteRange(0, min_open=True),
     help="Seconds a case; the rules' or manifest's by default.",
 )
 @click.option(
-    "--tolerance", type=options.FiniteRange(0), help="Allowed |got - want|, absolute plus relative to |want|; 1e-4."
+    "--tolerance", type=parameters.FiniteRange(0), help="Allowed |got - want|, absolute plus relative to |want|; 1e-4."
 )
 @click.option("--repetitions", type=click.IntRange(1), help="Runs of each case; their median is its time.")
 @click.option(
@@ -63,10 +63,10 @@ def command(
     what you would run. The README describes RULES.toml.
     """
     _check_platform()
+    from flashcli.files.outputs import check_creatable, check_distinct
     from flashcli.judge import sandbox, scoreboard
     from flashcli.judge.judging import Judging
     from flashcli.judge.results import as_line
-    from flashcli.outputs import check_creatable, check_distinct
 
     if overrides["build"] and not programs:
         raise errors.UsageError("--build is for the programs of --exe, and there are none.", "name them by --exe.")
@@ -129,7 +129,7 @@ def _submissions(programs: tuple[str, ...], rules, backend: str, kernel: str | N
 
 
 def _cases(rules, by_option: bool):
-    from flashcli import testcases
+    from flashcli.files import testcases
     from flashcli.judge.rules import matches, unmatched
 
     cases = testcases.load(rules.cases)

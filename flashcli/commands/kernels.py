@@ -6,7 +6,9 @@ import re
 import click
 
 from flashcli.commands import options
-from flashcli.kernels import KERNELS, MAX_D, Build, Kernel, Problem
+from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.types import Build, Kernel, Problem
+from flashcli.shape import MAX_D
 
 
 @click.command()
@@ -50,8 +52,8 @@ def _tiles(row: dict[str, object]) -> str:
 
 
 def _show(name: str, d: int, arch: str | None, as_json: bool) -> None:
-    from flashcli import compiler
     from flashcli.errors import UsageError
+    from flashcli.kernels import compiler
 
     build = Build(KERNELS[name], Problem(1, 2048, 2048, d))
     source = compiler.SOURCES / build.kernel.file
@@ -79,7 +81,7 @@ def _show(name: str, d: int, arch: str | None, as_json: bool) -> None:
 
 def _compiled(build: Build, arch: str | None) -> dict[str, object]:
     """The architecture, and what each function takes there, where there is an nvcc to tell."""
-    from flashcli import compiler
+    from flashcli.kernels import compiler
 
     if arch:
         _check_arch(build.kernel, arch)
@@ -101,7 +103,7 @@ def _check_arch(kernel: Kernel, arch: str) -> None:
 
 
 def _resources(build: Build, arch: str) -> dict[str, dict[str, int]]:
-    from flashcli import compiler
+    from flashcli.kernels import compiler
 
     return {
         function: {"registers": found.registers, "spilled": found.spilled, "static_shared": found.shared}
@@ -111,9 +113,9 @@ def _resources(build: Build, arch: str) -> dict[str, dict[str, int]]:
 
 def _arch_here(kernel: Kernel) -> str | None:
     """The architecture of the first GPU, if there is one that runs the kernel."""
-    from flashcli import compiler
-    from flashcli.diagnosis import gpus
     from flashcli.errors import BackendUnavailable
+    from flashcli.kernels import compiler
+    from flashcli.measure.diagnosis import gpus
 
     try:
         capability = gpus()[0][1]

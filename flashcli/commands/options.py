@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import sys
 import time
 from collections.abc import Callable
 
 import click
 
-from flashcli.kernels import KERNELS, PRECISIONS
+from flashcli import parameters
+from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.types import PRECISIONS
 
 
 def notice(text: str) -> None:
@@ -76,71 +77,18 @@ def late_progress(length: int):
             bar.render_finish()
 
 
-class BytesType(click.ParamType):
-    """A number of bytes, with K, M, G or T for powers of 1024."""
-
-    name = "bytes"
-
-    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d+)([KMGT]?)(i?B)?", str(value), re.IGNORECASE)
-        if not match or int(match[1]) == 0:
-            self.fail(f"{value!r} is not a number of bytes, such as 2G or 512M.", param, context)
-        return int(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")
-
-
-BYTES = BytesType()
-ALL = "all"
-
-
-class DevicesType(click.ParamType):
-    """Numbers of GPUs, or `ALL`."""
-
-    name = "all|N,N,.."
-
-    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None):
-        if value == ALL:
-            return value
-        parts = str(value).split(",")
-        if not all(part.isdecimal() for part in parts) or len({*map(int, parts)}) < len(parts):
-            self.fail(f"{value!r} is neither 'all' nor different numbers of GPUs, such as 0,1.", param, context)
-        return tuple(map(int, parts))
-
-
-DEVICES = DevicesType()
-
-
-class ShapeType(click.ParamType):
-    """B,N,d as a fileformat.Shape."""
-
-    name = "B,N,d"
-
-    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None):
-        from flashcli.fileformat import Shape, shape_problem
-
-        if isinstance(value, Shape):
-            return value
-        try:
-            shape = Shape(*(int(part) for part in str(value).strip("() ").split(",")))
-        except (TypeError, ValueError):
-            self.fail(f"{value!r} is not three numbers B,N,d, such as 10,2048,64.", param, context)
-        if problem := shape_problem(shape):
-            self.fail(f"{problem}.", param, context)
-        return shape
-
-
-SHAPE = ShapeType()
 case_option = click.option(
     "--case", "cases", multiple=True, help="A case of testcases/; by default those of the report."
 )
-shape_option = click.option("--shape", "shapes", type=SHAPE, multiple=True, help="Any other B,N,d.")
+shape_option = click.option("--shape", "shapes", type=parameters.SHAPE, multiple=True, help="Any other B,N,d.")
 
 
 def named_shapes(cases: tuple[str, ...], shapes: tuple, otherwise: tuple[str, ...]) -> dict:
     """The shapes that `case_option` and `shape_option` name, by name; without any, those of the cases ``otherwise``."""
     from pathlib import Path
 
-    from flashcli import testcases
     from flashcli.errors import UsageError
+    from flashcli.files import testcases
 
     named = {str(shape): shape for shape in shapes}
     names = cases or (() if shapes else otherwise)
@@ -177,19 +125,9 @@ precision_option = click.option(
 )
 
 
-class FiniteRange(click.FloatRange):
-    """Numbers from a range, but neither NaN, which no comparison finds outside of it, nor infinity."""
-
-    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> float:
-        number = super().convert(value, param, context)
-        if not math.isfinite(number):
-            self.fail(f"{value!r} is not a finite number.", param, context)
-        return number
-
-
 tolerance_option = click.option(
     "--tolerance",
-    type=FiniteRange(0),
+    type=parameters.FiniteRange(0),
     default=1e-4,
     show_default=True,
     help="Allowed |got - want|, absolute plus relative to |want|.",

@@ -5,7 +5,7 @@ import json as json_format
 import click
 
 from flashcli.commands import options
-from flashcli.kernels import KERNELS
+from flashcli.kernels.attention import KERNELS
 
 CASES = ("t10",)  # of the report's cases the one that its lowest rungs have
 
@@ -29,9 +29,10 @@ def command(kernels: tuple[str, ...], cases: tuple[str, ...], shapes: tuple, see
     One launch of each function of a rung is counted. Where counters cannot be had, what the compiler knows is shown,
     and the exit code is 69.
     """
-    from flashcli import bench, occupancy, profiling, records
     from flashcli.backends import cuda
-    from flashcli.outputs import check_creatable, write_whole
+    from flashcli.files.outputs import check_creatable, write_whole
+    from flashcli.kernels import occupancy
+    from flashcli.measure import bench, profiling, records
 
     chosen = options.named_shapes(cases, shapes, CASES)
     if json not in (None, "-"):

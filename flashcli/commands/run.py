@@ -5,6 +5,7 @@ import os
 
 import click
 
+from flashcli import parameters
 from flashcli.commands import options
 
 
@@ -34,11 +35,11 @@ def _a_file(context: click.Context, option: click.Parameter, value: str | None) 
 @click.option("--scale", type=float, callback=_finite, help="Factor on Q Kᵀ; 1/sqrt(d) by default.")
 @click.option("--device", type=click.IntRange(0), help="Number of the GPU; the first by default.")
 @click.option(
-    "--devices", metavar="all|N,N,..", type=options.DEVICES, help="Several GPUs of this machine; each does a share."
+    "--devices", metavar="all|N,N,..", type=parameters.DEVICES, help="Several GPUs of this machine; each does a share."
 )
 @click.option("--threads", type=click.IntRange(1), help="Threads of the cpu backend; all usable cores by default.")
 @click.option(
-    "--max-device-memory", metavar="BYTES", type=options.BYTES, help="Use no more of the GPU's memory; 2G, 512M."
+    "--max-device-memory", metavar="BYTES", type=parameters.BYTES, help="Use no more of the GPU's memory; 2G, 512M."
 )
 @click.option("--serial", is_flag=True, help="Read, compute, write one after another, without overlap.")
 @click.option("--trace", metavar="FILE", callback=_a_file, help="Write a timeline of every chunk, for ui.perfetto.dev.")
@@ -63,10 +64,10 @@ def command(
 
     Prints the times for reading, computing and writing. Started as several tasks by mpirun or srun, each does a share.
     """
-    from flashcli import pipeline, ranks, timing
     from flashcli.api import open_backend
-    from flashcli.cli import explain
-    from flashcli.cli import trace as show_trace
+    from flashcli.messages import explain
+    from flashcli.messages import trace as show_trace
+    from flashcli.run import pipeline, ranks, report
 
     with ranks.joined(show_trace, explain) as here:
         chosen = _devices(devices, device, backend, here.size)
@@ -89,7 +90,7 @@ def command(
     if as_json:
         options.print_json(record, err=aside)
     else:
-        click.echo(timing.report(record), err=aside)
+        click.echo(report.report(record), err=aside)
 
 
 def _devices(several: tuple[int, ...] | str | None, one: int | None, backend: str, ranks: int) -> tuple[int, ...]:
@@ -107,7 +108,7 @@ def _devices(several: tuple[int, ...] | str | None, one: int | None, backend: st
             f"--devices was given to {ranks} processes: each takes one GPU by itself.",
             "leave out --devices, or start one process.",
         )
-    if several != options.ALL:
+    if several != parameters.ALL:
         return several
     from flashcli.backends.cuda import devices
 

@@ -25,8 +25,8 @@ def command(files: tuple[str, ...], ranking: str | None, boards: tuple[str, ...]
 
     Where files have results of the same submission, case and device, those of the last file count.
     """
+    from flashcli.files.outputs import check_distinct
     from flashcli.judge import results, scoreboard
-    from flashcli.outputs import check_distinct
 
     check_formats(boards)
     for file in files:
@@ -45,8 +45,8 @@ def check_formats(paths: tuple[str, ...]) -> None:
 
 
 def write_boards(standings: list, paths: tuple[str, ...]) -> None:
+    from flashcli.files.outputs import write_whole
     from flashcli.judge import scoreboard
-    from flashcli.outputs import write_whole
 
     for path in map(Path, paths):
         write_whole(path, scoreboard.WRITERS[path.suffix](standings))

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flashcli.errors import FlashError
+from flashcli.files.testcases import Case
 from flashcli.judge.answers import Compare, answer
 from flashcli.judge.processes import Finished, execute
 from flashcli.judge.rules import Rules
 from flashcli.judge.sandbox import confined, remove
 from flashcli.judge.submissions import Submission, python_path
 from flashcli.judge.texts import ended, last_line
-from flashcli.testcases import Case
 
 ACCEPTED = "accepted"
 WRONG = "wrong answer"

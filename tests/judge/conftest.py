@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
-from flashcli.fileformat import Shape
-from flashcli.testcases import Case
+from flashcli.files.testcases import Case
+from flashcli.shape import Shape
 
 PROGRAMS = Path(__file__).parent / "programs"
 

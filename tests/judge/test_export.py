@@ -8,11 +8,12 @@ import subprocess
 import pytest
 from support import ROOT, flashcli
 
-from flashcli import testcases
-from flashcli.commands import options
-from flashcli.cut import cut
+from flashcli import parameters
+from flashcli.files import testcases
+from flashcli.files.cut import cut
 from flashcli.judge.export import WARM_UP
-from flashcli.kernels import KERNELS, Problem
+from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.types import Problem
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_making_it_compiles_all_that_the_thirty_cases_need(kernel, sms):
         return {(problem.d, kernel.tiling(problem)) for problem in problems}
 
     needed = builds(case.shape for case in testcases.load(ROOT / "testcases"))
-    assert builds(options.SHAPE.convert(shape, None, None) for shape in WARM_UP) >= needed
+    assert builds(parameters.SHAPE.convert(shape, None, None) for shape in WARM_UP) >= needed
 
 
 def test_a_folder_named_flashcli_beside_it_is_not_taken_for_it(exported):

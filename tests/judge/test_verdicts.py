@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from support import flashcli, random_qkv, script, write_input, write_output
 
+from flashcli.files.verify import reference
 from flashcli.judge.answers import answer
 from flashcli.judge.judging import Judging, derived_seed
 from flashcli.judge.rules import Rules
 from flashcli.judge.submissions import Submission
-from flashcli.verify import reference
 
 PLACE = "(batch, row, column)"
 
@@ -111,7 +111,7 @@ def test_a_large_case_is_checked_in_every_batch(monkeypatch, case):
     monkeypatch.setattr("flashcli.judge.answers.ALL_ROWS", 0)
     monkeypatch.setattr("flashcli.judge.answers.SAMPLED_ROWS", 8)
     list(case.prepare())
-    from flashcli.fileformat import InputFile
+    from flashcli.files.fileformat import InputFile
 
     with InputFile(case.input) as source:
         o = np.stack([reference(qkv) for qkv in source.read(range(2))]).astype(np.float32)

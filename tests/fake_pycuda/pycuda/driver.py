@@ -284,7 +284,7 @@ class Function:
         stream.push(lambda: self._run(*unpacked))
 
     def _run(self, q, k, v, o, workspace, q_stride, kv_stride, B, M, N, first_row, scale, *_):
-        from flashcli.verify import reference
+        from flashcli.files.verify import reference
 
         time.sleep(float(os.environ.get("FAKE_GPU_PAUSE", 0)))
         d = self.d

@@ -1,0 +1,1 @@
+"""What lies on disk: the homework's files, how they are cut, drawn, summarised and compared; test cases."""

@@ -1,0 +1,194 @@
+"""The homework's files. This is the only module that knows their bytes.
+
+Input, little-endian::
+
+    int32 B, N, d | batch 0: Q[N,d] K[N,d] V[N,d] | batch 1: Q K V | ...        float32, row-major
+
+Output: ``O[B,N,d]``, float32, row-major, no header.
+
+An input is a matrix of 3·B·N rows of d numbers, an output one of B·N rows. Readers and writers work on `Chunk`s of
+them, so that memory stays bounded whatever the size of the file. All sizes are Python integers, so none overflows.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Callable
+
+import numpy as np
+
+from flashcli.errors import BadInput, CannotCreate, explained
+from flashcli.files.outputs import AtomicFile
+from flashcli.shape import Chunk, Shape, shape_problem
+
+FLOAT = np.dtype("<f4")
+HEADER = struct.Struct("<3i")
+FORMAT_HINT = "an input file is int32 B, N, d, then float32 Q, K, V of each batch; `flashcli generate` makes one."
+
+
+class InputFile:
+    """An open, checked input file. Use as a context manager."""
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.path = os.fspath(path)
+        with explained("read", path):
+            self._file = open(self.path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115 (closed by close())
+        try:
+            with explained("read", path):
+                self.shape = self._check()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _check(self) -> Shape:
+        size = _size(self.path, os.fstat(self._file.fileno()))
+        header = self._file.read(HEADER.size)
+        if len(header) < HEADER.size:
+            raise BadInput(
+                f"{self.path!r} has {len(header)} bytes, too few for the {HEADER.size}-byte header.", FORMAT_HINT
+            )
+        shape = Shape(*HEADER.unpack(header))
+        if problem := shape_problem(shape):
+            swapped = Shape(*struct.unpack(">3i", header))
+            big_endian = not shape_problem(swapped) and swapped.input_bytes == size
+            hint = "the file is big-endian; write it little-endian." if big_endian else FORMAT_HINT
+            raise BadInput(f"{self.path!r} is not an input file: its header says {problem}.", hint)
+        if size != shape.input_bytes:
+            word, difference = ("short", shape.input_bytes - size)
+            if difference < 0:
+                word, difference = "long", -difference
+            raise BadInput(
+                f"{self.path!r} is {difference} bytes too {word}: (B, N, d) = {shape} needs "
+                f"{shape.input_bytes} bytes, the file has {size}.",
+                "was it cut off, or is the header wrong?" if word == "short" else FORMAT_HINT,
+            )
+        return shape
+
+    def read(self, batches: range) -> np.ndarray:
+        """Q, K and V of a range of batches as float32 [batches, 3, N, d]."""
+        qkv = np.empty((len(batches), 3, self.shape.N, self.shape.d), FLOAT)
+        self.read_into(self.shape.whole(batches), qkv)
+        return qkv
+
+    def read_into(self, chunk: Chunk, floats: np.ndarray) -> None:
+        """A chunk into a contiguous array of its size. Safe to call from several threads at a time."""
+        with explained("read", self.path):
+            first = self.shape.input_rows(chunk).start
+            self._pread(memoryview(floats).cast("B"), HEADER.size + first * self.shape.row_bytes)
+
+    def will_read(self, batches: range) -> None:
+        """Let the system fetch some batches from disk while other things are set up."""
+        if hasattr(os, "posix_fadvise"):
+            one = self.shape.input_batch_bytes
+            where = HEADER.size + batches.start * one, len(batches) * one
+            os.posix_fadvise(self._file.fileno(), *where, os.POSIX_FADV_WILLNEED)
+
+    def _pread(self, buffer: memoryview, offset: int) -> None:
+        while buffer:
+            count = os.preadv(self._file.fileno(), [buffer], offset)
+            if count == 0:
+                raise BadInput(f"{self.path!r} became shorter while it was read.", "do not change it meanwhile.")
+            buffer, offset = buffer[count:], offset + count
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> InputFile:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opening a FIFO would wait for a writer, only for it to be refused."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+class ChunkWriter(AtomicFile):
+    """A file of float32 rows being written chunk by chunk; it appears under its name when complete."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        size: int,
+        row_bytes: int,
+        rows_of: Callable[[Chunk], range],
+        header: bytes = b"",
+        shared: str | None = None,
+    ) -> None:
+        """``rows_of`` a chunk says which rows of the file it is."""
+        super().__init__(path, size, shared)
+        self._row_bytes, self._rows_of, self._first = row_bytes, rows_of, len(header)
+        try:
+            self.write_at(0, memoryview(header))
+        except BaseException:
+            self.discard()
+            raise
+
+    def write(self, chunk: Chunk, values: np.ndarray) -> None:
+        """Write the numbers of a chunk. Where the target cannot seek, chunks must come in order."""
+        view, rows = memoryview(np.ascontiguousarray(values, FLOAT)).cast("B"), self._rows_of(chunk)
+        if len(view) != len(rows) * self._row_bytes:
+            raise ValueError(f"{len(view)} bytes for {len(rows)} rows of {self._row_bytes} bytes")
+        self.write_at(self._first + rows.start * self._row_bytes, view)
+
+
+def create_input(path: str | os.PathLike, shape: Shape) -> ChunkWriter:
+    """An input file to be written."""
+    return ChunkWriter(path, shape.input_bytes, shape.row_bytes, shape.input_rows, _header(shape))
+
+
+def create_zeros(path: str | os.PathLike, shape: Shape) -> None:
+    """An input file of zeros, which take no space where the file system can do without."""
+    with explained("write", path, CannotCreate), open(path, "wb") as file:
+        file.write(_header(shape))
+        file.truncate(shape.input_bytes)
+
+
+def _header(shape: Shape) -> bytes:
+    return HEADER.pack(shape.B, shape.N, shape.d)
+
+
+def create_output(path: str | os.PathLike, shape: Shape, shared: str | None = None) -> ChunkWriter:
+    """An output file to be written; or, where another process has made it, what that one `AtomicFile.share`s."""
+    return ChunkWriter(path, shape.output_bytes, shape.row_bytes, shape.output_rows, shared=shared)
+
+
+def _size(path: str | os.PathLike, status: os.stat_result) -> int:
+    """In bytes, of a regular file; what is none has no size."""
+    if not stat.S_ISREG(status.st_mode):
+        raise BadInput(f"{str(path)!r} is not a regular file.", "copy the data to a file first.")
+    return status.st_size
+
+
+def read_output(path: str | os.PathLike, shape: Shape, batches: range, rows: range | None = None) -> np.ndarray:
+    """O of a range of batches as float32 [batches, N, d], or some rows of a single batch as [1, rows, d].
+
+    The file's size must be exactly that of ``shape``.
+    """
+    rows = range(shape.N) if rows is None else rows
+    with explained("read", path):
+        size = _size(path, os.stat(path))
+        if size != shape.output_bytes:
+            short = size < shape.output_bytes
+            raise BadInput(
+                f"{str(path)!r} has {size} bytes; an output of (B, N, d) = {shape} has {shape.output_bytes}.",
+                "was the program stopped before it had written everything?" if short else "is it another case's?",
+            )
+        count = len(batches) * len(rows) * shape.d
+        o = np.fromfile(path, FLOAT, count, offset=(batches.start * shape.N + rows.start) * shape.row_bytes)
+        if o.size != count:
+            raise BadInput(f"{str(path)!r} became shorter while it was read.", "do not change it meanwhile.")
+    return o.reshape(len(batches), len(rows), shape.d)
+
+
+def flat_shape(path: str | os.PathLike) -> Shape:
+    """A shape for an output file about which nothing is known: one column, as many rows as it has numbers."""
+    with explained("read", path):
+        size = _size(path, os.stat(path))
+    if size == 0 or size % FLOAT.itemsize:
+        raise BadInput(f"{str(path)!r} has {size} bytes, which is no number of floats.", "is it an output file?")
+    return Shape(1, size // FLOAT.itemsize, 1)

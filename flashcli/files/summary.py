@@ -1,0 +1,51 @@
+"""What an input file holds: ranges, NaN and Inf, and whether it keeps to the course's bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flashcli.files.fileformat import InputFile
+from flashcli.shape import Chunk, Shape
+
+
+def course_bounds_broken(shape: Shape, largest: float = 0.0) -> list[str]:
+    """The course's bounds on its cases that a shape, or a largest magnitude, does not keep to."""
+    bounds = {
+        "2 <= B <= 14000": 2 <= shape.B <= 14000,
+        "N = 128 * 2^k, k = 0..8": shape.N in [128 * 2**k for k in range(9)],
+        "d = 32 or 64": shape.d in (32, 64),
+        "B*N*d < 56000000": shape.B * shape.N * shape.d < 56_000_000,
+        "values in [-3, 3]": largest <= 3,
+    }
+    return [text for text, kept in bounds.items() if not kept]
+
+
+def first_nonfinite(floats: np.ndarray, shape: Shape, chunk: Chunk) -> str:
+    """Where the first NaN or Inf of a chunk of an input is, in words; empty if all is finite."""
+    with np.errstate(invalid="ignore"):
+        if np.isfinite(floats.min()) and np.isfinite(floats.max()):  # NaN shows in both; quicker than to look at each
+            return ""
+    row, column = divmod(int(np.argmax(~np.isfinite(floats))), shape.d)
+    b, matrix, i = shape.place(shape.input_rows(chunk).start + row)
+    return f"{floats.flat[row * shape.d + column]} in {matrix} at (batch, row, column) = ({b}, {i}, {column})"
+
+
+def summarise(path: str, header_only: bool = False) -> dict[str, object]:
+    """A flat record of the file; the values are read a range of batches at a time."""
+    with InputFile(path) as source:
+        shape = source.shape
+        record: dict[str, object] = {**vars(shape), "bytes": shape.input_bytes}
+        if header_only:
+            return record | {"course_bounds_broken": course_bounds_broken(shape)}
+        low, high, nonfinite, place = np.full(3, np.inf), np.full(3, -np.inf), 0, ""
+        for batches in shape.batch_ranges(64 * 2**20):
+            qkv = source.read(batches)
+            low = np.fmin(low, np.fmin.reduce(qkv, axis=(0, 2, 3)))
+            high = np.fmax(high, np.fmax.reduce(qkv, axis=(0, 2, 3)))
+            place = place or first_nonfinite(qkv.ravel(), shape, shape.whole(batches))
+            nonfinite += qkv.size - int(np.isfinite(qkv).sum()) if place else 0
+    for index, name in enumerate("QKV"):
+        record |= {f"{name}_min": float(low[index]), f"{name}_max": float(high[index])}
+    largest = float("inf") if nonfinite else float(np.max(np.abs([low, high])))
+    broken = course_bounds_broken(shape, largest)
+    return record | {"nonfinite": nonfinite, "place": place, "course_bounds_broken": broken}

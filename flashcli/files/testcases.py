@@ -1,0 +1,134 @@
+"""The test cases of a folder: what its manifest says, and the files, generated on first use where they are missing."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flashcli.errors import BadInput, FlashError, explained
+from flashcli.files.distributions import generate
+from flashcli.files.fileformat import InputFile, read_output
+from flashcli.shape import Shape, shape_problem
+
+MANIFEST = "manifest.toml"
+GENERATED = "large"
+REPORT_CASES = ("t10", "t11", "t22", "t29", "t30")  # those that the course's report has times of
+TIME_LIMIT = 120.0
+CASE_HINT = "a case is a table with shape = [B, N, d] and seed."
+WHERE = (
+    "the thirty cases come with the repository; any folder of .in files (and .ref) from `flashcli generate` will do."
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case. Without a ``seed`` its input file is given; without a reference it is checked on a sample of rows."""
+
+    name: str
+    shape: Shape
+    seed: int | None
+    input: Path
+    reference: Path | None
+    time_limit: float
+    original: Path | None = None  # the file that ``input`` is to be a copy of
+
+    def is_ready(self) -> bool:
+        """Whether the input file is there and has the shape it should have."""
+        try:
+            with InputFile(self.input) as source:
+                return source.shape == self.shape
+        except FlashError:
+            return False
+
+    def prepare(self):
+        """Generate the input file, or copy it; yields the number of batches done, step by step."""
+        with explained("create", self.input.parent):
+            self.input.parent.mkdir(parents=True, exist_ok=True)
+        if self.original:
+            with explained("copy", self.original):
+                shutil.copyfile(self.original, self.input)
+            yield self.shape.B
+        else:
+            yield from generate(str(self.input), self.shape, self.seed, "uniform")
+
+    def anew(self, folder: Path, seed: int) -> Case:
+        """The same case with an input file in another folder: new values, or if its input is given, a copy of that."""
+        path = folder / f"{self.name}.in"
+        if self.seed is None:
+            return replace(self, input=path, original=self.input)
+        return replace(self, input=path, seed=seed, reference=None)
+
+    def stamp(self) -> tuple[int, ...] | None:
+        """Something that is no longer the same if the input file was changed, replaced or removed."""
+        try:
+            status = os.stat(self.input)
+        except OSError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def load(folder: Path, hint: str = WHERE) -> list[Case]:
+    """The cases of a folder: those of its manifest.toml, else every NAME.in in it (with NAME.ref, if there is one).
+
+    ``hint`` says where to find cases, if there are none.
+    """
+    with explained("read", folder):
+        if not folder.is_dir():
+            raise BadInput(f"{str(folder)!r} is not a folder of test cases.", hint)
+        if MANIFEST in os.listdir(folder):
+            return _from_manifest(folder)
+    cases = [_from_file(path) for path in sorted(folder.glob("*.in"))]
+    if not cases:
+        raise BadInput(f"{str(folder)!r} has neither a {MANIFEST} nor any .in file.", hint)
+    return cases
+
+
+def _from_file(path: Path) -> Case:
+    with InputFile(path) as source:
+        return Case(path.stem, source.shape, None, path, _reference(path, source.shape), TIME_LIMIT)
+
+
+def _from_manifest(folder: Path) -> list[Case]:
+    path = folder / MANIFEST
+    try:
+        with explained("read", path):
+            manifest = tomllib.loads(path.read_text())
+        limit = float(manifest.pop("time_limit", TIME_LIMIT))
+        if not 0 < limit < math.inf:
+            raise ValueError("time_limit must be a number of seconds above 0")
+        cases = [_from_entry(folder, name, entry, limit) for name, entry in manifest.items()]
+    except (tomllib.TOMLDecodeError, TypeError, KeyError, ValueError) as error:
+        raise BadInput(f"{str(path)!r} is not a manifest of test cases: {error!r}.", CASE_HINT) from error
+    if not cases:
+        raise BadInput(f"{str(path)!r} has no cases.", CASE_HINT)
+    return cases
+
+
+def _from_entry(folder: Path, name: str, entry: dict, limit: float) -> Case:
+    shape, seed = Shape(*entry["shape"]), entry["seed"]
+    if not all(type(number) is int for number in (*vars(shape).values(), seed)) or seed < 0:
+        raise ValueError(f"{name}: shape and seed are whole numbers, the seed not below 0")
+    if problem := shape_problem(shape):
+        raise ValueError(f"{name}: {problem}")
+    given = folder / f"{name}.in"
+    reference = _reference(given, shape)
+    if not given.exists():
+        return Case(name, shape, seed, folder / GENERATED / f"{name}.in", reference, limit)
+    with InputFile(given) as source:
+        if source.shape != shape:  # it is somebody's file: not to be made anew
+            hint = f"correct {MANIFEST}, or move the file away to have it generated."
+            raise BadInput(f"{str(given)!r} has shape {source.shape}, not {shape} as {MANIFEST} says.", hint)
+    return Case(name, shape, seed, given, reference, limit)
+
+
+def _reference(given: Path, shape: Shape) -> Path | None:
+    """The reference next to an input file, if there is one. A damaged one must not cost anybody the case."""
+    path = given.with_suffix(".ref")
+    if not path.exists():
+        return None
+    read_output(path, shape, range(0))  # nothing of it, but that checks its size and that it can be read
+    return path

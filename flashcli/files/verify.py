@@ -1,0 +1,121 @@
+"""Is an output right? The float64 reference, the tolerance, and the report of a comparison."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from flashcli.files.fileformat import FLOAT, read_output
+from flashcli.shape import Shape
+
+# An fp32 implementation of attention is off by some 1e-6; half precision by 1e-3; a wrong one by 1. Outputs are of
+# order one for the course's inputs, so 1e-4 lets every honest fp32 order of summation pass and nothing less accurate.
+TOLERANCE = 1e-4
+MAX_PLACES = 5
+ROWS_AT_ONCE = 256
+ELEMENTS_AT_ONCE = 2**20  # compared at a time: each takes some fifty bytes meanwhile
+
+
+def reference(
+    qkv: np.ndarray, causal: bool = False, scale: float | None = None, rows: np.ndarray | None = None
+) -> np.ndarray:
+    """Attention of one batch, float32 [3, N, d], in float64: all rows, or the given ones; [rows, d].
+
+    Plain softmax(scale Q Kᵀ) V, some rows at a time so that memory stays bounded.
+    """
+    Q, K, V = qkv.astype(np.float64)
+    scale = Q.shape[1] ** -0.5 if scale is None else scale
+    rows = np.arange(len(Q)) if rows is None else rows
+    out = np.empty((len(rows), Q.shape[1]))
+    with np.errstate(all="ignore"):
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            some = rows[start : start + ROWS_AT_ONCE]
+            S = scale * (Q[some] @ K.T)
+            if causal:
+                S[np.arange(len(K)) > some[:, None]] = -np.inf
+            P = np.exp(S - S.max(axis=1, keepdims=True))
+            out[start : start + ROWS_AT_ONCE] = P @ V / P.sum(axis=1, keepdims=True)
+    return out
+
+
+@dataclass
+class Comparison:
+    """What a comparison of outputs found, gathered piece by piece.
+
+    An element matches if |got - want| <= tolerance + tolerance |want|, or if both are the same NaN or infinity.
+    """
+
+    tolerance: float = TOLERANCE
+    count: int = 0
+    mismatches: int = 0
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    got_nonfinite: int = 0
+    want_nonfinite: int = 0
+    places: list[dict[str, object]] = field(default_factory=list)
+    _error_squares: float = 0.0
+    _want_squares: float = 0.0
+
+    @property
+    def matches(self) -> bool:
+        return self.mismatches == 0 and self.count > 0
+
+    @property
+    def relative_l2(self) -> float:
+        """‖got - want‖ / ‖want‖ over the elements where both are finite."""
+        if self._want_squares == 0:
+            return 0.0 if self._error_squares == 0 else float("inf")
+        return (self._error_squares / self._want_squares) ** 0.5
+
+    def add(self, got: np.ndarray, want: np.ndarray, batch: int, rows: np.ndarray | range) -> None:
+        """Compare some rows, [rows, d], of one batch."""
+        want = want.astype(np.float64)
+        with np.errstate(all="ignore"):
+            error = np.abs(got - want)
+            same = (got == want) | (np.isnan(got) & np.isnan(want))
+            finite = np.isfinite(got) & np.isfinite(want)
+            wrong = ~same & ~(finite & (error <= self.tolerance + self.tolerance * np.abs(want)))
+            error, magnitude = np.where(finite, error, 0), np.where(finite, np.abs(want), 0)
+            relative = np.divide(error, magnitude, out=np.zeros_like(error), where=magnitude > 0)
+        self.count += want.size
+        self.mismatches += int(wrong.sum())
+        self.max_abs = max(self.max_abs, float(error.max(initial=0)))
+        self.max_rel = max(self.max_rel, float(relative.max(initial=0)))
+        self.got_nonfinite += int((~np.isfinite(got)).sum())
+        self.want_nonfinite += int((~np.isfinite(want)).sum())
+        self._error_squares += float((error**2).sum())
+        self._want_squares += float((magnitude**2).sum())
+        for row, column in np.argwhere(wrong)[: MAX_PLACES - len(self.places)]:
+            place = {"batch": batch, "row": int(rows[row]), "column": int(column)}
+            self.places.append(place | {"got": float(got[row, column]), "want": float(want[row, column])})
+
+    def record(self) -> dict[str, object]:
+        names = (
+            "count",
+            "mismatches",
+            "max_abs",
+            "max_rel",
+            "relative_l2",
+            "got_nonfinite",
+            "want_nonfinite",
+            "places",
+        )
+        return {"matches": self.matches, **{name: getattr(self, name) for name in names}, "tolerance": self.tolerance}
+
+    def first_place(self) -> str:
+        place = self.places[0]
+        return "(batch, row, column) = ({batch}, {row}, {column}): got {got:.7g}, want {want:.7g}".format(**place)
+
+
+def compare_files(got: str, want: str, shape: Shape, tolerance: float = TOLERANCE) -> Comparison:
+    """Every element of two output files: some batches at a time, of a long one some rows at a time."""
+    comparison = Comparison(tolerance)
+    step = max(1, ELEMENTS_AT_ONCE // shape.d)
+    for batches in shape.batch_ranges(3 * FLOAT.itemsize * ELEMENTS_AT_ONCE):
+        for start in range(0, shape.N, step):  # once, if these are several batches
+            rows = range(start, min(start + step, shape.N))
+            pieces = (read_output(path, shape, batches, rows) for path in (got, want))
+            for batch, some_got, some_want in zip(batches, *pieces, strict=True):
+                comparison.add(some_got, some_want, batch, rows)
+    return comparison

@@ -1,0 +1,1 @@
+"""A GPU in this process: the driver, the context, programs, memory."""

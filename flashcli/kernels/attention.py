@@ -1,0 +1,324 @@
+"""The ladder of attention kernels: their tiles, their launches, their scratch.
+
+One kernel is one file in ``cuda/attention/`` and one entry in `KERNELS`. The command line's choices, the tests, the
+benchmark and the table of ``flashcli kernels`` all derive from it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from flashcli.kernels.types import STATIC_SHARED, Kernel, Launch, Problem, Tiling
+from flashcli.shape import ceil_div, round_up
+
+# ---- sequential and baseline: one algorithm on the same tiles
+
+
+def _sequential(problem: Problem) -> Tiling:
+    return Tiling(32, 32, 1)
+
+
+def _baseline(problem: Problem) -> Tiling:
+    return Tiling(32, 32, 32 * 32)
+
+
+def _steps_of_each_tile_pair(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
+    """Five launches for each pair of tiles, one block a batch, with a thread for each score or for each row."""
+    score, row = tiling.threads, tiling.Br
+    steps = {"scores": score, "row_max": row, "minus_max_and_exp": score, "row_sum": row, "update": score}
+    for tile in itertools.product(range(ceil_div(problem.M, tiling.Br)), range(ceil_div(problem.N, tiling.Bc))):
+        for step, threads in steps.items():
+            yield Launch(step, problem.B, threads, tile=tile)
+
+
+def _block_per_batch(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    return (Launch("attention", problem.B, tiling.threads),)
+
+
+def _maxima_and_sums(tiling: Tiling, problem: Problem) -> int:
+    """m and l of every row."""
+    return problem.B * problem.M * 2 * 4
+
+
+def _baseline_workspace(tiling: Tiling, problem: Problem) -> int:
+    """m and l of every row; and of one tile in each batch, the row maxima and sums, and the scores."""
+    return _maxima_and_sums(tiling, problem) + problem.B * (2 * tiling.Br + tiling.Br * tiling.Bc) * 4
+
+
+# ---- fused
+
+
+def _fused(problem: Problem) -> Tiling:
+    rows = next(rows for rows in (32, 16, 8) if 4 * rows * (3 * problem.d + rows + 2) <= STATIC_SHARED)
+    return Tiling(rows, rows, rows * rows)
+
+
+# ---- max_shared to no_bank_conflicts: one thread a row; tiles of Q, K, V and S that fill static shared memory
+
+SIZES = (128, 32), (128, 16), (64, 32), (64, 16), (32, 16), (32, 8), (32, 4)
+
+
+def _row_per_thread(problem: Problem) -> Tiling:
+    padded = round_up(problem.d, 4)
+    Br, Bc = next((Br, Bc) for Br, Bc in SIZES if 4 * (Br * padded + 2 * Bc * padded + Br * Bc) <= STATIC_SHARED)
+    return Tiling(Br, Bc, Br)
+
+
+def _rows_of_O(tiling: Tiling, problem: Problem) -> int:
+    """O, unfinished, padded to whole tiles."""
+    return problem.B * round_up(problem.M, tiling.Br) * round_up(problem.d, 4) * 4
+
+
+def _rows_of_O_m_l(tiling: Tiling, problem: Problem) -> int:
+    """The same, with m and l."""
+    return _rows_of_O(tiling, problem) + problem.B * round_up(problem.M, tiling.Br) * 2 * 4
+
+
+# ---- q_in_registers
+
+
+def _q_in_registers(problem: Problem) -> Tiling:
+    lanes = 1
+    while problem.d > 64 * lanes:  # Q and O of a longer head do not fit one thread's registers: lanes share the row
+        lanes *= 2
+    threads, Br = 128, 128 // lanes
+    padded = round_up(problem.d, 4 * lanes)
+    Bc = 64
+    while Bc * (2 * padded + Br) * 4 > STATIC_SHARED:  # K, V and S tiles
+        Bc //= 2
+    return Tiling(Br, Bc, threads)
+
+
+# ---- register_tiled
+
+
+def _register_tiled(problem: Problem) -> Tiling:
+    d = problem.d
+    panel = 32 if d <= 32 else 64
+    padded = round_up(d, panel)
+    Br = 64 if d <= 64 else 32 if d <= 128 else 16
+    Bc = 64 if d <= 32 else 32
+    return Tiling(Br, Bc, 64, 4 * (Br * padded + 2 * Bc * panel + Br * Bc))  # Q, two panels of K or V, P
+
+
+# ---- kernels on split tiles: see cuda/split.cuh for their layout
+
+PREPARE_THREADS = 256
+
+
+def _padded(d: int) -> int:
+    return round_up(d, 32 if d <= 128 else 64)
+
+
+def _split_bytes(rows: int, columns: int, products: int) -> int:
+    """A tile of fp16 hi (and lo, beside it): panels of 64 columns, 128 bytes a row."""
+    return ceil_div(2 * columns if products == 3 else columns, 64) * rows * 128
+
+
+def _tile_bytes(Bc: int, problem: Problem) -> int:
+    """One tile of K and one of V."""
+    D = _padded(problem.d)
+    return _split_bytes(Bc, D, problem.products) + _split_bytes(D, Bc, problem.products)
+
+
+def _split_workspace(tiling: Tiling, problem: Problem) -> int:
+    """All tiles of K and V, and the exponents of their scales."""
+    return problem.B * ceil_div(problem.N, tiling.Bc) * (_tile_bytes(tiling.Bc, problem) + 8)
+
+
+def _split_keys(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    return (Launch("prepare", 2 * problem.B * ceil_div(problem.N, tiling.Bc), PREPARE_THREADS),)
+
+
+# ---- mma
+
+
+def _mma(problem: Problem) -> Tiling:
+    D = _padded(problem.d)
+    Br, Bc, threads = next(
+        sizes
+        for largest, sizes in {
+            32: (64, 64, 128), 64: (128, 48, 128), 128: (64, 64, 128), 192: (32, 32, 64), 256: (32, 16, 64)
+        }.items()
+        if largest >= D
+    )  # fmt: skip
+    fragments = 2 * (D // 16) * threads * 16 if D > 128 else 0  # of Q: shorter heads keep them in registers
+    return Tiling(Br, Bc, threads, _tile_bytes(Bc, problem) + fragments)
+
+
+# ---- wgmma
+
+ALIGNMENT = 1024  # bytes to spare, so that tiles start where the swizzle repeats
+SHORT = 256  # up to this N few blocks share a K and V tile: a pre-pass through memory costs more than it saves
+
+
+def _wgmma(problem: Problem) -> Tiling:
+    d = problem.d
+    if problem.N <= SHORT and d <= 64 and d % 4 == 0:
+        return _wgmma_splitting(problem)
+    if d > 128:
+        return _wgmma_tiling(problem, Br=64, Bc=32, stages=2)
+    if d > 64:
+        return _wgmma_tiling(problem, Br=128, Bc=64, stages=2, pingpong=1)
+    if _rounds(192, problem) * 192 < _rounds(128, problem) * 128:  # few row tiles: fewer, larger ones end sooner
+        return _wgmma_tiling(problem, Br=192, Bc=64 if d > 32 else 96, stages=3)
+    if d > 32 and problem.precision == "fp16":  # the products are short: waiting for a turn at them is not worth it
+        return _wgmma_tiling(problem, Br=128, Bc=128, stages=3)
+    return _wgmma_tiling(problem, Br=128, Bc=128, stages=2 if d > 32 else 3, pingpong=1)
+
+
+def _rounds(Br: int, problem: Problem) -> int:
+    """How many row tiles the busiest multiprocessor gets."""
+    return ceil_div(problem.B * ceil_div(problem.M, Br), problem.sms)
+
+
+def _wgmma_tiling(problem: Problem, Br: int, Bc: int, stages: int, pingpong: int = 0) -> Tiling:
+    Q = Br // 64 * _split_bytes(64, _padded(problem.d), problem.products)
+    threads = 128 + 2 * Br  # a warpgroup that copies, and one for each 64 rows
+    macros = (("STAGES", stages), ("PINGPONG", pingpong))
+    return Tiling(Br, Bc, threads, Q + stages * _tile_bytes(Bc, problem) + ALIGNMENT, macros)
+
+
+def _wgmma_splitting(problem: Problem) -> Tiling:
+    """Two warpgroups split K and V in shared memory, where their fp32 tiles were copied before."""
+    D, Bc, stages = _padded(problem.d), 128 if problem.d <= 32 else 64, 4 if problem.d <= 32 else 3
+    Q = max(_split_bytes(64, D, problem.products), round_up(64 * problem.d * 4, 1024))
+    tile = round_up(Bc * problem.d * 4, 1024)
+    KV = max(_split_bytes(Bc, D, problem.products), tile) + max(_split_bytes(D, Bc, problem.products), tile)
+    macros = (("STAGES", stages), ("SPLIT_IN_KERNEL", 1))
+    return Tiling(128, Bc, 512, stages * (2 * Q + KV) + ALIGNMENT, macros)
+
+
+def _splits_in_kernel(tiling: Tiling) -> bool:
+    return ("SPLIT_IN_KERNEL", 1) in tiling.macros
+
+
+def _wgmma_prepare(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    return () if _splits_in_kernel(tiling) else _split_keys(tiling, problem)
+
+
+def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    """As many blocks as run at once, each with many row tiles; causal: one each, so that the hardware balances them."""
+    tiles = problem.B * ceil_div(problem.M, tiling.Br)
+    blocks_per_sm = 2 if tiling.Br == 64 and problem.d <= 64 else 1
+    grid = tiles if problem.causal and not _splits_in_kernel(tiling) else min(tiles, problem.sms * blocks_per_sm)
+    return (Launch("attention", grid, tiling.threads, tiling.shared),)
+
+
+def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
+    return 0 if _splits_in_kernel(tiling) else _split_workspace(tiling, problem)
+
+
+KERNELS = {
+    kernel.name: kernel
+    for kernel in [
+        Kernel(
+            name="sequential",
+            file="attention/00_sequential.c",
+            summary="plain C on one CPU core: the zero point",
+            tiling=_sequential,
+            on_host=True,
+        ),
+        Kernel(
+            name="baseline",
+            file="attention/01_baseline.cu",
+            summary="five kernels for each pair of tiles, launched from the host; everything in global memory",
+            tiling=_baseline,
+            launches=_steps_of_each_tile_pair,
+            workspace=_baseline_workspace,
+        ),
+        Kernel(
+            name="fused",
+            file="attention/02_fused.cu",
+            summary="one kernel, one block a batch; tiles and S in shared memory, m, l and O in global memory",
+            tiling=_fused,
+            launches=_block_per_batch,
+            workspace=_maxima_and_sums,
+        ),
+        Kernel(
+            name="max_shared",
+            file="attention/03_max_shared.cu",
+            summary="tiles as large as 48 KB of shared memory allow, one query row a thread",
+            tiling=_row_per_thread,
+            launches=_block_per_batch,
+            workspace=_maxima_and_sums,
+        ),
+        Kernel(
+            name="split_q",
+            file="attention/04_split_q.cu",
+            summary="a block for each tile of Q, not for each batch",
+            tiling=_row_per_thread,
+            workspace=_maxima_and_sums,
+        ),
+        Kernel(
+            name="float4",
+            file="attention/05_float4.cu",
+            summary="four numbers to an instruction, in global and in shared memory",
+            tiling=_row_per_thread,
+            workspace=_maxima_and_sums,
+        ),
+        Kernel(
+            name="restructured",
+            file="attention/06_restructured.cu",
+            summary="Q loaded once, one division a row, 2^x for exp",
+            tiling=_row_per_thread,
+            workspace=_maxima_and_sums,
+        ),
+        Kernel(
+            name="coalesced",
+            file="attention/07_coalesced.cu",
+            summary="neighbouring threads touch neighbouring addresses of global memory",
+            tiling=_row_per_thread,
+            workspace=_rows_of_O_m_l,
+        ),
+        Kernel(
+            name="ml_in_registers",
+            file="attention/08_ml_in_registers.cu",
+            summary="m and l in registers of the thread that owns the row",
+            tiling=_row_per_thread,
+            workspace=_rows_of_O,
+        ),
+        Kernel(
+            name="no_bank_conflicts",
+            file="attention/09_no_bank_conflicts.cu",
+            summary="S by keys, Q swizzled: the threads of a warp do not meet in a bank of shared memory",
+            tiling=_row_per_thread,
+            workspace=_rows_of_O,
+        ),
+        Kernel(
+            name="q_in_registers",
+            file="attention/10_q_in_registers.cu",
+            summary="Q and O in registers too, larger tiles of K and V in the room that Q leaves (the report's last)",
+            tiling=_q_in_registers,
+        ),
+        Kernel(
+            name="register_tiled",
+            file="attention/11_register_tiled.cu",
+            summary="a register tile of S and of O a thread, so that shared memory feeds FFMA at full rate",
+            tiling=_register_tiled,
+        ),
+        Kernel(
+            name="mma",
+            file="attention/12_mma.cu",
+            summary="tensor cores at fp32 accuracy: three fp16 products for one, mma.sync",
+            tiling=_mma,
+            needs=(8, 0),
+            splits=True,
+            prepare=_split_keys,
+            workspace=_split_workspace,
+        ),
+        Kernel(
+            name="wgmma",
+            file="attention/13_wgmma.cu",
+            summary="the same with Hopper's wgmma: warps that copy, warps that multiply, everything overlapped",
+            tiling=_wgmma,
+            needs=(9, 0),
+            arch_only=True,
+            splits=True,
+            prepare=_wgmma_prepare,
+            launches=_wgmma_launches,
+            workspace=_wgmma_workspace,
+        ),
+    ]
+}

@@ -1,0 +1,236 @@
+"""From a kernel's source to machine code: finding a compiler, compiling, and a cache of what came of it.
+
+Cubins are made by nvcc through PyCUDA, the sequential program's shared library by the host's C compiler. Both are
+cached under a hash of everything they depend on, so that a warm start compiles nothing and starts no process. (PyCUDA's
+own cache runs ``nvcc --version`` on every start, and preprocesses a source with an ``#include``.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+from flashcli.errors import BackendUnavailable, KernelFailure
+from flashcli.kernels.types import Build
+
+# `cuda/` is the package flashcli.cuda once installed, and a folder beside flashcli/ in a checkout.
+SOURCES = next(
+    folder
+    for folder in (Path(__file__).parents[1] / "cuda", Path(__file__).parents[2] / "cuda")
+    if (folder / "common.cuh").exists()
+)
+OPTIONS = ("-std=c++17", "-O3", "-lineinfo")
+C_OPTIONS = ("-std=c99", "-O3", "-fPIC", "-shared")  # the arithmetic as it is written: no -ffast-math
+
+
+def find_nvcc() -> Path | None:
+    """The CUDA compiler: $NVCC (empty: none, use what is cached), $CUDA_HOME, the PATH, then the usual folder."""
+    if (named := os.environ.get("NVCC")) is not None:
+        found = shutil.which(named) if named else None
+        return Path(found) if found else None
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    candidates = [f"{home}/bin/nvcc" for home in homes] + ["nvcc", "/usr/local/cuda/bin/nvcc"]
+    return next((Path(path) for candidate in candidates if (path := shutil.which(candidate))), None)
+
+
+def find_cc() -> list[str] | None:
+    """The host's C compiler, with its options: $CC (empty: none, use what is cached), else cc, gcc or clang."""
+    named = os.environ.get("CC")
+    candidates = ["cc", "gcc", "clang"] if named is None else [named]
+    commands = [candidate.split() for candidate in candidates]
+    return next((command for command in commands if command and shutil.which(command[0])), None)
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """nvcc's name for a compute capability. Hopper's own instructions need the ``a``."""
+    return "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
+
+
+def cache_folder() -> Path:
+    """$FLASHCLI_CACHE_DIR, or flashcli in the user's cache folder."""
+    if folder := os.environ.get("FLASHCLI_CACHE_DIR"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "flashcli"
+
+
+def options(build: Build) -> list[str]:
+    given = C_OPTIONS if build.kernel.on_host else OPTIONS
+    return [*given, *(f"-D{name}={value}" for name, value in build.macros().items())]
+
+
+def _stem(build: Build, arch: str) -> str:
+    """The name in the cache that a build for an architecture has, but for the compiler's part."""
+    texts = [(SOURCES / build.kernel.file).read_text(), *(path.read_text() for path in sorted(SOURCES.glob("*.cuh")))]
+    return f"{build.kernel.name}-{arch}-d{build.problem.d}-{_hash(*texts, *options(build))}"
+
+
+def _without_compiler(build: Build, stem: str, suffix: str, missing: str, hint: str) -> Path:
+    """The same source and options, cached by whichever compiler."""
+    cached = sorted(cache_folder().glob(f"{stem}-*.{suffix}"))
+    if not cached:
+        raise BackendUnavailable(
+            f"there is no {missing}, and no cached {build.kernel.name} for d = {build.problem.d}.", hint
+        )
+    return cached[0]
+
+
+def cubin(build: Build, arch: str) -> bytes:
+    """Machine code of a build for one architecture, from the cache if it is there.
+
+    Without a compiler, a cubin of the same source and options that any compiler made will do.
+    """
+    stem, nvcc = _stem(build, arch), find_nvcc()
+    if nvcc is None:
+        hint = "install the CUDA toolkit, load its module, or set CUDA_HOME (or use --backend cpu)."
+        return _without_compiler(build, stem, "cubin", "nvcc (the CUDA compiler)", hint).read_bytes()
+    path = cache_folder() / f"{stem}-{_identity(nvcc)}.cubin"
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    code = _compile((SOURCES / build.kernel.file).read_text(), nvcc, options(build), arch)
+    _store(path, code)
+    return code
+
+
+def library(build: Build) -> ctypes.CDLL:
+    """A kernel for the host, loaded, from the cache if it is there; the rules are those of `cubin`."""
+    stem, cc = _stem(build, os.uname().machine), find_cc()
+    if cc is None:
+        hint, sought = "install gcc (build-essential), or set CC.", os.environ.get("CC") or "cc, gcc or clang"
+        return ctypes.CDLL(str(_without_compiler(build, stem, "so", f"C compiler ({sought})", hint)))
+    path = cache_folder() / f"{stem}-{_identity(Path(shutil.which(cc[0])), *cc[1:])}.so"
+    with contextlib.suppress(OSError):
+        return ctypes.CDLL(str(path))
+    return _compile_library(build, cc, path)
+
+
+def _hash(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:20]
+
+
+def _identity(compiler: Path, *arguments: str) -> str:
+    """Changes when another compiler is installed, at the price of a stat instead of `nvcc --version`."""
+    status = compiler.resolve().stat()
+    return _hash(str(compiler.resolve()), str(status.st_size), str(status.st_mtime_ns), *arguments)[:8]
+
+
+def _compile(source: str, nvcc: Path, flags: list[str], arch: str) -> bytes:
+    from pycuda import compiler, driver
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyCUDA repeats whatever nvcc printed
+            return compiler.compile(
+                source, str(nvcc), flags, no_extern_c=True, arch=arch, cache_dir=False, include_dirs=[str(SOURCES)]
+            )
+    except OSError as error:
+        raise BackendUnavailable(f"{nvcc} cannot be run: {error}.", "repair the CUDA toolkit, or set NVCC.") from error
+    except driver.CompileError as error:
+        raise compile_failure(error.stderr or str(error), arch) from error
+
+
+def _compile_library(build: Build, cc: list[str], path: Path) -> ctypes.CDLL:
+    """Compile, store under ``path`` if that can be written, and load."""
+    import subprocess  # here, because a warm start compiles nothing
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = os.path.join(folder, "library.so")
+        command = [*cc, *options(build), str(SOURCES / build.kernel.file), "-o", made, "-lm"]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise BackendUnavailable(f"{cc[0]} cannot be run: {error}.", "repair the C compiler, or set CC.") from error
+        if result.returncode:
+            complaint = next(iter(result.stderr.strip().splitlines()), f"exit code {result.returncode}")
+            raise BackendUnavailable(f"{cc[0]} does not compile {build.kernel.file}: {complaint}.", "is CC right?")
+        _store(path, Path(made).read_bytes())
+        return ctypes.CDLL(made)  # stays loaded when the file is gone
+
+
+def compile_failure(output: str, arch: str) -> BackendUnavailable | KernelFailure:
+    """What nvcc's complaint means for the user."""
+    first = next((line.strip() for line in output.splitlines() if "error" in line or "fatal" in line), output.strip())
+    missing = r"cannot find compiler|cc1plus|g(cc|\+\+): (not found|no such file)|host compiler|unsupported GNU"
+    if re.search(missing, output, re.IGNORECASE):
+        return BackendUnavailable(f"nvcc has no host compiler it can use: {first}.", "install g++ (build-essential).")
+    if re.search(r"Unsupported gpu architecture|not defined for option 'gpu-architecture'", output):
+        return BackendUnavailable(
+            f"this CUDA toolkit cannot compile for {arch}.", "install a toolkit that knows the GPU."
+        )
+    return KernelFailure(f"nvcc could not compile the kernel: {first}.", "run again with --debug, and report it.")
+
+
+def _store(path: Path, code: bytes) -> None:
+    """Write whole or not at all: parallel first runs must never read a torn file. A read-only cache is no error."""
+    import tempfile  # here, because a warm start compiles nothing
+
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, temporary = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(code)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+class Resources(NamedTuple):
+    """What ptxas says of one function: registers a thread, bytes spilled, static shared bytes; and its warnings."""
+
+    registers: int
+    spilled: int
+    shared: int
+    warnings: list[str]
+
+
+def resources(build: Build, arch: str) -> dict[str, Resources]:
+    """Compile with nvcc alone (no GPU, no PyCUDA) and read ptxas' report, by function."""
+    import subprocess
+
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise BackendUnavailable(
+            "the CUDA compiler, nvcc, was not found.", "install the CUDA toolkit, or set CUDA_HOME."
+        )
+    command = [
+        str(nvcc),
+        "-cubin",
+        "-arch",
+        arch,
+        "-Xptxas",
+        "-v",
+        "-I",
+        str(SOURCES),
+        *options(build),
+        "-o",
+        os.devnull,
+    ]
+    result = subprocess.run([*command, str(SOURCES / build.kernel.file)], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise compile_failure(result.stderr, arch)
+    return parse_ptxas(result.stderr)
+
+
+def parse_ptxas(report: str) -> dict[str, Resources]:
+    warning_lines = [line for line in report.splitlines() if re.search(r"warning|\(C75\d\d\)", line, re.IGNORECASE)]
+    found = {}
+    for part in re.split(r"Compiling entry function '", report)[1:]:
+        number = {
+            name: int(match[1]) if (match := re.search(pattern, part)) else 0
+            for name, pattern in {
+                "registers": r"Used (\d+) registers",
+                "stores": r"(\d+) bytes spill stores",
+                "shared": r"(\d+) bytes smem",
+            }.items()
+        }
+        found[part.split("'")[0]] = Resources(number["registers"], number["stores"], number["shared"], warning_lines)
+    return found

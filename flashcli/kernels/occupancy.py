@@ -1,0 +1,67 @@
+"""How many blocks of a kernel a multiprocessor holds at a time, and which of its resources allows no more."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flashcli.shape import ceil_div, round_up
+
+WARP = 32
+# How the hardware hands registers and shared memory out: NVIDIA's occupancy calculator (CUDA C++ Best Practices Guide).
+SCHEDULERS = 4  # each with its part of the registers, and warps of its own
+REGISTERS_AT_ONCE = 256  # of a warp
+SHARED_AT_ONCE = 128  # bytes
+
+
+class Multiprocessor(NamedTuple):
+    """What one has: threads, blocks, registers, bytes of shared memory, and those of it that each block costs."""
+
+    threads: int
+    blocks: int
+    registers: int
+    shared: int
+    reserved: int
+
+
+class Occupancy(NamedTuple):
+    """Blocks a multiprocessor, the warps they are in percent of those it could hold, and what allows no more."""
+
+    blocks: int
+    percent: float
+    limited_by: str
+
+
+def multiprocessor(driver) -> Multiprocessor:
+    """Those of the first GPU, by its driver."""
+    attributes = driver.device_attribute
+    return Multiprocessor(
+        *(
+            driver.Device(0).get_attribute(attribute)
+            for attribute in (
+                attributes.MAX_THREADS_PER_MULTIPROCESSOR,
+                attributes.MAX_BLOCKS_PER_MULTIPROCESSOR,
+                attributes.MAX_REGISTERS_PER_MULTIPROCESSOR,
+                attributes.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR,
+                attributes.RESERVED_SHARED_MEMORY_PER_BLOCK,
+            )
+        )
+    )
+
+
+def occupancy(has: Multiprocessor, threads: int, registers: int, shared: int) -> Occupancy:
+    """For blocks of so many threads, with registers a thread and bytes of shared memory a block, static and dynamic."""
+    warps = ceil_div(threads, WARP)
+    of_a_warp = round_up(max(registers, 1) * WARP, REGISTERS_AT_ONCE)
+    limits = {
+        "registers": has.registers // SCHEDULERS // of_a_warp * SCHEDULERS // warps,
+        "shared memory": has.shared // max(1, round_up(shared + has.reserved, SHARED_AT_ONCE)),
+        "warps": has.threads // WARP // warps,
+        "blocks": has.blocks,
+    }
+    blocks = min(limits.values())
+    return Occupancy(blocks, 100 * blocks * warps * WARP / has.threads, tightest(limits))
+
+
+def tightest(limits: dict[str, float]) -> str:
+    """The resource that allows the fewest blocks; several, if they allow as few."""
+    return ", ".join(name for name, blocks in limits.items() if blocks == min(limits.values()))

@@ -1,0 +1,145 @@
+"""What is launched, as plain data: a problem, the tiles it is cut into, the launches, a kernel, a build of one.
+
+Names are the paper's (FlashAttention-2, arXiv 2307.08691, section 3.1): B batches of N rows of d numbers; tiles of Br
+query rows and Bc key rows; Tr and Tc tiles of them. A launch has M query rows of each batch, usually all N.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flashcli.shape import ceil_div
+
+PRECISIONS = {"fp32": 3, "fp16": 1}  # how many fp16 products make one of the inputs, where a kernel splits numbers
+STATIC_SHARED = 48 * 1024  # bytes of shared memory that a block has without asking for more
+
+
+class Problem(NamedTuple):
+    """What a kernel is built for: Q of shape (B, M, d), K and V (B, N, d), masked or not, ``sms`` multiprocessors.
+
+    The build is right for any other B, M and N too; they only decide which tiles are fastest.
+    """
+
+    B: int
+    M: int
+    N: int
+    d: int
+    causal: bool = False
+    precision: str = "fp32"
+    sms: int = 132
+
+    @property
+    def products(self) -> int:
+        return PRECISIONS[self.precision]
+
+
+class Tiling(NamedTuple):
+    """How one block is cut: Br query rows, Bc key rows a step, its threads, its dynamic shared memory in bytes.
+
+    ``macros`` are a kernel's own, beyond those that all have.
+    """
+
+    Br: int
+    Bc: int
+    threads: int
+    shared: int = 0
+    macros: tuple[tuple[str, int], ...] = ()
+
+
+class Launch(NamedTuple):
+    """One launch: the function in the .cu file, its number of blocks and of threads a block, dynamic shared bytes.
+
+    ``tile`` is the pair (i, j) of tiles that it is for, where it is not for all.
+    """
+
+    function: str
+    grid: int
+    threads: int
+    shared: int = 0
+    tile: tuple[int, int] = (0, 0)
+
+
+def nothing(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    return ()
+
+
+def block_per_row_tile(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    """One block for each of the B * Tr row tiles: what most kernels do."""
+    return (Launch("attention", problem.B * ceil_div(problem.M, tiling.Br), tiling.threads, tiling.shared),)
+
+
+def no_workspace(tiling: Tiling, problem: Problem) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One rung.
+
+    ``tiling(problem)`` gives the tiles; ``prepare(tiling, problem)`` the launches that K and V alone need, once for
+    however many rows attend to them; ``launches(tiling, problem)`` those for M query rows, in order;
+    ``workspace(tiling, problem)`` the bytes of device scratch they all share. ``needs`` is the lowest compute
+    capability; ``arch_only`` says that only that very architecture runs it; ``on_host``, that no GPU does. A kernel
+    that ``splits`` numbers into fp16 halves turns an infinity into NaN, and has a choice of precision.
+    """
+
+    name: str
+    file: str
+    summary: str
+    tiling: Callable[[Problem], Tiling]
+    needs: tuple[int, int] = (5, 0)
+    arch_only: bool = False
+    on_host: bool = False
+    splits: bool = False
+    prepare: Callable[[Tiling, Problem], Iterable[Launch]] = nothing
+    launches: Callable[[Tiling, Problem], Iterable[Launch]] = block_per_row_tile
+    workspace: Callable[[Tiling, Problem], int] = no_workspace
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether a GPU of this compute capability runs it."""
+        if self.on_host:
+            return False
+        return capability == self.needs if self.arch_only else capability >= self.needs
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        return tuple(PRECISIONS) if self.splits else ("fp32",)
+
+
+@dataclass(frozen=True)
+class Build:
+    """A kernel built for a problem: what is compiled, cached and launched."""
+
+    kernel: Kernel
+    problem: Problem
+
+    @property
+    def tiling(self) -> Tiling:
+        return self.kernel.tiling(self.problem)
+
+    def macros(self) -> dict[str, int]:
+        tiling = self.tiling
+        macros = {"HEAD_DIM": self.problem.d, "BR": tiling.Br, "BC": tiling.Bc, "THREADS": tiling.threads}
+        macros |= {"CAUSAL": int(self.problem.causal), **dict(tiling.macros)}
+        return macros | ({"PRODUCTS": self.problem.products} if self.kernel.splits else {})
+
+    def functions(self) -> list[Launch]:
+        """Every function that is launched, once, as for the smallest input."""
+        smallest = self.problem._replace(B=1, M=1, N=1)
+        return [*self.kernel.prepare(self.tiling, smallest), *self.kernel.launches(self.tiling, smallest)]
+
+    def prepare(self, B: int, N: int) -> Iterable[Launch]:
+        return self.kernel.prepare(self.tiling, self.problem._replace(B=B, N=N))
+
+    def launches(self, B: int, M: int, N: int) -> Iterable[Launch]:
+        return self.kernel.launches(self.tiling, self.problem._replace(B=B, M=M, N=N))
+
+    @property
+    def prepares(self) -> bool:
+        """Whether its workspace is for K and V, once for all that depends on Q; else it is for one launch."""
+        return any(self.prepare(1, 1))
+
+    def workspace(self, B: int, M: int, N: int) -> int:
+        return self.kernel.workspace(self.tiling, self.problem._replace(B=B, M=M, N=N))

@@ -1,0 +1,1 @@
+"""How fast and how right: benchmarks, profiles, peers, and the records, tables and pictures made of them."""

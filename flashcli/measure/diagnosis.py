@@ -1,0 +1,117 @@
+"""What this machine can run: each part in one finding."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from importlib import metadata
+from typing import NamedTuple
+
+import numpy as np
+
+from flashcli.api import open_backend
+from flashcli.backends.cores import usable_cores
+from flashcli.backends.cpu import blas_text
+from flashcli.errors import BackendUnavailable, FlashError
+from flashcli.files.distributions import draw
+from flashcli.files.verify import Comparison, reference
+from flashcli.kernels import compiler
+from flashcli.run.arrays import forward
+from flashcli.shape import Shape
+
+
+class Finding(NamedTuple):
+    name: str
+    ok: bool
+    text: str
+    hint: str = ""
+
+
+def diagnose() -> list[Finding]:
+    return [_python(), _cpu(), _c_compiler(), _nvcc(), _host_compiler(), _cache(), _mpi(), *_gpus()]
+
+
+def _python() -> Finding:
+    return Finding("Python", True, f"{platform.python_version()}, NumPy {np.__version__}")
+
+
+def _cpu() -> Finding:
+    return Finding("CPU backend", True, f"{len(usable_cores())} usable cores, BLAS: {blas_text()}")
+
+
+def _c_compiler() -> Finding:
+    if cc := compiler.find_cc():
+        return Finding("C compiler", True, " ".join(cc))
+    return Finding("C compiler", False, "not found", "install gcc, or set CC; kernel sequential needs it.")
+
+
+def _nvcc() -> Finding:
+    nvcc = compiler.find_nvcc()
+    if nvcc:
+        return Finding("nvcc", True, str(nvcc))
+    return Finding("nvcc", False, "not found", "install the CUDA toolkit, load its module, or set CUDA_HOME.")
+
+
+def _host_compiler() -> Finding:
+    gxx = shutil.which("g++")
+    return Finding("nvcc's host compiler", bool(gxx), gxx or "not found", "" if gxx else "install g++; nvcc needs it.")
+
+
+def _cache() -> Finding:
+    folder = compiler.cache_folder()
+    existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    writable = os.access(existing, os.W_OK)
+    kernels = sum(path.suffix in (".cubin", ".so") for path in folder.glob("*"))
+    hint = "" if writable else "set FLASHCLI_CACHE_DIR to a folder you can write; until then every start compiles."
+    return Finding("kernel cache", writable, f"{folder}, {kernels} kernels", hint)
+
+
+def _mpi() -> Finding:
+    try:
+        return Finding("MPI", True, f"mpi4py {metadata.version('mpi4py')}")
+    except metadata.PackageNotFoundError:
+        hint = "pip install 'flashcli[mpi]', to start several processes by mpirun or srun."
+        return Finding("MPI", False, "mpi4py is not installed", hint)
+
+
+def gpus() -> list[tuple[str, tuple[int, int], int]]:
+    """Name, compute capability and bytes of memory of each GPU; BackendUnavailable if there is none."""
+    from flashcli.backends import cuda
+
+    if not (found := cuda.devices()):
+        raise BackendUnavailable("the driver finds no GPU.", "is one allocated to this job?")
+    return found
+
+
+def _gpus() -> list[Finding]:
+    try:
+        return [_gpu(index, *device) for index, device in enumerate(gpus())]
+    except BackendUnavailable as error:
+        return [Finding("CUDA backend", False, str(error), error.hint)]
+
+
+def _gpu(index: int, name: str, capability: tuple[int, int], memory: int) -> Finding:
+    text = f"{name}, {compiler.architecture(capability)}, {memory / 2**30:.0f} GiB"
+    if index > 0:
+        return Finding(f"GPU {index}", True, text)
+    try:
+        kernel, comparison = _try_kernel()
+    except FlashError as error:
+        return Finding("GPU 0", False, f"{text}: {error}", error.hint)
+    if comparison.matches:
+        return Finding("GPU 0", True, f"{text}; kernel {kernel} ran and its answer is right")
+    return Finding("GPU 0", False, f"{text}; kernel {kernel} ran and its answer is WRONG", "run `make test-gpu`.")
+
+
+def _try_kernel() -> tuple[str, Comparison]:
+    """The kernel that `flashcli run` would take for an ordinary input, and how its answer compares with float64."""
+    qkv = draw(Shape(2, 300, 64), range(2), seed=0)
+    out = np.full((2, 300, 64), np.nan, np.float32)
+    with open_backend("cuda", out.shape) as backend:
+        forward(backend, qkv, out)
+        kernel = backend.details()["kernel"]
+    comparison = Comparison()
+    for batch in range(2):
+        comparison.add(out[batch], reference(qkv[batch]), batch, range(300))
+    return kernel, comparison

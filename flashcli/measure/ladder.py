@@ -1,0 +1,145 @@
+"""The ladder: every rung on the report's cases, its kernel and its whole command timed, beside the rung before it.
+
+Whole commands are ``flashcli run --serial`` in processes of their own, so that input, computing and output are phases
+one after another, as in the report's tables. A rung that would take too long is skipped, and its row says why.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from flashcli.errors import FlashError
+from flashcli.files.fileformat import create_input
+from flashcli.kernels import compiler
+from flashcli.kernels.attention import KERNELS
+from flashcli.measure import bench, peers
+from flashcli.measure.bench import Conditions
+from flashcli.run.report import PHASES
+from flashcli.shape import Shape, tflops
+
+EVERYWHERE_FROM = "float4"  # the report times the rungs below it on the first of its cases only
+SLOWEST = 10.0  # seconds that one run of a kernel may take
+LONGEST = 60.0  # seconds that one whole command may take
+PATIENCE = 0.5  # seconds that all runs of a kernel may take together, unless it is slow: then there are FEWEST
+FEWEST = 3
+ALIKE = 1.1  # whole commands run twice, and once more if the slower took longer than the other by this factor
+
+
+def ladder(
+    shapes: dict[str, Shape],
+    names: list[str],
+    conditions: Conditions,
+    capability: tuple[int, int] | None,
+    everywhere: bool,
+) -> Iterator[dict[str, object]]:
+    """A flat row for each case and rung: times, or an ``error``, or why it was ``skipped``.
+
+    ``capability`` is the GPU's, or None where all rungs named run on the host. ``everywhere`` has every rung climb
+    every case; without it those below `EVERYWHERE_FROM` have the first only.
+    """
+    rates: dict[str, float] = {}  # TFLOP/s of each rung on the case before
+    for number, (case, shape) in enumerate(shapes.items()):
+        reasons = {
+            name: _does_not_run(name, capability)
+            or ("" if everywhere or number == 0 else _not_in_the_report(name, next(iter(shapes))))
+            or _too_slow(rates.get(name), shape, conditions.causal)
+            for name in names
+        }
+        timed: list[float] = []
+        with tempfile.TemporaryDirectory(prefix="flashcli-") as folder:
+            given = Path(folder) / "in"
+            inputs = [] if all(reasons.values()) else _inputs(given, shape, conditions.seed)
+            for name in names:
+                row = {"case": case, **vars(shape), "causal": conditions.causal, "contender": name}
+                if reasons[name]:
+                    yield row | {"skipped": reasons[name]}
+                    continue
+                row |= climb(name, shape, given, inputs, conditions)
+                if "seconds" in row:
+                    rates[name] = row["tflops"]
+                    row |= _beside(row["seconds"], timed)
+                    timed.append(row["seconds"])
+                yield row
+                peers.release()
+
+
+def _does_not_run(name: str, capability: tuple[int, int] | None) -> str:
+    kernel = KERNELS[name]
+    if kernel.on_host or kernel.runs_on(capability):
+        return ""
+    return f"it needs {compiler.architecture(kernel.needs)}"
+
+
+def _not_in_the_report(name: str, case: str) -> str:
+    order = list(KERNELS)
+    return f"as in the report, on {case} only" if order.index(name) < order.index(EVERYWHERE_FROM) else ""
+
+
+def _too_slow(rate: float | None, shape: Shape, causal: bool) -> str:
+    """``rate`` is the rung's on an earlier case, in TFLOP/s, if it has climbed one."""
+    seconds = tflops(**vars(shape), seconds=1.0, causal=causal) / rate if rate else 0.0
+    return f"a run would take some {seconds:.0f} s, at its rate before" if seconds > SLOWEST else ""
+
+
+def _inputs(path: Path, shape: Shape, seed: int) -> list[np.ndarray]:
+    """What kernels take turns at, and the first of it as a file, which is in the page cache from then on."""
+    inputs = bench.inputs_for(shape, seed)
+    with create_input(path, shape) as file:
+        file.write(shape.whole(range(shape.B)), inputs[0])
+        file.commit()
+    return inputs
+
+
+def climb(name: str, shape: Shape, given: Path, inputs: list[np.ndarray], conditions: Conditions) -> dict[str, object]:
+    """What a row says of one rung on one case; of a wrong rung only that, without times."""
+    try:
+        commands, seconds = whole_commands(name, given, conditions.causal)
+    except subprocess.TimeoutExpired:
+        return {"skipped": f"the command takes more than {LONGEST:.0f} s"}
+    except FlashError as error:
+        return {"error": str(error)}
+    if seconds > SLOWEST:
+        return {"skipped": f"a run takes {seconds:.0f} s"}
+    affordable = int(PATIENCE / (2 * seconds)) - 2  # `CudaBackend.measure` runs each kernel twice, and two for nothing
+    runs = min(conditions.runs, max(FEWEST, affordable))
+    contender = bench.kernel_contender(name, "fp32", conditions.causal)
+    figures = bench.measured(contender, shape, inputs, conditions._replace(runs=runs))
+    return figures if "error" in figures else figures | commands
+
+
+def whole_commands(name: str, given: Path, causal: bool) -> tuple[dict[str, object], float]:
+    """Seconds of the report's phases, median of two or three commands; and those of the kernel in the quickest.
+
+    The first may have compiled the kernel, in which case there is a third.
+    """
+    records = [_whole_command(name, given, causal) for _ in range(2)]
+    quick, slow = sorted(record["total"] for record in records)
+    if slow > ALIKE * quick:
+        records.append(_whole_command(name, given, causal))
+    phases = {phase: statistics.median(record[phase] for record in records) for phase in ("total", *PHASES)}
+    seconds = min(record.get("kernel_seconds", record["computation"]) for record in records)
+    return phases | {"commands": len(records)}, seconds
+
+
+def _whole_command(name: str, given: Path, causal: bool) -> dict[str, object]:
+    """The record of one ``flashcli run``."""
+    command = [sys.executable, "-m", "flashcli", "run", given, given.with_name("out"), "--serial", "--json"]
+    options = ["--kernel", name, *(["--causal"] if causal else [])]
+    done = subprocess.run([*map(str, command), *options], capture_output=True, text=True, timeout=LONGEST, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[0]
+        raise FlashError(f"flashcli run failed: {reason.removeprefix('Error: ')}")
+    return json.loads(done.stdout)
+
+
+def _beside(seconds: float, timed: list[float]) -> dict[str, float]:
+    """How many times faster than the rung before on this case, and than the first."""
+    return {"over_previous": timed[-1] / seconds, "over_first": timed[0] / seconds} if timed else {}

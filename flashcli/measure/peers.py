@@ -1,0 +1,132 @@
+"""What flashcli is measured against: PyTorch's attention on CPU and GPU, and a Triton kernel with tf32x3 products.
+
+PyTorch and Triton are imported when a peer is made; where they are not installed there are no peers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Peer(NamedTuple):
+    """``attend(q, k, v)`` on PyTorch tensors [B, 1, N, d] of type ``dtype`` gives another."""
+
+    name: str
+    dtype: str
+    attend: Callable
+
+
+def cpu_peers(threads: int, causal: bool) -> list[Peer]:
+    import torch
+
+    torch.set_num_threads(threads)
+    attend = functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=causal)
+    return [Peer(f"PyTorch {torch.__version__} SDPA", "float32", attend)]
+
+
+def gpu_peers(names: list[str], causal: bool) -> list[Peer]:
+    """The peers of the given packages, "torch" and "triton"."""
+    peers = []
+    if "torch" in names:
+        from torch.nn.attention import SDPBackend
+
+        peers += [
+            Peer("PyTorch math", "float32", _sdpa(SDPBackend.MATH, causal)),
+            Peer("PyTorch efficient", "float32", _sdpa(SDPBackend.EFFICIENT_ATTENTION, causal)),
+            Peer("PyTorch flash fp16", "float16", _sdpa(SDPBackend.FLASH_ATTENTION, causal)),
+            Peer("PyTorch cuDNN fp16", "float16", _sdpa(SDPBackend.CUDNN_ATTENTION, causal)),
+        ]
+    if "triton" in names and not causal:
+        from flashcli.measure.peer_triton import attend
+
+        peers.append(Peer("Triton tf32x3", "float32", attend))
+    return peers
+
+
+def _sdpa(backend, causal: bool) -> Callable:
+    from torch.nn.attention import sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    def attend(q, k, v):
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return attend
+
+
+def installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def reach_gpu() -> bool:
+    """Whether there is a PyTorch that can use a GPU."""
+    if not installed("torch"):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def measure(peer: Peer, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
+    """Seconds on the GPU of each run, by CUDA events, in the same way as `CudaBackend.measure`."""
+    import torch
+
+    dtype = getattr(torch, peer.dtype)
+    tensors = [[torch.from_numpy(x[:, i, None]).to("cuda", dtype).contiguous() for i in range(3)] for x in inputs]
+    seconds = []
+    for index in range(runs + 1, -1, -1):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for event, turn in ((start, index + 1), (end, index)):
+            answer = peer.attend(*tensors[turn % len(inputs)])
+            event.record()
+        end.synchronize()
+        seconds.append(start.elapsed_time(end) / 1e3)
+    out[...] = answer[:, 0].float().cpu().numpy()
+    return seconds[2:]
+
+
+def release() -> None:
+    """Give PyTorch's cached GPU memory back, for the next contender."""
+    with contextlib.suppress(ImportError, RuntimeError):  # a peer that broke the context has had its error told
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def ceilings() -> dict[str, float]:
+    """What this GPU does at best, measured with PyTorch.
+
+    Operations a second of 8192³ matrix products, and bytes a second of a copy (read plus written).
+    """
+    import torch
+
+    size = 8192
+    found = {}
+    for name, dtype in {"fp32": torch.float32, "fp16": torch.float16}.items():
+        a, b = (torch.randn(size, size, device="cuda", dtype=dtype) for _ in range(2))
+        found[name] = 2 * size**3 / _median_seconds(lambda a=a, b=b: a @ b)
+    source = torch.randn(2**28, device="cuda")
+    target = torch.empty_like(source)
+    found["bytes"] = 2 * source.nbytes / _median_seconds(lambda: target.copy_(source))
+    return found
+
+
+def _median_seconds(work: Callable) -> float:
+    import torch
+
+    seconds = []
+    for _ in range(12):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        seconds.append(start.elapsed_time(end) / 1e3)
+    return float(np.median(seconds[2:]))  # without those that warm up

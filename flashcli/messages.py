@@ -1,0 +1,61 @@
+"""How an error is told: one sentence on stderr, a hint, an exit code; a traceback where one is asked for."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from flashcli.errors import INTERRUPTED, AlreadyTold, FlashError
+from flashcli.signals import Terminated
+
+
+def trace(error: BaseException) -> None:
+    """Print where it went wrong, if that is wanted."""
+    if "--debug" in sys.argv and not isinstance(error, SystemExit | click.exceptions.Exit | AlreadyTold):
+        import traceback
+
+        traceback.print_exception(error)
+
+
+def explain(error: BaseException) -> int:
+    """Print what went wrong, and the way out, to stderr; returns the exit code."""
+    if isinstance(error, AlreadyTold):
+        return wording(error.args[0])[0]
+    if isinstance(error, click.UsageError):
+        error.show()
+        return 2
+    code, message, hint = wording(error)
+    for label, text in (("Error", message), ("Hint", hint)):
+        if text:
+            click.echo(f"{label}: {text}", err=True)
+    for note in getattr(error, "__notes__", ()):
+        click.echo(note, err=True)
+    return code
+
+
+def wording(error: BaseException) -> tuple[int, str, str]:
+    """The exit code for an error, one sentence on what went wrong, and the way out; no sentence if it needs none."""
+    match error:
+        case SystemExit() | click.exceptions.Exit():
+            return getattr(error, "exit_code", None) or getattr(error, "code", None) or 0, "", ""
+        case FlashError():
+            return error.exit_code, str(error), error.hint
+        case click.ClickException():
+            return 70, error.format_message(), ""
+        case click.Abort() | KeyboardInterrupt():
+            return INTERRUPTED, "interrupted; nothing is left half-written.", ""
+        case Terminated():
+            return 128 + error.args[0], "terminated; nothing is left half-written.", ""
+        case BrokenPipeError():
+            return 74, "", ""  # whoever read our output is gone: nobody to tell
+        case OSError() if error.filename is None and error.errno is not None:
+            reason = (error.strerror or str(error)).lower()
+            return 74, f"cannot write the results: {reason}.", "check where stdout goes."
+        case MemoryError():
+            reason = str(error) or "the system gives no more"
+            return 71, f"out of memory: {reason}.", "use a larger machine, or a smaller file."
+        case RuntimeError() if "can't start new thread" in str(error):
+            return 71, "the system starts no more threads.", "use fewer --threads, or raise the limits (ulimit -a)."
+        case _:
+            return 70, f"internal error: {type(error).__name__}: {error}.", "run again with --debug, and report it."

@@ -1,0 +1,73 @@
+"""What people write on a command line, and what it means: shapes, sizes, devices, numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import click
+
+from flashcli.shape import Shape, shape_problem
+
+
+class BytesType(click.ParamType):
+    """A number of bytes, with K, M, G or T for powers of 1024."""
+
+    name = "bytes"
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> int:
+        match = re.fullmatch(r"(\d+)([KMGT]?)(i?B)?", str(value), re.IGNORECASE)
+        if not match or int(match[1]) == 0:
+            self.fail(f"{value!r} is not a number of bytes, such as 2G or 512M.", param, context)
+        return int(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")
+
+
+BYTES = BytesType()
+ALL = "all"
+
+
+class DevicesType(click.ParamType):
+    """Numbers of GPUs, or `ALL`."""
+
+    name = "all|N,N,.."
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None):
+        if value == ALL:
+            return value
+        parts = str(value).split(",")
+        if not all(part.isdecimal() for part in parts) or len({*map(int, parts)}) < len(parts):
+            self.fail(f"{value!r} is neither 'all' nor different numbers of GPUs, such as 0,1.", param, context)
+        return tuple(map(int, parts))
+
+
+DEVICES = DevicesType()
+
+
+class ShapeType(click.ParamType):
+    """B,N,d as a `Shape`."""
+
+    name = "B,N,d"
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None):
+        if isinstance(value, Shape):
+            return value
+        try:
+            shape = Shape(*(int(part) for part in str(value).strip("() ").split(",")))
+        except (TypeError, ValueError):
+            self.fail(f"{value!r} is not three numbers B,N,d, such as 10,2048,64.", param, context)
+        if problem := shape_problem(shape):
+            self.fail(f"{problem}.", param, context)
+        return shape
+
+
+SHAPE = ShapeType()
+
+
+class FiniteRange(click.FloatRange):
+    """Numbers from a range, but neither NaN, which no comparison finds outside of it, nor infinity."""
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> float:
+        number = super().convert(value, param, context)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, context)
+        return number

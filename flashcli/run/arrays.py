@@ -1,0 +1,63 @@
+"""Arrays in memory instead of files, for the same way through a backend's slots."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from flashcli.backends.base import Backend
+from flashcli.files.cut import cut
+from flashcli.run.stream import stream
+from flashcli.shape import Chunk, Shape
+from flashcli.timeline import Timeline, wall_seconds
+
+
+class Arrays(NamedTuple):
+    """Arrays in memory as a source and a sink: q, k, v and out are [B, N, d]."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    out: np.ndarray
+
+    in_order = False
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(*self.q.shape)
+
+    def read_into(self, chunk: Chunk, floats: np.ndarray) -> None:
+        B, N, d = len(chunk.batches), *self.q.shape[1:]
+        matrices = [getattr(self, name.lower())[chunk.batches.start : chunk.batches.stop] for name in chunk.matrices]
+        rows, first = floats.reshape(B, -1, d), 0
+        for index, matrix in enumerate(matrices):  # that part of each which is among the chunk's rows
+            low, high = (min(max(end - index * N, 0), N) for end in (chunk.rows.start, chunk.rows.stop))
+            rows[:, first : first + high - low] = matrix[:, low:high]
+            first += high - low
+
+    def write(self, chunk: Chunk, floats: np.ndarray) -> None:
+        rows = slice(chunk.rows.start, chunk.rows.stop) if chunk.matrices == "Q" else slice(None)
+        target = self.out[chunk.batches.start : chunk.batches.stop, rows]
+        target[...] = floats.reshape(target.shape)
+
+
+def attend(backend: Backend, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
+    """Attention of arrays float32 [B, N, d] into ``out``, by an open backend."""
+    arrays = Arrays(q, k, v, out)
+    stream(arrays, backend, arrays, Timeline(), cut(arrays.shape))
+
+
+def forward(backend: Backend, qkv: np.ndarray, out: np.ndarray) -> None:
+    """The same for Q, K and V in one array [B, 3, N, d], as files have them."""
+    attend(backend, qkv[:, 0], qkv[:, 1], qkv[:, 2], out)
+
+
+def measure(backend: Backend, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
+    """Seconds of each of ``runs`` runs, after one that is not timed, taking turns among inputs [B, 3, N, d].
+
+    A backend that times itself, without the copies, does so. The first input's answer is left in ``out`` [B, N, d].
+    """
+    if hasattr(backend, "measure"):
+        return backend.measure(inputs, out, runs)
+    return wall_seconds(lambda qkv: forward(backend, qkv, out), inputs, runs)

@@ -1,0 +1,185 @@
+"""The registry: what every entry must keep to."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+
+import pytest
+from support import GPU_KERNELS, flashcli
+
+from flashcli.errors import BackendUnavailable
+from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.choice import SHORT_HEAD, choose, exact
+from flashcli.kernels.compiler import SOURCES, find_nvcc
+from flashcli.kernels.types import Build, Problem
+from flashcli.shape import MAX_D
+
+every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+every_gpu_kernel = pytest.mark.parametrize("kernel", [KERNELS[name] for name in GPU_KERNELS], ids=GPU_KERNELS)
+
+
+@every_kernel
+def test_the_source_is_there_and_says_what_it_is(kernel):
+    source = (SOURCES / kernel.file).read_text()
+    assert source.startswith("// ")
+    assert kernel.on_host or 'extern "C" __global__' in source
+
+
+def test_every_source_is_registered():
+    sources = [str(path.relative_to(SOURCES)) for pattern in ("*/*.c", "*/*.cu") for path in SOURCES.glob(pattern)]
+    assert sorted(sources) == [kernel.file for kernel in KERNELS.values()]  # numbered as they are registered
+
+
+@every_kernel
+def test_every_head_size_has_tiles_that_fit(kernel):
+    sizes = itertools.product([(1, 1), (10, 2048), (2, 32768), (13600, 128)], range(1, MAX_D + 1), kernel.precisions)
+    for (B, N), d, precision in sizes:
+        tiling = kernel.tiling(Problem(B, N, N, d, precision=precision))
+        assert tiling.Br > 0 and tiling.Bc > 0
+        assert tiling.threads == 1 if kernel.on_host else tiling.threads in range(32, 1025, 32)
+        assert 0 <= tiling.shared <= 227 * 1024
+
+
+@every_gpu_kernel
+@pytest.mark.parametrize(("B", "N"), [(1, 1), (3, 1000), (14000, 128), (1, 300_000)])
+def test_every_launch_has_blocks_and_a_function(kernel, B, N):
+    build = Build(kernel, Problem(10, 2048, 2048, 64))
+    known = {launch.function for launch in build.functions()}
+    launches = [*build.prepare(B, N), *itertools.islice(build.launches(B, N, N), 10_000)]  # there may be 10^8
+    for launch in launches:
+        assert launch.function in known
+        assert 1 <= launch.grid < 2**31
+        assert launch.threads % 32 == 0
+
+
+@pytest.mark.parametrize(("M", "N"), [(1, 1), (32, 33), (100, 64)])
+def test_the_baseline_takes_five_steps_for_each_pair_of_tiles(M, N):
+    launches = list(Build(KERNELS["baseline"], Problem(10, 2048, 2048, 64)).launches(3, M, N))
+    pairs = [(i, j) for i in range(-(-M // 32)) for j in range(-(-N // 32))]
+    assert [launch.tile for launch in launches] == [pair for pair in pairs for _ in range(5)]
+    assert [launch.function for launch in launches[:5]] == [launch.function for launch in launches[-5:]]
+    assert {launch.grid for launch in launches} == {3}
+
+
+@every_kernel
+def test_a_longer_input_never_needs_less_workspace(kernel):
+    build = Build(kernel, Problem(10, 2048, 2048, 40))
+    shapes = [(1, 1, 1), (1, 1, 200), (1, 200, 200), (3, 200, 200), (3, 3000, 3000)]
+    sizes = [build.workspace(*shape) for shape in shapes]
+    assert sizes == sorted(sizes) and sizes[0] >= 0
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_macros_name_the_build(causal):
+    macros = Build(KERNELS["q_in_registers"], Problem(1, 1, 1, 40, causal)).macros()
+    assert (macros["HEAD_DIM"], macros["CAUSAL"]) == (40, causal)
+
+
+@pytest.mark.parametrize(
+    ("name", "d", "tiles"),
+    [
+        ("baseline", 32, (32, 32)), ("baseline", 64, (32, 32)), ("fused", 32, (32, 32)), ("fused", 64, (32, 32)),
+        ("max_shared", 32, (128, 32)), ("max_shared", 64, (128, 16)),
+        ("no_bank_conflicts", 32, (128, 32)), ("no_bank_conflicts", 64, (128, 16)),
+        ("q_in_registers", 32, (128, 64)), ("q_in_registers", 64, (128, 32)),
+    ],
+)  # fmt: skip
+def test_the_tiles_of_the_report(name, d, tiles):
+    assert KERNELS[name].tiling(Problem(10, 2048, 2048, d))[:2] == tiles
+
+
+def test_no_gpu_runs_the_sequential_program():
+    assert not KERNELS["sequential"].runs_on((9, 0)) and KERNELS["sequential"] != choose((5, 0), 64)
+
+
+@pytest.mark.parametrize("capability", [(6, 1), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_the_kernel_that_is_chosen_runs_on_the_device(capability):
+    kernel = choose(capability, 64)
+    assert kernel.runs_on(capability) and exact(kernel).runs_on(capability)
+    assert not exact(kernel).splits
+
+
+def test_half_precision_needs_a_kernel_that_has_it():
+    assert "fp16" in choose((9, 0), 64, "fp16").precisions
+    with pytest.raises(BackendUnavailable, match="no kernel computes in fp16 on sm_61"):
+        choose((6, 1), 64, "fp16")
+
+
+def test_no_kernel_for_a_device_that_is_too_old():
+    with pytest.raises(BackendUnavailable):
+        choose((3, 5), 64)
+
+
+def test_the_ladder_as_a_table():
+    done = flashcli("kernels", "--d", 64)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert len(lines) == 2 * len(KERNELS)
+    for kernel, about, summary in zip(KERNELS.values(), lines[::2], lines[1::2], strict=True):
+        needs = "a C compiler" if kernel.on_host else r"sm_\d+a?"
+        assert re.fullmatch(
+            rf"{kernel.name}: Br=\d+, Bc=\d+, \d+ threads?, needs {needs}; cuda/{re.escape(kernel.file)}", about
+        )
+        assert summary == f"    {kernel.summary}"
+    assert "q_in_registers: Br=128, Bc=32, 128 threads, needs sm_50; cuda/attention/10_q_in_registers.cu" in lines
+
+
+@pytest.mark.parametrize("d", ["0", "257", "x"])
+def test_a_head_size_that_cannot_be_is_wrong_usage(d):
+    assert flashcli("kernels", "--d", d).code == 2
+
+
+def test_short_heads_are_left_to_ffma_in_fp32():
+    assert not choose((9, 0), SHORT_HEAD - 1).splits
+    assert choose((9, 0), SHORT_HEAD).splits
+    assert choose((9, 0), 1, "fp16").splits
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
+def test_one_kernel_is_shown_with_what_it_takes():
+    done = flashcli("kernels", "wgmma", "--d", 32, "--arch", "sm_90a")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("Tensor cores at fp32 accuracy on Hopper")
+    assert "13_wgmma.cu\nneeds sm_90a; any d from 1 to 256\nd = 32: Br=" in done.out
+    assert re.search(r"\nattention on sm_90a: \d+ registers a thread, 0 bytes spilled, ", done.out)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "complaint"),
+    [
+        ("mma", "sm_75", "kernel mma needs sm_80 or later, not sm_75."),
+        ("wgmma", "sm_90", "kernel wgmma is for sm_90a only, not for sm_90."),
+        ("wgmma", "sm_100", "kernel wgmma is for sm_90a only, not for sm_100."),
+        ("mma", "hopper", "'hopper' is not an architecture."),
+        ("sequential", "sm_80", "kernel sequential runs on the CPU, not on sm_80."),
+    ],
+)
+def test_an_architecture_that_does_not_run_it_is_wrong_usage(name, arch, complaint):
+    flashcli("kernels", name, "--arch", arch).assert_error(2, complaint)
+
+
+def test_a_kernel_that_the_gpu_here_does_not_run_is_shown_for_one_that_does(fake_gpu, monkeypatch):
+    monkeypatch.setenv("FAKE_GPU_CAPABILITY", "6.1")
+    assert json.loads(flashcli("kernels", "mma", "--json").out)["arch"] == "sm_80"
+    assert json.loads(flashcli("kernels", "q_in_registers", "--json").out)["arch"] == "sm_61"
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["kernels"], ["profile"]])
+def test_help_names_no_kernels_in_one_word(arguments):
+    done = flashcli(*arguments, "--help")
+    assert done.code == 0 and "NAME" in done.out and "|max_shared|" not in done.out
+
+
+def test_a_name_that_is_no_kernels_is_answered_with_those_that_are():
+    done = flashcli("kernels", "foo")
+    assert done.code == 2 and "|" not in done.err
+    assert f"'foo' is not one of {', '.join(map(repr, KERNELS))}." in done.err
+
+
+def test_a_kernel_for_one_architecture_is_shown_for_that_on_any_gpu(fake_gpu):
+    done = flashcli("kernels", "wgmma", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["arch"] == "sm_90a"
+    assert json.loads(flashcli("kernels", "mma", "--json").out)["arch"] == "sm_80"  # the fake GPU's

@@ -1,0 +1,203 @@
+"""flashcli bench: what it refuses and when, what its rows say, and where its records go."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+from click.testing import CliRunner
+from support import ROOT, flashcli, leftovers
+
+from flashcli.commands.bench import command
+from flashcli.files.outputs import write_whole
+from flashcli.files.verify import reference
+from flashcli.measure import bench, peers
+from flashcli.shape import Shape, tflops
+
+TINY = ("bench", "--backend", "cpu", "--runs", 2, "--threads", 1, "--shape", "2,20,8")
+SHAPE = Shape(2, 20, 8)
+
+
+def right(inputs, out, runs):
+    out[...] = [reference(qkv, True) for qkv in inputs[0]]
+    return [0.5] * runs
+
+
+def wrong(inputs, out, runs):
+    out[...] = 1
+    return [0.5] * runs
+
+
+def failing(error):
+    def measure(inputs, out, runs):
+        raise error
+
+    return measure
+
+
+def rows_of(*measures, ceilings=None):
+    contenders = [bench.Contender(str(i), "float32", "fp32", measure) for i, measure in enumerate(measures)]
+    return list(bench.bench({"tiny": SHAPE}, contenders, bench.Conditions(3, True, 0, ceilings or {})))
+
+
+def test_a_shape_needs_no_testcases(tmp_path):
+    done = flashcli(*TINY, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    assert done.code == 0, done.err
+    assert "flashcli cpu" in done.out
+
+
+@pytest.mark.parametrize("arguments", [["bench"], ["bench", "--ladder"], ["profile"], [*TINY, "--case", "t01"]])
+def test_a_case_needs_testcases(tmp_path, arguments):
+    done = flashcli(*arguments, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    done.assert_error(65, "testcases")
+    assert "Hint: go to the repository, or name shapes by --shape.\n" in done.err
+
+
+@pytest.mark.parametrize("against", [[], ["--against", "torch"]], ids=["cpu", "torch"])
+def test_causal_is_causal_on_the_cpu(tmp_path, against):
+    if against:
+        pytest.importorskip("torch")
+    done = flashcli(*TINY, "--causal", *against, "--json", tmp_path / "x.json")
+    assert done.code == 0, done.err
+    rows = json.loads((tmp_path / "x.json").read_text())["rows"]
+    assert len(rows) == 1 + bool(against)
+    assert all(row["causal"] and row["relative_l2"] < 1e-6 for row in rows)
+
+
+OOM = failing(MemoryError("none is left"))
+
+
+@pytest.mark.parametrize(
+    ("measures", "code"),
+    [([right], 0), ([right, wrong], 1), ([OOM, right], 0), ([OOM, OOM], 1)],
+    ids=["ok", "one is wrong", "one fails", "all fail"],
+)
+def test_the_exit_code_is_1_if_one_is_wrong_or_all_fail(monkeypatch, tmp_path, measures, code):
+    contenders = [bench.Contender("it", "float32", None, measure) for measure in measures]
+    monkeypatch.setattr(bench, "cpu_contenders", lambda *_: contenders)
+    path = tmp_path / "x.csv"
+    done = CliRunner().invoke(command, [*map(str, TINY[1:]), "--causal", "--csv", str(path)])
+    assert done.exit_code == code, done.output
+    assert "2,20,8" in path.read_text()  # the record is written all the same
+
+
+@pytest.mark.parametrize("option", ["--json", "--csv", "--markdown"])
+def test_a_record_that_cannot_be_created_is_told_before_the_timing(tmp_path, option):
+    done = flashcli(*TINY, option, tmp_path / "missing" / "x")
+    done.assert_error(73, "cannot write", "missing")
+    assert "flashcli cpu" not in done.err
+    done = flashcli(*TINY, option, tmp_path)
+    done.assert_error(73, "folder")
+    assert "flashcli cpu" not in done.err
+
+
+def test_two_results_do_not_go_into_one_file(tmp_path):
+    files = ["--json", tmp_path / "x", "--csv", tmp_path / "x"]
+    flashcli("bench", "--backend", "cpu", "--shape", "1,8,8", *files).assert_error(2, "is named twice")
+    assert not os.listdir(tmp_path)
+
+
+def test_a_record_in_a_folder_that_is_not_writable_is_told_before_the_timing(tmp_path, ordinary_user):
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    done = flashcli(*TINY, "--json", locked / "x", **ordinary_user)
+    done.assert_error(77, "permission denied")
+    assert "flashcli cpu" not in done.err
+
+
+def test_a_record_replaces_the_old_one_at_once(tmp_path):
+    path, kept = tmp_path / "x.json", tmp_path / "kept.json"
+    path.write_text("old")
+    os.link(path, kept)
+    assert flashcli(*TINY, "--json", path).code == 0
+    assert kept.read_text() == "old"
+    assert json.loads(path.read_text())["rows"]
+    assert leftovers(tmp_path) == []
+
+
+def test_an_interrupted_bench_leaves_the_old_record(monkeypatch, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text("old")
+    contender = bench.Contender("it", "float32", None, failing(KeyboardInterrupt()))
+    monkeypatch.setattr(bench, "cpu_contenders", lambda *_: [contender])
+    CliRunner().invoke(command, [*map(str, TINY[1:]), "--json", str(path)])
+    assert path.read_text() == "old"
+    monkeypatch.setattr(os, "replace", MagicMock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert leftovers(tmp_path) == []
+
+
+def test_two_views_go_to_stdout():
+    done = flashcli(*TINY, "--json", "-", "--csv", "-")
+    assert done.code == 0, done.err
+    assert '"circumstances"' in done.out and "case,B,N,d,causal" in done.out
+
+
+def test_a_record_on_stdout_is_all_there_is(tmp_path):
+    done = flashcli(*TINY, "--json", "-", "--csv", tmp_path / "x.csv")
+    assert len(json.loads(done.out)["rows"]) == 1
+    assert "median" in done.err  # the table
+    assert "median" in flashcli(*TINY, "--csv", tmp_path / "x.csv").out
+
+
+def test_unknown_precisions_and_kernels_are_refused_before_the_driver(no_pycuda):
+    flashcli("bench", "--precisions", "foo").assert_error(2, "no precision 'foo'")
+    flashcli("bench", "--kernels", "foo").assert_error(2, "no kernel 'foo'")
+    flashcli("bench", "--shape", "1,8,8").assert_error(69, "PyCUDA")
+
+
+@pytest.mark.parametrize("arguments", [["bench"], ["bench", "--ladder"], ["profile"]])
+def test_a_driver_without_a_gpu(fake_gpu, monkeypatch, arguments):
+    monkeypatch.setenv("FAKE_GPU_COUNT", "0")
+    flashcli(*arguments, "--shape", "2,20,8").assert_error(69, "the driver finds no GPU.")
+
+
+def test_threads_are_for_the_cpu():
+    flashcli("bench", "--shape", "2,20,8", "--threads", 2).assert_error(2, "--threads is for the cpu backend")
+
+
+@pytest.mark.parametrize(("option", "value"), [("--kernels", "all"), ("--precisions", "fp32")])
+def test_the_cpu_has_neither_kernels_nor_precisions(option, value):
+    flashcli(*TINY, option, value).assert_error(2, option)
+
+
+def test_causal_counts_the_pairs_that_are_computed():
+    operations = 4 * SHAPE.B * (SHAPE.N * (SHAPE.N + 1) // 2) * SHAPE.d
+    [row] = rows_of(right, ceilings={"fp32": 1e9, "bytes": 1e9})
+    assert row["tflops"] == pytest.approx(operations / 0.5 / 1e12)
+    assert row["floor_operations"] == pytest.approx(operations / 1e9)
+    assert tflops(2, 20, 8, 0.5) == pytest.approx(4 * 2 * 20 * 20 * 8 / 0.5 / 1e12)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no\nmore"), ValueError("no"), AssertionError()])
+def test_a_peer_that_fails_in_any_way_leaves_the_other_rows(error):
+    failed, fine = rows_of(failing(error), right)
+    assert failed["error"] in ("no", "AssertionError")
+    assert fine["seconds"] == 0.5
+
+
+def test_release_survives_a_broken_context(monkeypatch):
+    cuda = MagicMock()
+    cuda.empty_cache.side_effect = RuntimeError("CUDA error: an illegal memory access was encountered")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    peers.release()
+    cuda.empty_cache.assert_called_once()
+
+
+@pytest.mark.parametrize(("N", "d"), [(100, 64), (128, 48), (128, 8)])
+def test_the_triton_peer_refuses_what_it_does_not_support(monkeypatch, N, d):
+    for name in ("torch", "triton", "triton.language"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    attend = runpy.run_path(peers.__file__.replace("peers.py", "peer_triton.py"))["attend"]
+    q = SimpleNamespace(shape=(1, 1, N, d))
+    with pytest.raises(RuntimeError, match="N a multiple of 128 and d a power of two"):
+        attend(q, q, q)
+    q = SimpleNamespace(shape=(1, 1, 128, 64))
+    attend(q, q, q)

@@ -1,0 +1,365 @@
+"""Faults in the middle of a run, injected into a process of its own that streams 20 chunks of one batch each, on the
+CPU, on a GPU that computes in NumPy and on a real one: what is said, with which exit code, and what is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import support
+from support import (
+    Finished,
+    environment,
+    flashcli,
+    heed_interrupts,
+    leftovers,
+    random_qkv,
+    read_floats,
+    sparse_input,
+)
+from tolerances import assert_accurate
+
+QKV = random_qkv(20, 60, 32)
+OLD = b"the old output"
+THREADS_ARE_LEFT = 99
+
+# The command line with small chunks. FAULT patches what is to fail. No thread outlives the command.
+PROGRAM = """
+import os, sys, threading, time
+import flashcli.files.outputs, flashcli.files.cut, flashcli.run.stream as stream
+flashcli.files.cut.CHUNK_BYTES = {chunk_bytes}
+
+def nth(n, fault, function):
+    "The function, except that its nth call finds the fault."
+    calls, lock = [], threading.Lock()
+    def patched(*args):
+        with lock:
+            calls.append(args)
+            if len(calls) == n:
+                fault()
+        return function(*args)
+    return patched
+
+def throw(error):
+    raise error
+
+{fault}
+from flashcli.cli import main
+code = main()
+os._exit(code if threading.enumerate() == [threading.main_thread()] else {threads_are_left})
+"""
+
+
+CPU = ["--backend", "cpu"]
+CUDA = ["--backend", "cuda", "--kernel", "q_in_registers"]
+
+
+@pytest.fixture(params=["cpu", "fake_gpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+def backend(request: pytest.FixtureRequest) -> list[str]:
+    """The options that choose it."""
+    if request.param == "cpu":
+        return CPU
+    request.getfixturevalue(request.param)
+    return CUDA
+
+
+@pytest.fixture
+def out(out: Path) -> Path:
+    """Alone in its folder, and there already."""
+    out.write_bytes(OLD)
+    return out
+
+
+def command(given: Path, out: Path, backend: list[str], fault: str) -> list[str]:
+    program = PROGRAM.format(chunk_bytes=QKV[0].nbytes, fault=fault, threads_are_left=THREADS_ARE_LEFT)
+    return [sys.executable, "-c", program, "run", str(given), str(out), *backend]
+
+
+def run(given: Path, out: Path, backend: list[str], fault: str = "", **options: object) -> Finished:
+    done = subprocess.run(
+        command(given, out, backend, fault), env=environment(), capture_output=True, timeout=60, **options
+    )
+    return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def assert_untouched(out: Path) -> None:
+    assert os.listdir(out.parent) == [out.name]
+    assert out.read_bytes() == OLD
+
+
+def assert_right(out: Path) -> None:
+    assert_accurate(read_floats(out, QKV[:, 0].shape), QKV)
+
+
+def test_without_a_fault_it_is_20_chunks(given, out, backend):
+    trace = out.with_name("trace.json")
+    assert run(given, out, [*backend, "--trace", trace]).code == 0
+    assert all(trace.read_text().count(f'"{step} batches') == 20 for step in ("read", "compute", "write"))
+    assert_right(out)
+
+
+# Files that fail
+
+
+FULL = "os.pwrite = nth(7, lambda: throw(OSError(28, 'No space left on device')), os.pwrite)"
+
+
+def test_a_disk_that_fills_up(given, out, backend):
+    run(given, out, backend, FULL).assert_error(74, f"cannot write '{out}': no space left on device")
+    assert_untouched(out)
+
+
+def test_a_disk_that_is_full_from_the_start(given, out, backend):
+    """Shows before anything is read."""
+    full = "no_room = lambda: throw(OSError(28, 'No space left on device'))"
+    unread = "os.preadv = nth(1, lambda: throw(AssertionError()), os.preadv)"
+    fault = f"{full}\n{unread}\nflashcli.files.outputs._reserve = lambda *args: no_room()"
+    run(given, out, backend, fault).assert_error(74, f"cannot write '{out}': no space left on device")
+    assert_untouched(out)
+
+
+def test_a_limit_on_the_size_of_files(given, out, backend):
+    limit = (7 * QKV[0, 0].nbytes + 100,) * 2  # within the eighth chunk
+    done = run(given, out, backend, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    done.assert_error(74, f"cannot write '{out}': file too large")
+    assert_untouched(out)
+
+
+def test_a_disk_that_is_full_only_on_closing(given, out, backend):
+    # As network file systems have it. The descriptor is closed then, whatever close() says.
+    fault = """
+def close(fd, close=os.close):
+    regular = os.readlink(f"/proc/self/fd/{fd}").endswith(".tmp")
+    close(fd)
+    if regular:
+        raise OSError(122, "Disk quota exceeded")
+os.close = close
+"""
+    run(given, out, backend, fault).assert_error(74, f"cannot write '{out}': disk quota exceeded")
+    assert_untouched(out)
+
+
+def test_an_input_cut_off_while_it_is_read(given, out, backend):
+    fault = f"os.preadv = nth(7, lambda: os.truncate({str(given)!r}, 12 + {6 * QKV[0].nbytes}), os.preadv)"
+    run(given, out, backend, fault).assert_error(65, f"'{given}' became shorter while it was read.")
+    assert_untouched(out)
+
+
+def test_an_input_that_cannot_be_read_any_further(given, out, backend):
+    fault = "os.preadv = nth(7, lambda: throw(OSError(5, 'Input/output error')), os.preadv)"
+    run(given, out, backend, fault).assert_error(74, f"cannot read '{given}': input/output error.")
+    assert_untouched(out)
+
+
+@pytest.mark.parametrize("instead", ["", "open(folder, 'w').close()"], ids=["removed", "replaced by a file"])
+def test_an_output_folder_that_goes_away(given, out, backend, instead):
+    fault = f"""
+import shutil
+def remove(folder={str(out.parent)!r}):
+    shutil.rmtree(folder)
+    {instead}
+os.pwrite = nth(7, remove, os.pwrite)
+"""
+    done = run(given, out, backend, fault)
+    done.assert_error(73, f"cannot write '{out}': no{'t a' if instead else ' such file or'} directory.")
+    assert not out.parent.is_dir()
+
+
+# Whatever else
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["stream.first_nonfinite", "os.preadv", "os.pwrite", "stream.Timeline.measure"],
+    ids=["a reader", "reading", "a writer", "any step"],
+)
+def test_something_unexpected(given, out, backend, place):
+    done = run(given, out, backend, f"{place} = nth(7, lambda: throw(ZeroDivisionError('gremlins')), {place})")
+    assert done.code == 70
+    assert done.err == (
+        "Error: internal error: ZeroDivisionError: gremlins.\nHint: run again with --debug, and report it.\n"
+    )
+    assert_untouched(out)
+
+
+def test_no_more_threads(given, out, backend):
+    fault = 'stream.ThreadPoolExecutor = lambda *args: throw(RuntimeError("can\'t start new thread"))'
+    run(given, out, backend, fault).assert_error(71, "the system starts no more threads.")
+    assert_untouched(out)
+
+
+def test_no_memory_left_in_a_reader(given, out, backend):
+    fault = "stream.first_nonfinite = nth(7, lambda: throw(MemoryError()), stream.first_nonfinite)"
+    run(given, out, backend, fault).assert_error(71, "out of memory")
+    assert_untouched(out)
+
+
+# A GPU that fails
+
+
+@pytest.mark.parametrize("step", ["launch", "synchronize"])
+def test_a_kernel_that_fails_in_the_seventh_chunk(fake_gpu, monkeypatch, given, out, step):
+    monkeypatch.setenv("FAKE_GPU_FAILS", f"{step}:7")
+    message = f"kernel q_in_registers failed on Fake GPU: fake failure of {step}."
+    run(given, out, CUDA).assert_error(70, message)
+    assert_untouched(out)
+
+
+@pytest.mark.parametrize("backend_name", ["cuda", "auto"])
+def test_a_gpu_that_others_have_filled(fake_gpu, monkeypatch, given, out, backend_name):
+    monkeypatch.setenv("FAKE_GPU_TAKEN", str(2**30 - 2000))
+    done = run(given, out, ["--backend", backend_name])
+    done.assert_error(71, "one batch of N = 60, d = 32 needs", "on Fake GPU, 2000 bytes are free.")
+    assert_untouched(out)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("context", "Fake GPU has no memory left for a context."),
+        ("load", "the GPU has no memory left for kernel q_in_registers."),
+    ],
+)
+def test_a_gpu_that_others_have_filled_to_the_brim(fake_gpu, monkeypatch, given, out, step, message):
+    monkeypatch.setenv("FAKE_GPU_LACKS_MEMORY_FOR", step)
+    run(given, out, CUDA).assert_error(71, message)
+    assert_untouched(out)
+
+
+def test_less_memory_than_hoped_for_is_enough(fake_gpu, monkeypatch, given, out):
+    monkeypatch.setenv("FAKE_GPU_TAKEN", str(2**30 - 9 * QKV[0, 0].nbytes))  # room for two slots of eight
+    assert run(given, out, CUDA).code == 0
+    assert_right(out)
+
+
+# Signals
+
+SLOW = "stream.first_nonfinite = lambda *args: time.sleep(0.3) or ''"
+
+
+@contextlib.contextmanager
+def started(arguments: list[str], begun: Callable[[], object]) -> Iterator[subprocess.Popen]:
+    """A run that has begun what it is to be stopped in."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(arguments, env=environment(), stdout=pipe, stderr=pipe, preexec_fn=heed_interrupts)
+    while process.poll() is None and not begun():
+        time.sleep(0.01)
+    try:
+        assert process.poll() is None, process.stderr.read()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def under_way(given, out, backend):
+    """A run of some seconds that has written some chunks and not yet read others."""
+
+    def written() -> bool:
+        return any((out.parent / name).stat().st_size for name in leftovers(out.parent))
+
+    with started(command(given, out, backend, SLOW), written) as process:
+        yield process
+
+
+@pytest.fixture
+def computing(tmp_path, out):
+    """A run in the middle of its only chunk, which would take a minute."""
+    given = sparse_input(tmp_path / "long.in", 1, 200_000, 32)
+    with started(support.command("run", given, out, *CPU), lambda: leftovers(out.parent)) as process:
+        time.sleep(0.3)
+        yield process
+
+
+def test_a_signal_while_nobody_reads_the_pipe(given, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # which never reads: the pipe is full after 64 KiB
+    try:
+        with started(support.command("run", given, pipe, *CPU), lambda: True) as process:
+            time.sleep(1)
+            process.terminate()
+            assert process.wait(10) == 143
+    finally:
+        os.close(reader)
+
+
+def assert_stops(process: subprocess.Popen, out: Path, number: int, times: int, code: int, word: str) -> None:
+    start = time.monotonic()
+    for _ in range(times):
+        process.send_signal(number)
+        time.sleep(0.02)
+    stdout, stderr = process.communicate(timeout=30)
+    assert time.monotonic() - start < 5
+    assert (process.returncode, stdout) == (code, b"")
+    assert stderr.decode() == f"Error: {word}; nothing is left half-written.\n"
+    assert_untouched(out)
+
+
+SIGNALS = pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGQUIT, 131, "terminated"),
+    ],
+)
+
+
+@SIGNALS
+@pytest.mark.parametrize("times", [1, 4], ids=["once", "impatiently"])
+def test_a_signal_between_chunks_leaves_no_trace(under_way, out, number, code, word, times):
+    assert_stops(under_way, out, number, times, code, word)
+
+
+@SIGNALS
+def test_a_signal_within_a_long_chunk_leaves_no_trace(computing, out, number, code, word):
+    assert_stops(computing, out, number, 1, code, word)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_signal_while_the_temporary_file_is_made(given, out, where):
+    fault = f"""
+def open_stopped(path, *args, make=os.open, **options):
+    made = make(path, *args, **options) if {where!r} == "after" or not str(path).endswith(".tmp") else None
+    if str(path).endswith(".tmp"):
+        os.kill(os.getpid(), 15)
+    return made
+os.open = open_stopped"""
+    done = run(given, out, CPU, fault)
+    assert (done.code, done.err) == (143, "Error: terminated; nothing is left half-written.\n")
+    assert_untouched(out)
+
+
+def test_a_signal_that_turns_into_another_error_is_told_as_a_signal(given, out):
+    fault = """
+def broken(*args):
+    try:
+        os.kill(os.getpid(), 15)
+        time.sleep(1)
+    except BaseException:
+        raise RuntimeError("release unlocked lock")
+stream.chunks = broken"""
+    done = run(given, out, CPU, fault)
+    assert (done.code, done.err) == (143, "Error: terminated; nothing is left half-written.\n")
+    assert_untouched(out)
+
+
+def test_kill_leaves_a_temporary_file_that_the_next_run_ignores(under_way, given, out, backend):
+    under_way.kill()
+    under_way.communicate(timeout=30)
+    assert out.read_bytes() == OLD
+    [temporary] = leftovers(out.parent)
+    assert sorted(os.listdir(out.parent)) == sorted([out.name, temporary])
+    assert flashcli("run", given, out, *backend).code == 0
+    assert_right(out)
+    assert leftovers(out.parent) == [temporary]
