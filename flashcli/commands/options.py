@@ -23,6 +23,11 @@ def warn(text: str) -> None:
     click.echo(f"Warning: {text}", err=True)
 
 
+def examples(*lines: str) -> str:
+    """The end of a command's help: command lines to try, each at most 90 characters long."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
 def print_json(record: object, err: bool = False) -> None:
     import json  # here, as everything that few calls need: imports are most of a small run's time
 
