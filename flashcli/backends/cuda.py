@@ -36,7 +36,7 @@ def load_driver() -> ModuleType:
     except ModuleNotFoundError as error:
         raise BackendUnavailable(
             f"PyCUDA is not installed ({error.name} is missing).",
-            "with a CUDA toolkit on the PATH: pip install 'flashcli[cuda]'.",
+            "with a CUDA toolkit on the PATH: pip install pycuda.",
         ) from error
     except ImportError as error:
         if "libcuda.so" in str(error):  # not libcudart.so

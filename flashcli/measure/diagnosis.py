@@ -71,7 +71,7 @@ def _mpi() -> Finding:
     try:
         return Finding("MPI", True, f"mpi4py {metadata.version('mpi4py')}")
     except metadata.PackageNotFoundError:
-        hint = "pip install 'flashcli[mpi]', to start several processes by mpirun or srun."
+        hint = "pip install mpi4py, to start several processes by mpirun or srun."
         return Finding("MPI", False, "mpi4py is not installed", hint)
 
 

@@ -45,7 +45,7 @@ def roofline_path(path: str) -> str:
 def check(path: str) -> None:
     """Find out before the work whether `draw` will succeed after it."""
     if not importlib.util.find_spec("matplotlib"):
-        raise BackendUnavailable("Matplotlib, which draws, is not installed.", "pip install 'flashcli[plot]'.")
+        raise BackendUnavailable("Matplotlib, which draws, is not installed.", "pip install matplotlib.")
     if Path(path).suffix not in FORMATS:
         raise UsageError(f"{path!r} is not the name of a picture.", f"let it end in {', '.join(FORMATS)}.")
     for name in (path, roofline_path(path)):

@@ -200,7 +200,7 @@ def _start_mpi():
     except ModuleNotFoundError as error:
         raise BackendUnavailable(
             "a launcher started several tasks, and mpi4py, which tells them apart, is not installed.",
-            "pip install 'flashcli[mpi]', or start one task only.",
+            "pip install mpi4py, or start one task only.",
         ) from error
     except (ImportError, RuntimeError) as error:
         raise BackendUnavailable(

@@ -52,7 +52,7 @@ def test_without_matplotlib_nothing_is_timed(monkeypatch):
     monkeypatch.setattr(bench, "gpu_circumstances", None)
     done = CliRunner().invoke(command, [*LADDER[1:], "x.png"])
     assert type(done.exception) is BackendUnavailable
-    assert done.exception.hint == "pip install 'flashcli[plot]'."
+    assert done.exception.hint == "pip install matplotlib."
 
 
 @drawing
