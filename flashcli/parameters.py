@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-import re
 
 import click
 
+from flashcli import sizes
 from flashcli.shape import Shape, shape_problem
 
 
 class BytesType(click.ParamType):
-    """A number of bytes, with K, M, G or T for powers of 1024."""
+    """A number of bytes, in the grammar of `flashcli.sizes`."""
 
     name = "bytes"
 
     def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d+)([KMGT]?)(i?B)?", str(value), re.IGNORECASE)
-        if not match or int(match[1]) == 0:
+        try:
+            return sizes.parse(str(value))
+        except ValueError:
             self.fail(f"{value!r} is not a number of bytes, such as 2G or 512M.", param, context)
-        return int(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " ")
 
 
 BYTES = BytesType()

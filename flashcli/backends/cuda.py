@@ -13,6 +13,7 @@ from types import ModuleType
 
 import numpy as np
 
+from flashcli import sizes
 from flashcli.backends.base import Backend, Overlap, Slot, ignore
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.files.cut import Cut
@@ -25,8 +26,6 @@ from flashcli.kernels.choice import choose, exact
 from flashcli.kernels.types import Build, Kernel, Problem
 from flashcli.shape import Chunk, Shape, ceil_div
 from flashcli.timeline import Timeline
-
-MIB = 2**20
 
 
 def load_driver() -> ModuleType:
@@ -109,12 +108,6 @@ class CudaLongBatch:
         for slots in (self.filling, self.users):
             if slot in slots:
                 slots.remove(slot)
-
-
-def size_text(size: int) -> str:
-    if size < MIB:
-        return f"{size} bytes"
-    return f"{size / MIB:.1f} MiB" if size < 10 * 2**30 else f"{size / 2**30:.2f} GiB"
 
 
 class CudaBackend(Backend):
@@ -418,5 +411,5 @@ class CudaBackend(Backend):
     def _out_of_memory(self, what: str, needed: int) -> OutOfMemory:
         free = min(self._driver.mem_get_info()[0], self._max_device_bytes)
         return OutOfMemory(
-            f"{what} needs {size_text(needed)} on {self._device.name()}, {size_text(free)} are free.", FREE_THE_GPU
+            f"{what} needs {sizes.text(needed)} on {self._device.name()}, {sizes.text(free)} are free.", FREE_THE_GPU
         )

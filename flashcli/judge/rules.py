@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
+from flashcli import sizes
 from flashcli.errors import BadInput, explained
 
 RANKINGS = {
@@ -17,7 +18,6 @@ RANKINGS = {
     "penalty": "least time, a case not accepted counting as its penalty",
     "relative": "largest mean of (best time / own time), a case not accepted counting as 0",
 }
-UNITS = {"": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,7 @@ def _count(value: object) -> int:
 
 def size(value: object) -> int:
     """Bytes: a whole number above 0, or a text such as "8 GiB"."""
-    if isinstance(value, str) and (parts := re.fullmatch(r"(\d+)\s*([KMGT]iB|)", value, re.IGNORECASE)):
-        return _count(int(parts[1]) * UNITS[parts[2].upper()])
-    return _count(value)
+    return sizes.parse(value) if isinstance(value, str) else _count(value)
 
 
 def _text(value: object) -> str:

@@ -89,7 +89,7 @@ def test_patterns(pattern, yes, no):
         ("repetitions = 1.5", "repetitions must be a whole number above 0"),
         ("ranking = 'best'", "ranking must be one of passed, penalty, relative, not 'best'"),
         ("launcher = 'srun -N1'", "launcher must be a list of words"),
-        ("memory = '8 GB'", "memory must be a number of bytes"),
+        ("memory = '8 XB'", "memory must be a number of bytes"),
         ("memory = -1", "memory must be"),
         ("exe = '../hw4'", "exe must be the name of a file"),
         ("[environment]\nA = 1", "environment must be a table of texts"),
