@@ -13,6 +13,7 @@ from support import ENGINES, FAKE_PYCUDA, Engine, give_up_roots_powers, python_p
 
 from flashcli.backends.cuda import devices
 from flashcli.errors import FlashError
+from flashcli.gpu import libcuda
 from flashcli.kernels import compiler
 from flashcli.kernels.attention import KERNELS
 
@@ -59,12 +60,17 @@ def _forget_pycuda() -> dict[str, object]:
 
 @pytest.fixture
 def pycuda_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str, str], None]]:
-    """``pycuda_stub(init, driver)`` puts a package pycuda of these two sources first on the path of all processes."""
+    """``pycuda_stub(init, driver)`` puts a package pycuda of these two sources first on the path of all processes.
 
-    def install(init: str, driver: str = "") -> None:
+    What the CUDA driver itself finds there, or misses, is ``problem``.
+    """
+
+    def install(init: str, driver: str = "", problem: str = "") -> None:
         folder = tmp_path / "stub" / "pycuda"
         folder.mkdir(parents=True)
-        (folder / "__init__.py").write_text(init)
+        driver_says = f"import flashcli.gpu.libcuda\nflashcli.gpu.libcuda.problem = lambda: {problem!r}\n"
+        (folder / "__init__.py").write_text(driver_says + init)
+        monkeypatch.setattr(libcuda, "problem", lambda: problem)  # and to be undone, if the stub is imported here
         (folder / "driver.py").write_text(driver)
         monkeypatch.setenv("PYTHONPATH", python_path(folder.parent))
         monkeypatch.syspath_prepend(folder.parent)
@@ -77,7 +83,7 @@ def pycuda_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Cal
 
 @pytest.fixture
 def no_pycuda(pycuda_stub) -> None:
-    """A machine on which PyCUDA is not installed."""
+    """A machine with a GPU on which PyCUDA is not installed."""
     pycuda_stub("raise ModuleNotFoundError(\"No module named 'pycuda'\", name='pycuda')")
 
 

@@ -18,7 +18,7 @@ from flashcli.backends.base import Backend, Overlap, Slot, ignore
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.files.cut import Cut
 from flashcli.files.fileformat import FLOAT
-from flashcli.gpu import page_lock, warm_up
+from flashcli.gpu import libcuda, page_lock, warm_up
 from flashcli.gpu.program import FREE_THE_GPU, Keys, Program, allocate
 from flashcli.kernels import compiler
 from flashcli.kernels.attention import KERNELS
@@ -27,21 +27,23 @@ from flashcli.kernels.types import Build, Kernel, Problem
 from flashcli.shape import Chunk, Shape, ceil_div
 from flashcli.timeline import Timeline
 
+WITHOUT_GPU = "go to a machine with a GPU and its driver, ask Slurm for one (--gres=gpu:1), or use --backend cpu."
+
 
 def load_driver() -> ModuleType:
     """PyCUDA's driver module, initialised; BackendUnavailable says what is missing otherwise."""
     try:
         import pycuda.driver as driver
     except ModuleNotFoundError as error:
+        if problem := libcuda.problem():  # first: PyCUDA would not help
+            raise BackendUnavailable(f"{problem}.", WITHOUT_GPU) from error
         raise BackendUnavailable(
             f"PyCUDA is not installed ({error.name} is missing).",
             "with a CUDA toolkit on the PATH: pip install pycuda.",
         ) from error
     except ImportError as error:
         if "libcuda.so" in str(error):  # not libcudart.so
-            raise BackendUnavailable(
-                "there is no NVIDIA driver here (libcuda was not found).", "install it."
-            ) from error
+            raise BackendUnavailable("there is no NVIDIA driver here (libcuda was not found).", WITHOUT_GPU) from error
         raise BackendUnavailable(
             f"PyCUDA does not fit this machine's CUDA: {error}.",
             "rebuild it: pip install --force-reinstall --no-cache-dir --no-binary pycuda pycuda.",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 
+NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+
 
 @functools.cache
 def libcuda() -> ctypes.CDLL | None:
@@ -13,3 +15,20 @@ def libcuda() -> ctypes.CDLL | None:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
+
+
+def problem() -> str:
+    """Why the driver has no GPU for this process, in words; empty if it has one."""
+    driver, count = libcuda(), ctypes.c_int()
+    if driver is None:
+        return "there is no NVIDIA driver here (libcuda was not found)"
+    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if code not in (0, NO_DEVICE):
+        return f"the CUDA driver does not start: {_words(driver, code)}"
+    return "" if count.value else "the CUDA driver finds no GPU"
+
+
+def _words(driver: ctypes.CDLL, code: int) -> str:
+    text = ctypes.c_char_p()
+    driver.cuGetErrorString(code, ctypes.byref(text))
+    return text.value.decode() if text.value else f"error {code}"

@@ -20,7 +20,7 @@ from flashcli.backends.base import ignore
 from flashcli.backends.cuda import CudaBackend, devices
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.files.cut import TILE, Cut
-from flashcli.gpu import page_lock, warm_up
+from flashcli.gpu import libcuda, page_lock, warm_up
 from flashcli.gpu.program import Keys, allocate
 from flashcli.kernels.attention import KERNELS
 from flashcli.run.arrays import Arrays
@@ -88,6 +88,53 @@ def test_backend_auto_falls_back_with_one_notice(pycuda_stub, given, out, init, 
     assert line.startswith(f"Notice: no usable GPU, computing on the CPU: {reason}")
     assert "\nbackend: cpu, " in done.out
     assert_accurate(read_floats(out, QKV[:, 0].shape), QKV)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        "there is no NVIDIA driver here (libcuda was not found)",
+        "the CUDA driver finds no GPU",
+        "the CUDA driver does not start: initialization error",
+    ],
+)
+def test_without_a_gpu_nobody_is_told_to_install_pycuda(pycuda_stub, given, out, problem):
+    pycuda_stub("raise ModuleNotFoundError(\"No module named 'pycuda'\", name='pycuda')", problem=problem)
+    assert flashcli("run", given, out).err == f"Notice: no usable GPU, computing on the CPU: {problem}.\n"
+    done = flashcli("run", given, out, "--backend", "cuda")
+    done.assert_error(69, f"{problem}.")
+    assert "pycuda" not in done.err.lower()
+
+
+@pytest.mark.parametrize(
+    ("init", "count", "problem"),
+    [
+        (0, 2, ""),
+        (0, 0, "the CUDA driver finds no GPU"),
+        (100, 0, "the CUDA driver finds no GPU"),
+        (803, 0, "the CUDA driver does not start: words for 803"),
+    ],
+)
+def test_what_the_driver_says_of_its_gpus(monkeypatch, init, count, problem):
+    class Driver:
+        def cuInit(self, flags):
+            return init
+
+        def cuDeviceGetCount(self, where):
+            where._obj.value = count
+            return 0
+
+        def cuGetErrorString(self, code, where):
+            where._obj.value = b"words for %d" % code
+            return 0
+
+    monkeypatch.setattr(libcuda, "libcuda", Driver)
+    assert libcuda.problem() == problem
+
+
+def test_a_machine_without_a_driver(monkeypatch):
+    monkeypatch.setattr(libcuda, "libcuda", lambda: None)
+    assert libcuda.problem() == "there is no NVIDIA driver here (libcuda was not found)"
 
 
 @pytest.mark.parametrize("option", [["--kernel", "q_in_registers"], ["--device", "0"], ["--precision", "fp16"]])
