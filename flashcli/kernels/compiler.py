@@ -1,4 +1,4 @@
-"""From a kernel's source to machine code: finding a compiler, compiling, and a cache of what came of it.
+"""From a kernel's source to machine code: finding a compiler, and compiling what is not in the cache.
 
 Cubins are made by nvcc through PyCUDA, the sequential program's shared library by the host's C compiler. Both are
 cached under a hash of everything they depend on, so that a warm start compiles nothing and starts no process. (PyCUDA's
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flashcli.errors import BackendUnavailable, KernelFailure
+from flashcli.kernels import cache
 from flashcli.kernels.types import Build
 
 # `cuda/` is the package flashcli.cuda once installed, and a folder beside flashcli/ in a checkout.
@@ -53,13 +54,6 @@ def architecture(capability: tuple[int, int]) -> str:
     return "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
 
 
-def cache_folder() -> Path:
-    """$FLASHCLI_CACHE_DIR, or flashcli in the user's cache folder."""
-    if folder := os.environ.get("FLASHCLI_CACHE_DIR"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "flashcli"
-
-
 def options(build: Build) -> list[str]:
     given = C_OPTIONS if build.kernel.on_host else OPTIONS
     return [*given, *(f"-D{name}={value}" for name, value in build.macros().items())]
@@ -71,14 +65,14 @@ def _stem(build: Build, arch: str) -> str:
     return f"{build.kernel.name}-{arch}-d{build.problem.d}-{_hash(*texts, *options(build))}"
 
 
-def _without_compiler(build: Build, stem: str, suffix: str, missing: str, hint: str) -> Path:
+def _without_compiler(build: Build, stem: str, suffix: str, missing: str, hint: str) -> tuple[Path, bytes]:
     """The same source and options, cached by whichever compiler."""
-    cached = sorted(cache_folder().glob(f"{stem}-*.{suffix}"))
-    if not cached:
-        raise BackendUnavailable(
-            f"there is no {missing}, and no cached {build.kernel.name} for d = {build.problem.d}.", hint
-        )
-    return cached[0]
+    for path in sorted(cache.folder().glob(f"{stem}-*.{suffix}")):
+        if code := cache.load(path):
+            return path, code
+    raise BackendUnavailable(
+        f"there is no {missing}, and no cached {build.kernel.name} for d = {build.problem.d}.", hint
+    )
 
 
 def cubin(build: Build, arch: str) -> bytes:
@@ -89,12 +83,12 @@ def cubin(build: Build, arch: str) -> bytes:
     stem, nvcc = _stem(build, arch), find_nvcc()
     if nvcc is None:
         hint = "install the CUDA toolkit, load its module, or set CUDA_HOME (or use --backend cpu)."
-        return _without_compiler(build, stem, "cubin", "nvcc (the CUDA compiler)", hint).read_bytes()
-    path = cache_folder() / f"{stem}-{_identity(nvcc)}.cubin"
-    with contextlib.suppress(OSError):
-        return path.read_bytes()
+        return _without_compiler(build, stem, "cubin", "nvcc (the CUDA compiler)", hint)[1]
+    path = cache.folder() / f"{stem}-{_identity(nvcc)}.cubin"
+    if code := cache.load(path):
+        return code
     code = _compile((SOURCES / build.kernel.file).read_text(), nvcc, options(build), arch)
-    _store(path, code)
+    cache.store(path, code)
     return code
 
 
@@ -103,10 +97,11 @@ def library(build: Build) -> ctypes.CDLL:
     stem, cc = _stem(build, os.uname().machine), find_cc()
     if cc is None:
         hint, sought = "install gcc (build-essential), or set CC.", os.environ.get("CC") or "cc, gcc or clang"
-        return ctypes.CDLL(str(_without_compiler(build, stem, "so", f"C compiler ({sought})", hint)))
-    path = cache_folder() / f"{stem}-{_identity(Path(shutil.which(cc[0])), *cc[1:])}.so"
+        return _loaded(_without_compiler(build, stem, "so", f"C compiler ({sought})", hint)[0])
+    path = cache.folder() / f"{stem}-{_identity(Path(shutil.which(cc[0])), *cc[1:])}.so"
     with contextlib.suppress(OSError):
-        return ctypes.CDLL(str(path))
+        if cache.load(path):
+            return ctypes.CDLL(str(path))  # which does not mind the checksum at its end
     return _compile_library(build, cc, path)
 
 
@@ -150,8 +145,16 @@ def _compile_library(build: Build, cc: list[str], path: Path) -> ctypes.CDLL:
         if result.returncode:
             complaint = next(iter(result.stderr.strip().splitlines()), f"exit code {result.returncode}")
             raise BackendUnavailable(f"{cc[0]} does not compile {build.kernel.file}: {complaint}.", "is CC right?")
-        _store(path, Path(made).read_bytes())
-        return ctypes.CDLL(made)  # stays loaded when the file is gone
+        cache.store(path, Path(made).read_bytes())
+        return _loaded(Path(made))  # stays loaded when the file is gone
+
+
+def _loaded(library: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        hint = "is its folder mounted noexec? set FLASHCLI_CACHE_DIR and TMPDIR to folders on other file systems."
+        raise BackendUnavailable(f"the compiled kernel cannot be loaded: {error}.", hint) from error
 
 
 def compile_failure(output: str, arch: str) -> BackendUnavailable | KernelFailure:
@@ -165,22 +168,6 @@ def compile_failure(output: str, arch: str) -> BackendUnavailable | KernelFailur
             f"this CUDA toolkit cannot compile for {arch}.", "install a toolkit that knows the GPU."
         )
     return KernelFailure(f"nvcc could not compile the kernel: {first}.", "run again with --debug, and report it.")
-
-
-def _store(path: Path, code: bytes) -> None:
-    """Write whole or not at all: parallel first runs must never read a torn file. A read-only cache is no error."""
-    import tempfile  # here, because a warm start compiles nothing
-
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd, temporary = tempfile.mkstemp(dir=path.parent)
-        try:
-            with os.fdopen(fd, "wb") as file:
-                file.write(code)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
 
 
 class Resources(NamedTuple):

@@ -16,7 +16,7 @@ from flashcli.backends.cpu import blas_text
 from flashcli.errors import BackendUnavailable, FlashError
 from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference
-from flashcli.kernels import compiler
+from flashcli.kernels import cache, compiler
 from flashcli.run.arrays import forward
 from flashcli.shape import Shape
 
@@ -59,7 +59,7 @@ def _host_compiler() -> Finding:
 
 
 def _cache() -> Finding:
-    folder = compiler.cache_folder()
+    folder = cache.folder()
     existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     writable = os.access(existing, os.W_OK)
     kernels = sum(path.suffix in (".cubin", ".so") for path in folder.glob("*"))

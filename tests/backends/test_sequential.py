@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 import numpy as np
@@ -67,13 +68,36 @@ def test_without_a_compiler_what_is_cached_will_do(cc, monkeypatch):
         SequentialBackend(64)
 
 
-def test_a_damaged_library_is_compiled_again(cc):
-    SequentialBackend(32)
+def zero_the_second_half(path):
+    """Its headers are right: the loader takes it, and the process crashes."""
+    code = path.read_bytes()
+    path.unlink()  # loaded: not to be written over
+    path.write_bytes(code[: len(code) // 2] + bytes(len(code) - len(code) // 2))
+
+
+def fifo(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("damage", [zero_the_second_half, fifo])
+def test_a_damaged_library_is_compiled_again(cc, given, out, damage):
+    assert flashcli("run", given, out, "--kernel", "sequential").code == 0
+    want = out.read_bytes()
     [library] = cc.parent.glob("cache/*.so")
-    library.unlink()  # loaded: not to be written over
-    library.write_bytes(b"no library")
-    with SequentialBackend(32) as backend:
-        assert_accurate(forward(backend, QKV), QKV)
+    damage(library)
+    done = flashcli("run", given, out, "--kernel", "sequential", timeout=20)
+    assert (done.code, done.err, out.read_bytes()) == (0, "", want)
+    assert len(cc.read_text().splitlines()) == 2
+
+
+def test_a_library_that_the_system_does_not_load_is_told(cc, monkeypatch):
+    monkeypatch.setenv(
+        "CC", str(script(cc.parent / "cc", '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done; echo >"$2"\n'))
+    )
+    with pytest.raises(BackendUnavailable, match="the compiled kernel cannot be loaded") as caught:
+        SequentialBackend(32)
+    assert "noexec" in caught.value.hint
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(cc, monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 from support import GPU_KERNELS, IN_USE, script
 
 from flashcli.errors import BackendUnavailable, KernelFailure
-from flashcli.kernels import compiler
+from flashcli.kernels import cache, compiler
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.compiler import architecture, compile_failure, cubin, find_nvcc, parse_ptxas
 from flashcli.kernels.types import Build, Kernel, Problem
@@ -106,15 +106,66 @@ def test_without_a_compiler_what_is_cached_will_do(compiled, monkeypatch):
     assert "CUDA_HOME" in caught.value.hint
 
 
-def test_parallel_first_runs_never_read_a_torn_file(compiled, monkeypatch, tmp_path):
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link_to_a_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def flip_a_bit(path: Path) -> None:
+    kept = bytearray(path.read_bytes())
+    kept[3] ^= 1
+    path.write_bytes(kept)
+
+
+DAMAGES = {
+    "empty": lambda path: os.truncate(path, 0),
+    "cut off": lambda path: os.truncate(path, 20),
+    "a bit flipped": flip_a_bit,
+    "without its checksum": lambda path: path.write_bytes(b"code 7"),
+    "a FIFO": fifo,
+    "a device": link_to_a_device,
+    "unreadably large": lambda path: os.truncate(path, 2**40),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_what_is_damaged_in_the_cache_is_made_anew(compiled, monkeypatch, tmp_path, damage):
+    cubin(BUILD, "sm_80")
+    [path] = (tmp_path / "cubins").iterdir()
+    whole = path.read_bytes()
+    damage(path)
+    monkeypatch.setenv("NVCC", "")
+    with pytest.raises(BackendUnavailable, match="no cached"):
+        cubin(BUILD, "sm_80")
+    monkeypatch.setenv("NVCC", str(tmp_path / "nvcc"))
+    assert [cubin(BUILD, "sm_80") for _ in range(2)] == [b"code 2"] * 2
+    assert path.read_bytes()[:6] == b"code 2" and len(path.read_bytes()) == len(whole)
+
+
+def test_without_a_compiler_a_damaged_cubin_does_not_hide_a_whole_one(compiled, monkeypatch, tmp_path):
+    cubin(BUILD, "sm_80")
+    [path] = (tmp_path / "cubins").iterdir()
+    damaged = path.with_name(f"{path.stem.rpartition('-')[0]}-0.cubin")
+    damaged.write_bytes(b"damaged")
+    assert sorted([path, damaged])[0] == damaged
+    monkeypatch.setenv("NVCC", "")
+    assert cubin(BUILD, "sm_80") == b"code 1"
+
+
+def test_parallel_first_runs_never_read_a_torn_file(tmp_path):
     path, whole = tmp_path / "cubins" / "x.cubin", [bytes([number]) * 300_000 for number in range(8)]
 
-    def store_and_read(code: bytes) -> bytes:
-        compiler._store(path, code)
-        return path.read_bytes()
+    def store_and_load(code: bytes) -> bytes | None:
+        cache.store(path, code)
+        return cache.load(path)
 
     with ThreadPoolExecutor(8) as pool:
-        for code in pool.map(store_and_read, whole * 8):
+        for code in pool.map(store_and_load, whole * 8):
             assert code in whole
     assert os.listdir(path.parent) == ["x.cubin"]
 
@@ -151,7 +202,7 @@ def test_where_the_cache_is(monkeypatch, variables, folder):
     monkeypatch.setenv("HOME", "/home/somebody")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert str(compiler.cache_folder()) == folder
+    assert str(cache.folder()) == folder
 
 
 # Finding nvcc

@@ -1,0 +1,53 @@
+"""Compiled kernels, kept between runs: a file is taken as it was stored, or not at all.
+
+Behind the code stands its checksum. A copy that was cut off, a bad disk or another program may have left anything
+under the name of a kernel, and to run that would crash the process, or worse, give wrong numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+CHECKSUM_BYTES = 32
+LARGEST = 2**26  # bytes of a file; kernels have some 10^5
+
+
+def folder() -> Path:
+    """$FLASHCLI_CACHE_DIR, or flashcli in the user's cache folder."""
+    if named := os.environ.get("FLASHCLI_CACHE_DIR"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "flashcli"
+
+
+def load(path: Path) -> bytes | None:
+    """The code that was stored there; None if there is none, or what is there has been damaged."""
+    with contextlib.suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
+        status = os.fstat(file.fileno())  # a FIFO would give nothing, and a device no end
+        if stat.S_ISREG(status.st_mode) and CHECKSUM_BYTES < status.st_size <= LARGEST:
+            code, checksum = file.read(status.st_size - CHECKSUM_BYTES), file.read()
+            return code if checksum == _checksum(code) else None
+    return None
+
+
+def store(path: Path, code: bytes) -> None:
+    """Write whole or not at all: parallel first runs must never read a torn file. A read-only cache is no error."""
+    import tempfile  # here, because a warm start compiles nothing
+
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, temporary = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(code + _checksum(code))
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def _checksum(code: bytes) -> bytes:
+    return hashlib.sha256(code).digest()
