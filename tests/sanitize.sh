@@ -7,7 +7,7 @@ command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not on t
 WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
 
-kernels=$("$PYTHON" -m flashcli kernels --json | "$PYTHON" -c 'import json, sys; print(*(k["name"] for k in json.load(sys.stdin) if k["needs"].startswith("sm_")))')
+kernels=$("$PYTHON" -m flashcli kernels --json - | "$PYTHON" -c 'import json, sys; print(*(k["name"] for k in json.load(sys.stdin) if k["needs"].startswith("sm_")))')
 runs=("2,200,64" "3,129,32" "2,70,128" "1,65,40 --causal" "1,40,256 --causal")
 
 check() { # TOOL KERNEL INPUT [--causal]

@@ -43,7 +43,7 @@ def test_wrong_usage_is_code_2(arguments):
     assert done.out == ""
 
 
-@pytest.mark.parametrize("arguments", [["kernels"], ["--help"], ["kernels", "--json"]])
+@pytest.mark.parametrize("arguments", [["kernels"], ["--help"], ["kernels", "--json", "-"]])
 def test_a_closed_pipe_is_silent(arguments):
     reader, writer = os.pipe()
     os.close(reader)

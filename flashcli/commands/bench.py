@@ -1,46 +1,66 @@
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 import click
 from click.core import ParameterSource
 
+from flashcli import as_json
 from flashcli.commands import options
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import PRECISIONS
 
 FAST_FROM = "q_in_registers"  # the rungs below it would take hours for twenty runs on each case
+ALL = "all"
+ONLY_ON_GPUS = ("--kernel", "--precision")
 
 
-def _names(context: click.Context, option: click.Parameter, value: str) -> list[str]:
-    return [name.strip() for name in value.split(",") if name.strip()]
+def _file_option(name: str, text: str):
+    return click.option(f"--{name}", metavar="FILE", callback=as_json.creatable, help=text)
 
 
-@click.command()
+@click.command(
+    epilog=options.examples(
+        "flashcli bench --shape 10,2048,64 --against torch",
+        "flashcli bench --case t10 --kernel mma --kernel wgmma --precision fp32 --precision fp16",
+        "flashcli bench --ladder --plot ladder.png --json ladder.json",
+    )
+)
 @click.pass_context
 @options.case_option
 @options.shape_option
-@click.option("--backend", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help="What to time.")
+@options.backend_option
 @click.option(
-    "--kernels",
-    callback=_names,
-    default="",
-    help=f"Comma-separated, or all; by default {FAST_FROM} and those after it, with --ladder all.",
+    "--kernel",
+    "kernels",
+    metavar="NAME",
+    multiple=True,
+    type=click.Choice([*KERNELS, ALL]),
+    help=f"One of `flashcli kernels`, or all; repeatable. {FAST_FROM} and later ones by default, with --ladder all.",
 )
-@click.option("--precisions", callback=_names, default="fp32", show_default=True, help="Comma-separated: fp32, fp16.")
-@click.option("--against", callback=_names, default="", help="Peers, comma-separated: torch, triton.")
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    type=click.Choice(list(PRECISIONS)),
+    default=["fp32"],
+    show_default=True,
+    help="How precisely kernels that have a choice compute; repeatable.",
+)
+@click.option("--against", multiple=True, type=click.Choice(["torch", "triton"]), help="Time these too; repeatable.")
 @click.option("--causal", is_flag=True, help="Row i of Q sees rows 0 to i of K only.")
 @click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Timed runs of each contender.")
 @click.option(
     "--threads", type=click.IntRange(1), help="Threads of the cpu backend and its peer; all cores by default."
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the inputs.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="The inputs are made from this number."
+)
 @click.option("--ladder", is_flag=True, help="Each rung beside the one before it, its kernel and its whole command.")
 @click.option("--plot", metavar="FILE", help="Draw the ladder to FILE, .png, .svg or .pdf, and a roofline beside it.")
-@click.option("--json", metavar="FILE", help="Write the record to FILE; - is stdout, the table then on stderr.")
-@click.option("--csv", metavar="FILE", help="Write its rows as CSV.")
-@click.option("--markdown", metavar="FILE", help="Write its rows as a Markdown table.")
+@_file_option("json", "Write the record to FILE as JSON; - prints it, and the table goes to stderr.")
+@_file_option("csv", "Write the rows of the record to FILE as CSV; - prints them, as above.")
+@_file_option("markdown", "Write the rows of the record to FILE as a Markdown table; - prints it, as above.")
 def command(
     context, cases, shapes, backend, kernels, precisions, against, causal, runs, threads, seed, ladder, plot, **files
 ) -> None:
@@ -52,9 +72,9 @@ def command(
     from flashcli.files import testcases
     from flashcli.measure import bench, plots
 
-    given = {name for name in context.params if context.get_parameter_source(name) != ParameterSource.DEFAULT}
+    given = {option.opts[0] for option in context.command.params if _was_given(context, option)}
     _check_options(given, backend, against, ladder)
-    kernels, precisions = _chosen(kernels, ladder), _known("precision", precisions, PRECISIONS)
+    kernels = _chosen(kernels, ladder)
     chosen = options.named_shapes(cases, shapes, testcases.REPORT_CASES)
     files = {kind: path for kind, path in files.items() if path}
     _check_files(files, plot)
@@ -62,7 +82,7 @@ def command(
     conditions = bench.Conditions(runs, causal, seed)
     if ladder:
         rows = _ladder(record, chosen, kernels, conditions, everywhere=bool(cases or shapes))
-    elif backend == "cpu":
+    elif _is_cpu(backend, needs_gpu=bool(given.intersection(ONLY_ON_GPUS)) or "triton" in against):
         rows = _on_cpu(record, chosen, against, threads, conditions)
     else:
         rows = _on_gpu(record, chosen, kernels, precisions, against, conditions)
@@ -77,36 +97,57 @@ def command(
         raise SystemExit(MISMATCH)
 
 
-def _check_options(given: set[str], backend: str, against: list[str], ladder: bool) -> None:
+def _was_given(context: click.Context, option: click.Parameter) -> bool:
+    return option.expose_value and context.get_parameter_source(option.name) != ParameterSource.DEFAULT
+
+
+def _check_options(given: set[str], backend: str, against: tuple[str, ...], ladder: bool) -> None:
     from flashcli.errors import UsageError
     from flashcli.measure import peers
 
     for name in against:
-        if name not in ("torch", "triton") or not peers.installed(name):
-            raise UsageError(f"there is no peer {name!r} here.", "install torch or triton, or leave out --against.")
-    if "plot" in given and not ladder:
+        if not peers.installed(name):
+            raise UsageError(f"{name} is not installed.", f"pip install {name}, or leave out --against {name}.")
+    if "--plot" in given and not ladder:
         raise UsageError("--plot draws the ladder.", "add --ladder.")
     if ladder and backend == "cpu":
         raise UsageError(
             "the ladder is one of kernels, the cpu backend is none of its rungs.",
             "leave out --backend cpu; a GPU is needed for all rungs but sequential.",
         )
-    for name in sorted(given & {"against", "precisions", "threads"} if ladder else ()):
-        raise UsageError(f"--{name} has no meaning for the ladder.", f"leave out --{name}, or --ladder.")
-    for name in sorted(given & {"kernels", "precisions"} if backend == "cpu" else given & {"threads"}):
+    for name in sorted(given & {"--against", "--precision", "--threads"} if ladder else ()):
+        raise UsageError(f"{name} has no meaning for the ladder.", f"leave out {name}, or --ladder.")
+    for name in sorted(given.intersection(ONLY_ON_GPUS) if backend == "cpu" else given & {"--threads"}):
         of = "GPUs, not for the cpu backend" if backend == "cpu" else "the cpu backend, not for GPUs"
-        raise UsageError(f"--{name} is for {of}.", f"leave out --{name}, or change --backend.")
+        raise UsageError(f"{name} is for {of}.", f"leave out {name}, or change --backend.")
+    if backend == "cpu" and "triton" in against:
+        raise UsageError("--against triton is for GPUs, not for the cpu backend.", "leave it out.")
+
+
+def _is_cpu(backend: str, needs_gpu: bool) -> bool:
+    """Whether it is the CPU that is timed: for "auto" where no GPU is usable, unless something asked for needs one."""
+    from flashcli.errors import BackendUnavailable
+    from flashcli.measure.diagnosis import gpus
+
+    if backend == "cpu":
+        return True
+    try:
+        gpus()
+    except BackendUnavailable as error:
+        if backend == "cuda" or needs_gpu:
+            hint = f"{error.hint} Or time the CPU: flashcli bench --backend cpu."
+            raise BackendUnavailable(str(error), hint) from error
+        options.notice(f"no usable GPU, timing the CPU: {error}")
+        return True
+    return False
 
 
 def _check_files(files: dict[str, str], plot: str | None) -> None:
-    """Find out before the timing whether its results can be kept."""
-    from flashcli.files.outputs import check_creatable, check_distinct
+    """Find out before the timing whether there is a file for each of its results."""
+    from flashcli.files.outputs import check_distinct
     from flashcli.measure import plots
 
-    paths = [path for path in files.values() if path != "-"]
-    check_distinct(*paths, plot)
-    for path in paths:
-        check_creatable(path)
+    check_distinct(*(path for path in files.values() if path != as_json.STDOUT), plot)
     if plot:
         plots.check(plot)
 
@@ -118,14 +159,14 @@ def _show(record: dict, files: dict[str, str], ladder: bool) -> None:
 
     rows = record["rows"]
     as_text, as_markdown = (records.ladder_text, records.ladder) if ladder else (records.text, records.markdown)
-    click.echo(as_text(rows), err="-" in files.values())
+    click.echo(as_text(rows), err=as_json.STDOUT in files.values())
     views = {
-        "json": lambda: json.dumps(options.finite(record), indent=1) + "\n",
+        "json": lambda: as_json.json_text(record),
         "csv": lambda: records.csv_text(rows),
         "markdown": lambda: as_markdown(rows),
     }
     for kind, path in files.items():
-        if path == "-":
+        if path == as_json.STDOUT:
             click.echo(views[kind](), nl=False)
         else:
             write_whole(path, views[kind]())
@@ -162,19 +203,9 @@ def _ladder(record, shapes, kernels, conditions, everywhere) -> Iterator[dict]:
     return ladder.ladder(shapes, kernels, conditions._replace(ceilings=record["ceilings"]), capability, everywhere)
 
 
-def _chosen(kernels: list[str], ladder: bool) -> list[str]:
+def _chosen(kernels: tuple[str, ...], ladder: bool) -> list[str]:
     """In the order of the ladder."""
     names = list(KERNELS)
-    if kernels == ["all"] or (ladder and not kernels):
+    if ALL in kernels or (ladder and not kernels):
         return names
-    if not kernels:
-        return names[names.index(FAST_FROM) :]
-    return sorted(_known("kernel", kernels, KERNELS), key=names.index)
-
-
-def _known(what: str, names: list[str], known: Collection[str]) -> list[str]:
-    from flashcli.errors import UsageError
-
-    if unknown := [name for name in names if name not in known]:
-        raise UsageError(f"there is no {what} {unknown[0]!r}.", f"choose from {', '.join(known)}.")
-    return names
+    return [name for name in names if name in kernels] if kernels else names[names.index(FAST_FROM) :]

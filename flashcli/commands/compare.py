@@ -4,7 +4,7 @@ import os
 
 import click
 
-from flashcli import errors, parameters
+from flashcli import as_json, errors, parameters
 from flashcli.commands import options
 
 
@@ -14,8 +14,8 @@ from flashcli.commands import options
 @options.tolerance_option
 @click.option("--shape", type=parameters.SHAPE, help="B,N,d of the outputs.")
 @click.option("--input", "input_path", help="Take B,N,d from this input file.")
-@options.json_option
-def command(got: str, want: str, tolerance: float, shape, input_path: str | None, as_json: bool) -> None:
+@as_json.json_option
+def command(got: str, want: str, tolerance: float, shape, input_path: str | None, json_path: str | None) -> None:
     """Compare the output file GOT with the output file WANT. Exit code 1 if they differ.
 
     An output file does not say its shape. It is taken from --shape or --input, or from an input file beside WANT with
@@ -23,12 +23,10 @@ def command(got: str, want: str, tolerance: float, shape, input_path: str | None
     """
     from flashcli.files import verify
 
+    as_json.check_apart(json_path, got, want, input_path)
     shape = shape or _find_shape(want, input_path)
     result = verify.compare_files(got, want, shape, tolerance)
-    if as_json:
-        options.print_json(result.record())
-    else:
-        click.echo(_text(result, got, want))
+    as_json.present(result.record(), _text(result, got, want), json_path)
     raise SystemExit(0 if result.matches else errors.MISMATCH)
 
 

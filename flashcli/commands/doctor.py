@@ -2,20 +2,19 @@ from __future__ import annotations
 
 import click
 
-from flashcli.commands import options
+from flashcli import as_json
 
 
 @click.command()
-@options.json_option
-def command(as_json: bool) -> None:
+@as_json.json_option
+def command(json_path: str | None) -> None:
     """Show what this machine can run, and what to install for what it cannot."""
     from flashcli.measure.diagnosis import diagnose
 
     findings = diagnose()
-    if as_json:
-        options.print_json([finding._asdict() for finding in findings])
-        return
-    for finding in findings:
-        click.echo(f"[{'ok' if finding.ok else '--'}] {finding.name}: {finding.text}")
-        if finding.hint:
-            click.echo(f"     Hint: {finding.hint}")
+    as_json.present([finding._asdict() for finding in findings], "\n".join(map(_text, findings)), json_path)
+
+
+def _text(finding) -> str:
+    mark = "ok" if finding.ok else "--"
+    return f"[{mark}] {finding.name}: {finding.text}" + (f"\n     Hint: {finding.hint}" if finding.hint else "")

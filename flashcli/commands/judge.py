@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from flashcli import errors, parameters
+from flashcli import as_json, errors, parameters
 from flashcli.commands import options
 from flashcli.commands.scoreboard import board_option, check_formats, rank_option, write_boards
 
@@ -32,7 +32,7 @@ from flashcli.commands.scoreboard import board_option, check_formats, rank_optio
 @click.option(
     "--tolerance", type=parameters.FiniteRange(0), help="Allowed |got - want|, absolute plus relative to |want|; 1e-4."
 )
-@click.option("--repetitions", type=click.IntRange(1), help="Runs of each case; their median is its time.")
+@click.option("--runs", type=click.IntRange(1), help="Runs of each case; the median of their times counts.")
 @click.option(
     "--seed", type=click.IntRange(0), help="Make the inputs from it; programs of others get a new one each time."
 )
@@ -42,7 +42,7 @@ from flashcli.commands.scoreboard import board_option, check_formats, rank_optio
 @board_option
 @options.backend_option
 @options.kernel_option
-@options.json_option
+@as_json.json_option
 def command(
     place: str,
     programs: tuple[str, ...],
@@ -53,7 +53,7 @@ def command(
     boards: tuple[str, ...],
     backend: str,
     kernel: str | None,
-    as_json: bool,
+    json_path: str | None,
     **overrides: object,
 ) -> None:
     """Run the test cases of DIR (default: testcases) and check each output. Exit code 1 if any case fails.
@@ -72,6 +72,7 @@ def command(
         raise errors.UsageError("--build is for the programs of --exe, and there are none.", "name them by --exe.")
     check_formats(boards)
     check_distinct(*boards, results)
+    as_json.check_apart(json_path, *boards, results)
     for board in boards:
         check_creatable(board)
     rules = _rules(place, overrides, names)
@@ -90,13 +91,13 @@ def command(
             found.append(result)
             if results:
                 log.add(as_line(result))
-            if not as_json:
+            if json_path != as_json.STDOUT:
                 about = number == 0 and not programs
                 click.echo(_line(result, len(submissions) > 1 and result.submission, about))
     standings = scoreboard.boards(found, rules.ranking)
     judged = {(entry.name, case.name) for entry in submissions for case in cases}  # not all that was in the file
     asked_for = [result for result in found if (result.submission, result.case) in judged]
-    code = _summarise(asked_for, standings, len(submissions) > 1, as_json)
+    code = _summarise(asked_for, standings, len(submissions) > 1, json_path)
     write_boards(standings, boards)
     raise SystemExit(code)
 
@@ -207,19 +208,18 @@ def _line(result, name: str | bool, about: bool) -> str:
     return "\n".join([*said, line])
 
 
-def _summarise(found: list, standings: list, several: bool, as_json: bool) -> int:
+def _summarise(found: list, standings: list, several: bool, json_path: str | None) -> int:
     """Print it; returns the exit code."""
     from flashcli.judge import scoreboard
     from flashcli.judge.judging import ACCEPTED
     from flashcli.judge.results import record
 
     accepted = sum(result.verdict == ACCEPTED for result in found)
-    if as_json:
-        summary = {"accepted": accepted, "cases": [record(result) for result in found]}
-        options.print_json(summary | {"boards": scoreboard.as_record(standings)} if several else summary)
-    else:
-        seconds = sum(result.seconds for result in found)
-        click.echo(f"{accepted} of {len(found)} accepted, {seconds:.2f} s in all")
-        if several:
-            click.echo(f"\n{scoreboard.text(standings)}")
+    summary = {"accepted": accepted, "cases": [record(result) for result in found]}
+    seconds = sum(result.seconds for result in found)
+    text = f"{accepted} of {len(found)} accepted, {seconds:.2f} s in all"
+    if several:
+        summary["boards"] = scoreboard.as_record(standings)
+        text += f"\n\n{scoreboard.text(standings)}"
+    as_json.present(summary, text, json_path)
     return 0 if accepted == len(found) else errors.MISMATCH

@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
+from flashcli import as_json
 from flashcli.commands import options
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import Build, Kernel, Problem
@@ -15,22 +18,19 @@ from flashcli.shape import MAX_D
 @click.argument("name", metavar="[NAME]", required=False, type=options.KERNEL)
 @click.option("--d", default=64, show_default=True, type=click.IntRange(1, MAX_D), help="Head size the tiles are for.")
 @click.option("--arch", help="Architecture to compile for, such as sm_80; this machine's GPU by default.")
-@options.json_option
-def command(name: str | None, d: int, arch: str | None, as_json: bool) -> None:
+@as_json.json_option
+def command(name: str | None, d: int, arch: str | None, json_path: str | None) -> None:
     """Show the ladder of kernels: each one's tiles for a head size, what it needs, and its idea.
 
     With the NAME of one: what it does, and the registers and memory that it takes.
     """
     if name is not None:
-        _show(name, d, arch, as_json)
+        record = _one(name, d, arch)
+        as_json.present(record, "\n".join(_lines(record)), json_path)
         return
     rows = [_row(kernel, d) for kernel in KERNELS.values()]
-    if as_json:
-        options.print_json(rows)
-        return
-    for row in rows:
-        click.echo("{name}: {tiles}, needs {needs}; cuda/{file}".format(tiles=_tiles(row), **row))
-        click.echo(f"    {row['summary']}")
+    told = "{name}: {tiles}, needs {needs}; cuda/{file}\n    {summary}"
+    as_json.present(rows, "\n".join(told.format(tiles=_tiles(row), **row) for row in rows), json_path)
 
 
 def _row(kernel, d: int) -> dict[str, object]:
@@ -51,7 +51,8 @@ def _tiles(row: dict[str, object]) -> str:
     return "Br={Br}, Bc={Bc}, {threads} thread{s}".format(s="s" if row["threads"] > 1 else "", **row)
 
 
-def _show(name: str, d: int, arch: str | None, as_json: bool) -> None:
+def _one(name: str, d: int, arch: str | None) -> dict[str, object]:
+    """What `_row` says of a kernel, and where its source is and what each of its functions takes."""
     from flashcli.errors import UsageError
     from flashcli.kernels import compiler
 
@@ -62,21 +63,24 @@ def _show(name: str, d: int, arch: str | None, as_json: bool) -> None:
         record |= _compiled(build, arch)
     elif arch:
         raise UsageError(f"kernel {name} runs on the CPU, not on {arch}.", "leave out --arch.")
-    if as_json:
-        options.print_json(record)
-        return
-    headline = itertools.takewhile(lambda line: line.startswith("//"), source.read_text().splitlines())
-    click.echo("\n".join(line.removeprefix("//").removeprefix(" ") for line in headline))
-    click.echo("\n{source}\nneeds {needs}; any d from 1 to 256".format(**record))
+    return record
+
+
+def _lines(record: dict[str, object]) -> Iterator[str]:
+    """The comment that begins the source, then what the kernel takes."""
+    source = Path(record["source"]).read_text().splitlines()
+    for line in itertools.takewhile(lambda line: line.startswith("//"), source):
+        yield line.removeprefix("//").removeprefix(" ")
+    yield "\n{source}\nneeds {needs}; any d from 1 to 256".format(**record)
     shared = f", {record['dynamic_shared']} bytes of dynamic shared memory" if "arch" in record else ""
-    click.echo(f"d = {d}: {_tiles(record)}{shared}")
+    yield f"d = {record['d']}: {_tiles(record)}{shared}"
     for function, found in record["functions"].items():
         numbers = (
             "{registers} registers a thread, {spilled} bytes spilled, {static_shared} bytes of static shared memory"
         )
-        click.echo(f"{function} on {record['arch']}: {numbers.format(**found)}")
+        yield f"{function} on {record['arch']}: {numbers.format(**found)}"
     if "arch" in record and not record["functions"]:
-        click.echo("registers: unknown without nvcc")
+        yield "registers: unknown without nvcc"
 
 
 def _compiled(build: Build, arch: str | None) -> dict[str, object]:

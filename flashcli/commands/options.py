@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -26,21 +25,6 @@ def warn(text: str) -> None:
 def examples(*lines: str) -> str:
     """The end of a command's help: command lines to try, each at most 90 characters long."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def print_json(record: object, err: bool = False) -> None:
-    import json  # here, as everything that few calls need: imports are most of a small run's time
-
-    click.echo(json.dumps(finite(record), indent=2), err=err)
-
-
-def finite(value: object) -> object:
-    """JSON has no NaN or Infinity: null stands for them."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, list) else value
 
 
 def _on_terminal() -> bool:
@@ -106,7 +90,6 @@ def named_shapes(cases: tuple[str, ...], shapes: tuple, otherwise: tuple[str, ..
     return named
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 backend_option = click.option(
     "--backend",
     type=click.Choice(["auto", "cuda", "cpu"]),

@@ -5,7 +5,7 @@ import os
 
 import click
 
-from flashcli import parameters
+from flashcli import as_json, parameters
 from flashcli.commands import options
 
 
@@ -43,7 +43,7 @@ def _a_file(context: click.Context, option: click.Parameter, value: str | None) 
 )
 @click.option("--serial", is_flag=True, help="Read, compute, write one after another, without overlap.")
 @click.option("--trace", metavar="FILE", callback=_a_file, help="Write a timeline of every chunk, for ui.perfetto.dev.")
-@options.json_option
+@as_json.json_option
 def command(
     input_path: str,
     output_path: str,
@@ -58,7 +58,7 @@ def command(
     max_device_memory: int | None,
     serial: bool,
     trace: str | None,
-    as_json: bool,
+    json_path: str | None,
 ) -> None:
     """Compute O = softmax(scale · Q Kᵀ) V for each batch of the file IN, and write O to OUT.
 
@@ -70,6 +70,7 @@ def command(
     from flashcli.run import pipeline, ranks, report
 
     with ranks.joined(show_trace, explain) as here:
+        as_json.check_apart(json_path, input_path, output_path, trace)
         chosen = _devices(devices, device, backend, here.size)
         speaks = here.rank == 0
         opener = functools.partial(
@@ -87,10 +88,7 @@ def command(
         return
     record |= {"causal": causal, "scale": scale}
     aside = _is_stdout(output_path)  # the answer goes there: the report must not
-    if as_json:
-        options.print_json(record, err=aside)
-    else:
-        click.echo(report.report(record), err=aside)
+    as_json.present(record, report.report(record), json_path, err=aside)
 
 
 def _devices(several: tuple[int, ...] | str | None, one: int | None, backend: str, ranks: int) -> tuple[int, ...]:

@@ -85,26 +85,26 @@ class Judging:
         rules = self.rules.for_case(case.name)
         case = replace(case, time_limit=rules.time_limit or case.time_limit)
         attempts: dict[str, list[Attempt]] = {entry.name: [] for entry in submissions}
-        for repetition in range(rules.repetitions):
-            with self._ready(case, repetition) as ready:
+        for run in range(rules.runs):
+            with self._ready(case, run) as ready:
                 right = answer(ready, self.secret)
                 for entry in submissions:
                     made = attempts[entry.name]
                     if made and made[-1].verdict != ACCEPTED:
                         continue  # one failure is enough
                     made.append(self._attempt(entry, ready, right, rules))
-                    if made[-1].verdict != ACCEPTED or len(made) == rules.repetitions:
+                    if made[-1].verdict != ACCEPTED or len(made) == rules.runs:
                         yield self._result(entry, case, made)
 
     @contextlib.contextmanager
-    def _ready(self, case: Case, repetition: int) -> Iterator[Case]:
-        """The case with its input file there: its own, or a new one for this repetition, gone afterwards."""
+    def _ready(self, case: Case, run: int) -> Iterator[Case]:
+        """The case with its input file there: its own, or a new one for this run, gone afterwards."""
         if self.seed is None:
             if not case.is_ready():
                 self.prepare(case)
             yield case
             return
-        case = case.anew(self.scratch / "inputs", derived_seed(self.seed, case.name, repetition))
+        case = case.anew(self.scratch / "inputs", derived_seed(self.seed, case.name, run))
         try:
             self.prepare(case)
             _settle(case.input)
@@ -141,9 +141,9 @@ def _settle(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def derived_seed(seed: int, case: str, repetition: int) -> int:
+def derived_seed(seed: int, case: str, run: int) -> int:
     """A seed for each input of a judging: nothing that a program keeps from one run is of use in the next."""
-    digest = hashlib.sha256(f"{seed}/{case}/{repetition}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}/{case}/{run}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
 

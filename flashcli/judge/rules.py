@@ -30,7 +30,7 @@ class Rules:
     grace: float = 1.0  # from SIGTERM, at the time limit, to SIGKILL
     penalty: float = 60.0  # what a case not accepted counts, in the ranking "penalty"
     tolerance: float = 1e-4
-    repetitions: int = 1  # each on new inputs and each checked; their median is the time
+    runs: int = 1  # each on new inputs and each checked; their median is the time
     ranking: str = "passed"
     exe: str = "hw4"  # the program in each submission's folder
     build: str | None = None  # shell command, run in a copy of that folder
@@ -172,7 +172,7 @@ CHECKS: dict[str, tuple[Callable, str]] = {
     "grace": SECONDS_OR_0,
     "penalty": SECONDS_OR_0,
     "tolerance": (_number(0, including=True), "a number, 0 or more"),
-    "repetitions": COUNT,
+    "runs": COUNT,
     "ranking": (_ranking, f"one of {', '.join(RANKINGS)}"),
     "exe": (_file_name, "the name of a file in each submission's folder"),
     "build": (_text, 'a shell command, such as "make hw4"'),
@@ -184,5 +184,5 @@ CHECKS: dict[str, tuple[Callable, str]] = {
     "processes": COUNT,
     "case": (_table, 'tables by pattern, such as [case."t[29-30]"]'),
 }
-OVERRIDABLE = ("time_limit", "grace", "penalty", "tolerance", "repetitions", "memory", "file_size", "processes")
+OVERRIDABLE = ("time_limit", "grace", "penalty", "tolerance", "runs", "memory", "file_size", "processes")
 assert set(CHECKS) == {item.name for item in fields(Rules)}, "every rule can be written in a file"

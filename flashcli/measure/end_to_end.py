@@ -19,10 +19,10 @@ from pathlib import Path
 
 import click
 
+from flashcli import as_json
 from flashcli.backends.cores import usable_cores
 from flashcli.errors import BadInput, FlashError
 from flashcli.files.fileformat import create_zeros
-from flashcli.files.outputs import check_creatable
 from flashcli.files.testcases import REPORT_CASES, TIME_LIMIT, Case, load
 from flashcli.measure import scripts
 from flashcli.shape import Shape, ceil_div
@@ -67,7 +67,7 @@ def compete(case: Case, commands: dict[str, list[str]], rounds: int, folder: Pat
     lines = {name: [*command, case.input, outputs[name]] for name, command in commands.items()}
     memory = {}
     for name, line in lines.items():
-        first = finish([*line, "--json"] if line[: len(FLASHCLI)] == [*FLASHCLI] else line)
+        first = finish([*line, "--json", "-"] if line[: len(FLASHCLI)] == [*FLASHCLI] else line)
         memory[name] = {key: value for key, value in first.items() if key == "device_mib"}
         if name != "run":
             finish([*FLASHCLI, "compare", outputs[name], outputs["run"], "--input", case.input])
@@ -107,28 +107,26 @@ def zeros(folder: Path, gigabytes: int) -> Case:
 @click.option("--case", "names", multiple=True, default=REPORT_CASES, show_default=True, help="May be repeated.")
 @click.option("--folder", type=Path, default="testcases", show_default=True, help="Of the cases.")
 @click.option("--hw4", type=Path, default="testcases/hw4/hw4", show_default=True, help="The C++ program.")
-@click.option("--rounds", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--runs", type=click.IntRange(1), default=10, show_default=True, help="Timed runs of each command.")
 @click.option("--large", metavar="GB", type=click.IntRange(1), help="Also an input of so many gigabytes, in 512 MiB.")
-@click.option("--json", "json_path", metavar="FILE", help="Write the record to FILE.")
+@as_json.json_option
 def main(
-    backend: str, names: tuple[str], folder: Path, hw4: Path, rounds: int, large: int | None, json_path: str | None
+    backend: str, names: tuple[str], folder: Path, hw4: Path, runs: int, large: int | None, json_path: str | None
 ) -> None:
     """Time whole commands in turn, and print their medians."""
     commands = contenders(backend, hw4)
     cases = {case.name: case for case in load(folder)}
     rows = []
-    if json_path:
-        check_creatable(json_path)
     with tempfile.TemporaryDirectory() as outputs:
         for name in names:
             if name not in cases:
                 raise BadInput(f"there is no case {name} in {str(folder)!r}.", f"choose from {', '.join(cases)}.")
             prepare(cases[name])
-            rows += compete(cases[name], commands, rounds, Path(outputs))
+            rows += compete(cases[name], commands, runs, Path(outputs))
             click.echo(f"{name} done", err=True)
         if large:
             limited = {"run": [*commands["run"], *(["--max-device-memory", "512M"] if backend == "cuda" else [])]}
-            rows += compete(zeros(Path(outputs), large), limited, min(rounds, 3), Path(outputs))
+            rows += compete(zeros(Path(outputs), large), limited, min(runs, 3), Path(outputs))
     scripts.publish("end_to_end", backend, len(usable_cores()), rows, json_path)
 
 

@@ -131,7 +131,7 @@ def whole_commands(name: str, given: Path, causal: bool) -> tuple[dict[str, obje
 
 def _whole_command(name: str, given: Path, causal: bool) -> dict[str, object]:
     """The record of one ``flashcli run``."""
-    command = [sys.executable, "-m", "flashcli", "run", given, given.with_name("out"), "--serial", "--json"]
+    command = [sys.executable, "-m", "flashcli", "run", given, given.with_name("out"), "--serial", "--json", "-"]
     options = ["--kernel", name, *(["--causal"] if causal else [])]
     done = subprocess.run([*map(str, command), *options], capture_output=True, text=True, timeout=LONGEST, check=False)
     if done.returncode:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import click
 
-from flashcli import parameters
+from flashcli import as_json, parameters
 from flashcli.backends.cores import usable_cores
 from flashcli.backends.cpu import CpuBackend
 from flashcli.backends.cuda import CudaBackend
@@ -31,13 +31,13 @@ from flashcli.errors import FlashError
 from flashcli.files.cut import CHUNK_BYTES
 from flashcli.files.distributions import draw
 from flashcli.files.fileformat import create_input
-from flashcli.files.outputs import AtomicFile, check_creatable
+from flashcli.files.outputs import AtomicFile
 from flashcli.measure import scripts
 from flashcli.measure.diagnosis import gpus
 from flashcli.run.report import busy
 from flashcli.shape import Shape
 
-RUN = (sys.executable, "-m", "flashcli", "run", "--json")
+RUN = (sys.executable, "-m", "flashcli", "run", "--json", "-")
 N, D = 2048, 64  # of the large input, which takes ten times as long to read as to compute
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # containers have no other user
 TIMES = ("seconds", "busy", "pipeline", "total", "input", "computation", "output")
@@ -145,24 +145,36 @@ def fill(path: Path, shape: Shape) -> None:
     "--shape", type=parameters.SHAPE, default="8,65536,64", show_default=True, help="That takes long to compute."
 )
 @click.option("--bytes", "size", type=parameters.BYTES, default="20G", show_default=True, help="Of the large input.")
-@click.option("--counts", default="1,2,4", show_default=True, help="Of GPUs; those beyond the machine's are left out.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "--count",
+    "counts",
+    multiple=True,
+    type=click.IntRange(1),
+    default=[1, 2, 4],
+    show_default=True,
+    help="So many GPUs, or processes; repeatable. Those beyond the machine's are left out.",
+)
+@click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="Timed runs of each command.")
 @click.option("--folder", type=Path, help="For the files; a temporary one by default.")
-@click.option("--json", "json_path", metavar="FILE", help="Write the record to FILE.")
+@as_json.json_option
 def main(
-    backend: str, shape: Shape, size: int, counts: str, rounds: int, folder: Path | None, json_path: str | None
+    backend: str,
+    shape: Shape,
+    size: int,
+    counts: tuple[int, ...],
+    runs: int,
+    folder: Path | None,
+    json_path: str | None,
 ) -> None:
     """Time runs on 1 GPU and on several, in turn, and print the medians."""
-    if json_path:
-        check_creatable(json_path)
     there = len(gpus()) if backend == "cuda" else len(usable_cores())
-    tried = tuple(count for count in map(int, counts.split(",")) if count <= there)
+    tried = tuple(count for count in counts if count <= there)
     large, rows = Shape(max(1, size // (12 * N * D)), N, D), []
     with tempfile.TemporaryDirectory(dir=folder) as files:
         for case, one in (("compute", shape), ("files", large)):
             given = Path(files, "x.in")
             fill(given, one)
-            rows += compete(case, one, given, backend, tried, rounds)
+            rows += compete(case, one, given, backend, tried, runs)
             if case == "files":
                 rows += [plain(case, one, given, backend, count) for count in tried]
             click.echo(f"{case} done", err=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import click
 
-from flashcli.files.outputs import write_whole
+from flashcli import as_json
 from flashcli.measure import bench, records
 from flashcli.messages import explain
 
@@ -17,10 +16,7 @@ def publish(name: str, backend: str, threads: int, rows: list[dict], json_path: 
     machine = bench.gpu_circumstances() if backend == "cuda" else bench.cpu_circumstances(threads)
     command = bench.repeatable(sys.argv[1:]).replace("flashcli", f"python -m flashcli.{name}", 1)
     record = {"circumstances": bench.circumstances() | {"command": command} | machine, "rows": rows}
-    if json_path:
-        write_whole(json_path, json.dumps(record, indent=1) + "\n")
-    click.echo(records.VIEWS[name](rows))
-    click.echo(records.about(record))
+    as_json.present(record, f"{records.VIEWS[name](rows)}\n{records.about(record)}", json_path)
 
 
 def run(main: click.Command) -> None:

@@ -452,7 +452,7 @@ def test_a_warm_start_runs_no_process(gpu, monkeypatch, tmp_path):
 def test_run_with_each_kernel(gpu, given, out, name):
     if not KERNELS[name].runs_on(gpu):
         pytest.skip(f"{name} does not run on compute capability {gpu}")
-    done = flashcli("run", given, out, "--kernel", name, "--json")
+    done = flashcli("run", given, out, "--kernel", name, "--json", "-")
     assert (done.code, done.err) == (0, "")
     record = json.loads(done.out)
     assert (record["backend"], record["kernel"]) == ("cuda", name)
@@ -531,7 +531,7 @@ def test_a_batch_too_large_for_the_real_gpu(gpu, tmp_path, out):
 @pytest.mark.parametrize("limit", [1, 3])
 def test_a_limit_on_the_real_gpu_splits_the_batches(gpu, given, out, limit):
     one = 4 * QKV[0, 0].nbytes
-    done = flashcli("run", given, out, "--kernel", "q_in_registers", "--max-device-memory", limit * one, "--json")
+    done = flashcli("run", given, out, "--kernel", "q_in_registers", "--max-device-memory", limit * one, "--json", "-")
     assert done.code == 0
     assert_accurate(read_floats(out, QKV[:, 0].shape), QKV)
 

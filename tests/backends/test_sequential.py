@@ -132,7 +132,7 @@ def test_it_is_timed_like_any_backend(cc):
 
 @pytest.mark.parametrize("backend", ["auto", "cpu"])
 def test_run_with_it(cc, given, tmp_path, backend):
-    done = flashcli("run", given, tmp_path / "out", "--kernel", "sequential", "--backend", backend, "--json")
+    done = flashcli("run", given, tmp_path / "out", "--kernel", "sequential", "--backend", backend, "--json", "-")
     assert (done.code, done.err) == (0, "")
     record = json.loads(done.out)
     assert (record["backend"], record["kernel"], record["threads"]) == ("cpu", "sequential", 1)

@@ -52,7 +52,7 @@ def test_a_mismatch_names_the_places(folder):
 
 def test_json(folder):
     wrong(folder)
-    done = flashcli("compare", "--json", folder / "got", folder / "x.ref")
+    done = flashcli("compare", "--json", "-", folder / "got", folder / "x.ref")
     record = json.loads(done.out)
     assert done.code == 1
     assert (record["matches"], record["count"], record["mismatches"]) == (False, 6144, 2)
@@ -63,7 +63,7 @@ def test_json_stays_json_with_nan(folder):
     values = float64(QKV)
     values[0, 0, 0] = np.nan
     write_output(folder / "got", values)
-    done = flashcli("compare", "--json", folder / "got", folder / "x.ref")
+    done = flashcli("compare", "--json", "-", folder / "got", folder / "x.ref")
     record = json.loads(done.out, parse_constant=pytest.fail)
     assert record["got_nonfinite"] == 1 and record["places"][0]["got"] is None
 

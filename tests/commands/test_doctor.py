@@ -31,7 +31,7 @@ def test_mpi_is_named_or_missed():
 
 
 def test_json(no_pycuda):
-    findings = {finding["name"]: finding for finding in json.loads(flashcli("doctor", "--json").out)}
+    findings = {finding["name"]: finding for finding in json.loads(flashcli("doctor", "--json", "-").out)}
     assert findings["CPU backend"]["ok"] is True
     assert findings["CUDA backend"]["ok"] is False and "pip install" in findings["CUDA backend"]["hint"]
 

@@ -33,7 +33,7 @@ def test_what_it_prints(tmp_path):
 
 
 def test_json_has_the_same(tmp_path):
-    done = flashcli("inspect", "--json", write_input(tmp_path / "x.in", values()))
+    done = flashcli("inspect", "--json", "-", write_input(tmp_path / "x.in", values()))
     assert json.loads(done.out) == {
         "B": 2, "N": 128, "d": 32, "bytes": 98316, "Q_min": -3, "Q_max": 2.5, "K_min": 0, "K_max": 1.25,
         "V_min": 0, "V_max": 0.5, "nonfinite": 0, "place": "", "course_bounds_broken": [],
@@ -54,7 +54,7 @@ def test_nan_and_inf_are_counted_and_the_first_is_named(tmp_path):
 
 
 def test_json_stays_json_with_nothing_but_nan(tmp_path):
-    done = flashcli("inspect", "--json", write_input(tmp_path / "x.in", np.full((1, 3, 2, 2), np.nan, np.float32)))
+    done = flashcli("inspect", "--json", "-", write_input(tmp_path / "x.in", np.full((1, 3, 2, 2), np.nan, np.float32)))
     assert done.err == ""
     record = json.loads(done.out, parse_constant=pytest.fail)
     assert record["nonfinite"] == 12 and record["Q_min"] is None

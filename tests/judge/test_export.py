@@ -25,7 +25,7 @@ def exported(tmp_path):
 
 
 def test_it_is_accepted_by_the_judge(exported):
-    done = flashcli("judge", ROOT / "testcases", "--case", "t01", "--exe", exported / "hw4", "--json")
+    done = flashcli("judge", ROOT / "testcases", "--case", "t01", "--exe", exported / "hw4", "--json", "-")
     assert json.loads(done.out)["cases"][0]["verdict"] == "accepted", done.out
 
 

@@ -32,7 +32,7 @@ def test_resume_judges_only_what_is_missing_on_the_same_inputs(cases, spy, tmp_p
     lines = whole.splitlines(keepends=True)
     assert len(lines) == 3 and runs(tmp_path) == ["c1.in", "c2.in"]
     file.write_text("".join(lines[:2]) + lines[2][:20])  # cut off while the last line was being written
-    done = flashcli("judge", cases, "--exe", spy, "--results", file, "--resume", "--json")
+    done = flashcli("judge", cases, "--exe", spy, "--results", file, "--resume", "--json", "-")
     assert runs(tmp_path) == ["c1.in", "c2.in", "c2.in"]
 
     def details(text):
@@ -134,7 +134,7 @@ def test_a_board_does_not_replace_results(cases, spy, finished):
 def test_results_carry_the_name_of_the_gpu(cases, spy, tmp_path):
     script(tmp_path / "nvidia-smi", '#!/bin/sh\necho "NVIDIA $1"\n')
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "3,1"}
-    done = flashcli("judge", cases, "--exe", spy, "--json", env=env)
+    done = flashcli("judge", cases, "--exe", spy, "--json", "-", env=env)
     assert {found["device"] for found in json.loads(done.out)["cases"]} == {"NVIDIA --id=3"}
 
 
@@ -149,7 +149,7 @@ def test_the_launcher_is_put_first_and_asked_for_the_device(cases, spy, tmp_path
         f'cases = "cases"\nselect = ["c1"]\nlauncher = ["{tmp_path}/there"]\nenvironment = {{NOTES = "{tmp_path}/n"}}'
     )
     done = flashcli(
-        "judge", rules, "--exe", spy, "--json", env={"NOTES": str(tmp_path / "n"), "CUDA_VISIBLE_DEVICES": "0"}
+        "judge", rules, "--exe", spy, "--json", "-", env={"NOTES": str(tmp_path / "n"), "CUDA_VISIBLE_DEVICES": "0"}
     )
     [found] = json.loads(done.out)["cases"]
     assert found["device"] == "GPU over there" and found["detail"].startswith("exit code 1: ")

@@ -16,7 +16,7 @@ time_limit = 10
 grace = 0.5
 penalty = 100
 tolerance = 1e-3
-repetitions = 3
+runs = 3
 ranking = "relative"
 exe = "bin/hw4"
 build = "make hw4"
@@ -86,7 +86,7 @@ def test_patterns(pattern, yes, no):
         ("time_limit = inf", "time_limit must be"),
         ("time_limit = true", "time_limit must be"),
         ("tolerance = nan", "tolerance must be"),
-        ("repetitions = 1.5", "repetitions must be a whole number above 0"),
+        ("runs = 1.5", "runs must be a whole number above 0"),
         ("ranking = 'best'", "ranking must be one of passed, penalty, relative, not 'best'"),
         ("launcher = 'srun -N1'", "launcher must be a list of words"),
         ("memory = '8 XB'", "memory must be a number of bytes"),

@@ -19,7 +19,7 @@ PLACE = "(batch, row, column)"
 
 
 def judge(*args, code: int) -> list[dict]:
-    done = flashcli("judge", *args, "--json")
+    done = flashcli("judge", *args, "--json", "-")
     assert done.code == code, done.err
     return json.loads(done.out)["cases"]
 
@@ -75,17 +75,17 @@ def test_the_seed_is_told(cases, compiled):
     assert f"seed {seed};" in again.err and again.code == 0
 
 
-def test_each_repetition_has_a_new_input_and_is_checked(compiled, case, tmp_path):
-    """A program that keeps its first answer, which was right, is found out by the second repetition."""
+def test_each_run_has_a_new_input_and_is_checked(compiled, case, tmp_path):
+    """A program that keeps its first answer, which was right, is found out by the second run."""
     text = f'#!/bin/sh\nk={tmp_path}/kept\n[ -e $k ] || {compiled("right")} "$1" $k\ncp $k "$2"\n'
-    judging = Judging(Rules(repetitions=2), tmp_path / "scratch", seed=3)
+    judging = Judging(Rules(runs=2), tmp_path / "scratch", seed=3)
     [found] = judging.results([case], [Submission("keeps", (str(script(tmp_path / "keeps", text)),))])
     assert found.verdict == "wrong answer" and len(found.runs) == 2
-    assert len({derived_seed(3, name, repetition) for name in ("c1", "c2") for repetition in range(2)}) == 4
+    assert len({derived_seed(3, name, run) for name in ("c1", "c2") for run in range(2)}) == 4
 
 
-def test_repetitions_give_their_median(compiled, cases):
-    [found] = judge(cases, "--exe", compiled("right"), "--case", "c1", "--repetitions", 3, code=0)
+def test_several_runs_give_their_median(compiled, cases):
+    [found] = judge(cases, "--exe", compiled("right"), "--case", "c1", "--runs", 3, code=0)
     assert len(found["runs"]) == 3 and found["seconds"] == sorted(found["runs"])[1]
 
 
@@ -160,7 +160,7 @@ def test_the_folder_of_one_submission_is_built_too(compiled, cases, tmp_path):
     (tmp_path / "alice" / "source").write_bytes(compiled("right").read_bytes())
     build = "cp source hw4; chmod +x hw4"
     for place, folder in ((tmp_path / "alice", "."), (tmp_path, "alice")):
-        done = flashcli("judge", cases, "--exe", folder, "--build", build, "--case", "c1", "--json", cwd=place)
+        done = flashcli("judge", cases, "--exe", folder, "--build", build, "--case", "c1", "--json", "-", cwd=place)
         assert [entry["submission"] for entry in json.loads(done.out)["cases"]] == ["alice"]
         assert done.code == 0
     assert not (tmp_path / "alice" / "hw4").exists()

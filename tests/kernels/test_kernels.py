@@ -162,8 +162,8 @@ def test_an_architecture_that_does_not_run_it_is_wrong_usage(name, arch, complai
 
 def test_a_kernel_that_the_gpu_here_does_not_run_is_shown_for_one_that_does(fake_gpu, monkeypatch):
     monkeypatch.setenv("FAKE_GPU_CAPABILITY", "6.1")
-    assert json.loads(flashcli("kernels", "mma", "--json").out)["arch"] == "sm_80"
-    assert json.loads(flashcli("kernels", "q_in_registers", "--json").out)["arch"] == "sm_61"
+    assert json.loads(flashcli("kernels", "mma", "--json", "-").out)["arch"] == "sm_80"
+    assert json.loads(flashcli("kernels", "q_in_registers", "--json", "-").out)["arch"] == "sm_61"
 
 
 @pytest.mark.parametrize("arguments", [["run"], ["kernels"], ["profile"]])
@@ -179,7 +179,7 @@ def test_a_name_that_is_no_kernels_is_answered_with_those_that_are():
 
 
 def test_a_kernel_for_one_architecture_is_shown_for_that_on_any_gpu(fake_gpu):
-    done = flashcli("kernels", "wgmma", "--json")
+    done = flashcli("kernels", "wgmma", "--json", "-")
     assert done.code == 0, done.err
     assert json.loads(done.out)["arch"] == "sm_90a"
-    assert json.loads(flashcli("kernels", "mma", "--json").out)["arch"] == "sm_80"  # the fake GPU's
+    assert json.loads(flashcli("kernels", "mma", "--json", "-").out)["arch"] == "sm_80"  # the fake GPU's

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from support import ROOT, flashcli, leftovers
 
 from flashcli.commands.bench import command
+from flashcli.errors import UsageError
 from flashcli.files.outputs import write_whole
 from flashcli.files.verify import reference
 from flashcli.measure import bench, peers
@@ -148,22 +149,50 @@ def test_a_record_on_stdout_is_all_there_is(tmp_path):
 
 
 def test_unknown_precisions_and_kernels_are_refused_before_the_driver(no_pycuda):
-    flashcli("bench", "--precisions", "foo").assert_error(2, "no precision 'foo'")
-    flashcli("bench", "--kernels", "foo").assert_error(2, "no kernel 'foo'")
-    flashcli("bench", "--shape", "1,8,8").assert_error(69, "PyCUDA")
+    for option in ("--precision", "--kernel", "--against"):
+        done = flashcli("bench", "--backend", "cuda", option, "foo")
+        assert done.code == 2 and f"Invalid value for '{option}': 'foo' is not one of" in done.err
+    flashcli("bench", "--backend", "cuda", "--shape", "1,8,8").assert_error(69, "PyCUDA")
 
 
-@pytest.mark.parametrize("arguments", [["bench"], ["bench", "--ladder"], ["profile"]])
+@pytest.mark.parametrize("arguments", [["bench", "--backend", "cuda"], ["bench", "--ladder"], ["profile"]])
 def test_a_driver_without_a_gpu(fake_gpu, monkeypatch, arguments):
     monkeypatch.setenv("FAKE_GPU_COUNT", "0")
     flashcli(*arguments, "--shape", "2,20,8").assert_error(69, "the driver finds no GPU.")
+
+
+def test_without_a_gpu_the_cpu_is_timed_with_one_notice(no_pycuda, tmp_path):
+    done = flashcli("bench", "--shape", "2,20,8", "--runs", 1, "--json", tmp_path / "x.json")
+    assert done.code == 0, done.err
+    assert done.err.count("Notice: no usable GPU, timing the CPU: ") == 1
+    record = json.loads((tmp_path / "x.json").read_text())
+    assert [row["contender"] for row in record["rows"]] == ["flashcli cpu"] and record["circumstances"]["threads"]
+
+
+@pytest.mark.parametrize("asked", [["--backend", "cuda"], ["--kernel", "mma"], ["--precision", "fp16"]])
+def test_nothing_else_is_timed_than_what_was_asked_for(no_pycuda, asked):
+    done = flashcli("bench", "--shape", "2,20,8", *asked)
+    done.assert_error(69)
+    assert "Or time the CPU: flashcli bench --backend cpu." in done.err
+
+
+def test_with_a_gpu_that_is_timed(fake_gpu):
+    done = flashcli("bench", "--shape", "2,20,8", "--runs", 1, "--kernel", "mma", "--json", "-")
+    assert json.loads(done.out)["circumstances"]["gpu"] == "Fake GPU"
+
+
+def test_a_peer_that_is_not_installed_or_not_for_the_cpu(monkeypatch):
+    monkeypatch.setattr(peers, "installed", lambda name: name == "triton")
+    for name, complaint in (("torch", "torch is not installed."), ("triton", "--against triton is for GPUs")):
+        done = CliRunner().invoke(command, [*map(str, TINY[1:]), "--against", name])
+        assert isinstance(done.exception, UsageError) and complaint in str(done.exception)
 
 
 def test_threads_are_for_the_cpu():
     flashcli("bench", "--shape", "2,20,8", "--threads", 2).assert_error(2, "--threads is for the cpu backend")
 
 
-@pytest.mark.parametrize(("option", "value"), [("--kernels", "all"), ("--precisions", "fp32")])
+@pytest.mark.parametrize(("option", "value"), [("--kernel", "all"), ("--precision", "fp32")])
 def test_the_cpu_has_neither_kernels_nor_precisions(option, value):
     flashcli(*TINY, option, value).assert_error(2, option)
 

@@ -34,7 +34,7 @@ def run(folder: Path, *options: object) -> Finished:
 
 def test_a_table_and_a_record(folder, tmp_path):
     path = tmp_path / "record.json"
-    done = run(folder, "--backend", "cpu", "--case", "tiny", "--rounds", 2, "--json", path)
+    done = run(folder, "--backend", "cpu", "--case", "tiny", "--runs", 2, "--json", path)
     assert (done.code, done.err) == (0, "tiny done\n")
     record = json.loads(path.read_text())
     assert [row["contender"] for row in record["rows"]] == ["run", "run --serial"]
@@ -65,7 +65,7 @@ def test_the_table_compares_the_first_with_the_last():
 
 def test_a_missing_case_is_generated(tmp_path):
     (tmp_path / "manifest.toml").write_text("[small]\nshape = [2, 8, 4]\nseed = 3\n")
-    assert run(tmp_path, "--backend", "cpu", "--case", "small", "--rounds", 1).code == 0
+    assert run(tmp_path, "--backend", "cpu", "--case", "small", "--runs", 1).code == 0
     assert (tmp_path / "large" / "small.in").stat().st_size == 12 + 3 * 2 * 8 * 4 * 4
 
 

@@ -174,7 +174,8 @@ def test_a_command_that_fails_is_an_error_of_its_row(fake_gpu, monkeypatch, tmp_
 
 def test_the_ladder_is_climbed(fake_gpu, tmp_path):
     path = tmp_path / "ladder.json"
-    done = flashcli("bench", "--ladder", "--kernels", "wgmma,mma,q_in_registers", "--shape", "2,20,8", "--json", path)
+    kernels = ["--kernel", "wgmma", "--kernel", "mma", "--kernel", "q_in_registers"]
+    done = flashcli("bench", "--ladder", *kernels, "--shape", "2,20,8", "--json", path)
     assert done.code == 0, done.err
     record = json.loads(path.read_text())
     assert record["circumstances"]["gpu"] == "Fake GPU" and record["ceilings"] == {}
@@ -190,7 +191,7 @@ def test_the_ladder_is_climbed(fake_gpu, tmp_path):
 def test_a_ladder_that_nobody_climbs_is_code_1(monkeypatch, tmp_path):
     monkeypatch.setenv("CC", "")
     monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path))
-    done = flashcli("bench", "--ladder", "--kernels", "sequential", "--shape", "2,20,8")
+    done = flashcli("bench", "--ladder", "--kernel", "sequential", "--shape", "2,20,8")
     assert done.code == 1 and "flashcli run failed: there is no C compiler" in done.out
 
 
@@ -199,8 +200,7 @@ def test_a_ladder_that_nobody_climbs_is_code_1(monkeypatch, tmp_path):
     [
         (["--backend", "cpu"], "the cpu backend is none of its rungs."),
         (["--against", "torch"], "--against has no meaning for the ladder."),
-        (["--precisions", "fp16"], "--precisions has no meaning for the ladder."),
-        (["--kernels", "foo"], "there is no kernel 'foo'."),
+        (["--precision", "fp16"], "--precision has no meaning for the ladder."),
     ],
 )
 def test_what_the_ladder_refuses(monkeypatch, options, message):
@@ -211,22 +211,22 @@ def test_what_the_ladder_refuses(monkeypatch, options, message):
 
 
 def test_a_rung_of_the_host_needs_no_gpu(no_pycuda, monkeypatch, climbed):
-    monkeypatch.setitem(KERNELS, "plain_c", replace(KERNELS["q_in_registers"], name="plain_c", on_host=True))
     row = {"min": 1.0, "max": 1.0, "tflops": 1e-3, "seconds": 1.0}
     phases = {"total": 1.0, "input": 0.1, "computation": 0.8, "output": 0.1}
     monkeypatch.setattr(ladder, "climb", lambda *rest: row | phases)
-    done = CliRunner().invoke(command, ["--ladder", "--kernels", "plain_c", "--shape", "2,20,8"])
+    done = CliRunner().invoke(command, ["--ladder", "--kernel", "sequential", "--shape", "2,20,8"])
     assert done.exit_code == 0, done.output
-    assert "plain_c  1000 ms" in done.output
+    assert "sequential  1000 ms" in done.output
     flashcli("bench", "--ladder", "--shape", "2,20,8").assert_error(69, "PyCUDA")
 
 
 def test_plain_bench_leaves_the_slow_rungs_to_the_ladder(monkeypatch):
     chosen = []
     monkeypatch.setattr("flashcli.commands.bench.FAST_FROM", "mma")
+    monkeypatch.setattr("flashcli.commands.bench._is_cpu", lambda *_, **__: False)
     monkeypatch.setattr(bench, "gpu_circumstances", dict)
     monkeypatch.setattr(bench, "gpu_contenders", lambda kernels, *rest: chosen.append(kernels) or [])
-    for options in ([], ["--kernels", "all"], ["--kernels", "wgmma,q_in_registers"]):
+    for options in ([], ["--kernel", "all"], ["--kernel", "wgmma", "--kernel", "q_in_registers"]):
         CliRunner().invoke(command, ["--shape", "2,20,8", *options])
     assert chosen == [["mma", "wgmma"], list(KERNELS), ["q_in_registers", "wgmma"]]
 

@@ -68,7 +68,7 @@ def test_what_cannot_be_drawn_to_is_told_before_the_timing(no_pycuda, tmp_path):
 
 @drawing
 def test_both_pictures_are_drawn(fake_gpu, tmp_path):
-    done = flashcli(*LADDER, tmp_path / "x.png", "--kernels", "mma")
+    done = flashcli(*LADDER, tmp_path / "x.png", "--kernel", "mma")
     assert done.code == 0, done.err
     assert [(tmp_path / name).read_bytes()[:4] for name in ("x.png", "x-roofline.png")] == [b"\x89PNG"] * 2
 

@@ -96,7 +96,7 @@ def _folder(path):
 
 
 def profile(*options: object) -> list[dict]:
-    done = flashcli("profile", *SHAPE, "--kernel", "mma", "--json", *options)
+    done = flashcli("profile", *SHAPE, "--kernel", "mma", "--json", "-", *options)
     assert done.code == 0, done.err
     return json.loads(done.out)["rows"]
 
@@ -192,7 +192,7 @@ def test_without_ncu_the_compilers_figures_are_shown(fake_gpu, monkeypatch, tmp_
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
     if profiling.shutil.which("/usr/local/cuda/bin/ncu"):
         pytest.skip("there is an ncu in the usual folder")
-    done = flashcli("profile", *SHAPE, "--kernel", "mma", "--json")
+    done = flashcli("profile", *SHAPE, "--kernel", "mma", "--json", "-")
     done.assert_error(69, "Nsight Compute's command, ncu, was not found.")
     assert [row["registers"] for row in json.loads(done.out)["rows"]] == [64, 245]
 

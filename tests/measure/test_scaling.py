@@ -20,7 +20,7 @@ def test_a_table_and_a_record(tmp_path):
     path = tmp_path / "record.json"
     done = subprocess.run(
         [sys.executable, "-m", "flashcli.measure.scaling", "--backend", "cpu", "--shape", "2,20,8", "--bytes", "3M",
-         "--counts", "1", "--rounds", "1", "--folder", tmp_path, "--json", path],
+         "--count", "1", "--runs", "1", "--folder", tmp_path, "--json", path],
         env=environment(), capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "compute done\nfiles done\n")

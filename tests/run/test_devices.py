@@ -46,7 +46,7 @@ def given(tmp_path):
 def test_the_bytes_are_those_of_one_device(gpus, tmp_path, out, qkv, chosen, count, causal):
     given, one = write_input(tmp_path / "x.in", qkv), tmp_path / "one.out"
     assert flashcli("run", given, one, *KERNEL, *causal).code == 0
-    done = flashcli("run", given, out, *KERNEL, *causal, "--devices", chosen, "--json")
+    done = flashcli("run", given, out, *KERNEL, *causal, "--devices", chosen, "--json", "-")
     assert (done.code, done.err) == (0, "")
     assert out.read_bytes() == one.read_bytes()
     record = json.loads(done.out)
@@ -72,7 +72,7 @@ def test_all_devices_get_the_tiles_that_one_would(tmp_path, out):
 
 def test_more_devices_than_work(gpus, tmp_path, out):
     given = write_input(tmp_path / "x.in", SHORT[:1])
-    done = flashcli("run", given, out, *KERNEL, "--devices", "all", "--json")
+    done = flashcli("run", given, out, *KERNEL, "--devices", "all", "--json", "-")
     assert done.code == 0
     assert sorted(part["rows"] for part in json.loads(done.out)["devices"]) == [0, 0, 0, 60]
 
@@ -90,7 +90,8 @@ def test_the_report_has_a_line_for_each(gpus, given, out):
 
 def test_one_device_of_several_is_an_ordinary_run(gpus, given, out):
     plain, named = (
-        json.loads(flashcli("run", given, out, *KERNEL, *extra, "--json").out) for extra in ([], ["--devices", "2"])
+        json.loads(flashcli("run", given, out, *KERNEL, *extra, "--json", "-").out)
+        for extra in ([], ["--devices", "2"])
     )
     assert plain.keys() == named.keys()
     assert (plain["bus"], named["bus"]) == ("0000:00:00.0", "0000:02:00.0")

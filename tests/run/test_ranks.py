@@ -129,7 +129,7 @@ def assert_untouched(out: Path) -> None:
 def test_the_bytes_are_those_of_one_process(tmp_path, out, count, shape, options):
     given, one = write_input(tmp_path / "x.in", random_qkv(*shape)), tmp_path / "one.out"
     assert flashcli("run", given, one, *CPU, *options).code == 0
-    done = run(count, given, out, *CPU, *options, "--json")
+    done = run(count, given, out, *CPU, *options, "--json", "-")
     assert (done.code, done.err) == (0, "")
     assert out.read_bytes() == one.read_bytes()
     assert os.listdir(out.parent) == [out.name]
@@ -265,7 +265,7 @@ def test_ranks_take_turns_at_the_gpus(fake_gpu, monkeypatch, given, out, tmp_pat
     monkeypatch.setenv("FAKE_GPU_COUNT", "2")
     one, kernel = tmp_path / "one.out", ["--kernel", "q_in_registers"]
     flashcli("run", given, one, *kernel)
-    done = run(3, given, out, *kernel, "--json")
+    done = run(3, given, out, *kernel, "--json", "-")
     assert (done.code, done.err) == (0, "Warning: 3 ranks share 2 GPUs.\n")
     record = json.loads(done.out)
     assert [part["bus"] for part in record["ranks"]] == ["0000:00:00.0", "0000:01:00.0", "0000:00:00.0"]

@@ -57,7 +57,7 @@ def test_the_first_five_lines_are_those_of_the_report(given, out):
 
 
 def test_json_is_the_same_as_one_object(given, out):
-    record = json.loads(run(given, out, "--json", "--causal", "--scale", 0.5, "--threads", 1).out)
+    record = json.loads(run(given, out, "--json", "-", "--causal", "--scale", 0.5, "--threads", 1).out)
     assert [record[name] for name in ("B", "N", "d", "backend", "causal", "scale", "threads")] == [
         3, 100, 32, "cpu", True, 0.5, 1
     ]  # fmt: skip
@@ -67,7 +67,7 @@ def test_json_is_the_same_as_one_object(given, out):
 
 def test_total_time_includes_the_start_of_python(given, out):
     start = time.monotonic()
-    record = json.loads(run(given, out, "--json").out)
+    record = json.loads(run(given, out, "--json", "-").out)
     elapsed = time.monotonic() - start
     assert 0.3 * elapsed < record["total"] <= elapsed + 0.02
 
