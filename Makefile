@@ -7,15 +7,15 @@ READY := $(VENV)/.ready
 .PHONY: help testcases test test-gpu sanitize bench-cpu bench-e2e bench-scaling lint clean
 
 help:
-	@echo "make testcases   run all test cases and check every output (on the GPU if there is one)"
-	@echo "make test        run the tests"
-	@echo "make test-gpu    run the tests that need a GPU"
-	@echo "make sanitize    run every kernel under compute-sanitizer (needs a GPU)"
-	@echo "make bench-cpu   time the CPU backend beside PyTorch's CPU attention"
-	@echo "make bench-e2e   time whole commands beside the homework's program in C++ (needs a GPU and nvcc)"
-	@echo "make bench-scaling   time runs on one GPU and on several (needs several GPUs)"
-	@echo "make lint        check the style of the Python code"
-	@echo "make clean       remove everything that make made"
+	@echo "make testcases      run all test cases and check every output (on the GPU if there is one)"
+	@echo "make test           run all tests that can be run here"
+	@echo "make test-gpu       run the tests that need a GPU"
+	@echo "make lint           check the style of the code, and which module imports which"
+	@echo "make sanitize       run every kernel under compute-sanitizer (needs a GPU)"
+	@echo "make bench-cpu      time the CPU backend beside PyTorch's CPU attention"
+	@echo "make bench-e2e      time whole commands beside the homework's program in C++ (needs a GPU and nvcc)"
+	@echo "make bench-scaling  time runs on one GPU and on several (needs several GPUs)"
+	@echo "make clean          remove everything that make made"
 
 # One virtual environment for all targets. PyCUDA is built from source, so only where a toolkit and a driver are.
 $(READY): pyproject.toml

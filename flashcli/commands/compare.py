@@ -8,12 +8,18 @@ from flashcli import as_json, errors, parameters
 from flashcli.commands import options
 
 
-@click.command()
+@click.command(
+    epilog=options.examples(
+        "flashcli compare t01.out testcases/t01.ref --input testcases/t01.in",
+        "flashcli compare mine.out theirs.out --shape 10,2048,64 --tolerance 1e-5",
+        "flashcli compare a.out b.out --json -",
+    )
+)
 @click.argument("got")
 @click.argument("want")
 @options.tolerance_option
-@click.option("--shape", type=parameters.SHAPE, help="B,N,d of the outputs.")
-@click.option("--input", "input_path", help="Take B,N,d from this input file.")
+@click.option("--shape", type=parameters.SHAPE, help="The shape of both outputs, such as 10,2048,64.")
+@click.option("--input", "input_path", metavar="FILE", help="Take the shape from this input file.")
 @as_json.json_option
 def command(got: str, want: str, tolerance: float, shape, input_path: str | None, json_path: str | None) -> None:
     """Compare the output file GOT with the output file WANT. Exit code 1 if they differ.

@@ -3,9 +3,10 @@ from __future__ import annotations
 import click
 
 from flashcli import as_json
+from flashcli.commands import options
 
 
-@click.command()
+@click.command(epilog=options.examples("flashcli doctor", "flashcli doctor --json doctor.json"))
 @as_json.json_option
 def command(json_path: str | None) -> None:
     """Show what this machine can run, and what to install for what it cannot."""

@@ -5,11 +5,18 @@ from collections.abc import Iterator
 import click
 
 from flashcli import as_json
+from flashcli.commands import options
 
 
-@click.command()
+@click.command(
+    epilog=options.examples(
+        "flashcli inspect testcases/t01.in",
+        "flashcli inspect huge.in --header-only",
+        "flashcli inspect t.in --json -",
+    )
+)
 @click.argument("path", metavar="FILE")
-@click.option("--header-only", is_flag=True, help="Do not read the values.")
+@click.option("--header-only", is_flag=True, help="Read B, N and d only, not the values.")
 @as_json.json_option
 def command(path: str, header_only: bool, json_path: str | None) -> None:
     """Show the shape of an input file, the range of its values, and whether it keeps to the course's bounds."""

@@ -14,15 +14,27 @@ from flashcli.kernels.types import Build, Kernel, Problem
 from flashcli.shape import MAX_D
 
 
-@click.command()
+@click.command(
+    epilog=options.examples(
+        "flashcli kernels",
+        "flashcli kernels wgmma --d 128",
+        "flashcli kernels mma --arch sm_80 --json -",
+    )
+)
 @click.argument("name", metavar="[NAME]", required=False, type=options.KERNEL)
-@click.option("--d", default=64, show_default=True, type=click.IntRange(1, MAX_D), help="Head size the tiles are for.")
-@click.option("--arch", help="Architecture to compile for, such as sm_80; this machine's GPU by default.")
+@click.option(
+    "--d",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1, MAX_D),
+    help="The head size, for which the tiles are shown.",
+)
+@click.option("--arch", help="The architecture to compile for, such as sm_80; that of this machine's GPU by default.")
 @as_json.json_option
 def command(name: str | None, d: int, arch: str | None, json_path: str | None) -> None:
-    """Show the ladder of kernels: each one's tiles for a head size, what it needs, and its idea.
+    """Show the ladder of kernels: the idea of each, its tiles for a head size, and the GPU that it needs.
 
-    With the NAME of one: what it does, and the registers and memory that it takes.
+    With the NAME of a kernel, tell what that one does, and how many registers and how much memory it takes.
     """
     if name is not None:
         record = _one(name, d, arch)

@@ -1,0 +1,177 @@
+"""The documents and the help texts cannot drift from the program."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from support import ROOT
+
+from flashcli.cli import COMMANDS, group
+from flashcli.kernels.attention import KERNELS
+from flashcli.measure.records import BLOCK, refreshed
+
+PAGES = [
+    ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md")), ROOT / "cuda/README.md",
+    *sorted(ROOT.glob("cuda/*/README.md")),
+]  # fmt: skip
+README = PAGES[0].read_text()
+FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+INLINE = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
+OTHERS_OPTIONS = {"--help", "--bind-to"}  # click's, mpirun's
+
+page = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def prose(page: Path) -> str:
+    """A page without the tables made of records, whose command lines are those of their time."""
+    return BLOCK.sub("", page.read_text())
+
+
+def inline_code(page: Path) -> list[str]:
+    return [" ".join(code.split()) for code in INLINE.findall(FENCE.sub("", prose(page)))]
+
+
+def command_lines(page: Path) -> Iterator[list[str]]:
+    """The words after ``flashcli`` in each command line of a page; two blanks begin what it says about a line."""
+    fenced = "\n".join(FENCE.findall(prose(page))).splitlines()
+    for code in [*(line for line in fenced if not line.startswith("from ")), *inline_code(page)]:
+        line = re.split(r"  +|\s[#>|;&]|\s\.\.\.", code.removeprefix("$ ").strip())[0]
+        if found := re.match(r"(?:(?:mpirun|srun) .*)?\bflashcli(?: (.*))?$", line):
+            yield shlex.split(found[1] or "")
+
+
+@functools.cache
+def command_of(name: str) -> click.Command:
+    return group.get_command(click.Context(group), name)
+
+
+def parse(words: list[str]) -> None:
+    """As the command line does it, but for what is left out: a page may speak of `flashcli run`."""
+    name, *arguments = words
+    assert name in COMMANDS, name
+    try:
+        command_of(name).make_context(name, list(arguments))
+    except click.MissingParameter:
+        pass
+    except click.exceptions.Exit:  # --help
+        pass
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    return {slug(heading) for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)}
+
+
+# ---- the README
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_in_the_readme(name):
+    assert f"flashcli {name}" in README
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 65, 69, 70, 71, 73, 74, 77, 130, 143])
+def test_every_exit_code_is_in_the_readme(code):
+    assert re.search(rf"\|\s*{code}\s*\|", README)
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 200
+
+
+# ---- all pages
+
+
+def test_the_contents_list_names_every_page():
+    contents = ROOT / "docs/README.md"
+    named = {(contents.parent / target).resolve() for target in re.findall(r"\]\(([^)#]+)\)", contents.read_text())}
+    assert set(PAGES) - {contents} <= named
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_every_kernel_is_on_the_page_of_its_ladder(name):
+    kernel = KERNELS[name]
+    text = (ROOT / "cuda" / kernel.file).with_name("README.md").read_text()
+    assert f"`{Path(kernel.file).name}`" in text and re.search(rf"^\*\*{name}\.\*\*", text, re.MULTILINE)
+
+
+@page
+def test_links_and_their_anchors_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
+        name, _, anchor = target.partition("#")
+        path = page.parent / name if name else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
+
+
+@page
+def test_every_command_line_names_a_command_and_options_that_exist(page):
+    for words in command_lines(page):
+        if words:
+            parse(words)
+
+
+def test_command_lines_are_found_wherever_they_stand():
+    lines = [words for page in PAGES for words in command_lines(page)]
+    assert ["judge", "testcases"] in lines and ["run", "in", "out"] in lines and ["doctor"] in lines
+
+
+@page
+def test_every_option_that_is_named_exists(page):
+    known = {option for name in COMMANDS for param in command_of(name).params for option in param.opts}
+    named = {code.split()[0].partition("=")[0] for code in inline_code(page) if code.startswith("--")}
+    assert named <= known | OTHERS_OPTIONS
+
+
+@page
+def test_every_file_that_is_named_exists(page):
+    for code in inline_code(page):
+        if re.fullmatch(r"(flashcli|cuda|docs|testcases|tests)/[\w./-]*", code):
+            assert (ROOT / code).exists(), code
+    for module in re.findall(r"python -m (flashcli[\w.]*)", prose(page)):
+        assert importlib.util.find_spec(module), module
+
+
+def test_the_tables_are_those_of_the_records():
+    for page in PAGES:
+        assert page.read_text() == refreshed(page), f"run: python -m flashcli.measure.records {page.relative_to(ROOT)}"
+    shown = {match[3] for page in PAGES for match in BLOCK.finditer(page.read_text())}
+    assert {Path(name).name for name in shown} >= {"h200.json", "ladder.json", "cpu.json", "end-to-end.json"}
+
+
+def test_no_text_installs_the_stranger_who_has_our_name_on_the_package_index():
+    folders = ("flashcli", "cuda", "docs", "tests", "testcases")
+    paths = [*ROOT.glob("*.*"), ROOT / "Makefile", *(path for name in folders for path in (ROOT / name).rglob("*.*"))]
+    texts = [path for path in paths if path.suffix in (".py", ".md", ".toml", ".sh", ".cu", ".cuh", ".c", ".h", "")]
+    assert len(texts) > 100
+    named = re.compile(r"pip install ['\"]?flashcli|['\"]flashcli\[")
+    assert [str(path) for path in texts if path.is_file() and named.search(path.read_text())] == []
+
+
+# ---- the help texts
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_ends_with_examples_that_work(name):
+    command = command_of(name)
+    if not command.epilog:
+        pytest.skip("has none yet")
+    shown = command.get_help(click.Context(command, info_name=name, **command.context_settings)).splitlines()
+    examples = [line.strip() for line in shown[shown.index("  Examples:") + 1 :]]
+    assert 2 <= len(examples) <= 3
+    for line in examples:
+        program, *words = shlex.split(line, comments=True)
+        assert program == "flashcli" and words[0] == name and len(line) <= 90
+        parse(words)
+        command_of(name).make_context(name, words[1:])  # nothing is missing either
