@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import re
 import shlex
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +15,10 @@ import click
 import pytest
 from support import ROOT
 
+from flashcli import errors
 from flashcli.cli import COMMANDS, group
+from flashcli.files.distributions import DISTRIBUTIONS
+from flashcli.judge import rules
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure.records import BLOCK, refreshed
 
@@ -81,9 +86,11 @@ def test_every_command_is_in_the_readme(name):
     assert f"flashcli {name}" in README
 
 
-@pytest.mark.parametrize("code", [0, 1, 2, 65, 69, 70, 71, 73, 74, 77, 130, 143])
-def test_every_exit_code_is_in_the_readme(code):
-    assert re.search(rf"\|\s*{code}\s*\|", README)
+def test_every_exit_code_is_in_the_readme():
+    codes = {kind.exit_code for kind in errors.FlashError.__subclasses__()} | {0, errors.MISMATCH, errors.INTERRUPTED}
+    assert len(codes) > 10
+    for code in codes | {128 + signal.SIGTERM}:
+        assert re.search(rf"\|\s*{code}\s*\|", README), code
 
 
 def test_the_readme_is_short():
@@ -157,6 +164,39 @@ def test_no_text_installs_the_stranger_who_has_our_name_on_the_package_index():
     assert len(texts) > 100
     named = re.compile(r"pip install ['\"]?flashcli|['\"]flashcli\[")
     assert [str(path) for path in texts if path.is_file() and named.search(path.read_text())] == []
+
+
+# ---- single pages
+
+
+def test_the_rules_file_that_is_shown_has_every_key_and_the_defaults(tmp_path):
+    [shown] = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs/judging.md").read_text(), re.DOTALL | re.MULTILINE)
+    path = tmp_path / "rules.toml"
+    path.write_text(shown)
+    assert rules.load(path) == rules.Rules(cases=tmp_path / "testcases", select=("t[01-30]",))
+    path.write_text(re.sub(r"^# (?=\w+ = |\[)", "", shown, flags=re.MULTILINE))
+    given = rules.load(path)
+    assert all(getattr(given, item.name) not in (None, (), {}) for item in dataclasses.fields(given))
+    assert set(re.findall(r"^(?:# )?(\w+) = ", shown, re.MULTILINE)) >= set(rules.CHECKS) - {"environment", "case"}
+
+
+def test_every_distribution_has_a_line():
+    assert set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/files.md").read_text(), re.MULTILINE)) == set(DISTRIBUTIONS)
+
+
+def test_every_environment_variable_that_is_read_has_a_line():
+    modules = [path for path in (ROOT / "flashcli").rglob("*.py") if path.parent.name != "judge"]
+    code = "".join(path.read_text() for path in modules)
+    read = set(re.findall(r'environ(?:\.get\(|\.setdefault\(|\[)"(\w+)"', code))
+    text = (ROOT / "docs/run.md").read_text()
+    assert len(read) > 5 and [name for name in read if f"`{name}`" not in text and f"${name}" not in text] == []
+
+
+def test_the_python_that_is_shown_runs():
+    [shown] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/python.md").read_text(), re.DOTALL | re.MULTILINE)
+    values: dict[str, object] = {}
+    exec(shown.replace("10, 2048, 64", "2, 30, 8"), values)
+    assert values["o"].shape == (2, 30, 8)
 
 
 # ---- the help texts
