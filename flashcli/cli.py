@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 
 import click
 
-from flashcli import __version__, signals
+from flashcli import __version__, parameters, signals
 from flashcli.errors import AlreadyTold
 from flashcli.messages import explain, trace
 
@@ -25,6 +26,7 @@ COMMANDS = {
     "kernels": "Show the ladder of kernels.",
     "doctor": "Show what this machine can run, and what is missing.",
 }
+COMPLETING = "_FLASHCLI_COMPLETE"  # set by a shell that wants to know how a command line may go on
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
@@ -40,7 +42,16 @@ class LazyGroup(click.Group):
         command = importlib.import_module(f"flashcli.commands.{name.replace('-', '_')}").command
         command.name, command.context_settings = name, CONTEXT
         command.params.append(debug_option())
+        for parameter in command.params:
+            if parameter.type is click.STRING:
+                parameter.type = parameters.TEXT
         return command
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list:
+        from click.shell_completion import CompletionItem
+
+        commands = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return commands + click.Command.shell_complete(self, context, incomplete)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -51,7 +62,13 @@ def debug_option() -> click.Option:
     return click.Option(["--debug"], is_flag=True, expose_value=False, help="Show a traceback on errors.")  # see main()
 
 
-@click.group(cls=LazyGroup, context_settings=CONTEXT)
+COMPLETION = """\b
+Completion of command lines, to be put into ~/.bashrc (zsh_source for ~/.zshrc):
+  eval "$(_FLASHCLI_COMPLETE=bash_source flashcli)"
+"""
+
+
+@click.group(cls=LazyGroup, context_settings=CONTEXT, epilog=COMPLETION)
 @click.version_option(__version__, prog_name="flashcli")
 def group() -> None:
     """fp32-accurate attention from file to file, on a GPU or without one."""
@@ -86,6 +103,10 @@ def main() -> int:
         stream.reconfigure(errors="backslashreplace")  # a file name need not be text, nor a locale know ᵀ
     try:
         try:
+            if instruction := os.environ.get(COMPLETING):
+                from click.shell_completion import shell_complete
+
+                return shell_complete(group, {}, "flashcli", COMPLETING, instruction)
             # Not group.main(): it has exit codes of its own for Ctrl-C and for a closed pipe.
             with group.make_context("flashcli", sys.argv[1:]) as context:
                 group.invoke(context)

@@ -71,3 +71,15 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, context)
         return number
+
+
+class TextType(click.types.StringParamType):
+    """Any text. Shells complete it as the name of a file, which most are."""
+
+    def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list:
+        from click.shell_completion import CompletionItem  # here, because only shells ask
+
+        return [CompletionItem(incomplete, type="file")]
+
+
+TEXT = TextType()
