@@ -7,9 +7,14 @@ may exceed the total.
 from __future__ import annotations
 
 import contextlib
+import heapq
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+
+WAITING = 1024  # spans of a phase that are held back: one may end that much later than others that began after it
 
 
 class Span(NamedTuple):
@@ -21,18 +26,54 @@ class Span(NamedTuple):
     about: str = ""
 
 
-class Timeline:
-    """Spans, gathered from any thread."""
+class Activity:
+    """The seconds during which at least one of many spans was going on, in bounded memory.
+
+    Spans are counted in the order of their starts. They come in that of their ends, so the last ones wait for others
+    that began before them.
+    """
 
     def __init__(self) -> None:
+        self._waiting: list[tuple[float, float]] = []  # a heap
+        self._seconds, self._reached = 0.0, float("-inf")
+
+    def add(self, start: float, end: float) -> None:
+        heapq.heappush(self._waiting, (start, end))
+        if len(self._waiting) > WAITING:
+            self._seconds, self._reached = self._count(*heapq.heappop(self._waiting), self._seconds, self._reached)
+
+    @property
+    def seconds(self) -> float:
+        seconds, reached = self._seconds, self._reached
+        for span in sorted(self._waiting):
+            seconds, reached = self._count(*span, seconds, reached)
+        return seconds
+
+    @staticmethod
+    def _count(start: float, end: float, seconds: float, reached: float) -> tuple[float, float]:
+        return seconds + max(0.0, end - max(start, reached)), max(reached, end)
+
+
+_lock = threading.Lock()  # one for all timelines, which are sent to other processes, as locks cannot be
+
+
+class Timeline:
+    """Spans, gathered from any thread: their sums, and, for a trace, each of them."""
+
+    def __init__(self, keeps: bool = True, within: Timeline | None = None) -> None:
+        """It ``keeps`` each span, for a trace, or only their sums; its spans are also of the one it is ``within``."""
         self.spans: list[Span] = []
         self.clock = time.time() - time.perf_counter()  # the calendar's time at 0, to compare hosts
+        self._keeps, self._within = keeps, within
+        self._activities: defaultdict[str, Activity] = defaultdict(Activity)
+        self._first, self._last = float("inf"), float("-inf")
 
     @classmethod
     def merged(cls, timelines: list[Timeline]) -> Timeline:
-        """The spans of several timelines of one process."""
+        """The spans that several timelines of one process have kept."""
         made = cls()
-        made.spans = [span for timeline in timelines for span in timeline.spans]
+        for span in (span for timeline in timelines for span in timeline.spans):
+            made.add(*span)
         return made
 
     @contextlib.contextmanager
@@ -44,19 +85,21 @@ class Timeline:
             self.add(phase, start, time.perf_counter(), about)
 
     def add(self, phase: str, start: float, end: float, about: str = "") -> None:
-        self.spans.append(Span(phase, start, end, about))
+        with _lock:
+            self._first, self._last = min(self._first, start), max(self._last, end)
+            self._activities[phase].add(start, end)
+            if self._keeps:
+                self.spans.append(Span(phase, start, end, about))
+        if self._within is not None:
+            self._within.add(phase, start, end, about)
 
     def active(self, phase: str) -> float:
         """Seconds during which at least one span of the phase was going on."""
-        seconds, reached = 0.0, float("-inf")
-        for _, start, end, _ in sorted(span for span in self.spans if span.phase == phase):
-            seconds += max(0.0, end - max(start, reached))
-            reached = max(reached, end)
-        return seconds
+        return self._activities[phase].seconds
 
     def extent(self) -> float:
         """Seconds from the start of the first span to the end of the last."""
-        return max((span.end for span in self.spans), default=0.0) - min((s.start for s in self.spans), default=0.0)
+        return max(self._last - self._first, 0.0)
 
     def tracks(self) -> Iterator[tuple[Span, str]]:
         """Each span with the name of a track on which it overlaps no other: more than one for a phase, if need be."""

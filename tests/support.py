@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flashcli.api import open_backend
+from flashcli.backends.request import Request, open_backend
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import Problem
 from flashcli.run import arrays
+from flashcli.shape import Shape
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKE_PYCUDA = Path(__file__).resolve().parent / "fake_pycuda"
@@ -122,7 +123,7 @@ def open_engine(name: str, shape: tuple[int, int, int], causal: bool = False, sc
     """The cpu backend or a kernel, by name, for inputs of shape (B, N, d)."""
     kernel = None if name == "cpu" else name
     backend = "cuda" if kernel in GPU_KERNELS else "cpu"
-    return open_backend(backend, shape, causal, scale, kernel, **more)
+    return open_backend(Request(backend, causal, scale, kernel, **more), Shape(*shape))
 
 
 def forward(backend, qkv: np.ndarray) -> np.ndarray:

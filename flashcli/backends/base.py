@@ -36,8 +36,8 @@ class Slot:
         self.shape = shape
         self.memory = np.empty(first + by.output_floats(shape), np.float32)  # in one piece: page-locked sooner
         self.input, self.output = np.split(self.memory, [first])
-        self.finite = True  # whether the input is: NaN and Inf need care
         self.chunk: Chunk  # what is in it
+        self.finite = True  # whether its input is, known once `Backend.wait` has returned
         self.submitted = 0.0  # when, in seconds of time.perf_counter
 
     def input_of(self, chunk: Chunk) -> np.ndarray:
@@ -76,9 +76,10 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def wait(self, slot: Slot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
-        """Return when the slot's output is there, and its input no longer needed.
+        """Return when the slot's output is there, and its input no longer needed; ``slot.finite`` is set then.
 
-        Where that may take long, ``check`` is called meanwhile, and may raise.
+        K and V of a long batch are looked at in the slots that they came in. Where it may take long, ``check`` is
+        called meanwhile, and may raise.
         """
 
     @property

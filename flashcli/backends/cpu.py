@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from flashcli.backends.base import Backend, LongBatch, Overlap, Slot, ignore
 from flashcli.backends.cores import usable_cores
 from flashcli.files.cut import TILE, Cut
+from flashcli.files.summary import is_finite
 from flashcli.shape import Chunk, Shape, ceil_div
 from flashcli.timeline import Timeline
 
@@ -29,15 +30,15 @@ BR, BC = TILE, 512
 TILES = 16  # at least, where Br can be made smaller for that: work for every core
 
 
-class Task(NamedTuple):
-    """Independent work: the rows of a tile in each batch of a range."""
+class Tile(NamedTuple):
+    """Independent work: some rows of Q in each batch of a range."""
 
     batches: slice
     rows: slice
 
 
 class CpuSlot(Slot):
-    tasks: Iterator[None] = iter(())  # what is being computed
+    running: Iterator[bool] = iter(())  # what is being computed: of each tile, whether its input is finite
 
 
 class CpuBackend(Backend):
@@ -82,43 +83,40 @@ class CpuBackend(Backend):
         slot.chunk, slot.submitted = chunk, time.perf_counter()
         given, answer, d = slot.input_of(chunk), slot.output_of(chunk), slot.shape.d
         if chunk.matrices == "QKV":
-            q, k, v = given.reshape(-1, 3, slot.shape.N, d).transpose(1, 0, 2, 3)
-            slot.tasks = self._start(q, k, v, answer.reshape(q.shape))
+            qkv = given.reshape(-1, 3, slot.shape.N, d)
+            q, k, v = qkv.transpose(1, 0, 2, 3)
+            slot.running = self._start(q, k, v, answer.reshape(q.shape), qkv)
             return
         batch = self._long[chunk.batches.start % len(self._long)]
         if chunk.matrices == "KV":
             batch.keep(chunk, given)
-            slot.tasks = iter(())
+            slot.running = self._pool.map(is_finite, [given])
         else:
             q = given.reshape(1, -1, d)
-            slot.tasks = self._start(q, batch.k[None], batch.v[None], answer.reshape(q.shape), chunk.rows.start)
+            k, v, out = batch.k[None], batch.v[None], answer.reshape(q.shape)
+            slot.running = self._start(q, k, v, out, q[:, None], chunk.rows.start)
 
     def wait(self, slot: Slot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
-        finish(slot.tasks, check)
+        slot.finite = True
+        for finite in slot.running:  # raises here what a worker raised
+            slot.finite &= finite
+            check()
         timeline.add("computation", slot.submitted, time.perf_counter(), f"compute {slot.chunk}")
 
-    def attend(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
-        """Where the arrays are, without a copy."""
-        self._Br = row_tile(*q.shape[:2])
-        finish(self._start(q, k, v, out))
-
     def _start(
-        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, first_row: int = 0
-    ) -> Iterator[None]:
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, given: np.ndarray, first_row: int = 0
+    ) -> Iterator[bool]:
+        """Begin the tiles of Q [batches, M, d]; with each, see whether the same rows of ``given`` [batches, ..] are
+        finite, while they are in a cache."""
         scale = 1 / np.sqrt(q.shape[2]) if self._scale is None else self._scale
 
-        def work(task: Task) -> None:
-            batches, rows = task
+        def work(tile: Tile) -> bool:
+            batches, rows = tile
             attend(q[batches, rows], k[batches], v[batches], out[batches, rows], first_row + rows.start, scale,
                    self._causal)  # fmt: skip
+            return is_finite(given[batches, :, rows])
 
-        return self._pool.map(work, tasks(*q.shape[:2], k.shape[1], self._Br, self._threads))
-
-
-def finish(running: Iterator[None], check: Callable[[], None] = ignore) -> None:
-    """Wait for what `_start` began, and raise here what a worker raised."""
-    for _ in running:
-        check()
+        return self._pool.map(work, tiles(*q.shape[:2], k.shape[1], self._Br, self._threads))
 
 
 def blas_text() -> str:
@@ -138,13 +136,13 @@ def row_tile(B: int, N: int) -> int:
     return Br
 
 
-def tasks(B: int, M: int, N: int, Br: int, threads: int) -> Iterator[Task]:
-    """Cut M rows of each of B batches into tasks of about one S tile, fewer batches where threads would go without."""
+def tiles(B: int, M: int, N: int, Br: int, threads: int) -> Iterator[Tile]:
+    """Cut M rows of each of B batches into tiles of about one S tile, fewer batches where threads would go without."""
     Br = min(M, Br)
     batches = min(max(1, BR * BC // (Br * min(N, BC))), ceil_div(B * M, 4 * threads * Br))
     for b in range(0, B, batches):
         for i in reversed(range(0, M, Br)):  # the longest first, when causal
-            yield Task(slice(b, min(b + batches, B)), slice(i, min(i + Br, M)))
+            yield Tile(slice(b, min(b + batches, B)), slice(i, min(i + Br, M)))
 
 
 @np.errstate(all="ignore")  # exp(-inf) is wanted; NaN and Inf in the data give what IEEE arithmetic gives

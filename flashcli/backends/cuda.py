@@ -18,6 +18,7 @@ from flashcli.backends.base import Backend, Overlap, Slot, ignore
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.files.cut import Cut
 from flashcli.files.fileformat import FLOAT
+from flashcli.files.summary import is_finite
 from flashcli.gpu import libcuda, page_lock, warm_up
 from flashcli.gpu.program import FREE_THE_GPU, Keys, Program, allocate
 from flashcli.kernels import compiler
@@ -278,6 +279,7 @@ class CudaBackend(Backend):
 
     def submit(self, slot: CudaSlot, chunk: Chunk, timeline: Timeline) -> None:
         slot.chunk, slot.submitted = chunk, time.perf_counter()
+        slot.finite = is_finite(slot.input_of(chunk))
         slot.lock()
         try:
             if chunk.matrices == "KV":

@@ -9,6 +9,7 @@ import numpy as np
 
 from flashcli.backends.base import Backend, LongBatch, Overlap, Slot, ignore
 from flashcli.files.cut import Cut
+from flashcli.files.summary import is_finite
 from flashcli.kernels import compiler
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import Build, Problem
@@ -59,6 +60,7 @@ class SequentialBackend(Backend):
 
     def wait(self, slot: Slot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
         with timeline.measure("computation", f"compute {slot.chunk}"):
+            slot.finite = is_finite(slot.input_of(slot.chunk))
             for q, k, v, out, first in self._batches(slot):
                 for row in range(0, len(q), ROWS):
                     check()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 import os
 
 import click
@@ -12,7 +11,7 @@ from flashcli.commands import options
 def _finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
     if value is None:
         return None
-    from flashcli.api import MAX_SCALE
+    from flashcli.backends.request import MAX_SCALE
 
     if not abs(value) <= MAX_SCALE:
         raise click.BadParameter(f"must be finite, from {-MAX_SCALE:.5g} to {MAX_SCALE:.5g}.")
@@ -64,7 +63,7 @@ def command(
 
     Prints the times for reading, computing and writing. Started as several tasks by mpirun or srun, each does a share.
     """
-    from flashcli.api import open_backend
+    from flashcli.backends.request import Request, check
     from flashcli.messages import explain
     from flashcli.messages import trace as show_trace
     from flashcli.run import pipeline, ranks, report
@@ -72,23 +71,25 @@ def command(
     with ranks.joined(show_trace, explain) as here:
         as_json.check_apart(json_path, input_path, output_path, trace)
         chosen = _devices(devices, device, backend, here.size)
-        speaks = here.rank == 0
-        opener = functools.partial(
-            open_backend, backend, causal=causal, scale=scale, kernel=kernel, precision=precision, turn=here.turn,
-            threads=threads, cores=here.threads, max_device_bytes=max_device_memory,
-            notice=options.notice if speaks else pipeline.ignore,
+        request = Request(
+            backend, causal, scale, kernel, precision, chosen[0] if chosen else None, here.turn, threads, here.threads,
+            max_device_memory,
         )  # fmt: skip
-        if len(chosen) == 1:
-            opener = functools.partial(opener, device=chosen[0])
-        record = pipeline.run(
-            input_path, output_path, opener, options.warn, options.late_progress if speaks else pipeline.silent, serial,
-            trace, causal, chosen, here,
-        )  # fmt: skip
-    if not speaks:
+        check(request, _as_option)
+        order = pipeline.Order(input_path, output_path, request, chosen, serial, trace)
+        person = pipeline.Audience(options.notice, options.warn, options.late_progress)
+        record = pipeline.run(order, person if here.rank == 0 else pipeline.NOBODY, here)
+    if here.rank > 0:
         return
     record |= {"causal": causal, "scale": scale}
     aside = _is_stdout(output_path)  # the answer goes there: the report must not
     as_json.present(record, report.report(record), json_path, err=aside)
+
+
+def _as_option(name: str, value: str = "") -> str:
+    """How the command line spells a field of a request."""
+    name = {"max_device_bytes": "max-device-memory"}.get(name, name)
+    return f"--{name} {value}".rstrip()
 
 
 def _devices(several: tuple[int, ...] | str | None, one: int | None, backend: str, ranks: int) -> tuple[int, ...]:

@@ -20,11 +20,16 @@ def course_bounds_broken(shape: Shape, largest: float = 0.0) -> list[str]:
     return [text for text, kept in bounds.items() if not kept]
 
 
+def is_finite(floats: np.ndarray) -> bool:
+    """Whether there is neither NaN nor Inf."""
+    with np.errstate(invalid="ignore"):  # NaN shows in both; quicker than to look at each
+        return bool(np.isfinite(floats.min()) and np.isfinite(floats.max()))
+
+
 def first_nonfinite(floats: np.ndarray, shape: Shape, chunk: Chunk) -> str:
     """Where the first NaN or Inf of a chunk of an input is, in words; empty if all is finite."""
-    with np.errstate(invalid="ignore"):
-        if np.isfinite(floats.min()) and np.isfinite(floats.max()):  # NaN shows in both; quicker than to look at each
-            return ""
+    if is_finite(floats):
+        return ""
     row, column = divmod(int(np.argmax(~np.isfinite(floats))), shape.d)
     b, matrix, i = shape.place(shape.input_rows(chunk).start + row)
     return f"{floats.flat[row * shape.d + column]} in {matrix} at (batch, row, column) = ({b}, {i}, {column})"

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from flashcli import __version__
-from flashcli.api import open_backend
 from flashcli.backends.cpu import blas_text
+from flashcli.backends.request import Request, open_backend
 from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference
 from flashcli.kernels.attention import KERNELS
@@ -125,14 +125,14 @@ def gpu_contenders(kernels: list[str], precisions: list[str], against: list[str]
 
 def kernel_contender(kernel: str, precision: str, causal: bool) -> Contender:
     """A rung, measured by the backend that it opens."""
-    return Contender(*_named(kernel, precision), _measure("auto", causal, kernel=kernel, precision=precision))
+    return Contender(*_named(kernel, precision), _measure(Request(causal=causal, kernel=kernel, precision=precision)))
 
 
-def _measure(backend_name: str, causal: bool, **options: object) -> Callable[..., list[float]]:
+def _measure(request: Request) -> Callable[..., list[float]]:
     """The ``measure`` of a contender of ours."""
 
     def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-        with open_backend(backend_name, out.shape, causal, **options) as backend:
+        with open_backend(request, Shape(*out.shape)) as backend:
             return arrays.measure(backend, inputs, out, runs)
 
     return measure
@@ -147,7 +147,7 @@ def _named(kernel: str, precision: str) -> tuple[str, str, str | None]:
 
 
 def cpu_contenders(against: list[str], threads: int, causal: bool) -> list[Contender]:
-    ours = [Contender("flashcli cpu", "float32", None, _measure("cpu", causal, threads=threads))]
+    ours = [Contender("flashcli cpu", "float32", None, _measure(Request("cpu", causal, threads=threads)))]
     theirs = [
         Contender(peer.name, peer.dtype, None, _torch_cpu_measure(peer))
         for peer in (peers.cpu_peers(threads, causal) if "torch" in against else [])

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashcli.api import open_backend
 from flashcli.backends.cores import usable_cores
 from flashcli.backends.cpu import blas_text
+from flashcli.backends.request import Request, open_backend
 from flashcli.errors import BackendUnavailable, FlashError
 from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference
@@ -108,7 +108,7 @@ def _try_kernel() -> tuple[str, Comparison]:
     """The kernel that `flashcli run` would take for an ordinary input, and how its answer compares with float64."""
     qkv = draw(Shape(2, 300, 64), range(2), seed=0)
     out = np.full((2, 300, 64), np.nan, np.float32)
-    with open_backend("cuda", out.shape) as backend:
+    with open_backend(Request("cuda"), Shape(*out.shape)) as backend:
         forward(backend, qkv, out)
         kernel = backend.details()["kernel"]
     comparison = Comparison()

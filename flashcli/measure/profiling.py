@@ -21,7 +21,7 @@ from dataclasses import astuple
 
 import numpy as np
 
-from flashcli.api import open_backend
+from flashcli.backends.request import Request, open_backend
 from flashcli.errors import BackendUnavailable, KernelFailure
 from flashcli.files.distributions import draw
 from flashcli.kernels import compiler
@@ -232,7 +232,7 @@ def _tightest(*blocks: float) -> str:
 def exercise(name: str, shape: Shape, seed: int) -> None:
     """What ncu is to look at: some launches of a kernel on a whole input, without a file."""
     qkv = draw(shape, range(shape.B), seed)
-    with open_backend("cuda", astuple(shape), kernel=name) as backend:
+    with open_backend(Request("cuda", kernel=name), shape) as backend:
         backend.measure([qkv], np.empty(qkv[:, 0].shape, np.float32), 0)
 
 

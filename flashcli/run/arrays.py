@@ -10,7 +10,7 @@ from flashcli.backends.base import Backend
 from flashcli.files.cut import cut
 from flashcli.run.stream import stream
 from flashcli.shape import Chunk, Shape
-from flashcli.timeline import Timeline, wall_seconds
+from flashcli.timeline import wall_seconds
 
 
 class Arrays(NamedTuple):
@@ -45,7 +45,7 @@ class Arrays(NamedTuple):
 def attend(backend: Backend, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
     """Attention of arrays float32 [B, N, d] into ``out``, by an open backend."""
     arrays = Arrays(q, k, v, out)
-    stream(arrays, backend, arrays, Timeline(), cut(arrays.shape))
+    stream(arrays, backend, arrays, cut(arrays.shape))
 
 
 def forward(backend: Backend, qkv: np.ndarray, out: np.ndarray) -> None:

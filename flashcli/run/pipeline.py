@@ -1,152 +1,175 @@
 """`flashcli run`: from an input file to an output file, and the record of how long it took.
 
 The output's rows are divided among devices, or among the processes of a launcher, which all write into one file; one
-device of one process is the case of one part.
+device of one process is the case of one share. What was ordered becomes a plan, the plan is executed, and the parts
+that were done become a record.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from flashcli.backends.base import ignore
+from flashcli.backends.request import Request, open_backend
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.files.cut import Cut, batches, cut
 from flashcli.files.fileformat import ChunkWriter, InputFile, create_output
 from flashcli.files.outputs import check_creatable, check_distinct
 from flashcli.gpu import warm_up
 from flashcli.run.ranks import ALONE, Alone
-from flashcli.run.report import PHASES, imbalance, seconds_since_process_start, write_trace
+from flashcli.run.report import Part, phase_seconds, run_record, seconds_since_process_start, sharing, write_trace
 from flashcli.run.shards import input_rows, shards
-from flashcli.run.stream import stream
+from flashcli.run.stream import Watch, stream
 from flashcli.run.threads import together
-from flashcli.shape import Shape, tflops
+from flashcli.shape import Shape
 from flashcli.timeline import Timeline
 
-Progress = Callable[[int], contextlib.AbstractContextManager]
+Progress = Callable[[int], contextlib.AbstractContextManager[Callable[[int], None]]]
 
 
-def silent(total: int) -> contextlib.AbstractContextManager:
-    """No progress bar."""
-    return contextlib.nullcontext(ignore)
+@dataclass(frozen=True)
+class Order:
+    """What `flashcli run` is asked for.
 
-
-class Task(NamedTuple):
-    """What the parts have in common: from where to where, and with what; whom to tell of progress and of warnings."""
-
-    file: InputFile
-    sink: ChunkWriter
-    by: Cut
-    open_backend: Callable[..., object]
-    ranks: Alone
-    serial: bool
-    tell: Callable[[int], None]
-    warn: Callable[[str], None] | None
-
-
-class Part(NamedTuple):
-    """What one device, or one process, has done."""
-
-    name: str
-    who: dict[str, object]  # the same, for programs
-    details: dict[str, object]  # of its backend
-    rows: range  # of the output
-    timeline: Timeline
-    seconds: dict[str, float]  # by phase
-    place: str  # in words, of its first value that is not finite; empty if there is none
-
-    def record(self) -> dict[str, object]:
-        used = {name: self.details[name] for name in ("device", "bus", "threads") if name in self.details}
-        return {**self.who, **used, "first_row": self.rows.start, "rows": len(self.rows), **self.seconds}
-
-
-def run(
-    input_path: str | os.PathLike,
-    output_path: str | os.PathLike,
-    open_backend: Callable[..., object],
-    warn: Callable[[str], None],
-    progress: Progress = silent,
-    serial: bool = False,
-    trace: str | None = None,
-    causal: bool = False,
-    devices: Sequence[int] = (),
-    ranks: Alone = ALONE,
-) -> dict[str, object]:
-    """Compute ``output_path`` from ``input_path``; returns the record of what was done and how long it took.
-
-    ``open_backend((B, N, d), rows=M)`` gives a backend for chunks of that shape, with M rows of Q each; where several
-    ``devices`` are named, it is called for each, with ``device`` too, on a thread of its own. Where there are several
-    ``ranks``, each does its share, and all but rank 0 return an empty record. Nothing is computed before it is sure
-    that the output can be created. ``progress(total)``, in bytes of input, is a context manager; it gives a function to
-    be told of those that are done with. ``causal`` says what `open_backend`'s backend computes, for fair shares and for
-    the rate.
+    input_path, output_path : from where to where
+    request : what to compute, and with what
+    devices : the numbers of the GPUs that are to share the work; it is the request's, or any, if none are named
+    serial : read, compute and write one after another
+    trace : where to write a timeline of every chunk, if anywhere
     """
-    count, began = max(ranks.size, len(devices)), time.perf_counter()
-    before = seconds_since_process_start()
 
-    def warn_of(place: str) -> None:
-        warn(f"{input_path} holds a value that is not finite, first {place}; IEEE rules apply.")
+    input_path: str
+    output_path: str
+    request: Request
+    devices: tuple[int, ...] = ()
+    serial: bool = False
+    trace: str | None = None
 
-    check_distinct(input_path, output_path, trace)
-    if trace is not None and ranks.rank == 0:
-        check_creatable(trace)
-    with InputFile(input_path) as file:
-        shape = file.shape
-        by, shares = shards(shape, count, causal)
-        if ranks.size > 1:
-            shares = [shares[ranks.rank]]
-        file.will_read(batches(shape, range(shares[0].start, shares[-1].stop)))
-        with _output(output_path, shape, count, ranks) as sink:
-            total = sum(input_rows(shape, rows) for rows in shares) * shape.row_bytes
-            with progress(total) as tell:
-                task = Task(file, sink, by, open_backend, ranks, serial, tell, warn_of if count == 1 else None)
-                if len(devices) > 1:
-                    parts = _on_each(devices, task, shares)
-                else:
-                    parts = [_compute(ranks.name, ranks.who, task, shares[0], ranks.check)]
-            own = Timeline.merged([part.timeline for part in parts])
-            start = _start_up(began - before, began)
+
+@dataclass(frozen=True)
+class Audience:
+    """Who is told of a run while it goes on.
+
+    notice, warn : are given a sentence
+    progress : is called with the bytes of input to come; a context manager, which gives a function that is to be told
+        how many of them are done with
+    """
+
+    notice: Callable[[str], None] = ignore
+    warn: Callable[[str], None] = ignore
+    progress: Progress = lambda total: contextlib.nullcontext(ignore)
+
+
+NOBODY = Audience()
+
+
+class Share(NamedTuple):
+    """The rows of the output that one device, or one process, computes."""
+
+    name: str  # of the device or process; empty if it is the only one
+    who: dict[str, object]  # the same, for programs
+    request: Request
+    rows: range
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who computes what.
+
+    by : the largest chunk
+    shares : those of this process, in order
+    count : of the shares of all processes
+    """
+
+    shape: Shape
+    by: Cut
+    shares: list[Share]
+    count: int
+
+    @property
+    def batches(self) -> range:
+        """Those that this process reads."""
+        return batches(self.shape, range(self.shares[0].rows.start, self.shares[-1].rows.stop))
+
+    @property
+    def input_bytes(self) -> int:
+        """How much this process reads."""
+        return sum(input_rows(self.shape, share.rows) for share in self.shares) * self.shape.row_bytes
+
+
+def run(order: Order, audience: Audience = NOBODY, ranks: Alone = ALONE) -> dict[str, object]:
+    """Compute the output from the input; returns the record of what was done and how long it took.
+
+    Where there are several ``ranks``, each does its share, and all but rank 0 return an empty record. Nothing is
+    computed before it is sure that the output can be created.
+    """
+    start = _start_up()
+    check_distinct(order.input_path, order.output_path, order.trace)
+    if order.trace is not None and ranks.rank == 0:
+        check_creatable(order.trace)
+    with InputFile(order.input_path) as source:
+        plan = make_plan(order, source.shape, ranks)
+        source.will_read(plan.batches)
+        with _output(order.output_path, plan, ranks) as sink:
+            with audience.progress(plan.input_bytes) as progress:
+                execution = Execution(order, plan, source, sink, ranks, replace(audience, progress=progress))
+                parts = execution.parts()
             parts[0] = parts[0]._replace(timeline=Timeline.merged([start, parts[0].timeline]))
             if ranks.rank > 0:
                 sink.commit()
-                ranks.gather(parts[0] if trace else parts[0]._replace(timeline=Timeline()))
+                ranks.gather(parts[0])
                 return {}
             parts += ranks.gather()
-            with own.measure("output", "commit"):
+            with execution.timeline.measure("output", "commit"):
                 sink.commit()
-    if count > 1 and (places := [part.place for part in parts if part.place]):
-        warn_of(places[0])
-    if ranks.size > 1 and (crowd := _sharing(parts)):
-        warn(crowd)
-    if trace is not None:
-        alone = {1: Timeline.merged([start, own])}
-        write_trace(trace, {part.name: part.timeline for part in parts} if count > 1 else alone)
-    return _record(shape, causal, parts, own, ranks)
+    if plan.count > 1:
+        execution.warn_of(next((part.place for part in parts if part.place), ""))
+    if ranks.size > 1 and (crowd := sharing(parts)):
+        audience.warn(crowd)
+    if order.trace is not None:
+        alone = {1: Timeline.merged([start, execution.timeline])}
+        write_trace(order.trace, {part.name: part.timeline for part in parts} if plan.count > 1 else alone)
+    return run_record(plan.shape, order.request.causal, parts, execution.timeline)
 
 
-def _start_up(start: float, end: float) -> Timeline:
+def _start_up() -> Timeline:
     """What went on before the run: of the process, and of the driver on other threads."""
-    timeline = Timeline()
-    timeline.add("start", start, end, "start Python")
+    timeline, now = Timeline(), time.perf_counter()
+    timeline.add("start", now - seconds_since_process_start(), now, "start Python")
     for about, *span in warm_up.steps:
         timeline.add("start", *span, about)
     return timeline
 
 
-def _output(path: str | os.PathLike, shape: Shape, count: int, ranks: Alone) -> ChunkWriter:
+def make_plan(order: Order, shape: Shape, ranks: Alone) -> Plan:
+    """A share for each of the devices, or for each of the ranks."""
+    count, request = max(ranks.size, len(order.devices)), order.request
+    by, rows = shards(shape, count, request.causal)
+    requests = [replace(request, device=device) for device in order.devices] or [request]
+    if len(requests) == 1:
+        return Plan(shape, by, [Share(ranks.name, ranks.who, requests[0], rows[ranks.rank])], count)
+    shares = [
+        Share(f"GPU {request.device}", {"gpu": request.device}, request, some)
+        for request, some in zip(requests, rows, strict=True)
+    ]
+    return Plan(shape, by, shares, count)
+
+
+def _output(path: str, plan: Plan, ranks: Alone) -> ChunkWriter:
     """The output, made by rank 0 and opened by all."""
     if ranks.rank > 0:
-        return create_output(path, shape, shared=ranks.share())
-    sink = create_output(path, shape)
+        return create_output(path, plan.shape, shared=ranks.share())
+    sink = create_output(path, plan.shape)
     try:
-        if count > 1 and sink.in_order:
+        if plan.count > 1 and sink.in_order:
             raise UsageError(
-                f"{os.fspath(path)!r} cannot be written by several GPUs or processes at a time: it cannot seek.",
+                f"{path!r} cannot be written by several GPUs or processes at a time: it cannot seek.",
                 "write to a regular file, or use one GPU in one process.",
             )
         if ranks.size > 1:
@@ -157,36 +180,56 @@ def _output(path: str | os.PathLike, shape: Shape, count: int, ranks: Alone) -> 
     return sink
 
 
-def _compute(name: str, who: dict, task: Task, rows: range, check: Callable[[], None], **device: int) -> Part:
-    """A share of the rows, on one device."""
-    shape, timeline, places = task.file.shape, Timeline(), []
-    sizes = cut(shape)  # not task.by: the tiles are to be the same whatever the number of shares
-    with timeline.measure("computation", "open the backend"):
-        opened = task.open_backend((sizes.batches, shape.N, shape.d), rows=sizes.rows, **device)
-    with opened as backend:
-        _agree(task.ranks, backend.details()["backend"])
-        warn = task.warn or places.append
-        stream(task.file, backend, task.sink, timeline, task.by, rows, task.tell, warn, task.serial, check)
-        details = {"description": backend.description, **backend.details()}
-    return Part(name, who, details, rows, timeline, _seconds(timeline, details["backend"]), "".join(places))
+class Execution:
+    """A plan that is carried out, between an open input and an open output."""
 
+    def __init__(
+        self, order: Order, plan: Plan, source: InputFile, sink: ChunkWriter, ranks: Alone, audience: Audience
+    ) -> None:
+        """The ``audience``'s progress is that of the bytes that are done with."""
+        self._order, self._plan, self._source, self._sink = order, plan, source, sink
+        self._ranks, self._audience = ranks, audience
+        self._lock = threading.Lock()
+        self.timeline = Timeline(keeps=order.trace is not None)  # of all shares of this process
 
-def _on_each(devices: Sequence[int], task: Task, shares: list[range]) -> list[Part]:
-    """One part on each device, each on its own thread: so PyCUDA's contexts want it."""
-    lock = threading.Lock()
+    def parts(self) -> list[Part]:
+        """What became of each share; of several, each has a thread of its own, as PyCUDA's contexts want it."""
+        shares = self._plan.shares
+        if len(shares) == 1:
+            return [self._part(shares[0], self._ranks.check)]
+        return together([functools.partial(self._part_of_several, share) for share in shares])
 
-    def tell(count: int) -> None:
-        with lock:
-            task.tell(count)
+    def warn_of(self, place: str) -> None:
+        if place:
+            text = f"{self._order.input_path} holds a value that is not finite, first {place}; IEEE rules apply."
+            self._audience.warn(text)
 
-    def compute(device: int, rows: range, check: Callable[[], None]) -> Part:
+    def _part_of_several(self, share: Share, check: Callable[[], None]) -> Part:
         try:
-            return _compute(f"GPU {device}", {"gpu": device}, task._replace(tell=tell), rows, check, device=device)
+            return self._part(share, check)
         except Exception as error:
-            error.add_note(f"Where: GPU {device}.")
+            error.add_note(f"Where: {share.name}.")
             raise
 
-    return together([functools.partial(compute, *pair) for pair in zip(devices, shares, strict=True)])
+    def _part(self, share: Share, check: Callable[[], None]) -> Part:
+        shape, places = self._plan.shape, []
+        timeline = Timeline(keeps=self._order.trace is not None, within=self.timeline)
+        sizes = cut(shape)  # not the plan's: the tiles are to be the same whatever the number of shares
+        with timeline.measure("computation", "open the backend"):
+            notice = self._audience.notice
+            opened = open_backend(share.request, replace(shape, B=sizes.batches), sizes.rows, notice)
+        with opened as backend:
+            _agree(self._ranks, backend.details()["backend"])
+            warn = self.warn_of if self._plan.count == 1 else places.append
+            watch = Watch(timeline, self._progress, warn, check)
+            stream(self._source, backend, self._sink, self._plan.by, share.rows, self._order.serial, watch)
+            details = {"description": backend.description, **backend.details()}
+        seconds = phase_seconds(timeline, details["backend"])
+        return Part(share.name, share.who, details, share.rows, Timeline.merged([timeline]), seconds, "".join(places))
+
+    def _progress(self, count: int) -> None:
+        with self._lock:
+            self._audience.progress(count)
 
 
 def _agree(ranks: Alone, backend: str) -> None:
@@ -196,31 +239,3 @@ def _agree(ranks: Alone, backend: str) -> None:
             f"rank 0 computes with backend {first}, rank {ranks.rank} could only with {backend}.",
             "have a GPU for every process, or --backend cpu.",
         )
-
-
-def _sharing(parts: list[Part]) -> str:
-    """How many ranks share how many GPUs, in words; empty if none do."""
-    used = [(part.who["host"], part.details["bus"]) for part in parts if "bus" in part.details]
-    count = len(set(used))
-    return f"{len(used)} ranks share {count} GPU{'s' if count > 1 else ''}." if count < len(used) else ""
-
-
-def _seconds(timeline: Timeline, backend: str) -> dict[str, float]:
-    phases = {phase: timeline.active(phase) for phase in PHASES}
-    return phases | ({"kernel_seconds": timeline.active("kernel")} if backend == "cuda" else {})
-
-
-def _record(shape: Shape, causal: bool, parts: list[Part], own: Timeline, ranks: Alone) -> dict[str, object]:
-    """All parts in figures. Of processes, the slowest counts."""
-    seconds = _seconds(own, parts[0].details["backend"])
-    if ranks.size > 1:
-        seconds = {name: max(value, *(part.seconds[name] for part in parts)) for name, value in seconds.items()}
-    total = {"total": seconds_since_process_start(), "pipeline": own.extent()}
-    record = {**vars(shape), **total, **seconds, **parts[0].details}
-    if kernel := record.get("kernel_seconds"):
-        record["tflops"] = tflops(**vars(shape), seconds=kernel, causal=causal)
-    if len(parts) > 1:
-        kind = "ranks" if ranks.size > 1 else "devices"
-        record[kind] = [part.record() for part in parts]
-        record["imbalance"] = imbalance(record[kind])
-    return record

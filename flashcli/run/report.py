@@ -1,13 +1,60 @@
-"""What a run took, in the course report's phases: as text, and as a trace."""
+"""What a run took, in the course report's phases: as a record, as text, and as a trace."""
 
 from __future__ import annotations
 
 import os
 import time
+from typing import NamedTuple
 
+from flashcli.shape import Shape, tflops
 from flashcli.timeline import Timeline
 
 PHASES = {"input": "Input Time", "computation": "Computation Time", "output": "Output Time"}
+
+
+class Part(NamedTuple):
+    """What one device, or one process, has done."""
+
+    name: str  # of the device or process; empty if it is the only one
+    who: dict[str, object]  # the same, for programs
+    details: dict[str, object]  # of its backend
+    rows: range  # of the output
+    timeline: Timeline  # what is to be in a trace
+    seconds: dict[str, float]  # by phase
+    place: str  # in words, of its first value that is not finite; empty if there is none
+
+    def record(self) -> dict[str, object]:
+        used = {name: self.details[name] for name in ("device", "bus", "threads") if name in self.details}
+        return {**self.who, **used, "first_row": self.rows.start, "rows": len(self.rows), **self.seconds}
+
+
+def phase_seconds(timeline: Timeline, backend: str) -> dict[str, float]:
+    """The seconds of each phase, and of the kernels where a backend can tell them."""
+    phases = {phase: timeline.active(phase) for phase in PHASES}
+    return phases | ({"kernel_seconds": timeline.active("kernel")} if backend == "cuda" else {})
+
+
+def run_record(shape: Shape, causal: bool, parts: list[Part], timeline: Timeline) -> dict[str, object]:
+    """All parts in figures. Of processes, the slowest counts; devices of one process have a ``timeline`` in common."""
+    kind = "ranks" if "rank" in parts[0].who else "devices"
+    seconds = phase_seconds(timeline, parts[0].details["backend"])
+    if kind == "ranks":
+        seconds = {name: max(value, *(part.seconds[name] for part in parts)) for name, value in seconds.items()}
+    total = {"total": seconds_since_process_start(), "pipeline": timeline.extent()}
+    record = {**vars(shape), **total, **seconds, **parts[0].details}
+    if kernel := record.get("kernel_seconds"):
+        record["tflops"] = tflops(**vars(shape), seconds=kernel, causal=causal)
+    if len(parts) > 1:
+        record[kind] = [part.record() for part in parts]
+        record["imbalance"] = imbalance(record[kind])
+    return record
+
+
+def sharing(parts: list[Part]) -> str:
+    """How many ranks share how many GPUs, in words; empty if none do."""
+    used = [(part.who["host"], part.details["bus"]) for part in parts if "bus" in part.details]
+    count = len(set(used))
+    return f"{len(used)} ranks share {count} GPU{'s' if count > 1 else ''}." if count < len(used) else ""
 
 
 def write_trace(path: str, timelines: dict[object, Timeline]) -> None:

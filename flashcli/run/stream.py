@@ -8,92 +8,120 @@ it, and the slot is free for a later chunk. The number of slots is the only boun
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
-from flashcli.backends.base import Overlap, ignore
+from flashcli.backends.base import Backend, Overlap, Slot, ignore
 from flashcli.files.cut import Cut, chunks
 from flashcli.files.summary import first_nonfinite
-from flashcli.shape import Chunk
 from flashcli.timeline import Timeline
 
 ONE_AFTER_ANOTHER = Overlap(reading=0, computing=0, writing=1)
 
 
+class Watch(NamedTuple):
+    """Who follows a stream, and may end it.
+
+    timeline : is given what went on, from when to when
+    progress : is told how many bytes of input are done with
+    warn : is told, once, where a value of the input is that is not finite
+    check : is called now and then, and raises what is to end it all
+    """
+
+    timeline: Timeline
+    progress: Callable[[int], None] = ignore
+    warn: Callable[[str], None] = ignore
+    check: Callable[[], None] = ignore
+
+
 def stream(
-    source,
-    backend,
-    sink,
-    timeline: Timeline,
-    by: Cut,
-    rows: range | None = None,
-    progress: Callable[[int], None] = ignore,
-    warn: Callable[[str], None] | None = None,
-    serial: bool = False,
-    check: Callable[[], None] = ignore,
+    source, backend: Backend, sink, by: Cut, rows: range | None = None, serial: bool = False, watch: Watch | None = None
 ) -> None:
     """Compute ``rows`` of the output of ``source`` (all by default, or none), cut into chunks ``by``, into ``sink``.
 
     ``source`` has ``shape`` and ``read_into(chunk, floats)``; ``sink`` has ``write(chunk, floats)`` and ``in_order``,
-    true if it cannot seek. ``progress`` is told how many bytes of input are done with. ``warn`` is told, once, where a
-    value is that is not finite. ``serial`` does one thing after another, as a control. ``check`` is called
-    now and then, and raises what is to end it all.
+    true if it cannot seek. ``serial`` does one thing after another, as a control.
     """
-    shape = source.shape
-    overlap = ONE_AFTER_ANOTHER if serial else backend.overlap
-    rows = range(shape.B * shape.N) if rows is None else rows
-    if not rows:
-        return
-    count = sum(1 for _ in chunks(shape, by, rows))
-    with timeline.measure("computation", "take memory"):
-        by, slots = backend.slots(shape, by, min(sum(overlap), count))
-    todo = list(chunks(shape, by, rows))
-    ring = [(chunk, slots[index % len(slots)]) for index, chunk in enumerate(todo)]
-    ahead = min(overlap.reading, len(slots) - 1)
-    in_flight = min(overlap.computing, len(slots) - 1 - ahead)
-    reading: list[Future[str]] = []
-    writing: list[Future[None]] = []
+    rows = range(source.shape.B * source.shape.N) if rows is None else rows
+    if rows:
+        overlap = ONE_AFTER_ANOTHER if serial else backend.overlap
+        _Stream(source, backend, sink, watch or Watch(Timeline(keeps=False))).run(by, rows, overlap)
 
-    def read(chunk: Chunk, slot) -> str:
-        floats = slot.input_of(chunk)
-        with timeline.measure("input", f"read {chunk}"):
-            source.read_into(chunk, floats)
-            place = first_nonfinite(floats, shape, chunk)
-            slot.finite = not place
-            return place
 
-    def write(chunk: Chunk, slot) -> None:
-        if len(shape.output_rows(chunk)):
-            with timeline.measure("output", f"write {chunk}"):
-                sink.write(chunk, slot.output_of(chunk))
+class _Stream:
+    """One stream: what is at which stage. A slot is in one of four queues, in the order of the chunks in them."""
 
-    def written(index: int) -> None:
-        writing[index].result()
-        progress(len(shape.input_rows(todo[index])) * shape.row_bytes)
+    def __init__(self, source, backend: Backend, sink, watch: Watch) -> None:
+        self._source, self._backend, self._sink, self._watch = source, backend, sink, watch
+        self._free, self._reading, self._computing, self._writing = deque(), deque(), deque(), deque()
+        self._warned = False
 
-    writers_needed = 1 if sink.in_order else overlap.writing
-    with _workers(max(1, ahead)) as readers, _workers(writers_needed, abandoned=sink.in_order) as writers:
-        for step in range(len(ring) + ahead + in_flight):
-            check()
-            if step < len(ring):
-                if step >= len(slots):
-                    written(step - len(slots))  # its slot is needed again
-                reading.append(readers.submit(read, *ring[step]))
-            if 0 <= (index := step - ahead) < len(ring):
-                if (place := reading[index].result()) and warn:
-                    warn(place)
-                    warn = None
-                chunk, slot = ring[index]
-                backend.submit(slot, chunk, timeline)
-            if (index := step - ahead - in_flight) >= 0:
-                backend.wait(ring[index][1], timeline, check)
-                writing.append(writers.submit(write, *ring[index]))
-        for index in range(max(0, len(ring) - len(slots)), len(ring)):
-            written(index)
+    def run(self, by: Cut, rows: range, overlap: Overlap) -> None:
+        shape, sink = self._source.shape, self._sink
+        count = sum(1 for _ in itertools.islice(chunks(shape, by, rows), sum(overlap)))
+        with self._watch.timeline.measure("computation", "take memory"):
+            by, slots = self._backend.slots(shape, by, count)
+        self._free.extend(slots)
+        ahead = min(overlap.reading, len(slots) - 1)
+        in_flight = min(overlap.computing, len(slots) - 1 - ahead)
+        writers = 1 if sink.in_order else overlap.writing
+        with _workers(max(1, ahead)) as self._readers, _workers(writers, abandoned=sink.in_order) as self._writers:
+            for chunk in chunks(shape, by, rows):
+                self._watch.check()
+                self._begin(chunk)
+                self._go_on(ahead, in_flight)
+            while self._reading or self._computing:
+                self._watch.check()
+                self._go_on(0, in_flight if len(self._reading) > 1 else 0)
+            while self._writing:
+                self._finish()
+
+    def _begin(self, chunk) -> None:
+        """Start reading a chunk, as soon as there is a slot for it."""
+        if not self._free:
+            self._finish()
+        slot = self._free.popleft()
+        slot.chunk = chunk
+        self._reading.append((slot, self._readers.submit(self._read, slot)))
+
+    def _go_on(self, ahead: int, in_flight: int) -> None:
+        """Take one chunk a stage further if more than ``ahead`` are being read, and if more are ``in_flight``."""
+        watch = self._watch
+        if len(self._reading) > ahead:
+            slot, read = self._reading.popleft()
+            read.result()
+            self._backend.submit(slot, slot.chunk, watch.timeline)
+            self._computing.append(slot)
+        if len(self._computing) > in_flight:
+            slot = self._computing.popleft()
+            self._backend.wait(slot, watch.timeline, watch.check)
+            if not slot.finite and not self._warned:
+                watch.warn(first_nonfinite(slot.input_of(slot.chunk), slot.shape, slot.chunk))
+                self._warned = True
+            self._writing.append((slot, self._writers.submit(self._write, slot)))
+
+    def _finish(self) -> None:
+        """Wait until the oldest chunk is written; its slot is free then."""
+        slot, written = self._writing.popleft()
+        written.result()
+        self._watch.progress(len(slot.shape.input_rows(slot.chunk)) * slot.shape.row_bytes)
+        self._free.append(slot)
+
+    def _read(self, slot: Slot) -> None:
+        with self._watch.timeline.measure("input", f"read {slot.chunk}"):
+            self._source.read_into(slot.chunk, slot.input_of(slot.chunk))
+
+    def _write(self, slot: Slot) -> None:
+        if len(slot.shape.output_rows(slot.chunk)):
+            with self._watch.timeline.measure("output", f"write {slot.chunk}"):
+                self._sink.write(slot.chunk, slot.output_of(slot.chunk))
 
 
 @contextlib.contextmanager
-def _workers(count: int, abandoned: bool = False):
+def _workers(count: int, abandoned: bool = False) -> Iterator[ThreadPoolExecutor]:
     """A pool of threads that drops what it has not begun when the block is left by an error.
 
     What it has begun is waited for, unless it is to be ``abandoned``: nobody may ever read from a pipe.

@@ -25,6 +25,8 @@ from tolerances import (
 )
 
 from flashcli.api import attention
+from flashcli.backends.request import Request, open_backend
+from flashcli.errors import UsageError
 from flashcli.files import cut
 from flashcli.files.distributions import DISTRIBUTIONS, draw
 from flashcli.files.verify import TOLERANCE
@@ -289,6 +291,27 @@ def test_attention_refuses_a_scale_that_no_float32_holds(scale):
 def test_attention_refuses_an_unknown_backend():
     with pytest.raises(ValueError, match="'tpu'"):
         attention(GOOD, GOOD, GOOD, backend="tpu")
+
+
+@pytest.mark.parametrize(
+    ("request_", "message", "hint"),
+    [
+        (Request(kernel="nonesuch"), "there is no kernel 'nonesuch'.", "choose one of"),
+        (Request(threads=2, kernel="mma"), "threads is for the cpu backend, not for GPUs or kernels.", "leave it out."),
+        (Request("cpu", device=0), "kernel and device are for GPUs, not for the cpu backend.", "leave out backend="),
+        (Request("cpu", precision="fp16"), "the cpu backend has no fp16.", "leave out precision."),
+        (Request("cpu", max_device_bytes=1), "max_device_bytes is for GPUs, not for the cpu backend.", "leave it out."),
+        (
+            Request("cuda", kernel="sequential", device=0),
+            "backend='cuda' and device: for GPUs, but kernel sequential runs on the CPU.",
+            "leave out one of the two.",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_named_as_python_has_it(request_, message, hint):
+    with pytest.raises(UsageError) as caught:
+        open_backend(request_, Shape(1, 2, 3))
+    assert str(caught.value) == message and caught.value.hint.startswith(hint)
 
 
 def test_attention_on_the_cpu_where_there_is_no_gpu(no_pycuda):

@@ -14,21 +14,20 @@ from threadpoolctl import threadpool_info
 from tolerances import assert_accurate
 
 from flashcli.backends.cores import usable_cores
-from flashcli.backends.cpu import CpuBackend, row_tile, tasks
+from flashcli.backends.cpu import CpuBackend, row_tile, tiles
 from flashcli.files.cut import TILE, Cut
 from flashcli.run import arrays
 from flashcli.run.arrays import Arrays
 from flashcli.run.stream import stream
 from flashcli.shape import Shape
-from flashcli.timeline import Timeline
 
 
 @given(B=st.integers(1, 60), N=st.integers(1, 1500), Br=st.sampled_from([96, 384]), threads=st.integers(1, 64))
-def test_tasks_cover_every_row_of_every_batch_once(B, N, Br, threads):
+def test_tiles_cover_every_row_of_every_batch_once(B, N, Br, threads):
     seen = np.zeros((B, N), int)
-    for task in tasks(B, N, N, Br, threads):
-        assert task.batches.stop <= B and task.rows.stop <= N
-        seen[task.batches, task.rows] += 1
+    for tile in tiles(B, N, N, Br, threads):
+        assert tile.batches.stop <= B and tile.rows.stop <= N
+        seen[tile.batches, tile.rows] += 1
     assert (seen == 1).all()
 
 
@@ -55,7 +54,7 @@ def test_threads_and_chunks_change_no_bit():
             out = np.full((2, 1100, 16), np.nan, np.float32)
             arrays = Arrays(*qkv.transpose(1, 0, 2, 3), out)
             with CpuBackend(threads=threads) as backend:
-                stream(arrays, backend, arrays, Timeline(), by)
+                stream(arrays, backend, arrays, by)
             answers.append(out)
     for out in answers[1:]:
         np.testing.assert_array_equal(out, answers[0])

@@ -15,16 +15,16 @@ import pytest
 from support import GPU_KERNELS, flashcli, forward, leftovers, random_qkv, read_floats, sparse_input
 from tolerances import assert_accurate
 
-from flashcli.api import open_backend
 from flashcli.backends.base import ignore
 from flashcli.backends.cuda import CudaBackend, devices
+from flashcli.backends.request import Request, open_backend
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.files.cut import TILE, Cut
 from flashcli.gpu import libcuda, page_lock, warm_up
 from flashcli.gpu.program import Keys, allocate
 from flashcli.kernels.attention import KERNELS
 from flashcli.run.arrays import Arrays
-from flashcli.run.stream import stream
+from flashcli.run.stream import Watch, stream
 from flashcli.shape import Shape
 from flashcli.timeline import Timeline
 
@@ -217,8 +217,8 @@ def by_rows(backend: CudaBackend, qkv: np.ndarray, warnings: list[str] | None = 
     """The answer where batches go through the pipeline a tile's rows at a time."""
     out = np.full(qkv[:, 0].shape, np.nan, np.float32)
     arrays = Arrays(*qkv.transpose(1, 0, 2, 3), out)
-    warn = warnings.append if warnings is not None else None
-    stream(arrays, backend, arrays, Timeline(), Cut(whole=False, batches=1, rows=TILE), warn=warn)
+    watch = Watch(Timeline(), warn=ignore if warnings is None else warnings.append)
+    stream(arrays, backend, arrays, Cut(whole=False, batches=1, rows=TILE), watch=watch)
     return out
 
 
@@ -419,7 +419,7 @@ def test_a_batch_above_the_users_limit_is_code_71(fake_gpu, given, out):
 
 def test_the_api_raises_the_same_errors(fake_gpu, monkeypatch):
     monkeypatch.setattr(fake_gpu, "_TOTAL", 1000)
-    with open_backend("cuda", (20, 60, 32)) as backend, pytest.raises(OutOfMemory):
+    with open_backend(Request("cuda"), Shape(20, 60, 32)) as backend, pytest.raises(OutOfMemory):
         forward(backend, QKV)
 
 
@@ -435,7 +435,7 @@ def test_doctor_runs_a_kernel(fake_gpu):
 @pytest.mark.gpu
 def test_a_warm_start_runs_no_process(gpu, monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path))
-    with open_backend("cuda", (20, 60, 32)) as backend:
+    with open_backend(Request("cuda"), Shape(20, 60, 32)) as backend:
         assert_accurate(forward(backend, QKV), QKV)
     assert len(list(tmp_path.glob("*.cubin"))) == 1
 
@@ -443,7 +443,7 @@ def test_a_warm_start_runs_no_process(gpu, monkeypatch, tmp_path):
         raise AssertionError(f"a process was started: {args}")
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    with open_backend("cuda", (20, 60, 32)) as backend:
+    with open_backend(Request("cuda"), Shape(20, 60, 32)) as backend:
         assert_accurate(forward(backend, QKV), QKV)
 
 

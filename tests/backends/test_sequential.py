@@ -11,11 +11,12 @@ import pytest
 from support import flashcli, forward, random_qkv, read_floats, script, write_input
 from tolerances import assert_accurate
 
-from flashcli.api import open_backend
+from flashcli.backends.request import Request, open_backend
 from flashcli.backends.sequential import ROWS, SequentialBackend
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels.compiler import find_cc
 from flashcli.run import arrays
+from flashcli.shape import Shape
 
 QKV = random_qkv(5, 60, 32)
 
@@ -175,5 +176,5 @@ def test_no_compiler_that_works_is_code_69(given, tmp_path, compiler, message):
 
 
 def test_it_is_never_chosen_by_itself(no_pycuda):
-    with open_backend("auto", (1, 60, 32)) as backend:
+    with open_backend(Request(), Shape(1, 60, 32)) as backend:
         assert "kernel" not in backend.details()

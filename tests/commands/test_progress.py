@@ -14,11 +14,11 @@ from support import environment, random_qkv, write_input
 QKV = random_qkv(20, 60, 32)
 # The command line with 20 small chunks, which loses patience after so many seconds, and waits for each chunk.
 PROGRAM = """
-import sys, time
-import flashcli.commands.options, flashcli.files.cut, flashcli.run.stream as stream
+import os, sys, time
+import flashcli.commands.options, flashcli.files.cut
 flashcli.commands.options.PATIENCE = {patience}
 flashcli.files.cut.CHUNK_BYTES = {chunk_bytes}
-stream.first_nonfinite = lambda *args: time.sleep({pause}) or ""
+os.preadv = lambda *args, read=os.preadv: time.sleep({pause}) or read(*args)
 from flashcli.cli import main
 sys.exit(main())
 """

@@ -18,6 +18,7 @@ from support import command, environment, flashcli, heed_interrupts, leftovers, 
 from flashcli.__main__ import prepare_run
 from flashcli.backends.cpu import CpuBackend
 from flashcli.backends.cuda import devices
+from flashcli.backends.request import Request
 from flashcli.errors import Stopped
 from flashcli.files.cut import TILE
 from flashcli.gpu import warm_up
@@ -58,15 +59,16 @@ def test_the_bytes_are_those_of_one_device(gpus, tmp_path, out, qkv, chosen, cou
     assert max(part["kernel_seconds"] for part in record["devices"]) <= record["kernel_seconds"]
 
 
-def test_all_devices_get_the_tiles_that_one_would(tmp_path, out):
+def test_all_devices_get_the_tiles_that_one_would(monkeypatch, tmp_path, out):
     given, asked = write_input(tmp_path / "x.in", random_qkv(10, TILE + 1, 8)), []  # three cut it by rows, one does not
 
-    def opener(sizes, rows, device=None):
-        asked.append((sizes, rows))
+    def opened(request, shape, rows, notice):
+        asked.append((shape, rows))
         return CpuBackend(threads=1)
 
+    monkeypatch.setattr(pipeline, "open_backend", opened)
     for chosen in ((), (0, 1, 2)):
-        pipeline.run(given, out, opener, print, devices=chosen)
+        pipeline.run(pipeline.Order(str(given), str(out), Request(), chosen))
     assert len(asked) == 4 and len(set(asked)) == 1
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import time
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -16,9 +18,9 @@ from flashcli.backends.cpu import CpuBackend
 from flashcli.files.cut import TILE, Cut
 from flashcli.files.summary import first_nonfinite
 from flashcli.run.arrays import Arrays
-from flashcli.run.stream import stream
+from flashcli.run.stream import Watch, stream
 from flashcli.shape import Chunk, Shape
-from flashcli.timeline import Timeline
+from flashcli.timeline import Span, Timeline
 
 ONE = Cut(whole=True, batches=1, rows=20)  # 40 chunks go through 6 slots
 QKV = random_qkv(40, 20, 8)
@@ -57,14 +59,15 @@ def run(
     source: Source | None = None,
     sink: Sink | None = None,
     causal=False,
-    timeline: Timeline | None = None,
-    **options,
+    rows: range | None = None,
+    serial: bool = False,
+    **watch,
 ) -> Sink:
     source = source or Source(qkv)
     sink = sink or Sink(source.shape)
     with CpuBackend(causal, threads=1) as backend:
         backend.overlap = Overlap(reading=3, computing=1, writing=2)
-        stream(source, backend, sink, timeline or Timeline(), by, **options)
+        stream(source, backend, sink, by, rows, serial, Watch(**{"timeline": Timeline()} | watch))
     return sink
 
 
@@ -130,6 +133,20 @@ def test_an_error_in_a_thread_is_raised(stage, batch):
     with pytest.raises(OSError, match="broken"):
         run(source=source, sink=sink)
     assert batch * 20 not in sink.written
+
+
+def test_memory_does_not_grow_with_the_number_of_chunks():
+    """Of chunks, of what waits for them and of what is told of them, only as many are alive as there are slots."""
+    sink, alive = Sink(Shape(2000, 1, 1)), []
+
+    def write(chunk: Chunk, floats: np.ndarray) -> None:
+        if chunk.batches.start in (500, 1999):
+            alive.append(sum(isinstance(thing, Chunk | Future | Span) for thing in gc.get_objects()))
+
+    sink.write = write
+    gc.collect()
+    run(random_qkv(2000, 1, 1), Cut(whole=True, batches=1, rows=1), sink=sink, timeline=Timeline(keeps=False))
+    assert max(alive) < 200 and alive[1] < alive[0] + 100
 
 
 def test_only_the_first_place_is_warned_of():

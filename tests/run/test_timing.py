@@ -6,7 +6,7 @@ import pytest
 
 from flashcli.run.report import report, seconds_since_process_start, write_trace
 from flashcli.shape import tflops
-from flashcli.timeline import Timeline
+from flashcli.timeline import WAITING, Timeline
 
 
 def timeline(*spans: tuple[float, float]) -> Timeline:
@@ -29,6 +29,25 @@ def timeline(*spans: tuple[float, float]) -> Timeline:
 )
 def test_a_phase_takes_as_long_as_it_was_active(spans, seconds):
     assert timeline(*spans).active("input") == seconds
+
+
+@pytest.mark.parametrize("count", [1, 10 * WAITING])
+def test_as_many_spans_as_there_may_be_are_summed_without_keeping_them(count):
+    made = Timeline(keeps=False)
+    for start in range(count):  # each overlaps the one before it, which ends after it
+        made.add("input", start - 0.5, start + 0.25)
+        made.add("input", start - 0.25, start)
+    assert made.active("input") == 0.75 * count and made.extent() == count - 0.25
+    assert not made.spans and len(made._activities["input"]._waiting) <= WAITING
+
+
+def test_what_is_within_another_counts_in_both():
+    whole = Timeline()
+    for start in (1, 2):
+        part = Timeline(within=whole)
+        part.add("input", start, start + 2)
+        assert part.active("input") == 2
+    assert whole.active("input") == 3 and len(whole.spans) == 2
 
 
 def test_phases_are_told_apart():
