@@ -103,7 +103,8 @@ def test_the_readme_is_short():
 def test_the_contents_list_names_every_page():
     contents = ROOT / "docs/README.md"
     named = {(contents.parent / target).resolve() for target in re.findall(r"\]\(([^)#]+)\)", contents.read_text())}
-    assert set(PAGES) - {contents} <= named
+    missing = [str(path.relative_to(ROOT)) for path in set(PAGES) - {contents} - named]
+    assert not missing, f"add them to {contents.relative_to(ROOT)}"
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -120,6 +121,12 @@ def test_links_and_their_anchors_lead_somewhere(page):
         path = page.parent / name if name else page
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), target
+
+
+@page
+def test_lines_are_at_most_120_columns(page):
+    long = [line for line in prose(page).splitlines() if len(line) > 120]
+    assert [line for line in long if not line.startswith(("|", "!["))] == []
 
 
 @page
