@@ -7,6 +7,7 @@ import io
 import json
 from dataclasses import dataclass, field
 
+from flashcli import tables
 from flashcli.judge.judging import ACCEPTED, Result
 from flashcli.judge.results import record
 from flashcli.judge.rules import RANKINGS
@@ -112,9 +113,7 @@ def text(found: list[Board]) -> str:
 
 
 def _table(board: Board) -> str:
-    lines = [headings(board), *rows(board)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return tables.text([headings(board), *rows(board)])
 
 
 def markdown(found: list[Board]) -> str:
@@ -122,8 +121,7 @@ def markdown(found: list[Board]) -> str:
 
 
 def _markdown_table(board: Board) -> str:
-    head, *body = [[_escaped(cell) for cell in line] for line in (headings(board), *rows(board))]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *body))
+    return tables.markdown([[_escaped(cell) for cell in line] for line in (headings(board), *rows(board))])
 
 
 def _escaped(cell: str) -> str:

@@ -6,6 +6,7 @@ import os
 import time
 from typing import NamedTuple
 
+from flashcli import tables
 from flashcli.shape import Shape, tflops
 from flashcli.timeline import Timeline
 
@@ -96,16 +97,14 @@ def report(record: dict[str, object]) -> str:
     if "kernel_seconds" in record:
         lines.append(f"kernel: {record['kernel_seconds'] * 1e3:.3f} ms, {record['tflops']:.1f} TFLOP/s")
     if parts := record.get("devices") or record.get("ranks"):
-        lines += [*columns(parts), balance(parts)]
+        lines += [table(parts), balance(parts)]
     return "\n".join(lines)
 
 
-def columns(rows: list[dict[str, object]]) -> list[str]:
-    """A table as lines of text, seconds to the millisecond."""
-    texts = [[f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()] for row in rows]
-    texts.insert(0, [name.replace("_", " ") for name in rows[0]])
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in texts]
+def table(parts: list[dict[str, object]]) -> str:
+    """A line for each device or process, seconds to the millisecond."""
+    lines = [[f"{value:.3f}" if isinstance(value, float) else str(value) for value in part.values()] for part in parts]
+    return tables.text([[name.replace("_", " ") for name in parts[0]], *lines])
 
 
 def busy(part: dict[str, object]) -> float:
