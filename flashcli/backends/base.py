@@ -37,7 +37,8 @@ class Slot:
         self.memory = np.empty(first + by.output_floats(shape), np.float32)  # in one piece: page-locked sooner
         self.input, self.output = np.split(self.memory, [first])
         self.chunk: Chunk  # what is in it
-        self.finite = True  # whether its input is, known once `Backend.wait` has returned
+        self.finite = True  # whether its input is, and
+        self.finite_answer = True  # whether its answer is, known once `Backend.wait` has returned
         self.submitted = 0.0  # when, in seconds of time.perf_counter
 
     def input_of(self, chunk: Chunk) -> np.ndarray:
@@ -76,10 +77,11 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def wait(self, slot: Slot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
-        """Return when the slot's output is there, and its input no longer needed; ``slot.finite`` is set then.
+        """Return when the slot's output is there, and its input no longer needed.
 
-        K and V of a long batch are looked at in the slots that they came in. Where it may take long, ``check`` is
-        called meanwhile, and may raise.
+        Then ``slot.finite`` is set, and ``slot.finite_answer`` by a backend that may have no room for large finite
+        numbers. K and V of a long batch are looked at in the slots that they came in. Where it may take long, ``check``
+        is called meanwhile, and may raise.
         """
 
     @property

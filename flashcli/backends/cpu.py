@@ -8,11 +8,12 @@ loops, and BLAS is held to one thread per worker.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -20,7 +21,6 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from flashcli.backends.base import Backend, LongBatch, Overlap, Slot, ignore
 from flashcli.backends.cores import usable_cores
 from flashcli.files.cut import TILE, Cut
-from flashcli.files.summary import is_finite
 from flashcli.shape import Chunk, Shape, ceil_div
 from flashcli.timeline import Timeline
 
@@ -28,6 +28,9 @@ from flashcli.timeline import Timeline
 # sequences fill it with several batches instead, so that one NumPy call does enough work to pay for it.
 BR, BC = TILE, 512
 TILES = 16  # at least, where Br can be made smaller for that: work for every core
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+T = TypeVar("T")
 
 
 class Tile(NamedTuple):
@@ -37,8 +40,34 @@ class Tile(NamedTuple):
     rows: slice
 
 
+class Work(NamedTuple):
+    """Q [batches, M, d], K and V [batches, N, d], and where the answer goes.
+
+    ``given`` [batches, matrices, M, d] is what has come with Q, itself included; ``first_row`` is Q's position.
+    """
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    out: np.ndarray
+    given: np.ndarray
+    first_row: int = 0
+
+
+class Done(NamedTuple):
+    """A tile, and the largest magnitude in its rows of each matrix that was given: [batches, matrices]."""
+
+    tile: Tile
+    largest: np.ndarray
+
+
 class CpuSlot(Slot):
-    running: Iterator[bool] = iter(())  # what is being computed: of each tile, whether its input is finite
+    work: Work
+    running: Iterator[Done]  # or, of K and V of a long batch, the largest magnitude of each
+
+
+class CpuLongBatch(LongBatch):
+    largest: np.ndarray  # magnitude in K, and in V, so far
 
 
 class CpuBackend(Backend):
@@ -76,47 +105,97 @@ class CpuBackend(Backend):
             by = smaller
         # Two, so that one fills while the other is used. Of the batch before the last, all is done: at least two chunks
         # came since, and `overlap` lets one be computed beside another.
-        self._long = [] if by.whole else [LongBatch(shape) for _ in range(min(2, shape.B))]
+        self._long = [] if by.whole else [CpuLongBatch(shape) for _ in range(min(2, shape.B))]
         return by, [CpuSlot(shape, by) for _ in range(count)]
 
     def submit(self, slot: Slot, chunk: Chunk, timeline: Timeline) -> None:
         slot.chunk, slot.submitted = chunk, time.perf_counter()
-        given, answer, d = slot.input_of(chunk), slot.output_of(chunk), slot.shape.d
+        given, answer, (_, N, d) = slot.input_of(chunk), slot.output_of(chunk), vars(slot.shape).values()
         if chunk.matrices == "QKV":
-            qkv = given.reshape(-1, 3, slot.shape.N, d)
+            qkv = given.reshape(-1, 3, N, d)
             q, k, v = qkv.transpose(1, 0, 2, 3)
-            slot.running = self._start(q, k, v, answer.reshape(q.shape), qkv)
+            self._start(slot, Work(q, k, v, answer.reshape(q.shape), qkv))
             return
-        batch = self._long[chunk.batches.start % len(self._long)]
+        batch = self._long_of(slot)
         if chunk.matrices == "KV":
             batch.keep(chunk, given)
-            slot.running = self._pool.map(is_finite, [given])
+            slot.running = self._pool.map(magnitude, np.split(given, [max(N - chunk.rows.start, 0) * d]))
         else:
             q = given.reshape(1, -1, d)
-            k, v, out = batch.k[None], batch.v[None], answer.reshape(q.shape)
-            slot.running = self._start(q, k, v, out, q[:, None], chunk.rows.start)
+            out, first_row = answer.reshape(q.shape), chunk.rows.start
+            self._start(slot, Work(q, batch.k[None], batch.v[None], out, q[:, None], first_row))
 
     def wait(self, slot: Slot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
-        slot.finite = True
-        for finite in slot.running:  # raises here what a worker raised
-            slot.finite &= finite
-            check()
+        done = list(checking(slot.running, check))
+        if slot.chunk.matrices == "KV":
+            batch, largest = self._long_of(slot), np.array(done)
+            slot.finite = bool(np.isfinite(largest).all())
+            batch.largest = largest if slot.chunk.rows.start == 0 else np.maximum(batch.largest, largest)
+        else:
+            slot.finite = all(np.isfinite(largest).all() for _, largest in done)
+            compute = functools.partial(self._compute, slot.work, dtype=np.float64)
+            for _ in checking(self._pool.map(compute, self._huge(slot, done)), check):
+                """Their input has been looked at before."""
         timeline.add("computation", slot.submitted, time.perf_counter(), f"compute {slot.chunk}")
 
-    def _start(
-        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, given: np.ndarray, first_row: int = 0
-    ) -> Iterator[bool]:
-        """Begin the tiles of Q [batches, M, d]; with each, see whether the same rows of ``given`` [batches, ..] are
-        finite, while they are in a cache."""
-        scale = 1 / np.sqrt(q.shape[2]) if self._scale is None else self._scale
+    def _long_of(self, slot: Slot) -> CpuLongBatch:
+        return self._long[slot.chunk.batches.start % len(self._long)]
 
-        def work(tile: Tile) -> bool:
-            batches, rows = tile
-            attend(q[batches, rows], k[batches], v[batches], out[batches, rows], first_row + rows.start, scale,
-                   self._causal)  # fmt: skip
-            return is_finite(given[batches, :, rows])
+    def _start(self, slot: CpuSlot, work: Work) -> None:
+        (B, M, _), N = work.q.shape, work.k.shape[1]
+        slot.work = work
+        slot.running = self._pool.map(functools.partial(self._compute, work), tiles(B, M, N, self._Br, self._threads))
 
-        return self._pool.map(work, tiles(*q.shape[:2], k.shape[1], self._Br, self._threads))
+    def _compute(self, work: Work, tile: Tile, dtype: type = np.float32) -> Done:
+        """The answer of a tile; its input is looked at while it is in a cache."""
+        batches, rows = tile
+        attend(
+            work.q[batches, rows].astype(dtype, copy=False), work.k[batches], work.v[batches], work.out[batches, rows],
+            work.first_row + rows.start, 1 / np.sqrt(work.q.shape[2]) if self._scale is None else self._scale,
+            self._causal,
+        )  # fmt: skip
+        return Done(tile, magnitude(work.given[batches, :, rows], (2, 3)))
+
+    def _huge(self, slot: CpuSlot, done: list[Done]) -> Iterator[Tile]:
+        """The tiles, of one batch each, for which float32 may have no room in between.
+
+        That depends on the tile's Q and its batch's K and V alone, and so do the answer's bits, however chunks are cut.
+        """
+        if slot.chunk.matrices == "Q":
+            keys = self._long_of(slot).largest[None]
+        else:
+            keys = np.zeros((len(slot.work.q), 2), np.float32)
+            for (batches, _), largest in done:
+                keys[batches] = np.maximum(keys[batches], largest[:, 1:])
+        scale, (_, N, d) = 1.0 if self._scale is None else self._scale, slot.work.k.shape
+        for (batches, rows), largest in done:
+            for b, q in enumerate(largest[:, 0], batches.start):
+                if exceeds_float32(float(q), *map(float, keys[b]), N, d, scale):
+                    yield Tile(slice(b, b + 1), rows)
+
+
+def checking(running: Iterable[T], check: Callable[[], None]) -> Iterator[T]:
+    """What comes, with a look at what else there is after each; raises here what a worker raised."""
+    for result in running:
+        yield result
+        check()
+
+
+def magnitude(values: np.ndarray, axes: tuple[int, ...] | None = None) -> np.ndarray:
+    """The largest along some axes, or of all; NaN where one is NaN."""
+    with np.errstate(invalid="ignore"):
+        return np.maximum(values.max(axis=axes, initial=0), -values.min(axis=axes, initial=0))
+
+
+def exceeds_float32(q: float, k: float, v: float, N: int, d: int, scale: float) -> bool:
+    """Whether numbers up to these may make scores, or sums of V, that float32 has no room for; not if one is infinite.
+
+    Nor has it room for scores so small that only such a scale brings them back.
+    """
+    if not math.isfinite(q + k + v):
+        return False
+    scores, moderate = q * k * d * max(1.0, abs(scale)), scale == 0 or 2**-100 <= abs(scale) <= 2**100
+    return not (scores < FLOAT32_MAX and v * N < FLOAT32_MAX and moderate)
 
 
 def blas_text() -> str:
@@ -149,35 +228,34 @@ def tiles(B: int, M: int, N: int, Br: int, threads: int) -> Iterator[Tile]:
 def attend(
     Q: np.ndarray, K: np.ndarray, V: np.ndarray, out: np.ndarray, first_row: int, scale: float, causal: bool
 ) -> None:
-    """O = softmax(scale Q Kᵀ) V for a tile of rows: Q, out [batches, Br, d]; K, V [batches, N, d]; all float32.
+    """O = softmax(scale Q Kᵀ) V for a tile of rows: Q, out [batches, Br, d]; K, V [batches, N, d]; float32.
 
-    ``first_row`` is the position of Q's first row in the sequence, for the causal mask.
+    What is in between has the type of Q, which may be float64. ``first_row`` is the position of Q's first row in the
+    sequence, for the causal mask.
     """
-    batches, Br, d = Q.shape
+    (batches, Br, d), dtype = Q.shape, Q.dtype
     N = min(K.shape[1], first_row + Br) if causal else K.shape[1]
     if abs(math.frexp(scale)[0]) == 0.5:  # a power of two scales Q exactly, and saves a pass over S
-        Q, scale = Q * np.float32(scale), 1
-    m = np.full((batches, Br, 1), -np.inf, np.float32)
-    l = np.zeros((batches, Br, 1), np.float32)
-    O = np.zeros((batches, Br, d), np.float32)
-    tile = np.empty((batches, Br, min(BC, N)), np.float32)  # one buffer for all S and P: fresh memory costs page faults
+        Q, scale = Q * dtype.type(scale), 1
+    m = np.full((batches, Br, 1), -np.inf, dtype)
+    l = np.zeros((batches, Br, 1), dtype)
+    O = np.zeros((batches, Br, d), dtype)
+    tile = np.empty((batches, Br, min(BC, N)), dtype)  # one buffer for all S and P: fresh memory costs page faults
     PV = np.empty_like(O)
 
     for j in range(0, N, BC):
-        Kj, Vj = K[:, j : min(j + BC, N)], V[:, j : min(j + BC, N)]
+        Kj, Vj = (matrix[:, j : min(j + BC, N)].astype(dtype, copy=False) for matrix in (K, V))
         S = np.matmul(Q, Kj.transpose(0, 2, 1), out=tile[:, :, : Kj.shape[1]])
         if scale != 1:
-            S *= np.float32(scale)
+            S *= dtype.type(scale)
         if causal and j + Kj.shape[1] > first_row:
             S[:, np.arange(Kj.shape[1]) + j > np.arange(Br)[:, None] + first_row] = -np.inf
         m_new = np.maximum(m, S.max(axis=2, keepdims=True))
-        shift = np.where(
-            m_new == -np.inf, np.float32(0), m_new
-        )  # -inf - -inf would be NaN where exp(-inf) = 0 is meant
+        shift = np.where(m_new == -np.inf, dtype.type(0), m_new)  # -inf - -inf would be NaN: exp(-inf) = 0 is meant
         P = np.exp(np.subtract(S, shift, out=S), out=S)
         rescale = np.exp(m - shift)
         l = l * rescale + P.sum(axis=2, keepdims=True)
         O *= rescale
         O += np.matmul(P, Vj, out=PV)
         m = m_new
-    np.divide(O, l, out=out)
+    np.divide(O, l, out=out, casting="same_kind")

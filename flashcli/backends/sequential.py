@@ -65,6 +65,7 @@ class SequentialBackend(Backend):
                 for row in range(0, len(q), ROWS):
                     check()
                     self.attend_rows(q[row : row + ROWS], k, v, out[row : row + ROWS], first + row)
+            slot.finite_answer = is_finite(slot.output_of(slot.chunk))
 
     def _batches(self, slot: Slot) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]]:
         """Q, K, V, O and the position of the first row of Q, for each batch in a slot."""

@@ -23,16 +23,29 @@ def course_bounds_broken(shape: Shape, largest: float = 0.0) -> list[str]:
 def is_finite(floats: np.ndarray) -> bool:
     """Whether there is neither NaN nor Inf."""
     with np.errstate(invalid="ignore"):  # NaN shows in both; quicker than to look at each
-        return bool(np.isfinite(floats.min()) and np.isfinite(floats.max()))
+        return bool(np.isfinite(floats.min(initial=0)) and np.isfinite(floats.max(initial=0)))
 
 
 def first_nonfinite(floats: np.ndarray, shape: Shape, chunk: Chunk) -> str:
     """Where the first NaN or Inf of a chunk of an input is, in words; empty if all is finite."""
     if is_finite(floats):
         return ""
-    row, column = divmod(int(np.argmax(~np.isfinite(floats))), shape.d)
+    value, row, column = _first_nonfinite(floats, shape.d)
     b, matrix, i = shape.place(shape.input_rows(chunk).start + row)
-    return f"{floats.flat[row * shape.d + column]} in {matrix} at (batch, row, column) = ({b}, {i}, {column})"
+    return f"{value} in {matrix} at (batch, row, column) = ({b}, {i}, {column})"
+
+
+def first_lost(floats: np.ndarray, shape: Shape, chunk: Chunk) -> str:
+    """Where the first NaN or Inf of the answer to a chunk is, in words; there is one."""
+    value, row, column = _first_nonfinite(floats, shape.d)
+    b, i = divmod(shape.output_rows(chunk).start + row, shape.N)
+    return f"{value} at (batch, row, column) = ({b}, {i}, {column})"
+
+
+def _first_nonfinite(floats: np.ndarray, d: int) -> tuple[np.float32, int, int]:
+    """It, and its row and column in a matrix of ``d`` columns."""
+    index = int(np.argmax(~np.isfinite(floats)))
+    return floats.flat[index], *divmod(index, d)
 
 
 def summarise(path: str, header_only: bool = False) -> dict[str, object]:

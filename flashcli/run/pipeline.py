@@ -12,7 +12,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from flashcli.backends.base import ignore
@@ -33,8 +33,7 @@ from flashcli.timeline import Timeline
 Progress = Callable[[int], contextlib.AbstractContextManager[Callable[[int], None]]]
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """What `flashcli run` is asked for.
 
     input_path, output_path : from where to where
@@ -52,8 +51,7 @@ class Order:
     trace: str | None = None
 
 
-@dataclass(frozen=True)
-class Audience:
+class Audience(NamedTuple):
     """Who is told of a run while it goes on.
 
     notice, warn : are given a sentence
@@ -78,8 +76,7 @@ class Share(NamedTuple):
     rows: range
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """Who computes what.
 
     by : the largest chunk
@@ -118,7 +115,7 @@ def run(order: Order, audience: Audience = NOBODY, ranks: Alone = ALONE) -> dict
         source.will_read(plan.batches)
         with _output(order.output_path, plan, ranks) as sink:
             with audience.progress(plan.input_bytes) as progress:
-                execution = Execution(order, plan, source, sink, ranks, replace(audience, progress=progress))
+                execution = Execution(order, plan, source, sink, ranks, audience._replace(progress=progress))
                 parts = execution.parts()
             parts[0] = parts[0]._replace(timeline=Timeline.merged([start, parts[0].timeline]))
             if ranks.rank > 0:
@@ -130,6 +127,7 @@ def run(order: Order, audience: Audience = NOBODY, ranks: Alone = ALONE) -> dict
                 sink.commit()
     if plan.count > 1:
         execution.warn_of(next((part.place for part in parts if part.place), ""))
+        execution.warn_of_lost(next((part.lost for part in parts if part.lost), ""))
     if ranks.size > 1 and (crowd := sharing(parts)):
         audience.warn(crowd)
     if order.trace is not None:
@@ -204,6 +202,11 @@ class Execution:
             text = f"{self._order.input_path} holds a value that is not finite, first {place}; IEEE rules apply."
             self._audience.warn(text)
 
+    def warn_of_lost(self, place: str) -> None:
+        if place:
+            text = f"the answer to {self._order.input_path} is not finite, first {place}, though all it holds is"
+            self._audience.warn(f"{text}: float32 has no room for its scores or sums.")
+
     def _part_of_several(self, share: Share, check: Callable[[], None]) -> Part:
         try:
             return self._part(share, check)
@@ -212,7 +215,7 @@ class Execution:
             raise
 
     def _part(self, share: Share, check: Callable[[], None]) -> Part:
-        shape, places = self._plan.shape, []
+        shape, places, lost = self._plan.shape, [], []
         timeline = Timeline(keeps=self._order.trace is not None, within=self.timeline)
         sizes = cut(shape)  # not the plan's: the tiles are to be the same whatever the number of shares
         with timeline.measure("computation", "open the backend"):
@@ -220,12 +223,14 @@ class Execution:
             opened = open_backend(share.request, replace(shape, B=sizes.batches), sizes.rows, notice)
         with opened as backend:
             _agree(self._ranks, backend.details()["backend"])
-            warn = self.warn_of if self._plan.count == 1 else places.append
-            watch = Watch(timeline, self._progress, warn, check)
+            at_once = self.warn_of, self.warn_of_lost  # else when all parts are there: of the first place
+            warn = at_once if self._plan.count == 1 else (places.append, lost.append)
+            watch = Watch(timeline, self._progress, *warn, check)
             stream(self._source, backend, self._sink, self._plan.by, share.rows, self._order.serial, watch)
             details = {"description": backend.description, **backend.details()}
         seconds = phase_seconds(timeline, details["backend"])
-        return Part(share.name, share.who, details, share.rows, Timeline.merged([timeline]), seconds, "".join(places))
+        trace, found = Timeline.merged([timeline]), ("".join(places), "".join(lost))
+        return Part(share.name, share.who, details, share.rows, trace, seconds, *found)
 
     def _progress(self, count: int) -> None:
         with self._lock:

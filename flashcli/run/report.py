@@ -22,7 +22,8 @@ class Part(NamedTuple):
     rows: range  # of the output
     timeline: Timeline  # what is to be in a trace
     seconds: dict[str, float]  # by phase
-    place: str  # in words, of its first value that is not finite; empty if there is none
+    place: str  # in words, of the first value of its input that is not finite; empty if there is none
+    lost: str  # the same of its answer, if it is not finite though its input is
 
     def record(self) -> dict[str, object]:
         used = {name: self.details[name] for name in ("device", "bus", "threads") if name in self.details}

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from flashcli.backends.base import Backend, Overlap, Slot, ignore
 from flashcli.files.cut import Cut, chunks
-from flashcli.files.summary import first_nonfinite
+from flashcli.files.summary import first_lost, first_nonfinite
 from flashcli.timeline import Timeline
 
 ONE_AFTER_ANOTHER = Overlap(reading=0, computing=0, writing=1)
@@ -28,12 +28,14 @@ class Watch(NamedTuple):
     timeline : is given what went on, from when to when
     progress : is told how many bytes of input are done with
     warn : is told, once, where a value of the input is that is not finite
+    lost : is told, once, where a value of the answer is that is not finite though the input is
     check : is called now and then, and raises what is to end it all
     """
 
     timeline: Timeline
     progress: Callable[[int], None] = ignore
     warn: Callable[[str], None] = ignore
+    lost: Callable[[str], None] = ignore
     check: Callable[[], None] = ignore
 
 
@@ -57,7 +59,7 @@ class _Stream:
     def __init__(self, source, backend: Backend, sink, watch: Watch) -> None:
         self._source, self._backend, self._sink, self._watch = source, backend, sink, watch
         self._free, self._reading, self._computing, self._writing = deque(), deque(), deque(), deque()
-        self._warned = False
+        self._warned = self._lost = False
 
     def run(self, by: Cut, rows: range, overlap: Overlap) -> None:
         shape, sink = self._source.shape, self._sink
@@ -98,10 +100,18 @@ class _Stream:
         if len(self._computing) > in_flight:
             slot = self._computing.popleft()
             self._backend.wait(slot, watch.timeline, watch.check)
-            if not slot.finite and not self._warned:
-                watch.warn(first_nonfinite(slot.input_of(slot.chunk), slot.shape, slot.chunk))
-                self._warned = True
+            self._look(slot)
             self._writing.append((slot, self._writers.submit(self._write, slot)))
+
+    def _look(self, slot: Slot) -> None:
+        """Tell of what is not finite."""
+        chunk = slot.chunk
+        if not slot.finite and not self._warned:
+            self._warned = True
+            self._watch.warn(first_nonfinite(slot.input_of(chunk), slot.shape, chunk))
+        elif not slot.finite_answer and not self._warned and not self._lost:
+            self._lost = True
+            self._watch.lost(first_lost(slot.output_of(chunk), slot.shape, chunk))
 
     def _finish(self) -> None:
         """Wait until the oldest chunk is written; its slot is free then."""

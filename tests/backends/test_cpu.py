@@ -16,6 +16,7 @@ from tolerances import assert_accurate
 from flashcli.backends.cores import usable_cores
 from flashcli.backends.cpu import CpuBackend, row_tile, tiles
 from flashcli.files.cut import TILE, Cut
+from flashcli.files.verify import reference
 from flashcli.run import arrays
 from flashcli.run.arrays import Arrays
 from flashcli.run.stream import stream
@@ -58,6 +59,48 @@ def test_threads_and_chunks_change_no_bit():
             answers.append(out)
     for out in answers[1:]:
         np.testing.assert_array_equal(out, answers[0])
+
+
+def by_chunks(qkv: np.ndarray, by: Cut, causal: bool = False, scale: float | None = None) -> np.ndarray:
+    out = np.full(qkv[:, 0].shape, np.nan, np.float32)
+    arrays = Arrays(*qkv.transpose(1, 0, 2, 3), out)
+    with CpuBackend(causal, scale, threads=2) as backend:
+        stream(arrays, backend, arrays, by)
+    return out
+
+
+HUGE = {
+    "Q and K": ((1e20, 1e20, 1), None),
+    "Q": ((3e37, 1, 1), None),
+    "V": ((1, 1, 1.1e38), None),
+    "the scale": ((1, 1, 1), 2e38),
+    "the negative scale": ((1, 1, 1), -2e38),
+    "a power of two": ((1, 1, 1), 2.0**127),
+    "all": ((1.1e38, 1.1e38, 1.1e38), 2e38),
+    "what the scale makes small": ((1e20, 1e20, 1), 1e-40),
+    "what the scale makes large": ((1e-20, 1e-20, 1), 1e38),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("which", HUGE)
+def test_what_float32_has_no_room_for_in_between(which, causal):
+    factors, scale = HUGE[which]
+    qkv = random_qkv(3, 700, 16)
+    qkv[1] *= np.array(factors, np.float32)[:, None, None]
+    want = np.stack([reference(batch, causal, scale) for batch in qkv])
+    whole, rows = (by_chunks(qkv, by, causal, scale) for by in (Cut(True, 3, 700), Cut(False, 1, TILE)))
+    assert (np.abs(whole - want) <= 1e-5 * np.abs(qkv[:, 2]).max(axis=(1, 2), keepdims=True)).all()
+    np.testing.assert_array_equal(whole, rows)
+
+
+def test_scores_that_are_lost_on_the_way_to_their_sum():
+    """The products of a score add up to 0, but for -inf in between, which would be a weight of 0."""
+    qkv = np.zeros((1, 3, 64, 4), np.float32)
+    qkv[0, 0] = 1e19
+    qkv[0, 1, ::2] = np.array([-3e19, -3e19, 3e19, 3e19], np.float32)
+    qkv[0, 2, ::2] = 1
+    np.testing.assert_array_equal(by_chunks(qkv, Cut(True, 1, 64)), 0.5)
 
 
 def blas_threads() -> list[int]:

@@ -26,6 +26,8 @@ from support import (
 )
 from tolerances import assert_accurate
 
+from flashcli.files.verify import reference
+
 QKV = random_qkv(3, 100, 32)
 
 
@@ -111,6 +113,26 @@ def test_one_warning_names_the_first_place_that_is_not_finite(tmp_path, out, val
         "IEEE rules apply.\n"
     )
     assert np.isfinite(result(out)[0]).all() and np.isnan(result(out)[2]).all()
+
+
+@pytest.mark.parametrize("kernel", [[], ["--kernel", "sequential"]], ids=["cpu", "sequential"])
+def test_a_finite_input_has_a_finite_answer_or_a_warning(tmp_path, out, kernel):
+    qkv = QKV.copy()
+    qkv[1, :2] *= 1e20
+    given = write_input(tmp_path / "huge.in", qkv)
+    done = run(given, out, *kernel)
+    assert done.code == 0
+    if not kernel:
+        assert done.err == ""
+        assert_accurate(result(out)[[0, 2]], qkv[[0, 2]])
+        np.testing.assert_allclose(result(out)[1], reference(qkv[1]), rtol=0, atol=1e-5)
+    else:
+        row, column = np.argwhere(~np.isfinite(result(out)[1]))[0]
+        assert done.err == (
+            f"Warning: the answer to {given} is not finite, first {result(out)[1, row, column]} at "
+            f"(batch, row, column) = (1, {row}, {column}), though all it holds is: float32 has no room for its scores "
+            "or sums.\n"
+        )
 
 
 def test_finite_values_whose_sum_overflows_are_no_cause_for_warning(tmp_path, out):
