@@ -23,7 +23,7 @@ export -f check
 for run in "${runs[@]}"; do
 	read -r shape option <<<"$run"
 	input=$WORK/$shape.in
-	"$PYTHON" -m flashcli generate "$input" --shape "$shape" >/dev/null || exit
+	"$PYTHON" -m flashcli generate "$input" --force --shape "$shape" >/dev/null || exit
 	for kernel in $kernels; do # compiled here, not under the tool
 		"$PYTHON" -m flashcli run --backend cuda --kernel "$kernel" $option "$input" "$WORK/out" >/dev/null || exit
 		for tool in memcheck racecheck synccheck initcheck; do echo "$tool $kernel $input${option:+ $option}"; done

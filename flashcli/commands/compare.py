@@ -1,18 +1,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import click
 
 from flashcli import as_json, errors, parameters
-from flashcli.commands import options
+from flashcli.commands import options, standard
 
 
 @click.command(
     epilog=options.examples(
         "flashcli compare t01.out testcases/t01.ref --input testcases/t01.in",
         "flashcli compare mine.out theirs.out --shape 10,2048,64 --tolerance 1e-5",
-        "flashcli compare a.out b.out --json -",
+        "flashcli compare - theirs.out --json compared.json  # what stdin has",
     )
 )
 @click.argument("got")
@@ -22,17 +23,18 @@ from flashcli.commands import options
 @click.option("--input", "input_path", metavar="FILE", help="Take the shape from this input file.")
 @as_json.json_option
 def command(got: str, want: str, tolerance: float, shape, input_path: str | None, json_path: str | None) -> None:
-    """Compare the output file GOT with the output file WANT. Exit code 1 if they differ.
+    """Compare the output file GOT with the output file WANT; one of them can be -, stdin. Exit code 1 if they differ.
 
     An output file does not say its shape. It is taken from --shape or --input, or from an input file beside WANT with
     the same name and the ending .in; without any, places are given as (0, element, 0).
     """
     from flashcli.files import verify
 
-    as_json.check_apart(json_path, got, want, input_path)
-    shape = shape or _find_shape(want, input_path)
-    result = verify.compare_files(got, want, shape, tolerance)
-    as_json.present(result.record(), _text(result, got, want), json_path)
+    got_path, want_path, input_path = standard.to_read(got, want, input_path)
+    as_json.check_apart(json_path, got_path, want_path, input_path)
+    shape = shape or _find_shape(want_path, input_path)
+    result = verify.compare_files(got_path, want_path, shape, tolerance)
+    as_json.present(result.record(), "\n".join(_lines(result, got, want)), json_path)
     raise SystemExit(0 if result.matches else errors.MISMATCH)
 
 
@@ -48,18 +50,17 @@ def _find_shape(want: str, input_path: str | None):
         return source.shape
 
 
-def _text(result, got: str, want: str) -> str:
-    verdict = "match" if result.matches else "DIFFER"
-    lines = [
-        f"{got} and {want} {verdict}: {result.mismatches} of {result.count} elements off by more than "
-        f"{result.tolerance:g} + {result.tolerance:g}·|want|",
-        f"max abs error: {result.max_abs:.3e}",
-        f"max rel error: {result.max_rel:.3e}",
-        f"relative L2 error: {result.relative_l2:.3e}",
-        f"NaN or Inf: {result.got_nonfinite} in {got}, {result.want_nonfinite} in {want}",
-    ]
+def _lines(result, got: str, want: str) -> Iterator[str]:
+    from flashcli.files.verify import place_text
+
+    verdict, limit = "match" if result.matches else "DIFFER", f"{result.tolerance:g}"
+    counts = f"{result.mismatches} of {result.count} elements"
+    yield f"{got} and {want} {verdict}: {counts} off by more than {limit} + {limit}·|want|"
+    yield f"max abs error: {result.max_abs:.3e}"
+    yield f"max rel error: {result.max_rel:.3e} of 1 + |want|"
+    yield f"relative L2 error: {result.relative_l2:.3e}"
+    yield f"NaN or Inf: {result.got_nonfinite} in {got}, {result.want_nonfinite} in {want}"
+    if result.worst:
+        yield f"worst at {place_text(result.worst)}"
     for place in result.places:
-        lines.append(
-            "  at (batch, row, column) = ({batch}, {row}, {column}): got {got:.9g}, want {want:.9g}".format(**place)
-        )
-    return "\n".join(lines)
+        yield f"  off at {place_text(place)}"

@@ -1,41 +1,67 @@
 from __future__ import annotations
 
+import os
+
 import click
 
 from flashcli import parameters
-from flashcli.commands import options
+from flashcli.commands import options, standard
+from flashcli.errors import UsageError
 
-NAMES = ["uniform", "normal", "tiny", "large", "outlier", "equal", "negative"]  # a test holds it to distributions.py
+# A test holds the names to those of files/distributions.py, which takes longer to import than help should.
+DISTRIBUTIONS = {
+    "uniform": "between -3 and 3, as in the course",
+    "normal": "standard normal",
+    "tiny": "between -1e-6 and 1e-6: all weights are alike",
+    "large": "between -1e4 and 1e4: exponentials overflow, one weight takes all",
+    "outlier": "uniform, with one value of 100 in each of Q, K and V",
+    "equal": "the rows of a matrix are alike",
+    "negative": "every score is below -120: its exponential is 0 in float32",
+}
+
+HELP = """Make the input file OUT: B batches of Q, K and V with N rows of d random numbers each.
+
+The same shape, seed and distribution give the same file anywhere. OUT or REF can be -, which is stdout.
+
+\b
+Distributions:
+"""
 
 
 @click.command(
+    help=HELP + "\n".join(f"  {name:<10}{text}" for name, text in DISTRIBUTIONS.items()),
     epilog=options.examples(
         "flashcli generate t.in --shape 10,2048,64",
         "flashcli generate t.in --shape 2,128,32 --seed 7 --reference t.ref",
         "flashcli generate hard.in --shape 2,500,64 --distribution outlier",
-    )
+    ),
 )
 @click.argument("output_path", metavar="OUT")
 @click.option("--shape", type=parameters.SHAPE, required=True, help="The shape of Q, K and V, such as 10,2048,64.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed gives the same file.")
 @click.option(
     "--distribution",
-    type=click.Choice(NAMES),
+    metavar="NAME",
+    type=click.Choice(list(DISTRIBUTIONS)),
     default="uniform",
     show_default=True,
-    help="How the values of Q, K and V are drawn; uniform is in [-3, 3], as in the course.",
+    help="How the values of Q, K and V are drawn, as listed above.",
 )
 @click.option("--reference", "reference_path", metavar="REF", help="Write the answer, computed in float64, to REF too.")
-def command(output_path: str, shape, seed: int, distribution: str, reference_path: str | None) -> None:
-    """Make the input file OUT: B batches of Q, K and V with N rows of d random numbers each.
-
-    The same shape, seed and distribution give the same file anywhere.
-    """
+@click.option("--force", is_flag=True, help="Overwrite OUT and REF if they are there already.")
+def command(output_path: str, shape, seed: int, distribution: str, reference_path: str | None, force: bool) -> None:
     from flashcli.files.distributions import generate
     from flashcli.files.outputs import check_distinct
 
+    output_path, reference_path = standard.to_write(output_path, reference_path)
     check_distinct(output_path, reference_path)
+    written = [path for path in (output_path, reference_path) if path]
+    aside = any(map(standard.is_stdout, written))  # an answer goes there: the report must not
+    for path in written:
+        if not force and os.path.isfile(path) and not standard.is_stdout(path):
+            raise UsageError(f"{path!r} is there already.", "name another file, or overwrite it with --force.")
     with options.progress(shape.B, output_path) as bar:
         for count in generate(output_path, shape, seed, distribution, reference_path):
             bar.update(count)
-    click.echo(f"{output_path}: (B, N, d) = {shape}, {distribution}, seed {seed}, {shape.input_bytes} bytes")
+    report = f"{output_path}: (B, N, d) = {shape}, {distribution}, seed {seed}, {shape.input_bytes} bytes"
+    click.echo(report, err=aside)

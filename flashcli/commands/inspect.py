@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import click
 
 from flashcli import as_json
-from flashcli.commands import options
+from flashcli.commands import options, standard
 
 
 @click.command(
@@ -19,9 +19,13 @@ from flashcli.commands import options
 @click.option("--header-only", is_flag=True, help="Read B, N and d only, not the values.")
 @as_json.json_option
 def command(path: str, header_only: bool, json_path: str | None) -> None:
-    """Show the shape of an input file, the range of its values, and whether it keeps to the course's bounds."""
+    """Show the shape of an input file, the range of its values, and whether it keeps to the course's bounds.
+
+    FILE can be -, which is stdin.
+    """
     from flashcli.files.summary import summarise
 
+    [path] = standard.to_read(path)
     as_json.check_apart(json_path, path)
     record = summarise(path, header_only)
     as_json.present(record, "\n".join(_lines(record, header_only)), json_path)

@@ -20,7 +20,7 @@ def _uniform(limit: float) -> Draw:
 def _outlier(rng: np.random.Generator, size: tuple[int, int, int]) -> np.ndarray:
     qkv = _uniform(3)(rng, size)
     for matrix in qkv:
-        matrix.flat[rng.integers(matrix.size)] = 1000
+        matrix.flat[rng.integers(matrix.size)] = 100
     return qkv
 
 
@@ -28,23 +28,30 @@ def _equal_rows(rng: np.random.Generator, size: tuple[int, int, int]) -> np.ndar
     return np.broadcast_to(_uniform(3)(rng, (size[0], 1, size[2])), size)
 
 
-def _very_negative(rng: np.random.Generator, size: tuple[int, int, int]) -> np.ndarray:
-    """Every score below -500: Q and K point opposite ways."""
-    qkv = _uniform(3)(rng, size)
-    push = np.float32(2 * (500 / np.sqrt(size[2])) ** 0.5)
-    qkv[0] = push + np.abs(qkv[0])
-    qkv[1] = -push - np.abs(qkv[1])
+def _large(rng: np.random.Generator, size: tuple[int, int, int]) -> np.ndarray:
+    """Up to 1e4; multiples of 128 in Q and K, so that no program rounds a score and another key wins."""
+    qkv = _uniform(1e4)(rng, size)
+    qkv[:2] = np.round(qkv[:2] / 128) * 128
     return qkv
 
 
-DISTRIBUTIONS: dict[str, tuple[str, Draw]] = {
-    "uniform": ("uniform in [-3, 3], as in the course", _uniform(3)),
-    "normal": ("standard normal", lambda rng, size: rng.standard_normal(size, np.float32)),
-    "tiny": ("uniform in [-1e-6, 1e-6]", _uniform(1e-6)),
-    "large": ("uniform in [-1e4, 1e4]", _uniform(1e4)),
-    "outlier": ("uniform in [-3, 3] with one value of 1000 in each of Q, K, V", _outlier),
-    "equal": ("all rows of a matrix alike", _equal_rows),
-    "negative": ("every score below -500", _very_negative),
+def _very_negative(rng: np.random.Generator, size: tuple[int, int, int]) -> np.ndarray:
+    """Every score below -120: Q and K point opposite ways. Not much below, where float32 is coarse."""
+    qkv = _uniform(3)(rng, size)
+    push = np.float32((121 / np.sqrt(size[2])) ** 0.5)
+    qkv[0] = push + np.abs(qkv[0]) / 3
+    qkv[1] = -push - np.abs(qkv[1]) / 3
+    return qkv
+
+
+DISTRIBUTIONS: dict[str, Draw] = {
+    "uniform": _uniform(3),
+    "normal": lambda rng, size: rng.standard_normal(size, np.float32),
+    "tiny": _uniform(1e-6),
+    "large": _large,
+    "outlier": _outlier,
+    "equal": _equal_rows,
+    "negative": _very_negative,
 }
 
 
@@ -52,7 +59,7 @@ def draw(shape: Shape, batches: range, seed: int, distribution: str = "uniform")
     """Q, K, V of some batches, float32 [batches, 3, N, d]. Each batch has its own stream of random numbers."""
     qkv = np.empty((len(batches), 3, shape.N, shape.d), np.float32)
     for index, batch in enumerate(batches):
-        qkv[index] = DISTRIBUTIONS[distribution][1](np.random.default_rng([seed, batch]), qkv.shape[1:])
+        qkv[index] = DISTRIBUTIONS[distribution](np.random.default_rng([seed, batch]), qkv.shape[1:])
     return qkv
 
 

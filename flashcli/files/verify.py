@@ -44,6 +44,9 @@ class Comparison:
     """What a comparison of outputs found, gathered piece by piece.
 
     An element matches if |got - want| <= tolerance + tolerance |want|, or if both are the same NaN or infinity.
+    ``max_rel`` is the largest |got - want| / (1 + |want|), which the tolerance is a limit of: relative to |want| alone,
+    errors would look alarming where the right answer is close to 0. ``worst`` is where that is, or the first NaN or
+    infinity where something else should be; None if there is no error at all.
     """
 
     tolerance: float = TOLERANCE
@@ -54,6 +57,8 @@ class Comparison:
     got_nonfinite: int = 0
     want_nonfinite: int = 0
     places: list[dict[str, object]] = field(default_factory=list)
+    worst: dict[str, object] | None = None
+    _worst_error: float = 0.0
     _error_squares: float = 0.0
     _want_squares: float = 0.0
 
@@ -77,7 +82,7 @@ class Comparison:
             finite = np.isfinite(got) & np.isfinite(want)
             wrong = ~same & ~(finite & (error <= self.tolerance + self.tolerance * np.abs(want)))
             error, magnitude = np.where(finite, error, 0), np.where(finite, np.abs(want), 0)
-            relative = np.divide(error, magnitude, out=np.zeros_like(error), where=magnitude > 0)
+            relative = error / (1 + magnitude)
         self.count += want.size
         self.mismatches += int(wrong.sum())
         self.max_abs = max(self.max_abs, float(error.max(initial=0)))
@@ -86,9 +91,16 @@ class Comparison:
         self.want_nonfinite += int((~np.isfinite(want)).sum())
         self._error_squares += float((error**2).sum())
         self._want_squares += float((magnitude**2).sum())
-        for row, column in np.argwhere(wrong)[: MAX_PLACES - len(self.places)]:
-            place = {"batch": batch, "row": int(rows[row]), "column": int(column)}
-            self.places.append(place | {"got": float(got[row, column]), "want": float(want[row, column])})
+
+        def place(row: int, column: int) -> dict[str, object]:
+            where = {"batch": batch, "row": int(rows[row]), "column": int(column)}
+            return where | {"got": float(got[row, column]), "want": float(want[row, column])}
+
+        self.places += [place(*where) for where in np.argwhere(wrong)[: MAX_PLACES - len(self.places)]]
+        relative[wrong & ~finite] = np.inf
+        if (largest := relative.max(initial=0)) > self._worst_error:
+            self._worst_error = float(largest)
+            self.worst = place(*np.unravel_index(relative.argmax(), relative.shape))
 
     def record(self) -> dict[str, object]:
         names = (
@@ -100,12 +112,18 @@ class Comparison:
             "got_nonfinite",
             "want_nonfinite",
             "places",
+            "worst",
         )
         return {"matches": self.matches, **{name: getattr(self, name) for name in names}, "tolerance": self.tolerance}
 
     def first_place(self) -> str:
-        place = self.places[0]
-        return "(batch, row, column) = ({batch}, {row}, {column}): got {got:.7g}, want {want:.7g}".format(**place)
+        return place_text(self.places[0], digits=7)
+
+
+def place_text(place: dict[str, object], digits: int = 9) -> str:
+    return "(batch, row, column) = ({batch}, {row}, {column}): got {got:.{digits}g}, want {want:.{digits}g}".format(
+        **place, digits=digits
+    )
 
 
 def compare_files(got: str, want: str, shape: Shape, tolerance: float = TOLERANCE) -> Comparison:

@@ -29,7 +29,7 @@ MAKEFILE = """\
 hw4:
 \tchmod +x hw4
 \tset -e; for shape in {shapes}; do \\
-\t    PYTHONPATH={path} {python} -P -m flashcli generate .warm.in --shape $$shape; \\
+\t    PYTHONPATH={path} {python} -P -m flashcli generate .warm.in --force --shape $$shape; \\
 \t    ./hw4 .warm.in .warm.out || {{ echo "hw4 does not run on this machine; it may on the judge's."; break; }}; \\
 \tdone
 \trm -f .warm.in .warm.out

@@ -91,7 +91,7 @@ def prepare(case: Case) -> None:
     if not case.is_ready():
         case.input.parent.mkdir(parents=True, exist_ok=True)
         shape = ",".join(str(size) for size in vars(case.shape).values())
-        finish([*FLASHCLI, "generate", case.input, "--shape", shape, "--seed", case.seed])
+        finish([*FLASHCLI, "generate", case.input, "--force", "--shape", shape, "--seed", case.seed])
 
 
 def zeros(folder: Path, gigabytes: int) -> Case:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import subprocess
 
 import numpy as np
 import pytest
-from support import flashcli, random_qkv, write_input, write_output
+from support import command, environment, flashcli, random_qkv, write_input, write_output
 from tolerances import float64, naive_fp32
 
 QKV = random_qkv(3, 64, 32)
@@ -34,7 +36,24 @@ def test_a_match(folder):
     assert lines[0] == "got and x.ref match: 0 of 6144 elements off by more than 0.0001 + 0.0001·|want|"
     assert [line.partition(":")[0] for line in lines[1:4]] == ["max abs error", "max rel error", "relative L2 error"]
     assert 0 < float(lines[3].partition(": ")[2]) < 1e-5
-    assert lines[4:] == ["NaN or Inf: 0 in got, 0 in x.ref"]
+    assert lines[4] == "NaN or Inf: 0 in got, 0 in x.ref"
+    got, want = (np.fromfile(folder / name, "<f4").astype(float).reshape(3, 64, 32) for name in ("got", "x.ref"))
+    error = np.abs(got - want) / (1 + np.abs(want))
+    worst = tuple(map(int, np.unravel_index(error.argmax(), error.shape)))
+    assert lines[2] == f"max rel error: {error.max():.3e} of 1 + |want|"
+    assert lines[5:] == [f"worst at (batch, row, column) = {worst}: got {got[worst]:.9g}, want {want[worst]:.9g}"]
+
+
+def test_the_same_bytes_have_no_worst_place(folder):
+    assert "worst" not in flashcli("compare", "x.ref", "x.ref", cwd=folder).out
+
+
+def test_the_relative_error_alarms_nobody_where_all_is_right(tmp_path):
+    """It is at most the tolerance if and only if the answer is yes, though a right answer be close to 0."""
+    write_output(tmp_path / "want", np.array([1e-9, 1.0, 100.0]))
+    write_output(tmp_path / "got", np.array([9e-5, 1.0, 100.0]))
+    record = json.loads(flashcli("compare", "got", "want", "--json", "-", cwd=tmp_path).out)
+    assert record["matches"] and 8e-5 < record["max_rel"] < record["tolerance"]
 
 
 def test_a_mismatch_names_the_places(folder):
@@ -44,9 +63,13 @@ def test_a_mismatch_names_the_places(folder):
     assert (done.code, done.err) == (1, "")
     lines = done.out.splitlines()
     assert lines[0] == "got and x.ref DIFFER: 2 of 6144 elements off by more than 0.0001 + 0.0001·|want|"
+    first = f"(batch, row, column) = (1, 2, 3): got 9, want {want[1, 2, 3]:.9g}"
+    second = f"(batch, row, column) = (2, 63, 31): got 9, want {want[2, 63, 31]:.9g}"
+    error = abs(want[1, 2, 3] - 9) / (1 + abs(want[1, 2, 3]))
     assert lines[5:] == [
-        f"  at (batch, row, column) = (1, 2, 3): got 9, want {want[1, 2, 3]:.9g}",
-        f"  at (batch, row, column) = (2, 63, 31): got 9, want {want[2, 63, 31]:.9g}",
+        f"worst at {second if abs(want[2, 63, 31] - 9) / (1 + abs(want[2, 63, 31])) > error else first}",
+        f"  off at {first}",
+        f"  off at {second}",
     ]
 
 
@@ -129,3 +152,30 @@ def test_what_is_no_file_has_no_output(tmp_path, name, shape):
     os.mkfifo(tmp_path / "fifo")
     path = tmp_path / name
     flashcli("compare", path, path, *shape).assert_error(65, f"{name}' is not a regular file.")
+
+
+@pytest.mark.parametrize(("got", "want", "given"), [("-", "x.ref", "got"), ("got", "-", "x.ref")])
+def test_one_of_the_files_can_be_stdin(folder, got, want, given):
+    wrong(folder)
+    options = {"env": environment(), "cwd": folder, "capture_output": True}
+    line = command("compare", got, want, "--input", "x.in")
+    through_a_pipe = subprocess.run(line, input=(folder / given).read_bytes(), **options)
+    with open(folder / given, "rb") as file:
+        from_a_file = subprocess.run(line, stdin=file, **options)
+    errors = flashcli("compare", "got", "x.ref", "--input", "x.in", cwd=folder).out.splitlines()[1:4]
+    for done in (through_a_pipe, from_a_file):
+        assert (done.returncode, done.stderr) == (1, b"")
+        assert done.stdout.decode().splitlines()[1:4] == errors
+
+
+def test_stdin_can_be_read_only_once(folder):
+    flashcli("compare", "-", "-", cwd=folder).assert_error(2, "named twice")
+    flashcli("compare", "-", "x.ref", "--input", "-", cwd=folder).assert_error(2, "named twice")
+
+
+def test_a_stdin_that_finds_no_room_is_an_output_error(folder):
+    env = environment(TMPDIR="/dev/shm")
+    limit = f"ulimit -f 1; exec {shlex.join(command('compare', '-', 'x.ref'))}"
+    content = (folder / "x.ref").read_bytes()
+    done = subprocess.run(["bash", "-c", limit], env=env, cwd=folder, capture_output=True, input=content)
+    assert done.returncode == 74 and b"cannot keep what stdin gives in '/dev/shm'" in done.stderr

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import resource
+import subprocess
 
 import numpy as np
 import pytest
-from support import flashcli, input_bytes, random_qkv, read_floats, write_output
+from support import command, environment, flashcli, input_bytes, random_qkv, read_floats, write_output
 from tolerances import float64
 
-from flashcli.commands.generate import NAMES
+from flashcli.commands.generate import DISTRIBUTIONS
 from flashcli.files.distributions import draw
 from flashcli.shape import Shape
 
@@ -19,11 +20,10 @@ def test_what_it_prints_and_writes(tmp_path):
     assert (tmp_path / "x.in").read_bytes() == input_bytes(draw(Shape(2, 30, 8), range(2), 7))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_distribution_makes_a_file_that_can_be_inspected(tmp_path, name):
-    path = tmp_path / "x.in"
-    assert flashcli("generate", path, "--shape", "1,20,4", "--distribution", name).code == 0
-    assert flashcli("inspect", path).code == 0
+def test_the_help_says_what_every_distribution_is():
+    lines = flashcli("generate", "--help").out.splitlines()
+    for name, text in DISTRIBUTIONS.items():
+        assert f"    {name:<10}{text}" in lines
 
 
 def test_the_reference_is_the_float64_answer(tmp_path):
@@ -72,5 +72,42 @@ def test_a_shape_too_large_for_the_disk_is_refused_at_once(tmp_path):
 def test_an_old_file_survives_a_failure(tmp_path):
     path = write_output(tmp_path / "x.in", random_qkv(1, 2, 3))
     before = path.read_bytes()
-    assert flashcli("generate", path, "--shape", "1,2147483647,256").code == 74
+    assert flashcli("generate", path, "--shape", "1,2147483647,256", "--force").code == 74
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("old", ["x.in", "x.ref"])
+def test_nothing_is_overwritten_without_force(tmp_path, old):
+    (tmp_path / old).write_text("precious")
+    arguments = ["generate", "x.in", "--shape", "1,2,3", "--reference", "x.ref"]
+    flashcli(*arguments, cwd=tmp_path).assert_error(2, f"'{old}' is there already.")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(old, "precious")]
+    assert flashcli(*arguments, "--force", cwd=tmp_path).code == 0
+    assert (tmp_path / old).read_bytes() != b"precious"
+
+
+def test_devices_are_written_without_force():
+    assert flashcli("generate", "/dev/null", "--shape", "1,2,3").code == 0
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+def test_to_stdout_with_the_report_on_stderr(tmp_path, name):
+    want = input_bytes(draw(Shape(2, 30, 8), range(2), 0))
+    arguments = [*command("generate"), name, "--shape", "2,30,8"]
+    through_a_pipe = subprocess.run(arguments, env=environment(), capture_output=True)
+    assert (through_a_pipe.returncode, through_a_pipe.stdout) == (0, want)
+    assert through_a_pipe.stderr.decode() == "/dev/stdout: (B, N, d) = (2, 30, 8), uniform, seed 0, 5772 bytes\n"
+    with open(tmp_path / "x.in", "wb") as file:
+        assert subprocess.run(arguments, env=environment(), stdout=file).returncode == 0
+    assert (tmp_path / "x.in").read_bytes() == want
+
+
+def test_the_reference_alone_to_stdout(tmp_path):
+    arguments = [*command("generate"), tmp_path / "x.in", "--shape", "2,30,8", "--reference", "-"]
+    done = subprocess.run(arguments, env=environment(), capture_output=True)
+    assert (done.returncode, len(done.stdout)) == (0, 2 * 30 * 8 * 4)
+    assert (tmp_path / "x.in").exists()
+
+
+def test_not_both_to_stdout(tmp_path):
+    flashcli("generate", "-", "--shape", "1,2,3", "--reference", "-").assert_error(2, "named twice")

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import numpy as np
 import pytest
-from support import flashcli, sparse_input, write_input
+from support import command, environment, flashcli, sparse_input, write_input
 
 from flashcli.files.summary import course_bounds_broken
 from flashcli.shape import Shape
@@ -90,3 +91,21 @@ def test_a_sparse_20_gigabyte_file_by_its_header(tmp_path):
 )
 def test_the_bounds_of_the_course(shape, largest, broken):
     assert course_bounds_broken(Shape(*shape), largest) == broken
+
+
+def test_of_stdin(tmp_path):
+    path = write_input(tmp_path / "x.in", values())
+    want = flashcli("inspect", path).out
+    with open(path, "rb") as file:
+        from_a_file = subprocess.run(command("inspect", "-"), env=environment(), stdin=file, capture_output=True)
+    through_a_pipe = subprocess.run(
+        command("inspect", "-"), env=environment(), input=path.read_bytes(), capture_output=True
+    )
+    for done in (from_a_file, through_a_pipe):
+        assert (done.returncode, done.stdout.decode(), done.stderr) == (0, want, b"")
+
+
+def test_a_stdin_that_is_cut_off_is_bad_input(tmp_path):
+    content = write_input(tmp_path / "x.in", values()).read_bytes()[:-1]
+    done = subprocess.run(command("inspect", "-"), env=environment(), input=content, capture_output=True)
+    assert done.returncode == 65 and b"'/dev/stdin' is 1 bytes too short" in done.stderr

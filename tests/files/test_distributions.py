@@ -3,15 +3,34 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flashcli.commands.generate import NAMES
+from flashcli.api import attention
+from flashcli.commands import generate as command
 from flashcli.files.distributions import DISTRIBUTIONS, draw, generate
+from flashcli.files.verify import Comparison, reference
 from flashcli.shape import Shape
 
 SHAPE = Shape(3, 50, 32)
 
 
 def test_the_command_offers_every_distribution():
-    assert list(DISTRIBUTIONS) == NAMES
+    assert list(DISTRIBUTIONS) == list(command.DISTRIBUTIONS)
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize("shape", [Shape(4, 8, 256), Shape(2, 300, 256), Shape(3, 500, 64), Shape(2, 700, 1)], ids=str)
+def test_a_right_program_passes_with_a_margin(name, shape):
+    """Inputs on which float32 cannot be within the tolerance would accuse everybody."""
+    qkv = draw(shape, range(shape.B), 0, name)
+    out = attention(*np.ascontiguousarray(qkv.swapaxes(0, 1)), backend="cpu")
+    comparison = Comparison()
+    for batch in range(shape.B):
+        comparison.add(out[batch], reference(qkv[batch]).astype(np.float32), batch, range(shape.N))
+    assert comparison.matches and comparison.max_rel < comparison.tolerance / 2
+
+
+def test_scores_of_large_values_are_exact():
+    Q, K, _ = draw(Shape(1, 100, 256), range(1), 0, "large")[0]
+    np.testing.assert_array_equal(Q @ K.T, Q.astype(np.float64) @ K.T.astype(np.float64))
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
@@ -39,7 +58,7 @@ def test_uniform_values_fill_their_interval(name, limit):
 
 def test_the_outlier_is_one_in_each_matrix():
     qkv = draw(SHAPE, range(3), 0, "outlier")
-    assert ((qkv == 1000).sum(axis=(2, 3)) == 1).all()
+    assert ((qkv == 100).sum(axis=(2, 3)) == 1).all()
     assert ((np.abs(qkv) <= 3).sum(axis=(2, 3)) == 50 * 32 - 1).all()
 
 
@@ -49,9 +68,9 @@ def test_equal_rows_are_equal():
 
 
 @pytest.mark.parametrize("d", [1, 32, 256])
-def test_every_score_is_below_minus_500(d):
+def test_every_score_is_below_minus_120(d):
     Q, K, _ = draw(Shape(1, 50, d), range(1), 0, "negative")[0]
-    assert (Q @ K.T / np.sqrt(d)).max() < -500
+    assert (Q @ K.T / np.sqrt(d)).max() < -120
 
 
 def test_generation_that_is_stopped_leaves_nothing(tmp_path):

@@ -189,20 +189,30 @@ def test_what_a_comparison_counts():
     comparison = Comparison()
     comparison.add(got, want, batch=7, rows=[10, 20])
     record = comparison.record()
-    places = record.pop("places")
+    places, worst = record.pop("places"), record.pop("worst")
     assert record == {
         "matches": False,
         "count": 6,
         "mismatches": 3,
         "max_abs": 1.0,
-        "max_rel": 1.0,
+        "max_rel": 0.5,
         "relative_l2": pytest.approx((1.25 / 18) ** 0.5),
         "got_nonfinite": 2,
         "want_nonfinite": 1,
         "tolerance": 1e-4,
     }
     assert [(place["batch"], place["row"], place["column"]) for place in places] == [(7, 10, 1), (7, 10, 2), (7, 20, 0)]
+    assert (worst["batch"], worst["row"], worst["column"]) == (7, 10, 2)  # a NaN is worse than any number
     assert comparison.first_place() == "(batch, row, column) = (7, 10, 1): got 2, want 1"
+
+
+def test_the_worst_place_of_all_pieces_is_kept():
+    comparison, want = Comparison(), np.array([[100.0, 1e-5]], np.float32)
+    for batch, errors in enumerate([[0, 2e-5], [0.004, 0], [0, 1e-5]]):
+        comparison.add(want + np.array([errors], np.float32), want, batch, range(1))
+    worst = comparison.worst
+    assert comparison.matches and (worst["batch"], worst["row"], worst["column"]) == (1, 0, 0)
+    assert comparison.max_rel == pytest.approx(0.004 / 101, rel=1e-2)
 
 
 def test_only_the_first_five_places_are_kept():
