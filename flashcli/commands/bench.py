@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -10,12 +11,18 @@ from flashcli.commands import options
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import PRECISIONS
 
+if TYPE_CHECKING:
+    from flashcli.measure.bench import Conditions, Contender
+    from flashcli.measure.records import Record
+    from flashcli.measure.rows import Row
+    from flashcli.shape import Shape
+
 FAST_FROM = "q_in_registers"  # the rungs below it would take hours for twenty runs on each case
 ALL = "all"
 ONLY_ON_GPUS = ("--kernel", "--precision")
 
 
-def _file_option(name: str, text: str):
+def _file_option(name: str, text: str) -> Callable:
     return click.option(f"--{name}", metavar="FILE", callback=as_json.creatable, help=text)
 
 
@@ -62,7 +69,20 @@ def _file_option(name: str, text: str):
 @_file_option("csv", "Write the rows of the record to FILE as CSV; - prints them, as above.")
 @_file_option("markdown", "Write the rows of the record to FILE as a Markdown table; - prints it, as above.")
 def command(
-    context, cases, shapes, backend, kernels, precisions, against, causal, runs, threads, seed, ladder, plot, **files
+    context: click.Context,
+    cases: tuple[str, ...],
+    shapes: tuple[Shape, ...],
+    backend: str,
+    kernels: tuple[str, ...],
+    precisions: tuple[str, ...],
+    against: tuple[str, ...],
+    causal: bool,
+    runs: int,
+    threads: int | None,
+    seed: int,
+    ladder: bool,
+    plot: str | None,
+    **files: str | None,
 ) -> None:
     """Time kernels, and PyTorch and Triton if wanted, on the same inputs.
 
@@ -70,30 +90,29 @@ def command(
     """
     from flashcli.errors import MISMATCH
     from flashcli.files import testcases
-    from flashcli.measure import bench, plots
+    from flashcli.measure import bench, machine, plots, records
 
     given = {option.opts[0] for option in context.command.params if _was_given(context, option)}
     _check_options(given, backend, against, ladder)
-    kernels = _chosen(kernels, ladder)
-    chosen = options.named_shapes(cases, shapes, testcases.REPORT_CASES)
-    files = {kind: path for kind, path in files.items() if path}
-    _check_files(files, plot)
-    record = {"circumstances": bench.circumstances(), "ceilings": {}, "rows": []}
+    names, chosen = _chosen(kernels, ladder), options.named_shapes(cases, shapes, testcases.REPORT_CASES)
+    kept = {kind: path for kind, path in files.items() if path}
+    _check_files(kept, plot)
+    record = records.Record(machine.circumstances(), ceilings={})
     conditions = bench.Conditions(runs, causal, seed)
     if ladder:
-        rows = _ladder(record, chosen, kernels, conditions, everywhere=bool(cases or shapes))
+        rows = _ladder(record, chosen, names, conditions, everywhere=bool(cases or shapes))
     elif _is_cpu(backend, needs_gpu=bool(given.intersection(ONLY_ON_GPUS)) or "triton" in against):
         rows = _on_cpu(record, chosen, against, threads, conditions)
     else:
-        rows = _on_gpu(record, chosen, kernels, precisions, against, conditions)
+        contenders = bench.gpu_contenders(names, precisions, against, causal)
+        rows = _on_gpu(record, chosen, contenders, against, conditions)
     for row in rows:
-        record["rows"].append(row)
-        told = row.get("error") or row.get("skipped") or f"{row['seconds'] * 1e3:.3f} ms"
-        click.echo(f"{row['case']} {row['contender']}: {told}", err=True)
-    _show(record, files, ladder)
+        record.rows.append(row)
+        click.echo(f"{row.case} {row.contender}: {records.outcome(row)}", err=True)
+    _show(record, kept, ladder)
     if plot:
-        plots.draw(record, plot)
-    if bench.failed(record["rows"]):
+        plots.draw_ladder(record, plot)
+    if bench.failed(record.rows):
         raise SystemExit(MISMATCH)
 
 
@@ -127,7 +146,7 @@ def _check_options(given: set[str], backend: str, against: tuple[str, ...], ladd
 def _is_cpu(backend: str, needs_gpu: bool) -> bool:
     """Whether it is the CPU that is timed: for "auto" where no GPU is usable, unless something asked for needs one."""
     from flashcli.errors import BackendUnavailable
-    from flashcli.measure.diagnosis import gpus
+    from flashcli.measure.machine import gpus
 
     if backend == "cpu":
         return True
@@ -149,58 +168,63 @@ def _check_files(files: dict[str, str], plot: str | None) -> None:
 
     check_distinct(*(path for path in files.values() if path != as_json.STDOUT), plot)
     if plot:
-        plots.check(plot)
+        plots.check_drawable(plot)
 
 
-def _show(record: dict, files: dict[str, str], ladder: bool) -> None:
+def _show(record: Record, files: dict[str, str], ladder: bool) -> None:
     """The table, on stderr where a file is stdout; and the files."""
+    from flashcli import tables
     from flashcli.files.outputs import write_whole
     from flashcli.measure import records
 
-    rows = record["rows"]
-    as_text, as_markdown = (records.ladder_text, records.ladder) if ladder else (records.text, records.markdown)
-    click.echo(as_text(rows), err=as_json.STDOUT in files.values())
-    views = {
-        "json": lambda: as_json.json_text(record),
-        "csv": lambda: records.csv_text(rows),
-        "markdown": lambda: as_markdown(rows),
-    }
+    rows = record.rows
+    if ladder:
+        text, markdown = records.texts(records.ladders(rows)), records.markdowns(records.ladders(rows))
+    else:
+        text, markdown = tables.text(records.contenders(rows)), tables.markdown(records.contenders(rows))
+    click.echo(text, err=as_json.STDOUT in files.values())
+    contents = {"json": as_json.json_text(record.written()), "csv": records.csv_text(rows), "markdown": markdown}
     for kind, path in files.items():
         if path == as_json.STDOUT:
-            click.echo(views[kind](), nl=False)
+            click.echo(contents[kind], nl=False)
         else:
-            write_whole(path, views[kind]())
+            write_whole(path, contents[kind])
 
 
-def _on_cpu(record, shapes, against, threads, conditions) -> Iterator[dict]:
+def _on_cpu(
+    record: Record, shapes: dict[str, Shape], against: tuple[str, ...], threads: int | None, conditions: Conditions
+) -> Iterator[Row]:
     from flashcli.backends.cores import usable_cores
-    from flashcli.measure import bench
+    from flashcli.measure import bench, machine
 
-    record["circumstances"] |= bench.cpu_circumstances(threads or len(usable_cores()))
-    contenders = bench.cpu_contenders(against, threads or len(usable_cores()), conditions.causal)
-    return bench.bench(shapes, contenders, conditions)
-
-
-def _on_gpu(record, shapes, kernels, precisions, against, conditions) -> Iterator[dict]:
-    from flashcli.measure import bench, peers
-
-    record["circumstances"] |= bench.gpu_circumstances()
-    record["ceilings"] = peers.ceilings() if "torch" in against else {}
-    contenders = bench.gpu_contenders(kernels, precisions, against, conditions.causal)
-    return bench.bench(shapes, contenders, conditions._replace(ceilings=record["ceilings"]))
+    threads = threads or len(usable_cores())
+    record.circumstances |= machine.cpu_circumstances(threads)
+    return bench.bench(shapes, bench.cpu_contenders(against, threads, conditions.causal), conditions)
 
 
-def _ladder(record, shapes, kernels, conditions, everywhere) -> Iterator[dict]:
+def _on_gpu(
+    record: Record, shapes: dict[str, Shape], contenders: list[Contender], against: tuple[str, ...],
+    conditions: Conditions,
+) -> Iterator[Row]:  # fmt: skip
+    from flashcli.measure import bench, machine, peers
+
+    record.circumstances |= machine.gpu_circumstances()
+    record.ceilings = peers.ceilings() if "torch" in against else {}
+    return bench.bench(shapes, contenders, conditions._replace(ceilings=record.ceilings))
+
+
+def _ladder(
+    record: Record, shapes: dict[str, Shape], kernels: list[str], conditions: Conditions, everywhere: bool
+) -> Iterator[Row]:
     """The ceilings, for the roofline, are measured with PyTorch where that is installed."""
-    from flashcli.measure import bench, ladder, peers
-    from flashcli.measure.diagnosis import gpus
+    from flashcli.measure import ladder, machine, peers
 
-    capability = None
+    capability, ceilings = None, {}
     if not all(KERNELS[name].on_host for name in kernels):
-        record["circumstances"] |= bench.gpu_circumstances()
-        capability = gpus()[0][1]
-        record["ceilings"] = peers.ceilings() if peers.reach_gpu() else {}
-    return ladder.ladder(shapes, kernels, conditions._replace(ceilings=record["ceilings"]), capability, everywhere)
+        record.circumstances |= machine.gpu_circumstances()
+        capability = machine.gpus()[0].capability
+        record.ceilings = ceilings = peers.ceilings() if peers.reach_gpu() else {}
+    return ladder.ladder(shapes, kernels, conditions._replace(ceilings=ceilings), capability, everywhere)
 
 
 def _chosen(kernels: tuple[str, ...], ladder: bool) -> list[str]:

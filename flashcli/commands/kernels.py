@@ -131,10 +131,10 @@ def _arch_here(kernel: Kernel) -> str | None:
     """The architecture of the first GPU, if there is one that runs the kernel."""
     from flashcli.errors import BackendUnavailable
     from flashcli.kernels import compiler
-    from flashcli.measure.diagnosis import gpus
+    from flashcli.measure.machine import gpus
 
     try:
-        capability = gpus()[0][1]
+        capability = gpus()[0].capability
     except BackendUnavailable:
         return None
     return compiler.architecture(capability) if kernel.runs_on(capability) else None

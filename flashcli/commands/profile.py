@@ -37,21 +37,21 @@ def command(kernels: tuple[str, ...], cases: tuple[str, ...], shapes: tuple, see
     """
     from flashcli.backends import cuda
     from flashcli.kernels import occupancy
-    from flashcli.measure import bench, profiling, records
+    from flashcli.measure import machine, profiling, records
+    from flashcli.measure.rows import Row
 
     chosen = options.named_shapes(cases, shapes, CASES)
-    record = {"circumstances": bench.circumstances() | bench.gpu_circumstances(), "rows": []}
+    record = records.Record(machine.circumstances() | machine.gpu_circumstances())
     driver = cuda.load_driver()
     device = driver.Device(0)
     sms = device.get_attribute(driver.device_attribute.MULTIPROCESSOR_COUNT)
     profiler = profiling.Profiler(device.compute_capability(), sms, occupancy.multiprocessor(driver))
     for case, shape in chosen.items():
         for name in kernels or KERNELS:
-            for row in profiler.rows(name, shape, seed):
-                record["rows"].append({"case": case, **vars(shape), "contender": name, **row})
+            record.rows += profiler.rows(Row.about(case, shape, name), seed)
             click.echo(f"{case} {name} done", err=True)
     if profiler.unavailable:
-        record["circumstances"]["counters"] = str(profiler.unavailable)
-    as_json.present(record, records.profile_text(record["rows"]), json_path)
+        record.circumstances["counters"] = str(profiler.unavailable)
+    as_json.present(record.written(), records.texts(records.profiles(record.rows)), json_path)
     if profiler.unavailable:
         raise profiler.unavailable

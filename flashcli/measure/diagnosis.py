@@ -17,6 +17,7 @@ from flashcli.errors import BackendUnavailable, FlashError
 from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference
 from flashcli.kernels import cache, compiler
+from flashcli.measure.machine import gpus
 from flashcli.run.arrays import forward
 from flashcli.shape import Shape
 
@@ -73,15 +74,6 @@ def _mpi() -> Finding:
     except metadata.PackageNotFoundError:
         hint = "pip install mpi4py, to start several processes by mpirun or srun."
         return Finding("MPI", False, "mpi4py is not installed", hint)
-
-
-def gpus() -> list[tuple[str, tuple[int, int], int]]:
-    """Name, compute capability and bytes of memory of each GPU; BackendUnavailable if there is none."""
-    from flashcli.backends import cuda
-
-    if not (found := cuda.devices()):
-        raise BackendUnavailable("the driver finds no GPU.", "is one allocated to this job?")
-    return found
 
 
 def _gpus() -> list[Finding]:

@@ -7,36 +7,35 @@ reports of a process is at least that of the one which started it.
 
 from __future__ import annotations
 
-import os
 import re
-import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
 from flashcli import as_json
 from flashcli.backends.cores import usable_cores
-from flashcli.errors import BadInput, FlashError
+from flashcli.errors import BadInput
 from flashcli.files.fileformat import create_zeros
 from flashcli.files.testcases import REPORT_CASES, TIME_LIMIT, Case, load
-from flashcli.measure import scripts
+from flashcli.measure import race, scripts
+from flashcli.measure.rows import Row, WholeCommand, over_all
 from flashcli.shape import Shape, ceil_div
 
 LARGE = (2048, 64)  # N, d of a large input
-FLASHCLI = (sys.executable, "-m", "flashcli")
-DEVICE_MEMORY = re.compile(r'"(device_mib)": ([\d.]+)')
+DEVICE_MEMORY = re.compile(r'"device_mib": ([\d.]+)')
 TIME = re.compile(r"^(Total|Input|Computation|Output) Time: ([\d.]+) seconds$", re.MULTILINE)
 
 
 def contenders(backend: str, hw4: Path) -> dict[str, list[str]]:
     """Commands by name, each to be followed by an input file and an output file."""
     options = ["--backend", backend]
-    ours = {"run": [*FLASHCLI, "run", *options], "run --serial": [*FLASHCLI, "run", "--serial", *options]}
+    ours = {
+        "run": [*race.FLASHCLI, "run", *options],
+        "run --serial": [*race.FLASHCLI, "run", "--serial", *options],
+    }
     if backend == "cpu":
         return ours
     if not hw4.exists():
@@ -44,54 +43,30 @@ def contenders(backend: str, hw4: Path) -> dict[str, list[str]]:
     return ours | {"hw4 (C++)": [str(hw4.resolve())]}
 
 
-def finish(command: list[object]) -> dict[str, float]:
-    """Run a command to its end: wall seconds and peak memory, seen from outside, and the times it printed."""
-    start = time.perf_counter()
-    process = subprocess.Popen([*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    printed = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - start
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise FlashError(f"{' '.join(map(str, command))} failed: {printed.strip()}", "see whether it runs by itself.")
-    return {
-        "seconds": seconds,
-        "peak_mib": usage.ru_maxrss / 1024,
-        **{phase.lower(): float(value) for phase, value in TIME.findall(printed) + DEVICE_MEMORY.findall(printed)},
-    }
-
-
-def compete(case: Case, commands: dict[str, list[str]], rounds: int, folder: Path) -> Iterator[dict[str, object]]:
+def rows_of(case: Case, commands: dict[str, list[str]], runs: int, folder: Path) -> Iterator[WholeCommand]:
     """One row for each contender. The first round, untimed, fills the caches and compares the outputs."""
     outputs = {name: folder / f"{index}.out" for index, name in enumerate(commands)}
-    lines = {name: [*command, case.input, outputs[name]] for name, command in commands.items()}
-    memory = {}
+    lines = {name: [*command, str(case.input), str(outputs[name])] for name, command in commands.items()}
+    memory: dict[str, float | None] = {}
     for name, line in lines.items():
-        first = finish([*line, "--json", "-"] if line[: len(FLASHCLI)] == [*FLASHCLI] else line)
-        memory[name] = {key: value for key, value in first.items() if key == "device_mib"}
+        ours = tuple(line[: len(race.FLASHCLI)]) == race.FLASHCLI
+        told = DEVICE_MEMORY.search(race.succeed([*line, "--json", "-"] if ours else line).out)
+        memory[name] = float(told[1]) if told else None
         if name != "run":
-            finish([*FLASHCLI, "compare", outputs[name], outputs["run"], "--input", case.input])
-    runs = {name: [] for name in lines}
-    for turn in range(rounds):
-        for name in rotated(list(lines), turn):  # what a command leaves for the system to do slows down the next
-            runs[name].append(finish(lines[name]))
-    for name, taken in runs.items():
-        seconds = [run["seconds"] for run in taken]
-        times = {"seconds": statistics.median(seconds), "min": min(seconds), "max": max(seconds), "runs": rounds}
-        yield {"case": case.name, **vars(case.shape), "contender": name, **taken[-1], **times, **memory[name]}
-
-
-def rotated(names: list[str], turn: int) -> list[str]:
-    """Beginning with another one in each turn."""
-    first = turn % len(names)
-    return names[first:] + names[:first]
+            race.succeed([*race.FLASHCLI, "compare", outputs[name], outputs["run"], "--input", case.input])
+    for name, taken in race.compete(lines, runs).items():
+        last = taken[-1]
+        phases: dict[str, Any] = {phase.lower(): float(seconds) for phase, seconds in TIME.findall(last.out)}
+        times = over_all([run.seconds for run in taken])
+        about = Row.about(case.name, case.shape, name)
+        yield WholeCommand(**vars(about), **times, **phases, peak_mib=last.peak_mib, device_mib=memory[name])
 
 
 def prepare(case: Case) -> None:
     if not case.is_ready():
         case.input.parent.mkdir(parents=True, exist_ok=True)
         shape = ",".join(str(size) for size in vars(case.shape).values())
-        finish([*FLASHCLI, "generate", case.input, "--force", "--shape", shape, "--seed", case.seed])
+        race.succeed([*race.FLASHCLI, "generate", case.input, "--force", "--shape", shape, "--seed", case.seed])
 
 
 def zeros(folder: Path, gigabytes: int) -> Case:
@@ -105,10 +80,15 @@ def zeros(folder: Path, gigabytes: int) -> Case:
 @click.command()
 @click.option("--backend", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--case", "names", multiple=True, default=REPORT_CASES, show_default=True, help="May be repeated.")
-@click.option("--folder", type=Path, default="testcases", show_default=True, help="Of the cases.")
-@click.option("--hw4", type=Path, default="testcases/hw4/hw4", show_default=True, help="The C++ program.")
+@click.option("--folder", type=Path, default="testcases", show_default=True, help="Where the cases are.")
+@click.option("--hw4", type=Path, default="testcases/hw4/hw4", show_default=True, help="The homework's program in C++.")
 @click.option("--runs", type=click.IntRange(1), default=10, show_default=True, help="Timed runs of each command.")
-@click.option("--large", metavar="GB", type=click.IntRange(1), help="Also an input of so many gigabytes, in 512 MiB.")
+@click.option(
+    "--large",
+    metavar="GB",
+    type=click.IntRange(1),
+    help="Also an input of so many gigabytes, in 512 MiB of the GPU.",
+)
 @as_json.json_option
 def main(
     backend: str, names: tuple[str], folder: Path, hw4: Path, runs: int, large: int | None, json_path: str | None
@@ -116,17 +96,17 @@ def main(
     """Time whole commands in turn, and print their medians."""
     commands = contenders(backend, hw4)
     cases = {case.name: case for case in load(folder)}
-    rows = []
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as outputs:
         for name in names:
             if name not in cases:
                 raise BadInput(f"there is no case {name} in {str(folder)!r}.", f"choose from {', '.join(cases)}.")
             prepare(cases[name])
-            rows += compete(cases[name], commands, runs, Path(outputs))
+            rows += rows_of(cases[name], commands, runs, Path(outputs))
             click.echo(f"{name} done", err=True)
         if large:
             limited = {"run": [*commands["run"], *(["--max-device-memory", "512M"] if backend == "cuda" else [])]}
-            rows += compete(zeros(Path(outputs), large), limited, min(runs, 3), Path(outputs))
+            rows += rows_of(zeros(Path(outputs), large), limited, min(runs, 3), Path(outputs))
     scripts.publish("end_to_end", backend, len(usable_cores()), rows, json_path)
 
 

@@ -6,54 +6,51 @@ torch --against triton``. Matplotlib is imported when there is something to draw
 
 from __future__ import annotations
 
-import io
-import json
 from pathlib import Path
 
 import click
 
-from flashcli.files.outputs import write_whole
 from flashcli.kernels.attention import KERNELS
-from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED
-from flashcli.measure.records import case_title
+from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, load, save
+from flashcli.measure.records import Record, of_kind
+from flashcli.measure.rows import Row, Timed
 
 OURS = "flashcli"
 COLOURS = {OURS: BLUE, "Triton tf32x3": ORANGE, "PyTorch efficient": GREEN, "PyTorch math": RED}
 BAR = 0.2  # of the space for a case
 
 
-def rates(rows: list[dict]) -> dict[str, dict[str, float]]:
+def rates(rows: list[Row]) -> dict[str, dict[str, float]]:
     """For each case, by its title, the TFLOP/s of each contender that was timed: the best of our kernels, the peers."""
     found: dict[str, dict[str, float]] = {}
-    for row in rows:
-        name = OURS if row["contender"] in KERNELS else row["contender"]
-        if name in COLOURS and "tflops" in row:
-            case = found.setdefault(case_title(row), {})
-            case[name] = max(row["tflops"], case.get(name, 0))
+    for row in of_kind(Timed, rows):
+        name = OURS if row.contender in KERNELS else row.contender
+        if name in COLOURS:
+            case = found.setdefault(row.title, {})
+            case[name] = max(row.tflops, case.get(name, 0))
     return found
 
 
-def draw(record: dict, path: str) -> None:
+def draw_headline(record: Record, path: str) -> None:
     """A group of bars for each case, the rate above each bar, and a line for what cuBLAS reaches in plain fp32."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     ax = figure.subplots()
-    cases = rates(record["rows"])
+    cases = rates(record.rows)
     for index, (name, colour) in enumerate(COLOURS.items()):
         left = [place + BAR * (index - 1.5) for place in range(len(cases))]
         bars = ax.bar(left, [case.get(name, 0) for case in cases.values()], BAR, color=colour, label=name)
         texts = [f"{case[name]:.0f}" if name in case else "" for case in cases.values()]
         ax.bar_label(bars, texts, fontsize=8, padding=1, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
-    ax.axhline(record["ceilings"]["fp32"] / 1e12, color=BLACK, linestyle="--", linewidth=1, label="cuBLAS in fp32")
+    ceilings = record.ceilings or {}
+    ax.axhline(ceilings["fp32"] / 1e12, color=BLACK, linestyle="--", linewidth=1, label="cuBLAS in fp32")
     ax.set_xticks(range(len(cases)), [title.replace(" (", "\n(", 1) for title in cases])
     ax.tick_params(axis="x", length=0)
-    ax.set(ylabel="TFLOP/s", title=f"fp32 attention on {record['circumstances']['gpu']}, more is better")
+    ax.set(ylabel="TFLOP/s", title=f"fp32 attention on {record.circumstances['gpu']}, more is better")
     ax.legend(frameon=False, ncols=len(COLOURS) + 1, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     ax.spines[["top", "right"]].set_visible(False)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=Path(path).suffix[1:], dpi=100)
-    write_whole(path, buffer.getvalue())
+    save(figure, path, dpi=100)
 
 
 @click.command()
@@ -61,7 +58,7 @@ def draw(record: dict, path: str) -> None:
 @click.argument("picture")
 def main(record: Path, picture: str) -> None:
     """Draw a RECORD of `flashcli bench --against torch --against triton` to PICTURE."""
-    draw(json.loads(record.read_text()), picture)
+    draw_headline(load(record, "flashcli bench --against torch --against triton", Timed), picture)
 
 
 if __name__ == "__main__":

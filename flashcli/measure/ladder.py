@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,15 +20,16 @@ from flashcli.errors import FlashError
 from flashcli.files.fileformat import create_input
 from flashcli.kernels import compiler
 from flashcli.kernels.attention import KERNELS
-from flashcli.measure import bench, peers
+from flashcli.measure import bench, peers, race
 from flashcli.measure.bench import Conditions
+from flashcli.measure.rows import Refused, Row, Rung, Skipped
 from flashcli.run.report import PHASES
 from flashcli.shape import Shape, tflops
 
 EVERYWHERE_FROM = "float4"  # the report times the rungs below it on the first of its cases only
 SLOWEST = 10.0  # seconds that one run of a kernel may take
-LONGEST = 60.0  # seconds that one whole command may take
-PATIENCE = 0.5  # seconds that all runs of a kernel may take together, unless it is slow: then there are FEWEST
+COMMAND_LIMIT = 60.0  # seconds that one whole command may take
+RUNS_LIMIT = 0.5  # seconds that all runs of a kernel may take together, unless it is slow: then there are FEWEST
 FEWEST = 3
 ALIKE = 1.1  # whole commands run twice, and once more if the slower took longer than the other by this factor
 
@@ -39,8 +40,8 @@ def ladder(
     conditions: Conditions,
     capability: tuple[int, int] | None,
     everywhere: bool,
-) -> Iterator[dict[str, object]]:
-    """A flat row for each case and rung: times, or an ``error``, or why it was ``skipped``.
+) -> Iterator[Row]:
+    """A row for each case and rung.
 
     ``capability`` is the GPU's, or None where all rungs named run on the host. ``everywhere`` has every rung climb
     every case; without it those below `EVERYWHERE_FROM` have the first only.
@@ -53,27 +54,27 @@ def ladder(
             or _too_slow(rates.get(name), shape, conditions.causal)
             for name in names
         }
-        timed: list[float] = []
+        timed: list[Rung] = []
         with tempfile.TemporaryDirectory(prefix="flashcli-") as folder:
             given = Path(folder) / "in"
             inputs = [] if all(reasons.values()) else _inputs(given, shape, conditions.seed)
             for name in names:
-                row = {"case": case, **vars(shape), "causal": conditions.causal, "contender": name}
+                about = Row.about(case, shape, name, conditions.causal)
                 if reasons[name]:
-                    yield row | {"skipped": reasons[name]}
+                    yield Skipped(**vars(about), skipped=reasons[name])
                     continue
-                row |= climb(name, shape, given, inputs, conditions)
-                if "seconds" in row:
-                    rates[name] = row["tflops"]
-                    row |= _beside(row["seconds"], timed)
-                    timed.append(row["seconds"])
+                row = climb(about, given, inputs, conditions)
+                if isinstance(row, Rung):
+                    rates[name] = row.tflops
+                    row = _beside(row, timed)
+                    timed.append(row)
                 yield row
                 peers.release()
 
 
 def _does_not_run(name: str, capability: tuple[int, int] | None) -> str:
     kernel = KERNELS[name]
-    if kernel.on_host or kernel.runs_on(capability):
+    if kernel.on_host or (capability is not None and kernel.runs_on(capability)):
         return ""
     return f"it needs {compiler.architecture(kernel.needs)}"
 
@@ -98,24 +99,25 @@ def _inputs(path: Path, shape: Shape, seed: int) -> list[np.ndarray]:
     return inputs
 
 
-def climb(name: str, shape: Shape, given: Path, inputs: list[np.ndarray], conditions: Conditions) -> dict[str, object]:
-    """What a row says of one rung on one case; of a wrong rung only that, without times."""
+def climb(about: Row, given: Path, inputs: list[np.ndarray], conditions: Conditions) -> Rung | Refused | Skipped:
+    """The row of one rung on one case."""
     try:
-        commands, seconds = whole_commands(name, given, conditions.causal)
-    except subprocess.TimeoutExpired:
-        return {"skipped": f"the command takes more than {LONGEST:.0f} s"}
+        commands, seconds = whole_commands(about.contender, given, conditions.causal)
+    except race.TookTooLong as error:
+        return Skipped(**vars(about), skipped=str(error))
     except FlashError as error:
-        return {"error": str(error)}
+        return Refused(**vars(about), error=str(error))
     if seconds > SLOWEST:
-        return {"skipped": f"a run takes {seconds:.0f} s"}
-    affordable = int(PATIENCE / (2 * seconds)) - 2  # `CudaBackend.measure` runs each kernel twice, and two for nothing
+        return Skipped(**vars(about), skipped=f"a run takes {seconds:.0f} s")
+    # `CudaBackend.measure` runs each kernel twice, and two for nothing.
+    affordable = int(RUNS_LIMIT / (2 * seconds)) - 2
     runs = min(conditions.runs, max(FEWEST, affordable))
-    contender = bench.kernel_contender(name, "fp32", conditions.causal)
-    figures = bench.measured(contender, shape, inputs, conditions._replace(runs=runs))
-    return figures if "error" in figures else figures | commands
+    contender = bench.kernel_contender(about.contender, "fp32", conditions.causal)
+    row = bench.measured(about, contender, inputs, conditions._replace(runs=runs))
+    return row if isinstance(row, Refused) else Rung(**vars(row), **commands)
 
 
-def whole_commands(name: str, given: Path, causal: bool) -> tuple[dict[str, object], float]:
+def whole_commands(name: str, given: Path, causal: bool) -> tuple[dict[str, Any], float]:
     """Seconds of the report's phases, median of two or three commands; and those of the kernel in the quickest.
 
     The first may have compiled the kernel, in which case there is a third.
@@ -129,17 +131,16 @@ def whole_commands(name: str, given: Path, causal: bool) -> tuple[dict[str, obje
     return phases | {"commands": len(records)}, seconds
 
 
-def _whole_command(name: str, given: Path, causal: bool) -> dict[str, object]:
+def _whole_command(name: str, given: Path, causal: bool) -> dict[str, Any]:
     """The record of one ``flashcli run``."""
-    command = [sys.executable, "-m", "flashcli", "run", given, given.with_name("out"), "--serial", "--json", "-"]
-    options = ["--kernel", name, *(["--causal"] if causal else [])]
-    done = subprocess.run([*map(str, command), *options], capture_output=True, text=True, timeout=LONGEST, check=False)
-    if done.returncode:
-        reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[0]
-        raise FlashError(f"flashcli run failed: {reason.removeprefix('Error: ')}")
-    return json.loads(done.stdout)
+    options = ["--serial", "--json", "-", "--kernel", name, *(["--causal"] if causal else [])]
+    done = race.succeed([*race.FLASHCLI, "run", given, given.with_name("out"), *options], COMMAND_LIMIT)
+    return json.loads(done.out)
 
 
-def _beside(seconds: float, timed: list[float]) -> dict[str, float]:
-    """How many times faster than the rung before on this case, and than the first."""
-    return {"over_previous": timed[-1] / seconds, "over_first": timed[0] / seconds} if timed else {}
+def _beside(row: Rung, timed: list[Rung]) -> Rung:
+    """With how many times faster it is than the rung before on this case, and than the first."""
+    if not timed:
+        return row
+    previous, first = timed[-1].seconds, timed[0].seconds
+    return replace(row, over_previous=previous / row.seconds, over_first=first / row.seconds)

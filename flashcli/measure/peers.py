@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def cpu_peers(threads: int, causal: bool) -> list[Peer]:
     return [Peer(f"PyTorch {torch.__version__} SDPA", "float32", attend)]
 
 
-def gpu_peers(names: list[str], causal: bool) -> list[Peer]:
+def gpu_peers(names: Collection[str], causal: bool) -> list[Peer]:
     """The peers of the given packages, "torch" and "triton"."""
     peers = []
     if "torch" in names:
@@ -49,11 +49,11 @@ def gpu_peers(names: list[str], causal: bool) -> list[Peer]:
     return peers
 
 
-def _sdpa(backend, causal: bool) -> Callable:
+def _sdpa(backend: Any, causal: bool) -> Callable:
     from torch.nn.attention import sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    def attend(q, k, v):
+    def attend(q: Any, k: Any, v: Any) -> Any:
         with sdpa_kernel(backend):
             return scaled_dot_product_attention(q, k, v, is_causal=causal)
 
@@ -78,17 +78,31 @@ def measure(peer: Peer, inputs: list[np.ndarray], out: np.ndarray, runs: int) ->
     import torch
 
     dtype = getattr(torch, peer.dtype)
+    seconds: list[float] = []
     tensors = [[torch.from_numpy(x[:, i, None]).to("cuda", dtype).contiguous() for i in range(3)] for x in inputs]
-    seconds = []
+    turns = [functools.partial(peer.attend, *qkv) for qkv in tensors]
     for index in range(runs + 1, -1, -1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for event, turn in ((start, index + 1), (end, index)):
-            answer = peer.attend(*tensors[turn % len(inputs)])
-            event.record()
-        end.synchronize()
-        seconds.append(start.elapsed_time(end) / 1e3)
+        before, work = turns[(index + 1) % len(turns)], turns[index % len(turns)]
+        taken, answer = _event_seconds(before, work)
+        seconds.append(taken)
     out[...] = answer[:, 0].float().cpu().numpy()
     return seconds[2:]
+
+
+def _event_seconds(before: Callable, work: Callable) -> tuple[float, Any]:
+    """Seconds on the GPU of ``work``, by CUDA events, and its answer.
+
+    It is queued behind something else, so that the GPU need not wait for the host between the two events.
+    """
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before()
+    start.record()
+    answer = work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3, answer
 
 
 def release() -> None:
@@ -119,14 +133,5 @@ def ceilings() -> dict[str, float]:
 
 
 def _median_seconds(work: Callable) -> float:
-    import torch
-
-    seconds = []
-    for _ in range(12):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        seconds.append(start.elapsed_time(end) / 1e3)
+    seconds = [_event_seconds(work, work)[0] for _ in range(12)]
     return float(np.median(seconds[2:]))  # without those that warm up

@@ -14,10 +14,10 @@ import itertools
 import operator
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import astuple
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from flashcli.kernels import compiler
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.occupancy import Multiprocessor, occupancy, tightest
 from flashcli.kernels.types import Build, Launch, Problem
+from flashcli.measure import race
+from flashcli.measure.rows import Profiled, Refused, Row, Skipped
 from flashcli.messages import explain
 from flashcli.shape import Shape
 
@@ -97,33 +99,34 @@ class Profiler:
         except BackendUnavailable as error:
             self.unavailable = error
 
-    def rows(self, name: str, shape: Shape, seed: int) -> Iterator[dict[str, object]]:
-        """A row for each function of a rung; one with an ``error`` or why it was ``skipped`` where there is none."""
-        kernel = KERNELS[name]
+    def rows(self, about: Row, seed: int) -> Iterator[Row]:
+        """A row for each function of a rung; one that says why where there is none."""
+        shape, kernel = about.shape, KERNELS[about.contender]
         if not kernel.runs_on(self._capability):
             needs = f"it needs {compiler.architecture(kernel.needs)}"
-            yield {"skipped": "it runs on the host" if kernel.on_host else needs}
+            yield Skipped(**vars(about), skipped="it runs on the host" if kernel.on_host else needs)
             return
         build = Build(kernel, Problem(shape.B, shape.N, shape.N, shape.d, sms=self._sms))
-        times, launches = collections.Counter(), {}
+        times: collections.Counter[str] = collections.Counter()
+        launches: dict[str, Launch] = {}
         for_keys, for_rows = build.prepare(shape.B, shape.N), build.launches(shape.B, shape.N, shape.N)
         for launch in itertools.chain(for_keys, for_rows):
             times[launch.function] += 1
             launches.setdefault(launch.function, launch)
-        known: dict[str, dict[str, object]] = {}
+        known: dict[str, dict[str, Any]] = {}
         try:
             if not self.unavailable:
                 known = self._counted(build, shape, seed, len(times))
         except BackendUnavailable as error:
             self.unavailable = error
         except KernelFailure as error:
-            yield {"error": str(error)}
+            yield Refused(**vars(about), error=str(error))
             return
         known = known or self._by_the_compiler(build, launches)
         for function, number in times.items():
-            yield {"function": function, "launches": number, **known.get(function, {})}
+            yield Profiled(**vars(about), function=function, launches=number, **known.get(function, {}))
 
-    def _by_the_compiler(self, build: Build, launches: dict[str, Launch]) -> dict[str, dict[str, object]]:
+    def _by_the_compiler(self, build: Build, launches: dict[str, Launch]) -> dict[str, dict[str, Any]]:
         """What can be known without counters, if there is a compiler."""
         found = compiler.resources(build, self._arch) if compiler.find_nvcc() else {}
         return {
@@ -132,7 +135,7 @@ class Profiler:
             if function in found
         }
 
-    def _counted(self, build: Build, shape: Shape, seed: int, functions: int) -> dict[str, dict[str, object]]:
+    def _counted(self, build: Build, shape: Shape, seed: int, functions: int) -> dict[str, dict[str, Any]]:
         """Each function's figures. A metric that this ncu does not know is left out."""
         compiler.cubin(build, self._arch)  # here, for the cache: ncu need not look at a compiler
         sizes = ",".join(str(size) for size in astuple(shape))
@@ -143,19 +146,19 @@ class Profiler:
                 "--metrics", ",".join(self._metrics.values()),
                 sys.executable, "-m", "flashcli.measure.profiling", build.kernel.name, sizes, str(seed),
             ]  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            printed = done.stdout + done.stderr
+            done = race.finish(command)
+            printed = done.out + done.err
             if unknown := re.search(r"Failed to find metric (?:regex:\^)?(\w+)", printed):
                 left = {ours: theirs for ours, theirs in self._metrics.items() if theirs.split(".")[0] != unknown[1]}
                 if len(left) < len(self._metrics):
                     self._metrics = left
                     continue
-            if counted := parse(done.stdout, self._metrics):
+            if counted := parse(done.out, self._metrics):
                 return {function: figures(of_launch) for function, of_launch in counted.items()}
             raise complaint(printed)
 
 
-def _static(found: compiler.Resources, launch: Launch, multiprocessor: Multiprocessor) -> dict[str, object]:
+def _static(found: compiler.Resources, launch: Launch, multiprocessor: Multiprocessor) -> dict[str, Any]:
     fits = occupancy(multiprocessor, launch.threads, found.registers, found.shared + launch.shared)
     return {
         "registers": found.registers, "spilled": found.spilled, "shared": found.shared + launch.shared,
@@ -197,13 +200,13 @@ def complaint(printed: str) -> BackendUnavailable | KernelFailure:
     return BackendUnavailable(f"Nsight Compute gave no figures: {reason}.", "does `ncu` profile other programs here?")
 
 
-def figures(counted: dict[str, float]) -> dict[str, object]:
+def figures(counted: dict[str, float]) -> dict[str, Any]:
     """One launch of one function, as rows have it: rates in bytes a second. What was not counted is left out."""
     as_counted = (
         "seconds", "occupancy", "possible_occupancy", "sm_efficiency", "tensor_pipe", "load_conflicts",
         "store_conflicts", "registers",
     )  # fmt: skip
-    derived = {
+    derived: dict[str, tuple[Any, ...]] = {  # a function, and what it is called with
         "shared_load": (_rate_of_wavefronts, "shared_load_wavefronts", "seconds"),
         "shared_store": (_rate_of_wavefronts, "shared_store_wavefronts", "seconds"),
         "global_load": (operator.truediv, "global_load_bytes", "seconds"),

@@ -13,13 +13,13 @@ import mmap
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -32,15 +32,16 @@ from flashcli.files.cut import CHUNK_BYTES
 from flashcli.files.distributions import draw
 from flashcli.files.fileformat import create_input
 from flashcli.files.outputs import AtomicFile
-from flashcli.measure import scripts
-from flashcli.measure.diagnosis import gpus
+from flashcli.measure import race, scripts
+from flashcli.measure.machine import gpus
+from flashcli.measure.rows import PlainFiles, Row, Scaled, over_all
 from flashcli.run.report import busy
 from flashcli.shape import Shape
 
-RUN = (sys.executable, "-m", "flashcli", "run", "--json", "-")
+RUN = (*race.FLASHCLI, "run", "--json", "-")
 N, D = 2048, 64  # of the large input, which takes ten times as long to read as to compute
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # containers have no other user
-TIMES = ("seconds", "busy", "pipeline", "total", "input", "computation", "output")
+TOLD = ("pipeline", "total", "input", "computation", "output")  # the times in the record of a run
 
 
 def contenders(backend: str, counts: tuple[int, ...]) -> Iterator[tuple[str, int, list[str]]]:
@@ -56,44 +57,42 @@ def contenders(backend: str, counts: tuple[int, ...]) -> Iterator[tuple[str, int
             yield "mpirun", count, [mpirun, "--oversubscribe", "--bind-to", "none", "-n", str(count), *RUN, *own]
 
 
-def timed(command: list[str], given: Path, out: Path) -> dict[str, float]:
-    """Seconds of a command, seen from outside, and those it tells of; ``busy`` are those of the slowest part."""
-    start = time.perf_counter()
-    done = subprocess.run([*command, str(given), str(out)], env={**os.environ, **ROOT}, capture_output=True, text=True)
-    seconds = time.perf_counter() - start
-    if done.returncode:
-        raise FlashError(f"{' '.join(command)} failed: {done.stderr.strip()}", "see whether it runs by itself.")
-    record = json.loads(done.stdout)
+def told(done: race.Finished) -> dict[str, float]:
+    """The seconds that a command tells of; ``busy`` are those of the slowest GPU or process."""
+    record = json.loads(done.out)
     parts = record.get("devices") or record.get("ranks") or [record]
-    return {**record, "seconds": seconds, "busy": max(map(busy, parts))}
+    return {**{name: record[name] for name in TOLD}, "busy": max(map(busy, parts))}
 
 
-def compete(
-    case: str, shape: Shape, given: Path, backend: str, counts: tuple[int, ...], rounds: int
-) -> Iterator[dict[str, object]]:
+def rows_of(case: str, shape: Shape, given: Path, backend: str, counts: tuple[int, ...], runs: int) -> Iterator[Scaled]:
     """One row for each contender. The first round, untimed, fills the caches and compares the outputs."""
-    entrants = list(contenders(backend, counts))
-    outs = [given.with_name(f"{index}.out") for index in (0, 1)]
-    for index, (_, _, command) in enumerate(entrants):
-        timed(command, given, outs[min(index, 1)])
-        if index and not filecmp.cmp(*outs, shallow=False):
+    entrants = {(name, count): command for name, count, command in contenders(backend, counts)}
+    first, other = (given.with_name(name) for name in ("first.out", "other.out"))
+    for index, command in enumerate(entrants.values()):
+        race.succeed([*command, given, other if index else first], environment=environment())
+        if index and not filecmp.cmp(first, other, shallow=False):
             raise FlashError(f"{' '.join(command)} gives other bytes than one process with one GPU.", "report it.")
-    runs = [[] for _ in entrants]
-    for _ in range(rounds):
-        for taken, (_, _, command) in zip(runs, entrants, strict=True):
-            taken.append(timed(command, given, outs[1]))
-    for taken, (name, count, _) in zip(runs, entrants, strict=True):
-        times = {key: statistics.median(run[key] for run in taken) for key in TIMES}
-        ends = {"min": min(run["seconds"] for run in taken), "max": max(run["seconds"] for run in taken)}
-        rates = {
-            "reads": shape.input_bytes / times["input"] / 1e9, "writes": shape.output_bytes / times["output"] / 1e9,
-        }  # fmt: skip
-        yield {"case": case, **vars(shape), "contender": name, "count": count, **times, **ends, "runs": rounds, **rates}
-    for out in outs:
+    lines = {entrant: [*command, given, other] for entrant, command in entrants.items()}
+    for (name, count), taken in race.compete(lines, runs, environment()).items():
+        tellings = [told(done) for done in taken]
+        times: dict[str, Any] = {key: statistics.median(each[key] for each in tellings) for key in (*TOLD, "busy")}
+        rates = _rates(shape, times["input"], times["output"])
+        over = over_all([done.seconds for done in taken])
+        yield Scaled(**vars(Row.about(case, shape, name)), count=count, **rates, **over, **times)
+    for out in (first, other):
         out.unlink(missing_ok=True)
 
 
-def plain(case: str, shape: Shape, given: Path, backend: str, count: int) -> dict[str, object]:
+def _rates(shape: Shape, reading: float, writing: float) -> dict[str, Any]:
+    """10^9 bytes a second, of the seconds that reading and writing took."""
+    return {"reads": shape.input_bytes / reading / 1e9, "writes": shape.output_bytes / writing / 1e9}
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, **ROOT}
+
+
+def plain(case: str, shape: Shape, given: Path, backend: str, count: int) -> PlainFiles:
     """Reading all of the input, and writing as much as the output, and nothing else, with as many threads as a run."""
     overlap = (CudaBackend if backend == "cuda" else CpuBackend).overlap
     source = os.open(given, os.O_RDONLY)
@@ -110,8 +109,8 @@ def plain(case: str, shape: Shape, given: Path, backend: str, count: int) -> dic
         reading = side_by_side(read, buffers[: count * overlap.reading], shape.input_bytes)
         writing = side_by_side(write, buffers[: count * overlap.writing], shape.output_bytes)
     os.close(source)
-    rates = {"reads": shape.input_bytes / reading / 1e9, "writes": shape.output_bytes / writing / 1e9}
-    return {"case": case, **vars(shape), "contender": "plain files", "count": count, **rates}
+    rates = _rates(shape, reading, writing)
+    return PlainFiles(**vars(Row.about(case, shape, "plain files")), count=count, **rates)
 
 
 def side_by_side(work: Callable[[mmap.mmap, int, int], None], buffers: list[mmap.mmap], size: int) -> float:
@@ -142,9 +141,20 @@ def fill(path: Path, shape: Shape) -> None:
 @click.command()
 @click.option("--backend", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option(
-    "--shape", type=parameters.SHAPE, default="8,65536,64", show_default=True, help="That takes long to compute."
+    "--shape",
+    type=parameters.SHAPE,
+    default="8,65536,64",
+    show_default=True,
+    help="An input that is long to compute.",
 )
-@click.option("--bytes", "size", type=parameters.BYTES, default="20G", show_default=True, help="Of the large input.")
+@click.option(
+    "--bytes",
+    "size",
+    type=parameters.BYTES,
+    default="20G",
+    show_default=True,
+    help="The size of one that is long to read.",
+)
 @click.option(
     "--count",
     "counts",
@@ -155,7 +165,7 @@ def fill(path: Path, shape: Shape) -> None:
     help="So many GPUs, or processes; repeatable. Those beyond the machine's are left out.",
 )
 @click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="Timed runs of each command.")
-@click.option("--folder", type=Path, help="For the files; a temporary one by default.")
+@click.option("--folder", type=Path, help="Where the files are for the time; a temporary folder by default.")
 @as_json.json_option
 def main(
     backend: str,
@@ -169,12 +179,12 @@ def main(
     """Time runs on 1 GPU and on several, in turn, and print the medians."""
     there = len(gpus()) if backend == "cuda" else len(usable_cores())
     tried = tuple(count for count in counts if count <= there)
-    large, rows = Shape(max(1, size // (12 * N * D)), N, D), []
+    large, rows = Shape(max(1, size // (12 * N * D)), N, D), list[Row]()
     with tempfile.TemporaryDirectory(dir=folder) as files:
         for case, one in (("compute", shape), ("files", large)):
             given = Path(files, "x.in")
             fill(given, one)
-            rows += compete(case, one, given, backend, tried, runs)
+            rows += rows_of(case, one, given, backend, tried, runs)
             if case == "files":
                 rows += [plain(case, one, given, backend, count) for count in tried]
             click.echo(f"{case} done", err=True)

@@ -200,16 +200,16 @@ def test_the_cpu_has_neither_kernels_nor_precisions(option, value):
 def test_causal_counts_the_pairs_that_are_computed():
     operations = 4 * SHAPE.B * (SHAPE.N * (SHAPE.N + 1) // 2) * SHAPE.d
     [row] = rows_of(right, ceilings={"fp32": 1e9, "bytes": 1e9})
-    assert row["tflops"] == pytest.approx(operations / 0.5 / 1e12)
-    assert row["floor_operations"] == pytest.approx(operations / 1e9)
+    assert row.tflops == pytest.approx(operations / 0.5 / 1e12)
+    assert row.floor_operations == pytest.approx(operations / 1e9)
     assert tflops(2, 20, 8, 0.5) == pytest.approx(4 * 2 * 20 * 20 * 8 / 0.5 / 1e12)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no\nmore"), ValueError("no"), AssertionError()])
 def test_a_peer_that_fails_in_any_way_leaves_the_other_rows(error):
     failed, fine = rows_of(failing(error), right)
-    assert failed["error"] in ("no", "AssertionError")
-    assert fine["seconds"] == 0.5
+    assert failed.error in ("no", "AssertionError")
+    assert fine.seconds == 0.5
 
 
 def test_release_survives_a_broken_context(monkeypatch):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,9 @@ from support import ROOT, Finished, environment, random_qkv, script, write_input
 
 from flashcli.errors import BadInput, FlashError
 from flashcli.kernels.compiler import find_nvcc
-from flashcli.measure import end_to_end, records
+from flashcli.measure import end_to_end, race, records
+from flashcli.measure.rows import WholeCommand
+from flashcli.shape import Shape
 
 KERNEL = [ROOT / "cuda" / name for name in ("attention/10_q_in_registers.cu", "common.cuh")]
 
@@ -36,26 +38,26 @@ def test_a_table_and_a_record(folder, tmp_path):
     path = tmp_path / "record.json"
     done = run(folder, "--backend", "cpu", "--case", "tiny", "--runs", 2, "--json", path)
     assert (done.code, done.err) == (0, "tiny done\n")
-    record = json.loads(path.read_text())
-    assert [row["contender"] for row in record["rows"]] == ["run", "run --serial"]
-    for row in record["rows"]:
-        assert (row["case"], row["B"], row["N"], row["d"], row["runs"]) == ("tiny", 2, 16, 8, 2)
-        assert 0 < row["computation"] < row["total"] < row["max"] + 0.02  # the process's start is known to 0.01 s
-        assert row["min"] <= row["seconds"] <= row["max"]
-        assert 10 < row["peak_mib"] < 1000
-    assert record["circumstances"]["threads"] and record["circumstances"]["date"]
-    assert str(path) not in record["circumstances"]["command"]
-    assert done.out.startswith(records.end_to_end(record["rows"]))
+    record = records.read(path.read_text())
+    assert [row.contender for row in record.rows] == ["run", "run --serial"]
+    for row in record.rows:
+        assert (row.case, row.shape, row.runs) == ("tiny", Shape(2, 16, 8), 2)
+        assert 0 < row.computation < row.total < row.max + 0.02  # the process's start is known to 0.01 s
+        assert row.min <= row.seconds <= row.max
+        assert 10 < row.peak_mib < 1000
+    assert record.circumstances["threads"] and record.circumstances["date"]
+    assert record.circumstances["command"] == (
+        f"python -m flashcli.measure.end_to_end --folder {folder} --backend cpu --case tiny --runs 2"
+    )
+    assert done.out.startswith(records.VIEWS["end_to_end"](record.rows))
 
 
 def test_the_table_compares_the_first_with_the_last():
-    row = {"case": "t10", "B": 10, "N": 2048, "d": 64, "min": 0.1, "max": 0.5, "peak_mib": 99.6}
-    rows = [
-        row | {"contender": "run", "seconds": 0.2, "device_mib": 7.1},
-        row | {"contender": "hw4 (C++)", "seconds": 0.4},
-    ]
-    rows.append(row | {"contender": "run", "seconds": 0.2, "case": "20 GB", "B": 1, "N": 2, "d": 3})
-    assert records.end_to_end(rows).splitlines() == [
+    times = {"seconds": 0.2, "min": 0.1, "max": 0.5, "runs": 10, "peak_mib": 99.6}
+    run = WholeCommand(case="t10", B=10, N=2048, d=64, contender="run", device_mib=7.1, **times)
+    hw4 = replace(run, contender="hw4 (C++)", seconds=0.4, device_mib=None)
+    large = replace(run, case="20 GB", B=1, N=2, d=3, device_mib=None)
+    assert records.VIEWS["end_to_end"]([run, hw4, large]).splitlines() == [
         "| case | (B, N, d) | run, s | hw4 (C++), s | run over hw4 (C++) | peak memory, MiB | of the GPU's |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         "| t10 | (10, 2048, 64) | 0.20 (0.10 to 0.50) | 0.40 (0.10 to 0.50) | 0.50x | 100 / 100 | 7 |",
@@ -95,7 +97,7 @@ def test_a_program_that_is_not_built(folder):
 def test_a_program_that_fails_ends_the_race(folder, tmp_path):
     broken = script(tmp_path / "broken", "#!/bin/sh\necho no device\nexit 3\n")
     with pytest.raises(FlashError, match="broken failed: no device"):
-        end_to_end.finish([broken])
+        race.succeed([broken])
 
 
 def test_an_output_that_differs_ends_the_race(folder, tmp_path):
@@ -103,7 +105,7 @@ def test_an_output_that_differs_ends_the_race(folder, tmp_path):
     zeros = script(tmp_path / "zeros", '#!/bin/sh\nhead -c 1024 /dev/zero > "$2"\n')
     commands = end_to_end.contenders("cpu", zeros) | {"zeros": [str(zeros)]}
     with pytest.raises(FlashError, match="DIFFER"):
-        list(end_to_end.compete(case, commands, 1, tmp_path))
+        list(end_to_end.rows_of(case, commands, 1, tmp_path))
 
 
 def test_each_command_follows_each_other_one(folder, tmp_path):
@@ -113,8 +115,8 @@ def test_each_command_follows_each_other_one(folder, tmp_path):
         name: [str(script(tmp_path / name, f'#!/bin/sh\necho {name} >> {log}\nhead -c 1024 /dev/zero > "$2"\n'))]
         for name in ("run", "other", "third")
     }
-    rows = list(end_to_end.compete(case, commands, 4, tmp_path))
-    assert [(row["contender"], row["runs"]) for row in rows] == [("run", 4), ("other", 4), ("third", 4)]
+    rows = list(end_to_end.rows_of(case, commands, 4, tmp_path))
+    assert [(row.contender, row.runs) for row in rows] == [("run", 4), ("other", 4), ("third", 4)]
     first = ["run", "other", "third"]
     turns = [*first, *first, "other", "third", "run", "third", "run", "other", *first]  # the first is not timed
     assert log.read_text().split() == turns

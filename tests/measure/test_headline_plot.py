@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 
 import pytest
 from support import ROOT
 
-from flashcli.measure import headline_plot
+from flashcli.measure import headline_plot, records
+from flashcli.measure.rows import Refused, Timed
 
-RECORD = json.loads((ROOT / "cuda/records/h200.json").read_text())
+RECORD = records.read((ROOT / "cuda/records/h200.json").read_bytes())
+ABOUT = {"case": "t10", "B": 10, "N": 2048, "d": 64}
 
 
-def row(contender: str, tflops: float | None = None, **others) -> dict:
-    timed = {} if tflops is None else {"tflops": tflops}
-    return {"case": "t10", "B": 10, "N": 2048, "d": 64, "contender": contender, **timed, **others}
+def row(contender: str, tflops: float) -> Timed:
+    times = {"seconds": 1.0, "min": 1.0, "max": 1.0, "runs": 1}
+    return Timed(**ABOUT, contender=contender, relative_l2=1e-6, max_abs=1e-6, **times, tflops=tflops)
 
 
 def test_the_fastest_of_our_fp32_kernels_stands_beside_the_fp32_peers():
@@ -24,18 +25,17 @@ def test_the_fastest_of_our_fp32_kernels_stands_beside_the_fp32_peers():
 
 
 def test_what_was_not_timed_has_no_bar():
-    assert headline_plot.rates([row("mma", 75.0), row("PyTorch efficient", error="it refuses")]) == {
-        "t10 (10, 2048, 64)": {"flashcli": 75.0}
-    }
+    rows = [row("mma", 75.0), Refused(**ABOUT, contender="PyTorch efficient", error="it refuses")]
+    assert headline_plot.rates(rows) == {"t10 (10, 2048, 64)": {"flashcli": 75.0}}
 
 
 def test_every_case_of_the_record_has_a_bar_of_ours_and_of_each_peer():
-    assert all(set(case) == set(headline_plot.COLOURS) for case in headline_plot.rates(RECORD["rows"]).values())
+    assert all(set(case) == set(headline_plot.COLOURS) for case in headline_plot.rates(RECORD.rows).values())
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="Matplotlib is not installed")
 def test_the_record_is_drawn(tmp_path):
     picture = tmp_path / "headline.svg"
-    headline_plot.draw(RECORD, str(picture))
+    headline_plot.draw_headline(RECORD, str(picture))
     text = picture.read_text()
     assert "<svg" in text and all(f"<!-- {name} -->" in text for name in [*headline_plot.COLOURS, "cuBLAS in fp32"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,9 @@ from flashcli.commands.bench import command
 from flashcli.errors import FlashError, UsageError
 from flashcli.files.fileformat import InputFile
 from flashcli.kernels.attention import KERNELS
-from flashcli.measure import bench, ladder, records
+from flashcli.measure import bench, ladder, machine, records
+from flashcli.measure.records import of_kind
+from flashcli.measure.rows import Refused, Row, Rung, Skipped, Timed
 from flashcli.shape import Shape
 
 SHAPES = {"t10": Shape(2, 20, 8), "t30": Shape(4, 20, 8)}
@@ -35,23 +36,29 @@ def rungs(monkeypatch):
     return registry
 
 
+def rung(about: Row, **figures: float) -> Rung:
+    """A row with figures, of which most do not matter."""
+    names = ("relative_l2", "max_abs", "seconds", "min", "max", "tflops", "total", "input", "computation", "output")
+    return Rung(**vars(about), **{"runs": 20, "commands": 2, **dict.fromkeys(names, 1.0), **figures})
+
+
 @pytest.fixture
 def climbed(monkeypatch):
     """Instead of being measured, a rung has a rate of 1 GFLOP/s; gives which rung climbed which shape."""
     calls = []
 
-    def climb(name, shape, given, inputs, *rest):
-        calls.append((name, shape.B))
+    def climb(about, given, inputs, *rest):
+        calls.append((about.contender, about.B))
         with InputFile(given) as file:
-            assert file.shape == shape and (file.read(range(shape.B)) == inputs[0]).all()
-        seconds = OPERATIONS * shape.B / 2 / 1e9 / len(calls)
-        return {"seconds": seconds, "min": seconds, "max": seconds, "tflops": 1e-3}
+            assert file.shape == about.shape and (file.read(range(about.B)) == inputs[0]).all()
+        seconds = OPERATIONS * about.B / 2 / 1e9 / len(calls)
+        return rung(about, seconds=seconds, tflops=1e-3)
 
     monkeypatch.setattr(ladder, "climb", climb)
     return calls
 
 
-def climb_all(names=NAMES, shapes=SHAPES, everywhere=False, capability=(9, 0)) -> list[dict]:
+def climb_all(names=NAMES, shapes=SHAPES, everywhere=False, capability=(9, 0)) -> list[Row]:
     return list(ladder.ladder(shapes, names, bench.Conditions(20, False, 0), capability, everywhere))
 
 
@@ -61,24 +68,25 @@ def climb_all(names=NAMES, shapes=SHAPES, everywhere=False, capability=(9, 0)) -
 def test_the_lowest_rungs_climb_the_first_case_only(rungs, climbed):
     rows = climb_all()
     assert climbed == [("plain_c", 2), ("slow", 2), ("float4", 2), ("wgmma", 2), ("float4", 4), ("wgmma", 4)]
-    assert [row["skipped"] for row in rows if "skipped" in row] == ["as in the report, on t10 only"] * 2
+    assert [row.skipped for row in of_kind(Skipped, rows)] == ["as in the report, on t10 only"] * 2
 
 
 def test_every_rung_climbs_the_cases_that_are_named(rungs, climbed):
-    assert not any("skipped" in row for row in climb_all(everywhere=True))
+    assert not of_kind(Skipped, climb_all(everywhere=True))
     assert len(climbed) == 8
 
 
 def test_a_rung_that_does_not_run_here_says_what_it_needs(rungs, climbed):
     rows = climb_all(capability=(8, 0))
-    assert [row["skipped"] for row in rows if row["contender"] == "wgmma"] == ["it needs sm_90a"] * 2
+    assert [row.skipped for row in rows if row.contender == "wgmma"] == ["it needs sm_90a"] * 2
     assert ("plain_c", 2) in climbed
 
 
 def test_a_case_that_would_take_too_long_is_predicted_from_the_one_before(rungs, climbed, monkeypatch):
     monkeypatch.setattr(ladder, "SLOWEST", 1.5 * OPERATIONS / 1e9)
     rows = climb_all(everywhere=True)
-    assert [row.get("skipped") for row in rows] == [None] * 4 + ["a run would take some 0 s, at its rate before"] * 4
+    assert all(isinstance(row, Rung) for row in rows[:4])
+    assert [row.skipped for row in rows[4:]] == ["a run would take some 0 s, at its rate before"] * 4
 
 
 def test_a_case_nobody_climbs_has_no_inputs_made(rungs, climbed, monkeypatch):
@@ -88,9 +96,9 @@ def test_a_case_nobody_climbs_has_no_inputs_made(rungs, climbed, monkeypatch):
 
 def test_rows_compare_with_the_rung_before_and_with_the_first(rungs, climbed):
     first, second, third, *_ = climb_all()
-    assert "over_previous" not in first and "over_first" not in first
-    assert (second["over_previous"], second["over_first"]) == pytest.approx((2, 2))
-    assert (third["over_previous"], third["over_first"]) == pytest.approx((1.5, 3))
+    assert first.over_previous is first.over_first is None
+    assert (second.over_previous, second.over_first) == pytest.approx((2, 2))
+    assert (third.over_previous, third.over_first) == pytest.approx((1.5, 3))
 
 
 # How one is measured
@@ -108,19 +116,24 @@ def commands(monkeypatch, *totals: float, kernel_seconds: float = 1e-3) -> list[
     return left
 
 
-def figures(monkeypatch, result: dict) -> list[int]:
+def measured_as(monkeypatch, row: Row) -> list[int]:
+    """Have the kernel measured with that result; gives how many runs that was to have."""
     runs = []
 
-    def measured(contender, shape, inputs, conditions):
+    def measured(about, contender, inputs, conditions):
         runs.append(conditions.runs)
-        return result
+        return row
 
     monkeypatch.setattr(bench, "measured", measured)
     return runs
 
 
-def climb(name="mma", wanted=20) -> dict:
-    return ladder.climb(name, SHAPES["t10"], Path("in"), [], bench.Conditions(wanted, False, 0))
+ABOUT = Row.about("t10", SHAPES["t10"], "mma", False)
+TIMED = Timed(**vars(ABOUT), relative_l2=1e-6, max_abs=1e-6, seconds=1.0, min=1.0, max=1.0, runs=20, tflops=1e-3)
+
+
+def climb(wanted=20) -> Row:
+    return ladder.climb(ABOUT, Path("in"), [], bench.Conditions(wanted, False, 0))
 
 
 @pytest.mark.parametrize(("totals", "median"), [((1.0, 1.05, 9.0), 1.025), ((5.0, 1.0, 1.1), 1.1)])
@@ -136,29 +149,26 @@ def test_a_third_command_decides_where_two_differ(monkeypatch, totals, median):
 )
 def test_a_slow_kernel_has_fewer_runs(monkeypatch, kernel_seconds, wanted, runs):
     commands(monkeypatch, 1, 1, kernel_seconds=kernel_seconds)
-    counted = figures(monkeypatch, {"seconds": 1.0})
-    assert {"seconds", "total", "input", "output"} <= set(climb(wanted=wanted))
+    counted = measured_as(monkeypatch, TIMED)
+    assert isinstance(climb(wanted), Rung)
     assert counted == [runs]
 
 
 def test_a_wrong_rung_has_no_times_at_all(monkeypatch):
     commands(monkeypatch, 1, 1)
-    wrong = {"relative_l2": 1.0, "error": f"{bench.WRONG}relative L2 1.0e+00, 0 not finite"}
-    figures(monkeypatch, wrong)
-    assert climb() == wrong and bench.failed([wrong, {"seconds": 1.0}])
+    wrong = Refused(**vars(ABOUT), relative_l2=1.0, max_abs=1.0, error="wrong: relative L2 1.0e+00, 0 not finite")
+    measured_as(monkeypatch, wrong)
+    assert climb() == wrong and bench.failed([wrong, TIMED]) and not bench.failed([TIMED])
 
 
 def test_a_run_that_takes_too_long_is_not_repeated(monkeypatch):
     commands(monkeypatch, 1, 1, kernel_seconds=12)
-    assert climb() == {"skipped": "a run takes 12 s"}
+    assert climb() == Skipped(**vars(ABOUT), skipped="a run takes 12 s")
 
 
 def test_a_command_that_takes_too_long_is_stopped(monkeypatch):
-    def run(*rest):
-        raise subprocess.TimeoutExpired("flashcli", 60)
-
-    monkeypatch.setattr(ladder, "_whole_command", run)
-    assert climb() == {"skipped": "the command takes more than 60 s"}
+    monkeypatch.setattr(ladder, "COMMAND_LIMIT", 0.01)  # Python alone takes longer to start
+    assert climb() == Skipped(**vars(ABOUT), skipped="the command takes more than 0 s")
 
 
 def test_a_command_that_fails_is_an_error_of_its_row(fake_gpu, monkeypatch, tmp_path):
@@ -166,7 +176,7 @@ def test_a_command_that_fails_is_an_error_of_its_row(fake_gpu, monkeypatch, tmp_
         ladder._whole_command("mma", tmp_path / "missing", False)
     monkeypatch.setenv("FAKE_GPU_FAILS", "launch")
     [row] = climb_all(["mma"], {"t10": SHAPES["t10"]}, capability=(8, 0))
-    assert row["error"].startswith("flashcli run failed: kernel mma failed on Fake GPU")
+    assert row.error.startswith("flashcli run failed: kernel mma failed on Fake GPU")
 
 
 # The command
@@ -177,14 +187,15 @@ def test_the_ladder_is_climbed(fake_gpu, tmp_path):
     kernels = ["--kernel", "wgmma", "--kernel", "mma", "--kernel", "q_in_registers"]
     done = flashcli("bench", "--ladder", *kernels, "--shape", "2,20,8", "--json", path)
     assert done.code == 0, done.err
-    record = json.loads(path.read_text())
-    assert record["circumstances"]["gpu"] == "Fake GPU" and record["ceilings"] == {}
-    assert [row["contender"] for row in record["rows"]] == ["q_in_registers", "mma", "wgmma"]
-    for row in record["rows"][:2]:
-        assert row["relative_l2"] < 1e-6 and row["min"] <= row["seconds"] <= row["max"]
-        assert 0 < row["computation"] < row["total"]
-    assert record["rows"][1]["over_first"] == pytest.approx(record["rows"][0]["seconds"] / record["rows"][1]["seconds"])
-    assert done.out.startswith(records.ladder_text(record["rows"]))
+    record = records.read(path.read_text())
+    assert record.circumstances["gpu"] == "Fake GPU" and record.ceilings == {}
+    assert [row.contender for row in record.rows] == ["q_in_registers", "mma", "wgmma"]
+    first, second = of_kind(Rung, record.rows)
+    for row in (first, second):
+        assert row.relative_l2 < 1e-6 and row.min <= row.seconds <= row.max
+        assert 0 < row.computation < row.total
+    assert second.over_first == pytest.approx(first.seconds / second.seconds)
+    assert done.out.startswith(records.texts(records.ladders(record.rows)))
     assert re.search(r"^wgmma +skipped: it needs sm_90a$", done.out, re.MULTILINE)
 
 
@@ -211,9 +222,7 @@ def test_what_the_ladder_refuses(monkeypatch, options, message):
 
 
 def test_a_rung_of_the_host_needs_no_gpu(no_pycuda, monkeypatch, climbed):
-    row = {"min": 1.0, "max": 1.0, "tflops": 1e-3, "seconds": 1.0}
-    phases = {"total": 1.0, "input": 0.1, "computation": 0.8, "output": 0.1}
-    monkeypatch.setattr(ladder, "climb", lambda *rest: row | phases)
+    monkeypatch.setattr(ladder, "climb", lambda about, *rest: rung(about))
     done = CliRunner().invoke(command, ["--ladder", "--kernel", "sequential", "--shape", "2,20,8"])
     assert done.exit_code == 0, done.output
     assert "sequential  1000 ms" in done.output
@@ -224,7 +233,7 @@ def test_plain_bench_leaves_the_slow_rungs_to_the_ladder(monkeypatch):
     chosen = []
     monkeypatch.setattr("flashcli.commands.bench.FAST_FROM", "mma")
     monkeypatch.setattr("flashcli.commands.bench._is_cpu", lambda *_, **__: False)
-    monkeypatch.setattr(bench, "gpu_circumstances", dict)
+    monkeypatch.setattr(machine, "gpu_circumstances", dict)
     monkeypatch.setattr(bench, "gpu_contenders", lambda kernels, *rest: chosen.append(kernels) or [])
     for options in ([], ["--kernel", "all"], ["--kernel", "wgmma", "--kernel", "q_in_registers"]):
         CliRunner().invoke(command, ["--shape", "2,20,8", *options])
@@ -233,23 +242,21 @@ def test_plain_bench_leaves_the_slow_rungs_to_the_ladder(monkeypatch):
 
 # The tables
 
-ROW = {
-    "case": "t10", "B": 10, "N": 2048, "d": 64, "contender": "float4", "seconds": 2.5e-3, "min": 2.4e-3, "max": 2.6e-3,
-    "tflops": 4.295, "over_previous": 1.234, "over_first": 1234.5,
-    "total": 0.4321, "input": 0.001, "computation": 0.41, "output": 0.002,
-}  # fmt: skip
+ROW = rung(
+    Row.about("t10", Shape(10, 2048, 64), "float4", False), seconds=2.5e-3, min=2.4e-3, max=2.6e-3, tflops=4.295,
+    over_previous=1.234, over_first=1234.5, total=0.4321, input=0.001, computation=0.41, output=0.002,
+)  # fmt: skip
 
 
 def test_a_table_for_each_case_with_a_line_for_neighbours_skipped_alike():
-    shape = {"case": "(2, 3, 4)", "B": 2, "N": 3, "d": 4}
-    slow = {name: ROW[name] for name in ("seconds", "min", "max", "tflops", "total", "input", "computation", "output")}
+    unnamed = {"case": "(2, 3, 4)", "B": 2, "N": 3, "d": 4}
     rows = [
-        *({"contender": name, "skipped": "too slow", **shape} for name in ("a", "b")),
-        {"contender": "c", "error": "wrong: no", **shape},
-        {"contender": "d", **shape, **slow, "seconds": 2.2},
+        *(Skipped(contender=name, skipped="too slow", **unnamed) for name in ("a", "b")),
+        Refused(contender="c", error="wrong: no", **unnamed),
+        replace(ROW, contender="d", **unnamed, seconds=2.2, over_previous=None, over_first=None),
         ROW,
     ]
-    lines = records.ladder(rows).splitlines()
+    lines = records.VIEWS["ladder"](rows).splitlines()
     assert lines[0] == "**(2, 3, 4)**" and lines[8] == "**t10 (10, 2048, 64)**"
     assert lines[2] == f"| {' | '.join(records.RUNGS)} |"
     assert [line.split(" | ")[:2] for line in lines[4:6]] == [["| a, b", "skipped: too slow"], ["| c", "wrong: no"]]
@@ -261,9 +268,8 @@ def test_a_table_for_each_case_with_a_line_for_neighbours_skipped_alike():
 
 
 def test_a_document_shows_a_ladder(tmp_path):
-    (tmp_path / "x.json").write_text(json.dumps({"circumstances": {"gpu": "GPU 1"}, "rows": [ROW]}))
+    (tmp_path / "x.json").write_text(json.dumps(records.Record({"gpu": "GPU 1"}, [ROW]).written()))
     document = tmp_path / "x.md"
     document.write_text("before\n<!-- ladder: x.json -->\nold\n<!-- end -->\nafter\n")
-    assert records.refreshed(document) == (
-        f"before\n<!-- ladder: x.json -->\n{records.ladder([ROW])}\nGPU 1\n<!-- end -->\nafter\n"
-    )
+    table = records.VIEWS["ladder"]([ROW])
+    assert records.refreshed(document) == (f"before\n<!-- ladder: x.json -->\n{table}\nGPU 1\n<!-- end -->\nafter\n")

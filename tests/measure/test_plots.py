@@ -16,27 +16,34 @@ from support import ROOT, Finished, environment, flashcli
 from flashcli.commands.bench import command
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels.attention import KERNELS
-from flashcli.measure import bench, plots
+from flashcli.measure import machine, plots
+from flashcli.measure.records import Record
+from flashcli.measure.rows import Profiled, Row, Rung, Skipped
 
 LADDER = ("bench", "--ladder", "--shape", "2,20,8", "--plot")
 RECORDS = ROOT / "cuda" / "records"
 drawing = pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="no Matplotlib")
 
 
-def row(contender: str, tflops: float, case: str = "t10", B: int = 10, N: int = 2048, d: int = 64) -> dict:
+def row(contender: str, tflops: float, case: str = "t10", B: int = 10, N: int = 2048, d: int = 64) -> Rung:
     seconds = 4 * B * N * N * d / tflops / 1e12
+    times = {"seconds": seconds, "min": seconds, "max": seconds, "runs": 20, "tflops": tflops, "commands": 2}
     phases = {"total": 0.4 + seconds, "input": 0.01, "computation": 0.3 + seconds, "output": 0.02}
-    return {"case": case, "B": B, "N": N, "d": d, "causal": False, "contender": contender,
-            "seconds": seconds, "tflops": tflops, **phases}  # fmt: skip
+    accuracy = {"relative_l2": 1e-6, "max_abs": 1e-6}
+    return Rung(case=case, B=B, N=N, d=d, causal=False, contender=contender, **accuracy, **times, **phases)
 
 
-def record(*rows: dict, roofs: bool = True) -> dict:
-    ceilings = {"fp32": 51e12, "fp16": 769e12, "bytes": 4.25e12} if roofs else {}
-    return {"circumstances": {"gpu": "GPU 1"}, "ceilings": ceilings, "rows": list(rows)}
+def record(*rows: Row) -> Record:
+    return Record({"gpu": "GPU 1"}, list(rows), {"fp32": 51e12, "fp16": 769e12, "bytes": 4.25e12})
+
+
+def counted(row: Row, launches: int, dram_bytes: float) -> Profiled:
+    about = vars(Row.about(row.case, row.shape, row.contender))
+    return Profiled(**about, function="attention", launches=launches, dram_bytes=dram_bytes)
 
 
 ROWS = [row("register_tiled", 23.0), row("wgmma", 157.0), row("wgmma", 233.0, "t30", 2, 32768)]
-SKIPPED = {"case": "t10", "B": 10, "N": 2048, "d": 64, "contender": "mma", "skipped": "it needs sm_80"}
+SKIPPED = Skipped(case="t10", B=10, N=2048, d=64, contender="mma", skipped="it needs sm_80")
 
 
 # Before the work
@@ -49,7 +56,7 @@ def test_a_plot_is_of_the_ladder():
 def test_without_matplotlib_nothing_is_timed(monkeypatch):
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find_spec(name))
-    monkeypatch.setattr(bench, "gpu_circumstances", None)
+    monkeypatch.setattr(machine, "gpu_circumstances", None)
     done = CliRunner().invoke(command, [*LADDER[1:], "x.png"])
     assert type(done.exception) is BackendUnavailable
     assert done.exception.hint == "pip install matplotlib."
@@ -75,9 +82,9 @@ def test_both_pictures_are_drawn(fake_gpu, tmp_path):
 
 @drawing
 def test_they_are_drawn_from_records(tmp_path):
-    (tmp_path / "ladder.json").write_text(json.dumps(record(*ROWS, SKIPPED)))
-    launches = [ROWS[0] | {"launches": 1, "dram_bytes": 1e8}, ROWS[0] | {"launches": 1, "dram_bytes": 2e8}]
-    (tmp_path / "profile.json").write_text(json.dumps({"rows": launches, "circumstances": {}}))
+    (tmp_path / "ladder.json").write_text(json.dumps(record(*ROWS, SKIPPED).written()))
+    launches = Record({}, [counted(ROWS[0], 1, 1e8), counted(ROWS[0], 1, 2e8)])
+    (tmp_path / "profile.json").write_text(json.dumps(launches.written()))
     done = subprocess.run(
         [sys.executable, "-m", "flashcli.measure.plots", "ladder.json", "x.svg", "--profile", "profile.json"],
         cwd=tmp_path, env=environment(), capture_output=True, text=True,
@@ -116,7 +123,7 @@ def test_the_bytes_are_only_in_a_profile(tmp_path):
 @drawing
 def test_a_ladder_that_nobody_climbed_is_not_drawn(tmp_path):
     with pytest.raises(plots.BadInput, match="no rung was timed"):
-        plots.draw(record(SKIPPED), str(tmp_path / "x.png"))
+        plots.draw_ladder(record(SKIPPED), str(tmp_path / "x.png"))
 
 
 @drawing
@@ -126,12 +133,12 @@ def test_bars_are_those_of_the_record():
     assert [ax.get_title("left") for ax in figure.axes] == ["t10 (10, 2048, 64)", "t30 (2, 32768, 64)"]
     heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in first.containers}
     assert heights == {
-        "total": [x["total"] for x in ROWS[:2]],
-        "computing": [x["computation"] for x in ROWS[:2]],
+        "total": [x.total for x in ROWS[:2]],
+        "computing": [x.computation for x in ROWS[:2]],
         "input and output": pytest.approx([0.03] * 2),
     }
     assert [text.get_text() for text in second.get_xticklabels()] == ["wgmma"]
-    assert second.lines[0].get_ydata().tolist() == [ROWS[2]["seconds"]]
+    assert second.lines[0].get_ydata().tolist() == [ROWS[2].seconds]
 
 
 def points(figure) -> dict[str, list[tuple[float, float]]]:
@@ -142,7 +149,7 @@ def points(figure) -> dict[str, list[tuple[float, float]]]:
 @drawing
 def test_every_rung_is_on_the_roofline_by_what_it_multiplies_with(monkeypatch):
     monkeypatch.setitem(KERNELS, "plain_c", replace(KERNELS["mma"], name="plain_c", on_host=True))
-    figure = plots._roofline([[*ROWS[:2], row("plain_c", 0.01)]], "GPU 1", record()["ceilings"], [])
+    figure = plots._roofline([[*ROWS[:2], row("plain_c", 0.01)]], "GPU 1", record().ceilings, [])
     intensity = pytest.approx(2048 / 4)
     host, ffma, tensor_cores = plots.UNITS
     assert points(figure) == {
@@ -155,7 +162,7 @@ def test_every_rung_is_on_the_roofline_by_what_it_multiplies_with(monkeypatch):
 @drawing
 @pytest.mark.parametrize(("launches", "intensity"), [(1, 4 * 10 * 2048**2 * 64 / 3e8), (2, 2048 / 4)])
 def test_bytes_are_those_that_were_counted_where_each_function_is_launched_once(launches, intensity):
-    measured = [ROWS[0] | {"launches": launches, "dram_bytes": 1e8}, ROWS[0] | {"launches": 1, "dram_bytes": 2e8}]
+    measured = [counted(ROWS[0], launches, 1e8), counted(ROWS[0], 1, 2e8)]
     figure = plots._roofline([ROWS[:2]], "GPU 1", {}, measured)
     _, ffma, tensor_cores = plots.UNITS
     assert points(figure)[ffma] == [(pytest.approx(intensity), 23.0)]
@@ -163,12 +170,12 @@ def test_bytes_are_those_that_were_counted_where_each_function_is_launched_once(
 
 
 def test_the_caption_says_which_bytes():
-    measured = [row | {"launches": 1, "dram_bytes": 1e8} for row in ROWS]
-    many = [row | {"launches": 2} for row in measured]
-    once, counted = "once in and O once out", "a launch with empty caches moves through DRAM, as counted"
-    for known, wanted in [([], {once}), (many, {once}), (measured[:1], {once, counted}), (measured, {counted})]:
+    measured = [counted(row, 1, 1e8) for row in ROWS]
+    many = [counted(row, 2, 1e8) for row in ROWS]
+    once, dram = "once in and O once out", "a launch with empty caches moves through DRAM, as counted"
+    for known, wanted in [([], {once}), (many, {once}), (measured[:1], {once, dram}), (measured, {dram})]:
         caption = plots._caption(ROWS, known, roofed=True)
-        assert {part for part in (once, counted) if part in caption} == wanted
+        assert {part for part in (once, dram) if part in caption} == wanted
     assert "No roofs" in plots._caption(ROWS, [], roofed=False)
 
 

@@ -260,7 +260,8 @@ def test_what_a_multiprocessor_holds(has, threads, registers, shared, blocks, pe
 
 
 def test_a_document_shows_a_profile(tmp_path):
-    row = {"case": "t10", "B": 10, "N": 2048, "d": 64, "contender": "mma", "function": "attention", "registers": 64}
+    row = {"case": "t10", "B": 10, "N": 2048, "d": 64, "contender": "mma", "function": "attention", "launches": 1,
+           "registers": 64}  # fmt: skip
     (tmp_path / "x.json").write_text(json.dumps({"circumstances": {"gpu": "GPU 1"}, "rows": [row]}))
     document = tmp_path / "x.md"
     document.write_text("<!-- profile: x.json -->\n<!-- end -->\n")

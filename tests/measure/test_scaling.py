@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import environment
+from support import environment, script
 
 from flashcli.errors import FlashError
 from flashcli.files.fileformat import InputFile
 from flashcli.measure import records, scaling
+from flashcli.measure.rows import PlainFiles, Scaled
 from flashcli.shape import Shape
 
 
@@ -24,15 +25,15 @@ def test_a_table_and_a_record(tmp_path):
         env=environment(), capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "compute done\nfiles done\n")
-    record = json.loads(path.read_text())
-    assert [(row["case"], row["contender"], row["count"]) for row in record["rows"]] == [
+    record = records.read(path.read_text())
+    assert [(row.case, row.contender, row.count) for row in record.rows] == [
         ("compute", "alone", 1), ("files", "alone", 1), ("files", "plain files", 1)
     ]  # fmt: skip
-    for row in record["rows"][:2]:
-        assert 0 < row["busy"] <= row["pipeline"] < row["seconds"]
-        assert row["min"] <= row["seconds"] <= row["max"]
-    assert all(row["reads"] > 0 and row["writes"] > 0 for row in record["rows"])
-    assert done.stdout.startswith(records.scaling(record["rows"]))
+    for row in record.rows[:2]:
+        assert 0 < row.busy <= row.pipeline < row.seconds
+        assert row.min <= row.seconds <= row.max
+    assert all(row.reads > 0 and row.writes > 0 for row in record.rows)
+    assert done.stdout.startswith(records.VIEWS["scaling"](record.rows))
     assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
 
 
@@ -43,11 +44,10 @@ def test_the_contenders_on_gpus():
 
 
 def test_other_bytes_end_the_race(tmp_path, monkeypatch):
-    commands = iter([["echo", "1"], ["echo", "2"]])
-    monkeypatch.setattr(scaling, "contenders", lambda *_: [(n, 1, next(commands)) for n in ("one", "two")])
-    monkeypatch.setattr(scaling, "timed", lambda command, given, out: out.write_text(command[1]))
-    with pytest.raises(FlashError, match="gives other bytes"):
-        list(scaling.compete("", Shape(1, 1, 1), tmp_path / "x.in", "cpu", (1,), 1))
+    programs = [script(tmp_path / name, f'#!/bin/sh\necho {name} > "$2"\n') for name in ("one", "two")]
+    monkeypatch.setattr(scaling, "contenders", lambda *_: [(path.name, 1, [str(path)]) for path in programs])
+    with pytest.raises(FlashError, match="two gives other bytes"):
+        list(scaling.rows_of("", Shape(1, 1, 1), tmp_path / "x.in", "cpu", (1,), 1))
 
 
 def test_a_filled_input_is_one_whose_batches_differ(tmp_path: Path):
@@ -61,14 +61,13 @@ def test_a_filled_input_is_one_whose_batches_differ(tmp_path: Path):
 
 
 def test_the_table_says_how_many_times_as_fast():
-    row = {"case": "compute", "B": 8, "N": 65536, "d": 64, "reads": 5.0, "writes": 2.0}
-    times = {"busy": 0.8, "pipeline": 1.0, "seconds": 2.0}
-    rows = [
-        row | times | {"contender": "--devices", "count": 1},
-        row | {name: value / 2 for name, value in times.items()} | {"contender": "--devices", "count": 2},
-        row | {"contender": "plain files", "count": 1},
-    ]
-    assert records.scaling(rows).splitlines()[2:] == [
+    about = {"case": "compute", "B": 8, "N": 65536, "d": 64, "reads": 5.0, "writes": 2.0}
+    times = {"busy": 0.8, "pipeline": 1.0, "seconds": 2.0, "min": 2.0, "max": 2.0, "runs": 3, "total": 2.0}
+    phases = {"input": 0.1, "computation": 0.8, "output": 0.1}
+    one = Scaled(**about, **times, **phases, contender="--devices", count=1)
+    two = replace(one, count=2, **{name: times[name] / 2 for name in ("busy", "pipeline", "seconds")})
+    rows = [one, two, PlainFiles(**about, contender="plain files", count=1)]
+    assert records.VIEWS["scaling"](rows).splitlines()[2:] == [
         "| (8, 65536, 64) | `--devices` | 1 | 0.800 (1.00x) | 1.000 (1.00x) | 2.000 (1.00x) | 5.0 | 2.0 |",
         "| (8, 65536, 64) | `--devices` | 2 | 0.400 (2.00x) | 0.500 (2.00x) | 1.000 (2.00x) | 5.0 | 2.0 |",
         "| (8, 65536, 64) | `plain files` | 1 |  |  |  | 5.0 | 2.0 |",

@@ -1,0 +1,100 @@
+"""What this machine is: its GPUs, and what a record must say of it so that others can repeat the measurement."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from flashcli import __version__
+from flashcli.backends.cpu import blas_text
+from flashcli.errors import BackendUnavailable
+
+
+class Gpu(NamedTuple):
+    """One GPU, as the driver describes it."""
+
+    name: str
+    capability: tuple[int, int]  # its compute capability
+    memory: int  # in bytes
+
+
+def gpus() -> list[Gpu]:
+    """All GPUs that this process can use; BackendUnavailable if there is none."""
+    from flashcli.backends import cuda
+
+    if not (found := cuda.devices()):
+        raise BackendUnavailable("the driver finds no GPU.", "is one allocated to this job?")
+    return [Gpu(*device) for device in found]
+
+
+def circumstances() -> dict[str, object]:
+    """When and how something was measured, and by which versions."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": repeatable(sys.argv[1:]),
+        "commit": os.environ.get("FLASHCLI_COMMIT") or _git_commit(),
+        "version": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "cpu": _cpu_name(),
+    }
+
+
+def repeatable(arguments: list[str]) -> str:
+    """The command line without the files that results went to."""
+    return re.sub(r" --(json|csv|markdown|plot)([ =](?!--)\S+)?", "", " ".join(["flashcli", *arguments]))
+
+
+def cpu_circumstances(threads: int) -> dict[str, object]:
+    return {"threads": threads, "blas": blas_text()}
+
+
+def gpu_circumstances() -> dict[str, object]:
+    """The same of the first GPU and its driver; BackendUnavailable if there is none."""
+    from flashcli.backends import cuda
+
+    gpu = gpus()[0]
+    version = cuda.load_driver().get_driver_version()
+    return {
+        "gpu": gpu.name,
+        "compute_capability": "{}.{}".format(*gpu.capability),
+        "memory_gib": round(gpu.memory / 2**30),
+        "driver_cuda": f"{version // 1000}.{version % 1000 // 10}",
+        "driver": _driver_version(),
+    }
+
+
+def _git_commit() -> str:
+    return _first_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")
+
+
+def _driver_version() -> str:
+    try:
+        return Path("/sys/module/nvidia/version").read_text().strip()
+    except OSError:
+        return _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+
+
+def _first_line(*command: str) -> str:
+    """What a command prints, if it is installed and has something to say."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return "unknown"
+    return (result.stdout.splitlines() or ["unknown"])[0].strip()
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()

@@ -1,0 +1,95 @@
+"""Whole commands in processes of their own: started, timed and measured from outside, and raced in turn."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from typing import IO, NamedTuple, TypeVar
+
+from flashcli.errors import FlashError
+
+Name = TypeVar("Name", bound=Hashable)
+Command = Sequence[object]  # its words
+FLASHCLI = (sys.executable, "-m", "flashcli")
+
+
+class Finished(NamedTuple):
+    """What a command did. ``code`` is negative, the number of the signal, if one ended it."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float  # of the wall clock
+    peak_mib: float  # the most memory that it had at a time
+
+
+class TookTooLong(FlashError):
+    """A command was stopped because it had taken all the time that it may take."""
+
+
+def finish(command: Command, limit: float | None = None, environment: Mapping[str, str] | None = None) -> Finished:
+    """Run a command to its end, however that is; TookTooLong if it takes more than ``limit`` seconds."""
+    stopped = threading.Event()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        start = time.perf_counter()
+        process = subprocess.Popen([*map(str, command)], stdout=out, stderr=err, env=environment)
+
+        def stop() -> None:
+            stopped.set()
+            process.kill()
+
+        watch = threading.Timer(limit or 0, stop)
+        try:
+            if limit is not None:
+                watch.start()
+            _, status, usage = os.wait4(process.pid, 0)  # which tells of its memory, as Popen does not
+            seconds = time.perf_counter() - start
+            process.returncode = os.waitstatus_to_exitcode(status)
+        finally:
+            watch.cancel()
+            process.kill()  # which does nothing, but after an interruption
+            process.wait()
+        if stopped.is_set():
+            raise TookTooLong(f"the command takes more than {limit:.0f} s")
+        return Finished(process.returncode, _text(out), _text(err), seconds, usage.ru_maxrss / 1024)
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def succeed(command: Command, limit: float | None = None, environment: Mapping[str, str] | None = None) -> Finished:
+    """The same for a command that must not fail; FlashError has the first line of its complaint."""
+    done = finish(command, limit, environment)
+    if done.code:
+        told = (done.err.strip() or done.out.strip() or f"exit code {done.code}").splitlines()[0]
+        raise FlashError(f"{_called(command)} failed: {told.removeprefix('Error: ')}", "see whether it runs by itself.")
+    return done
+
+
+def _called(command: Command) -> str:
+    words = [*map(str, command)]
+    return f"flashcli {words[3]}" if tuple(words[:3]) == FLASHCLI else " ".join(words)
+
+
+def compete(
+    commands: Mapping[Name, Command], runs: int, environment: Mapping[str, str] | None = None
+) -> dict[Name, list[Finished]]:
+    """So many runs of each command, in turn."""
+    taken: dict[Name, list[Finished]] = {name: [] for name in commands}
+    for turn in range(runs):
+        for name in rotated(list(commands), turn):  # what a command leaves for the system to do slows down the next
+            taken[name].append(succeed(commands[name], environment=environment))
+    return taken
+
+
+def rotated(names: list[Name], turn: int) -> list[Name]:
+    """Beginning with another one in each turn."""
+    first = turn % len(names)
+    return names[first:] + names[:first]

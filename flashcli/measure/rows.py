@@ -1,0 +1,183 @@
+"""The rows of records: a type for each kind of row, which says what each figure means.
+
+Times are in seconds and sizes in bytes, if nothing else is said. In a record's file a row is an object with the names
+of these fields; those that are None are left out.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from flashcli.shape import Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What every row begins with."""
+
+    case: str  # the name of a test case; a shape that is none has itself as its name
+    B: int
+    N: int
+    d: int
+    causal: bool | None = None  # with the mask or without; None in records that are never of masked attention
+    contender: str  # the kernel, or the command, whose figures these are
+
+    @classmethod
+    def about(cls, case: str, shape: Shape, contender: str, causal: bool | None = None) -> Row:
+        """The beginning of a row; its ``vars()`` go into one with figures."""
+        return cls(case=case, **vars(shape), contender=contender, causal=causal)
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.B, self.N, self.d)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the case has another name than its shape."""
+        return self.case != str(self.shape)
+
+    @property
+    def title(self) -> str:
+        """The name and the shape of the case."""
+        return f"{self.case} {self.shape}" if self.is_named else self.case
+
+    def written(self) -> dict[str, object]:
+        """The row as it stands in a record's file."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused(Row):
+    """A contender without times: its answer was wrong, or it failed."""
+
+    relative_l2: float | None = None  # of a wrong answer: ‖got - want‖ / ‖want‖, want in float64
+    max_abs: float | None = None  # of a wrong answer: the largest |got - want|
+    error: str  # why there are no times, in one line
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.relative_l2 is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped(Row):
+    """A contender that was not tried."""
+
+    skipped: str  # the reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed(Row):
+    """A contender of ``flashcli bench`` with a right answer. Its times are those of the computation alone."""
+
+    relative_l2: float  # ‖got - want‖ / ‖want‖, want in float64
+    max_abs: float  # the largest |got - want|
+    seconds: float  # the median of all runs
+    min: float  # of all runs
+    max: float  # of all runs
+    runs: int  # how many were timed
+    floor_bytes: float | None = None  # seconds that a copy takes which moves as many bytes as Q, K, V and O are
+    floor_operations: float | None = None  # seconds that cuBLAS takes for as many operations on the same unit
+    tflops: float  # 10^12 operations a second, at the median
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung(Timed):
+    """A kernel of ``flashcli bench --ladder``, and whole commands with it: the medians of their phases."""
+
+    total: float  # of the whole command, from the start of its process
+    input: float  # reading
+    computation: float  # from the input in the host's memory to the output there
+    output: float  # writing
+    commands: int  # how many whole commands were run
+    over_previous: float | None = None  # how many times faster the kernel is than the rung before it that was timed
+    over_first: float | None = None  # how many times faster it is than the first that was timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiled(Row):
+    """One launch of one function of a kernel, by the GPU's counters or else by what the compiler knows.
+
+    What was not counted is None. Percentages are of what the GPU could do at most; rates are in bytes a second.
+    """
+
+    function: str  # its name in the source
+    launches: int  # how many launches of it the whole computation has
+    seconds: float | None = None
+    occupancy: float | None = None  # warps that a multiprocessor held on average, in percent
+    possible_occupancy: float | None = None  # the same, as far as registers and shared memory allow
+    sm_efficiency: float | None = None  # cycles in which a multiprocessor had work, in percent
+    tensor_pipe: float | None = None  # cycles in which the tensor cores were busy, in percent
+    load_conflicts: float | None = None  # passes that loads from shared memory took because of bank conflicts
+    store_conflicts: float | None = None  # the same for stores
+    registers: float | None = None  # of a thread
+    spilled: int | None = None  # bytes of a thread's registers that the compiler moved to memory
+    shared_load: float | None = None  # rate of loads from shared memory
+    shared_store: float | None = None
+    global_load: float | None = None
+    global_store: float | None = None
+    excess_wavefronts: float | None = None  # passes of shared memory beyond those that its accesses need by their width
+    local_bytes: float | None = None  # moved from and to local memory, where spilled registers are
+    dram_bytes: float | None = None  # moved from and to the GPU's memory
+    shared: float | None = None  # shared memory of a block
+    limited_by: str | None = None  # the resource of which there is too little for more warps
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeCommand(Row):
+    """A command from an input file to an output file, seen from outside; the phases are those that it tells of."""
+
+    seconds: float  # the median of all runs
+    peak_mib: float  # the most memory that it had, in MiB, in the last run
+    total: float | None = None  # of the last run, as are the phases
+    input: float | None = None
+    computation: float | None = None
+    output: float | None = None
+    min: float  # of all runs
+    max: float  # of all runs
+    runs: int  # how many were timed
+    device_mib: float | None = None  # memory taken on the GPU, in MiB
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainFiles(Row):
+    """Reading an input file and writing an output file and nothing else, as a bound for `Scaled`."""
+
+    count: int  # of GPUs or processes
+    reads: float  # 10^9 bytes a second
+    writes: float  # 10^9 bytes a second
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaled(PlainFiles):
+    """A command on so many GPUs or processes. Times are medians over all runs."""
+
+    seconds: float  # from outside
+    busy: float  # of the kernel on the GPU, or in the process, that took longest
+    pipeline: float  # from the first thing that was read to the last that was written
+    total: float  # as the command tells it, as are the phases
+    input: float
+    computation: float
+    output: float
+    min: float  # of the times from outside
+    max: float
+    runs: int  # how many were timed
+
+
+KINDS: tuple[type[Row], ...] = (Refused, Skipped, Timed, Rung, Profiled, WholeCommand, PlainFiles, Scaled)
+
+
+def read(found: dict[str, Any]) -> Row:
+    """The row that stands in a record's file. ValueError if it is of no kind."""
+    for kind in KINDS:
+        known = {field.name: field.default is MISSING for field in fields(kind)}
+        if found.keys() <= known.keys() and all(name in found for name, needed in known.items() if needed):
+            return kind(**found)
+    raise ValueError(f"no kind of row has the fields {', '.join(found)}")
+
+
+def over_all(seconds: list[float]) -> dict[str, Any]:
+    """What rows say of the times of several runs."""
+    return {"seconds": statistics.median(seconds), "min": min(seconds), "max": max(seconds), "runs": len(seconds)}
