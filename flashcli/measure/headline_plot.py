@@ -12,11 +12,11 @@ import click
 
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, load, save
-from flashcli.measure.records import Record, of_kind
+from flashcli.measure.records import FP32_PEERS, Record, of_kind
 from flashcli.measure.rows import Row, Timed
 
 OURS = "flashcli"
-COLOURS = {OURS: BLUE, "Triton tf32x3": ORANGE, "PyTorch efficient": GREEN, "PyTorch math": RED}
+COLOURS = dict(zip((OURS, *FP32_PEERS), (BLUE, GREEN, RED, ORANGE), strict=True))
 BAR = 0.2  # of the space for a case
 
 
@@ -43,8 +43,8 @@ def draw_headline(record: Record, path: str) -> None:
         bars = ax.bar(left, [case.get(name, 0) for case in cases.values()], BAR, color=colour, label=name)
         texts = [f"{case[name]:.0f}" if name in case else "" for case in cases.values()]
         ax.bar_label(bars, texts, fontsize=8, padding=1, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
-    ceilings = record.ceilings or {}
-    ax.axhline(ceilings["fp32"] / 1e12, color=BLACK, linestyle="--", linewidth=1, label="cuBLAS in fp32")
+    if record.ceilings:
+        ax.axhline(record.ceilings["fp32"] / 1e12, color=BLACK, linestyle="--", linewidth=1, label="cuBLAS in fp32")
     ax.set_xticks(range(len(cases)), [title.replace(" (", "\n(", 1) for title in cases])
     ax.tick_params(axis="x", length=0)
     ax.set(ylabel="TFLOP/s", title=f"fp32 attention on {record.circumstances['gpu']}, more is better")
