@@ -97,6 +97,14 @@ backend_option = click.option(
     show_default=True,
     help="Where to compute; auto is the GPU if there is a usable one, else the CPU.",
 )
+
+
+def as_option(name: str, value: str = "") -> str:
+    """How the command line spells a field of a request."""
+    name = {"max_device_bytes": "max-device-memory"}.get(name, name)
+    return f"--{name} {value}".rstrip()
+
+
 KERNEL = click.Choice(list(KERNELS))
 kernel_option = click.option(
     "--kernel",

@@ -75,7 +75,7 @@ def command(
             backend, causal, scale, kernel, precision, chosen[0] if chosen else None, here.turn, threads, here.threads,
             max_device_memory,
         )  # fmt: skip
-        check(request, _as_option)
+        check(request, options.as_option)
         order = pipeline.Order(input_path, output_path, request, chosen, serial, trace)
         person = pipeline.Audience(options.notice, options.warn, options.late_progress)
         record = pipeline.run(order, person if here.rank == 0 else pipeline.NOBODY, here)
@@ -84,12 +84,6 @@ def command(
     record |= {"causal": causal, "scale": scale}
     aside = _is_stdout(output_path)  # the answer goes there: the report must not
     as_json.present(record, report.report(record), json_path, err=aside)
-
-
-def _as_option(name: str, value: str = "") -> str:
-    """How the command line spells a field of a request."""
-    name = {"max_device_bytes": "max-device-memory"}.get(name, name)
-    return f"--{name} {value}".rstrip()
 
 
 def _devices(several: tuple[int, ...] | str | None, one: int | None, backend: str, ranks: int) -> tuple[int, ...]:

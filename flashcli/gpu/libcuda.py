@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 
@@ -26,6 +27,16 @@ def problem() -> str:
     if code not in (0, NO_DEVICE):
         return f"the CUDA driver does not start: {_words(driver, code)}"
     return "" if count.value else "the CUDA driver finds no GPU"
+
+
+def version() -> str:
+    """Of the driver, which is there: its own where the system tells, and that of the CUDA it is for."""
+    cuda = ctypes.c_int()
+    libcuda().cuDriverGetVersion(ctypes.byref(cuda))
+    own = ""
+    with contextlib.suppress(OSError), open("/proc/driver/nvidia/version") as file:
+        own = next((word + ", " for word in file.readline().split() if word[0].isdigit()), "")
+    return f"{own}for CUDA {cuda.value // 1000}.{cuda.value % 1000 // 10}"
 
 
 def _words(driver: ctypes.CDLL, code: int) -> str:

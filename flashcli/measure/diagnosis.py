@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 from importlib import metadata
@@ -16,9 +15,11 @@ from flashcli.backends.request import Request, open_backend
 from flashcli.errors import BackendUnavailable, FlashError
 from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference
+from flashcli.gpu import libcuda
 from flashcli.kernels import cache, compiler
 from flashcli.measure.machine import gpus
 from flashcli.run.arrays import forward
+from flashcli.run.ranks import load_mpi
 from flashcli.shape import Shape
 
 
@@ -30,7 +31,7 @@ class Finding(NamedTuple):
 
 
 def diagnose() -> list[Finding]:
-    return [_python(), _cpu(), _c_compiler(), _nvcc(), _host_compiler(), _cache(), _mpi(), *_gpus()]
+    return [_python(), _cpu(), _c_compiler(), _nvcc(), _host_compiler(), _cache(), _mpi(), _driver(), *_gpus()]
 
 
 def _python() -> Finding:
@@ -61,19 +62,30 @@ def _host_compiler() -> Finding:
 
 def _cache() -> Finding:
     folder = cache.folder()
-    existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
-    writable = os.access(existing, os.W_OK)
-    kernels = sum(path.suffix in (".cubin", ".so") for path in folder.glob("*"))
-    hint = "" if writable else "set FLASHCLI_CACHE_DIR to a folder you can write; until then every start compiles."
-    return Finding("kernel cache", writable, f"{folder}, {kernels} kernels", hint)
+    kept = [cache.load(path) for path in folder.glob("*") if path.suffix in (".cubin", ".so")]
+    text = f"{folder}, {sum(code is not None for code in kept)} kernels"
+    if None in kept:
+        text += f"; {kept.count(None)} more are damaged, or from an older version"
+    try:
+        cache.try_to_write()
+    except OSError as error:
+        hint = "set FLASHCLI_CACHE_DIR to a folder you can write; until then every start compiles."
+        return Finding("kernel cache", False, f"{text}; not writable: {error.strerror.lower()}", hint)
+    return Finding("kernel cache", True, text)
 
 
 def _mpi() -> Finding:
     try:
-        return Finding("MPI", True, f"mpi4py {metadata.version('mpi4py')}")
-    except metadata.PackageNotFoundError:
-        hint = "pip install mpi4py, to start several processes by mpirun or srun."
-        return Finding("MPI", False, "mpi4py is not installed", hint)
+        library = load_mpi().Get_library_version()  # which may be asked before MPI is started
+        return Finding("MPI", True, f"mpi4py {metadata.version('mpi4py')}, {library.splitlines()[0].partition(',')[0]}")
+    except BackendUnavailable as error:
+        return Finding("MPI", False, str(error), error.hint)
+
+
+def _driver() -> Finding:
+    if problem := libcuda.problem():
+        return Finding("GPU driver", False, problem, "is there a GPU in this machine, and allocated to this job?")
+    return Finding("GPU driver", True, f"NVIDIA {libcuda.version()}")
 
 
 def _gpus() -> list[Finding]:

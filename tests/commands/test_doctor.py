@@ -1,9 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
-from support import flashcli, script
+import pytest
+from support import flashcli, python_path, script
+
+from flashcli.gpu import libcuda
+from flashcli.kernels import cache
+from flashcli.measure import diagnosis
 
 
 def test_without_a_gpu(no_pycuda, monkeypatch, tmp_path):
@@ -27,7 +33,43 @@ def test_without_a_gpu(no_pycuda, monkeypatch, tmp_path):
 
 def test_mpi_is_named_or_missed():
     [line] = [line for line in flashcli("doctor").out.splitlines() if "MPI: " in line]
-    assert re.fullmatch(r"\[ok\] MPI: mpi4py \d\S*|\[--\] MPI: mpi4py is not installed", line)
+    assert re.fullmatch(r"\[ok\] MPI: mpi4py \d\S*, .*MPI.*|\[--\] MPI: mpi4py.* is not installed\.", line)
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("raise ModuleNotFoundError('mpi4py')", "apart, is not installed."),
+        (
+            "raise RuntimeError('cannot load MPI library')",
+            "mpi4py does not load an MPI library: cannot load MPI library.",
+        ),
+    ],
+)
+def test_an_mpi4py_that_finds_no_library_is_no_mpi(tmp_path, statement, message):
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("class rc: pass\n")
+    (tmp_path / "mpi4py" / "MPI.py").write_text(statement)
+    lines = flashcli("doctor", env={"PYTHONPATH": python_path(tmp_path)}).out.splitlines()
+    [index] = [index for index, line in enumerate(lines) if "MPI: " in line]
+    assert lines[index].startswith("[--] MPI: mpi4py") and lines[index].endswith(message)
+    assert lines[index + 1].startswith("     Hint: ")
+
+
+def test_the_driver_has_a_line():
+    [line] = [line for line in flashcli("doctor").out.splitlines() if "GPU driver: " in line]
+    assert re.fullmatch(r"\[ok\] GPU driver: NVIDIA (\d[\d.]+, )?for CUDA \d+\.\d|\[--\] GPU driver: .*driver.*", line)
+
+
+def test_which_driver_it_is(monkeypatch):
+    class Driver:
+        def cuDriverGetVersion(self, where):
+            where._obj.value = 12080
+            return 0
+
+    monkeypatch.setattr(libcuda, "libcuda", Driver)
+    monkeypatch.setattr(libcuda, "problem", lambda: "")
+    assert diagnosis._driver().text.endswith("for CUDA 12.8")
 
 
 def test_json(no_pycuda):
@@ -52,8 +94,11 @@ def test_what_the_sequential_program_needs(no_pycuda, monkeypatch, tmp_path):
 def test_the_cache_has_kernels_for_gpus_and_for_the_host(no_pycuda, monkeypatch, tmp_path):
     monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path))
     for name in ("mma.cubin", "wgmma.cubin", "sequential.so", "tmpx"):
-        (tmp_path / name).touch()
+        cache.store(tmp_path / name, b"code")
     assert f"[ok] kernel cache: {tmp_path}, 3 kernels\n" in flashcli("doctor").out
+    (tmp_path / "mma.cubin").write_bytes(b"code")
+    os.mkfifo(tmp_path / "fifo.so")
+    assert f"{tmp_path}, 2 kernels; 2 more are damaged, or from an older version\n" in flashcli("doctor").out
 
 
 def test_a_cache_that_cannot_be_written(no_pycuda, monkeypatch, tmp_path, ordinary_user):
@@ -61,4 +106,16 @@ def test_a_cache_that_cannot_be_written(no_pycuda, monkeypatch, tmp_path, ordina
     monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "cubins"))
     done = flashcli("doctor", **ordinary_user)
     tmp_path.chmod(0o755)
-    assert f"[--] kernel cache: {tmp_path}/cubins, 0 kernels" in done.out
+    assert f"[--] kernel cache: {tmp_path}/cubins, 0 kernels; not writable: permission denied" in done.out
+
+
+def test_a_cache_that_only_root_may_seem_to_write(no_pycuda, monkeypatch):
+    """Permissions say that it can be written; only to try tells that it cannot."""
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", "/proc/self/cubins")
+    assert "[--] kernel cache: /proc/self/cubins, 0 kernels; not writable: " in flashcli("doctor").out
+
+
+def test_looking_into_the_cache_leaves_nothing(no_pycuda, monkeypatch, tmp_path):
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "cache" / "cubins"))
+    assert "[ok] kernel cache: " in flashcli("doctor").out
+    assert not (tmp_path / "cache").exists()

@@ -75,3 +75,9 @@ def test_the_kernel_is_chosen_when_it_is_exported(tmp_path):
 def test_what_is_there_stays(exported):
     flashcli("export-hw4", exported).assert_error(2, "is there already")
     flashcli("export-hw4", exported / "hw4" / "x").assert_error(73, "cannot create")
+
+
+def test_what_contradicts_itself_is_not_written(tmp_path):
+    done = flashcli("export-hw4", tmp_path / "hw4", "--backend", "cpu", "--kernel", "mma")
+    done.assert_error(2, "for GPUs, not for the cpu backend")
+    assert not (tmp_path / "hw4").exists()

@@ -334,7 +334,10 @@ STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "1"}
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("raise ModuleNotFoundError('mpi4py')", "mpi4py, which tells them apart, is not installed."),
+        (
+            "raise ModuleNotFoundError('mpi4py')",
+            "mpi4py, which tells the tasks of mpirun or srun apart, is not installed.",
+        ),
         (
             "raise RuntimeError('cannot load MPI library\\nlibmpi.so')",
             "MPI library: cannot load MPI library libmpi.so.",
