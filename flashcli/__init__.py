@@ -1,7 +1,7 @@
 """flashcli: fp32-accurate attention from file to file, on a GPU or without one."""
 
 __version__ = "0.1.0"
-__all__ = ["attention"]
+__all__ = ["FlashError", "attention"]
 
 
 def __getattr__(name: str):
@@ -10,4 +10,8 @@ def __getattr__(name: str):
         from flashcli.api import attention
 
         return attention
+    if name == "FlashError":
+        from flashcli.errors import FlashError
+
+        return FlashError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

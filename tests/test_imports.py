@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support import environment, flashcli, random_qkv, write_input, write_output
 
+import flashcli as flashcli_package
+
 EXTRAS = {"pycuda", "torch", "triton", "rich", "matplotlib", "mpi4py", "scipy", "pandas"}
 TRACE = """
 import atexit, sys
@@ -81,3 +83,11 @@ def test_compare_loads_no_backend(tmp_path):
 def test_the_package_itself_loads_nothing():
     program = "import sys, flashcli; assert 'numpy' not in sys.modules and 'click' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], env=environment(), check=True)
+
+
+def test_what_the_package_offers():
+    from flashcli.errors import FlashError
+
+    assert flashcli_package.FlashError is FlashError and callable(flashcli_package.attention)
+    with pytest.raises(AttributeError, match="nonesuch"):
+        flashcli_package.nonesuch  # noqa: B018

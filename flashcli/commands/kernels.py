@@ -41,15 +41,19 @@ def command(name: str | None, d: int, arch: str | None, json_path: str | None) -
         as_json.present(record, "\n".join(_lines(record)), json_path)
         return
     rows = [_row(kernel, d) for kernel in KERNELS.values()]
-    told = "{name}: {tiles}, needs {needs}; cuda/{file}\n    {summary}"
+    told = "{name}: {tiles}, needs {needs}; {source}\n    {summary}"
     as_json.present(rows, "\n".join(told.format(tiles=_tiles(row), **row) for row in rows), json_path)
 
 
 def _row(kernel, d: int) -> dict[str, object]:
-    tiling = kernel.tiling(Problem(1, 2048, 2048, d))
+    from flashcli.kernels import compiler
+
+    tiling, source = kernel.tiling(Problem(1, 2048, 2048, d)), compiler.SOURCES / kernel.file
+    if source.is_relative_to(Path.cwd()):  # of a checkout, probably
+        source = source.relative_to(Path.cwd())
     return {
-        "name": kernel.name, "file": kernel.file, "summary": kernel.summary, "needs": _needs(kernel), "d": d,
-        "Br": tiling.Br, "Bc": tiling.Bc, "threads": tiling.threads,
+        "name": kernel.name, "file": kernel.file, "source": str(source), "summary": kernel.summary,
+        "needs": _needs(kernel), "d": d, "Br": tiling.Br, "Bc": tiling.Bc, "threads": tiling.threads,
     }  # fmt: skip
 
 
@@ -64,13 +68,11 @@ def _tiles(row: dict[str, object]) -> str:
 
 
 def _one(name: str, d: int, arch: str | None) -> dict[str, object]:
-    """What `_row` says of a kernel, and where its source is and what each of its functions takes."""
+    """What `_row` says of a kernel, and what each of its functions takes."""
     from flashcli.errors import UsageError
-    from flashcli.kernels import compiler
 
     build = Build(KERNELS[name], Problem(1, 2048, 2048, d))
-    source = compiler.SOURCES / build.kernel.file
-    record = _row(build.kernel, d) | {"source": str(source), "dynamic_shared": build.tiling.shared, "functions": {}}
+    record = _row(build.kernel, d) | {"dynamic_shared": build.tiling.shared, "functions": {}}
     if not build.kernel.on_host:
         record |= _compiled(build, arch)
     elif arch:

@@ -15,13 +15,17 @@ from flashcli.files.fileformat import InputFile, read_output
 from flashcli.shape import Shape, shape_problem
 
 MANIFEST = "manifest.toml"
+FOLDER = "testcases"  # that of the thirty cases; its manifest is in flashcli/ once installed
+OURS = next(
+    path
+    for path in (Path(__file__).parents[1] / FOLDER / MANIFEST, Path(__file__).parents[2] / FOLDER / MANIFEST)
+    if path.exists()
+)
 GENERATED = "large"
 REPORT_CASES = ("t10", "t11", "t22", "t29", "t30")  # those that the course's report has times of
 TIME_LIMIT = 120.0
 CASE_HINT = "a case is a table with shape = [B, N, d] and seed."
-WHERE = (
-    "the thirty cases come with the repository; any folder of .in files (and .ref) from `flashcli generate` will do."
-)
+WHERE = "a folder named testcases gets the thirty cases; `flashcli generate` makes files for any other (.in and .ref)."
 
 
 @dataclass(frozen=True)
@@ -74,13 +78,17 @@ class Case:
 def load(folder: Path, hint: str = WHERE) -> list[Case]:
     """The cases of a folder: those of its manifest.toml, else every NAME.in in it (with NAME.ref, if there is one).
 
-    ``hint`` says where to find cases, if there are none.
+    A folder testcases that has neither, or is not there, is for the thirty cases. ``hint`` says where to find cases, if
+    there are none.
     """
     with explained("read", folder):
-        if not folder.is_dir():
-            raise BadInput(f"{str(folder)!r} is not a folder of test cases.", hint)
-        if MANIFEST in os.listdir(folder):
-            return _from_manifest(folder)
+        names = os.listdir(folder) if folder.is_dir() else []
+    if MANIFEST in names:
+        return _from_manifest(folder, folder / MANIFEST)
+    if folder.name == FOLDER and not any(name.endswith(".in") for name in names):
+        return _from_manifest(folder, OURS)
+    if not folder.is_dir():
+        raise BadInput(f"{str(folder)!r} is not a folder of test cases.", hint)
     cases = [_from_file(path) for path in sorted(folder.glob("*.in"))]
     if not cases:
         raise BadInput(f"{str(folder)!r} has neither a {MANIFEST} nor any .in file.", hint)
@@ -92,8 +100,8 @@ def _from_file(path: Path) -> Case:
         return Case(path.stem, source.shape, None, path, _reference(path, source.shape), TIME_LIMIT)
 
 
-def _from_manifest(folder: Path) -> list[Case]:
-    path = folder / MANIFEST
+def _from_manifest(folder: Path, path: Path) -> list[Case]:
+    """The cases that the manifest at ``path`` tells of, whose files are in ``folder``, or to be made there."""
     try:
         with explained("read", path):
             manifest = tomllib.loads(path.read_text())

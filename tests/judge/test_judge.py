@@ -79,9 +79,18 @@ def test_flashcli_is_found_where_only_the_working_directory_has_it():
 
 
 def test_without_cases_it_says_where_there_are_some(tmp_path):
-    for done in (flashcli("judge", cwd=tmp_path), flashcli("judge", ".", cwd=tmp_path)):
+    for place in (".", "nowhere"):
+        done = flashcli("judge", place, cwd=tmp_path)
         done.assert_error(65)
-        assert "come with the repository" in done.err and "flashcli generate" in done.err
+        assert "the thirty cases" in done.err and "flashcli generate" in done.err
+
+
+def test_the_thirty_cases_are_there_wherever_flashcli_is(tmp_path):
+    for _ in range(2):  # then the folder is there, but has no manifest
+        assert flashcli("judge", "testcases", "--backend", "cpu", "--case", "t01", cwd=tmp_path).code == 0
+    made = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert made == [tmp_path / "testcases" / "large" / "t01.in"]
+    assert made[0].read_bytes() == (ROOT / "testcases" / "t01.in").read_bytes()
 
 
 def test_it_needs_linux(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from pathlib import Path
 
 import pytest
 from support import GPU_KERNELS, flashcli
@@ -124,6 +125,13 @@ def test_the_ladder_as_a_table():
         )
         assert summary == f"    {kernel.summary}"
     assert "q_in_registers: Br=128, Bc=32, 128 threads, needs sm_50; cuda/attention/10_q_in_registers.cu" in lines
+
+
+def test_a_source_that_is_named_is_there_wherever_one_is(tmp_path):
+    [line, *_] = flashcli("kernels", cwd=tmp_path).out.splitlines()
+    assert Path(line.rpartition("; ")[2]).is_file()
+    record = json.loads(flashcli("kernels", "mma", "--json", "-", cwd=tmp_path, env={"NVCC": ""}).out)
+    assert Path(record["source"]).is_absolute() and Path(record["source"]).is_file()
 
 
 @pytest.mark.parametrize("d", ["0", "257", "x"])
