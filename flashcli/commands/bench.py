@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from flashcli import as_json
+from flashcli import as_json, parameters
 from flashcli.commands import options
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import PRECISIONS
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from flashcli.shape import Shape
 
 FAST_FROM = "q_in_registers"  # the rungs below it would take hours for twenty runs on each case
-ALL = "all"
 ONLY_ON_GPUS = ("--kernel", "--precision")
 
 
@@ -42,7 +41,7 @@ def _file_option(name: str, text: str) -> Callable:
     "kernels",
     metavar="NAME",
     multiple=True,
-    type=click.Choice([*KERNELS, ALL]),
+    type=click.Choice([*KERNELS, parameters.ALL]),
     help=f"One of `flashcli kernels`, or all; repeatable. {FAST_FROM} and later ones by default, with --ladder all.",
 )
 @click.option(
@@ -179,9 +178,9 @@ def _show(record: Record, files: dict[str, str], ladder: bool) -> None:
 
     rows = record.rows
     if ladder:
-        text, markdown = records.texts(records.ladders(rows)), records.markdowns(records.ladders(rows))
+        text, markdown = records.texts(records.ladder_tables(rows)), records.markdowns(records.ladder_tables(rows))
     else:
-        text, markdown = tables.text(records.contenders(rows)), tables.markdown(records.contenders(rows))
+        text, markdown = tables.text(records.contender_lines(rows)), tables.markdown(records.contender_lines(rows))
     click.echo(text, err=as_json.STDOUT in files.values())
     contents = {"json": as_json.json_text(record.written()), "csv": records.csv_text(rows), "markdown": markdown}
     for kind, path in files.items():
@@ -230,6 +229,6 @@ def _ladder(
 def _chosen(kernels: tuple[str, ...], ladder: bool) -> list[str]:
     """In the order of the ladder."""
     names = list(KERNELS)
-    if ALL in kernels or (ladder and not kernels):
+    if parameters.ALL in kernels or (ladder and not kernels):
         return names
     return [name for name in names if name in kernels] if kernels else names[names.index(FAST_FROM) :]

@@ -12,6 +12,7 @@ import click
 from flashcli import as_json, errors, parameters
 from flashcli.commands import options
 from flashcli.commands.scoreboard import board_option, check_formats, rank_option, write_boards
+from flashcli.files.tolerance import TOLERANCE
 
 
 @click.command()
@@ -30,7 +31,9 @@ from flashcli.commands.scoreboard import board_option, check_formats, rank_optio
     help="Seconds a case; the rules' or manifest's by default.",
 )
 @click.option(
-    "--tolerance", type=parameters.FiniteRange(0), help="Allowed |got - want|, absolute plus relative to |want|; 1e-4."
+    "--tolerance",
+    type=parameters.FiniteRange(0),
+    help=f"Allowed |got - want|, absolute plus relative to |want|; the rules' by default, else {TOLERANCE:g}.",
 )
 @click.option("--runs", type=click.IntRange(1), help="Runs of each case; the median of their times counts.")
 @click.option(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import click
 
 from flashcli import parameters
+from flashcli.files.tolerance import TOLERANCE
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import PRECISIONS
 
@@ -38,7 +39,7 @@ def progress(length: int, label: str, about: Callable[[object], str | None] | No
     )
 
 
-PATIENCE = 1.0  # seconds that a run may take without a progress bar
+BAR_AFTER = 1.0  # seconds that a run takes before it has a progress bar
 
 
 @contextlib.contextmanager
@@ -54,7 +55,7 @@ def late_progress(length: int):
         done += count
         if bar is not None:
             bar.update(count, done)
-        elif _on_terminal() and time.time() - start > PATIENCE:
+        elif _on_terminal() and time.time() - start > BAR_AFTER:
             bar = progress(length, "computing", rate).__enter__()
             bar.start = bar.last_eta = start  # the time left is reckoned from the beginning, not from here
             bar.update(done, done)
@@ -124,7 +125,7 @@ precision_option = click.option(
 tolerance_option = click.option(
     "--tolerance",
     type=parameters.FiniteRange(0),
-    default=1e-4,
+    default=TOLERANCE,
     show_default=True,
     help="Allowed |got - want|, absolute plus relative to |want|.",
 )

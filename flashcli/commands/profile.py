@@ -52,6 +52,6 @@ def command(kernels: tuple[str, ...], cases: tuple[str, ...], shapes: tuple, see
             click.echo(f"{case} {name} done", err=True)
     if profiler.unavailable:
         record.circumstances["counters"] = str(profiler.unavailable)
-    as_json.present(record.written(), records.texts(records.profiles(record.rows)), json_path)
+    as_json.present(record.written(), records.texts(records.profile_tables(record.rows)), json_path)
     if profiler.unavailable:
         raise profiler.unavailable

@@ -1,4 +1,4 @@
-"""Is an output right? The float64 reference, the tolerance, and the report of a comparison."""
+"""Is an output right? The float64 reference, and the report of a comparison."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flashcli.files.fileformat import FLOAT, read_output
+from flashcli.files.tolerance import TOLERANCE
 from flashcli.shape import Shape
 
-# An fp32 implementation of attention is off by some 1e-6; half precision by 1e-3; a wrong one by 1. Outputs are of
-# order one for the course's inputs, so 1e-4 lets every honest fp32 order of summation pass and nothing less accurate.
-TOLERANCE = 1e-4
 MAX_PLACES = 5
 ROWS_AT_ONCE = 256
 ELEMENTS_AT_ONCE = 2**20  # compared at a time: each takes some fifty bytes meanwhile

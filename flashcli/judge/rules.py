@@ -12,6 +12,7 @@ from pathlib import Path
 
 from flashcli import sizes
 from flashcli.errors import BadInput, explained
+from flashcli.files.tolerance import TOLERANCE
 
 RANKINGS = {
     "passed": "most cases accepted, then least time over them",
@@ -29,7 +30,7 @@ class Rules:
     time_limit: float | None = None  # None: what the case itself says
     grace: float = 1.0  # from SIGTERM, at the time limit, to SIGKILL
     penalty: float = 60.0  # what a case not accepted counts, in the ranking "penalty"
-    tolerance: float = 1e-4
+    tolerance: float = TOLERANCE
     runs: int = 1  # each on new inputs and each checked; their median is the time
     ranking: str = "passed"
     exe: str = "hw4"  # the program in each submission's folder

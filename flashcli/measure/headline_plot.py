@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from flashcli.kernels.attention import KERNELS
-from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, load, save
+from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, load_record, save_picture
 from flashcli.measure.records import FP32_PEERS, Record, of_kind
 from flashcli.measure.rows import Row, Timed
 
@@ -50,7 +50,7 @@ def draw_headline(record: Record, path: str) -> None:
     ax.set(ylabel="TFLOP/s", title=f"fp32 attention on {record.circumstances['gpu']}, more is better")
     ax.legend(frameon=False, ncols=len(COLOURS) + 1, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     ax.spines[["top", "right"]].set_visible(False)
-    save(figure, path, dpi=100)
+    save_picture(figure, path, dpi=100)
 
 
 @click.command()
@@ -58,7 +58,7 @@ def draw_headline(record: Record, path: str) -> None:
 @click.argument("picture")
 def main(record: Path, picture: str) -> None:
     """Draw a RECORD of `flashcli bench --against torch --against triton` to PICTURE."""
-    draw_headline(load(record, "flashcli bench --against torch --against triton", Timed), picture)
+    draw_headline(load_record(record, "flashcli bench --against torch --against triton", Timed), picture)
 
 
 if __name__ == "__main__":

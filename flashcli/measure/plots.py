@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMATS = (".png", ".svg", ".pdf")
+PICTURES = (".png", ".svg", ".pdf")
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 BLACK, ORANGE, BLUE, GREEN, RED = "#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00"
 # Of each bar of a rung its colour, and what it shows of the whole command, in seconds.
@@ -58,8 +58,8 @@ def check_drawable(path: str) -> None:
     """Find out before the work whether `draw_ladder` will succeed after it."""
     if not importlib.util.find_spec("matplotlib"):
         raise BackendUnavailable("Matplotlib, which draws, is not installed.", "pip install matplotlib.")
-    if Path(path).suffix not in FORMATS:
-        raise UsageError(f"{path!r} is not the name of a picture.", f"let it end in {', '.join(FORMATS)}.")
+    if Path(path).suffix not in PICTURES:
+        raise UsageError(f"{path!r} is not the name of a picture.", f"let it end in {', '.join(PICTURES)}.")
     for name in (path, roofline_path(path)):
         check_creatable(name)
 
@@ -70,12 +70,12 @@ def draw_ladder(record: Record, path: str, profile: Record | None = None) -> Non
     if not cases:
         raise BadInput("no rung was timed: there is nothing to draw.", "the table says why.")
     machine = str(record.circumstances.get("gpu") or record.circumstances["cpu"])
-    save(_bars(cases, machine), path)
+    save_picture(_bars(cases, machine), path)
     counted = of_kind(Profiled, profile.rows) if profile else []
-    save(_roofline(cases, machine, record.ceilings or {}, counted), roofline_path(path))
+    save_picture(_roofline(cases, machine, record.ceilings or {}, counted), roofline_path(path))
 
 
-def save(figure: Figure, path: str, dpi: int = 110) -> None:
+def save_picture(figure: Figure, path: str, dpi: int = 110) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format=Path(path).suffix[1:], dpi=dpi)
     write_whole(path, buffer.getvalue())
@@ -230,11 +230,11 @@ def _caption(rows: list[Rung], counted: list[Profiled], roofed: bool) -> str:
 def main(record: Path, picture: str, profile: Path | None) -> None:
     """Draw a RECORD of `flashcli bench --ladder` to PICTURE, and its roofline beside it."""
     check_drawable(picture)
-    launches = load(profile, "flashcli profile", Profiled) if profile else None
-    draw_ladder(load(record, "flashcli bench --ladder", Rung), picture, launches)
+    launches = load_record(profile, "flashcli profile", Profiled) if profile else None
+    draw_ladder(load_record(record, "flashcli bench --ladder", Rung), picture, launches)
 
 
-def load(path: Path, command: str, kind: type[Row]) -> Record:
+def load_record(path: Path, command: str, kind: type[Row]) -> Record:
     """A record of ``command``, whose rows are of a kind that no other command's are."""
     with explained("read", path):
         content = path.read_bytes()

@@ -64,7 +64,7 @@ METRICS = {
     "possible_occupancy": "sm__maximum_warps_per_active_cycle_pct",
     **{f"limit of {name}": f"launch__occupancy_limit_{metric}" for name, metric in LIMITS.items()},
 }
-SECONDS = {"ns": 1e-9, "nsecond": 1e-9, "us": 1e-6, "usecond": 1e-6, "ms": 1e-3, "msecond": 1e-3}
+TIME_UNITS = {"ns": 1e-9, "nsecond": 1e-9, "us": 1e-6, "usecond": 1e-6, "ms": 1e-3, "msecond": 1e-3}
 FORBIDDEN = BackendUnavailable(
     "the driver lets only administrators read the GPU's performance counters (ERR_NVGPUCTRPERM).",
     "an administrator can set `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in a file in /etc/modprobe.d and "
@@ -184,7 +184,7 @@ def parse(printed: str, metrics: dict[str, str]) -> dict[str, dict[str, float]]:
 def _number(cell: str, unit: str) -> float | None:
     """A number with commas between its thousands; None for "n/a" and the like."""
     try:
-        return float(cell.replace(",", "")) * SECONDS.get(unit, 1)
+        return float(cell.replace(",", "")) * TIME_UNITS.get(unit, 1)
     except ValueError:
         return None
 

@@ -85,7 +85,7 @@ CONTENDERS = ("case", "(B, N, d)", "contender", "median", "min to max", "TFLOP/s
 FP32_PEERS = ("PyTorch efficient", "PyTorch math", "Triton tf32x3")
 
 
-def contenders(rows: Sequence[Row]) -> tables.Lines:
+def contender_lines(rows: Sequence[Row]) -> tables.Lines:
     return [CONTENDERS, *map(_contender, rows)]
 
 
@@ -108,7 +108,7 @@ def _case_cells(row: Row) -> list[str]:
     return [row.case if row.is_named else "", str(row.shape)]
 
 
-def fastest(rows: Sequence[Row]) -> tables.Lines:
+def fastest_lines(rows: Sequence[Row]) -> tables.Lines:
     """For each case the fastest of ours in fp32, and its fp32 peers in the same run: how many times slower they are."""
     lines = [["case", "(B, N, d)", "flashcli", "TFLOP/s", "relative L2", *FP32_PEERS]]
     for some in by_case(of_kind(Timed, rows)).values():
@@ -131,7 +131,7 @@ RUNGS = (
 )  # fmt: skip
 
 
-def ladders(rows: Sequence[Row]) -> Titled:
+def ladder_tables(rows: Sequence[Row]) -> Titled:
     """For each case: the kernel of each rung, how it compares with others on the case, the seconds of the command."""
     for some in by_case(rows).values():
         yield some[0].title, [RUNGS, *_rungs(some)]
@@ -187,7 +187,7 @@ PROFILE: dict[str, Callable[[Any], str]] = {
 }
 
 
-def profiles(rows: Sequence[Row]) -> Titled:
+def profile_tables(rows: Sequence[Row]) -> Titled:
     """For each case a line for each function of each rung."""
     for some in by_case(rows).values():
         lines = [_profile(row) for row in some]
@@ -211,7 +211,7 @@ def _cell(row: Profiled, text: Callable[[Profiled], str]) -> str:
 # ---- The scripts
 
 
-def whole_commands(rows: Sequence[Row]) -> tables.Lines:
+def command_lines(rows: Sequence[Row]) -> tables.Lines:
     """For each case the median seconds of each whole command, and how the first compares with the last."""
     timed = of_kind(WholeCommand, rows)
     names = list(dict.fromkeys(row.contender for row in timed))
@@ -231,7 +231,7 @@ def whole_commands(rows: Sequence[Row]) -> tables.Lines:
     return lines
 
 
-def scaling(rows: Sequence[Row]) -> tables.Lines:
+def scaling_lines(rows: Sequence[Row]) -> tables.Lines:
     """For each way to use several GPUs: the kernel on the slowest of them, the pipeline, the whole command, and how
     many times as fast each is as on one; and the rates of reading and writing, while that went on."""
     lines = [["(B, N, d)", "", "GPUs", "kernel, s", "pipeline, s", "command, s", "reads, GB/s", "writes, GB/s"]]
@@ -270,12 +270,12 @@ def circumstances_text(circumstances: dict[str, object]) -> str:
 
 
 VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
-    "headline": lambda rows: tables.markdown(fastest(rows)),
-    "table": lambda rows: tables.markdown(contenders(rows)),
-    "end_to_end": lambda rows: tables.markdown(whole_commands(rows)),
-    "ladder": lambda rows: markdowns(ladders(rows)),
-    "profile": lambda rows: markdowns(profiles(rows)),
-    "scaling": lambda rows: tables.markdown(scaling(rows)),
+    "headline": lambda rows: tables.markdown(fastest_lines(rows)),
+    "table": lambda rows: tables.markdown(contender_lines(rows)),
+    "end_to_end": lambda rows: tables.markdown(command_lines(rows)),
+    "ladder": lambda rows: markdowns(ladder_tables(rows)),
+    "profile": lambda rows: markdowns(profile_tables(rows)),
+    "scaling": lambda rows: tables.markdown(scaling_lines(rows)),
 }
 BLOCK = re.compile(r"(<!-- (\w+): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -57,7 +57,7 @@ def contenders(backend: str, counts: tuple[int, ...]) -> Iterator[tuple[str, int
             yield "mpirun", count, [mpirun, "--oversubscribe", "--bind-to", "none", "-n", str(count), *RUN, *own]
 
 
-def told(done: race.Finished) -> dict[str, float]:
+def told(done: race.Done) -> dict[str, float]:
     """The seconds that a command tells of; ``busy`` are those of the slowest GPU or process."""
     record = json.loads(done.out)
     parts = record.get("devices") or record.get("ranks") or [record]

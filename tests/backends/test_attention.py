@@ -29,7 +29,7 @@ from flashcli.backends.request import Request, open_backend
 from flashcli.errors import UsageError
 from flashcli.files import cut
 from flashcli.files.distributions import DISTRIBUTIONS, draw
-from flashcli.files.verify import TOLERANCE
+from flashcli.files.tolerance import TOLERANCE
 from flashcli.kernels.choice import SHORT_HEAD
 from flashcli.shape import Shape
 

@@ -13,7 +13,8 @@ from tolerances import float64, naive_fp32
 from flashcli.files import verify
 from flashcli.files.fileformat import read_output
 from flashcli.files.testcases import Case
-from flashcli.files.verify import TOLERANCE, Comparison, compare_files, reference
+from flashcli.files.tolerance import TOLERANCE
+from flashcli.files.verify import Comparison, compare_files, reference
 from flashcli.judge import answers
 from flashcli.shape import Shape
 

@@ -195,7 +195,7 @@ def test_the_ladder_is_climbed(fake_gpu, tmp_path):
         assert row.relative_l2 < 1e-6 and row.min <= row.seconds <= row.max
         assert 0 < row.computation < row.total
     assert second.over_first == pytest.approx(first.seconds / second.seconds)
-    assert done.out.startswith(records.texts(records.ladders(record.rows)))
+    assert done.out.startswith(records.texts(records.ladder_tables(record.rows)))
     assert re.search(r"^wgmma +skipped: it needs sm_90a$", done.out, re.MULTILINE)
 
 

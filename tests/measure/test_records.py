@@ -53,6 +53,6 @@ def test_neighbours_are_told_apart_by_what_came_of_them():
 
 def test_what_was_not_counted_has_no_cell():
     row = Profiled(**ABOUT, function="attention", launches=1, registers=64, shared_load=1e9)
-    [(title, [head, cells])] = records.profiles([row])
+    [(title, [head, cells])] = records.profile_tables([row])
     assert title == "t10 (10, 2048, 64)"
     assert dict(zip(head, cells, strict=True)) == {"rung": "mma", "function": "attention", "registers": "64"}
