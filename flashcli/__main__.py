@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import signal
 import sys
 
 
@@ -15,21 +13,34 @@ def prepare_run(arguments: list[str]) -> None:
     # chunks come one after the other.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if not any(argument.endswith(("cpu", "sequential")) for argument in arguments):
+        import functools
+
         from flashcli.gpu.warm_up import warm_up
         from flashcli.run.launchers import devices_wanted
 
         warm_up(functools.partial(devices_wanted, arguments, os.environ))
 
 
+def forget_dead_streams() -> None:
+    """Python would end with a code of its own where it cannot write the rest of a message."""
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except (AttributeError, OSError, ValueError):
+            setattr(sys, name, None)
+
+
 def main() -> None:
+    from flashcli import signals
+
+    signals.listen()  # before anything that takes time
     if sys.argv[1:2] == ["run"]:
         prepare_run(sys.argv[2:])
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while importing: a traceback would tell nobody anything
     from flashcli.cli import main as run_command_line
 
     code = run_command_line()
     if "mpi4py" in sys.modules:
+        forget_dead_streams()
         sys.exit(code)  # a launcher may take leaving at once for a crash
     os._exit(code)  # unloading CUDA and Python piece by piece takes 0.1 s, and the system frees everything anyway
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
-import signal
 import sys
 
 import click
@@ -77,45 +77,54 @@ def group() -> None:
 group.params.append(debug_option())
 
 
-_stopped: list[BaseException] = []  # what a signal has raised
-
-
-def _stop(signum: int, frame: object) -> None:
-    signals.ignore_from_now_on()  # once is enough: cleaning up is not to be interrupted
-    # First of all, since mpirun kills what has not ended 0.3 s later. The module may be missing, or half imported.
-    if remove := getattr(sys.modules.get("flashcli.files.outputs"), "remove_unfinished", None):
-        remove()
-    stopped = KeyboardInterrupt if signum == signal.SIGINT else signals.Terminated
-    _stopped.append(stopped(signum))
-    raise _stopped[0]
-
-
-def _listen_for_signals() -> None:
-    for number in signals.ENDING:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as a shell's background jobs are to ignore Ctrl-C
-            signal.signal(number, _stop)
-
-
 def main() -> int:
-    """Run the command line; returns one of the exit codes of the README."""
-    _listen_for_signals()
+    """Run the command line; returns one of the exit codes that the README names."""
+    signals.listen()
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.reconfigure(errors="backslashreplace")  # a file name need not be text, nor a locale know ᵀ
     try:
         try:
-            if instruction := os.environ.get(COMPLETING):
-                from click.shell_completion import shell_complete
-
-                return shell_complete(group, {}, "flashcli", COMPLETING, instruction)
-            # Not group.main(): it has exit codes of its own for Ctrl-C and for a closed pipe.
-            with group.make_context("flashcli", sys.argv[1:]) as context:
-                group.invoke(context)
+            signals.heed()
+            return _invoke()
         finally:
-            if sys.stdout:  # None if it was closed from the start
-                sys.stdout.flush()  # here, where its failure can still be told
-        return 0
+            signals.ignore_from_now_on()
     except BaseException as error:
-        if _stopped and not isinstance(error, AlreadyTold):  # which may have become another error where it was raised
-            error = _stopped[0]
-        trace(error)
-        return explain(error)
+        signals.ignore_from_now_on()  # once more: a signal may have come before that was done
+        with contextlib.suppress(OSError):  # what went wrong first is what to tell
+            _flush()
+        told = _as_told(error)
+        trace(told)
+        return explain(told)
+
+
+def _invoke() -> int:
+    """Do what the command line says; returns 0, or 1 where the answer is no."""
+    code = 0
+    try:
+        if instruction := os.environ.get(COMPLETING):
+            from click.shell_completion import shell_complete
+
+            return shell_complete(group, {}, "flashcli", COMPLETING, instruction)
+        # Not group.main(): it has exit codes of its own for Ctrl-C and for a closed pipe.
+        with group.make_context("flashcli", sys.argv[1:]) as context:
+            group.invoke(context)
+    except click.exceptions.Exit as done:
+        code = done.exit_code
+    _flush()  # here, where its failure can still be told
+    return code
+
+
+def _flush() -> None:
+    """Write what is left of the output."""
+    if sys.stdout:  # None if it was closed from the start
+        sys.stdout.flush()
+
+
+def _as_told(error: BaseException) -> BaseException:
+    """The error; or the signal, which may have become another error where it was raised."""
+    signal = signals.ending()
+    if signal is None or isinstance(error, AlreadyTold):
+        return error
+    for note in getattr(error, "__notes__", ()):
+        signal.add_note(note)
+    return signal.with_traceback(error.__traceback__)

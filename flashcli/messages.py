@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import click
 
+from flashcli import signals
 from flashcli.errors import INTERRUPTED, AlreadyTold, FlashError
-from flashcli.signals import Terminated
+
+UNHEARD = (OSError, ValueError)  # what writing to a stderr raises that nobody reads, or that is closed
 
 
 def trace(error: BaseException) -> None:
@@ -15,7 +18,14 @@ def trace(error: BaseException) -> None:
     if "--debug" in sys.argv and not isinstance(error, SystemExit | click.exceptions.Exit | AlreadyTold):
         import traceback
 
-        traceback.print_exception(error)
+        with contextlib.suppress(*UNHEARD):
+            traceback.print_exception(error)
+
+
+def say(text: str) -> None:
+    """A line on stderr, if anybody reads it: what goes on, and the exit code, do not depend on that."""
+    with contextlib.suppress(*UNHEARD):
+        click.echo(text, err=True)
 
 
 def explain(error: BaseException) -> int:
@@ -23,14 +33,15 @@ def explain(error: BaseException) -> int:
     if isinstance(error, AlreadyTold):
         return wording(error.args[0])[0]
     if isinstance(error, click.UsageError):
-        error.show()
+        with contextlib.suppress(*UNHEARD):
+            error.show()
         return 2
     code, message, hint = wording(error)
     for label, text in (("Error", message), ("Hint", hint)):
         if text:
-            click.echo(f"{label}: {text}", err=True)
+            say(f"{label}: {text}")
     for note in getattr(error, "__notes__", ()):
-        click.echo(note, err=True)
+        say(note)
     return code
 
 
@@ -44,9 +55,9 @@ def wording(error: BaseException) -> tuple[int, str, str]:
         case click.ClickException():
             return 70, error.format_message(), ""
         case click.Abort() | KeyboardInterrupt():
-            return INTERRUPTED, "interrupted; nothing is left half-written.", ""
-        case Terminated():
-            return 128 + error.args[0], "terminated; nothing is left half-written.", ""
+            return INTERRUPTED, f"interrupted{_what_is_left()}", ""
+        case signals.Terminated():
+            return 128 + error.args[0], f"terminated{_what_is_left()}", ""
         case BrokenPipeError():
             return 74, "", ""  # whoever read our output is gone: nobody to tell
         case OSError() if error.filename is None and error.errno is not None:
@@ -59,3 +70,8 @@ def wording(error: BaseException) -> tuple[int, str, str]:
             return 71, "the system starts no more threads.", "use fewer --threads, or raise the limits (ulimit -a)."
         case _:
             return 70, f"internal error: {type(error).__name__}: {error}.", "run again with --debug, and report it."
+
+
+def _what_is_left() -> str:
+    """Of a command that a signal has ended."""
+    return f", but {signals.complete[-1]!r} is complete." if signals.complete else "; nothing is left half-written."

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import types
 
+import numpy as np
 import pytest
 from support import command, environment, flashcli, random_qkv, write_input
 
-from flashcli import __version__, cli, signals
+from flashcli import __version__
 from flashcli.cli import COMMANDS
 
 
@@ -115,9 +114,154 @@ def test_a_file_name_that_is_no_text_can_be_printed(tmp_path):
     assert os.path.exists(path)
 
 
-def test_a_signal_while_modules_are_imported(monkeypatch):
-    monkeypatch.setattr(signal, "signal", lambda *ignored: None)
-    monkeypatch.setattr(cli, "_stopped", [])
-    monkeypatch.setitem(sys.modules, "flashcli.files.outputs", types.ModuleType("half of it"))
-    with pytest.raises(signals.Terminated):
-        cli._stop(signal.SIGTERM, None)
+# Signals
+
+# The command line, with a fault before it, and one in its middle, where `inspect` is called.
+PROGRAM = """
+import os, signal, sys, time
+sys.path.insert(0, {folder!r})
+{before}
+from flashcli.__main__ import main
+import flashcli.commands.inspect as inspect
+import click
+
+@click.command()
+def command():
+    {middle}
+inspect.command = command
+sys.argv = ["flashcli", "inspect"]
+main()
+"""
+TERMINATED = (143, "Error: terminated; nothing is left half-written.\n")
+
+
+def stopped(tmp_path, middle: str = "time.sleep(10)", before: str = "", modules: str = "") -> tuple[int, str]:
+    """How a command ends, and what it says."""
+    (tmp_path / "imported.py").write_text(modules)
+    program = PROGRAM.format(folder=str(tmp_path), before=before, middle=middle.replace("\n", "\n    "))
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, timeout=30)
+    return done.returncode, done.stderr.decode()
+
+
+KILL = "os.kill(os.getpid(), signal.SIGTERM)"
+EARLY = f"""
+import flashcli.signals
+listen = flashcli.signals.listen
+flashcli.signals.listen = lambda: (listen(), {KILL})
+"""
+IMPORTED = f"""
+import os, signal
+try:
+    {KILL}
+except BaseException:
+    pass
+whole = True
+"""
+IN_A_DESTRUCTOR = f"""
+class Careless:
+    def __del__(self):
+        {KILL}
+        time.sleep(1)
+Careless()
+time.sleep(10)
+"""
+CAUGHT = f"""
+try:
+    {KILL}
+    time.sleep(1)
+except BaseException:
+    pass
+time.sleep(10)
+"""
+CLEANING_UP = f"""
+try:
+    {KILL}
+    time.sleep(10)
+finally:
+    {KILL}
+    time.sleep(0.2)
+    print("clean", file=sys.stderr)
+"""
+HELD = f"""
+from flashcli import signals
+with signals.held():
+    {KILL}
+    time.sleep(0.1)
+    print("done", file=sys.stderr)
+time.sleep(10)
+"""
+BOTH = f"""
+signal.pthread_sigmask(signal.SIG_BLOCK, [2, 15])
+{KILL}
+os.kill(os.getpid(), 2)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [2, 15])
+time.sleep(10)
+"""
+
+
+def test_a_signal_before_the_command_line_is_there_is_heeded_then(tmp_path):
+    assert stopped(tmp_path, before=EARLY) == TERMINATED
+
+
+def test_a_signal_while_a_module_is_imported_waits_until_it_is_there(tmp_path):
+    middle = "import imported\nprint(imported.whole, file=sys.stderr)\ntime.sleep(10)"
+    code, told = stopped(tmp_path, middle, modules=IMPORTED)
+    assert (code, told.removeprefix("True\n")) == TERMINATED
+
+
+@pytest.mark.parametrize("swallowed", [IN_A_DESTRUCTOR, CAUGHT], ids=["in a destructor", "caught"])
+def test_a_signal_that_is_swallowed_is_raised_again(tmp_path, swallowed):
+    assert stopped(tmp_path, swallowed) == TERMINATED
+
+
+def test_cleaning_up_is_not_interrupted(tmp_path):
+    assert stopped(tmp_path, CLEANING_UP) == (143, "clean\n" + TERMINATED[1])
+
+
+def test_a_step_that_is_held_is_done(tmp_path):
+    assert stopped(tmp_path, HELD) == (143, "done\n" + TERMINATED[1])
+
+
+def test_two_signals_at_once_are_told_as_one(tmp_path):
+    code, told = stopped(tmp_path, BOTH)
+    word = {130: "interrupted", 143: "terminated"}[code]
+    assert told == f"Error: {word}; nothing is left half-written.\n"
+
+
+# Where messages go
+
+
+DEAD = {
+    "closed by its reader": "exec 2>&1 >&-; ",
+    "read-only": "exec 2</dev/null; ",
+    "full": "exec 2>/dev/full; ",
+}
+
+
+@pytest.mark.parametrize("stderr", DEAD)
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(["inspect", "nowhere"], 65), (["nonesuch"], 2), (["run"], 2), (["inspect", "nowhere", "--debug"], 65)],
+)
+def test_a_dead_stderr_changes_no_exit_code(stderr, arguments, code):
+    reader, writer = os.pipe()
+    os.close(reader)
+    script = DEAD[stderr] + 'exec "$@"'
+    done = subprocess.run(["sh", "-c", script, "sh", *command(*arguments)], env=environment(), stdout=writer)
+    os.close(writer)
+    assert done.returncode == code
+
+
+def test_a_warning_that_nobody_can_read_is_no_error(tmp_path):
+    qkv = random_qkv(2, 3, 4)
+    qkv[1] = np.nan
+    given = write_input(tmp_path / "x.in", qkv)
+    with open("/dev/full", "w") as full:
+        assert flashcli("run", given, tmp_path / "x.out", "--backend", "cpu", stderr=full).code == 0
+    assert (tmp_path / "x.out").exists()
+
+
+def test_a_dead_stdout_hides_no_other_error(tmp_path):
+    with open("/dev/full", "w") as full:
+        done = flashcli("inspect", tmp_path / "nowhere", "--json", "-", stdout=full)
+    done.assert_error(65, "nowhere")

@@ -13,14 +13,15 @@ from flashcli import parameters
 from flashcli.files.tolerance import TOLERANCE
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import PRECISIONS
+from flashcli.messages import say
 
 
 def notice(text: str) -> None:
-    click.echo(f"Notice: {text}", err=True)
+    say(f"Notice: {text}")
 
 
 def warn(text: str) -> None:
-    click.echo(f"Warning: {text}", err=True)
+    say(f"Warning: {text}")
 
 
 def examples(*lines: str) -> str:
@@ -51,8 +52,13 @@ def late_progress(length: int):
         return done and f"{done / (time.time() - start) / 1e6:.0f} MB/s"
 
     def tell(count: int) -> None:
-        nonlocal bar, done
+        nonlocal done
         done += count
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            show(count)
+
+    def show(count: int) -> None:
+        nonlocal bar
         if bar is not None:
             bar.update(count, done)
         elif _on_terminal() and time.time() - start > BAR_AFTER:
@@ -63,8 +69,9 @@ def late_progress(length: int):
     try:
         yield tell
     finally:
-        if bar is not None:
-            bar.render_finish()
+        with contextlib.suppress(OSError):
+            if bar is not None:
+                bar.render_finish()
 
 
 case_option = click.option(

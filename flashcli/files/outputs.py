@@ -9,16 +9,8 @@ import itertools
 import os
 import stat
 
+from flashcli import signals
 from flashcli.errors import CannotCreate, UsageError, explained
-
-_unfinished: set[str] = set()  # temporary names
-
-
-def remove_unfinished() -> None:
-    """Remove what is half-written at once, though it may still be written to, when there may be no time to unwind."""
-    for name in _unfinished:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
 
 
 class AtomicFile:
@@ -70,7 +62,7 @@ class AtomicFile:
     def _open_temporary(self, target: str) -> None:
         folder, name = os.path.split(target)
         temporary = os.path.join(folder, f".{name[:50]}.{os.urandom(4).hex()}.tmp")
-        _unfinished.add(temporary)  # before it is there: a signal may come meanwhile
+        signals.half_written.add(temporary)  # before it is there: a signal may come meanwhile
         self._fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask, as by open()
         self._temporary = temporary
         with contextlib.suppress(FileNotFoundError):
@@ -112,7 +104,7 @@ class AtomicFile:
             self._forget_temporary()
 
     def _forget_temporary(self) -> None:
-        _unfinished.discard(self._temporary)
+        signals.half_written.discard(self._temporary)
         self._temporary = None
 
     def __enter__(self) -> AtomicFile:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
+from flashcli import signals
 from flashcli.backends.base import ignore
 from flashcli.backends.request import Request, open_backend
 from flashcli.errors import BackendUnavailable, UsageError
@@ -123,8 +124,9 @@ def run(order: Order, audience: Audience = NOBODY, ranks: Alone = ALONE) -> dict
                 ranks.gather(parts[0])
                 return {}
             parts += ranks.gather()
-            with execution.timeline.measure("output", "commit"):
+            with execution.timeline.measure("output", "commit"), signals.held():
                 sink.commit()
+                signals.complete.append(order.output_path)
     if plan.count > 1:
         execution.warn_of(next((part.place for part in parts if part.place), ""))
         execution.warn_of_lost(next((part.lost for part in parts if part.lost), ""))

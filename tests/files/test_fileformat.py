@@ -16,8 +16,8 @@ from support import input_bytes, leftovers, random_qkv, sparse_input, write_inpu
 
 from flashcli.errors import BadInput, CannotCreate, InputOutputError
 from flashcli.files.fileformat import InputFile, create_input, create_output, flat_shape, read_output
-from flashcli.files.outputs import remove_unfinished
 from flashcli.shape import Chunk, Shape
+from flashcli.signals import remove_half_written
 
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6))
 int32 = st.integers(-(2**31), 2**31 - 1)
@@ -302,11 +302,11 @@ def test_one_of_several_that_gives_up_leaves_the_file_to_the_one_that_made_it(pa
 
 def test_what_is_unfinished_can_be_removed_at_once(path):
     with create_output(path, SHAPE) as sink:
-        remove_unfinished()
+        remove_half_written()
         assert not leftovers(path.parent)
         sink.write(SHAPE.whole(range(2)), VALUES)  # by a thread that does not know yet
     write_all(path)
-    remove_unfinished()
+    remove_half_written()
     assert path.exists()
 
 

@@ -340,6 +340,20 @@ os.open = open_stopped"""
     assert_untouched(out)
 
 
+def test_a_signal_after_the_output_has_its_name_says_that_it_is_complete(given, out):
+    fault = """
+def replace(*names, rename=os.replace):
+    rename(*names)
+    os.kill(os.getpid(), 15)
+os.replace = replace
+"""
+    trace = out.with_name("trace.json")  # still to be written
+    done = run(given, out, [*CPU, "--trace", trace], fault)
+    assert (done.code, done.err) == (143, f"Error: terminated, but {str(out)!r} is complete.\n")
+    assert_right(out)
+    assert os.listdir(out.parent) == [out.name]
+
+
 def test_a_signal_that_turns_into_another_error_is_told_as_a_signal(given, out):
     fault = """
 def broken(*args):
