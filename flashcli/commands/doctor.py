@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sys
+
 import click
 
 from flashcli import as_json
@@ -12,8 +14,25 @@ def command(json_path: str | None) -> None:
     """Show what this machine can run, and what to install for what it cannot."""
     from flashcli.measure.diagnosis import diagnose
 
-    findings = diagnose()
+    findings = [*diagnose(), *_judge()]
     as_json.present([finding._asdict() for finding in findings], "\n".join(map(_text, findings)), json_path)
+
+
+def _judge() -> list:
+    """What `judge` has here to keep programs of others at bay."""
+    if sys.platform != "linux":
+        return []
+    from flashcli.judge.containment import NAMES
+    from flashcli.judge.sandbox import means
+    from flashcli.measure.diagnosis import Finding
+
+    containment, sandboxed = means()
+    found = f"programs are contained by {NAMES[containment]}; {'a' if sandboxed else 'no'} sandbox by bubblewrap"
+    hints = {
+        containment == "freezing": "allow user namespaces (sysctl user.max_user_namespaces), or judge in a container.",
+        not sandboxed: "install bubblewrap, to judge programs of strangers in a sandbox.",
+    }
+    return [Finding("judge", containment != "freezing", found, hints.get(True, ""))]
 
 
 def _text(finding) -> str:

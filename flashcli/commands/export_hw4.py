@@ -7,7 +7,7 @@ import click
 from flashcli.commands import options
 
 
-@click.command()
+@click.command(epilog=options.examples("flashcli export-hw4 handed-in", "flashcli export-hw4 handed-in --kernel mma"))
 @click.argument("folder", metavar="DIR")
 @options.backend_option
 @options.kernel_option

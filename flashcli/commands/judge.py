@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +12,22 @@ import click
 from flashcli import as_json, errors, parameters
 from flashcli.commands import options
 from flashcli.commands.scoreboard import board_option, check_formats, rank_option, write_boards
+from flashcli.commands.status_line import StatusLine
 from flashcli.files.tolerance import TOLERANCE
 
+EXAMPLES = options.examples(
+    "flashcli judge testcases",
+    "flashcli judge testcases --exe ./hw4 --case 't[01-10]'",
+    "flashcli judge rules.toml --exe submissions --build make --board board.html",
+)
 
-@click.command()
+
+@click.command(epilog=EXAMPLES)
 @click.argument("place", default="testcases", metavar="[DIR|RULES.toml]")
 @click.option(
-    "--exe", "programs", multiple=True, metavar="PROGRAM",
-    help="Judge this program, run as PROGRAM IN OUT, instead of flashcli; or a folder of submissions. May be repeated.",
+    "--exe", "programs", multiple=True, metavar="[NAME=]PATH",
+    help="Judge this program, run as PROGRAM IN OUT, instead of flashcli; or a submission's folder, or a folder of "
+    "submissions. May be repeated.",
 )  # fmt: skip
 @click.option("--build", metavar="COMMAND", help="Make each submission by this, in a copy of its folder.")
 @click.option(
@@ -31,11 +39,18 @@ from flashcli.files.tolerance import TOLERANCE
     help="Seconds a case; the rules' or manifest's by default.",
 )
 @click.option(
+    "--give-up", type=click.IntRange(1), metavar="N", help="Run no more cases of what has exceeded N time limits."
+)
+@click.option(
     "--tolerance",
     type=parameters.FiniteRange(0),
     help=f"Allowed |got - want|, absolute plus relative to |want|; the rules' by default, else {TOLERANCE:g}.",
 )
 @click.option("--runs", type=click.IntRange(1), help="Runs of each case; the median of their times counts.")
+@click.option(
+    "--jobs", type=click.IntRange(1), default=1, metavar="N",
+    help="Run N submissions at a time, where no GPU is shared; their times are then less exact.",
+)  # fmt: skip
 @click.option(
     "--seed", type=click.IntRange(0), help="Make the inputs from it; programs of others get a new one each time."
 )
@@ -50,6 +65,7 @@ def command(
     place: str,
     programs: tuple[str, ...],
     names: tuple[str, ...],
+    jobs: int,
     seed: int | None,
     results: str | None,
     resume: bool,
@@ -62,17 +78,21 @@ def command(
     """Run the test cases of DIR (default: testcases) and check each output. Exit code 1 if any case fails.
 
     Prints a line a case: name, (B, N, d), wall time of the whole command, verdict; for several programs, a scoreboard
-    too. Other people's programs get new inputs each time, a clean environment and limits, but no sandbox: judge only
-    what you would run. The README describes RULES.toml.
+    too. Other people's programs get new inputs each time, a clean environment and limits; without a sandbox, judge only
+    what you would run. docs/judging.md describes RULES.toml.
     """
     _check_platform()
     from flashcli.files.outputs import check_creatable, check_distinct
-    from flashcli.judge import sandbox, scoreboard
+    from flashcli.judge import scoreboard
     from flashcli.judge.judging import Judging
-    from flashcli.judge.results import as_line
+    from flashcli.judge.sandbox import find_machine
+    from flashcli.judge.scratch import Scratch
+    from flashcli.judge.supervision import Supervision
 
     if overrides["build"] and not programs:
         raise errors.UsageError("--build is for the programs of --exe, and there are none.", "name them by --exe.")
+    if resume and not results:
+        raise errors.UsageError("--resume needs the file to go on with.", "name it by --results.")
     check_formats(boards)
     check_distinct(*boards, results)
     as_json.check_apart(json_path, *boards, results)
@@ -81,23 +101,16 @@ def command(
     rules = _rules(place, overrides, names)
     submissions = _submissions(programs, rules, backend, kernel)
     cases = _cases(rules, by_option=bool(names))
-    sandbox.check_launcher(rules.launcher)
-    device = sandbox.device_name(rules)
-    log, seed, found = _log(results, resume, rules, seed, bool(programs), device)
-    done = frozenset((result.submission, result.case) for result in found)
-    with _scratch() as scratch, log:
-        judging = Judging(rules, scratch, seed, device, _prepare)
-        ready = [_built(entry, rules, scratch, cases, done) for entry in submissions]
-        for number, result in enumerate(judging.results(cases, ready, done)):
-            if number == 0 and not programs:
-                _check_usable(result)
-            found.append(result)
-            if results:
-                log.add(as_line(result))
-            if json_path != as_json.STDOUT:
-                about = number == 0 and not programs
-                click.echo(_line(result, len(submissions) > 1 and result.submission, about))
-    standings = scoreboard.boards(found, rules.ranking)
+    with Scratch() as scratch, Supervision() as supervision:
+        machine = find_machine(
+            supervision, rules if programs else replace(rules, sandbox=""), scratch.new_folder("try")
+        )
+        _check_jobs(jobs, machine, rules)
+        with _log(results, resume) as log:
+            seed, conditions, found = _begun(log, rules, seed, cases, machine, bool(programs))
+            judging = Judging(rules, scratch, supervision, seed, machine.device, jobs)
+            _run(judging, cases, submissions, found, log, quiet=json_path == as_json.STDOUT)
+    standings = scoreboard.boards(found, rules.ranking, [conditions])
     judged = {(entry.name, case.name) for entry in submissions for case in cases}  # not all that was in the file
     asked_for = [result for result in found if (result.submission, result.case) in judged]
     code = _summarise(asked_for, standings, len(submissions) > 1, json_path)
@@ -145,84 +158,96 @@ def _cases(rules, by_option: bool):
         raise errors.BadInput(
             f"the rules are for a case {unknown[0]} that {str(rules.cases)!r} lacks.", "correct them."
         )
-    return [case for case in cases if not rules.select or any(matches(case.name, one) for one in rules.select)]
+    chosen = [case for case in cases if not rules.select or any(matches(case.name, one) for one in rules.select)]
+    if rules.inputs == "each" and (given := next((case for case in chosen if case.seed is None), None)):
+        hint = 'leave out inputs = "each", or give it a seed in a manifest.'
+        raise errors.BadInput(f"{given.name} is a file as it is: submissions cannot have different inputs.", hint)
+    return chosen
 
 
-def _log(path: str | None, resume: bool, rules, seed: int | None, others: bool, device: str):
-    """The open file of results, the seed of the inputs (None: the cases' own), and the results that are in the file."""
+def _check_jobs(jobs: int, machine, rules) -> None:
+    if jobs > 1 and machine.is_gpu and not rules.launcher:
+        hint = "leave out --jobs; or have a launcher give each program a GPU of its own."
+        raise errors.UsageError(f"{jobs} programs at a time would share the GPU, and spoil each other's times.", hint)
+
+
+def _log(path: str | None, resume: bool):
+    from flashcli.judge.results import Log
+
+    return Log(Path(path), resume) if path else contextlib.nullcontext()
+
+
+def _begun(log, rules, seed: int | None, cases: list, machine, others: bool):
+    """The seed of the inputs (None: the cases' own), the circumstances, and the results that there are already."""
     from flashcli.judge import results
 
-    if resume and not path:
-        raise errors.UsageError("--resume needs the file to go on with.", "name it by --results.")
-    go_on = resume and Path(path).exists()
-    conditions, found = results.read(Path(path)) if go_on else ({}, [])
     if seed is None:
-        seed = conditions.get("seed") if go_on else secrets.randbelow(2**31) if others else None
-    if seed is not None:
+        seed = log.conditions.get("seed") if log and log.conditions else secrets.randbelow(2**31) if others else None
+    conditions = results.circumstances(rules, seed, machine.device, machine.containment)
+    if log:
+        log.begin(conditions)
+        conditions = log.conditions
+    if seed is not None and any(case.seed is not None for case in cases):
         options.notice(f"inputs made from seed {seed}; --seed {seed} makes the same again.")
-    if not path:
-        return contextlib.nullcontext(), seed, found
-    conditions = results.circumstances(rules, seed, device)
-    return (results.go_on if go_on else results.create)(Path(path), conditions), seed, found
+    return seed, conditions, log.results if log else []
 
 
-@contextlib.contextmanager
-def _scratch():
-    """A folder for everything the judging needs for a while, gone afterwards."""
-    from flashcli.judge.sandbox import remove
+def _run(judging, cases: list, submissions: list, found: list, log, quiet: bool) -> None:
+    """Judge what is missing in ``found``, and tell of it as it comes."""
+    from flashcli.judge.results import as_line
 
-    folder = Path(tempfile.mkdtemp(prefix="flashcli-judge-"))
-    try:
-        yield folder
-    finally:
-        remove(folder)
-
-
-def _built(entry, rules, scratch: Path, cases: list, done: frozenset):
-    from flashcli.judge.submissions import build
-
-    if not rules.build or entry.trusted or all((entry.name, case.name) in done for case in cases):
-        return entry
-    return build(entry, rules, scratch)
-
-
-def _prepare(case) -> None:
-    with options.progress(case.shape.B, f"generating {case.name}") as bar:
-        for count in case.prepare():
-            bar.update(count)
+    own = submissions[0].trusted
+    done = {(result.submission, result.case) for result in found}
+    missing = sum((entry.name, case.name) not in done for entry in submissions for case in cases)
+    with StatusLine(missing) as status:
+        judging.tell = status.tell
+        for number, result in enumerate(judging.results(cases, submissions, list(found))):
+            if number == 0 and own:
+                _check_usable(result)
+            found.append(result)
+            if log:
+                log.add(as_line(result))
+            status.done(None if quiet else _line(result, len(submissions) > 1, about=number == 0 and own))
 
 
 def _check_usable(result) -> None:
     """flashcli's own first run: a backend or kernel that cannot be had here is no verdict, and no better next time."""
-    for kind in (errors.UsageError, errors.BackendUnavailable):
-        if result.detail.startswith(f"exit code {kind.exit_code}: Error: "):
-            lines = result.printed.splitlines()
-            said = dict(line.split(": ", 1) for line in lines if line.startswith(("Error: ", "Hint: ")))
-            raise kind(said["Error"], said.get("Hint", ""))
+    if result.returncode in (errors.UsageError.exit_code, errors.BackendUnavailable.exit_code):
+        click.echo(result.printed, err=True)  # it has said why
+        raise SystemExit(result.returncode)
 
 
-def _line(result, name: str | bool, about: bool) -> str:
-    """One result; ``name`` tells whose, if several are judged; ``about`` adds what flashcli says of its backend."""
+def _line(result, several: bool, about: bool) -> str:
+    """One result, of ``several`` programs maybe; ``about`` adds what flashcli says of its backend."""
+    from flashcli.judge.judging import ACCEPTED
+
     shape = f"({result.B}, {result.N}, {result.d})"
+    seconds = f"{'-':>8}  " if result.seconds is None else f"{result.seconds:8.2f} s"
+    verdict = _coloured(result.verdict, "green" if result.verdict == ACCEPTED else "red")
     detail = f": {result.detail}" if result.detail else ""
-    whose = f"{name}  " if name else ""
-    line = f"{result.case}  {shape:<17}{result.seconds:8.2f} s  {whose}{result.verdict}{detail}"
+    whose = f"{result.submission}  " if several else ""
+    line = f"{result.case}  {shape:<17}{seconds}  {whose}{verdict}{detail}"
     said = [text for text in result.printed.splitlines() if text.startswith(("Notice:", "backend:"))] if about else []
     return "\n".join([*said, line])
 
 
+def _coloured(text: str, colour: str) -> str:
+    """On a terminal; echo() leaves the colour out elsewhere, and here who says so (see no-color.org)."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, fg=colour)
+
+
 def _summarise(found: list, standings: list, several: bool, json_path: str | None) -> int:
     """Print it; returns the exit code."""
-    from flashcli.judge import scoreboard
+    from flashcli.judge import views
     from flashcli.judge.judging import ACCEPTED
     from flashcli.judge.results import record
 
     accepted = sum(result.verdict == ACCEPTED for result in found)
     summary = {"accepted": accepted, "cases": [record(result) for result in found]}
-    seconds = sum(result.seconds for result in found)
+    seconds = sum(result.seconds or 0.0 for result in found)
     text = f"{accepted} of {len(found)} accepted, {seconds:.2f} s in all"
     if several:
-        summary["boards"] = scoreboard.as_record(standings)
-        text += f"\n\n{scoreboard.text(standings)}"
+        summary["boards"] = views.as_record(standings)
+        text += f"\n\n{views.text(standings)}"
     as_json.present(summary, text, json_path)
     return 0 if accepted == len(found) else errors.MISMATCH

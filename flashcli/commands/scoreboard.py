@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from flashcli.commands import options
+
 RANKINGS = ("passed", "penalty", "relative")  # a test holds them to judge/rules.py
 FORMATS = (".html", ".md", ".csv", ".json")
 rank_option = click.option(
@@ -16,7 +18,12 @@ board_option = click.option(
 )
 
 
-@click.command()
+@click.command(
+    epilog=options.examples(
+        "flashcli scoreboard results.jsonl",
+        "flashcli scoreboard monday.jsonl tuesday.jsonl --rank relative --board board.html",
+    )
+)
 @click.argument("files", nargs=-1, required=True, metavar="RESULTS...")
 @rank_option
 @board_option
@@ -26,14 +33,15 @@ def command(files: tuple[str, ...], ranking: str | None, boards: tuple[str, ...]
     Where files have results of the same submission, case and device, those of the last file count.
     """
     from flashcli.files.outputs import check_distinct
-    from flashcli.judge import results, scoreboard
+    from flashcli.judge import results, scoreboard, views
 
     check_formats(boards)
     for file in files:
         check_distinct(file, *boards)
-    found = [result for file in files for result in results.read(Path(file))[1]]
-    standings = scoreboard.boards(found, ranking or "passed")
-    click.echo(scoreboard.text(standings) or "no results yet")
+    judgings = [results.read(Path(file)) for file in files]
+    found = [result for _, own in judgings for result in own]
+    standings = scoreboard.boards(found, ranking or "passed", [conditions for conditions, _ in judgings])
+    click.echo(views.text(standings) or "no results yet")
     write_boards(standings, boards)
 
 
@@ -46,7 +54,7 @@ def check_formats(paths: tuple[str, ...]) -> None:
 
 def write_boards(standings: list, paths: tuple[str, ...]) -> None:
     from flashcli.files.outputs import write_whole
-    from flashcli.judge import scoreboard
+    from flashcli.judge import views
 
     for path in map(Path, paths):
-        write_whole(path, scoreboard.WRITERS[path.suffix](standings))
+        write_whole(path, views.WRITERS[path.suffix](standings))

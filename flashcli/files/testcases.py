@@ -8,10 +8,12 @@ import shutil
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from flashcli.errors import BadInput, FlashError, explained
 from flashcli.files.distributions import generate
 from flashcli.files.fileformat import InputFile, read_output
+from flashcli.files.regular import read_regular
 from flashcli.shape import Shape, shape_problem
 
 MANIFEST = "manifest.toml"
@@ -24,6 +26,7 @@ OURS = next(
 GENERATED = "large"
 REPORT_CASES = ("t10", "t11", "t22", "t29", "t30")  # those that the course's report has times of
 TIME_LIMIT = 120.0
+LONGEST_NAME = 200  # bytes, so that a suffix has room in a file name
 CASE_HINT = "a case is a table with shape = [B, N, d] and seed."
 WHERE = "a folder named testcases gets the thirty cases; `flashcli generate` makes files for any other (.in and .ref)."
 
@@ -53,8 +56,8 @@ class Case:
         with explained("create", self.input.parent):
             self.input.parent.mkdir(parents=True, exist_ok=True)
         if self.original:
-            with explained("copy", self.original):
-                shutil.copyfile(self.original, self.input)
+            with explained("copy", self.original), open(self.original, "rb") as old, _new_file(self.input) as new:
+                shutil.copyfileobj(old, new, 2**20)
             yield self.shape.B
         else:
             yield from generate(str(self.input), self.shape, self.seed, "uniform")
@@ -69,10 +72,15 @@ class Case:
     def stamp(self) -> tuple[int, ...] | None:
         """Something that is no longer the same if the input file was changed, replaced or removed."""
         try:
-            status = os.stat(self.input)
+            status = os.lstat(self.input)
         except OSError:
             return None
-        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        return status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _new_file(path: Path) -> BinaryIO:
+    """For a name at which there is nothing, not even a link that would lead elsewhere."""
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb")
 
 
 def load(folder: Path, hint: str = WHERE) -> list[Case]:
@@ -96,15 +104,26 @@ def load(folder: Path, hint: str = WHERE) -> list[Case]:
 
 
 def _from_file(path: Path) -> Case:
+    try:
+        _check_name(path.stem)
+    except ValueError as error:
+        raise BadInput(f"{str(path)!r} cannot be a case: {error}.", "rename it.") from error
     with InputFile(path) as source:
         return Case(path.stem, source.shape, None, path, _reference(path, source.shape), TIME_LIMIT)
+
+
+def _check_name(name: str) -> None:
+    """A case's name becomes that of files, also in folders where programs of others run; and it is printed."""
+    if not 1 <= len(name.encode(errors="replace")) <= LONGEST_NAME:
+        raise ValueError(f"the name of a case has 1 to {LONGEST_NAME} bytes")
+    if "/" in name or name.startswith(".") or not name.isprintable():
+        raise ValueError(f"{name!r} is no name of a case: it has a '/', a '.' in front, or what cannot be printed")
 
 
 def _from_manifest(folder: Path, path: Path) -> list[Case]:
     """The cases that the manifest at ``path`` tells of, whose files are in ``folder``, or to be made there."""
     try:
-        with explained("read", path):
-            manifest = tomllib.loads(path.read_text())
+        manifest = tomllib.loads(read_regular(path).decode())
         limit = float(manifest.pop("time_limit", TIME_LIMIT))
         if not 0 < limit < math.inf:
             raise ValueError("time_limit must be a number of seconds above 0")
@@ -117,6 +136,7 @@ def _from_manifest(folder: Path, path: Path) -> list[Case]:
 
 
 def _from_entry(folder: Path, name: str, entry: dict, limit: float) -> Case:
+    _check_name(name)
     shape, seed = Shape(*entry["shape"]), entry["seed"]
     if not all(type(number) is int for number in (*vars(shape).values(), seed)) or seed < 0:
         raise ValueError(f"{name}: shape and seed are whole numbers, the seed not below 0")

@@ -6,20 +6,24 @@ import contextlib
 import hashlib
 import os
 import secrets
+import stat
 import statistics
-import tempfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from flashcli.errors import FlashError
 from flashcli.files.testcases import Case
-from flashcli.judge.answers import Compare, answer
-from flashcli.judge.processes import Finished, execute
+from flashcli.judge.answers import Compare
+from flashcli.judge.inputs import Damaged, NewInputs, OwnInputs, Ready
 from flashcli.judge.rules import Rules
-from flashcli.judge.sandbox import confined, remove
-from flashcli.judge.submissions import Submission, python_path
+from flashcli.judge.sandbox import confined, trusted
+from flashcli.judge.scratch import Scratch
+from flashcli.judge.submissions import Submission, build, python_path, stopped
+from flashcli.judge.supervision import Finished, Supervision
 from flashcli.judge.texts import ended, last_line
 
 ACCEPTED = "accepted"
@@ -29,33 +33,43 @@ TOO_SLOW = "time limit exceeded"
 NO_OUTPUT = "no output"
 WRONG_SIZE = "wrong size"
 BUILD_FAILED = "build failed"
-VERDICTS = (ACCEPTED, WRONG, FAILED, TOO_SLOW, NO_OUTPUT, WRONG_SIZE, BUILD_FAILED)
+NOT_RUN = "not run"
+VERDICTS = (ACCEPTED, WRONG, FAILED, TOO_SLOW, NO_OUTPUT, WRONG_SIZE, BUILD_FAILED, NOT_RUN)
 
 
 class Result(NamedTuple):
-    """A submission's verdict on a case. ``seconds`` is the median of ``runs``, or the time of the run that failed."""
+    """A submission's verdict on a case.
+
+    ``seconds`` is the median of ``runs``, or the time of the run that failed; None if the program was not run.
+    """
 
     submission: str
     case: str
     B: int
     N: int
     d: int
-    seconds: float
+    seconds: float | None
     verdict: str
     detail: str
     penalty: float
     device: str
     runs: list[float]
     printed: str = ""  # the end of what the program, or its failed build, printed
+    returncode: int | None = None
 
 
 class Attempt(NamedTuple):
     """One run, checked."""
 
-    seconds: float
+    seconds: float | None
     verdict: str
     detail: str
-    printed: str
+    printed: str = ""
+    returncode: int | None = None
+
+
+def _say_nothing(about: str) -> None:
+    pass
 
 
 @dataclass
@@ -63,22 +77,28 @@ class Judging:
     """What one judging is done with. With a ``seed`` inputs are made anew from it; without, the cases' own are used."""
 
     rules: Rules
-    scratch: Path
+    scratch: Scratch
+    supervision: Supervision
     seed: int | None = None
     device: str = ""
-    prepare: Callable[[Case], None] = lambda case: list(case.prepare())  # or one that shows progress
+    jobs: int = 1  # programs that run at a time
+    tell: Callable[[str], None] = _say_nothing  # what is being done
     secret: int = field(default_factory=lambda: secrets.randbits(64))  # chooses the rows that are checked
+    _built: dict[str, Submission] = field(default_factory=dict)
+    _too_slow: Counter = field(default_factory=Counter)  # time limits exceeded, by submission
 
     def results(
-        self, cases: list[Case], submissions: list[Submission], done: frozenset[tuple[str, str]] = frozenset()
+        self, cases: list[Case], submissions: list[Submission], earlier: Iterable[Result] = ()
     ) -> Iterator[Result]:
-        """Case by case, so that one input at a time is on disk and all programs meet the machine in the same state."""
+        """Case by case, so that one input at a time is on disk and all programs meet the machine in the same state.
+
+        What has an ``earlier`` result is left out.
+        """
+        earlier = list(earlier)
+        done = {(result.submission, result.case) for result in earlier}
+        self._too_slow.update(result.submission for result in earlier if result.verdict == TOO_SLOW)
         for case in cases:
-            pending = [entry for entry in submissions if (entry.name, case.name) not in done]
-            for entry in pending:
-                if entry.failure:
-                    yield self._result(entry, case, [Attempt(0.0, BUILD_FAILED, entry.failure, entry.printed)])
-            if pending := [entry for entry in pending if not entry.failure]:
+            if pending := [entry for entry in submissions if (entry.name, case.name) not in done]:
                 yield from self._judge_case(case, pending)
 
     def _judge_case(self, case: Case, submissions: list[Submission]) -> Iterator[Result]:
@@ -86,102 +106,158 @@ class Judging:
         case = replace(case, time_limit=rules.time_limit or case.time_limit)
         attempts: dict[str, list[Attempt]] = {entry.name: [] for entry in submissions}
         for run in range(rules.runs):
-            with self._ready(case, run) as ready:
-                right = answer(ready, self.secret)
-                for entry in submissions:
+            # One failure is enough.
+            going = [entry for entry in submissions if all(a.verdict == ACCEPTED for a in attempts[entry.name])]
+            with self._inputs(case, run) as inputs:
+                for entry, attempt in zip(going, self._attempts(going, inputs, rules), strict=True):
                     made = attempts[entry.name]
-                    if made and made[-1].verdict != ACCEPTED:
-                        continue  # one failure is enough
-                    made.append(self._attempt(entry, ready, right, rules))
-                    if made[-1].verdict != ACCEPTED or len(made) == rules.runs:
+                    made.append(attempt)
+                    if attempt.verdict != ACCEPTED or len(made) == rules.runs:
+                        self._too_slow[entry.name] += attempt.verdict == TOO_SLOW
                         yield self._result(entry, case, made)
 
-    @contextlib.contextmanager
-    def _ready(self, case: Case, run: int) -> Iterator[Case]:
-        """The case with its input file there: its own, or a new one for this run, gone afterwards."""
+    def _inputs(self, case: Case, run: int) -> OwnInputs | NewInputs:
         if self.seed is None:
-            if not case.is_ready():
-                self.prepare(case)
-            yield case
-            return
-        case = case.anew(self.scratch / "inputs", derived_seed(self.seed, case.name, run))
-        try:
-            self.prepare(case)
-            _settle(case.input)
-            yield case
-        finally:
-            case.input.unlink(missing_ok=True)
+            return OwnInputs(case, self.secret, self.tell)
 
-    def _attempt(self, entry: Submission, case: Case, right: Compare, rules: Rules) -> Attempt:
-        self.scratch.mkdir(exist_ok=True)  # a program may have removed it
-        folder = Path(tempfile.mkdtemp(prefix="run-", dir=self.scratch))
-        stamp = case.stamp()
+        def seed_for(submission: str) -> int:
+            return derived_seed(self.seed, case.name, run, submission)
+
+        return NewInputs(case, self.scratch, seed_for, self.rules.inputs == "each", self.secret, self.tell)
+
+    def _attempts(
+        self, submissions: list[Submission], inputs: OwnInputs | NewInputs, rules: Rules
+    ) -> Iterator[Attempt]:
+        """One of each, in their order, up to ``jobs`` at a time."""
+        if self.jobs == 1:
+            yield from (self._attempt(entry, inputs, rules) for entry in submissions)
+            return
+        with ThreadPoolExecutor(self.jobs) as pool:
+            try:
+                yield from pool.map(lambda entry: self._attempt(entry, inputs, rules), submissions)
+            except BaseException:
+                self.supervision.close()  # or the pool would wait for its threads, and these for their programs
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _attempt(self, entry: Submission, inputs: OwnInputs | NewInputs, rules: Rules) -> Attempt:
+        if rules.give_up and self._too_slow[entry.name] >= rules.give_up:
+            return Attempt(None, NOT_RUN, f"it has exceeded {rules.give_up} time limits")
+        entry = self._ready(entry)
+        if entry.failure:
+            return Attempt(None, BUILD_FAILED, entry.failure, entry.printed)
         try:
-            attempt = _run_and_check(entry, case, right, rules, folder)
-        finally:
-            remove(folder)
-        if self.seed is not None and case.stamp() != stamp:
-            self.prepare(case)  # for the next one
-            return attempt._replace(verdict=FAILED, detail="it changed its input file")
+            with inputs.lent(entry.name) as ready:
+                attempt = self._run_and_check(entry, ready, rules)
+        except Damaged as damaged:
+            attempt = attempt._replace(verdict=FAILED, detail=str(damaged))
+        if not self.scratch.intact():
+            self.scratch.mend()
+            return attempt._replace(verdict=FAILED, detail="it damaged the judge's folder")
         return attempt
 
+    def _ready(self, entry: Submission) -> Submission:
+        """The submission with its program built: when it is first needed, and again if somebody has damaged it."""
+        if not self.rules.build or entry.trusted:
+            return entry
+        built = self._built.get(entry.name)
+        if built is None or (not built.failure and _stamp(built.command[0]) != built.stamp):
+            self.tell(f"building {entry.name}")
+            built = build(entry, self.rules, self.scratch, self.supervision)
+            self._built[entry.name] = built = replace(built, stamp=_stamp(built.command[0]))
+        return built
+
+    def _run_and_check(self, entry: Submission, ready: Ready, rules: Rules) -> Attempt:
+        """Run ``program IN OUT``. IN is a link in a new folder, and OUT is to be in it: nothing is there yet."""
+        case, folder = ready.case, self.scratch.new_folder("run")
+        output, source = folder / f"{case.name}.out", folder / f"{case.name}.in"
+        try:
+            source.symlink_to(case.input.resolve())
+            try:
+                finished = self._run([*entry.command, str(source), str(output)], entry, case, folder, rules)
+            except OSError as error:
+                return Attempt(None, FAILED, f"it cannot be run{last_line(error.strerror.lower())}")
+            verdict = _verdict(finished, output, case, ready.right, rules)
+            seconds = None if finished.stopped == "lost" else finished.seconds
+            return Attempt(seconds, *verdict, finished.printed, finished.returncode)
+        finally:
+            self.scratch.remove(folder)
+
+    def _run(self, command: list[str], entry: Submission, case: Case, folder: Path, rules: Rules) -> Finished:
+        about = f"{case.name}: {entry.name}"
+        self.tell(f"{about}, waiting for {rules.launcher[0]}" if rules.launcher else about)
+
+        def began() -> None:
+            self.tell(about)
+
+        if entry.trusted:
+            extra = {"PYTHONPATH": python_path()}
+            return trusted(self.supervision, command, rules, case.time_limit, extra, began)
+        readable = [entry.folder or Path(entry.command[0]), case.input.resolve()]
+        size = case.shape.output_bytes
+        return confined(self.supervision, command, folder, rules, case.time_limit, size, readable, began)
+
     def _result(self, entry: Submission, case: Case, attempts: list[Attempt]) -> Result:
-        last, runs = attempts[-1], [attempt.seconds for attempt in attempts]
+        last, runs = attempts[-1], [attempt.seconds for attempt in attempts if attempt.seconds is not None]
         seconds = statistics.median(runs) if last.verdict == ACCEPTED else last.seconds
         penalty = self.rules.for_case(case.name).penalty
         return Result(
             entry.name, case.name, *vars(case.shape).values(), seconds, last.verdict, last.detail, penalty,
-            self.device, runs, last.printed,
+            self.device, runs, last.printed, last.returncode,
         )  # fmt: skip
 
 
-def _settle(path: Path) -> None:
-    """Have the disk done with a new file before anybody's time is taken."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+def _stamp(program: str) -> tuple[int, ...] | None:
+    """Something that is no longer the same if a program was changed, replaced or removed."""
+    with contextlib.suppress(OSError):
+        status = os.lstat(program)
+        return status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return None
 
 
-def derived_seed(seed: int, case: str, run: int) -> int:
+def derived_seed(seed: int, case: str, run: int, submission: str = "") -> int:
     """A seed for each input of a judging: nothing that a program keeps from one run is of use in the next."""
-    digest = hashlib.sha256(f"{seed}/{case}/{run}".encode()).digest()
+    whose = f"/{submission}" if submission else ""
+    digest = hashlib.sha256(f"{seed}/{case}/{run}{whose}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 
 
-def _run_and_check(entry: Submission, case: Case, right: Compare, rules: Rules, folder: Path) -> Attempt:
-    """Run ``program IN OUT``. IN is a link, so that deleting it harms nobody; OUT is in a new folder: not there yet."""
-    output = folder / f"{case.name}.out"
-    source = folder / f"{case.name}.in"
-    source.symlink_to(case.input.resolve())
-    command = [*entry.command, str(source), str(output)]
-    try:
-        if entry.trusted:
-            finished = execute(command, None, os.environ | {"PYTHONPATH": python_path()}, case.time_limit, rules.grace)
-        else:
-            finished = confined(command, folder, rules, case.time_limit, case.shape.output_bytes)
-    except OSError as error:
-        return Attempt(0.0, FAILED, f"it cannot be run{last_line(error.strerror.lower())}", "")
-    return Attempt(finished.seconds, *_verdict(finished, output, case, right, rules), finished.printed)
-
-
 def _verdict(finished: Finished, output: Path, case: Case, right: Compare, rules: Rules) -> tuple[str, str]:
-    if finished.stopped == "processes":
-        return FAILED, f"more than {rules.processes} processes"
-    if finished.stopped:
+    if finished.stopped == "time":
         return TOO_SLOW, f"stopped after {case.time_limit:g} s"
+    if finished.stopped:
+        return FAILED, stopped(finished, rules)
     if finished.returncode:
         return FAILED, ended(finished.returncode) + last_line(finished.printed)
     if not os.path.lexists(output):
         return NO_OUTPUT, "it ended well, but wrote no file"
-    if output.is_symlink() or not output.is_file():
-        return NO_OUTPUT, "what it made is not a regular file"
-    if (size := output.stat().st_size) != case.shape.output_bytes:
-        return WRONG_SIZE, f"{size} bytes, not {case.shape.output_bytes}"
-    return _compared(right, output, rules.tolerance)
-
-
-def _compared(right: Compare, output: Path, tolerance: float) -> tuple[str, str]:
     try:
-        comparison = right(str(output), tolerance)
+        fd = os.open(output, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        readable = stat.S_ISREG(os.lstat(output).st_mode)
+        return NO_OUTPUT, f"its output cannot be read{last_line(error.strerror.lower())}" if readable else NO_FILE
+    try:
+        return _judged(fd, case, right, rules.tolerance)
+    finally:
+        os.close(fd)
+
+
+NO_FILE = "what it made is not a regular file"
+
+
+def _judged(fd: int, case: Case, right: Compare, tolerance: float) -> tuple[str, str]:
+    """The verdict on an open output: by its descriptor, so that what is judged is one file, whatever is at its name."""
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        return NO_OUTPUT, NO_FILE
+    if status.st_size != case.shape.output_bytes:
+        return WRONG_SIZE, f"{status.st_size} bytes, not {case.shape.output_bytes}"
+    return _compared(right, f"/proc/self/fd/{fd}", tolerance)
+
+
+def _compared(right: Compare, output: str, tolerance: float) -> tuple[str, str]:
+    try:
+        comparison = right(output, tolerance)
     except FlashError as error:  # unreadable, say
         return WRONG, str(error)
     if comparison.matches:

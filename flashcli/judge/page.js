@@ -8,7 +8,8 @@ function sort(heading) {
     return cell.dataset.key === undefined ? cell.textContent : Number(cell.dataset.key);
   };
   const compare = (a, b) => (typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true }));
-  const rows = [...body.rows].sort((a, b) => sign * compare(value(a), value(b)));
+  const missing = (row) => row.cells[heading.cellIndex].dataset.key === ""; // comes last either way
+  const rows = [...body.rows].sort((a, b) => missing(a) - missing(b) || sign * compare(value(a), value(b)));
   body.append(...rows);
   for (const other of heading.parentElement.cells) other.removeAttribute("aria-sort");
   heading.setAttribute("aria-sort", sign === 1 ? "ascending" : "descending");

@@ -26,6 +26,7 @@ MARKS = (
     ("#56b4e9", "M-2-6H2V-2H6V2H2V6H-2V2H-6V-2H-2Z"),  # plus
 )
 OTHER = ("#8a8a8a", "M-3 0A3 3 0 1 0 3 0A3 3 0 1 0-3 0Z")
+SHORTEST = 1e-6  # seconds
 LEFT, WIDTH, RIGHT, ROW, TOP = 190, 560, 110, 22, 30  # of the plot, in its own units
 
 
@@ -42,6 +43,7 @@ def _section(board: Board) -> str:
     return "\n".join([
         f"<section><h2>{escape(board.device)}</h2>",
         f"<p>Ranking: {escape(scoreboard.RANKINGS[board.ranking])}.</p>",
+        *(f'<p class="about">{escape(line)}</p>' for line in board.about),
         _standings(board),
         "<h3>Time on each case</h3>",
         _legend(board),
@@ -52,29 +54,33 @@ def _section(board: Board) -> str:
     ])  # fmt: skip
 
 
-def _table(headings: tuple[str, ...], lines: list[str], numbers: str) -> str:
+def _table(headings: tuple[str, ...], lines: list[str], numbers: str, kind: str) -> str:
     """Sortable: the script puts the lines in order by their cells' data-key. ``numbers`` names columns set right."""
     kinds = [' class="n"' if heading in numbers else "" for heading in headings]
     head = "".join(
         f'<th scope="col"{kind}><button type="button">{escape(heading)}</button></th>'
         for heading, kind in zip(headings, kinds, strict=True)
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return f'<table class="{kind}">' + f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
-def _cell(text: str, key: float | None = None, kind: str = "") -> str:
-    """A table cell; one with a number to sort by is set to the right."""
-    number = "" if key is None else f' data-key="{key!r}"'
-    return f'<td class="{"n " if key is not None else ""}{kind}"{number}>{escape(text)}</td>'
+def _cell(text: str, kind: str = "") -> str:
+    return f'<td class="{kind}">{escape(text)}</td>'
+
+
+def _number(text: str, key: float | None) -> str:
+    """A table cell that is set to the right and sorted by a number; without one it comes last."""
+    return f'<td class="n" data-key="{"" if key is None else repr(key)}">{escape(text)}</td>'
 
 
 def _standings(board: Board) -> str:
     lines = []
     for standing, shown in zip(board.standings, scoreboard.rows(board), strict=True):
-        keys = (standing.rank, None, standing.passed, standing.seconds, standing.score)
-        cells = "".join(_cell(text, key) for text, key in zip(shown, keys, strict=False))
-        lines.append(f'<tr data-of="{escape(standing.submission)}">{cells}</tr>')
-    return _table(scoreboard.headings(board), lines, numbers="rank accepted time score")
+        rank, name, *others = shown
+        keys = (standing.passed, standing.seconds, standing.score)
+        cells = [_number(rank, standing.rank), _cell(name), *map(_number, others, keys)]
+        lines.append(f'<tr data-of="{escape(standing.submission)}">{"".join(cells)}</tr>')
+    return _table(scoreboard.headings(board), lines, numbers="rank accepted time score", kind="standings")
 
 
 def _results(board: Board) -> str:
@@ -86,13 +92,14 @@ def _results(board: Board) -> str:
                 f'<tr data-of="{escape(standing.submission)}">'
                 + _cell(standing.submission)
                 + _cell(case)
-                + _cell(shape, result.B * result.N**2 * result.d)
-                + _cell(f"{result.seconds:.3f} s", result.seconds)
+                + _number(shape, result.B * result.N**2 * result.d)
+                + _number(scoreboard.shown(result.seconds), result.seconds)
                 + _cell(f"{'✓' if good else '✗'} {result.verdict}", kind="good" if good else "bad")
-                + _cell(result.detail)
+                + _cell(result.detail, kind="detail")
                 + "</tr>"
             )
-    return _table(("submission", "case", "(B, N, d)", "time", "verdict", "detail"), lines, numbers="(B, N, d) time")
+    headings = ("submission", "case", "(B, N, d)", "time", "verdict", "detail")
+    return _table(headings, lines, numbers="(B, N, d) time", kind="results")
 
 
 def _shown(board: Board) -> list[Standing]:
@@ -159,10 +166,10 @@ def _plot_line(board: Board, case: str, y: float, low: int, high: int) -> str:
 
 
 def _decades(times: list[float]) -> tuple[int, int]:
-    """Powers of ten, in seconds, between which all times lie."""
-    positive = [time for time in times if time > 0] or [1.0]
-    low = math.floor(math.log10(min(positive)))
-    return low, max(low + 1, math.ceil(math.log10(max(positive))))
+    """Powers of ten, in seconds, between which all times lie but for those that no clock could have told from 0."""
+    told = [max(time, SHORTEST) for time in times if time > 0] or [1.0]
+    low = math.floor(math.log10(min(told)))
+    return low, max(low + 1, math.ceil(math.log10(max(told))))
 
 
 def _x(seconds: float, low: int, high: int) -> float:

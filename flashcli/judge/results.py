@@ -2,22 +2,79 @@
 
 from __future__ import annotations
 
+import datetime
+import fcntl
 import json
-from dataclasses import asdict
+import os
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from flashcli.errors import BadInput, CannotCreate, UsageError, explained
-from flashcli.judge.judging import VERDICTS, Result
+from flashcli.files.regular import check_regular, read_regular
+from flashcli.judge.containment import NAMES
+from flashcli.judge.judging import ACCEPTED, VERDICTS, Result
 from flashcli.judge.rules import Rules
+from flashcli.judge.texts import printable
 
-RECORDED = {  # what a line has, and of which type
-    **dict.fromkeys(("submission", "case", "verdict", "detail", "device"), str),
-    **dict.fromkeys(("B", "N", "d"), int),
-    **dict.fromkeys(("seconds", "penalty"), (int, float)),
-    "runs": list,
-}
+SAME = ("seed", "device", "rules")  # circumstances that results which belong together share
 IRRELEVANT = ("ranking", "select", "penalty")  # rules that do not change what a verdict is
+LONGEST_TIME = 1e9  # seconds, thirty years: what is longer was not measured
+LONGEST_NAME = 200
+HINT = "`flashcli judge --results FILE` writes one."
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    return printable(value)
+
+
+def _name(value: object) -> str:
+    text = _text(value).strip()
+    if not 1 <= len(text) <= LONGEST_NAME:
+        raise ValueError
+    return text
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 < value < 2**31:
+        raise ValueError
+    return value
+
+
+def _seconds(value: object) -> float:
+    if type(value) not in (int, float) or not 0 <= value <= LONGEST_TIME:  # NaN is neither
+        raise ValueError
+    return float(value)
+
+
+def _seconds_or_none(value: object) -> float | None:
+    return None if value is None else _seconds(value)
+
+
+def _verdict(value: object) -> str:
+    if value not in VERDICTS:
+        raise ValueError
+    return value
+
+
+def _times(value: object) -> list[float]:
+    if not isinstance(value, list):
+        raise ValueError
+    return [_seconds(item) for item in value]
+
+
+# What a line has, and what makes a value of a file, which anybody may have written, one that can be shown.
+RECORDED = {
+    **dict.fromkeys(("submission", "case", "device"), _name),
+    **dict.fromkeys("BNd", _number),
+    "seconds": _seconds_or_none,
+    "verdict": _verdict,
+    "detail": _text,
+    "penalty": _seconds,
+    "runs": _times,
+}
 
 
 def record(result: Result) -> dict[str, object]:
@@ -29,23 +86,90 @@ def as_line(result: Result) -> dict[str, object]:
     return record(result) | {"printed": result.printed}
 
 
-def circumstances(rules: Rules, seed: int | None, device: str) -> dict[str, object]:
-    """What must be the same for results to belong together."""
+def circumstances(rules: Rules, seed: int | None, device: str, containment: str) -> dict[str, object]:
+    """What a judging is done with; `SAME` says which of it must be the same for results to belong together."""
     kept = {name: value for name, value in asdict(rules).items() if name not in IRRELEVANT}
     kept["cases"] = str(rules.cases.resolve())
-    return json.loads(json.dumps({"seed": seed, "device": device, "rules": kept}))
+    began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    found = {"seed": seed, "device": device, "rules": kept, "began": began, "containment": containment}
+    return json.loads(json.dumps(found))
+
+
+def description(conditions: dict[str, object]) -> str:
+    """The circumstances of a judging in a line, as far as a file has them: date, seed, and rules that were changed."""
+    found = []
+    if isinstance(began := conditions.get("began"), str):
+        found.append(f"judged {began[:19].replace('T', ' ')} UTC")
+    if type(seed := conditions.get("seed")) is int:
+        found.append(f"seed {seed}")
+    if (way := conditions.get("containment")) in NAMES:
+        found.append(f"contained by {NAMES[way]}")
+    if isinstance(rules := conditions.get("rules"), dict):
+        defaults = {item.name: getattr(Rules(), item.name) for item in fields(Rules)}
+        defaults = json.loads(json.dumps(defaults | {"cases": None}))
+        changed = [
+            f"{name} = {json.dumps(rules[name])}"
+            for name in defaults
+            if name != "cases" and name in rules and rules[name] != defaults[name]
+        ]
+        found.append(f"rules: {', '.join(changed) or 'the defaults'}")
+    return printable("; ".join(found))[:1000]
 
 
 class Log:
-    """A file of results that grows line by line. Use as a context manager."""
+    """A file of results that grows line by line, and that no other judging can have meanwhile. A context manager."""
 
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
+    def __init__(self, path: Path, resume: bool) -> None:
+        """``conditions`` and ``results`` are what is in it. A new judging needs a new file, or an empty one."""
+        self._path = path
+        flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_APPEND
+        with explained("create", path, CannotCreate):
+            self._file: BinaryIO = open(os.open(path, flags, 0o666), "r+b", buffering=0)  # noqa: SIM115 (by __exit__)
+        try:
+            check_regular(path, self._file.fileno())
+            self._lock()
+            with explained("read", path):
+                content = self._file.readall()
+            self._check_usable(content, resume)
+            complete = content[: content.rfind(b"\n") + 1]
+            self.conditions, self.results = _parsed(path, complete) if complete else ({}, [])
+            with explained("write", path):
+                self._file.truncate(len(complete))  # without a line that was being written when it was cut off
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            hint = "wait for its end, or name another file."
+            raise UsageError(f"another judging is writing the file of results {str(self._path)!r}.", hint) from None
+
+    def _check_usable(self, content: bytes, resume: bool) -> None:
+        if content and not resume:
+            hint = "--resume goes on with the judging in it; or remove it, or name another."
+            raise UsageError(f"the file of results {str(self._path)!r} is there already.", hint)
+        if content and b"\n" not in content and not content.startswith(b'{"judging"'[: len(content)]):
+            raise BadInput(f"{str(self._path)!r} is not a file of results: it has no line.", HINT)
+
+    def begin(self, conditions: dict[str, object]) -> None:
+        """Write, or compare, the circumstances. UsageError if those of the file are others."""
+        if not self.conditions:
+            self.conditions = conditions
+            self.add({"judging": conditions})
+        for name in SAME:
+            if self.conditions.get(name) != conditions[name]:
+                hint = "--resume goes on under the same conditions only; begin anew with another --results file."
+                verb = "differ" if name == "rules" else "differs"
+                raise UsageError(f"the results in {str(self._path)!r} are of another judging: its {name} {verb}.", hint)
 
     def add(self, line: dict[str, object]) -> None:
-        with explained("write", self._file.name):
-            self._file.write(json.dumps(line) + "\n")
-            self._file.flush()
+        """Append a line, in one piece."""
+        data = memoryview(json.dumps(line).encode() + b"\n")
+        with explained("write", self._path):
+            while data:
+                data = data[self._file.write(data) :]
 
     def __enter__(self) -> Log:
         return self
@@ -54,60 +178,38 @@ class Log:
         self._file.close()
 
 
-def create(path: Path, conditions: dict[str, object]) -> Log:
-    """A new file of results."""
-    if path.exists():
-        hint = "--resume goes on with the judging in it; or remove it, or name another."
-        raise UsageError(f"the file of results {str(path)!r} is there already.", hint)
-    with explained("create", path, CannotCreate):
-        log = Log(open(path, "x"))  # noqa: SIM115 (closed by the Log)
-    log.add({"judging": conditions})
-    return log
-
-
-def go_on(path: Path, conditions: dict[str, object]) -> Log:
-    """A file of results, to be continued under the same conditions."""
-    before = read(path)[0]
-    for name, value in conditions.items():
-        if before.get(name) != value:
-            hint = "--resume goes on under the same conditions only; begin anew with another --results file."
-            verb = "differ" if name == "rules" else "differs"
-            raise UsageError(f"the results in {str(path)!r} are of another judging: its {name} {verb}.", hint)
-    with explained("write", path, CannotCreate):
-        file = open(path, "r+")  # noqa: SIM115 (closed by the Log)
-        file.truncate(len(_complete_lines(path)))
-        file.seek(0, 2)
-    return Log(file)
-
-
 def read(path: Path) -> tuple[dict[str, object], list[Result]]:
     """The circumstances and the results in a file. BadInput if it is something else."""
-    hint = "`flashcli judge --results FILE` writes one."
+    content = read_regular(path)
+    return _parsed(path, content[: content.rfind(b"\n") + 1])
+
+
+def _parsed(path: Path, lines: bytes) -> tuple[dict[str, object], list[Result]]:
     found = []
-    for number, line in enumerate(_complete_lines(path).splitlines(), start=1):
+    for number, line in enumerate(lines.splitlines(), start=1):
         try:
-            content = json.loads(line.decode())
+            content = json.loads(line.decode(), parse_constant=_no_constant)
             found.append(_result(content) if found else dict(content["judging"]))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             said = getattr(error, "msg", error)  # without JSON's own number of the line, which is always 1
-            where = f"line {number}: {type(error).__name__}"
-            raise BadInput(f"{str(path)!r} is not a file of results: {where}: {said}.", hint) from error
+            where = printable(f"line {number}: {type(error).__name__}: {said}")
+            raise BadInput(f"{str(path)!r} is not a file of results: {where}.", HINT) from error
     if not found:
-        raise BadInput(f"{str(path)!r} is not a file of results: it has no line.", hint)
+        raise BadInput(f"{str(path)!r} is not a file of results: it has no line.", HINT)
     return found[0], found[1:]
 
 
-def _complete_lines(path: Path) -> bytes:
-    """Without a last line that was being written when the judging was cut off."""
-    with explained("read", path):
-        content = path.read_bytes()
-    return content[: content.rfind(b"\n") + 1]
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
 
 
 def _result(line: dict) -> Result:
-    for name, kind in RECORDED.items():
-        if not isinstance(line[name], kind):
-            raise ValueError(f"{name} is {line[name]!r}")
-    if line["verdict"] not in VERDICTS:
-        raise ValueError(f"there is no verdict {line['verdict']!r}")
-    return Result(**{name: line[name] for name in RECORDED}, printed=str(line.get("printed", "")))
+    values = {}
+    for name, checked in RECORDED.items():
+        try:
+            values[name] = checked(line[name])
+        except (ValueError, TypeError, OverflowError):
+            raise ValueError(f"{name} is {str(line[name])[:LONGEST_NAME]!r}") from None
+    if values["verdict"] == ACCEPTED and values["seconds"] is None:
+        raise ValueError("it is accepted, and has no time")
+    return Result(**values, printed=str(line.get("printed", "")))

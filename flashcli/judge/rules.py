@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from flashcli import sizes
-from flashcli.errors import BadInput, explained
+from flashcli.errors import BadInput
+from flashcli.files.regular import read_regular
 from flashcli.files.tolerance import TOLERANCE
+from flashcli.judge.containment import WAYS
 
 RANKINGS = {
     "passed": "most cases accepted, then least time over them",
@@ -33,9 +35,14 @@ class Rules:
     tolerance: float = TOLERANCE
     runs: int = 1  # each on new inputs and each checked; their median is the time
     ranking: str = "passed"
+    inputs: str = "same"  # for all submissions; or "each" has its own
+    give_up: int | None = None  # after so many time limits, the other cases of a submission are not run
     exe: str = "hw4"  # the program in each submission's folder
     build: str | None = None  # shell command, run in a copy of that folder
     build_time_limit: float = 300.0
+    build_size: int = 2**30  # of that folder
+    sandbox: str = ""  # or "bwrap"
+    containment: str = "auto"  # or one of containment.WAYS: how processes are kept from outliving their run
     launcher: tuple[str, ...] = ()  # put before the program, such as srun -N1 -n1 --gres=gpu:1
     environment: dict[str, str] = field(default_factory=dict)  # added to the clean one
     memory: int | None = None  # address space; None: no limit, for CUDA reserves far more of it than memory
@@ -73,8 +80,7 @@ def unmatched(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
 
 def load(path: Path) -> Rules:
     """The rules of a TOML file; its ``cases`` is relative to the file's folder. BadInput says what is wrong in it."""
-    with explained("read", path):
-        content = path.read_bytes()
+    content = read_regular(path)
     try:
         table = tomllib.loads(content.decode())
         values = _checked(table, {name: CHECKS[name] for name in (*CHECKS, "case")}, "")
@@ -150,10 +156,13 @@ def _variables(value: object) -> dict[str, str]:
     return value
 
 
-def _ranking(value: object) -> str:
-    if value not in RANKINGS:
-        raise ValueError
-    return value
+def _choice(*names: str) -> tuple[Callable, str]:
+    def convert(value: object) -> str:
+        if value not in names:
+            raise ValueError
+        return value
+
+    return convert, f"one of {', '.join(names)}" if len(names) > 1 else f'"{names[0]}"'
 
 
 def _file_name(value: object) -> str:
@@ -174,10 +183,15 @@ CHECKS: dict[str, tuple[Callable, str]] = {
     "penalty": SECONDS_OR_0,
     "tolerance": (_number(0, including=True), "a number, 0 or more"),
     "runs": COUNT,
-    "ranking": (_ranking, f"one of {', '.join(RANKINGS)}"),
+    "ranking": _choice(*RANKINGS),
+    "inputs": _choice("same", "each"),
+    "give_up": COUNT,
     "exe": (_file_name, "the name of a file in each submission's folder"),
     "build": (_text, 'a shell command, such as "make hw4"'),
     "build_time_limit": SECONDS,
+    "build_size": SIZE,
+    "sandbox": _choice("bwrap"),
+    "containment": _choice("auto", *WAYS),
     "launcher": (_texts, 'a list of words, such as ["srun", "-N1", "-n1", "--gres=gpu:1"]'),
     "environment": (_variables, 'a table of texts, such as OMP_NUM_THREADS = "4"'),
     "memory": SIZE,

@@ -1,27 +1,39 @@
-"""What a submission gets to run in: a clean environment, a folder of its own, and resource limits.
+"""What a submission gets to run in: a clean environment, a folder of its own, limits, containment; and if the rules say
+so, a sandbox.
 
-It keeps mistakes from spoiling a judging. It is no sandbox against an attacker: the program runs as the judging user,
-and can read and write what that user can. For that, put a real one (bwrap, a container, Slurm) into ``launcher``.
+Without one, all this keeps mistakes from spoiling a judging, and no process outlives its run; but the program runs as
+the judging user, and can read and write what that user can.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import resource
 import shutil
-import subprocess
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from flashcli.errors import BackendUnavailable
-from flashcli.judge.processes import Finished, execute, tasks_of_user
 from flashcli.judge.rules import Rules
+from flashcli.judge.supervision import Finished, Request, Supervision
+from flashcli.judge.texts import last_line, printable
 
 # Where programs, libraries and GPUs are. Everything else (tokens, ssh agents, PYTHONPATH...) stays with the judge.
 PASSED_ON = (
     "PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ", "CUDA_HOME", "CUDA_PATH", "NVCC",
     "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS",
 )  # fmt: skip
+
+# Prints "gpu" or "cpu" and its name. Times must never be compared across different ones.
+WHERE = """
+gpu=${CUDA_VISIBLE_DEVICES-0}; gpu=${gpu%%,*}
+[ -n "$gpu" ] && name=$(nvidia-smi --id="$gpu" --query-gpu=name --format=csv,noheader 2>/dev/null) &&
+    [ -n "$name" ] && { echo "gpu $name"; exit; }
+name=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1)
+echo "cpu ${name:-$(uname -m)}"
+"""
+PATIENCE = 60.0  # seconds that this may take
 
 
 def environment(folder: Path, rules: Rules) -> dict[str, str]:
@@ -35,60 +47,85 @@ def environment(folder: Path, rules: Rules) -> dict[str, str]:
     return {"PATH": os.defpath, "LANG": "C.UTF-8"} | passed_on | own | rules.environment
 
 
-def confined(command: list[str], folder: Path, rules: Rules, time_limit: float, output_bytes: int = 0) -> Finished:
+def confined(
+    supervision: Supervision,
+    command: list[str],
+    folder: Path,
+    rules: Rules,
+    time_limit: float,
+    output_bytes: int = 0,
+    readable: list[Path] = (),
+    began: Callable[[], None] = lambda: None,
+) -> Finished:
     """Run a command in a folder of its own, behind the launcher if the rules have one. OSError if it cannot start."""
-    limits = {"core": 0, "fsize": rules.file_size + output_bytes, "as": rules.memory}
-    if not rules.launcher:  # with one, the program runs on another machine: what follows is about this one
-        limits["cpu"] = math.ceil(time_limit + rules.grace) * (os.cpu_count() or 1)
-        limits["nproc"] = 2 * rules.processes + tasks_of_user()  # a wall behind the bound that `execute` watches
-    return execute(
-        [*rules.launcher, *prlimit(limits), *command], folder, environment(folder, rules), time_limit, rules.grace,
-        rules.processes,
+    request = Request(
+        command, str(folder), environment(folder, rules), time_limit, rules.grace, rules.processes,
+        {"core": 0, "fsize": rules.file_size + output_bytes, "as": rules.memory}, rules.containment, rules.sandbox,
+        list(map(str, readable)),
     )  # fmt: skip
+    return _run(supervision, request, rules, began)
 
 
-def prlimit(limits: dict[str, int | None]) -> list[str]:
-    """A command prefix (util-linux) that sets resource limits, none above what the system allows.
-
-    Not Popen's preexec_fn: that is unsafe beside NumPy's threads, and forking this large process takes 5 ms.
-    """
-    if not shutil.which("prlimit"):
-        return []
-    words = ["prlimit"]
-    for name, value in limits.items():
-        if value is not None:
-            _, most = resource.getrlimit(getattr(resource, f"RLIMIT_{name.upper()}"))
-            words.append(f"--{name}={value if most == resource.RLIM_INFINITY else min(value, most)}")
-    return [*words, "--"]
+def trusted(
+    supervision: Supervision,
+    command: list[str],
+    rules: Rules,
+    time_limit: float,
+    extra: dict[str, str] | None = None,
+    began: Callable[[], None] = lambda: None,
+) -> Finished:
+    """Run a command of our own: contained, but without limits, in the judge's environment and what is ``extra``."""
+    request = Request(command, None, os.environ | (extra or {}), time_limit, rules.grace, containment=rules.containment)
+    return _run(supervision, request, rules, began)
 
 
-def check_launcher(launcher: tuple[str, ...]) -> None:
-    if launcher and not shutil.which(launcher[0]):
+def _run(supervision: Supervision, request: Request, rules: Rules, began: Callable[[], None]) -> Finished:
+    if not rules.launcher:
+        return supervision.run(request, began=began)
+    passed_on, request.environment = request.environment, None  # the launcher adds to it, such as the GPU to use
+    return supervision.run(request, rules.launcher, passed_on, began)
+
+
+def means() -> tuple[str, bool]:
+    """How processes can be contained on this machine, and whether there is a sandbox."""
+    with Supervision() as supervision:
+        nothing = Request(["/bin/sh", "-c", ":"], "/", {}, PATIENCE)
+        containment = supervision.run(nothing).containment
+        nothing.sandbox, nothing.folder = "bwrap", tempfile.gettempdir()
+        try:
+            sandboxed = supervision.run(nothing).returncode == 0
+        except OSError:
+            sandboxed = False
+    return containment, sandboxed
+
+
+class Machine(NamedTuple):
+    """Where programs run: the GPU's name, else the CPU's; and what holds their processes together."""
+
+    device: str
+    is_gpu: bool
+    containment: str
+
+
+def find_machine(supervision: Supervision, rules: Rules, folder: Path) -> Machine:
+    """Asked where programs run, that is behind the launcher and in the sandbox. BackendUnavailable if that fails."""
+    if rules.launcher and not shutil.which(rules.launcher[0]):
         raise BackendUnavailable(
-            f"the rules' launcher {launcher[0]!r} is not on this machine.", "judge where it is, or change the rules."
+            f"the rules' launcher {rules.launcher[0]!r} is not on this machine.",
+            "judge where it is, or change the rules.",
         )
-
-
-def device_name(rules: Rules) -> str:
-    """Where programs run, which is what times must never be compared across: the GPU's name, else the CPU's."""
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
-    query = ["nvidia-smi", f"--id={gpu}", "--query-gpu=name", "--format=csv,noheader"]
-    if gpu and (name := _printed([*rules.launcher, *query])):
-        return name
-    info = _printed([*rules.launcher, "cat", "/proc/cpuinfo"], lines=None)
-    names = [line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")]
-    return names[0] if names else _printed([*rules.launcher, "uname", "-m"]) or "unknown"
-
-
-def _printed(command: list[str], lines: int | None = 1) -> str:
-    """What a command prints, or "" if it fails."""
+    request = Request(
+        ["/bin/sh", "-c", WHERE], str(folder), dict(os.environ), PATIENCE, 1.0, containment=rules.containment,
+        sandbox=rules.sandbox,
+    )  # fmt: skip
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return ""
-    return "\n".join(run.stdout.strip().splitlines()[:lines])
-
-
-def remove(folder: Path) -> None:
-    """rm, for it gets through any depth of folders that a program may have made; what it cannot remove stays."""
-    subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
+        found = _run(supervision, request, rules, lambda: None)
+    except OSError as error:
+        found = Finished(0.0, 127, "", error.strerror.lower(), "")
+    if rules.sandbox and found.returncode:
+        hint = "install bubblewrap, allow user namespaces, or judge without a sandbox."
+        raise BackendUnavailable(f"the sandbox {rules.sandbox!r} does not work{last_line(found.printed)}.", hint)
+    kind, _, name = found.printed.partition("\n")[0].partition(" ")
+    if kind not in ("gpu", "cpu"):
+        return Machine("unknown", False, found.containment)
+    return Machine(printable(name), kind == "gpu", found.containment)

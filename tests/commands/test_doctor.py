@@ -27,8 +27,8 @@ def test_without_a_gpu(no_pycuda, monkeypatch, tmp_path):
         "[--] nvcc: not found",
         "     Hint: install the CUDA toolkit, load its module, or set CUDA_HOME.",
     ]
-    assert "[--] CUDA backend: PyCUDA is not installed (pycuda is missing)." in lines
-    assert lines[-1].startswith("     Hint: ")
+    missing = lines.index("[--] CUDA backend: PyCUDA is not installed (pycuda is missing).")
+    assert lines[missing + 1].startswith("     Hint: ")
 
 
 def test_mpi_is_named_or_missed():
@@ -119,3 +119,9 @@ def test_looking_into_the_cache_leaves_nothing(no_pycuda, monkeypatch, tmp_path)
     monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "cache" / "cubins"))
     assert "[ok] kernel cache: " in flashcli("doctor").out
     assert not (tmp_path / "cache").exists()
+
+
+def test_the_means_of_the_judge_are_told(no_pycuda):
+    [line] = [line for line in flashcli("doctor").out.splitlines() if "judge: " in line]
+    ways = "a PID namespace|a control group|stopping and killing its processes"
+    assert re.fullmatch(rf"\[(ok|--)\] judge: programs are contained by ({ways}); (a|no) sandbox by bubblewrap", line)

@@ -1,14 +1,24 @@
 from __future__ import annotations
 
+import contextlib
+import functools
 import shutil
 import subprocess
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support import ROOT
 
+from flashcli.errors import BackendUnavailable
 from flashcli.files.testcases import Case
+from flashcli.judge import containment
+from flashcli.judge.judging import Judging
+from flashcli.judge.rules import Rules
+from flashcli.judge.scratch import Scratch
+from flashcli.judge.supervision import Request, Supervision
 from flashcli.shape import Shape
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -46,6 +56,62 @@ def cases(tmp_path: Path) -> Path:
 def case(tmp_path: Path) -> Case:
     """One small case, its input not made yet."""
     return Case("c1", Shape(2, 24, 8), 1, tmp_path / "c1.in", None, 20.0)
+
+
+@pytest.fixture
+def supervision() -> Iterator[Supervision]:
+    with Supervision() as supervision:
+        yield supervision
+
+
+@pytest.fixture
+def judging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supervision: Supervision) -> Iterator[Callable]:
+    """``judging(time_limit=1)`` is a judging by these rules, with a scratch folder in tmp_path/scratch."""
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    with Scratch() as scratch:
+        yield lambda **rules: Judging(Rules(**rules), scratch, supervision, seed=7)
+
+
+@functools.cache
+def _possible(way: str) -> bool:
+    """Whether processes can be contained like this here."""
+    try:
+        with Supervision() as supervision:
+            return supervision.run(Request(["true"], None, {}, 10.0, containment=way)).returncode == 0
+    except BackendUnavailable:
+        return False
+
+
+@pytest.fixture(params=containment.WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    """Each way to hold processes that can be gone here."""
+    if not _possible(request.param):
+        pytest.skip(f"processes cannot be contained by {containment.NAMES[request.param]} here")
+    return request.param
+
+
+@pytest.fixture
+def survivors(tmp_path: Path) -> Callable[[], list[str]]:
+    """The command lines of all programs that still run for a judge, whose folders, in tmp_path, are their HOME."""
+
+    def find() -> list[str]:
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if f"HOME={tmp_path}/".encode() in (folder / "environ").read_bytes():
+                    found.append((folder / "cmdline").read_text())
+        return found
+
+    return find
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> bool:
+    """Wait until something is so; whether it is."""
+    deadline = time.monotonic() + seconds
+    while not (so := condition()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(so)
 
 
 @pytest.fixture(scope="session")

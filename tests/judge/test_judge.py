@@ -7,10 +7,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
+from conftest import until
 from support import ROOT, command, environment, flashcli, heed_interrupts, random_qkv, script, write_input, write_output
 from tolerances import float64
 
@@ -140,29 +139,18 @@ def test_a_folder_that_cannot_be_read_is_no_permission(tmp_path, ordinary_user):
     flashcli("judge", locked, **ordinary_user).assert_error(77, "locked", "permission denied")
 
 
-def alive(pid: str) -> bool:
-    """Whether a process runs; one that has ended may still be listed, as a zombie, until its parent asks."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def test_ctrl_c_ends_it_and_the_program(tmp_path):
+def test_ctrl_c_ends_it_and_the_program(tmp_path, survivors):
     write_input(tmp_path / "a.in", random_qkv(1, 8, 4))
-    started = tmp_path / "started"
-    exe = script(tmp_path / "slow", f"#!/bin/sh\necho $$ > {started}\nexec sleep 60\n")
+    exe = script(tmp_path / "slow", "#!/bin/sh\nexec sleep 60\n")
     judge = subprocess.Popen(
         command("judge", tmp_path, "--exe", exe),
-        env=environment(),
+        env=environment(TMPDIR=str(tmp_path)),
         stderr=subprocess.PIPE,
         preexec_fn=heed_interrupts,
     )
-    while not (started.exists() and started.read_text()) and judge.poll() is None:
-        time.sleep(0.01)
-    time.sleep(0.2)  # let the judge notice, too, that it has started
+    assert until(survivors)
     judge.send_signal(signal.SIGINT)
     _, stderr = judge.communicate(timeout=20)
     assert judge.returncode == 130
     assert b"Error: interrupted" in stderr and b"Traceback" not in stderr
-    assert not alive(started.read_text().strip())
+    assert not survivors()

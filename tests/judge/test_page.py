@@ -9,6 +9,7 @@ import pytest
 from browser import CHROMIUM, DRIVER, browser
 from test_scoreboard import result
 
+from flashcli.judge import page as pages
 from flashcli.judge import scoreboard
 
 NAMES = ["alice", "<img src=x onerror=document.title=1>", "carol", '"><script>document.title=1</script>', "erin"]
@@ -24,7 +25,7 @@ def page(tmp_path):
     ]
     results.append(result("alice", "a", 1.0, device="Another <GPU>"))
     path = tmp_path / "board.html"
-    path.write_text(scoreboard.page(scoreboard.boards(results, "passed")), encoding="utf-8")
+    path.write_text(pages.html(scoreboard.boards(results, "passed")), encoding="utf-8")
     return path
 
 

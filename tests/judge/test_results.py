@@ -138,25 +138,6 @@ def test_results_carry_the_name_of_the_gpu(cases, spy, tmp_path):
     assert {found["device"] for found in json.loads(done.out)["cases"]} == {"NVIDIA --id=3"}
 
 
-def test_the_launcher_is_put_first_and_asked_for_the_device(cases, spy, tmp_path):
-    """What runs on another machine must be named after that machine."""
-    script(
-        tmp_path / "there",
-        '#!/bin/sh\necho "$@" >> "$NOTES"\n[ "$1" = nvidia-smi ] && echo GPU over there || exec "$@"\n',
-    )
-    rules = tmp_path / "rules.toml"
-    rules.write_text(
-        f'cases = "cases"\nselect = ["c1"]\nlauncher = ["{tmp_path}/there"]\nenvironment = {{NOTES = "{tmp_path}/n"}}'
-    )
-    done = flashcli(
-        "judge", rules, "--exe", spy, "--json", "-", env={"NOTES": str(tmp_path / "n"), "CUDA_VISIBLE_DEVICES": "0"}
-    )
-    [found] = json.loads(done.out)["cases"]
-    assert found["device"] == "GPU over there" and found["detail"].startswith("exit code 1: ")
-    asked, ran = (tmp_path / "n").read_text().splitlines()
-    assert asked.startswith("nvidia-smi") and str(spy) in ran and "--nproc" not in ran
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "{}\n", "[1]\n", '{"judging": {}}\n{"submission": "x"}\n', "\xff\n", '{"judging": 3}\n', "[" * 100000 + "\n"],

@@ -7,7 +7,7 @@ from support import flashcli
 
 from flashcli.commands import scoreboard as command
 from flashcli.errors import BadInput
-from flashcli.judge import rules, scoreboard
+from flashcli.judge import rules, views
 
 EVERYTHING = """
 cases = "cases"
@@ -131,4 +131,4 @@ def test_bad_rules_on_the_command_line(tmp_path, cases):
 
 def test_what_the_command_line_says_of_rankings_and_formats_is_so():
     assert tuple(rules.RANKINGS) == command.RANKINGS
-    assert set(scoreboard.WRITERS) == set(command.FORMATS)
+    assert set(views.WRITERS) == set(command.FORMATS)

@@ -10,25 +10,23 @@ from pathlib import Path
 import pytest
 from support import script
 
-from flashcli.judge import sandbox
-from flashcli.judge.judging import Judging
-from flashcli.judge.processes import CAPTURED, descendants, execute
-from flashcli.judge.rules import Rules
+from flashcli.judge import containment
 from flashcli.judge.submissions import Submission
+from flashcli.judge.supervision import Request
+from flashcli.judge.supervisor import CAPTURED
 
 
 @pytest.fixture
-def verdicts(compiled, case, tmp_path):
-    """Judge a program, and after it one that is right: results of both."""
+def verdicts(compiled, case, judging, tmp_path):
+    """Judge a program, and after it one that is right; the first one's result."""
 
     def judge(program: Path, **rules: object):
-        judging = Judging(Rules(**rules), tmp_path / "scratch", seed=7)
-        judging.scratch.mkdir(exist_ok=True)
         submissions = [Submission("bad", (str(program),)), Submission("good", (str(compiled("right")),))]
-        bad, good = judging.results([case], submissions)
+        bad, good = judging(**rules).results([case], submissions)
         assert good.verdict == "accepted", "the judging goes on"
-        assert not descendants(), "nothing runs any more"
-        assert not [path for path in judging.scratch.rglob("*") if path.is_file()], "nothing is left behind"
+        [supervisor] = containment.descendants(os.getpid())
+        assert not containment.descendants(supervisor), "nothing runs any more"
+        assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()], "nothing is left behind"
         return bad
 
     return judge
@@ -77,26 +75,23 @@ def test_an_input_deleted(compiled, verdicts):
 
 def test_an_input_damaged(compiled, verdicts):
     bad = verdicts(compiled("damages_input"))
-    assert (bad.verdict, bad.detail) == ("runtime error", "it changed its input file")
+    assert (bad.verdict, bad.detail) == ("runtime error", "it removed its input file")
 
 
-def test_a_given_input_damaged(compiled, case, tmp_path):
+def test_a_given_input_damaged(compiled, case, judging):
     """The judge's file is not what the program gets."""
     list(case.prepare())
     before = case.input.read_bytes()
     given = case.__class__("c1", case.shape, None, case.input, None, 20.0)
-    judging = Judging(Rules(), tmp_path / "scratch", seed=7)
-    judging.scratch.mkdir()
     programs = [Submission(name, (str(compiled(name)),)) for name in ("damages_input", "right")]
-    assert [result.verdict for result in judging.results([given], programs)] == ["runtime error", "accepted"]
+    assert [result.verdict for result in judging().results([given], programs)] == ["runtime error", "accepted"]
     assert case.input.read_bytes() == before
 
 
-def test_children_left_behind(compiled, tmp_path, verdicts):
-    bad = verdicts(compiled("leaves_children", PIDS=tmp_path / "pids"))
-    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+def test_children_left_behind(compiled, tmp_path, verdicts, survivors, way):
+    bad = verdicts(compiled("leaves_children", PIDS=tmp_path / "pids"), containment=way)
     assert bad.verdict == "accepted" and bad.seconds < 10
-    assert len(pids) == 3 and not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert len((tmp_path / "pids").read_text().split()) == 3 and not survivors()
 
 
 def test_a_file_too_large(compiled, verdicts):
@@ -124,7 +119,7 @@ def test_what_a_program_sees(compiled, verdicts, monkeypatch):
     assert files == "3"
     assert "SECRET_TOKEN" not in seen and "PYTHONPATH" not in seen
     assert seen["EXTRA"] == "7" and seen["CUDA_VISIBLE_DEVICES"] == "1"
-    assert seen["HOME"] == seen["TMPDIR"] == folder and "/scratch/run-" in folder
+    assert seen["HOME"] == seen["TMPDIR"] == folder and "/run-" in folder
     assert not Path(folder).exists()
 
 
@@ -148,24 +143,26 @@ def test_odd_things(tmp_path, verdicts, text, verdict):
 
 def test_a_program_that_is_none(tmp_path, verdicts):
     bad = verdicts(script(tmp_path / "odd", "#!/no/such/interpreter\n"))
-    assert bad.verdict == "runtime error" and "odd" in bad.detail
+    assert bad.verdict == "runtime error" and bad.detail == "it cannot be run: no such file or directory"
 
 
 def test_a_program_removed_meanwhile(tmp_path, verdicts):
     assert verdicts(tmp_path / "gone").verdict == "runtime error"
 
 
-def test_the_time_is_exact(tmp_path):
-    """Waiting is by pidfd: subprocess's own wait with a limit looks only every 50 ms."""
-    times = [execute(["sleep", "0.101"], None, None, 10).seconds for _ in range(3)]
+def run(supervision, command: list[str], time_limit: float = 10.0, **more: object):
+    return supervision.run(Request(command, None, dict(os.environ), time_limit, **more))
+
+
+def test_the_time_is_exact(supervision):
+    """It begins when the command is started, and ends when the kernel tells that it has ended."""
+    times = [run(supervision, ["sleep", "0.101"]).seconds for _ in range(3)]
     assert 0.101 <= min(times) < 0.125
 
 
-def test_limits_are_set_and_none_above_what_the_system_allows(monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (100, 100))
-    assert sandbox.prlimit({"core": 0, "nproc": 500, "as": None}) == ["prlimit", "--core=0", "--nproc=100", "--"]
-
-
-def test_without_prlimit_there_are_no_limits(monkeypatch):
-    monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
-    assert sandbox.prlimit({"core": 0}) == []
+def test_limits_are_set_and_none_above_what_the_system_allows(supervision):
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = {"nofile": most + 1, "core": 0, "fsize": 3 * 2**20, "as": None}
+    text = "ulimit -H -n; ulimit -H -c; ulimit -H -f; ulimit -H -v"
+    done = run(supervision, ["bash", "-c", text], processes=100, limits=limits)
+    assert done.printed.split() == [str(most), "0", "3072", "unlimited"]

@@ -9,7 +9,7 @@ import json
 import pytest
 from support import flashcli
 
-from flashcli.judge import scoreboard
+from flashcli.judge import scoreboard, views
 from flashcli.judge.judging import Result
 from flashcli.judge.results import record
 
@@ -75,22 +75,22 @@ def nasty() -> list[scoreboard.Board]:
 
 
 def test_markdown_has_no_markup_of_submissions():
-    text = scoreboard.markdown(nasty())
+    text = views.markdown(nasty())
     body = text.splitlines()[4:]
     assert [line.count("|") for line in body] == [5] * len(NASTY)
     assert not set("<>[]`*") & set("".join(body))
 
 
 def test_csv_can_be_read_back_and_has_no_formulas():
-    rows = list(csv.DictReader(io.StringIO(scoreboard.csv_text(nasty()))))
+    rows = list(csv.DictReader(io.StringIO(views.csv_text(nasty()))))
     assert [row["submission"] for row in rows] == [("'" if name[0] == "=" else "") + name for name in NASTY]
     assert float(rows[0]["a"]) == 1.0
-    [failed] = csv.DictReader(io.StringIO(scoreboard.csv_text(scoreboard.boards([result("x", "a", None)], "passed"))))
+    [failed] = csv.DictReader(io.StringIO(views.csv_text(scoreboard.boards([result("x", "a", None)], "passed"))))
     assert failed["a"] == "wrong answer"
 
 
 def test_json_has_every_result():
-    [board] = json.loads(scoreboard.json_text(scoreboard.boards(RESULTS, "passed")))
+    [board] = json.loads(views.json_text(scoreboard.boards(RESULTS, "passed")))
     assert len(board["results"]) == len(RESULTS) and board["standings"][0]["submission"] == "steady"
 
 
@@ -102,7 +102,7 @@ def file(tmp_path):
 
 
 def test_the_command(file, tmp_path):
-    boards = [tmp_path / f"board{suffix}" for suffix in scoreboard.WRITERS]
+    boards = [tmp_path / f"board{suffix}" for suffix in views.WRITERS]
     done = flashcli("scoreboard", file, "--rank", "penalty", *(word for path in boards for word in ("--board", path)))
     assert done.code == 0 and done.out.splitlines()[1].split() == ["rank", "submission", "accepted", "time", "score"]
     assert all("steady" in path.read_text() for path in boards)

@@ -11,8 +11,7 @@ from support import flashcli, random_qkv, script, write_input, write_output
 
 from flashcli.files.verify import reference
 from flashcli.judge.answers import answer
-from flashcli.judge.judging import Judging, derived_seed
-from flashcli.judge.rules import Rules
+from flashcli.judge.judging import derived_seed
 from flashcli.judge.submissions import Submission
 
 PLACE = "(batch, row, column)"
@@ -75,11 +74,10 @@ def test_the_seed_is_told(cases, compiled):
     assert f"seed {seed};" in again.err and again.code == 0
 
 
-def test_each_run_has_a_new_input_and_is_checked(compiled, case, tmp_path):
+def test_each_run_has_a_new_input_and_is_checked(compiled, case, judging, tmp_path):
     """A program that keeps its first answer, which was right, is found out by the second run."""
     text = f'#!/bin/sh\nk={tmp_path}/kept\n[ -e $k ] || {compiled("right")} "$1" $k\ncp $k "$2"\n'
-    judging = Judging(Rules(runs=2), tmp_path / "scratch", seed=3)
-    [found] = judging.results([case], [Submission("keeps", (str(script(tmp_path / "keeps", text)),))])
+    [found] = judging(runs=2).results([case], [Submission("keeps", (str(script(tmp_path / "keeps", text)),))])
     assert found.verdict == "wrong answer" and len(found.runs) == 2
     assert len({derived_seed(3, name, run) for name in ("c1", "c2") for run in range(2)}) == 4
 
@@ -203,7 +201,7 @@ def test_several_programs_get_a_scoreboard(compiled, cases):
     done = flashcli("judge", cases, "--exe", compiled("right"), "--exe", compiled("half"))
     assert done.code == 1
     lines = done.out.splitlines()
-    assert len(lines) == 4 + 1 + 1 + 1 + 3
+    assert len(lines) == 4 + 1 + 1 + 2 + 3
     assert lines[4].startswith("2 of 4 accepted, ")
     assert lines[-3].split() == ["rank", "submission", "accepted", "time"]
     assert lines[-2].startswith("1     ") and "right" in lines[-2] and "2 of 2" in lines[-2]

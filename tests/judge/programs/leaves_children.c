@@ -15,6 +15,6 @@ int main(int argc, char **argv) {
             _exit(0);
         }
     }
-    sleep(1);
+    usleep(200000);
     store(argv[2], solve(argv[1]));
 }

@@ -1,0 +1,73 @@
+"""The judge's own folder for what it needs for a while, which programs of others may have damaged when they end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import threading
+from pathlib import Path
+
+from flashcli.errors import CannotCreate, explained
+
+
+class Scratch:
+    """A folder that nobody else may enter, made anew where the old one is not as it was. Use as a context manager.
+
+    Every folder in it has a name that was not known before and is new when it is made: no file that a program has put
+    there, link or FIFO, is ever opened, written or followed.
+    """
+
+    def __init__(self) -> None:
+        self._made: list[Path] = []
+        self._lock = threading.Lock()
+        self._renew()
+
+    def _renew(self) -> None:
+        with explained("create a folder in", tempfile.gettempdir(), CannotCreate):
+            self._folder = Path(tempfile.mkdtemp(prefix="flashcli-judge-"))
+        self._made.append(self._folder)
+        self._stamp = stamp(self._folder)
+
+    def intact(self) -> bool:
+        return stamp(self._folder) == self._stamp
+
+    def mend(self) -> None:
+        """Go on in a new folder, if the old one was damaged."""
+        with self._lock:
+            if not self.intact():
+                self._renew()
+
+    def new_folder(self, prefix: str) -> Path:
+        with explained("create a folder in", self._folder, CannotCreate):
+            return Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=self._folder))
+
+    def remove(self, folder: Path) -> None:
+        """Remove a folder made here; but not by way of what may have taken this one's place."""
+        if self.intact():
+            remove(folder)
+
+    def __enter__(self) -> Scratch:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for folder in self._made:
+            remove(folder)
+
+
+def stamp(path: Path) -> tuple[int, ...] | None:
+    """Which folder this is, whose, and who may enter it; None if there is nothing. Links are not followed."""
+    with contextlib.suppress(OSError):
+        status = os.lstat(path)
+        return status.st_dev, status.st_ino, status.st_mode, status.st_uid
+    return None
+
+
+def remove(folder: Path) -> None:
+    """rm, for it gets through any depth of folders that a program may have made; what it cannot remove stays."""
+    rm = ["rm", "-rf", "--", folder]
+    if subprocess.run(rm, stderr=subprocess.DEVNULL, check=False).returncode:
+        # Folders that their owner may not enter; chmod -R follows no link that it finds.
+        subprocess.run(["chmod", "-R", "u+rwX", "--", folder], stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(rm, stderr=subprocess.DEVNULL, check=False)

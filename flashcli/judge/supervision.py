@@ -1,0 +1,228 @@
+"""The judge's end of its supervisors: starts them, asks them to run commands, and ends them.
+
+A supervisor on this machine serves one command after another; behind a launcher, such as srun, each has its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import flashcli
+from flashcli.errors import BackendUnavailable
+from flashcli.judge.supervisor import CAPTURED, PATIENCE, Tail
+from flashcli.judge.texts import last_line
+
+# -I and -S: neither the environment nor what is installed has a say in it.
+BOOT = "import sys; sys.path.append({!r}); from flashcli.judge.supervisor import main; main()"
+START = 60.0  # seconds within which a supervisor on this machine should have started the command
+POLITE = 0.5  # seconds that a supervisor gets to end which runs nothing, or that its launcher has not started
+LEAVE = 20.0  # seconds that a launcher gets to end its job
+
+
+@dataclass
+class Request:
+    """A command to run. Without ``limits`` there are none; without an ``environment`` it is that of the launcher."""
+
+    command: list[str]
+    folder: str | None
+    environment: dict[str, str] | None
+    time_limit: float
+    grace: float = 0.0
+    processes: int | None = None
+    limits: dict[str, int | None] | None = None  # by the names of `resource`
+    containment: str = "auto"
+    sandbox: str = ""
+    readable: list[str] = field(default_factory=list)  # in the sandbox
+
+
+class Finished(NamedTuple):
+    """How a command ended. ``stopped`` says why it was ended before its time, or "":
+
+    "time", "processes" (too many), "lost" (whoever watched it was killed), "never" (some of it could not be ended).
+    """
+
+    seconds: float
+    returncode: int | None
+    stopped: str
+    printed: str
+    containment: str
+
+
+class Supervision:
+    """All supervisors of a judging. Use as a context manager; `run` may be called from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[Supervisor] = []
+        self._busy: set[Supervisor] = set()
+        self._closed = False
+
+    def run(
+        self,
+        request: Request,
+        launcher: tuple[str, ...] = (),
+        environment: dict[str, str] | None = None,
+        began: Callable[[], None] = lambda: None,
+    ) -> Finished:
+        """Run a command. OSError if it cannot be started; ``began`` is called when it is.
+
+        Behind a ``launcher``, that gets ``environment``.
+        """
+        supervisor = self._take(launcher, environment)
+        try:
+            return supervisor.run(request, began)
+        finally:
+            self._give_back(supervisor)
+
+    def _take(self, launcher: tuple[str, ...], environment: dict[str, str] | None) -> Supervisor:
+        with self._lock:
+            if self._closed:
+                raise BackendUnavailable("the judging is over.")
+            supervisor = self._idle.pop() if self._idle and not launcher else Supervisor(launcher, environment)
+            self._busy.add(supervisor)
+            return supervisor
+
+    def _give_back(self, supervisor: Supervisor) -> None:
+        with self._lock:
+            self._busy.discard(supervisor)
+            if supervisor.usable and not self._closed:
+                self._idle.append(supervisor)
+                return
+        supervisor.close()
+
+    def __enter__(self) -> Supervision:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed, supervisors = True, [*self._idle, *self._busy]
+        for supervisor in supervisors:
+            supervisor.hang_up()
+        for supervisor in supervisors:
+            supervisor.close()
+
+
+class Supervisor:
+    def __init__(self, launcher: tuple[str, ...], environment: dict[str, str] | None) -> None:
+        self._launcher, self._name = launcher, f"flashcli-{uuid.uuid4().hex[:12]}"
+        self.usable = not launcher
+        self._began = False
+        self._rest, self._said = b"", Tail()
+        program = [sys.executable, "-I", "-S", "-c", BOOT.format(str(Path(flashcli.__file__).parent.parent))]
+        # What it has in its environment, a submission might find; slurm's name for the job makes it one to be found.
+        own = {"PATH": os.defpath} if not launcher else {"SLURM_JOB_NAME": self._name, **(environment or os.environ)}
+        self._process = subprocess.Popen(
+            [*launcher, *program], env=own, bufsize=0, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self._lock = threading.Lock()
+
+    def run(self, request: Request, began: Callable[[], None]) -> Finished:
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which is told below
+            self._process.stdin.write(json.dumps(asdict(request)).encode() + b"\n")
+        self._began = False
+        deadline = None if self._launcher else time.perf_counter() + START
+        while (answer := self._next(deadline)) is not None:
+            match answer:
+                case {"began": _}:
+                    self._began, deadline = (
+                        True,
+                        time.perf_counter() + request.time_limit + request.grace + 2 * PATIENCE,
+                    )
+                    began()
+                case {"failed": number}:
+                    raise OSError(number, os.strerror(number))
+                case {"refused": why}:
+                    raise BackendUnavailable(
+                        f"its processes cannot be contained: {why}.", 'choose another "containment" in the rules.'
+                    )
+                case {"stopped": "cancelled"}:
+                    break
+                case _:
+                    self.usable = self.usable and answer["stopped"] != "never"
+                    return Finished(**answer)
+        self.usable = False
+        if self._began:
+            return Finished(request.time_limit, None, "lost", last_line(self._said.text()).removeprefix(": "), "")
+        who = f"the launcher {self._launcher[0]!r}" if self._launcher else "the judge's supervisor"
+        raise BackendUnavailable(
+            f"{who} started nothing{last_line(self._said.text()).removesuffix('.')}.",
+            "try its command by itself." if self._launcher else "see whether this machine starts any processes.",
+        )
+
+    def _next(self, deadline: float | None) -> dict | None:
+        """Its next answer; None if there will be none. Meanwhile whatever its launcher says is kept."""
+        poller = select.poll()
+        for stream in (self._process.stdout, self._process.stderr):
+            poller.register(stream, select.POLLIN)
+        while b"\n" not in self._rest:
+            left = None if deadline is None else max(0, 1000 * (deadline - time.perf_counter()))
+            if not (ready := poller.poll(left)):
+                return None
+            for fd, _ in ready:
+                data = os.read(fd, CAPTURED)
+                if fd == self._process.stderr.fileno():
+                    self._said.add(data)
+                    if not data:
+                        poller.unregister(fd)
+                elif not data:
+                    return None
+                else:
+                    self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return json.loads(line)
+
+    def hang_up(self) -> None:
+        """Let it end all that it has started, and itself."""
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def close(self) -> None:
+        """Have it ended, its launcher's job too."""
+        with self._lock:
+            self.hang_up()
+            if not self._ends_within(PATIENCE if self._began else POLITE):
+                self._signal(signal.SIGTERM)  # a launcher passes it on to its job
+                if not self._ends_within(LEAVE if self._launcher else POLITE):
+                    self._signal(signal.SIGKILL)
+                    self._process.wait()
+                    self._cancel()
+            for stream in (self._process.stdout, self._process.stderr):
+                stream.close()
+
+    def _ends_within(self, seconds: float) -> bool:
+        deadline = time.perf_counter() + seconds
+        while self._process.poll() is None and time.perf_counter() < deadline:
+            ready, _, _ = select.select([self._process.stdout, self._process.stderr], [], [], 0.01)
+            for stream in ready:  # or it might wait for its reader
+                os.read(stream.fileno(), CAPTURED)
+            time.sleep(0.001)
+        return self._process.poll() is not None
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+    def _cancel(self) -> None:
+        """What Slurm may still hold for a launcher that had to be killed."""
+        if self._launcher and shutil.which("scancel"):
+            command = ["scancel", f"--name={self._name}"]
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(command, timeout=LEAVE, capture_output=True, stdin=subprocess.DEVNULL, check=False)

@@ -1,0 +1,100 @@
+"""Views of scoreboards: as text, Markdown, CSV, JSON and a page; in none of them is a submission more than text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import unicodedata
+
+from flashcli import tables
+from flashcli.judge import page
+from flashcli.judge.judging import ACCEPTED, Result
+from flashcli.judge.results import record
+from flashcli.judge.scoreboard import HEADINGS, Board, headings, headline, rows
+
+JOINER = "&#8288;"  # of no width: what it parts is no mention, and no link
+MARKUP = r"[\\`*_\[\]<>&|!~#@]|://|www\."  # some sites make links of addresses that nobody marked up
+
+
+def text(found: list[Board]) -> str:
+    return "\n\n".join("\n".join([headline(board), *board.about, _table(board)]) for board in found)
+
+
+def _table(board: Board) -> str:
+    return tables.text([headings(board), *rows(board)])
+
+
+def markdown(found: list[Board]) -> str:
+    return "\n".join(map(_markdown, found))
+
+
+def _markdown(board: Board) -> str:
+    about = "".join(f"{_escaped(line)}\n\n" for line in board.about)
+    return f"**{_escaped(headline(board))}**\n\n{about}{_markdown_table(board)}"
+
+
+def _markdown_table(board: Board) -> str:
+    return tables.markdown([[_escaped(cell) for cell in line] for line in (headings(board), *rows(board))])
+
+
+def _escaped(cell: str) -> str:
+    """Markdown of a text in which nothing is markup: no submission's name adds a link, a picture, or calls somebody."""
+    return re.sub(MARKUP, lambda found: "".join(map(_entity, found[0])), cell, flags=re.IGNORECASE)
+
+
+def _entity(sign: str) -> str:
+    return sign if sign.isalpha() else f"&#{ord(sign)};" + (JOINER if sign in "@#" else "")
+
+
+def csv_text(found: list[Board]) -> str:
+    """A row for each submission, with its seconds, or else its verdict, on each case."""
+    cases = list(dict.fromkeys(case for board in found for case in board.cases))
+    buffer = io.StringIO()
+    # Texts in quotes, or some spreadsheets would take what follows a semicolon for another cell.
+    writer = csv.writer(buffer, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
+    writer.writerow([_harmless(cell) for cell in ("device", "ranking", *HEADINGS, *cases)])
+    for board in found:
+        for standing in board.standings:
+            start = [board.device, board.ranking, standing.rank, standing.submission, standing.passed]
+            times = [_csv_cell(standing.results.get(case)) for case in cases]
+            line = [*start, standing.seconds, standing.score, *times]
+            writer.writerow([_harmless(cell) for cell in line])
+    return buffer.getvalue()
+
+
+def _csv_cell(result: Result | None) -> object:
+    if result is None:
+        return ""
+    return result.seconds if result.verdict == ACCEPTED else result.verdict
+
+
+def _harmless(cell: object) -> object:
+    """Spreadsheets run a cell that begins like a formula, some also behind a blank or in letters of full width."""
+    if isinstance(cell, str) and unicodedata.normalize("NFKC", cell).lstrip().startswith(("=", "+", "-", "@")):
+        return f"'{cell}"
+    return "" if cell is None else cell
+
+
+def as_record(found: list[Board]) -> list[dict[str, object]]:
+    return [
+        {
+            "device": board.device,
+            "ranking": board.ranking,
+            "judgings": board.about,
+            "standings": [
+                {name: getattr(standing, name) for name in ("rank", "submission", "passed", "seconds", "score")}
+                for standing in board.standings
+            ],
+            "results": [record(result) for standing in board.standings for result in standing.results.values()],
+        }
+        for board in found
+    ]
+
+
+def json_text(found: list[Board]) -> str:
+    return json.dumps(as_record(found), indent=2) + "\n"
+
+
+WRITERS = {".md": markdown, ".csv": csv_text, ".json": json_text, ".html": page.html}
