@@ -7,17 +7,21 @@ import ctypes
 import errno
 import itertools
 import os
+import re
 import stat
 
 from flashcli import signals
 from flashcli.errors import CannotCreate, UsageError, explained
 
+MOST_LINKS = 40  # that lead from one to the next, as in Linux
+
 
 class AtomicFile:
     """A file being written in pieces. It appears under its name when complete, and never half-written.
 
-    A regular (or new) file is written under a temporary name in the same folder and renamed by `commit`; anything else,
-    such as a FIFO or ``/dev/null``, is written through, in order. Opening it proves that the file can be created.
+    A regular (or new) file is written under a temporary name in the same folder and renamed by `commit`. Anything else
+    is written through, in order: a FIFO, ``/dev/null``, and what is open already, such as ``/dev/stdout``, whatever it
+    leads to. Opening it proves that the file can be created.
 
     Several processes can write it: one makes it, and tells the others what `share` gives; when they have written their
     parts, and committed, it commits.
@@ -26,16 +30,13 @@ class AtomicFile:
     def __init__(self, path: str | os.PathLike, size: int = 0, shared: str | None = None) -> None:
         """``size`` is how large it will be, in bytes, if that is known; ``shared`` what another process shares."""
         self.path, self._size = os.fspath(path), size
-        self._temporary: str | None = None
-        with explained("write", path, CannotCreate):
-            self._target = None if shared else self._resolve_target()
-            if self._target is None:
-                self._fd = os.open(shared or self.path, os.O_WRONLY)
-                self.in_order = not shared and not os.path.samestat(os.fstat(self._fd), os.stat(os.devnull))
-            else:
-                self._open_temporary(self._target)
-                self.in_order = False
+        self._fd, self._temporary, self._target, self.in_order = -1, None, None, False
         try:
+            with explained("write", path, CannotCreate):
+                if shared is None:
+                    self._open()
+                else:
+                    self._fd = os.open(shared, os.O_WRONLY)
             if self._temporary is not None:
                 with explained("write", path):
                     _reserve(self._fd, size)
@@ -43,30 +44,40 @@ class AtomicFile:
             self.discard()
             raise
 
-    def _resolve_target(self) -> str | None:
-        """The regular file to replace, links followed; None if the output is something else and is written through."""
+    def _open(self) -> None:
         if not os.path.basename(self.path):
             raise CannotCreate(f"cannot write {self.path!r}: it names no file.", "name a file.")
-        try:
-            mode = os.stat(self.path).st_mode
-        except FileNotFoundError:
-            return os.path.realpath(self.path)
-        if stat.S_ISDIR(mode):
+        status = _status(self.path)
+        if status is not None and stat.S_ISDIR(status.st_mode):
             raise CannotCreate(f"cannot write {self.path!r}: it is a folder.", "name a file in it.")
-        if not stat.S_ISREG(mode):
-            return None
-        if not os.access(self.path, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-        return os.path.realpath(self.path)
+        leads_to = follow(self.path)
+        if is_descriptor(leads_to):
+            self._fd = open_again(leads_to)
+        elif status is not None and not stat.S_ISREG(status.st_mode):
+            self._fd = os.open(leads_to, os.O_WRONLY)
+        else:
+            self._target = leads_to
+            self._open_temporary(status)
+            return
+        self.in_order = not os.path.samestat(os.fstat(self._fd), os.stat(os.devnull))
 
-    def _open_temporary(self, target: str) -> None:
-        folder, name = os.path.split(target)
+    def _open_temporary(self, replaced: os.stat_result | None) -> None:
+        """A file that will take the place of another, or of none, and gets its owner and permissions."""
+        folder, name = os.path.split(self._target)
+        if replaced is not None:
+            _check_replaceable(self._target, replaced)
         temporary = os.path.join(folder, f".{name[:50]}.{os.urandom(4).hex()}.tmp")
         signals.half_written.add(temporary)  # before it is there: a signal may come meanwhile
-        self._fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask, as by open()
+        try:
+            self._fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # less the umask, as by open()
+        except FileExistsError:
+            signals.half_written.discard(temporary)  # it is another's
+            raise
         self._temporary = temporary
-        with contextlib.suppress(FileNotFoundError):
-            os.fchmod(self._fd, stat.S_IMODE(os.stat(target).st_mode))  # those of the file it replaces
+        if replaced is not None:
+            with contextlib.suppress(OSError):  # root may; others have what is theirs
+                os.fchown(self._fd, replaced.st_uid, replaced.st_gid)
+            os.fchmod(self._fd, stat.S_IMODE(replaced.st_mode))
 
     def share(self) -> str:
         """Where other processes write their parts of it."""
@@ -80,8 +91,17 @@ class AtomicFile:
         """Write bytes. Where the target cannot seek, they must come in order. Safe to call from several threads."""
         with explained("write", self.path, CannotCreate):
             while view:
-                written = os.write(self._fd, view) if self.in_order else os.pwrite(self._fd, view, offset)
+                written = self._write(view) if self.in_order else os.pwrite(self._fd, view, offset)
                 view, offset = view[written:], offset + written
+
+    def _write(self, view: memoryview) -> int:
+        try:
+            return os.write(self._fd, view)
+        except BlockingIOError:  # somebody has set the open file so, and it is not for us to change that
+            import select
+
+            select.select([], [self._fd], [])
+            return 0
 
     def commit(self) -> None:
         """Give the finished file its name."""
@@ -112,6 +132,57 @@ class AtomicFile:
 
     def __exit__(self, *exc: object) -> None:
         self.discard()  # after commit() there is nothing left to discard
+
+
+def _status(path: str) -> os.stat_result | None:
+    """That of a file; None if there is none."""
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None
+
+
+def follow(path: str) -> str:
+    """The file that symbolic links lead to; not beyond an open descriptor, whose link may name a file of the past."""
+    for _ in range(MOST_LINKS):
+        folder, name = os.path.split(path)
+        path = os.path.join(os.path.realpath(folder), name)
+        if is_descriptor(path) or not os.path.islink(path):
+            return path
+        path = os.path.join(os.path.dirname(path), os.readlink(path))
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def is_descriptor(path: str) -> bool:
+    """Whether it is /proc/PID/fd/N, where /dev/stdout and the like lead to."""
+    parts = path.split("/")
+    return parts[:2] == ["", "proc"] and parts[-2:-1] == ["fd"] and parts[-1].isdecimal()
+
+
+def open_again(descriptor: str) -> int:
+    """An open file, to go on writing where others have stopped."""
+    _, _, process, *_, number = descriptor.split("/")
+    return os.dup(int(number)) if int(process) == os.getpid() else os.open(descriptor, os.O_WRONLY | os.O_APPEND)
+
+
+def _check_replaceable(path: str, status: os.stat_result) -> None:
+    """Find out before the work what renaming would refuse after it, and what writing would."""
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    folder = os.stat(os.path.dirname(path))
+    if folder.st_mode & stat.S_ISVTX and os.geteuid() not in (0, folder.st_uid, status.st_uid):
+        raise PermissionError(errno.EPERM, "it is another user's, in a folder where only that user may replace it")
+    if path in _mount_points():
+        raise CannotCreate(f"cannot write {path!r}: something is mounted on it.", "write another file, and copy it.")
+
+
+def _mount_points() -> set[str]:
+    try:
+        with open("/proc/self/mountinfo", errors="surrogateescape") as file:
+            fields = [line.split(" ")[4] for line in file]
+    except OSError:  # not Linux
+        return set()
+    return {re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), field) for field in fields}
 
 
 def _reserve(fd: int, size: int) -> None:

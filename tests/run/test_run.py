@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import stat
 import subprocess
 import threading
@@ -172,6 +173,33 @@ def test_stdout_can_be_the_output(given, out):
     )
     assert done.returncode == 0
     assert done.stderr == out.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "line", ["echo before >log; {run} >>log; echo after >>log", "(echo before; {run}; echo after) >log"]
+)
+def test_what_is_open_already_is_written_through(given, out, line):
+    run(given, out)
+    call = shlex.join(command("run", given, "/dev/stdout", "--backend", "cpu"))
+    subprocess.run(["sh", "-c", line.format(run=call)], cwd=given.parent, env=environment(), timeout=60, check=True)
+    assert (given.parent / "log").read_bytes() == b"before\n" + out.read_bytes() + b"after\n"
+
+
+@pytest.mark.parametrize("kind", ["a deleted file", "memory"])
+def test_an_open_file_without_a_name_gets_the_same_bytes(given, out, kind):
+    run(given, out)
+    if kind == "memory":
+        if not hasattr(os, "memfd_create"):
+            pytest.skip("this system has no files in memory")
+        file = os.memfd_create("answer")
+    else:
+        file = os.open(given.with_name("deleted"), os.O_RDWR | os.O_CREAT)
+        given.with_name("deleted").unlink()
+    before = sorted(os.listdir(given.parent))
+    assert run(given, f"/dev/fd/{file}", pass_fds=[file]).code == 0
+    assert os.pread(file, 10**6, 0) == out.read_bytes()
+    assert sorted(os.listdir(given.parent)) == before
+    os.close(file)
 
 
 def test_a_reader_that_leaves_is_an_output_error(tmp_path, out):

@@ -69,6 +69,9 @@ def test_a_cost_is_that_of_its_rows():
         ((8, 65536, 64), 4, False, [131072, 262144, 393216]),  # equal numbers of long batches: K and V are read once
         ((500, 2048, 64), 2, True, [250 * 2048]),
         ((4, 2048, 64), 2, True, [2 * 2048]),
+        ((17, 2048, 64), 2, True, [8 * 2048]),  # the larger is 1/17 above the mean, less than 1/8: not divided for that
+        ((9, 2048, 64), 2, True, [4 * 2048]),
+        ((7, 2048, 64), 2, False, [3 * 2048 + 3 * TILE]),  # but 1/7 is more
         ((3, 2048, 64), 2, False, [2048 + 3 * TILE]),  # of 768 and 1152 the nearer to 1024
         ((1, 10 * TILE, 64), 2, False, [5 * TILE]),
         ((1, TILE, 64), 2, True, [0]),  # nothing to divide
