@@ -56,12 +56,17 @@ def roofline_path(path: str) -> str:
 
 def check_drawable(path: str) -> None:
     """Find out before the work whether `draw_ladder` will succeed after it."""
+    for name in (path, roofline_path(path)):
+        check_picture(name)
+
+
+def check_picture(path: str) -> None:
+    """Find out before the work whether a picture can be drawn to a file."""
     if not importlib.util.find_spec("matplotlib"):
         raise BackendUnavailable("Matplotlib, which draws, is not installed.", "pip install matplotlib.")
     if Path(path).suffix not in PICTURES:
         raise UsageError(f"{path!r} is not the name of a picture.", f"let it end in {', '.join(PICTURES)}.")
-    for name in (path, roofline_path(path)):
-        check_creatable(name)
+    check_creatable(path)
 
 
 def draw_ladder(record: Record, path: str, profile: Record | None = None) -> None:
@@ -76,8 +81,13 @@ def draw_ladder(record: Record, path: str, profile: Record | None = None) -> Non
 
 
 def save_picture(figure: Figure, path: str, dpi: int = 110) -> None:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=Path(path).suffix[1:], dpi=dpi)
+    """The same bytes for the same figure, whenever that is."""
+    import matplotlib
+
+    buffer, undated = io.BytesIO(), {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(Path(path).suffix)
+    as_text = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans", "sans-serif"]}
+    with matplotlib.rc_context({"svg.hashsalt": "flashcli", **as_text}):
+        figure.savefig(buffer, format=Path(path).suffix[1:], dpi=dpi, metadata=undated)
     write_whole(path, buffer.getvalue())
 
 

@@ -1,4 +1,4 @@
-"""Draw the trace of `flashcli run --trace` as an SVG: a row for each track, a bar for each span, time to the right.
+"""Draw the trace of `flashcli run --trace`: a row for each track, a bar for each span, time to the right.
 
 ``python -m flashcli.measure.trace_picture TRACE.json OUT.svg --from 50 --to 90`` shows a window of it, in milliseconds.
 One chunk, in the middle of the window, is dark, so that the eye can follow it from row to row.
@@ -6,15 +6,20 @@ One chunk, in the middle of the window, is dark, so that the eye can follow it f
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
 import re
-from collections.abc import Iterator
-from html import escape
-from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from flashcli.errors import BadInput, explained
+from flashcli.measure import scripts
+from flashcli.measure.plots import BLACK, check_picture, save_picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # From top to bottom, the way that a chunk takes.
 COLOURS = {
@@ -26,97 +31,83 @@ COLOURS = {
     "computation": "#c9c9c9",
     "output": "#e08a8a",
 }
-DARK = "#222"
-WIDTH, LEFT, RIGHT, TOP, ROW, BAR, LETTER = 1100, 124, 14, 44, 21, 16, 6  # pixels
+WIDTH, ROW, BAR, LETTER = 11.0, 0.21, 0.76, 0.055  # inches of the picture, a row and a letter; a bar's share of its row
 CHUNK = re.compile(r"batch.*")
 
+Event = dict[str, Any]  # of a Chrome trace; its times are in microseconds
 
-def picture(events: list[dict], start: float, end: float, title: str) -> str:
-    """The events of a Chrome trace between two times, in milliseconds, as an SVG."""
+
+def picture(events: list[Event], start: float, end: float, title: str) -> Figure:
+    """The events of a trace between two times, in milliseconds."""
+    from matplotlib.figure import Figure
+
     shown = [event for event in events if event["ts"] < end * 1e3 and event["ts"] + event["dur"] > start * 1e3]
     shown.sort(key=lambda event: (list(COLOURS).index(event["cat"]), event["tid"], event["ts"]))
-    rows = [list(spans) for _, spans in groupby(shown, key=lambda event: event["tid"])]
-    followed, height = middle_chunk(shown, (start + end) / 2), TOP + ROW * len(rows) + 30
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        'font-family="Helvetica, Arial, sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
-        f'<text x="{LEFT}" y="18" font-size="14" font-weight="bold">{escape(title)}</text>',
-        f'<rect x="{LEFT}" y="26" width="10" height="10" fill="{DARK}"/>',
-        f'<text x="{LEFT + 15}" y="35">one chunk on its way: {followed}</text>',
-        *axis(start, end, TOP + ROW * len(rows)),
-        *(part for index, spans in enumerate(rows) for part in row(spans, TOP + ROW * index, start, end, followed)),
-        "</svg>\n",
-    ])  # fmt: skip
+    tracks = {name: list(spans) for name, spans in itertools.groupby(shown, key=lambda event: event["tid"])}
+    followed = middle_chunk(shown, (start + end) / 2)
+    figure = Figure(figsize=(WIDTH, ROW * len(tracks) + 1), layout="constrained")
+    ax = figure.subplots()
+    ax.set(xlim=(start, end), ylim=(len(tracks) - 0.4, -0.6), xlabel="milliseconds")
+    ax.set_title(title, loc="left", fontweight="bold", fontsize=10)
+    ax.set_title(f"dark: one chunk on its way, {followed}" if followed else "", loc="right", fontsize=9)
+    ax.set_yticks(range(len(tracks)), list(tracks), fontsize=8)
+    ax.tick_params(axis="both", length=0, labelsize=8)
+    ax.grid(axis="x", color="#dddddd")
+    ax.set_axisbelow(True)
+    ax.spines[:].set_visible(False)
+    for row, spans in enumerate(tracks.values()):
+        for span in spans:
+            left, right = max(span["ts"] / 1e3, start), min((span["ts"] + span["dur"]) / 1e3, end)
+            dark, room = chunk_of(span) == followed != "", (right - left) / (end - start) * (WIDTH - 1)
+            colour, edge, ink = (BLACK, BLACK, "white") if dark else (COLOURS[span["cat"]], "white", BLACK)
+            ax.barh(row, right - left, BAR, left, color=colour, edgecolor=edge, linewidth=0.4)
+            if len(inscription := inscribed(span)) * LETTER < room:
+                ax.text((left + right) / 2, row, inscription, color=ink, fontsize=6, ha="center", va="center_baseline")
+    return figure
 
 
-def middle_chunk(events: list[dict], middle: float) -> str:
+def inscribed(span: Event) -> str:
+    return chunk_of(span).removeprefix("batches ").replace(" to ", "–") or span["name"]
+
+
+def middle_chunk(events: list[Event], middle: float) -> str:
     """The chunk whose kernel, or computation, is nearest to a time."""
     computed = [event for event in events if event["cat"] == "kernel"] or events
-    chunks = [event for event in computed if CHUNK.search(event["name"])]
+    chunks = [event for event in computed if chunk_of(event)]
     nearest = min(chunks, key=lambda event: abs(event["ts"] / 1e3 - middle), default={"name": ""})
     return chunk_of(nearest)
 
 
-def chunk_of(event: dict) -> str:
+def chunk_of(event: Event) -> str:
     match = CHUNK.search(event["name"])
     return match[0] if match else ""
 
 
-def x(microseconds: float, start: float, end: float) -> float:
-    """Pixels from the left, for a time within the window of milliseconds or cut off at its edges."""
-    return LEFT + (WIDTH - LEFT - RIGHT) * (min(max(microseconds / 1e3, start), end) - start) / (end - start)
-
-
-def axis(start: float, end: float, bottom: int) -> Iterator[str]:
-    """Lines at round times, some eight of them, with the milliseconds below."""
-    rough = (end - start) / 8
-    step = next(s for s in (10 ** math.floor(math.log10(rough)) * k for k in (1, 2, 5, 10)) if s >= rough)
-    for number in range(math.ceil(start / step), math.floor(end / step) + 1):
-        tick = x(number * step * 1e3, start, end)
-        yield f'<path d="M{tick:.1f} {TOP - 4}V{bottom + 4}" stroke="#ddd"/>'
-        yield f'<text x="{tick:.1f}" y="{bottom + 18}" text-anchor="middle">{number * step:g} ms</text>'
-
-
-def row(spans: list[dict], top: int, start: float, end: float, followed: str) -> Iterator[str]:
-    """A label, and the bars: those of the chunk to follow dark, the others in the colour of the phase."""
-    yield f'<text x="{LEFT - 8}" y="{top + 13}" text-anchor="end">{escape(spans[0]["tid"])}</text>'
-    dark = [span for span in spans if followed and chunk_of(span) == followed]
-    light = [span for span in spans if span not in dark]
-    for some, colour, ink in ((light, COLOURS[spans[0]["cat"]], DARK), (dark, DARK, "#fff")):
-        if some:
-            edges = [(x(span["ts"], start, end), x(span["ts"] + span["dur"], start, end)) for span in some]
-            path = "".join(bar(left, right, top) for left, right in edges)
-            yield f'<path fill="{colour}" stroke="#fff" stroke-width=".5" d="{path}"/>'
-            texts = "".join(inscription(span, *edge, top) for span, edge in zip(some, edges, strict=True))
-            yield f'<g fill="{ink}" font-size="10" text-anchor="middle">{texts}</g>'
-
-
-def bar(left: float, right: float, top: int) -> str:
-    width = max(right - left, 1.2)  # short spans are to be seen too
-    return f"M{left:.1f} {top}h{width:.1f}v{BAR}h-{width:.1f}z"
-
-
-def inscription(span: dict, left: float, right: float, top: int) -> str:
-    """What a bar stands for, where there is room for it."""
-    text = chunk_of(span).removeprefix("batches ").replace(" to ", "–") or span["name"]
-    if len(text) * LETTER > right - left:
-        return ""
-    return f'<text x="{(left + right) / 2:.0f}" y="{top + 12}">{escape(text)}</text>'
+def load_events(path: Path) -> list[Event]:
+    with explained("read", path):
+        content = path.read_bytes()
+    try:
+        events = json.loads(content)["traceEvents"]
+        if events and all(event["cat"] in COLOURS for event in events):
+            return events
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise BadInput(f"{str(path)!r} is not a trace of a run.", "`flashcli run IN OUT --trace FILE` writes one.")
 
 
 @click.command()
 @click.argument("trace", type=Path)
-@click.argument("svg", type=Path)
-@click.option("--from", "start", type=float, default=0.0, help="Milliseconds.")
-@click.option("--to", "end", type=float, help="Milliseconds; to the end by default.")
-@click.option("--title", default="flashcli run", show_default=True)
-def main(trace: Path, svg: Path, start: float, end: float | None, title: str) -> None:
-    """Draw TRACE as SVG."""
-    events = json.loads(trace.read_text())["traceEvents"]
+@click.argument("path", metavar="PICTURE")
+@click.option("--from", "start", type=float, default=0.0, help="Where the window begins, in milliseconds.")
+@click.option("--to", "end", type=float, help="Where it ends, in milliseconds; with the trace by default.")
+@click.option("--title", default="flashcli run", show_default=True, help="What stands above the picture.")
+def main(trace: Path, path: str, start: float, end: float | None, title: str) -> None:
+    """Draw TRACE to PICTURE."""
+    check_picture(path)
+    events = load_events(trace)
     last = max(event["ts"] + event["dur"] for event in events) / 1e3
-    svg.write_text(picture(events, start, end or last, title))
+    save_picture(picture(events, start, last if end is None else end, title), path)
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)
