@@ -57,6 +57,7 @@ sanitize: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 clean:
 	rm -f testcases/hw4/hw4
