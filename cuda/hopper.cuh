@@ -24,18 +24,11 @@ __device__ __forceinline__ void arrive_expecting(uint64_t *barrier, int bytes) {
 }
 
 // Waits for the end of the phase of this parity. On a fresh barrier parity 1 counts as ended.
-// WATCHDOG=1 turns a wait that never ends into an error.
 __device__ __forceinline__ void wait(uint64_t *barrier, uint32_t parity) {
-#if WATCHDOG
-    uint32_t polls = 0;
-#endif
     for (uint32_t done = 0; !done;) {
         asm volatile(
             "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
             : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
-#if WATCHDOG
-        if (++polls == 1 << 20) __trap();
-#endif
     }
 }
 
@@ -95,10 +88,8 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define D_REGS_32 \
     D_REGS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define D_REGS_40 \
-    D_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
 #define D_REGS_48 \
-    D_REGS_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+    D_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define D_REGS_64 \
     D_REGS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
@@ -106,7 +97,6 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
 #define D_8(d, i) D_4(d, i), D_4(d, i + 4)
 #define D_16(d, i) D_8(d, i), D_8(d, i + 8)
 #define D_32(d, i) D_16(d, i), D_16(d, i + 16)
-#define D_40(d, i) D_32(d, i), D_8(d, i + 32)
 #define D_48(d, i) D_32(d, i), D_16(d, i + 32)
 #define D_64(d, i) D_32(d, i), D_32(d, i + 32)
 
@@ -126,6 +116,5 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
 
 WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
 WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
-WGMMA(80, 40, 40, 41, 42, 43, 44, 45)
 WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
 WGMMA(128, 64, 64, 65, 66, 67, 68, 69)

@@ -10,27 +10,19 @@
 //   the columns are cut into panels of 64 (128 bytes); a panel is R rows of 128 bytes, panels follow one another;
 //   in row r, the 16-byte chunk c of a panel lies at chunk c ^ (r % 8).
 // So (row, column) is at split_offset<R>(row, column), and column c of lo is column C + c. R is a multiple of 8, C of 16.
-//
-// The workspace that `prepare` fills, B * Tc tiles, Tc = ceil(N / BC), for the tile t = b * Tc + j:
-//   at workspace + t * (K_TILE + V_TILE): K_TILE bytes, the keys of tile j: BC rows, D columns, keys beyond N zero;
-//                                   then V_TILE bytes, the values transposed: D rows, BC columns (keys);
-//   at workspace + B * Tc * (K_TILE + V_TILE) + 8 * t: two ints, the exponents s of K's and V's scale 2^s.
-// D is HEAD_DIM padded with zeros. Launch: 2 * B * Tc blocks of PREPARE_THREADS, even ones do K, odd ones V.
+// D is HEAD_DIM padded with zeros.
 #pragma once
 #include "common.cuh"
 
 #ifndef PRODUCTS
 #define PRODUCTS 3  // 1: hi * hi only, the precision of fp16
 #endif
-#ifndef SPLIT_IN_KERNEL
-#define SPLIT_IN_KERNEL 0  // 1: no pre-pass, the attention kernel splits tiles in shared memory
+#ifndef ALIGNED
+#define ALIGNED (HEAD_DIM % 4 == 0)  // rows start on 16 bytes; else floats are read one by one
 #endif
 static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products make fp32, one makes fp16");
 
 constexpr int D = HEAD_DIM <= 128 ? round_up(HEAD_DIM, 32) : round_up(HEAD_DIM, 64);
-constexpr bool ALIGNED = HEAD_DIM % 4 == 0;  // else rows do not start on 16 bytes: load floats
-constexpr int PREPARE_THREADS = 256;
-#define INFINITY_F __int_as_float(0x7f800000)
 
 constexpr int split_bytes(int R, int C) { return ceil_div(PRODUCTS == 3 ? 2 * C : C, 64) * R * 128; }
 constexpr int K_TILE = split_bytes(BC, D), V_TILE = split_bytes(D, BC);
@@ -97,11 +89,11 @@ __device__ __forceinline__ void store_split(unsigned char *tile, int row, int co
     if (PRODUCTS == 3) *reinterpret_cast<uint4 *>(tile + split_offset<R>(row, C + column)) = lo;
 }
 
-// ---- reading fp32 matrices [rows, HEAD_DIM]
+// ---- reading fp32 matrices [rows, HEAD_DIM], whose rows are `stride` floats apart
 
 // Four floats of row `row` from column `column`, a multiple of 4; zeros beyond the matrix.
-__device__ __forceinline__ float4 load4(const float *matrix, int row, int column, int rows) {
-    const float *x = matrix + (long long)row * HEAD_DIM + column;
+__device__ __forceinline__ float4 load4(const float *matrix, long long stride, int row, int column, int rows) {
+    const float *x = matrix + row * stride + column;
     if (row >= rows || column >= HEAD_DIM) return make_float4(0, 0, 0, 0);
     if (ALIGNED) return *reinterpret_cast<const float4 *>(x);
     const int left = HEAD_DIM - column;
@@ -128,8 +120,8 @@ __device__ __forceinline__ int group_scale(const float *x, unsigned *scratch, in
 
 // K: a piece of work is 8 columns of one key, one 16-byte chunk of hi and one of lo. Returns the scale's exponent.
 template <int GROUP>
-__device__ __forceinline__ int split_K(const float *K, int j0, int N, unsigned char *tile, unsigned *scratch,
-                                       int thread, int barrier) {
+__device__ __forceinline__ int split_K(const float *K, long long stride, int j0, int N, unsigned char *tile,
+                                       unsigned *scratch, int thread, int barrier) {
     asm volatile("" : "+r"(thread));  // else, in a loop, all addresses are computed ahead and held in registers
     constexpr int PIECES = BC * D / 8, EACH = ceil_div(PIECES, GROUP);
     float x[EACH][8];
@@ -137,8 +129,8 @@ __device__ __forceinline__ int split_K(const float *K, int j0, int N, unsigned c
     for (int e = 0; e < EACH; ++e) {
         const int piece = e * GROUP + thread, key = piece / (D / 8), column = piece % (D / 8) * 8;
         const int row = piece < PIECES ? j0 + key : N;
-        *reinterpret_cast<float4 *>(&x[e][0]) = load4(K, row, column, N);
-        *reinterpret_cast<float4 *>(&x[e][4]) = load4(K, row, column + 4, N);
+        *reinterpret_cast<float4 *>(&x[e][0]) = load4(K, stride, row, column, N);
+        *reinterpret_cast<float4 *>(&x[e][4]) = load4(K, stride, row, column + 4, N);
     }
     const int s = group_scale<GROUP, EACH * 8>(&x[0][0], scratch, thread, barrier);
     const float factor = power_of_two(s);
@@ -152,20 +144,22 @@ __device__ __forceinline__ int split_K(const float *K, int j0, int N, unsigned c
 
 // V, transposed: a piece of work is 4 columns of 8 keys. Neighbouring threads have neighbouring keys, so that reads and
 // writes meet in whole 32-byte sectors of memory; or neighbouring columns, for fewer bank conflicts in shared memory.
-template <int GROUP>
-__device__ __forceinline__ int split_V(const float *V, int j0, int N, unsigned char *tile, unsigned *scratch,
-                                       int thread, int barrier) {
+enum class Neighbours { KEYS, COLUMNS };
+template <int GROUP, Neighbours NEIGHBOURS>
+__device__ __forceinline__ int split_V(const float *V, long long stride, int j0, int N, unsigned char *tile,
+                                       unsigned *scratch, int thread, int barrier) {
     asm volatile("" : "+r"(thread));  // else, in a loop, all addresses are computed ahead and held in registers
     constexpr int PIECES = BC / 8 * (D / 4), EACH = ceil_div(PIECES, GROUP);
-    const auto key_of = [](int piece) { return (SPLIT_IN_KERNEL ? piece / (D / 4) : piece % (BC / 8)) * 8; };
-    const auto column_of = [](int piece) { return (SPLIT_IN_KERNEL ? piece % (D / 4) : piece / (BC / 8)) * 4; };
+    constexpr bool BY_KEYS = NEIGHBOURS == Neighbours::KEYS;
+    const auto key_of = [](int piece) { return (BY_KEYS ? piece % (BC / 8) : piece / (D / 4)) * 8; };
+    const auto column_of = [](int piece) { return (BY_KEYS ? piece / (BC / 8) : piece % (D / 4)) * 4; };
     float x[EACH][4][8];  // [column][key]
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
         const int piece = e * GROUP + thread;
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
-            const float4 v = load4(V, piece < PIECES ? j0 + key_of(piece) + k : N, column_of(piece), N);
+            const float4 v = load4(V, stride, piece < PIECES ? j0 + key_of(piece) + k : N, column_of(piece), N);
             x[e][0][k] = v.x, x[e][1][k] = v.y, x[e][2][k] = v.z, x[e][3][k] = v.w;
         }
     }
@@ -180,23 +174,3 @@ __device__ __forceinline__ int split_V(const float *V, int j0, int N, unsigned c
     }
     return s;
 }
-
-// ---- the pre-pass
-
-__device__ __forceinline__ const int *tile_exponents(const unsigned char *workspace, int B, int Tc) {
-    return reinterpret_cast<const int *>(workspace + (long long)B * Tc * (K_TILE + V_TILE));
-}
-
-#if !SPLIT_IN_KERNEL
-extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(ATTENTION_ARGUMENTS) {
-    __shared__ unsigned scratch[2 * PREPARE_THREADS / 32];
-    const int Tc = ceil_div(N, BC);
-    const long long t = blockIdx.x / 2;  // tile j of batch b
-    const int b = int(t / Tc), j0 = int(t % Tc) * BC;
-    const bool values = blockIdx.x % 2;
-    unsigned char *tile = workspace + t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
-    const int s = values ? split_V<PREPARE_THREADS>(V + b * kv_stride, j0, N, tile, scratch, threadIdx.x, 0)
-                         : split_K<PREPARE_THREADS>(K + b * kv_stride, j0, N, tile, scratch, threadIdx.x, 0);
-    if (threadIdx.x == 0) const_cast<int *>(tile_exponents(workspace, B, Tc))[2 * t + values] = s;
-}
-#endif

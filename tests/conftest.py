@@ -11,9 +11,9 @@ import hypothesis
 import pytest
 from support import ENGINES, FAKE_PYCUDA, Engine, give_up_roots_powers, python_path, script, write_input
 
-from flashcli.backends.cuda import devices
 from flashcli.errors import FlashError
-from flashcli.gpu import libcuda
+from flashcli.gpu import driver as cuda_driver
+from flashcli.gpu.session import devices
 from flashcli.kernels import compiler
 from flashcli.kernels.attention import KERNELS
 
@@ -68,9 +68,9 @@ def pycuda_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Cal
     def install(init: str, driver: str = "", problem: str = "") -> None:
         folder = tmp_path / "stub" / "pycuda"
         folder.mkdir(parents=True)
-        driver_says = f"import flashcli.gpu.libcuda\nflashcli.gpu.libcuda.problem = lambda: {problem!r}\n"
+        driver_says = f"import flashcli.gpu.driver\nflashcli.gpu.driver.problem = lambda: {problem!r}\n"
         (folder / "__init__.py").write_text(driver_says + init)
-        monkeypatch.setattr(libcuda, "problem", lambda: problem)  # and to be undone, if the stub is imported here
+        monkeypatch.setattr(cuda_driver, "problem", lambda: problem)  # and to be undone, if the stub is imported here
         (folder / "driver.py").write_text(driver)
         monkeypatch.setenv("PYTHONPATH", python_path(folder.parent))
         monkeypatch.syspath_prepend(folder.parent)

@@ -7,6 +7,8 @@
 // the next file differs only in who does the work; and a tile of K and V stays in the first-level cache for Br rows.
 // What it costs: a dot product adds one product at a time, since without -ffast-math C keeps the order of additions. The
 // sums of P V run along a row of V, where the compiler may use vector instructions.
+#include "arguments.h"
+
 #include <math.h>
 
 enum { d = HEAD_DIM };
@@ -72,22 +74,26 @@ static void update(float P[BR][BC], const float *V, const float tile_max[BR], co
     }
 }
 
-// Arguments as in common.cuh, on the host.
-void attention(const float *Q, const float *K, const float *V, float *O, long long q_stride, long long kv_stride, int B,
-               int M, int N, int first_row, float scale) {
+_Static_assert(sizeof(Attention) == ARGUMENT_BYTES, "as flashcli/kernels/arguments.py packs them");
+
+// A single head, whose rows follow one another.
+void attention(Attention a) {
     float S[BR][BC], tile_max[BR], tile_sum[BR], m[BR], l[BR];
-    for (int b = 0; b < B; ++b, Q += q_stride, K += kv_stride, V += kv_stride, O += (long long)M * d)
-        for (int i0 = 0; i0 < M; i0 += BR) {
-            const int rows = min(BR, M - i0), position = first_row + i0;
+    for (int b = 0; b < a.B; ++b) {
+        const float *Q = a.Q + b * a.q.batch, *K = a.K + b * a.k.batch, *V = a.V + b * a.v.batch;
+        float *O = a.O + b * a.o.batch;
+        for (int i0 = 0; i0 < a.M; i0 += BR) {
+            const int rows = min(BR, a.M - i0), position = a.q_start + i0;
             const long long i = (long long)i0 * d;
             for (int r = 0; r < BR; ++r) m[r] = -INFINITY, l[r] = 0;
-            for (int j0 = 0; j0 < keys_seen(position + rows - 1, N); j0 += BC) {
+            for (int j0 = 0; j0 < keys_seen(position + rows - 1, a.N); j0 += BC) {
                 const long long j = (long long)j0 * d;
-                scores(Q + i, K + j, S, rows, position, j0, N, scale);
+                scores(Q + i, K + j, S, rows, position, j0, a.N, a.scale);
                 row_max(S, tile_max, rows);
                 minus_max_and_exp(S, tile_max, rows);
                 row_sum(S, tile_sum, rows);
-                update(S, V + j, tile_max, tile_sum, m, l, O + i, rows, min(BC, N - j0));
+                update(S, V + j, tile_max, tile_sum, m, l, O + i, rows, min(BC, a.N - j0));
             }
         }
+    }
 }

@@ -6,22 +6,23 @@
 // number of a tile is read from global memory once for the whole block, not once for each score that needs it.
 // What it costs: the tiles must fit 48 KB of shared memory, so that they are smaller for a long head. A batch still keeps
 // one multiprocessor busy, and Q and O travel to and fro for every tile of keys.
-#include "common.cuh"
+#include "attention.cuh"
 
 static_assert(BR == BC && THREADS == BR * BC, "one thread a score; and r counts the rows of all tiles");
 static_assert((3 * BR * HEAD_DIM + BR * BC + 2 * BR) * 4 <= 48 * 1024, "static shared memory ends at 48 KB");
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUMENTS) {
+extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention a) {
+    const int M = a.M, N = a.N;
     __shared__ float Qi[BR][HEAD_DIM], Kj[BC][HEAD_DIM], Vj[BC][HEAD_DIM], S[BR][BC], tile_max[BR], tile_sum[BR];
 
     const int r = threadIdx.x / BC, c = threadIdx.x % BC;
     const long long b = blockIdx.x;
-    Q += b * q_stride, K += b * kv_stride, V += b * kv_stride, O += b * M * HEAD_DIM;
-    float *const m = reinterpret_cast<float *>(workspace) + b * 2 * M, *const l = m + M;
+    const auto [Q, K, V, O] = batch_of(a, b);
+    float *const m = reinterpret_cast<float *>(a.workspace) + b * 2 * M, *const l = m + M;
 
     for (int i0 = 0; i0 < M; i0 += BR) {
         const long long i = i0 + r;                              // this thread's query row
-        const int keys = keys_seen(first_row + i0 + BR - 1, N);  // keys that some row of the tile sees
+        const int keys = keys_seen(a.q_start + i0 + BR - 1, N);  // keys that some row of the tile sees
         for (int j0 = 0; j0 < keys; j0 += BC) {
             const long long j = j0 + r;  // the row of K and V that it copies
             __syncthreads();
@@ -35,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
             // S = Q Kᵀ · scale
             float s = 0;
             for (int x = 0; x < HEAD_DIM; ++x) s += Qi[r][x] * Kj[c][x];
-            S[r][c] = j0 + c < keys_seen(first_row + i, N) ? s * scale : NEG_INF;
+            S[r][c] = j0 + c < keys_seen(a.q_start + i, N) ? s * a.scale : NEG_INF;
             __syncthreads();
 
             // Row maxima, P = exp(S - max), row sums

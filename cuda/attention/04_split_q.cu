@@ -4,22 +4,23 @@
 // Why it is faster: rows of Q do not depend on each other, so a batch can keep Tr multiprocessors busy, not one. A few
 // batches of long sequences were the worst case, and are now as good as many short ones.
 // What it costs: K and V are read by Tr blocks at a time, which the second-level cache must make up for.
-#include "common.cuh"
+#include "attention.cuh"
 
 static_assert(THREADS == BR, "one thread a row");
 static_assert(BC <= THREADS, "one thread a row of K and V, in copying");
 static_assert((BR * HEAD_DIM + 2 * BC * HEAD_DIM + BR * BC) * 4 <= 48 * 1024, "static shared memory ends at 48 KB");
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUMENTS) {
+extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention a) {
+    const int M = a.M, N = a.N;
     __shared__ float Qi[HEAD_DIM][BR], Kj[BC][HEAD_DIM], Vj[BC][HEAD_DIM], S[BR][BC];  // Q by columns: threads read neighbours
 
     const int Tr = ceil_div(M, BR);
     const long long b = blockIdx.x / Tr;
     const int r = threadIdx.x, i0 = blockIdx.x % Tr * BR;
     const long long i = i0 + r;                              // this thread's query row
-    const int keys = keys_seen(first_row + i0 + BR - 1, N);  // keys that some row of the tile sees
-    Q += b * q_stride, K += b * kv_stride, V += b * kv_stride, O += b * M * HEAD_DIM;
-    float *const m = reinterpret_cast<float *>(workspace) + b * 2 * M, *const l = m + M;
+    const int keys = keys_seen(a.q_start + i0 + BR - 1, N);  // keys that some row of the tile sees
+    const auto [Q, K, V, O] = batch_of(a, b);
+    float *const m = reinterpret_cast<float *>(a.workspace) + b * 2 * M, *const l = m + M;
 
     for (int j0 = 0; j0 < keys; j0 += BC) {
         const long long j = j0 + r;  // the row of K and V that it copies
@@ -39,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
         for (int j = 0; j < BC; ++j) {
             float s = 0;
             for (int x = 0; x < HEAD_DIM; ++x) s += Qi[x][r] * Kj[j][x];
-            s = j0 + j < keys_seen(first_row + i, N) ? s * scale : NEG_INF;
+            s = j0 + j < keys_seen(a.q_start + i, N) ? s * a.scale : NEG_INF;
             S[r][j] = s;
             tile_max = fmaxf(tile_max, s);
         }

@@ -5,7 +5,7 @@
 // Why it is faster: a quarter of the instructions that move numbers, and of the addresses that they need; one p read from S
 // serves four columns of V; and the four sums do not wait for each other.
 // What it costs: where d is no multiple of four, rows do not start on 16 bytes, and numbers still come one by one.
-#include "common.cuh"
+#include "attention.cuh"
 
 constexpr int D = round_up(HEAD_DIM, 4);
 constexpr bool ALIGNED = HEAD_DIM % 4 == 0;
@@ -33,7 +33,8 @@ __device__ void store4(float *matrix, long long row, int chunk, float4 v) {
     if (left > 3) x[3] = v.w;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUMENTS) {
+extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention a) {
+    const int M = a.M, N = a.N;
     __shared__ float4 Qi[D / 4][BR], Kj[BC][D / 4], Vj[BC][D / 4];  // Q by columns: threads read neighbours
     __shared__ float S[BR][BC];
 
@@ -41,9 +42,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
     const long long b = blockIdx.x / Tr;
     const int r = threadIdx.x, i0 = blockIdx.x % Tr * BR;
     const long long i = i0 + r;                              // this thread's query row
-    const int keys = keys_seen(first_row + i0 + BR - 1, N);  // keys that some row of the tile sees
-    Q += b * q_stride, K += b * kv_stride, V += b * kv_stride, O += b * M * HEAD_DIM;
-    float *const m = reinterpret_cast<float *>(workspace) + b * 2 * M, *const l = m + M;
+    const int keys = keys_seen(a.q_start + i0 + BR - 1, N);  // keys that some row of the tile sees
+    const auto [Q, K, V, O] = batch_of(a, b);
+    float *const m = reinterpret_cast<float *>(a.workspace) + b * 2 * M, *const l = m + M;
 
     for (int j0 = 0; j0 < keys; j0 += BC) {
         __syncthreads();
@@ -69,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
                 sum.w += q.w * k.w;
             }
             float s = (sum.x + sum.y) + (sum.z + sum.w);
-            s = j0 + j < keys_seen(first_row + i, N) ? s * scale : NEG_INF;
+            s = j0 + j < keys_seen(a.q_start + i, N) ? s * a.scale : NEG_INF;
             S[r][j] = s;
             tile_max = fmaxf(tile_max, s);
         }

@@ -6,7 +6,7 @@
 // Why it is faster: Tc loads of a tile of Q become one; and for each tile of keys, d divisions a row, of some ten
 // instructions each, become multiplications.
 // What it costs: 2^x of the special-function unit may be off by twice as much as expf: some 2^-22 of the result.
-#include "common.cuh"
+#include "attention.cuh"
 
 constexpr int D = round_up(HEAD_DIM, 4);
 constexpr bool ALIGNED = HEAD_DIM % 4 == 0;
@@ -34,7 +34,8 @@ __device__ void store4(float *matrix, long long row, int chunk, float4 v) {
     if (left > 3) x[3] = v.w;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUMENTS) {
+extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention a) {
+    const int M = a.M, N = a.N;
     __shared__ float4 Qi[D / 4][BR], Kj[BC][D / 4], Vj[BC][D / 4];  // Q by columns: threads read neighbours
     __shared__ float S[BR][BC];
 
@@ -42,10 +43,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
     const long long b = blockIdx.x / Tr;
     const int r = threadIdx.x, i0 = blockIdx.x % Tr * BR;
     const long long i = i0 + r;                              // this thread's query row
-    const int seen = keys_seen(first_row + i, N);            // keys that it sees
-    const int keys = keys_seen(first_row + i0 + BR - 1, N);  // keys that some row of the tile sees
-    Q += b * q_stride, K += b * kv_stride, V += b * kv_stride, O += b * M * HEAD_DIM;
-    float *const m = reinterpret_cast<float *>(workspace) + b * 2 * M, *const l = m + M;
+    const int seen = keys_seen(a.q_start + i, N);            // keys that it sees
+    const int keys = keys_seen(a.q_start + i0 + BR - 1, N);  // keys that some row of the tile sees
+    const auto [Q, K, V, O] = batch_of(a, b);
+    float *const m = reinterpret_cast<float *>(a.workspace) + b * 2 * M, *const l = m + M;
 
     for (int c = 0; c < D / 4; ++c) {
         Qi[c][r] = load4(Q, i, c, M);
@@ -75,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
                 sum.w += q.w * k.w;
             }
             float s = (sum.x + sum.y) + (sum.z + sum.w);
-            s = j0 + j < seen ? s * (scale * LOG2E) : NEG_INF;
+            s = j0 + j < seen ? s * (a.scale * LOG2E) : NEG_INF;
             S[r][j] = s;
             m_new = fmaxf(m_new, s);
         }

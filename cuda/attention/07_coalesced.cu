@@ -7,7 +7,7 @@
 // they were 32 pieces of which 16 bytes each were asked for. And all threads copy K and V, not the first 16 or 32.
 // What it costs: copying Q now meets its rows crosswise: a warp writes one row of Q to addresses in the same banks, once.
 // The final O still goes out row by row, also once.
-#include "common.cuh"
+#include "attention.cuh"
 
 constexpr int D = round_up(HEAD_DIM, 4);
 constexpr bool ALIGNED = HEAD_DIM % 4 == 0;
@@ -34,7 +34,8 @@ __device__ void store4(float *matrix, long long row, int chunk, float4 v) {
     if (left > 3) x[3] = v.w;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUMENTS) {
+extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention a) {
+    const int M = a.M, N = a.N;
     __shared__ float4 Qi[D / 4][BR], Kj[BC][D / 4], Vj[BC][D / 4];  // Q by columns: threads read neighbours
     __shared__ float S[BR][BC];
 
@@ -42,12 +43,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
     const long long b = blockIdx.x / Tr;
     const int r = threadIdx.x, i0 = blockIdx.x % Tr * BR;
     const long long i = i0 + r;                              // this thread's query row
-    const int seen = keys_seen(first_row + i, N);            // keys that it sees
-    const int keys = keys_seen(first_row + i0 + BR - 1, N);  // keys that some row of the tile sees
-    Q += b * q_stride, K += b * kv_stride, V += b * kv_stride, O += b * M * HEAD_DIM;
+    const int seen = keys_seen(a.q_start + i, N);            // keys that it sees
+    const int keys = keys_seen(a.q_start + i0 + BR - 1, N);  // keys that some row of the tile sees
+    const auto [Q, K, V, O] = batch_of(a, b);
 
     // The block's workspace: O of the tile by columns, then m and l
-    float4 *const Oi = reinterpret_cast<float4 *>(workspace + blockIdx.x * (D + 2LL) * BR * 4);
+    float4 *const Oi = reinterpret_cast<float4 *>(a.workspace + blockIdx.x * (D + 2LL) * BR * 4);
     float *const m = reinterpret_cast<float *>(Oi + D / 4 * BR), *const l = m + BR;
 
     for (int x = threadIdx.x; x < BR * (D / 4); x += THREADS) {
@@ -78,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
                 sum.w += q.w * k.w;
             }
             float s = (sum.x + sum.y) + (sum.z + sum.w);
-            s = j0 + j < seen ? s * (scale * LOG2E) : NEG_INF;
+            s = j0 + j < seen ? s * (a.scale * LOG2E) : NEG_INF;
             S[r][j] = s;
             m_new = fmaxf(m_new, s);
         }

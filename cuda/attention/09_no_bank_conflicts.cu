@@ -7,7 +7,7 @@
 // ^ moves each to banks of its own, and the eight rows that a warp reads at once stay eight different ones. (Where no 8
 // divides d / 4, as at d = 40, eight threads write parts of two rows, and a few still meet.)
 // What it costs: an exclusive or in the addresses of Q.
-#include "common.cuh"
+#include "attention.cuh"
 
 constexpr int D = round_up(HEAD_DIM, 4);
 constexpr bool ALIGNED = HEAD_DIM % 4 == 0;
@@ -35,7 +35,8 @@ __device__ void store4(float *matrix, long long row, int chunk, float4 v) {
     if (left > 3) x[3] = v.w;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUMENTS) {
+extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention a) {
+    const int M = a.M, N = a.N;
     __shared__ float4 Qi[D / 4][BR], Kj[BC][D / 4], Vj[BC][D / 4];  // row r of Q's column c at r ^ c % 8
     __shared__ float S[BC][BR];
 
@@ -43,12 +44,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
     const long long b = blockIdx.x / Tr;
     const int r = threadIdx.x, i0 = blockIdx.x % Tr * BR;
     const long long i = i0 + r;                              // this thread's query row
-    const int seen = keys_seen(first_row + i, N);            // keys that it sees
-    const int keys = keys_seen(first_row + i0 + BR - 1, N);  // keys that some row of the tile sees
-    Q += b * q_stride, K += b * kv_stride, V += b * kv_stride, O += b * M * HEAD_DIM;
+    const int seen = keys_seen(a.q_start + i, N);            // keys that it sees
+    const int keys = keys_seen(a.q_start + i0 + BR - 1, N);  // keys that some row of the tile sees
+    const auto [Q, K, V, O] = batch_of(a, b);
 
     // The block's workspace: O of the tile by columns
-    float4 *const Oi = reinterpret_cast<float4 *>(workspace) + blockIdx.x * (D / 4LL) * BR;
+    float4 *const Oi = reinterpret_cast<float4 *>(a.workspace) + blockIdx.x * (D / 4LL) * BR;
 
     for (int x = threadIdx.x; x < BR * (D / 4); x += THREADS) {
         Qi[x % (D / 4)][x / (D / 4) ^ x % (D / 4) % 8] = load4(Q, i0 + x / (D / 4), x % (D / 4), M);
@@ -76,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
                 sum.w += q.w * k.w;
             }
             float s = (sum.x + sum.y) + (sum.z + sum.w);
-            s = j0 + j < seen ? s * (scale * LOG2E) : NEG_INF;
+            s = j0 + j < seen ? s * (a.scale * LOG2E) : NEG_INF;
             S[j][r] = s;
             m_new = fmaxf(m_new, s);
         }

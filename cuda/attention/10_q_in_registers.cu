@@ -11,7 +11,7 @@
 //
 // A head longer than 64 does not fit one thread's registers twice (Q and O). Then LANES threads share a row, each with
 // every LANES-th float4, and BR shrinks to THREADS / LANES.
-#include "common.cuh"
+#include "attention.cuh"
 
 constexpr int LANES = THREADS / BR;
 constexpr int D = round_up(HEAD_DIM, 4 * LANES);  // zero-padded, so that every lane has whole float4s
@@ -42,7 +42,8 @@ __device__ void store4(float *matrix, long long row, int chunk, float4 v) {
     if (left > 3) x[3] = v.w;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUMENTS) {
+extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention a) {
+    const int M = a.M, N = a.N;
     __shared__ float4 Kj[BC][D / 4], Vj[BC][D / 4];
     __shared__ float S[BC][BR];  // key-major: the threads of a warp, one row each, write 32 different banks
 
@@ -50,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
     const long long b = blockIdx.x / Tr;
     const int lane = threadIdx.x % LANES, r = threadIdx.x / LANES;
     const int i = (blockIdx.x % Tr) * BR + r;  // this thread's query row
-    Q += b * q_stride, K += b * kv_stride, V += b * kv_stride, O += b * M * HEAD_DIM;
+    const auto [Q, K, V, O] = batch_of(a, b);
 
     float4 q[CHUNKS], o[CHUNKS];
     for (int c = 0; c < CHUNKS; ++c) {
@@ -59,8 +60,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
     }
     float m = NEG_INF, l = 0;
 
-    const int seen = keys_seen(first_row + i, N);
-    const int keys = keys_seen(first_row + (i - r) + BR - 1, N);  // keys that some row of this block sees
+    const int seen = keys_seen(a.q_start + i, N);
+    const int keys = keys_seen(a.q_start + (i - r) + BR - 1, N);  // keys that some row of this block sees
     for (int j0 = 0; j0 < keys; j0 += BC) {
         __syncthreads();
         for (int x = threadIdx.x; x < BC * (D / 4); x += THREADS) {
@@ -85,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(ATTENTION_ARGUME
             float s = (sum.x + sum.y) + (sum.z + sum.w);
 #pragma unroll
             for (int x = LANES / 2; x > 0; x /= 2) s += __shfl_xor_sync(~0u, s, x);
-            s = j0 + j < seen ? s * (scale * LOG2E) : NEG_INF;
+            s = j0 + j < seen ? s * (a.scale * LOG2E) : NEG_INF;
             if (j % LANES == lane) S[j][r] = s;  // the lane that will read it
             m_new = fmaxf(m_new, s);
         }

@@ -12,7 +12,7 @@
 // Accuracy: rounding errors grow with the number of additions to a large sum. So S adds up eight products at a time, each
 // eight starting from zero (one FADD to eight FFMA), and each tile's P V and row sum start from zero too: an element of O
 // meets Bc + N / Bc roundings, not N.
-#include "common.cuh"
+#include "attention.cuh"
 
 constexpr int PANEL = HEAD_DIM <= 32 ? 32 : 64;    // columns of K or V in shared memory at a time
 constexpr int PANELS = ceil_div(HEAD_DIM, PANEL);  // a longer head passes by in panels
@@ -33,6 +33,7 @@ static_assert(PANELS <= 4 && COLUMNS % 4 == 0, "registers for O; V is read as fl
 // To keep apart the addresses that a warp reads at once, float4 c of row r is stored at c ^ swizzle(r).
 extern __shared__ __align__(128) float4 shared[];
 constexpr int Q_SIZE = BR * D / 4, PANEL_SIZE = BC * CHUNKS;  // Qi[BR][D], two panels [BC][PANEL], P[BR][BC]
+static_assert(SHARED == 16 * (Q_SIZE + 2 * PANEL_SIZE + BR * BC / 4), "room for these");
 
 __device__ constexpr int swizzle_key(int j) { return j / 4 % 8; }         // K: the 8 threads across read keys 4 apart
 __device__ constexpr int swizzle_row(int r) { return r / ROWS % 2 * 4; }  // Q, P: two threads down share a transaction
@@ -71,7 +72,8 @@ __device__ __forceinline__ void await_panel() {
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(ATTENTION_ARGUMENTS) {  // 1: all registers; else ptxas spills some
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {  // 1: all registers; else ptxas spills some
+    const int M = a.M, N = a.N;
     float4 *const Qi = shared, *const panels = Qi + Q_SIZE, *const P = panels + 2 * PANEL_SIZE;
 
     // Neighbours in a row are lanes 1, 4 and 8 apart, neighbours in a column 2 and 16: the pipe merges the 16-byte reads
@@ -83,13 +85,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(ATTENTION_ARG
     const int Tr = ceil_div(M, BR), tile = blockIdx.x % Tr;
     const long long b = blockIdx.x / Tr;
     const int i0 = (CAUSAL ? Tr - 1 - tile : tile) * BR;  // causal: the longest rows first
-    Q += b * q_stride, K += b * kv_stride, V += b * kv_stride, O += b * M * HEAD_DIM;
+    const auto [Q, K, V, O] = batch_of(a, b);
 
     copy_panel(panels, K, 0, 0, N);
     for (int x = threadIdx.x; x < Q_SIZE; x += THREADS) {  // Q carries the scale, so that S is in powers of two
         const int r = x / (D / 4), c = x % (D / 4), left = i0 + r < M ? HEAD_DIM - 4 * c : 0;
         const float *q = Q + (long long)(i0 + r) * HEAD_DIM + 4 * c;
-        const float factor = scale * LOG2E;
+        const float factor = a.scale * LOG2E;
         Qi[r * (D / 4) + (c ^ swizzle_row(r))] = make_float4(left > 0 ? q[0] * factor : 0, left > 1 ? q[1] * factor : 0,
                                                              left > 2 ? q[2] * factor : 0, left > 3 ? q[3] * factor : 0);
     }
@@ -97,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(ATTENTION_ARG
     float o[PANELS][ROWS][COLUMNS] = {}, m[ROWS], l[ROWS] = {}, rescale[ROWS];  // l: of this thread's keys only
     for (int i = 0; i < ROWS; ++i) m[i] = NEG_INF;
 
-    const int keys = keys_seen(first_row + i0 + BR - 1, N);  // keys that some row of this block sees
+    const int keys = keys_seen(a.q_start + i0 + BR - 1, N);  // keys that some row of this block sees
 #pragma unroll 1
     for (int j0 = 0; j0 < keys; j0 += BC) {
         // S = Q Kᵀ. The thread's keys are 4 * across + 32 * (j / 4) + j % 4.
@@ -131,12 +133,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(ATTENTION_ARG
             }
         }
 
-        if (j0 + BC > keys_seen(first_row + i0, N)) {  // some row of this block does not see all of the tile
+        if (j0 + BC > keys_seen(a.q_start + i0, N)) {  // some row of this block does not see all of the tile
 #pragma unroll
             for (int i = 0; i < ROWS; ++i)
 #pragma unroll
                 for (int j = 0; j < KEYS; ++j)
-                    if (j0 + 4 * across + j / 4 * 32 + j % 4 >= keys_seen(first_row + i0 + r0 + i, N)) s[i][j] = NEG_INF;
+                    if (j0 + 4 * across + j / 4 * 32 + j % 4 >= keys_seen(a.q_start + i0 + r0 + i, N)) s[i][j] = NEG_INF;
         }
 
         // m, P = exp(S - m), l

@@ -9,7 +9,7 @@
 // What it costs: a pass over K and V before the first product, and care for the last bits, since the tensor cores round
 // every sum towards zero: small products come first, while the accumulator is small; each tile's P V starts from zero and
 // is added to O in fp32; P carries a factor of 2^P_BIAS, so that small p keep the bits of their lo.
-#include "split.cuh"
+#include "prepare.cuh"
 
 constexpr int MIN_BLOCKS = D <= 32 ? 4 : 1;                 // of an SM: short heads leave registers for more warps
 constexpr int WARPS = THREADS / 32;
@@ -24,7 +24,8 @@ constexpr int STRIP = D >= 128 ? 16 : 32 / ROW_TILES;
 static_assert(THREADS % 32 == 0 && BR == ROW_TILES * 16 * WARPS && ROW_TILES >= 1 && ROW_TILES <= 2, "whole row tiles a warp");
 static_assert(BC % STRIP == 0 && D % STRIP == 0, "a tile is multiplied strip by strip");
 
-// Shared memory: K_TILE and V_TILE bytes, and for long heads Q, 2 * D / 16 * THREADS * 16.
+// Shared memory: a tile of K, one of V, and for long heads Q.
+static_assert(SHARED == K_TILE + V_TILE + (Q_IN_REGISTERS ? 0 : 2 * D / 16 * THREADS * 16), "room for these");
 extern __shared__ __align__(1024) unsigned char shared[];
 
 struct Fragment { unsigned x[4]; };  // a warp's 16 x 16 block of a left operand, or two 8 x 16 blocks of a right one
@@ -73,6 +74,12 @@ __device__ __forceinline__ bool never(int exponent) {
     return exponent > 1000;
 }
 
+// The same number, but ptxas does not know: it is computed where it is needed, not kept from where it was before.
+__device__ __forceinline__ int again(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // c = the strip of A B' from column n of the result on (row n of the tile B); A's fragments are a(tile, k, lo?), the
 // tile has C columns of hi, then as many of lo. Columns first to first + 16 * STEPS of the tile are summed.
 template <int R, int C, int STEPS, class Left>
@@ -99,7 +106,8 @@ __device__ __forceinline__ void multiply_strip(float (&c)[ROW_TILES][STRIP / 8][
             for (int t = 0; t < ROW_TILES; ++t) mma(c[t][x], a(t, k, false), hi[k][x / 2].x + x % 2 * 2);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(ATTENTION_ARGUMENTS) {
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(const Attention a) {
+    const int M = a.M, N = a.N;
     unsigned char *const Kj = shared, *const Vj = shared + K_TILE;
     uint4 *const Qi = reinterpret_cast<uint4 *>(Vj + V_TILE);
 
@@ -108,13 +116,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(ATTE
     constexpr int ROWS = 2 * ROW_TILES;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
     const int Tr = ceil_div(M, BR), Tc = ceil_div(N, BC), row_tile = blockIdx.x % Tr;
-    const long long b = blockIdx.x / Tr;
+    const int b = blockIdx.x / Tr / a.H, h = blockIdx.x / Tr % a.H;
+    const long long first_tile = ((long long)b * a.Hkv + h / (a.H / a.Hkv)) * Tc;  // of this head's K and V
     const int i0 = (CAUSAL ? Tr - 1 - row_tile : row_tile) * BR;  // causal: the longest rows first
     const int row0 = warp * (16 * ROW_TILES) + lane / 4;  // of the tile: this thread's first one
-    const int position = first_row + i0;                  // of the tile's first row in the sequence
-    const unsigned char *tile = workspace + b * Tc * (K_TILE + V_TILE) + 16 * threadIdx.x;  // this thread's share of it
-    const int *exponents = tile_exponents(workspace, B, Tc) + 2 * b * Tc;
-    Q += b * q_stride, O += b * M * HEAD_DIM;
+    const int position = a.q_start + i0;                  // of the tile's first row in the sequence
+    const unsigned char *tile = a.workspace + first_tile * (K_TILE + V_TILE) + 16 * threadIdx.x;  // this thread's share
+    const int *exponents = tile_exponents(a) + 2 * first_tile;
+    const float *const Q = a.Q + b * a.q.batch + h * a.q.head;
 
     copy_share<K_TILE>(Kj + 16 * threadIdx.x, tile);
 
@@ -125,13 +134,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(ATTE
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const int i = i0 + row0 + r / 2 * 16 + r % 2 * 8;
-        const float *const row = Q + (long long)i * HEAD_DIM;
+        const float *const row = Q + i * a.q.row;
         float2 q[D / 8];
         float largest = 0;
 #pragma unroll
         for (int x = 0; x < D / 8; ++x) {
             const int column = 8 * x + 2 * t, left = i < M ? HEAD_DIM - column : 0;
-            q[x] = make_float2(left > 0 ? row[column] * (scale * LOG2E) : 0, left > 1 ? row[column + 1] * (scale * LOG2E) : 0);
+            q[x] = make_float2(left > 0 ? row[column] * (a.scale * LOG2E) : 0, left > 1 ? row[column + 1] * (a.scale * LOG2E) : 0);
             largest = fmaxf(largest, fmaxf(fabsf(q[x].x), fabsf(q[x].y)));
         }
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
@@ -251,19 +260,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(ATTE
         }
     }
 
+    const unsigned head = blockIdx.x / ceil_div(again(a.M), BR);  // again: kept from above, they would take registers
+    float *const O = a.O + head / again(a.H) * a.o.batch + head % again(a.H) * a.o.head;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         l[r] += __shfl_xor_sync(~0u, l[r], 1);
         l[r] += __shfl_xor_sync(~0u, l[r], 2);
-        const int i = i0 + row0 + r / 2 * 16 + r % 2 * 8;
+        const int i = position - again(a.q_start) + row0 + r / 2 * 16 + r % 2 * 8;
         if (i >= M) continue;
         const float factor = 1 / l[r];
-        float *const row = O + (long long)i * HEAD_DIM;
+        float *const row = O + i * a.o.row;
 #pragma unroll
         for (int x = 0; x < D / 8; ++x) {
             const int column = 8 * x + 2 * t, left = HEAD_DIM - column;
             const float *const pair = o[r / 2][x] + r % 2 * 2;
-            if (HEAD_DIM % 2 == 0) {
+            if (ALIGNED) {
                 if (left > 0) *reinterpret_cast<float2 *>(row + column) = make_float2(pair[0] * factor, pair[1] * factor);
             } else {
                 if (left > 0) row[column] = pair[0] * factor;

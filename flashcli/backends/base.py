@@ -31,11 +31,12 @@ def ignore(*values: object) -> None:
 class Slot:
     """Host memory for a chunk and for its answer, in which chunks may be smaller."""
 
-    def __init__(self, shape: Shape, by: Cut) -> None:
-        first = by.input_floats(shape)
+    def __init__(self, shape: Shape, by: Cut, spare: int = 0) -> None:
+        """``spare`` is a number of floats between the two for the backend's own use."""
+        ends = by.input_floats(shape), by.input_floats(shape) + spare
         self.shape = shape
-        self.memory = np.empty(first + by.output_floats(shape), np.float32)  # in one piece: page-locked sooner
-        self.input, self.output = np.split(self.memory, [first])
+        self.memory = np.empty(ends[1] + by.output_floats(shape), np.float32)  # in one piece: page-locked sooner
+        self.input, self.spare, self.output = np.split(self.memory, ends)
         self.chunk: Chunk  # what is in it
         self.finite = True  # whether its input is, and
         self.finite_answer = True  # whether its answer is, known once `Backend.wait` has returned

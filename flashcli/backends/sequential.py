@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -11,6 +10,7 @@ from flashcli.backends.base import Backend, LongBatch, Overlap, Slot, ignore
 from flashcli.files.cut import Cut
 from flashcli.files.summary import is_finite
 from flashcli.kernels import compiler
+from flashcli.kernels.arguments import Attention, Matrix, attention
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import Build, Problem
 from flashcli.shape import Chunk, Shape
@@ -29,9 +29,7 @@ class SequentialBackend(Backend):
         self._scale = d**-0.5 if scale is None else scale
         self._build = Build(KERNEL, Problem(1, ROWS, ROWS, d, causal))
         self._attention = compiler.library(self._build).attention
-        # Q, K, V, O, q_stride, kv_stride, B, M, N, first_row, scale: see cuda/attention/00_sequential.c
-        pointers, strides, sizes = [ctypes.c_void_p] * 4, [ctypes.c_longlong] * 2, [ctypes.c_int] * 4
-        self._attention.argtypes = [*pointers, *strides, *sizes, ctypes.c_float]
+        self._attention.argtypes = [Attention]
         self._attention.restype = None
 
     def __enter__(self) -> SequentialBackend:
@@ -79,5 +77,6 @@ class SequentialBackend(Backend):
 
     def attend_rows(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, first_row: int) -> None:
         """Rows [M, d] of Q, the first at position ``first_row``, to K and V [N, d] of one batch; all contiguous."""
-        pointers = (array.ctypes.data for array in (q, k, v, out))
-        self._attention(*pointers, 0, 0, 1, len(q), len(k), first_row, self._scale)
+        M, N = len(q), len(k)
+        q, k, v, o = (Matrix.of_batches(array.ctypes.data, 0, array.shape[1]) for array in (q, k, v, out))
+        self._attention(attention(q, k, v, o, B=1, M=M, N=N, scale=self._scale, q_start=first_row))

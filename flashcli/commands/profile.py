@@ -35,14 +35,14 @@ def command(kernels: tuple[str, ...], cases: tuple[str, ...], shapes: tuple, see
     One launch of each function of a rung is counted. Where counters cannot be had, what the compiler knows is shown,
     and the exit code is 69.
     """
-    from flashcli.backends import cuda
+    from flashcli.gpu import session
     from flashcli.kernels import occupancy
     from flashcli.measure import machine, profiling, records
     from flashcli.measure.rows import Row
 
     chosen = options.named_shapes(cases, shapes, CASES)
     record = records.Record(machine.circumstances() | machine.gpu_circumstances())
-    driver = cuda.load_driver()
+    driver = session.load_driver()
     device = driver.Device(0)
     sms = device.get_attribute(driver.device_attribute.MULTIPROCESSOR_COUNT)
     profiler = profiling.Profiler(device.compute_capability(), sms, occupancy.multiprocessor(driver))

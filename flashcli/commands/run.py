@@ -103,7 +103,7 @@ def _devices(several: tuple[int, ...] | str | None, one: int | None, backend: st
         )
     if several != parameters.ALL:
         return several
-    from flashcli.backends.cuda import devices
+    from flashcli.gpu.session import devices
 
     if not (found := devices()):
         raise BackendUnavailable("there is no GPU.", "see `flashcli doctor`.")

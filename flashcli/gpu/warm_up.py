@@ -2,7 +2,7 @@
 
 Driver and context take a tenth of a second each on a large machine. ctypes lets go of the interpreter lock meanwhile,
 PyCUDA not: with several devices, their contexts start side by side only here. The contexts that
-`flashcli.backends.cuda` retains later are these.
+`flashcli.gpu.session` retains later are these.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from flashcli.gpu.libcuda import libcuda
+from flashcli.gpu.driver import libcuda
 
 steps: list[tuple[str, float, float]] = []  # what was done, from when to when in seconds of time.perf_counter
 _threads: list[threading.Thread] = []

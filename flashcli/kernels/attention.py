@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from flashcli.kernels.types import STATIC_SHARED, Kernel, Launch, Problem, Tiling
+from flashcli.kernels.types import PREPARE_THREADS, STATIC_SHARED, Kernel, Launch, Problem, Tiling, block_per_row_tile
 from flashcli.shape import ceil_div, round_up
 
 # ---- sequential and baseline: one algorithm on the same tiles
@@ -104,8 +104,6 @@ def _register_tiled(problem: Problem) -> Tiling:
 
 # ---- kernels on split tiles: see cuda/split.cuh for their layout
 
-PREPARE_THREADS = 256
-
 
 def _padded(d: int) -> int:
     return round_up(d, 32 if d <= 128 else 64)
@@ -150,13 +148,10 @@ def _mma(problem: Problem) -> Tiling:
 # ---- wgmma
 
 ALIGNMENT = 1024  # bytes to spare, so that tiles start where the swizzle repeats
-SHORT = 256  # up to this N few blocks share a K and V tile: a pre-pass through memory costs more than it saves
 
 
 def _wgmma(problem: Problem) -> Tiling:
     d = problem.d
-    if problem.N <= SHORT and d <= 64 and d % 4 == 0:
-        return _wgmma_splitting(problem)
     if d > 128:
         return _wgmma_tiling(problem, Br=64, Bc=32, stages=2)
     if d > 64:
@@ -180,34 +175,31 @@ def _wgmma_tiling(problem: Problem, Br: int, Bc: int, stages: int, pingpong: int
     return Tiling(Br, Bc, threads, Q + stages * _tile_bytes(Bc, problem) + ALIGNMENT, macros)
 
 
-def _wgmma_splitting(problem: Problem) -> Tiling:
-    """Two warpgroups split K and V in shared memory, where their fp32 tiles were copied before."""
-    D, Bc, stages = _padded(problem.d), 128 if problem.d <= 32 else 64, 4 if problem.d <= 32 else 3
-    Q = max(_split_bytes(64, D, problem.products), round_up(64 * problem.d * 4, 1024))
-    tile = round_up(Bc * problem.d * 4, 1024)
-    KV = max(_split_bytes(Bc, D, problem.products), tile) + max(_split_bytes(D, Bc, problem.products), tile)
-    macros = (("STAGES", stages), ("SPLIT_IN_KERNEL", 1))
-    return Tiling(128, Bc, 512, stages * (2 * Q + KV) + ALIGNMENT, macros)
-
-
-def _splits_in_kernel(tiling: Tiling) -> bool:
-    return ("SPLIT_IN_KERNEL", 1) in tiling.macros
-
-
-def _wgmma_prepare(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    return () if _splits_in_kernel(tiling) else _split_keys(tiling, problem)
+def _block_per_multiprocessor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    """As many blocks as run at once, each with many row tiles."""
+    tiles = problem.B * ceil_div(problem.M, tiling.Br)
+    return (Launch("attention", min(tiles, problem.sms), tiling.threads, tiling.shared),)
 
 
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    """As many blocks as run at once, each with many row tiles; causal: one each, so that the hardware balances them."""
-    tiles = problem.B * ceil_div(problem.M, tiling.Br)
-    blocks_per_sm = 2 if tiling.Br == 64 and problem.d <= 64 else 1
-    grid = tiles if problem.causal and not _splits_in_kernel(tiling) else min(tiles, problem.sms * blocks_per_sm)
-    return (Launch("attention", grid, tiling.threads, tiling.shared),)
+    """The same; but causal, a block for each row tile, so that the hardware balances long rows and short ones."""
+    return (block_per_row_tile if problem.causal else _block_per_multiprocessor)(tiling, problem)
 
 
-def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
-    return 0 if _splits_in_kernel(tiling) else _split_workspace(tiling, problem)
+# ---- wgmma_short
+
+
+def _wgmma_short(problem: Problem) -> Tiling:
+    """Two warpgroups split K and V in shared memory, where their fp32 tiles were copied before."""
+    D, Bc, stages = _padded(problem.d), 128 if problem.d <= 32 else 64, 4 if problem.d <= 32 else 3
+    Q = max(_split_bytes(64, D, problem.products), round_up(64 * problem.d * 4, 1024))
+    sizes = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
+    slot = max(*sizes, round_up(Bc * problem.d * 4, 1024))
+    return Tiling(128, Bc, 512, stages * 2 * (Q + slot) + ALIGNMENT, (("STAGES", stages),))
+
+
+def _refused_by_wgmma_short(problem: Problem) -> str:
+    return "" if problem.d <= 64 and problem.d % 4 == 0 else "it takes heads of 4, 8, .. 64 numbers"
 
 
 KERNELS = {
@@ -316,9 +308,20 @@ KERNELS = {
             needs=(9, 0),
             arch_only=True,
             splits=True,
-            prepare=_wgmma_prepare,
+            prepare=_split_keys,
             launches=_wgmma_launches,
-            workspace=_wgmma_workspace,
+            workspace=_split_workspace,
+        ),
+        Kernel(
+            name="wgmma_short",
+            file="attention/14_wgmma_short.cu",
+            summary="for short sequences: K and V split in shared memory, without a pre-pass (heads of 4, 8, .. 64)",
+            tiling=_wgmma_short,
+            needs=(9, 0),
+            arch_only=True,
+            splits=True,
+            refuses=_refused_by_wgmma_short,
+            launches=_block_per_multiprocessor,
         ),
     ]
 }

@@ -1,32 +1,32 @@
-"""Which kernel computes when nobody names one."""
+"""Which kernel computes when nobody names one, and whether one that is named can."""
 
 from __future__ import annotations
 
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.types import Kernel
+from flashcli.kernels.types import Kernel, Problem
 
+PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest first, where it is worth it
+SHORT = 256  # up to this N few blocks share a K and V tile: a pre-pass through memory costs more than it saves
 SHORT_HEAD = 16  # tensor cores multiply 16 columns or more at a time: a shorter head would mostly multiply padding
 
 
-def choose(capability: tuple[int, int], d: int, precision: str = "fp32") -> Kernel:
-    """The fastest kernel for head size d on a device of this compute capability; its tiles then depend on the shape.
+def choose(capability: tuple[int, int], problem: Problem) -> Kernel:
+    """The fastest kernel for a problem on a device of this compute capability; BackendUnavailable if there is none."""
+    for kernel in (KERNELS[name] for name in PREFERENCE):
+        able = kernel.runs_on(capability) and problem.precision in kernel.precisions and not kernel.refuses(problem)
+        if able and _worth_it(kernel, problem):
+            return kernel
+    text = "no kernel computes in {} on sm_{}{}.".format(problem.precision, *capability)
+    raise BackendUnavailable(text, "use --precision fp32.")
 
-    Heads shorter than `SHORT_HEAD` are left to FFMA in fp32, which is also more accurate there: the 22 bits of a split
-    number show where a score is a sum of only a few products.
-    """
-    fit = [
-        kernel
-        for kernel in KERNELS.values()
-        if kernel.runs_on(capability)
-        and precision in kernel.precisions
-        and not (kernel.splits and precision == "fp32" and d < SHORT_HEAD)
-    ]
-    if not fit:
-        raise BackendUnavailable(
-            "no kernel computes in {} on sm_{}{}.".format(precision, *capability), "use --precision fp32."
-        )
-    return fit[-1]
+
+def _worth_it(kernel: Kernel, problem: Problem) -> bool:
+    """Heads shorter than `SHORT_HEAD` are left to FFMA in fp32, which is also more accurate there: the 22 bits of a
+    split number show where a score is a sum of only a few products."""
+    if kernel.splits and problem.precision == "fp32" and problem.d < SHORT_HEAD:
+        return False
+    return kernel.name != "wgmma_short" or problem.N <= SHORT
 
 
 def exact(kernel: Kernel) -> Kernel:

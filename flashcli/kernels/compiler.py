@@ -59,9 +59,15 @@ def options(build: Build) -> list[str]:
     return [*given, *(f"-D{name}={value}" for name, value in build.macros().items())]
 
 
+def _include(build: Build) -> list[Path]:
+    """The folders of the headers: those of all operations, and of the kernel's own."""
+    return [SOURCES, (SOURCES / build.kernel.file).parent]
+
+
 def _stem(build: Build, arch: str) -> str:
     """The name in the cache that a build for an architecture has, but for the compiler's part."""
-    texts = [(SOURCES / build.kernel.file).read_text(), *(path.read_text() for path in sorted(SOURCES.glob("*.cuh")))]
+    headers = sorted(path for folder in _include(build) for path in folder.glob("*.*h"))
+    texts = [(SOURCES / build.kernel.file).read_text(), *(path.read_text() for path in headers)]
     return f"{build.kernel.name}-{arch}-d{build.problem.d}-{_hash(*texts, *options(build))}"
 
 
@@ -87,7 +93,7 @@ def cubin(build: Build, arch: str) -> bytes:
     path = cache.folder() / f"{stem}-{_identity(nvcc)}.cubin"
     if code := cache.load(path):
         return code
-    code = _compile((SOURCES / build.kernel.file).read_text(), nvcc, options(build), arch)
+    code = _compile(build, nvcc, arch)
     cache.store(path, code)
     return code
 
@@ -115,14 +121,15 @@ def _identity(compiler: Path, *arguments: str) -> str:
     return _hash(str(compiler.resolve()), str(status.st_size), str(status.st_mtime_ns), *arguments)[:8]
 
 
-def _compile(source: str, nvcc: Path, flags: list[str], arch: str) -> bytes:
+def _compile(build: Build, nvcc: Path, arch: str) -> bytes:
     from pycuda import compiler, driver
 
+    source, include = (SOURCES / build.kernel.file).read_text(), [str(folder) for folder in _include(build)]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyCUDA repeats whatever nvcc printed
             return compiler.compile(
-                source, str(nvcc), flags, no_extern_c=True, arch=arch, cache_dir=False, include_dirs=[str(SOURCES)]
+                source, str(nvcc), options(build), no_extern_c=True, arch=arch, cache_dir=False, include_dirs=include
             )
     except OSError as error:
         raise BackendUnavailable(f"{nvcc} cannot be run: {error}.", "repair the CUDA toolkit, or set NVCC.") from error
@@ -188,19 +195,8 @@ def resources(build: Build, arch: str) -> dict[str, Resources]:
         raise BackendUnavailable(
             "the CUDA compiler, nvcc, was not found.", "install the CUDA toolkit, or set CUDA_HOME."
         )
-    command = [
-        str(nvcc),
-        "-cubin",
-        "-arch",
-        arch,
-        "-Xptxas",
-        "-v",
-        "-I",
-        str(SOURCES),
-        *options(build),
-        "-o",
-        os.devnull,
-    ]
+    include = [f"-I{folder}" for folder in _include(build)]
+    command = [str(nvcc), "-cubin", "-arch", arch, "-Xptxas", "-v", *include, *options(build), "-o", os.devnull]
     result = subprocess.run([*command, str(SOURCES / build.kernel.file)], capture_output=True, text=True, check=False)
     if result.returncode:
         raise compile_failure(result.stderr, arch)

@@ -6,20 +6,25 @@ query rows and Bc key rows; Tr and Tc tiles of them. A launch has M query rows o
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from flashcli.kernels.arguments import Attention
 from flashcli.shape import ceil_div
 
 PRECISIONS = {"fp32": 3, "fp16": 1}  # how many fp16 products make one of the inputs, where a kernel splits numbers
 STATIC_SHARED = 48 * 1024  # bytes of shared memory that a block has without asking for more
+PREPARE_THREADS = 256  # of a block of the pre-pass that splits K and V
+LOOK_THREADS = 256  # of a block that looks for NaN and Inf, a warp a row
 
 
 class Problem(NamedTuple):
     """What a kernel is built for: Q of shape (B, M, d), K and V (B, N, d), masked or not, ``sms`` multiprocessors.
 
-    The build is right for any other B, M and N too; they only decide which tiles are fastest.
+    B counts all heads of all batches. The build is right for any other B, M and N too; they only decide which tiles are
+    fastest.
     """
 
     B: int
@@ -61,6 +66,11 @@ class Launch(NamedTuple):
     tile: tuple[int, int] = (0, 0)
 
 
+def takes_all(problem: Problem) -> str:
+    """There is no problem that the kernel cannot be built for."""
+    return ""
+
+
 def nothing(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     return ()
 
@@ -81,8 +91,9 @@ class Kernel:
     ``tiling(problem)`` gives the tiles; ``prepare(tiling, problem)`` the launches that K and V alone need, once for
     however many rows attend to them; ``launches(tiling, problem)`` those for M query rows, in order;
     ``workspace(tiling, problem)`` the bytes of device scratch they all share. ``needs`` is the lowest compute
-    capability; ``arch_only`` says that only that very architecture runs it; ``on_host``, that no GPU does. A kernel
-    that ``splits`` numbers into fp16 halves turns an infinity into NaN, and has a choice of precision.
+    capability; ``arch_only`` says that only that very architecture runs it; ``on_host``, that no GPU does.
+    ``refuses(problem)`` says why the kernel cannot be built for a problem, empty if it can. A kernel that ``splits``
+    numbers into fp16 halves turns an infinity into NaN, and has a choice of precision.
     """
 
     name: str
@@ -93,6 +104,7 @@ class Kernel:
     arch_only: bool = False
     on_host: bool = False
     splits: bool = False
+    refuses: Callable[[Problem], str] = takes_all
     prepare: Callable[[Tiling, Problem], Iterable[Launch]] = nothing
     launches: Callable[[Tiling, Problem], Iterable[Launch]] = block_per_row_tile
     workspace: Callable[[Tiling, Problem], int] = no_workspace
@@ -120,15 +132,28 @@ class Build:
         return self.kernel.tiling(self.problem)
 
     def macros(self) -> dict[str, int]:
+        """What the source is compiled with; the kernels assert what they can of it."""
         tiling = self.tiling
         macros = {"HEAD_DIM": self.problem.d, "BR": tiling.Br, "BC": tiling.Bc, "THREADS": tiling.threads}
-        macros |= {"CAUSAL": int(self.problem.causal), **dict(tiling.macros)}
-        return macros | ({"PRODUCTS": self.problem.products} if self.kernel.splits else {})
+        macros |= {"SHARED": tiling.shared, "CAUSAL": int(self.problem.causal)}
+        macros |= {"ARGUMENT_BYTES": ctypes.sizeof(Attention), **dict(tiling.macros)}
+        if self.kernel.splits:
+            macros |= {"PRODUCTS": self.problem.products, "PREPARE_THREADS": PREPARE_THREADS}
+        return macros
 
     def functions(self) -> list[Launch]:
-        """Every function that is launched, once, as for the smallest input."""
+        """Every function of the kernel's file, once, launched as for the smallest input."""
         smallest = self.problem._replace(B=1, M=1, N=1)
-        return [*self.kernel.prepare(self.tiling, smallest), *self.kernel.launches(self.tiling, smallest)]
+        return [
+            *self.kernel.prepare(self.tiling, smallest),
+            *self.kernel.launches(self.tiling, smallest),
+            self.look(rows=1),
+        ]
+
+    def look(self, rows: int) -> Launch:
+        """The launch that looks for NaN and Inf among that many rows of Q, K and V."""
+        enough = 8 * self.problem.sms  # blocks; each goes on to further rows
+        return Launch("find_nonfinite", min(ceil_div(rows, LOOK_THREADS // 32), enough), LOOK_THREADS)
 
     def prepare(self, B: int, N: int) -> Iterable[Launch]:
         return self.kernel.prepare(self.tiling, self.problem._replace(B=B, N=N))

@@ -15,7 +15,7 @@ from flashcli.backends.request import Request, open_backend
 from flashcli.errors import BackendUnavailable, FlashError
 from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference
-from flashcli.gpu import libcuda
+from flashcli.gpu import driver as cuda_driver
 from flashcli.kernels import cache, compiler
 from flashcli.measure.machine import gpus
 from flashcli.run.arrays import forward
@@ -83,9 +83,9 @@ def _mpi() -> Finding:
 
 
 def _driver() -> Finding:
-    if problem := libcuda.problem():
+    if problem := cuda_driver.problem():
         return Finding("GPU driver", False, problem, "is there a GPU in this machine, and allocated to this job?")
-    return Finding("GPU driver", True, f"NVIDIA {libcuda.version()}")
+    return Finding("GPU driver", True, f"NVIDIA {cuda_driver.version()}")
 
 
 def _gpus() -> list[Finding]:

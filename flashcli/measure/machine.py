@@ -28,9 +28,9 @@ class Gpu(NamedTuple):
 
 def gpus() -> list[Gpu]:
     """All GPUs that this process can use; BackendUnavailable if there is none."""
-    from flashcli.backends import cuda
+    from flashcli.gpu import session
 
-    if not (found := cuda.devices()):
+    if not (found := session.devices()):
         raise BackendUnavailable("the driver finds no GPU.", "is one allocated to this job?")
     return [Gpu(*device) for device in found]
 
@@ -59,10 +59,10 @@ def cpu_circumstances(threads: int) -> dict[str, object]:
 
 def gpu_circumstances() -> dict[str, object]:
     """The same of the first GPU and its driver; BackendUnavailable if there is none."""
-    from flashcli.backends import cuda
+    from flashcli.gpu import session
 
     gpu = gpus()[0]
-    version = cuda.load_driver().get_driver_version()
+    version = session.load_driver().get_driver_version()
     return {
         "gpu": gpu.name,
         "compute_capability": "{}.{}".format(*gpu.capability),

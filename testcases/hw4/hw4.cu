@@ -3,7 +3,7 @@
 //
 //     make && ./hw4 IN OUT
 //
-// The kernel is the ladder's q_in_registers with the tiles of flashcli/kernels.py for d = 32 and d = 64.
+// The kernel is the ladder's q_in_registers with the tiles of flashcli/kernels/attention.py for d = 32 and d = 64.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +12,7 @@
 // Compile the kernel's file once for each head size, each in a namespace and under a name of its own.
 #define CAUSAL 0
 #define THREADS 128
+#define SHARED 0
 #define BR 128
 namespace d32 {
 #define HEAD_DIM 32
@@ -23,7 +24,8 @@ namespace d32 {
 #undef attention
 }  // namespace d32
 namespace d64 {
-using d32::ceil_div, d32::round_up, d32::exp2_fast, d32::finite_or_zero, d32::keys_seen, d32::LOG2E;
+using d32::Attention, d32::batch_of, d32::ceil_div, d32::exp2_fast, d32::finite_or_zero, d32::keys_seen, d32::LOG2E,
+    d32::round_up;
 #define HEAD_DIM 64
 #define BC 32
 #define attention attention_d64
@@ -71,9 +73,13 @@ int main(int argc, char **argv) {
     CHECK(cudaMalloc(&device_o, count * sizeof(float)));
     CHECK(cudaMemcpy(device_qkv, qkv.data(), 3 * count * sizeof(float), cudaMemcpyHostToDevice));
     const auto kernel = d == 32 ? d32::attention_d32 : d64::attention_d64;
-    kernel<<<size_t(B) * ((N + BR - 1) / BR), THREADS>>>(device_qkv, device_qkv + matrix, device_qkv + 2 * matrix, device_o,
-                                                        nullptr, 3 * matrix, 3 * matrix, B, N, N, 0,
-                                                        1 / std::sqrt(float(d)), 0, 0);
+    const long long row = d, rows = (long long)matrix;
+    d32::Attention arguments = {device_qkv, device_qkv + matrix, device_qkv + 2 * matrix, device_o};
+    arguments.q = arguments.k = arguments.v = {3 * rows, 0, row};
+    arguments.o = {rows, 0, row};
+    arguments.B = B, arguments.H = arguments.Hkv = 1, arguments.M = arguments.N = N;
+    arguments.scale = 1 / std::sqrt(float(d));
+    kernel<<<size_t(B) * ((N + BR - 1) / BR), THREADS>>>(arguments);
     CHECK(cudaGetLastError());
     CHECK(cudaMemcpy(o.data(), device_o, count * sizeof(float), cudaMemcpyDeviceToHost));
     CHECK(cudaFree(device_qkv));

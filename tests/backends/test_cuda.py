@@ -16,12 +16,15 @@ from support import GPU_KERNELS, flashcli, forward, leftovers, random_qkv, read_
 from tolerances import assert_accurate
 
 from flashcli.backends.base import ignore
-from flashcli.backends.cuda import CudaBackend, devices
+from flashcli.backends.cuda import NOTE, CudaBackend
 from flashcli.backends.request import Request, open_backend
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.files.cut import TILE, Cut
-from flashcli.gpu import libcuda, page_lock, warm_up
-from flashcli.gpu.program import Keys, allocate
+from flashcli.gpu import driver as cuda_driver
+from flashcli.gpu import memory, warm_up
+from flashcli.gpu.memory import allocate
+from flashcli.gpu.session import devices
+from flashcli.kernels.arguments import Matrix, attention
 from flashcli.kernels.attention import KERNELS
 from flashcli.run.arrays import Arrays
 from flashcli.run.stream import Watch, stream
@@ -128,13 +131,13 @@ def test_what_the_driver_says_of_its_gpus(monkeypatch, init, count, problem):
             where._obj.value = b"words for %d" % code
             return 0
 
-    monkeypatch.setattr(libcuda, "libcuda", Driver)
-    assert libcuda.problem() == problem
+    monkeypatch.setattr(cuda_driver, "libcuda", Driver)
+    assert cuda_driver.problem() == problem
 
 
 def test_a_machine_without_a_driver(monkeypatch):
-    monkeypatch.setattr(libcuda, "libcuda", lambda: None)
-    assert libcuda.problem() == "there is no NVIDIA driver here (libcuda was not found)"
+    monkeypatch.setattr(cuda_driver, "libcuda", lambda: None)
+    assert cuda_driver.problem() == "there is no NVIDIA driver here (libcuda was not found)"
 
 
 @pytest.mark.parametrize("option", [["--kernel", "q_in_registers"], ["--device", "0"], ["--precision", "fp16"]])
@@ -198,12 +201,17 @@ def in_ranges(backend: CudaBackend, qkv: np.ndarray, ends: list[int]) -> np.ndar
     (B, _, N, d), out = qkv.shape, np.full(qkv[:, 0].shape, np.nan, np.float32)
     inputs, output = driver.mem_alloc(qkv.nbytes), driver.mem_alloc(out.nbytes)
     driver.memcpy_htod_async(inputs, qkv, stream)
-    q, k, v = (int(inputs) + 4 * index * N * d for index in range(3))
-    keys = Keys(k, v, 3 * N * d, B, N, allocate(driver, backend._build.workspace(B, N, N)))
-    program.prepare(keys, stream)
-    for first, end in itertools.pairwise([0, *ends, N]):
+    workspace = allocate(driver, backend._build.workspace(B, N, N))
+    for index, (first, end) in enumerate(itertools.pairwise([0, *ends, N])):
+        q, k, v = (Matrix.of_batches(int(inputs) + 4 * n * N * d, 3 * N * d, d) for n in range(3))
         rows = np.empty((B, end - first, d), np.float32)
-        program.attend(keys, q + 4 * first * d, 3 * N * d, end - first, output, d**-0.5, stream, first)
+        given = attention(
+            q._replace(address=q.address + 4 * first * d), k, v, Matrix.of_batches(output, (end - first) * d, d),
+            B=B, M=end - first, N=N, scale=d**-0.5, q_start=first, workspace=workspace,
+        )  # fmt: skip
+        if index == 0:
+            program.prepare(given, stream)
+        program.attend(given, stream)
         driver.memcpy_dtoh_async(rows, output, stream)
         stream.synchronize()
         out[:, first:end] = rows
@@ -232,7 +240,7 @@ def test_rows_of_long_batches_pass_while_k_and_v_stay(fake_gpu, kernel, causal):
 
 
 def test_a_long_batch_takes_the_memory_that_there_is(fake_gpu):
-    least = LONG[0, 1:].nbytes + 2 * 4 * TILE * 32
+    least = LONG[0, 1:].nbytes + 2 * 4 * TILE * 32 + 4 * NOTE
     with CudaBackend(32, kernel="q_in_registers", max_device_bytes=least) as backend:
         assert_accurate(by_rows(backend, LONG), LONG)
         assert sum(map(len, fake_gpu._allocations.values())) <= least
@@ -272,8 +280,8 @@ def test_what_is_not_finite_in_a_long_batch_goes_to_a_kernel_that_does_not_split
     spoilt[1, matrix, 500, 3] = np.inf
     warnings = []
     with CudaBackend(32, kernel="mma", sizes=(1, TILE, 1000)) as backend:
-        out, exact = by_rows(backend, spoilt, warnings), backend._exact
-    assert exact is not None and exact.build.kernel.name == "register_tiled"
+        out, used = by_rows(backend, spoilt, warnings), [build.kernel.name for build in backend._session._programs]
+    assert used == ["mma", "register_tiled"]
     assert warnings == [f"inf in {'QKV'[matrix]} at (batch, row, column) = (1, 500, 3)"]
     assert_accurate(out[::2], LONG[::2])
 
@@ -343,8 +351,8 @@ def locked(monkeypatch) -> list[int]:
         addresses.append(array.ctypes.data)
         return True
 
-    monkeypatch.setattr(page_lock, "lock", lock)
-    monkeypatch.setattr(page_lock, "unlock", lambda array: addresses.remove(array.ctypes.data))
+    monkeypatch.setattr(memory, "lock", lock)
+    monkeypatch.setattr(memory, "unlock", lambda array: addresses.remove(array.ctypes.data))
     return addresses
 
 
@@ -364,26 +372,26 @@ def test_host_memory_is_unlocked_after_a_failure(fake_gpu, monkeypatch, locked):
         with pytest.raises(KernelFailure):
             forward(backend, QKV)
         monkeypatch.delenv("FAKE_GPU_FAILS")
-        slots, unlock = list(backend._slots), page_lock.unlock
+        slots, unlock = list(backend._slots), memory.unlock
         assert any(slot.stream.work for slot in slots)
 
         def unlock_idle(array: np.ndarray) -> None:
             assert not any(slot.stream.work for slot in slots if slot.memory is array)
             unlock(array)
 
-        monkeypatch.setattr(page_lock, "unlock", unlock_idle)
+        monkeypatch.setattr(memory, "unlock", unlock_idle)
     assert locked == []
 
 
 def test_memory_counts_as_locked_while_it_is_being_locked(fake_gpu, monkeypatch):
     """A signal may come as soon as it is."""
     unlocked = []
-    monkeypatch.setattr(page_lock, "unlock", unlocked.append)
+    monkeypatch.setattr(memory, "unlock", unlocked.append)
 
     def lock_and_stop(array: np.ndarray) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(page_lock, "lock", lock_and_stop)
+    monkeypatch.setattr(memory, "lock", lock_and_stop)
     with CudaBackend(32) as backend, pytest.raises(KeyboardInterrupt):
         forward(backend, QKV)
     assert len(unlocked) == 1
@@ -504,9 +512,9 @@ def test_any_array_can_be_locked(gpu, count):
     with CudaBackend(32):
         array = np.empty(count, np.float32)
         for _ in range(2):
-            assert page_lock.lock(array)
-            assert not page_lock.lock(array)
-            page_lock.unlock(array)
+            assert memory.lock(array)
+            assert not memory.lock(array)
+            memory.unlock(array)
 
 
 @pytest.mark.gpu
@@ -515,7 +523,7 @@ def test_memory_that_cannot_be_locked_is_as_good(gpu, monkeypatch, qkv):
     compute = by_rows if qkv is LONG else forward
     with CudaBackend(32, kernel="register_tiled") as backend:
         expected = compute(backend, qkv)
-        monkeypatch.setattr(page_lock, "lock", lambda array: False)
+        monkeypatch.setattr(memory, "lock", lambda array: False)
         found = compute(backend, qkv)
     np.testing.assert_array_equal(found, expected)
 
@@ -538,5 +546,5 @@ def test_a_limit_on_the_real_gpu_splits_the_batches(gpu, given, out, limit):
 
 @pytest.mark.gpu
 def test_devices_are_described(gpu):
-    for name, capability, memory in devices():
-        assert name and capability >= (5, 0) and memory > 2**30
+    for name, capability, size in devices():
+        assert name and capability >= (5, 0) and size > 2**30

@@ -7,7 +7,7 @@ import re
 import pytest
 from support import flashcli, python_path, script
 
-from flashcli.gpu import libcuda
+from flashcli.gpu import driver as cuda_driver
 from flashcli.kernels import cache
 from flashcli.measure import diagnosis
 
@@ -67,8 +67,8 @@ def test_which_driver_it_is(monkeypatch):
             where._obj.value = 12080
             return 0
 
-    monkeypatch.setattr(libcuda, "libcuda", Driver)
-    monkeypatch.setattr(libcuda, "problem", lambda: "")
+    monkeypatch.setattr(cuda_driver, "libcuda", Driver)
+    monkeypatch.setattr(cuda_driver, "problem", lambda: "")
     assert diagnosis._driver().text.endswith("for CUDA 12.8")
 
 

@@ -322,12 +322,15 @@ def builds(kernel: Kernel) -> list[tuple[Build, str]]:
     for (i, d), (B, N), (j, arch), causal in itertools.product(
         enumerate(head_sizes), SIZES, enumerate(archs), [False, True]
     ):
+        problem = Problem(B, N, N, d, causal)
+        if kernel.refuses(problem):
+            continue
         if len(archs) == 1 or causal == ((i + j) % 2 == 1):
-            build = Build(kernel, Problem(B, N, N, d, causal))
+            build = Build(kernel, problem)
             chosen[str(build.macros()), arch] = build, arch
-    if "fp16" in kernel.precisions:
-        build = Build(kernel, PROBLEM._replace(precision="fp16"))
-        chosen["fp16"] = build, archs[-1]
+    for d in (28, 64) if "fp16" in kernel.precisions else ():  # 28: tiles of K and of V differ in size
+        build = Build(kernel, PROBLEM._replace(precision="fp16", d=d))
+        chosen[f"fp16 {d}"] = build, archs[-1]
     return list(chosen.values())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from flashcli.kernels.compiler import SOURCES, find_nvcc
 from flashcli.kernels.types import Build, Problem
 from flashcli.shape import MAX_D
 
+PROBLEM = Problem(10, 2048, 2048, 64)
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 every_gpu_kernel = pytest.mark.parametrize("kernel", [KERNELS[name] for name in GPU_KERNELS], ids=GPU_KERNELS)
 
@@ -37,7 +39,10 @@ def test_every_source_is_registered():
 def test_every_head_size_has_tiles_that_fit(kernel):
     sizes = itertools.product([(1, 1), (10, 2048), (2, 32768), (13600, 128)], range(1, MAX_D + 1), kernel.precisions)
     for (B, N), d, precision in sizes:
-        tiling = kernel.tiling(Problem(B, N, N, d, precision=precision))
+        problem = Problem(B, N, N, d, precision=precision)
+        if kernel.refuses(problem):
+            continue
+        tiling = kernel.tiling(problem)
         assert tiling.Br > 0 and tiling.Bc > 0
         assert tiling.threads == 1 if kernel.on_host else tiling.threads in range(32, 1025, 32)
         assert 0 <= tiling.shared <= 227 * 1024
@@ -92,25 +97,25 @@ def test_the_tiles_of_the_report(name, d, tiles):
 
 
 def test_no_gpu_runs_the_sequential_program():
-    assert not KERNELS["sequential"].runs_on((9, 0)) and KERNELS["sequential"] != choose((5, 0), 64)
+    assert not KERNELS["sequential"].runs_on((9, 0)) and KERNELS["sequential"] != choose((5, 0), PROBLEM)
 
 
 @pytest.mark.parametrize("capability", [(6, 1), (7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
 def test_the_kernel_that_is_chosen_runs_on_the_device(capability):
-    kernel = choose(capability, 64)
+    kernel = choose(capability, PROBLEM)
     assert kernel.runs_on(capability) and exact(kernel).runs_on(capability)
     assert not exact(kernel).splits
 
 
 def test_half_precision_needs_a_kernel_that_has_it():
-    assert "fp16" in choose((9, 0), 64, "fp16").precisions
+    assert "fp16" in choose((9, 0), PROBLEM._replace(precision="fp16")).precisions
     with pytest.raises(BackendUnavailable, match="no kernel computes in fp16 on sm_61"):
-        choose((6, 1), 64, "fp16")
+        choose((6, 1), PROBLEM._replace(precision="fp16"))
 
 
 def test_no_kernel_for_a_device_that_is_too_old():
     with pytest.raises(BackendUnavailable):
-        choose((3, 5), 64)
+        choose((3, 5), PROBLEM)
 
 
 def test_the_ladder_as_a_table():
@@ -140,9 +145,22 @@ def test_a_head_size_that_cannot_be_is_wrong_usage(d):
 
 
 def test_short_heads_are_left_to_ffma_in_fp32():
-    assert not choose((9, 0), SHORT_HEAD - 1).splits
-    assert choose((9, 0), SHORT_HEAD).splits
-    assert choose((9, 0), 1, "fp16").splits
+    assert not choose((9, 0), PROBLEM._replace(d=SHORT_HEAD - 1)).splits
+    assert choose((9, 0), PROBLEM._replace(d=SHORT_HEAD)).splits
+    assert choose((9, 0), PROBLEM._replace(d=1, precision="fp16")).splits
+
+
+@pytest.mark.parametrize(
+    ("N", "d", "chosen"),
+    [(128, 32, "wgmma_short"), (256, 64, "wgmma_short"), (257, 64, "wgmma"), (128, 80, "wgmma"), (128, 33, "wgmma")],
+)
+def test_short_sequences_have_a_kernel_of_their_own(N, d, chosen):
+    assert choose((9, 0), Problem(1000, N, N, d)).name == chosen
+
+
+def test_a_rung_that_is_added_is_not_everybodys_kernel(monkeypatch):
+    monkeypatch.setitem(KERNELS, "lesson", replace(KERNELS["wgmma"], name="lesson"))
+    assert choose((9, 0), PROBLEM).name == "wgmma"
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")

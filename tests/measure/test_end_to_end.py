@@ -18,7 +18,10 @@ from flashcli.measure import end_to_end, race, records
 from flashcli.measure.rows import WholeCommand
 from flashcli.shape import Shape
 
-KERNEL = [ROOT / "cuda" / name for name in ("attention/10_q_in_registers.cu", "common.cuh")]
+KERNEL = [
+    ROOT / "cuda" / name
+    for name in ("attention/10_q_in_registers.cu", "attention/attention.cuh", "attention/arguments.h", "common.cuh")
+]
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from support import command, environment, flashcli, heed_interrupts, leftovers, 
 
 from flashcli.__main__ import prepare_run
 from flashcli.backends.cpu import CpuBackend
-from flashcli.backends.cuda import devices
 from flashcli.backends.request import Request
 from flashcli.errors import Stopped
 from flashcli.files.cut import TILE
 from flashcli.gpu import warm_up
+from flashcli.gpu.session import devices
 from flashcli.run import launchers, pipeline
 from flashcli.run.threads import together
 

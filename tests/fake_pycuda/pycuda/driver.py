@@ -270,37 +270,49 @@ class Function:
         self.name, self.d, self.causal = name, d, causal
 
     def prepare(self, arguments):
-        self.arguments = arguments
+        self.arguments = "".join(arguments)
 
     def set_attribute(self, attribute, value):
         pass
 
     def prepared_async_call(self, grid, block, stream, *arguments, shared_size=0):
-        _step("launch", _device())
-        packed = struct.pack(self.arguments, *(int(x) if isinstance(x, DeviceAllocation) else x for x in arguments))
-        unpacked = struct.unpack(self.arguments, packed)
-        *_, B, _, N, _, _, _, _ = unpacked
-        launches.append((self.name, B, N))
-        stream.push(lambda: self._run(*unpacked))
+        from flashcli.kernels.arguments import Attention
 
-    def _run(self, q, k, v, o, workspace, q_stride, kv_stride, B, M, N, first_row, scale, *_):
+        _step("launch", _device())
+        given = Attention.from_buffer_copy(struct.pack(self.arguments, *arguments))
+        if self.name != "find_nonfinite":
+            launches.append((self.name, given.B, given.N))
+        stream.push(lambda: self._run(given))
+
+    def _run(self, given):
         from flashcli.files.verify import reference
 
         time.sleep(float(os.environ.get("FAKE_GPU_PAUSE", 0)))
-        d = self.d
+        B, M, N, d = given.B, given.M, given.N, self.d
+        if self.name == "find_nonfinite":
+            matrices = ((given.Q, given.q, M), (given.K, given.k, N), (given.V, given.v, N))
+            if not all(np.isfinite(self._matrices(*matrix, B)).all() for matrix in matrices if matrix[0]):
+                _floats(given.nonfinite)[:1].view(np.int32)[:] = 1
         if self.name == "prepare":
-            _prepared[workspace] = [self._matrices(x, kv_stride, B, N).copy() for x in (k, v)]
+            _prepared[given.workspace] = [
+                self._matrices(*matrix, N, B).copy() for matrix in ((given.K, given.k), (given.V, given.v))
+            ]
         if self.name not in ("attention", "update"):
             return  # one of a kernel's steps before
-        keys = _prepared.get(workspace) or [self._matrices(x, kv_stride, B, N) for x in (k, v)]
-        rows = np.arange(first_row, first_row + M)
+        keys = _prepared.get(given.workspace) or [
+            self._matrices(*matrix, N, B) for matrix in ((given.K, given.k), (given.V, given.v))
+        ]
+        rows = np.arange(given.q_start, given.q_start + M)
+        queries = self._matrices(given.Q, given.q, M, B)
         for b in range(B):
             qkv = np.zeros((3, N, d), np.float32)
-            qkv[0, rows] = _floats(q)[b * q_stride :][: M * d].reshape(M, d)
+            qkv[0, rows] = queries[b]
             qkv[1], qkv[2] = keys[0][b], keys[1][b]
-            _floats(o)[b * M * d :][: M * d] = reference(qkv, self.causal, scale, rows).ravel()
+            out = reference(qkv, self.causal, given.scale, rows).ravel()
+            _floats(given.O)[b * given.o.batch :][: M * d] = out
 
-    def _matrices(self, pointer, stride, B, N):
-        """K or V, [B, N, d]."""
+    def _matrices(self, pointer, by, rows, B):
+        """Q, K or V, [B, rows, d]."""
+        assert by.row == self.d
         floats = _floats(pointer)
-        return np.stack([floats[b * stride :][: N * self.d].reshape(N, self.d) for b in range(B)])
+        return np.stack([floats[b * by.batch :][: rows * self.d].reshape(rows, self.d) for b in range(B)])

@@ -1,0 +1,20 @@
+// The arguments of every attention kernel, passed by value: one struct, in C and in C++, packed in one place
+// (flashcli/kernels/arguments.py), whose size each build asserts and whose fields a test compares.
+#pragma once
+
+// Element (b, h, i, x) of a matrix is at data[b * batch + h * head + i * row + x]: batch, head, row, column; in floats.
+typedef struct {
+    long long batch, head, row;
+} Strides;
+
+typedef struct {
+    const float *Q, *K, *V;    // Q [B, H, M, d]; K and V [B, Hkv, N, d]
+    float *O;                  // [B, H, M, d]
+    unsigned char *workspace;  // scratch of the size the registry asks for; null for most kernels
+    int *nonfinite;            // set to 1 by find_nonfinite where an input holds NaN or Inf
+    Strides q, k, v, o;        // where d is a multiple of 4, rows start on 16 bytes
+    int B, H, Hkv, M, N;       // Hkv divides H: H / Hkv heads of Q share one of K and V
+    int q_start;               // the position of Q's first row in the sequence: where the causal mask lets it look
+    float scale;               // factor on Q Kᵀ, usually 1/sqrt(d)
+    int tile_i, tile_j;        // the pair of tiles that the launch is for, where one launch does not take them all; else 0
+} Attention;

@@ -1,0 +1,30 @@
+// The pre-pass of the kernels that multiply split tiles: K and V, scaled, split and swizzled (split.cuh), once for all
+// rows of Q, into the workspace.
+//
+// The workspace holds, for B * Hkv heads of Tc = ceil(N / BC) tiles each, tile t = (b * Hkv + head) * Tc + j:
+//   at workspace + t * (K_TILE + V_TILE): K_TILE bytes, the keys of tile j: BC rows, D columns, keys beyond N zero;
+//                                   then V_TILE bytes, the values transposed: D rows, BC columns (keys);
+//   after all tiles, at 8 * t: two ints, the exponents s of K's and V's scale 2^s.
+// Launch: 2 * B * Hkv * Tc blocks of PREPARE_THREADS, even ones do K, odd ones V.
+#pragma once
+#include "attention.cuh"
+#include "split.cuh"
+
+// Where the exponents are.
+__device__ __forceinline__ int *tile_exponents(const Attention &a) {
+    return reinterpret_cast<int *>(a.workspace + (long long)a.B * a.Hkv * ceil_div(a.N, BC) * (K_TILE + V_TILE));
+}
+
+extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Attention a) {
+    __shared__ unsigned scratch[2 * PREPARE_THREADS / 32];
+    const int Tc = ceil_div(a.N, BC);
+    const long long t = blockIdx.x / 2;
+    const int head = int(t / Tc), j0 = int(t % Tc) * BC;
+    const long long b = head / a.Hkv, h = head % a.Hkv;
+    const bool values = blockIdx.x % 2;
+    unsigned char *tile = a.workspace + t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
+    const float *const K = a.K + b * a.k.batch + h * a.k.head, *const V = a.V + b * a.v.batch + h * a.v.head;
+    const int s = values ? split_V<PREPARE_THREADS, Neighbours::KEYS>(V, a.v.row, j0, a.N, tile, scratch, threadIdx.x, 0)
+                         : split_K<PREPARE_THREADS>(K, a.k.row, j0, a.N, tile, scratch, threadIdx.x, 0);
+    if (threadIdx.x == 0) tile_exponents(a)[2 * t + values] = s;
+}

@@ -1,0 +1,350 @@
+// Attention on Hopper's warpgroups (sm_90a): what the kernels share in which some warpgroups bring tiles of K and V to
+// shared memory and each of the other BR / 64 owns 64 rows of Q and O. How tiles get there is each kernel's own.
+//
+// While the tensor cores do a warpgroup's O += P V of the tile before, it takes the exponentials of the present one, and
+// the products of its neighbour fill the gaps.
+// Why it is accurate: small products are added first; P V of each tile starts from zero and is added to O in fp32, so the
+// tensor core's truncating adder never sees a large running sum; the scales are powers of two.
+//
+// Macros beyond those of common.cuh and attention.cuh: PRODUCTS (split.cuh); STAGES, tiles of K and of V in flight;
+// PINGPONG 1: warpgroups take turns at issuing products.
+#pragma once
+#include "attention.cuh"
+#include "hopper.cuh"
+#include "split.cuh"
+
+#ifndef PINGPONG
+#define PINGPONG 0
+#endif
+
+constexpr int WARPGROUPS = BR / 64;
+static_assert(BR % 64 == 0, "a warpgroup that multiplies has 64 rows");
+
+constexpr int T_COLUMNS = D <= 128 ? D : 64, T_CHUNKS = D / T_COLUMNS;  // T = P V of one tile, some columns at a time
+constexpr int S_REGISTERS = BC / 2, T_REGISTERS = T_COLUMNS / 2;
+constexpr int K_STEPS = ceil_div(HEAD_DIM, 16);  // of S = Q Kᵀ: beyond HEAD_DIM all is zero
+constexpr int V_STEPS = BC / 16;
+constexpr int Q_TILE = split_bytes(64, D);
+
+// p = 2^(x - m + P_BIAS) instead of 2^(x - m): with the largest p near 2^6, lo of a small p is still a normal fp16.
+// The row sum l has the same factor, so it cancels.
+constexpr float P_BIAS = 6;
+
+// A position in a ring of STAGES tiles and the parity of its present round.
+struct Ring {
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+    __device__ __forceinline__ Ring ahead(int steps) const {  // fewer than STAGES
+        const bool wraps = stage + steps >= STAGES;
+        return {wraps ? stage + steps - STAGES : stage + steps, parity ^ wraps};
+    }
+    __device__ __forceinline__ int odd() const { return (stage + STAGES * parity) % 2; }  // 0, 1, 0, 1, ...
+};
+
+// The w-th piece of work: a head of a batch, and its rows from i0. Causal: long rows first, so that short ones fill the end.
+struct Work {
+    int b, h, i0, tiles;
+    __device__ __forceinline__ Work(unsigned w, const Attention &a) {
+        const unsigned Tr = ceil_div(a.M, BR), head = w / Tr;
+        b = head / a.H, h = head % a.H;
+        i0 = (CAUSAL ? Tr - 1 - w % Tr : w % Tr) * BR;
+        tiles = ceil_div(keys_seen(a.q_start + i0 + BR - 1, a.N), BC);  // Tc, or those that some row sees
+    }
+    __device__ __forceinline__ int kv_head(const Attention &a) const { return h / (a.H / a.Hkv); }
+    static __device__ __forceinline__ unsigned count(const Attention &a) {
+        return unsigned(a.B) * a.H * ceil_div(a.M, BR);
+    }
+};
+
+// The quad of lanes that will own rows g and g + 8 of its warp's 16 loads, scales, splits and stores them; `factor` in
+// [0.5, 1) is the mantissa of scale * log2(e). Returns the exponents of the two rows' scales. Between reading and
+// writing comes all_read().
+template <class Barrier>
+__device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i, int rows, unsigned char *tile, float factor,
+                                        Barrier all_read) {
+    constexpr int CHUNKS = D / 32;  // of 8 columns, for each lane of the quad
+    const int t = threadIdx.x % 4, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    float x[2][CHUNKS][8];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            *reinterpret_cast<float4 *>(&x[r][c][0]) = load4(Q, stride, i + 8 * r, (4 * c + t) * 8, rows);
+            *reinterpret_cast<float4 *>(&x[r][c][4]) = load4(Q, stride, i + 8 * r, (4 * c + t) * 8 + 4, rows);
+        }
+    all_read();
+    int s[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float largest = largest_of<CHUNKS * 8>(&x[r][0][0], true);
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+        s[r] = scale_exponent(largest);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+#pragma unroll
+            for (int e = 0; e < 8; ++e) x[r][c][e] *= power_of_two(s[r]);
+            store_split<64, D>(tile, row + 8 * r, (4 * c + t) * 8, x[r][c], factor);
+        }
+    }
+    return make_int2(s[0], s[1]);
+}
+
+// S = Q Kᵀ of one tile, small products first.
+__device__ __forceinline__ void issue_S(float (&S)[S_REGISTERS], uint64_t Q, uint64_t K) {
+    asm volatile("" : "+l"(Q));  // else the address of each step is kept in a register of its own
+    pin(S);
+    wgmma_fence();
+    if (PRODUCTS == 3) {
+#pragma unroll
+        for (int k = 0; k < K_STEPS; ++k)
+            wgmma(S, Q + split_offset<64>(0, D + 16 * k) / 16, K + split_offset<BC>(0, 16 * k) / 16, k > 0);
+#pragma unroll
+        for (int k = 0; k < K_STEPS; ++k)
+            wgmma(S, Q + split_offset<64>(0, 16 * k) / 16, K + split_offset<BC>(0, D + 16 * k) / 16, 1);
+    }
+#pragma unroll
+    for (int k = 0; k < K_STEPS; ++k)
+        wgmma(S, Q + split_offset<64>(0, 16 * k) / 16, K + split_offset<BC>(0, 16 * k) / 16, PRODUCTS == 3 || k > 0);
+    wgmma_commit();
+}
+
+// T = P V of one tile, from zero, small products first; V is the descriptor of the chunk of columns wanted.
+__device__ __forceinline__ void issue_T(float (&T)[T_REGISTERS], const uint32_t (&P_hi)[V_STEPS][4],
+                                        const uint32_t (&P_lo)[V_STEPS][4], uint64_t V) {
+    pin(T);
+    wgmma_fence();
+    if (PRODUCTS == 3) {
+#pragma unroll
+        for (int k = 0; k < V_STEPS; ++k) wgmma(T, P_lo[k], V + split_offset<D>(0, 16 * k) / 16, k > 0);
+#pragma unroll
+        for (int k = 0; k < V_STEPS; ++k) wgmma(T, P_hi[k], V + split_offset<D>(0, BC + 16 * k) / 16, 1);
+    }
+#pragma unroll
+    for (int k = 0; k < V_STEPS; ++k) wgmma(T, P_hi[k], V + split_offset<D>(0, 16 * k) / 16, PRODUCTS == 3 || k > 0);
+    wgmma_commit();
+}
+
+// The rows' state: two rows a thread, shared by the quad except for l, of which each lane sums its own columns.
+struct Rows {
+    float shift[2];  // m - P_BIAS, in powers of two
+    float l[2];
+    float rescale[2];  // what O in units of the m before the last must be multiplied with
+    int q_exponent[2];
+};
+
+// S := P = 2^(S - m), and m, l. Visible are the columns (keys) below `visible[r]`, counted from this thread's first one.
+__device__ __forceinline__ void softmax(float (&S)[S_REGISTERS], Rows &row, int k_exponent, bool masked,
+                                        const int (&visible)[2]) {
+    if (masked) {
+#pragma unroll
+        for (int j = 0; j < BC / 8; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                if (8 * j + e % 2 >= visible[e / 2]) S[4 * j + e] = NEG_INF;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float largest = S[2 * r];
+#pragma unroll
+        for (int j = 0; j < BC / 8; ++j) largest = fmaxf(largest, fmaxf(S[4 * j + 2 * r], S[4 * j + 2 * r + 1]));
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+
+        // The scale back to powers of two is itself one: exact, so the largest p is 2^P_BIAS even where scores are huge.
+        // Beyond the clamps all scores differ by nothing, or by far more than p can show.
+        const float factor = power_of_two(max(-126, min(row.q_exponent[r] - k_exponent, 89)));
+        const float shift = fmaxf(row.shift[r], fmaf(largest, factor, -P_BIAS));
+        row.rescale[r] = exp2_fast(row.shift[r] - shift);
+        row.shift[r] = shift;
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < BC / 8; ++j)
+#pragma unroll
+            for (int e = 2 * r; e < 2 * r + 2; ++e) {
+                S[4 * j + e] = exp2_fast(fmaf(S[4 * j + e], factor, -shift));
+                sum += S[4 * j + e];
+            }
+        row.l[r] = fmaf(row.l[r], row.rescale[r], sum);
+    }
+}
+
+// P as A operands: an accumulator's layout is that of A, so it never leaves the thread.
+__device__ __forceinline__ void split_P(const float (&S)[S_REGISTERS], uint32_t (&P_hi)[V_STEPS][4],
+                                        uint32_t (&P_lo)[V_STEPS][4]) {
+#pragma unroll
+    for (int k = 0; k < V_STEPS; ++k)
+#pragma unroll
+        for (int a = 0; a < 4; ++a) {
+            const float x = S[8 * k + 2 * a], y = S[8 * k + 2 * a + 1];
+            if (PRODUCTS == 3) split(x, y, P_hi[k][a], P_lo[k][a]);
+            else P_hi[k][a] = pack(x, y);
+        }
+}
+
+// The units of O: V is scaled by 2^s per tile, and O is kept in units of the present tile's 2^s, which makes
+// O = O * c + T one FFMA. Unless that would let O overflow: then O keeps to 2^64 times the unit of the largest tile seen.
+struct Unit {
+    int exponent = 0, smallest = 127;
+    // Moves to a tile of exponent s: *O_factor for O, returned: the factor for T, nearly always 1.
+    __device__ __forceinline__ float next(int s, float *O_factor) {
+        smallest = min(smallest, s);
+        const int moved = min(s, smallest + 64), change = moved - exponent;
+        exponent = moved;
+        *O_factor = change < -126 ? 0 : power_of_two(min(change, 127));
+        return moved == s ? 1 : moved - s < -126 ? 0 : power_of_two(moved - s);
+    }
+};
+
+// O = O * rescale + T
+__device__ __forceinline__ void add_T(float (&O)[T_REGISTERS], float (&T)[T_REGISTERS], const float (&rescale)[2],
+                                      float T_factor) {
+    if (T_factor != 1) {
+#pragma unroll
+        for (int x = 0; x < T_REGISTERS; ++x) T[x] *= T_factor;
+    }
+#pragma unroll
+    for (int x = 0; x < T_REGISTERS; ++x) O[x] = fmaf(O[x], rescale[x / 2 % 2], T[x]);
+}
+
+// Two neighbouring numbers of a row of O, those that are within it.
+__device__ __forceinline__ void store2(float *row, int column, float x, float y) {
+    if (ALIGNED) {
+        if (column < HEAD_DIM) *reinterpret_cast<float2 *>(row + column) = make_float2(x, y);
+        return;
+    }
+    if (column < HEAD_DIM) row[column] = x;
+    if (column + 1 < HEAD_DIM) row[column + 1] = y;
+}
+
+// The rings of tiles in shared memory: what tells that a tile is there, or free again, and the exponents of their scales.
+struct Rings {
+    uint64_t *K_full, *K_free, *V_full, *V_free;
+    const int *K_exponent, *V_exponent;
+};
+
+// A warpgroup that multiplies. Slots of K and V in shared memory are K_SLOT and V_SLOT bytes apart.
+template <int K_SLOT, int V_SLOT>
+struct Consumer {
+    const Rings rings;
+    const uint64_t K_desc, V_desc;
+    const int group, lane, row;  // `row` of the group's 64, and row + 8, are this thread's
+    Ring K_ring, V_ring;
+
+    __device__ __forceinline__ Consumer(const Rings &rings, const unsigned char *K_tiles, const unsigned char *V_tiles,
+                                        int group)
+        : rings(rings),
+          K_desc(descriptor(shared_address(K_tiles))),
+          V_desc(descriptor(shared_address(V_tiles))),
+          group(group),
+          lane(threadIdx.x % 32),
+          row(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) {}
+
+    // Turns at issuing products: named barriers 4 to 6, one a warpgroup.
+    static constexpr bool TURNS = PINGPONG && WARPGROUPS > 1;
+    __device__ __forceinline__ void await_turn() const {
+        if (TURNS) named_sync(4 + group, 256);
+    }
+    __device__ __forceinline__ void pass_turn() const {
+        if (TURNS) named_arrive(4 + (group + 1) % WARPGROUPS, 256);
+    }
+
+    // The slot is free again, as far as this warp is concerned.
+    __device__ __forceinline__ void release(uint64_t *free) const {
+        __syncwarp();
+        if (lane == 0) arrive(free);
+    }
+
+    // Attention of this group's rows of a piece of work. Q's split tile is at Q_desc, its rows' exponents are q_exponent;
+    // `factor_exponent` is that of scale * log2(e). Calls Q_done() once Q's tile is not needed any more.
+    template <class Function>
+    __device__ __forceinline__ void attend(const Attention &a, const Work &here, uint64_t Q_desc, int2 q_exponent,
+                                           int factor_exponent, Function Q_done) {
+        const int first = here.i0 + group * 64, i = first + row;
+        float S[S_REGISTERS], T[T_REGISTERS], acc[T_CHUNKS][T_REGISTERS] = {};
+        uint32_t P_hi[V_STEPS][4], P_lo[V_STEPS][4];
+        Rows rows = {{NEG_INF, NEG_INF}, {0, 0}, {0, 0}, {factor_exponent - q_exponent.x, factor_exponent - q_exponent.y}};
+        Unit unit;
+
+        // Keys below this are visible to row i, and to row i + 8.
+        const int end = keys_seen(a.q_start + i, a.N), end8 = keys_seen(a.q_start + i + 8, a.N);
+        const int all_see = keys_seen(a.q_start + first, a.N);  // keys below this, all rows of the warpgroup
+        const auto softmax_of_tile = [&](int j, int k_exponent) {
+            const int column = j * BC + lane % 4 * 2;
+            softmax(S, rows, k_exponent, (j + 1) * BC > all_see, {end - column, end8 - column});
+        };
+
+        // S of tile 0
+        wait(&rings.K_full[K_ring.stage], K_ring.parity);
+        int k_exponent = rings.K_exponent[K_ring.stage];
+        issue_S(S, Q_desc, K_desc + K_ring.stage * (K_SLOT / 16));
+        wgmma_wait<0>();
+        pin(S);
+        release(&rings.K_free[K_ring.stage]);
+        K_ring.next();
+        softmax_of_tile(0, k_exponent);
+        split_P(S, P_hi, P_lo);
+
+        // O += P V of the tile at V_ring, whose first columns are on their way
+        const auto finish_O = [&](const float (&rescale)[2]) {
+            float O_factor;
+            const float T_factor = unit.next(rings.V_exponent[V_ring.stage], &O_factor);
+            const float c[2] = {rescale[0] * O_factor, rescale[1] * O_factor};
+            wgmma_wait<0>();
+            pin(T);
+            add_T(acc[0], T, c, T_factor);
+#pragma unroll
+            for (int x = 1; x < T_CHUNKS; ++x) {
+                issue_T(T, P_hi, P_lo, V_desc + V_ring.stage * (V_SLOT / 16) + x * (T_COLUMNS * 128 / 16));
+                wgmma_wait<0>();
+                pin(T);
+                add_T(acc[x], T, c, T_factor);
+            }
+            release(&rings.V_free[V_ring.stage]);
+            V_ring.next();
+        };
+
+        for (int j = 1; j < here.tiles; ++j) {  // S of tile j, and O += P V of tile j - 1
+            const float rescale[2] = {rows.rescale[0], rows.rescale[1]};
+            wait(&rings.K_full[K_ring.stage], K_ring.parity);
+            k_exponent = rings.K_exponent[K_ring.stage];
+            wait(&rings.V_full[V_ring.stage], V_ring.parity);
+            await_turn();
+            issue_S(S, Q_desc, K_desc + K_ring.stage * (K_SLOT / 16));
+            issue_T(T, P_hi, P_lo, V_desc + V_ring.stage * (V_SLOT / 16));
+            pass_turn();
+            wgmma_wait<1>();  // S is there, T still runs
+            pin(S);
+            release(&rings.K_free[K_ring.stage]);
+            K_ring.next();
+            softmax_of_tile(j, k_exponent);
+            finish_O(rescale);
+            split_P(S, P_hi, P_lo);  // only now: until T was there, P was an operand
+        }
+        Q_done();
+        wait(&rings.V_full[V_ring.stage], V_ring.parity);
+        issue_T(T, P_hi, P_lo, V_desc + V_ring.stage * (V_SLOT / 16));
+        finish_O(rows.rescale);
+
+        // O / l
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float l = rows.l[r];
+            l += __shfl_xor_sync(~0u, l, 1);
+            l += __shfl_xor_sync(~0u, l, 2);
+            const float inverse = 1 / l, undo = power_of_two(-unit.exponent);
+            if (i + 8 * r >= a.M) continue;
+            float *const out = a.O + here.b * a.o.batch + here.h * a.o.head + (i + 8 * r) * a.o.row;
+#pragma unroll
+            for (int x = 0; x < T_CHUNKS; ++x)
+#pragma unroll
+                for (int j = 0; j < T_COLUMNS / 8; ++j) {
+                    const int column = x * T_COLUMNS + 8 * j + lane % 4 * 2;
+                    store2(out, column, acc[x][4 * j + 2 * r] * inverse * undo, acc[x][4 * j + 2 * r + 1] * inverse * undo);
+                }
+        }
+    }
+};

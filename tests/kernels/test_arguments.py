@@ -1,0 +1,48 @@
+"""What a kernel is told: Python packs it as the kernels read it."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+
+import pytest
+
+from flashcli.kernels.arguments import NOWHERE, Attention, Matrix, Strides, attention
+from flashcli.kernels.compiler import SOURCES, find_nvcc
+
+HEADER = SOURCES / "attention" / "arguments.h"
+
+
+def fields_in_the_header() -> list[str]:
+    """The names of all fields, in order: what stands before a comma or semicolon, but for the names of the structs."""
+    text = re.sub(r"//.*", "", HEADER.read_text())
+    return re.findall(r"(\w+)\s*[,;]", text.replace("} Strides;", "").replace("} Attention;", ""))
+
+
+def test_the_header_has_the_fields_that_python_has():
+    assert fields_in_the_header() == [name for struct in (Strides, Attention) for name, _ in struct._fields_]
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="there is no nvcc here")
+def test_every_field_is_where_python_puts_it(tmp_path):
+    claims = [f"sizeof(Attention) == {ctypes.sizeof(Attention)}", f"sizeof(Strides) == {ctypes.sizeof(Strides)}"]
+    for struct in (Strides, Attention):
+        for name, _ in struct._fields_:
+            field = getattr(struct, name)
+            claims.append(f"offsetof({struct.__name__}, {name}) == {field.offset}")
+            claims.append(f"sizeof({struct.__name__}::{name}) == {field.size}")
+    source = tmp_path / "agreement.cu"
+    lines = [f'#include "{HEADER}"', "#include <cstddef>", *(f"static_assert({claim});" for claim in claims)]
+    source.write_text("\n".join(lines))
+    done = subprocess.run([find_nvcc(), "-ptx", "-o", tmp_path / "x.ptx", source], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_arguments_are_where_their_names_say():
+    q = Matrix(address=4096, batch=600, head=20, row=10)
+    given = attention(q, NOWHERE, NOWHERE, Matrix.of_batches(8192, 70, 10), B=3, M=5, N=7, scale=0.5, H=4, Hkv=2)
+    assert (given.Q, given.K, given.O) == (4096, None, 8192)
+    assert [getattr(given.q, name) for name in ("batch", "head", "row")] == [600, 20, 10]
+    assert [getattr(given.o, name) for name in ("batch", "head", "row")] == [70, 0, 10]
+    assert [getattr(given, name) for name in ("B", "H", "Hkv", "M", "N", "q_start", "scale")] == [3, 4, 2, 5, 7, 0, 0.5]
