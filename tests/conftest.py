@@ -22,7 +22,11 @@ hypothesis.settings.register_profile(
     "flashcli",
     deadline=None,
     max_examples=40,
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture, hypothesis.HealthCheck.too_slow],
+    suppress_health_check=[
+        hypothesis.HealthCheck.function_scoped_fixture,
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.filter_too_much,  # by kernels that do not take every d
+    ],
 )
 hypothesis.settings.load_profile("flashcli")
 

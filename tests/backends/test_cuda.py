@@ -12,7 +12,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from support import GPU_KERNELS, flashcli, forward, leftovers, random_qkv, read_floats, sparse_input
+from support import (
+    GPU_KERNELS,
+    flashcli,
+    forward,
+    leftovers,
+    pass_over_if_refused,
+    random_qkv,
+    read_floats,
+    sparse_input,
+)
 from tolerances import assert_accurate
 
 from flashcli.backends.base import ignore
@@ -483,6 +492,7 @@ def test_the_kernel_chosen_by_default_is_right(gpu, given, out):
 def test_ranges_of_rows_on_the_real_gpu(gpu, name, d, causal):
     if not KERNELS[name].runs_on(gpu):
         pytest.skip(f"{name} does not run on compute capability {gpu}")
+    pass_over_if_refused(name, d)
     qkv = random_qkv(3, 333, d)
     for N in (2048, 128):  # tiles for long and for short sequences
         with CudaBackend(d, causal, kernel=name, sizes=(3, N, N)) as backend:
