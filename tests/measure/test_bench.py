@@ -52,11 +52,10 @@ def test_a_shape_needs_no_testcases(tmp_path):
     assert "flashcli cpu" in done.out
 
 
-@pytest.mark.parametrize("arguments", [["bench"], ["bench", "--ladder"], ["profile"], [*TINY, "--case", "t01"]])
-def test_a_case_needs_testcases(tmp_path, arguments):
-    done = flashcli(*arguments, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
-    done.assert_error(65, "testcases")
-    assert "Hint: go to the repository, or name shapes by --shape.\n" in done.err
+def test_the_thirty_cases_are_there_wherever_one_is(tmp_path):
+    done = flashcli(*TINY, "--case", "t01", cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    assert done.code == 0, done.err
+    assert "t01" in done.out
 
 
 @pytest.mark.parametrize("against", [[], ["--against", "torch"]], ids=["cpu", "torch"])
