@@ -18,11 +18,12 @@ from typing import NamedTuple
 from flashcli import signals
 from flashcli.backends.base import ignore
 from flashcli.backends.request import Request, open_backend
-from flashcli.errors import BackendUnavailable, UsageError
+from flashcli.errors import UsageError
 from flashcli.files.cut import Cut, batches, cut
 from flashcli.files.fileformat import ChunkWriter, InputFile, create_output
 from flashcli.files.outputs import check_creatable, check_distinct
 from flashcli.gpu import warm_up
+from flashcli.run.agreement import agree_on_backend, agree_on_order
 from flashcli.run.ranks import ALONE, Alone
 from flashcli.run.report import Part, phase_seconds, run_record, seconds_since_process_start, sharing, write_trace
 from flashcli.run.shards import input_rows, shards
@@ -112,6 +113,7 @@ def run(order: Order, audience: Audience = NOBODY, ranks: Alone = ALONE) -> dict
     if order.trace is not None and ranks.rank == 0:
         check_creatable(order.trace)
     with InputFile(order.input_path) as source:
+        agree_on_order(ranks, order, source)
         plan = make_plan(order, source.shape, ranks)
         source.will_read(plan.batches)
         with _output(order.output_path, plan, ranks) as sink:
@@ -224,7 +226,7 @@ class Execution:
             notice = self._audience.notice
             opened = open_backend(share.request, replace(shape, B=sizes.batches), sizes.rows, notice)
         with opened as backend:
-            _agree(self._ranks, backend.details()["backend"])
+            agree_on_backend(self._ranks, backend.details())
             at_once = self.warn_of, self.warn_of_lost  # else when all parts are there: of the first place
             warn = at_once if self._plan.count == 1 else (places.append, lost.append)
             watch = Watch(timeline, self._progress, *warn, check)
@@ -237,12 +239,3 @@ class Execution:
     def _progress(self, count: int) -> None:
         with self._lock:
             self._audience.progress(count)
-
-
-def _agree(ranks: Alone, backend: str) -> None:
-    """No rank falls back to the CPU where others do not: that would be slow, and other bits."""
-    if (first := ranks.share(backend)) != backend:
-        raise BackendUnavailable(
-            f"rank 0 computes with backend {first}, rank {ranks.rank} could only with {backend}.",
-            "have a GPU for every process, or --backend cpu.",
-        )

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from flashcli import signals
 from flashcli.backends.cores import usable_cores
 from flashcli.errors import AlreadyTold, BackendUnavailable, FlashError, Stopped
-from flashcli.run.launchers import tasks
+from flashcli.run import launchers
 
 SHARE, OUTCOME, VERDICT = 1, 2, 3  # kinds of messages
 PAUSE = 0.002  # seconds between two looks for a message
@@ -60,9 +60,14 @@ def joined(trace: Callable[[BaseException], None], tell: Callable[[BaseException
     ``trace`` is called with an error where it happened, ``tell`` at rank 0, and both at once: when the first process
     has ended, a launcher may hear no other.
     """
-    if (count := tasks(os.environ)) == 1:
+    if (count := launchers.tasks(os.environ)) == 1:
         yield ALONE
         return
+    if launchers.unconnected(os.environ):  # before MPI starts: it would end this process, or take it for the only one
+        raise _refusal(
+            f"srun started {count} tasks, and no --mpi by which they could find each other.",
+            "srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH; srun --mpi=list shows what there is.",
+        )
     ranks = Ranks(count)
     try:
         yield ranks
@@ -88,10 +93,11 @@ class Ranks(Alone):
         self._world = self._mpi.COMM_WORLD
         self.rank, self.size = self._world.rank, self._world.size
         if count not in (0, self.size):
+            plugin = "pmi2" if "MPICH" in self._mpi.Get_library_version() else "pmix"
             self._mpi.Finalize()
-            raise BackendUnavailable(
+            raise _refusal(
                 f"the launcher started {count} tasks, but MPI sees {self.size}: each would do all of the work.",
-                "try srun --mpi=pmix (srun --mpi=list shows what there is), or the mpirun of mpi4py's MPI library.",
+                f"try srun --mpi={plugin} (srun --mpi=list shows what there is), or the mpirun of mpi4py's MPI.",
             )
         host = self._world.Split_type(self._mpi.COMM_TYPE_SHARED)
         usable = usable_cores()
@@ -189,6 +195,16 @@ class Ranks(Alone):
         for outcome in self._outcomes.values():
             if outcome.error is not None and not isinstance(outcome.error, Stopped):
                 raise outcome.error
+
+
+def _refusal(message: str, hint: str) -> Exception:
+    """What each task is to raise where all refuse alike, but cannot speak to each other: the first one tells it."""
+    error = BackendUnavailable(message, hint)
+    if not launchers.rank(os.environ):
+        return error
+    signals.ignore_from_now_on()
+    time.sleep(PATIENCE)  # for the first: a launcher may end all as soon as one has ended
+    return AlreadyTold(error)
 
 
 def load_mpi():

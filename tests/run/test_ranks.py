@@ -31,7 +31,7 @@ from support import (
 
 from flashcli.backends.cores import usable_cores
 from flashcli.files.cut import TILE
-from flashcli.run.launchers import local_rank, tasks
+from flashcli.run import launchers
 from flashcli.run.ranks import _share_of
 
 MPIRUN = next(
@@ -227,6 +227,59 @@ def test_what_several_processes_cannot_do(given, out, what):
         assert_untouched(out)
 
 
+# What all must have been given alike
+
+
+@mpi
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--causal"], "rank 0 was given no --causal, rank 1 --causal."),
+        (["--kernel", "sequential", "--backend", "auto"], "rank 0 was given no --kernel, rank 1 --kernel sequential."),
+    ],
+)
+def test_other_options_on_one_rank(given, out, options, complaint):
+    run_with(f"if rank == 1: sys.argv += {options}", 2, given, out).assert_error(2, complaint)
+    assert_untouched(out)
+
+
+@mpi
+def test_another_output_on_one_rank(given, out):
+    fault = "if rank == 2: sys.argv[3] += '2'"
+    run_with(fault, 3, given, out).assert_error(2, f"rank 0 was given OUT {out}, rank 2 OUT {out}2.")
+    assert_untouched(out)
+
+
+@mpi
+@pytest.mark.parametrize(
+    ("other", "complaint"),
+    [
+        (random_qkv(24, 60, 33), "has (B, N, d) = (24, 60, 33) on rank 1, and (24, 60, 32) on rank 0."),
+        (random_qkv(24, 60, 32, seed=1), "holds other values on rank 1 than on rank 0."),
+    ],
+    ids=["shape", "values"],
+)
+def test_another_input_on_one_rank(tmp_path, given, out, other, complaint):
+    path = write_input(tmp_path / "other.in", other)
+    run_with(f"if rank == 1: sys.argv[2] = {str(path)!r}", 2, given, out).assert_error(65, complaint)
+    assert_untouched(out)
+
+
+@mpi
+def test_copies_of_the_input_are_the_same_input(tmp_path, given, out):
+    """On each node's own disk, say."""
+    copy = shutil.copy(given, tmp_path / "copy.in")
+    assert run_with(f"if rank == 1: sys.argv[2] = {str(copy)!r}", 2, given, out).code == 0
+
+
+@mpi
+def test_no_rank_computes_with_another_kernel(fake_gpu, given, out):
+    fault = "if rank == 1: os.environ['FAKE_GPU_CAPABILITY'] = '7.0'"
+    done = run_with(fault, 2, given, out, "--backend", "cuda")
+    done.assert_error(69, "rank 0 computes with kernel mma, rank 1 could only with register_tiled.")
+    assert_untouched(out)
+
+
 # Ends of processes
 
 
@@ -317,7 +370,7 @@ def test_ranks_that_share_a_real_gpu(gpu, tmp_path, out, shape, causal):
     ],
 )
 def test_what_launchers_say(variables, count, turn):
-    assert (tasks(variables), local_rank(variables)) == (count, turn)
+    assert (launchers.tasks(variables), launchers.local_rank(variables)) == (count, turn)
 
 
 def mpi4py_that(tmp_path: Path, statement: str) -> dict[str, str]:
@@ -328,7 +381,38 @@ def mpi4py_that(tmp_path: Path, statement: str) -> dict[str, str]:
     return {"PYTHONPATH": python_path(tmp_path / "stub")}
 
 
-STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "1"}
+@pytest.mark.parametrize(
+    ("variables", "alone"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "1"}, True),
+        ({"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, False),
+        ({"SLURM_STEP_NUM_TASKS": "3", "PMIX_RANK": "1"}, False),
+        ({"SLURM_STEP_NUM_TASKS": "3", "PMI_FD": "8"}, False),
+        ({"SLURM_STEP_NUM_TASKS": "3", "PMI2_RANK": "0"}, False),
+        ({"SLURM_STEP_NUM_TASKS": "3", "OMPI_COMM_WORLD_SIZE": "2"}, False),
+        ({"SLURM_NTASKS": "3"}, False),
+    ],
+)
+def test_whom_slurm_leaves_without_a_way_to_the_others(variables, alone):
+    assert launchers.unconnected(variables) is alone
+
+
+def test_the_number_among_all_tasks():
+    assert launchers.rank({"PMIX_RANK": "3", "SLURM_PROCID": "3"}) == 3
+    assert launchers.rank({"SLURM_PROCID": "0"}) == 0
+    assert launchers.rank({}) is None
+
+
+STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "0", "PMIX_RANK": "0"}
+
+
+# A library that does not see the others.
+SINGLETON = """
+Init_thread = Finalize = lambda *args: None
+THREAD_FUNNELED = 1
+class COMM_WORLD: rank, size = 0, 1
+def Get_library_version(): return {!r}
+"""
 
 
 @pytest.mark.parametrize(
@@ -343,7 +427,7 @@ STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "1"}
             "MPI library: cannot load MPI library libmpi.so.",
         ),
         (
-            "Init_thread = Finalize = lambda *args: None; THREAD_FUNNELED = 1\nclass COMM_WORLD: rank, size = 0, 1",
+            SINGLETON.format("Open MPI v5.0.11"),
             "the launcher started 3 tasks, but MPI sees 1",
         ),
     ],
@@ -351,6 +435,25 @@ STEP = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "1"}
 def test_a_launcher_without_its_mpi_is_refused(tmp_path, given, out, statement, message):
     done = flashcli("run", given, out, *CPU, env={**STEP, **mpi4py_that(tmp_path, statement)})
     done.assert_error(69, message)
+    assert_untouched(out)
+
+
+@pytest.mark.parametrize(("library", "plugin"), [("Open MPI v4.1.4", "pmix"), ("MPICH Version: 4.0.2", "pmi2")])
+def test_the_hint_names_the_plugin_of_the_library(tmp_path, given, out, library, plugin):
+    done = flashcli("run", given, out, *CPU, env={**STEP, **mpi4py_that(tmp_path, SINGLETON.format(library))})
+    assert f"Hint: try srun --mpi={plugin} " in done.err
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_without_a_way_to_the_others_the_first_task_refuses_before_mpi_starts(tmp_path, given, out, number):
+    step = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": str(number)}
+    mpi = mpi4py_that(tmp_path, "raise AssertionError('imported')")
+    done = flashcli("run", given, out, *CPU, env={**step, **mpi})
+    if number == 0:
+        done.assert_error(69, "srun started 3 tasks, and no --mpi by which they could find each other.")
+        assert "--mpi=pmix for Open MPI, --mpi=pmi2 for MPICH" in done.err
+    else:
+        assert (done.code, done.out, done.err) == (69, "", "")
     assert_untouched(out)
 
 
