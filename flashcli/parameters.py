@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import click
 
@@ -31,9 +32,11 @@ class DevicesType(click.ParamType):
 
     name = "all|N,N,.."
 
-    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None):
+    def convert(
+        self, value: object, param: click.Parameter | None, context: click.Context | None
+    ) -> tuple[int, ...] | str:
         if value == ALL:
-            return value
+            return ALL
         parts = str(value).split(",")
         if not all(part.isdecimal() for part in parts) or len({*map(int, parts)}) < len(parts):
             self.fail(f"{value!r} is neither 'all' nor different numbers of GPUs, such as 0,1.", param, context)
@@ -48,7 +51,7 @@ class ShapeType(click.ParamType):
 
     name = "B,N,d"
 
-    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None):
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> Shape:
         if isinstance(value, Shape):
             return value
         try:
@@ -66,7 +69,7 @@ SHAPE = ShapeType()
 class FiniteRange(click.FloatRange):
     """Numbers from a range, but neither NaN, which no comparison finds outside of it, nor infinity."""
 
-    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> float:
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
         number = super().convert(value, param, context)
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, context)

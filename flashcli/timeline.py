@@ -11,8 +11,8 @@ import heapq
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 WAITING = 1024  # spans of a phase that are held back: one may end that much later than others that began after it
 
@@ -113,7 +113,7 @@ class Timeline:
             yield span, track
 
 
-def wall_seconds(work: Callable[[object], None], inputs: list, runs: int) -> list[float]:
+def wall_seconds(work: Callable[[Any], object], inputs: Sequence[Any], runs: int) -> list[float]:
     """Seconds of each of ``runs`` calls of ``work`` with inputs in turn; the last call has the first input."""
     seconds = []
     for index in range(runs, -1, -1):  # the first is a warm-up

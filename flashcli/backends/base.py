@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -67,6 +67,13 @@ class Backend(abc.ABC):
     """A backend is opened by making it and closed by leaving its ``with`` block."""
 
     overlap: Overlap
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abc.abstractmethod
+    def __exit__(self, *exc: object) -> None:
+        """Give back all that was taken."""
 
     @abc.abstractmethod
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[Slot]]:

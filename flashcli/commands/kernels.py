@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -45,7 +46,7 @@ def command(name: str | None, d: int, arch: str | None, json_path: str | None) -
     as_json.present(rows, "\n".join(told.format(tiles=_tiles(row), **row) for row in rows), json_path)
 
 
-def _row(kernel, d: int) -> dict[str, object]:
+def _row(kernel: Kernel, d: int) -> dict[str, Any]:
     from flashcli.kernels import compiler
 
     tiling, source = kernel.tiling(Problem(1, 2048, 2048, d)), compiler.SOURCES / kernel.file
@@ -63,11 +64,11 @@ def _needs(kernel: Kernel) -> str:
     return "sm_{}{}".format(*kernel.needs) + ("a" if kernel.arch_only else "")
 
 
-def _tiles(row: dict[str, object]) -> str:
+def _tiles(row: dict[str, Any]) -> str:
     return "Br={Br}, Bc={Bc}, {threads} thread{s}".format(s="s" if row["threads"] > 1 else "", **row)
 
 
-def _one(name: str, d: int, arch: str | None) -> dict[str, object]:
+def _one(name: str, d: int, arch: str | None) -> dict[str, Any]:
     """What `_row` says of a kernel, and what each of its functions takes."""
     from flashcli.errors import UsageError
 
@@ -80,7 +81,7 @@ def _one(name: str, d: int, arch: str | None) -> dict[str, object]:
     return record
 
 
-def _lines(record: dict[str, object]) -> Iterator[str]:
+def _lines(record: dict[str, Any]) -> Iterator[str]:
     """The comment that begins the source, then what the kernel takes."""
     source = Path(record["source"]).read_text().splitlines()
     for line in itertools.takewhile(lambda line: line.startswith("//"), source):
@@ -97,7 +98,7 @@ def _lines(record: dict[str, object]) -> Iterator[str]:
         yield "registers: unknown without nvcc"
 
 
-def _compiled(build: Build, arch: str | None) -> dict[str, object]:
+def _compiled(build: Build, arch: str | None) -> dict[str, Any]:
     """The architecture, and what each function takes there, where there is an nvcc to tell."""
     from flashcli.kernels import compiler
 

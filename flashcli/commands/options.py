@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +15,9 @@ from flashcli.files.tolerance import TOLERANCE
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import PRECISIONS
 from flashcli.messages import say
+
+if TYPE_CHECKING:
+    from click._termui_impl import ProgressBar
 
 
 def notice(text: str) -> None:
@@ -33,7 +37,7 @@ def _on_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()  # None: closed from the start
 
 
-def progress(length: int, label: str, about: Callable[[object], str | None] | None = None):
+def progress(length: int, label: str, about: Callable[[int | None], str | None] | None = None) -> ProgressBar[int]:
     """A progress bar on stderr, shown on a terminal only, with a text ``about`` what was last told to it."""
     return click.progressbar(
         length=length, label=label, item_show_func=about, file=sys.stderr, hidden=not _on_terminal()
@@ -44,12 +48,13 @@ BAR_AFTER = 1.0  # seconds that a run takes before it has a progress bar
 
 
 @contextlib.contextmanager
-def late_progress(length: int):
+def late_progress(length: int) -> Iterator[Callable[[int], None]]:
     """A progress bar over bytes, with rate and time left, that appears on a terminal once the work takes a while."""
-    start, bar, done = time.time(), None, 0
+    start, done = time.time(), 0
+    bar: ProgressBar[int] | None = None
 
     def rate(done: int | None) -> str | None:
-        return done and f"{done / (time.time() - start) / 1e6:.0f} MB/s"
+        return f"{done / (time.time() - start) / 1e6:.0f} MB/s" if done else None
 
     def tell(count: int) -> None:
         nonlocal done

@@ -9,6 +9,7 @@ import itertools
 import os
 import re
 import stat
+from typing import Self
 
 from flashcli import signals
 from flashcli.errors import CannotCreate, UsageError, explained
@@ -127,7 +128,7 @@ class AtomicFile:
         signals.half_written.discard(self._temporary)
         self._temporary = None
 
-    def __enter__(self) -> AtomicFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -155,7 +155,7 @@ def _torch_cpu_measure(peer: peers.Peer) -> Measure:
     import torch
 
     def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-        tensors = [[torch.from_numpy(x[:, i, None]).contiguous() for i in range(3)] for x in inputs]
+        tensors: list[Any] = [[torch.from_numpy(x[:, i, None]).contiguous() for i in range(3)] for x in inputs]
         seconds = wall_seconds(lambda qkv: peer.attend(*qkv), tensors, runs)
         out[...] = peer.attend(*tensors[0])[:, 0].numpy()
         return seconds

@@ -14,7 +14,7 @@ TILINGS = [(64, 32, 4), (64, 64, 4), (128, 32, 4), (128, 64, 4), (128, 64, 8), (
 
 @triton.autotune([triton.Config({"BR": r, "BC": c}, num_warps=w) for r, c, w in TILINGS], key=["N", "D"])
 @triton.jit
-def _kernel(Q, K, V, O, N, scale, D: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):
+def _kernel(Q, K, V, O, N, scale, D: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
     base = tl.program_id(1).to(tl.int64) * N * D
     rows = tl.program_id(0) * BR + tl.arange(0, BR)
     columns = tl.arange(0, D)

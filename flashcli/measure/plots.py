@@ -13,7 +13,7 @@ import math
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -85,7 +85,7 @@ def save_picture(figure: Figure, path: str, dpi: int = 110) -> None:
     import matplotlib
 
     buffer, undated = io.BytesIO(), {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(Path(path).suffix)
-    as_text = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans", "sans-serif"]}
+    as_text: Any = {"svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans", "sans-serif"]}
     with matplotlib.rc_context({"svg.hashsalt": "flashcli", **as_text}):
         figure.savefig(buffer, format=Path(path).suffix[1:], dpi=dpi, metadata=undated)
     write_whole(path, buffer.getvalue())
