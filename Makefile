@@ -37,8 +37,15 @@ testcases: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses=auto --quiet
 
+# Where PyTorch's builds for the CPU are; on Linux the package index has those with CUDA, which are gigabytes.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
 bench-cpu: $(READY)
-	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install --quiet torch
+	@$(BIN)/python -c "import torch" 2>/dev/null \
+		|| $(BIN)/python -m pip install --quiet --retries 1 --timeout 15 --index-url $(TORCH_INDEX) torch \
+		|| { echo "PyTorch's build for the CPU is not to be had from $(TORCH_INDEX)."; \
+			echo "Name another index (make bench-cpu TORCH_INDEX=URL), or take the build with CUDA: $(BIN)/python -m pip install torch"; \
+			exit 69; } >&2
 	$(BIN)/flashcli bench --backend cpu --threads 2 --against torch --shape 10,2048,64 --shape 1360,128,32 --shape 1,8192,32
 
 bench-e2e: $(READY)
@@ -61,5 +68,5 @@ lint: $(READY)
 
 clean:
 	rm -f testcases/hw4/hw4
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis testcases/large
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis testcases/large
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,55 @@
+"""What `make` says and does where something is missing, in a virtual environment that only pretends to be one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from support import ROOT, script
+
+pytestmark = pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
+PYTHON = """#!/bin/sh
+echo "$@" >> {log}
+case "$1 $2" in "-c import torch") exit {has_torch};; "-m pip") exit {pip};; esac
+"""
+
+
+def make(folder, *arguments: str, has_torch: bool = True, pip_works: bool = True):
+    """``make ARGUMENTS``; gives what it did, and how the pretended Python and flashcli were called."""
+    log, bin = folder / "log", folder / "bin"
+    bin.mkdir()
+    script(bin / "python", PYTHON.format(log=log, has_torch=int(not has_torch), pip=int(not pip_works)))
+    script(bin / "flashcli", f'#!/bin/sh\necho flashcli "$@" >> {log}\n')
+    (folder / ".ready").touch()
+    os.utime(folder / ".ready", (2**32, 2**32))  # newer than pyproject.toml
+    done = subprocess.run(["make", f"VENV={folder}", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return done, log.read_text().splitlines()
+
+
+def test_pytorch_for_the_cpu_is_installed_where_there_is_none(tmp_path):
+    done, called = make(tmp_path, "bench-cpu", has_torch=False)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in called if "--index-url https://download.pytorch.org/whl/cpu torch" in line]
+    assert called[-1].startswith("flashcli bench --backend cpu")
+
+
+def test_a_pytorch_that_is_there_is_taken(tmp_path):
+    done, called = make(tmp_path, "bench-cpu")
+    assert done.returncode == 0 and not [line for line in called if "pip" in line]
+
+
+def test_an_index_that_cannot_be_reached_is_told_with_what_to_do(tmp_path):
+    done, called = make(tmp_path, "bench-cpu", "TORCH_INDEX=https://index.example", has_torch=False, pip_works=False)
+    assert done.returncode == 2 and not [line for line in called if line.startswith("flashcli")]
+    assert "is not to be had from https://index.example." in done.stderr and "TORCH_INDEX=URL" in done.stderr
+
+
+def test_make_alone_names_every_target(tmp_path):
+    (tmp_path / "log").touch()
+    done, _ = make(tmp_path)
+    [phony] = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith(".PHONY:")]
+    assert {f"make {name} " for name in phony.split()[1:] if name != "help"} <= {
+        f"{line.partition('  ')[0]} " for line in done.stdout.splitlines()
+    }
