@@ -1,7 +1,7 @@
 """flashcli: fp32-accurate attention from file to file, on a GPU or without one."""
 
 __version__ = "0.1.0"
-__all__ = ["FlashError", "attention"]
+__all__ = ["FlashError", "attention", "decode"]
 
 
 def __getattr__(name: str):
@@ -14,4 +14,8 @@ def __getattr__(name: str):
         from flashcli.errors import FlashError
 
         return FlashError
+    if name == "decode":
+        from flashcli.run.decode import decode
+
+        return decode
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

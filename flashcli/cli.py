@@ -15,6 +15,7 @@ from flashcli.messages import explain, trace
 
 COMMANDS = {
     "run": "Compute attention from an input file to an output file.",
+    "decode": "Compute attention against a cache in pages, as language models do token by token.",
     "compare": "Compare two output files element by element.",
     "generate": "Make a seeded input file.",
     "inspect": "Show what an input file holds.",

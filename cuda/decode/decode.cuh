@@ -1,0 +1,209 @@
+// What every kernel of paged decode shares: its argument, the macros it is built with, and where numbers are and how they
+// are stored.
+//
+// Macros, set by flashcli/kernels/decode.py so that launch and kernel cannot disagree:
+//   HEAD_DIM    D, a multiple of 8 up to 256            PAGE        tokens a page has room for, a power of two
+//   QUERY_TYPE  of queries and answers: FP32, FP16, BF16  CACHE_TYPE  of keys and values: the query's, or E4M3, E5M2
+//   TRANSPOSED  1: vLLM's layout, where a page of values is [D][PAGE]; 0: a token's D numbers stand together
+//   THREADS     threads in a block                       ROWS        query rows that a block takes together
+#pragma once
+
+#ifndef HEAD_DIM
+#error "HEAD_DIM, PAGE, QUERY_TYPE, CACHE_TYPE, TRANSPOSED, THREADS and ROWS are macros: see flashcli/kernels/decode.py"
+#endif
+
+// The one argument of every __global__ function, by value. Strides are in numbers, not bytes; null pointers stand for what
+// was not given. A row is a query token t and a head: the rows of a head of the cache are t * group + head % group.
+struct Decode {
+    const void *query;         // [S, T, H, D]; heads follow each other, sequences and tokens are strides apart
+    const void *key_cache;     // a page, a head and a slot are strides apart, and within a slot the chunks of 16 bytes
+    const void *value_cache;   // the same; but with TRANSPOSED one number of a slot is PAGE numbers after the one before
+    const int *block_tables;   // [S, table_width]
+    const int *seq_lens;       // [S]
+    const float *alibi_slopes; // [H], or null
+    const float *k_scale;      // one number, or null for 1
+    const float *v_scale;      // the same
+    void *out;                 // [S, T, H, D]
+    float *lse;                // [S, T, H]
+    void *workspace;           // scratch of the size that the registry asks for, zeroed once
+    long long query_sequence, query_token;
+    long long key_page, key_head, key_slot, key_chunk;
+    long long value_page, value_head, value_slot;
+    int sequences, tokens, heads, kv_heads, pages, table_width;
+    int window;                                                            // tokens that a query token sees; 0: all
+    int sparse_stride, sparse_block, sparse_local, sparse_slide, tp_rank;  // block-sparse if sparse_stride > 1
+    float scale;
+};
+
+// ---- types
+
+#define FP32 0  // macros, since #if knows no enumerators
+#define FP16 1
+#define BF16 2
+#define E4M3 3
+#define E5M2 4
+
+__host__ __device__ constexpr int bytes_of(int type) { return type == FP32 ? 4 : type <= BF16 ? 2 : 1; }
+__host__ __device__ constexpr int ceil_div(int a, int b) { return a / b + (a % b != 0); }
+__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+
+constexpr int CACHE_BYTES = bytes_of(CACHE_TYPE);
+constexpr int VECTOR_BYTES = HEAD_DIM * CACHE_BYTES % 16 == 0 ? 16 : 8;  // loaded at a time: as much as rows are aligned to
+constexpr int X = VECTOR_BYTES / CACHE_BYTES;                            // numbers in it
+constexpr int CHUNKS = HEAD_DIM / X;                                     // such vectors in a row
+
+static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are read 8 or 16 bytes at a time");
+static_assert((PAGE & (PAGE - 1)) == 0, "a power of two");
+static_assert(!TRANSPOSED || VECTOR_BYTES == 16, "vLLM's chunks of keys have 16 bytes");
+static_assert(CACHE_TYPE == QUERY_TYPE || CACHE_TYPE >= E4M3, "the cache has the query's type, or fp8");
+
+constexpr float LOG2E = 1.44269504088896340736f;
+constexpr float LN2 = 0.69314718055994530942f;
+#define NEG_INF __int_as_float(0xff800000)
+
+// 2^x with one instruction: relative error below 2^-22; 2^-inf = 0, 2^NaN = NaN.
+__device__ __forceinline__ float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// What to subtract from scores whose maximum is m: -inf - -inf would be NaN where exp(-inf) = 0 is meant.
+__device__ __forceinline__ float finite_or_zero(float m) { return m == NEG_INF ? 0.0f : m; }
+
+__device__ __forceinline__ float from_half(unsigned bits) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)bits));
+    return y;
+}
+
+// Two fp8 numbers as two halves, the first in the low bits. Every fp8 number is a half too: nothing is rounded.
+__device__ __forceinline__ unsigned halves_of_fp8(unsigned bits) {
+    unsigned y = 0;
+#if CACHE_TYPE == E4M3
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"((unsigned short)bits));
+#elif CACHE_TYPE == E5M2
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(y) : "h"((unsigned short)bits));
+#endif
+    return y;
+}
+
+// N numbers of the cache in their words, as floats.
+template <int N> __device__ __forceinline__ void unpack(const unsigned *words, float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        if (CACHE_TYPE == FP32) x[i] = __uint_as_float(words[i]);
+        else if (CACHE_TYPE == FP16) x[i] = from_half(words[i / 2] >> i % 2 * 16);
+        else if (CACHE_TYPE == BF16) x[i] = __uint_as_float(i % 2 ? words[i / 2] & 0xffff0000 : words[i / 2] << 16);
+        else x[i] = from_half(halves_of_fp8(words[i / 4] >> i % 4 / 2 * 16) >> i % 2 * 16);
+    }
+}
+
+// BYTES from global memory into words: 1, 2, 4, 8 or 16.
+template <int BYTES> struct Words { unsigned word[BYTES < 4 ? 1 : BYTES / 4]; };
+template <int BYTES> __device__ __forceinline__ Words<BYTES> load(const unsigned char *from) {
+    Words<BYTES> to;
+    if constexpr (BYTES == 16) {
+        const uint4 x = __ldg(reinterpret_cast<const uint4 *>(from));
+        to.word[0] = x.x, to.word[1] = x.y, to.word[2] = x.z, to.word[3] = x.w;
+    } else if constexpr (BYTES == 8) {
+        const uint2 x = __ldg(reinterpret_cast<const uint2 *>(from));
+        to.word[0] = x.x, to.word[1] = x.y;
+    } else if constexpr (BYTES == 4) to.word[0] = __ldg(reinterpret_cast<const unsigned *>(from));
+    else if constexpr (BYTES == 2) to.word[0] = __ldg(reinterpret_cast<const unsigned short *>(from));
+    else to.word[0] = __ldg(from);
+    return to;
+}
+
+__device__ __forceinline__ float query_number(const Decode &a, long long at) {
+    if (QUERY_TYPE == FP32) return static_cast<const float *>(a.query)[at];
+    const unsigned bits = static_cast<const unsigned short *>(a.query)[at];
+    return QUERY_TYPE == FP16 ? from_half(bits) : __uint_as_float(bits << 16);
+}
+
+__device__ __forceinline__ void store_answer(const Decode &a, long long at, float x) {
+    unsigned short bits;
+    if (QUERY_TYPE == FP32) {
+        static_cast<float *>(a.out)[at] = x;
+        return;
+    }
+    if (QUERY_TYPE == FP16) asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    else {  // rounded to even by hand, which any GPU can; NaN stays NaN
+        const unsigned wide = __float_as_uint(x);
+        bits = x != x ? 0x7fff : (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
+    }
+    static_cast<unsigned short *>(a.out)[at] = bits;
+}
+
+// ---- where things are
+
+// A sequence as a block sees it, with one head of the cache and the rows from row0 on. A length that its row of the table
+// has no room for is cut to it: memory that is not the table's is never read.
+struct Sequence {
+    int s, kv_head, row0, length;
+    const int *table;
+};
+
+__device__ __forceinline__ int group_of(const Decode &a) { return a.heads / a.kv_heads; }
+__device__ __forceinline__ int rows_of(const Decode &a) { return a.tokens * group_of(a); }
+
+__device__ __forceinline__ int length_of(const Decode &a, int s) {
+    const long long room = (long long)a.table_width * PAGE;
+    const int length = max(a.seq_lens[s], 0);
+    return length < room ? length : (int)room;
+}
+
+__device__ __forceinline__ Sequence sequence_of(const Decode &a, int s, int kv_head, int row0) {
+    return {s, kv_head, row0, length_of(a, s), a.block_tables + (long long)s * a.table_width};
+}
+
+// The page of a token. Products of it need 64 bits: a cache may have more than 2^31 numbers. A page that the cache has not
+// is replaced by one that it has.
+__device__ __forceinline__ long long page_of(const Decode &a, const Sequence &of, int token) {
+    const int page = __ldg(of.table + token / PAGE);
+    return (unsigned)page < (unsigned)a.pages ? page : 0;
+}
+
+__device__ __forceinline__ const unsigned char *key_of(const Decode &a, const Sequence &of, int token) {
+    const long long at = page_of(a, of, token) * a.key_page + of.kv_head * a.key_head + token % PAGE * a.key_slot;
+    return static_cast<const unsigned char *>(a.key_cache) + at * CACHE_BYTES;
+}
+
+__device__ __forceinline__ const unsigned char *value_of(const Decode &a, const Sequence &of, int token) {
+    const long long at = page_of(a, of, token) * a.value_page + of.kv_head * a.value_head + token % PAGE * a.value_slot;
+    return static_cast<const unsigned char *>(a.value_cache) + at * CACHE_BYTES;
+}
+
+// ---- who sees what
+
+__device__ __forceinline__ int token_of_row(const Decode &a, int row) { return row / group_of(a); }
+__device__ __forceinline__ int head_of_row(const Decode &a, int kv_head, int row) {
+    return kv_head * group_of(a) + row % group_of(a);
+}
+
+// The place of a row's query token in its sequence: the query tokens are the last ones.
+__device__ __forceinline__ int position_of_row(const Decode &a, const Sequence &of, int row) {
+    return of.length - a.tokens + token_of_row(a, row);
+}
+
+// The first token that any query token of the sequence sees.
+__device__ __forceinline__ int first_used(const Decode &a, int length) {
+    return a.window ? max(0, length - a.tokens + 1 - a.window) : 0;
+}
+
+__device__ __forceinline__ bool sees(const Decode &a, const Sequence &of, int row, int token) {
+    const int position = position_of_row(a, of, row);
+    if (token > position || (a.window && position - token >= a.window)) return false;
+    if (a.sparse_stride <= 1) return true;
+    const int block = token / a.sparse_block;
+    if (block > position / a.sparse_block - a.sparse_local) return true;
+    const long long slides = a.sparse_slide >= 0
+                                 ? ((long long)a.tp_rank * a.heads + head_of_row(a, of.kv_head, row)) * a.sparse_slide
+                                 : ((long long)a.tp_rank * a.kv_heads + of.kv_head) * -(long long)a.sparse_slide;
+    return (block + slides + 1) % a.sparse_stride == 0;
+}
+
+// Where a row's answer goes: its place among [S, T, H], times D for that in `out`.
+__device__ __forceinline__ long long place_of_row(const Decode &a, const Sequence &of, int row) {
+    return ((long long)of.s * a.tokens + token_of_row(a, row)) * a.heads + head_of_row(a, of.kv_head, row);
+}

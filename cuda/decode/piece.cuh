@@ -1,0 +1,236 @@
+// The three steps of attention for some tokens of one sequence, with CUDA cores: scores, softmax, the sum of values. The
+// first four kernels differ in which tokens and rows a block takes, not in these.
+//
+// Scores are in powers of two: the query carries scale * k_scale * log2(e). What a block keeps in shared memory:
+//   q [ROWS][HEAD_DIM]    the queries           S [ROWS][stride]   scores, then P = 2^(S - m)
+//   m, l [ROWS]           running maximum and sum      rescale [ROWS]  2^(m_old - m), for what was summed before
+#pragma once
+#include "decode/decode.cuh"
+
+constexpr int LANES = 2;            // threads that share a token's key
+constexpr int TOKENS_AT_ONCE = THREADS / LANES;
+static_assert(THREADS % 32 == 0 && THREADS >= 32, "whole warps");
+
+struct Running {
+    float m[ROWS], l[ROWS], rescale[ROWS];
+};
+
+__device__ __forceinline__ void load_queries(const Decode &a, const Sequence &of, float *q, Running &running) {
+    const float factor = a.scale * (a.k_scale ? *a.k_scale : 1.0f) * LOG2E;
+    for (int i = threadIdx.x; i < ROWS * HEAD_DIM; i += THREADS) {
+        const int row = of.row0 + i / HEAD_DIM;
+        if (row < rows_of(a)) {
+            const long long at = of.s * a.query_sequence + token_of_row(a, row) * a.query_token;
+            q[i] = query_number(a, at + head_of_row(a, of.kv_head, row) * HEAD_DIM + i % HEAD_DIM) * factor;
+        } else q[i] = 0;
+    }
+    for (int r = threadIdx.x; r < ROWS; r += THREADS) running.m[r] = NEG_INF, running.l[r] = 0;
+    __syncthreads();
+}
+
+// S[r][j] = q_r · k_(first + j) + ALiBi's share, for tokens first to end - 1; -inf where row r does not see the token. What
+// no row sees is not read. seen[j] says whether some row does.
+__device__ __forceinline__ void scores(const Decode &a, const Sequence &of, const float *q, int first, int end, float *S,
+                                       int stride, unsigned char *seen) {
+    const int lane = threadIdx.x % LANES;
+    for (int j0 = 0; j0 < end - first; j0 += TOKENS_AT_ONCE) {
+        const int j = j0 + threadIdx.x / LANES, token = first + j;
+        bool some = false, sees_it[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            sees_it[r] = j < end - first && of.row0 + r < rows_of(a) && sees(a, of, of.row0 + r, token);
+            some |= sees_it[r];
+        }
+        float s[ROWS] = {};
+        if (some) {
+            const unsigned char *const key = key_of(a, of, token);
+#pragma unroll
+            for (int i = 0; i < ceil_div(CHUNKS, LANES); ++i) {
+                const int c = i * LANES + lane;
+                if (CHUNKS % LANES != 0 && c >= CHUNKS) break;
+                float k[X];
+                unpack(load<VECTOR_BYTES>(key + c * a.key_chunk * CACHE_BYTES).word, k);
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+                    for (int x = 0; x < X; ++x) s[r] += q[r * HEAD_DIM + c * X + x] * k[x];
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+#pragma unroll
+            for (int other = 1; other < LANES; other *= 2) s[r] += __shfl_xor_sync(~0u, s[r], other);
+            if (a.alibi_slopes && sees_it[r]) {
+                const int row = of.row0 + r, distance = token - position_of_row(a, of, row);
+                s[r] += a.alibi_slopes[head_of_row(a, of.kv_head, row)] * LOG2E * distance;
+            }
+            if (lane == 0 && j < end - first) S[r * stride + j] = sees_it[r] ? s[r] : NEG_INF;
+        }
+        if (lane == 0 && j < end - first) seen[j] = some;
+    }
+    __syncthreads();
+}
+
+// S becomes P = 2^(S - m), and m, l and rescale are those after these tokens too. A warp takes a row.
+__device__ __forceinline__ void softmax(float *S, int stride, int count, Running &running) {
+    const int lane = threadIdx.x % 32;
+    for (int r = threadIdx.x / 32; r < ROWS; r += THREADS / 32) {
+        float *const row = S + r * stride, old = running.m[r];
+        float m = old, l = 0;
+        for (int j = lane; j < count; j += 32) m = row[j] > m || row[j] != row[j] ? row[j] : m;  // NaN is not lost
+        for (int other = 16; other > 0; other /= 2) {
+            const float theirs = __shfl_xor_sync(~0u, m, other);
+            m = theirs > m || theirs != theirs ? theirs : m;
+        }
+        for (int j = lane; j < count; j += 32) {
+            row[j] = exp2_fast(row[j] - finite_or_zero(m));
+            l += row[j];
+        }
+        for (int other = 16; other > 0; other /= 2) l += __shfl_xor_sync(~0u, l, other);
+        if (lane == 0) {
+            running.rescale[r] = exp2_fast(old - finite_or_zero(m));
+            running.l[r] = running.l[r] * running.rescale[r] + l;
+            running.m[r] = m;
+        }
+    }
+    __syncthreads();
+}
+
+// O += P V. How threads share the work depends on how values lie; `collect` adds up what they have.
+#if !TRANSPOSED
+// A row of a token's value is CHUNKS vectors: that many threads take a token, and as many tokens at once as there are
+// threads for.
+constexpr int TEAMS = THREADS / CHUNKS, OWN = X;
+#else
+// A vector is some slots of one number d: four threads take a number, vectors of tokens in turn, each several numbers.
+constexpr int V_SLOTS = smaller(X, PAGE), V_LANES = 4, D_AT_ONCE = THREADS / V_LANES, OWN = ceil_div(HEAD_DIM, D_AT_ONCE);
+#endif
+
+__device__ __forceinline__ void add_values(const Decode &a, const Sequence &of, int first, int end, const float *P,
+                                           int stride, const unsigned char *seen, const Running &running,
+                                           float (&o)[ROWS][OWN]) {
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+        for (int x = 0; x < OWN; ++x) o[r][x] *= running.rescale[r];
+#if !TRANSPOSED
+    const int c = threadIdx.x % CHUNKS, team = threadIdx.x / CHUNKS;
+    if (team >= TEAMS) return;
+#pragma unroll 4
+    for (int j = team; j < end - first; j += TEAMS) {
+        if (!seen[j]) continue;  // it may hold anything: 0 * NaN is NaN
+        float v[X];
+        unpack(load<VECTOR_BYTES>(value_of(a, of, first + j) + c * VECTOR_BYTES).word, v);
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+            for (int x = 0; x < X; ++x) o[r][x] += P[r * stride + j] * v[x];
+    }
+#else
+    const int lane = threadIdx.x % V_LANES, d0 = threadIdx.x / V_LANES;
+    for (int token = first / V_SLOTS * V_SLOTS + lane * V_SLOTS; token < end; token += V_LANES * V_SLOTS) {
+        const unsigned char *const values = value_of(a, of, token);
+        float p[ROWS][V_SLOTS];
+        bool kept[V_SLOTS], some = false;
+#pragma unroll
+        for (int x = 0; x < V_SLOTS; ++x) {
+            const int j = token + x - first;
+            kept[x] = token + x < end && j >= 0 && seen[j];  // others may hold anything: 0 * NaN is NaN
+            some |= kept[x];
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) p[r][x] = kept[x] ? P[r * stride + j] : 0;
+        }
+        if (!some) continue;
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) {
+            const int d = d0 + i * D_AT_ONCE;
+            if (HEAD_DIM % D_AT_ONCE != 0 && d >= HEAD_DIM) break;
+            float v[V_SLOTS];
+            unpack(load<V_SLOTS * CACHE_BYTES>(values + d * PAGE * CACHE_BYTES).word, v);
+#pragma unroll
+            for (int x = 0; x < V_SLOTS; ++x)
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) o[r][i] += p[r][x] * (kept[x] ? v[x] : 0);
+        }
+    }
+#endif
+}
+
+// The sums of all threads as O [ROWS][HEAD_DIM] in shared memory, added in a fixed order.
+__device__ __forceinline__ void collect(const float (&o)[ROWS][OWN], float *O) {
+    __syncthreads();  // O may be where P was
+#if !TRANSPOSED
+    const int c = threadIdx.x % CHUNKS, own = threadIdx.x / CHUNKS;
+    for (int team = 0; team < TEAMS; ++team) {
+        if (own == team)
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+                for (int x = 0; x < X; ++x) {
+                    float &sum = O[r * HEAD_DIM + c * X + x];
+                    sum = team == 0 ? o[r][x] : sum + o[r][x];
+                }
+        __syncthreads();
+    }
+#else
+    const int lane = threadIdx.x % V_LANES, d0 = threadIdx.x / V_LANES;
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+        for (int i = 0; i < OWN; ++i) {
+            float sum = o[r][i];
+            for (int other = 1; other < V_LANES; other *= 2) sum += __shfl_xor_sync(~0u, sum, other);
+            if (lane == 0 && d0 + i * D_AT_ONCE < HEAD_DIM) O[r * HEAD_DIM + d0 + i * D_AT_ONCE] = sum;
+        }
+    __syncthreads();
+#endif
+}
+
+// ---- what leaves the block
+
+// The answer of a row that has its maximum m, sum l and O: zeros and -inf if it saw nothing.
+__device__ __forceinline__ void answer_number(const Decode &a, long long place, int d, float m, float l, float o) {
+    const float v_scale = a.v_scale ? *a.v_scale : 1.0f;
+    store_answer(a, place * HEAD_DIM + d, l == 0 ? 0.0f : o / l * v_scale);
+    if (d == 0) a.lse[place] = l == 0 ? NEG_INF : m * LN2 + logf(l);
+}
+
+__device__ __forceinline__ void answer(const Decode &a, const Sequence &of, const Running &running, const float *O) {
+    for (int i = threadIdx.x; i < ROWS * HEAD_DIM; i += THREADS) {
+        const int r = i / HEAD_DIM, row = of.row0 + r;
+        if (row < rows_of(a)) answer_number(a, place_of_row(a, of, row), i % HEAD_DIM, running.m[r], running.l[r], O[i]);
+    }
+}
+
+// Partial answers in the workspace: of each place, `parts` times m, l, and HEAD_DIM numbers of O.
+constexpr int PARTIAL = HEAD_DIM + 2;
+
+// Those of a block's rows: of each the one numbered `part`.
+__device__ __forceinline__ void keep_partials(const Decode &a, const Sequence &of, float *partials, int parts, int part,
+                                              const Running &running, const float *O) {
+    for (int r = 0; r < ROWS && of.row0 + r < rows_of(a); ++r) {
+        float *const partial = partials + (place_of_row(a, of, of.row0 + r) * parts + part) * PARTIAL;
+        for (int i = threadIdx.x; i < PARTIAL; i += THREADS)
+            partial[i] = i == 0 ? running.m[r] : i == 1 ? running.l[r] : O[r * HEAD_DIM + i - 2];
+    }
+}
+
+// Number d of the answer of partials `from` to `until` - 1 of one place, in this order. They are read past the first-level
+// cache, which does not see what other multiprocessors write.
+__device__ __forceinline__ void merge_number(const Decode &a, const float *partials, int parts, long long place, int from,
+                                             int until, int d) {
+    partials += place * parts * PARTIAL;
+    float m = NEG_INF, l = 0, o = 0;
+#pragma unroll 4
+    for (int part = from; part < until; ++part) {
+        const float theirs = __ldcg(partials + (long long)part * PARTIAL);
+        m = theirs > m || theirs != theirs ? theirs : m;
+    }
+#pragma unroll 4
+    for (int part = from; part < until; ++part) {
+        const float *const partial = partials + (long long)part * PARTIAL;
+        const float weight = exp2_fast(__ldcg(partial) - finite_or_zero(m));
+        l += weight * __ldcg(partial + 1), o += weight * __ldcg(partial + 2 + d);
+    }
+    answer_number(a, place, d, m, l, o);
+}

@@ -1,0 +1,164 @@
+"""Seeded inputs for paged decode: the same seed gives the same file.
+
+Slots that no sequence uses hold NaN and unused places of the tables -1, so that whoever reads them shows it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from flashcli.errors import UsageError
+from flashcli.files.decode_file import TensorWriter, dtype, metadata
+from flashcli.paged import FP8_TYPES, LAYOUTS, BlockSparse, Decode, cache_shapes, problem
+from flashcli.shape import ceil_div
+
+PAGES = {
+    "unique": "each page once, in random order",
+    "reversed": "each page once, the last first",
+    "shared": "all sequences have the pages of the longest, as if they began alike",
+}
+LENGTHS_HINT = "say 4096, a list such as 131072,64x255, uniform:2000 or skewed:100000."
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to make: S sequences, H and Hkv heads of D; queries are ``sharpness`` times as large as normal numbers are.
+
+    With numbers of the normal distribution in queries and keys, that is the standard deviation of a row's scores.
+    """
+
+    S: int
+    H: int
+    Hkv: int
+    D: int
+    lengths: str = "1024"
+    T: int = 1
+    page: int = 16
+    layout: str = "vllm"
+    query_type: str = "float16"
+    cache_type: str = ""
+    pages: str = "unique"
+    sharpness: float = 3.0
+    value_scale: float = 1.0
+    alibi: bool = False
+    window: int = 0
+    sparse: BlockSparse | None = None
+    seed: int = 0
+
+
+def lengths(text: str, S: int, seed: int) -> np.ndarray:
+    """S lengths: a number for all, a list with NxTIMES for repeated ones, ``uniform:MOST`` or ``skewed:MOST``.
+
+    Uniform ones are drawn from 1 to MOST; of skewed ones the first is MOST, and the others are mostly far shorter.
+    """
+    rng = np.random.default_rng([seed, 0])
+    if match := re.fullmatch(r"(uniform|skewed):(\d+)", text):
+        most = int(match[2])
+        if match[1] == "uniform":
+            return rng.integers(1, most, S, np.int32, endpoint=True)
+        drawn = np.maximum(1, most * rng.random(S) ** 8).astype(np.int32)
+        drawn[0] = most
+        return drawn
+    if not re.fullmatch(r"\d+(x\d+)?(,\d+(x\d+)?)*", text):
+        raise UsageError(f"{text!r} are no lengths.", LENGTHS_HINT)
+    parts = [(int(length), int(times or 1)) for length, _, times in (part.partition("x") for part in text.split(","))]
+    listed = [length for length, times in parts for _ in range(times)]
+    if len(parts) == 1 and "x" not in text:
+        listed *= S
+    if len(listed) != S or max(listed) > 2**31 - 1:
+        raise UsageError(f"{text!r} are {len(listed)} lengths for {S} sequences, or too large ones.", LENGTHS_HINT)
+    return np.array(listed, np.int32)
+
+
+def make(case: Case) -> Decode:
+    """The arrays of a case, in memory."""
+    seq_lens = lengths(case.lengths, case.S, case.seed)
+    tables, pages = _tables(case, seq_lens)
+    rng = np.random.default_rng([case.seed, 1])
+    kind = dtype(case.cache_type or case.query_type)
+    query = rng.standard_normal((case.S, case.T, case.H, case.D), np.float32) * np.float32(case.sharpness)
+    used = _used_slots(case, seq_lens, tables, pages)
+    scales = {"k_scale": 0.5, "v_scale": 0.25} if kind.name in FP8_TYPES else {"k_scale": 1.0, "v_scale": 1.0}
+    key_cache = _in_layout(_cache(case, kind, used, 2, 1 / scales["k_scale"]), case.layout, "key")
+    value_cache = _in_layout(_cache(case, kind, used, 3, case.value_scale / scales["v_scale"]), case.layout, "value")
+    slopes = 2.0 ** (-8.0 * np.arange(1, case.H + 1) / case.H)  # as ALiBi has them for a power of two heads
+    asked = Decode(
+        query.astype(dtype(case.query_type)), key_cache, value_cache, tables, seq_lens,
+        alibi_slopes=slopes.astype(np.float32) if case.alibi else None, layout=case.layout, scale=case.D**-0.5,
+        window=case.window, sparse=case.sparse, **scales,
+    )  # fmt: skip
+    if wrong := problem(asked):
+        raise UsageError(f"such a file cannot be made: {wrong}.", "see docs/decode.md.")
+    return asked
+
+
+def _tables(case: Case, seq_lens: np.ndarray) -> tuple[np.ndarray, int]:
+    """The block tables, and how many pages there are: one more than are used, so that one is never to be read."""
+    counts = ceil_div(seq_lens.astype(np.int64), case.page)
+    width = max(1, int(counts.max()))
+    places = np.arange(width) < counts[:, None]
+    total = width if case.pages == "shared" else int(counts.sum())
+    order = np.arange(total)[::-1] if case.pages == "reversed" else np.random.default_rng([case.seed, 2]).permutation(total)
+    tables = np.full((case.S, width), -1, np.int32)
+    tables[places] = np.broadcast_to(order, (case.S, width))[places] if case.pages == "shared" else order
+    return tables, total + 1
+
+
+def _used_slots(case: Case, seq_lens: np.ndarray, tables: np.ndarray, pages: int) -> np.ndarray:
+    """Which slots [pages, page] hold a token that some query sees."""
+    used = np.zeros((pages, case.page), bool)
+    for row, length in zip(tables, seq_lens, strict=True):
+        first = max(0, int(length) - case.T - case.window + 1) if case.window else 0
+        tokens = np.arange(first, length)
+        used[row[tokens // case.page], tokens % case.page] = True
+    return used
+
+
+def _cache(case: Case, kind: np.dtype, used: np.ndarray, stream: int, factor: float) -> np.ndarray:
+    """Numbers [pages, page, Hkv, D], some pages at a time: all in float32 would take far more room than the answer."""
+    cache = np.empty((*used.shape, case.Hkv, case.D), kind)
+    rng = np.random.default_rng([case.seed, stream])
+    step = max(1, 2**22 // (case.page * case.Hkv * case.D))
+    for first in range(0, len(cache), step):
+        some = slice(first, first + step)
+        drawn = rng.standard_normal(cache[some].shape, np.float32) * np.float32(factor)
+        drawn[~used[some]] = np.nan
+        cache[some] = drawn.astype(kind)
+    return cache
+
+
+def _in_layout(cache: np.ndarray, layout: str, which: str) -> np.ndarray:
+    """[pages, page, Hkv, D] in one of `LAYOUTS`."""
+    assert layout in LAYOUTS
+    if layout == "nhd":
+        return cache
+    if layout == "hnd":
+        return np.ascontiguousarray(cache.transpose(0, 2, 1, 3))
+    pages, page, Hkv, D = cache.shape
+    keys, values = cache_shapes("vllm", pages, Hkv, page, D, cache.dtype.itemsize)
+    if which == "value":
+        return np.ascontiguousarray(cache.transpose(0, 2, 3, 1)).reshape(values)
+    if D % keys[-1]:
+        raise UsageError(f"layout vllm has chunks of {keys[-1]}, which do not divide {D}.", "choose nhd or hnd.")
+    chunks = cache.reshape(pages, page, Hkv, *keys[2::2])
+    return np.ascontiguousarray(chunks.transpose(0, 2, 3, 1, 4))
+
+
+def generate(path: str, case: Case) -> Decode:
+    """Write a case to a file; returns its arrays."""
+    asked = make(case)
+    arrays = {name: getattr(asked, name) for name in ("key_cache", "value_cache", "block_tables", "seq_lens")}
+    arrays = {"query": asked.query if case.T > 1 else asked.query[:, 0], **arrays}
+    if asked.alibi_slopes is not None:
+        arrays["alibi_slopes"] = asked.alibi_slopes
+    if asked.key_cache.dtype.name in FP8_TYPES:
+        arrays |= {name: np.array([getattr(asked, name)], np.float32) for name in ("k_scale", "v_scale")}
+    kinds = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
+    with TensorWriter(path, kinds, metadata(asked)) as file:
+        for name, array in arrays.items():
+            file.write(name, array)
+        file.commit()
+    return asked

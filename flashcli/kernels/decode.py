@@ -1,0 +1,263 @@
+"""The ladder of kernels for paged decode: their builds, their launches, their scratch, and the argument they all take.
+
+One kernel is one file in ``cuda/decode/`` and one entry in `KERNELS`. A kernel is compiled for what `Problem` names; the
+rest comes with the argument.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flashcli.errors import UsageError
+from flashcli.kernels.types import Launch
+from flashcli.paged import FP8_TYPES, Decode
+from flashcli.shape import ceil_div, round_up
+
+TYPE_NUMBERS = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "float8_e5m2": 4}  # see decode.cuh
+THREADS = 128
+PARTITION = 512  # tokens, as in 02_paged_v2.cu and 03_grouped.cu
+PIECE, MAX_PIECES = 256, 128
+MAX_SHARED = 227 * 1024  # bytes of shared memory that a block can have on Hopper
+MAX_ROWS = 8  # query rows that a block takes together
+
+POINTERS = (
+    "query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes", "k_scale", "v_scale", "out", "lse",
+    "workspace",
+)  # fmt: skip
+STRIDES = (
+    "query_sequence", "query_token", "key_page", "key_head", "key_slot", "key_chunk", "value_page", "value_head",
+    "value_slot",
+)  # fmt: skip
+NUMBERS = (
+    "sequences", "tokens", "heads", "kv_heads", "pages", "table_width", "window", "sparse_stride", "sparse_block",
+    "sparse_local", "sparse_slide", "tp_rank",
+)  # fmt: skip
+
+
+class Argument(ctypes.Structure):
+    """``struct Decode`` of cuda/decode/decode.cuh; a test has the compiler hold the two together."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in POINTERS),
+        *((name, ctypes.c_longlong) for name in STRIDES),
+        *((name, ctypes.c_int) for name in NUMBERS),
+        ("scale", ctypes.c_float),
+    )
+
+
+class Sizes(NamedTuple):
+    """What the number of blocks and the scratch depend on: known without a look at lengths or pages."""
+
+    sequences: int
+    tokens: int
+    heads: int
+    kv_heads: int
+    table_width: int
+    page: int
+
+    @property
+    def rows(self) -> int:
+        """Query rows that share a head of the cache."""
+        return self.tokens * self.heads // self.kv_heads
+
+    @property
+    def places(self) -> int:
+        """Rows of all sequences and heads: answers to be written."""
+        return self.sequences * self.tokens * self.heads
+
+    @property
+    def room(self) -> int:
+        """The longest sequence that the tables have room for."""
+        return self.table_width * self.page
+
+
+class Problem(NamedTuple):
+    """What a kernel is compiled for."""
+
+    D: int
+    page: int
+    query_type: str
+    cache_type: str
+    transposed: bool  # vLLM's layout of values
+    rows: int  # query rows that a block takes together
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One rung. ``launches(sizes, problem, sms)`` are in order; ``workspace(sizes, problem)`` is its scratch in bytes.
+
+    ``rows(rows)`` says how many of a cache head's rows a block takes together.
+    """
+
+    name: str
+    file: str
+    summary: str
+    launches: Callable[[Sizes, Problem, int], tuple[Launch, ...]]
+    workspace: Callable[[Sizes, Problem], int]
+    rows: Callable[[int], int]
+    macros: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Build:
+    """A kernel compiled for a problem."""
+
+    kernel: Kernel
+    problem: Problem
+
+    def macros(self) -> dict[str, int]:
+        asked = self.problem
+        return {
+            "HEAD_DIM": asked.D, "PAGE": asked.page, "QUERY_TYPE": TYPE_NUMBERS[asked.query_type],
+            "CACHE_TYPE": TYPE_NUMBERS[asked.cache_type], "TRANSPOSED": int(asked.transposed), "ROWS": asked.rows,
+            "THREADS": THREADS, **dict(self.kernel.macros),
+        }  # fmt: skip
+
+    @property
+    def needs(self) -> tuple[int, int]:
+        """The lowest compute capability: fp8 is converted by instructions that came with Ada."""
+        return (8, 9) if self.problem.cache_type in FP8_TYPES else (5, 3)
+
+
+def partial_bytes(problem: Problem) -> int:
+    """Of one partial answer: m, l and O in float."""
+    return 4 * (problem.D + 2)
+
+
+# ---- V1
+
+
+def _v1(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
+    shared = 5 * sizes.room  # a score, and whether the token is seen
+    if shared > MAX_SHARED - 2048:
+        raise UsageError(
+            f"kernel paged_v1 keeps the scores of a sequence in shared memory: {sizes.room} tokens are too many.",
+            "choose another kernel.",
+        )
+    return (Launch("paged_v1", sizes.places, THREADS, shared),)
+
+
+# ---- V2, and all heads of a group together
+
+
+def _partitions(sizes: Sizes) -> int:
+    return max(1, ceil_div(sizes.room, PARTITION))
+
+
+def _v2(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
+    return _partitioned("paged_v2", sizes, problem)
+
+
+def _grouped(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
+    return _partitioned("grouped", sizes, problem)
+
+
+def _partitioned(function: str, sizes: Sizes, problem: Problem) -> tuple[Launch, ...]:
+    tiles = ceil_div(sizes.rows, problem.rows)
+    blocks = sizes.sequences * sizes.kv_heads * tiles * _partitions(sizes)
+    return Launch(function, blocks, THREADS), Launch("merge", sizes.places, problem.D)
+
+
+def _partials_of_partitions(sizes: Sizes, problem: Problem) -> int:
+    return sizes.places * _partitions(sizes) * partial_bytes(problem)
+
+
+# ---- pieces by the actual length
+
+
+def _split(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
+    """As many blocks as the GPU holds at a time, but no more than there can be pieces."""
+    tiles = ceil_div(sizes.rows, problem.rows)
+    most = sizes.sequences * sizes.kv_heads * tiles * _most_pieces(sizes)
+    return (Launch("split", min(most, 4 * sms), THREADS),)
+
+
+def _most_pieces(sizes: Sizes) -> int:
+    return max(1, min(MAX_PIECES, ceil_div(sizes.room, PIECE)))
+
+
+def _counters_and_partials(sizes: Sizes, problem: Problem) -> int:
+    counters = round_up(sizes.sequences * sizes.kv_heads * ceil_div(sizes.rows, problem.rows), 4)
+    return 4 * counters + sizes.places * _most_pieces(sizes) * partial_bytes(problem)
+
+
+def _one(rows: int) -> int:
+    return 1
+
+
+def _some(rows: int) -> int:
+    """A number that few builds are needed for: 1, 2, 4 or 8."""
+    return min(MAX_ROWS, 1 << (rows - 1).bit_length())
+
+
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel(
+            "paged_v1", "decode/01_paged_v1.cu",
+            "vLLM's V1: one block a sequence and head, with all scores in shared memory",
+            _v1, lambda sizes, problem: 0, _one,
+        ),
+        Kernel(
+            "paged_v2", "decode/02_paged_v2.cu", "vLLM's V2: partitions of 512 tokens, and a reduction",
+            _v2, _partials_of_partitions, _one,
+        ),
+        Kernel(
+            "grouped", "decode/03_grouped.cu", "all heads of a group together: keys and values are read once",
+            _grouped, _partials_of_partitions, _some,
+        ),
+        Kernel(
+            "split", "decode/04_split.cu", "pieces by the actual lengths, in one launch",
+            _split, _counters_and_partials, _some, (("PIECE", PIECE), ("MAX_PIECES", MAX_PIECES)),
+        ),
+    )
+}  # fmt: skip
+
+
+def choose(name: str | None) -> Kernel:
+    """The kernel of that name, or the one for everybody: it is no slower than the others on any shape that was tried."""
+    if name is not None and name not in KERNELS:
+        raise UsageError(f"there is no kernel {name!r} for paged decode.", f"choose one of {', '.join(KERNELS)}.")
+    return KERNELS[name or "split"]
+
+
+def sizes_of(asked: Decode) -> Sizes:
+    return Sizes(asked.S, asked.T, asked.H, asked.Hkv, asked.block_tables.shape[1], asked.page)
+
+
+def build_of(kernel: Kernel, asked: Decode) -> Build:
+    rows = kernel.rows(asked.T * asked.group)
+    types = asked.query.dtype.name, asked.key_cache.dtype.name
+    return Build(kernel, Problem(asked.D, asked.page, *types, asked.layout == "vllm", rows))
+
+
+def cache_strides(layout: str, kv_heads: int, page: int, D: int, itemsize: int) -> dict[str, int]:
+    """How far apart pages, heads, slots and 16-byte chunks are in contiguous caches, in numbers; see decode.cuh."""
+    x = (16 if D * itemsize % 16 == 0 else 8) // itemsize
+    whole = kv_heads * page * D
+    if layout == "vllm":
+        keys = {"key_page": whole, "key_head": page * D, "key_slot": x, "key_chunk": page * x}
+        return keys | {"value_page": whole, "value_head": page * D, "value_slot": 1}
+    head, slot = (D, kv_heads * D) if layout == "nhd" else (page * D, D)
+    keys = {"key_page": whole, "key_head": head, "key_slot": slot, "key_chunk": x}
+    return keys | {"value_page": whole, "value_head": head, "value_slot": slot}
+
+
+def argument(asked: Decode, pointers: dict[str, int]) -> Argument:
+    """The argument for contiguous arrays that are on the device at these addresses; what has none there is null."""
+    sparse = asked.sparse
+    numbers = {
+        "query_sequence": asked.T * asked.H * asked.D, "query_token": asked.H * asked.D,
+        **cache_strides(asked.layout, asked.Hkv, asked.page, asked.D, asked.key_cache.dtype.itemsize),
+        "sequences": asked.S, "tokens": asked.T, "heads": asked.H, "kv_heads": asked.Hkv, "pages": asked.pages,
+        "table_width": asked.block_tables.shape[1], "window": asked.window, "scale": asked.scale,
+    }  # fmt: skip
+    if sparse:
+        numbers |= {
+            "sparse_stride": sparse.vert_stride, "sparse_block": sparse.block_size, "tp_rank": sparse.tp_rank,
+            "sparse_local": sparse.local_blocks, "sparse_slide": sparse.head_sliding_step,
+        }  # fmt: skip
+    return Argument(**numbers, **{name: pointers.get(name) for name in POINTERS})

@@ -1,0 +1,227 @@
+"""Paged decode: what is asked for, where its numbers lie, and whether it can be answered.
+
+A cache of keys and values is an array of pages, each with room for ``page`` tokens of every head. Row s of
+``block_tables`` says which pages sequence s has, in order: its token j is in slot ``j % page`` of page
+``block_tables[s, j // page]``. The T query tokens of a sequence are the last T of its ``seq_lens[s]`` tokens. Names are
+those of vLLM where it has one; S sequences, T query tokens, H heads, Hkv heads of the cache, D numbers a head.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from flashcli.shape import MAX_INT32, ceil_div
+
+LAYOUTS = ("vllm", "nhd", "hnd")
+QUERY_TYPES = ("float32", "float16", "bfloat16")
+FP8_TYPES = ("float8_e4m3fn", "float8_e5m2")
+MAX_HEAD = 256
+MAX_QUERY_TOKENS = 8
+CHUNK_BYTES = 16  # vLLM's layout splits keys into chunks of these
+
+
+@dataclass(frozen=True)
+class BlockSparse:
+    """Of a sequence in blocks of ``block_size`` tokens, a head keeps the last ``local_blocks`` and each ``vert_stride``-th.
+
+    Which of them differs from head to head by ``head_sliding_step``: of all heads, counted over ``tp_rank`` ranks that
+    have H each; or, if it is negative, of the cache's heads by its magnitude.
+    """
+
+    vert_stride: int
+    block_size: int
+    local_blocks: int = 0
+    head_sliding_step: int = 0
+    tp_rank: int = 0
+
+    def offset(self, head: int, heads: int, kv_head: int, kv_heads: int) -> int:
+        if self.head_sliding_step >= 0:
+            return (self.tp_rank * heads + head) * self.head_sliding_step + 1
+        return (self.tp_rank * kv_heads + kv_head) * -self.head_sliding_step + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Decode:
+    """Queries [S, T, H, D] against a cache in pages, by arrays that may be mapped from a file.
+
+    ``scale`` is the factor on q·k, and ``k_scale`` and ``v_scale`` are those on the numbers of an fp8 cache. With a
+    ``window`` above 0 a query token sees that many tokens, itself the last of them.
+    """
+
+    query: np.ndarray
+    key_cache: np.ndarray
+    value_cache: np.ndarray
+    block_tables: np.ndarray
+    seq_lens: np.ndarray
+    alibi_slopes: np.ndarray | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    layout: str = "vllm"
+    scale: float = 1.0
+    window: int = 0
+    sparse: BlockSparse | None = None
+
+    @property
+    def S(self) -> int:
+        return self.query.shape[0]
+
+    @property
+    def T(self) -> int:
+        return self.query.shape[1]
+
+    @property
+    def H(self) -> int:
+        return self.query.shape[2]
+
+    @property
+    def D(self) -> int:
+        return self.query.shape[3]
+
+    @property
+    def Hkv(self) -> int:
+        return self.key_cache.shape[2 if self.layout == "nhd" else 1]
+
+    @property
+    def group(self) -> int:
+        """How many heads share a head of the cache."""
+        return self.H // self.Hkv
+
+    @property
+    def page(self) -> int:
+        """How many tokens a page has room for."""
+        return self.key_cache.shape[{"vllm": 3, "nhd": 1, "hnd": 2}[self.layout]]
+
+    @property
+    def pages(self) -> int:
+        return self.key_cache.shape[0]
+
+    @property
+    def longest(self) -> int:
+        return int(self.seq_lens.max())
+
+    @property
+    def chunk(self) -> int:
+        """How many numbers of the cache are in a chunk of `CHUNK_BYTES`."""
+        return CHUNK_BYTES // self.key_cache.dtype.itemsize
+
+    def first_used(self, length: np.ndarray | int) -> np.ndarray | int:
+        """The first token of a sequence that any of its query tokens may see."""
+        return np.maximum(0, length - self.T - self.window + 1) if self.window else length * 0
+
+    def used_bytes(self) -> int:
+        """Bytes of keys and values that have to be read, each once: those of the tokens that may be seen."""
+        tokens = int((self.seq_lens.astype(np.int64) - self.first_used(self.seq_lens.astype(np.int64))).sum())
+        return 2 * tokens * self.Hkv * self.D * self.key_cache.dtype.itemsize
+
+    def tokens_seen(self, s: int, t: int, head: int) -> np.ndarray | slice:
+        """The tokens of sequence s that a head of query token t sees: a slice, or their numbers where it is sparse."""
+        position = int(self.seq_lens[s]) - self.T + t
+        first = max(0, position - self.window + 1) if self.window else 0
+        if not self.sparse:
+            return slice(first, max(first, position + 1))
+        tokens = np.arange(first, position + 1)
+        block = tokens // self.sparse.block_size
+        offset = self.sparse.offset(head, self.H, head // self.group, self.Hkv)
+        kept = (block + offset) % self.sparse.vert_stride == 0
+        return tokens[kept | (block > position // self.sparse.block_size - self.sparse.local_blocks)]
+
+
+def cache_shapes(layout: str, pages: int, kv_heads: int, page: int, D: int, itemsize: int) -> tuple[tuple, tuple]:
+    """The shapes of the cache of keys and of that of values."""
+    if layout == "vllm":
+        x = CHUNK_BYTES // itemsize
+        return (pages, kv_heads, D // x, page, x), (pages, kv_heads, D, page)
+    one = (pages, page, kv_heads, D) if layout == "nhd" else (pages, kv_heads, page, D)
+    return one, one
+
+
+def problem(asked: Decode) -> str:
+    """What is wrong with it, as the rest of a sentence that begins with "its"; empty if nothing is."""
+    return _type_problem(asked) or _shape_problem(asked) or _number_problem(asked) or _table_problem(asked)
+
+
+def _type_problem(asked: Decode) -> str:
+    query, cache = asked.query.dtype.name, asked.key_cache.dtype.name
+    if query not in QUERY_TYPES:
+        return f"query is {query}, not {', '.join(QUERY_TYPES)}"
+    if asked.value_cache.dtype.name != cache:
+        return f"key_cache is {cache} and its value_cache {asked.value_cache.dtype.name}: one type for both is wanted"
+    if cache not in (query, *FP8_TYPES):
+        return f"key_cache is {cache}: with a query of {query} it can be {', '.join((query, *FP8_TYPES))}"
+    for name in ("block_tables", "seq_lens"):
+        if getattr(asked, name).dtype != np.int32:
+            return f"{name} is {getattr(asked, name).dtype.name}, not int32"
+    if asked.alibi_slopes is not None and asked.alibi_slopes.dtype != np.float32:
+        return f"alibi_slopes is {asked.alibi_slopes.dtype.name}, not float32"
+    return ""
+
+
+def _shape_problem(asked: Decode) -> str:
+    rank = 5 if asked.layout == "vllm" else 4
+    wanted_ranks = {"query": 4, "key_cache": rank, "value_cache": 4, "block_tables": 2, "seq_lens": 1}
+    for name, wanted in wanted_ranks.items():
+        shape = getattr(asked, name).shape
+        if len(shape) != wanted:
+            axes = f"{wanted} dimensions" if name != "query" else "3 or 4 dimensions"
+            return f"{name} has shape {list(shape)}, where {axes} are wanted (layout {asked.layout})"
+        if 0 in shape and name != "block_tables":
+            return f"{name} has shape {list(shape)}: there is nothing in it"
+    if not 1 <= asked.T <= MAX_QUERY_TOKENS:
+        return f"query has {asked.T} tokens a sequence, not from 1 to {MAX_QUERY_TOKENS}"
+    if asked.D % 8 or asked.D > MAX_HEAD:
+        return f"heads have {asked.D} numbers, not a multiple of 8 up to {MAX_HEAD}"
+    if asked.layout == "vllm" and asked.D % asked.chunk:
+        return f"heads have {asked.D} numbers, which chunks of {asked.chunk} do not divide (layout vllm)"
+    if asked.H % asked.Hkv:
+        return f"query has {asked.H} heads, no multiple of the cache's {asked.Hkv}"
+    if asked.page & (asked.page - 1):
+        return f"pages have {asked.page} slots, no power of two"
+    size = asked.key_cache.dtype.itemsize
+    keys, values = cache_shapes(asked.layout, asked.pages, asked.Hkv, asked.page, asked.D, size)
+    wanted_shapes = {"key_cache": keys, "value_cache": values, "seq_lens": (asked.S,),
+                     "block_tables": (asked.S, asked.block_tables.shape[1])}  # fmt: skip
+    if asked.alibi_slopes is not None:
+        wanted_shapes["alibi_slopes"] = (asked.H,)
+    for name, wanted in wanted_shapes.items():
+        if (shape := getattr(asked, name).shape) != wanted:
+            return f"{name} has shape {list(shape)}, where {list(wanted)} is wanted (layout {asked.layout})"
+    return ""
+
+
+def _number_problem(asked: Decode) -> str:
+    for name in ("scale", "k_scale", "v_scale"):
+        if not math.isfinite(getattr(asked, name)):
+            return f"{name} is {getattr(asked, name)}, not a finite number"
+    if asked.alibi_slopes is not None and not np.isfinite(asked.alibi_slopes).all():
+        return "alibi_slopes hold a number that is not finite"
+    if not 0 <= asked.window <= MAX_INT32:
+        return f"sliding_window is {asked.window}, not from 0 to {MAX_INT32}"
+    return _sparse_problem(asked.sparse, asked.page) if asked.sparse else ""
+
+
+def _sparse_problem(sparse: BlockSparse, page: int) -> str:
+    if sparse.block_size < 1 or sparse.block_size % page:
+        return f"block-sparse block_size is {sparse.block_size}, no multiple of the page's {page}"
+    lowest = {"vert_stride": 2, "local_blocks": 0, "tp_rank": 0, "block_size": 1, "head_sliding_step": -MAX_INT32}
+    for name, least in lowest.items():
+        if not least <= (value := getattr(sparse, name)) <= MAX_INT32:
+            return f"{name} is {value}, not from {least} to {MAX_INT32}"
+    return ""
+
+
+def _table_problem(asked: Decode) -> str:
+    """Of lengths and pages. What is past a sequence's last page, or before its window, is not looked at."""
+    lengths, room = asked.seq_lens.astype(np.int64), asked.block_tables.shape[1] * asked.page
+    if (bad := (lengths < 0) | (lengths > room)).any():
+        s = int(bad.argmax())
+        return f"seq_lens[{s}] is {lengths[s]}, not from 0 to the {room} tokens that its row of block_tables has room for"
+    first, last = asked.first_used(lengths) // asked.page, ceil_div(lengths, asked.page)
+    for s in range(asked.S):
+        used = asked.block_tables[s, first[s] : last[s]]
+        if (bad := (used < 0) | (used >= asked.pages)).any():
+            j = int(bad.argmax())
+            return f"block_tables[{s}, {first[s] + j}] is {used[j]}, not from 0 to {asked.pages - 1}, the cache's pages"
+    return ""

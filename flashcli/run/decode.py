@@ -1,0 +1,177 @@
+"""Paged decode from a file to a file, and of arrays in memory, by an open backend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+
+from flashcli.errors import BackendUnavailable
+from flashcli.files.decode_file import create_answer, read_decode
+from flashcli.files.outputs import check_distinct
+from flashcli.paged import BlockSparse, Decode, problem
+from flashcli.run.report import PHASES, seconds_since_process_start
+from flashcli.timeline import Timeline
+
+BACKENDS = ("auto", "cuda", "cpu")
+AT_ONCE = 2**28  # bytes of keys and values that the CPU is given at a time, for progress to show
+
+
+def open_backend(
+    name: str, threads: int | None = None, kernel: str | None = None, notice: Callable[[str], None] = lambda text: None
+) -> AbstractContextManager:
+    """A backend for paged decode. "auto" is the GPU if there is a usable one or a kernel is named, else the CPU."""
+    if name != "cpu":
+        try:
+            from flashcli.backends.decode_cuda import DecodeCuda
+
+            return DecodeCuda(kernel)
+        except BackendUnavailable as error:
+            if name == "cuda" or kernel is not None:
+                raise
+            notice(f"no usable GPU, computing on the CPU: {error}")
+    from flashcli.backends.decode_cpu import DecodeCpu
+
+    return DecodeCpu(threads)
+
+
+def run(
+    input_path: str | os.PathLike,
+    output_path: str | os.PathLike,
+    opener: Callable[[], AbstractContextManager],
+    progress: Callable[[int], AbstractContextManager] = lambda total: nullcontext(lambda count: None),
+) -> dict[str, object]:
+    """Decode one file into another; returns the record of what was done and how long it took.
+
+    ``progress(total)``, in bytes of keys and values, is a context manager that gives a function to be told of those
+    that are done with.
+    """
+    timeline = Timeline()
+    check_distinct(input_path, output_path)
+    with timeline.measure("input"):
+        asked, query_shape = read_decode(input_path)
+    with create_answer(output_path, asked.query.dtype.name, query_shape) as sink:
+        with timeline.measure("computation"):
+            opened = opener()
+        lse = np.empty(asked.query.shape[:-1], np.float32)
+        with opened as backend, progress(asked.used_bytes()) as tell:
+            for sequences in groups(asked, getattr(backend, "at_once", AT_ONCE)):
+                with timeline.measure("computation"):
+                    out, lse[sequences.start : sequences.stop] = backend.decode(asked, sequences)
+                with timeline.measure("output"):
+                    sink.write("out", out, sequences.start * out[0].size)
+                tell(sequence_bytes(asked, sequences))
+            details = {"description": backend.description, **backend.details()}
+        with timeline.measure("output"):
+            sink.write("lse", lse)
+            sink.commit()
+    phases = {phase: timeline.active(phase) for phase in PHASES}
+    return {**what(asked), "total": seconds_since_process_start(), **phases, **details}
+
+
+def sequence_bytes(asked: Decode, sequences: range) -> int:
+    """Bytes of keys and values that some sequences use."""
+    tokens = asked.seq_lens[sequences.start : sequences.stop].astype(np.int64)
+    per_token = 2 * asked.Hkv * asked.D * asked.key_cache.dtype.itemsize
+    return int((tokens - asked.first_used(tokens)).sum()) * per_token
+
+
+def groups(asked: Decode, most: int) -> list[range]:
+    """Consecutive ranges of sequences that use at most so many bytes of the cache each, but at least one sequence."""
+    found, first, size = [], 0, 0
+    for s in range(asked.S):
+        more = sequence_bytes(asked, range(s, s + 1))
+        if s > first and size + more > most:
+            found.append(range(first, s))
+            first, size = s, 0
+        size += more
+    return [*found, range(first, asked.S)]
+
+
+def what(asked: Decode) -> dict[str, object]:
+    """What was asked for, in figures."""
+    lengths = asked.seq_lens
+    return {
+        "S": asked.S, "T": asked.T, "H": asked.H, "Hkv": asked.Hkv, "D": asked.D, "page": asked.page,
+        "pages": asked.pages, "layout": asked.layout, "query_type": asked.query.dtype.name,
+        "cache_type": asked.key_cache.dtype.name, "shortest": int(lengths.min()), "longest": int(lengths.max()),
+        "tokens": int(lengths.astype(np.int64).sum()), "cache_bytes": asked.used_bytes(),
+    }  # fmt: skip
+
+
+def report(record: dict[str, object]) -> str:
+    """The record as text, in the manner of the report of `run`."""
+    lines = [
+        "(S, T, H, Hkv, D): ({S}, {T}, {H}, {Hkv}, {D})".format(**record),
+        f"Total Time: {record['total']:.3f} seconds",
+        *(f"{label}: {record[phase]:.3f} seconds" for phase, label in PHASES.items()),
+        f"backend: {record['description']}",
+        "cache: {tokens} tokens of {cache_type}, {shortest} to {longest} a sequence, in pages of {page} "
+        "({layout})".format(**record),
+    ]
+    if seconds := record.get("kernel_seconds"):
+        lines.append(f"kernel: {seconds * 1e6:.1f} us, {record['cache_bytes'] / seconds / 1e9:.0f} GB/s of keys and values")
+    return "\n".join(lines)
+
+
+def decode(
+    query: np.ndarray,
+    key_cache: np.ndarray,
+    value_cache: np.ndarray,
+    block_tables: np.ndarray,
+    seq_lens: np.ndarray,
+    *,
+    alibi_slopes: np.ndarray | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    layout: str = "vllm",
+    scale: float | None = None,
+    sliding_window: int = 0,
+    block_sparse: BlockSparse | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+    """Attention of one to eight query tokens a sequence against a cache of keys and values in pages.
+
+    Parameters
+    ----------
+    query : [S, H, D], or [S, T, H, D] for T query tokens, which are the last T of a sequence
+    key_cache, value_cache : pages as ``layout`` has them, of the query's type or fp8
+    block_tables : int32 [S, most pages], each sequence's pages in order
+    seq_lens : int32 [S], with the query tokens
+    alibi_slopes : float32 [H]; slope · (token - query's own) is added to a score
+    k_scale, v_scale : factors on an fp8 cache
+    layout : "vllm", keys [pages, Hkv, D/x, page, x] with x numbers in 16 bytes and values [pages, Hkv, D, page];
+        "nhd", both [pages, page, Hkv, D]; "hnd", both [pages, Hkv, page, D]
+    scale : factor on q·k; 1/sqrt(D) if None
+    sliding_window : how many tokens a query token sees, itself among them; all if 0
+    block_sparse : which blocks a head sees
+    return_lse : the logarithm of the sum of exp(score) too, float32 [S, H] or [S, T, H]
+    backend : "cuda", "cpu", or "auto": a usable GPU, else the CPU
+
+    Returns
+    -------
+    an array of the query's shape and type; zeros where a query token sees nothing
+
+    Raises
+    ------
+    ValueError
+        for arrays of other types or shapes, lengths beyond the tables and pages beyond the cache
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+    query, key_cache, value_cache, block_tables, seq_lens = map(
+        np.asarray, (query, key_cache, value_cache, block_tables, seq_lens)
+    )
+    asked = Decode(
+        query[:, None] if query.ndim == 3 else query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes,
+        k_scale, v_scale, layout, query.shape[-1] ** -0.5 if scale is None else scale, sliding_window, block_sparse,
+    )  # fmt: skip
+    if wrong := problem(asked):
+        raise ValueError(f"cannot decode: {wrong}")
+    with open_backend(backend) as engine:
+        out, lse = engine.decode(asked, range(asked.S))
+    out, lse = out.reshape(query.shape), lse.reshape(query.shape[:-1])
+    return (out, lse) if return_lse else out

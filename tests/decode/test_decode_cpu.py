@@ -1,0 +1,112 @@
+"""The CPU backend against the oracle, over everything that a request may ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from paged_oracle import oracle
+
+from flashcli.backends import decode_cpu
+from flashcli.backends.decode_cpu import DecodeCpu
+from flashcli.files.decode_cases import Case, make
+from flashcli.paged import LAYOUTS, BlockSparse, Decode
+
+SMALL = Case(3, 4, 2, 32, "5,37,0", page=8, query_type="float32")
+ERROR = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}  # of the answer's own rounding
+
+
+def answer(asked: Decode, threads: int = 2) -> tuple[np.ndarray, np.ndarray]:
+    with DecodeCpu(threads) as backend:
+        return backend.decode(asked, range(asked.S))
+
+
+def check(case: Case) -> None:
+    asked = make(case)
+    got, got_lse = answer(asked)
+    want, want_lse = oracle(asked)
+    assert got.dtype == asked.query.dtype
+    bound = ERROR[got.dtype.name] * max(1, np.abs(want).max())
+    np.testing.assert_allclose(got.astype(np.float64), want, rtol=0, atol=bound)
+    np.testing.assert_allclose(got_lse, want_lse, rtol=1e-5, atol=1e-5)
+    for void in (np.zeros_like(want), np.broadcast_to(want.mean(), want.shape)):
+        assert np.abs(void - want).max() > 10 * bound, "such an answer must not pass"
+
+
+TYPES = [
+    ("float32", ""), ("float16", ""), ("bfloat16", ""), ("float32", "float8_e4m3fn"), ("float16", "float8_e5m2"),
+    ("bfloat16", "float8_e4m3fn"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layout", "types"), list(itertools.product(LAYOUTS, TYPES)))
+def test_every_layout_and_type_gives_the_oracles_answer(layout, types):
+    check(dataclasses.replace(SMALL, layout=layout, query_type=types[0], cache_type=types[1]))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"alibi": True}, {"window": 6}, {"T": 4}, {"T": 8, "window": 3}, {"T": 3, "alibi": True}, {"H": 7, "Hkv": 1},
+        {"H": 6, "Hkv": 6}, {"H": 10, "Hkv": 2}, {"page": 1}, {"page": 64}, {"D": 80}, {"D": 256},
+        {"sharpness": 30.0}, {"value_scale": 1e4}, {"pages": "shared"}, {"pages": "reversed"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_everything_that_can_be_asked_for_gives_the_oracles_answer(changes):
+    check(dataclasses.replace(SMALL, **changes))
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, -1, -2])
+@pytest.mark.parametrize("T", [1, 3])
+def test_block_sparse_heads_see_their_own_blocks(step, T):
+    sparse = BlockSparse(vert_stride=3, block_size=8, local_blocks=1, head_sliding_step=step, tp_rank=1)
+    check(dataclasses.replace(SMALL, lengths="5,60,33", T=T, sparse=sparse))
+
+
+def test_a_block_sparse_head_that_sees_nothing_gives_zeros():
+    sparse = BlockSparse(vert_stride=3, block_size=8, local_blocks=0)
+    asked = make(dataclasses.replace(SMALL, lengths="7,7,7", sparse=sparse))
+    got, lse = answer(asked)
+    assert not got.any() and np.isneginf(lse).all()
+
+
+def test_a_long_sequence_comes_in_pieces(monkeypatch):
+    monkeypatch.setattr(decode_cpu, "TOKENS", 16)
+    check(dataclasses.replace(SMALL, lengths="5,99,64"))
+
+
+def test_two_pages_that_are_swapped_are_noticed():
+    asked = make(dataclasses.replace(SMALL, lengths="40,40,40", T=1))
+    got, _ = answer(asked)
+    tables = asked.block_tables.copy()
+    tables[0, 0] = tables[1, 0]
+    swapped, _ = answer(dataclasses.replace(asked, block_tables=tables))
+    assert np.abs(got - swapped).max() > 0.1
+
+
+def test_the_order_of_pages_and_the_company_of_others_change_no_byte():
+    alone = make(dataclasses.replace(SMALL, lengths="61,33,50"))
+    got, got_lse = answer(alone)
+    backwards = dataclasses.replace(
+        alone, query=alone.query[::-1], block_tables=alone.block_tables[::-1], seq_lens=alone.seq_lens[::-1]
+    )
+    again, again_lse = answer(backwards, threads=1)
+    np.testing.assert_array_equal(again[::-1], got)
+    np.testing.assert_array_equal(again_lse[::-1], got_lse)
+
+
+def test_more_query_tokens_than_tokens_see_nothing_before_the_sequence():
+    asked = make(dataclasses.replace(SMALL, lengths="2,1,0", T=4))
+    got, lse = answer(asked)
+    assert np.isneginf(lse).sum(axis=1).tolist() == [[2] * 4, [3] * 4, [4] * 4]
+    assert not got[2].any() and not got[0, :2].any() and got[0, 2:].all()
+
+
+def test_a_nan_in_a_used_slot_is_no_secret():
+    asked = make(SMALL)
+    asked.value_cache[asked.block_tables[0, 0]] = np.nan
+    got, _ = answer(asked)
+    assert np.isnan(got[0]).all() and np.isfinite(got[1:]).all()
