@@ -1,7 +1,7 @@
 // The three steps of attention for some tokens of one sequence, with CUDA cores: scores, softmax, the sum of values. The
 // first four kernels differ in which tokens and rows a block takes, not in these.
 //
-// Scores are in powers of two: the query carries scale * k_scale * log2(e). What a block keeps in shared memory:
+// Scores are in powers of two: their factor is scale * k_scale * log2(e). What a block keeps in shared memory:
 //   q [ROWS][HEAD_DIM]    the queries           S [ROWS][stride]   scores, then P = 2^(S - m)
 //   m, l [ROWS]           running maximum and sum      rescale [ROWS]  2^(m_old - m), for what was summed before
 #pragma once
@@ -16,12 +16,11 @@ struct Running {
 };
 
 __device__ __forceinline__ void load_queries(const Decode &a, const Sequence &of, float *q, Running &running) {
-    const float factor = a.scale * (a.k_scale ? *a.k_scale : 1.0f) * LOG2E;
     for (int i = threadIdx.x; i < ROWS * HEAD_DIM; i += THREADS) {
         const int row = of.row0 + i / HEAD_DIM;
         if (row < rows_of(a)) {
             const long long at = of.s * a.query_sequence + token_of_row(a, row) * a.query_token;
-            q[i] = query_number(a, at + head_of_row(a, of.kv_head, row) * HEAD_DIM + i % HEAD_DIM) * factor;
+            q[i] = query_number(a, at + head_of_row(a, of.kv_head, row) * HEAD_DIM + i % HEAD_DIM);
         } else q[i] = 0;
     }
     for (int r = threadIdx.x; r < ROWS; r += THREADS) running.m[r] = NEG_INF, running.l[r] = 0;
@@ -33,6 +32,7 @@ __device__ __forceinline__ void load_queries(const Decode &a, const Sequence &of
 __device__ __forceinline__ void scores(const Decode &a, const Sequence &of, const float *q, int first, int end, float *S,
                                        int stride, unsigned char *seen) {
     const int lane = threadIdx.x % LANES;
+    const float factor = a.scale * (a.k_scale ? *a.k_scale : 1.0f) * LOG2E;  // on scores: on q it would round D numbers
     for (int j0 = 0; j0 < end - first; j0 += TOKENS_AT_ONCE) {
         const int j = j0 + threadIdx.x / LANES, token = first + j;
         bool some = false, sees_it[ROWS];
@@ -51,15 +51,19 @@ __device__ __forceinline__ void scores(const Decode &a, const Sequence &of, cons
                 float k[X];
                 unpack(load<VECTOR_BYTES>(key + c * a.key_chunk * CACHE_BYTES).word, k);
 #pragma unroll
-                for (int r = 0; r < ROWS; ++r)
+                for (int r = 0; r < ROWS; ++r) {
+                    float sum = 0;  // of this vector alone: fewer additions to a large sum, smaller errors
 #pragma unroll
-                    for (int x = 0; x < X; ++x) s[r] += q[r * HEAD_DIM + c * X + x] * k[x];
+                    for (int x = 0; x < X; ++x) sum += q[r * HEAD_DIM + c * X + x] * k[x];
+                    s[r] += sum;
+                }
             }
         }
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
             for (int other = 1; other < LANES; other *= 2) s[r] += __shfl_xor_sync(~0u, s[r], other);
+            s[r] *= factor;
             if (a.alibi_slopes && sees_it[r]) {
                 const int row = of.row0 + r, distance = token - position_of_row(a, of, row);
                 s[r] += a.alibi_slopes[head_of_row(a, of.kv_head, row)] * LOG2E * distance;

@@ -80,13 +80,14 @@ def _attend(
     asked: Decode, s: int, t: int, rows: slice, kv_head: int, tokens: np.ndarray | slice, compute: type
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """O and LSE of some heads of one query token that see the same tokens; None if they see none."""
-    Q = asked.query[s, t, rows].astype(compute) * compute(asked.scale * asked.k_scale)
+    Q, scale = asked.query[s, t, rows].astype(compute), compute(asked.scale * asked.k_scale)
     position = int(asked.seq_lens[s]) - asked.T + t
     m = np.full((len(Q), 1), -np.inf, compute)
     l, O = np.zeros_like(m), np.zeros_like(Q)
     for some in _pieces(tokens):
         K, V = gather(asked, s, kv_head, some, compute)
         S = Q @ K.T
+        S *= scale  # not Q: that would round D numbers instead of one
         if asked.alibi_slopes is not None:
             S += asked.alibi_slopes[rows, None].astype(compute) * (some - position).astype(compute)
         m_new = np.maximum(m, S.max(axis=1, keepdims=True))

@@ -81,7 +81,8 @@ def make(case: Case) -> Decode:
     kind = dtype(case.cache_type or case.query_type)
     query = rng.standard_normal((case.S, case.T, case.H, case.D), np.float32) * np.float32(case.sharpness)
     used = _used_slots(case, seq_lens, tables, pages)
-    scales = {"k_scale": 0.5, "v_scale": 0.25} if kind.name in FP8_TYPES else {"k_scale": 1.0, "v_scale": 1.0}
+    fp8 = kind.name in FP8_TYPES  # of small range: what is stored is about as large whatever it stands for
+    scales = {"k_scale": 0.5, "v_scale": case.value_scale / 4} if fp8 else {"k_scale": 1.0, "v_scale": 1.0}
     key_cache = _in_layout(_cache(case, kind, used, 2, 1 / scales["k_scale"]), case.layout, "key")
     value_cache = _in_layout(_cache(case, kind, used, 3, case.value_scale / scales["v_scale"]), case.layout, "value")
     slopes = 2.0 ** (-8.0 * np.arange(1, case.H + 1) / case.H)  # as ALiBi has them for a power of two heads

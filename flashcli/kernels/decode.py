@@ -77,7 +77,7 @@ class Sizes(NamedTuple):
 class Problem(NamedTuple):
     """What a kernel is compiled for."""
 
-    D: int
+    d: int
     page: int
     query_type: str
     cache_type: str
@@ -99,6 +99,7 @@ class Kernel:
     workspace: Callable[[Sizes, Problem], int]
     rows: Callable[[int], int]
     macros: tuple[tuple[str, int], ...] = ()
+    on_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Build:
     def macros(self) -> dict[str, int]:
         asked = self.problem
         return {
-            "HEAD_DIM": asked.D, "PAGE": asked.page, "QUERY_TYPE": TYPE_NUMBERS[asked.query_type],
+            "HEAD_DIM": asked.d, "PAGE": asked.page, "QUERY_TYPE": TYPE_NUMBERS[asked.query_type],
             "CACHE_TYPE": TYPE_NUMBERS[asked.cache_type], "TRANSPOSED": int(asked.transposed), "ROWS": asked.rows,
             "THREADS": THREADS, **dict(self.kernel.macros),
         }  # fmt: skip
@@ -119,12 +120,12 @@ class Build:
     @property
     def needs(self) -> tuple[int, int]:
         """The lowest compute capability: fp8 is converted by instructions that came with Ada."""
-        return (8, 9) if self.problem.cache_type in FP8_TYPES else (5, 3)
+        return (8, 9) if self.problem.cache_type in FP8_TYPES else (6, 0)
 
 
 def partial_bytes(problem: Problem) -> int:
     """Of one partial answer: m, l and O in float."""
-    return 4 * (problem.D + 2)
+    return 4 * (problem.d + 2)
 
 
 # ---- V1
@@ -158,7 +159,7 @@ def _grouped(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
 def _partitioned(function: str, sizes: Sizes, problem: Problem) -> tuple[Launch, ...]:
     tiles = ceil_div(sizes.rows, problem.rows)
     blocks = sizes.sequences * sizes.kv_heads * tiles * _partitions(sizes)
-    return Launch(function, blocks, THREADS), Launch("merge", sizes.places, problem.D)
+    return Launch(function, blocks, THREADS), Launch("merge", sizes.places, problem.d)
 
 
 def _partials_of_partitions(sizes: Sizes, problem: Problem) -> int:
@@ -215,6 +216,14 @@ KERNELS = {
         ),
     )
 }  # fmt: skip
+
+
+# What no kernel can be faster than: it reads the same bytes and computes nothing.
+CEILING = Kernel(
+    "read", "decode/00_read.cu", "the same keys and values read, and nothing computed",
+    lambda sizes, problem, sms: (Launch("read", 8 * sms, THREADS),), lambda sizes, problem: 16, _some,
+    (("PIECE", PIECE), ("MAX_PIECES", MAX_PIECES)),
+)  # fmt: skip
 
 
 def choose(name: str | None) -> Kernel:

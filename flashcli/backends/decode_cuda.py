@@ -1,0 +1,182 @@
+"""Paged decode on a GPU, for arrays in the host's memory: the cache goes there whole if it fits, else by groups."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+
+from flashcli.backends.base import ignore
+from flashcli.backends.cuda import load_driver
+from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
+from flashcli.kernels import compiler, decode
+from flashcli.kernels.decode import Argument, Build, Sizes
+from flashcli.kernels.types import STATIC_SHARED, Launch
+from flashcli.paged import Decode
+from flashcli.shape import ceil_div
+
+SPARE = 2**28  # bytes of the GPU's memory that are left for queries, answers and scratch
+
+
+class Program:
+    """A kernel's functions, loaded into the current context."""
+
+    def __init__(self, driver: ModuleType, build: Build, capability: tuple[int, int]) -> None:
+        if capability < build.needs:
+            raise BackendUnavailable(
+                f"{build.problem.cache_type} needs sm_{build.needs[0]}{build.needs[1]} or later.", "use --backend cpu."
+            )
+        self.build, self._driver = build, driver
+        self._module = driver.module_from_buffer(compiler.cubin(build, compiler.architecture(capability)))
+        self._functions: dict[str, object] = {}
+
+    def launch(self, sizes: Sizes, argument: Argument, sms: int, stream=None) -> None:
+        for launch in self.build.kernel.launches(sizes, self.build.problem, sms):
+            self._function(launch).prepared_async_call(
+                (launch.grid, 1), (launch.threads, 1, 1), stream, bytes(argument), shared_size=launch.shared
+            )
+
+    def _function(self, launch: Launch):
+        if launch.function not in self._functions:
+            function = self._module.get_function(launch.function)
+            function.prepare([f"{ctypes.sizeof(Argument)}s"])
+            self._functions[launch.function] = function
+        function = self._functions[launch.function]
+        if launch.shared > STATIC_SHARED:
+            function.set_attribute(
+                self._driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared
+            )
+        return function
+
+
+class DecodeCuda:
+    """A backend for paged decode on the first GPU; use as a context manager."""
+
+    def __init__(self, kernel: str | None = None) -> None:
+        self._kernel = decode.choose(kernel)
+        self._driver = load_driver()
+        if self._driver.Device.count() == 0:
+            raise BackendUnavailable("there is no GPU.", "see `flashcli doctor`.")
+        self._device = self._driver.Device(0)
+        self._capability = self._device.compute_capability()
+        self._sms = self._device.get_attribute(self._driver.device_attribute.MULTIPROCESSOR_COUNT)
+        self._programs: dict[Build, Program] = {}
+        self._cache: dict[str, object] = {}  # device memory of the caches of `_of`
+        self._of: Decode | None = None
+        self._seconds = 0.0
+
+    def __enter__(self) -> DecodeCuda:
+        self._context = self._device.retain_primary_context()
+        self._context.push()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._programs.clear()
+        self._cache.clear()
+        self._context.pop()
+        self._context.detach()
+
+    @property
+    def description(self) -> str:
+        return f"cuda, {self._device.name()}, kernel {self._kernel.name}"
+
+    def details(self) -> dict[str, object]:
+        return {
+            "backend": "cuda", "device": self._device.name(), "kernel": self._kernel.name,
+            "kernel_seconds": self._seconds,
+        }  # fmt: skip
+
+    @property
+    def at_once(self) -> int:
+        """How many bytes of keys and values a group of sequences may use."""
+        return max(1, self._driver.mem_get_info()[0] - 2 * SPARE)
+
+    def decode(
+        self, asked: Decode, sequences: range, check: Callable[[], None] = ignore
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The answer of some sequences [s, T, H, D], in the query's type, and their LSE, float32 [s, T, H]."""
+        try:
+            return self._decode(asked, sequences)
+        except self._driver.MemoryError as error:
+            raise OutOfMemory(
+                f"the pages of sequences {sequences.start} to {sequences.stop - 1} do not fit into the GPU's memory.",
+                "free the GPU, use a larger one, or --backend cpu.",
+            ) from error
+        except self._driver.Error as error:
+            raise KernelFailure(f"kernel {self._kernel.name} failed: {error}.", "report it.") from error
+
+    def _decode(self, asked: Decode, sequences: range) -> tuple[np.ndarray, np.ndarray]:
+        some = slice(sequences.start, sequences.stop)
+        part = dataclasses.replace(
+            asked, query=asked.query[some], block_tables=asked.block_tables[some], seq_lens=asked.seq_lens[some]
+        )
+        if asked.key_cache.nbytes + asked.value_cache.nbytes <= self.at_once or self._of is asked:
+            self._keep(asked)
+        else:
+            part = only_used_pages(part)
+            self._keep(part)
+        return self._launch(part)
+
+    def _keep(self, asked: Decode) -> None:
+        """Have these caches on the device."""
+        if self._of is asked:
+            return
+        self._cache.clear()
+        self._of = None
+        for name in ("key_cache", "value_cache"):
+            self._cache[name] = self._to_device(getattr(asked, name))
+        self._of = asked
+
+    def _launch(self, part: Decode) -> tuple[np.ndarray, np.ndarray]:
+        build, sizes = decode.build_of(self._kernel, part), decode.sizes_of(part)
+        if build not in self._programs:
+            self._programs[build] = Program(self._driver, build, self._capability)
+        out = np.empty(part.query.shape, part.query.dtype)
+        lse = np.empty(out.shape[:-1], np.float32)
+        scales = {name: np.array([getattr(part, name)], np.float32) for name in ("k_scale", "v_scale")}
+        given = {name: getattr(part, name) for name in ("query", "block_tables", "seq_lens", "alibi_slopes")} | scales
+        memory = {name: self._to_device(array) for name, array in given.items() if array is not None and array.size}
+        memory |= {name: self._driver.mem_alloc(array.nbytes) for name, array in (("out", out), ("lse", lse))}
+        if size := self._kernel.workspace(sizes, build.problem):
+            memory["workspace"] = self._driver.mem_alloc(size)
+            self._driver.memset_d8(memory["workspace"], 0, size)
+        pointers = {name: int(where) for name, where in (memory | self._cache).items()}
+        start, end = self._driver.Event(), self._driver.Event()
+        start.record()
+        self._programs[build].launch(sizes, decode.argument(part, pointers), self._sms)
+        end.record()
+        end.synchronize()
+        self._seconds += end.time_since(start) / 1e3
+        for array, name in ((out, "out"), (lse, "lse")):
+            self._driver.memcpy_dtoh(_bytes(array), memory[name])
+        return out, lse
+
+    def _to_device(self, array: np.ndarray):
+        array = np.ascontiguousarray(array)
+        memory = self._driver.mem_alloc(array.nbytes)
+        self._driver.memcpy_htod(memory, _bytes(array))
+        return memory
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """PyCUDA knows no bfloat16 and no fp8."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def only_used_pages(asked: Decode) -> Decode:
+    """The same with a cache of the pages that are used, each once, and tables that say where they are now."""
+    lengths = asked.seq_lens.astype(np.int64)
+    columns = np.arange(asked.block_tables.shape[1])
+    first, last = asked.first_used(lengths) // asked.page, ceil_div(lengths, asked.page)
+    used = (columns >= first[:, None]) & (columns < last[:, None])
+    pages, places = np.unique(asked.block_tables[used], return_inverse=True)
+    tables = np.full_like(asked.block_tables, -1)
+    tables[used] = places
+    if len(pages) == 0:
+        pages = np.array([0])  # all sequences are empty: some page there must be
+    return dataclasses.replace(
+        asked, key_cache=asked.key_cache[pages], value_cache=asked.value_cache[pages], block_tables=tables
+    )

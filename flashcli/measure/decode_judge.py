@@ -1,0 +1,127 @@
+"""Is an answer of paged decode right? Its error beside that of plain arithmetic in the same type, and void cases.
+
+Golden is float64 on the numbers as they are stored. The base is the same mathematics with nothing clever, in the compute
+type: float32 throughout for a float32 query; else scores and P are rounded to the query's type. An answer is right if it
+is about as near to the golden one as the base is. A case in which nonsense would pass counts for nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from flashcli.backends.decode_cpu import attend_group, gather
+from flashcli.paged import Decode
+
+EPSILON = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place of 1
+
+
+class Answer(NamedTuple):
+    """``out`` [S, T, H, D] and ``lse`` [S, T, H]."""
+
+    out: np.ndarray
+    lse: np.ndarray
+
+
+class Errors(NamedTuple):
+    """Largest and mean absolute error, and relative L2."""
+
+    largest: float
+    mean: float
+    l2: float
+
+
+def golden(asked: Decode) -> Answer:
+    """The answer in float64."""
+    answer = Answer(np.zeros(asked.query.shape), np.full(asked.query.shape[:-1], -np.inf))
+    for s in range(asked.S):
+        for kv_head in range(asked.Hkv):
+            attend_group(asked, s, kv_head, answer.out[s], answer.lse[s], np.float64)
+    return answer
+
+
+@np.errstate(all="ignore")
+def base(asked: Decode) -> np.ndarray:
+    """The answer of plain arithmetic in the query's type, all of a row's scores at once."""
+    kind = asked.query.dtype
+    out = np.zeros(asked.query.shape, kind)
+    for s, t, head in np.ndindex(out.shape[:-1]):
+        tokens = asked.tokens_seen(s, t, head)
+        tokens = np.arange(tokens.start, tokens.stop) if isinstance(tokens, slice) else tokens
+        if len(tokens):
+            K, V = gather(asked, s, head // asked.group, tokens, np.float32)
+            products = K * np.float32(asked.k_scale) * asked.query[s, t, head].astype(np.float32)
+            scores = np.cumsum(products, axis=1)[:, -1].astype(kind)  # one after the other, as a loop adds them up
+            S = scores.astype(np.float32) * np.float32(asked.scale)
+            if asked.alibi_slopes is not None:
+                position = int(asked.seq_lens[s]) - asked.T + t
+                S += asked.alibi_slopes[head] * (tokens - position).astype(np.float32)
+            P = np.exp(S - S.max())
+            P = (P / np.cumsum(P)[-1]).astype(kind).astype(np.float32)
+            out[s, t, head] = np.cumsum(P[:, None] * (V * np.float32(asked.v_scale)), axis=0)[-1]
+    return out
+
+
+def errors(got: np.ndarray, want: np.ndarray) -> Errors:
+    difference = np.abs(got.astype(np.float64) - want)
+    return Errors(
+        float(difference.max()), float(difference.mean()),
+        float(np.linalg.norm(difference) / max(np.linalg.norm(want), 1e-300)),
+    )  # fmt: skip
+
+
+class Judge:
+    """Knows what an answer to one request has to be like."""
+
+    def __init__(self, asked: Decode) -> None:
+        self.want, self._kind = golden(asked), asked.query.dtype.name
+        self.base = errors(base(asked), self.want.out)
+        self._swapped = _with_two_pages_swapped(asked)
+
+    def problem(self, got: Answer) -> str:
+        """What is wrong with an answer, in words; empty if nothing is."""
+        out = np.asarray(got.out, np.float64)
+        if not np.isfinite(out).all():
+            return f"{(~np.isfinite(out)).sum()} numbers are not finite"
+        found, unit = errors(out, self.want.out), EPSILON[self._kind] * float(np.abs(self.want.out).max())
+        factor = 1.5 if self._kind == "float32" else 2.0
+        limits = Errors(factor * self.base.largest + unit, 1.5 * self.base.mean + unit / 4, factor * self.base.l2 + unit / 4)
+        for name, is_, most in zip(Errors._fields, found, limits, strict=True):
+            if not is_ <= most:
+                return f"{name} error {is_:.2e}, allowed {most:.2e}"
+        return self._lse_problem(np.asarray(got.lse, np.float64))
+
+    def _lse_problem(self, lse: np.ndarray) -> str:
+        empty = np.isneginf(self.want.lse)
+        if not np.array_equal(np.isneginf(lse), empty):
+            return "LSE is -inf elsewhere than it should be"
+        off = np.abs(np.where(empty, 0, lse) - np.where(empty, 0, self.want.lse))
+        allowed = 1e-5 * (1 + np.abs(np.where(empty, 0, self.want.lse)))
+        if self._kind != "float32":
+            allowed = 8 * allowed  # queries are the same numbers, but tensor cores may carry their products in less
+        return f"LSE is off by {off.max():.2e}" if (off > allowed).any() else ""
+
+    def void(self) -> str:
+        """What nonsense would pass, in words; empty if none does, and so the case counts."""
+        zeros, mean = np.zeros_like(self.want.out), np.full_like(self.want.out, self.want.out.mean())
+        nonsense = {"zeros": zeros, "a uniform mean": mean}
+        if self._swapped is not None:
+            nonsense["an answer with two pages swapped"] = self._swapped
+        passed = [name for name, out in nonsense.items() if not self.problem(Answer(out, self.want.lse))]
+        return ", ".join(passed)
+
+
+def _with_two_pages_swapped(asked: Decode) -> np.ndarray | None:
+    """The golden answer to tables in which two sequences' last pages have changed places; None if there are not two."""
+    last = np.maximum(asked.seq_lens - 1, 0) // asked.page
+    rows = [s for s in range(asked.S) if asked.seq_lens[s] >= asked.page and asked.seq_lens[s] % asked.page == 0]
+    if len(rows) < 2:
+        return None
+    one, other = rows[:2]
+    tables = asked.block_tables.copy()
+    tables[one, last[one]], tables[other, last[other]] = tables[other, last[other]], tables[one, last[one]]
+    if np.array_equal(tables, asked.block_tables):
+        return None
+    return golden(dataclasses.replace(asked, block_tables=tables)).out

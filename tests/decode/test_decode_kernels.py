@@ -1,0 +1,86 @@
+"""The registry of paged decode: what every entry must keep to, and what the compiler says of it."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+
+import numpy as np
+import pytest
+
+from flashcli.files.decode_cases import Case, make
+from flashcli.kernels import compiler, decode
+from flashcli.kernels.decode import CEILING, KERNELS, Argument, Build, Problem, Sizes
+from flashcli.paged import LAYOUTS
+
+every_kernel = pytest.mark.parametrize("kernel", [*KERNELS.values(), CEILING], ids=[*KERNELS, "read"])
+needs_nvcc = pytest.mark.skipif(compiler.find_nvcc() is None, reason="there is no nvcc here")
+
+
+@every_kernel
+def test_the_source_is_there_and_says_what_it_is(kernel):
+    source = (compiler.SOURCES / kernel.file).read_text()
+    assert source.startswith("// ") and "// What" in source and "// Why" in source
+    assert kernel is CEILING or "// What it costs" in source
+
+
+def test_every_source_is_registered():
+    sources = sorted(str(path.relative_to(compiler.SOURCES)) for path in compiler.SOURCES.glob("decode/*.cu"))
+    assert sources == [CEILING.file, *(kernel.file for kernel in KERNELS.values())]
+
+
+@needs_nvcc
+def test_the_compiler_and_python_agree_on_every_field_of_the_argument(tmp_path):
+    checks = [f"static_assert(sizeof(Decode) == {ctypes.sizeof(Argument)}, \"size\");"]
+    checks += [
+        f'static_assert(offsetof(Decode, {name}) == {getattr(Argument, name).offset}, "{name}");'
+        f'static_assert(sizeof(Decode::{name}) == {getattr(Argument, name).size}, "{name}");'
+        for name, _ in Argument._fields_
+    ]
+    source = tmp_path / "agree.cu"
+    source.write_text("\n".join(["#include <cstddef>", '#include "decode/decode.cuh"', *checks]))
+    build = Build(KERNELS["split"], Problem(64, 16, "float16", "float16", False, 1))
+    command = [compiler.find_nvcc(), "-cubin", "-arch=sm_80", "-I", compiler.SOURCES, *compiler.options(build)]
+    done = subprocess.run([*command, source, "-o", tmp_path / "x.cubin"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@needs_nvcc
+@every_kernel
+def test_no_register_is_spilled_where_it_matters(kernel):
+    problem = Problem(128, 16, "float16", "float16", True, kernel.rows(4))
+    for function, found in compiler.resources(Build(kernel, problem), "sm_90a").items():
+        assert found.spilled == 0 and not found.warnings, function
+
+
+@every_kernel
+@pytest.mark.parametrize("sizes", [Sizes(1, 1, 1, 1, 1, 1), Sizes(300, 8, 40, 8, 900, 16), Sizes(3, 1, 71, 1, 40, 1)])
+def test_every_launch_has_blocks(kernel, sizes):
+    for launch in kernel.launches(sizes, Problem(64, sizes.page, "float16", "float16", True, kernel.rows(sizes.rows)), 132):
+        assert 1 <= launch.grid < 2**31 and 1 <= launch.threads <= 1024
+
+
+def test_v1_refuses_what_its_shared_memory_does_not_hold():
+    problem = Problem(64, 16, "float16", "float16", True, 1)
+    with pytest.raises(decode.UsageError, match="100000 tokens"):
+        KERNELS["paged_v1"].launches(Sizes(1, 1, 1, 1, 6250, 16), problem, 132)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides_lead_to_the_numbers_that_numpy_finds(layout):
+    asked = make(Case(2, 4, 2, 32, "40", page=8, layout=layout))
+    strides = decode.cache_strides(layout, asked.Hkv, asked.page, asked.D, asked.key_cache.itemsize)
+    keys, values = asked.key_cache.reshape(-1), asked.value_cache.reshape(-1)
+    page, head, slot, d, x = 3, 1, 5, 21, 8
+    at = page * strides["key_page"] + head * strides["key_head"] + slot * strides["key_slot"]
+    at += d // x * strides["key_chunk"] + d % x
+    found = {"vllm": lambda: asked.key_cache[page, head, d // x, slot, d % x],
+             "nhd": lambda: asked.key_cache[page, slot, head, d],
+             "hnd": lambda: asked.key_cache[page, head, slot, d]}[layout]()  # fmt: skip
+    np.testing.assert_array_equal(keys[at], found)
+    at = page * strides["value_page"] + head * strides["value_head"] + slot * strides["value_slot"]
+    at += d * (asked.page if layout == "vllm" else 1)
+    found = {"vllm": lambda: asked.value_cache[page, head, d, slot],
+             "nhd": lambda: asked.value_cache[page, slot, head, d],
+             "hnd": lambda: asked.value_cache[page, head, slot, d]}[layout]()  # fmt: skip
+    np.testing.assert_array_equal(values[at], found)
