@@ -217,7 +217,9 @@ def _table_problem(asked: Decode) -> str:
     lengths, room = asked.seq_lens.astype(np.int64), asked.block_tables.shape[1] * asked.page
     if (bad := (lengths < 0) | (lengths > room)).any():
         s = int(bad.argmax())
-        return f"seq_lens[{s}] is {lengths[s]}, not from 0 to the {room} tokens that its row of block_tables has room for"
+        return (
+            f"seq_lens[{s}] is {lengths[s]}, not from 0 to the {room} tokens that its row of block_tables has room for"
+        )
     first, last = asked.first_used(lengths) // asked.page, ceil_div(lengths, asked.page)
     for s in range(asked.S):
         used = asked.block_tables[s, first[s] : last[s]]

@@ -13,13 +13,6 @@
 
 constexpr int STEP = PIECE;  // tokens whose scores are in shared memory at a time
 
-// The workspace: a counter for each sequence, tile of rows and head of the cache; then, from a multiple of 16 bytes on,
-// partial answers.
-__device__ __forceinline__ float *partials_of(const Decode &a, int tiles) {
-    const long long counters = (long long)a.sequences * tiles * a.kv_heads;
-    return static_cast<float *>(a.workspace) + (counters + 3) / 4 * 4;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, ROWS > 4 ? 2 : 3) split(const Decode a) {
     __shared__ __align__(16) float q[ROWS * HEAD_DIM];
     __shared__ float S[ROWS * STEP], O[ROWS * HEAD_DIM];
@@ -54,8 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, ROWS > 4 ? 2 : 3) split(co
         if (has.count == 1) answer(a, of, running, O);
         else {
             keep_partials(a, of, partials, parts, part, running, O);
-            int *const counter = static_cast<int *>(a.workspace) + ((long long)s * tiles + tile) * a.kv_heads + kv_head;
-            if (last_of(counter, has.count))
+            if (last_of(counter_of(a, s, tile, tiles, kv_head), has.count))
                 for (int i = threadIdx.x; i < ROWS * HEAD_DIM; i += THREADS)
                     if (const int row = of.row0 + i / HEAD_DIM; row < rows_of(a))
                         merge_number(a, partials, parts, place_of_row(a, of, row), 0, has.count, i % HEAD_DIM);

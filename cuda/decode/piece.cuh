@@ -5,7 +5,7 @@
 //   q [ROWS][HEAD_DIM]    the queries           S [ROWS][stride]   scores, then P = 2^(S - m)
 //   m, l [ROWS]           running maximum and sum      rescale [ROWS]  2^(m_old - m), for what was summed before
 #pragma once
-#include "decode/decode.cuh"
+#include "decode/answer.cuh"
 
 constexpr int LANES = 2;            // threads that share a token's key
 constexpr int TOKENS_AT_ONCE = THREADS / LANES;
@@ -190,15 +190,6 @@ __device__ __forceinline__ void collect(const float (&o)[ROWS][OWN], float *O) {
 #endif
 }
 
-// ---- what leaves the block
-
-// The answer of a row that has its maximum m, sum l and O: zeros and -inf if it saw nothing.
-__device__ __forceinline__ void answer_number(const Decode &a, long long place, int d, float m, float l, float o) {
-    const float v_scale = a.v_scale ? *a.v_scale : 1.0f;
-    store_answer(a, place * HEAD_DIM + d, l == 0 ? 0.0f : o / l * v_scale);
-    if (d == 0) a.lse[place] = l == 0 ? NEG_INF : m * LN2 + logf(l);
-}
-
 __device__ __forceinline__ void answer(const Decode &a, const Sequence &of, const Running &running, const float *O) {
     for (int i = threadIdx.x; i < ROWS * HEAD_DIM; i += THREADS) {
         const int r = i / HEAD_DIM, row = of.row0 + r;
@@ -206,35 +197,12 @@ __device__ __forceinline__ void answer(const Decode &a, const Sequence &of, cons
     }
 }
 
-// Partial answers in the workspace: of each place, `parts` times m, l, and HEAD_DIM numbers of O.
-constexpr int PARTIAL = HEAD_DIM + 2;
-
-// Those of a block's rows: of each the one numbered `part`.
+// The partial answer of each of the block's rows, the one numbered `part` of `parts`.
 __device__ __forceinline__ void keep_partials(const Decode &a, const Sequence &of, float *partials, int parts, int part,
                                               const Running &running, const float *O) {
-    for (int r = 0; r < ROWS && of.row0 + r < rows_of(a); ++r) {
-        float *const partial = partials + (place_of_row(a, of, of.row0 + r) * parts + part) * PARTIAL;
-        for (int i = threadIdx.x; i < PARTIAL; i += THREADS)
-            partial[i] = i == 0 ? running.m[r] : i == 1 ? running.l[r] : O[r * HEAD_DIM + i - 2];
+    for (int i = threadIdx.x; i < ROWS * HEAD_DIM; i += THREADS) {
+        const int r = i / HEAD_DIM, row = of.row0 + r;
+        if (row >= rows_of(a)) break;
+        keep_number(partials, place_of_row(a, of, row) * parts + part, i % HEAD_DIM, running.m[r], running.l[r], O[i]);
     }
-}
-
-// Number d of the answer of partials `from` to `until` - 1 of one place, in this order. They are read past the first-level
-// cache, which does not see what other multiprocessors write.
-__device__ __forceinline__ void merge_number(const Decode &a, const float *partials, int parts, long long place, int from,
-                                             int until, int d) {
-    partials += place * parts * PARTIAL;
-    float m = NEG_INF, l = 0, o = 0;
-#pragma unroll 4
-    for (int part = from; part < until; ++part) {
-        const float theirs = __ldcg(partials + (long long)part * PARTIAL);
-        m = theirs > m || theirs != theirs ? theirs : m;
-    }
-#pragma unroll 4
-    for (int part = from; part < until; ++part) {
-        const float *const partial = partials + (long long)part * PARTIAL;
-        const float weight = exp2_fast(__ldcg(partial) - finite_or_zero(m));
-        l += weight * __ldcg(partial + 1), o += weight * __ldcg(partial + 2 + d);
-    }
-    answer_number(a, place, d, m, l, o);
 }

@@ -79,3 +79,12 @@ __device__ __forceinline__ bool last_of(int *counter, int count) {
     __threadfence();
     return is_last;
 }
+
+// The workspace of a launch over pieces: a counter for each sequence, tile of rows and head of the cache; then, from a
+// multiple of 16 bytes on, partial answers.
+__device__ __forceinline__ int *counter_of(const Decode &a, int s, int tile, int tiles, int kv_head) {
+    return static_cast<int *>(a.workspace) + ((long long)s * tiles + tile) * a.kv_heads + kv_head;
+}
+__device__ __forceinline__ float *partials_of(const Decode &a, int tiles) {
+    return static_cast<float *>(a.workspace) + ((long long)a.sequences * tiles * a.kv_heads + 3) / 4 * 4;
+}

@@ -46,9 +46,7 @@ class Program:
             self._functions[launch.function] = function
         function = self._functions[launch.function]
         if launch.shared > STATIC_SHARED:
-            function.set_attribute(
-                self._driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared
-            )
+            function.set_attribute(self._driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared)
         return function
 
 
@@ -56,7 +54,9 @@ class DecodeCuda:
     """A backend for paged decode on the first GPU; use as a context manager."""
 
     def __init__(self, kernel: str | None = None) -> None:
-        self._kernel = decode.choose(kernel)
+        self._kernel, self._used = kernel, ""  # the kernel that was asked for, and what was used at last
+        if kernel is not None:
+            decode.named(kernel)
         self._driver = load_driver()
         if self._driver.Device.count() == 0:
             raise BackendUnavailable("there is no GPU.", "see `flashcli doctor`.")
@@ -81,11 +81,11 @@ class DecodeCuda:
 
     @property
     def description(self) -> str:
-        return f"cuda, {self._device.name()}, kernel {self._kernel.name}"
+        return f"cuda, {self._device.name()}, kernel {self._used}"
 
     def details(self) -> dict[str, object]:
         return {
-            "backend": "cuda", "device": self._device.name(), "kernel": self._kernel.name,
+            "backend": "cuda", "device": self._device.name(), "kernel": self._used,
             "kernel_seconds": self._seconds,
         }  # fmt: skip
 
@@ -106,7 +106,7 @@ class DecodeCuda:
                 "free the GPU, use a larger one, or --backend cpu.",
             ) from error
         except self._driver.Error as error:
-            raise KernelFailure(f"kernel {self._kernel.name} failed: {error}.", "report it.") from error
+            raise KernelFailure(f"kernel {self._used} failed: {error}.", "report it.") from error
 
     def _decode(self, asked: Decode, sequences: range) -> tuple[np.ndarray, np.ndarray]:
         some = slice(sequences.start, sequences.stop)
@@ -132,6 +132,7 @@ class DecodeCuda:
 
     def _launch(self, part: Decode) -> tuple[np.ndarray, np.ndarray]:
         build, sizes = decode.build_of(self._kernel, part), decode.sizes_of(part)
+        self._used = build.kernel.name
         if build not in self._programs:
             self._programs[build] = Program(self._driver, build, self._capability)
         out = np.empty(part.query.shape, part.query.dtype)
@@ -140,7 +141,7 @@ class DecodeCuda:
         given = {name: getattr(part, name) for name in ("query", "block_tables", "seq_lens", "alibi_slopes")} | scales
         memory = {name: self._to_device(array) for name, array in given.items() if array is not None and array.size}
         memory |= {name: self._driver.mem_alloc(array.nbytes) for name, array in (("out", out), ("lse", lse))}
-        if size := self._kernel.workspace(sizes, build.problem):
+        if size := build.kernel.workspace(sizes, build.problem):
             memory["workspace"] = self._driver.mem_alloc(size)
             self._driver.memset_d8(memory["workspace"], 0, size)
         pointers = {name: int(where) for name, where in (memory | self._cache).items()}

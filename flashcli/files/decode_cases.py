@@ -102,7 +102,9 @@ def _tables(case: Case, seq_lens: np.ndarray) -> tuple[np.ndarray, int]:
     width = max(1, int(counts.max()))
     places = np.arange(width) < counts[:, None]
     total = width if case.pages == "shared" else int(counts.sum())
-    order = np.arange(total)[::-1] if case.pages == "reversed" else np.random.default_rng([case.seed, 2]).permutation(total)
+    order = (
+        np.arange(total)[::-1] if case.pages == "reversed" else np.random.default_rng([case.seed, 2]).permutation(total)
+    )
     tables = np.full((case.S, width), -1, np.int32)
     tables[places] = np.broadcast_to(order, (case.S, width))[places] if case.pages == "shared" else order
     return tables, total + 1

@@ -41,7 +41,9 @@ def dtype(name: str) -> np.dtype:
     try:
         import ml_dtypes
     except ImportError as error:
-        raise BackendUnavailable(f"NumPy knows {name} by ml_dtypes, which is missing.", "pip install ml_dtypes") from error
+        raise BackendUnavailable(
+            f"NumPy knows {name} by ml_dtypes, which is missing.", "pip install ml_dtypes"
+        ) from error
     return np.dtype(getattr(ml_dtypes, name))
 
 
@@ -113,7 +115,9 @@ def read_decode(path: str | os.PathLike) -> tuple[Decode, tuple[int, ...]]:
 def _number_of(tensors: Tensors, name: str) -> float:
     values = tensors[name]
     if values.dtype != np.float32 or values.size != 1:
-        raise BadInput(f"{tensors.path!r} has {name} of {values.size} numbers of {values.dtype}, not one float32.", HINT)
+        raise BadInput(
+            f"{tensors.path!r} has {name} of {values.size} numbers of {values.dtype}, not one float32.", HINT
+        )
     return float(values.reshape(()))
 
 
@@ -126,7 +130,9 @@ def _metadata(tensors: Tensors, head_size: tuple[int, ...]) -> dict[str, object]
             return kind(given.get(name, otherwise))
         except ValueError:
             wanted = "a whole number" if kind is int else "a number"
-            raise BadInput(f"{tensors.path!r} has {name} = {given[name]!r} in its metadata, not {wanted}.", HINT) from None
+            raise BadInput(
+                f"{tensors.path!r} has {name} = {given[name]!r} in its metadata, not {wanted}.", HINT
+            ) from None
 
     layout = given.get("layout", "vllm")
     if layout not in LAYOUTS:
@@ -144,7 +150,9 @@ def metadata(asked: Decode) -> dict[str, str]:
     """The other way round: the metadata that a file of what is asked has."""
     sparse = {name: getattr(asked.sparse, name) for name in SPARSE} if asked.sparse else {}
     window = {"sliding_window": asked.window} if asked.window else {}
-    return {name: str(value) for name, value in {"layout": asked.layout, "scale": asked.scale, **window, **sparse}.items()}
+    return {
+        name: str(value) for name, value in {"layout": asked.layout, "scale": asked.scale, **window, **sparse}.items()
+    }
 
 
 class TensorWriter(AtomicFile):

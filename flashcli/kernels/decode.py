@@ -89,7 +89,8 @@ class Problem(NamedTuple):
 class Kernel:
     """One rung. ``launches(sizes, problem, sms)`` are in order; ``workspace(sizes, problem)`` is its scratch in bytes.
 
-    ``rows(rows)`` says how many of a cache head's rows a block takes together.
+    ``rows(rows, d)`` says how many of a cache head's rows a block takes together, and ``macros(problem)`` are those beyond
+    the ones that all have. ``refuses(problem)`` says why it cannot be built for a problem; empty if it can.
     """
 
     name: str
@@ -97,8 +98,9 @@ class Kernel:
     summary: str
     launches: Callable[[Sizes, Problem, int], tuple[Launch, ...]]
     workspace: Callable[[Sizes, Problem], int]
-    rows: Callable[[int], int]
-    macros: tuple[tuple[str, int], ...] = ()
+    rows: Callable[[int, int], int]
+    macros: Callable[[Problem], dict[str, int]] = lambda problem: {}
+    refuses: Callable[[Problem], str] = lambda problem: ""
     on_host: bool = False
 
 
@@ -114,7 +116,7 @@ class Build:
         return {
             "HEAD_DIM": asked.d, "PAGE": asked.page, "QUERY_TYPE": TYPE_NUMBERS[asked.query_type],
             "CACHE_TYPE": TYPE_NUMBERS[asked.cache_type], "TRANSPOSED": int(asked.transposed), "ROWS": asked.rows,
-            "THREADS": THREADS, **dict(self.kernel.macros),
+            "THREADS": THREADS, **self.kernel.macros(asked),
         }  # fmt: skip
 
     @property
@@ -185,13 +187,68 @@ def _counters_and_partials(sizes: Sizes, problem: Problem) -> int:
     return 4 * counters + sizes.places * _most_pieces(sizes) * partial_bytes(problem)
 
 
-def _one(rows: int) -> int:
+def _one(rows: int, d: int) -> int:
     return 1
 
 
-def _some(rows: int) -> int:
+def _some(rows: int, d: int) -> int:
     """A number that few builds are needed for: 1, 2, 4 or 8."""
     return min(MAX_ROWS, 1 << (rows - 1).bit_length())
+
+
+def _piece_macros(problem: Problem) -> dict[str, int]:
+    return {"PIECE": PIECE, "MAX_PIECES": MAX_PIECES}
+
+
+# ---- tensor cores
+
+TILE = 16  # tokens of a warp's tile
+TILES_ROOM = 104 * 1024  # bytes of shared memory for tiles: two blocks fit into a multiprocessor of Hopper's
+MOST_STAGES = 6
+
+
+def _tensor_rows(rows: int, d: int) -> int:
+    """Eight, or sixteen where there are more and registers hold them."""
+    return 8 if rows <= 8 or d > 128 else 16
+
+
+def _tensor_macros(problem: Problem) -> dict[str, int]:
+    return _piece_macros(problem) | {"STAGES": _stages(problem)}
+
+
+def _tile_bytes(problem: Problem) -> int:
+    """Of a warp's tile of keys and values, as 05_tensor.cu lays it out."""
+    size = _item_size(problem)
+    padded = round_up(problem.d, 16)
+    row = padded * size // 16 | 1
+    values = padded * (1 if size == 1 else 3) if problem.transposed else TILE * row
+    return 16 * (TILE * row + values)
+
+
+def _stages(problem: Problem) -> int:
+    return max(2, min(MOST_STAGES, TILES_ROOM // (THREADS // 32 * _tile_bytes(problem))))
+
+
+def _tensor(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
+    shared = THREADS // 32 * _stages(problem) * _tile_bytes(problem)
+    tiles = ceil_div(sizes.rows, problem.rows)
+    most = sizes.sequences * sizes.kv_heads * tiles * _most_pieces(sizes)
+    return (Launch("tensor", min(most, max(1, min(4, MAX_SHARED // (shared + 2048))) * sms), THREADS, shared),)
+
+
+def _tensor_refuses(problem: Problem) -> str:
+    size = _item_size(problem)
+    if problem.query_type == "float32":
+        return "tensor cores have no float32"
+    if problem.d * size % 16:
+        return "rows of the cache are no multiple of 16 bytes"
+    if problem.transposed and problem.page * size < 16:
+        return "the pages are too small for layout vllm"
+    return ""
+
+
+def _item_size(problem: Problem) -> int:
+    return 1 if problem.cache_type in FP8_TYPES else 4 if problem.cache_type == "float32" else 2
 
 
 KERNELS = {
@@ -212,7 +269,11 @@ KERNELS = {
         ),
         Kernel(
             "split", "decode/04_split.cu", "pieces by the actual lengths, in one launch",
-            _split, _counters_and_partials, _some, (("PIECE", PIECE), ("MAX_PIECES", MAX_PIECES)),
+            _split, _counters_and_partials, _some, _piece_macros,
+        ),
+        Kernel(
+            "tensor", "decode/05_tensor.cu", "tensor cores, and copies of each warp's own under way",
+            _tensor, _counters_and_partials, _tensor_rows, _tensor_macros, _tensor_refuses,
         ),
     )
 }  # fmt: skip
@@ -222,25 +283,39 @@ KERNELS = {
 CEILING = Kernel(
     "read", "decode/00_read.cu", "the same keys and values read, and nothing computed",
     lambda sizes, problem, sms: (Launch("read", 8 * sms, THREADS),), lambda sizes, problem: 16, _some,
-    (("PIECE", PIECE), ("MAX_PIECES", MAX_PIECES)),
+    _piece_macros,
 )  # fmt: skip
 
 
-def choose(name: str | None) -> Kernel:
-    """The kernel of that name, or the one for everybody: it is no slower than the others on any shape that was tried."""
-    if name is not None and name not in KERNELS:
+FASTEST_FIRST = ("tensor", "split")  # of which the second takes everything
+
+
+def build_of(name: str | None, asked: Decode) -> Build:
+    """The build of the kernel of that name, or of the fastest that takes what is asked."""
+    if name is None:
+        builds = (Build(KERNELS[each], problem_of(KERNELS[each], asked)) for each in FASTEST_FIRST)
+        return next(build for build in builds if not build.kernel.refuses(build.problem))
+    build = Build(named(name), problem_of(named(name), asked))
+    if reason := build.kernel.refuses(build.problem):
+        raise UsageError(f"kernel {name} cannot compute this: {reason}.", "choose another kernel.")
+    return build
+
+
+def named(name: str) -> Kernel:
+    if name not in KERNELS:
         raise UsageError(f"there is no kernel {name!r} for paged decode.", f"choose one of {', '.join(KERNELS)}.")
-    return KERNELS[name or "split"]
+    return KERNELS[name]
+
+
+def problem_of(kernel: Kernel, asked: Decode) -> Problem:
+    """What the kernel is compiled for to compute this."""
+    rows = kernel.rows(asked.T * asked.group, asked.D)
+    types = asked.query.dtype.name, asked.key_cache.dtype.name
+    return Problem(asked.D, asked.page, *types, asked.layout == "vllm", rows)
 
 
 def sizes_of(asked: Decode) -> Sizes:
     return Sizes(asked.S, asked.T, asked.H, asked.Hkv, asked.block_tables.shape[1], asked.page)
-
-
-def build_of(kernel: Kernel, asked: Decode) -> Build:
-    rows = kernel.rows(asked.T * asked.group)
-    types = asked.query.dtype.name, asked.key_cache.dtype.name
-    return Build(kernel, Problem(asked.D, asked.page, *types, asked.layout == "vllm", rows))
 
 
 def cache_strides(layout: str, kv_heads: int, page: int, D: int, itemsize: int) -> dict[str, int]:

@@ -12,16 +12,19 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import click
 import numpy as np
 
+from flashcli.backends.cores import usable_cores
+from flashcli.backends.cuda import devices
 from flashcli.backends.decode_cuda import DecodeCuda
 from flashcli.errors import MISMATCH, FlashError
 from flashcli.files import decode_cases
 from flashcli.files.decode_cases import Case, make
-from flashcli.kernels import decode
+from flashcli.kernels import compiler, decode
 from flashcli.kernels.decode import CEILING, KERNELS, POINTERS
 from flashcli.measure.decode_judge import Answer, Judge
 from flashcli.paged import LAYOUTS, BlockSparse, Decode, cache_shapes
@@ -82,7 +85,9 @@ class Found(NamedTuple):
 def check(names: list[str], every: int = 1) -> Found:
     """Each kernel on each ``every``-th case of the grid; batches in other company must give the same bytes."""
     counted, void, wrong = 0, 0, []
-    for case in itertools.islice(grid(), 0, None, every):
+    cases = list(itertools.islice(grid(), 0, None, every))
+    _compile(names, cases)
+    for case in cases:
         asked = make(case)
         judge = Judge(asked)
         if passed := judge.void():
@@ -90,6 +95,8 @@ def check(names: list[str], every: int = 1) -> Found:
             click.echo(f"void, for {passed} would pass: {described(case)}", err=True)
         counted += 1
         for name in names:
+            if KERNELS[name].refuses(decode.problem_of(KERNELS[name], asked)):
+                continue
             try:
                 with DecodeCuda(name) as backend:
                     got = Answer(*backend.decode(asked, range(asked.S)))
@@ -102,6 +109,19 @@ def check(names: list[str], every: int = 1) -> Found:
             if np.concatenate([out for out, _ in alone]).tobytes() != got.out.tobytes():
                 wrong.append(f"{name}: {described(case)}: a sequence alone has other bytes than in the batch")
     return Found(counted, void, wrong)
+
+
+def _compile(names: list[str], cases: list[Case]) -> None:
+    """All that is needed, in threads: one nvcc after the other would take most of the time."""
+    builds = set()
+    for case, name in itertools.product(cases, names):
+        asked = make(dataclasses.replace(case, S=1, lengths="1"))
+        builds.add(decode.Build(KERNELS[name], decode.problem_of(KERNELS[name], asked)))
+    arch = compiler.architecture(devices()[0][1])
+    with ThreadPoolExecutor(len(usable_cores())) as pool:
+        list(
+            pool.map(lambda build: compiler.cubin(build, arch), (b for b in builds if not b.kernel.refuses(b.problem)))
+        )
 
 
 # ---- how fast is it?
@@ -176,7 +196,7 @@ class OnDevice:
 
     def problem(self, kernel: decode.Kernel) -> decode.Problem:
         shape = self.shape
-        rows = kernel.rows(shape.H // shape.Hkv)
+        rows = kernel.rows(shape.H // shape.Hkv, shape.D)
         return decode.Problem(shape.D, self.page, shape.query_type, shape.cache_type, self.layout == "vllm", rows)
 
     def argument(self, workspace: int) -> decode.Argument:
@@ -229,7 +249,10 @@ class OnDevice:
             return None
         keys, values = zip(*(self.rows(s) for s in range(self.shape.S)), strict=True)
         kind = getattr(torch, self.shape.query_type)
-        return (self.tensors["query"].transpose(1, 2), *(torch.stack([x.to(kind) for x in some]) for some in (keys, values)))
+        return (
+            self.tensors["query"].transpose(1, 2),
+            *(torch.stack([x.to(kind) for x in some]) for some in (keys, values)),
+        )
 
 
 def seconds(work: Callable[[], object], runs: int = RUNS) -> list[float]:
@@ -263,6 +286,9 @@ def times(names: list[str], shapes: tuple[Shape, ...], layouts: tuple[str, ...],
             contenders = ([CEILING] if layout != "vllm" else []) + [KERNELS[name] for name in names]
             for kernel in contenders:
                 problem = given.problem(kernel)
+                if reason := kernel.refuses(problem):
+                    yield {**about, "contender": kernel.name, "skipped": reason}
+                    continue
                 try:
                     program = Program(backend._driver, decode.Build(kernel, problem), backend._capability)
                     kernel.launches(given.sizes, problem, backend._sms)

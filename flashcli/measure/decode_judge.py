@@ -87,7 +87,9 @@ class Judge:
             return f"{(~np.isfinite(out)).sum()} numbers are not finite"
         found, unit = errors(out, self.want.out), EPSILON[self._kind] * float(np.abs(self.want.out).max())
         factor = 1.5 if self._kind == "float32" else 2.0
-        limits = Errors(factor * self.base.largest + unit, 1.5 * self.base.mean + unit / 4, factor * self.base.l2 + unit / 4)
+        limits = Errors(
+            factor * self.base.largest + unit, 1.5 * self.base.mean + unit / 4, factor * self.base.l2 + unit / 4
+        )
         for name, is_, most in zip(Errors._fields, found, limits, strict=True):
             if not is_ <= most:
                 return f"{name} error {is_:.2e}, allowed {most:.2e}"

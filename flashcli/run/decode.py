@@ -112,7 +112,9 @@ def report(record: dict[str, object]) -> str:
         "({layout})".format(**record),
     ]
     if seconds := record.get("kernel_seconds"):
-        lines.append(f"kernel: {seconds * 1e6:.1f} us, {record['cache_bytes'] / seconds / 1e9:.0f} GB/s of keys and values")
+        lines.append(
+            f"kernel: {seconds * 1e6:.1f} us, {record['cache_bytes'] / seconds / 1e9:.0f} GB/s of keys and values"
+        )
     return "\n".join(lines)
 
 

@@ -31,7 +31,7 @@ def test_every_source_is_registered():
 
 @needs_nvcc
 def test_the_compiler_and_python_agree_on_every_field_of_the_argument(tmp_path):
-    checks = [f"static_assert(sizeof(Decode) == {ctypes.sizeof(Argument)}, \"size\");"]
+    checks = [f'static_assert(sizeof(Decode) == {ctypes.sizeof(Argument)}, "size");']
     checks += [
         f'static_assert(offsetof(Decode, {name}) == {getattr(Argument, name).offset}, "{name}");'
         f'static_assert(sizeof(Decode::{name}) == {getattr(Argument, name).size}, "{name}");'
@@ -48,7 +48,7 @@ def test_the_compiler_and_python_agree_on_every_field_of_the_argument(tmp_path):
 @needs_nvcc
 @every_kernel
 def test_no_register_is_spilled_where_it_matters(kernel):
-    problem = Problem(128, 16, "float16", "float16", True, kernel.rows(4))
+    problem = Problem(128, 16, "float16", "float16", True, kernel.rows(4, 128))
     for function, found in compiler.resources(Build(kernel, problem), "sm_90a").items():
         assert found.spilled == 0 and not found.warnings, function
 
@@ -56,7 +56,9 @@ def test_no_register_is_spilled_where_it_matters(kernel):
 @every_kernel
 @pytest.mark.parametrize("sizes", [Sizes(1, 1, 1, 1, 1, 1), Sizes(300, 8, 40, 8, 900, 16), Sizes(3, 1, 71, 1, 40, 1)])
 def test_every_launch_has_blocks(kernel, sizes):
-    for launch in kernel.launches(sizes, Problem(64, sizes.page, "float16", "float16", True, kernel.rows(sizes.rows)), 132):
+    for launch in kernel.launches(
+        sizes, Problem(64, sizes.page, "float16", "float16", True, kernel.rows(sizes.rows, 64)), 132
+    ):
         assert 1 <= launch.grid < 2**31 and 1 <= launch.threads <= 1024
 
 
