@@ -25,10 +25,10 @@ CHUNK_BYTES = 16  # vLLM's layout splits keys into chunks of these
 
 @dataclass(frozen=True)
 class BlockSparse:
-    """Of a sequence in blocks of ``block_size`` tokens, a head keeps the last ``local_blocks`` and each ``vert_stride``-th.
+    """Which blocks of ``block_size`` tokens a head sees: the last ``local_blocks``, and every ``vert_stride``-th.
 
-    Which of them differs from head to head by ``head_sliding_step``: of all heads, counted over ``tp_rank`` ranks that
-    have H each; or, if it is negative, of the cache's heads by its magnitude.
+    Which every ``vert_stride``-th differs from head to head by ``head_sliding_step``: of all heads, counted over
+    ``tp_rank`` ranks that have H each; or, if it is negative, of the cache's heads by its magnitude.
     """
 
     vert_stride: int

@@ -132,9 +132,7 @@ class DecodeCuda:
 
     def _launch(self, part: Decode) -> tuple[np.ndarray, np.ndarray]:
         build, sizes = decode.build_of(self._kernel, part), decode.sizes_of(part)
-        self._used = build.kernel.name
-        if build not in self._programs:
-            self._programs[build] = Program(self._driver, build, self._capability)
+        self._used, launch = build.kernel.name, self.launcher(build, sizes)
         out = np.empty(part.query.shape, part.query.dtype)
         lse = np.empty(out.shape[:-1], np.float32)
         scales = {name: np.array([getattr(part, name)], np.float32) for name in ("k_scale", "v_scale")}
@@ -147,13 +145,20 @@ class DecodeCuda:
         pointers = {name: int(where) for name, where in (memory | self._cache).items()}
         start, end = self._driver.Event(), self._driver.Event()
         start.record()
-        self._programs[build].launch(sizes, decode.argument(part, pointers), self._sms)
+        launch(decode.argument(part, pointers))
         end.record()
         end.synchronize()
         self._seconds += end.time_since(start) / 1e3
         for array, name in ((out, "out"), (lse, "lse")):
             self._driver.memcpy_dtoh(_bytes(array), memory[name])
         return out, lse
+
+    def launcher(self, build: Build, sizes: Sizes) -> Callable[[Argument], None]:
+        """What queues a build's launches for arrays of these sizes."""
+        if build not in self._programs:
+            self._programs[build] = Program(self._driver, build, self._capability)
+        program = self._programs[build]
+        return lambda argument: program.launch(sizes, argument, self._sms)
 
     def _to_device(self, array: np.ndarray):
         array = np.ascontiguousarray(array)

@@ -42,7 +42,7 @@ def dtype(name: str) -> np.dtype:
         import ml_dtypes
     except ImportError as error:
         raise BackendUnavailable(
-            f"NumPy knows {name} by ml_dtypes, which is missing.", "pip install ml_dtypes"
+            f"NumPy knows {name} by ml_dtypes, which is missing.", "pip install ml_dtypes."
         ) from error
     return np.dtype(getattr(ml_dtypes, name))
 
@@ -78,7 +78,7 @@ class Tensors:
         try:
             from safetensors import SafetensorError, safe_open
         except ImportError as error:
-            raise BackendUnavailable("the library safetensors is missing.", "pip install safetensors") from error
+            raise BackendUnavailable("the library safetensors is missing.", "pip install safetensors.") from error
         with explained("read", self.path):
             if not stat.S_ISREG(os.stat(self.path).st_mode):
                 raise BadInput(f"{self.path!r} is not a regular file.", "copy the data to a file first.")
@@ -122,7 +122,7 @@ def _number_of(tensors: Tensors, name: str) -> float:
 
 
 def _metadata(tensors: Tensors, head_size: tuple[int, ...]) -> dict[str, object]:
-    """``layout``, ``scale``, ``sliding_window``, and what block-sparse attention is told by, which is text in a file."""
+    """What is said beside the tensors, all of it text: layout, scale, sliding_window, and block-sparse attention's."""
     given = tensors.metadata
 
     def number(name: str, otherwise: float, kind: type = int) -> float:

@@ -1,7 +1,7 @@
-"""The ladder of kernels for paged decode: their builds, their launches, their scratch, and the argument they all take.
+"""The ladder of kernels for paged decode: their builds, their launches, their scratch, the argument they all take.
 
-One kernel is one file in ``cuda/decode/`` and one entry in `KERNELS`. A kernel is compiled for what `Problem` names; the
-rest comes with the argument.
+One kernel is one file in ``cuda/decode/`` and one entry in `KERNELS`. A kernel is compiled for what `Problem` names;
+the rest comes with the argument.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Problem(NamedTuple):
 class Kernel:
     """One rung. ``launches(sizes, problem, sms)`` are in order; ``workspace(sizes, problem)`` is its scratch in bytes.
 
-    ``rows(rows, d)`` says how many of a cache head's rows a block takes together, and ``macros(problem)`` are those beyond
-    the ones that all have. ``refuses(problem)`` says why it cannot be built for a problem; empty if it can.
+    ``rows(rows, d)`` says how many of a cache head's rows a block takes together, and ``macros(problem)`` are those
+    beyond the ones that all have. ``refuses(problem)`` says why it cannot be built for a problem; empty if it can.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Paged decode on a GPU: every kernel judged against float64 first, then timed beside its peers.
 
-``python -m flashcli.measure.decode [--check-only | --times-only] [--kernel NAME]... [--json FILE]``. Times are medians by
-CUDA events, with the second-level cache flushed before each run and every page used once, in random order. Needs PyTorch
-and PyCUDA.
+``python -m flashcli.measure.decode [--check-only | --times-only] [--kernel NAME]... [--json FILE]``. Times are medians
+by CUDA events, with the second-level cache flushed before each run and every page used once, in random order. Needs
+PyTorch and PyCUDA.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from flashcli.files.decode_cases import Case, make
 from flashcli.kernels import compiler, decode
 from flashcli.kernels.decode import CEILING, KERNELS, POINTERS
 from flashcli.measure.decode_judge import Answer, Judge
-from flashcli.paged import LAYOUTS, BlockSparse, Decode, cache_shapes
+from flashcli.paged import LAYOUTS, BlockSparse, cache_shapes
 from flashcli.shape import ceil_div
 
 RUNS = 20
@@ -40,8 +40,10 @@ SMALL = Case(3, 8, 2, 128, "320,64,77", sharpness=4.0)
 
 def grid() -> Iterator[Case]:
     """Cases over all that may be asked for."""
-    types = [("float32", ""), ("float16", ""), ("bfloat16", ""), ("float16", "float8_e4m3fn"), ("bfloat16", "float8_e5m2"),
-             ("float32", "float8_e4m3fn")]  # fmt: skip
+    types = [
+        ("float32", ""), ("float16", ""), ("bfloat16", ""), ("float16", "float8_e4m3fn"), ("bfloat16", "float8_e5m2"),
+        ("float32", "float8_e4m3fn"),
+    ]  # fmt: skip
     for (query, cache), layout in itertools.product(types, LAYOUTS):
         small = dataclasses.replace(SMALL, query_type=query, cache_type=cache, layout=layout)
         yield small
@@ -116,12 +118,12 @@ def _compile(names: list[str], cases: list[Case]) -> None:
     builds = set()
     for case, name in itertools.product(cases, names):
         asked = make(dataclasses.replace(case, S=1, lengths="1"))
-        builds.add(decode.Build(KERNELS[name], decode.problem_of(KERNELS[name], asked)))
+        problem = decode.problem_of(KERNELS[name], asked)
+        if not KERNELS[name].refuses(problem):
+            builds.add(decode.Build(KERNELS[name], problem))
     arch = compiler.architecture(devices()[0][1])
     with ThreadPoolExecutor(len(usable_cores())) as pool:
-        list(
-            pool.map(lambda build: compiler.cubin(build, arch), (b for b in builds if not b.kernel.refuses(b.problem)))
-        )
+        list(pool.map(lambda build: compiler.cubin(build, arch), builds))
 
 
 # ---- how fast is it?
@@ -171,8 +173,7 @@ class OnDevice:
         pages, width = int(counts.sum()), int(counts.max())
         tables = np.full((S, width), -1, np.int32)
         tables[np.arange(width) < counts[:, None]] = np.random.default_rng(0).permutation(pages)
-        generator = torch.Generator("cuda").manual_seed(0)
-        stored = {"float8_e4m3fn": "float8_e4m3fn"}.get(shape.cache_type, shape.cache_type)
+        generator, stored = torch.Generator("cuda").manual_seed(0), shape.cache_type
         size = getattr(torch, stored).itemsize
         shapes = cache_shapes(layout, pages, Hkv, page, D, size)
 
@@ -276,37 +277,36 @@ def times(names: list[str], shapes: tuple[Shape, ...], layouts: tuple[str, ...],
     """A row for each shape, layout and contender."""
     import torch
 
-    from flashcli.backends.decode_cuda import Program
-
     torch.zeros(1, device="cuda")  # its context is the one that is used here
     for shape, layout in itertools.product(shapes, layouts):
         with DecodeCuda() as backend:
             given = OnDevice(shape, layout)
             about = {"shape": shape.name, "layout": layout, "bytes": given.bytes}
-            contenders = ([CEILING] if layout != "vllm" else []) + [KERNELS[name] for name in names]
-            for kernel in contenders:
-                problem = given.problem(kernel)
-                if reason := kernel.refuses(problem):
-                    yield {**about, "contender": kernel.name, "skipped": reason}
-                    continue
-                try:
-                    program = Program(backend._driver, decode.Build(kernel, problem), backend._capability)
-                    kernel.launches(given.sizes, problem, backend._sms)
-                except FlashError as error:
-                    yield {**about, "contender": kernel.name, "skipped": str(error)}
-                    continue
-                workspace = torch.zeros(kernel.workspace(given.sizes, problem) + 16, dtype=torch.uint8, device="cuda")
-                argument = given.argument(workspace.data_ptr())
-                given.tensors["out"].fill_(float("nan"))
-                found = seconds(lambda: program.launch(given.sizes, argument, backend._sms))  # noqa: B023
-                error = None if kernel is CEILING else given.error()
-                yield {**about, "contender": kernel.name, "seconds": found, "relative_l2": error}
-                del workspace
+            for kernel in ([CEILING] if layout != "vllm" else []) + [KERNELS[name] for name in names]:
+                yield {**about, "contender": kernel.name, **_of_ours(kernel, given, backend)}
             if peers and layout == layouts[0] and (arrays := given.contiguous()):
                 yield from _of_torch(arrays, about)
                 del arrays
-            del given
+        del given
         torch.cuda.empty_cache()
+
+
+def _of_ours(kernel: decode.Kernel, given: OnDevice, backend: DecodeCuda) -> dict:
+    """What is found of a kernel: its seconds and its error, or why it was skipped."""
+    import torch
+
+    problem = given.problem(kernel)
+    if reason := kernel.refuses(problem):
+        return {"skipped": reason}
+    workspace = torch.zeros(kernel.workspace(given.sizes, problem) + 16, dtype=torch.uint8, device="cuda")
+    argument = given.argument(workspace.data_ptr())
+    given.tensors["out"].fill_(float("nan"))
+    try:
+        launch = backend.launcher(decode.Build(kernel, problem), given.sizes)
+        found = seconds(lambda: launch(argument))
+    except FlashError as error:
+        return {"skipped": str(error)}
+    return {"seconds": found, "relative_l2": None if kernel is CEILING else given.error()}
 
 
 def _of_torch(arrays, about: dict) -> Iterator[dict]:

@@ -1,8 +1,8 @@
 """Is an answer of paged decode right? Its error beside that of plain arithmetic in the same type, and void cases.
 
-Golden is float64 on the numbers as they are stored. The base is the same mathematics with nothing clever, in the compute
-type: float32 throughout for a float32 query; else scores and P are rounded to the query's type. An answer is right if it
-is about as near to the golden one as the base is. A case in which nonsense would pass counts for nothing.
+Golden is float64 on the numbers as they are stored. The base is the same mathematics with nothing clever, in the
+compute type: float32 throughout for a float32 query; else scores and P are rounded to the query's type. An answer is
+right if it is about as near to the golden one as the base is. A case in which nonsense would pass counts for nothing.
 """
 
 from __future__ import annotations
@@ -116,14 +116,18 @@ class Judge:
 
 
 def _with_two_pages_swapped(asked: Decode) -> np.ndarray | None:
-    """The golden answer to tables in which two sequences' last pages have changed places; None if there are not two."""
-    last = np.maximum(asked.seq_lens - 1, 0) // asked.page
-    rows = [s for s in range(asked.S) if asked.seq_lens[s] >= asked.page and asked.seq_lens[s] % asked.page == 0]
+    """The golden answer to tables in which two sequences' last full pages have changed places; None if no two have.
+
+    Of small pages, as many as hold 16 tokens: a token among hundreds may not matter.
+    """
+    count = max(1, 16 // asked.page)
+    full = asked.seq_lens // asked.page
+    rows = [s for s in range(asked.S) if full[s] >= count]
     if len(rows) < 2:
         return None
-    one, other = rows[:2]
+    one, other = ((s, slice(full[s] - count, full[s])) for s in rows[:2])
     tables = asked.block_tables.copy()
-    tables[one, last[one]], tables[other, last[other]] = tables[other, last[other]], tables[one, last[one]]
+    tables[one], tables[other] = asked.block_tables[other], asked.block_tables[one]
     if np.array_equal(tables, asked.block_tables):
         return None
     return golden(dataclasses.replace(asked, block_tables=tables)).out

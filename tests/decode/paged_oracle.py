@@ -44,10 +44,14 @@ def oracle(asked: Decode) -> tuple[np.ndarray, np.ndarray]:
         tokens = [token for token in range(position + 1) if sees(asked, s, t, head, token)]
         if not tokens:
             continue
-        keys, values = zip(*(key_and_value(asked, s, token, head // (asked.H // asked.Hkv)) for token in tokens))
+        keys, values = zip(
+            *(key_and_value(asked, s, token, head // (asked.H // asked.Hkv)) for token in tokens), strict=True
+        )
         query = asked.query[s, t, head].astype(np.float64)
         slope = 0.0 if asked.alibi_slopes is None else float(asked.alibi_slopes[head])
-        scores = [asked.scale * (query @ key) + slope * (token - position) for key, token in zip(keys, tokens)]
+        scores = [
+            asked.scale * (query @ key) + slope * (token - position) for key, token in zip(keys, tokens, strict=True)
+        ]
         largest = max(scores)
         weights = np.array([math.exp(score - largest) for score in scores])
         out[s, t, head] = weights @ np.array(values) / weights.sum()

@@ -11,6 +11,7 @@ from paged_oracle import oracle
 
 from flashcli.backends import decode_cpu
 from flashcli.backends.decode_cpu import DecodeCpu
+from flashcli.backends.decode_cuda import only_used_pages
 from flashcli.files.decode_cases import Case, make
 from flashcli.paged import LAYOUTS, BlockSparse, Decode
 
@@ -110,3 +111,14 @@ def test_a_nan_in_a_used_slot_is_no_secret():
     asked.value_cache[asked.block_tables[0, 0]] = np.nan
     got, _ = answer(asked)
     assert np.isnan(got[0]).all() and np.isfinite(got[1:]).all()
+
+
+@pytest.mark.parametrize("changes", [{}, {"window": 9, "lengths": "40,37,0"}, {"lengths": "0,0,0"}], ids=str)
+def test_a_cache_of_the_used_pages_alone_gives_the_same_bytes(changes):
+    asked = make(dataclasses.replace(SMALL, **changes))
+    some = dataclasses.replace(
+        asked, query=asked.query[:1], block_tables=asked.block_tables[:1], seq_lens=asked.seq_lens[:1]
+    )
+    small = only_used_pages(some)
+    assert small.pages < asked.pages or not asked.seq_lens.any()
+    np.testing.assert_array_equal(answer(small)[0], answer(asked)[0][:1])
