@@ -4,21 +4,25 @@ import functools
 
 import click
 
-from flashcli.commands import options
+from flashcli import as_json
+from flashcli.commands import options, standard
 
 
 @click.command(
     epilog=options.examples(
-        "flashcli generate x.safetensors --decode 8,32,8,128 --lengths uniform:4096",
         "flashcli decode x.safetensors answer.safetensors",
+        "flashcli decode x.safetensors answer.safetensors --backend cpu --json -",
     )
 )
 @click.argument("input_path", metavar="IN")
 @click.argument("output_path", metavar="OUT")
-@options.backend_option
+@click.option(
+    "--backend", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True,
+    help="Where to compute; auto is the GPU if there is a usable one, else the CPU.",
+)  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), help="Threads of the cpu backend; all usable cores by default.")
-@options.json_option
-def command(input_path: str, output_path: str, backend: str, threads: int | None, as_json: bool) -> None:
+@as_json.json_option
+def command(input_path: str, output_path: str, backend: str, threads: int | None, json_path: str | None) -> None:
     """Compute attention of each sequence's last tokens against its pages of a cache of keys and values.
 
     IN and OUT are .safetensors files: queries, a cache in pages, tables of pages and lengths in; `out` and `lse` out.
@@ -29,10 +33,9 @@ def command(input_path: str, output_path: str, backend: str, threads: int | None
 
     if threads is not None and backend == "cuda":
         raise UsageError("--threads is for the cpu backend, not for GPUs.", "leave it out.")
+    as_json.check_apart(json_path, input_path, output_path)
+    [input_path], [output_path] = standard.to_read(input_path), standard.to_write(output_path)
     chosen = "cpu" if threads is not None else backend
     opener = functools.partial(decode.open_backend, chosen, threads, notice=options.notice)
     record = decode.run(input_path, output_path, opener, options.late_progress)
-    if as_json:
-        options.print_json(record)
-    else:
-        click.echo(decode.report(record))
+    as_json.present(record, decode.report(record), json_path, err=standard.is_stdout(output_path))

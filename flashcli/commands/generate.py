@@ -5,7 +5,7 @@ import os
 import click
 
 from flashcli import parameters
-from flashcli.commands import options, standard
+from flashcli.commands import decode_options, options, standard
 from flashcli.errors import UsageError
 
 # A test holds the names to those of files/distributions.py, which takes longer to import than help should.
@@ -33,11 +33,11 @@ Distributions:
     epilog=options.examples(
         "flashcli generate t.in --shape 10,2048,64",
         "flashcli generate t.in --shape 2,128,32 --seed 7 --reference t.ref",
-        "flashcli generate hard.in --shape 2,500,64 --distribution outlier",
+        "flashcli generate x.safetensors --decode 8,32,8,128 --lengths uniform:4096",
     ),
 )
 @click.argument("output_path", metavar="OUT")
-@click.option("--shape", type=parameters.SHAPE, required=True, help="The shape of Q, K and V, such as 10,2048,64.")
+@click.option("--shape", type=parameters.SHAPE, help="The shape of Q, K and V, such as 10,2048,64.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed gives the same file.")
 @click.option(
     "--distribution",
@@ -49,7 +49,10 @@ Distributions:
 )
 @click.option("--reference", "reference_path", metavar="REF", help="Write the answer, computed in float64, to REF too.")
 @click.option("--force", is_flag=True, help="Overwrite OUT and REF if they are there already.")
-def command(output_path: str, shape, seed: int, distribution: str, reference_path: str | None, force: bool) -> None:
+@decode_options.case_options
+def command(
+    output_path: str, shape, seed: int, distribution: str, reference_path: str | None, force: bool, decode
+) -> None:
     from flashcli.files.distributions import generate
     from flashcli.files.outputs import check_distinct
 
@@ -60,6 +63,13 @@ def command(output_path: str, shape, seed: int, distribution: str, reference_pat
     for path in written:
         if not force and os.path.isfile(path) and not standard.is_stdout(path):
             raise UsageError(f"{path!r} is there already.", "name another file, or overwrite it with --force.")
+    if decode:
+        if shape or reference_path:
+            raise UsageError("--decode goes with neither --shape nor --reference.", "leave them out.")
+        decode_options.make(output_path, decode, aside)
+        return
+    if not shape:
+        raise click.MissingParameter(param_type="option", param_hint="'--shape'")
     with options.progress(shape.B, output_path) as bar:
         for count in generate(output_path, shape, seed, distribution, reference_path):
             bar.update(count)

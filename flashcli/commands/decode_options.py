@@ -1,0 +1,122 @@
+"""The options of `flashcli generate` for a file of paged decode, folded into one argument ``decode``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import click
+
+from flashcli.paged import LAYOUTS, MAX_QUERY_TOKENS, QUERY_TYPES
+
+CACHE_TYPES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+PAGES = ("unique", "shared", "reversed")  # a test holds them to files/decode_cases.py
+
+
+class HeadsType(click.ParamType):
+    """S,H,Hkv,D as four numbers."""
+
+    name = "S,H,Hkv,D"
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None):
+        if isinstance(value, tuple):
+            return value
+        parts = str(value).strip("() ").split(",")
+        if len(parts) != 4 or not all(part.strip().isdecimal() and int(part) for part in parts):
+            self.fail(f"{value!r} is not four numbers S,H,Hkv,D, such as 8,32,8,128.", param, context)
+        return tuple(map(int, parts))
+
+
+OPTIONS = (
+    click.option(
+        "--decode", "heads", type=HeadsType(), metavar="S,H,Hkv,D",
+        help="Make a file for `flashcli decode`: S sequences, H heads, Hkv in the cache, D numbers each.",
+    ),
+    click.option(
+        "--lengths", default="1024", show_default=True,
+        help="Tokens of the sequences: 4096, 131072,64x255, uniform:2000 or skewed:100000. For --decode.",
+    ),
+    click.option(
+        "--query-tokens", type=click.IntRange(1, MAX_QUERY_TOKENS), default=1, show_default=True,
+        help="How many of a sequence's last tokens ask. For --decode.",
+    ),
+    click.option("--page", type=click.IntRange(1), default=16, show_default=True, help="Tokens a page. For --decode."),
+    click.option(
+        "--layout", type=click.Choice(LAYOUTS), default="vllm", show_default=True,
+        help="How a page lies in memory. For --decode.",
+    ),
+    click.option(
+        "--type", "query_type", type=click.Choice(QUERY_TYPES), default="float16", show_default=True,
+        help="Of queries, and of the cache. For --decode.",
+    ),
+    click.option("--fp8", type=click.Choice(list(CACHE_TYPES)), help="Have a cache of fp8. For --decode."),
+    click.option(
+        "--pages", type=click.Choice(PAGES), default="unique", show_default=True,
+        help="Which pages sequences have: their own at random, their own the last first, the same. For --decode.",
+    ),
+    click.option(
+        "--sharpness", type=click.FloatRange(0), default=3.0, show_default=True,
+        help="Standard deviation of scores: at 0 all weights are alike. For --decode.",
+    ),
+    click.option(
+        "--value-scale", type=click.FloatRange(0), default=1.0, show_default=True,
+        help="Standard deviation of values. For --decode.",
+    ),
+    click.option("--alibi", is_flag=True, help="Have ALiBi's slopes. For --decode."),
+    click.option(
+        "--window", type=click.IntRange(0), default=0, show_default=True,
+        help="Tokens that a query sees; 0: all. For --decode.",
+    ),
+)  # fmt: skip
+
+
+def case_options(command: Callable) -> Callable:
+    """Give a command these options; it is called with ``decode``, a `Case`, None if no --decode is given."""
+
+    @functools.wraps(command)
+    def folded(
+        *, heads, lengths, query_tokens, page, layout, query_type, fp8, pages, sharpness, value_scale, alibi, window,
+        seed, **others
+    ):  # fmt: skip
+        case = None
+        if heads is not None:
+            from flashcli.files.decode_cases import Case
+
+            case = Case(
+                *heads, lengths, query_tokens, page, layout, query_type, CACHE_TYPES.get(fp8, ""), pages, sharpness,
+                value_scale, alibi, window, seed=seed,
+            )  # fmt: skip
+        else:
+            _refuse_without_decode()
+        return command(decode=case, seed=seed, **others)
+
+    for option in reversed(OPTIONS):
+        folded = option(folded)
+    return folded
+
+
+def _refuse_without_decode() -> None:
+    from click.core import ParameterSource
+
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        if parameter.help and parameter.help.endswith("For --decode."):
+            source = context.get_parameter_source(parameter.name)
+            if source not in (ParameterSource.DEFAULT, None):
+                raise click.UsageError(f"{parameter.opts[0]} has a meaning with --decode only.", context)
+
+
+def make(output_path: str, case, aside: bool) -> None:
+    """Write the file, and say what it is."""
+    import os
+
+    from flashcli.files.decode_cases import generate
+
+    asked = generate(output_path, case)
+    size = os.path.getsize(output_path) if os.path.isfile(output_path) else 0
+    click.echo(
+        f"{output_path}: (S, T, H, Hkv, D) = ({asked.S}, {asked.T}, {asked.H}, {asked.Hkv}, {asked.D}), "
+        f"{int(asked.seq_lens.sum(dtype='int64'))} tokens of {asked.key_cache.dtype.name} in pages of {asked.page} "
+        f"({asked.layout}), seed {case.seed}, {size} bytes",
+        err=aside,
+    )
