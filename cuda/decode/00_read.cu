@@ -3,7 +3,7 @@
 // What it does: it reads the keys and values that an answer needs, page by page through the tables, and computes nothing.
 // Why: decoding does hardly anything but read, so no kernel is faster than this one. `flashcli bench --decode` times it
 // beside the others.
-#include "decode/pieces.cuh"
+#include "pieces.cuh"
 
 // Vectors of a token's keys, then of its values, one a thread, eight under way.
 __device__ __forceinline__ unsigned read_tokens(const Decode &a, const Sequence &of, int first, int end) {

@@ -8,7 +8,7 @@
 // What it costs: shared memory holds one sequence of some 57,000 tokens at most, and the longer it is, the fewer blocks a
 // multiprocessor has. A single sequence leaves most of the GPU idle, and the longest one of a batch is waited for. All heads
 // of a group read the same keys and values, each for itself.
-#include "decode/piece.cuh"
+#include "piece.cuh"
 
 static_assert(ROWS == 1, "a block has one row");
 

@@ -7,7 +7,7 @@
 // What it costs: a launch more, and partial answers that travel to and fro. The grid is as wide as the tables: where one
 // sequence is long and the others are short, most blocks find nothing to do. (vLLM keeps partial answers in the query's
 // type; here they are float.) The heads of a group still read the same keys and values each for itself.
-#include "decode/piece.cuh"
+#include "piece.cuh"
 
 static_assert(ROWS == 1, "a block has one row");
 constexpr int PARTITION = 512;

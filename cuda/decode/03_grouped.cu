@@ -6,7 +6,7 @@
 // hardly anything but read.
 // What it costs: registers for the sums of all rows, and shared memory for their queries and scores, so fewer blocks to a
 // multiprocessor. More than ROWS rows take several blocks, which read the same keys and values again.
-#include "decode/piece.cuh"
+#include "piece.cuh"
 
 constexpr int PARTITION = 512;
 

@@ -8,8 +8,8 @@
 // and there is no second launch to wait for.
 // What it costs: the counting, some microseconds with thousands of sequences; and a counter for each sequence and head, to
 // be zero before the first launch (each launch leaves zeros).
-#include "decode/pieces.cuh"
-#include "decode/piece.cuh"
+#include "pieces.cuh"
+#include "piece.cuh"
 
 constexpr int STEP = PIECE;  // tokens whose scores are in shared memory at a time
 

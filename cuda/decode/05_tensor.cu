@@ -8,8 +8,8 @@
 // thousands, so it always waits for memory, never memory for it; and what is under way does not need registers.
 // What it costs: P and the query are rounded to 16 bits, so there is no fp32, for which split is there. Tiles fill shared
 // memory: two blocks to a multiprocessor at D = 128.
-#include "decode/answer.cuh"
-#include "decode/pieces.cuh"
+#include "answer.cuh"
+#include "pieces.cuh"
 
 constexpr int WARPS = THREADS / 32, TILE = 16;       // tokens of a warp's tile
 constexpr int COLUMNS = ROWS / 8;                    // eight query rows each

@@ -1,6 +1,6 @@
 // What leaves a block: answers, or partial answers, which somebody merges.
 #pragma once
-#include "decode/decode.cuh"
+#include "decode.cuh"
 
 // The answer of a row that has its maximum m, sum l and O: zeros and -inf if it saw nothing.
 __device__ __forceinline__ void answer_number(const Decode &a, long long place, int d, float m, float l, float o) {

@@ -5,7 +5,7 @@
 //   q [ROWS][HEAD_DIM]    the queries           S [ROWS][stride]   scores, then P = 2^(S - m)
 //   m, l [ROWS]           running maximum and sum      rescale [ROWS]  2^(m_old - m), for what was summed before
 #pragma once
-#include "decode/answer.cuh"
+#include "answer.cuh"
 
 constexpr int LANES = 2;            // threads that share a token's key
 constexpr int TOKENS_AT_ONCE = THREADS / LANES;

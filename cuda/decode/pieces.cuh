@@ -4,7 +4,7 @@
 // and on whatever GPU. A short one has pieces of PIECE tokens; a long one has at most MAX_PIECES, for partial answers need
 // room for as many as there may be.
 #pragma once
-#include "decode/decode.cuh"
+#include "decode.cuh"
 
 struct Cut {
     int begin;  // where its first piece begins

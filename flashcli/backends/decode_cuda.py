@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Callable
-from types import ModuleType
 
 import numpy as np
 
 from flashcli.backends.base import ignore
-from flashcli.backends.cuda import load_driver
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
+from flashcli.gpu.session import Session
 from flashcli.kernels import compiler, decode
 from flashcli.kernels.decode import Argument, Build, Sizes
 from flashcli.kernels.types import STATIC_SHARED, Launch
@@ -24,29 +23,32 @@ SPARE = 2**28  # bytes of the GPU's memory that are left for queries, answers an
 class Program:
     """A kernel's functions, loaded into the current context."""
 
-    def __init__(self, driver: ModuleType, build: Build, capability: tuple[int, int]) -> None:
-        if capability < build.needs:
+    def __init__(self, session: Session, build: Build) -> None:
+        if session.capability < build.needs:
             raise BackendUnavailable(
-                f"{build.problem.cache_type} needs sm_{build.needs[0]}{build.needs[1]} or later.", "use --backend cpu."
+                f"{build.problem.cache_type} needs {compiler.architecture(build.needs)} or later, "
+                f"{session.name} is {session.architecture}.",
+                "use --backend cpu.",
             )
-        self.build, self._driver = build, driver
-        self._module = driver.module_from_buffer(compiler.cubin(build, compiler.architecture(capability)))
+        self._build, self._session = build, session
+        self._module = session.driver.module_from_buffer(compiler.cubin(build, session.architecture))
         self._functions: dict[str, object] = {}
 
-    def launch(self, sizes: Sizes, argument: Argument, sms: int, stream=None) -> None:
-        for launch in self.build.kernel.launches(sizes, self.build.problem, sms):
+    def launch(self, sizes: Sizes, argument: Argument, stream=None) -> None:
+        """Queue what computes the argument's answers; ``sizes`` are those of its arrays."""
+        for launch in self._build.kernel.launches(sizes, self._build.problem, self._session.multiprocessors):
             self._function(launch).prepared_async_call(
                 (launch.grid, 1), (launch.threads, 1, 1), stream, bytes(argument), shared_size=launch.shared
             )
 
     def _function(self, launch: Launch):
         if launch.function not in self._functions:
-            function = self._module.get_function(launch.function)
-            function.prepare([f"{ctypes.sizeof(Argument)}s"])
-            self._functions[launch.function] = function
+            function = self._functions[launch.function] = self._module.get_function(launch.function)
+            function.prepare([f"{ctypes.sizeof(Argument)}s"])  # one struct, by value
         function = self._functions[launch.function]
-        if launch.shared > STATIC_SHARED:
-            function.set_attribute(self._driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared)
+        if launch.shared > STATIC_SHARED:  # more has to be asked for
+            most = self._session.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+            function.set_attribute(most, launch.shared)
         return function
 
 
@@ -57,42 +59,35 @@ class DecodeCuda:
         self._kernel, self._used = kernel, ""  # the kernel that was asked for, and what was used at last
         if kernel is not None:
             decode.named(kernel)
-        self._driver = load_driver()
-        if self._driver.Device.count() == 0:
-            raise BackendUnavailable("there is no GPU.", "see `flashcli doctor`.")
-        self._device = self._driver.Device(0)
-        self._capability = self._device.compute_capability()
-        self._sms = self._device.get_attribute(self._driver.device_attribute.MULTIPROCESSOR_COUNT)
+        self._session = Session()
+        self._driver = self._session.driver
         self._programs: dict[Build, Program] = {}
         self._cache: dict[str, object] = {}  # device memory of the caches of `_of`
         self._of: Decode | None = None
         self._seconds = 0.0
 
     def __enter__(self) -> DecodeCuda:
-        self._context = self._device.retain_primary_context()
-        self._context.push()
+        self._session.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._programs.clear()
         self._cache.clear()
-        self._context.pop()
-        self._context.detach()
+        self._session.__exit__(*exc)
 
     @property
     def description(self) -> str:
-        return f"cuda, {self._device.name()}, kernel {self._used}"
+        return f"cuda, {self._session.name}, kernel {self._used}"
 
     def details(self) -> dict[str, object]:
         return {
-            "backend": "cuda", "device": self._device.name(), "kernel": self._used,
-            "kernel_seconds": self._seconds,
+            "backend": "cuda", "device": self._session.name, "kernel": self._used, "kernel_seconds": self._seconds,
         }  # fmt: skip
 
     @property
     def at_once(self) -> int:
         """How many bytes of keys and values a group of sequences may use."""
-        return max(1, self._driver.mem_get_info()[0] - 2 * SPARE)
+        return max(1, self._session.free_bytes() - 2 * SPARE)
 
     def decode(
         self, asked: Decode, sequences: range, check: Callable[[], None] = ignore
@@ -156,9 +151,9 @@ class DecodeCuda:
     def launcher(self, build: Build, sizes: Sizes) -> Callable[[Argument], None]:
         """What queues a build's launches for arrays of these sizes."""
         if build not in self._programs:
-            self._programs[build] = Program(self._driver, build, self._capability)
+            self._programs[build] = Program(self._session, build)
         program = self._programs[build]
-        return lambda argument: program.launch(sizes, argument, self._sms)
+        return lambda argument: program.launch(sizes, argument)
 
     def _to_device(self, array: np.ndarray):
         array = np.ascontiguousarray(array)

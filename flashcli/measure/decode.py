@@ -19,11 +19,11 @@ import click
 import numpy as np
 
 from flashcli.backends.cores import usable_cores
-from flashcli.backends.cuda import devices
 from flashcli.backends.decode_cuda import DecodeCuda
 from flashcli.errors import MISMATCH, FlashError
 from flashcli.files import decode_cases
 from flashcli.files.decode_cases import Case, make
+from flashcli.gpu.session import devices
 from flashcli.kernels import compiler, decode
 from flashcli.kernels.decode import CEILING, KERNELS, POINTERS
 from flashcli.measure.decode_judge import Answer, Judge

@@ -38,9 +38,16 @@ def test_the_compiler_and_python_agree_on_every_field_of_the_argument(tmp_path):
         for name, _ in Argument._fields_
     ]
     source = tmp_path / "agree.cu"
-    source.write_text("\n".join(["#include <cstddef>", '#include "decode/decode.cuh"', *checks]))
+    source.write_text("\n".join(["#include <cstddef>", '#include "decode.cuh"', *checks]))
     build = Build(KERNELS["split"], Problem(64, 16, "float16", "float16", False, 1))
-    command = [compiler.find_nvcc(), "-cubin", "-arch=sm_80", "-I", compiler.SOURCES, *compiler.options(build)]
+    command = [
+        compiler.find_nvcc(),
+        "-cubin",
+        "-arch=sm_80",
+        "-I",
+        compiler.SOURCES / "decode",
+        *compiler.options(build),
+    ]
     done = subprocess.run([*command, source, "-o", tmp_path / "x.cubin"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
