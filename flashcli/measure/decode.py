@@ -114,13 +114,15 @@ def check(names: list[str], every: int = 1) -> Found:
 
 
 def _compile(names: list[str], cases: list[Case]) -> None:
-    """All that is needed, in threads: one nvcc after the other would take most of the time."""
-    builds = set()
-    for case, name in itertools.product(cases, names):
-        asked = make(dataclasses.replace(case, S=1, lengths="1"))
-        problem = decode.problem_of(KERNELS[name], asked)
-        if not KERNELS[name].refuses(problem):
-            builds.add(decode.Build(KERNELS[name], problem))
+    """All that is needed for some cases, their builds side by side."""
+    smallest = [make(dataclasses.replace(case, S=1, lengths="1")) for case in cases]
+    problems = itertools.product([KERNELS[name] for name in names], smallest)
+    _compile_all({(kernel, decode.problem_of(kernel, asked)) for kernel, asked in problems})
+
+
+def _compile_all(wanted: set[tuple[decode.Kernel, decode.Problem]]) -> None:
+    """In threads: one nvcc after the other would take most of the time."""
+    builds = [decode.Build(kernel, problem) for kernel, problem in wanted if not kernel.refuses(problem)]
     arch = compiler.architecture(devices()[0][1])
     with ThreadPoolExecutor(len(usable_cores())) as pool:
         list(pool.map(lambda build: compiler.cubin(build, arch), builds))
@@ -160,22 +162,31 @@ SHAPES = (
 )
 
 
+PAGE = 16  # tokens
+
+
+def problem_of(shape: Shape, layout: str, kernel: decode.Kernel) -> decode.Problem:
+    """What a kernel is compiled for to compute a shape."""
+    rows = kernel.rows(shape.H // shape.Hkv, shape.D)
+    return decode.Problem(shape.D, PAGE, shape.query_type, shape.cache_type, layout == "vllm", rows)
+
+
 class OnDevice:
     """A shape's arrays as PyTorch tensors, made on the GPU, and the argument of the kernels for them."""
 
-    def __init__(self, shape: Shape, layout: str, page: int = 16) -> None:
+    def __init__(self, shape: Shape, layout: str) -> None:
         import torch
 
-        self.shape, self.layout, self.page = shape, layout, page
+        self.shape, self.layout, self.page = shape, layout, PAGE
         S, H, Hkv, D = shape.S, shape.H, shape.Hkv, shape.D
         self.lengths = decode_cases.lengths(shape.lengths, S, 0)
-        counts = ceil_div(self.lengths.astype(np.int64), page)
+        counts = ceil_div(self.lengths.astype(np.int64), PAGE)
         pages, width = int(counts.sum()), int(counts.max())
         tables = np.full((S, width), -1, np.int32)
         tables[np.arange(width) < counts[:, None]] = np.random.default_rng(0).permutation(pages)
         generator, stored = torch.Generator("cuda").manual_seed(0), shape.cache_type
         size = getattr(torch, stored).itemsize
-        shapes = cache_shapes(layout, pages, Hkv, page, D, size)
+        shapes = cache_shapes(layout, pages, Hkv, PAGE, D, size)
 
         def drawn(of: tuple[int, ...], kind: str, factor: float = 1.0):
             tensor = torch.empty(of, dtype=getattr(torch, kind), device="cuda")
@@ -192,13 +203,8 @@ class OnDevice:
             "out": torch.zeros((S, 1, H, D), dtype=getattr(torch, shape.query_type), device="cuda"),
             "lse": torch.zeros((S, 1, H), device="cuda"),
         }  # fmt: skip
-        self.sizes = decode.Sizes(S, 1, H, Hkv, width, page)
+        self.sizes = decode.Sizes(S, 1, H, Hkv, width, PAGE)
         self.bytes = 2 * int(self.lengths.sum()) * Hkv * D * size
-
-    def problem(self, kernel: decode.Kernel) -> decode.Problem:
-        shape = self.shape
-        rows = kernel.rows(shape.H // shape.Hkv, shape.D)
-        return decode.Problem(shape.D, self.page, shape.query_type, shape.cache_type, self.layout == "vllm", rows)
 
     def argument(self, workspace: int) -> decode.Argument:
         shape = self.shape
@@ -278,11 +284,14 @@ def times(names: list[str], shapes: tuple[Shape, ...], layouts: tuple[str, ...],
     import torch
 
     torch.zeros(1, device="cuda")  # its context is the one that is used here
+    contenders = [CEILING, *(KERNELS[name] for name in names)]
+    asked = itertools.product(contenders, shapes, layouts)
+    _compile_all({(kernel, problem_of(shape, layout, kernel)) for kernel, shape, layout in asked})
     for shape, layout in itertools.product(shapes, layouts):
         with DecodeCuda() as backend:
             given = OnDevice(shape, layout)
             about = {"shape": shape.name, "layout": layout, "bytes": given.bytes}
-            for kernel in ([CEILING] if layout != "vllm" else []) + [KERNELS[name] for name in names]:
+            for kernel in contenders[layout == "vllm" :]:  # the ceiling reads rows, which that layout has not
                 yield {**about, "contender": kernel.name, **_of_ours(kernel, given, backend)}
             if peers and layout == layouts[0] and (arrays := given.contiguous()):
                 yield from _of_torch(arrays, about)
@@ -295,7 +304,7 @@ def _of_ours(kernel: decode.Kernel, given: OnDevice, backend: DecodeCuda) -> dic
     """What is found of a kernel: its seconds and its error, or why it was skipped."""
     import torch
 
-    problem = given.problem(kernel)
+    problem = problem_of(given.shape, given.layout, kernel)
     if reason := kernel.refuses(problem):
         return {"skipped": reason}
     workspace = torch.zeros(kernel.workspace(given.sizes, problem) + 16, dtype=torch.uint8, device="cuda")
