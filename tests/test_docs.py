@@ -114,6 +114,13 @@ def test_every_kernel_is_on_the_page_of_its_ladder(name):
     assert f"`{Path(kernel.file).name}`" in text and re.search(rf"^\*\*{name}\.\*\*", text, re.MULTILINE)
 
 
+def test_every_source_file_of_cuda_is_on_its_folders_page_or_the_one_above():
+    for path in (ROOT / "cuda").rglob("*.*"):
+        if path.suffix in (".c", ".cu", ".cuh", ".h"):
+            pages = (path.with_name("README.md"), ROOT / "cuda/README.md")
+            assert any(path.name in page.read_text() for page in pages), path
+
+
 @page
 def test_links_and_their_anchors_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
