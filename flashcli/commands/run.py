@@ -24,7 +24,13 @@ def _a_file(context: click.Context, option: click.Parameter, value: str | None) 
     return value
 
 
-@click.command()
+@click.command(
+    epilog=options.examples(
+        "flashcli run testcases/t01.in t01.out",
+        "flashcli run in out --devices all --trace trace.json",
+        "srun -N2 --ntasks-per-node=4 --gpus-per-node=4 --mpi=pmix -K flashcli run in out",
+    )
+)
 @click.argument("input_path", metavar="IN")
 @click.argument("output_path", metavar="OUT")
 @options.backend_option
