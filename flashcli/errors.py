@@ -61,6 +61,9 @@ class AlreadyTold(Exception):
     """This process ends because of ``args[0]``, an error that has been told, here or by another process."""
 
 
+SHORT_OF = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # memory, or open files
+
+
 @contextlib.contextmanager
 def explained(doing: str, path: str | os.PathLike, missing: type[FlashError] = BadInput) -> Iterator[None]:
     """Turn the OSError of a system call on ``path`` into a FlashError that says what was being done.
@@ -74,6 +77,8 @@ def explained(doing: str, path: str | os.PathLike, missing: type[FlashError] = B
         message = f"cannot {doing} {str(path)!r}: {reason}."
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise NoPermission(message, "check the permissions of the file and its folder (ls -ld).") from error
+        if error.errno in SHORT_OF:
+            raise OutOfMemory(message, "raise the limits (ulimit -a), or use a larger machine.") from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise InputOutputError(message, "free some space, or write to another file system.") from error
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP):

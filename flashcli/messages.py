@@ -8,8 +8,10 @@ import sys
 import click
 
 from flashcli import signals
-from flashcli.errors import INTERRUPTED, AlreadyTold, FlashError
+from flashcli.errors import INTERRUPTED, SHORT_OF, AlreadyTold, FlashError
 
+# How the dynamic loader says that it lacks memory, or open files, for a library.
+LOADERS_WORDS = ("failed to map segment from shared object", "cannot allocate memory", "too many open files")
 UNHEARD = (OSError, ValueError)  # what writing to a stderr raises that nobody reads, or that is closed
 
 
@@ -60,6 +62,8 @@ def wording(error: BaseException) -> tuple[int, str, str]:
             return 128 + error.args[0], f"terminated{_what_is_left()}", ""
         case BrokenPipeError():
             return 74, "", ""  # whoever read our output is gone: nobody to tell
+        case OSError() | ImportError() if reason := _what_ran_out(error):
+            return 71, f"out of memory: {reason}.", "raise the limits (ulimit -a), or use a larger machine."
         case OSError() if error.filename is None and error.errno is not None:
             reason = (error.strerror or str(error)).lower()
             return 74, f"cannot write the results: {reason}.", "check where stdout goes."
@@ -75,3 +79,15 @@ def wording(error: BaseException) -> tuple[int, str, str]:
 def _what_is_left() -> str:
     """Of a command that a signal has ended."""
     return f", but {signals.complete[-1]!r} is complete." if signals.complete else "; nothing is left half-written."
+
+
+def _what_ran_out(error: BaseException | None) -> str:
+    """The system's words, where there was no memory, or no open file more, for the error or for what caused it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in SHORT_OF:
+            return (error.strerror or str(error)).lower()
+        for words in LOADERS_WORDS:
+            if words in str(error).lower():
+                return words
+        error = error.__cause__ or error.__context__
+    return ""

@@ -8,6 +8,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from flashcli.backends import memory
 from flashcli.files.cut import Cut
 from flashcli.shape import Chunk, Shape
 from flashcli.timeline import Timeline
@@ -57,6 +58,13 @@ class LongBatch:
     def __init__(self, shape: Shape) -> None:
         self.rows = np.empty((2 * shape.N, shape.d), np.float32)
         self.k, self.v = np.split(self.rows, 2)
+
+    @classmethod
+    def several(cls, count: int, shape: Shape) -> list[Self]:
+        """As many as there are batches, up to ``count``; refused where there is no memory for them."""
+        count = min(count, shape.B)
+        memory.require(count * 2 * shape.output_batch_bytes, f"K and V of {count} batch{'es' if count > 1 else ''}")
+        return [cls(shape) for _ in range(count)]
 
     def keep(self, chunk: Chunk, floats: np.ndarray) -> None:
         """Copy some of their rows."""

@@ -105,7 +105,7 @@ class CpuBackend(Backend):
             by = smaller
         # Two, so that one fills while the other is used. Of the batch before the last, all is done: at least two chunks
         # came since, and `overlap` lets one be computed beside another.
-        self._long = [] if by.whole else [CpuLongBatch(shape) for _ in range(min(2, shape.B))]
+        self._long = [] if by.whole else CpuLongBatch.several(2, shape)
         return by, [CpuSlot(shape, by) for _ in range(count)]
 
     def submit(self, slot: Slot, chunk: Chunk, timeline: Timeline) -> None:

@@ -48,7 +48,7 @@ class SequentialBackend(Backend):
         return {"backend": "cpu", "kernel": KERNEL.name, "threads": 1, "Br": tiling.Br, "Bc": tiling.Bc}
 
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[Slot]]:
-        self._long = None if by.whole else LongBatch(shape)
+        [self._long] = [None] if by.whole else LongBatch.several(1, shape)
         return by, [Slot(shape, by) for _ in range(count)]
 
     def submit(self, slot: Slot, chunk: Chunk, timeline: Timeline) -> None:

@@ -12,7 +12,6 @@ them, so that memory stays bounded whatever the size of the file. All sizes are 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import struct
@@ -89,6 +88,8 @@ class InputFile:
 
     def fingerprint(self) -> bytes:
         """Of some pieces all over the file: files of other values have another one, but for a few values."""
+        import hashlib  # here, since one process alone asks for none, and it takes a millisecond
+
         last = self.shape.input_bytes - PIECE_BYTES
         offsets = [max(0, last * piece // (PIECES - 1)) for piece in range(PIECES)]
         with explained("read", self.path):

@@ -220,7 +220,7 @@ def test_what_a_run_begins_with(monkeypatch, arguments, begun, queues):
     monkeypatch.setattr(os, "environ", chosen)
     monkeypatch.setattr(warm_up, "warm_up", started.append)
     prepare_run(["x.in", "x.out", *arguments])
-    assert chosen == {"CUDA_DEVICE_MAX_CONNECTIONS": queues or "1", "OPENBLAS_NUM_THREADS": "1"}
+    assert chosen == {"CUDA_DEVICE_MAX_CONNECTIONS": queues or "1"}
     assert len(started) == begun
 
 

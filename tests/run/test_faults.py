@@ -4,6 +4,7 @@ CPU, on a GPU that computes in NumPy and on a real one: what is said, with which
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -238,6 +239,30 @@ def test_less_memory_than_hoped_for_is_enough(fake_gpu, monkeypatch, given, out)
     monkeypatch.setenv("FAKE_GPU_TAKEN", str(2**30 - 9 * QKV[0, 0].nbytes))  # room for two slots of eight
     assert run(given, out, CUDA).code == 0
     assert_right(out)
+
+
+@pytest.mark.parametrize("number", ["ENOMEM", "EMFILE", "ENFILE"])
+@pytest.mark.parametrize("call", ["os.preadv", "os.open"])
+def test_what_the_system_has_no_more_of(given, out, number, call):
+    code = getattr(errno, number)
+    fault = f"{call} = lambda *args, **options: throw(OSError({code}, os.strerror({code})))"
+    run(given, out, CPU, fault).assert_error(71, f"cannot read '{given}'")
+    assert_untouched(out)
+
+
+@pytest.mark.parametrize("mebibytes", [40, 80, 110, 150, 190, 230, 270, 310])
+@pytest.mark.parametrize("name", ["run", "compare"])
+def test_whatever_memory_there_is_the_exit_code_is_right_and_nothing_is_left(given, out, tmp_path, name, mebibytes):
+    """OpenBLAS, without memory, ends the process with 1; the limit decides where memory is short."""
+    limit = (mebibytes * 2**20,) * 2
+    other = tmp_path / "other.out"
+    other.write_bytes(OLD)
+    arguments = ["run", given, out, *CPU] if name == "run" else ["compare", given, given]
+    done = flashcli(*arguments, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limit))
+    if done.code != 0:
+        done.assert_error(71)
+        assert_untouched(out)
+    assert not leftovers(out.parent)
 
 
 # Signals
