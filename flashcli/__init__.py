@@ -4,7 +4,7 @@ __version__ = "0.1.0"
 __all__ = ["FlashError", "attention", "decode"]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     # Imported on first use, so that `flashcli --help` does not wait for NumPy.
     if name == "attention":
         from flashcli.api import attention

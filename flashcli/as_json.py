@@ -8,12 +8,12 @@ import click
 
 from flashcli.files.outputs import check_creatable, check_distinct, write_whole
 
-STDOUT = "-"  # in the place of a file's name
+PRINT = "-"  # in the place of a file's name
 
 
 def creatable(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
     """As an option's callback, find out before the work whether the FILE for its results can be written."""
-    if path not in (None, STDOUT) and not context.resilient_parsing:
+    if path not in (None, PRINT) and not context.resilient_parsing:
         check_creatable(path)
     return path
 
@@ -30,7 +30,7 @@ json_option = click.option(
 def check_apart(json_path: str | None, *others: str | None) -> None:
     """Refuse to overwrite one of the ``others``, the files that a command reads or writes, with that of ``--json``."""
     for path in others:
-        check_distinct(path, None if json_path == STDOUT else json_path)
+        check_distinct(path, None if json_path == PRINT else json_path)
 
 
 def json_text(found: object) -> str:
@@ -53,7 +53,7 @@ def present(found: object, text: str, json_path: str | None, err: bool = False) 
 
     Where ``err`` is true, stdout has something else already, and stderr is printed to.
     """
-    if json_path == STDOUT:
+    if json_path == PRINT:
         click.echo(json_text(found), nl=False, err=err)
         return
     click.echo(text, err=err)

@@ -53,8 +53,8 @@ class _Listener:
         if self.holds:
             return
         remove_half_written()  # first of all: mpirun kills what has not ended 0.3 s later
-        if self.heeds and not _importing(frame) and (self._raised is None or self._raised() is None):
-            error = ending()
+        lost = self._raised is None or self._raised() is None
+        if self.heeds and not _importing(frame) and lost and (error := ending()) is not None:
             self._raised = weakref.ref(error)
             try:
                 raise error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -52,6 +52,9 @@ class Slot:
         return self.output[: len(self.shape.output_rows(chunk)) * self.shape.d]
 
 
+S = TypeVar("S", bound=Slot)  # the slots of a backend
+
+
 class LongBatch:
     """K and V of one batch in host memory, one below the other, which rows of its Q attend to chunk by chunk."""
 
@@ -71,7 +74,7 @@ class LongBatch:
         self.rows[chunk.rows.start : chunk.rows.stop] = floats.reshape(len(chunk.rows), -1)
 
 
-class Backend(abc.ABC):
+class Backend(abc.ABC, Generic[S]):
     """A backend is opened by making it and closed by leaving its ``with`` block."""
 
     overlap: Overlap
@@ -84,15 +87,15 @@ class Backend(abc.ABC):
         """Give back all that was taken."""
 
     @abc.abstractmethod
-    def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[Slot]]:
+    def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[S]]:
         """Up to ``count`` slots for chunks cut ``by``; one short of memory gives smaller and fewer ones."""
 
     @abc.abstractmethod
-    def submit(self, slot: Slot, chunk: Chunk, timeline: Timeline) -> None:
+    def submit(self, slot: S, chunk: Chunk, timeline: Timeline) -> None:
         """Start computing what is in the slot. K and V of a batch come before rows of its Q."""
 
     @abc.abstractmethod
-    def wait(self, slot: Slot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
+    def wait(self, slot: S, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
         """Return when the slot's output is there, and its input no longer needed.
 
         Then ``slot.finite`` is set, and ``slot.finite_answer`` by a backend that may have no room for large finite

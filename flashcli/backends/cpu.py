@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_info, threadpool_limits
@@ -63,14 +63,14 @@ class Done(NamedTuple):
 
 class CpuSlot(Slot):
     work: Work
-    running: Iterator[Done]  # or, of K and V of a long batch, the largest magnitude of each
+    running: Iterator[Any]  # Done; or, of K and V of a long batch, the largest magnitude of each
 
 
 class CpuLongBatch(LongBatch):
     largest: np.ndarray  # magnitude in K, and in V, so far
 
 
-class CpuBackend(Backend):
+class CpuBackend(Backend[CpuSlot]):
     # One thread reads, and one writes, faster than all others compute; a second writer would spin for the file's lock.
     # Of two chunks in computation, the second employs the threads for which the first has no work left.
     overlap = Overlap(reading=1, computing=1, writing=1)
@@ -108,7 +108,7 @@ class CpuBackend(Backend):
         self._long = [] if by.whole else CpuLongBatch.several(2, shape)
         return by, [CpuSlot(shape, by) for _ in range(count)]
 
-    def submit(self, slot: Slot, chunk: Chunk, timeline: Timeline) -> None:
+    def submit(self, slot: CpuSlot, chunk: Chunk, timeline: Timeline) -> None:
         slot.chunk, slot.submitted = chunk, time.perf_counter()
         given, answer, (_, N, d) = slot.input_of(chunk), slot.output_of(chunk), vars(slot.shape).values()
         if chunk.matrices == "QKV":
@@ -125,7 +125,7 @@ class CpuBackend(Backend):
             out, first_row = answer.reshape(q.shape), chunk.rows.start
             self._start(slot, Work(q, batch.k[None], batch.v[None], out, q[:, None], first_row))
 
-    def wait(self, slot: Slot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
+    def wait(self, slot: CpuSlot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
         done = list(checking(slot.running, check))
         if slot.chunk.matrices == "KV":
             batch, largest = self._long_of(slot), np.array(done)
@@ -170,7 +170,7 @@ class CpuBackend(Backend):
         scale, (_, N, d) = 1.0 if self._scale is None else self._scale, slot.work.k.shape
         for (batches, rows), largest in done:
             for b, q in enumerate(largest[:, 0], batches.start):
-                if exceeds_float32(float(q), *map(float, keys[b]), N, d, scale):
+                if exceeds_float32(float(q), float(keys[b, 0]), float(keys[b, 1]), N, d, scale):
                     yield Tile(slice(b, b + 1), rows)
 
 

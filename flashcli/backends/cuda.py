@@ -89,7 +89,7 @@ class CudaLongBatch:
                 slots.remove(slot)
 
 
-class CudaBackend(Backend):
+class CudaBackend(Backend[CudaSlot]):
     """One kernel, compiled for head size ``d``, on one device; to be closed on the thread that opened it.
 
     Without a ``kernel`` the best for the device is chosen; its tiles are chosen for ``sizes``, the B, M (rows of Q)
@@ -256,13 +256,13 @@ class CudaBackend(Backend):
     def _arguments(self, slot: CudaSlot) -> Attention:
         """Of a chunk with rows of Q: those of whole batches, or some of one whose K and V are there already."""
         chunk, (_, N, d) = slot.chunk, vars(slot.shape).values()
-        q, matrix = int(slot.device_input), N * d
+        start, matrix = int(slot.device_input), N * d
         if chunk.matrices == "QKV":
-            q, k, v = (Matrix.of_batches(q + 4 * index * matrix, 3 * matrix, d) for index in range(3))
+            q, k, v = (Matrix.of_batches(start + 4 * index * matrix, 3 * matrix, d) for index in range(3))
             B, M, first, workspace = len(chunk.batches), N, 0, slot.workspace
         else:
             batch = self._long_of(slot)
-            q, k, v = (Matrix.of_batches(at, 0, d) for at in (q, batch.rows, int(batch.rows) + 4 * matrix))
+            q, k, v = (Matrix.of_batches(at, 0, d) for at in (start, batch.rows, int(batch.rows) + 4 * matrix))
             B, M, first = 1, len(chunk.rows), chunk.rows.start
             workspace = batch.workspace if self._build.prepares else slot.workspace
         o = Matrix.of_batches(slot.device_output, M * d, d)

@@ -20,7 +20,7 @@ KERNEL = KERNELS["sequential"]
 ROWS = 256  # of Q in a call: Ctrl-C is heeded between calls only
 
 
-class SequentialBackend(Backend):
+class SequentialBackend(Backend[Slot]):
     """The C program, compiled for head size ``d``; BackendUnavailable where there is no C compiler."""
 
     overlap = Overlap(reading=1, computing=0, writing=1)
@@ -48,13 +48,13 @@ class SequentialBackend(Backend):
         return {"backend": "cpu", "kernel": KERNEL.name, "threads": 1, "Br": tiling.Br, "Bc": tiling.Bc}
 
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[Slot]]:
-        [self._long] = [None] if by.whole else LongBatch.several(1, shape)
+        self._long = [] if by.whole else LongBatch.several(1, shape)
         return by, [Slot(shape, by) for _ in range(count)]
 
     def submit(self, slot: Slot, chunk: Chunk, timeline: Timeline) -> None:
         slot.chunk = chunk
         if chunk.matrices == "KV":
-            self._long.keep(chunk, slot.input_of(chunk))
+            self._long[0].keep(chunk, slot.input_of(chunk))
 
     def wait(self, slot: Slot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
         with timeline.measure("computation", f"compute {slot.chunk}"):
@@ -70,7 +70,7 @@ class SequentialBackend(Backend):
         chunk, (_, N, d) = slot.chunk, vars(slot.shape).values()
         given, answer = slot.input_of(chunk), slot.output_of(chunk)
         if chunk.matrices == "Q":
-            yield given.reshape(-1, d), self._long.k, self._long.v, answer.reshape(-1, d), chunk.rows.start
+            yield given.reshape(-1, d), self._long[0].k, self._long[0].v, answer.reshape(-1, d), chunk.rows.start
         if chunk.matrices == "QKV":
             for (q, k, v), o in zip(given.reshape(-1, 3, N, d), answer.reshape(-1, N, d), strict=True):
                 yield q, k, v, o, 0
@@ -78,5 +78,5 @@ class SequentialBackend(Backend):
     def attend_rows(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, first_row: int) -> None:
         """Rows [M, d] of Q, the first at position ``first_row``, to K and V [N, d] of one batch; all contiguous."""
         M, N = len(q), len(k)
-        q, k, v, o = (Matrix.of_batches(array.ctypes.data, 0, array.shape[1]) for array in (q, k, v, out))
-        self._attention(attention(q, k, v, o, B=1, M=M, N=N, scale=self._scale, q_start=first_row))
+        matrices = (Matrix.of_batches(array.ctypes.data, 0, array.shape[1]) for array in (q, k, v, out))
+        self._attention(attention(*matrices, B=1, M=M, N=N, scale=self._scale, q_start=first_row))

@@ -165,7 +165,7 @@ def _check_files(files: dict[str, str], plot: str | None) -> None:
     from flashcli.files.outputs import check_distinct
     from flashcli.measure import plots
 
-    check_distinct(*(path for path in files.values() if path != as_json.STDOUT), plot)
+    check_distinct(*(path for path in files.values() if path != as_json.PRINT), plot)
     if plot:
         plots.check_drawable(plot)
 
@@ -181,10 +181,10 @@ def _show(record: Record, files: dict[str, str], ladder: bool) -> None:
         text, markdown = records.texts(records.ladder_tables(rows)), records.markdowns(records.ladder_tables(rows))
     else:
         text, markdown = tables.text(records.contender_lines(rows)), tables.markdown(records.contender_lines(rows))
-    click.echo(text, err=as_json.STDOUT in files.values())
+    click.echo(text, err=as_json.PRINT in files.values())
     contents = {"json": as_json.json_text(record.written()), "csv": records.csv_text(rows), "markdown": markdown}
     for kind, path in files.items():
-        if path == as_json.STDOUT:
+        if path == as_json.PRINT:
             click.echo(contents[kind], nl=False)
         else:
             write_whole(path, contents[kind])

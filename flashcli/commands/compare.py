@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 
 from flashcli import as_json, errors, parameters
 from flashcli.commands import options, standard
+from flashcli.shape import Shape
+
+if TYPE_CHECKING:
+    from flashcli.files.verify import Comparison
 
 
 @click.command(
@@ -22,7 +27,9 @@ from flashcli.commands import options, standard
 @click.option("--shape", type=parameters.SHAPE, help="The shape of both outputs, such as 10,2048,64.")
 @click.option("--input", "input_path", metavar="FILE", help="Take the shape from this input file.")
 @as_json.json_option
-def command(got: str, want: str, tolerance: float, shape, input_path: str | None, json_path: str | None) -> None:
+def command(
+    got: str, want: str, tolerance: float, shape: Shape | None, input_path: str | None, json_path: str | None
+) -> None:
     """Compare the output file GOT with the output file WANT; one of them can be -, stdin. Exit code 1 if they differ.
 
     An output file does not say its shape. It is taken from --shape or --input, or from an input file beside WANT with
@@ -38,7 +45,7 @@ def command(got: str, want: str, tolerance: float, shape, input_path: str | None
     raise SystemExit(0 if result.matches else errors.MISMATCH)
 
 
-def _find_shape(want: str, input_path: str | None):
+def _find_shape(want: str, input_path: str | None) -> Shape:
     from flashcli.files.fileformat import InputFile, flat_shape
 
     beside = os.path.splitext(want)[0] + ".in"
@@ -50,7 +57,7 @@ def _find_shape(want: str, input_path: str | None):
         return source.shape
 
 
-def _lines(result, got: str, want: str) -> Iterator[str]:
+def _lines(result: Comparison, got: str, want: str) -> Iterator[str]:
     from flashcli.files.verify import place_text
 
     verdict, limit = "match" if result.matches else "DIFFER", f"{result.tolerance:g}"

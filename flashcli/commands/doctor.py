@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from flashcli import as_json
 from flashcli.commands import options
+
+if TYPE_CHECKING:
+    from flashcli.measure.diagnosis import Finding
 
 
 @click.command(epilog=options.examples("flashcli doctor", "flashcli doctor --json doctor.json"))
@@ -35,6 +39,6 @@ def _judge() -> list:
     return [Finding("judge", containment != "freezing", found, hints.get(True, ""))]
 
 
-def _text(finding) -> str:
+def _text(finding: Finding) -> str:
     mark = "ok" if finding.ok else "--"
     return f"[{mark}] {finding.name}: {finding.text}" + (f"\n     Hint: {finding.hint}" if finding.hint else "")

@@ -7,6 +7,7 @@ import click
 from flashcli import parameters
 from flashcli.commands import decode_options, options, standard
 from flashcli.errors import UsageError
+from flashcli.shape import Shape
 
 # A test holds the names to those of files/distributions.py, which takes longer to import than help should.
 DISTRIBUTIONS = {
@@ -51,7 +52,7 @@ Distributions:
 @click.option("--force", is_flag=True, help="Overwrite OUT and REF if they are there already.")
 @decode_options.case_options
 def command(
-    output_path: str, shape, seed: int, distribution: str, reference_path: str | None, force: bool, decode
+    output_path: str, shape: Shape, seed: int, distribution: str, reference_path: str | None, force: bool, decode
 ) -> None:
     from flashcli.files.distributions import generate
     from flashcli.files.outputs import check_distinct

@@ -109,7 +109,7 @@ def command(
         with _log(results, resume) as log:
             seed, conditions, found = _begun(log, rules, seed, cases, machine, bool(programs))
             judging = Judging(rules, scratch, supervision, seed, machine.device, jobs)
-            _run(judging, cases, submissions, found, log, quiet=json_path == as_json.STDOUT)
+            _run(judging, cases, submissions, found, log, quiet=json_path == as_json.PRINT)
     standings = scoreboard.boards(found, rules.ranking, [conditions])
     judged = {(entry.name, case.name) for entry in submissions for case in cases}  # not all that was in the file
     asked_for = [result for result in found if (result.submission, result.case) in judged]

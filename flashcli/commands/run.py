@@ -107,7 +107,7 @@ def _devices(several: tuple[int, ...] | str | None, one: int | None, backend: st
             f"--devices was given to {ranks} processes: each takes one GPU by itself.",
             "leave out --devices, or start one process.",
         )
-    if several != parameters.ALL:
+    if isinstance(several, tuple):
         return several
     from flashcli.gpu.session import devices
 

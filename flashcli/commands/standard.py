@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+from typing import Any
 
 from flashcli.errors import CannotCreate, UsageError, explained
 
 NAME, STDIN, STDOUT = "-", "/dev/stdin", "/dev/stdout"
 
 
-def to_read(*paths: str | None) -> list[str | None]:
+def to_read(*paths: str | None) -> list[Any]:
     """The paths, with `STDIN` in the place of `NAME`; and that is a file then, for files are read in any order."""
     if paths.count(NAME) > 1:
         raise UsageError("- is named twice, but stdin can be read only once.", "name a file for the other.")
@@ -19,7 +20,7 @@ def to_read(*paths: str | None) -> list[str | None]:
     return [STDIN if path == NAME else path for path in paths]
 
 
-def to_write(*paths: str | None) -> list[str | None]:
+def to_write(*paths: str | None) -> list[Any]:
     return [STDOUT if path == NAME else path for path in paths]
 
 

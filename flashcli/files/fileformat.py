@@ -77,7 +77,7 @@ class InputFile:
         """A chunk into a contiguous array of its size. Safe to call from several threads at a time."""
         with explained("read", self.path):
             first = self.shape.input_rows(chunk).start
-            self._pread(memoryview(floats).cast("B"), HEADER.size + first * self.shape.row_bytes)
+            self._pread(floats.data.cast("B"), HEADER.size + first * self.shape.row_bytes)
 
     def will_read(self, batches: range) -> None:
         """Let the system fetch some batches from disk while other things are set up."""
@@ -141,7 +141,7 @@ class ChunkWriter(AtomicFile):
 
     def write(self, chunk: Chunk, values: np.ndarray) -> None:
         """Write the numbers of a chunk. Where the target cannot seek, chunks must come in order."""
-        view, rows = memoryview(np.ascontiguousarray(values, FLOAT)).cast("B"), self._rows_of(chunk)
+        view, rows = np.ascontiguousarray(values, FLOAT).data.cast("B"), self._rows_of(chunk)
         if len(view) != len(rows) * self._row_bytes:
             raise ValueError(f"{len(view)} bytes for {len(rows)} rows of {self._row_bytes} bytes")
         self.write_at(self._first + rows.start * self._row_bytes, view)

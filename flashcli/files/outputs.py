@@ -31,7 +31,9 @@ class AtomicFile:
     def __init__(self, path: str | os.PathLike, size: int = 0, shared: str | None = None) -> None:
         """``size`` is how large it will be, in bytes, if that is known; ``shared`` what another process shares."""
         self.path, self._size = os.fspath(path), size
-        self._fd, self._temporary, self._target, self.in_order = -1, None, None, False
+        self._fd, self.in_order = -1, False
+        self._target = ""
+        self._temporary: str | None = None
         try:
             with explained("write", path, CannotCreate):
                 if shared is None:

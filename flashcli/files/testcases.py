@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -51,7 +52,7 @@ class Case:
         except FlashError:
             return False
 
-    def prepare(self):
+    def prepare(self) -> Iterator[int]:
         """Generate the input file, or copy it; yields the number of batches done, step by step."""
         with explained("create", self.input.parent):
             self.input.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +60,7 @@ class Case:
             with explained("copy", self.original), open(self.original, "rb") as old, _new_file(self.input) as new:
                 shutil.copyfileobj(old, new, 2**20)
             yield self.shape.B
-        else:
+        elif self.seed is not None:
             yield from generate(str(self.input), self.shape, self.seed, "uniform")
 
     def anew(self, folder: Path, seed: int) -> Case:

@@ -32,7 +32,8 @@ def problem() -> str:
 def version() -> str:
     """Of the driver, which is there: its own where the system tells, and that of the CUDA it is for."""
     cuda = ctypes.c_int()
-    libcuda().cuDriverGetVersion(ctypes.byref(cuda))
+    if (library := libcuda()) is not None:
+        library.cuDriverGetVersion(ctypes.byref(cuda))
     own = ""
     with contextlib.suppress(OSError), open("/proc/driver/nvidia/version") as file:
         own = next((word + ", " for word in file.readline().split() if word[0].isdigit()), "")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from types import ModuleType
+from typing import SupportsInt
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from flashcli.gpu.driver import libcuda
 FREE_THE_GPU = "free the GPU, use a larger one, or --backend cpu."
 
 
-def allocate(driver: ModuleType, size: int):
+def allocate(driver: ModuleType, size: int) -> SupportsInt:
     """Device memory, zeroed, for tiles whose padding is moved though never written; a null pointer for no bytes."""
     if size == 0:
         return 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from types import ModuleType
+from typing import Any
 
 from flashcli import sizes
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
@@ -118,7 +119,7 @@ class Session:
             self._programs[build] = Program(self.driver, build, self.capability)
         return self._programs[build]
 
-    def _find_device(self, index: int | None, turn: int):
+    def _find_device(self, index: int | None, turn: int) -> Any:
         count = self.driver.Device.count()
         if index is None:
             index = turn % max(count, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import SupportsInt
+
 import numpy as np
 
 from flashcli.gpu.memory import allocate
@@ -45,7 +47,7 @@ def _timed(session: Session, build: Build, inputs: list[np.ndarray], out: np.nda
     return seconds[2:]
 
 
-def _of_file(qkv: object, output: object, workspace: object, shape: tuple[int, ...]) -> Attention:
+def _of_file(qkv: SupportsInt, output: SupportsInt, workspace: SupportsInt, shape: tuple[int, ...]) -> Attention:
     """The arguments for Q, K and V as files have them: batch for batch one after the other."""
     B, _, N, d = shape
     q, k, v = (Matrix.of_batches(int(qkv) + 4 * index * N * d, 3 * N * d, d) for index in range(3))

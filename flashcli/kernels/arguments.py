@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
+from typing import NamedTuple, SupportsInt
 
 
 class Strides(ctypes.Structure):
@@ -34,7 +34,7 @@ class Matrix(NamedTuple):
     row: int
 
     @classmethod
-    def of_batches(cls, address: int, batch: int, d: int) -> Matrix:
+    def of_batches(cls, address: SupportsInt, batch: int, d: int) -> Matrix:
         """Batches of a single head, ``batch`` floats apart, whose rows of ``d`` numbers follow one another."""
         return cls(int(address), batch, 0, d)
 
@@ -55,7 +55,7 @@ def attention(
     H: int = 1,
     Hkv: int = 1,
     q_start: int = 0,
-    workspace: object = 0,
+    workspace: SupportsInt = 0,
     nonfinite: int = 0,
 ) -> Attention:
     """The arguments for M query rows at position ``q_start`` and N keys, of B batches of H heads, Hkv of K and V."""

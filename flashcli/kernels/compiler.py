@@ -104,7 +104,7 @@ def library(build: Build) -> ctypes.CDLL:
     if cc is None:
         hint, sought = "install gcc (build-essential), or set CC.", os.environ.get("CC") or "cc, gcc or clang"
         return _loaded(_without_compiler(build, stem, "so", f"C compiler ({sought})", hint)[0])
-    path = cache.folder() / f"{stem}-{_identity(Path(shutil.which(cc[0])), *cc[1:])}.so"
+    path = cache.folder() / f"{stem}-{_identity(Path(shutil.which(cc[0]) or cc[0]), *cc[1:])}.so"
     with contextlib.suppress(OSError):
         if cache.load(path):
             return ctypes.CDLL(str(path))  # which does not mind the checksum at its end

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import ModuleType
 from typing import NamedTuple
 
 from flashcli.shape import ceil_div, round_up
@@ -31,7 +33,7 @@ class Occupancy(NamedTuple):
     limited_by: str
 
 
-def multiprocessor(driver) -> Multiprocessor:
+def multiprocessor(driver: ModuleType) -> Multiprocessor:
     """Those of the first GPU, by its driver."""
     attributes = driver.device_attribute
     return Multiprocessor(
@@ -62,6 +64,6 @@ def occupancy(has: Multiprocessor, threads: int, registers: int, shared: int) ->
     return Occupancy(blocks, 100 * blocks * warps * WARP / has.threads, tightest(limits))
 
 
-def tightest(limits: dict[str, float]) -> str:
+def tightest(limits: Mapping[str, float]) -> str:
     """The resource that allows the fewest blocks; several, if they allow as few."""
     return ", ".join(name for name, blocks in limits.items() if blocks == min(limits.values()))

@@ -70,7 +70,7 @@ def _cache() -> Finding:
         cache.try_to_write()
     except OSError as error:
         hint = "set FLASHCLI_CACHE_DIR to a folder you can write; until then every start compiles."
-        return Finding("kernel cache", False, f"{text}; not writable: {error.strerror.lower()}", hint)
+        return Finding("kernel cache", False, f"{text}; not writable: {(error.strerror or str(error)).lower()}", hint)
     return Finding("kernel cache", True, text)
 
 
@@ -114,7 +114,7 @@ def _try_kernel() -> tuple[str, Comparison]:
     out = np.full((2, 300, 64), np.nan, np.float32)
     with open_backend(Request("cuda"), Shape(*out.shape)) as backend:
         forward(backend, qkv, out)
-        kernel = backend.details()["kernel"]
+        kernel = str(backend.details()["kernel"])
     comparison = Comparison()
     for batch in range(2):
         comparison.add(out[batch], reference(qkv[batch]), batch, range(300))

@@ -31,6 +31,7 @@ from flashcli.kernels.types import Build, Launch, Problem
 from flashcli.measure import race
 from flashcli.measure.rows import Profiled, Refused, Row, Skipped
 from flashcli.messages import explain
+from flashcli.run import arrays
 from flashcli.shape import Shape
 
 LAUNCH = 2  # of each function, counted from one
@@ -236,7 +237,7 @@ def exercise(name: str, shape: Shape, seed: int) -> None:
     """What ncu is to look at: some launches of a kernel on a whole input, without a file."""
     qkv = draw(shape, range(shape.B), seed)
     with open_backend(Request("cuda", kernel=name), shape) as backend:
-        backend.measure([qkv], np.empty(qkv[:, 0].shape, np.float32), 0)
+        arrays.measure(backend, [qkv], np.empty(qkv[:, 0].shape, np.float32), 0)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ class Arrays(NamedTuple):
     k: np.ndarray
     v: np.ndarray
     out: np.ndarray
-
-    in_order = False
+    in_order: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -36,10 +35,10 @@ class Arrays(NamedTuple):
             rows[:, first : first + high - low] = matrix[:, low:high]
             first += high - low
 
-    def write(self, chunk: Chunk, floats: np.ndarray) -> None:
+    def write(self, chunk: Chunk, values: np.ndarray) -> None:
         rows = slice(chunk.rows.start, chunk.rows.stop) if chunk.matrices == "Q" else slice(None)
         target = self.out[chunk.batches.start : chunk.batches.stop, rows]
-        target[...] = floats.reshape(target.shape)
+        target[...] = values.reshape(target.shape)
 
 
 def attend(backend: Backend, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:

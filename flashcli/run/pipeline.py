@@ -12,7 +12,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from flashcli import signals
@@ -78,7 +78,8 @@ class Share(NamedTuple):
     rows: range
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True)
+class Plan:
     """Who computes what.
 
     by : the largest chunk
@@ -118,7 +119,7 @@ def run(order: Order, audience: Audience = NOBODY, ranks: Alone = ALONE) -> dict
         source.will_read(plan.batches)
         with _output(order.output_path, plan, ranks) as sink:
             with audience.progress(plan.input_bytes) as progress:
-                execution = Execution(order, plan, source, sink, ranks, audience._replace(progress=progress))
+                execution = Execution(order, plan, source, sink, ranks, audience, progress)
                 parts = execution.parts()
             parts[0] = parts[0]._replace(timeline=Timeline.merged([start, parts[0].timeline]))
             if ranks.rank > 0:
@@ -144,8 +145,8 @@ def _start_up() -> Timeline:
     """What went on before the run: of the process, and of the driver on other threads."""
     timeline, now = Timeline(), time.perf_counter()
     timeline.add("start", now - seconds_since_process_start(), now, "start Python")
-    for about, *span in warm_up.steps:
-        timeline.add("start", *span, about)
+    for about, begin, end in warm_up.steps:
+        timeline.add("start", begin, end, about)
     return timeline
 
 
@@ -186,11 +187,12 @@ class Execution:
     """A plan that is carried out, between an open input and an open output."""
 
     def __init__(
-        self, order: Order, plan: Plan, source: InputFile, sink: ChunkWriter, ranks: Alone, audience: Audience
-    ) -> None:
-        """The ``audience``'s progress is that of the bytes that are done with."""
+        self, order: Order, plan: Plan, source: InputFile, sink: ChunkWriter, ranks: Alone, audience: Audience,
+        progress: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        """``progress`` is told of the bytes of input that are done with."""
         self._order, self._plan, self._source, self._sink = order, plan, source, sink
-        self._ranks, self._audience = ranks, audience
+        self._ranks, self._audience, self._tell = ranks, audience, progress
         self._lock = threading.Lock()
         self.timeline = Timeline(keeps=order.trace is not None)  # of all shares of this process
 
@@ -219,7 +221,7 @@ class Execution:
             raise
 
     def _part(self, share: Share, check: Callable[[], None]) -> Part:
-        shape, places, lost = self._plan.shape, [], []
+        shape, places, lost = self._plan.shape, list[str](), list[str]()
         timeline = Timeline(keeps=self._order.trace is not None, within=self.timeline)
         sizes = cut(shape)  # not the plan's: the tiles are to be the same whatever the number of shares
         with timeline.measure("computation", "open the backend"):
@@ -227,15 +229,15 @@ class Execution:
             opened = open_backend(share.request, replace(shape, B=sizes.batches), sizes.rows, notice)
         with opened as backend:
             agree_on_backend(self._ranks, backend.details())
-            at_once = self.warn_of, self.warn_of_lost  # else when all parts are there: of the first place
-            warn = at_once if self._plan.count == 1 else (places.append, lost.append)
-            watch = Watch(timeline, self._progress, *warn, check)
+            watch = Watch(timeline, self._progress, self.warn_of, self.warn_of_lost, check)
+            if self._plan.count > 1:  # when all parts are there: of the first place
+                watch = watch._replace(warn=places.append, lost=lost.append)
             stream(self._source, backend, self._sink, self._plan.by, share.rows, self._order.serial, watch)
             details = {"description": backend.description, **backend.details()}
-        seconds = phase_seconds(timeline, details["backend"])
+        seconds = phase_seconds(timeline, str(details["backend"]))
         trace, found = Timeline.merged([timeline]), ("".join(places), "".join(lost))
         return Part(share.name, share.who, details, share.rows, trace, seconds, *found)
 
     def _progress(self, count: int) -> None:
         with self._lock:
-            self._audience.progress(count)
+            self._tell(count)

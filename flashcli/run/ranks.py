@@ -12,7 +12,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flashcli import signals
 from flashcli.backends.cores import usable_cores
@@ -35,10 +35,11 @@ class Alone:
     """The only process there is: nobody to talk to."""
 
     rank, size, turn = 0, 1, 0
-    name, who = "", {}
+    name = ""
+    who: dict[str, object] = {}  # noqa: RUF012 (never changed)
     threads: int | None = None
 
-    def share(self, value: object = None) -> object:
+    def share(self, value: Any = None) -> Any:
         """Rank 0's value, at all ranks."""
         return value
 
@@ -110,7 +111,7 @@ class Ranks(Alone):
         self._sent: list = []  # messages that may be under way
         self._next_look = 0.0
 
-    def share(self, value: object = None) -> object:
+    def share(self, value: Any = None) -> Any:
         if self.rank == 0:
             for other in range(1, self.size):
                 self._send(value, other, SHARE)
@@ -207,7 +208,7 @@ def _refusal(message: str, hint: str) -> Exception:
     return AlreadyTold(error)
 
 
-def load_mpi():
+def load_mpi() -> Any:
     """mpi4py's module MPI, not started; only here is it imported, for it takes as long as all the rest."""
     try:
         import mpi4py

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from flashcli import tables
 from flashcli.shape import Shape, tflops
@@ -17,16 +18,18 @@ class Part(NamedTuple):
     """What one device, or one process, has done."""
 
     name: str  # of the device or process; empty if it is the only one
-    who: dict[str, object]  # the same, for programs
-    details: dict[str, object]  # of its backend
+    who: dict[str, Any]  # the same, for programs
+    details: dict[str, Any]  # of its backend
     rows: range  # of the output
     timeline: Timeline  # what is to be in a trace
     seconds: dict[str, float]  # by phase
     place: str  # in words, of the first value of its input that is not finite; empty if there is none
     lost: str  # the same of its answer, if it is not finite though its input is
 
-    def record(self) -> dict[str, object]:
-        used = {name: self.details[name] for name in ("device", "bus", "threads") if name in self.details}
+    def record(self) -> dict[str, Any]:
+        used: dict[str, Any] = {
+            name: self.details[name] for name in ("device", "bus", "threads") if name in self.details
+        }
         return {**self.who, **used, "first_row": self.rows.start, "rows": len(self.rows), **self.seconds}
 
 
@@ -36,7 +39,7 @@ def phase_seconds(timeline: Timeline, backend: str) -> dict[str, float]:
     return phases | ({"kernel_seconds": timeline.active("kernel")} if backend == "cuda" else {})
 
 
-def run_record(shape: Shape, causal: bool, parts: list[Part], timeline: Timeline) -> dict[str, object]:
+def run_record(shape: Shape, causal: bool, parts: list[Part], timeline: Timeline) -> dict[str, Any]:
     """All parts in figures. Of processes, the slowest counts; devices of one process have a ``timeline`` in common."""
     kind = "ranks" if "rank" in parts[0].who else "devices"
     seconds = phase_seconds(timeline, parts[0].details["backend"])
@@ -59,7 +62,7 @@ def sharing(parts: list[Part]) -> str:
     return f"{len(used)} ranks share {count} GPU{'s' if count > 1 else ''}." if count < len(used) else ""
 
 
-def write_trace(path: str, timelines: dict[object, Timeline]) -> None:
+def write_trace(path: str, timelines: Mapping[Any, Timeline]) -> None:
     """Timelines as a Chrome trace, for https://ui.perfetto.dev: under the name of each a track for each phase."""
     import json  # here, because few runs need it and it takes a millisecond
 
@@ -87,7 +90,7 @@ def seconds_since_process_start() -> float:
         return time.process_time()  # no /proc: the time this process has computed is the nearest there is
 
 
-def report(record: dict[str, object]) -> str:
+def report(record: dict[str, Any]) -> str:
     """The record as text: the course report's five lines, in its format, then what this run was."""
     lines = [
         f"(B, N, d): ({record['B']}, {record['N']}, {record['d']})",
@@ -102,24 +105,24 @@ def report(record: dict[str, object]) -> str:
     return "\n".join(lines)
 
 
-def table(parts: list[dict[str, object]]) -> str:
+def table(parts: list[dict[str, Any]]) -> str:
     """A line for each device or process, seconds to the millisecond."""
     lines = [[f"{value:.3f}" if isinstance(value, float) else str(value) for value in part.values()] for part in parts]
     return tables.text([[name.replace("_", " ") for name in parts[0]], *lines])
 
 
-def busy(part: dict[str, object]) -> float:
+def busy(part: dict[str, Any]) -> float:
     """Seconds that a device or a process computed: those of its kernels, where they are known."""
     return part.get("kernel_seconds", part["computation"])
 
 
-def imbalance(parts: list[dict[str, object]]) -> float:
+def imbalance(parts: list[dict[str, Any]]) -> float:
     """By how much the slowest exceeds the mean, as a share of it."""
     seconds = [busy(part) for part in parts]
     return max(seconds) * len(seconds) / sum(seconds) - 1 if any(seconds) else 0.0
 
 
-def balance(parts: list[dict[str, object]]) -> str:
+def balance(parts: list[dict[str, Any]]) -> str:
     """The slowest and the fastest of them, in words."""
     kind = next(iter(parts[0]))  # rank or gpu
     ends = max(parts, key=busy), min(parts, key=busy)

@@ -11,12 +11,15 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from flashcli.backends.base import Backend, Overlap, Slot, ignore
 from flashcli.files.cut import Cut, chunks
 from flashcli.files.summary import first_lost, first_nonfinite
+from flashcli.shape import Chunk, Shape
 from flashcli.timeline import Timeline
 
 ONE_AFTER_ANOTHER = Overlap(reading=0, computing=0, writing=1)
@@ -39,13 +42,36 @@ class Watch(NamedTuple):
     check: Callable[[], None] = ignore
 
 
+class Source(Protocol):
+    """Where chunks come from: ``read_into`` fills the floats with one, on any thread."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    def read_into(self, chunk: Chunk, floats: np.ndarray) -> None: ...
+
+
+class Sink(Protocol):
+    """Where the answers to chunks go, from any thread; ``in_order`` if it cannot seek."""
+
+    @property
+    def in_order(self) -> bool: ...
+
+    def write(self, chunk: Chunk, values: np.ndarray) -> None: ...
+
+
 def stream(
-    source, backend: Backend, sink, by: Cut, rows: range | None = None, serial: bool = False, watch: Watch | None = None
+    source: Source,
+    backend: Backend,
+    sink: Sink,
+    by: Cut,
+    rows: range | None = None,
+    serial: bool = False,
+    watch: Watch | None = None,
 ) -> None:
     """Compute ``rows`` of the output of ``source`` (all by default, or none), cut into chunks ``by``, into ``sink``.
 
-    ``source`` has ``shape`` and ``read_into(chunk, floats)``; ``sink`` has ``write(chunk, floats)`` and ``in_order``,
-    true if it cannot seek. ``serial`` does one thing after another, as a control.
+    ``serial`` does one thing after another, as a control.
     """
     rows = range(source.shape.B * source.shape.N) if rows is None else rows
     if rows:
@@ -56,9 +82,12 @@ def stream(
 class _Stream:
     """One stream: what is at which stage. A slot is in one of four queues, in the order of the chunks in them."""
 
-    def __init__(self, source, backend: Backend, sink, watch: Watch) -> None:
+    def __init__(self, source: Source, backend: Backend, sink: Sink, watch: Watch) -> None:
         self._source, self._backend, self._sink, self._watch = source, backend, sink, watch
-        self._free, self._reading, self._computing, self._writing = deque(), deque(), deque(), deque()
+        self._free: deque[Slot] = deque()
+        self._reading: deque[tuple[Slot, Future[None]]] = deque()
+        self._computing: deque[Slot] = deque()
+        self._writing: deque[tuple[Slot, Future[None]]] = deque()
         self._warned = self._lost = False
 
     def run(self, by: Cut, rows: range, overlap: Overlap) -> None:
@@ -81,7 +110,7 @@ class _Stream:
             while self._writing:
                 self._finish()
 
-    def _begin(self, chunk) -> None:
+    def _begin(self, chunk: Chunk) -> None:
         """Start reading a chunk, as soon as there is a slot for it."""
         if not self._free:
             self._finish()
