@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import click
 
@@ -52,7 +53,13 @@ Distributions:
 @click.option("--force", is_flag=True, help="Overwrite OUT and REF if they are there already.")
 @decode_options.case_options
 def command(
-    output_path: str, shape: Shape, seed: int, distribution: str, reference_path: str | None, force: bool, decode
+    output_path: str,
+    shape: Shape | None,
+    seed: int,
+    distribution: str,
+    reference_path: str | None,
+    force: bool,
+    decode: Any,
 ) -> None:
     from flashcli.files.distributions import generate
     from flashcli.files.outputs import check_distinct
