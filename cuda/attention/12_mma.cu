@@ -116,14 +116,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     constexpr int ROWS = 2 * ROW_TILES;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
     const int Tr = ceil_div(M, BR), Tc = ceil_div(N, BC), row_tile = blockIdx.x % Tr;
-    const int b = blockIdx.x / Tr / a.H, h = blockIdx.x / Tr % a.H;
-    const long long first_tile = ((long long)b * a.Hkv + h / (a.H / a.Hkv)) * Tc;  // of this head's K and V
+    const Head head = head_of(a, blockIdx.x / Tr);
+    const long long first_tile = ((long long)head.b * a.Hkv + head.kv) * Tc;  // of this head's K and V
     const int i0 = (CAUSAL ? Tr - 1 - row_tile : row_tile) * BR;  // causal: the longest rows first
     const int row0 = warp * (16 * ROW_TILES) + lane / 4;  // of the tile: this thread's first one
     const int position = a.q_start + i0;                  // of the tile's first row in the sequence
     const unsigned char *tile = a.workspace + first_tile * (K_TILE + V_TILE) + 16 * threadIdx.x;  // this thread's share
     const int *exponents = tile_exponents(a) + 2 * first_tile;
-    const float *const Q = a.Q + b * a.q.batch + h * a.q.head;
+    const float *const Q = a.Q + head.b * a.q.batch + head.h * a.q.head;
 
     copy_share<K_TILE>(Kj + 16 * threadIdx.x, tile);
 
@@ -260,8 +260,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
         }
     }
 
-    const unsigned head = blockIdx.x / ceil_div(again(a.M), BR);  // again: kept from above, they would take registers
-    float *const O = a.O + head / again(a.H) * a.o.batch + head % again(a.H) * a.o.head;
+    const Head out = head_of(a, blockIdx.x / ceil_div(again(a.M), BR));  // again: kept from above, it would take registers
+    float *const O = a.O + out.b * a.o.batch + out.h * a.o.head;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         l[r] += __shfl_xor_sync(~0u, l[r], 1);

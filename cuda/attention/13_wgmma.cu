@@ -30,7 +30,7 @@ __device__ __forceinline__ void copy_tiles(const Attention &a, unsigned char *K_
     Ring ring;
     for (unsigned w = blockIdx.x; w < Work::count(a); w += gridDim.x) {
         const Work here(w, a);
-        const long long first = ((long long)here.b * a.Hkv + here.kv_head(a)) * Tc;
+        const long long first = ((long long)here.head.b * a.Hkv + here.head.kv) * Tc;
         for (int j = 0; j < here.tiles; ++j, ring.next()) {
             const unsigned char *from = a.workspace + (first + j) * (K_TILE + V_TILE);
             const int k = exponents[2 * (first + j)], v = exponents[2 * (first + j) + 1];
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     if (group == WARPGROUPS - 1) consumer.pass_turn();
     for (unsigned w = blockIdx.x; w < Work::count(a); w += gridDim.x) {
         const Work here(w, a);
-        const float *const Q = a.Q + here.b * a.q.batch + here.h * a.q.head;
+        const float *const Q = a.Q + here.head.b * a.q.batch + here.head.h * a.q.head;
         named_sync(q_barrier, 128);  // the tile was last read by products for which each thread has waited before
         const int2 s = split_Q(Q, a.q.row, here.i0 + group * 64 + consumer.row, a.M, Q_tile, factor, [] {});
         fence_for_async();

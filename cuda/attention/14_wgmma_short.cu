@@ -29,9 +29,12 @@ static_assert(SLOT % 1024 == 0 && Q_SLOT % 1024 == 0, "the swizzle repeats every
 // The tiles of all of a block's work, one after the other.
 struct Steps {
     unsigned w = blockIdx.x;
-    int j = 0;
+    int j = 0, tiles;
+    __device__ __forceinline__ Steps(const Attention &a) : tiles(Work(blockIdx.x, a).tiles) {}
     __device__ __forceinline__ void next(const Attention &a) {
-        if (++j == Work(w, a).tiles) j = 0, w += gridDim.x;
+        if (++j < tiles) return;
+        j = 0, w += gridDim.x;
+        if (CAUSAL) tiles = Work(w, a).tiles;  // else all have the same number
     }
 };
 
@@ -68,12 +71,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         uint64_t *const free = values ? V_free : K_free;
 
         Ring ring, Q_ring;
-        Steps ahead;
+        Steps ahead(a);
         const auto copy_next = [&](Ring to) {
             if (ahead.w >= work) return;
             const Work here(ahead.w, a);
             if (!values && ahead.j == 0) {
-                const float *const Q = a.Q + here.b * a.q.batch + here.h * a.q.head;
+                const float *const Q = a.Q + here.head.b * a.q.batch + here.head.h * a.q.head;
                 for (int g = 0; g < WARPGROUPS; ++g) {
                     const int i = here.i0 + 64 * g, bytes = max(0, min(64, a.M - i)) * HEAD_DIM * 4;
                     wait(&Q_free[Q_ring.stage][g], Q_ring.parity ^ 1);
@@ -84,8 +87,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
                 }
                 Q_ring.next();
             }
-            const float *const X = values ? a.V + here.b * a.v.batch + here.kv_head(a) * a.v.head
-                                          : a.K + here.b * a.k.batch + here.kv_head(a) * a.k.head;
+            const float *const X = values ? a.V + here.head.b * a.v.batch + here.head.kv * a.v.head
+                                          : a.K + here.head.b * a.k.batch + here.head.kv * a.k.head;
             const int row = ahead.j * BC, bytes = min(BC, a.N - row) * HEAD_DIM * 4;
             wait(&free[to.stage], to.parity ^ 1);
             arrive_expecting(&raw[to.stage], bytes);
@@ -94,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         };
         if (thread == 0)
             for (Ring to; to.stage < AHEAD; to.next()) copy_next(to);
-        for (Steps now; now.w < work; now.next(a), ring.next()) {
+        for (Steps now(a); now.w < work; now.next(a), ring.next()) {
             if (thread == 0) copy_next(ring.ahead(AHEAD));
             __syncwarp();
             wait(&raw[ring.stage], ring.parity);

@@ -19,6 +19,17 @@ __device__ __forceinline__ Batch batch_of(const Attention &a, long long b) {
     return {a.Q + b * a.q.batch, a.K + b * a.k.batch, a.V + b * a.v.batch, a.O + b * a.o.batch};
 }
 
+// The batch of the index-th head of all batches, its number there, and that of its head of K and V. A single head, as files
+// have it, costs no division.
+struct Head {
+    int b, h, kv;
+};
+__device__ __forceinline__ Head head_of(const Attention &a, unsigned index) {
+    if (a.H == 1) return {int(index), 0, 0};
+    const int h = index % a.H;
+    return {int(index / a.H), h, h / (a.H / a.Hkv)};
+}
+
 // How many keys, of N, the query at a position in the sequence sees: keys 0 to that many - 1.
 __device__ __forceinline__ int keys_seen(int position, int N) { return CAUSAL ? min(N, position + 1) : N; }
 

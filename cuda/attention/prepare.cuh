@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Atte
     const int Tc = ceil_div(a.N, BC);
     const long long t = blockIdx.x / 2;
     const int head = int(t / Tc), j0 = int(t % Tc) * BC;
-    const long long b = head / a.Hkv, h = head % a.Hkv;
+    const long long b = a.Hkv == 1 ? head : head / a.Hkv, h = a.Hkv == 1 ? 0 : head % a.Hkv;
     const bool values = blockIdx.x % 2;
     unsigned char *tile = a.workspace + t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
     const float *const K = a.K + b * a.k.batch + h * a.k.head, *const V = a.V + b * a.v.batch + h * a.v.head;

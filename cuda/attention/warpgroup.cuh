@@ -46,14 +46,13 @@ struct Ring {
 
 // The w-th piece of work: a head of a batch, and its rows from i0. Causal: long rows first, so that short ones fill the end.
 struct Work {
-    int b, h, i0, tiles;
-    __device__ __forceinline__ Work(unsigned w, const Attention &a) {
-        const unsigned Tr = ceil_div(a.M, BR), head = w / Tr;
-        b = head / a.H, h = head % a.H;
+    Head head;
+    int i0, tiles;
+    __device__ __forceinline__ Work(unsigned w, const Attention &a) : head(head_of(a, w / ceil_div(a.M, BR))) {
+        const unsigned Tr = ceil_div(a.M, BR);
         i0 = (CAUSAL ? Tr - 1 - w % Tr : w % Tr) * BR;
         tiles = ceil_div(keys_seen(a.q_start + i0 + BR - 1, a.N), BC);  // Tc, or those that some row sees
     }
-    __device__ __forceinline__ int kv_head(const Attention &a) const { return h / (a.H / a.Hkv); }
     static __device__ __forceinline__ unsigned count(const Attention &a) {
         return unsigned(a.B) * a.H * ceil_div(a.M, BR);
     }
@@ -337,7 +336,7 @@ struct Consumer {
             l += __shfl_xor_sync(~0u, l, 2);
             const float inverse = 1 / l, undo = power_of_two(-unit.exponent);
             if (i + 8 * r >= a.M) continue;
-            float *const out = a.O + here.b * a.o.batch + here.h * a.o.head + (i + 8 * r) * a.o.row;
+            float *const out = a.O + here.head.b * a.o.batch + here.head.h * a.o.head + (i + 8 * r) * a.o.row;
 #pragma unroll
             for (int x = 0; x < T_CHUNKS; ++x)
 #pragma unroll
