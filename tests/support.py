@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import signal
 import struct
 import subprocess
@@ -111,6 +112,11 @@ def flashcli(*args: object, env: dict[str, str] | None = None, **options: object
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 120} | options
     done = subprocess.run(command(*args), env=environment(**(env or {})), stdin=subprocess.DEVNULL, **options)
     return Finished(done.returncode, (done.stdout or b"").decode(), (done.stderr or b"").decode())
+
+
+def flashcli_in(folder: Path) -> Path:
+    """flashcli as a program, for a folder on a PATH."""
+    return script(folder / "flashcli", f'#!/bin/sh\nexec {shlex.join(command())} "$@"\n')
 
 
 def give_up_roots_powers() -> None:

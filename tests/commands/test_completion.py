@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from support import command, environment, flashcli, script
+from support import environment, flashcli, flashcli_in
 
 from flashcli.cli import COMMANDS
 from flashcli.kernels.attention import KERNELS
@@ -29,7 +28,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 def folder(tmp_path: Path) -> Path:
     """With flashcli in bin/."""
     (tmp_path / "bin").mkdir()
-    script(tmp_path / "bin" / "flashcli", f'#!/bin/sh\nexec {shlex.join(command())} "$@"\n')
+    flashcli_in(tmp_path / "bin")
     return tmp_path
 
 
