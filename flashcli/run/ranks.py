@@ -22,6 +22,7 @@ from flashcli.run import launchers
 SHARE, OUTCOME, VERDICT = 1, 2, 3  # kinds of messages
 PAUSE = 0.002  # seconds between two looks for a message
 PATIENCE = 0.5  # seconds for the others after a signal: a launcher kills what does not end soon
+FIRST_TELLS = 2.0  # seconds for the first task to start, and to tell why all refuse
 
 
 class Outcome(NamedTuple):
@@ -203,8 +204,8 @@ def _refusal(message: str, hint: str) -> Exception:
     error = BackendUnavailable(message, hint)
     if not launchers.rank(os.environ):
         return error
-    signals.ignore_from_now_on()
-    time.sleep(PATIENCE)  # for the first: a launcher may end all as soon as one has ended
+    with contextlib.suppress(signals.Terminated, KeyboardInterrupt):  # the first has ended, and the launcher ends all
+        time.sleep(FIRST_TELLS)
     return AlreadyTold(error)
 
 
