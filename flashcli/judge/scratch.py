@@ -26,12 +26,12 @@ class Scratch:
 
     def _renew(self) -> None:
         with explained("create a folder in", tempfile.gettempdir(), CannotCreate):
-            self._folder = Path(tempfile.mkdtemp(prefix="flashcli-judge-"))
-        self._made.append(self._folder)
-        self._stamp = stamp(self._folder)
+            self.folder = Path(tempfile.mkdtemp(prefix="flashcli-judge-"))
+        self._made.append(self.folder)
+        self._stamp = stamp(self.folder)
 
     def intact(self) -> bool:
-        return stamp(self._folder) == self._stamp
+        return stamp(self.folder) == self._stamp
 
     def mend(self) -> None:
         """Go on in a new folder, if the old one was damaged."""
@@ -40,8 +40,8 @@ class Scratch:
                 self._renew()
 
     def new_folder(self, prefix: str) -> Path:
-        with explained("create a folder in", self._folder, CannotCreate):
-            return Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=self._folder))
+        with explained("create a folder in", self.folder, CannotCreate):
+            return Path(tempfile.mkdtemp(prefix=f"{prefix}-", dir=self.folder))
 
     def remove(self, folder: Path) -> None:
         """Remove a folder made here; but not by way of what may have taken this one's place."""

@@ -169,23 +169,23 @@ class Supervisor:
 
     def _next(self, deadline: float | None) -> dict | None:
         """Its next answer; None if there will be none. Meanwhile whatever its launcher says is kept."""
+        answers, said = self._process.stdout.fileno(), self._process.stderr.fileno()
         poller = select.poll()
-        for stream in (self._process.stdout, self._process.stderr):
-            poller.register(stream, select.POLLIN)
+        poller.register(answers, select.POLLIN)
+        poller.register(said, select.POLLIN)
         while b"\n" not in self._rest:
             left = None if deadline is None else max(0, 1000 * (deadline - time.perf_counter()))
-            if not (ready := poller.poll(left)):
+            if not (ready := dict(poller.poll(left))):
                 return None
-            for fd, _ in ready:
-                data = os.read(fd, CAPTURED)
-                if fd == self._process.stderr.fileno():
-                    self._said.add(data)
-                    if not data:
-                        poller.unregister(fd)
-                elif not data:
-                    return None
-                else:
-                    self._rest += data
+            if said in ready:
+                data = os.read(said, CAPTURED)
+                self._said.add(data)
+                if not data:
+                    poller.unregister(said)
+            elif not (data := os.read(answers, CAPTURED)):
+                return None
+            else:
+                self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
         return json.loads(line)
 

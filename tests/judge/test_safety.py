@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support import script
 
 from flashcli.judge import containment
-from flashcli.judge.submissions import Submission
+from flashcli.judge.submissions import Submission, find
 from flashcli.judge.supervision import Request
 from flashcli.judge.supervisor import CAPTURED
 
@@ -22,11 +23,12 @@ def verdicts(compiled, case, judging, tmp_path):
 
     def judge(program: Path, **rules: object):
         submissions = [Submission("bad", (str(program),)), Submission("good", (str(compiled("right")),))]
-        bad, good = judging(**rules).results([case], submissions)
+        made = judging(**rules)
+        bad, good = made.results([case], submissions)
         assert good.verdict == "accepted", "the judging goes on"
         [supervisor] = containment.descendants(os.getpid())
         assert not containment.descendants(supervisor), "nothing runs any more"
-        assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()], "nothing is left behind"
+        assert not any(files for _, _, files in os.walk(made.scratch.folder)), "nothing is left behind"
         return bad
 
     return judge
@@ -124,13 +126,53 @@ def test_what_a_program_sees(compiled, verdicts, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("text", "detail"),
+    [
+        ('i=$(readlink "$1"); rm "$i"; mkfifo "$i"', "it replaced its input file by a FIFO"),
+        ('i=$(readlink "$1"); rm "$i"; ln -s "$VICTIM" "$i"', "it replaced its input file by a link"),
+        ('i=$(readlink "$1"); rm "$i"; mkdir "$i"', "it replaced its input file by a folder"),
+        ('i=$(readlink "$1"); rm "$i"', "it removed its input file"),
+        ('chmod 0 "$(readlink "$1")"', "it changed its input file"),
+        ('i=$(dirname "$(readlink "$1")"); rm -r "$i"; ln -s "$(dirname "$VICTIM")" "$i"', "it changed its input file"),
+        ('i=$(dirname "$(readlink "$1")"); rm -r "$i"; mkfifo "$i"', "it removed its input file"),
+        ('s=$(dirname "$HOME"); rm -rf "$s"; echo > "$s"', "it damaged the judge's folder"),
+        ('s=$(dirname "$HOME"); rm -rf "$s"; ln -s "$(dirname "$VICTIM")" "$s"', "it damaged the judge's folder"),
+        ('s=$(dirname "$HOME"); rm -rf "$s"; mkfifo "$s"', "it damaged the judge's folder"),
+        ('chmod 0 "$(dirname "$HOME")"', "it damaged the judge's folder"),
+        ('chmod 777 "$(dirname "$HOME")"', "it damaged the judge's folder"),
+    ],
+)
+def test_attacks_on_its_input_and_the_judges_folder(tmp_path, verdicts, text, detail):
+    """Each is its own verdict; nothing outside is written or removed, and nobody else loses by it."""
+    victim = tmp_path / "home" / "c1.in"
+    victim.parent.mkdir()
+    victim.write_text("mine")
+    bad = verdicts(script(tmp_path / "odd", f"#!/bin/sh\n{text}\n"), environment={"VICTIM": str(victim)})
+    assert (bad.verdict, bad.detail) == ("runtime error", detail)
+    assert victim.read_text() == "mine" and list(victim.parent.iterdir()) == [victim]
+
+
+def test_a_program_that_another_has_damaged_is_built_again(compiled, case, judging, tmp_path):
+    for name in ("1-vandal", "2-good"):
+        (tmp_path / name).mkdir()
+    script(tmp_path / "1-vandal" / "hw4", '#!/bin/sh\nfor p in "$HOME"/../build-*/hw4; do : > "$p"; done\n')
+    (tmp_path / "2-good" / "hw4").write_bytes(compiled("right").read_bytes())
+    (tmp_path / "2-good" / "hw4").chmod(0o755)
+    judging = judging(build=":", runs=1)
+    submissions = find([str(tmp_path / "2-good"), str(tmp_path / "1-vandal")], judging.rules)
+    second = replace(case, name="c2")
+    first, vandal, again, _ = judging.results([case, second], submissions)
+    assert (first.verdict, vandal.verdict, again.verdict) == ("accepted", "no output", "accepted")
+
+
+@pytest.mark.parametrize(
     ("text", "verdict"),
     [
         ('mkfifo "$2"', "no output"),
         ('mkdir "$2"', "no output"),
         ('ln -s /dev/zero "$2"', "no output"),
         ('ln -s "$1" "$2"', "no output"),
-        ('rm -rf "$(dirname "$(dirname "$2")")"', "runtime error"),
+        ('mknod "$2" c 1 5', "no output"),
         ('d="$HOME"; for i in $(seq 300); do d="$d/deeper"; done; mkdir -p "$d"', "no output"),
         ('mkdir "$HOME/closed" && chmod 0 "$HOME/closed"', "no output"),
         ("kill -KILL $$", "runtime error"),
