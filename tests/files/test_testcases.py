@@ -12,6 +12,7 @@ from tolerances import float64
 from flashcli.errors import BadInput, NoPermission
 from flashcli.files.distributions import draw
 from flashcli.files.testcases import Case, load
+from flashcli.shape import Shape
 
 FOLDER = ROOT / "testcases"
 COMMITTED = ["t01", "t02", "t03", "t04", "t05", "t06"]
@@ -147,3 +148,35 @@ def test_a_manifest_without_cases_is_bad_input(tmp_path):
     (tmp_path / "manifest.toml").write_text("time_limit = 3\n")
     with pytest.raises(BadInput, match="has no cases"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../mine", "/abs/valid", "a/b", ".", "..", ".hidden", "a\\u0000b", "a\\u001bb", "", "x" * 201]
+)
+def test_a_name_that_leads_elsewhere_is_bad_input(tmp_path, name):
+    """It becomes the name of files that are made, and removed."""
+    (tmp_path / "manifest.toml").write_text(f'["{name}"]\nshape = [1, 8, 4]\nseed = 1\n')
+    flashcli("judge", tmp_path).assert_error(BadInput.exit_code, "is not a manifest of test cases", "name")
+
+
+def test_a_file_whose_name_cannot_be_shown_is_bad_input(tmp_path):
+    (tmp_path / "a\x1b[2Jb.in").write_bytes(input_bytes(np.zeros((1, 3, 8, 4), np.float32)))
+    with pytest.raises(BadInput, match="cannot be a case"):
+        load(tmp_path)
+
+
+def test_a_manifest_that_is_a_fifo_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "manifest.toml")
+    with pytest.raises(BadInput, match="is not a regular file"):
+        load(tmp_path)
+
+
+def test_a_copy_is_not_written_through_a_link(folder, tmp_path):
+    case = load(folder)[0].__class__("a", Shape(1, 8, 4), None, folder / "t01.in", None, 1.0)
+    copy = case.anew(tmp_path / "copies", seed=3)
+    (tmp_path / "copies").mkdir()
+    (tmp_path / "mine").write_text("mine")
+    copy.input.symlink_to(tmp_path / "mine")
+    with pytest.raises(BadInput, match="cannot copy"):
+        list(copy.prepare())
+    assert (tmp_path / "mine").read_text() == "mine"

@@ -38,6 +38,9 @@ class Browser:
     def open(self, page: Path) -> None:
         self._call("url", url=page.resolve().as_uri())
 
+    def resize(self, width: int, height: int) -> None:
+        self._call("window/rect", width=width, height=height)
+
     def click(self, xpath: str) -> None:
         element = self._call("element", using="xpath", value=xpath)[ELEMENT]
         self._call(f"element/{element}/click")

@@ -108,3 +108,26 @@ def test_the_policy_stops_a_script_even_if_one_got_in(page, tmp_path):
         session.open(page)
         assert session.run("return document.title") == "Scoreboard"
         assert any("Content Security Policy" in complaint for complaint in session.complaints())
+
+
+def test_what_has_no_time_comes_last_whichever_way_it_is_sorted(tmp_path):
+    if not (CHROMIUM and DRIVER):
+        pytest.skip("no chromium with chromedriver to look at the page with (apt-get install chromium-driver)")
+    results = [result("none", "a", None)._replace(seconds=None), result("x", "a", 1.0), result("y", "a", 2.0)]
+    path = tmp_path / "board.html"
+    path.write_text(pages.html(scoreboard.boards(results, "passed")), encoding="utf-8")
+    with browser(tmp_path) as session:
+        session.open(path)
+        session.click(heading(0, "time"))
+        assert column(session, 0, 1) == ["x", "y", "none"]
+        session.click(heading(0, "time"))
+        assert column(session, 0, 1) == ["y", "x", "none"]
+
+
+def test_on_a_narrow_page_a_detail_is_as_wide_as_the_page(opened):
+    width = "return document.querySelector('.results .detail').getBoundingClientRect().width"
+    scrolls = "return document.documentElement.scrollWidth > document.documentElement.clientWidth"
+    wide = opened.run(width)
+    opened.resize(600, 900)
+    assert opened.run("return window.innerWidth") <= 600
+    assert opened.run(width) > 500 > wide and not opened.run(scrolls)

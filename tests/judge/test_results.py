@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -168,3 +169,95 @@ def test_a_file_without_results(finished, tmp_path):
     assert (done.code, done.out) == (0, "no results yet\n")
     (tmp_path / "empty").touch()
     flashcli("scoreboard", tmp_path / "empty").assert_error(65, "is not a file of results: it has no line")
+
+
+def test_two_judgings_cannot_write_one_file(cases, spy, finished):
+    before = finished.read_bytes()
+    with results.Log(finished, resume=True):
+        done = flashcli("judge", cases, "--exe", spy, "--results", finished, "--resume", "--seed", 4)
+        done.assert_error(2, "another judging is writing the file of results")
+    assert finished.read_bytes() == before
+    assert flashcli("judge", cases, "--exe", spy, "--results", finished, "--resume").code == 1, "it is free again"
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+@pytest.mark.parametrize("content", ["", '{"judging": {"seed": 4, "dev'])
+def test_a_file_that_was_cut_off_at_its_beginning(cases, spy, tmp_path, resume, content):
+    """As a judge that was killed at once leaves it."""
+    file = tmp_path / "results.jsonl"
+    file.write_text(content)
+    done = flashcli("judge", cases, "--exe", spy, "--results", file, *resume)
+    if content and not resume:
+        done.assert_error(2, "is there already")
+    else:
+        assert done.code == 1 and len(results.read(file)[1]) == 2
+
+
+def test_a_file_that_is_none_of_results_is_not_begun_anew(cases, spy, tmp_path):
+    (tmp_path / "notes").write_text("milk, eggs")
+    flashcli("judge", cases, "--exe", spy, "--results", tmp_path / "notes", "--resume").assert_error(
+        65, "it has no line"
+    )
+    assert (tmp_path / "notes").read_text() == "milk, eggs"
+
+
+def test_a_fifo_is_refused_and_not_waited_for(cases, spy, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for resume in ([], ["--resume"]):
+        done = flashcli("judge", cases, "--exe", spy, "--results", tmp_path / "fifo", *resume)
+        done.assert_error(65, "fifo' is not a regular file")
+    flashcli("scoreboard", tmp_path / "fifo").assert_error(65, "fifo' is not a regular file")
+    os.mkfifo(tmp_path / "rules.toml")
+    flashcli("judge", tmp_path / "rules.toml").assert_error(65, "is not a regular file")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"seconds": value} for value in (float("inf"), float("nan"), 10**400, -1, True, "1")),
+        *({"runs": [value]} for value in (float("inf"), -1, None)),
+        *({"penalty": value} for value in (float("nan"), None)),
+        *({"B": value} for value in (True, 0, 2**31, 1.0)),
+        *({"submission": value} for value in ("", " ", "x" * 201)),
+        {"verdict": "accepted", "seconds": None},
+    ],
+    ids=str,
+)
+def test_a_line_with_a_value_that_nobody_measured_is_refused(finished, change):
+    first, second = finished.read_text().splitlines()[:2]
+    finished.write_text(f"{first}\n{json.dumps(json.loads(second) | change)}\n")
+    with pytest.raises(BadInput, match="line 2"):
+        results.read(finished)
+
+
+def test_texts_of_foreign_results_cannot_drive_a_terminal(finished):
+    first, second = finished.read_text().splitlines()[:2]
+    odd = dict.fromkeys(("submission", "case", "device", "detail"), "a\x1b[2J\nb�\u202e")
+    finished.write_text(f"{first}\n{json.dumps(json.loads(second) | odd)}\n")
+    [found] = results.read(finished)[1]
+    assert {getattr(found, name) for name in odd} == {"a\ufffd[2J\ufffdb\ufffd\ufffd"}
+    done = flashcli("scoreboard", finished)
+    assert done.code == 0 and "\x1b" not in done.out
+
+
+def test_what_was_not_run_has_no_time(cases, tmp_path):
+    """null, which is neither the best time nor the worst."""
+    (tmp_path / "alice").mkdir()
+    file = tmp_path / "results.jsonl"
+    flashcli("judge", cases, "--exe", f"alice={tmp_path / 'alice'}", "--build", "false", "--results", file)
+    assert [json.loads(line)["seconds"] for line in file.read_text().splitlines()[1:]] == [None, None]
+    assert flashcli("scoreboard", file).out.splitlines()[-1].split() == ["1", "alice", "0", "of", "2", "-"]
+
+
+def test_the_circumstances_are_on_the_board(cases, spy, tmp_path):
+    boards = [tmp_path / f"board{suffix}" for suffix in (".html", ".md", ".json")]
+    file = tmp_path / "results.jsonl"
+    done = flashcli("judge", cases, "--exe", spy, "--results", file, "--seed", 4, "--time-limit", 3)
+    assert done.code == 1
+    done = flashcli("scoreboard", file, *(word for board in boards for word in ("--board", board)))
+    [about] = json.loads(boards[2].read_text())[0]["judgings"]
+    date, seed, contained, rules = about.split("; ")
+    assert re.fullmatch(r"judged \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", date)
+    assert seed == "seed 4" and contained.startswith("contained by ") and rules == "rules: time_limit = 3.0"
+    assert about in done.out.splitlines() and about in boards[0].read_text()
+    assert "seed 4" in boards[1].read_text()

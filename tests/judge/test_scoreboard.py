@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
+import re
 
 import pytest
 from support import flashcli
@@ -17,7 +19,8 @@ from flashcli.judge.results import record
 def result(submission: str, case: str, seconds: float | None, device: str = "GPU", detail: str = "") -> Result:
     """Accepted in so many seconds; or wrong, if None."""
     verdict = "wrong answer" if seconds is None else "accepted"
-    return Result(submission, case, 2, 8, 4, seconds or 0.5, verdict, detail, 10.0, device, [seconds or 0.5])
+    seconds = 0.5 if seconds is None else seconds
+    return Result(submission, case, 2, 8, 4, seconds, verdict, detail, 10.0, device, [seconds])
 
 
 RESULTS = [
@@ -78,7 +81,44 @@ def test_markdown_has_no_markup_of_submissions():
     text = views.markdown(nasty())
     body = text.splitlines()[4:]
     assert [line.count("|") for line in body] == [5] * len(NASTY)
-    assert not set("<>[]`*") & set("".join(body))
+    assert not set("<>[]`*@") & set("".join(body))
+
+
+def test_markdown_calls_nobody_and_links_to_nothing():
+    """GitHub makes mentions and links of text that nobody has marked up."""
+    names = ["@somebody", "www.evil.example", "http://evil.example", "a@evil.example", "#1"]
+    text = views.markdown(scoreboard.boards([result(name, "a", 1.0) for name in names], "passed"))
+    assert not [name for name in names if name in text]
+    shown = html.unescape(text)
+    assert not re.search(r"[@#]\w", shown), "a sign of no width is between"
+    assert not re.search(r"www\.|://", text.partition("|")[2]), "written so that no address is seen in the source"
+
+
+def test_a_missing_time_comes_last():
+    [board] = scoreboard.boards([result("none", "a", None)._replace(seconds=None), result("x", "a", 3.0)], "passed")
+    assert [(s.submission, s.seconds) for s in board.standings] == [("x", 3.0), ("none", None)]
+    assert json.loads(views.json_text([board]))[0]["standings"][1]["seconds"] is None
+    assert list(csv.DictReader(io.StringIO(views.csv_text([board]))))[1]["time"] == ""
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", " =", "\t=", "\uff1d"])
+def test_no_cell_of_csv_is_a_formula(start):
+    """Nor a heading: the names of cases are some."""
+    text = views.csv_text(scoreboard.boards([result(f"{start}cmd", f"{start}case", 1.0)], "passed"))
+    cells = [cell for line in csv.reader(io.StringIO(text)) for cell in line]
+    assert f"'{start}cmd" in cells and f"'{start}case" in cells
+
+
+def test_texts_of_csv_stand_in_quotes():
+    """Where a semicolon divides cells, what follows one in a name would be a cell of its own."""
+    text = views.csv_text(scoreboard.boards([result("a;=cmd", "c;=cmd", 1.0)], "passed"))
+    assert '"a;=cmd"' in text and '"c;=cmd"' in text
+
+
+def test_times_that_no_clock_could_tell_from_nothing():
+    for ranking in ("passed", "penalty", "relative"):
+        found = scoreboard.boards([result("x", "a", 0.0), result("y", "a", 1e-300)], ranking)
+        assert all(write(found) for write in views.WRITERS.values())
 
 
 def test_csv_can_be_read_back_and_has_no_formulas():
