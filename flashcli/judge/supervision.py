@@ -122,7 +122,7 @@ class Supervision:
 class Supervisor:
     def __init__(self, launcher: tuple[str, ...], environment: dict[str, str] | None) -> None:
         self._launcher, self._name = launcher, f"flashcli-{uuid.uuid4().hex[:12]}"
-        self.usable = not launcher
+        self.usable = True  # for another command
         self._began = False
         self._rest, self._said = b"", Tail()
         program = [sys.executable, "-I", "-S", "-c", BOOT.format(str(Path(flashcli.__file__).parent.parent))]
@@ -137,7 +137,7 @@ class Supervisor:
     def run(self, request: Request, began: Callable[[], None]) -> Finished:
         with contextlib.suppress(BrokenPipeError):  # it has ended, which is told below
             self._process.stdin.write(json.dumps(asdict(request)).encode() + b"\n")
-        self._began = False
+        self.usable = self._began = False  # until it has answered
         deadline = None if self._launcher else time.perf_counter() + START
         while (answer := self._next(deadline)) is not None:
             match answer:
@@ -148,6 +148,7 @@ class Supervisor:
                     )
                     began()
                 case {"failed": number}:
+                    self.usable = not self._launcher
                     raise OSError(number, os.strerror(number))
                 case {"refused": why}:
                     raise BackendUnavailable(
@@ -156,9 +157,8 @@ class Supervisor:
                 case {"stopped": "cancelled"}:
                     break
                 case _:
-                    self.usable = self.usable and answer["stopped"] != "never"
+                    self.usable = not self._launcher and answer["stopped"] != "never"
                     return Finished(**answer)
-        self.usable = False
         if self._began:
             return Finished(request.time_limit, None, "lost", last_line(self._said.text()).removeprefix(": "), "")
         who = f"the launcher {self._launcher[0]!r}" if self._launcher else "the judge's supervisor"

@@ -35,6 +35,7 @@ REQUESTS, ANSWERS = 0, 1  # descriptors
 
 
 def main() -> None:
+    load_gpu_driver()
     containment.adopt_orphans()
     for number in RESET[:4]:  # it ends when its input does
         signal.signal(number, signal.SIG_IGN)
@@ -46,6 +47,17 @@ def main() -> None:
         _answer(found)
         if found.get("stopped") in ("cancelled", "never"):
             return  # something may be left, which must not be taken for the next one's
+
+
+def load_gpu_driver(device: str = "/dev/nvidia-uvm") -> None:
+    """Where nobody has used the GPU since the machine was started.
+
+    A program does it by itself, through a setuid program of the driver, which gains no rights in a user namespace.
+    """
+    if not os.path.exists(device):
+        with contextlib.suppress(OSError):
+            words = ["nvidia-modprobe", "-u", "-c=0"]
+            os.waitpid(os.posix_spawnp(words[0], words, os.environ), 0)
 
 
 def _answer(content: dict[str, object]) -> None:

@@ -13,6 +13,7 @@ from support import command, environment, flashcli, give_up_roots_powers, script
 from flashcli.judge import containment
 from flashcli.judge.submissions import Submission
 from flashcli.judge.supervision import Request
+from flashcli.judge.supervisor import load_gpu_driver
 
 
 @pytest.fixture
@@ -87,3 +88,13 @@ def test_the_way_that_is_asked_for_is_gone_or_refused(cases, tmp_path, monkeypat
         assert "0 of 1 accepted" in done.out
     else:
         done.assert_error(69, "cannot be contained: cgroup: ")
+
+
+def test_the_gpus_driver_is_loaded_before_a_namespace_makes_that_impossible(tmp_path, monkeypatch):
+    script(tmp_path / "nvidia-modprobe", f'#!/bin/sh\necho "$@" >> {tmp_path}/called\n')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    load_gpu_driver(str(tmp_path / "nvidia-uvm"))
+    load_gpu_driver(str(tmp_path))
+    assert (tmp_path / "called").read_text() == "-u -c=0\n"
+    monkeypatch.setenv("PATH", "/nowhere")
+    load_gpu_driver(str(tmp_path / "nvidia-uvm"))

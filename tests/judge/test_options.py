@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
-import sys
 import time
 from dataclasses import replace
 
@@ -97,21 +97,15 @@ def test_submissions_do_not_share_a_gpu():
     command._check_jobs(2, Machine("EPYC", False, "namespace"), Rules())
 
 
-@pytest.fixture
-def terminal(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    shown = Terminal()
-    monkeypatch.setattr(sys, "stderr", shown)
-    return shown
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
-def test_the_status_line_tells_what_is_going_on_and_is_gone(terminal, monkeypatch):
-    now = [0.0]
+def test_the_status_line_tells_what_is_going_on_and_is_gone(monkeypatch):
+    now, terminal = [0.0], Terminal()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with StatusLine(3) as status:
+    with contextlib.redirect_stderr(terminal), StatusLine(3) as status:
         status.tell("making the input of c1")
         now[0] = 60.0
         status.done("c1 accepted")
