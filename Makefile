@@ -10,7 +10,7 @@ help:
 	@echo "make testcases      run all test cases and check every output (on the GPU if there is one)"
 	@echo "make test           run all tests that can be run here"
 	@echo "make test-gpu       run the tests that need a GPU"
-	@echo "make lint           check the style of the code, and which module imports which"
+	@echo "make lint           check the style of the code, its types, and which module imports which"
 	@echo "make sanitize       run every kernel under compute-sanitizer (needs a GPU)"
 	@echo "make bench-cpu      time the CPU backend beside PyTorch's CPU attention"
 	@echo "make bench-e2e      time whole commands beside the homework's program in C++ (needs a GPU and nvcc)"
@@ -65,6 +65,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 
 clean:
 	rm -f testcases/hw4/hw4

@@ -53,9 +53,14 @@ def present(found: object, text: str, json_path: str | None, err: bool = False) 
 
     Where ``err`` is true, stdout has something else already, and stderr is printed to.
     """
+    if json_path != PRINT:
+        click.echo(text, err=err)
+    if json_path is not None:
+        write(found, json_path, err)
+
+
+def write(found: object, json_path: str, err: bool = False) -> None:
     if json_path == PRINT:
         click.echo(json_text(found), nl=False, err=err)
-        return
-    click.echo(text, err=err)
-    if json_path is not None:
+    else:
         write_whole(json_path, json_text(found))

@@ -107,7 +107,7 @@ class Decode:
         """How many numbers of the cache are in a chunk of `CHUNK_BYTES`."""
         return CHUNK_BYTES // self.key_cache.dtype.itemsize
 
-    def first_used(self, length: np.ndarray | int) -> np.ndarray | int:
+    def first_used(self, length: np.ndarray) -> np.ndarray:
         """The first token of a sequence that any of its query tokens may see."""
         return np.maximum(0, length - self.T - self.window + 1) if self.window else length * 0
 
@@ -161,11 +161,11 @@ def _type_problem(asked: Decode) -> str:
 
 def _shape_problem(asked: Decode) -> str:
     rank = 5 if asked.layout == "vllm" else 4
-    wanted_ranks = {"query": 4, "key_cache": rank, "value_cache": 4, "block_tables": 2, "seq_lens": 1}
-    for name, wanted in wanted_ranks.items():
+    wanted_ranks: dict[str, int] = {"query": 4, "key_cache": rank, "value_cache": 4, "block_tables": 2, "seq_lens": 1}
+    for name, axes_wanted in wanted_ranks.items():
         shape = getattr(asked, name).shape
-        if len(shape) != wanted:
-            axes = f"{wanted} dimensions" if name != "query" else "3 or 4 dimensions"
+        if len(shape) != axes_wanted:
+            axes = f"{axes_wanted} dimensions" if name != "query" else "3 or 4 dimensions"
             return f"{name} has shape {list(shape)}, where {axes} are wanted (layout {asked.layout})"
         if 0 in shape and name != "block_tables":
             return f"{name} has shape {list(shape)}: there is nothing in it"

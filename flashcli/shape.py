@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Whole = TypeVar("Whole", int, "np.ndarray")  # a whole number, or an array of them
 
 MAX_D = 256  # the longest head that the kernels have registers and shared memory for
 MAX_INT32 = 2**31 - 1
@@ -11,7 +16,7 @@ FLOAT_BYTES = 4
 HEADER_BYTES = 12  # B, N, d as int32, before the numbers of an input file
 
 
-def ceil_div(a: int, b: int) -> int:
+def ceil_div(a: Whole, b: int) -> Whole:
     return -(-a // b)
 
 

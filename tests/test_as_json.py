@@ -12,10 +12,12 @@ from support import ROOT, flashcli, random_qkv, write_input, write_output
 
 from flashcli.as_json import json_text
 from flashcli.cli import COMMANDS
+from flashcli.files.decode_cases import Case, generate
 
 LINES = {
     "run": ("run", "x.in", "x.out", "--backend", "cpu"),
     "compare": ("compare", "x.ref", "x.ref"),
+    "decode": ("decode", "x.safetensors", "y.safetensors", "--backend", "cpu"),
     "inspect": ("inspect", "x.in"),
     "judge": ("judge", ROOT / "testcases", "--case", "t01", "--backend", "cpu"),
     "bench": ("bench", "--backend", "cpu", "--shape", "2,20,8", "--runs", 1),
@@ -31,6 +33,7 @@ def folder(tmp_path):
     qkv = random_qkv(2, 20, 8)
     write_input(tmp_path / "x.in", qkv)
     write_output(tmp_path / "x.ref", qkv[:, 0])
+    generate(str(tmp_path / "x.safetensors"), Case(1, 2, 1, 8, "3"))
     return tmp_path
 
 
@@ -59,14 +62,14 @@ def test_a_file_has_what_is_printed_otherwise(fake_gpu, folder, line):
 def test_a_file_that_cannot_be_written_is_told_before_the_work(no_pycuda, folder, line):
     done = flashcli(*line, "--json", folder / "missing" / "x.json", cwd=folder)
     done.assert_error(73, "missing")
-    assert done.out == "" and not (folder / "x.out").exists()
+    assert done.out == "" and not (folder / "x.out").exists() and not (folder / "y.safetensors").exists()
 
 
 @pytest.mark.parametrize(
     ("line", "name"),
     [
         (LINES["run"], "x.in"), (LINES["run"], "x.out"), ((*LINES["run"], "--trace", "x.json"), "x.json"),
-        (LINES["compare"], "x.ref"), (LINES["inspect"], "x.in"),
+        (LINES["compare"], "x.ref"), (LINES["inspect"], "x.in"), (LINES["decode"], "y.safetensors"),
         ((*LINES["judge"], "--results", "x.jsonl"), "x.jsonl"),
     ],
 )  # fmt: skip

@@ -80,9 +80,10 @@ def _attend(
     asked: Decode, s: int, t: int, rows: slice, kv_head: int, tokens: np.ndarray | slice, compute: type
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """O and LSE of some heads of one query token that see the same tokens; None if they see none."""
-    Q, scale = asked.query[s, t, rows].astype(compute), compute(asked.scale * asked.k_scale)
+    Q: np.ndarray = asked.query[s, t, rows].astype(compute)
+    scale = compute(asked.scale * asked.k_scale)
     position = int(asked.seq_lens[s]) - asked.T + t
-    m = np.full((len(Q), 1), -np.inf, compute)
+    m: np.ndarray = np.full((len(Q), 1), -np.inf, compute)
     l, O = np.zeros_like(m), np.zeros_like(Q)
     for some in _pieces(tokens):
         K, V = gather(asked, s, kv_head, some, compute)

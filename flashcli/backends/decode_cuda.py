@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -32,16 +33,16 @@ class Program:
             )
         self._build, self._session = build, session
         self._module = session.driver.module_from_buffer(compiler.cubin(build, session.architecture))
-        self._functions: dict[str, object] = {}
+        self._functions: dict[str, Any] = {}
 
-    def launch(self, sizes: Sizes, argument: Argument, stream=None) -> None:
+    def launch(self, sizes: Sizes, argument: Argument, stream: Any = None) -> None:
         """Queue what computes the argument's answers; ``sizes`` are those of its arrays."""
         for launch in self._build.kernel.launches(sizes, self._build.problem, self._session.multiprocessors):
             self._function(launch).prepared_async_call(
                 (launch.grid, 1), (launch.threads, 1, 1), stream, bytes(argument), shared_size=launch.shared
             )
 
-    def _function(self, launch: Launch):
+    def _function(self, launch: Launch) -> Any:
         if launch.function not in self._functions:
             function = self._functions[launch.function] = self._module.get_function(launch.function)
             function.prepare([f"{ctypes.sizeof(Argument)}s"])  # one struct, by value
@@ -155,7 +156,7 @@ class DecodeCuda:
         program = self._programs[build]
         return lambda argument: program.launch(sizes, argument)
 
-    def _to_device(self, array: np.ndarray):
+    def _to_device(self, array: np.ndarray) -> Any:
         array = np.ascontiguousarray(array)
         memory = self._driver.mem_alloc(array.nbytes)
         self._driver.memcpy_htod(memory, _bytes(array))

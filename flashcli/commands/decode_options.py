@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from flashcli.paged import LAYOUTS, MAX_QUERY_TOKENS, QUERY_TYPES
+
+if TYPE_CHECKING:
+    from flashcli.files.decode_cases import Case
 
 CACHE_TYPES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 PAGES = ("unique", "shared", "reversed")  # a test holds them to files/decode_cases.py
@@ -18,7 +22,7 @@ class HeadsType(click.ParamType):
 
     name = "S,H,Hkv,D"
 
-    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None):
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
         parts = str(value).strip("() ").split(",")
@@ -75,16 +79,30 @@ def case_options(command: Callable) -> Callable:
 
     @functools.wraps(command)
     def folded(
-        *, heads, lengths, query_tokens, page, layout, query_type, fp8, pages, sharpness, value_scale, alibi, window,
-        seed, **others
-    ):  # fmt: skip
+        *,
+        heads: tuple[int, int, int, int] | None,
+        lengths: str,
+        query_tokens: int,
+        page: int,
+        layout: str,
+        query_type: str,
+        fp8: str | None,
+        pages: str,
+        sharpness: float,
+        value_scale: float,
+        alibi: bool,
+        window: int,
+        seed: int,
+        **others: Any,
+    ) -> Any:
         case = None
         if heads is not None:
             from flashcli.files.decode_cases import Case
 
+            cache_type = CACHE_TYPES[fp8] if fp8 else ""
             case = Case(
-                *heads, lengths, query_tokens, page, layout, query_type, CACHE_TYPES.get(fp8, ""), pages, sharpness,
-                value_scale, alibi, window, seed=seed,
+                *heads, lengths, query_tokens, page, layout, query_type, cache_type, pages, sharpness, value_scale,
+                alibi, window, seed=seed,
             )  # fmt: skip
         else:
             _refuse_without_decode()
@@ -106,7 +124,7 @@ def _refuse_without_decode() -> None:
                 raise click.UsageError(f"{parameter.opts[0]} has a meaning with --decode only.", context)
 
 
-def make(output_path: str, case, aside: bool) -> None:
+def make(output_path: str, case: Case, aside: bool) -> None:
     """Write the file, and say what it is."""
     import os
 

@@ -13,6 +13,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -100,10 +101,10 @@ def read_decode(path: str | os.PathLike) -> tuple[Decode, tuple[int, ...]]:
     if missing := [name for name in REQUIRED if name not in tensors]:
         raise BadInput(f"{tensors.path!r} has no tensor {missing[0]}.", HINT)
     query = tensors["query"]
-    arrays = {name: tensors[name] for name in REQUIRED[1:]}
+    arrays: dict[str, Any] = {name: tensors[name] for name in REQUIRED[1:]}
     if "alibi_slopes" in tensors:
         arrays["alibi_slopes"] = tensors["alibi_slopes"]
-    scales = {name: _number_of(tensors, name) for name in ("k_scale", "v_scale") if name in tensors}
+    scales: dict[str, Any] = {name: _number_of(tensors, name) for name in ("k_scale", "v_scale") if name in tensors}
     asked = Decode(
         query[:, None] if query.ndim == 3 else query, **arrays, **scales, **_metadata(tensors, query.shape[-1:])
     )
@@ -121,7 +122,7 @@ def _number_of(tensors: Tensors, name: str) -> float:
     return float(values.reshape(()))
 
 
-def _metadata(tensors: Tensors, head_size: tuple[int, ...]) -> dict[str, object]:
+def _metadata(tensors: Tensors, head_size: tuple[int, ...]) -> dict[str, Any]:
     """What is said beside the tensors, all of it text: layout, scale, sliding_window, and block-sparse attention's."""
     given = tensors.metadata
 
@@ -137,7 +138,7 @@ def _metadata(tensors: Tensors, head_size: tuple[int, ...]) -> dict[str, object]
     layout = given.get("layout", "vllm")
     if layout not in LAYOUTS:
         raise BadInput(f"{tensors.path!r} has layout {layout!r}, not {', '.join(LAYOUTS)}.", HINT)
-    sparse = {name: number(name, 0) for name in SPARSE}
+    sparse: dict[str, Any] = {name: number(name, 0) for name in SPARSE}
     return {
         "layout": layout,
         "scale": number("scale", 1 / math.sqrt(max(1, *head_size, 1)), float),
@@ -162,7 +163,8 @@ class TensorWriter(AtomicFile):
         self, path: str | os.PathLike, tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]
     ) -> None:
         """``tensors`` says the type and shape of each, in the file's order."""
-        header, end = {"__metadata__": metadata} if metadata else {}, 0
+        header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+        end = 0
         for name, (kind, shape) in tensors.items():
             first, end = end, end + math.prod(shape) * dtype(kind).itemsize
             header[name] = {"dtype": NAMES[kind], "shape": list(shape), "data_offsets": [first, end]}
@@ -180,7 +182,7 @@ class TensorWriter(AtomicFile):
     def write(self, name: str, values: np.ndarray, skip: int = 0) -> None:
         """Numbers of a tensor, from the one after the first ``skip`` on. Where the file cannot seek, in its order."""
         offset = self._first + self._places[name] + skip * values.itemsize
-        self.write_at(offset, memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8)))
+        self.write_at(offset, np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
 
 def create_answer(path: str | os.PathLike, kind: str, query_shape: tuple[int, ...]) -> TensorWriter:

@@ -15,11 +15,10 @@ import re
 import shutil
 import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from flashcli.errors import BackendUnavailable, KernelFailure
 from flashcli.kernels import cache
-from flashcli.kernels.types import Build
 
 # `cuda/` is the package flashcli.cuda once installed, and a folder beside flashcli/ in a checkout.
 SOURCES = next(
@@ -29,6 +28,18 @@ SOURCES = next(
 )
 OPTIONS = ("-std=c++17", "-O3", "-lineinfo")
 C_OPTIONS = ("-std=c99", "-O3", "-fPIC", "-shared")  # the arithmetic as it is written: no -ffast-math
+
+
+class Compilable(Protocol):
+    """What is to be known of a build of any operation's kernel, `kernels.types.Build` among them."""
+
+    @property
+    def kernel(self) -> Any: ...  # with its ``name``, ``file``, and whether it runs ``on_host``
+
+    @property
+    def problem(self) -> Any: ...  # with its ``d``
+
+    def macros(self) -> dict[str, int]: ...
 
 
 def find_nvcc() -> Path | None:
@@ -54,24 +65,24 @@ def architecture(capability: tuple[int, int]) -> str:
     return "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
 
 
-def options(build: Build) -> list[str]:
+def options(build: Compilable) -> list[str]:
     given = C_OPTIONS if build.kernel.on_host else OPTIONS
     return [*given, *(f"-D{name}={value}" for name, value in build.macros().items())]
 
 
-def _include(build: Build) -> list[Path]:
+def _include(build: Compilable) -> list[Path]:
     """The folders of the headers: those of all operations, and of the kernel's own."""
     return [SOURCES, (SOURCES / build.kernel.file).parent]
 
 
-def _stem(build: Build, arch: str) -> str:
+def _stem(build: Compilable, arch: str) -> str:
     """The name in the cache that a build for an architecture has, but for the compiler's part."""
     headers = sorted(path for folder in _include(build) for path in folder.glob("*.*h"))
     texts = [(SOURCES / build.kernel.file).read_text(), *(path.read_text() for path in headers)]
     return f"{build.kernel.name}-{arch}-d{build.problem.d}-{_hash(*texts, *options(build))}"
 
 
-def _without_compiler(build: Build, stem: str, suffix: str, missing: str, hint: str) -> tuple[Path, bytes]:
+def _without_compiler(build: Compilable, stem: str, suffix: str, missing: str, hint: str) -> tuple[Path, bytes]:
     """The same source and options, cached by whichever compiler."""
     for path in sorted(cache.folder().glob(f"{stem}-*.{suffix}")):
         if code := cache.load(path):
@@ -81,7 +92,7 @@ def _without_compiler(build: Build, stem: str, suffix: str, missing: str, hint: 
     )
 
 
-def cubin(build: Build, arch: str) -> bytes:
+def cubin(build: Compilable, arch: str) -> bytes:
     """Machine code of a build for one architecture, from the cache if it is there.
 
     Without a compiler, a cubin of the same source and options that any compiler made will do.
@@ -98,7 +109,7 @@ def cubin(build: Build, arch: str) -> bytes:
     return code
 
 
-def library(build: Build) -> ctypes.CDLL:
+def library(build: Compilable) -> ctypes.CDLL:
     """A kernel for the host, loaded, from the cache if it is there; the rules are those of `cubin`."""
     stem, cc = _stem(build, os.uname().machine), find_cc()
     if cc is None:
@@ -121,7 +132,7 @@ def _identity(compiler: Path, *arguments: str) -> str:
     return _hash(str(compiler.resolve()), str(status.st_size), str(status.st_mtime_ns), *arguments)[:8]
 
 
-def _compile(build: Build, nvcc: Path, arch: str) -> bytes:
+def _compile(build: Compilable, nvcc: Path, arch: str) -> bytes:
     from pycuda import compiler, driver
 
     source, include = (SOURCES / build.kernel.file).read_text(), [str(folder) for folder in _include(build)]
@@ -137,7 +148,7 @@ def _compile(build: Build, nvcc: Path, arch: str) -> bytes:
         raise compile_failure(error.stderr or str(error), arch) from error
 
 
-def _compile_library(build: Build, cc: list[str], path: Path) -> ctypes.CDLL:
+def _compile_library(build: Compilable, cc: list[str], path: Path) -> ctypes.CDLL:
     """Compile, store under ``path`` if that can be written, and load."""
     import subprocess  # here, because a warm start compiles nothing
     import tempfile
@@ -186,7 +197,7 @@ class Resources(NamedTuple):
     warnings: list[str]
 
 
-def resources(build: Build, arch: str) -> dict[str, Resources]:
+def resources(build: Compilable, arch: str) -> dict[str, Resources]:
     """Compile with nvcc alone (no GPU, no PyCUDA) and read ptxas' report, by function."""
     import subprocess
 

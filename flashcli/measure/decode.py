@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
 
+from flashcli import as_json
 from flashcli.backends.cores import usable_cores
 from flashcli.backends.decode_cuda import DecodeCuda
 from flashcli.errors import MISMATCH, FlashError
@@ -26,7 +26,9 @@ from flashcli.files.decode_cases import Case, make
 from flashcli.gpu.session import devices
 from flashcli.kernels import compiler, decode
 from flashcli.kernels.decode import CEILING, KERNELS, POINTERS
+from flashcli.measure import scripts
 from flashcli.measure.decode_judge import Answer, Judge
+from flashcli.measure.peers import event_seconds
 from flashcli.paged import LAYOUTS, BlockSparse, cache_shapes
 from flashcli.shape import ceil_div
 
@@ -131,7 +133,7 @@ def _compile_all(wanted: set[tuple[decode.Kernel, decode.Problem]]) -> None:
 # ---- how fast is it?
 
 
-class Shape(NamedTuple):
+class TimedShape(NamedTuple):
     """A shape to time: the lengths as `decode_cases.lengths` takes them."""
 
     name: str
@@ -145,27 +147,27 @@ class Shape(NamedTuple):
 
 
 SHAPES = (
-    Shape("8x4096 64/8", 8, 64, 8, 128, "4096"),
-    Shape("1x4096 32/8", 1, 32, 8, 128, "4096"),
-    Shape("1x32768 32/8", 1, 32, 8, 128, "32768"),
-    Shape("32x4096 32/8", 32, 32, 8, 128, "4096"),
-    Shape("64x1024 32/32", 64, 32, 32, 128, "1024"),
-    Shape("128x2048 32/4", 128, 32, 4, 128, "2048"),
-    Shape("256x512 32/8", 256, 32, 8, 128, "512"),
-    Shape("16x8192 32/8 D=64", 16, 32, 8, 64, "8192"),
-    Shape("131072 + 255x64", 256, 32, 8, 128, "131072,64x255"),
-    Shape("fp8 8x4096 64/8", 8, 64, 8, 128, "4096", cache_type="float8_e4m3fn"),
-    Shape("fp8 32x4096 32/8", 32, 32, 8, 128, "4096", cache_type="float8_e4m3fn"),
-    Shape("16x(1..2000) 32/8", 16, 32, 8, 128, "uniform:2000"),
-    Shape("fp32 8x4096 64/8", 8, 64, 8, 128, "4096", "float32", "float32"),
-    Shape("fp32 1x32768 32/8", 1, 32, 8, 128, "32768", "float32", "float32"),
+    TimedShape("8x4096 64/8", 8, 64, 8, 128, "4096"),
+    TimedShape("1x4096 32/8", 1, 32, 8, 128, "4096"),
+    TimedShape("1x32768 32/8", 1, 32, 8, 128, "32768"),
+    TimedShape("32x4096 32/8", 32, 32, 8, 128, "4096"),
+    TimedShape("64x1024 32/32", 64, 32, 32, 128, "1024"),
+    TimedShape("128x2048 32/4", 128, 32, 4, 128, "2048"),
+    TimedShape("256x512 32/8", 256, 32, 8, 128, "512"),
+    TimedShape("16x8192 32/8 D=64", 16, 32, 8, 64, "8192"),
+    TimedShape("131072 + 255x64", 256, 32, 8, 128, "131072,64x255"),
+    TimedShape("fp8 8x4096 64/8", 8, 64, 8, 128, "4096", cache_type="float8_e4m3fn"),
+    TimedShape("fp8 32x4096 32/8", 32, 32, 8, 128, "4096", cache_type="float8_e4m3fn"),
+    TimedShape("16x(1..2000) 32/8", 16, 32, 8, 128, "uniform:2000"),
+    TimedShape("fp32 8x4096 64/8", 8, 64, 8, 128, "4096", "float32", "float32"),
+    TimedShape("fp32 1x32768 32/8", 1, 32, 8, 128, "32768", "float32", "float32"),
 )
 
 
 PAGE = 16  # tokens
 
 
-def problem_of(shape: Shape, layout: str, kernel: decode.Kernel) -> decode.Problem:
+def problem_of(shape: TimedShape, layout: str, kernel: decode.Kernel) -> decode.Problem:
     """What a kernel is compiled for to compute a shape."""
     rows = kernel.rows(shape.H // shape.Hkv, shape.D)
     return decode.Problem(shape.D, PAGE, shape.query_type, shape.cache_type, layout == "vllm", rows)
@@ -174,7 +176,7 @@ def problem_of(shape: Shape, layout: str, kernel: decode.Kernel) -> decode.Probl
 class OnDevice:
     """A shape's arrays as PyTorch tensors, made on the GPU, and the argument of the kernels for them."""
 
-    def __init__(self, shape: Shape, layout: str) -> None:
+    def __init__(self, shape: TimedShape, layout: str) -> None:
         import torch
 
         self.shape, self.layout, self.page = shape, layout, PAGE
@@ -188,7 +190,7 @@ class OnDevice:
         size = getattr(torch, stored).itemsize
         shapes = cache_shapes(layout, pages, Hkv, PAGE, D, size)
 
-        def drawn(of: tuple[int, ...], kind: str, factor: float = 1.0):
+        def drawn(of: tuple[int, ...], kind: str, factor: float = 1.0) -> Any:
             tensor = torch.empty(of, dtype=getattr(torch, kind), device="cuda")
             flat, step = tensor.view(-1), 2**26
             for first in range(0, flat.numel(), step):
@@ -217,7 +219,7 @@ class OnDevice:
             **{name: pointers.get(name) for name in POINTERS},
         )  # fmt: skip
 
-    def rows(self, s: int):
+    def rows(self, s: int) -> tuple[Any, ...]:
         """Keys and values of a sequence as float64 tensors [Hkv, tokens, D]."""
         import torch
 
@@ -248,7 +250,7 @@ class OnDevice:
             size += float((want**2).sum())
         return (off / size) ** 0.5
 
-    def contiguous(self):
+    def contiguous(self) -> tuple[Any, ...] | None:
         """Queries, keys and values [S, heads, tokens, D] of all sequences, where they are of one length; else None."""
         import torch
 
@@ -267,19 +269,10 @@ def seconds(work: Callable[[], object], runs: int = RUNS) -> list[float]:
     import torch
 
     flush = torch.empty(CACHE_FLUSH, dtype=torch.uint8, device="cuda")
-    found = []
-    for _ in range(runs + 2):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        flush.zero_()
-        start.record()
-        work()
-        end.record()
-        end.synchronize()
-        found.append(start.elapsed_time(end) / 1e3)
-    return found[2:]
+    return [event_seconds(flush.zero_, work)[0] for _ in range(runs + 2)][2:]
 
 
-def times(names: list[str], shapes: tuple[Shape, ...], layouts: tuple[str, ...], peers: bool) -> Iterator[dict]:
+def times(names: list[str], shapes: tuple[TimedShape, ...], layouts: tuple[str, ...], peers: bool) -> Iterator[dict]:
     """A row for each shape, layout and contender."""
     import torch
 
@@ -318,7 +311,7 @@ def _of_ours(kernel: decode.Kernel, given: OnDevice, backend: DecodeCuda) -> dic
     return {"seconds": found, "relative_l2": None if kernel is CEILING else given.error()}
 
 
-def _of_torch(arrays, about: dict) -> Iterator[dict]:
+def _of_torch(arrays: tuple[Any, ...], about: dict) -> Iterator[dict]:
     """PyTorch's attention on the same keys and values without pages: what paging costs is not in it."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -327,7 +320,7 @@ def _of_torch(arrays, about: dict) -> Iterator[dict]:
     ways = {"PyTorch cuDNN": SDPBackend.CUDNN_ATTENTION, "PyTorch flash": SDPBackend.FLASH_ATTENTION}
     for name, way in ways.items():
 
-        def attend(way=way):
+        def attend(way: Any = way) -> Any:
             with sdpa_kernel(way):
                 return torch.nn.functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
 
@@ -349,36 +342,46 @@ def told(row: dict) -> str:
 
 
 @click.command()
-@click.option("--kernel", "names", multiple=True, type=click.Choice(list(KERNELS)), help="All by default; repeatable.")
+@click.option(
+    "--kernel", "kernels", multiple=True, type=click.Choice(list(KERNELS)), help="All by default; repeatable."
+)
 @click.option("--check-only", is_flag=True, help="Judge, but do not time.")
 @click.option("--times-only", is_flag=True, help="Time, but do not judge.")
 @click.option("--every", default=1, show_default=True, help="Judge on each so many-th case only.")
 @click.option("--layout", "layouts", multiple=True, type=click.Choice(LAYOUTS), default=("hnd",), show_default=True)
 @click.option("--shape", "chosen", multiple=True, help="Shapes whose names hold this text; all by default.")
 @click.option("--peers/--no-peers", default=True, show_default=True, help="PyTorch's attention on gathered pages, too.")
-@click.option("--json", "path", metavar="FILE", help="Write the rows to FILE.")
-def main(names, check_only, times_only, every, layouts, chosen, peers, path) -> None:
+@as_json.json_option
+def main(
+    kernels: tuple[str, ...],
+    check_only: bool,
+    times_only: bool,
+    every: int,
+    layouts: tuple[str, ...],
+    chosen: tuple[str, ...],
+    peers: bool,
+    json_path: str | None,
+) -> None:
     """Judge and time the kernels of paged decode on this machine's first GPU."""
-    names = list(names) or list(KERNELS)
+    names = list(kernels or KERNELS)
     wrong: list[str] = []
+    aside = json_path == as_json.PRINT
     if not times_only:
         counted, void, wrong = check(names, every)
-        click.echo(f"{counted} cases, {void} of them void, {len(names)} kernels: {len(wrong)} wrong")
+        click.echo(f"{counted} cases, {void} of them void, {len(names)} kernels: {len(wrong)} wrong", err=aside)
         for line in wrong[:40]:
-            click.echo(f"  {line}")
+            click.echo(f"  {line}", err=aside)
     rows = []
     if not check_only:
         shapes = tuple(shape for shape in SHAPES if not chosen or any(text in shape.name for text in chosen))
         for row in times(names, shapes, layouts, peers):
             rows.append(row)
-            click.echo(told(row))
-    if path:
-        from flashcli.files.outputs import write_whole
-
-        write_whole(path, json.dumps(rows, indent=1) + "\n")
+            click.echo(told(row), err=aside)
+    if json_path is not None:
+        as_json.write(rows, json_path)
     if wrong:
         raise SystemExit(MISMATCH)
 
 
 if __name__ == "__main__":
-    main()
+    scripts.run(main)

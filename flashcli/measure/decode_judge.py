@@ -68,7 +68,7 @@ def errors(got: np.ndarray, want: np.ndarray) -> Errors:
     difference = np.abs(got.astype(np.float64) - want)
     return Errors(
         float(difference.max()), float(difference.mean()),
-        float(np.linalg.norm(difference) / max(np.linalg.norm(want), 1e-300)),
+        float(np.linalg.norm(difference)) / max(float(np.linalg.norm(want)), 1e-300),
     )  # fmt: skip
 
 

@@ -83,13 +83,13 @@ def measure(peer: Peer, inputs: list[np.ndarray], out: np.ndarray, runs: int) ->
     turns = [functools.partial(peer.attend, *qkv) for qkv in tensors]
     for index in range(runs + 1, -1, -1):
         before, work = turns[(index + 1) % len(turns)], turns[index % len(turns)]
-        taken, answer = _event_seconds(before, work)
+        taken, answer = event_seconds(before, work)
         seconds.append(taken)
     out[...] = answer[:, 0].float().cpu().numpy()
     return seconds[2:]
 
 
-def _event_seconds(before: Callable, work: Callable) -> tuple[float, Any]:
+def event_seconds(before: Callable, work: Callable) -> tuple[float, Any]:
     """Seconds on the GPU of ``work``, by CUDA events, and its answer.
 
     It is queued behind something else, so that the GPU need not wait for the host between the two events.
@@ -133,5 +133,5 @@ def ceilings() -> dict[str, float]:
 
 
 def _median_seconds(work: Callable) -> float:
-    seconds = [_event_seconds(work, work)[0] for _ in range(12)]
+    seconds = [event_seconds(work, work)[0] for _ in range(12)]
     return float(np.median(seconds[2:]))  # without those that warm up

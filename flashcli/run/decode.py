@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 
@@ -101,7 +102,7 @@ def what(asked: Decode) -> dict[str, object]:
     }  # fmt: skip
 
 
-def report(record: dict[str, object]) -> str:
+def report(record: dict[str, Any]) -> str:
     """The record as text, in the manner of the report of `run`."""
     lines = [
         "(S, T, H, Hkv, D): ({S}, {T}, {H}, {Hkv}, {D})".format(**record),
