@@ -6,6 +6,7 @@ import math
 
 import click
 
+from flashcli import parameters
 from flashcli.files.outputs import check_creatable, check_distinct, write_whole
 
 PRINT = "-"  # in the place of a file's name
@@ -22,6 +23,7 @@ json_option = click.option(
     "--json",
     "json_path",
     metavar="FILE",
+    type=parameters.FILE_OR_STREAM,
     callback=creatable,
     help="Write what was found to FILE as JSON; - prints that, in place of the text.",
 )

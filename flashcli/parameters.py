@@ -79,6 +79,15 @@ class FiniteRange(click.FloatRange):
 class TextType(click.types.StringParamType):
     """Any text. Shells complete it as the name of a file, which most are."""
 
+    def __init__(self, or_stream: bool = False) -> None:
+        """``or_stream`` says that it can be -, which stands for stdin or stdout."""
+        self._or_stream = or_stream
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        if value == "-" and not self._or_stream:
+            self.fail("- stands for stdin or stdout, but this names a file (a file - is ./-).", param, context)
+        return super().convert(value, param, context)
+
     def shell_complete(self, context: click.Context, param: click.Parameter, incomplete: str) -> list:
         from click.shell_completion import CompletionItem  # here, because only shells ask
 
@@ -86,3 +95,4 @@ class TextType(click.types.StringParamType):
 
 
 TEXT = TextType()
+FILE_OR_STREAM = TextType(or_stream=True)

@@ -265,3 +265,22 @@ def test_a_dead_stdout_hides_no_other_error(tmp_path):
     with open("/dev/full", "w") as full:
         done = flashcli("inspect", tmp_path / "nowhere", "--json", "-", stdout=full)
     done.assert_error(65, "nowhere")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "-", "out"],
+        ["run", "in", "-"],
+        ["judge", "-"],
+        ["judge", "--results", "-"],
+        ["scoreboard", "-"],
+        ["export-hw4", "-"],
+        ["bench", "--plot", "-"],
+        ["decode", "-", "out"],
+    ],
+)
+def test_where_stdin_and_stdout_cannot_be_a_dash_is_refused(tmp_path, arguments):
+    done = flashcli(*arguments, cwd=tmp_path)
+    assert done.code == 2 and "- stands for stdin or stdout, but this names a file (a file - is ./-)." in done.err
+    assert not list(tmp_path.iterdir())

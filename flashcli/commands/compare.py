@@ -21,11 +21,17 @@ if TYPE_CHECKING:
         "flashcli compare - theirs.out --json compared.json  # what stdin has",
     )
 )
-@click.argument("got")
-@click.argument("want")
+@click.argument("got", type=parameters.FILE_OR_STREAM)
+@click.argument("want", type=parameters.FILE_OR_STREAM)
 @options.tolerance_option
 @click.option("--shape", type=parameters.SHAPE, help="The shape of both outputs, such as 10,2048,64.")
-@click.option("--input", "input_path", metavar="FILE", help="Take the shape from this input file.")
+@click.option(
+    "--input",
+    "input_path",
+    metavar="FILE",
+    type=parameters.FILE_OR_STREAM,
+    help="Take the shape from this input file.",
+)
 @as_json.json_option
 def command(
     got: str, want: str, tolerance: float, shape: Shape | None, input_path: str | None, json_path: str | None

@@ -38,7 +38,7 @@ Distributions:
         "flashcli generate x.safetensors --decode 8,32,8,128 --lengths uniform:4096",
     ),
 )
-@click.argument("output_path", metavar="OUT")
+@click.argument("output_path", metavar="OUT", type=parameters.FILE_OR_STREAM)
 @click.option("--shape", type=parameters.SHAPE, help="The shape of Q, K and V, such as 10,2048,64.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed gives the same file.")
 @click.option(
@@ -49,7 +49,13 @@ Distributions:
     show_default=True,
     help="How the values of Q, K and V are drawn, as listed above.",
 )
-@click.option("--reference", "reference_path", metavar="REF", help="Write the answer, computed in float64, to REF too.")
+@click.option(
+    "--reference",
+    "reference_path",
+    metavar="REF",
+    type=parameters.FILE_OR_STREAM,
+    help="Write the answer, computed in float64, to REF too.",
+)
 @click.option("--force", is_flag=True, help="Overwrite OUT and REF if they are there already.")
 @decode_options.case_options
 def command(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import click
 
-from flashcli import as_json
+from flashcli import as_json, parameters
 from flashcli.commands import options, standard
 
 
@@ -15,7 +15,7 @@ from flashcli.commands import options, standard
         "flashcli inspect t.in --json -",
     )
 )
-@click.argument("path", metavar="FILE")
+@click.argument("path", metavar="FILE", type=parameters.FILE_OR_STREAM)
 @click.option("--header-only", is_flag=True, help="Read B, N and d only, not the values.")
 @as_json.json_option
 def command(path: str, header_only: bool, json_path: str | None) -> None:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import os
-
 import click
 
 from flashcli import as_json, parameters
-from flashcli.commands import options
+from flashcli.commands import options, standard
 
 
 def _finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
@@ -15,12 +13,6 @@ def _finite(context: click.Context, option: click.Parameter, value: float | None
 
     if not abs(value) <= MAX_SCALE:
         raise click.BadParameter(f"must be finite, from {-MAX_SCALE:.5g} to {MAX_SCALE:.5g}.")
-    return value
-
-
-def _a_file(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    if value == "-":
-        raise click.BadParameter("names a file: stdout has the report.")
     return value
 
 
@@ -47,7 +39,7 @@ def _a_file(context: click.Context, option: click.Parameter, value: str | None) 
     "--max-device-memory", metavar="BYTES", type=parameters.BYTES, help="Use no more of the GPU's memory; 2G, 512M."
 )
 @click.option("--serial", is_flag=True, help="Read, compute, write one after another, without overlap.")
-@click.option("--trace", metavar="FILE", callback=_a_file, help="Write a timeline of every chunk, for ui.perfetto.dev.")
+@click.option("--trace", metavar="FILE", help="Write a timeline of every chunk, for ui.perfetto.dev.")
 @as_json.json_option
 def command(
     input_path: str,
@@ -88,7 +80,7 @@ def command(
     if here.rank > 0:
         return
     record |= {"causal": causal, "scale": scale}
-    aside = _is_stdout(output_path)  # the answer goes there: the report must not
+    aside = standard.is_stdout(output_path)  # the answer goes there: the report must not
     as_json.present(record, report.report(record), json_path, err=aside)
 
 
@@ -114,10 +106,3 @@ def _devices(several: tuple[int, ...] | str | None, one: int | None, backend: st
     if not (found := devices()):
         raise BackendUnavailable("there is no GPU.", "see `flashcli doctor`.")
     return tuple(range(len(found)))
-
-
-def _is_stdout(path: str) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(1)) and not os.path.samefile(path, os.devnull)
-    except OSError:
-        return False

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from flashcli.backends.request import Request
 from flashcli.errors import BackendUnavailable, BadInput, UsageError
 from flashcli.files.fileformat import InputFile
 from flashcli.run.ranks import Alone
 
-if TYPE_CHECKING:
-    from flashcli.run.pipeline import Order
 
-
-def agree_on_order(ranks: Alone, order: Order, source: InputFile) -> None:
-    """Every rank was given rank 0's options, as far as they decide the answer, and reads rank 0's input."""
+def agree_on_order(ranks: Alone, source: InputFile, output_path: str, request: Request) -> None:
+    """Every rank reads rank 0's input, and was given rank 0's options, as far as they decide the answer."""
     if ranks.size == 1:
         return
-    request = order.request
     options = {
-        "OUT": order.output_path, "--causal": request.causal, "--scale": request.scale, "--kernel": request.kernel,
+        "OUT": output_path, "--causal": request.causal, "--scale": request.scale, "--kernel": request.kernel,
         "--precision": request.precision,
     }  # fmt: skip
     firsts, shape, fingerprint = ranks.share((options, source.shape, source.fingerprint()))

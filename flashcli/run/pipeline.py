@@ -114,7 +114,7 @@ def run(order: Order, audience: Audience = NOBODY, ranks: Alone = ALONE) -> dict
     if order.trace is not None and ranks.rank == 0:
         check_creatable(order.trace)
     with InputFile(order.input_path) as source:
-        agree_on_order(ranks, order, source)
+        agree_on_order(ranks, source, order.output_path, order.request)
         plan = make_plan(order, source.shape, ranks)
         source.will_read(plan.batches)
         with _output(order.output_path, plan, ranks) as sink:

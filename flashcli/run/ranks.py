@@ -206,6 +206,7 @@ def _refusal(message: str, hint: str) -> Exception:
         return error
     with contextlib.suppress(signals.Terminated, KeyboardInterrupt):  # the first has ended, and the launcher ends all
         time.sleep(FIRST_TELLS)
+    signals.ignore_from_now_on()
     return AlreadyTold(error)
 
 
