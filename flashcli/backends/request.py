@@ -60,7 +60,7 @@ def as_argument(name: str, value: object = None) -> str:
     return name if value is None else f"{name}={value!r}"
 
 
-def check(request: Request, spelled: Callable[..., str] = as_argument) -> None:
+def refuse_conflicts(request: Request, spelled: Callable[..., str] = as_argument) -> None:
     """Refuse what does not go together, in words in which the fields are ``spelled`` as whoever asked knows them."""
     kernel, precision, on_cpu = request.kernel, request.precision, request.backend == "cpu"
     if request.backend not in BACKENDS:
@@ -96,7 +96,7 @@ def open_backend(
     It is right for any B, N and number of rows; they only decide which tiles are fastest. Where the GPU was left open
     and none is usable, it is the CPU, with one ``notice``.
     """
-    check(request)
+    refuse_conflicts(request)
     if request.on_host:
         from flashcli.backends.sequential import SequentialBackend
 

@@ -61,7 +61,7 @@ def command(
 
     Prints the times for reading, computing and writing. Started as several tasks by mpirun or srun, each does a share.
     """
-    from flashcli.backends.request import Request, check
+    from flashcli.backends.request import Request, refuse_conflicts
     from flashcli.messages import explain
     from flashcli.messages import trace as show_trace
     from flashcli.run import pipeline, ranks, report
@@ -73,7 +73,7 @@ def command(
             backend, causal, scale, kernel, precision, chosen[0] if chosen else None, here.turn, threads, here.threads,
             max_device_memory,
         )  # fmt: skip
-        check(request, options.as_option)
+        refuse_conflicts(request, options.as_option)
         order = pipeline.Order(input_path, output_path, request, chosen, serial, trace)
         person = pipeline.Audience(options.notice, options.warn, options.late_progress)
         record = pipeline.run(order, person if here.rank == 0 else pipeline.NOBODY, here)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import site
 import sys
 from pathlib import Path
 
 from flashcli.errors import CannotCreate, UsageError, explained
+from flashcli.files.outputs import AtomicFile
 from flashcli.judge.submissions import python_path
 
 # Between them they need every build that the thirty cases need, on any Hopper GPU; a test holds them to it.
@@ -54,11 +56,12 @@ def export(folder: Path, backend: str, kernel: str | None) -> list[Path]:
     for name in contents:
         if (folder / name).exists():
             raise UsageError(f"{str(folder / name)!r} is there already.", "name a new folder.")
-    return [_write(folder / name, content) for name, content in contents.items()]
-
-
-def _write(path: Path, content: str) -> Path:
-    with explained("write", path, CannotCreate):
-        path.write_text(content)
-        path.chmod(0o755 if path.name == "hw4" else 0o644)
-    return path
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(AtomicFile(folder / name)) for name in contents]
+        for file, content in zip(files, contents.values(), strict=True):
+            file.write_at(0, memoryview(content.encode()))
+        for file in files:  # none before all are whole
+            file.commit()
+    with explained("write", folder / "hw4", CannotCreate):
+        (folder / "hw4").chmod(0o755)
+    return [folder / name for name in contents]

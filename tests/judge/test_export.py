@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 import pytest
 from support import ROOT, flashcli
 
 from flashcli import parameters
+from flashcli.errors import InputOutputError
 from flashcli.files import testcases
 from flashcli.files.cut import cut
-from flashcli.judge.export import WARM_UP
+from flashcli.judge.export import WARM_UP, export
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import Problem
 
@@ -27,6 +29,18 @@ def exported(tmp_path):
 def test_it_is_accepted_by_the_judge(exported):
     done = flashcli("judge", ROOT / "testcases", "--case", "t01", "--exe", exported / "hw4", "--json", "-")
     assert json.loads(done.out)["cases"][0]["verdict"] == "accepted", done.out
+
+
+def test_a_disk_that_fills_up_leaves_no_half_of_it(tmp_path, monkeypatch):
+    def write(file: int, data: memoryview, offset: int, write=os.pwrite) -> int:
+        if b".PHONY" in bytes(data):
+            raise OSError(28, "No space left on device")
+        return write(file, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    with pytest.raises(InputOutputError, match="no space left"):
+        export(tmp_path / "new", "cpu", None)
+    assert os.listdir(tmp_path / "new") == []
 
 
 def test_make_hw4(exported, tmp_path):
