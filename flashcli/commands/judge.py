@@ -6,6 +6,7 @@ import secrets
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +15,15 @@ from flashcli.commands import options
 from flashcli.commands.scoreboard import board_option, check_formats, rank_option, write_boards
 from flashcli.commands.status_line import StatusLine
 from flashcli.files.tolerance import TOLERANCE
+
+if TYPE_CHECKING:
+    from flashcli.files.testcases import Case
+    from flashcli.judge.judging import Judging, Result
+    from flashcli.judge.results import Log
+    from flashcli.judge.rules import Rules
+    from flashcli.judge.sandbox import Machine
+    from flashcli.judge.scoreboard import Board
+    from flashcli.judge.submissions import Submission
 
 EXAMPLES = options.examples(
     "flashcli judge testcases",
@@ -73,7 +83,7 @@ def command(
     backend: str,
     kernel: str | None,
     json_path: str | None,
-    **overrides: object,
+    **overrides: Any,
 ) -> None:
     """Run the test cases of DIR (default: testcases) and check each output. Exit code 1 if any case fails.
 
@@ -124,7 +134,7 @@ def _check_platform() -> None:
         raise errors.BackendUnavailable("the judge needs Linux, by whose means it watches the programs.", hint)
 
 
-def _rules(place: str, overrides: dict[str, object], names: tuple[str, ...]):
+def _rules(place: str, overrides: dict[str, Any], names: tuple[str, ...]) -> Rules:
     """The rules of a file, or the defaults for a folder of cases; what the command line says goes before both."""
     from flashcli.judge import rules
 
@@ -135,7 +145,7 @@ def _rules(place: str, overrides: dict[str, object], names: tuple[str, ...]):
     return replace(found, case=per_case, select=names or found.select, **given)
 
 
-def _submissions(programs: tuple[str, ...], rules, backend: str, kernel: str | None):
+def _submissions(programs: tuple[str, ...], rules: Rules, backend: str, kernel: str | None) -> list[Submission]:
     from flashcli.judge import submissions
 
     if not programs:
@@ -145,14 +155,14 @@ def _submissions(programs: tuple[str, ...], rules, backend: str, kernel: str | N
     return submissions.find(programs, rules)
 
 
-def _cases(rules, by_option: bool):
+def _cases(rules: Rules, by_option: bool) -> list[Case]:
     from flashcli.files import testcases
     from flashcli.judge.rules import matches, unmatched
 
     cases = testcases.load(rules.cases)
     names = [case.name for case in cases]
     if unknown := unmatched(rules.select, names):
-        kind = errors.UsageError if by_option else errors.BadInput
+        kind: type[errors.FlashError] = errors.UsageError if by_option else errors.BadInput
         raise kind(f"there is no case {', '.join(unknown)} in {str(rules.cases)!r}.", "see its manifest.toml.")
     if unknown := unmatched(rules.case, names):
         raise errors.BadInput(
@@ -165,19 +175,21 @@ def _cases(rules, by_option: bool):
     return chosen
 
 
-def _check_jobs(jobs: int, machine, rules) -> None:
+def _check_jobs(jobs: int, machine: Machine, rules: Rules) -> None:
     if jobs > 1 and machine.is_gpu and not rules.launcher:
         hint = "leave out --jobs; or have a launcher give each program a GPU of its own."
         raise errors.UsageError(f"{jobs} programs at a time would share the GPU, and spoil each other's times.", hint)
 
 
-def _log(path: str | None, resume: bool):
+def _log(path: str | None, resume: bool) -> contextlib.AbstractContextManager[Log | None]:
     from flashcli.judge.results import Log
 
     return Log(Path(path), resume) if path else contextlib.nullcontext()
 
 
-def _begun(log, rules, seed: int | None, cases: list, machine, others: bool):
+def _begun(
+    log: Log | None, rules: Rules, seed: int | None, cases: list[Case], machine: Machine, others: bool
+) -> tuple[int | None, dict[str, Any], list[Result]]:
     """The seed of the inputs (None: the cases' own), the circumstances, and the results that there are already."""
     from flashcli.judge import results
 
@@ -192,7 +204,14 @@ def _begun(log, rules, seed: int | None, cases: list, machine, others: bool):
     return seed, conditions, log.results if log else []
 
 
-def _run(judging, cases: list, submissions: list, found: list, log, quiet: bool) -> None:
+def _run(
+    judging: Judging,
+    cases: list[Case],
+    submissions: list[Submission],
+    found: list[Result],
+    log: Log | None,
+    quiet: bool,
+) -> None:
     """Judge what is missing in ``found``, and tell of it as it comes."""
     from flashcli.judge.results import as_line
 
@@ -210,14 +229,14 @@ def _run(judging, cases: list, submissions: list, found: list, log, quiet: bool)
             status.done(None if quiet else _line(result, len(submissions) > 1, about=number == 0 and own))
 
 
-def _check_usable(result) -> None:
+def _check_usable(result: Result) -> None:
     """flashcli's own first run: a backend or kernel that cannot be had here is no verdict, and no better next time."""
     if result.returncode in (errors.UsageError.exit_code, errors.BackendUnavailable.exit_code):
         click.echo(result.printed, err=True)  # it has said why
         raise SystemExit(result.returncode)
 
 
-def _line(result, several: bool, about: bool) -> str:
+def _line(result: Result, several: bool, about: bool) -> str:
     """One result, of ``several`` programs maybe; ``about`` adds what flashcli says of its backend."""
     from flashcli.judge.judging import ACCEPTED
 
@@ -236,14 +255,14 @@ def _coloured(text: str, colour: str) -> str:
     return text if os.environ.get("NO_COLOR") else click.style(text, fg=colour)
 
 
-def _summarise(found: list, standings: list, several: bool, json_path: str | None) -> int:
+def _summarise(found: list[Result], standings: list[Board], several: bool, json_path: str | None) -> int:
     """Print it; returns the exit code."""
     from flashcli.judge import views
     from flashcli.judge.judging import ACCEPTED
     from flashcli.judge.results import record
 
     accepted = sum(result.verdict == ACCEPTED for result in found)
-    summary = {"accepted": accepted, "cases": [record(result) for result in found]}
+    summary: dict[str, Any] = {"accepted": accepted, "cases": [record(result) for result in found]}
     seconds = sum(result.seconds or 0.0 for result in found)
     text = f"{accepted} of {len(found)} accepted, {seconds:.2f} s in all"
     if several:

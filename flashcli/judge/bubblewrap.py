@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Mapping
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/sys")
 # Of /etc, what programs need to find libraries and the names of users; nothing that is meant for few eyes.
@@ -18,7 +19,7 @@ DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")  # of GPUs
 TOOLKITS = ("CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH")  # variables that name folders outside of `SYSTEM`
 
 
-def command(folder: str, readable: list[str], environment: dict[str, str]) -> list[str]:
+def command(folder: str, readable: list[str], environment: Mapping[str, str]) -> list[str]:
     """What to put before a command: it can write ``folder`` and read ``readable``, the system and the GPU's toolkit.
 
     It has no network, sees no other process, and everything that it writes elsewhere is in memory and gone with it.
@@ -39,7 +40,7 @@ def command(folder: str, readable: list[str], environment: dict[str, str]) -> li
     return [*words, "--bind", folder, folder, "--chdir", folder, "--"]
 
 
-def _toolkits(environment: dict[str, str], hidden: list[str]) -> list[str]:
+def _toolkits(environment: Mapping[str, str], hidden: list[str]) -> list[str]:
     """The folders that the environment names for libraries, but for those that hold one of the ``hidden``."""
     named = ":".join(environment.get(name, "") for name in TOOLKITS).split(":")
     places = dict.fromkeys(os.path.realpath(place) for place in named if place.startswith("/"))

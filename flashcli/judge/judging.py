@@ -117,11 +117,11 @@ class Judging:
                         yield self._result(entry, case, made)
 
     def _inputs(self, case: Case, run: int) -> OwnInputs | NewInputs:
-        if self.seed is None:
+        if (seed := self.seed) is None:
             return OwnInputs(case, self.secret, self.tell)
 
         def seed_for(submission: str) -> int:
-            return derived_seed(self.seed, case.name, run, submission)
+            return derived_seed(seed, case.name, run, submission)
 
         return NewInputs(case, self.scratch, seed_for, self.rules.inputs == "each", self.secret, self.tell)
 
@@ -176,7 +176,7 @@ class Judging:
             try:
                 finished = self._run([*entry.command, str(source), str(output)], entry, case, folder, rules)
             except OSError as error:
-                return Attempt(None, FAILED, f"it cannot be run{last_line(error.strerror.lower())}")
+                return Attempt(None, FAILED, f"it cannot be run{last_line((error.strerror or str(error)).lower())}")
             verdict = _verdict(finished, output, case, ready.right, rules)
             seconds = None if finished.stopped == "lost" else finished.seconds
             return Attempt(seconds, *verdict, finished.printed, finished.returncode)
@@ -202,8 +202,8 @@ class Judging:
         seconds = statistics.median(runs) if last.verdict == ACCEPTED else last.seconds
         penalty = self.rules.for_case(case.name).penalty
         return Result(
-            entry.name, case.name, *vars(case.shape).values(), seconds, last.verdict, last.detail, penalty,
-            self.device, runs, last.printed, last.returncode,
+            entry.name, case.name, case.shape.B, case.shape.N, case.shape.d, seconds, last.verdict, last.detail,
+            penalty, self.device, runs, last.printed, last.returncode,
         )  # fmt: skip
 
 
@@ -235,7 +235,10 @@ def _verdict(finished: Finished, output: Path, case: Case, right: Compare, rules
         fd = os.open(output, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         readable = stat.S_ISREG(os.lstat(output).st_mode)
-        return NO_OUTPUT, f"its output cannot be read{last_line(error.strerror.lower())}" if readable else NO_FILE
+        return (
+            NO_OUTPUT,
+            f"its output cannot be read{last_line((error.strerror or str(error)).lower())}" if readable else NO_FILE,
+        )
     try:
         return _judged(fd, case, right, rules.tolerance)
     finally:

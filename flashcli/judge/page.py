@@ -125,8 +125,8 @@ def _legend(board: Board) -> str:
 
 def _plot(board: Board) -> str:
     """A line for each case, a mark for each submission that has it right, at its time; the axis is logarithmic."""
-    times = [r.seconds for s in board.standings for r in s.results.values() if r.verdict == ACCEPTED]
-    low, high = _decades(times)
+    accepted = [r.seconds for s in board.standings for r in s.results.values() if r.verdict == ACCEPTED]
+    low, high = _decades([seconds for seconds in accepted if seconds is not None])
     height = TOP + ROW * len(board.cases) + 10
     parts = [
         f'<svg class="plot" viewBox="0 0 {LEFT + WIDTH + RIGHT} {height}" role="img"'
@@ -150,7 +150,7 @@ def _plot_line(board: Board, case: str, y: float, low: int, high: int) -> str:
     ]
     for standing in reversed(board.standings):  # the best on top
         result = standing.results.get(case)
-        if result is not None and result.verdict == ACCEPTED:
+        if result is not None and result.verdict == ACCEPTED and result.seconds is not None:
             colour, shape = _mark(board, standing)
             parts.append(
                 f'<path class="mark" data-of="{escape(standing.submission)}" fill="{colour}" d="{shape}"'

@@ -8,7 +8,7 @@ import json
 import os
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from flashcli.errors import BadInput, CannotCreate, UsageError, explained
 from flashcli.files.regular import check_regular, read_regular
@@ -43,7 +43,7 @@ def _number(value: object) -> int:
     return value
 
 
-def _seconds(value: object) -> float:
+def _seconds(value: Any) -> float:
     if type(value) not in (int, float) or not 0 <= value <= LONGEST_TIME:  # NaN is neither
         raise ValueError
     return float(value)
@@ -53,7 +53,7 @@ def _seconds_or_none(value: object) -> float | None:
     return None if value is None else _seconds(value)
 
 
-def _verdict(value: object) -> str:
+def _verdict(value: Any) -> str:
     if value not in VERDICTS:
         raise ValueError
     return value
@@ -86,7 +86,7 @@ def as_line(result: Result) -> dict[str, object]:
     return record(result) | {"printed": result.printed}
 
 
-def circumstances(rules: Rules, seed: int | None, device: str, containment: str) -> dict[str, object]:
+def circumstances(rules: Rules, seed: int | None, device: str, containment: str) -> dict[str, Any]:
     """What a judging is done with; `SAME` says which of it must be the same for results to belong together."""
     kept = {name: value for name, value in asdict(rules).items() if name not in IRRELEVANT}
     kept["cases"] = str(rules.cases.resolve())
@@ -178,14 +178,14 @@ class Log:
         self._file.close()
 
 
-def read(path: Path) -> tuple[dict[str, object], list[Result]]:
+def read(path: Path) -> tuple[dict[str, Any], list[Result]]:
     """The circumstances and the results in a file. BadInput if it is something else."""
     content = read_regular(path)
     return _parsed(path, content[: content.rfind(b"\n") + 1])
 
 
-def _parsed(path: Path, lines: bytes) -> tuple[dict[str, object], list[Result]]:
-    found = []
+def _parsed(path: Path, lines: bytes) -> tuple[dict[str, Any], list[Result]]:
+    found: list[Any] = []
     for number, line in enumerate(lines.splitlines(), start=1):
         try:
             content = json.loads(line.decode(), parse_constant=_no_constant)
@@ -204,7 +204,7 @@ def _no_constant(name: str) -> None:
 
 
 def _result(line: dict) -> Result:
-    values = {}
+    values: dict[str, Any] = {}
     for name, checked in RECORDED.items():
         try:
             values[name] = checked(line[name])

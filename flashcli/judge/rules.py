@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from flashcli import sizes
 from flashcli.errors import BadInput
@@ -48,10 +49,10 @@ class Rules:
     memory: int | None = None  # address space; None: no limit, for CUDA reserves far more of it than memory
     file_size: int = 2**30  # of any one file, on top of the size of the right output
     processes: int = 2048  # threads included
-    case: dict[str, dict[str, object]] = field(default_factory=dict)  # overrides by pattern; later ones win
+    case: dict[str, dict[str, Any]] = field(default_factory=dict)  # overrides by pattern; later ones win
 
     def for_case(self, name: str) -> Rules:
-        overrides = {}
+        overrides: dict[str, Any] = {}
         for pattern, table in self.case.items():
             if matches(name, pattern):
                 overrides |= table
@@ -93,7 +94,7 @@ def load(path: Path) -> Rules:
     return replace(Rules(**values), cases=path.parent / values.get("cases", "testcases"))
 
 
-def _checked(table: object, checks: dict[str, tuple[Callable, str]], where: str) -> dict[str, object]:
+def _checked(table: object, checks: dict[str, tuple[Callable, str]], where: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise ValueError(f"{where}{table!r} is not a table")
     checked = {}
@@ -148,7 +149,7 @@ def _table(value: object) -> dict:
     return value
 
 
-def _variables(value: object) -> dict[str, str]:
+def _variables(value: Any) -> dict[str, str]:
     if any(
         not name or "=" in name or not isinstance(text, str) or "\0" in text for name, text in _table(value).items()
     ):
@@ -157,7 +158,7 @@ def _variables(value: object) -> dict[str, str]:
 
 
 def _choice(*names: str) -> tuple[Callable, str]:
-    def convert(value: object) -> str:
+    def convert(value: Any) -> str:
         if value not in names:
             raise ValueError
         return value
@@ -165,7 +166,7 @@ def _choice(*names: str) -> tuple[Callable, str]:
     return convert, f"one of {', '.join(names)}" if len(names) > 1 else f'"{names[0]}"'
 
 
-def _file_name(value: object) -> str:
+def _file_name(value: Any) -> str:
     if Path(_text(value)).is_absolute() or ".." in Path(value).parts:
         raise ValueError
     return value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,7 +54,7 @@ def confined(
     rules: Rules,
     time_limit: float,
     output_bytes: int = 0,
-    readable: list[Path] = (),
+    readable: Sequence[Path] = (),
     began: Callable[[], None] = lambda: None,
 ) -> Finished:
     """Run a command in a folder of its own, behind the launcher if the rules have one. OSError if it cannot start."""
@@ -121,7 +121,7 @@ def find_machine(supervision: Supervision, rules: Rules, folder: Path) -> Machin
     try:
         found = _run(supervision, request, rules, lambda: None)
     except OSError as error:
-        found = Finished(0.0, 127, "", error.strerror.lower(), "")
+        found = Finished(0.0, 127, "", (error.strerror or str(error)).lower(), "")
     if rules.sandbox and found.returncode:
         hint = "install bubblewrap, allow user namespaces, or judge without a sandbox."
         raise BackendUnavailable(f"the sandbox {rules.sandbox!r} does not work{last_line(found.printed)}.", hint)

@@ -67,12 +67,16 @@ def _board(device: str, results: list[Result], ranking: str, about: list[str]) -
 def _best(case: str, standings: dict[str, Standing]) -> float:
     """The least time in which anybody has the case right."""
     results = [standing.results[case] for standing in standings.values() if case in standing.results]
-    return min((result.seconds for result in results if result.verdict == ACCEPTED), default=0.0)
+    return min(
+        (result.seconds for result in results if result.verdict == ACCEPTED and result.seconds is not None),
+        default=0.0,
+    )
 
 
 def _score(standing: Standing, ranking: str, penalties: dict[str, float], best: dict[str, float]) -> None:
     """A case that a submission was not judged on counts like one it has wrong."""
-    times = {case: result.seconds for case, result in standing.results.items() if result.verdict == ACCEPTED}
+    accepted = {case: result.seconds for case, result in standing.results.items() if result.verdict == ACCEPTED}
+    times = {case: seconds for case, seconds in accepted.items() if seconds is not None}  # which all of them are
     standing.passed, standing.seconds = len(times), sum(times.values()) if times else None
     if ranking == "passed":
         standing.score = standing.seconds
@@ -88,7 +92,8 @@ def _ranked(standings: list[Standing], ranking: str) -> list[Standing]:
     def key(standing: Standing) -> tuple[float, float]:
         if ranking == "passed":
             return -standing.passed, math.inf if standing.seconds is None else standing.seconds
-        return (standing.score if ranking == "penalty" else -standing.score), 0.0
+        score = standing.score or 0.0
+        return (score if ranking == "penalty" else -score), 0.0
 
     ordered = sorted(standings, key=key)
     for place, standing in enumerate(ordered, start=1):

@@ -66,8 +66,8 @@ def stamp(path: Path) -> tuple[int, ...] | None:
 
 def remove(folder: Path) -> None:
     """rm, for it gets through any depth of folders that a program may have made; what it cannot remove stays."""
-    rm = ["rm", "-rf", "--", folder]
+    rm = ["rm", "-rf", "--", str(folder)]
     if subprocess.run(rm, stderr=subprocess.DEVNULL, check=False).returncode:
         # Folders that their owner may not enter; chmod -R follows no link that it finds.
-        subprocess.run(["chmod", "-R", "u+rwX", "--", folder], stderr=subprocess.DEVNULL, check=False)
+        subprocess.run(["chmod", "-R", "u+rwX", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
         subprocess.run(rm, stderr=subprocess.DEVNULL, check=False)

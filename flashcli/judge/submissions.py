@@ -103,6 +103,8 @@ def _program(place: str, rules: Rules, name: str) -> Submission:
 
 def build(submission: Submission, rules: Rules, scratch: Scratch, supervision: Supervision) -> Submission:
     """Run the rules' build command in a copy of the submission's folder; the result is the program in that copy."""
+    if submission.folder is None or rules.build is None:
+        return submission  # there is nothing to build
     copy = scratch.new_folder("build")
     # Not behind the launcher: compilers are on the machine where people log in, and GPUs need not be.
     local = replace(rules, launcher=())

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flashcli
 from flashcli.errors import BackendUnavailable
@@ -128,7 +128,8 @@ class Supervisor:
         program = [sys.executable, "-I", "-S", "-c", BOOT.format(str(Path(flashcli.__file__).parent.parent))]
         # What it has in its environment, a submission might find; slurm's name for the job makes it one to be found.
         own = {"PATH": os.defpath} if not launcher else {"SLURM_JOB_NAME": self._name, **(environment or os.environ)}
-        self._process = subprocess.Popen(
+        # Any, for Popen's type cannot say that its streams are pipes.
+        self._process: Any = subprocess.Popen(
             [*launcher, *program], env=own, bufsize=0, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
