@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -133,6 +134,21 @@ def test_a_judge_sends_submissions_to_a_node(cluster: Cluster, submissions):
     assert set((submissions / "notes").read_text().splitlines()) == {"0 on n1"}
     queue = cluster.run("squeue --noheader --format=%i").out.split()
     assert set(queue) <= {cluster.late_job}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_judge_that_is_ended_gives_the_node_back(cluster: Cluster, submissions, number):
+    launcher = 'launcher = ["srun", "-N1", "-n1", "--gres=gpu:1"]'
+    (submissions / "rules.toml").write_text(f'cases = "cases"\ntime_limit = 60\n{launcher}\n')
+    judge = cluster.start("flashcli judge rules.toml --exe carol/hw4", cwd=submissions)
+
+    def running() -> bool:
+        return "flashcli-" in cluster.run("squeue --noheader --states=running --format=%j").out
+
+    wait_for(running)
+    judge.send_signal(number)
+    finish(judge)
+    wait_for(lambda: not running(), seconds=15)
 
 
 # The last, because Slurm looks at limits every half minute only
