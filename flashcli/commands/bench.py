@@ -22,7 +22,9 @@ ONLY_ON_GPUS = ("--kernel", "--precision")
 
 
 def _file_option(name: str, text: str) -> Callable:
-    return click.option(f"--{name}", metavar="FILE", callback=as_json.creatable, help=text)
+    return click.option(
+        f"--{name}", metavar="FILE", type=parameters.FILE_OR_STREAM, callback=as_json.creatable, help=text
+    )
 
 
 @click.command(
@@ -42,7 +44,7 @@ def _file_option(name: str, text: str) -> Callable:
     metavar="NAME",
     multiple=True,
     type=click.Choice([*KERNELS, parameters.ALL]),
-    help=f"One of `flashcli kernels`, or all; repeatable. {FAST_FROM} and later ones by default, with --ladder all.",
+    help=f"Time this kernel, or all; repeatable. By default {FAST_FROM} and those after it, with --ladder all.",
 )
 @click.option(
     "--precision",
@@ -51,18 +53,25 @@ def _file_option(name: str, text: str) -> Callable:
     type=click.Choice(list(PRECISIONS)),
     default=["fp32"],
     show_default=True,
-    help="How precisely kernels that have a choice compute; repeatable.",
+    help="Time kernels in fp32, or in fp16 if they have it; repeatable.",
 )
-@click.option("--against", multiple=True, type=click.Choice(["torch", "triton"]), help="Time these too; repeatable.")
-@click.option("--causal", is_flag=True, help="Row i of Q sees rows 0 to i of K only.")
-@click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Timed runs of each contender.")
 @click.option(
-    "--threads", type=click.IntRange(1), help="Threads of the cpu backend and its peer; all cores by default."
+    "--against",
+    multiple=True,
+    type=click.Choice(["torch", "triton"]),
+    help="Time this package's kernels too; repeatable.",
+)
+@click.option("--causal", is_flag=True, help="Have row i of Q see rows 0 to i of K only.")
+@click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Time each kernel so many times.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    help="So many threads compute on the CPU; as many as there are cores by default.",
 )
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="The inputs are made from this number."
 )
-@click.option("--ladder", is_flag=True, help="Each rung beside the one before it, its kernel and its whole command.")
+@click.option("--ladder", is_flag=True, help="Time each kernel beside the one before it, and whole commands.")
 @click.option("--plot", metavar="FILE", help="Draw the ladder to FILE, .png, .svg or .pdf, and a roofline beside it.")
 @_file_option("json", "Write the record to FILE as JSON; - prints it, and the table goes to stderr.")
 @_file_option("csv", "Write the rows of the record to FILE as CSV; - prints them, as above.")
@@ -83,9 +92,10 @@ def command(
     plot: str | None,
     **files: str | None,
 ) -> None:
-    """Time kernels, and PyTorch and Triton if wanted, on the same inputs.
+    """Time kernels, and those of PyTorch and Triton if wanted, on the same inputs.
 
-    A wrong one is refused, not timed. The exit code is 1 if one is wrong, or if none could be timed.
+    What gives a wrong answer is refused, not timed. The exit code is 1 if anything is wrong, or if nothing could be
+    timed.
     """
     from flashcli.errors import MISMATCH
     from flashcli.files import testcases

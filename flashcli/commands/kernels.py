@@ -22,7 +22,7 @@ from flashcli.shape import MAX_D
         "flashcli kernels mma --arch sm_80 --json -",
     )
 )
-@click.argument("name", metavar="[NAME]", required=False, type=options.KERNEL)
+@click.argument("name", metavar="[NAME]", required=False, type=options.KERNEL_TYPE)
 @click.option(
     "--d",
     default=64,

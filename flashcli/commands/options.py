@@ -80,9 +80,18 @@ def late_progress(length: int) -> Iterator[Callable[[int], None]]:
 
 
 case_option = click.option(
-    "--case", "cases", multiple=True, help="A case of testcases/; by default those of the report."
+    "--case",
+    "cases",
+    multiple=True,
+    help="A test case, such as t10; repeatable. By default those of the report.",
 )
-shape_option = click.option("--shape", "shapes", type=parameters.SHAPE, multiple=True, help="Any other B,N,d.")
+shape_option = click.option(
+    "--shape",
+    "shapes",
+    type=parameters.SHAPE,
+    multiple=True,
+    help="Any other input, by its B,N,d; repeatable.",
+)
 
 
 def named_shapes(cases: tuple[str, ...], shapes: tuple, otherwise: tuple[str, ...]) -> dict:
@@ -118,19 +127,19 @@ def as_option(name: str, value: str = "") -> str:
     return f"--{name} {value}".rstrip()
 
 
-KERNEL = click.Choice(list(KERNELS))
+KERNEL_TYPE = click.Choice(list(KERNELS))
 kernel_option = click.option(
     "--kernel",
     metavar="NAME",
-    type=KERNEL,
-    help=f"The best for the GPU by default; {', '.join(KERNELS)}: see `flashcli kernels`.",
+    type=KERNEL_TYPE,
+    help=f"Compute with one of {', '.join(KERNELS)}; the best for the GPU by default. See `flashcli kernels`.",
 )
 precision_option = click.option(
     "--precision",
     type=click.Choice(list(PRECISIONS)),
     default="fp32",
     show_default=True,
-    help="fp16: one product of halves, relative L2 error about 7e-4; for kernels that split numbers.",
+    help="fp16 is faster, with a relative L2 error of about 7e-4; kernels that split numbers have it.",
 )
 
 
@@ -139,5 +148,5 @@ tolerance_option = click.option(
     type=parameters.FiniteRange(0),
     default=TOLERANCE,
     show_default=True,
-    help="Allowed |got - want|, absolute plus relative to |want|.",
+    help="|got - want| may be as large as this plus this times |want|.",
 )

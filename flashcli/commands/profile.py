@@ -6,7 +6,7 @@ from flashcli import as_json
 from flashcli.commands import options
 from flashcli.kernels.attention import KERNELS
 
-CASES = ("t10",)  # of the report's cases the one that its lowest rungs have
+PROFILED = ("t10",)  # of the report's cases the one that its lowest rungs have
 
 
 @click.command(
@@ -20,8 +20,8 @@ CASES = ("t10",)  # of the report's cases the one that its lowest rungs have
     "kernels",
     metavar="NAME",
     multiple=True,
-    type=options.KERNEL,
-    help="One of `flashcli kernels`; repeatable; all by default.",
+    type=options.KERNEL_TYPE,
+    help="Profile this kernel; repeatable. All by default; see `flashcli kernels`.",
 )
 @options.case_option
 @options.shape_option
@@ -30,17 +30,17 @@ CASES = ("t10",)  # of the report's cases the one that its lowest rungs have
 )
 @as_json.json_option
 def command(kernels: tuple[str, ...], cases: tuple[str, ...], shapes: tuple, seed: int, json_path: str | None) -> None:
-    """Profile rungs with the GPU's counters, through Nsight Compute: the metrics that the report took with nvprof.
+    """Tell what the GPU's counters say of kernels, through Nsight Compute: what the course's report had of nvprof.
 
-    One launch of each function of a rung is counted. Where counters cannot be had, what the compiler knows is shown,
-    and the exit code is 69.
+    One launch of each function of a kernel is counted. Where counters cannot be had, this shows what the compiler
+    knows, and the exit code is 69.
     """
     from flashcli.gpu import session
     from flashcli.kernels import occupancy
     from flashcli.measure import machine, profiling, records
     from flashcli.measure.rows import Row
 
-    chosen = options.named_shapes(cases, shapes, CASES)
+    chosen = options.named_shapes(cases, shapes, PROFILED)
     record = records.Record(machine.circumstances() | machine.gpu_circumstances())
     driver = session.load_driver()
     device = driver.Device(0)

@@ -14,7 +14,7 @@ from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure import peers
-from flashcli.measure.rows import Refused, Row, Timed, over_all
+from flashcli.measure.rows import Failure, Row, Timed, over_all
 from flashcli.run import arrays
 from flashcli.shape import Shape, ceil_div, tflops
 from flashcli.timeline import wall_seconds
@@ -72,7 +72,7 @@ def bench(shapes: dict[str, Shape], contenders: list[Contender], conditions: Con
             peers.release()
 
 
-def measured(about: Row, contender: Contender, inputs: list[np.ndarray], conditions: Conditions) -> Timed | Refused:
+def measured(about: Row, contender: Contender, inputs: list[np.ndarray], conditions: Conditions) -> Timed | Failure:
     """What a contender takes for the inputs; or why there are no times."""
     runs, causal, seed, ceilings = conditions
     shape, beginning = about.shape, vars(about)
@@ -80,12 +80,12 @@ def measured(about: Row, contender: Contender, inputs: list[np.ndarray], conditi
     try:
         seconds = contender.measure(inputs, out, runs)
     except Exception as error:  # a peer may fail in any way: the other rows shall survive
-        return Refused(**beginning, error=(str(error).strip() or type(error).__name__).splitlines()[0])
+        return Failure(**beginning, error=(str(error).strip() or type(error).__name__).splitlines()[0])
     result = sampled(inputs[0], out, causal, seed)
     accuracy: dict[str, Any] = {"relative_l2": result.relative_l2, "max_abs": result.max_abs}
     if result.got_nonfinite or not result.relative_l2 <= REFUSED_ABOVE[contender.dtype]:
         wrong = f"wrong: relative L2 {result.relative_l2:.1e}, {result.got_nonfinite} not finite"
-        return Refused(**beginning, **accuracy, error=wrong)
+        return Failure(**beginning, **accuracy, error=wrong)
     times, floors = over_all(seconds), dict[str, Any]()
     operations = tflops(**vars(shape), seconds=1.0, causal=causal) * 1e12
     if ceilings:
@@ -99,7 +99,7 @@ def measured(about: Row, contender: Contender, inputs: list[np.ndarray], conditi
 def failed(rows: Iterable[Row]) -> bool:
     """Whether any contender was wrong, or none could be timed."""
     rows = list(rows)
-    wrong = any(isinstance(row, Refused) and row.is_wrong for row in rows)
+    wrong = any(isinstance(row, Failure) and row.is_wrong for row in rows)
     return wrong or not any(isinstance(row, Timed) for row in rows)
 
 

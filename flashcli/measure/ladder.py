@@ -22,7 +22,7 @@ from flashcli.kernels import compiler
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure import bench, peers, race
 from flashcli.measure.bench import Conditions
-from flashcli.measure.rows import Refused, Row, Rung, Skipped
+from flashcli.measure.rows import Failure, Row, Rung, Skipped
 from flashcli.run.report import PHASES
 from flashcli.shape import Shape, tflops
 
@@ -99,14 +99,14 @@ def _inputs(path: Path, shape: Shape, seed: int) -> list[np.ndarray]:
     return inputs
 
 
-def climb(about: Row, given: Path, inputs: list[np.ndarray], conditions: Conditions) -> Rung | Refused | Skipped:
+def climb(about: Row, given: Path, inputs: list[np.ndarray], conditions: Conditions) -> Rung | Failure | Skipped:
     """The row of one rung on one case."""
     try:
         commands, seconds = whole_commands(about.contender, given, conditions.causal)
     except race.TookTooLong as error:
         return Skipped(**vars(about), skipped=str(error))
     except FlashError as error:
-        return Refused(**vars(about), error=str(error))
+        return Failure(**vars(about), error=str(error))
     if seconds > SLOWEST:
         return Skipped(**vars(about), skipped=f"a run takes {seconds:.0f} s")
     # `CudaBackend.measure` runs each kernel twice, and two for nothing.
@@ -114,7 +114,7 @@ def climb(about: Row, given: Path, inputs: list[np.ndarray], conditions: Conditi
     runs = min(conditions.runs, max(FEWEST, affordable))
     contender = bench.kernel_contender(about.contender, "fp32", conditions.causal)
     row = bench.measured(about, contender, inputs, conditions._replace(runs=runs))
-    return row if isinstance(row, Refused) else Rung(**vars(row), **commands)
+    return row if isinstance(row, Failure) else Rung(**vars(row), **commands)
 
 
 def whole_commands(name: str, given: Path, causal: bool) -> tuple[dict[str, Any], float]:

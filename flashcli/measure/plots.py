@@ -22,7 +22,7 @@ from flashcli.files.outputs import check_creatable, write_whole
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure import records
 from flashcli.measure.records import Record, by_case, of_kind
-from flashcli.measure.rows import Profiled, Refused, Row, Rung, Skipped
+from flashcli.measure.rows import Failure, Profiled, Row, Rung, Skipped
 from flashcli.shape import tflops
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def load_record(path: Path, command: str, kind: type[Row]) -> Record:
         record = records.read(content)
     except ValueError:
         record = Record({})
-    if not record.rows or not all(isinstance(row, kind | Refused | Skipped) for row in record.rows):
+    if not record.rows or not all(isinstance(row, kind | Failure | Skipped) for row in record.rows):
         raise BadInput(f"{str(path)!r} is not a record of `{command}`.", f"`{command} --json FILE` writes one.")
     return record
 

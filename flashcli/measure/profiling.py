@@ -29,7 +29,7 @@ from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.occupancy import Multiprocessor, occupancy, tightest
 from flashcli.kernels.types import Build, Launch, Problem
 from flashcli.measure import race
-from flashcli.measure.rows import Profiled, Refused, Row, Skipped
+from flashcli.measure.rows import Failure, Profiled, Row, Skipped
 from flashcli.messages import explain
 from flashcli.run import arrays
 from flashcli.shape import Shape
@@ -121,7 +121,7 @@ class Profiler:
         except BackendUnavailable as error:
             self.unavailable = error
         except KernelFailure as error:
-            yield Refused(**vars(about), error=str(error))
+            yield Failure(**vars(about), error=str(error))
             return
         known = known or self._by_the_compiler(build, launches)
         for function, number in times.items():
@@ -154,7 +154,7 @@ class Profiler:
                 if len(left) < len(self._metrics):
                     self._metrics = left
                     continue
-            if counted := parse(done.out, self._metrics):
+            if counted := parse_page(done.out, self._metrics):
                 return {function: figures(of_launch) for function, of_launch in counted.items()}
             raise complaint(printed)
 
@@ -167,7 +167,7 @@ def _static(found: compiler.Resources, launch: Launch, multiprocessor: Multiproc
     }  # fmt: skip
 
 
-def parse(printed: str, metrics: dict[str, str]) -> dict[str, dict[str, float]]:
+def parse_page(printed: str, metrics: dict[str, str]) -> dict[str, dict[str, float]]:
     """ncu's raw page as CSV: a line of names, a line of units, a line for each launch. Other lines are remarks."""
     lines = [line for line in printed.splitlines() if line.startswith('"')]
     names, units, *launches = csv.reader(lines) if len(lines) > 2 else ([], [])

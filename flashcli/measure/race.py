@@ -18,7 +18,7 @@ Command = Sequence[object]  # its words
 FLASHCLI = (sys.executable, "-m", "flashcli")
 
 
-class Done(NamedTuple):
+class Ended(NamedTuple):
     """What a command did. ``code`` is negative, the number of the signal, if one ended it."""
 
     code: int
@@ -32,7 +32,7 @@ class TookTooLong(FlashError):
     """A command was stopped because it had taken all the time that it may take."""
 
 
-def finish(command: Command, limit: float | None = None, environment: Mapping[str, str] | None = None) -> Done:
+def finish(command: Command, limit: float | None = None, environment: Mapping[str, str] | None = None) -> Ended:
     """Run a command to its end, however that is; TookTooLong if it takes more than ``limit`` seconds."""
     stopped = threading.Event()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -56,7 +56,7 @@ def finish(command: Command, limit: float | None = None, environment: Mapping[st
             process.wait()
         if stopped.is_set():
             raise TookTooLong(f"the command takes more than {limit:.0f} s")
-        return Done(process.returncode, _text(out), _text(err), seconds, usage.ru_maxrss / 1024)
+        return Ended(process.returncode, _text(out), _text(err), seconds, usage.ru_maxrss / 1024)
 
 
 def _text(file: IO[bytes]) -> str:
@@ -64,7 +64,7 @@ def _text(file: IO[bytes]) -> str:
     return file.read().decode(errors="replace")
 
 
-def succeed(command: Command, limit: float | None = None, environment: Mapping[str, str] | None = None) -> Done:
+def succeed(command: Command, limit: float | None = None, environment: Mapping[str, str] | None = None) -> Ended:
     """The same for a command that must not fail; FlashError has the first line of its complaint."""
     done = finish(command, limit, environment)
     if done.code:
@@ -80,9 +80,9 @@ def _called(command: Command) -> str:
 
 def compete(
     commands: Mapping[Name, Command], runs: int, environment: Mapping[str, str] | None = None
-) -> dict[Name, list[Done]]:
+) -> dict[Name, list[Ended]]:
     """So many runs of each command, in turn."""
-    taken: dict[Name, list[Done]] = {name: [] for name in commands}
+    taken: dict[Name, list[Ended]] = {name: [] for name in commands}
     for turn in range(runs):
         for name in rotated(list(commands), turn):  # what a command leaves for the system to do slows down the next
             taken[name].append(succeed(commands[name], environment=environment))

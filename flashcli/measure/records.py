@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from flashcli import tables
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure import rows as kinds
-from flashcli.measure.rows import PlainFiles, Profiled, Refused, Row, Rung, Scaled, Skipped, Timed, WholeCommand
+from flashcli.measure.rows import Failure, PlainFiles, Profiled, Row, Rung, Scaled, Skipped, Timed, WholeCommand
 
 Kind = TypeVar("Kind", bound=Row)
 Titled = Iterable[tuple[str, tables.Lines]]  # tables, each with its title
@@ -60,7 +60,7 @@ def by_case(rows: Iterable[Kind]) -> dict[str, list[Kind]]:
 def outcome(row: Row) -> str:
     """What came of a contender, in a word."""
     match row:
-        case Refused():
+        case Failure():
             return row.error
         case Skipped():
             return f"skipped: {row.skipped}"

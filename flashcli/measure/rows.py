@@ -49,7 +49,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refused(Row):
+class Failure(Row):
     """A contender without times: its answer was wrong, or it failed."""
 
     relative_l2: float | None = None  # of a wrong answer: ‖got - want‖ / ‖want‖, want in float64
@@ -166,7 +166,7 @@ class Scaled(PlainFiles):
     runs: int  # how many were timed
 
 
-KINDS: tuple[type[Row], ...] = (Refused, Skipped, Timed, Rung, Profiled, WholeCommand, PlainFiles, Scaled)
+KINDS: tuple[type[Row], ...] = (Failure, Skipped, Timed, Rung, Profiled, WholeCommand, PlainFiles, Scaled)
 
 
 def read(found: dict[str, Any]) -> Row:

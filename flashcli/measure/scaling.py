@@ -41,7 +41,7 @@ from flashcli.shape import Shape
 RUN = (*race.FLASHCLI, "run", "--json", "-")
 N, D = 2048, 64  # of the large input, which takes ten times as long to read as to compute
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # containers have no other user
-TOLD = ("pipeline", "total", "input", "computation", "output")  # the times in the record of a run
+RUN_TIMES = ("pipeline", "total", "input", "computation", "output")  # the times in the record of a run
 
 
 def contenders(backend: str, counts: tuple[int, ...]) -> Iterator[tuple[str, int, list[str]]]:
@@ -57,11 +57,11 @@ def contenders(backend: str, counts: tuple[int, ...]) -> Iterator[tuple[str, int
             yield "mpirun", count, [mpirun, "--oversubscribe", "--bind-to", "none", "-n", str(count), *RUN, *own]
 
 
-def told(done: race.Done) -> dict[str, float]:
+def told(done: race.Ended) -> dict[str, float]:
     """The seconds that a command tells of; ``busy`` are those of the slowest GPU or process."""
     record = json.loads(done.out)
     parts = record.get("devices") or record.get("ranks") or [record]
-    return {**{name: record[name] for name in TOLD}, "busy": max(map(busy, parts))}
+    return {**{name: record[name] for name in RUN_TIMES}, "busy": max(map(busy, parts))}
 
 
 def rows_of(case: str, shape: Shape, given: Path, backend: str, counts: tuple[int, ...], runs: int) -> Iterator[Scaled]:
@@ -69,13 +69,13 @@ def rows_of(case: str, shape: Shape, given: Path, backend: str, counts: tuple[in
     entrants = {(name, count): command for name, count, command in contenders(backend, counts)}
     first, other = (given.with_name(name) for name in ("first.out", "other.out"))
     for index, command in enumerate(entrants.values()):
-        race.succeed([*command, given, other if index else first], environment=environment())
+        race.succeed([*command, given, other if index else first], environment=_environment())
         if index and not filecmp.cmp(first, other, shallow=False):
             raise FlashError(f"{' '.join(command)} gives other bytes than one process with one GPU.", "report it.")
     lines = {entrant: [*command, given, other] for entrant, command in entrants.items()}
-    for (name, count), taken in race.compete(lines, runs, environment()).items():
+    for (name, count), taken in race.compete(lines, runs, _environment()).items():
         tellings = [told(done) for done in taken]
-        times: dict[str, Any] = {key: statistics.median(each[key] for each in tellings) for key in (*TOLD, "busy")}
+        times: dict[str, Any] = {key: statistics.median(each[key] for each in tellings) for key in (*RUN_TIMES, "busy")}
         rates = _rates(shape, times["input"], times["output"])
         over = over_all([done.seconds for done in taken])
         yield Scaled(**vars(Row.about(case, shape, name)), count=count, **rates, **over, **times)
@@ -88,7 +88,7 @@ def _rates(shape: Shape, reading: float, writing: float) -> dict[str, Any]:
     return {"reads": shape.input_bytes / reading / 1e9, "writes": shape.output_bytes / writing / 1e9}
 
 
-def environment() -> dict[str, str]:
+def _environment() -> dict[str, str]:
     return {**os.environ, **ROOT}
 
 

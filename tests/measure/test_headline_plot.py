@@ -8,7 +8,7 @@ import pytest
 from support import ROOT
 
 from flashcli.measure import headline_plot, records
-from flashcli.measure.rows import Refused, Timed
+from flashcli.measure.rows import Failure, Timed
 
 RECORD = records.read((ROOT / "cuda/records/h200.json").read_bytes())
 ABOUT = {"case": "t10", "B": 10, "N": 2048, "d": 64}
@@ -25,7 +25,7 @@ def test_the_fastest_of_our_fp32_kernels_stands_beside_the_fp32_peers():
 
 
 def test_what_was_not_timed_has_no_bar():
-    rows = [row("mma", 75.0), Refused(**ABOUT, contender="PyTorch efficient", error="it refuses")]
+    rows = [row("mma", 75.0), Failure(**ABOUT, contender="PyTorch efficient", error="it refuses")]
     assert headline_plot.rates(rows) == {"t10 (10, 2048, 64)": {"flashcli": 75.0}}
 
 

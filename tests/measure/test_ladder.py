@@ -17,7 +17,7 @@ from flashcli.files.fileformat import InputFile
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure import bench, ladder, machine, records
 from flashcli.measure.records import of_kind
-from flashcli.measure.rows import Refused, Row, Rung, Skipped, Timed
+from flashcli.measure.rows import Failure, Row, Rung, Skipped, Timed
 from flashcli.shape import Shape
 
 SHAPES = {"t10": Shape(2, 20, 8), "t30": Shape(4, 20, 8)}
@@ -156,7 +156,7 @@ def test_a_slow_kernel_has_fewer_runs(monkeypatch, kernel_seconds, wanted, runs)
 
 def test_a_wrong_rung_has_no_times_at_all(monkeypatch):
     commands(monkeypatch, 1, 1)
-    wrong = Refused(**vars(ABOUT), relative_l2=1.0, max_abs=1.0, error="wrong: relative L2 1.0e+00, 0 not finite")
+    wrong = Failure(**vars(ABOUT), relative_l2=1.0, max_abs=1.0, error="wrong: relative L2 1.0e+00, 0 not finite")
     measured_as(monkeypatch, wrong)
     assert climb() == wrong and bench.failed([wrong, TIMED]) and not bench.failed([TIMED])
 
@@ -252,7 +252,7 @@ def test_a_table_for_each_case_with_a_line_for_neighbours_skipped_alike():
     unnamed = {"case": "(2, 3, 4)", "B": 2, "N": 3, "d": 4}
     rows = [
         *(Skipped(contender=name, skipped="too slow", **unnamed) for name in ("a", "b")),
-        Refused(contender="c", error="wrong: no", **unnamed),
+        Failure(contender="c", error="wrong: no", **unnamed),
         replace(ROW, contender="d", **unnamed, seconds=2.2, over_previous=None, over_first=None),
         ROW,
     ]

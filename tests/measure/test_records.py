@@ -9,7 +9,7 @@ import pytest
 from support import ROOT
 
 from flashcli.measure import records, rows
-from flashcli.measure.rows import Profiled, Refused, Timed
+from flashcli.measure.rows import Failure, Profiled, Timed
 
 ABOUT = {"case": "t10", "B": 10, "N": 2048, "d": 64, "contender": "mma"}
 KEPT = sorted((ROOT / "cuda" / "records").glob("*.json"))
@@ -42,7 +42,7 @@ def test_neighbours_are_told_apart_by_what_came_of_them():
     rows = [
         Timed(**ABOUT, relative_l2=1e-7, max_abs=1e-6, **timed, floor_bytes=1e-3, floor_operations=5e-4),
         Timed(**ABOUT | {"case": "(1, 2, 3)", "B": 1, "N": 2, "d": 3}, relative_l2=1e-7, max_abs=1e-6, **timed),
-        Refused(**ABOUT, error="a | b"),
+        Failure(**ABOUT, error="a | b"),
     ]
     assert records.VIEWS["table"](rows).splitlines()[2:] == [
         "| t10 | (10, 2048, 64) | mma | 2.000 ms | 1.000 to 3.000 | 1.5 | 50 % | 1.0e-07 | 1.0e-06 |",
