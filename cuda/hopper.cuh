@@ -12,15 +12,17 @@ __device__ __forceinline__ void barrier_init(uint64_t *barrier, int count) {
 }
 
 // Makes initialised barriers visible to the copy engine; then __syncthreads.
-__device__ __forceinline__ void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barrier_init_done() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 __device__ __forceinline__ void arrive(uint64_t *barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 __device__ __forceinline__ void arrive_expecting(uint64_t *barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                 ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
 }
 
 // Waits for the end of the phase of this parity. On a fresh barrier parity 1 counts as ended.
@@ -28,7 +30,9 @@ __device__ __forceinline__ void wait(uint64_t *barrier, uint32_t parity) {
     for (uint32_t done = 0; !done;) {
         asm volatile(
             "{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
-            : "=r"(done) : "r"(shared_address(barrier)), "r"(parity) : "memory");
+            : "=r"(done)
+            : "r"(shared_address(barrier)), "r"(parity)
+            : "memory");
     }
 }
 
@@ -36,8 +40,10 @@ __device__ __forceinline__ void wait(uint64_t *barrier, uint32_t parity) {
 
 // Global to shared memory, one thread for all; `bytes` a multiple of 16, as both addresses. Counts on `barrier`.
 __device__ __forceinline__ void bulk_copy(uint32_t to_shared, const void *from, int bytes, uint64_t *barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                 ::"r"(to_shared), "l"(from), "r"(bytes), "r"(shared_address(barrier)) : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to_shared),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
 }
 
 // Ordinary stores to shared memory become visible to wgmma and the copy engine (after this, a barrier).
@@ -54,10 +60,12 @@ __device__ __forceinline__ void named_arrive(int barrier, int threads) {
 
 // ---- registers
 
-template <int N> __device__ __forceinline__ void registers_down() {
+template <int N>
+__device__ __forceinline__ void registers_down() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
-template <int N> __device__ __forceinline__ void registers_up() {
+template <int N>
+__device__ __forceinline__ void registers_up() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
@@ -70,28 +78,26 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
 }
 
 // Keeps the compiler from moving or copying accumulators across: call it before the first wgmma and after the wait.
-template <int N> __device__ __forceinline__ void pin(float (&d)[N]) {
+template <int N>
+__device__ __forceinline__ void pin(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most N of the committed groups still run.
-template <int N> __device__ __forceinline__ void wgmma_wait() {
+template <int N>
+__device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
 // The accumulators are N / 2 registers a thread. Lane 4g + t of warp w holds of row 16w + g the columns 8j + 2t, +1 in
 // d[4j], d[4j+1], and of row 16w + g + 8 the same columns in d[4j+2], d[4j+3]. A in registers has the same layout, two
 // columns a register: a[0..3] = columns 2t of row g, of row g + 8, columns 8 + 2t of row g, of row g + 8.
-#define D_REGS_16 \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-#define D_REGS_32 \
-    D_REGS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define D_REGS_48 \
-    D_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define D_REGS_64 \
-    D_REGS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define D_REGS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define D_REGS_32 D_REGS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define D_REGS_48 D_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define D_REGS_64 D_REGS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 #define D_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D_8(d, i) D_4(d, i), D_4(d, i + 4)
@@ -101,17 +107,19 @@ template <int N> __device__ __forceinline__ void wgmma_wait() {
 #define D_64(d, i) D_32(d, i), D_32(d, i + 32)
 
 // wgmma(d, A, B, accumulate) for N columns, H = N / 2 accumulators; R0.. are the numbers of the operands after them.
-#define WGMMA(N, H, R0, R1, R2, R3, R4, R5)                                                                          \
-    __device__ __forceinline__ void wgmma(float (&d)[H], uint64_t A, uint64_t B, int accumulate) {                    \
-        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #R2 ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N         \
-                     "k16.f32.f16.f16 {" D_REGS_##H "}, %" #R0 ", %" #R1 ", p, 1, 1, 0, 0;\n}"                        \
-                     : D_##H(d, 0) : "l"(A), "l"(B), "r"(accumulate));                                                \
-    }                                                                                                                 \
-    __device__ __forceinline__ void wgmma(float (&d)[H], const uint32_t (&a)[4], uint64_t B, int accumulate) {        \
-        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #R5 ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N         \
-                     "k16.f32.f16.f16 {" D_REGS_##H "}, {%" #R0 ", %" #R1 ", %" #R2 ", %" #R3 "}, %" #R4              \
-                     ", p, 1, 1, 0;\n}"                                                                               \
-                     : D_##H(d, 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(B), "r"(accumulate));            \
+#define WGMMA(N, H, R0, R1, R2, R3, R4, R5)                                                                    \
+    __device__ __forceinline__ void wgmma(float (&d)[H], uint64_t A, uint64_t B, int accumulate) {             \
+        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #R2 ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N  \
+                     "k16.f32.f16.f16 {" D_REGS_##H "}, %" #R0 ", %" #R1 ", p, 1, 1, 0, 0;\n}"                 \
+                     : D_##H(d, 0)                                                                             \
+                     : "l"(A), "l"(B), "r"(accumulate));                                                       \
+    }                                                                                                          \
+    __device__ __forceinline__ void wgmma(float (&d)[H], const uint32_t (&a)[4], uint64_t B, int accumulate) { \
+        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #R5 ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N  \
+                     "k16.f32.f16.f16 {" D_REGS_##H "}, {%" #R0 ", %" #R1 ", %" #R2 ", %" #R3 "}, %" #R4       \
+                                                    ", p, 1, 1, 0;\n}"                                         \
+                     : D_##H(d, 0)                                                                             \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(B), "r"(accumulate));                   \
     }
 
 WGMMA(32, 16, 16, 17, 18, 19, 20, 21)

@@ -62,7 +62,8 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
 __device__ __forceinline__ float2 unpack(unsigned x) {
     float2 r;
     asm("{\n .reg .f16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;\n}"
-        : "=f"(r.x), "=f"(r.y) : "r"(x));
+        : "=f"(r.x), "=f"(r.y)
+        : "r"(x));
     return r;
 }
 
@@ -75,7 +76,8 @@ __device__ __forceinline__ void split(float x, float y, unsigned &hi, unsigned &
 
 // Splits x[0..7] * factor (a power of two for K and V), stores the two 16-byte chunks at `column` and C + column.
 template <int R, int C>
-__device__ __forceinline__ void store_split(unsigned char *tile, int row, int column, const float (&x)[8], float factor) {
+__device__ __forceinline__ void store_split(unsigned char *tile, int row, int column, const float (&x)[8],
+                                            float factor) {
     uint4 hi, lo;
     unsigned *h = &hi.x, *l = &lo.x;
 #pragma unroll

@@ -23,7 +23,8 @@ static int keys_seen(int position, int N) { return CAUSAL ? min(N, position + 1)
 static float finite_or_zero(float m) { return m == -INFINITY ? 0 : m; }
 
 // S = Q Kᵀ · scale; -inf where a row, at its position in the sequence, does not see the key
-static void scores(const float *Q, const float *K, float S[BR][BC], int rows, int position, int j0, int N, float scale) {
+static void scores(const float *Q, const float *K, float S[BR][BC], int rows, int position, int j0, int N,
+                   float scale) {
     for (int r = 0; r < rows; ++r)
         for (int c = 0; c < BC; ++c) {
             S[r][c] = -INFINITY;

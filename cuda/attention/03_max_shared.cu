@@ -15,7 +15,8 @@ static_assert((BR * HEAD_DIM + 2 * BC * HEAD_DIM + BR * BC) * 4 <= 48 * 1024, "s
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention a) {
     const int M = a.M, N = a.N;
-    __shared__ float Qi[HEAD_DIM][BR], Kj[BC][HEAD_DIM], Vj[BC][HEAD_DIM], S[BR][BC];  // Q by columns: threads read neighbours
+    // Q by columns: threads read neighbours
+    __shared__ float Qi[HEAD_DIM][BR], Kj[BC][HEAD_DIM], Vj[BC][HEAD_DIM], S[BR][BC];
 
     const int r = threadIdx.x;
     const long long b = blockIdx.x;

@@ -26,7 +26,10 @@ __device__ float4 load4(const float *matrix, long long row, int chunk, int rows)
 
 __device__ void store4(float *matrix, long long row, int chunk, float4 v) {
     float *x = matrix + row * HEAD_DIM + 4 * chunk;
-    if (ALIGNED) { *reinterpret_cast<float4 *>(x) = v; return; }
+    if (ALIGNED) {
+        *reinterpret_cast<float4 *>(x) = v;
+        return;
+    }
     const int left = HEAD_DIM - 4 * chunk;
     x[0] = v.x;
     if (left > 1) x[1] = v.y;
@@ -104,7 +107,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention 
                 t.w += p * v.w;
             }
             const float4 o = load4(O, i, c, M);
-            store4(O, i, c, make_float4(o.x * rescale + t.x, o.y * rescale + t.y, o.z * rescale + t.z, o.w * rescale + t.w));
+            store4(O, i, c,
+                   make_float4(o.x * rescale + t.x, o.y * rescale + t.y, o.z * rescale + t.z, o.w * rescale + t.w));
         }
     }
 

@@ -24,7 +24,10 @@ __device__ float4 load4(const float *matrix, long long row, int chunk, int rows)
 
 __device__ void store4(float *matrix, long long row, int chunk, float4 v) {
     float *x = matrix + row * HEAD_DIM + 4 * chunk;
-    if (ALIGNED) { *reinterpret_cast<float4 *>(x) = v; return; }
+    if (ALIGNED) {
+        *reinterpret_cast<float4 *>(x) = v;
+        return;
+    }
     const int left = HEAD_DIM - 4 * chunk;
     x[0] = v.x;
     if (left > 1) x[1] = v.y;

@@ -16,7 +16,7 @@
 constexpr int LANES = THREADS / BR;
 constexpr int D = round_up(HEAD_DIM, 4 * LANES);  // zero-padded, so that every lane has whole float4s
 constexpr int CHUNKS = D / (4 * LANES);           // float4s of a row that one thread keeps
-constexpr int GROUP = 4;                           // float4s of O updated together
+constexpr int GROUP = 4;                          // float4s of O updated together
 constexpr bool ALIGNED = HEAD_DIM % 4 == 0;       // else rows do not start on 16 bytes: load floats
 
 static_assert(THREADS % BR == 0 && (LANES & (LANES - 1)) == 0 && LANES <= 32, "the lanes of a row reduce by shuffles");
@@ -35,7 +35,10 @@ __device__ float4 load4(const float *matrix, long long row, int chunk, int rows)
 __device__ void store4(float *matrix, long long row, int chunk, float4 v) {
     float *x = matrix + row * HEAD_DIM + 4 * chunk;
     const int left = HEAD_DIM - 4 * chunk;
-    if (ALIGNED && left > 0) { *reinterpret_cast<float4 *>(x) = v; return; }
+    if (ALIGNED && left > 0) {
+        *reinterpret_cast<float4 *>(x) = v;
+        return;
+    }
     if (left > 0) x[0] = v.x;
     if (left > 1) x[1] = v.y;
     if (left > 2) x[2] = v.z;

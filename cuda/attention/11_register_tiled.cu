@@ -19,14 +19,15 @@ constexpr int PANELS = ceil_div(HEAD_DIM, PANEL);  // a longer head passes by in
 constexpr int D = PANELS * PANEL;                  // zero-padded, so that every panel is whole
 constexpr int CHUNKS = PANEL / 4;                  // float4s in a row of a panel
 
-constexpr int ACROSS = 8;                                     // threads of a warp that share a row
-constexpr int ROWS = PANELS == 1 ? 8 : PANELS == 2 ? 4 : 2;   // rows a thread: O takes ROWS * D / 8 registers
-constexpr int KEYS = BC / ACROSS;                             // keys a thread, in the tile of S
-constexpr int COLUMNS = PANEL / ACROSS;                       // columns a thread, in a panel of O
+constexpr int ACROSS = 8;                                    // threads of a warp that share a row
+constexpr int ROWS = PANELS == 1 ? 8 : PANELS == 2 ? 4 : 2;  // rows a thread: O takes ROWS * D / 8 registers
+constexpr int KEYS = BC / ACROSS;                            // keys a thread, in the tile of S
+constexpr int COLUMNS = PANEL / ACROSS;                      // columns a thread, in a panel of O
 
 static_assert(THREADS % 32 == 0 && BR == THREADS / ACROSS * ROWS, "every warp owns 4 * ROWS rows");
 static_assert(BC % 32 == 0, "a thread's keys come in fours, and the swizzle moves float4s within groups of eight");
-static_assert(THREADS % CHUNKS == 0 && BC % (THREADS / CHUNKS) == 0, "a thread copies one column of float4s of a panel");
+static_assert(THREADS % CHUNKS == 0 && BC % (THREADS / CHUNKS) == 0,
+              "a thread copies one column of float4s of a panel");
 static_assert(PANELS <= 4 && COLUMNS % 4 == 0, "registers for O; V is read as float4");
 
 // Shared memory, in float4s. Rows are multiples of 128 bytes, so equal columns of different rows are in the same banks.
@@ -45,12 +46,15 @@ __device__ __forceinline__ void copy4(float4 *to, const float *matrix, long long
     const int left = row < N ? HEAD_DIM - column : 0;
     const float *from = left > 0 ? matrix + row * HEAD_DIM + column : matrix;
     if (HEAD_DIM % 4 != 0) {  // rows do not start on 16 bytes
-        *to = make_float4(left > 0 ? from[0] : 0, left > 1 ? from[1] : 0, left > 2 ? from[2] : 0, left > 3 ? from[3] : 0);
+        *to =
+            make_float4(left > 0 ? from[0] : 0, left > 1 ? from[1] : 0, left > 2 ? from[2] : 0, left > 3 ? from[3] : 0);
         return;
     }
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"  // what is not copied is filled with zeros
-                 ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from), "r"(left > 0 ? 16 : 0) : "memory");
+                 ::"r"((unsigned)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(left > 0 ? 16 : 0)
+                 : "memory");
 #else
     *to = left > 0 ? *reinterpret_cast<const float4 *>(from) : make_float4(0, 0, 0, 0);
 #endif
@@ -72,7 +76,8 @@ __device__ __forceinline__ void await_panel() {
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {  // 1: all registers; else ptxas spills some
+// One block a multiprocessor at least, so that a thread may have all registers: else ptxas spills some.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
     const int M = a.M, N = a.N;
     float4 *const Qi = shared, *const panels = Qi + Q_SIZE, *const P = panels + 2 * PANEL_SIZE;
 
@@ -92,8 +97,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         const int r = x / (D / 4), c = x % (D / 4), left = i0 + r < M ? HEAD_DIM - 4 * c : 0;
         const float *q = Q + (long long)(i0 + r) * HEAD_DIM + 4 * c;
         const float factor = a.scale * LOG2E;
-        Qi[r * (D / 4) + (c ^ swizzle_row(r))] = make_float4(left > 0 ? q[0] * factor : 0, left > 1 ? q[1] * factor : 0,
-                                                             left > 2 ? q[2] * factor : 0, left > 3 ? q[3] * factor : 0);
+        Qi[r * (D / 4) + (c ^ swizzle_row(r))] =
+            make_float4(left > 0 ? q[0] * factor : 0, left > 1 ? q[1] * factor : 0, left > 2 ? q[2] * factor : 0,
+                        left > 3 ? q[3] * factor : 0);
     }
 
     float o[PANELS][ROWS][COLUMNS] = {}, m[ROWS], l[ROWS] = {}, rescale[ROWS];  // l: of this thread's keys only
@@ -112,12 +118,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
 
             const float4 *const Kj = panels + panel % 2 * PANEL_SIZE;
             const int q_at = r0 * (D / 4) + swizzle_row(r0), k_at = 4 * across * CHUNKS + swizzle_key(4 * across);
-            const int chunks = min(CHUNKS, round_up(HEAD_DIM, 8) / 4 - panel * CHUNKS);  // columns of padding add nothing
+            // Columns of padding add nothing.
+            const int chunks = min(CHUNKS, round_up(HEAD_DIM, 8) / 4 - panel * CHUNKS);
 #pragma unroll 1
             for (int c = 0; c < chunks; c += 2) {  // eight columns at a time: columns 4c to 4c + 7
                 float4 q[ROWS][2];
 #pragma unroll
-                for (int x = 0; x < 2 * ROWS; ++x) q[x / 2][x % 2] = Qi[(q_at ^ (c + x % 2)) + x / 2 * (D / 4) + panel * CHUNKS];
+                for (int x = 0; x < 2 * ROWS; ++x)
+                    q[x / 2][x % 2] = Qi[(q_at ^ (c + x % 2)) + x / 2 * (D / 4) + panel * CHUNKS];
 #pragma unroll
                 for (int j = 0; j < KEYS; ++j) {
                     const int key = (j / 4 * 32 + j % 4) * CHUNKS;
@@ -138,7 +146,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
             for (int i = 0; i < ROWS; ++i)
 #pragma unroll
                 for (int j = 0; j < KEYS; ++j)
-                    if (j0 + 4 * across + j / 4 * 32 + j % 4 >= keys_seen(a.q_start + i0 + r0 + i, N)) s[i][j] = NEG_INF;
+                    if (j0 + 4 * across + j / 4 * 32 + j % 4 >= keys_seen(a.q_start + i0 + r0 + i, N))
+                        s[i][j] = NEG_INF;
         }
 
         // m, P = exp(S - m), l
@@ -210,7 +219,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
                 const float *y = &o[panel][i][x];
                 const int column = panel * PANEL + 4 * across + x * 8, left = HEAD_DIM - column;
                 if (HEAD_DIM % 4 == 0) {
-                    if (left > 0) *reinterpret_cast<float4 *>(row + column) = make_float4(y[0] * factor, y[1] * factor, y[2] * factor, y[3] * factor);
+                    if (left > 0)
+                        *reinterpret_cast<float4 *>(row + column) =
+                            make_float4(y[0] * factor, y[1] * factor, y[2] * factor, y[3] * factor);
                 } else {
 #pragma unroll
                     for (int z = 0; z < 4; ++z)

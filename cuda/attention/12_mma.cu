@@ -11,7 +11,7 @@
 // is added to O in fp32; P carries a factor of 2^P_BIAS, so that small p keep the bits of their lo.
 #include "prepare.cuh"
 
-constexpr int MIN_BLOCKS = D <= 32 ? 4 : 1;                 // of an SM: short heads leave registers for more warps
+constexpr int MIN_BLOCKS = D <= 32 ? 4 : 1;  // of an SM: short heads leave registers for more warps
 constexpr int WARPS = THREADS / 32;
 constexpr int ROW_TILES = BR / (16 * WARPS);                // 16-row tiles a warp
 constexpr int DEPTH = D > 128 ? 32 : D % 64 == 0 ? 64 : D;  // columns of Q and K summed inside the tensor core
@@ -21,31 +21,40 @@ constexpr float P_BIAS = 6;
 // Columns of a product at a time: 32 / ROW_TILES make four independent chains of mma, half of it saves registers.
 constexpr int STRIP = D >= 128 ? 16 : 32 / ROW_TILES;
 
-static_assert(THREADS % 32 == 0 && BR == ROW_TILES * 16 * WARPS && ROW_TILES >= 1 && ROW_TILES <= 2, "whole row tiles a warp");
+static_assert(THREADS % 32 == 0 && BR == ROW_TILES * 16 * WARPS && ROW_TILES >= 1 && ROW_TILES <= 2,
+              "whole row tiles a warp");
 static_assert(BC % STRIP == 0 && D % STRIP == 0, "a tile is multiplied strip by strip");
 
 // Shared memory: a tile of K, one of V, and for long heads Q.
 static_assert(SHARED == K_TILE + V_TILE + (Q_IN_REGISTERS ? 0 : 2 * D / 16 * THREADS * 16), "room for these");
 extern __shared__ __align__(1024) unsigned char shared[];
 
-struct Fragment { unsigned x[4]; };  // a warp's 16 x 16 block of a left operand, or two 8 x 16 blocks of a right one
+// A warp's 16 x 16 block of a left operand, or two 8 x 16 blocks of a right one.
+struct Fragment {
+    unsigned x[4];
+};
 
 // Four 8 x 8 blocks of fp16; lane 8i + r names row r of block i.
 __device__ __forceinline__ Fragment ldmatrix(const unsigned char *row) {
     Fragment f;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(f.x[0]), "=r"(f.x[1]), "=r"(f.x[2]), "=r"(f.x[3]) : "r"((unsigned)__cvta_generic_to_shared(row)) : "memory");
+                 : "=r"(f.x[0]), "=r"(f.x[1]), "=r"(f.x[2]), "=r"(f.x[3])
+                 : "r"((unsigned)__cvta_generic_to_shared(row))
+                 : "memory");
     return f;
 }
 
 // c += a b for the 16 x 8 accumulator c; b is half a fragment.
 __device__ __forceinline__ void mma(float (&c)[4], const Fragment &a, const unsigned *b) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b[0]), "r"(b[1]));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b[0]), "r"(b[1]));
 }
 
 __device__ __forceinline__ void copy16(unsigned char *to, const unsigned char *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from)
+                 : "memory");
 }
 
 __device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
@@ -83,7 +92,8 @@ __device__ __forceinline__ int again(int x) {
 // c = the strip of A B' from column n of the result on (row n of the tile B); A's fragments are a(tile, k, lo?), the
 // tile has C columns of hi, then as many of lo. Columns first to first + 16 * STEPS of the tile are summed.
 template <int R, int C, int STEPS, class Left>
-__device__ __forceinline__ void multiply_strip(float (&c)[ROW_TILES][STRIP / 8][4], Left a, const unsigned char *tile, int n, int first) {
+__device__ __forceinline__ void multiply_strip(float (&c)[ROW_TILES][STRIP / 8][4], Left a, const unsigned char *tile,
+                                               int n, int first) {
     Fragment hi[STEPS][STRIP / 16];
 #pragma unroll
     for (int k = 0; k < STEPS; ++k)  // lo hi + hi lo
@@ -118,9 +128,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     const int Tr = ceil_div(M, BR), Tc = ceil_div(N, BC), row_tile = blockIdx.x % Tr;
     const Head head = head_of(a, blockIdx.x / Tr);
     const long long first_tile = ((long long)head.b * a.Hkv + head.kv) * Tc;  // of this head's K and V
-    const int i0 = (CAUSAL ? Tr - 1 - row_tile : row_tile) * BR;  // causal: the longest rows first
-    const int row0 = warp * (16 * ROW_TILES) + lane / 4;  // of the tile: this thread's first one
-    const int position = a.q_start + i0;                  // of the tile's first row in the sequence
+    const int i0 = (CAUSAL ? Tr - 1 - row_tile : row_tile) * BR;              // causal: the longest rows first
+    const int row0 = warp * (16 * ROW_TILES) + lane / 4;                      // of the tile: this thread's first one
+    const int position = a.q_start + i0;                                      // of the tile's first row in the sequence
     const unsigned char *tile = a.workspace + first_tile * (K_TILE + V_TILE) + 16 * threadIdx.x;  // this thread's share
     const int *exponents = tile_exponents(a) + 2 * first_tile;
     const float *const Q = a.Q + head.b * a.q.batch + head.h * a.q.head;
@@ -140,7 +150,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
 #pragma unroll
         for (int x = 0; x < D / 8; ++x) {
             const int column = 8 * x + 2 * t, left = i < M ? HEAD_DIM - column : 0;
-            q[x] = make_float2(left > 0 ? row[column] * (a.scale * LOG2E) : 0, left > 1 ? row[column + 1] * (a.scale * LOG2E) : 0);
+            q[x] = make_float2(left > 0 ? row[column] * (a.scale * LOG2E) : 0,
+                               left > 1 ? row[column + 1] * (a.scale * LOG2E) : 0);
             largest = fmaxf(largest, fmaxf(fabsf(q[x].x), fabsf(q[x].y)));
         }
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
@@ -181,18 +192,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
         for (int n = 0; n < BC; n += STRIP) {
             if (j0 + n >= warp_keys) {
 #pragma unroll
-                for (int x = 0; x < ROW_TILES * STRIP / 2; ++x) s[x / (STRIP / 2)][n / 8 + x / 4 % (STRIP / 8)][x % 4] = NEG_INF;
+                for (int x = 0; x < ROW_TILES * STRIP / 2; ++x)
+                    s[x / (STRIP / 2)][n / 8 + x / 4 % (STRIP / 8)][x % 4] = NEG_INF;
                 continue;
             }
 #pragma unroll
             for (int first = 0; first < D; first += DEPTH) {
                 float c[ROW_TILES][STRIP / 8][4] = {};
-                multiply_strip<BC, D, DEPTH / 16>(c, [&](int rows, int k, bool lo) {
-                    k += first / 16;
-                    if (Q_IN_REGISTERS) return q_registers[rows][k][lo];
-                    const uint4 q = Qi[(2 * k + lo) * THREADS + threadIdx.x];
-                    return Fragment{q.x, q.y, q.z, q.w};
-                }, Kj, n, first);
+                multiply_strip<BC, D, DEPTH / 16>(
+                    c,
+                    [&](int rows, int k, bool lo) {
+                        k += first / 16;
+                        if (Q_IN_REGISTERS) return q_registers[rows][k][lo];
+                        const uint4 q = Qi[(2 * k + lo) * THREADS + threadIdx.x];
+                        return Fragment{q.x, q.y, q.z, q.w};
+                    },
+                    Kj, n, first);
 #pragma unroll
                 for (int x = 0; x < ROW_TILES * STRIP / 2; ++x) {
                     float &to = s[x / (STRIP / 2)][n / 8 + x / 4 % (STRIP / 8)][x % 4];
@@ -233,7 +248,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
 #pragma unroll
             for (int x = 0; x < BC / 8; ++x) {
                 const float *const pair = s[r / 2][x] + r % 2 * 2;
-                const float p0 = exp2_fast(pair[0] * unit - (shift - P_BIAS)), p1 = exp2_fast(pair[1] * unit - (shift - P_BIAS));
+                const float p0 = exp2_fast(pair[0] * unit - (shift - P_BIAS)),
+                            p1 = exp2_fast(pair[1] * unit - (shift - P_BIAS));
                 sum = x == 0 ? p0 + p1 : sum + (p0 + p1);
                 split(p0, p1, p[r / 2][x / 2][0].x[x % 2 * 2 + r % 2], p[r / 2][x / 2][1].x[x % 2 * 2 + r % 2]);
             }
@@ -260,7 +276,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
         }
     }
 
-    const Head out = head_of(a, blockIdx.x / ceil_div(again(a.M), BR));  // again: kept from above, it would take registers
+    const Head out =
+        head_of(a, blockIdx.x / ceil_div(again(a.M), BR));  // again: kept from above, it would take registers
     float *const O = a.O + out.b * a.o.batch + out.h * a.o.head;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
@@ -275,7 +292,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
             const int column = 8 * x + 2 * t, left = HEAD_DIM - column;
             const float *const pair = o[r / 2][x] + r % 2 * 2;
             if (ALIGNED) {
-                if (left > 0) *reinterpret_cast<float2 *>(row + column) = make_float2(pair[0] * factor, pair[1] * factor);
+                if (left > 0)
+                    *reinterpret_cast<float2 *>(row + column) = make_float2(pair[0] * factor, pair[1] * factor);
             } else {
                 if (left > 0) row[column] = pair[0] * factor;
                 if (left > 1) row[column + 1] = pair[1] * factor;

@@ -24,7 +24,8 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Atte
     const bool values = blockIdx.x % 2;
     unsigned char *tile = a.workspace + t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
     const float *const K = a.K + b * a.k.batch + h * a.k.head, *const V = a.V + b * a.v.batch + h * a.v.head;
-    const int s = values ? split_V<PREPARE_THREADS, Neighbours::KEYS>(V, a.v.row, j0, a.N, tile, scratch, threadIdx.x, 0)
-                         : split_K<PREPARE_THREADS>(K, a.k.row, j0, a.N, tile, scratch, threadIdx.x, 0);
+    const int s = values
+                      ? split_V<PREPARE_THREADS, Neighbours::KEYS>(V, a.v.row, j0, a.N, tile, scratch, threadIdx.x, 0)
+                      : split_K<PREPARE_THREADS>(K, a.k.row, j0, a.N, tile, scratch, threadIdx.x, 0);
     if (threadIdx.x == 0) tile_exponents(a)[2 * t + values] = s;
 }

@@ -62,8 +62,8 @@ struct Work {
 // [0.5, 1) is the mantissa of scale * log2(e). Returns the exponents of the two rows' scales. Between reading and
 // writing comes all_read().
 template <class Barrier>
-__device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i, int rows, unsigned char *tile, float factor,
-                                        Barrier all_read) {
+__device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i, int rows, unsigned char *tile,
+                                        float factor, Barrier all_read) {
     constexpr int CHUNKS = D / 32;  // of 8 columns, for each lane of the quad
     const int t = threadIdx.x % 4, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     float x[2][CHUNKS][8];
@@ -265,7 +265,8 @@ struct Consumer {
         const int first = here.i0 + group * 64, i = first + row;
         float S[S_REGISTERS], T[T_REGISTERS], acc[T_CHUNKS][T_REGISTERS] = {};
         uint32_t P_hi[V_STEPS][4], P_lo[V_STEPS][4];
-        Rows rows = {{NEG_INF, NEG_INF}, {0, 0}, {0, 0}, {factor_exponent - q_exponent.x, factor_exponent - q_exponent.y}};
+        Rows rows = {
+            {NEG_INF, NEG_INF}, {0, 0}, {0, 0}, {factor_exponent - q_exponent.x, factor_exponent - q_exponent.y}};
         Unit unit;
 
         // Keys below this are visible to row i, and to row i + 8.
@@ -342,7 +343,8 @@ struct Consumer {
 #pragma unroll
                 for (int j = 0; j < T_COLUMNS / 8; ++j) {
                     const int column = x * T_COLUMNS + 8 * j + lane % 4 * 2;
-                    store2(out, column, acc[x][4 * j + 2 * r] * inverse * undo, acc[x][4 * j + 2 * r + 1] * inverse * undo);
+                    store2(out, column, acc[x][4 * j + 2 * r] * inverse * undo,
+                           acc[x][4 * j + 2 * r + 1] * inverse * undo);
                 }
         }
     }

@@ -16,7 +16,6 @@ from flashcli.backends.base import Backend, Overlap, Slot, ignore
 from flashcli.files.cut import Cut
 from flashcli.gpu import memory
 from flashcli.gpu.session import Session, failure, out_of_memory
-from flashcli.gpu.timing import kernel_seconds
 from flashcli.kernels.arguments import NOWHERE, Attention, Matrix, attention
 from flashcli.kernels.choice import exact
 from flashcli.kernels.types import Build, Problem
@@ -334,13 +333,6 @@ class CudaBackend(Backend[CudaSlot]):
         for batch in self._long:
             batch.forget(slot)
         slot.settled = True
-
-    def measure(self, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-        """Seconds of the kernel alone; see `kernel_seconds`."""
-        try:
-            return kernel_seconds(self._session, self._build, inputs, out, runs)
-        except self._driver.Error as error:
-            raise failure(self._session, self._build, error) from error
 
     def _slot_bytes(self, shape: Shape, by: Cut) -> int:
         """Device memory of a slot."""

@@ -7,7 +7,7 @@ from typing import SupportsInt
 import numpy as np
 
 from flashcli.gpu.memory import allocate
-from flashcli.gpu.session import Session, out_of_memory
+from flashcli.gpu.session import Session, failure, out_of_memory
 from flashcli.kernels.arguments import Attention, Matrix, attention
 from flashcli.kernels.types import Build
 
@@ -22,6 +22,8 @@ def kernel_seconds(session: Session, build: Build, inputs: list[np.ndarray], out
         return _timed(session, build, inputs, out, runs)
     except session.driver.MemoryError:
         pass  # and what was taken is free again
+    except session.driver.Error as error:
+        raise failure(session, build, error) from error
     B, _, N, d = inputs[0].shape
     needed = sum(qkv.nbytes for qkv in inputs) + out.nbytes + build.workspace(B, N, N)
     raise out_of_memory(session, f"timing (B, N, d) = ({B}, {N}, {d})", needed)

@@ -13,6 +13,7 @@ from flashcli.backends.request import Request, open_backend
 from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference
 from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.types import Problem
 from flashcli.measure import peers
 from flashcli.measure.rows import Failure, Row, Timed, over_all
 from flashcli.run import arrays
@@ -120,16 +121,29 @@ def gpu_contenders(
 
 
 def kernel_contender(kernel: str, precision: str, causal: bool) -> Contender:
-    """A rung, measured by the backend that it opens."""
-    return Contender(*_named(kernel, precision), _measure(Request(causal=causal, kernel=kernel, precision=precision)))
+    """A rung: on a GPU its kernel alone is timed, on the host all that its backend does."""
+    request = Request(causal=causal, kernel=kernel, precision=precision)
+    measure = _measure_backend(request) if KERNELS[kernel].on_host else _measure_kernel(request)
+    return Contender(*_named(kernel, precision), measure)
 
 
-def _measure(request: Request) -> Measure:
-    """The ``measure`` of a contender of ours."""
+def _measure_kernel(request: Request) -> Measure:
+    def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
+        from flashcli.gpu.session import Session
+        from flashcli.gpu.timing import kernel_seconds
 
+        B, N, d = out.shape
+        with Session() as session:
+            build = session.build(request.kernel, Problem(B, N, N, d, request.causal, request.precision))
+            return kernel_seconds(session, build, inputs, out, runs)
+
+    return measure
+
+
+def _measure_backend(request: Request) -> Measure:
     def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
         with open_backend(request, Shape(*out.shape)) as backend:
-            return arrays.measure(backend, inputs, out, runs)
+            return wall_seconds(lambda qkv: arrays.forward(backend, qkv, out), inputs, runs)
 
     return measure
 
@@ -143,7 +157,7 @@ def _named(kernel: str, precision: str) -> tuple[str, str, str | None]:
 
 
 def cpu_contenders(against: Collection[str], threads: int, causal: bool) -> list[Contender]:
-    ours = [Contender("flashcli cpu", "float32", None, _measure(Request("cpu", causal, threads=threads)))]
+    ours = [Contender("flashcli cpu", "float32", None, _measure_backend(Request("cpu", causal, threads=threads)))]
     theirs = [
         Contender(peer.name, peer.dtype, None, _torch_cpu_measure(peer))
         for peer in (peers.cpu_peers(threads, causal) if "torch" in against else [])

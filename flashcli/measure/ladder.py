@@ -109,7 +109,7 @@ def climb(about: Row, given: Path, inputs: list[np.ndarray], conditions: Conditi
         return Failure(**vars(about), error=str(error))
     if seconds > SLOWEST:
         return Skipped(**vars(about), skipped=f"a run takes {seconds:.0f} s")
-    # `CudaBackend.measure` runs each kernel twice, and two for nothing.
+    # `kernel_seconds` runs each kernel twice, and two for nothing.
     affordable = int(RUNS_LIMIT / (2 * seconds)) - 2
     runs = min(conditions.runs, max(FEWEST, affordable))
     contender = bench.kernel_contender(about.contender, "fp32", conditions.causal)

@@ -74,7 +74,7 @@ def reach_gpu() -> bool:
 
 
 def measure(peer: Peer, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-    """Seconds on the GPU of each run, by CUDA events, in the same way as `CudaBackend.measure`."""
+    """Seconds on the GPU of each run, by CUDA events, in the same way as `flashcli.gpu.timing`."""
     import torch
 
     dtype = getattr(torch, peer.dtype)

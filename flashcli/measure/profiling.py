@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from flashcli.backends.request import Request, open_backend
 from flashcli.errors import BackendUnavailable, KernelFailure
 from flashcli.files.distributions import draw
+from flashcli.gpu.session import Session
+from flashcli.gpu.timing import kernel_seconds
 from flashcli.kernels import compiler
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.occupancy import Multiprocessor, occupancy, tightest
@@ -31,7 +32,6 @@ from flashcli.kernels.types import Build, Launch, Problem
 from flashcli.measure import race
 from flashcli.measure.rows import Failure, Profiled, Row, Skipped
 from flashcli.messages import explain
-from flashcli.run import arrays
 from flashcli.shape import Shape
 
 LAUNCH = 2  # of each function, counted from one
@@ -236,8 +236,9 @@ def _tightest(*blocks: float) -> str:
 def exercise(name: str, shape: Shape, seed: int) -> None:
     """What ncu is to look at: some launches of a kernel on a whole input, without a file."""
     qkv = draw(shape, range(shape.B), seed)
-    with open_backend(Request("cuda", kernel=name), shape) as backend:
-        arrays.measure(backend, [qkv], np.empty(qkv[:, 0].shape, np.float32), 0)
+    with Session() as session:
+        build = session.build(name, Problem(shape.B, shape.N, shape.N, shape.d))
+        kernel_seconds(session, build, [qkv], np.empty(qkv[:, 0].shape, np.float32), 0)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from flashcli.backends.base import Backend
 from flashcli.files.cut import cut
 from flashcli.run.stream import stream
 from flashcli.shape import Chunk, Shape
-from flashcli.timeline import wall_seconds
 
 
 class Arrays(NamedTuple):
@@ -50,13 +49,3 @@ def attend(backend: Backend, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: n
 def forward(backend: Backend, qkv: np.ndarray, out: np.ndarray) -> None:
     """The same for Q, K and V in one array [B, 3, N, d], as files have them."""
     attend(backend, qkv[:, 0], qkv[:, 1], qkv[:, 2], out)
-
-
-def measure(backend: Backend, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-    """Seconds of each of ``runs`` runs, after one that is not timed, taking turns among inputs [B, 3, N, d].
-
-    A backend that times itself, without the copies, does so. The first input's answer is left in ``out`` [B, N, d].
-    """
-    if hasattr(backend, "measure"):
-        return backend.measure(inputs, out, runs)
-    return wall_seconds(lambda qkv: forward(backend, qkv, out), inputs, runs)

@@ -32,13 +32,13 @@ using d32::Attention, d32::batch_of, d32::ceil_div, d32::exp2_fast, d32::finite_
 #include "10_q_in_registers.cu"
 }  // namespace d64
 
-#define CHECK(call)                                                                    \
-    do {                                                                               \
-        const cudaError_t error = (call);                                              \
-        if (error != cudaSuccess) {                                                    \
-            std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error));        \
-            std::exit(1);                                                              \
-        }                                                                              \
+#define CHECK(call)                                                             \
+    do {                                                                        \
+        const cudaError_t error = (call);                                       \
+        if (error != cudaSuccess) {                                             \
+            std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error)); \
+            std::exit(1);                                                       \
+        }                                                                       \
     } while (0)
 
 static double seconds() {

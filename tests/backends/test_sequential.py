@@ -15,7 +15,7 @@ from flashcli.backends.request import Request, open_backend
 from flashcli.backends.sequential import ROWS, SequentialBackend
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels.compiler import find_cc
-from flashcli.run import arrays
+from flashcli.measure.bench import kernel_contender
 from flashcli.shape import Shape
 
 QKV = random_qkv(5, 60, 32)
@@ -123,10 +123,9 @@ def test_more_rows_than_a_call_takes(cc):
         assert_accurate(forward(backend, qkv), qkv, causal=True, scale=0.3)
 
 
-def test_it_is_timed_like_any_backend(cc):
+def test_it_is_timed_like_any_kernel(cc):
     inputs, out = [random_qkv(1, 50, 32, seed=seed) for seed in (1, 2)], np.full((1, 50, 32), np.nan, np.float32)
-    with SequentialBackend(32) as backend:
-        seconds = arrays.measure(backend, inputs, out, 3)
+    seconds = kernel_contender("sequential", "fp32", causal=False).measure(inputs, out, 3)
     assert len(seconds) == 3 and min(seconds) > 0
     assert_accurate(out, inputs[0])
 
