@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help testcases test test-gpu sanitize bench-cpu bench-e2e bench-scaling lint clean
+.PHONY: help testcases test test-gpu torture sanitize bench-cpu bench-e2e bench-scaling lint clean
 
 help:
 	@echo "make testcases      run all test cases and check every output (on the GPU if there is one)"
 	@echo "make test           run all tests that can be run here"
 	@echo "make test-gpu       run the tests that need a GPU"
 	@echo "make lint           check the style of the code, its types, and which module imports which"
+	@echo "make torture        hurt runs at random: by signals, and by system calls that fail"
 	@echo "make sanitize       run every kernel under compute-sanitizer (needs a GPU)"
 	@echo "make bench-cpu      time the CPU backend beside PyTorch's CPU attention"
 	@echo "make bench-e2e      time whole commands beside the homework's program in C++ (needs a GPU and nvcc)"
@@ -57,6 +58,9 @@ bench-scaling: $(READY)
 
 test-gpu: $(READY)
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m gpu --numprocesses=auto --quiet
+
+torture: $(READY)
+	PYTHONPATH=tests $(BIN)/python tests/torture.py
 
 sanitize: $(READY)
 	tests/sanitize.sh $(BIN)/python

@@ -26,6 +26,10 @@ def prepare_run(arguments: list[str]) -> None:
 
 
 def main() -> None:
+    import _signal  # what `signal` is made of: it is there at once
+
+    if _signal.getsignal(_signal.SIGINT) != _signal.SIG_IGN:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # for as long as it takes to listen: no traceback
     from flashcli import signals
 
     signals.listen()  # before anything that takes time
@@ -33,10 +37,16 @@ def main() -> None:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # to start more takes time, and may fail
     if sys.argv[1:2] == ["run"]:
         prepare_run(sys.argv[2:])
-    from flashcli import exits
-    from flashcli.cli import main as run_command_line
+    try:
+        from flashcli import exits
+        from flashcli.cli import main as run_command_line
 
-    exits.watch_libraries()
+        exits.watch_libraries()
+    except ModuleNotFoundError:
+        raise
+    except (ImportError, OSError, MemoryError) as error:
+        os.write(2, f"Error: there is too little of something to begin: {error}.\nHint: see ulimit -a.\n".encode())
+        os._exit(71)
     code = run_command_line()
     # Unloading CUDA and Python piece by piece takes 0.1 s, and the system frees everything anyway. But a launcher may
     # take leaving at once for a crash.
