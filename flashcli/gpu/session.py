@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashcli import sizes
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
@@ -50,11 +50,19 @@ def load_driver() -> ModuleType:
     return driver
 
 
-def devices() -> list[tuple[str, tuple[int, int], int]]:
-    """Name, compute capability and bytes of memory of each GPU."""
+class Gpu(NamedTuple):
+    """One GPU, as the driver describes it."""
+
+    name: str
+    capability: tuple[int, int]  # its compute capability
+    memory: int  # in bytes
+
+
+def devices() -> list[Gpu]:
+    """The GPUs that this process can use."""
     driver = load_driver()
     found = [driver.Device(index) for index in range(driver.Device.count())]
-    return [(device.name(), device.compute_capability(), device.total_memory()) for device in found]
+    return [Gpu(device.name(), device.compute_capability(), device.total_memory()) for device in found]
 
 
 def out_of_memory(session: Session, what: str, needed: int, limit: int = sys.maxsize) -> OutOfMemory:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 import unicodedata
 
-from flashcli import tables
+from flashcli import as_json, tables
 from flashcli.judge import page
 from flashcli.judge.judging import ACCEPTED, Result
 from flashcli.judge.results import record
@@ -94,7 +93,7 @@ def as_record(found: list[Board]) -> list[dict[str, object]]:
 
 
 def json_text(found: list[Board]) -> str:
-    return json.dumps(as_record(found), indent=2) + "\n"
+    return as_json.json_text(as_record(found))
 
 
 WRITERS = {".md": markdown, ".csv": csv_text, ".json": json_text, ".html": page.html}

@@ -125,7 +125,7 @@ def _compile(names: list[str], cases: list[Case]) -> None:
 def _compile_all(wanted: set[tuple[decode.Kernel, decode.Problem]]) -> None:
     """In threads: one nvcc after the other would take most of the time."""
     builds = [decode.Build(kernel, problem) for kernel, problem in wanted if not kernel.refuses(problem)]
-    arch = compiler.architecture(devices()[0][1])
+    arch = compiler.architecture(devices()[0].capability)
     with ThreadPoolExecutor(len(usable_cores())) as pool:
         list(pool.map(lambda build: compiler.cubin(build, arch), builds))
 

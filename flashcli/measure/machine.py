@@ -9,30 +9,22 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from flashcli import __version__
 from flashcli.backends.cpu import blas_text
 from flashcli.errors import BackendUnavailable
-
-
-class Gpu(NamedTuple):
-    """One GPU, as the driver describes it."""
-
-    name: str
-    capability: tuple[int, int]  # its compute capability
-    memory: int  # in bytes
+from flashcli.gpu.session import Gpu
 
 
 def gpus() -> list[Gpu]:
-    """All GPUs that this process can use; BackendUnavailable if there is none."""
+    """The GPUs that this process can use; BackendUnavailable if there is none."""
     from flashcli.gpu import session
 
     if not (found := session.devices()):
         raise BackendUnavailable("the driver finds no GPU.", "is one allocated to this job?")
-    return [Gpu(*device) for device in found]
+    return found
 
 
 def circumstances() -> dict[str, object]:
