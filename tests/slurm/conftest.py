@@ -12,6 +12,17 @@ import pytest
 from cluster import Cluster
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "unshare")
+MEANWHILE = 50  # tests of other things that take half a minute together, about
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """These tests are the first: xdist gives the first ones to one process, and one Slurm will do.
+
+    The last of them has to wait for Slurm, and others are run meanwhile.
+    """
+    here = [item for item in items if item.path.parent == Path(__file__).parent]
+    others = [item for item in items if item.path.parent != Path(__file__).parent]
+    items[:] = here[:-1] + others[:MEANWHILE] + here[-1:] + others[MEANWHILE:]
 
 
 def _missing() -> str:
