@@ -15,17 +15,17 @@
 // The one argument of every __global__ function, by value. Strides are in numbers, not bytes; null pointers stand for what
 // was not given. A row is a query token t and a head: the rows of a head of the cache are t * group + head % group.
 struct Decode {
-    const void *query;         // [S, T, H, D]; heads follow each other, sequences and tokens are strides apart
-    const void *key_cache;     // a page, a head and a slot are strides apart, and within a slot the chunks of 16 bytes
-    const void *value_cache;   // the same; but with TRANSPOSED one number of a slot is PAGE numbers after the one before
-    const int *block_tables;   // [S, table_width]
-    const int *seq_lens;       // [S]
-    const float *alibi_slopes; // [H], or null
-    const float *k_scale;      // one number, or null for 1
-    const float *v_scale;      // the same
-    void *out;                 // [S, T, H, D]
-    float *lse;                // [S, T, H]
-    void *workspace;           // scratch of the size that the registry asks for, zeroed once
+    const void *query;        // [S, T, H, D]; heads follow each other, sequences and tokens are strides apart
+    const void *key_cache;    // a page, a head and a slot are strides apart, and within a slot the chunks of 16 bytes
+    const void *value_cache;  // the same; but with TRANSPOSED one number of a slot is PAGE numbers after the one before
+    const int *block_tables;  // [S, table_width]
+    const int *seq_lens;      // [S]
+    const float *alibi_slopes;  // [H], or null
+    const float *k_scale;       // one number, or null for 1
+    const float *v_scale;       // the same
+    void *out;                  // [S, T, H, D]
+    float *lse;                 // [S, T, H]
+    void *workspace;            // scratch of the size that the registry asks for, zeroed once
     long long query_sequence, query_token;
     long long key_page, key_head, key_slot, key_chunk;
     long long value_page, value_head, value_slot;
@@ -48,9 +48,10 @@ __host__ __device__ constexpr int ceil_div(int a, int b) { return a / b + (a % b
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
 constexpr int CACHE_BYTES = bytes_of(CACHE_TYPE);
-constexpr int VECTOR_BYTES = HEAD_DIM * CACHE_BYTES % 16 == 0 ? 16 : 8;  // loaded at a time: as much as rows are aligned to
-constexpr int X = VECTOR_BYTES / CACHE_BYTES;                            // numbers in it
-constexpr int CHUNKS = HEAD_DIM / X;                                     // such vectors in a row
+constexpr int VECTOR_BYTES =
+    HEAD_DIM * CACHE_BYTES % 16 == 0 ? 16 : 8;  // loaded at a time: as much as rows are aligned to
+constexpr int X = VECTOR_BYTES / CACHE_BYTES;   // numbers in it
+constexpr int CHUNKS = HEAD_DIM / X;            // such vectors in a row
 
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are read 8 or 16 bytes at a time");
 static_assert((PAGE & (PAGE - 1)) == 0, "a power of two");
@@ -89,7 +90,8 @@ __device__ __forceinline__ unsigned halves_of_fp8(unsigned bits) {
 }
 
 // N numbers of the cache in their words, as floats.
-template <int N> __device__ __forceinline__ void unpack(const unsigned *words, float (&x)[N]) {
+template <int N>
+__device__ __forceinline__ void unpack(const unsigned *words, float (&x)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         if (CACHE_TYPE == FP32) x[i] = __uint_as_float(words[i]);
@@ -100,8 +102,12 @@ template <int N> __device__ __forceinline__ void unpack(const unsigned *words, f
 }
 
 // BYTES from global memory into words: 1, 2, 4, 8 or 16.
-template <int BYTES> struct Words { unsigned word[BYTES < 4 ? 1 : BYTES / 4]; };
-template <int BYTES> __device__ __forceinline__ Words<BYTES> load(const unsigned char *from) {
+template <int BYTES>
+struct Words {
+    unsigned word[BYTES < 4 ? 1 : BYTES / 4];
+};
+template <int BYTES>
+__device__ __forceinline__ Words<BYTES> load(const unsigned char *from) {
     Words<BYTES> to;
     if constexpr (BYTES == 16) {
         const uint4 x = __ldg(reinterpret_cast<const uint4 *>(from));

@@ -7,7 +7,7 @@
 #pragma once
 #include "answer.cuh"
 
-constexpr int LANES = 2;            // threads that share a token's key
+constexpr int LANES = 2;  // threads that share a token's key
 constexpr int TOKENS_AT_ONCE = THREADS / LANES;
 static_assert(THREADS % 32 == 0 && THREADS >= 32, "whole warps");
 
@@ -29,8 +29,8 @@ __device__ __forceinline__ void load_queries(const Decode &a, const Sequence &of
 
 // S[r][j] = q_r · k_(first + j) + ALiBi's share, for tokens first to end - 1; -inf where row r does not see the token. What
 // no row sees is not read. seen[j] says whether some row does.
-__device__ __forceinline__ void scores(const Decode &a, const Sequence &of, const float *q, int first, int end, float *S,
-                                       int stride, unsigned char *seen) {
+__device__ __forceinline__ void scores(const Decode &a, const Sequence &of, const float *q, int first, int end,
+                                       float *S, int stride, unsigned char *seen) {
     const int lane = threadIdx.x % LANES;
     const float factor = a.scale * (a.k_scale ? *a.k_scale : 1.0f) * LOG2E;  // on scores: on q it would round D numbers
     for (int j0 = 0; j0 < end - first; j0 += TOKENS_AT_ONCE) {
@@ -107,7 +107,8 @@ __device__ __forceinline__ void softmax(float *S, int stride, int count, Running
 constexpr int TEAMS = THREADS / CHUNKS, OWN = X;
 #else
 // A vector is some slots of one number d: four threads take a number, vectors of tokens in turn, each several numbers.
-constexpr int V_SLOTS = smaller(X, PAGE), V_LANES = 4, D_AT_ONCE = THREADS / V_LANES, OWN = ceil_div(HEAD_DIM, D_AT_ONCE);
+constexpr int V_SLOTS = smaller(X, PAGE), V_LANES = 4, D_AT_ONCE = THREADS / V_LANES,
+              OWN = ceil_div(HEAD_DIM, D_AT_ONCE);
 #endif
 
 __device__ __forceinline__ void add_values(const Decode &a, const Sequence &of, int first, int end, const float *P,
@@ -193,7 +194,8 @@ __device__ __forceinline__ void collect(const float (&o)[ROWS][OWN], float *O) {
 __device__ __forceinline__ void answer(const Decode &a, const Sequence &of, const Running &running, const float *O) {
     for (int i = threadIdx.x; i < ROWS * HEAD_DIM; i += THREADS) {
         const int r = i / HEAD_DIM, row = of.row0 + r;
-        if (row < rows_of(a)) answer_number(a, place_of_row(a, of, row), i % HEAD_DIM, running.m[r], running.l[r], O[i]);
+        if (row < rows_of(a))
+            answer_number(a, place_of_row(a, of, row), i % HEAD_DIM, running.m[r], running.l[r], O[i]);
     }
 }
 

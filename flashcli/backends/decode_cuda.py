@@ -35,12 +35,19 @@ class Program:
         self._module = session.driver.module_from_buffer(compiler.cubin(build, session.architecture))
         self._functions: dict[str, Any] = {}
 
-    def launch(self, sizes: Sizes, argument: Argument, stream: Any = None) -> None:
-        """Queue what computes the argument's answers; ``sizes`` are those of its arrays."""
-        for launch in self._build.kernel.launches(sizes, self._build.problem, self._session.multiprocessors):
-            self._function(launch).prepared_async_call(
-                (launch.grid, 1), (launch.threads, 1, 1), stream, bytes(argument), shared_size=launch.shared
-            )
+    def launcher(self, sizes: Sizes) -> Callable[[Argument], None]:
+        """What queues the kernel's launches; ``sizes`` are those of the argument's arrays."""
+        launches = self._build.kernel.launches(sizes, self._build.problem, self._session.multiprocessors)
+        ready = [
+            (self._function(launch), (launch.grid, 1), (launch.threads, 1, 1), launch.shared) for launch in launches
+        ]
+
+        def launch_all(argument: Argument) -> None:
+            packed = bytes(argument)
+            for function, grid, block, shared in ready:
+                function.prepared_async_call(grid, block, None, packed, shared_size=shared)
+
+        return launch_all
 
     def _function(self, launch: Launch) -> Any:
         if launch.function not in self._functions:
@@ -153,8 +160,7 @@ class DecodeCuda:
         """What queues a build's launches for arrays of these sizes."""
         if build not in self._programs:
             self._programs[build] = Program(self._session, build)
-        program = self._programs[build]
-        return lambda argument: program.launch(sizes, argument)
+        return self._programs[build].launcher(sizes)
 
     def _to_device(self, array: np.ndarray) -> Any:
         array = np.ascontiguousarray(array)
