@@ -57,7 +57,7 @@ bench-scaling: $(READY)
 	$(BIN)/python -m flashcli.measure.scaling --json cuda/records/scaling.json
 
 test-gpu: $(READY)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -m gpu --numprocesses=auto --quiet
+	$(BIN)/python -m pytest -m gpu --numprocesses=auto --quiet
 
 torture: $(READY)
 	PYTHONPATH=tests $(BIN)/python tests/torture.py

@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import importlib
 import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # one of as many as there are cores: each a single thread, before NumPy begins
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import subprocess
 import sys
 from collections.abc import Callable, Iterator

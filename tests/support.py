@@ -32,6 +32,12 @@ ENGINES = ["cpu", "sequential", *(pytest.param(name, marks=pytest.mark.gpu) for 
 engines_in_use = pytest.mark.parametrize(
     "engine", ["cpu", *(pytest.param(name, marks=pytest.mark.gpu) for name in IN_USE)], indirect=True, scope="module"
 )
+first_rungs = pytest.mark.parametrize(
+    "engine",
+    ["sequential", *(pytest.param(name, marks=pytest.mark.gpu) for name in GPU_KERNELS if name not in IN_USE)],
+    indirect=True,
+    scope="module",
+)
 
 
 def random_qkv(B: int, N: int, d: int, seed: int = 0) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import engines_in_use, environment, forward, open_engine, random_qkv
+from support import engines_in_use, environment, first_rungs, forward, open_engine, random_qkv
 from tolerances import (
     FACTOR,
     FLOOR,
@@ -36,11 +36,24 @@ from flashcli.shape import Shape
 BATCHES = (1, 3)
 LENGTHS = (1, 31, 127, 128, 129, 1000)
 HEAD_SIZES = (1, 16, 32, 33, 40, 64, 80, 128, 192, 256)
+FEW_HEAD_SIZES = (1, 33, 64, 256)  # for the first rungs: their tiles differ, their code hardly
 
 
+@engines_in_use
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("d", HEAD_SIZES)
 def test_every_shape(engine, d, causal):
+    assert_every_length(engine, d, causal)
+
+
+@first_rungs
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("d", FEW_HEAD_SIZES)
+def test_every_shape_on_the_first_rungs(engine, d, causal):
+    assert_every_length(engine, d, causal)
+
+
+def assert_every_length(engine, d, causal):
     inputs = [random_qkv(B, N, d, seed=N) for B in BATCHES for N in LENGTHS]
     factor = SPLIT_FACTOR if d < SHORT_HEAD and engine.splits else FACTOR
     assert_all_accurate([(engine(qkv, causal), qkv) for qkv in inputs], causal, factor=factor)
