@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,9 +68,11 @@ class Supervision:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._started: set[Supervisor] = set()  # and not ended
         self._idle: list[Supervisor] = []
-        self._busy: set[Supervisor] = set()
         self._closed = False
+        # Signals interrupt the main thread only: one that is started by another is never lost sight of.
+        self._starter = ThreadPoolExecutor(1)
 
     def run(
         self,
@@ -92,17 +95,22 @@ class Supervision:
         with self._lock:
             if self._closed:
                 raise BackendUnavailable("the judging is over.")
-            supervisor = self._idle.pop() if self._idle and not launcher else Supervisor(launcher, environment)
-            self._busy.add(supervisor)
-            return supervisor
+            if self._idle and not launcher:
+                return self._idle.pop()
+        return self._starter.submit(self._start, launcher, environment).result()
+
+    def _start(self, launcher: tuple[str, ...], environment: dict[str, str] | None) -> Supervisor:
+        supervisor = Supervisor(launcher, environment)
+        self._started.add(supervisor)
+        return supervisor
 
     def _give_back(self, supervisor: Supervisor) -> None:
         with self._lock:
-            self._busy.discard(supervisor)
             if supervisor.usable and not self._closed:
                 self._idle.append(supervisor)
                 return
         supervisor.close()
+        self._started.discard(supervisor)
 
     def __enter__(self) -> Supervision:
         return self
@@ -112,7 +120,9 @@ class Supervision:
 
     def close(self) -> None:
         with self._lock:
-            self._closed, supervisors = True, [*self._idle, *self._busy]
+            self._closed = True
+        self._starter.shutdown()
+        supervisors = list(self._started)
         for supervisor in supervisors:
             supervisor.hang_up()
         for supervisor in supervisors:

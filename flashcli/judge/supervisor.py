@@ -21,6 +21,7 @@ import time
 from typing import NoReturn
 
 from flashcli.judge import bubblewrap, containment
+from flashcli.signals import ENDING
 
 CAPTURED = 64 * 1024  # bytes of what a command prints that are kept, the last ones
 TICK = 0.02  # seconds between looks at the number of processes
@@ -28,16 +29,14 @@ LOOK = 1.0  # seconds between counts of them, if nothing tells that they have be
 PROMPT = 0.05  # seconds that the kernel gets to end what is contained, before that is looked for
 PATIENCE = 10.0  # seconds to wait for killed processes to be gone
 NAP = 0.0005  # seconds between looks whether they are
-RESET = (
-    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ
-)  # fmt: skip
+HANDLED = (*ENDING, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)  # here otherwise than a command expects
 REQUESTS, ANSWERS = 0, 1  # descriptors
 
 
 def main() -> None:
     load_gpu_driver()
     containment.adopt_orphans()
-    for number in RESET[:4]:  # it ends when its input does
+    for number in ENDING:  # it ends when its input does
         signal.signal(number, signal.SIG_IGN)
     ways = list(containment.WAYS)
     requests = open(REQUESTS, "rb", closefd=False, buffering=0)  # noqa: SIM115 (as long as this process)
@@ -105,33 +104,35 @@ class Run:
     def __init__(self, request: dict, ways: list[str]) -> None:
         """``ways`` of containment, the best first; those that cannot be gone here are taken out."""
         self._request, self._ways = request, ways
-        self._tail = Tail()
+        self._tail, self._rest = Tail(), b""
+        self._deadline = math.inf
         self._began: float | None = None
         self._ended: tuple[int, float, bool] | None = None  # status, when, whether nothing else was left
         self._stopped = ""
-        self._problem: OSError | None = None
+        self._over = False
+        self._problem: int | None = None  # why the command could not be started
+        self._refused = ""  # why the first process was not contained
 
     def serve(self) -> dict[str, object]:
-        refused = ""
         while self._ways:
+            self._over, self._refused = False, ""
             try:
                 way = containment.WAYS[self._ways[0]]()
+            except OSError as error:  # no control group can be made
+                self._refused = error.strerror or str(error)
+            else:
                 self._begin(way)
                 self._watch()
                 gone = self._finish(way)
-            except Refused as error:
-                refused = f"{self._ways.pop(0)}: {str(error).lower()}"
-                continue
-            except OSError as error:  # no control group can be made
-                refused = f"{self._ways.pop(0)}: {(error.strerror or str(error)).lower()}"
-                continue
-            return self._found(gone)
+            if not self._refused:
+                return self._found(gone)
+            refused = f"{self._ways.pop(0)}: {self._refused.lower()}"
         return {"refused": refused}
 
     def _begin(self, way: containment.Freezing) -> None:
-        status, tell = os.pipe()
+        self._status, tell = os.pipe()
         control, self._control = os.pipe()
-        output, printed = os.pipe()
+        self._output, printed = os.pipe()
         self._crowd = Crowd(self._request["processes"])
         limits = _limits(self._request)
         if os.fork() == 0:
@@ -139,60 +140,66 @@ class Run:
             _first_process(way, self._request, limits, control, tell, printed)
         for fd in (tell, control, printed):
             os.close(fd)
-        self._status, self._output = status, output
+        self._poller = select.poll()
+        for fd in (REQUESTS, self._status, self._output):
+            self._poller.register(fd, select.POLLIN)
 
     def _watch(self) -> None:
         """Until the command has ended, or is given up."""
-        poller, lines, deadline = select.poll(), b"", math.inf
-        for fd in (REQUESTS, self._status, self._output):
-            poller.register(fd, select.POLLIN)
-        time_limit, grace = self._request["time_limit"], self._request["grace"]
-        while True:
-            left = deadline - time.perf_counter()
+        while not self._over:
+            left = self._deadline - time.perf_counter()
             if left <= 0:
-                if self._stopped or not grace:
-                    self._stopped = "time"
-                    return
-                self._stopped, deadline = "time", deadline + grace
-                with contextlib.suppress(BrokenPipeError):
-                    os.write(self._control, b"T")
+                self._time_is_up()
                 continue
-            for fd, _ in poller.poll(1000 * min(left, TICK)):
-                data = os.read(fd, CAPTURED)
-                if fd == REQUESTS:  # the judge asks for nothing meanwhile: this is the end of it
-                    self._stopped = "cancelled"
-                    return
-                if fd == self._output:
-                    self._tail.add(data)
-                    if not data:
-                        poller.unregister(fd)
-                else:
-                    *complete, lines = (lines + data).split(b"\n")
-                    for line in complete:
-                        self._heard(line.decode().split())
-                    if self._ended or self._problem:
-                        return
-                    if not data:
-                        self._stopped = "lost"  # the first process was killed
-                        return
-                    if self._began is not None and deadline == math.inf:
-                        deadline = self._began + time_limit
+            for fd, _ in self._poller.poll(1000 * min(left, TICK)):
+                self._read(fd)
             if self._crowd.too_large():
-                self._stopped = "processes"  # no grace: every moment makes more of them
-                return
+                self._give_up("processes")  # no grace: every moment makes more of them
 
-    def _heard(self, words: list[str]) -> None:
+    def _time_is_up(self) -> None:
+        grace = self._request["grace"]
+        if self._stopped or not grace:
+            self._give_up("time")
+            return
+        self._stopped, self._deadline = "time", self._deadline + grace
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._control, b"T")
+
+    def _give_up(self, why: str) -> None:
+        if not self._over:
+            self._stopped, self._over = why, True
+
+    def _read(self, fd: int) -> None:
+        data = os.read(fd, CAPTURED)
+        if fd == REQUESTS:  # the judge asks for nothing meanwhile: this is the end of it
+            self._give_up("cancelled")
+        elif fd == self._output:
+            self._tail.add(data)
+            if not data:
+                self._poller.unregister(fd)
+        elif not data:
+            self._give_up("lost")  # the first process was killed
+        else:
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                self._hear(line.decode().split())
+
+    def _hear(self, words: list[str]) -> None:
         """What the first process tells."""
         match words:
-            case ["refused", number]:
-                raise Refused(os.strerror(int(number)))
             case ["began", moment]:
                 self._began = float(moment)
-                _answer({"began": True})
+                self._deadline = self._began + self._request["time_limit"]
+                with contextlib.suppress(BrokenPipeError):  # the judge has gone, as its requests will tell
+                    _answer({"began": True})
+                return
+            case ["refused", number]:
+                self._refused = os.strerror(int(number))
             case ["failed", number]:
-                self._problem = OSError(int(number), os.strerror(int(number)))
+                self._problem = int(number)
             case ["ended", status, moment, alone]:
                 self._ended = int(status), float(moment), alone == "True"
+        self._over = True
 
     def _finish(self, way: containment.Freezing) -> float:
         """End whatever is left; returns when the last of it was gone."""
@@ -223,8 +230,8 @@ class Run:
         os.close(self._output)
 
     def _found(self, gone: float) -> dict[str, object]:
-        if self._problem:
-            return {"failed": self._problem.errno}
+        if self._problem is not None:
+            return {"failed": self._problem}
         seconds, limit = gone - (self._began or gone), self._request["time_limit"]
         if seconds > limit and not self._stopped:
             self._stopped = "time"
@@ -242,10 +249,6 @@ class Run:
             return None
         code = os.waitstatus_to_exitcode(self._ended[0])
         return 128 - code if self._request["sandbox"] and code > 128 else code
-
-
-class Refused(Exception):
-    """This way of containment cannot be gone here."""
 
 
 def _running() -> bool:
@@ -340,7 +343,7 @@ def _become(request: dict, limits: dict[str, int], tell: int, printed: int) -> N
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for number in RESET:
+        for number in HANDLED:
             signal.signal(number, signal.SIG_DFL)
         os.dup2(printed, 1)
         os.dup2(printed, 2)

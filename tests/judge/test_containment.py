@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 
 import pytest
 from conftest import until
@@ -47,7 +48,7 @@ def test_a_program_that_ends_its_parent(judged, way, survivors, tmp_path, number
 
 def test_a_judge_that_is_killed_leaves_no_program(cases, tmp_path, way, survivors):
     rules = tmp_path / "rules.toml"
-    rules.write_text(f'cases = "cases"\ncontainment = "{way}"\n')
+    rules.write_text(f'cases = "cases"\ncontainment = "{way}"\ntime_limit = 60\n')
     program = script(tmp_path / "sleeps", "#!/bin/sh\nsetsid sleep 60 & exec sleep 60\n")
     judge = subprocess.Popen(
         command("judge", rules, "--exe", program), env=environment(TMPDIR=str(tmp_path)), stderr=subprocess.DEVNULL
@@ -55,7 +56,20 @@ def test_a_judge_that_is_killed_leaves_no_program(cases, tmp_path, way, survivor
     assert until(lambda: len(survivors()) == 2)
     judge.kill()
     judge.wait()
-    assert until(lambda: not survivors())
+    assert until(lambda: not survivors(), seconds=20)
+
+
+def test_a_supervisor_that_is_killed_takes_its_program_along(case, judging, survivors, tmp_path, way):
+    made, found = judging(containment=way), []
+    program = script(tmp_path / "sleeps", "#!/bin/sh\nexec sleep 60\n")
+    thread = threading.Thread(target=lambda: found.extend(made.results([case], [Submission("x", (str(program),))])))
+    thread.start()
+    assert until(survivors)
+    [supervisor] = [pid for pid, parent, *_ in containment.processes() if parent == os.getpid()]
+    os.kill(supervisor, signal.SIGKILL)
+    assert until(lambda: not survivors(), seconds=10)
+    thread.join()
+    assert (found[0].verdict, found[0].detail) == ("runtime error", "what watched it was killed")
 
 
 def test_a_program_sees_no_process_but_its_own(supervision):

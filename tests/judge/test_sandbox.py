@@ -72,7 +72,7 @@ def test_what_cannot_be_written(inside, tmp_path, case):
 @needed
 def test_a_signal_a_time_limit_and_its_grace_are_told_as_without(inside):
     assert inside("kill -SEGV $$").detail == "killed by SIGSEGV"
-    found = inside("trap 'echo heard; exit' TERM; sleep 9 & wait", time_limit=0.3, grace=5)
+    found = inside("trap 'sleep 0.2; echo heard; exit' TERM; sleep 9 & wait", time_limit=0.3, grace=5)
     assert (found.verdict, found.printed) == ("time limit exceeded", "heard")
 
 
