@@ -65,9 +65,24 @@ def stamp(path: Path) -> tuple[int, ...] | None:
 
 
 def remove(folder: Path) -> None:
-    """rm, for it gets through any depth of folders that a program may have made; what it cannot remove stays."""
+    """Remove whatever a program may have made of a folder; what cannot be removed stays."""
+    with contextlib.suppress(OSError):
+        _remove_files(folder)
+        return
+    # rm gets through any depth of folders, or says that it does not.
     rm = ["rm", "-rf", "--", str(folder)]
     if subprocess.run(rm, stderr=subprocess.DEVNULL, check=False).returncode:
         # Folders that their owner may not enter; chmod -R follows no link that it finds.
         subprocess.run(["chmod", "-R", "u+rwX", "--", str(folder)], stderr=subprocess.DEVNULL, check=False)
         subprocess.run(rm, stderr=subprocess.DEVNULL, check=False)
+
+
+def _remove_files(folder: Path) -> None:
+    """Remove a folder with nothing but files, which is what most are: at once, and through no link. Else, OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        for name in os.listdir(fd):
+            os.unlink(name, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(folder)

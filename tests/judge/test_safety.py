@@ -12,6 +12,7 @@ import pytest
 from support import script
 
 from flashcli.judge import containment
+from flashcli.judge.scratch import remove
 from flashcli.judge.submissions import Submission, find
 from flashcli.judge.supervision import Request
 from flashcli.judge.supervisor import CAPTURED
@@ -208,3 +209,14 @@ def test_limits_are_set_and_none_above_what_the_system_allows(supervision):
     text = "ulimit -H -n; ulimit -H -c; ulimit -H -f; ulimit -H -v"
     done = run(supervision, ["bash", "-c", text], processes=100, limits=limits)
     assert done.printed.split() == [str(most), "0", "3072", "unlimited"]
+
+
+def test_removing_goes_through_no_link(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "link").symlink_to(tmp_path / "mine")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    for name in ("folder", "link"):
+        remove(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"] and (tmp_path / "mine" / "file").exists()
