@@ -199,8 +199,9 @@ class DeviceAllocation:
         return self.address
 
     def __del__(self):
-        _allocations.pop(self.address, None)
-        _prepared.pop(self.address, None)
+        with _lock:  # another thread may be looking through them
+            _allocations.pop(self.address, None)
+            _prepared.pop(self.address, None)
 
 
 def mem_alloc(size):
