@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -39,16 +39,32 @@ def command(
     """Compare the output file GOT with the output file WANT; one of them can be -, stdin. Exit code 1 if they differ.
 
     An output file does not say its shape. It is taken from --shape or --input, or from an input file beside WANT with
-    the same name and the ending .in; without any, places are given as (0, element, 0).
+    the same name and the ending .in; without any, places are given as (0, element, 0). Of two answers of
+    `flashcli decode`, `out` and `lse` are compared; they do say their shapes.
     """
-    from flashcli.files import verify
+    from flashcli.files import decode_file, verify
 
     got_path, want_path, input_path = standard.to_read(got, want, input_path)
     as_json.check_apart(json_path, got_path, want_path, input_path)
+    if any(map(decode_file.has_tensors, (got_path, want_path))):
+        _compare_answers(got_path, want_path, (got, want), tolerance, shape or input_path, json_path)
     shape = shape or _find_shape(want_path, input_path)
     result = verify.compare_files(got_path, want_path, shape, tolerance)
     as_json.present(result.record(), "\n".join(_lines(result, got, want)), json_path)
     raise SystemExit(0 if result.matches else errors.MISMATCH)
+
+
+def _compare_answers(
+    got_path: str, want_path: str, names: tuple[str, str], tolerance: float, shape: object, json_path: str | None
+) -> NoReturn:
+    from flashcli.files.decode_verify import compare_answers
+
+    if shape:
+        raise errors.UsageError("answers of `flashcli decode` say their shapes.", "leave out --shape and --input.")
+    found = compare_answers(got_path, want_path, tolerance)
+    lines = [f"{name}: {line}" for name, result in found.items() for line in _lines(result, *names)]
+    as_json.present({name: result.record() for name, result in found.items()}, "\n".join(lines), json_path)
+    raise SystemExit(0 if all(result.matches for result in found.values()) else errors.MISMATCH)
 
 
 def _find_shape(want: str, input_path: str | None) -> Shape:

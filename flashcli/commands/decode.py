@@ -6,6 +6,9 @@ import click
 
 from flashcli import as_json
 from flashcli.commands import options, standard
+from flashcli.kernels.registry import OPERATIONS
+
+KERNELS = OPERATIONS["decode"]
 
 
 @click.command(
@@ -20,9 +23,17 @@ from flashcli.commands import options, standard
     "--backend", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True,
     help="Where to compute; auto is the GPU if there is a usable one, else the CPU.",
 )  # fmt: skip
+@click.option(
+    "--kernel",
+    metavar="NAME",
+    type=click.Choice(list(KERNELS)),
+    help=f"Compute on the GPU with one of {', '.join(KERNELS)}; the fastest that can by default.",
+)
 @click.option("--threads", type=click.IntRange(1), help="Threads of the cpu backend; all usable cores by default.")
 @as_json.json_option
-def command(input_path: str, output_path: str, backend: str, threads: int | None, json_path: str | None) -> None:
+def command(
+    input_path: str, output_path: str, backend: str, kernel: str | None, threads: int | None, json_path: str | None
+) -> None:
     """Compute attention of each sequence's last tokens against its pages of a cache of keys and values.
 
     IN and OUT are .safetensors files: queries, a cache in pages, tables of pages and lengths in; `out` and `lse` out.
@@ -33,9 +44,11 @@ def command(input_path: str, output_path: str, backend: str, threads: int | None
 
     if threads is not None and backend == "cuda":
         raise UsageError("--threads is for the cpu backend, not for GPUs.", "leave it out.")
+    if kernel is not None and (backend == "cpu" or threads is not None):
+        raise UsageError("--kernel is for GPUs, not for the cpu backend.", "leave it out.")
     as_json.check_apart(json_path, input_path, output_path)
     [input_path], [output_path] = standard.to_read(input_path), standard.to_write(output_path)
     chosen = "cpu" if threads is not None else backend
-    opener = functools.partial(decode.open_backend, chosen, threads, notice=options.notice)
+    opener = functools.partial(decode.open_backend, chosen, threads, kernel, notice=options.notice)
     record = decode.run(input_path, output_path, opener, options.late_progress)
     as_json.present(record, decode.report(record), json_path, err=standard.is_stdout(output_path))

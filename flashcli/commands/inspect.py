@@ -21,14 +21,34 @@ from flashcli.commands import options, standard
 def command(path: str, header_only: bool, json_path: str | None) -> None:
     """Show the shape of an input file, the range of its values, and whether it keeps to the course's bounds.
 
-    FILE can be -, which is stdin.
+    FILE can be -, which is stdin. Of an input file of `flashcli decode`, whose cache may be larger than memory, sizes
+    and lengths are shown.
     """
+    from flashcli.files.decode_file import has_tensors
     from flashcli.files.summary import summarise
 
     [path] = standard.to_read(path)
     as_json.check_apart(json_path, path)
+    if has_tensors(path):
+        _inspect_decode(path, json_path)
+        return
     record = summarise(path, header_only)
     as_json.present(record, "\n".join(_lines(record, header_only)), json_path)
+
+
+def _inspect_decode(path: str, json_path: str | None) -> None:
+    from flashcli.files.decode_file import read_decode
+    from flashcli.run.decode import what
+
+    asked, _ = read_decode(path)
+    record = what(asked)
+    told = (
+        "(S, T, H, Hkv, D): ({S}, {T}, {H}, {Hkv}, {D})\n"
+        "sequences: {tokens} tokens, {shortest} to {longest} each\n"
+        "cache: {pages} pages of {page} tokens of {cache_type} ({layout}), {cache_bytes} bytes of it used\n"
+        "queries: {query_type}"
+    )
+    as_json.present(record, told.format(**record), json_path)
 
 
 def _lines(record: dict, header_only: bool) -> Iterator[str]:

@@ -11,6 +11,7 @@ import click
 from flashcli import as_json
 from flashcli.commands import options
 from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.registry import OPERATIONS
 from flashcli.kernels.types import Build, Kernel, Problem
 from flashcli.shape import MAX_D
 
@@ -20,6 +21,7 @@ from flashcli.shape import MAX_D
         "flashcli kernels",
         "flashcli kernels wgmma --d 128",
         "flashcli kernels mma --arch sm_80 --json -",
+        "flashcli kernels --operation decode",
     )
 )
 @click.argument("name", metavar="[NAME]", required=False, type=options.KERNEL_TYPE)
@@ -31,12 +33,25 @@ from flashcli.shape import MAX_D
     help="The head size, for which the tiles are shown.",
 )
 @click.option("--arch", help="The architecture to compile for, such as sm_80; that of this machine's GPU by default.")
+@click.option(
+    "--operation",
+    type=click.Choice(list(OPERATIONS)),
+    default="attention",
+    show_default=True,
+    help="The ladder to show: that of `flashcli run`, or that of `flashcli decode`, without tiles.",
+)
 @as_json.json_option
-def command(name: str | None, d: int, arch: str | None, json_path: str | None) -> None:
+def command(name: str | None, d: int, arch: str | None, operation: str, json_path: str | None) -> None:
     """Show the ladder of kernels: the idea of each, its tiles for a head size, and the GPU that it needs.
 
     With the NAME of a kernel, tell what that one does, and how many registers and how much memory it takes.
     """
+    if operation != "attention":
+        if name is not None:
+            raise click.UsageError(f"{name} is a kernel of attention; those of {operation} are only listed.")
+        listed = [_about(kernel) for kernel in OPERATIONS[operation].values()]
+        as_json.present(listed, "\n".join("{name}: {source}\n    {summary}".format(**row) for row in listed), json_path)
+        return
     if name is not None:
         record = _one(name, d, arch)
         as_json.present(record, "\n".join(_lines(record)), json_path)
@@ -47,15 +62,20 @@ def command(name: str | None, d: int, arch: str | None, json_path: str | None) -
 
 
 def _row(kernel: Kernel, d: int) -> dict[str, Any]:
+    tiling = kernel.tiling(Problem(1, 2048, 2048, d))
+    return {
+        **_about(kernel), "needs": _needs(kernel), "d": d, "Br": tiling.Br, "Bc": tiling.Bc, "threads": tiling.threads,
+    }  # fmt: skip
+
+
+def _about(kernel: Any) -> dict[str, str]:
+    """What there is to say of a kernel of any operation."""
     from flashcli.kernels import compiler
 
-    tiling, source = kernel.tiling(Problem(1, 2048, 2048, d)), compiler.SOURCES / kernel.file
+    source = compiler.SOURCES / kernel.file
     if source.is_relative_to(Path.cwd()):  # of a checkout, probably
         source = source.relative_to(Path.cwd())
-    return {
-        "name": kernel.name, "file": kernel.file, "source": str(source), "summary": kernel.summary,
-        "needs": _needs(kernel), "d": d, "Br": tiling.Br, "Bc": tiling.Bc, "threads": tiling.threads,
-    }  # fmt: skip
+    return {"name": kernel.name, "file": kernel.file, "source": str(source), "summary": kernel.summary}
 
 
 def _needs(kernel: Kernel) -> str:

@@ -48,6 +48,17 @@ def dtype(name: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, name))
 
 
+def has_tensors(path: str | os.PathLike) -> bool:
+    """Whether a file begins as `.safetensors` does; no file of attention can. False for what is no regular file."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return False
+        with open(path, "rb") as file:
+            return file.read(LENGTH.size + 2)[LENGTH.size :] in (b'{"', b"{}")
+    except OSError:
+        return False  # whoever reads it next will say why
+
+
 class Tensors:
     """The tensors of a `.safetensors` file as arrays that are mapped from it, and its metadata."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from flashcli.kernels import attention
+from collections.abc import Mapping
+from typing import Any
 
-OPERATIONS = {"attention": attention.KERNELS}
+from flashcli.kernels import attention, decode
+
+OPERATIONS: dict[str, Mapping[str, Any]] = {"attention": attention.KERNELS, "decode": decode.KERNELS}

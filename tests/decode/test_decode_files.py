@@ -1,0 +1,194 @@
+"""Files of paged decode: whole ones, damaged ones, foreign ones, and what the commands make of them."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import flashcli, write_input
+
+from flashcli.errors import BadInput
+from flashcli.files.decode_cases import Case, generate, make
+from flashcli.files.decode_file import Tensors, has_tensors, read_decode
+from flashcli.files.decode_verify import compare_answers
+from flashcli.kernels.decode import KERNELS
+
+SMALL = Case(2, 4, 2, 32, "20,5", page=8, query_type="float32")
+
+
+@pytest.fixture
+def whole(tmp_path):
+    path = tmp_path / "x.safetensors"
+    generate(path, SMALL)
+    return path
+
+
+def saved(path, tensors, metadata=None):
+    """A file by the library itself, so that nothing but what it holds can be wrong."""
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, metadata)
+    return path
+
+
+def contents(path) -> dict[str, np.ndarray]:
+    tensors = Tensors(path)
+    return {name: np.array(tensors[name]) for name in tensors}
+
+
+def changed(name, change):
+    """A change of one tensor, given and returned."""
+    return lambda tensors: tensors.update({name: change(tensors[name])})
+
+
+def with_first(value):
+    def change(array):
+        array.flat[0] = value
+        return array
+
+    return change
+
+
+def test_what_was_written_is_read(whole):
+    asked, shape = read_decode(whole)
+    made = make(SMALL)
+    assert shape == (2, 4, 32) and (asked.layout, asked.scale) == (made.layout, made.scale)
+    for name in ("query", "key_cache", "value_cache", "block_tables", "seq_lens"):
+        np.testing.assert_array_equal(getattr(asked, name), getattr(made, name))
+
+
+def test_the_library_reads_our_files_and_we_read_its(whole, tmp_path):
+    from safetensors.numpy import load_file
+
+    theirs = load_file(whole)
+    again = saved(tmp_path / "again.safetensors", theirs)
+    for name, array in contents(whole).items():
+        np.testing.assert_array_equal(theirs[name], array)
+        np.testing.assert_array_equal(Tensors(again)[name], array)
+
+
+WRONG = {
+    "no query": (lambda tensors: tensors.pop("query"), "no tensor query"),
+    "no tables": (lambda tensors: tensors.pop("block_tables"), "no tensor block_tables"),
+    "a page after the last": (changed("block_tables", with_first(99)), "99"),
+    "a page below 0": (changed("block_tables", with_first(-1)), "-1"),
+    "a length below 0": (changed("seq_lens", with_first(-3)), "-3"),
+    "a length beyond the table": (changed("seq_lens", with_first(1000)), "1000"),
+    "lengths of long integers": (changed("seq_lens", lambda array: array.astype(np.int64)), "seq_lens"),
+    "another type of cache": (changed("key_cache", lambda array: array.astype(np.float16)), "float16"),
+    "heads that are no multiple": (changed("query", lambda array: array[:, :3]), "3"),
+    "a cache of other heads": (changed("value_cache", lambda array: array[:, :1]), "value_cache"),
+    "a cache without a dimension": (changed("key_cache", lambda array: array[0]), "key_cache"),
+    "a sequence too few": (changed("seq_lens", lambda array: array[:1]), "seq_lens"),
+    "slopes of other heads": (lambda tensors: tensors.update(alibi_slopes=np.ones(3, np.float32)), "alibi_slopes"),
+    "a scale that is NaN": (lambda tensors: tensors.update(k_scale=np.array([np.nan], np.float32)), "k_scale"),
+    "two scales": (lambda tensors: tensors.update(v_scale=np.ones(2, np.float32)), "v_scale"),
+}
+
+
+@pytest.mark.parametrize("change, told", WRONG.values(), ids=list(WRONG))
+def test_what_cannot_be_decoded_is_refused_in_words(whole, tmp_path, change, told):
+    tensors = contents(whole)
+    change(tensors)
+    with pytest.raises(BadInput) as caught:
+        read_decode(saved(tmp_path / "wrong.safetensors", tensors, {"layout": "vllm"}))
+    assert told in str(caught.value) and "wrong.safetensors" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"layout": "hdn"}, {"scale": "big"}, {"scale": "nan"}, {"sliding_window": "-1"}, {"vert_stride": "2.5"}],
+    ids=str,
+)
+def test_metadata_that_makes_no_sense_is_refused(whole, tmp_path, metadata):
+    with pytest.raises(BadInput, match=f"{next(iter(metadata)).removeprefix('sliding_')}"):
+        read_decode(saved(tmp_path / "wrong.safetensors", contents(whole), metadata))
+
+
+@given(st.data())
+def test_a_file_cut_anywhere_is_refused(tmp_path_factory, data):
+    folder = tmp_path_factory.getbasetemp()
+    generate(folder / "cut", SMALL)
+    code = (folder / "cut").read_bytes()
+    (folder / "cut").write_bytes(code[: data.draw(st.integers(0, len(code) - 1))])
+    with pytest.raises(BadInput, match="not a whole .safetensors file"):
+        read_decode(folder / "cut")
+
+
+@given(st.data())
+def test_a_header_with_a_wrong_byte_is_read_or_refused_but_breaks_nothing(tmp_path_factory, data):
+    folder = tmp_path_factory.getbasetemp()
+    generate(folder / "odd", SMALL)
+    code = bytearray((folder / "odd").read_bytes())
+    header = 8 + struct.unpack_from("<Q", code)[0]
+    code[data.draw(st.integers(0, header - 1))] = data.draw(st.integers(0, 255))
+    (folder / "odd").write_bytes(code)
+    try:
+        read_decode(folder / "odd")
+    except BadInput as error:
+        assert "odd" in str(error)
+
+
+FOREIGN = {"empty": b"", "text": b"# a text\n" * 40, "zeros": bytes(4096), "picture": b"\x89PNG\r\n\x1a\n" + bytes(99)}
+
+
+@pytest.mark.parametrize("code", FOREIGN.values(), ids=list(FOREIGN))
+def test_foreign_files_are_not_taken_for_tensors(tmp_path, code):
+    (tmp_path / "x").write_bytes(code)
+    assert not has_tensors(tmp_path / "x")
+    with pytest.raises(BadInput, match="not a whole"):
+        read_decode(tmp_path / "x")
+
+
+def test_an_input_of_attention_is_not_taken_for_tensors(tmp_path):
+    assert not has_tensors(write_input(tmp_path / "x.in", np.zeros((1, 3, 4, 123), np.float32)))
+
+
+def test_bad_input_writes_nothing_and_leaves_what_is_there(whole, tmp_path):
+    tensors = contents(whole)
+    tensors["seq_lens"][0] = 1000
+    wrong, out = saved(tmp_path / "wrong.safetensors", tensors), tmp_path / "y"
+    out.write_text("an answer of before")
+    before = sorted(tmp_path.iterdir())
+    flashcli("decode", wrong, out, "--backend", "cpu").assert_error(65, "1000")
+    assert out.read_text() == "an answer of before" and sorted(tmp_path.iterdir()) == before
+
+
+def test_decode_inspect_and_compare(whole, tmp_path):
+    mine = tmp_path / "y"
+    assert flashcli("decode", whole, mine, "--backend", "cpu").code == 0
+    seen = json.loads(flashcli("inspect", whole, "--json", "-").out)
+    assert (seen["S"], seen["H"], seen["Hkv"], seen["tokens"], seen["longest"]) == (2, 4, 2, 25, 20)
+    done = flashcli("compare", mine, mine)
+    assert done.code == 0 and "out: " in done.out and "lse: " in done.out
+    answer = contents(mine)
+    answer["lse"].flat[0] += 1
+    done = flashcli("compare", saved(tmp_path / "other", answer), mine, "--json", "-")
+    found = json.loads(done.out)
+    assert done.code == 1 and found["out"]["matches"] and found["lse"]["mismatches"] == 1
+    flashcli("compare", whole, mine).assert_error(65, "no tensor out")
+
+
+def test_answers_of_other_shapes_are_no_answers_to_the_same(tmp_path):
+    answers = [
+        saved(tmp_path / str(S), {"out": np.zeros((S, 2, 8), np.float32), "lse": np.zeros((S, 2), np.float32)})
+        for S in (1, 2)
+    ]
+    with pytest.raises(BadInput, match=r"out has shape \(1, 2, 8\)"):
+        compare_answers(*answers)
+
+
+def test_a_kernel_is_for_gpus(whole, tmp_path):
+    done = flashcli("decode", whole, tmp_path / "y", "--backend", "cpu", "--kernel", "split")
+    done.assert_error(2, "--kernel is for GPUs")
+    assert not (tmp_path / "y").exists()
+
+
+def test_the_ladder_is_listed():
+    listed = json.loads(flashcli("kernels", "--operation", "decode", "--json", "-").out)
+    assert [kernel["name"] for kernel in listed] == list(KERNELS)
+    assert "only listed" in flashcli("kernels", "mma", "--operation", "decode").err
