@@ -18,7 +18,6 @@ from flashcli.shape import MAX_D
 
 @click.command(
     epilog=options.examples(
-        "flashcli kernels",
         "flashcli kernels wgmma --d 128",
         "flashcli kernels mma --arch sm_80 --json -",
         "flashcli kernels --operation decode",

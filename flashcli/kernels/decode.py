@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from flashcli.errors import UsageError
 from flashcli.kernels.types import Launch
-from flashcli.paged import FP8_TYPES, Decode
 from flashcli.shape import ceil_div, round_up
+
+if TYPE_CHECKING:
+    from flashcli.paged import Decode
 
 TYPE_NUMBERS = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "float8_e5m2": 4}  # see decode.cuh
 THREADS = 128
@@ -123,7 +125,7 @@ class Build:
     @property
     def needs(self) -> tuple[int, int]:
         """The lowest compute capability: fp8 is converted by instructions that came with Ada."""
-        return (8, 9) if self.problem.cache_type in FP8_TYPES else (6, 0)
+        return (8, 9) if _item_size(self.problem) == 1 else (6, 0)
 
 
 def partial_bytes(problem: Problem) -> int:
@@ -245,7 +247,8 @@ def _tensor_refuses(problem: Problem) -> str:
 
 
 def _item_size(problem: Problem) -> int:
-    return 1 if problem.cache_type in FP8_TYPES else 4 if problem.cache_type == "float32" else 2
+    """Bytes of a number in the cache."""
+    return {"float32": 4, "float16": 2, "bfloat16": 2}.get(problem.cache_type, 1)
 
 
 KERNELS = {

@@ -115,7 +115,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path_factory, data):
     generate(folder / "cut", SMALL)
     code = (folder / "cut").read_bytes()
     (folder / "cut").write_bytes(code[: data.draw(st.integers(0, len(code) - 1))])
-    with pytest.raises(BadInput, match="not a whole .safetensors file"):
+    with pytest.raises(BadInput, match="not a whole"):
         read_decode(folder / "cut")
 
 
