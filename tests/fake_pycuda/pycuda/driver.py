@@ -191,7 +191,7 @@ class Event:
 class DeviceAllocation:
     def __init__(self, size):
         with _lock:
-            self.address = max((address + len(memory) for address, memory in _allocations.items()), default=0) + 4096
+            self.address = max((address + len(memory) for address, memory in _allocations.copy().items()), default=0) + 4096
             _allocations[self.address] = bytearray(b"\xff" * size)  # NaN, if read as floats
             _devices[self.address] = _device()
 
@@ -216,14 +216,14 @@ def memset_d8(target, value, size):
 
 def mem_get_info():
     with _lock:
-        used = sum(len(memory) for address, memory in _allocations.items() if _devices[address] == _device())
+        used = sum(len(memory) for address, memory in _allocations.copy().items() if _devices[address] == _device())
     return _TOTAL - _TAKEN - used, _TOTAL
 
 
 def _floats(pointer):
     """The float32 from an address to the end of its allocation."""
     with _lock:
-        ours = [(address, memory) for address, memory in _allocations.items() if _devices[address] == _device()]
+        ours = [(address, memory) for address, memory in _allocations.copy().items() if _devices[address] == _device()]
     for address, memory in ours:
         if address <= pointer < address + len(memory):
             return np.frombuffer(memory, np.float32, offset=pointer - address)
