@@ -191,7 +191,8 @@ class Event:
 class DeviceAllocation:
     def __init__(self, size):
         with _lock:
-            self.address = max((address + len(memory) for address, memory in _allocations.copy().items()), default=0) + 4096
+            ends = (address + len(memory) for address, memory in _allocations.copy().items())
+            self.address = max(ends, default=0) + 4096
             _allocations[self.address] = bytearray(b"\xff" * size)  # NaN, if read as floats
             _devices[self.address] = _device()
 
