@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import statistics
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -29,6 +28,7 @@ from flashcli.kernels.decode import CEILING, KERNELS, POINTERS
 from flashcli.measure import scripts
 from flashcli.measure.decode_judge import Answer, Judge
 from flashcli.measure.peers import event_seconds
+from flashcli.measure.rows import Decoded, Row, Skipped, over_all
 from flashcli.paged import LAYOUTS, BlockSparse, cache_shapes
 from flashcli.shape import ceil_div
 
@@ -272,7 +272,7 @@ def seconds(work: Callable[[], object], runs: int = RUNS) -> list[float]:
     return [event_seconds(flush.zero_, work)[0] for _ in range(runs + 2)][2:]
 
 
-def times(names: list[str], shapes: tuple[TimedShape, ...], layouts: tuple[str, ...], peers: bool) -> Iterator[dict]:
+def times(names: list[str], shapes: tuple[TimedShape, ...], layouts: tuple[str, ...], peers: bool) -> Iterator[Row]:
     """A row for each shape, layout and contender."""
     import torch
 
@@ -283,23 +283,34 @@ def times(names: list[str], shapes: tuple[TimedShape, ...], layouts: tuple[str, 
     for shape, layout in itertools.product(shapes, layouts):
         with DecodeCuda() as backend:
             given = OnDevice(shape, layout)
-            about = {"shape": shape.name, "layout": layout, "bytes": given.bytes}
             for kernel in contenders:
-                yield {**about, "contender": kernel.name, **_of_ours(kernel, given, backend)}
+                yield _of_ours(kernel, given, backend)
             if peers and layout == layouts[0] and (arrays := given.contiguous()):
-                yield from _of_torch(arrays, about)
+                yield from _of_torch(arrays, given)
                 del arrays
         del given
         torch.cuda.empty_cache()
 
 
-def _of_ours(kernel: decode.Kernel, given: OnDevice, backend: DecodeCuda) -> dict:
+def _row(given: OnDevice, contender: str, seconds: list[float], error: float | None = None) -> Row:
+    figures = over_all(seconds) | {"bytes": given.bytes, "relative_l2": error}
+    return Decoded(**_about(given, contender), layout=given.layout, **figures)
+
+
+def _about(given: OnDevice, contender: str) -> dict[str, Any]:
+    shape = given.shape
+    return {
+        "case": shape.name, "B": shape.S, "N": int(given.lengths.max()), "d": shape.D, "contender": contender,
+    }  # fmt: skip
+
+
+def _of_ours(kernel: decode.Kernel, given: OnDevice, backend: DecodeCuda) -> Row:
     """What is found of a kernel: its seconds and its error, or why it was skipped."""
     import torch
 
     problem = problem_of(given.shape, given.layout, kernel)
     if reason := kernel.refuses(problem):
-        return {"skipped": reason}
+        return Skipped(**_about(given, kernel.name), skipped=reason)
     workspace = torch.zeros(kernel.workspace(given.sizes, problem) + 16, dtype=torch.uint8, device="cuda")
     argument = given.argument(workspace.data_ptr())
     given.tensors["out"].fill_(float("nan"))
@@ -307,11 +318,11 @@ def _of_ours(kernel: decode.Kernel, given: OnDevice, backend: DecodeCuda) -> dic
         launch = backend.launcher(decode.Build(kernel, problem), given.sizes)
         found = seconds(lambda: launch(argument))
     except FlashError as error:
-        return {"skipped": str(error)}
-    return {"seconds": found, "relative_l2": None if kernel is CEILING else given.error()}
+        return Skipped(**_about(given, kernel.name), skipped=str(error))
+    return _row(given, kernel.name, found, None if kernel is CEILING else given.error())
 
 
-def _of_torch(arrays: tuple[Any, ...], about: dict) -> Iterator[dict]:
+def _of_torch(arrays: tuple[Any, ...], given: OnDevice) -> Iterator[Row]:
     """PyTorch's attention on the same keys and values without pages: what paging costs is not in it."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -325,20 +336,19 @@ def _of_torch(arrays: tuple[Any, ...], about: dict) -> Iterator[dict]:
                 return torch.nn.functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
 
         try:
-            yield {**about, "contender": name, "seconds": seconds(attend)}
+            yield _row(given, name, seconds(attend))
         except RuntimeError as error:
-            yield {**about, "contender": name, "skipped": str(error).splitlines()[0][:80]}
+            yield Skipped(**_about(given, name), skipped=str(error).splitlines()[0][:80])
 
 
-def told(row: dict) -> str:
-    if "skipped" in row:
-        return f"{row['shape']:>20} {row['layout']:4} {row['contender']:14} skipped: {row['skipped']}"
-    middle, least = statistics.median(row["seconds"]), min(row["seconds"])
-    error = f", relative L2 {row['relative_l2']:.1e}" if row.get("relative_l2") is not None else ""
-    return (
-        f"{row['shape']:>20} {row['layout']:4} {row['contender']:14} {middle * 1e6:8.1f} us (least {least * 1e6:.1f}), "
-        f"{row['bytes'] / middle / 1e12:.2f} TB/s{error}"
-    )
+def told(row: Row) -> str:
+    start = f"{row.case:>20} {row.contender:14}"
+    if isinstance(row, Skipped):
+        return f"{start} skipped: {row.skipped}"
+    assert isinstance(row, Decoded)
+    error = "" if row.relative_l2 is None else f", relative L2 {row.relative_l2:.1e}"
+    figures = f"{row.seconds * 1e6:8.1f} us (least {row.min * 1e6:.1f}), {row.bytes / row.seconds / 1e12:.2f} TB/s"
+    return f"{start} {row.layout:4} {figures}{error}"
 
 
 @click.command()
@@ -371,14 +381,14 @@ def main(
         click.echo(f"{counted} cases, {void} of them void, {len(names)} kernels: {len(wrong)} wrong", err=aside)
         for line in wrong[:40]:
             click.echo(f"  {line}", err=aside)
-    rows = []
+    rows: list[Row] = []
     if not check_only:
         shapes = tuple(shape for shape in SHAPES if not chosen or any(text in shape.name for text in chosen))
         for row in times(names, shapes, layouts, peers):
             rows.append(row)
-            click.echo(told(row), err=aside)
-    if json_path is not None:
-        as_json.write(rows, json_path)
+            click.echo(told(row), err=True)
+    if rows:
+        scripts.publish("decode", "cuda", 0, rows, json_path)
     if wrong:
         raise SystemExit(MISMATCH)
 

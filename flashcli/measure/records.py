@@ -16,7 +16,18 @@ from typing import Any, TypeVar
 from flashcli import tables
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure import rows as kinds
-from flashcli.measure.rows import Failure, PlainFiles, Profiled, Row, Rung, Scaled, Skipped, Timed, WholeCommand
+from flashcli.measure.rows import (
+    Decoded,
+    Failure,
+    PlainFiles,
+    Profiled,
+    Row,
+    Rung,
+    Scaled,
+    Skipped,
+    Timed,
+    WholeCommand,
+)
 
 Kind = TypeVar("Kind", bound=Row)
 Titled = Iterable[tuple[str, tables.Lines]]  # tables, each with its title
@@ -247,6 +258,17 @@ def scaling_lines(rows: Sequence[Row]) -> tables.Lines:
     return lines
 
 
+def decode_lines(rows: Sequence[Row]) -> tables.Lines:
+    """For each batch the microseconds of each contender, at the median; nothing for those that cannot compute it."""
+    timed = of_kind(Decoded, rows)
+    names = list(dict.fromkeys(row.contender for row in timed))
+    lines = [["batch", "MB", *names]]
+    for case, some in by_case(timed).items():
+        cells = {row.contender: f"{row.seconds * 1e6:.1f}" for row in some}
+        lines.append([case, f"{some[0].bytes / 1e6:.0f}", *(cells.get(name, "") for name in names)])
+    return lines
+
+
 # ---- In the documents
 
 
@@ -276,6 +298,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "ladder": lambda rows: markdowns(ladder_tables(rows)),
     "profile": lambda rows: markdowns(profile_tables(rows)),
     "scaling": lambda rows: tables.markdown(scaling_lines(rows)),
+    "decode": lambda rows: tables.markdown(decode_lines(rows)),
 }
 BLOCK = re.compile(r"(<!-- (\w+): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -166,7 +166,20 @@ class Scaled(PlainFiles):
     runs: int  # how many were timed
 
 
-KINDS: tuple[type[Row], ...] = (Failure, Skipped, Timed, Rung, Profiled, WholeCommand, PlainFiles, Scaled)
+@dataclass(frozen=True, kw_only=True)
+class Decoded(Row):
+    """A contender of paged decode: B sequences, the longest of N tokens, heads of d numbers."""
+
+    layout: str  # how a page lies in memory
+    bytes: int  # of keys and values that have to be read
+    relative_l2: float | None = None  # ‖got - want‖ / ‖want‖ over some sequences, want in float64; None of peers
+    seconds: float  # the median of all runs
+    min: float  # of all runs
+    max: float  # of all runs
+    runs: int  # how many were timed
+
+
+KINDS: tuple[type[Row], ...] = (Failure, Skipped, Timed, Rung, Profiled, WholeCommand, PlainFiles, Scaled, Decoded)
 
 
 def read(found: dict[str, Any]) -> Row:
