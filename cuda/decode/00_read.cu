@@ -2,7 +2,7 @@
 //
 // What it does: it reads the keys and values that an answer needs, page by page through the tables, and computes nothing.
 // Why: decoding does hardly anything but read, so no kernel is faster than this one, which reads as the last one does.
-// `flashcli bench --decode` times it beside the others.
+// `python -m flashcli.measure.decode` times it beside the others.
 #include "tiles.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) read(const Decode a) {
