@@ -42,7 +42,8 @@ class LazyGroup(click.Group):
             return None
         command = importlib.import_module(f"flashcli.commands.{name.replace('-', '_')}").command
         command.name, command.context_settings = name, CONTEXT
-        command.params.append(debug_option())
+        if not any(option.name == "debug" for option in command.params):  # a command may be asked for again
+            command.params.append(debug_option())
         for parameter in command.params:
             if parameter.type is click.STRING:
                 parameter.type = parameters.TEXT

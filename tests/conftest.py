@@ -6,6 +6,7 @@ import os
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of as many as there are cores: each a single thread, before NumPy begins
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import compileall
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from support import ENGINES, FAKE_PYCUDA, Engine, give_up_roots_powers, python_path, script, write_input
+from support import ENGINES, FAKE_PYCUDA, ROOT, Engine, give_up_roots_powers, python_path, script, write_input
 
 from flashcli.errors import FlashError
 from flashcli.gpu import driver as cuda_driver
@@ -33,6 +34,13 @@ hypothesis.settings.register_profile(
     ],
 )
 hypothesis.settings.load_profile("flashcli")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart() -> None:
+    """Tests start many hundreds of processes: none of them should have to compile what it imports."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        compileall.compile_dir(ROOT / "flashcli", quiet=2)
 
 
 @pytest.fixture(scope="session")

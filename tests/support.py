@@ -25,6 +25,7 @@ from flashcli.shape import Shape
 ROOT = Path(__file__).resolve().parent.parent
 FAKE_PYCUDA = Path(__file__).resolve().parent / "fake_pycuda"
 
+THOROUGH = bool(os.environ.get("CI"))  # what takes long, and seldom finds more than its sample, is left to CI
 GPU_KERNELS = [name for name, kernel in KERNELS.items() if not kernel.on_host]
 IN_USE = GPU_KERNELS[GPU_KERNELS.index("q_in_registers") :]  # for more than to learn from
 ENGINES = ["cpu", "sequential", *(pytest.param(name, marks=pytest.mark.gpu) for name in GPU_KERNELS)]

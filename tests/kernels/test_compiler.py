@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import GPU_KERNELS, IN_USE, script
+from support import GPU_KERNELS, IN_USE, THOROUGH, script
 
 from flashcli.errors import BackendUnavailable, KernelFailure
 from flashcli.kernels import cache, compiler
@@ -315,7 +315,10 @@ SIZES = [(10, 2048), (2, 32768), (1360, 128)]
 
 
 def builds(kernel: Kernel) -> list[tuple[Build, str]]:
-    """A kernel's builds for sm_80 and sm_90a: masked for one, unmasked for the other; both if it runs on one only."""
+    """A kernel's builds for sm_80 and sm_90a: masked for one, unmasked for the other; both if it runs on one only.
+
+    Outside of CI each head size is masked or not, for one of the two.
+    """
     archs = [architecture(capability) for capability in [(8, 0), (9, 0)] if kernel.runs_on(capability)]
     head_sizes = HEAD_SIZES if kernel.name in IN_USE else FEW_HEAD_SIZES
     chosen = {}
@@ -325,7 +328,11 @@ def builds(kernel: Kernel) -> list[tuple[Build, str]]:
         problem = Problem(B, N, N, d, causal)
         if kernel.refuses(problem):
             continue
-        if len(archs) == 1 or causal == ((i + j) % 2 == 1):
+        if THOROUGH:
+            wanted = len(archs) == 1 or causal == ((i + j) % 2 == 1)
+        else:
+            wanted = j == i % len(archs) and causal == (i // len(archs) % 2 == 1)
+        if wanted:
             build = Build(kernel, problem)
             chosen[str(build.macros()), arch] = build, arch
     for d in (28, 64) if "fp16" in kernel.precisions else ():  # 28: tiles of K and of V differ in size
@@ -339,7 +346,7 @@ def test_a_kernel_compiles_without_spills_and_warnings(kernel):
     if find_nvcc() is None:
         pytest.skip("there is no nvcc here")
     bad, chosen = [], builds(kernel)
-    assert len(chosen) >= 2 * len(FEW_HEAD_SIZES)
+    assert len(chosen) >= 2
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for (build, arch), report in zip(chosen, pool.map(lambda x: compiler.resources(*x), chosen), strict=True):
             assert {launch.function for launch in build.functions()} == set(report)
