@@ -191,6 +191,14 @@ def heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def supervisors() -> list[int]:
+    """The judge's helpers below this process, where other tests may have a Slurm."""
+    from flashcli.judge import containment
+
+    own = [pid for pid, parent, *_ in containment.processes() if parent == os.getpid()]
+    return [pid for pid in own if b"flashcli.judge.supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
 def leftovers(folder: Path) -> list[str]:
     """Temporary files of an output."""
     return [path.name for path in folder.iterdir() if path.name.endswith(".tmp")]

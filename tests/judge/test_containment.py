@@ -9,9 +9,8 @@ import threading
 
 import pytest
 from conftest import until
-from support import command, environment, flashcli, give_up_roots_powers, script
+from support import command, environment, flashcli, give_up_roots_powers, script, supervisors
 
-from flashcli.judge import containment
 from flashcli.judge.submissions import Submission
 from flashcli.judge.supervision import Request
 from flashcli.judge.supervisor import load_gpu_driver
@@ -65,7 +64,7 @@ def test_a_supervisor_that_is_killed_takes_its_program_along(case, judging, surv
     thread = threading.Thread(target=lambda: found.extend(made.results([case], [Submission("x", (str(program),))])))
     thread.start()
     assert until(survivors)
-    [supervisor] = [pid for pid, parent, *_ in containment.processes() if parent == os.getpid()]
+    [supervisor] = supervisors()
     os.kill(supervisor, signal.SIGKILL)
     assert until(lambda: not survivors(), seconds=10)
     thread.join()
@@ -85,9 +84,9 @@ def test_a_supervisor_that_is_killed_is_replaced(supervision):
         return supervision.run(Request(list(words), None, dict(os.environ), 10.0))
 
     run("true")
-    [supervisor] = containment.descendants(os.getpid())
+    [supervisor] = supervisors()
     os.kill(supervisor, signal.SIGKILL)
-    until(lambda: not containment.descendants(os.getpid()))
+    until(lambda: not supervisors())
     with pytest.raises(Exception, match="supervisor started nothing"):
         run("true")
     assert run("true").returncode == 0

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import script
+from support import script, supervisors
 
 from flashcli.judge import containment
 from flashcli.judge.scratch import remove
@@ -24,11 +24,10 @@ def verdicts(compiled, case, judging, tmp_path):
 
     def judge(program: Path, **rules: object):
         submissions = [Submission("bad", (str(program),)), Submission("good", (str(compiled("right")),))]
-        others = set(containment.descendants(os.getpid()))  # such as a Slurm of other tests
         made = judging(**rules)
         bad, good = made.results([case], submissions)
         assert good.verdict == "accepted", "the judging goes on"
-        [supervisor] = set(containment.descendants(os.getpid())) - others
+        [supervisor] = supervisors()
         assert not containment.descendants(supervisor), "nothing runs any more"
         assert not any(files for _, _, files in os.walk(made.scratch.folder)), "nothing is left behind"
         return bad
