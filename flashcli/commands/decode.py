@@ -27,7 +27,7 @@ KERNELS = OPERATIONS["decode"]
     "--kernel",
     metavar="NAME",
     type=click.Choice(list(KERNELS)),
-    help=f"Compute on the GPU with one of {', '.join(KERNELS)}; the fastest that can by default.",
+    help=f"Compute on the GPU with one of {', '.join(KERNELS)}; grouped by default.",
 )
 @click.option("--threads", type=click.IntRange(1), help="Threads of the cpu backend; all usable cores by default.")
 @as_json.json_option
