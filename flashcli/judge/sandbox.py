@@ -33,7 +33,7 @@ gpu=${CUDA_VISIBLE_DEVICES-0}; gpu=${gpu%%,*}
 name=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1)
 echo "cpu ${name:-$(uname -m)}"
 """
-PATIENCE = 60.0  # seconds that this may take
+SANDBOX_SECONDS = 60.0  # seconds that this may take
 
 
 def environment(folder: Path, rules: Rules) -> dict[str, str]:
@@ -89,7 +89,7 @@ def _run(supervision: Supervision, request: Request, rules: Rules, began: Callab
 def means() -> tuple[str, bool]:
     """How processes can be contained on this machine, and whether there is a sandbox."""
     with Supervision() as supervision:
-        nothing = Request(["/bin/sh", "-c", ":"], "/", {}, PATIENCE)
+        nothing = Request(["/bin/sh", "-c", ":"], "/", {}, SANDBOX_SECONDS)
         containment = supervision.run(nothing).containment
         nothing.sandbox, nothing.folder = "bwrap", tempfile.gettempdir()
         try:
@@ -115,7 +115,7 @@ def find_machine(supervision: Supervision, rules: Rules, folder: Path) -> Machin
             "judge where it is, or change the rules.",
         )
     request = Request(
-        ["/bin/sh", "-c", WHERE], str(folder), dict(os.environ), PATIENCE, 1.0, containment=rules.containment,
+        ["/bin/sh", "-c", WHERE], str(folder), dict(os.environ), SANDBOX_SECONDS, 1.0, containment=rules.containment,
         sandbox=rules.sandbox,
     )  # fmt: skip
     try:

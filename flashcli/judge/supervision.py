@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import flashcli
 from flashcli.errors import BackendUnavailable
-from flashcli.judge.supervisor import CAPTURED, PATIENCE, Tail
+from flashcli.judge.supervisor import CAPTURED, KILL_PATIENCE, Tail
 from flashcli.judge.texts import last_line
 
 # -I and -S: neither the environment nor what is installed has a say in it.
@@ -155,7 +155,7 @@ class Supervisor:
                 case {"began": _}:
                     self._began, deadline = (
                         True,
-                        time.perf_counter() + request.time_limit + request.grace + 2 * PATIENCE,
+                        time.perf_counter() + request.time_limit + request.grace + 2 * KILL_PATIENCE,
                     )
                     began()
                 case {"failed": number}:
@@ -209,7 +209,7 @@ class Supervisor:
         """Have it ended, its launcher's job too."""
         with self._lock:
             self.hang_up()
-            if not self._ends_within(PATIENCE if self._began else POLITE):
+            if not self._ends_within(KILL_PATIENCE if self._began else POLITE):
                 self._signal(signal.SIGTERM)  # a launcher passes it on to its job
                 if not self._ends_within(LEAVE if self._launcher else POLITE):
                     self._signal(signal.SIGKILL)

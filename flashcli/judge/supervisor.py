@@ -27,7 +27,7 @@ CAPTURED = 64 * 1024  # bytes of what a command prints that are kept, the last o
 TICK = 0.02  # seconds between looks at the number of processes
 LOOK = 1.0  # seconds between counts of them, if nothing tells that they have become more
 PROMPT = 0.05  # seconds that the kernel gets to end what is contained, before that is looked for
-PATIENCE = 10.0  # seconds to wait for killed processes to be gone
+KILL_PATIENCE = 10.0  # seconds to wait for killed processes to be gone
 NAP = 0.0005  # seconds between looks whether they are
 HANDLED = (*ENDING, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)  # here otherwise than a command expects
 REQUESTS, ANSWERS = 0, 1  # descriptors
@@ -209,7 +209,7 @@ class Run:
         start = time.perf_counter()
         while _running():
             waited = time.perf_counter() - start
-            if waited > PATIENCE:
+            if waited > KILL_PATIENCE:
                 self._stopped = "never"  # a driver may hold it in the kernel: give up, go on
                 break
             if waited > PROMPT:

@@ -21,7 +21,7 @@ from flashcli.run import launchers
 
 SHARE, OUTCOME, VERDICT = 1, 2, 3  # kinds of messages
 PAUSE = 0.002  # seconds between two looks for a message
-PATIENCE = 0.5  # seconds for the others after a signal: a launcher kills what does not end soon
+SIGNAL_PATIENCE = 0.5  # seconds for the others after a signal: a launcher kills what does not end soon
 FIRST_TELLS = 2.0  # seconds for the first task to start, and to tell why all refuse
 
 
@@ -144,7 +144,7 @@ class Ranks(Alone):
 
     def leave(self, error: BaseException | None) -> None:
         """Come to one outcome with the others; raises AlreadyTold if that is an error."""
-        patience = float("inf") if error is None or isinstance(error, Exception) else PATIENCE
+        patience = float("inf") if error is None or isinstance(error, Exception) else SIGNAL_PATIENCE
         if self.rank == 0:
             for other in range(1, self.size):
                 self._send(_portable(error), other, VERDICT)
