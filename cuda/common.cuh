@@ -9,6 +9,10 @@
 #error "HEAD_DIM, BR, BC, THREADS and SHARED are macros: see flashcli/kernels/types.py"
 #endif
 
+#ifndef ALIGNED
+#define ALIGNED (HEAD_DIM % 4 == 0)  // rows of global memory start on 16 bytes; else floats are read one by one
+#endif
+
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 

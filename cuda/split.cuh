@@ -17,9 +17,6 @@
 #ifndef PRODUCTS
 #define PRODUCTS 3  // 1: hi * hi only, the precision of fp16
 #endif
-#ifndef ALIGNED
-#define ALIGNED (HEAD_DIM % 4 == 0)  // rows start on 16 bytes; else floats are read one by one
-#endif
 static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products make fp32, one makes fp16");
 
 constexpr int D = HEAD_DIM <= 128 ? round_up(HEAD_DIM, 32) : round_up(HEAD_DIM, 64);

@@ -17,9 +17,8 @@ from flashcli.gpu import warm_up
 from flashcli.gpu.memory import FREE_THE_GPU
 from flashcli.gpu.program import Program
 from flashcli.kernels import compiler
-from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.choice import choose
-from flashcli.kernels.types import Build, Kernel, Problem
+from flashcli.kernels.choice import choose, named
+from flashcli.kernels.types import Build, Problem
 
 WITHOUT_GPU = "go to a machine with a GPU and its driver, ask Slurm for one (--gres=gpu:1), or use --backend cpu."
 
@@ -119,7 +118,9 @@ class Session:
     def build(self, kernel: str | None, problem: Problem) -> Build:
         """What is to be compiled for a problem: the kernel of that name, or, without one, the best for this GPU."""
         problem = problem._replace(sms=self.multiprocessors)
-        return Build(choose(self.capability, problem) if kernel is None else self._named(kernel, problem), problem)
+        if kernel is None:
+            return Build(choose(self.capability, problem), problem)
+        return Build(named(kernel, self.capability, problem, self.name), problem)
 
     def program(self, build: Build) -> Program:
         """The build's functions, compiled and loaded when they are first asked for."""
@@ -135,15 +136,6 @@ class Session:
             found = "there is no GPU" if count == 0 else f"the last of {count} is number {count - 1}"
             raise BackendUnavailable(f"GPU {index} does not exist: {found}.", "see `flashcli doctor`.")
         return self.driver.Device(index)
-
-    def _named(self, name: str, problem: Problem) -> Kernel:
-        kernel, hint = KERNELS[name], "see `flashcli kernels`."
-        if not kernel.runs_on(self.capability):
-            needed = compiler.architecture(kernel.needs)
-            raise BackendUnavailable(f"kernel {name} needs {needed}, {self.name} is {self.architecture}.", hint)
-        if reason := kernel.refuses(problem):
-            raise BackendUnavailable(f"kernel {name} cannot compute d = {problem.d}: {reason}.", hint)
-        return kernel
 
     def _open_context(self, stack: contextlib.ExitStack) -> None:
         try:

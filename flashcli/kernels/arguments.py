@@ -16,8 +16,9 @@ class Attention(ctypes.Structure):
     """The arguments of every function of every attention kernel; the header says what each means."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("Q", "K", "V", "O", "workspace", "nonfinite")),
-        *((name, Strides) for name in "qkvo"),
+        *((name, ctypes.c_void_p) for name in ("Q", "K", "V", "O", "lse", "bias", "workspace", "redo", "nonfinite")),
+        *((name, Strides) for name in (*"qkvo", "bias_strides")),
+        ("bias_column", ctypes.c_longlong),
         *((name, ctypes.c_int) for name in ("B", "H", "Hkv", "M", "N", "q_start")),
         ("scale", ctypes.c_float),
         ("tile_i", ctypes.c_int),
@@ -39,7 +40,18 @@ class Matrix(NamedTuple):
         return cls(int(address), batch, 0, d)
 
 
+class Bias(NamedTuple):
+    """Where a bias [B, H, M, N] lies: the address of its first element, and its strides in elements."""
+
+    address: int
+    batch: int
+    head: int
+    row: int
+    column: int
+
+
 NOWHERE = Matrix(0, 0, 0, 0)
+NO_BIAS = Bias(0, 0, 0, 0, 0)
 
 
 def attention(
@@ -55,12 +67,17 @@ def attention(
     H: int = 1,
     Hkv: int = 1,
     q_start: int = 0,
+    bias: Bias = NO_BIAS,
+    lse: int = 0,
     workspace: SupportsInt = 0,
+    redo: int = 0,
     nonfinite: int = 0,
 ) -> Attention:
     """The arguments for M query rows at position ``q_start`` and N keys, of B batches of H heads, Hkv of K and V."""
     given = Attention(
-        Q=q.address, K=k.address, V=v.address, O=o.address, workspace=int(workspace), nonfinite=nonfinite,
+        Q=q.address, K=k.address, V=v.address, O=o.address, lse=lse, bias=bias.address,
+        workspace=int(workspace), redo=redo, nonfinite=nonfinite,
+        bias_strides=Strides(bias.batch, bias.head, bias.row), bias_column=bias.column,
         B=B, H=H, Hkv=Hkv, M=M, N=N, q_start=q_start, scale=scale,
     )  # fmt: skip
     for name, matrix in {"q": q, "k": k, "v": v, "o": o}.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.compiler import architecture
 from flashcli.kernels.types import Kernel, Problem
 
 PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest first, where it is worth it
@@ -19,6 +20,17 @@ def choose(capability: tuple[int, int], problem: Problem) -> Kernel:
             return kernel
     text = "no kernel computes in {} on sm_{}{}.".format(problem.precision, *capability)
     raise BackendUnavailable(text, "use --precision fp32.")
+
+
+def named(name: str, capability: tuple[int, int], problem: Problem, device: str = "this GPU") -> Kernel:
+    """The kernel of that name; BackendUnavailable if it cannot compute the problem on the device."""
+    kernel, hint = KERNELS[name], "see `flashcli kernels`."
+    if not kernel.runs_on(capability):
+        needed, found = architecture(kernel.needs), architecture(capability)
+        raise BackendUnavailable(f"kernel {name} needs {needed}, {device} is {found}.", hint)
+    if reason := kernel.refuses(problem):
+        raise BackendUnavailable(f"kernel {name} cannot compute d = {problem.d}: {reason}.", hint)
+    return kernel
 
 
 def _worth_it(kernel: Kernel, problem: Problem) -> bool:

@@ -15,6 +15,7 @@ from flashcli.kernels.arguments import Attention
 from flashcli.shape import ceil_div
 
 PRECISIONS = {"fp32": 3, "fp16": 1}  # how many fp16 products make one of the inputs, where a kernel splits numbers
+BIASES = {"": 0, "float32": 1, "bool": 2}  # what may be added to scores, and its macro: nothing, numbers, a mask
 STATIC_SHARED = 48 * 1024  # bytes of shared memory that a block has without asking for more
 PREPARE_THREADS = 256  # of a block of the pre-pass that splits K and V
 LOOK_THREADS = 256  # of a block that looks for NaN and Inf, a warp a row
@@ -24,7 +25,9 @@ class Problem(NamedTuple):
     """What a kernel is built for: Q of shape (B, M, d), K and V (B, N, d), masked or not, ``sms`` multiprocessors.
 
     B counts all heads of all batches. The build is right for any other B, M and N too; they only decide which tiles are
-    fastest.
+    fastest. Where it is to be ``batch_invariant``, Bc follows from N and d alone, so that a row's bytes depend on its
+    own data and (M, N, d, causal, precision, bias) and on nothing else. ``bias`` is one of `BIASES`; ``aligned``:
+    whether the rows of all matrices start on 16 bytes.
     """
 
     B: int
@@ -34,6 +37,9 @@ class Problem(NamedTuple):
     causal: bool = False
     precision: str = "fp32"
     sms: int = 132
+    bias: str = ""
+    aligned: bool = True
+    batch_invariant: bool = False
 
     @property
     def products(self) -> int:
@@ -93,7 +99,8 @@ class Kernel:
     ``workspace(tiling, problem)`` the bytes of device scratch they all share. ``needs`` is the lowest compute
     capability; ``arch_only`` says that only that very architecture runs it; ``on_host``, that no GPU does.
     ``refuses(problem)`` says why the kernel cannot be built for a problem, empty if it can. A kernel that ``splits``
-    numbers into fp16 halves turns an infinity into NaN, and has a choice of precision.
+    numbers into fp16 halves turns an infinity into NaN, and has a choice of precision. One that is ``strided`` takes
+    arrays as they lie: heads, strides, a bias; and gives the LSE.
     """
 
     name: str
@@ -104,6 +111,7 @@ class Kernel:
     arch_only: bool = False
     on_host: bool = False
     splits: bool = False
+    strided: bool = False
     refuses: Callable[[Problem], str] = takes_all
     prepare: Callable[[Tiling, Problem], Iterable[Launch]] = nothing
     launches: Callable[[Tiling, Problem], Iterable[Launch]] = block_per_row_tile
@@ -137,6 +145,11 @@ class Build:
         macros = {"HEAD_DIM": self.problem.d, "BR": tiling.Br, "BC": tiling.Bc, "THREADS": tiling.threads}
         macros |= {"SHARED": tiling.shared, "CAUSAL": int(self.problem.causal)}
         macros |= {"ARGUMENT_BYTES": ctypes.sizeof(Attention), **dict(tiling.macros)}
+        if self.kernel.strided:
+            macros |= {
+                "BIAS": BIASES[self.problem.bias],
+                "ALIGNED": int(self.problem.aligned and self.problem.d % 4 == 0),
+            }
         if self.kernel.splits:
             macros |= {"PRODUCTS": self.problem.products, "PREPARE_THREADS": PREPARE_THREADS}
         return macros

@@ -1,0 +1,53 @@
+"""How attention on arrays is computed where they lie: the launches, in order, and the scratch that they share."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flashcli.kernels.choice import choose, exact, named
+from flashcli.kernels.types import Build, Launch, Problem
+from flashcli.shape import round_up
+
+
+class Step(NamedTuple):
+    """A launch, and the build whose function it is."""
+
+    build: Build
+    launch: Launch
+
+
+class Plan(NamedTuple):
+    """The launches of one call, all given the same arguments, and the bytes of scratch that they need.
+
+    ``redo`` is where in the scratch the rows are noted whose answer is not finite; None if nothing is to be noted. The
+    last step computes those rows once more, without splitting numbers, and returns at once where there are none: so the
+    host need not wait for anything.
+    """
+
+    steps: tuple[Step, ...]
+    workspace: int
+    redo: int | None
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel that computes, or nearly always does."""
+        return self.steps[-1 if self.redo is None else -2].build.kernel.name
+
+
+def plan(capability: tuple[int, int], problem: Problem, B: int, H: int, Hkv: int, kernel: str | None = None) -> Plan:
+    """For B batches of H heads, Hkv of K and V, on a GPU of this compute capability.
+
+    ``problem`` says what is compiled, its B being B * H. BackendUnavailable says why a ``kernel`` that was named does
+    not do it.
+    """
+    chosen = choose(capability, problem) if kernel is None else named(kernel, capability, problem)
+    build, (M, N) = Build(chosen, problem), (problem.M, problem.N)
+    steps = [*build.prepare(B * Hkv, N), *build.launches(B * H, M, N)]
+    found = [Step(build, launch) for launch in steps]
+    scratch = build.workspace(B * Hkv, M, N)
+    if not chosen.splits:
+        return Plan(tuple(found), scratch, None)
+    once_more = Build(exact(chosen), problem)
+    found += [Step(once_more, launch) for launch in once_more.launches(B * H, M, N)]
+    redo = round_up(scratch, 16)
+    return Plan(tuple(found), redo + B * H * M, redo)
