@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from flashcli.backends.request import MAX_SCALE, Request, open_backend
+from flashcli.backends.request import Request, open_backend
 from flashcli.files.cut import cut
 from flashcli.run.arrays import attend
-from flashcli.shape import MAX_D, Shape
+from flashcli.shape import MAX_D, MAX_SCALE, Shape
 
 
 def attention(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -12,6 +13,8 @@ Whole = TypeVar("Whole", int, "np.ndarray")  # a whole number, or an array of th
 
 MAX_D = 256  # the longest head that the kernels have registers and shared memory for
 MAX_INT32 = 2**31 - 1
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
+MAX_SCALE = MAX_FLOAT32 / math.log2(math.e)  # beyond it scale · log2(e), in kernels, is infinite
 FLOAT_BYTES = 4
 HEADER_BYTES = 12  # B, N, d as int32, before the numbers of an input file
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
 
 from flashcli.backends.base import Backend, ignore
 from flashcli.errors import BackendUnavailable, UsageError
@@ -14,7 +11,6 @@ from flashcli.kernels.attention import KERNELS
 from flashcli.shape import Shape
 
 BACKENDS = ("auto", "cuda", "cpu")
-MAX_SCALE = float(np.finfo(np.float32).max) / math.log2(math.e)  # beyond it scale · log2(e), in kernels, is infinite
 
 
 @dataclass(frozen=True)

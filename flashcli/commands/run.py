@@ -9,7 +9,7 @@ from flashcli.commands import options, standard
 def _finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
     if value is None:
         return None
-    from flashcli.backends.request import MAX_SCALE
+    from flashcli.shape import MAX_SCALE
 
     if not abs(value) <= MAX_SCALE:
         raise click.BadParameter(f"must be finite, from {-MAX_SCALE:.5g} to {MAX_SCALE:.5g}.")
