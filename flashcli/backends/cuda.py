@@ -39,7 +39,8 @@ class CudaSlot(Slot):
         self.locked = False  # or tried to
         self.settled = False  # whether what was submitted last has been waited for
         self.device_input = driver.mem_alloc(by.input_floats(shape) * FLOAT_BYTES)
-        self.note = memory.allocate(driver, (NOTE + by.output_floats(shape)) * FLOAT_BYTES)
+        self.note = driver.mem_alloc((NOTE + by.output_floats(shape)) * FLOAT_BYTES)
+        self._clear_note()
         self.device_output = int(self.note) + NOTE * FLOAT_BYTES
         self.workspace = memory.allocate(driver, workspace_bytes)
         self.stream = driver.Stream()
@@ -60,7 +61,10 @@ class CudaSlot(Slot):
         """``finite`` and ``finite_answer`` from what the device has noted, which is taken back."""
         self.finite, self.finite_answer = (word == 0 for word in self.spare[:2].view(np.int32))
         if not (self.finite and self.finite_answer):
-            self._driver.memset_d8(self.note, 0, NOTE * FLOAT_BYTES)
+            self._clear_note()
+
+    def _clear_note(self) -> None:
+        self._driver.memset_d8(self.note, 0, NOTE * FLOAT_BYTES)
 
     def close(self) -> None:
         """To be called before the host's memory may be given back, whatever has happened."""
