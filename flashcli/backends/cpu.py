@@ -2,8 +2,7 @@
 
 FlashAttention-2 (arXiv 2307.08691, algorithm 1): a tile of Br query rows meets one tile of Bc keys after the other and
 carries its row maxima m, its row sums l and its unnormalised output O along, so that memory is bounded by tiles
-whatever N is. Independent (batch, row tile) pairs run in threads; NumPy lets go of the interpreter lock inside its
-loops, and BLAS is held to one thread per worker.
+whatever N is. Independent (batch, row tile) pairs run in threads.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import threadpool_info
 
 from flashcli.backends.base import Backend, LongBatch, Overlap, Slot, ignore
-from flashcli.backends.cores import usable_cores
+from flashcli.backends.workers import Workers
 from flashcli.files.cut import TILE, Cut
 from flashcli.shape import Chunk, Shape, ceil_div
 from flashcli.timeline import Timeline
@@ -79,29 +77,25 @@ class CpuBackend(Backend[CpuSlot]):
         self._causal = causal
         self._scale = scale
         self._Br = BR
-        self._threads = threads or len(usable_cores())
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="attention")
-        self._blas = threadpool_limits(limits=1, user_api="blas")
+        self._workers = Workers("attention", threads)
 
     def __enter__(self) -> CpuBackend:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-        self._blas.restore_original_limits()
+        self._workers.close()
 
     @property
     def description(self) -> str:
-        threads = f"{self._threads} thread{'s' if self._threads > 1 else ''}"
-        return f"cpu, NumPy {np.__version__}, {threads} (Br={self._Br}, Bc={BC})"
+        return f"{self._workers} (Br={self._Br}, Bc={BC})"
 
     def details(self) -> dict[str, object]:
-        return {"backend": "cpu", "threads": self._threads, "Br": self._Br, "Bc": BC}
+        return {"backend": "cpu", "threads": self._workers.count, "Br": self._Br, "Bc": BC}
 
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[CpuSlot]]:
         self._Br = row_tile(shape.B, shape.N)
         smaller = by.smaller()  # what waits in few small slots may still be in a cache
-        if smaller and smaller.batches * smaller.rows >= self._threads * self._Br:
+        if smaller and smaller.batches * smaller.rows >= self._workers.count * self._Br:
             by = smaller
         # Two, so that one fills while the other is used. Of the batch before the last, all is done: at least two chunks
         # came since, and `overlap` lets one be computed beside another.
@@ -119,7 +113,7 @@ class CpuBackend(Backend[CpuSlot]):
         batch = self._long_of(slot)
         if chunk.matrices == "KV":
             batch.keep(chunk, given)
-            slot.running = self._pool.map(magnitude, np.split(given, [max(N - chunk.rows.start, 0) * d]))
+            slot.running = self._workers.map(magnitude, np.split(given, [max(N - chunk.rows.start, 0) * d]))
         else:
             q = given.reshape(1, -1, d)
             out, first_row = answer.reshape(q.shape), chunk.rows.start
@@ -134,7 +128,7 @@ class CpuBackend(Backend[CpuSlot]):
         else:
             slot.finite = all(np.isfinite(largest).all() for _, largest in done)
             compute = functools.partial(self._compute, slot.work, dtype=np.float64)
-            for _ in checking(self._pool.map(compute, self._huge(slot, done)), check):
+            for _ in checking(self._workers.map(compute, self._huge(slot, done)), check):
                 """Their input has been looked at before."""
         timeline.add("computation", slot.submitted, time.perf_counter(), f"compute {slot.chunk}")
 
@@ -144,7 +138,9 @@ class CpuBackend(Backend[CpuSlot]):
     def _start(self, slot: CpuSlot, work: Work) -> None:
         (B, M, _), N = work.q.shape, work.k.shape[1]
         slot.work = work
-        slot.running = self._pool.map(functools.partial(self._compute, work), tiles(B, M, N, self._Br, self._threads))
+        slot.running = self._workers.map(
+            functools.partial(self._compute, work), tiles(B, M, N, self._Br, self._workers.count)
+        )
 
     def _compute(self, work: Work, tile: Tile, dtype: type = np.float32) -> Done:
         """The answer of a tile; its input is looked at while it is in a cache."""

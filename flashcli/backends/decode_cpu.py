@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from flashcli.backends.base import ignore
-from flashcli.backends.cores import usable_cores
+from flashcli.backends.workers import Workers
 from flashcli.paged import Decode
 
 TOKENS = 1024  # gathered at a time: keys and values of 256 float32 are then 2 MiB
@@ -26,23 +24,20 @@ class DecodeCpu:
     """A backend for paged decode; use as a context manager."""
 
     def __init__(self, threads: int | None = None) -> None:
-        self.threads = threads or len(usable_cores())
-        self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
-        self._blas = threadpool_limits(limits=1, user_api="blas")
+        self._workers = Workers("decode", threads)
 
     def __enter__(self) -> DecodeCpu:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
-        self._blas.restore_original_limits()
+        self._workers.close()
 
     @property
     def description(self) -> str:
-        return f"cpu, NumPy {np.__version__}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        return str(self._workers)
 
     def details(self) -> dict[str, object]:
-        return {"backend": "cpu", "threads": self.threads}
+        return {"backend": "cpu", "threads": self._workers.count}
 
     def decode(
         self, asked: Decode, sequences: range, check: Callable[[], None] = ignore
@@ -55,7 +50,7 @@ class DecodeCpu:
             s, kv_head = task
             attend_group(asked, s, kv_head, out[s - sequences.start], lse[s - sequences.start])
 
-        for _ in self._pool.map(work, itertools.product(sequences, range(asked.Hkv))):
+        for _ in self._workers.map(work, itertools.product(sequences, range(asked.Hkv))):
             check()
         return out, lse
 
