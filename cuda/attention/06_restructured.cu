@@ -9,7 +9,6 @@
 #include "attention.cuh"
 
 constexpr int D = round_up(HEAD_DIM, 4);
-constexpr bool ALIGNED = HEAD_DIM % 4 == 0;
 
 static_assert(THREADS == BR, "one thread a row");
 static_assert(BC <= THREADS, "one thread a row of K and V, in copying");

@@ -10,7 +10,6 @@
 #include "attention.cuh"
 
 constexpr int D = round_up(HEAD_DIM, 4);
-constexpr bool ALIGNED = HEAD_DIM % 4 == 0;
 
 static_assert(THREADS == BR, "one thread a row");
 static_assert((BR * D + 2 * BC * D + BR * BC) * 4 <= 48 * 1024, "static shared memory ends at 48 KB");

@@ -10,7 +10,6 @@
 #include "attention.cuh"
 
 constexpr int D = round_up(HEAD_DIM, 4);
-constexpr bool ALIGNED = HEAD_DIM % 4 == 0;
 
 static_assert(THREADS == BR, "one thread a row");
 static_assert(BR % 8 == 0, "rows of Q change places in groups of eight");

@@ -17,7 +17,6 @@ constexpr int LANES = THREADS / BR;
 constexpr int D = round_up(HEAD_DIM, 4 * LANES);  // zero-padded, so that every lane has whole float4s
 constexpr int CHUNKS = D / (4 * LANES);           // float4s of a row that one thread keeps
 constexpr int GROUP = 4;                          // float4s of O updated together
-constexpr bool ALIGNED = HEAD_DIM % 4 == 0;       // else rows do not start on 16 bytes: load floats
 
 static_assert(THREADS % BR == 0 && (LANES & (LANES - 1)) == 0 && LANES <= 32, "the lanes of a row reduce by shuffles");
 static_assert(CHUNKS <= 16, "q and o, 4 * CHUNKS floats each, must stay in registers");
