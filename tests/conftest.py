@@ -7,6 +7,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one of as many as there are cores: ea
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import compileall
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -38,7 +39,13 @@ hypothesis.settings.load_profile("flashcli")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart() -> None:
-    """Tests start many hundreds of processes: none of them should have to compile what it imports."""
+    """Tests start many hundreds of processes: none should have to compile what it imports, and all can be stopped.
+
+    What a shell starts in the background ignores Ctrl-C, and so would all that it starts.
+    """
+    for number, heed in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, heed)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         compileall.compile_dir(ROOT / "flashcli", quiet=2)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shlex
-import signal
 import struct
 import subprocess
 import sys
@@ -15,6 +15,7 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
+import warm
 
 from flashcli.backends.request import Request, open_backend
 from flashcli.kernels.attention import KERNELS
@@ -114,11 +115,29 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **strict, **changes}
 
 
+nursery = functools.cache(lambda: warm.Nursery(environment()))
+
+
 def flashcli(*args: object, env: dict[str, str] | None = None, **options: object) -> Finished:
-    """Run ``flashcli ARGS`` in a process of its own; ``options`` are those of subprocess.run."""
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "timeout": 120} | options
-    done = subprocess.run(command(*args), env=environment(**(env or {})), stdin=subprocess.DEVNULL, **options)
-    return Finished(done.returncode, (done.stdout or b"").decode(), (done.stderr or b"").decode())
+    """Run ``flashcli ARGS`` in a process of its own; ``options`` are those of `python`."""
+    return python("-m", "flashcli", *args, env=env, **options)
+
+
+def python(*args: object, env: dict[str, str] | None = None, cold: bool = THOROUGH, **options: object) -> Finished:
+    """Run ``python ARGS``, which begin with -m MODULE or -c PROGRAM, in a process of its own, without stdin.
+
+    It starts warm unless it is to be ``cold``, as all are in CI: a module that uses another without importing it fails
+    only there. One with ``options`` of subprocess.run beyond ``cwd`` and ``timeout`` starts cold, too.
+    """
+    arguments, variables = list(map(str, args)), environment(**(env or {}))
+    options = {"timeout": 120} | options
+    if not cold and options.keys() <= {"cwd", "timeout"} and nursery().has(variables):
+        code, out, err = nursery().run(arguments, variables, options.get("cwd", "."), options["timeout"])
+    else:
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL} | options
+        done = subprocess.run([sys.executable, *arguments], env=variables, **options)
+        code, out, err = done.returncode, done.stdout or b"", done.stderr or b""
+    return Finished(code, out.decode(), err.decode())
 
 
 def flashcli_in(folder: Path) -> Path:
@@ -184,11 +203,6 @@ class Engine:
         if self._built_for:
             self._built_for = None
             self._backend.__exit__(None, None, None)
-
-
-def heed_interrupts() -> None:
-    """To be called in a child before it runs a program: what a shell starts in the background ignores Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def supervisors() -> list[int]:

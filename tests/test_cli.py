@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import numpy as np
 import pytest
-from support import command, environment, flashcli, random_qkv, write_input
+from support import command, environment, flashcli, python, random_qkv, write_input
 
 from flashcli import __version__
 from flashcli.cli import COMMANDS
@@ -84,7 +83,7 @@ def test_an_unforeseen_error_is_code_70(tmp_path, monkeypatch):
     # A NumPy that breaks is something no part of flashcli expects.
     (tmp_path / "numpy.py").write_text("raise ZeroDivisionError('broken')")
     done = flashcli(
-        "inspect", write_input(tmp_path / "x.in", random_qkv(1, 2, 3)), env={"PYTHONPATH": _first(tmp_path)}
+        "inspect", write_input(tmp_path / "x.in", random_qkv(1, 2, 3)), env={"PYTHONPATH": _first(tmp_path)}, cold=True
     )
     assert done.code == 70
     assert done.err.splitlines() == [
@@ -139,8 +138,8 @@ def stopped(tmp_path, middle: str = "time.sleep(10)", before: str = "", modules:
     """How a command ends, and what it says."""
     (tmp_path / "imported.py").write_text(modules)
     program = PROGRAM.format(folder=str(tmp_path), before=before, middle=middle.replace("\n", "\n    "))
-    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, timeout=30)
-    return done.returncode, done.stderr.decode()
+    done = python("-c", program, timeout=30)
+    return done.code, done.err
 
 
 KILL = "os.kill(os.getpid(), signal.SIGTERM)"

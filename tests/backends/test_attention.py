@@ -3,15 +3,13 @@ any attention. On a machine without a GPU the kernels are skipped."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import engines_in_use, environment, first_rungs, forward, open_engine, random_qkv
+from support import engines_in_use, first_rungs, forward, open_engine, python, random_qkv
 from tolerances import (
     FACTOR,
     FLOOR,
@@ -254,11 +252,11 @@ for _ in range(2):
 
 
 def test_the_package_has_the_function_again_and_again():
-    subprocess.run([sys.executable, "-c", CALL.format(first="")], env=environment(), check=True)
+    assert python("-c", CALL.format(first=""), cold=True).code == 0
 
 
 def test_the_package_has_the_function_after_its_module_was_imported():
-    subprocess.run([sys.executable, "-c", CALL.format(first="import flashcli.api")], env=environment(), check=True)
+    assert python("-c", CALL.format(first="import flashcli.api"), cold=True).code == 0
 
 
 def test_attention_takes_batches_a_chunk_at_a_time(monkeypatch):

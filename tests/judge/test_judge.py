@@ -10,7 +10,7 @@ import sys
 
 import pytest
 from conftest import until
-from support import ROOT, command, environment, flashcli, heed_interrupts, random_qkv, script, write_input, write_output
+from support import ROOT, command, environment, flashcli, random_qkv, script, write_input, write_output
 from tolerances import float64
 
 from flashcli.cli import group
@@ -146,7 +146,6 @@ def test_ctrl_c_ends_it_and_the_program(tmp_path, survivors):
         command("judge", tmp_path, "--exe", exe),
         env=environment(TMPDIR=str(tmp_path)),
         stderr=subprocess.PIPE,
-        preexec_fn=heed_interrupts,
     )
     assert until(survivors)
     judge.send_signal(signal.SIGINT)

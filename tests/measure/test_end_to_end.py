@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import ROOT, Finished, environment, random_qkv, script, write_input
+from support import ROOT, Finished, python, random_qkv, script, write_input
 
 from flashcli.errors import BadInput, FlashError
 from flashcli.kernels.compiler import find_nvcc
@@ -32,9 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *options: object) -> Finished:
-    command = [sys.executable, "-m", "flashcli.measure.end_to_end", "--folder", folder, *options]
-    done = subprocess.run([*map(str, command)], env=environment(), capture_output=True, text=True, timeout=120)
-    return Finished(done.returncode, done.stdout, done.stderr)
+    return python("-m", "flashcli.measure.end_to_end", "--folder", folder, *options)
 
 
 def test_a_table_and_a_record(folder, tmp_path):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from support import ROOT, Finished, environment, flashcli
+from support import ROOT, Finished, flashcli, python
 
 from flashcli.commands.bench import command
 from flashcli.errors import BackendUnavailable
@@ -85,18 +83,13 @@ def test_they_are_drawn_from_records(tmp_path):
     (tmp_path / "ladder.json").write_text(json.dumps(record(*ROWS, SKIPPED).written()))
     launches = Record({}, [counted(ROWS[0], 1, 1e8), counted(ROWS[0], 1, 2e8)])
     (tmp_path / "profile.json").write_text(json.dumps(launches.written()))
-    done = subprocess.run(
-        [sys.executable, "-m", "flashcli.measure.plots", "ladder.json", "x.svg", "--profile", "profile.json"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    done = python("-m", "flashcli.measure.plots", "ladder.json", "x.svg", "--profile", "profile.json", cwd=tmp_path)
+    assert (done.code, done.out + done.err) == (0, "")
     assert (tmp_path / "x.svg").stat().st_size > 10_000 < (tmp_path / "x-roofline.svg").stat().st_size
 
 
 def draw(folder, *arguments) -> Finished:
-    command = [sys.executable, "-m", "flashcli.measure.plots", arguments[0], folder / "x.png", *arguments[1:]]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    return Finished(done.returncode, done.stdout, done.stderr)
+    return python("-m", "flashcli.measure.plots", arguments[0], folder / "x.png", *arguments[1:])
 
 
 @pytest.mark.parametrize("text", ["", "\xff", "[]", "{}", '{"rows": []}', '{"rows": [1], "circumstances": {}}'])

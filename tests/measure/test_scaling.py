@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import environment, script
+from support import python, script
 
 from flashcli.errors import FlashError
 from flashcli.files.fileformat import InputFile
@@ -19,12 +17,11 @@ from flashcli.shape import Shape
 
 def test_a_table_and_a_record(tmp_path):
     path = tmp_path / "record.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "flashcli.measure.scaling", "--backend", "cpu", "--shape", "2,20,8", "--bytes", "3M",
-         "--count", "1", "--runs", "1", "--folder", tmp_path, "--json", path],
-        env=environment(), capture_output=True, text=True, timeout=120,
+    done = python(
+        "-m", "flashcli.measure.scaling", "--backend", "cpu", "--shape", "2,20,8", "--bytes", "3M",
+        "--count", "1", "--runs", "1", "--folder", tmp_path, "--json", path,
     )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "compute done\nfiles done\n")
+    assert (done.code, done.err) == (0, "compute done\nfiles done\n")
     record = records.read(path.read_text())
     assert [(row.case, row.contender, row.count) for row in record.rows] == [
         ("compute", "alone", 1), ("files", "alone", 1), ("files", "plain files", 1)
@@ -33,7 +30,7 @@ def test_a_table_and_a_record(tmp_path):
         assert 0 < row.busy <= row.pipeline < row.seconds
         assert row.min <= row.seconds <= row.max
     assert all(row.reads > 0 and row.writes > 0 for row in record.rows)
-    assert done.stdout.startswith(records.VIEWS["scaling"](record.rows))
+    assert done.out.startswith(records.VIEWS["scaling"](record.rows))
     assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from support import ROOT, Finished, environment
+from support import ROOT, Finished, python
 
 from flashcli.measure.plots import BLACK
 from flashcli.measure.trace_picture import COLOURS, picture
@@ -91,9 +89,7 @@ def test_what_has_no_room_for_its_name_has_none(drawn):
 
 
 def draw(*arguments: object) -> Finished:
-    command = [sys.executable, "-m", "flashcli.measure.trace_picture", *map(str, arguments)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    return Finished(done.returncode, done.stdout, done.stderr)
+    return python("-m", "flashcli.measure.trace_picture", *arguments)
 
 
 @drawing

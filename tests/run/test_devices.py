@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 import pytest
-from support import command, environment, flashcli, heed_interrupts, leftovers, random_qkv, write_input
+from support import command, environment, flashcli, leftovers, random_qkv, write_input
 
 from flashcli.__main__ import prepare_run
 from flashcli.backends.cpu import CpuBackend
@@ -147,7 +147,7 @@ def test_a_signal_ends_all_and_leaves_nothing(gpus, monkeypatch, tmp_path, out, 
     given = write_input(tmp_path / "x.in", random_qkv(40, 200, 256))
     process = subprocess.Popen(
         command("run", given, out, *KERNEL, "--devices", "0,1"), env=environment(), stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE, preexec_fn=heed_interrupts,
+        stdout=subprocess.PIPE,
     )  # fmt: skip
     while process.poll() is None and not any((out.parent / name).stat().st_size for name in leftovers(out.parent)):
         time.sleep(0.01)

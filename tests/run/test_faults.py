@@ -20,8 +20,8 @@ from support import (
     Finished,
     environment,
     flashcli,
-    heed_interrupts,
     leftovers,
+    python,
     random_qkv,
     read_floats,
     sparse_input,
@@ -81,14 +81,11 @@ def out(out: Path) -> Path:
 
 def command(given: Path, out: Path, backend: list[str], fault: str) -> list[str]:
     program = PROGRAM.format(chunk_bytes=QKV[0].nbytes, fault=fault, threads_are_left=THREADS_ARE_LEFT)
-    return [sys.executable, "-c", program, "run", str(given), str(out), *backend]
+    return ["-c", program, "run", str(given), str(out), *backend]
 
 
 def run(given: Path, out: Path, backend: list[str], fault: str = "", **options: object) -> Finished:
-    done = subprocess.run(
-        command(given, out, backend, fault), env=environment(), capture_output=True, timeout=60, **options
-    )
-    return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
+    return python(*command(given, out, backend, fault), timeout=60, **options)
 
 
 def assert_untouched(out: Path) -> None:
@@ -274,7 +271,7 @@ SLOW = "os.preadv = lambda *args, read=os.preadv: time.sleep(0.3) or read(*args)
 def started(arguments: list[str], begun: Callable[[], object]) -> Iterator[subprocess.Popen]:
     """A run that has begun what it is to be stopped in."""
     pipe = subprocess.PIPE
-    process = subprocess.Popen(arguments, env=environment(), stdout=pipe, stderr=pipe, preexec_fn=heed_interrupts)
+    process = subprocess.Popen(arguments, env=environment(), stdout=pipe, stderr=pipe)
     while process.poll() is None and not begun():
         time.sleep(0.01)
     try:
@@ -292,7 +289,7 @@ def under_way(given, out, backend):
     def written() -> bool:
         return any((out.parent / name).stat().st_size for name in leftovers(out.parent))
 
-    with started(command(given, out, backend, SLOW), written) as process:
+    with started([sys.executable, *command(given, out, backend, SLOW)], written) as process:
         yield process
 
 
