@@ -6,10 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from flashcli.backends.request import Request, open_backend
+from flashcli.backends.cpu_arrays import attend_arrays
+from flashcli.backends.request import Request, open_backend, refuse_conflicts
+from flashcli.backends.tiled import Matrices
+from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.files.cut import cut
+from flashcli.operands import Call, Operand, call
 from flashcli.run.arrays import attend
-from flashcli.shape import MAX_D, MAX_SCALE, Shape
+from flashcli.shape import Shape
 
 
 def attention(
@@ -19,49 +23,116 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     backend: str = "auto",
-) -> np.ndarray:
-    """softmax(scale · Q Kᵀ) V for each batch, accurate to fp32.
+    *,
+    bias: np.ndarray | None = None,
+    q_start: int = 0,
+    return_lse: bool = False,
+    out: np.ndarray | None = None,
+) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+    """softmax(scale · Q Kᵀ + bias) V for each batch and head, accurate to fp32.
 
     Parameters
     ----------
-    q, k, v : float32 arrays [B, N, d], 1 <= d <= 256
-    causal : query i sees keys 0 to i only
+    q : float32 array [B, M, d] or [B, H, M, d], 1 <= d <= 256
+    k, v : float32 arrays [B, N, d] or [B, Hkv, N, d]; H / Hkv heads of q that follow one another share one of k and v
+    causal : query i sees keys 0 to q_start + i only
     scale : factor on Q Kᵀ; 1/sqrt(d) if None
     backend : "cuda", "cpu", or "auto": a usable GPU, else the CPU
+    bias : float32, added to scores, or bool, where False takes a key away; broadcast to [B, H, M, N], or [B, M, N]
+    q_start : the position of the first query in the sequence of keys; may be negative
+    return_lse : the logarithm of each row's sum of exp(score) too
+    out : float32 array of q's shape for the answer, which overlaps nothing else
+
+    Arrays may have any strides. Where the last axis is not contiguous, or a stride is negative, a copy is computed on.
 
     Returns
     -------
-    float32 array [B, N, d]
+    ``out``, or else a float32 array of q's shape; with ``return_lse``, a tuple of it and a float32 array [B, H, M] or
+    [B, M]. A query that sees no key, or with a bias none but at -inf, has zeros and an LSE of -inf.
 
     Raises
     ------
     TypeError, ValueError
-        for arrays of another type or shape
+        for arguments of another type or shape
     flashcli.errors.FlashError
-        where the backend is missing or fails
+        where the backend is missing or fails, or does not compute what is asked for
 
     Source: FlashAttention-2, arXiv 2307.08691, algorithm 1.
     """
-    _check(q, k, v, scale)
-    shape, out = Shape(*q.shape), np.empty(q.shape, np.float32)
-    by, request = cut(shape), Request(backend, causal, scale)
+    request = Request(backend, causal, scale)
+    refuse_conflicts(request)
+    q, k, v = (_as_it_lies(name, array) for name, array in {"q": q, "k": k, "v": v}.items())
+    bias = None if bias is None else _as_it_lies("bias", bias)
+    asked = call(
+        _operand(q), _operand(k), _operand(v), None if bias is None else _operand(bias),
+        None if out is None else _operand_to_write(out, {"q": q, "k": k, "v": v, "bias": bias}), causal, scale, q_start,
+    )  # fmt: skip
+    given = Matrices(
+        q, k, v, np.empty(q.shape, np.float32) if out is None else out, bias,
+        np.empty(asked.lse_shape, np.float32) if return_lse else None,
+    )  # fmt: skip
+    if asked.empty:
+        given.out[...] = 0
+        if given.lse is not None:
+            given.lse[...] = -np.inf
+    else:
+        _compute(request, asked, given)
+    return given.out if given.lse is None else (given.out, given.lse)
+
+
+def _compute(request: Request, asked: Call, given: Matrices) -> None:
+    """By the way of files where files can hold it; heads take it to a GPU only."""
+    as_files = (asked.Hkv, asked.N, asked.q_start, asked.bias) == (asked.H, asked.M, 0, "") and given.lse is None
+    if as_files and not asked.heads:
+        return _by_chunks(request, given)
+    if as_files and request.backend != "cpu":
+        try:
+            return _heads_as_batches(replace(request, backend="cuda"), given)
+        except BackendUnavailable:
+            if request.backend == "cuda":
+                raise
+    elif request.backend == "cuda":
+        raise UsageError(
+            "NumPy arrays with a bias, an LSE, grouped heads, q_start or M != N are computed by the cpu backend.",
+            'leave out backend="cuda".',
+        )
+    attend_arrays(asked, given)
+
+
+def _by_chunks(request: Request, given: Matrices) -> None:
+    shape = Shape(*given.q.shape)
+    by = cut(shape)
     with open_backend(request, replace(shape, B=by.batches), by.rows) as engine:
-        attend(engine, q, k, v, out)
-    return out
+        attend(engine, given.q, given.k, given.v, given.out)
 
 
-def _check(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None) -> None:
-    for name, array in {"q": q, "k": k, "v": v}.items():
-        if not isinstance(array, np.ndarray) or array.dtype != np.float32:
-            kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-            raise TypeError(f"{name} must be a float32 NumPy array, not {kind}")
-        if array.ndim != 3:
-            raise ValueError(f"{name} must have shape [B, N, d], not {list(array.shape)}")
-    if not q.shape == k.shape == v.shape:
-        raise ValueError(f"q, k, v must have one shape, not {q.shape}, {k.shape}, {v.shape}")
-    if min(q.shape) < 1 or q.shape[2] > MAX_D:
-        raise ValueError(f"B, N, d must be at least 1 and d at most {MAX_D}, not {q.shape}")
-    if scale is not None and not isinstance(scale, int | float | np.number):
-        raise TypeError(f"scale must be a number, not {type(scale).__name__}")
-    if scale is not None and not abs(scale) <= MAX_SCALE:
-        raise ValueError(f"scale must be finite, from {-MAX_SCALE:.5g} to {MAX_SCALE:.5g}, not {scale}")
+def _heads_as_batches(request: Request, given: Matrices) -> None:
+    q, k, v = (matrix.reshape(-1, *matrix.shape[-2:]) for matrix in (given.q, given.k, given.v))
+    out = np.empty(q.shape, np.float32)
+    _by_chunks(request, Matrices(q, k, v, out))
+    given.out[...] = out.reshape(given.out.shape)
+
+
+def _as_it_lies(name: str, array: np.ndarray) -> np.ndarray:
+    """The array; or a contiguous copy, where its strides are such that no backend takes them."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
+    last = array.ndim == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize or name == "bias"
+    whole = all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+    return np.asarray(array if last and whole and array.flags.aligned else np.ascontiguousarray(array))
+
+
+def _operand(array: np.ndarray) -> Operand:
+    dtype = array.dtype.name if array.dtype.isnative else str(array.dtype)
+    return Operand(array.shape, tuple(stride // array.itemsize for stride in array.strides), dtype)
+
+
+def _operand_to_write(out: np.ndarray, inputs: dict[str, np.ndarray | None]) -> Operand:
+    if not isinstance(out, np.ndarray):
+        raise TypeError(f"out must be a NumPy array, not {type(out).__name__}")
+    if not out.flags.writeable or not out.flags.aligned:
+        raise ValueError(f"out must be {'aligned' if out.flags.writeable else 'writeable'}")
+    for name, array in inputs.items():
+        if array is not None and np.may_share_memory(out, array) and np.shares_memory(out, array):  # bounds, then each
+            raise ValueError(f"out must not overlap {name}")
+    return _operand(out)

@@ -215,7 +215,7 @@ def test_the_python_that_is_shown_runs():
     [shown] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/python.md").read_text(), re.DOTALL | re.MULTILINE)
     values: dict[str, object] = {}
     exec(shown.replace("10, 2048, 64", "2, 30, 8"), values)
-    assert values["o"].shape == (2, 30, 8)
+    assert values["o"].shape == (1, 2, 30, 8) and values["lse"].shape == (1, 2, 30)
 
 
 # ---- the help texts

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from support import environment
+from support import python
 
 from flashcli.operands import MAX_ROWS, Call, Operand, call, contiguous
 from flashcli.shape import MAX_INT32
@@ -141,4 +139,4 @@ def test_what_has_the_wrong_type_is_named(arguments, message):
 
 def test_no_array_library_is_needed():
     program = "import sys, flashcli.operands; assert not {'numpy', 'torch', 'cupy'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", program], env=environment(), check=True)
+    assert python("-c", program, cold=True).code == 0

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from flashcli.backends.cores import usable_cores
-from flashcli.backends.cpu import blas_text
 from flashcli.backends.request import Request, open_backend
+from flashcli.backends.workers import blas_text
 from flashcli.errors import BackendUnavailable, FlashError
 from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference

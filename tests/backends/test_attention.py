@@ -3,13 +3,11 @@ any attention. On a machine without a GPU the kernels are skipped."""
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import engines_in_use, first_rungs, forward, open_engine, python, random_qkv
+from support import engines_in_use, first_rungs, forward, open_engine, random_qkv
 from tolerances import (
     FACTOR,
     FLOOR,
@@ -22,10 +20,8 @@ from tolerances import (
     sizes,
 )
 
-from flashcli.api import attention
 from flashcli.backends.request import Request, open_backend
 from flashcli.errors import UsageError
-from flashcli.files import cut
 from flashcli.files.distributions import DISTRIBUTIONS, draw
 from flashcli.files.tolerance import TOLERANCE
 from flashcli.kernels.choice import SHORT_HEAD
@@ -233,77 +229,6 @@ def test_a_nan_key_does_not_reach_earlier_causal_rows(engine):
     assert np.argwhere(np.isnan(out).any(axis=2)).tolist() == [[1, row] for row in range(77, 150)]
 
 
-# The Python API
-
-
-def test_attention_of_arrays():
-    qkv = random_qkv(3, 50, 16)
-    out = attention(*qkv.transpose(1, 0, 2, 3), backend="cpu", causal=True, scale=0.3)
-    assert_accurate(out, qkv, causal=True, scale=0.3)
-
-
-CALL = """
-import numpy as np, flashcli
-{first}
-ones = np.ones((1, 2, 3), np.float32)
-for _ in range(2):
-    assert (flashcli.attention(ones, ones, ones, backend="cpu") == 1).all()
-"""
-
-
-def test_the_package_has_the_function_again_and_again():
-    assert python("-c", CALL.format(first=""), cold=True).code == 0
-
-
-def test_the_package_has_the_function_after_its_module_was_imported():
-    assert python("-c", CALL.format(first="import flashcli.api"), cold=True).code == 0
-
-
-def test_attention_takes_batches_a_chunk_at_a_time(monkeypatch):
-    monkeypatch.setattr(cut, "CHUNK_BYTES", 2 * 3 * 50 * 16 * 4)
-    qkv = random_qkv(25, 50, 16)
-    assert_accurate(attention(*qkv.transpose(1, 0, 2, 3), backend="cpu"), qkv)
-
-
-def test_attention_leaves_its_arguments_alone():
-    q, k, v = qkv = random_qkv(3, 50, 16).transpose(1, 0, 2, 3)
-    before = qkv.copy()
-    attention(q, k, v, backend="cpu")
-    np.testing.assert_array_equal(qkv, before)
-
-
-GOOD = np.ones((1, 2, 3), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("error", "arguments", "match"),
-    [
-        (TypeError, (GOOD.astype(np.float64), GOOD, GOOD), "q must be a float32 NumPy array, not float64"),
-        (TypeError, (GOOD, GOOD.astype(">f4"), GOOD), "k must be a float32"),
-        (TypeError, (GOOD, GOOD, GOOD.tolist()), "v must be a float32 NumPy array, not list"),
-        (ValueError, (GOOD[0], GOOD[0], GOOD[0]), r"q must have shape \[B, N, d\], not \[2, 3\]"),
-        (ValueError, (GOOD, GOOD[:, :1], GOOD), "one shape"),
-        (ValueError, (GOOD[:0], GOOD[:0], GOOD[:0]), "at least 1"),
-        (ValueError, (np.ones((1, 1, 257), np.float32),) * 3, "d at most 256"),
-    ],
-)
-def test_attention_refuses_other_arrays(error, arguments, match):
-    with pytest.raises(error, match=match):
-        attention(*arguments, backend="cpu")
-
-
-@pytest.mark.parametrize("scale", [np.nan, np.inf, 1e39, -2.36e38])
-def test_attention_refuses_a_scale_that_no_float32_holds(scale):
-    with pytest.raises(ValueError, match="scale must be finite"), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        attention(GOOD, GOOD, GOOD, scale=scale, backend="cpu")
-
-
-def test_attention_refuses_an_unknown_backend():
-    with pytest.raises(ValueError, match="'tpu'"):
-        attention(GOOD, GOOD, GOOD, backend="tpu")
-
-
 @pytest.mark.parametrize(
     ("request_", "message", "hint"),
     [
@@ -323,7 +248,3 @@ def test_what_does_not_go_together_is_named_as_python_has_it(request_, message, 
     with pytest.raises(UsageError) as caught:
         open_backend(request_, Shape(1, 2, 3))
     assert str(caught.value) == message and caught.value.hint.startswith(hint)
-
-
-def test_attention_on_the_cpu_where_there_is_no_gpu(no_pycuda):
-    np.testing.assert_allclose(attention(GOOD, GOOD, GOOD), 1)

@@ -14,7 +14,9 @@ from threadpoolctl import threadpool_info
 from tolerances import assert_accurate
 
 from flashcli.backends.cores import usable_cores
-from flashcli.backends.cpu import CpuBackend, row_tile, tiles
+from flashcli.backends.cpu import CpuBackend
+from flashcli.backends.tiled import row_tile, tiles
+from flashcli.backends.workers import Workers
 from flashcli.files.cut import TILE, Cut
 from flashcli.files.verify import reference
 from flashcli.run import arrays
@@ -26,9 +28,9 @@ from flashcli.shape import Shape
 @given(B=st.integers(1, 60), N=st.integers(1, 1500), Br=st.sampled_from([96, 384]), threads=st.integers(1, 64))
 def test_tiles_cover_every_row_of_every_batch_once(B, N, Br, threads):
     seen = np.zeros((B, N), int)
-    for tile in tiles(B, N, N, Br, threads):
-        assert tile.batches.stop <= B and tile.rows.stop <= N
-        seen[tile.batches, tile.rows] += 1
+    for tile in tiles((B,), N, N, Br, threads):
+        assert tile.units[0].stop <= B and tile.rows.stop <= N
+        seen[*tile.units, tile.rows] += 1
     assert (seen == 1).all()
 
 
@@ -113,6 +115,17 @@ def test_blas_has_one_thread_while_open_and_its_own_number_after():
         pytest.skip("NumPy uses a BLAS that threadpoolctl does not know")
     with CpuBackend():
         assert set(blas_threads()) == {1}
+    assert blas_threads() == before
+
+
+def test_blas_has_one_thread_until_the_last_of_several_has_closed():
+    before = blas_threads()
+    if not before:
+        pytest.skip("NumPy uses a BLAS that threadpoolctl does not know")
+    first, second = Workers("first"), Workers("second")
+    first.close()
+    assert set(blas_threads()) == {1}
+    second.close()
     assert blas_threads() == before
 
 
