@@ -15,7 +15,17 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-from support import ENGINES, FAKE_PYCUDA, ROOT, Engine, give_up_roots_powers, python_path, script, write_input
+from support import (
+    ENGINES,
+    FAKE_NVCC,
+    FAKE_PYCUDA,
+    ROOT,
+    Engine,
+    give_up_roots_powers,
+    python_path,
+    script,
+    write_input,
+)
 
 from flashcli.errors import FlashError
 from flashcli.gpu import driver as cuda_driver
@@ -112,10 +122,10 @@ def no_pycuda(pycuda_stub) -> None:
 
 @pytest.fixture
 def fake_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[object]:
-    """tests/fake_pycuda as PyCUDA, here and in child processes, and an nvcc that always succeeds. Gives the driver."""
+    """tests/fake_pycuda as PyCUDA, here and in child processes, and `FAKE_NVCC`. Gives the driver."""
     monkeypatch.setenv("PYTHONPATH", python_path(FAKE_PYCUDA))
     monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "cubins"))
-    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", "#!/bin/sh\nexit 0\n")))
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", FAKE_NVCC)))
     monkeypatch.syspath_prepend(FAKE_PYCUDA)
     real = _forget_pycuda()
     yield importlib.import_module("pycuda.driver")

@@ -25,6 +25,10 @@ from flashcli.shape import Shape
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKE_PYCUDA = Path(__file__).resolve().parent / "fake_pycuda"
+FAKE_NVCC = """#!/bin/sh
+for made; do :; done
+echo "$@" > "$made"
+"""  # gives its options as the machine code
 
 THOROUGH = bool(os.environ.get("CI"))  # what takes long, and seldom finds more than its sample, is left to CI
 GPU_KERNELS = [name for name, kernel in KERNELS.items() if not kernel.on_host]

@@ -1,8 +1,8 @@
 """From a kernel's source to machine code: finding a compiler, and compiling what is not in the cache.
 
-Cubins are made by nvcc through PyCUDA, the sequential program's shared library by the host's C compiler. Both are
-cached under a hash of everything they depend on, so that a warm start compiles nothing and starts no process. (PyCUDA's
-own cache runs ``nvcc --version`` on every start, and preprocesses a source with an ``#include``.)
+Cubins are made by nvcc, or by NVRTC where there is none; the sequential program's shared library by the host's C
+compiler. All are cached under a hash of everything they depend on, so that a warm start compiles nothing and starts no
+process.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import hashlib
 import os
 import re
 import shutil
-import warnings
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from flashcli.errors import BackendUnavailable, KernelFailure
+from flashcli.errors import BackendUnavailable, KernelFailure, explained
 from flashcli.kernels import cache
+
+if TYPE_CHECKING:
+    import subprocess
 
 # `cuda/` is the package flashcli.cuda once installed, and a folder beside flashcli/ in a checkout.
 SOURCES = next(
@@ -43,7 +45,10 @@ class Compilable(Protocol):
 
 
 def find_nvcc() -> Path | None:
-    """The CUDA compiler: $NVCC (empty: none, use what is cached), $CUDA_HOME, the PATH, then the usual folder."""
+    """The CUDA compiler: $NVCC (empty: none, use what is cached), $CUDA_HOME, the PATH, then the usual folder.
+
+    $NVCC may also be `nvrtc.NAME`: then there is none, and what is not cached is compiled by NVRTC.
+    """
     if (named := os.environ.get("NVCC")) is not None:
         found = shutil.which(named) if named else None
         return Path(found) if found else None
@@ -95,17 +100,38 @@ def _without_compiler(build: Compilable, stem: str, suffix: str, missing: str, h
 def cubin(build: Compilable, arch: str) -> bytes:
     """Machine code of a build for one architecture, from the cache if it is there.
 
-    Without a compiler, a cubin of the same source and options that any compiler made will do.
+    Without nvcc, a cubin of the same source and options that any compiler made will do, and NVRTC makes what is
+    missing, unless $NVCC says otherwise.
     """
     stem, nvcc = _stem(build, arch), find_nvcc()
     if nvcc is None:
-        hint = "install the CUDA toolkit, load its module, or set CUDA_HOME (or use --backend cpu)."
-        return _without_compiler(build, stem, "cubin", "nvcc (the CUDA compiler)", hint)[1]
+        return _without_nvcc(build, stem, arch)
     path = cache.folder() / f"{stem}-{_identity(nvcc)}.cubin"
     if code := cache.load(path):
         return code
     code = _compile(build, nvcc, arch)
     cache.store(path, code)
+    return code
+
+
+def _without_nvcc(build: Compilable, stem: str, arch: str) -> bytes:
+    from flashcli.kernels import nvrtc
+
+    wanted = os.environ.get("NVCC", nvrtc.NAME) == nvrtc.NAME
+    problem = nvrtc.problem() if wanted else ""
+    try:
+        hint = "install the CUDA toolkit, load its module, or set CUDA_HOME (or use --backend cpu)."
+        missing = "nvcc (the CUDA compiler)" + (f", no NVRTC in its place ({problem})" if problem else "")
+        return _without_compiler(build, stem, "cubin", missing, hint)[1]
+    except BackendUnavailable:
+        if problem or not wanted:
+            raise
+    source = (SOURCES / build.kernel.file).read_text()
+    try:
+        code = nvrtc.cubin(source, build.kernel.file, arch, options(build), _include(build))
+    except nvrtc.CompileError as error:
+        raise compile_failure(str(error), arch, "NVRTC") from error
+    cache.store(cache.folder() / f"{stem}-{nvrtc.NAME}.cubin", code)
     return code
 
 
@@ -132,20 +158,29 @@ def _identity(compiler: Path, *arguments: str) -> str:
     return _hash(str(compiler.resolve()), str(status.st_size), str(status.st_mtime_ns), *arguments)[:8]
 
 
-def _compile(build: Compilable, nvcc: Path, arch: str) -> bytes:
-    from pycuda import compiler, driver
+def _nvcc(build: Compilable, nvcc: Path, arch: str, made: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """nvcc, run to its end, which leaves the cubin in the file ``made``."""
+    import subprocess  # here, because a warm start compiles nothing
 
-    source, include = (SOURCES / build.kernel.file).read_text(), [str(folder) for folder in _include(build)]
+    include = [f"-I{folder}" for folder in _include(build)]
+    source = str(SOURCES / build.kernel.file)
+    command = [str(nvcc), "-cubin", f"-arch={arch}", *more, *include, *options(build), source, "-o", made]
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyCUDA repeats whatever nvcc printed
-            return compiler.compile(
-                source, str(nvcc), options(build), no_extern_c=True, arch=arch, cache_dir=False, include_dirs=include
-            )
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
         raise BackendUnavailable(f"{nvcc} cannot be run: {error}.", "repair the CUDA toolkit, or set NVCC.") from error
-    except driver.CompileError as error:
-        raise compile_failure(error.stderr or str(error), arch) from error
+
+
+def _compile(build: Compilable, nvcc: Path, arch: str) -> bytes:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = os.path.join(folder, "kernel.cubin")
+        done = _nvcc(build, nvcc, arch, made)
+        if done.returncode:
+            raise compile_failure(done.stderr or done.stdout or f"exit code {done.returncode}", arch)
+        with explained("read", made, KernelFailure):
+            return Path(made).read_bytes()
 
 
 def _compile_library(build: Compilable, cc: list[str], path: Path) -> ctypes.CDLL:
@@ -175,17 +210,18 @@ def _loaded(library: Path) -> ctypes.CDLL:
         raise BackendUnavailable(f"the compiled kernel cannot be loaded: {error}.", hint) from error
 
 
-def compile_failure(output: str, arch: str) -> BackendUnavailable | KernelFailure:
-    """What nvcc's complaint means for the user."""
+def compile_failure(output: str, arch: str, compiler: str = "nvcc") -> BackendUnavailable | KernelFailure:
+    """What the complaint of nvcc, or of NVRTC, means for the user."""
     first = next((line.strip() for line in output.splitlines() if "error" in line or "fatal" in line), output.strip())
     missing = r"cannot find compiler|cc1plus|g(cc|\+\+): (not found|no such file)|host compiler|unsupported GNU"
     if re.search(missing, output, re.IGNORECASE):
         return BackendUnavailable(f"nvcc has no host compiler it can use: {first}.", "install g++ (build-essential).")
-    if re.search(r"Unsupported gpu architecture|not defined for option 'gpu-architecture'", output):
+    unknown = r"Unsupported gpu architecture|not defined for option 'gpu-architecture'|invalid value for --gpu-arch"
+    if re.search(unknown, output):
         return BackendUnavailable(
             f"this CUDA toolkit cannot compile for {arch}.", "install a toolkit that knows the GPU."
         )
-    return KernelFailure(f"nvcc could not compile the kernel: {first}.", "run again with --debug, and report it.")
+    return KernelFailure(f"{compiler} could not compile the kernel: {first}.", "run again with --debug, and report it.")
 
 
 class Resources(NamedTuple):
@@ -198,17 +234,13 @@ class Resources(NamedTuple):
 
 
 def resources(build: Compilable, arch: str) -> dict[str, Resources]:
-    """Compile with nvcc alone (no GPU, no PyCUDA) and read ptxas' report, by function."""
-    import subprocess
-
+    """Compile with nvcc (no GPU) and read ptxas' report, by function."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise BackendUnavailable(
             "the CUDA compiler, nvcc, was not found.", "install the CUDA toolkit, or set CUDA_HOME."
         )
-    include = [f"-I{folder}" for folder in _include(build)]
-    command = [str(nvcc), "-cubin", "-arch", arch, "-Xptxas", "-v", *include, *options(build), "-o", os.devnull]
-    result = subprocess.run([*command, str(SOURCES / build.kernel.file)], capture_output=True, text=True, check=False)
+    result = _nvcc(build, nvcc, arch, os.devnull, "-Xptxas", "-v")
     if result.returncode:
         raise compile_failure(result.stderr, arch)
     return parse_ptxas(result.stderr)

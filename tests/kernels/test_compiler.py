@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import GPU_KERNELS, IN_USE, THOROUGH, script
+from support import FAKE_NVCC, GPU_KERNELS, IN_USE, THOROUGH, script
 
 from flashcli.errors import BackendUnavailable, KernelFailure
 from flashcli.kernels import cache, compiler
@@ -26,17 +26,17 @@ SHORTER = replace(BUILD, problem=PROBLEM._replace(d=32))
 
 
 @pytest.fixture
-def compiled(fake_gpu, monkeypatch) -> list[list[str]]:
-    """A compiler that gives "code 1", "code 2", ... and the options of each call."""
-    import pycuda.compiler
-
+def compiled(tmp_path, monkeypatch) -> list[list[str]]:
+    """An empty cache, and a compiler that gives "code 1", "code 2", ... and the options of each call."""
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "cubins"))
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", "")))
     calls = []
 
-    def compile(source, nvcc, options, **rest):
-        calls.append([*options, rest["arch"]])
+    def compile(build, nvcc, arch):
+        calls.append([*compiler.options(build), arch])
         return b"code %d" % len(calls)
 
-    monkeypatch.setattr(pycuda.compiler, "compile", compile)
+    monkeypatch.setattr(compiler, "_compile", compile)
     return calls
 
 
@@ -270,17 +270,35 @@ def test_what_a_complaint_of_nvcc_means(output, kind, message):
     assert message in str(failure) and failure.hint
 
 
-def test_a_failing_nvcc_is_reported(fake_gpu, tmp_path, monkeypatch):
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "cubins"))
+
+
+def test_a_failing_nvcc_is_reported(empty_cache, tmp_path, monkeypatch):
     failing = script(tmp_path / "nvcc", "#!/bin/sh\necho 'nvcc fatal   : Cannot find compiler g++' >&2\nexit 1\n")
     monkeypatch.setenv("NVCC", str(failing))
     with pytest.raises(BackendUnavailable, match="no host compiler"):
         cubin(BUILD, "sm_80")
 
 
-def test_an_nvcc_that_cannot_be_run_is_reported(fake_gpu, tmp_path, monkeypatch):
+def test_an_nvcc_that_cannot_be_run_is_reported(empty_cache, tmp_path, monkeypatch):
     monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", "no program\n")))
     with pytest.raises(BackendUnavailable, match="cannot be run"):
         cubin(BUILD, "sm_80")
+
+
+def test_an_nvcc_that_makes_nothing_is_reported(empty_cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", "#!/bin/sh\n")))
+    with pytest.raises(KernelFailure, match=r"cannot read .*kernel\.cubin"):
+        cubin(BUILD, "sm_80")
+
+
+def test_nvcc_is_given_the_source_the_headers_and_the_options(empty_cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", FAKE_NVCC)))
+    given = cubin(MASKED, "sm_80").decode().split()
+    assert {"-cubin", "-arch=sm_80", "-DCAUSAL=1", "-std=c++17", str(compiler.SOURCES / MASKED.kernel.file)} <= {*given}
+    assert f"-I{compiler.SOURCES}" in given and f"-I{compiler.SOURCES / 'attention'}" in given
 
 
 PTXAS = """\

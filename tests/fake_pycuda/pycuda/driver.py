@@ -42,12 +42,6 @@ class MemoryError(Error):
     pass
 
 
-class CompileError(Error):
-    def __init__(self, message, stderr):
-        super().__init__(message)
-        self.stderr = stderr
-
-
 def _device():
     """The number of the current context's device."""
     if not getattr(_current, "contexts", []):

@@ -1,0 +1,205 @@
+"""Kernels in a context of the caller's, on a stream of the caller's, on memory of the caller's, from any thread.
+
+This goes through NVIDIA's own ``cuda-bindings``: PyCUDA wraps no stream that somebody else has made, and keeps a stack
+of contexts for each thread. Nothing here waits for the GPU, and nothing is allocated: so a launch can be captured in a
+CUDA graph. Where code has to be loaded first, that is allowed while a graph is being captured, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+from flashcli.errors import BackendUnavailable, FlashError, KernelFailure, OutOfMemory
+from flashcli.gpu import driver as cuda_driver
+from flashcli.gpu.memory import FREE_THE_GPU
+from flashcli.kernels import compiler
+from flashcli.kernels.arguments import Attention
+from flashcli.kernels.plan import Plan
+from flashcli.kernels.types import STATIC_SHARED, Build
+
+NO_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+POINTERS = struct.Struct("8Q")  # Q, K, V, O, lse, bias, workspace, redo: how the arguments begin
+
+
+@functools.cache
+def bindings() -> ModuleType:
+    """The driver's functions, started; BackendUnavailable says what is missing."""
+    if missing := cuda_driver.problem():
+        raise BackendUnavailable(f"{missing}.", "go to a machine with a GPU and its driver.")
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"arrays on a GPU are computed through cuda-bindings, which cannot be loaded: {error}.",
+            "pip install cuda-bindings.",
+        ) from error
+    ask(driver.cuInit, 0)
+    return driver
+
+
+def ask(function: Any, *arguments: object, doing: str = "the CUDA driver refuses") -> Any:
+    """What a function of the driver gives, beyond its code; OutOfMemory or KernelFailure with its words."""
+    code, *found = function(*arguments)
+    if code:
+        raise failure(code, doing)
+    return found[0] if found else None
+
+
+def failure(code: Any, doing: str) -> FlashError:
+    """The error for a code of the driver's."""
+    if code == NO_MEMORY:
+        return OutOfMemory(f"{doing}: the GPU has no memory left.", FREE_THE_GPU)
+    _, words = bindings().cuGetErrorString(code)
+    text = words.decode() if words else f"error {int(code)}"
+    return KernelFailure(f"{doing}: {text}.", "errors of earlier kernels show late: try CUDA_LAUNCH_BLOCKING=1.")
+
+
+class Place:
+    """A context on a GPU, what the GPU is, and the functions that have been loaded there."""
+
+    def __init__(self, device: int, context: int) -> None:
+        driver = bindings()
+        attributes, handle = driver.CUdevice_attribute, ask(driver.cuDeviceGet, device)
+
+        def attribute(name: str) -> int:
+            found = getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}")
+            return ask(driver.cuDeviceGetAttribute, found, handle)
+
+        self.device, self.context = device, context
+        self.capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
+        self.multiprocessors = attribute("MULTIPROCESSOR_COUNT")
+        self._functions: dict[tuple, dict[str, int]] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """The context is this thread's during a ``with`` block; and afterwards, if the thread had none."""
+        driver = bindings()
+        if self.is_current():
+            yield
+            return
+        ask(driver.cuCtxPushCurrent, self.context)
+        try:
+            yield
+        finally:
+            ask(driver.cuCtxPopCurrent)
+
+    def is_current(self) -> bool:
+        """Whether the context is this thread's, which it becomes if the thread has none."""
+        driver = bindings()
+        found = int(ask(driver.cuCtxGetCurrent))
+        if not found:
+            ask(driver.cuCtxSetCurrent, self.context)
+        return found in (0, self.context)
+
+    def functions(self, build: Build) -> dict[str, int]:
+        """The handles of a build's functions, compiled and loaded when they are first asked for."""
+        key = build.kernel.name, *build.macros().items()  # shapes of the same tiles share them
+        with self._lock:
+            if key not in self._functions:
+                self._functions[key] = self._load(build)
+            return self._functions[key]
+
+    def _load(self, build: Build) -> dict[str, int]:
+        driver, doing = bindings(), f"the GPU does not load kernel {build.kernel.name}"
+        code = compiler.cubin(build, compiler.architecture(self.capability))
+        shared_bytes = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        found = {}
+        with self.current(), _allowed_while_capturing(driver):
+            module = ask(driver.cuModuleLoadData, code, doing=doing)
+            for launch in build.functions():
+                function = ask(driver.cuModuleGetFunction, module, launch.function.encode(), doing=doing)
+                if launch.shared > STATIC_SHARED:  # more has to be asked for
+                    ask(driver.cuFuncSetAttribute, function, shared_bytes, launch.shared, doing=doing)
+                ask(driver.cuFuncLoad, function, doing=doing)  # else the driver might put it off to the first launch
+                found[launch.function] = int(function)
+        return found
+
+
+@contextlib.contextmanager
+def _allowed_while_capturing(driver: ModuleType) -> Iterator[None]:
+    """What is not of the graph that is being captured, and so need not be, may be done during a ``with`` block."""
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = ask(driver.cuThreadExchangeStreamCaptureMode, relaxed)
+    try:
+        yield
+    finally:
+        ask(driver.cuThreadExchangeStreamCaptureMode, before)
+
+
+_primary: dict[int, Place] = {}  # by the number of the GPU
+_others: dict[int, Place] = {}  # by the number of the context
+_making = threading.Lock()
+
+
+def place_of_device(device: int) -> Place:
+    """A GPU's primary context: where PyTorch, CuPy and JAX are."""
+    driver = bindings()
+    with _making:
+        if device not in _primary:
+            handle = ask(driver.cuDeviceGet, device)
+            context = ask(driver.cuDevicePrimaryCtxRetain, handle, doing=f"GPU {device} gives no context")
+            _primary[device] = Place(device, int(context))
+        return _primary[device]
+
+
+def place_of_memory(address: int) -> Place | None:
+    """Where memory is, by its address; None if it is not a GPU's."""
+    driver = bindings()
+    attributes = driver.CUpointer_attribute
+    code, device = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
+    if code or int(device) < 0:
+        return None
+    _, kind = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
+    if int(kind) == int(driver.CUmemorytype.CU_MEMORYTYPE_HOST):
+        return None
+    primary = place_of_device(int(device))
+    code, context = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_CONTEXT, address)
+    if code or int(context or 0) in (0, primary.context):  # memory of a pool is of no context
+        return primary
+    number = int(ask(driver.cuCtxGetId, context))  # unlike its address, never given to another one
+    with _making:
+        if number not in _others:
+            _others[number] = Place(int(device), int(context))
+        return _others[number]
+
+
+class Prepared:
+    """Attention of one shape in one place, to be launched with any addresses, any number of times, from any thread.
+
+    ``workspace`` is how many bytes of scratch it needs; their address is to be divisible by 16.
+    """
+
+    def __init__(self, place: Place, plan: Plan, given: Attention) -> None:
+        self.place, self.workspace, self.kernel = place, plan.workspace, plan.kernel
+        self._redo = plan.redo
+        self._given, self._lock = given, threading.Lock()
+        pointer = self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(given))
+        self._parameters = ctypes.addressof(pointer)
+        self._launch = bindings().cuLaunchKernel
+        self._steps: Sequence[tuple[int, int, int, int]] = [
+            (place.functions(build)[launch.function], launch.grid, launch.threads, launch.shared)
+            for build, launch in plan.steps
+        ]
+
+    def launch(self, stream: int, q: int, k: int, v: int, o: int, lse: int, bias: int, workspace: int) -> None:
+        """Queue it on a stream, with arrays at these addresses; no LSE and no bias are at 0."""
+        redo = 0 if self._redo is None else workspace + self._redo
+        if not self.place.is_current():
+            with self.place.current():
+                return self.launch(stream, q, k, v, o, lse, bias, workspace)
+        launch, parameters = self._launch, self._parameters
+        with self._lock:  # the driver copies the arguments before it lets go of them
+            POINTERS.pack_into(self._given, 0, q, k, v, o, lse, bias, workspace, redo)
+            for function, grid, threads, shared in self._steps:
+                [code] = launch(function, grid, 1, 1, threads, 1, 1, shared, stream, parameters, 0)
+                if code:
+                    raise failure(code, f"kernel {self.kernel} failed on GPU {self.place.device}")
+        return None

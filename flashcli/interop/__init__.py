@@ -1,0 +1,1 @@
+"""Arrays of other libraries, computed where they lie."""

@@ -1,0 +1,78 @@
+"""The gradients of attention by PyTorch's own operations, which have gradients themselves.
+
+With P = exp(S - lse), S = scale · Q Kᵀ + bias, D the row sums of dO ∘ O (FlashAttention-2, arXiv 2307.08691, section
+2.2): dV = Pᵀ dO; dS = P ∘ (dO Vᵀ - D + dlse); dQ = scale · dS K; dK = scale · dSᵀ Q; dbias = dS. The heads of Q that
+share one of K and V are one long head to it. P is in memory, whole.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def gradients(
+    d_out: torch.Tensor | None,
+    d_lse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    q_start: int,
+) -> tuple[torch.Tensor | None, ...]:
+    """dQ, dK, dV, and dbias for a bias of numbers; of what `flashcli.torch.attention` has made of these."""
+    if d_out is None and d_lse is None:
+        return None, None, None, None
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
+    group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
+    q_, out_ = _stacked(q, group), _stacked(out, group)
+    scores = scale * q_ @ k.mT  # [.., Hkv, group · M, N]
+    scores = _split(scores, group)
+    if bias is not None:
+        wanted = (*q.shape[:-1], k.shape[-2])
+        there = _split_heads(bias.expand(wanted), group)
+        scores = scores.masked_fill(~there, -torch.inf) if bias.dtype == torch.bool else scores + there
+    if causal:
+        i, j = (torch.arange(n, device=q.device) for n in scores.shape[-2:])
+        scores = scores.masked_fill(j > i[:, None] + q_start, -torch.inf)
+    above = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row that sees nothing: P = 0
+    P = torch.exp(scores - _split_heads(above[..., None], group))
+    dv, dP = None, torch.zeros_like(P)
+    if d_out is not None:
+        d_out_ = _stacked(d_out, group)
+        dv = _joined(P, group).mT @ d_out_
+        D = (d_out_ * out_).sum(-1, keepdim=True)
+        dP = _split(d_out_ @ v.mT - D, group)
+    if d_lse is not None:
+        dP = dP + _split_heads(d_lse[..., None], group)
+    dS = P * dP
+    dS_ = _joined(dS, group)
+    dq, dk = (scale * dS_ @ k).reshape(q.shape), scale * dS_.mT @ q_
+    d_bias = None
+    if bias is not None and bias.dtype != torch.bool:
+        d_bias = dS.reshape(*q.shape[:-1], k.shape[-2]).sum_to_size(bias.shape)
+    return dq, dk, dv, d_bias
+
+
+def _stacked(rows: torch.Tensor, group: int) -> torch.Tensor:
+    """[B, H, M, d] as [B, Hkv, group · M, d]."""
+    return rows if group == 1 else rows.unflatten(1, (-1, group)).flatten(2, 3)
+
+
+def _split(scores: torch.Tensor, group: int) -> torch.Tensor:
+    """[B, Hkv, group · M, N] as [B, Hkv, group, M, N]."""
+    return scores if group == 1 else scores.unflatten(-2, (group, -1))
+
+
+def _joined(scores: torch.Tensor, group: int) -> torch.Tensor:
+    """The other way."""
+    return scores if group == 1 else scores.flatten(-3, -2)
+
+
+def _split_heads(scores: torch.Tensor, group: int) -> torch.Tensor:
+    """[B, H, M, N] as [B, Hkv, group, M, N]."""
+    return scores if group == 1 else scores.unflatten(1, (-1, group))

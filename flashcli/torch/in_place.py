@@ -1,0 +1,175 @@
+"""PyTorch's tensors on a GPU, read and written where they lie, without gradients: `flashcli.torch` adds those.
+
+The time of a call before the kernels start counts where shapes are small. So whatever follows from shapes, strides and
+options is found in one look into a dictionary; left are the addresses, an allocation, and a launch for each step.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import torch
+
+from flashcli.gpu.launcher import Prepared, place_of_device
+from flashcli.interop.prepared import ALIGNMENT, SHAPES, Options, check_options, is_aligned, prepare, refuse_overlap
+from flashcli.operands import Operand, call
+
+KEPT = 2**20  # bytes of scratch that a thread keeps for PyTorch's default stream, instead of allocating it each time
+DEFAULT_STREAM = 0
+
+Answer = tuple[torch.Tensor, torch.Tensor | None]
+
+
+class Ready(NamedTuple):
+    """What a call needs once its tensors' shapes and strides are known; ``prepared`` is None if nothing is computed."""
+
+    prepared: Prepared | None
+    shape: torch.Size
+    strides: tuple[int, ...]  # of an answer that is allocated
+    lse_shape: torch.Size
+
+
+_ready: dict[tuple, Ready] = {}
+_kept = threading.local()
+
+
+def compute(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    bias: torch.Tensor | None = None,
+    q_start: int = 0,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    backend: str = "auto",
+    kernel: str | None = None,
+    precision: str = "fp32",
+    batch_invariant: bool = True,
+    rows_first: bool = False,
+) -> Answer:
+    """O, and the LSE if asked for, of tensors on one GPU, queued on the current stream of PyTorch's there.
+
+    The arguments are those of `flashcli.attention`. With ``rows_first``, O [B, H, M, d] is laid out as [B, M, H, d].
+    """
+    try:
+        at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        key: tuple = (
+            q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.get_device(), v.shape, v.stride(),
+            v.dtype, v.get_device(), (at_q | at_k | at_v) % ALIGNMENT, causal, scale, q_start,
+            None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device()),
+            None if out is None else (out.shape, out.stride(), out.dtype, out.get_device(), out.data_ptr() % ALIGNMENT),
+            backend, kernel, precision, batch_invariant, rows_first,
+        )  # fmt: skip
+        ready = _ready.get(key)
+    except (AttributeError, TypeError):  # something is no tensor, or no number
+        refuse_mixed(q, k, v, bias, out)
+        key, ready = (), None
+    if ready is None:
+        options = Options(backend, kernel, precision, batch_invariant)
+        ready = _make_ready(q, k, v, causal, scale, bias, q_start, out, options, rows_first)
+        _remember(key, ready)
+    prepared, shape, strides, lse_shape = ready
+    o = q.new_empty_strided(shape, strides) if out is None else out
+    lse = q.new_empty(lse_shape) if return_lse else None
+    if out is not None:
+        _refuse_overlap(q, k, v, bias, out)
+    if prepared is None:
+        o.zero_()
+        return o, None if lse is None else lse.fill_(-torch.inf)
+    stream = torch._C._cuda_getCurrentRawStream(prepared.place.device)
+    scratch = _scratch(q, prepared.workspace, stream) if prepared.workspace else None
+    prepared.launch(
+        stream, at_q, at_k, at_v, o.data_ptr(), 0 if lse is None else lse.data_ptr(),
+        0 if bias is None else bias.data_ptr(), 0 if scratch is None else scratch.data_ptr(),
+    )  # fmt: skip
+    return o, lse
+
+
+def _scratch(q: torch.Tensor, size: int, stream: int) -> torch.Tensor:
+    """Memory that is this call's until its kernels have run: what comes later on the stream may have it again.
+
+    The default stream is never destroyed and no part of a graph, so that a thread can keep what it had there.
+    """
+    if stream != DEFAULT_STREAM or size > KEPT:
+        return q.new_empty(size, dtype=torch.uint8)
+    kept = _kept.__dict__
+    found = kept.get(q.device)
+    if found is None or found.numel() < size:
+        found = kept[q.device] = q.new_empty(size, dtype=torch.uint8)
+    return found
+
+
+def _make_ready(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    bias: torch.Tensor | None,
+    q_start: int,
+    out: torch.Tensor | None,
+    options: Options,
+    rows_first: bool,
+) -> Ready:
+    check_options(options)
+    refuse_mixed(q, k, v, bias, out)
+    to = _rows_first(q) if rows_first and out is None and q.ndim == 4 else None if out is None else operand(out)
+    what = call(operand(q), operand(k), operand(v), None if bias is None else operand(bias), to, causal, scale, q_start)
+    strides = to.strides if to else _strides_of_contiguous(q.shape)
+    lse_shape = torch.Size(what.lse_shape)
+    if what.empty:
+        return Ready(None, q.shape, strides, lse_shape)
+    addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | (0 if out is None else out.data_ptr())
+    prepared = prepare(place_of_device(q.get_device()), what, is_aligned(what, addresses), options)
+    return Ready(prepared, q.shape, strides, lse_shape)
+
+
+def operand(tensor: torch.Tensor) -> Operand:
+    """A tensor as it lies."""
+    return Operand(tuple(tensor.shape), tensor.stride(), str(tensor.dtype).removeprefix("torch."))
+
+
+def _rows_first(q: torch.Tensor) -> Operand:
+    B, H, M, d = q.shape
+    return Operand((B, H, M, d), (M * H * d, d, H * d, 1), "float32")
+
+
+def _strides_of_contiguous(shape: torch.Size) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
+
+
+def _remember(key: tuple, ready: Ready) -> None:
+    if not key:
+        return
+    if len(_ready) >= SHAPES:
+        _ready.pop(next(iter(_ready)), None)
+    _ready[key] = ready
+
+
+def refuse_mixed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
+) -> None:
+    """Raise TypeError for an argument of another library than Q's, ValueError for one on another device."""
+    for name, tensor in {"q": q, "k": k, "v": v, "bias": bias, "out": out}.items():
+        if tensor is None and name in ("bias", "out"):
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} must be a PyTorch tensor, as q is, not {type(tensor).__name__}")
+        if tensor.device != q.device:
+            raise ValueError(f"{name} must be on {q.device}, as q is, not on {tensor.device}")
+
+
+def _refuse_overlap(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+) -> None:
+    tensors = {"q": q, "k": k, "v": v, "bias": bias}
+    inputs = {
+        name: (x.data_ptr(), operand(x))
+        for name, x in tensors.items()
+        if x is not None and x.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+    }
+    if inputs:
+        refuse_overlap(out.data_ptr(), operand(out), inputs)

@@ -1,0 +1,59 @@
+"""Our attention for the models of Hugging Face's transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashcli.torch.sdpa import scaled_dot_product_attention
+
+
+def register_transformers(name: str = "flashcli") -> None:
+    """Let models be loaded with ``attn_implementation="flashcli"``, or whatever other ``name``.
+
+    Grouped heads are not repeated in memory. Masks are made as for "sdpa".
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(name, attention_forward)
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+def attention_forward(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: torch.Tensor | None = None,
+    **rest: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls: query is [B, H, M, d], key and value are [B, Hkv, N, d]; the answer is [B, M, H, d]."""
+    if rest.get("softcap") is not None:
+        raise ValueError("softcap must be None: scores cannot be capped here")
+    M, N = query.shape[2], key.shape[2]
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    is_causal = is_causal and M > 1 and attention_mask is None
+    if attention_mask is not None:
+        attention_mask = attention_mask[..., :N]
+    if position_bias is not None:
+        attention_mask, is_causal = _with_mask(position_bias, attention_mask, is_causal, M, N), False
+    out = scaled_dot_product_attention(
+        query, key, value, attention_mask, dropout, is_causal, scaling, enable_gqa=key.shape[1] != query.shape[1]
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _with_mask(bias: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, M: int, N: int) -> torch.Tensor:
+    """What is to be added to scores."""
+    if is_causal:
+        mask = torch.ones(M, N, dtype=torch.bool, device=bias.device).tril()
+    if mask is None:
+        return bias
+    return bias.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else bias + mask

@@ -1,0 +1,144 @@
+"""The operator `torch.ops.flashcli.attention`: on GPUs, on CPUs, on tensors without numbers, and with gradients.
+
+It always gives the LSE, which gradients need. Its outputs' strides do not depend on the inputs', so that a compiler
+may change those.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashcli.operands import call
+from flashcli.torch import in_place, on_cpu
+from flashcli.torch.gradients import gradients
+
+SCHEMA = (
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? bias=None, bool causal=False, float? scale=None, "
+    "SymInt q_start=0, bool rows_first=False, str? kernel=None, str precision='fp32', bool batch_invariant=True) "
+    "-> (Tensor, Tensor)"
+)
+Both = tuple[torch.Tensor, torch.Tensor]
+OPTIONS = 7  # of its arguments, after the tensors
+
+library = torch.library.Library("flashcli", "DEF")
+library.define(SCHEMA)
+attention = torch.ops.flashcli.attention.default
+
+
+def _on_gpu(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    q_start: int = 0,
+    rows_first: bool = False,
+    kernel: str | None = None,
+    precision: str = "fp32",
+    batch_invariant: bool = True,
+) -> Both:
+    out, lse = in_place.compute(
+        q, k, v, causal, scale, bias, q_start, True, None, "cuda", kernel, precision, batch_invariant, rows_first
+    )
+    assert lse is not None
+    return out, lse
+
+
+def _on_cpu(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    q_start: int = 0,
+    rows_first: bool = False,
+    kernel: str | None = None,
+    precision: str = "fp32",
+    batch_invariant: bool = True,
+) -> Both:
+    out, _ = _empty(q, rows_first)
+    return on_cpu.compute(
+        q, k, v, causal, scale, "cpu" if kernel is None else "auto", bias, q_start, True, out, kernel=kernel,
+        precision=precision, batch_invariant=batch_invariant,
+    )  # fmt: skip
+
+
+def _empty(q: torch.Tensor, rows_first: bool) -> Both:
+    """O and the LSE, without numbers."""
+    lse = q.new_empty(q.shape[:-1])
+    if not rows_first or q.ndim != 4:
+        return q.new_empty(q.shape), lse
+    B, H, M, d = q.shape
+    return q.new_empty((B, M, H, d)).transpose(1, 2), lse
+
+
+def _without_numbers(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    q_start: int = 0,
+    rows_first: bool = False,
+    *options: object,
+) -> Both:
+    tensors = [x for x in (q, k, v, bias) if x is not None]
+    if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), q_start)):
+        of_bias = None if bias is None else in_place.operand(bias)
+        of_q, of_k, of_v = (in_place.operand(x) for x in (q, k, v))
+        call(of_q, of_k, of_v, of_bias, None, causal, scale, q_start)
+    return _empty(q, rows_first)
+
+
+class _Attention(torch.autograd.Function):
+    """Attention with gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, *options: Any) -> Both:
+        out, lse = _below_autograd(q, k, v, bias, *options)
+        ctx.save_for_backward(q, k, v, bias, out, lse)
+        ctx.options = options[:3]  # causal, scale, q_start
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple:
+        found = gradients(d_out, d_lse, *ctx.saved_tensors, *ctx.options)
+        return *found, *[None] * OPTIONS
+
+
+def _below_autograd(*arguments: Any) -> Both:
+    with torch._C._AutoDispatchBelowAutograd():
+        return attention(*arguments)
+
+
+def _with_gradients(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    q_start: int = 0,
+    rows_first: bool = False,
+    kernel: str | None = None,
+    precision: str = "fp32",
+    batch_invariant: bool = True,
+) -> Both:
+    options = causal, scale, q_start, rows_first, kernel, precision, batch_invariant
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return _Attention.apply(q, k, v, bias, *options)
+    return _below_autograd(q, k, v, bias, *options)
+
+
+library.impl("attention", _on_gpu, "CUDA")
+library.impl("attention", _on_cpu, "CPU")
+library.impl("attention", _with_gradients, "Autograd")
+torch.library.register_fake("flashcli::attention", _without_numbers, lib=library)

@@ -1,0 +1,116 @@
+"""Our attention in the place of PyTorch's fp32 attention, for programs that call that.
+
+`torch.nn.functional.scaled_dot_product_attention` sends fp32 tensors on a GPU to the operator
+``aten::_scaled_dot_product_efficient_attention``. Its implementation for GPUs is what is replaced; its gradients stay
+PyTorch's: they are computed from the same LSE.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from flashcli.torch import in_place
+from flashcli.torch.sdpa import supported
+
+NAME = "_scaled_dot_product_efficient_attention"
+LSE_ROWS = 32  # the LSE's rows are rounded up to a multiple of it
+WARNING = "(?s).*Overriding a previously registered kernel"  # of PyTorch's, which is what is meant here
+
+_lock = threading.Lock()
+_wanted = 0  # by how many
+_library: Any = None
+
+
+class Replacement:
+    """Our attention in the place of PyTorch's, until `remove`, or to the end of a ``with`` block."""
+
+    def __init__(self) -> None:
+        self._removed = False
+        _add()
+
+    def remove(self) -> None:
+        """PyTorch's own attention computes again, once all who have replaced it have called this."""
+        if not self._removed:
+            self._removed = True
+            _take_back()
+
+    def __enter__(self) -> Replacement:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.remove()
+
+
+def replacing_sdpa() -> Replacement:
+    """Let our kernels compute what PyTorch's fused attention computes in fp32 on GPUs, in all of the process.
+
+    It is so until the end of the ``with`` block, or until ``remove()`` of what is returned. Other types, dropout, heads
+    of more than 256 numbers and what PyTorch does not send to its memory-efficient attention (grouped heads, for one)
+    stay PyTorch's, and so do gradients. Modules compiled meanwhile are right before and after.
+    """
+    return Replacement()
+
+
+def _add() -> None:
+    global _wanted, _library
+    with _lock:
+        if _wanted == 0:
+            original = torch.library.get_kernel(f"aten::{NAME}", "CUDA")
+            library = torch.library.Library("aten", "IMPL")
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=WARNING)
+                library.impl(NAME, _forward_or(original), "CUDA", with_keyset=True)
+            _library = library
+        _wanted += 1
+
+
+def _take_back() -> None:
+    global _wanted, _library
+    with _lock:
+        _wanted -= 1
+        if _wanted == 0:
+            _library._destroy()
+            _library = None
+
+
+def _forward_or(original: Any) -> Any:
+    """Our implementation of the operator; of what it does not do, the original's."""
+
+    def forward(
+        keys: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_bias: torch.Tensor | None,
+        compute_log_sumexp: bool,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        contiguous = all(x.stride(-1) == 1 for x in (query, key, value))
+        mask = None if is_causal else attn_bias
+        if not contiguous or mask is not attn_bias or not supported(query, key, value, mask, dropout_p, is_causal):
+            return original.call_boxed(
+                keys, query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, scale=scale
+            )
+        out, lse = in_place.compute(
+            query, key, value, is_causal, scale, attn_bias, return_lse=compute_log_sumexp, rows_first=True
+        )
+        seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
+        return out, query.new_empty((*query.shape[:2], 0)) if lse is None else _as_theirs(lse), seed, offset
+
+    return forward
+
+
+def _as_theirs(lse: torch.Tensor) -> torch.Tensor:
+    """The LSE as PyTorch's gradients want it: a row that sees nothing, and a row that is none, at infinity."""
+    B, H, M = lse.shape
+    theirs = lse.new_full((B, H, -(-M // LSE_ROWS) * LSE_ROWS), torch.inf)
+    theirs[..., :M] = lse.masked_fill(lse == -torch.inf, torch.inf)
+    return theirs

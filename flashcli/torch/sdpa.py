@@ -1,0 +1,66 @@
+"""`torch.nn.functional.scaled_dot_product_attention`, by our kernels where they do it."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from flashcli.shape import MAX_D
+from flashcli.torch import in_place, operator
+from flashcli.torch.tensors import is_plain
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """The function of that name in `torch.nn.functional`, with its parameters, its answer and its errors.
+
+    Ours computes where all of this holds: query, key and value are float32 tensors on one GPU, of shapes [B, H, M, d]
+    and [B, Hkv, N, d], or [B, M, d] and [B, N, d], with d from 1 to 256; Hkv = H, or ``enable_gqa`` and Hkv divides H;
+    the mask, if there is one, is boolean or float32 and not given with ``is_causal``; there is no dropout; and autocast
+    is off. Everything else goes to PyTorch's own. A query that sees no key gets zeros.
+    """
+    if not supported(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    if not torch.compiler.is_compiling() and is_plain(query, key, value, attn_mask):
+        return in_place.compute(query, key, value, is_causal, scale, attn_mask, rows_first=True)[0]
+    return operator.attention(query, key, value, attn_mask, is_causal, scale, 0, True)[0]
+
+
+def supported(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+) -> bool:
+    """Whether ours computes: the rule that `scaled_dot_product_attention` states."""
+    if not (query.is_cuda and query.dtype == key.dtype == value.dtype == torch.float32):
+        return False
+    if dropout_p or torch.is_autocast_enabled("cuda") or query.is_nested:
+        return False
+    if query.ndim not in (3, 4) or key.ndim != query.ndim or key.shape != value.shape:
+        return False
+    if key.shape[0] != query.shape[0] or key.shape[-1] != query.shape[-1] or not 1 <= query.shape[-1] <= MAX_D:
+        return False
+    if query.device != key.device or query.device != value.device:
+        return False
+    if query.ndim == 4:
+        H, Hkv = query.shape[1], key.shape[1]
+        if Hkv != H and not (enable_gqa and Hkv and H % Hkv == 0):
+            return False
+    if mask is None:
+        return True
+    return not is_causal and mask.dtype in (torch.bool, torch.float32) and mask.device == query.device

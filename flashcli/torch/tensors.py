@@ -1,0 +1,86 @@
+"""`flashcli.attention` for PyTorch's tensors: the shortest way to what they need."""
+
+from __future__ import annotations
+
+import torch
+from torch.autograd import forward_ad
+
+from flashcli.torch import in_place, on_cpu, operator
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    backend: str = "auto",
+    *,
+    bias: torch.Tensor | None = None,
+    q_start: int = 0,
+    return_lse: bool = False,
+    out: torch.Tensor | None = None,
+    kernel: str | None = None,
+    precision: str = "fp32",
+    batch_invariant: bool = True,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """softmax(scale · Q Kᵀ + bias) V of float32 tensors, where they lie; with gradients, where they are wanted.
+
+    Parameters, the answer and errors are those of `flashcli.attention`. ``out`` is for where no gradients are wanted.
+    Gradients take memory for all scores, [B, H, M, N]: they are computed by PyTorch's own operations.
+    """
+    if torch.compiler.is_compiling() or not is_plain(q, k, v, bias):
+        return _by_operator(
+            q, k, v, causal, scale, backend, bias, q_start, return_lse, out, kernel, precision, batch_invariant
+        )
+    if q.is_cuda:
+        o, lse = in_place.compute(
+            q, k, v, causal, scale, bias, q_start, return_lse, out, backend, kernel, precision, batch_invariant
+        )
+        return o if lse is None else (o, lse)
+    in_place.refuse_mixed(q, k, v, bias, out)
+    return on_cpu.compute(
+        q, k, v, causal, scale, backend, bias, q_start, return_lse, out, kernel=kernel, precision=precision,
+        batch_invariant=batch_invariant,
+    )  # fmt: skip
+
+
+def is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether Q is a tensor with numbers, nobody wants gradients, and nobody listens to what is done with tensors."""
+    return (
+        type(q) is torch.Tensor
+        and (q.is_cuda or q.is_cpu)
+        and not (torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in (q, k, v, bias)))
+        and not torch._C._len_torch_dispatch_stack()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+    )
+
+
+def _by_operator(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    backend: str,
+    bias: torch.Tensor | None,
+    q_start: int,
+    return_lse: bool,
+    out: torch.Tensor | None,
+    kernel: str | None,
+    precision: str,
+    batch_invariant: bool,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    in_place.refuse_mixed(q, k, v, bias, out)
+    wanted = "cpu" if q.is_cpu else "cuda"
+    if backend not in ("auto", wanted) and not q.is_meta:
+        raise ValueError(f"backend must be 'auto' or {wanted!r} for tensors on {q.device}, not {backend!r}")
+    o, lse = operator.attention(q, k, v, bias, causal, scale, q_start, False, kernel, precision, batch_invariant)
+    if out is not None:
+        if o.requires_grad or out.requires_grad:
+            raise ValueError("out must not be given where gradients are wanted: leave it out, or use torch.no_grad()")
+        if out.shape != o.shape or out.dtype != o.dtype:
+            raise ValueError(f"out must be float32 and have the shape of q, {list(q.shape)}, not {list(out.shape)}")
+        o = out.copy_(o)
+    return (o, lse) if return_lse else o

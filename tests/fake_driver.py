@@ -1,0 +1,239 @@
+"""Enough of ``cuda.bindings.driver`` to compute attention on arrays "on a GPU", which are NumPy's here.
+
+Launching a kernel's function ``attention`` computes it in float64, all of it, as the arguments say, by address. A
+kernel that splits numbers gives nonsense where the inputs are not finite, and notes the rows, which one that does not
+then computes once more. What has been launched, and which contexts are current, is kept record of. ``owned`` are the
+address ranges of memory on a GPU, by its number; ``fails`` the functions that give a code other than 0, and the code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+
+from flashcli.kernels.arguments import Attention
+
+CUdevice_attribute = SimpleNamespace(
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR="major",
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR="minor",
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT="sms",
+)
+CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared")
+CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
+CUpointer_attribute = SimpleNamespace(
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL="device",
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE="kind",
+    CU_POINTER_ATTRIBUTE_CONTEXT="context",
+)
+CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_HOST=1)
+CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
+INVALID_CONTEXT, INVALID_VALUE = 201, 1
+
+
+class Driver:
+    """One machine of ``count`` GPUs, whose primary contexts are 1000, 1001, .."""
+
+    def __init__(self, capability: tuple[int, int] = (8, 0), count: int = 1) -> None:
+        self.capability, self.count = capability, count
+        self.launches: list[tuple[str, int, int]] = []  # function, stream, context
+        self.waits: list[tuple[int, int]] = []  # a stream, and the one it waits for
+        self.owned: dict[int, tuple[int, int]] = {}  # address: bytes, GPU
+        self.allocated: dict[int, object] = {}
+        self.loaded: list[dict[str, str]] = []  # the macros of what was loaded
+        self.fails: dict[str, int] = {}
+        self._thread = threading.local()
+        self._functions: dict[int, tuple[str, dict[str, str]]] = {}
+        for names in ("CUdevice_attribute", "CUfunction_attribute", "CUstreamCaptureMode", "CUpointer_attribute"):
+            setattr(self, names, globals()[names])
+        self.CUmemorytype, self.CUevent_flags = CUmemorytype, CUevent_flags
+        self._events: dict[int, int] = {}
+
+    def own(self, array: np.ndarray, device: int = 0) -> np.ndarray:
+        """From now on the array's memory is a GPU's."""
+        base = array if array.base is None else array.base
+        self.owned[base.ctypes.data] = base.nbytes, device
+        return array
+
+    # contexts
+
+    @property
+    def contexts(self) -> list[int]:
+        if not hasattr(self._thread, "contexts"):
+            self._thread.contexts = []
+        return self._thread.contexts
+
+    def cuDeviceGet(self, index):
+        return (0, index) if index < self.count else (101, None)
+
+    def cuDeviceGetCount(self):
+        return 0, self.count
+
+    def cuDeviceGetAttribute(self, attribute, device):
+        return 0, {"major": self.capability[0], "minor": self.capability[1], "sms": 4}[attribute]
+
+    def cuDevicePrimaryCtxRetain(self, device):
+        return self.fails.get("context", 0), 1000 + device
+
+    def cuCtxGetCurrent(self):
+        return 0, self.contexts[-1] if self.contexts else 0
+
+    def cuCtxSetCurrent(self, context):
+        self.contexts[-1:] = [context]
+        return (0,)
+
+    def cuCtxPushCurrent(self, context):
+        self.contexts.append(context)
+        return (0,)
+
+    def cuCtxPopCurrent(self):
+        return 0, self.contexts.pop()
+
+    def cuCtxGetId(self, context):
+        return 0, context
+
+    def cuGetErrorString(self, code):
+        return 0, b"fake failure %d" % code
+
+    def cuPointerGetAttribute(self, attribute, address):
+        for start, (size, device) in self.owned.items():
+            if start <= address < start + size:
+                return 0, {"device": device, "kind": 2, "context": 1000 + device}[attribute]
+        return INVALID_VALUE, None
+
+    # code
+
+    def cuModuleLoadData(self, code):
+        assert self.contexts
+        macros = dict(part[2:].split("=") for part in code.decode().split() if part.startswith("-D"))
+        self.loaded.append(macros)
+        return self.fails.get("load", 0), macros
+
+    def cuModuleGetFunction(self, module, name):
+        self._functions[len(self._functions) + 1] = name.decode(), module
+        return 0, len(self._functions)
+
+    def cuFuncSetAttribute(self, function, attribute, value):
+        return (0,)
+
+    def cuFuncLoad(self, function):
+        return (0,)
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        return 0, "global"
+
+    # memory and events
+
+    def cuMemAllocAsync(self, size, stream):
+        memory = np.full(size, 0xFF, np.uint8)
+        self.own(memory)
+        self.allocated[memory.ctypes.data] = memory
+        return self.fails.get("allocate", 0), memory.ctypes.data
+
+    def cuMemFreeAsync(self, address, stream):
+        self.allocated.pop(address, None)  # of an earlier fake, if somebody has kept an answer of its
+        return (0,)
+
+    def cuMemsetD2D32Async(self, address, pitch, bits, width, height, stream):
+        rows = _view(address, np.uint32, (height, width), (pitch // 4, 1))
+        rows[...] = bits
+        return (0,)
+
+    def cuEventCreate(self, flags):
+        self._events[len(self._events) + 1] = 0
+        return 0, len(self._events)
+
+    def cuEventRecord(self, event, stream):
+        self._events[event] = stream
+        return (0,)
+
+    def cuStreamWaitEvent(self, stream, event, flags):
+        self.waits.append((stream, self._events[event]))
+        return (0,)
+
+    def cuEventDestroy(self, event):
+        return (0,)
+
+    def cuEventQuery(self, event):
+        return (0,)
+
+    # launches
+
+    def cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
+        if not self.contexts or self.contexts[-1] >= 2000:
+            return (INVALID_CONTEXT,)
+        if code := self.fails.get("launch"):
+            return (code,)
+        name, macros = self._functions[function]
+        self.launches.append((name, stream, self.contexts[-1]))
+        if name == "attention":
+            at = ctypes.c_void_p.from_address(parameters).value
+            attention(Attention.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Attention))), macros)
+        return (0,)
+
+
+def _view(address, dtype, shape, strides):
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    item = np.dtype(dtype).itemsize
+    reach = item * (1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)))
+    memory = (ctypes.c_uint8 * reach).from_address(address)
+    return np.ndarray(shape, dtype, memory, strides=[item * s for s in strides])
+
+
+def attention(given: Attention, macros: dict[str, str]) -> None:
+    """What a kernel does, in float64."""
+    B, H, Hkv, M, N, d = given.B, given.H, given.Hkv, given.M, given.N, int(macros["HEAD_DIM"])
+
+    def matrix(address, by, heads, rows):
+        return _view(address, np.float32, (B, heads, rows, d), (by.batch, by.head, by.row, 1))
+
+    q, o = matrix(given.Q, given.q, H, M), matrix(given.O, given.o, H, M)
+    k, v = (matrix(at, by, Hkv, N) for at, by in ((given.K, given.k), (given.V, given.v)))
+    if macros["ALIGNED"] == "1":
+        addresses = given.Q | given.K | given.V | given.O
+        strides = [
+            getattr(by, axis) for by in (given.q, given.k, given.v, given.o) for axis in ("batch", "head", "row")
+        ]
+        assert addresses % 16 == 0 and all(stride % 4 == 0 for stride in strides)
+    with np.errstate(all="ignore"):
+        kk, vv = (np.repeat(x.astype(np.float64), H // Hkv, 1) for x in (k, v))
+        scores = given.scale * q.astype(np.float64) @ kk.swapaxes(-1, -2)
+        kind, by = int(macros["BIAS"]), given.bias_strides
+        if kind:
+            strides = by.batch, by.head, by.row, given.bias_column
+            bias = _view(given.bias, [None, np.float32, np.bool_][kind], (B, H, M, N), strides)
+            scores = scores + bias if kind == 1 else np.where(bias, scores, -np.inf)
+        if macros["CAUSAL"] == "1":
+            seen = np.arange(N) <= np.arange(M)[:, None] + given.q_start
+            scores = np.where(seen, scores, -np.inf)
+        top = np.max(scores, -1, keepdims=True)
+        weights = np.exp(scores - np.where(top == -np.inf, 0, top))
+        total = weights.sum(-1, keepdims=True)
+        answer = np.where(total == 0, 0, weights @ vv / np.where(total == 0, 1, total))
+        lse = (np.log(total) + top)[..., 0]
+    splits = "PRODUCTS" in macros
+    rows = np.ones((B, H, M), bool)
+    if given.redo:
+        notes = _view(given.redo, np.uint8, (B, H, M), (H * M, M, 1))
+        if splits:
+            notes[...] = ~np.isfinite(answer).all(-1)
+            answer[notes == 1] = 7
+        else:
+            rows = notes == 1
+    o[rows] = answer[rows].astype(np.float32)
+    if given.lse:
+        _view(given.lse, np.float32, (B, H, M), (H * M, M, 1))[rows] = lse[rows]
+
+
+class OnGpu:
+    """A NumPy array that says it is on a GPU, as Numba's arrays do."""
+
+    def __init__(self, driver: Driver, array: np.ndarray, device: int = 0, stream: int | None = None) -> None:
+        self.array, self.stream = driver.own(array, device), stream
+
+    @property
+    def __cuda_array_interface__(self) -> dict:
+        return {**self.array.__array_interface__, "strides": self.array.strides, "version": 3, "stream": self.stream}
