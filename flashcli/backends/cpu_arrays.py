@@ -19,8 +19,8 @@ from flashcli.files.cut import TILE
 from flashcli.operands import Call
 from flashcli.shape import MAX_FLOAT32
 
-BR, BR_CAUSAL = TILE // 2, TILE // 4  # a causal tile computes what its last row sees for all its rows
-AT_A_LOOK = 2**18  # numbers of K that a thread looks at in one task
+BR_FULL, BR_CAUSAL = TILE // 2, TILE // 4  # a causal tile computes what its last row sees for all its rows
+AT_A_LOOK = 2**18  # numbers of K that a thread looks at in one task, about
 BESIDE_BIAS = 2.0**103  # scores below it plus any float32 are at most the largest float32
 
 
@@ -39,7 +39,7 @@ def attend_arrays(asked: Call, given: Matrices, threads: int | None = None) -> N
                 one = part.of(Tile(tuple(slice(index, index + 1) for index in unit), slice(None)))
                 attend(one, asked.scale, asked.causal, row, np.float64)
 
-        Br = BR_CAUSAL if asked.causal else BR
+        Br = BR_CAUSAL if asked.causal else BR_FULL
         for_each(workers, compute, list(tiles(units, asked.M, asked.N, Br, workers.count)))
 
 
