@@ -7,7 +7,7 @@ __all__ = ["FlashError", "attention", "decode"]
 def __getattr__(name: str) -> object:
     # Imported on first use, so that `flashcli --help` does not wait for NumPy.
     if name == "attention":
-        from flashcli.arrays import attention
+        from flashcli.api import attention
 
         return attention
     if name == "FlashError":

@@ -1,35 +1,34 @@
-"""attention(q, k, v): the Python API."""
+"""attention(q, k, v) on arrays of any library: who computes, and where."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from flashcli.backends.cpu_arrays import attend_arrays
-from flashcli.backends.request import Request, open_backend, refuse_conflicts
-from flashcli.backends.tiled import Matrices
-from flashcli.errors import BackendUnavailable, UsageError
-from flashcli.files.cut import cut
-from flashcli.operands import Call, Operand, call
-from flashcli.run.arrays import attend
-from flashcli.shape import Shape
-
 
 def attention(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
+    q: Any,
+    k: Any,
+    v: Any,
     causal: bool = False,
     scale: float | None = None,
     backend: str = "auto",
     *,
-    bias: np.ndarray | None = None,
+    bias: Any = None,
     q_start: int = 0,
     return_lse: bool = False,
-    out: np.ndarray | None = None,
-) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+    out: Any = None,
+    kernel: str | None = None,
+    precision: str = "fp32",
+    batch_invariant: bool = True,
+) -> Any:
     """softmax(scale · Q Kᵀ + bias) V for each batch and head, accurate to fp32.
+
+    Arrays on a GPU are read and written where they lie, on the caller's current stream; the call returns at once, and
+    can be captured in a CUDA graph. They may be PyTorch's, CuPy's, or of any library with ``__cuda_array_interface__``
+    or DLPack. NumPy's arrays, and PyTorch's tensors on the CPU, are computed on the CPU, or on a GPU by way of it.
 
     Parameters
     ----------
@@ -37,102 +36,62 @@ def attention(
     k, v : float32 arrays [B, N, d] or [B, Hkv, N, d]; H / Hkv heads of q that follow one another share one of k and v
     causal : query i sees keys 0 to q_start + i only
     scale : factor on Q Kᵀ; 1/sqrt(d) if None
-    backend : "cuda", "cpu", or "auto": a usable GPU, else the CPU
+    backend : "cuda", "cpu", or "auto": the GPU on which the arrays are, or else a usable one, else the CPU
     bias : float32, added to scores, or bool, where False takes a key away; broadcast to [B, H, M, N], or [B, M, N]
     q_start : the position of the first query in the sequence of keys; may be negative
-    return_lse : the logarithm of each row's sum of exp(score) too
+    return_lse : the natural logarithm of each row's sum of exp(score), too
     out : float32 array of q's shape for the answer, which overlaps nothing else
+    kernel : which one computes, on a GPU; the fastest if None
+    precision : "fp32", or "fp16": faster, with a relative error of some 7e-4, on a GPU
+    batch_invariant : each row has the same bytes whatever else is in the batch; False may be faster, on a GPU
 
-    Arrays may have any strides. Where the last axis is not contiguous, or a stride is negative, a copy is computed on.
+    All arrays are of one library, and in one place. Strides are free, but the last axis of an array on a GPU is
+    contiguous.
 
     Returns
     -------
-    ``out``, or else a float32 array of q's shape; with ``return_lse``, a tuple of it and a float32 array [B, H, M] or
-    [B, M]. A query that sees no key, or with a bias none but at -inf, has zeros and an LSE of -inf.
+    ``out``, or else an array of q's library, float32, of q's shape, contiguous; with ``return_lse``, a tuple of it and
+    a float32 array [B, H, M] or [B, M]. A query that sees no key has zeros and an LSE of -inf. Libraries with no
+    allocator that is known get a `DeviceArray` with both protocols.
 
     Raises
     ------
     TypeError, ValueError
-        for arguments of another type or shape
+        for arguments of another type or shape, or in another place; then nothing has been queued
     flashcli.errors.FlashError
         where the backend is missing or fails, or does not compute what is asked for
 
     Source: FlashAttention-2, arXiv 2307.08691, algorithm 1.
     """
-    request = Request(backend, causal, scale)
-    refuse_conflicts(request)
-    q, k, v = (_as_it_lies(name, array) for name, array in {"q": q, "k": k, "v": v}.items())
-    bias = None if bias is None else _as_it_lies("bias", bias)
-    asked = call(
-        _operand(q), _operand(k), _operand(v), None if bias is None else _operand(bias),
-        None if out is None else _operand_to_write(out, {"q": q, "k": k, "v": v, "bias": bias}), causal, scale, q_start,
+    return _of(q)(
+        q, k, v, causal, scale, backend, bias=bias, q_start=q_start, return_lse=return_lse, out=out, kernel=kernel,
+        precision=precision, batch_invariant=batch_invariant,
     )  # fmt: skip
-    given = Matrices(
-        q, k, v, np.empty(q.shape, np.float32) if out is None else out, bias,
-        np.empty(asked.lse_shape, np.float32) if return_lse else None,
-    )  # fmt: skip
-    if asked.empty:
-        given.out[...] = 0
-        if given.lse is not None:
-            given.lse[...] = -np.inf
-    else:
-        _compute(request, asked, given)
-    return given.out if given.lse is None else (given.out, given.lse)
 
 
-def _compute(request: Request, asked: Call, given: Matrices) -> None:
-    """By the way of files where files can hold it; heads take it to a GPU only."""
-    as_files = (asked.Hkv, asked.N, asked.q_start, asked.bias) == (asked.H, asked.M, 0, "") and given.lse is None
-    if as_files and not asked.heads:
-        return _by_chunks(request, given)
-    if as_files and request.backend != "cpu":
-        try:
-            return _heads_as_batches(replace(request, backend="cuda"), given)
-        except BackendUnavailable:
-            if request.backend == "cuda":
-                raise
-    elif request.backend == "cuda":
-        raise UsageError(
-            "NumPy arrays with a bias, an LSE, grouped heads, q_start or M != N are computed by the cpu backend.",
-            'leave out backend="cuda".',
-        )
-    attend_arrays(asked, given)
+_known: dict[type, Callable[..., Any]] = {}
 
 
-def _by_chunks(request: Request, given: Matrices) -> None:
-    shape = Shape(*given.q.shape)
-    by = cut(shape)
-    with open_backend(request, replace(shape, B=by.batches), by.rows) as engine:
-        attend(engine, given.q, given.k, given.v, given.out)
+def _of(q: Any) -> Callable[..., Any]:
+    """The function for arrays of q's library."""
+    found = _known.get(type(q))
+    if found is None:
+        found = _known[type(q)] = _find(q)
+    return found
 
 
-def _heads_as_batches(request: Request, given: Matrices) -> None:
-    q, k, v = (matrix.reshape(-1, *matrix.shape[-2:]) for matrix in (given.q, given.k, given.v))
-    out = np.empty(q.shape, np.float32)
-    _by_chunks(request, Matrices(q, k, v, out))
-    given.out[...] = out.reshape(given.out.shape)
+def _find(q: Any) -> Callable[..., Any]:
+    if not isinstance(q, np.ndarray):
+        if any(kind.__module__.partition(".")[0] == "torch" for kind in type(q).__mro__):
+            from flashcli.torch.tensors import attention as of_tensors
 
+            return of_tensors
+        from flashcli.interop.protocols import speaks
 
-def _as_it_lies(name: str, array: np.ndarray) -> np.ndarray:
-    """The array; or a contiguous copy, where its strides are such that no backend takes them."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
-    last = array.ndim == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize or name == "bias"
-    whole = all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
-    return np.asarray(array if last and whole and array.flags.aligned else np.ascontiguousarray(array))
+        if speaks(q):
+            from flashcli.interop.anyones import attention as of_anyones
 
+            return of_anyones
+    from flashcli.run.attention import attention as of_numpy
 
-def _operand(array: np.ndarray) -> Operand:
-    dtype = array.dtype.name if array.dtype.isnative else str(array.dtype)
-    return Operand(array.shape, tuple(stride // array.itemsize for stride in array.strides), dtype)
-
-
-def _operand_to_write(out: np.ndarray, inputs: dict[str, np.ndarray | None]) -> Operand:
-    if not isinstance(out, np.ndarray):
-        raise TypeError(f"out must be a NumPy array, not {type(out).__name__}")
-    if not out.flags.writeable or not out.flags.aligned:
-        raise ValueError(f"out must be {'aligned' if out.flags.writeable else 'writeable'}")
-    for name, array in inputs.items():
-        if array is not None and np.may_share_memory(out, array) and np.shares_memory(out, array):  # bounds, then each
-            raise ValueError(f"out must not overlap {name}")
-    return _operand(out)
+    return of_numpy

@@ -201,7 +201,7 @@ def attention(given: Attention, macros: dict[str, str]) -> None:
     with np.errstate(all="ignore"):
         kk, vv = (np.repeat(x.astype(np.float64), H // Hkv, 1) for x in (k, v))
         scores = given.scale * q.astype(np.float64) @ kk.swapaxes(-1, -2)
-        kind, by = int(macros["BIAS"]), given.bias_strides
+        kind, by = int(macros.get("BIAS", 0)), given.bias_strides
         if kind:
             strides = by.batch, by.head, by.row, given.bias_column
             bias = _view(given.bias, [None, np.float32, np.bool_][kind], (B, H, M, N), strides)

@@ -12,6 +12,7 @@ from tolerances import assert_accurate
 from flashcli.api import attention
 from flashcli.errors import UsageError
 from flashcli.files import cut
+from flashcli.kernels.compiler import find_cc
 
 
 def test_attention_of_arrays():
@@ -92,9 +93,22 @@ def test_attention_on_the_cpu_where_there_is_no_gpu(no_pycuda):
 
 
 def test_what_a_gpu_does_not_do_for_numpy_arrays_is_refused_on_it():
-    with pytest.raises(UsageError, match="bias") as caught:
-        attention(GOOD, GOOD, GOOD, bias=GOOD[:, :, :2], backend="cuda")
-    assert caught.value.hint == 'leave out backend="cuda".'
+    for asked in ({"backend": "cuda"}, {"kernel": "mma"}, {"precision": "fp16"}):
+        with pytest.raises(UsageError, match="bias") as caught:
+            attention(GOOD, GOOD, GOOD, bias=GOOD[:, :, :2], **asked)
+        assert caught.value.hint.startswith('leave out backend="cuda", kernel and precision')
+
+
+def test_a_kernel_of_the_host_computes_heads_too():
+    if find_cc() is None:
+        pytest.skip("there is no C compiler here")
+    q, k, v = random_qkv(6, 9, 5).transpose(1, 0, 2, 3).reshape(3, 2, 3, 9, 5)
+    np.testing.assert_allclose(attention(q, k, v, kernel="sequential"), attention(q, k, v, backend="cpu"), rtol=1e-5)
+
+
+def test_precisions_that_there_are_not_are_refused():
+    with pytest.raises(ValueError, match="precision must be one of fp32, fp16, not 'tf32'"):
+        attention(GOOD, GOOD, GOOD, precision="tf32")
 
 
 @pytest.mark.parametrize("options", [{}, {"bias": np.zeros((9, 9), np.float32)}], ids=["as files", "with a bias"])

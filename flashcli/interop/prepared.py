@@ -58,8 +58,8 @@ def prepare(place: Place, call: Call, aligned: bool, options: Options) -> Prepar
     """Its kernels compiled and loaded, its arguments packed but for the addresses. There is something to compute."""
     check_options(options)
     problem = Problem(
-        call.B * call.H, call.M, call.N, call.d, call.causal, options.precision, place.multiprocessors, call.bias,
-        aligned, bool(options.batch_invariant),
+        call.B * call.H, call.M, call.N, call.d, call.causal, options.precision, place.multiprocessors, bias=call.bias,
+        aligned=aligned, batch_invariant=bool(options.batch_invariant),
     )  # fmt: skip
     planned = plan(place.capability, problem, call.B, call.H, call.Hkv, options.kernel)
     return Prepared(place, planned, _arguments(call))

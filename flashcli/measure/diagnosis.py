@@ -16,7 +16,8 @@ from flashcli.errors import BackendUnavailable, FlashError
 from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference
 from flashcli.gpu import driver as cuda_driver
-from flashcli.kernels import cache, compiler
+from flashcli.gpu.launcher import bindings
+from flashcli.kernels import cache, compiler, nvrtc
 from flashcli.measure.machine import gpus
 from flashcli.run.arrays import forward
 from flashcli.run.ranks import load_mpi
@@ -31,7 +32,18 @@ class Finding(NamedTuple):
 
 
 def diagnose() -> list[Finding]:
-    return [_python(), _cpu(), _c_compiler(), _nvcc(), _host_compiler(), _cache(), _mpi(), _driver(), *_gpus()]
+    return [
+        _python(),
+        _cpu(),
+        _c_compiler(),
+        _nvcc(),
+        _host_compiler(),
+        _cache(),
+        _mpi(),
+        _driver(),
+        *_gpus(),
+        _in_place(),
+    ]
 
 
 def _python() -> Finding:
@@ -80,6 +92,20 @@ def _mpi() -> Finding:
         return Finding("MPI", True, f"mpi4py {metadata.version('mpi4py')}, {library.splitlines()[0].partition(',')[0]}")
     except BackendUnavailable as error:
         return Finding("MPI", False, str(error), error.hint)
+
+
+def _in_place() -> Finding:
+    """What arrays on a GPU need to be computed where they lie."""
+    name, nvcc = "arrays on a GPU", compiler.find_nvcc()
+    try:
+        bindings()
+    except FlashError as error:
+        return Finding(name, False, str(error), error.hint)
+    problem = "" if nvcc else nvrtc.problem()
+    if problem:
+        return Finding(name, False, f"there is no nvcc, nor NVRTC: {problem}", "pip install 'cuda-bindings[all]'.")
+    found = f"cuda-bindings {metadata.version('cuda-bindings')}, compiled by {nvcc or 'NVRTC'}"
+    return Finding(name, True, found)
 
 
 def _driver() -> Finding:

@@ -9,11 +9,15 @@ import torch
 from flashcli.torch.sdpa import scaled_dot_product_attention
 
 
-def register_transformers(name: str = "flashcli") -> None:
-    """Let models be loaded with ``attn_implementation="flashcli"``, or whatever other ``name``.
+def register_transformers(name: str = "fp32") -> None:
+    """Let models be loaded with ``attn_implementation="fp32"``, or whatever other ``name``.
 
-    Grouped heads are not repeated in memory. Masks are made as for "sdpa".
+    Grouped heads are not repeated in memory. Masks are made as for "sdpa". (A name with "flash" in it would be taken
+    for one of the libraries that transformers itself knows, which want other masks.) ValueError says that a name is one
+    of those.
     """
+    if "flash" in name:
+        raise ValueError(f"name must not have 'flash' in it, which transformers keeps for other libraries: {name!r}")
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 

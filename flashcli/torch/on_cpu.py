@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flashcli.interop.on_host import attention
+from flashcli.run.attention import attention
 
 
 def compute(
@@ -28,7 +28,7 @@ def compute(
         _numbers(q), _numbers(k), _numbers(v), causal, scale, backend, bias=None if bias is None else _numbers(bias),
         q_start=q_start, return_lse=return_lse, out=None if out is None else _numbers(out), **options,
     )  # fmt: skip
-    answer, *lse = found if return_lse else (found,)
+    answer, *lse = found if isinstance(found, tuple) else (found,)
     o = torch.from_numpy(answer) if out is None else out
     return (o, torch.from_numpy(lse[0])) if lse else o
 

@@ -31,6 +31,30 @@ def test_without_a_gpu(no_pycuda, monkeypatch, tmp_path):
     assert lines[missing + 1].startswith("     Hint: ")
 
 
+def test_what_arrays_on_a_gpu_need_has_a_line():
+    [line] = [line for line in flashcli("doctor").out.splitlines() if "arrays on a GPU: " in line]
+    assert re.fullmatch(
+        r"\[ok\] .*: cuda-bindings \d\S*, compiled by \S+|\[--\] .*: .*(driver|GPU|cuda-bindings|NVRTC).*", line
+    )
+
+
+@pytest.mark.parametrize(
+    ("nvcc", "problem", "ok", "text"),
+    [
+        ("/bin/nvcc", "not asked", True, "cuda-bindings 13.0, compiled by /bin/nvcc"),
+        (None, "", True, "cuda-bindings 13.0, compiled by NVRTC"),
+        (None, "its library is not found", False, "there is no nvcc, nor NVRTC: its library is not found"),
+    ],
+)
+def test_who_compiles_for_arrays_on_a_gpu(monkeypatch, nvcc, problem, ok, text):
+    monkeypatch.setattr(diagnosis, "bindings", lambda: None)
+    monkeypatch.setattr(diagnosis.compiler, "find_nvcc", lambda: nvcc)
+    monkeypatch.setattr(diagnosis.nvrtc, "problem", lambda: problem)
+    monkeypatch.setattr(diagnosis.metadata, "version", lambda name: "13.0")
+    finding = diagnosis._in_place()
+    assert (finding.ok, finding.text) == (ok, text) and bool(finding.hint) is not ok
+
+
 def test_mpi_is_named_or_missed():
     [line] = [line for line in flashcli("doctor").out.splitlines() if "MPI: " in line]
     assert re.fullmatch(r"\[ok\] MPI: mpi4py \d\S*, .*MPI.*|\[--\] MPI: mpi4py.* is not installed\.", line)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fake_driver import Driver, OnGpu
 
-from flashcli.arrays import attention
+from flashcli.api import attention
 from flashcli.errors import FlashError, KernelFailure, OutOfMemory, UsageError
 from flashcli.gpu import driver as cuda_driver
 from flashcli.interop import memory
