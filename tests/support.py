@@ -119,7 +119,8 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **strict, **changes}
 
 
-nursery = functools.cache(lambda: warm.Nursery(environment()))
+BEFORE_ALL_TESTS = environment()
+nursery = functools.cache(lambda: warm.Nursery(BEFORE_ALL_TESTS))
 
 
 def flashcli(*args: object, env: dict[str, str] | None = None, **options: object) -> Finished:

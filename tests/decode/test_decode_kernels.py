@@ -52,11 +52,10 @@ def test_the_compiler_and_python_agree_on_every_field_of_the_argument(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@needs_nvcc
 @every_kernel
-def test_no_register_is_spilled_where_it_matters(kernel):
+def test_no_register_is_spilled_where_it_matters(resources, kernel):
     problem = Problem(128, 16, "float16", "float16", True, kernel.rows(4, 128))
-    for function, found in compiler.resources(Build(kernel, problem), "sm_90a").items():
+    for function, found in resources(Build(kernel, problem), "sm_90a").items():
         assert found.spilled == 0 and not found.warnings, function
 
 
