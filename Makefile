@@ -36,7 +36,7 @@ testcases: $(READY)
 	$(BIN)/flashcli judge testcases
 
 test: $(READY)
-	$(BIN)/python -m pytest --numprocesses=auto --quiet
+	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --quiet
 
 # Where PyTorch's builds for the CPU are; on Linux the package index has those with CUDA, which are gigabytes.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -57,7 +57,7 @@ bench-scaling: $(READY)
 	$(BIN)/python -m flashcli.measure.scaling --json cuda/records/scaling.json
 
 test-gpu: $(READY)
-	$(BIN)/python -m pytest -m gpu --numprocesses=auto --quiet
+	$(BIN)/python -m pytest -m gpu --numprocesses=auto --dist=worksteal --quiet
 
 torture: $(READY)
 	PYTHONPATH=tests $(BIN)/python tests/torture.py

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import tolerances
 from support import (
     ENGINES,
     FAKE_NVCC,
@@ -27,6 +28,7 @@ from support import (
     write_input,
 )
 
+from flashcli.backends.cores import usable_cores
 from flashcli.errors import FlashError
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu.session import devices
@@ -45,6 +47,16 @@ hypothesis.settings.register_profile(
     ],
 )
 hypothesis.settings.load_profile("flashcli")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    tolerances.cache = getattr(config, "cache", None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, for some tests wait."""
+    return len(usable_cores()) + 1
 
 
 @pytest.hookimpl(tryfirst=True)
