@@ -7,7 +7,7 @@ import os
 import sys
 
 import pytest
-from support import flashcli, script
+from support import FAKE_NVCC, flashcli, script
 
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels import occupancy
@@ -62,7 +62,7 @@ for function in os.environ["FUNCTIONS"].split():
     out.writerow([*(about | {{"Kernel Name": function}}).values(), *(counted[name][0] for name in asked)])
 print("==PROF== Disconnected from process 4242")
 """
-PTXAS = """#!/bin/sh
+PTXAS = f"""{FAKE_NVCC}
 echo "\
 ptxas info    : Compiling entry function 'prepare' for 'sm_80'
 ptxas info    : Used 64 registers, 1024 bytes smem
