@@ -39,8 +39,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) paged_v2(const Decode a
 }
 
 // One block a row, a thread for each number of the head.
-extern "C" __global__ void __launch_bounds__(HEAD_DIM) merge(const Decode a) {
-    const int length = length_of(a, blockIdx.x / a.heads / a.tokens);
-    merge_number(a, static_cast<const float *>(a.workspace), partitions(a), blockIdx.x,
-                 first_used(a, length) / PARTITION, ceil_div(length, PARTITION), threadIdx.x);
+extern "C" __global__ void __launch_bounds__(QUADS) merge(const Decode a) {
+    const int length = length_of(a, blockIdx.x / a.heads / a.tokens), parts = partitions(a);
+    const float *const partials = static_cast<const float *>(a.workspace) + (long long)blockIdx.x * parts * PARTIAL;
+    const int from = first_used(a, length) / PARTITION, until = div_up(length, PARTITION);
+    answer_quad(a, blockIdx.x, threadIdx.x, merged(partials, from, until, threadIdx.x));
 }

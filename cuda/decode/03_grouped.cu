@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) grouped(const Decode a)
     __shared__ unsigned char seen[PARTITION];
     __shared__ Running running;
     const int parts = partitions(a), part = blockIdx.x / a.kv_heads % parts, which = blockIdx.x / a.kv_heads / parts;
-    const int tiles = ceil_div(rows_of(a), ROWS);
+    const int tiles = div_up(rows_of(a), ROWS);
     // Neighbouring blocks have neighbouring heads of the cache, which are neighbours in a page.
     const Sequence of = sequence_of(a, which / tiles, blockIdx.x % a.kv_heads, which % tiles * ROWS);
     const int first = max((long long)first_used(a, of.length), (long long)part * PARTITION);
@@ -36,8 +36,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) grouped(const Decode a)
     keep_partials(a, of, static_cast<float *>(a.workspace), parts, part, running, O);
 }
 
-extern "C" __global__ void __launch_bounds__(HEAD_DIM) merge(const Decode a) {
-    const int length = length_of(a, blockIdx.x / a.heads / a.tokens);
-    merge_number(a, static_cast<const float *>(a.workspace), partitions(a), blockIdx.x,
-                 first_used(a, length) / PARTITION, ceil_div(length, PARTITION), threadIdx.x);
+extern "C" __global__ void __launch_bounds__(QUADS) merge(const Decode a) {
+    const int length = length_of(a, blockIdx.x / a.heads / a.tokens), parts = partitions(a);
+    const float *const partials = static_cast<const float *>(a.workspace) + (long long)blockIdx.x * parts * PARTIAL;
+    const int from = first_used(a, length) / PARTITION, until = div_up(length, PARTITION);
+    answer_quad(a, blockIdx.x, threadIdx.x, merged(partials, from, until, threadIdx.x));
 }

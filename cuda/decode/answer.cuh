@@ -9,31 +9,68 @@ __device__ __forceinline__ void answer_number(const Decode &a, long long place, 
     if (d == 0) a.lse[place] = l == 0 ? NEG_INF : m * LN2 + logf(l);
 }
 
-// Partial answers in the workspace: of each place, `parts` times m, l, and HEAD_DIM numbers of O.
-constexpr int PARTIAL = HEAD_DIM + 2;
+// Partial answers in the workspace: of each place, `parts` times m, l, and HEAD_DIM numbers of O from the fourth on, which
+// are read and written four at a time.
+constexpr int PARTIAL = HEAD_DIM + 4, QUADS = HEAD_DIM / 4;
 
 __device__ __forceinline__ void keep_number(float *partials, long long which, int d, float m, float l, float o) {
     float *const partial = partials + which * PARTIAL;
     if (d == 0) partial[0] = m, partial[1] = l;
-    partial[2 + d] = o;
+    partial[4 + d] = o;
 }
 
-// Number d of the answer of partials `from` to `until` - 1 of one place, in this order. They are read past the first-level
-// cache, which does not see what other multiprocessors write.
-__device__ __forceinline__ void merge_number(const Decode &a, const float *partials, int parts, long long place,
-                                             int from, int until, int d) {
-    partials += place * parts * PARTIAL;
-    float m = NEG_INF, l = 0, o = 0;
-#pragma unroll 4
-    for (int part = from; part < until; ++part) {
-        const float theirs = __ldcg(partials + (long long)part * PARTIAL);
-        m = theirs > m || theirs != theirs ? theirs : m;
+// What some tokens have given a row: maximum, sum, and four numbers of O. Others are read past the first-level cache, which
+// does not see what other multiprocessors write.
+struct Part {
+    float m, l;
+    float4 o;
+};
+
+__device__ __forceinline__ Part nothing() { return {NEG_INF, 0, make_float4(0, 0, 0, 0)}; }
+
+__device__ __forceinline__ Part part_of(const float *partial, int quad) {
+    const float2 ml = __ldcg(reinterpret_cast<const float2 *>(partial));
+    return {ml.x, ml.y, __ldcg(reinterpret_cast<const float4 *>(partial) + 1 + quad)};
+}
+
+// NaN in m is not lost: it comes back in l and O.
+template <int N>
+__device__ __forceinline__ void join_parts(Part &sum, const Part (&parts)[N]) {
+    float m = sum.m;
+#pragma unroll
+    for (int i = 0; i < N; ++i) m = fmaxf(m, parts[i].m);
+    const float shift = finite_or_zero(m), rescale = exp2_fast(sum.m - shift);
+    sum = {m, sum.l * rescale, make_float4(sum.o.x * rescale, sum.o.y * rescale, sum.o.z * rescale, sum.o.w * rescale)};
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        const float weight = exp2_fast(parts[i].m - shift);
+        sum.l += weight * parts[i].l;
+        sum.o.x += weight * parts[i].o.x, sum.o.y += weight * parts[i].o.y;
+        sum.o.z += weight * parts[i].o.z, sum.o.w += weight * parts[i].o.w;
     }
-#pragma unroll 4
-    for (int part = from; part < until; ++part) {
-        const float *const partial = partials + (long long)part * PARTIAL;
-        const float weight = exp2_fast(__ldcg(partial) - finite_or_zero(m));
-        l += weight * __ldcg(partial + 1), o += weight * __ldcg(partial + 2 + d);
+}
+
+// Partial answers `from` to `until` - 1, in this order, six under way at a time.
+__device__ __forceinline__ Part merged(const float *partials, int from, int until, int quad) {
+    Part sum = nothing();
+    partials += (long long)from * PARTIAL;
+    for (int left = until - from; left > 0; left -= 6, partials += 6 * PARTIAL) {
+        Part some[6];
+#pragma unroll
+        for (int i = 0; i < 6; ++i) some[i] = i < left ? part_of(partials + i * PARTIAL, quad) : nothing();
+        join_parts(sum, some);
     }
-    answer_number(a, place, d, m, l, o);
+    return sum;
+}
+
+__device__ __forceinline__ void answer_quad(const Decode &a, long long place, int quad, const Part &sum) {
+    const float o[4] = {sum.o.x, sum.o.y, sum.o.z, sum.o.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) answer_number(a, place, quad * 4 + i, sum.m, sum.l, o[i]);
+}
+
+__device__ __forceinline__ void keep_quad(float *partials, long long which, int quad, const Part &sum) {
+    float *const partial = partials + which * PARTIAL;
+    if (quad == 0) partial[0] = sum.m, partial[1] = sum.l;
+    reinterpret_cast<float4 *>(partial)[1 + quad] = sum.o;
 }

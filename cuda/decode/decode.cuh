@@ -11,6 +11,7 @@
 #ifndef HEAD_DIM
 #error "HEAD_DIM, PAGE, QUERY_TYPE, CACHE_TYPE, TRANSPOSED, THREADS and ROWS are macros: see flashcli/kernels/decode.py"
 #endif
+#include "common.cuh"
 
 // The one argument of every __global__ function, by value. Strides are in numbers, not bytes; null pointers stand for what
 // was not given. A row is a query token t and a head: the rows of a head of the cache are t * group + head % group.
@@ -44,7 +45,7 @@ struct Decode {
 #define E5M2 4
 
 __host__ __device__ constexpr int bytes_of(int type) { return type == FP32 ? 4 : type <= BF16 ? 2 : 1; }
-__host__ __device__ constexpr int ceil_div(int a, int b) { return a / b + (a % b != 0); }
+__host__ __device__ constexpr int div_up(int a, int b) { return a / b + (a % b != 0); }  // a + b may be beyond 2^31
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 
 constexpr int CACHE_BYTES = bytes_of(CACHE_TYPE);
@@ -58,19 +59,7 @@ static_assert((PAGE & (PAGE - 1)) == 0, "a power of two");
 static_assert(!TRANSPOSED || VECTOR_BYTES == 16, "vLLM's chunks of keys have 16 bytes");
 static_assert(CACHE_TYPE == QUERY_TYPE || CACHE_TYPE >= E4M3, "the cache has the query's type, or fp8");
 
-constexpr float LOG2E = 1.44269504088896340736f;
 constexpr float LN2 = 0.69314718055994530942f;
-#define NEG_INF __int_as_float(0xff800000)
-
-// 2^x with one instruction: relative error below 2^-22; 2^-inf = 0, 2^NaN = NaN.
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// What to subtract from scores whose maximum is m: -inf - -inf would be NaN where exp(-inf) = 0 is meant.
-__device__ __forceinline__ float finite_or_zero(float m) { return m == NEG_INF ? 0.0f : m; }
 
 __device__ __forceinline__ float from_half(unsigned bits) {
     float y;

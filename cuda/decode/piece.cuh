@@ -45,7 +45,7 @@ __device__ __forceinline__ void scores(const Decode &a, const Sequence &of, cons
         if (some) {
             const unsigned char *const key = key_of(a, of, token);
 #pragma unroll
-            for (int i = 0; i < ceil_div(CHUNKS, LANES); ++i) {
+            for (int i = 0; i < div_up(CHUNKS, LANES); ++i) {
                 const int c = i * LANES + lane;
                 if (CHUNKS % LANES != 0 && c >= CHUNKS) break;
                 float k[X];
@@ -108,7 +108,7 @@ constexpr int TEAMS = THREADS / CHUNKS, OWN = X;
 #else
 // A vector is some slots of one number d: four threads take a number, vectors of tokens in turn, each several numbers.
 constexpr int V_SLOTS = smaller(X, PAGE), V_LANES = 4, D_AT_ONCE = THREADS / V_LANES,
-              OWN = ceil_div(HEAD_DIM, D_AT_ONCE);
+              OWN = div_up(HEAD_DIM, D_AT_ONCE);
 #endif
 
 __device__ __forceinline__ void add_values(const Decode &a, const Sequence &of, int first, int end, const float *P,

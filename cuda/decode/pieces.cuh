@@ -4,7 +4,7 @@
 // and on whatever GPU. A short one has pieces of PIECE tokens; a long one has at most MAX_PIECES, for partial answers need
 // room for as many as there may be.
 #pragma once
-#include "decode.cuh"
+#include "answer.cuh"
 
 struct Cut {
     int begin;  // where its first piece begins
@@ -14,8 +14,8 @@ struct Cut {
 
 __device__ __forceinline__ Cut cut(const Decode &a, int length) {
     const int begin = first_used(a, length) / PIECE * PIECE;
-    const int piece = max(PIECE, ceil_div(ceil_div(length - begin, MAX_PIECES), PIECE) * PIECE);
-    return {begin, piece, max(1, ceil_div(length - begin, piece))};
+    const int piece = max(PIECE, div_up(div_up(length - begin, MAX_PIECES), PIECE) * PIECE);
+    return {begin, piece, max(1, div_up(length - begin, piece))};
 }
 
 // How many pieces a sequence can have at most: so many partial answers are kept for each row.
@@ -24,15 +24,25 @@ __device__ __forceinline__ int most_pieces(const Decode &a) {
     return max(1, (int)min((long long)MAX_PIECES, (room + PIECE - 1) / PIECE));
 }
 
-// Finds pieces by their numbers, counted over all sequences, for numbers that only grow. It knows THREADS sequences at a
-// time; all threads of the block call it together.
-struct Finder {
+// A piece of a sequence, for one head of the cache and the rows from `of.row0` on.
+struct Piece {
+    Sequence of;
+    int first, end;   // its tokens, less those before the first that any query token sees
+    int part, count;  // which of how many pieces of the sequence
+    int tile;         // of rows
+};
+
+// Hands out pieces by their numbers, counted over all sequences, with the heads of the cache as neighbours, which they are in
+// a page. It knows THREADS sequences at a time; all threads of the block call it together, with numbers that only grow.
+struct Pieces {
     int s0, before;     // the first of these sequences, and how many pieces the ones before it have
     int ends[THREADS];  // how many pieces the sequences from s0 to s0 + i have
+    int lengths[THREADS];
 
     __device__ void count(const Decode &a) {
         const int s = s0 + threadIdx.x;
-        ends[threadIdx.x] = s < a.sequences ? cut(a, length_of(a, s)).count : 0;
+        lengths[threadIdx.x] = s < a.sequences ? length_of(a, s) : 0;
+        ends[threadIdx.x] = s < a.sequences ? cut(a, lengths[threadIdx.x]).count : 0;
         __syncthreads();
         for (int apart = 1; apart < THREADS; apart *= 2) {
             const int more = threadIdx.x >= apart ? ends[threadIdx.x - apart] : 0;
@@ -46,8 +56,10 @@ struct Finder {
         __syncthreads();
         count(a);
     }
-    // The sequence that has the piece, and the piece's number in it; false if there is no such piece.
-    __device__ bool find(const Decode &a, long long wanted, int &s, int &piece) {
+    // False if there is no piece of that number.
+    __device__ bool find(const Decode &a, long long number, Piece &piece) {
+        const int tiles = div_up(rows_of(a), ROWS), together = a.kv_heads * tiles, which = number % together;
+        const long long wanted = number / together;
         while (wanted >= (long long)before + ends[THREADS - 1]) {
             if (s0 + THREADS >= a.sequences) return false;
             __syncthreads();  // all have looked
@@ -59,11 +71,41 @@ struct Finder {
         int low = 0;  // the first sequence with an end after it
         for (int step = THREADS / 2; step > 0; step /= 2)
             if (ends[low + step - 1] <= left) low += step;
-        s = s0 + low, piece = left - (low ? ends[low - 1] : 0);
+        const int s = s0 + low, tile = which / a.kv_heads, length = lengths[low];
+        const Cut has = cut(a, length);
+        piece.of = {s, which % a.kv_heads, tile * ROWS, length, a.block_tables + (long long)s * a.table_width};
+        piece.part = left - (low ? ends[low - 1] : 0), piece.count = has.count, piece.tile = tile;
+        const long long start = has.begin + (long long)piece.part * has.piece;
+        piece.first = max(start, (long long)first_used(a, length));
+        piece.end = min((long long)length, start + has.piece);
         return true;
     }
 };
 static_assert((THREADS & (THREADS - 1)) == 0, "searched by halves");
+
+// The workspace of a launch over pieces: two counters of the launch; one for each sequence, tile of rows and head of the
+// cache; then, from a multiple of 16 bytes on, partial answers. Every launch leaves zeros in the counters.
+constexpr int LAUNCH_COUNTERS = 4;
+__device__ __forceinline__ int *counter_of(const Decode &a, const Piece &piece) {
+    const long long which = ((long long)piece.of.s * div_up(rows_of(a), ROWS) + piece.tile) * a.kv_heads;
+    return static_cast<int *>(a.workspace) + LAUNCH_COUNTERS + which + piece.of.kv_head;
+}
+__device__ __forceinline__ float *partials_of(const Decode &a) {
+    const long long counters = (long long)a.sequences * div_up(rows_of(a), ROWS) * a.kv_heads;
+    return static_cast<float *>(a.workspace) + LAUNCH_COUNTERS + (counters + 3) / 4 * 4;
+}
+
+// The number of the next piece, for one thread of a block that is done with its own: the first of each block is its own
+// number. Who is early takes more.
+__device__ __forceinline__ int take(const Decode &a) {
+    return gridDim.x + atomicAdd(static_cast<int *>(a.workspace), 1);
+}
+
+// To be called by one thread of each block at its end.
+__device__ __forceinline__ void leave(const Decode &a) {
+    int *const counters = static_cast<int *>(a.workspace);
+    if (atomicAdd(counters + 1, 1) == (int)gridDim.x - 1) counters[0] = counters[1] = 0;
+}
 
 // Whether this block is the last of `count` that have come here with this counter, each after it has written what the last
 // one will read. The counter is zero again afterwards.
@@ -80,11 +122,28 @@ __device__ __forceinline__ bool last_of(int *counter, int count) {
     return is_last;
 }
 
-// The workspace of a launch over pieces: a counter for each sequence, tile of rows and head of the cache; then, from a
-// multiple of 16 bytes on, partial answers.
-__device__ __forceinline__ int *counter_of(const Decode &a, int s, int tile, int tiles, int kv_head) {
-    return static_cast<int *>(a.workspace) + ((long long)s * tiles + tile) * a.kv_heads + kv_head;
-}
-__device__ __forceinline__ float *partials_of(const Decode &a, int tiles) {
-    return static_cast<float *>(a.workspace) + ((long long)a.sequences * tiles * a.kv_heads + 3) / 4 * 4;
+// The answers of the piece's rows from the partial ones of all pieces. A thread has four numbers of a row; where there are
+// more threads than that, the pieces are shared among several, each with a stretch of them. `scratch`: a Part a thread.
+__device__ __forceinline__ void merge_pieces(const Decode &a, const Piece &piece, Part *scratch) {
+    const int rows = smaller(ROWS, rows_of(a) - piece.of.row0), items = rows * QUADS, parts = most_pieces(a);
+    const int shares = max(1, THREADS / items), each = div_up(piece.count, shares);
+    const float *const partials = partials_of(a);
+    __syncthreads();  // others may still read what is in the scratch
+    for (int i = threadIdx.x; i < items * shares; i += THREADS) {
+        const int item = i % items, share = i / items;
+        const long long place = place_of_row(a, piece.of, piece.of.row0 + item / QUADS);
+        const Part sum = merged(partials + place * parts * PARTIAL, share * each,
+                                smaller(piece.count, (share + 1) * each), item % QUADS);
+        if (shares > 1) scratch[i] = sum;
+        else answer_quad(a, place, item % QUADS, sum);
+    }
+    if (shares == 1) return;
+    __syncthreads();
+    if (threadIdx.x >= items) return;
+    Part sum = nothing();
+    for (int share = 0; share < shares; ++share) {
+        const Part one[1] = {scratch[share * items + threadIdx.x]};
+        join_parts(sum, one);
+    }
+    answer_quad(a, place_of_row(a, piece.of, piece.of.row0 + threadIdx.x / QUADS), threadIdx.x % QUADS, sum);
 }

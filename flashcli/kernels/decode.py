@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 TYPE_NUMBERS = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "float8_e5m2": 4}  # see decode.cuh
 THREADS = 128
 PARTITION = 512  # tokens, as in 02_paged_v2.cu and 03_grouped.cu
-PIECE, MAX_PIECES = 256, 128
+PIECE_BYTES, MAX_PIECES = 2**17, 128  # of keys and values; what a long sequence is cut into at most
+LAUNCH_COUNTERS = 4  # at the beginning of the workspace, see pieces.cuh
 MAX_SHARED = 227 * 1024  # bytes of shared memory that a block can have on Hopper
 MAX_ROWS = 8  # query rows that a block takes together
 
@@ -128,8 +129,8 @@ class Build:
 
 
 def partial_bytes(problem: Problem) -> int:
-    """Of one partial answer: m, l and O in float."""
-    return 4 * (problem.d + 2)
+    """Of one partial answer: m, l and O in float, O on a multiple of 16 bytes."""
+    return 4 * (problem.d + 4)
 
 
 # ---- V1
@@ -163,7 +164,7 @@ def _grouped(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
 def _partitioned(function: str, sizes: Sizes, problem: Problem) -> tuple[Launch, ...]:
     tiles = ceil_div(sizes.rows, problem.rows)
     blocks = sizes.sequences * sizes.kv_heads * tiles * _partitions(sizes)
-    return Launch(function, blocks, THREADS), Launch("merge", sizes.places, problem.d)
+    return Launch(function, blocks, THREADS), Launch("merge", sizes.places, problem.d // 4)
 
 
 def _partials_of_partitions(sizes: Sizes, problem: Problem) -> int:
@@ -174,19 +175,29 @@ def _partials_of_partitions(sizes: Sizes, problem: Problem) -> int:
 
 
 def _split(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
+    return (_over_pieces("split", sizes, problem, 4 * sms),)
+
+
+def _over_pieces(function: str, sizes: Sizes, problem: Problem, at_once: int, shared: int = 0) -> Launch:
     """As many blocks as the GPU holds at a time, but no more than there can be pieces."""
     tiles = ceil_div(sizes.rows, problem.rows)
-    most = sizes.sequences * sizes.kv_heads * tiles * _most_pieces(sizes)
-    return (Launch("split", min(most, 4 * sms), THREADS),)
+    most = sizes.sequences * sizes.kv_heads * tiles * _most_pieces(sizes, problem)
+    return Launch(function, min(most, at_once), THREADS, shared)
 
 
-def _most_pieces(sizes: Sizes) -> int:
-    return max(1, min(MAX_PIECES, ceil_div(sizes.room, PIECE)))
+def _piece(problem: Problem) -> int:
+    """Tokens of a piece, a power of two."""
+    tokens = PIECE_BYTES // (2 * problem.d * _item_size(problem))
+    return 1 << min(max(tokens, 128), 1024).bit_length() - 1
+
+
+def _most_pieces(sizes: Sizes, problem: Problem) -> int:
+    return max(1, min(MAX_PIECES, ceil_div(sizes.room, _piece(problem))))
 
 
 def _counters_and_partials(sizes: Sizes, problem: Problem) -> int:
     counters = round_up(sizes.sequences * sizes.kv_heads * ceil_div(sizes.rows, problem.rows), 4)
-    return 4 * counters + sizes.places * _most_pieces(sizes) * partial_bytes(problem)
+    return 4 * (LAUNCH_COUNTERS + counters) + sizes.places * _most_pieces(sizes, problem) * partial_bytes(problem)
 
 
 def _one(rows: int, d: int) -> int:
@@ -199,14 +210,10 @@ def _some(rows: int, d: int) -> int:
 
 
 def _piece_macros(problem: Problem) -> dict[str, int]:
-    return {"PIECE": PIECE, "MAX_PIECES": MAX_PIECES}
+    return {"PIECE": _piece(problem), "MAX_PIECES": MAX_PIECES}
 
 
 # ---- tensor cores
-
-TILE = 16  # tokens of a warp's tile
-TILES_ROOM = 104 * 1024  # bytes of shared memory for tiles: two blocks fit into a multiprocessor of Hopper's
-MOST_STAGES = 6
 
 
 def _tensor_rows(rows: int, d: int) -> int:
@@ -214,28 +221,18 @@ def _tensor_rows(rows: int, d: int) -> int:
     return 8 if rows <= 8 or d > 128 else 16
 
 
+def _tensor_blocks(problem: Problem) -> int:
+    """How many fit into a multiprocessor: registers decide."""
+    return 3 if problem.d <= 128 and problem.rows == 8 else 2
+
+
 def _tensor_macros(problem: Problem) -> dict[str, int]:
-    return _piece_macros(problem) | {"STAGES": _stages(problem)}
-
-
-def _tile_bytes(problem: Problem) -> int:
-    """Of a warp's tile of keys and values, as 05_tensor.cu lays it out."""
-    size = _item_size(problem)
-    padded = round_up(problem.d, 16)
-    row = padded * size // 16 | 1
-    values = padded * (1 if size == 1 else 3) if problem.transposed else TILE * row
-    return 16 * (TILE * row + values)
-
-
-def _stages(problem: Problem) -> int:
-    return max(2, min(MOST_STAGES, TILES_ROOM // (THREADS // 32 * _tile_bytes(problem))))
+    return _piece_macros(problem) | {"BLOCKS": _tensor_blocks(problem)}
 
 
 def _tensor(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
-    shared = THREADS // 32 * _stages(problem) * _tile_bytes(problem)
-    tiles = ceil_div(sizes.rows, problem.rows)
-    most = sizes.sequences * sizes.kv_heads * tiles * _most_pieces(sizes)
-    return (Launch("tensor", min(most, max(1, min(4, MAX_SHARED // (shared + 2048))) * sms), THREADS, shared),)
+    shared = max(THREADS // 32 * problem.rows * 4 * (problem.d + 4), THREADS * 32)  # the warps' O; a Part a thread
+    return (_over_pieces("tensor", sizes, problem, _tensor_blocks(problem) * sms, shared),)
 
 
 def _tensor_refuses(problem: Problem) -> str:
@@ -244,8 +241,8 @@ def _tensor_refuses(problem: Problem) -> str:
         return "tensor cores have no float32"
     if problem.d * size % 16:
         return "rows of the cache are no multiple of 16 bytes"
-    if problem.transposed and problem.page * size < 16:
-        return "the pages are too small for layout vllm"
+    if problem.transposed and problem.page < 4:
+        return "pages of less than four tokens"
     return ""
 
 
@@ -275,28 +272,32 @@ KERNELS = {
             _split, _counters_and_partials, _some, _piece_macros,
         ),
         Kernel(
-            "tensor", "decode/05_tensor.cu", "tensor cores, and copies of each warp's own under way",
+            "tensor", "decode/05_tensor.cu", "tensor cores, fed straight from memory",
             _tensor, _counters_and_partials, _tensor_rows, _tensor_macros, _tensor_refuses,
         ),
     )
 }  # fmt: skip
 
 
+READERS = 4  # blocks to a multiprocessor
+
 # What no kernel can be faster than: it reads the same bytes and computes nothing.
 CEILING = Kernel(
     "read", "decode/00_read.cu", "the same keys and values read, and nothing computed",
-    lambda sizes, problem, sms: (Launch("read", 8 * sms, THREADS),), lambda sizes, problem: 16, _some,
-    _piece_macros,
+    lambda sizes, problem, sms: (_over_pieces("read", sizes, problem, READERS * sms),),
+    lambda sizes, problem: 4 * LAUNCH_COUNTERS, _some, lambda problem: _piece_macros(problem) | {"BLOCKS": READERS},
 )  # fmt: skip
 
 
-DEFAULT = "grouped"  # the fastest on most of the shapes of cuda/records/decode.json; it takes every problem
+FASTEST_FIRST = ("tensor", "split")  # of which the second takes everything
 
 
 def build_of(name: str | None, asked: Decode) -> Build:
-    """The build of the kernel of that name, or of `DEFAULT`, for what is asked."""
-    kernel = named(name or DEFAULT)
-    build = Build(kernel, problem_of(kernel, asked))
+    """The build of the kernel of that name, or of the fastest that takes what is asked."""
+    if name is None:
+        builds = (Build(KERNELS[each], problem_of(KERNELS[each], asked)) for each in FASTEST_FIRST)
+        return next(build for build in builds if not build.kernel.refuses(build.problem))
+    build = Build(named(name), problem_of(named(name), asked))
     if reason := build.kernel.refuses(build.problem):
         raise UsageError(f"kernel {name} cannot compute this: {reason}.", "choose another kernel.")
     return build
