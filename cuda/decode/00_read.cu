@@ -16,17 +16,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) read(const Decode 
         if (threadIdx.x == 0) next = take(a);
         Way way;
         way.start(a, piece);
-        for (int i = 0; i < way.count; ++i) {
-            Keys keys;
-            Values values;
-            way.reach(a, i);
-            way.load(a, i, keys);
-            way.load(a, i, values);
+        do {
+            for (int i = 0; i < way.count; ++i) {
+                Keys keys = {};
+                Values values = {};
+                way.keys(a, i, [&](int n, const unsigned char *from, bool wanted) {
+                    stream<16>(from, wanted, keys.of[n]);
+                });
+                way.values(a, i, [&](int n, const unsigned char *from, bool wanted) {
+                    stream<VALUE_BYTES>(from, wanted, values.of[n]);
+                });
 #pragma unroll
-            for (int j = 0; j < KEY_VECTORS; ++j) sum ^= keys.of[0][j][0] ^ keys.of[1][j][0];
+                for (int n = 0; n < 2 * KEY_VECTORS; ++n) sum ^= keys.of[n][0];
 #pragma unroll
-            for (int n = 0; n < VALUE_LOADS; ++n) sum ^= values.of[n][0];
-        }
+                for (int n = 0; n < VALUE_LOADS; ++n) sum ^= values.of[n][0];
+            }
+        } while (way.go_on(a));
         __syncthreads();  // all have found this piece
         if (threadIdx.x == 0) taken = next;
         __syncthreads();

@@ -1,9 +1,9 @@
 // Split: pieces by the actual length, in one launch.
 //
 // What changed: the grid is as large as the GPU, whatever the tables are. Each block counts the pieces that the sequences
-// really have, and takes one after the other, whoever is ready the next one. Long pieces are gone through in steps, with the running maximum and sum of
-// FlashAttention. The block that finishes the last piece of a sequence merges them, in order; a sequence of one piece is
-// answered at once.
+// really have, and takes one after the other, whoever is ready the next one. Long pieces are gone through in steps, with the
+// running maximum and sum of FlashAttention. The block that finishes the last piece of a sequence merges them, in order; a
+// sequence of one piece is answered at once.
 // Why it is faster: no block finds nothing to do, one long sequence among short ones is spread over all multiprocessors,
 // and there is no second launch to wait for.
 // What it costs: the counting, some microseconds with thousands of sequences; and a counter for each sequence and head, to

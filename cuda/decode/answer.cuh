@@ -50,14 +50,15 @@ __device__ __forceinline__ void join_parts(Part &sum, const Part (&parts)[N]) {
     }
 }
 
-// Partial answers `from` to `until` - 1, in this order, six under way at a time.
+// Partial answers `from` to `until` - 1, in this order, eight under way at a time.
 __device__ __forceinline__ Part merged(const float *partials, int from, int until, int quad) {
     Part sum = nothing();
     partials += (long long)from * PARTIAL;
-    for (int left = until - from; left > 0; left -= 6, partials += 6 * PARTIAL) {
-        Part some[6];
+    constexpr int AT_ONCE = 8;
+    for (int left = until - from; left > 0; left -= AT_ONCE, partials += AT_ONCE * PARTIAL) {
+        Part some[AT_ONCE];
 #pragma unroll
-        for (int i = 0; i < 6; ++i) some[i] = i < left ? part_of(partials + i * PARTIAL, quad) : nothing();
+        for (int i = 0; i < AT_ONCE; ++i) some[i] = i < left ? part_of(partials + i * PARTIAL, quad) : nothing();
         join_parts(sum, some);
     }
     return sum;

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 TYPE_NUMBERS = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "float8_e5m2": 4}  # see decode.cuh
 THREADS = 128
 PARTITION = 512  # tokens, as in 02_paged_v2.cu and 03_grouped.cu
-PIECE_BYTES, MAX_PIECES = 2**17, 128  # of keys and values; what a long sequence is cut into at most
 LAUNCH_COUNTERS = 4  # at the beginning of the workspace, see pieces.cuh
 MAX_SHARED = 227 * 1024  # bytes of shared memory that a block can have on Hopper
 MAX_ROWS = 8  # query rows that a block takes together
@@ -77,6 +76,16 @@ class Sizes(NamedTuple):
         return self.table_width * self.page
 
 
+class Tuning(NamedTuple):
+    """What may be chosen freely, within what a GPU has room for; ``measure.decode --variant`` tries others."""
+
+    threads: int = THREADS  # in a block
+    piece: int = 2**17  # bytes of keys and values in a piece
+    pieces: int = 64  # what a long sequence is cut into at most
+    blocks: int = 0  # to a multiprocessor; 0: the kernel's own rule
+    stages: int = 0  # tiles of a warp that are under way in shared memory; 0: as many as there is room for
+
+
 class Problem(NamedTuple):
     """What a kernel is compiled for."""
 
@@ -86,6 +95,7 @@ class Problem(NamedTuple):
     cache_type: str
     transposed: bool  # vLLM's layout of values
     rows: int  # query rows that a block takes together
+    tuning: Tuning = Tuning()
 
 
 @dataclass(frozen=True)
@@ -119,7 +129,7 @@ class Build:
         return {
             "HEAD_DIM": asked.d, "PAGE": asked.page, "QUERY_TYPE": TYPE_NUMBERS[asked.query_type],
             "CACHE_TYPE": TYPE_NUMBERS[asked.cache_type], "TRANSPOSED": int(asked.transposed), "ROWS": asked.rows,
-            "THREADS": THREADS, **self.kernel.macros(asked),
+            "THREADS": asked.tuning.threads, **self.kernel.macros(asked),
         }  # fmt: skip
 
     @property
@@ -143,7 +153,7 @@ def _v1(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
             f"kernel paged_v1 keeps the scores of a sequence in shared memory: {sizes.room} tokens are too many.",
             "choose another kernel.",
         )
-    return (Launch("paged_v1", sizes.places, THREADS, shared),)
+    return (Launch("paged_v1", sizes.places, problem.tuning.threads, shared),)
 
 
 # ---- V2, and all heads of a group together
@@ -164,7 +174,7 @@ def _grouped(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
 def _partitioned(function: str, sizes: Sizes, problem: Problem) -> tuple[Launch, ...]:
     tiles = ceil_div(sizes.rows, problem.rows)
     blocks = sizes.sequences * sizes.kv_heads * tiles * _partitions(sizes)
-    return Launch(function, blocks, THREADS), Launch("merge", sizes.places, problem.d // 4)
+    return Launch(function, blocks, problem.tuning.threads), Launch("merge", sizes.places, problem.d // 4)
 
 
 def _partials_of_partitions(sizes: Sizes, problem: Problem) -> int:
@@ -175,24 +185,24 @@ def _partials_of_partitions(sizes: Sizes, problem: Problem) -> int:
 
 
 def _split(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
-    return (_over_pieces("split", sizes, problem, 4 * sms),)
+    return (_over_pieces("split", sizes, problem, (problem.tuning.blocks or 4) * sms),)
 
 
 def _over_pieces(function: str, sizes: Sizes, problem: Problem, at_once: int, shared: int = 0) -> Launch:
     """As many blocks as the GPU holds at a time, but no more than there can be pieces."""
     tiles = ceil_div(sizes.rows, problem.rows)
     most = sizes.sequences * sizes.kv_heads * tiles * _most_pieces(sizes, problem)
-    return Launch(function, min(most, at_once), THREADS, shared)
+    return Launch(function, min(most, at_once), problem.tuning.threads, shared)
 
 
 def _piece(problem: Problem) -> int:
     """Tokens of a piece, a power of two."""
-    tokens = PIECE_BYTES // (2 * problem.d * _item_size(problem))
-    return 1 << min(max(tokens, 128), 1024).bit_length() - 1
+    tokens = problem.tuning.piece // (2 * problem.d * _item_size(problem))
+    return 1 << min(max(tokens, 64), 1024).bit_length() - 1
 
 
 def _most_pieces(sizes: Sizes, problem: Problem) -> int:
-    return max(1, min(MAX_PIECES, ceil_div(sizes.room, _piece(problem))))
+    return max(1, min(problem.tuning.pieces, ceil_div(sizes.room, _piece(problem))))
 
 
 def _counters_and_partials(sizes: Sizes, problem: Problem) -> int:
@@ -210,7 +220,7 @@ def _some(rows: int, d: int) -> int:
 
 
 def _piece_macros(problem: Problem) -> dict[str, int]:
-    return {"PIECE": _piece(problem), "MAX_PIECES": MAX_PIECES}
+    return {"PIECE": _piece(problem), "MAX_PIECES": problem.tuning.pieces}
 
 
 # ---- tensor cores
@@ -223,16 +233,52 @@ def _tensor_rows(rows: int, d: int) -> int:
 
 def _tensor_blocks(problem: Problem) -> int:
     """How many fit into a multiprocessor: registers decide."""
-    return 3 if problem.d <= 128 and problem.rows == 8 else 2
+    return problem.tuning.blocks or (3 if problem.d <= 128 and problem.rows == 8 and not problem.transposed else 2)
 
 
 def _tensor_macros(problem: Problem) -> dict[str, int]:
     return _piece_macros(problem) | {"BLOCKS": _tensor_blocks(problem)}
 
 
+def _of_warps(problem: Problem) -> int:
+    """Bytes of shared memory for the warps' O, or for a Part a thread."""
+    return max(problem.tuning.threads // 32 * problem.rows * 4 * (problem.d + 4), problem.tuning.threads * 32)
+
+
 def _tensor(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
-    shared = max(THREADS // 32 * problem.rows * 4 * (problem.d + 4), THREADS * 32)  # the warps' O; a Part a thread
-    return (_over_pieces("tensor", sizes, problem, _tensor_blocks(problem) * sms, shared),)
+    return (_over_pieces("tensor", sizes, problem, _tensor_blocks(problem) * sms, _of_warps(problem)),)
+
+
+def _tile_bytes(problem: Problem) -> int:
+    """Of a warp's tile of 16 tokens, as 06_staged.cu lays it out: rows are filled up to what all lanes take."""
+    size = _item_size(problem)
+    keys = round_up(problem.d * size, 64)
+    values = round_up(problem.d, 16) * size if problem.transposed else round_up(problem.d * size, 128)
+    return 16 * (keys + values)
+
+
+def _static(problem: Problem) -> int:
+    """Bytes of shared memory that kernels on tensor cores have besides, and those that every block takes: no less."""
+    return 2 * 32 * round_up(problem.d, 64) + 8 * problem.tuning.threads + 2048
+
+
+def _staged_blocks(problem: Problem) -> int:
+    return problem.tuning.blocks or 2
+
+
+def _stages(problem: Problem) -> int:
+    """As many tiles as fit into shared memory, up to five: more than there is need for."""
+    room = (MAX_SHARED + 1024) // _staged_blocks(problem) - _static(problem) - _of_warps(problem)
+    return problem.tuning.stages or max(1, min(5, room // (problem.tuning.threads // 32 * _tile_bytes(problem))))
+
+
+def _staged_macros(problem: Problem) -> dict[str, int]:
+    return _piece_macros(problem) | {"BLOCKS": _staged_blocks(problem), "STAGES": _stages(problem)}
+
+
+def _staged(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
+    shared = _of_warps(problem) + problem.tuning.threads // 32 * _stages(problem) * _tile_bytes(problem)
+    return (_over_pieces("staged", sizes, problem, _staged_blocks(problem) * sms, shared),)
 
 
 def _tensor_refuses(problem: Problem) -> str:
@@ -275,29 +321,34 @@ KERNELS = {
             "tensor", "decode/05_tensor.cu", "tensor cores, fed straight from memory",
             _tensor, _counters_and_partials, _tensor_rows, _tensor_macros, _tensor_refuses,
         ),
+        Kernel(
+            "staged", "decode/06_staged.cu", "tensor cores, and copies of each lane's own under way",
+            _staged, _counters_and_partials, _tensor_rows, _staged_macros, _tensor_refuses,
+        ),
     )
 }  # fmt: skip
 
 
-READERS = 4  # blocks to a multiprocessor
+def _readers(problem: Problem) -> int:
+    return problem.tuning.blocks or 4
+
 
 # What no kernel can be faster than: it reads the same bytes and computes nothing.
 CEILING = Kernel(
     "read", "decode/00_read.cu", "the same keys and values read, and nothing computed",
-    lambda sizes, problem, sms: (_over_pieces("read", sizes, problem, READERS * sms),),
-    lambda sizes, problem: 4 * LAUNCH_COUNTERS, _some, lambda problem: _piece_macros(problem) | {"BLOCKS": READERS},
+    lambda sizes, problem, sms: (_over_pieces("read", sizes, problem, _readers(problem) * sms),),
+    lambda sizes, problem: 4 * LAUNCH_COUNTERS, _some,
+    lambda problem: _piece_macros(problem) | {"BLOCKS": _readers(problem)},
 )  # fmt: skip
 
 
-FASTEST_FIRST = ("tensor", "split")  # of which the second takes everything
+DEFAULT = "grouped"  # the fastest on most of the shapes of cuda/records/decode.json; it takes every problem
 
 
 def build_of(name: str | None, asked: Decode) -> Build:
-    """The build of the kernel of that name, or of the fastest that takes what is asked."""
-    if name is None:
-        builds = (Build(KERNELS[each], problem_of(KERNELS[each], asked)) for each in FASTEST_FIRST)
-        return next(build for build in builds if not build.kernel.refuses(build.problem))
-    build = Build(named(name), problem_of(named(name), asked))
+    """The build of the kernel of that name, or of `DEFAULT`, for what is asked."""
+    kernel = named(name or DEFAULT)
+    build = Build(kernel, problem_of(kernel, asked))
     if reason := build.kernel.refuses(build.problem):
         raise UsageError(f"kernel {name} cannot compute this: {reason}.", "choose another kernel.")
     return build

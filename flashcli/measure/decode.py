@@ -19,7 +19,7 @@ import numpy as np
 from flashcli import as_json
 from flashcli.backends.cores import usable_cores
 from flashcli.backends.decode_cuda import DecodeCuda
-from flashcli.errors import MISMATCH, FlashError
+from flashcli.errors import MISMATCH, FlashError, UsageError
 from flashcli.files import decode_cases
 from flashcli.files.decode_cases import Case, make
 from flashcli.gpu.session import devices
@@ -28,12 +28,14 @@ from flashcli.kernels.decode import CEILING, KERNELS, POINTERS
 from flashcli.measure import scripts
 from flashcli.measure.decode_judge import Answer, Judge
 from flashcli.measure.peers import event_seconds
-from flashcli.measure.rows import Decoded, Row, Skipped, over_all
+from flashcli.measure.rows import Decoded, Failure, Row, Skipped, over_all
 from flashcli.paged import LAYOUTS, BlockSparse, cache_shapes
 from flashcli.shape import ceil_div
 
 RUNS = 20
-CACHE_FLUSH = 2**30  # bytes written between two runs: longer than the host takes to queue what is timed
+CACHE_FLUSH = 2**30  # bytes read between two runs: longer than the host takes to queue what is timed
+READ_RATE = 4.2e12  # bytes a second that an H200's memory gives
+WRONG = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}  # a relative L2 that no right answer comes near
 
 # ---- is it right?
 
@@ -173,6 +175,39 @@ def problem_of(shape: TimedShape, layout: str, kernel: decode.Kernel) -> decode.
     return decode.Problem(shape.D, PAGE, shape.query_type, shape.cache_type, layout == "vllm", rows)
 
 
+class Contender(NamedTuple):
+    """A kernel, and what it is tuned to where that is not its own choice."""
+
+    kernel: decode.Kernel
+    tuning: decode.Tuning = decode.Tuning()
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.kernel.name
+
+    def problem(self, shape: TimedShape, layout: str) -> decode.Problem:
+        return problem_of(shape, layout, self.kernel)._replace(tuning=self.tuning)
+
+
+def variants(text: str) -> list[Contender]:
+    """``tensor:blocks=2/3,piece=65536`` is a kernel with each combination of such fields of `Tuning`."""
+    name, _, given = text.partition(":")
+    chosen = [part.partition("=") for part in given.split(",") if part]
+    unknown = [field for field, _, _ in chosen if field not in decode.Tuning._fields]
+    numbers = [values.split("/") for _, _, values in chosen]
+    if unknown or not all(number.isdecimal() for some in numbers for number in some):
+        hint = f"write it as tensor:blocks=2/3,stages=2; there are {', '.join(decode.Tuning._fields)}."
+        raise UsageError(f"--variant {text}: that is no kernel with numbers to try.", hint)
+    kernel = CEILING if name == CEILING.name else decode.named(name)
+    found = []
+    for tried in itertools.product(*numbers):
+        with_names = dict(zip((field for field, _, _ in chosen), map(int, tried), strict=True))
+        label = " ".join([name, *(f"{field}={number}" for field, number in with_names.items())])
+        found.append(Contender(kernel, decode.Tuning(**with_names), label))
+    return found
+
+
 class OnDevice:
     """A shape's arrays as PyTorch tensors, made on the GPU, and the argument of the kernels for them."""
 
@@ -207,6 +242,7 @@ class OnDevice:
         }  # fmt: skip
         self.sizes = decode.Sizes(S, 1, H, Hkv, width, PAGE)
         self.bytes = 2 * int(self.lengths.sum()) * Hkv * D * size
+        self._wanted: dict[int, Any] = {}
 
     def argument(self, workspace: int) -> decode.Argument:
         shape = self.shape
@@ -240,12 +276,14 @@ class OnDevice:
         """Relative L2 of `out` against float64, over some sequences; the longest and the last are among them."""
         import torch
 
+        if not self._wanted:
+            for s in sorted({0, self.shape.S // 2, self.shape.S - 1, int(self.lengths.argmax())}):
+                K, V = self.rows(s)
+                q = self.tensors["query"][s, 0].double().reshape(self.shape.Hkv, -1, self.shape.D)
+                P = torch.softmax(q @ K.transpose(1, 2) * self.shape.D**-0.5, dim=2)
+                self._wanted[s] = (P @ V).reshape(self.shape.H, self.shape.D)
         off = size = 0.0
-        for s in sorted({0, self.shape.S // 2, self.shape.S - 1, int(self.lengths.argmax())}):
-            K, V = self.rows(s)
-            q = self.tensors["query"][s, 0].double().reshape(self.shape.Hkv, -1, self.shape.D)
-            P = torch.softmax(q @ K.transpose(1, 2) * self.shape.D**-0.5, dim=2)
-            want = (P @ V).reshape(self.shape.H, self.shape.D)
+        for s, want in self._wanted.items():
             off += float(((self.tensors["out"][s, 0].double() - want) ** 2).sum())
             size += float((want**2).sum())
         return (off / size) ** 0.5
@@ -265,26 +303,30 @@ class OnDevice:
 
 
 def seconds(work: Callable[[], object], runs: int = RUNS) -> list[float]:
-    """Of each of so many runs, each with cold caches, after two that are not timed."""
+    """Of each of so many runs, each with cold caches, after two that are not timed.
+
+    The second-level cache is filled by reading: had it been written to, what is timed would wait for that to be stored.
+    """
     import torch
 
-    flush = torch.empty(CACHE_FLUSH, dtype=torch.uint8, device="cuda")
-    return [event_seconds(flush.zero_, work)[0] for _ in range(runs + 2)][2:]
+    flush = torch.zeros(CACHE_FLUSH // 4, device="cuda")
+    return [event_seconds(flush.sum, work)[0] for _ in range(runs + 2)][2:]
 
 
-def times(names: list[str], shapes: tuple[TimedShape, ...], layouts: tuple[str, ...], peers: bool) -> Iterator[Row]:
+def times(
+    contenders: list[Contender], shapes: tuple[TimedShape, ...], layouts: tuple[str, ...], peers: bool
+) -> Iterator[Row]:
     """A row for each shape, layout and contender."""
     import torch
 
     torch.zeros(1, device="cuda")  # its context is the one that is used here
-    contenders = [CEILING, *(KERNELS[name] for name in names)]
     asked = itertools.product(contenders, shapes, layouts)
-    _compile_all({(kernel, problem_of(shape, layout, kernel)) for kernel, shape, layout in asked})
+    _compile_all({(contender.kernel, contender.problem(shape, layout)) for contender, shape, layout in asked})
     for shape, layout in itertools.product(shapes, layouts):
         with DecodeCuda() as backend:
             given = OnDevice(shape, layout)
-            for kernel in contenders:
-                yield _of_ours(kernel, given, backend)
+            for contender in contenders:
+                yield _of_ours(contender, given, backend)
             if peers and layout == layouts[0] and (arrays := given.contiguous()):
                 yield from _of_torch(arrays, given)
                 del arrays
@@ -304,13 +346,14 @@ def _about(given: OnDevice, contender: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _of_ours(kernel: decode.Kernel, given: OnDevice, backend: DecodeCuda) -> Row:
+def _of_ours(contender: Contender, given: OnDevice, backend: DecodeCuda) -> Row:
     """What is found of a kernel: its seconds and its error, or why it was skipped."""
     import torch
 
-    problem = problem_of(given.shape, given.layout, kernel)
+    kernel, problem = contender.kernel, contender.problem(given.shape, given.layout)
+    about = _about(given, contender.label)
     if reason := kernel.refuses(problem):
-        return Skipped(**_about(given, kernel.name), skipped=reason)
+        return Skipped(**about, skipped=reason)
     workspace = torch.zeros(kernel.workspace(given.sizes, problem) + 16, dtype=torch.uint8, device="cuda")
     argument = given.argument(workspace.data_ptr())
     given.tensors["out"].fill_(float("nan"))
@@ -318,8 +361,11 @@ def _of_ours(kernel: decode.Kernel, given: OnDevice, backend: DecodeCuda) -> Row
         launch = backend.launcher(decode.Build(kernel, problem), given.sizes)
         found = seconds(lambda: launch(argument))
     except FlashError as error:
-        return Skipped(**_about(given, kernel.name), skipped=str(error))
-    return _row(given, kernel.name, found, None if kernel is CEILING else given.error())
+        return Skipped(**about, skipped=str(error))
+    off = None if kernel is CEILING else given.error()
+    if off is not None and not off < WRONG[given.shape.query_type]:
+        return Failure(**about, relative_l2=off, error="the answer is wrong")
+    return _row(given, contender.label, found, off)
 
 
 def _of_torch(arrays: tuple[Any, ...], given: OnDevice) -> Iterator[Row]:
@@ -345,10 +391,13 @@ def told(row: Row) -> str:
     start = f"{row.case:>20} {row.contender:14}"
     if isinstance(row, Skipped):
         return f"{start} skipped: {row.skipped}"
+    if isinstance(row, Failure):
+        return f"{start} {row.error}: relative L2 {row.relative_l2:.1e}"
     assert isinstance(row, Decoded)
     error = "" if row.relative_l2 is None else f", relative L2 {row.relative_l2:.1e}"
-    figures = f"{row.seconds * 1e6:8.1f} us (least {row.min * 1e6:.1f}), {row.bytes / row.seconds / 1e12:.2f} TB/s"
-    return f"{start} {row.layout:4} {figures}{error}"
+    rate = row.bytes / row.seconds
+    figures = f"{row.seconds * 1e6:8.1f} us (least {row.min * 1e6:.1f}), {rate / 1e9:5.0f} GB/s"
+    return f"{start} {row.layout:4} {figures}, {rate / READ_RATE:4.0%} of the memory's rate{error}"
 
 
 @click.command()
@@ -361,6 +410,7 @@ def told(row: Row) -> str:
 @click.option("--layout", "layouts", multiple=True, type=click.Choice(LAYOUTS), default=("hnd",), show_default=True)
 @click.option("--shape", "chosen", multiple=True, help="Shapes whose names hold this text; all by default.")
 @click.option("--peers/--no-peers", default=True, show_default=True, help="PyTorch's attention on gathered pages, too.")
+@click.option("--variant", "tried", multiple=True, metavar="KERNEL:FIELD=N/N,..", help="Time these instead of kernels.")
 @as_json.json_option
 def main(
     kernels: tuple[str, ...],
@@ -370,10 +420,12 @@ def main(
     layouts: tuple[str, ...],
     chosen: tuple[str, ...],
     peers: bool,
+    tried: tuple[str, ...],
     json_path: str | None,
 ) -> None:
     """Judge and time the kernels of paged decode on this machine's first GPU."""
     names = list(kernels or KERNELS)
+    contenders = [Contender(CEILING), *itertools.chain.from_iterable(map(variants, tried or names))]
     wrong: list[str] = []
     aside = json_path == as_json.PRINT
     if not times_only:
@@ -384,7 +436,7 @@ def main(
     rows: list[Row] = []
     if not check_only:
         shapes = tuple(shape for shape in SHAPES if not chosen or any(text in shape.name for text in chosen))
-        for row in times(names, shapes, layouts, peers):
+        for row in times(contenders, shapes, layouts, peers):
             rows.append(row)
             click.echo(told(row), err=True)
     if rows:

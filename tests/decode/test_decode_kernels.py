@@ -44,8 +44,7 @@ def test_the_compiler_and_python_agree_on_every_field_of_the_argument(tmp_path):
         compiler.find_nvcc(),
         "-cubin",
         "-arch=sm_80",
-        "-I",
-        compiler.SOURCES / "decode",
+        *(f"-I{folder}" for folder in (compiler.SOURCES, compiler.SOURCES / "decode")),
         *compiler.options(build),
     ]
     done = subprocess.run([*command, source, "-o", tmp_path / "x.cubin"], capture_output=True, text=True)

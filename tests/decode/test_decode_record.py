@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from flashcli.errors import UsageError
 from flashcli.measure import decode, records, rows
 from flashcli.measure.rows import Decoded, Skipped
 
@@ -26,5 +29,24 @@ def test_the_table_has_a_column_for_each_that_was_timed():
 
 def test_each_row_is_told_in_a_line():
     read, skipped, tensor = map(decode.told, ROWS)
-    assert "37.0 us (least 36.0), 3.63 TB/s" in read and "relative" not in read
+    assert "37.0 us (least 36.0),  3628 GB/s,  86% of the memory's rate" in read and "relative" not in read
     assert "skipped: too long" in skipped and "relative L2 2.0e-04" in tensor
+
+
+def test_a_variant_names_every_combination_of_its_numbers():
+    tried = decode.variants("tensor:blocks=2/3,piece=65536")
+    assert [contender.label for contender in tried] == ["tensor blocks=2 piece=65536", "tensor blocks=3 piece=65536"]
+    assert [contender.tuning.blocks for contender in tried] == [2, 3]
+    macros = decode.decode.Build(tried[1].kernel, tried[1].problem(decode.SHAPES[0], "hnd")).macros()
+    assert (macros["BLOCKS"], macros["PIECE"]) == (3, 128)
+
+
+def test_a_kernel_without_fields_is_a_variant_of_its_own_choices():
+    (alone,) = decode.variants("read")
+    assert (alone.label, alone.tuning) == ("read", decode.decode.Tuning())
+
+
+@pytest.mark.parametrize("text", ["tensor:speed=3", "tensor:blocks", "tensor:blocks=two", "fastest:blocks=2"])
+def test_a_variant_that_is_none_is_refused_in_words(text):
+    with pytest.raises(UsageError, match=r"blocks|speed|fastest"):
+        decode.variants(text)

@@ -1,0 +1,351 @@
+// Attention with tensor cores by pieces: what a warp does with a tile, and a block with a piece. How tiles come from memory is
+// the kernels' own: see `answer_pieces`.
+//
+// S = Q Kᵀ has the query rows where tensor cores want 16 rows (half of them zeros with ROWS = 8) and tokens where they want 8
+// columns, Oᵀ = Vᵀ Pᵀ numbers of the head and query rows: so S comes out where Pᵀ goes in, keys are multiplied as they
+// came from memory, and a group of up to 8 heads needs no sums for 16.
+#pragma once
+#include "tiles.cuh"
+
+constexpr int COLUMNS = ROWS / 8;  // of Oᵀ, eight query rows each
+constexpr bool FP8 = CACHE_BYTES == 1;
+constexpr int KEY_STEPS = KEY_VECTORS * X / 4;  // of 16 columns of Q; of a lane's 16 bytes, four numbers each
+constexpr int VALUE_STEPS = TRANSPOSED ? VALUE_VECTORS / 2 : VALUE_VECTORS * X / 2;  // of 16 rows of Oᵀ
+constexpr int O_ROW = HEAD_DIM + 4;                                                  // shifts banks
+static_assert((ROWS == 8 || ROWS == 16) && QUERY_TYPE != FP32, "what tensor cores take");
+
+// ---- instructions
+
+// d += a b: a is 16 x 16, b 16 x 8. Lane 4g + t has of a rows g and g + 8, columns 2t, 2t + 1 (a[0], a[1]) and 8 more to the
+// right (a[2], a[3]); of b rows 2t, 2t + 1 (b[0]) and 8 further down (b[1]) of column g; of d rows g (d[0], d[1]) and g + 8
+// (d[2], d[3]), columns 2t, 2t + 1.
+__device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#if QUERY_TYPE == FP16
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+        "%2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// Two floats as 16-bit numbers of the query's type, the first in the low bits.
+__device__ __forceinline__ unsigned pack(float low, float high) {
+    unsigned y;
+#if QUERY_TYPE == FP16
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+#endif
+    return y;
+}
+
+// Two fp8 numbers, in the low 16 bits, as 16-bit numbers of the query's type: exact in either.
+__device__ __forceinline__ unsigned widened(unsigned bits) {
+    const unsigned halves = halves_of_fp8(bits);
+    return QUERY_TYPE == FP16 ? halves : pack(from_half(halves & 0xffff), from_half(halves >> 16));
+}
+
+// 16, 8 or 4 bytes to shared memory, or zeros in their place; then all of a thread's since the last time are a group.
+template <int BYTES>
+__device__ __forceinline__ void copy(void *to, const void *from, bool wanted) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(wanted ? 16 : 0)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES),
+                     "r"(wanted ? BYTES : 0)
+                     : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until all groups of this thread but the last N have arrived.
+template <int N>
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// ---- a tile
+
+// b of the product for S: eight tokens, and of each lane's keys four numbers.
+__device__ __forceinline__ void key_fragment(unsigned (&b)[2], const Keys &keys, int half, int step) {
+    const unsigned *const words = keys.of[half * KEY_VECTORS + step / (X / 4)];
+    const int part = step % (X / 4);
+    if constexpr (FP8) b[0] = widened(words[part]), b[1] = widened(words[part] >> 16);
+    else b[0] = words[part * 2], b[1] = words[part * 2 + 1];
+}
+
+// The number of the head that column 2t (+ 1) of a step of Q is, plus 2 for column 2t + 8 (+ 1).
+__device__ __forceinline__ int column_of(int step, int t) { return (step / (X / 4) * 4 + t) * X + step % (X / 4) * 4; }
+
+// a of the product for Oᵀ: 16 numbers of the head, and the lane's four tokens.
+__device__ __forceinline__ void value_fragment(unsigned (&a)[4], const Values &values, int step) {
+    if constexpr (TRANSPOSED) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const unsigned *const words = values.of[step * 2 + half];
+            if constexpr (FP8) a[half] = widened(words[0]), a[half + 2] = widened(words[0] >> 16);
+            else a[half] = words[0], a[half + 2] = words[1];
+        }
+    } else {
+        const int vector = step / (X / 2), pair = step % (X / 2);
+#pragma unroll
+        for (int both = 0; both < 2; ++both) {  // two neighbours of one token and of another become pairs of tokens
+            const unsigned *const one = values.of[2 * both * VALUE_VECTORS + vector];
+            const unsigned *const other = values.of[(2 * both + 1) * VALUE_VECTORS + vector];
+            if constexpr (FP8) {
+                const unsigned pairs = __byte_perm(one[pair / 2], other[pair / 2], pair % 2 ? 0x7362 : 0x5140);
+                a[both * 2] = widened(pairs), a[both * 2 + 1] = widened(pairs >> 16);
+            } else {
+                a[both * 2] = __byte_perm(one[pair], other[pair], 0x5410);
+                a[both * 2 + 1] = __byte_perm(one[pair], other[pair], 0x7632);
+            }
+        }
+    }
+}
+
+// The number of the head that row g + half * 8 of a step of Oᵀ is.
+__device__ __forceinline__ int number_of(int step, int g, int half) {
+    return TRANSPOSED ? step * 16 + half * 8 + g : (step / (X / 2) * 8 + g) * X + step % (X / 2) * 2 + half;
+}
+
+// Q as a of the product for S, a lane's words beside each other.
+struct Query {
+    uint4 of[KEY_STEPS][32];
+};
+
+// Has Q copied, as a group of copies: no register waits for it. Rows that there are none of are zero.
+__device__ __forceinline__ void copy_query(const Decode &a, const Sequence &of, Query &query) {
+#pragma unroll
+    for (int i = threadIdx.x; i < KEY_STEPS * 32; i += THREADS) {
+        const int lane = i % 32, step = i / 32, d = column_of(step, lane % 4);
+        unsigned *const to = &query.of[step][lane].x;
+#pragma unroll
+        for (int n = 0; n < COLUMNS; ++n) {
+            const int row = of.row0 + n * 8 + lane / 4;
+            const bool wanted = row < rows_of(a) && d < HEAD_DIM;
+            const long long at = of.s * a.query_sequence + token_of_row(a, row) * a.query_token +
+                                 head_of_row(a, of.kv_head, row) * HEAD_DIM + d;
+            const unsigned short *const from = static_cast<const unsigned short *>(a.query) + (wanted ? at : 0);
+            copy<4>(to + n, from, wanted), copy<4>(to + n + 2, from + (wanted ? 2 : 0), wanted);
+        }
+    }
+    commit_copies();
+}
+
+// What a warp has of its tokens so far: a lane has m and l of row g of each eight, l of its own tokens only; of Oᵀ rows 2t
+// and 2t + 1.
+struct State {
+    float m[COLUMNS], l[COLUMNS];
+    float o[COLUMNS][VALUE_STEPS][4];
+};
+
+// S of a tile: rows g and g + 8, columns 2t and 2t + 1, of eight tokens and of eight more.
+struct Scores {
+    float of[2][4];
+};
+
+__device__ __forceinline__ void multiply_keys(const Keys &keys, const Query &query, Scores &s) {
+#pragma unroll
+    for (int step = 0; step < KEY_STEPS; ++step) {
+        const uint4 words = query.of[step][Way::lane()];
+        const unsigned q[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            unsigned k[2];
+            key_fragment(k, keys, half, step);
+            multiply(s.of[half], q, k);
+        }
+    }
+}
+
+// S becomes P, as b of the product for Oᵀ, and the state is that after this tile, but for the product. `plain`: all its tokens
+// are seen by all rows, and there is no ALiBi.
+__device__ __forceinline__ void softmax(const Decode &a, const Piece &piece, Scores &scores, float factor, int token0,
+                                        bool plain, State &state, unsigned (&p)[COLUMNS][2]) {
+#pragma unroll
+    for (int n = 0; n < COLUMNS; ++n) {
+        float s[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[i] = scores.of[i / 2][n * 2 + i % 2] * factor;
+        if (!plain) {
+            const int row = piece.of.row0 + n * 8 + Way::g();
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const int token = token0 + token_of_column(i / 2 * 8 + Way::t() * 2 + i % 2);
+                if (token < piece.first || token >= piece.end || row >= rows_of(a) || !sees(a, piece.of, row, token))
+                    s[i] = NEG_INF;
+                else if (a.alibi_slopes)
+                    s[i] += a.alibi_slopes[head_of_row(a, piece.of.kv_head, row)] * LOG2E *
+                            (token - position_of_row(a, piece.of, row));
+            }
+        }
+        // NaN needs no care here: P and with it l are NaN where a score is.
+        float m = fmaxf(fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3])), state.m[n]);
+        m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+        m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+        const float shift = finite_or_zero(m), rescale = exp2_fast(state.m[n] - shift);
+        state.m[n] = m;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[i] = exp2_fast(s[i] - shift);
+        state.l[n] = state.l[n] * rescale + ((s[0] + s[1]) + (s[2] + s[3]));
+        if (__any_sync(~0u, rescale != 1)) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const float of_row = __shfl_sync(~0u, rescale, (Way::t() * 2 + i) * 4);
+#pragma unroll
+                for (int step = 0; step < VALUE_STEPS; ++step)
+                    state.o[n][step][i] *= of_row, state.o[n][step][i + 2] *= of_row;
+            }
+        }
+        p[n][0] = pack(s[0], s[1]), p[n][1] = pack(s[2], s[3]);
+    }
+}
+
+__device__ __forceinline__ void multiply_values(const Values &values, const unsigned (&p)[COLUMNS][2], State &state) {
+#pragma unroll
+    for (int step = 0; step < VALUE_STEPS; ++step) {
+        unsigned v[4];
+        value_fragment(v, values, step);
+#pragma unroll
+        for (int n = 0; n < COLUMNS; ++n) multiply(state.o[n][step], v, p[n]);
+    }
+}
+
+// ---- a block's pieces
+
+struct Meeting {
+    float m[WARPS][ROWS], l[WARPS][ROWS];
+};
+
+// The warps' states to shared memory.
+__device__ __forceinline__ void hand_in(const State &state, Meeting &meeting, float *O) {
+    const int warp = threadIdx.x / 32;
+#pragma unroll
+    for (int n = 0; n < COLUMNS; ++n) {
+        float l = state.l[n];
+        l += __shfl_xor_sync(~0u, l, 1);
+        l += __shfl_xor_sync(~0u, l, 2);
+        if (Way::t() == 0) meeting.m[warp][n * 8 + Way::g()] = state.m[n], meeting.l[warp][n * 8 + Way::g()] = l;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float *const row = O + (warp * ROWS + n * 8 + Way::t() * 2 + i) * O_ROW;
+            if constexpr (TRANSPOSED) {
+#pragma unroll
+                for (int step = 0; step < VALUE_STEPS; ++step)
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+                        if (const int d = number_of(step, Way::g(), half); d < HEAD_DIM)
+                            row[d] = state.o[n][step][i + half * 2];
+            } else {
+#pragma unroll
+                for (int step = 0; step < VALUE_STEPS; step += 2)  // whose numbers are neighbours
+                    if (const int d = number_of(step, Way::g(), 0); d < HEAD_DIM)
+                        *reinterpret_cast<float4 *>(row + d) =
+                            make_float4(state.o[n][step][i], state.o[n][step][i + 2], state.o[n][step + 1][i],
+                                        state.o[n][step + 1][i + 2]);
+            }
+        }
+    }
+}
+
+// All warps' parts of row r, in their order.
+__device__ __forceinline__ Part sum_of(const Meeting &meeting, const float *O, int r, int quad) {
+    Part sum = nothing(), parts[WARPS];
+#pragma unroll
+    for (int warp = 0; warp < WARPS; ++warp)
+        parts[warp] = {meeting.m[warp][r], meeting.l[warp][r],
+                       reinterpret_cast<const float4 *>(O + (warp * ROWS + r) * O_ROW)[quad]};
+    join_parts(sum, parts);
+    return sum;
+}
+
+// Pieces, until none is left. A `Feed` brings tiles, a run of them at a time (see tiles.cuh), and those of the next piece while
+// this one's answer is put together:
+//   begin(a, way)         a run begins: its first tiles may be asked for
+//   again(a, way)         the same, after registers were needed for something else
+//   keys(i), values(i)    those of tile i, each of them once and in turn
+//   keys_used(a, way, i), values_used(a, way, i)    what held them is free
+//   GROUPS                of copies that it asks for when a run begins
+// `shared`: the warps' O, [WARPS][ROWS][O_ROW] floats, and a Part a thread.
+template <class Feed>
+__device__ __forceinline__ void answer_pieces(const Decode &a, Feed &feed, float *shared) {
+    __shared__ Pieces pieces;
+    __shared__ Meeting meeting;
+    __shared__ __align__(16) Query queries[2];  // this piece's, and the next one's
+    __shared__ Piece both[2];                   // not in registers, which are full
+    __shared__ int taken;
+    const float factor = a.scale * (a.k_scale ? *a.k_scale : 1.0f) * LOG2E;
+    const bool simple = a.tokens == 1 && a.sparse_stride <= 1 && !a.alibi_slopes;
+
+    Way way;
+    int turn = 0;
+    const auto find = [&](int number) {  // the next piece, and the way through it
+        Piece next;
+        if (!pieces.find(a, number, next)) return false;
+        way.start(a, next), copy_query(a, next.of, queries[turn]);
+        if (threadIdx.x == 0) both[turn] = next;
+        return true;
+    };
+    if (COLUMNS == 1)  // rows 8 to 15, which nobody copies
+        for (int i = threadIdx.x; i < 2 * KEY_STEPS * 32; i += THREADS)
+            (&queries[0].of[0][0])[i] = make_uint4(0, 0, 0, 0);
+    pieces.start(a);
+    bool more = find(blockIdx.x);
+    if (more) feed.begin(a, way);
+    while (more) {
+        int number = 0;  // of the next one, asked for now, for the answer takes a while
+        if (threadIdx.x == 0) number = take(a);
+        wait_for_copies<Feed::GROUPS>();
+        __syncthreads();
+        const Query &query = queries[turn];
+        const Piece &piece = both[turn];
+
+        State state = {};
+#pragma unroll
+        for (int n = 0; n < COLUMNS; ++n) state.m[n] = NEG_INF;
+        do {
+            for (int i = 0; i < way.count; ++i) {
+                const int token0 = way.token0(i);
+                const bool whole = token0 >= piece.first && token0 + TILE <= way.end;
+                Scores s = {};
+                multiply_keys(feed.keys(i), query, s);
+                feed.keys_used(a, way, i);
+                unsigned p[COLUMNS][2];
+                softmax(a, piece, s, factor, token0, whole && simple, state, p);
+                Values &values = feed.values(i);
+                if (!whole) way.clear(i, piece.first, values);
+                multiply_values(values, p, state);
+                feed.values_used(a, way, i);
+            }
+        } while (way.go_on(a) && (feed.begin(a, way), true));
+        hand_in(state, meeting, shared);
+        if (threadIdx.x == 0) taken = number;
+        __syncthreads();
+
+        turn ^= 1;
+        more = find(taken);
+        const int rows = smaller(ROWS, rows_of(a) - piece.of.row0);
+        for (int i = threadIdx.x; i < rows * QUADS; i += THREADS) {
+            const int r = i / QUADS, quad = i % QUADS;
+            const Part sum = sum_of(meeting, shared, r, quad);
+            const long long place = place_of_row(a, piece.of, piece.of.row0 + r);
+            if (piece.count == 1) answer_quad(a, place, quad, sum);
+            else keep_quad(partials_of(a), place * most_pieces(a) + piece.part, quad, sum);
+        }
+        if (more) feed.begin(a, way);
+        if (piece.count > 1 && last_of(counter_of(a, piece), piece.count)) {
+            merge_pieces(a, piece, reinterpret_cast<Part *>(shared));
+            if (more) feed.again(a, way);
+        }
+        __syncthreads();  // before the next piece's numbers
+    }
+    if (threadIdx.x == 0) leave(a);
+}
