@@ -14,7 +14,7 @@ from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.gpu.session import Session
 from flashcli.kernels import compiler, decode
 from flashcli.kernels.decode import Argument, Build, Sizes
-from flashcli.kernels.types import STATIC_SHARED, Launch
+from flashcli.kernels.types import Launch
 from flashcli.paged import Decode
 from flashcli.shape import ceil_div
 
@@ -34,6 +34,7 @@ class Program:
         self._build, self._session = build, session
         self._module = session.driver.module_from_buffer(compiler.cubin(build, session.architecture))
         self._functions: dict[str, Any] = {}
+        self._shared: dict[str, int] = {}  # bytes that were asked for
 
     def launcher(self, sizes: Sizes) -> Callable[[Argument], None]:
         """What queues the kernel's launches; ``sizes`` are those of the argument's arrays."""
@@ -54,7 +55,8 @@ class Program:
             function = self._functions[launch.function] = self._module.get_function(launch.function)
             function.prepare([f"{ctypes.sizeof(Argument)}s"])  # one struct, by value
         function = self._functions[launch.function]
-        if launch.shared > STATIC_SHARED:  # more has to be asked for
+        if launch.shared > self._shared.get(launch.function, 0):  # even if little: there is what is static, too
+            self._shared[launch.function] = launch.shared
             most = self._session.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
             function.set_attribute(most, launch.shared)
         return function
