@@ -20,9 +20,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) read(const Decode 
             for (int i = 0; i < way.count; ++i) {
                 Keys keys = {};
                 Values values = {};
-                way.keys(a, i, [&](int n, const unsigned char *from, bool wanted) {
-                    stream<16>(from, wanted, keys.of[n]);
-                });
+                way.keys(a, i,
+                         [&](int n, const unsigned char *from, bool wanted) { stream<16>(from, wanted, keys.of[n]); });
                 way.values(a, i, [&](int n, const unsigned char *from, bool wanted) {
                     stream<VALUE_BYTES>(from, wanted, values.of[n]);
                 });

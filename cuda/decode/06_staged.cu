@@ -8,12 +8,13 @@
 // multiprocessor.
 #include "tensor.cuh"
 
-constexpr int VALUES_AT = 2 * KEY_VECTORS * 32 * 16;                             // in a warp's tile
+constexpr int VALUES_AT = 2 * KEY_VECTORS * 32 * 16;  // in a warp's tile
 constexpr int TILE_BYTES = VALUES_AT + VALUE_LOADS * 32 * VALUE_BYTES;
 constexpr int O_BYTES = WARPS * ROWS * O_ROW * 4, PART_BYTES = THREADS * (int)sizeof(Part);
 constexpr int TILES_AT = O_BYTES > PART_BYTES ? O_BYTES : PART_BYTES;
 
-extern __shared__ __align__(16) unsigned char shared_bytes[];  // the warps' O, or a Part a thread; then [WARPS][STAGES] tiles
+extern __shared__ __align__(
+    16) unsigned char shared_bytes[];  // the warps' O, or a Part a thread; then [WARPS][STAGES] tiles
 
 struct Stages {
     static constexpr int GROUPS = STAGES;
@@ -52,8 +53,7 @@ struct Stages {
         return k;
     }
     __device__ __forceinline__ Values &values(int) {
-        const unsigned char *const from =
-            tiles + stage * TILE_BYTES + VALUES_AT + Way::lane() * VALUE_BYTES;
+        const unsigned char *const from = tiles + stage * TILE_BYTES + VALUES_AT + Way::lane() * VALUE_BYTES;
 #pragma unroll
         for (int n = 0; n < VALUE_LOADS; ++n) {
             if constexpr (VALUE_BYTES == 16) {

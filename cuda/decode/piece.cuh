@@ -107,8 +107,7 @@ __device__ __forceinline__ void softmax(float *S, int stride, int count, Running
 constexpr int TEAMS = THREADS / CHUNKS, OWN = X;
 #else
 // A vector is some slots of one number d: four threads take a number, vectors of tokens in turn, each several numbers.
-constexpr int V_SLOTS = smaller(X, PAGE), V_LANES = 4, D_AT_ONCE = THREADS / V_LANES,
-              OWN = div_up(HEAD_DIM, D_AT_ONCE);
+constexpr int V_SLOTS = smaller(X, PAGE), V_LANES = 4, D_AT_ONCE = THREADS / V_LANES, OWN = div_up(HEAD_DIM, D_AT_ONCE);
 #endif
 
 __device__ __forceinline__ void add_values(const Decode &a, const Sequence &of, int first, int end, const float *P,

@@ -10,7 +10,7 @@
 
 constexpr int WARPS = THREADS / 32, TILE = 16;
 constexpr int KEY_CHUNK = TRANSPOSED ? PAGE * X : X;  // what a.key_chunk is, without a register for each multiple of it
-constexpr int KEY_VECTORS = div_up(CHUNKS, 4);      // of a token, in a lane
+constexpr int KEY_VECTORS = div_up(CHUNKS, 4);        // of a token, in a lane
 constexpr int VALUE_BYTES = TRANSPOSED ? 4 * CACHE_BYTES : 16, VALUE_WORDS = VALUE_BYTES / 4;
 constexpr int VALUE_VECTORS = TRANSPOSED ? 2 * div_up(HEAD_DIM, 16) : div_up(CHUNKS, 8);  // TRANSPOSED: of all four
 constexpr int VALUE_LOADS = TRANSPOSED ? VALUE_VECTORS : 4 * VALUE_VECTORS;
@@ -25,9 +25,7 @@ struct Values {
 };
 
 // Which token of the tile is column i of S, and which is the i-th of a lane's four.
-__device__ __forceinline__ int token_of_column(int i) {
-    return TRANSPOSED ? i % 8 / 2 * 4 + i / 8 * 2 + i % 2 : i;
-}
+__device__ __forceinline__ int token_of_column(int i) { return TRANSPOSED ? i % 8 / 2 * 4 + i / 8 * 2 + i % 2 : i; }
 __device__ __forceinline__ int token_of_lane(int t, int i) {
     return TRANSPOSED ? 4 * t + i : 2 * t + i % 2 + i / 2 * 8;
 }
@@ -125,8 +123,7 @@ struct Way {
         for (int n = 0; n < VALUE_LOADS; n += VALUE_VECTORS) {
             const int token = token_of_lane(t(), n / VALUE_VECTORS), slot = ((unsigned)token0(i) + token) % PAGE;
             if (PAGES > 1) page = page_of_token(a, i, token);
-            const unsigned char *const row =
-                cache + (page * a.value_page + slot * a.value_slot) * CACHE_BYTES;
+            const unsigned char *const row = cache + (page * a.value_page + slot * a.value_slot) * CACHE_BYTES;
 #pragma unroll
             for (int v = 0; v < VALUE_VECTORS; ++v)
                 take(n + v, row + (v * 8 + g()) * APART, OF_ROW % 8 == 0 || v * 8 + g() < OF_ROW);
