@@ -27,7 +27,7 @@ KERNELS = OPERATIONS["decode"]
     "--kernel",
     metavar="NAME",
     type=click.Choice(list(KERNELS)),
-    help=f"Compute on the GPU with one of {', '.join(KERNELS)}; grouped by default.",
+    help=f"Compute on the GPU with one of {', '.join(KERNELS)}; by default the fastest that can.",
 )
 @click.option("--threads", type=click.IntRange(1), help="Threads of the cpu backend; all usable cores by default.")
 @as_json.json_option

@@ -80,10 +80,9 @@ class Tuning(NamedTuple):
     """What may be chosen freely, within what a GPU has room for; ``measure.decode --variant`` tries others."""
 
     threads: int = THREADS  # in a block
-    piece: int = 2**17  # bytes of keys and values in a piece
+    piece: int = 2**18  # bytes of keys and values in a piece
     pieces: int = 64  # what a long sequence is cut into at most
     blocks: int = 0  # to a multiprocessor; 0: the kernel's own rule
-    stages: int = 0  # tiles of a warp that are under way in shared memory; 0: as many as there is room for
 
 
 class Problem(NamedTuple):
@@ -249,38 +248,6 @@ def _tensor(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
     return (_over_pieces("tensor", sizes, problem, _tensor_blocks(problem) * sms, _of_warps(problem)),)
 
 
-def _tile_bytes(problem: Problem) -> int:
-    """Of a warp's tile of 16 tokens, as 06_staged.cu lays it out: rows are filled up to what all lanes take."""
-    size = _item_size(problem)
-    keys = round_up(problem.d * size, 64)
-    values = round_up(problem.d, 16) * size if problem.transposed else round_up(problem.d * size, 128)
-    return 16 * (keys + values)
-
-
-def _static(problem: Problem) -> int:
-    """Bytes of shared memory that kernels on tensor cores have besides, and those that every block takes: no less."""
-    return 2 * 32 * round_up(problem.d, 64) + 8 * problem.tuning.threads + 2048
-
-
-def _staged_blocks(problem: Problem) -> int:
-    return problem.tuning.blocks or 2
-
-
-def _stages(problem: Problem) -> int:
-    """As many tiles as fit into shared memory, up to five: more than there is need for."""
-    room = (MAX_SHARED + 1024) // _staged_blocks(problem) - _static(problem) - _of_warps(problem)
-    return problem.tuning.stages or max(1, min(5, room // (problem.tuning.threads // 32 * _tile_bytes(problem))))
-
-
-def _staged_macros(problem: Problem) -> dict[str, int]:
-    return _piece_macros(problem) | {"BLOCKS": _staged_blocks(problem), "STAGES": _stages(problem)}
-
-
-def _staged(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
-    shared = _of_warps(problem) + problem.tuning.threads // 32 * _stages(problem) * _tile_bytes(problem)
-    return (_over_pieces("staged", sizes, problem, _staged_blocks(problem) * sms, shared),)
-
-
 def _tensor_refuses(problem: Problem) -> str:
     size = _item_size(problem)
     if problem.query_type == "float32":
@@ -321,10 +288,6 @@ KERNELS = {
             "tensor", "decode/05_tensor.cu", "tensor cores, fed straight from memory",
             _tensor, _counters_and_partials, _tensor_rows, _tensor_macros, _tensor_refuses,
         ),
-        Kernel(
-            "staged", "decode/06_staged.cu", "tensor cores, and copies of each lane's own under way",
-            _staged, _counters_and_partials, _tensor_rows, _staged_macros, _tensor_refuses,
-        ),
     )
 }  # fmt: skip
 
@@ -342,13 +305,13 @@ CEILING = Kernel(
 )  # fmt: skip
 
 
-DEFAULT = "grouped"  # the fastest on most of the shapes of cuda/records/decode.json; it takes every problem
+DEFAULTS = ("tensor", "grouped")  # the fastest, and the fastest of those that take every problem
 
 
 def build_of(name: str | None, asked: Decode) -> Build:
-    """The build of the kernel of that name, or of `DEFAULT`, for what is asked."""
-    kernel = named(name or DEFAULT)
-    build = Build(kernel, problem_of(kernel, asked))
+    """The build of the kernel of that name, or of the first of `DEFAULTS` that does not refuse what is asked."""
+    builds = [Build(kernel, problem_of(kernel, asked)) for kernel in map(named, (name,) if name else DEFAULTS)]
+    build = next((build for build in builds if not build.kernel.refuses(build.problem)), builds[-1])
     if reason := build.kernel.refuses(build.problem):
         raise UsageError(f"kernel {name} cannot compute this: {reason}.", "choose another kernel.")
     return build

@@ -197,7 +197,7 @@ def variants(text: str) -> list[Contender]:
     unknown = [field for field, _, _ in chosen if field not in decode.Tuning._fields]
     numbers = [values.split("/") for _, _, values in chosen]
     if unknown or not all(number.isdecimal() for some in numbers for number in some):
-        hint = f"write it as tensor:blocks=2/3,stages=2; there are {', '.join(decode.Tuning._fields)}."
+        hint = f"write it as tensor:blocks=2/3,threads=64; there are {', '.join(decode.Tuning._fields)}."
         raise UsageError(f"--variant {text}: that is no kernel with numbers to try.", hint)
     kernel = CEILING if name == CEILING.name else decode.named(name)
     found = []

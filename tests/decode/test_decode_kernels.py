@@ -91,3 +91,13 @@ def test_strides_lead_to_the_numbers_that_numpy_finds(layout):
              "nhd": lambda: asked.value_cache[page, slot, head, d],
              "hnd": lambda: asked.value_cache[page, head, slot, d]}[layout]()  # fmt: skip
     np.testing.assert_array_equal(values[at], found)
+
+
+@pytest.mark.parametrize(("query_type", "kernel"), [("float16", "tensor"), ("float32", "grouped")])
+def test_without_a_name_the_fastest_kernel_that_takes_the_problem_is_built(query_type, kernel):
+    assert decode.build_of(None, make(Case(1, 2, 1, 64, "5", query_type=query_type))).kernel.name == kernel
+
+
+def test_a_named_kernel_that_refuses_says_why():
+    with pytest.raises(decode.UsageError, match="kernel tensor cannot compute this: tensor cores have no float32"):
+        decode.build_of("tensor", make(Case(1, 2, 1, 64, "5", query_type="float32")))
