@@ -63,7 +63,8 @@ def attention(
 
     Source: FlashAttention-2, arXiv 2307.08691, algorithm 1.
     """
-    return _of(q)(
+    compute = _known.get(type(q)) or _find(q)
+    return compute(
         q, k, v, causal, scale, backend, bias=bias, q_start=q_start, return_lse=return_lse, out=out, kernel=kernel,
         precision=precision, batch_invariant=batch_invariant,
     )  # fmt: skip
@@ -72,15 +73,13 @@ def attention(
 _known: dict[type, Callable[..., Any]] = {}
 
 
-def _of(q: Any) -> Callable[..., Any]:
-    """The function for arrays of q's library."""
-    found = _known.get(type(q))
-    if found is None:
-        found = _known[type(q)] = _find(q)
+def _find(q: Any) -> Callable[..., Any]:
+    """The function for arrays of q's library, from now on."""
+    _known[type(q)] = found = _of(q)
     return found
 
 
-def _find(q: Any) -> Callable[..., Any]:
+def _of(q: Any) -> Callable[..., Any]:
     if not isinstance(q, np.ndarray):
         if any(kind.__module__.partition(".")[0] == "torch" for kind in type(q).__mro__):
             from flashcli.torch.tensors import attention as of_tensors

@@ -13,7 +13,7 @@ import torch
 
 from flashcli.gpu.launcher import Prepared, place_of_device
 from flashcli.interop.prepared import ALIGNMENT, SHAPES, Options, check_options, is_aligned, prepare, refuse_overlap
-from flashcli.operands import Operand, call
+from flashcli.operands import Operand, call, contiguous
 
 KEPT = 2**20  # bytes of scratch that a thread keeps for PyTorch's default stream, instead of allocating it each time
 DEFAULT_STREAM = 0
@@ -25,9 +25,10 @@ class Ready(NamedTuple):
     """What a call needs once its tensors' shapes and strides are known; ``prepared`` is None if nothing is computed."""
 
     prepared: Prepared | None
-    shape: torch.Size
+    shape: tuple[int, ...]
     strides: tuple[int, ...]  # of an answer that is allocated
-    lse_shape: torch.Size
+    lse_shape: tuple[int, ...]
+    lse_strides: tuple[int, ...]
 
 
 _ready: dict[tuple, Ready] = {}
@@ -71,9 +72,9 @@ def compute(
         options = Options(backend, kernel, precision, batch_invariant)
         ready = _make_ready(q, k, v, causal, scale, bias, q_start, out, options, rows_first)
         _remember(key, ready)
-    prepared, shape, strides, lse_shape = ready
+    prepared, shape, strides, lse_shape, lse_strides = ready
     o = q.new_empty_strided(shape, strides) if out is None else out
-    lse = q.new_empty(lse_shape) if return_lse else None
+    lse = q.new_empty_strided(lse_shape, lse_strides) if return_lse else None
     if out is not None:
         _refuse_overlap(q, k, v, bias, out)
     if prepared is None:
@@ -118,13 +119,13 @@ def _make_ready(
     refuse_mixed(q, k, v, bias, out)
     to = _rows_first(q) if rows_first and out is None and q.ndim == 4 else None if out is None else operand(out)
     what = call(operand(q), operand(k), operand(v), None if bias is None else operand(bias), to, causal, scale, q_start)
-    strides = to.strides if to else _strides_of_contiguous(q.shape)
-    lse_shape = torch.Size(what.lse_shape)
+    o, lse = to or contiguous(what.shape, "float32"), contiguous(what.lse_shape, "float32")
+    layout = o.shape, o.strides, lse.shape, lse.strides
     if what.empty:
-        return Ready(None, q.shape, strides, lse_shape)
+        return Ready(None, *layout)
     addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | (0 if out is None else out.data_ptr())
     prepared = prepare(place_of_device(q.get_device()), what, is_aligned(what, addresses), options)
-    return Ready(prepared, q.shape, strides, lse_shape)
+    return Ready(prepared, *layout)
 
 
 def operand(tensor: torch.Tensor) -> Operand:
@@ -135,10 +136,6 @@ def operand(tensor: torch.Tensor) -> Operand:
 def _rows_first(q: torch.Tensor) -> Operand:
     B, H, M, d = q.shape
     return Operand((B, H, M, d), (M * H * d, d, H * d, 1), "float32")
-
-
-def _strides_of_contiguous(shape: torch.Size) -> tuple[int, ...]:
-    return torch.empty(shape, device="meta").stride()
 
 
 def _remember(key: tuple, ready: Ready) -> None:

@@ -6,6 +6,7 @@ may change those.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ SCHEMA = (
     "-> (Tensor, Tensor)"
 )
 Both = tuple[torch.Tensor, torch.Tensor]
-OPTIONS = 7  # of its arguments, after the tensors
 
 library = torch.library.Library("flashcli", "DEF")
 library.define(SCHEMA)
@@ -96,11 +96,15 @@ def _without_numbers(
 
 
 class _Attention(torch.autograd.Function):
-    """Attention with gradients."""
+    """Attention with gradients, O and the LSE by ``compute``.
+
+    All that is no tensor is one argument: PyTorch takes its time for each.
+    """
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, *options: Any) -> Both:
-        out, lse = _below_autograd(q, k, v, bias, *options)
+    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, how: tuple[Callable[..., Both], tuple]) -> Both:
+        compute, options = how
+        out, lse = compute(q, k, v, bias, *options)
         ctx.save_for_backward(q, k, v, bias, out, lse)
         ctx.options = options[:3]  # causal, scale, q_start
         ctx.set_materialize_grads(False)
@@ -108,8 +112,12 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple:
-        found = gradients(d_out, d_lse, *ctx.saved_tensors, *ctx.options)
-        return *found, *[None] * OPTIONS
+        return *gradients(d_out, d_lse, *ctx.saved_tensors, *ctx.options), None
+
+
+def in_place_with_gradients(q: Any, k: Any, v: Any, bias: Any, *options: Any) -> Both:
+    """The operator's answer for tensors on a GPU, without the operator's ways through PyTorch: they take time."""
+    return _Attention.apply(q, k, v, bias, (_on_gpu, options))
 
 
 def _below_autograd(*arguments: Any) -> Both:
@@ -134,7 +142,7 @@ def _with_gradients(
     if torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        return _Attention.apply(q, k, v, bias, *options)
+        return _Attention.apply(q, k, v, bias, (_below_autograd, options))
     return _below_autograd(q, k, v, bias, *options)
 
 

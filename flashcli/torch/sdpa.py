@@ -7,7 +7,9 @@ from torch.nn import functional
 
 from flashcli.shape import MAX_D
 from flashcli.torch import in_place, operator
-from flashcli.torch.tensors import is_plain
+from flashcli.torch.tensors import is_quiet, wants_gradients
+
+OTHERWISE = None, "fp32", True  # kernel, precision, batch_invariant
 
 
 def scaled_dot_product_attention(
@@ -32,9 +34,12 @@ def scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-    if not torch.compiler.is_compiling() and is_plain(query, key, value, attn_mask):
-        return in_place.compute(query, key, value, is_causal, scale, attn_mask, rows_first=True)[0]
-    return operator.attention(query, key, value, attn_mask, is_causal, scale, 0, True)[0]
+    options = attn_mask, is_causal, scale, 0, True
+    if torch.compiler.is_compiling() or not is_quiet(query):
+        return operator.attention(query, key, value, *options)[0]
+    if wants_gradients(query, key, value, attn_mask):
+        return operator.in_place_with_gradients(query, key, value, *options, *OTHERWISE)[0]
+    return in_place.compute(query, key, value, is_causal, scale, attn_mask, rows_first=True)[0]
 
 
 def supported(

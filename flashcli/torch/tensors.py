@@ -7,6 +7,8 @@ from torch.autograd import forward_ad
 
 from flashcli.torch import in_place, on_cpu, operator
 
+ORDINARY = (torch.Tensor, torch.nn.Parameter)
+
 
 def attention(
     q: torch.Tensor,
@@ -29,10 +31,24 @@ def attention(
     Parameters, the answer and errors are those of `flashcli.attention`. ``out`` is for where no gradients are wanted.
     Gradients take memory for all scores, [B, H, M, N]: they are computed by PyTorch's own operations.
     """
-    if torch.compiler.is_compiling() or not is_plain(q, k, v, bias):
+    if torch.compiler.is_compiling() or not is_quiet(q):
         return _by_operator(
             q, k, v, causal, scale, backend, bias, q_start, return_lse, out, kernel, precision, batch_invariant
         )
+    try:
+        wanted = wants_gradients(q, k, v, bias)
+    except AttributeError:  # something is no tensor
+        in_place.refuse_mixed(q, k, v, bias, out)
+        raise
+    if wanted and (out is not None or not q.is_cuda or backend not in ("auto", "cuda")):
+        return _by_operator(
+            q, k, v, causal, scale, backend, bias, q_start, return_lse, out, kernel, precision, batch_invariant
+        )
+    if wanted:
+        o, lse = operator.in_place_with_gradients(
+            q, k, v, bias, causal, scale, q_start, False, kernel, precision, batch_invariant
+        )
+        return (o, lse) if return_lse else o
     if q.is_cuda:
         o, lse = in_place.compute(
             q, k, v, causal, scale, bias, q_start, return_lse, out, backend, kernel, precision, batch_invariant
@@ -45,15 +61,21 @@ def attention(
     )  # fmt: skip
 
 
-def is_plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether Q is a tensor with numbers, nobody wants gradients, and nobody listens to what is done with tensors."""
+def is_quiet(q: torch.Tensor) -> bool:
+    """Whether Q is a tensor with numbers, and nobody listens to what is done with tensors."""
     return (
-        type(q) is torch.Tensor
+        type(q) in ORDINARY
         and (q.is_cuda or q.is_cpu)
-        and not (torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in (q, k, v, bias)))
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._functorch.peek_interpreter_stack() is None
         and forward_ad._current_level < 0
+    )
+
+
+def wants_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether anybody does, of one of them."""
+    return torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
     )
 
 

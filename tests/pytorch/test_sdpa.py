@@ -66,7 +66,8 @@ def everywhere(monkeypatch):
     calls = []
     compute = in_place.compute
 
-    def on_cpu(q, k, v, causal=False, scale=None, bias=None, q_start=0, return_lse=False, rows_first=False, **rest):
+    def on_cpu(q, k, v, causal=False, scale=None, bias=None, q_start=0, return_lse=False, *rest, rows_first=False):
+        rows_first = rest[-1] if rest else rows_first
         calls.append(q.shape)
         out, lse = torch.ops.flashcli.attention(q, k, v, bias, causal, scale, q_start, rows_first)
         return out, lse if return_lse else None
@@ -92,7 +93,11 @@ def test_ours_gives_what_pytorchs_gives(everywhere, options, grad):
     right = functional.scaled_dot_product_attention(q, k, v, **options)
     torch.testing.assert_close(got, right, rtol=1e-5, atol=1e-5)
     assert got.transpose(1, 2).is_contiguous()
-    assert bool(everywhere) is not grad  # with gradients it is the operator that is called
+    assert everywhere and got.requires_grad is grad
+    if grad:
+        weights = torch.randn(got.shape)
+        mine, other = (torch.autograd.grad((x * weights).sum(), (q, k, v)) for x in (got, right))
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
 
 def test_columns_apart_are_copied(everywhere):
