@@ -16,6 +16,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import tolerances
+from fake_driver import Driver
 from support import (
     ENGINES,
     FAKE_NVCC,
@@ -31,7 +32,9 @@ from support import (
 from flashcli.backends.cores import usable_cores
 from flashcli.errors import FlashError
 from flashcli.gpu import driver as cuda_driver
+from flashcli.gpu import launcher
 from flashcli.gpu.session import devices
+from flashcli.interop import anyones, memory, prepared
 from flashcli.kernels import compiler
 from flashcli.kernels.attention import KERNELS
 
@@ -160,6 +163,20 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[object
     yield importlib.import_module("pycuda.driver")
     _forget_pycuda()
     sys.modules.update(real)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    """tests/fake_driver.py in the place of NVIDIA's bindings, and a compiler that gives its options as machine code."""
+    fake = Driver()
+    for name in ("_primary", "_others"):
+        monkeypatch.setattr(launcher, name, {})
+    for module in (launcher, memory, anyones):
+        monkeypatch.setattr(module, "bindings", lambda: fake)
+    monkeypatch.setattr(compiler, "cubin", lambda build, arch: " ".join(compiler.options(build)).encode())
+    prepared.prepare.cache_clear()
+    yield fake
+    prepared.prepare.cache_clear()
 
 
 @pytest.fixture

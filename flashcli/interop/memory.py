@@ -11,7 +11,6 @@ import itertools
 import math
 from typing import Any
 
-from flashcli.errors import FlashError
 from flashcli.gpu.launcher import Place, ask, bindings
 from flashcli.interop import protocols
 from flashcli.interop.protocols import CUDA, LEGACY_STREAM
@@ -34,7 +33,8 @@ class DeviceArray:
         self.address = allocate(stream, self._size)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, FlashError), self._place.current():  # or the interpreter ends
+        # An allocation that failed has left nothing, and where the interpreter ends, nobody is to be told.
+        with contextlib.suppress(Exception), self._place.current():
             for user in self._users - {self.stream}:
                 wait_for(self.stream, user)
             free(self.stream, self.address)
@@ -57,8 +57,20 @@ class DeviceArray:
     def __dlpack_device__(self) -> tuple[int, int]:
         return CUDA, self._place.device
 
-    def __dlpack__(self, *, stream: int | None = None, **rest: object) -> object:
-        """A capsule for a consumer whose ``stream`` then waits for what is queued; -1: it need not."""
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """A capsule for a consumer whose ``stream`` then waits for what is queued; -1: it need not.
+
+        It is of DLPack's first version, whatever a consumer may understand. BufferError: only a copy would do.
+        """
+        if copy or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError("a DeviceArray is given to others as it is, without a copy")
         if stream != -1:
             with self._place.current():
                 wait_for(stream or LEGACY_STREAM, self.stream)

@@ -203,6 +203,14 @@ def test_the_answer_goes_on_by_dlpack(qkv, driver):
     assert not driver.allocated
 
 
+def test_the_answer_is_not_copied(qkv):
+    o = attention(*qkv)
+    for wish in ({"copy": True}, {"dl_device": (1, 0)}):
+        with pytest.raises(BufferError, match="without a copy"):
+            o.__dlpack__(**wish)
+    assert o.__dlpack__(max_version=(1, 1), dl_device=(2, 0), copy=False)
+
+
 class FromDlpack:
     """What JAX's arrays look like."""
 
