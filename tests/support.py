@@ -30,6 +30,8 @@ for made; do :; done
 echo "$@" > "$made"
 """  # gives its options as the machine code
 
+# Seconds in which what is told to end does, though eight others share its core; what it is stopped in takes longer.
+SOON = 30.0
 THOROUGH = bool(os.environ.get("CI"))  # what takes long, and seldom finds more than its sample, is left to CI
 GPU_KERNELS = [name for name, kernel in KERNELS.items() if not kernel.on_host]
 IN_USE = GPU_KERNELS[GPU_KERNELS.index("q_in_registers") :]  # for more than to learn from

@@ -203,7 +203,7 @@ def test_a_signal_before_the_command_line_is_there_is_heeded_then(tmp_path):
 
 
 def test_a_signal_while_a_module_is_imported_waits_until_it_is_there(tmp_path):
-    middle = "import imported\nprint(imported.whole, file=sys.stderr)\ntime.sleep(10)"
+    middle = r'import imported; os.write(2, b"True\n" * imported.whole); time.sleep(10)'
     code, told = stopped(tmp_path, middle, modules=IMPORTED)
     assert (code, told.removeprefix("True\n")) == TERMINATED
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import (
+    SOON,
     Finished,
     command,
     environment,
@@ -89,7 +90,7 @@ def launch(count: int, arguments: list[object]) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> Finished:
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=2 * SOON)
     return Finished(process.returncode, stdout.decode(), stderr.decode())
 
 
@@ -102,7 +103,7 @@ def run_with(fault: str, count: int, given: Path, out: Path, *options: object) -
     program = PROGRAM.format(chunk_bytes=QKV[0].nbytes, fault=fault)
     start = time.monotonic()
     done = finish(launch(count, [sys.executable, "-c", program, "run", given, out, *(options or CPU)]))
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < SOON
     return done
 
 
@@ -221,7 +222,7 @@ def test_what_several_processes_cannot_do(given, out, what):
         reader = threading.Thread(target=fifo.read_bytes)
         reader.start()
         run(2, given, fifo, *CPU).assert_error(2, "it cannot seek")
-        reader.join(timeout=10)
+        reader.join(timeout=SOON)
     else:
         run(2, given, out, "--devices", "all").assert_error(2, "--devices was given to 2 processes")
         assert_untouched(out)
@@ -304,7 +305,7 @@ def test_a_launch_that_is_stopped_leaves_nothing(given, out, number):
         time.sleep(0.01)
     process.send_signal(number)
     assert finish(process).code != 0
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + SOON
     while leftovers(out.parent) and time.monotonic() < deadline:
         time.sleep(0.05)  # mpirun does not wait for those it has told to end
     assert_untouched(out)
