@@ -203,6 +203,7 @@ def attention(given: Attention, macros: dict[str, str]) -> None:
         scores = given.scale * q.astype(np.float64) @ kk.swapaxes(-1, -2)
         kind, by = int(macros.get("BIAS", 0)), given.bias_strides
         if kind:
+            assert given.bias_column == 1 or macros.get("BIAS_COLUMN") != "1"  # what that promises
             strides = by.batch, by.head, by.row, given.bias_column
             bias = _view(given.bias, [None, np.float32, np.bool_][kind], (B, H, M, N), strides)
             scores = scores + bias if kind == 1 else np.where(bias, scores, -np.inf)
