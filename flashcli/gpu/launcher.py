@@ -24,7 +24,7 @@ from flashcli.kernels.arguments import Attention
 from flashcli.kernels.plan import Plan
 from flashcli.kernels.types import STATIC_SHARED, Build
 
-NO_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+NO_MEMORY, INVALID_CONTEXT = 2, 201  # CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVALID_CONTEXT
 POINTERS = struct.Struct("8Q")  # Q, K, V, O, lse, bias, workspace, redo: how the arguments begin
 
 
@@ -155,6 +155,8 @@ def place_of_memory(address: int) -> Place | None:
     driver = bindings()
     attributes = driver.CUpointer_attribute
     code, device = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
+    if code == INVALID_CONTEXT and place_of_device(0).is_current():  # now it is: the thread had none
+        code, device = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
     if code or int(device) < 0:
         return None
     _, kind = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)

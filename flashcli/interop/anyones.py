@@ -7,16 +7,17 @@ stream; for others on the one that Q says it is ready on, or the default stream.
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from flashcli.gpu.launcher import Place, bindings, place_of_device, place_of_memory
+from flashcli.gpu.launcher import Place, Prepared, bindings, place_of_device, place_of_memory
 from flashcli.interop import memory
 from flashcli.interop.memory import DeviceArray
 from flashcli.interop.prepared import Options, check_options, is_aligned, prepare, refuse_overlap
 from flashcli.interop.protocols import LEGACY_STREAM, Found, find
-from flashcli.operands import Call, call
+from flashcli.operands import call
 from flashcli.shape import FLOAT_BYTES, ceil_div
 
 ZERO, MINUS_INFINITY = 0, 0xFF800000  # as float32
@@ -53,7 +54,11 @@ def attention(
     if where is not None:
         inputs = {name: (x.address, x.operand) for name, x in found.items() if name != "out"}
         refuse_overlap(where.address, where.operand, inputs)
-    with place.current():
+    addresses = functools.reduce(
+        operator.or_, (found[name].address for name in ("q", "k", "v", "out") if name in found)
+    )
+    prepared = None if what.empty else prepare(place, what, is_aligned(what, addresses), options)
+    with place.current():  # nothing has been queued yet; what is allocated is aligned
         for other in found.values():
             if other.stream is not None:
                 memory.wait_for(stream, other.stream)
@@ -61,10 +66,10 @@ def attention(
         o = empty(what.shape) if out is None else out
         lse = empty(what.lse_shape) if return_lse else None
         found |= {name: find(name, x) for name, x in {"out": o, "lse": lse}.items() if x is not None and x is not out}
-        if what.empty:
+        if prepared is None:
             _fill(found, stream)
         else:
-            _launch(place, what, found, stream, options, empty)
+            _launch(prepared, found, stream, empty)
         _keep_until_read(stream, [x.keep for x in found.values() if x.keep is not None])
     return o if lse is None else (o, lse)
 
@@ -76,11 +81,8 @@ def _fill(found: dict[str, Found], stream: int) -> None:
             memory.fill(stream, found[name].address, *found[name].operand[:2], bits)
 
 
-def _launch(
-    place: Place, what: Call, found: dict[str, Found], stream: int, options: Options, empty: Callable[..., Any]
-) -> None:
+def _launch(prepared: Prepared, found: dict[str, Found], stream: int, empty: Callable[..., Any]) -> None:
     at = {name: x.address for name, x in found.items()}
-    prepared = prepare(place, what, is_aligned(what, at["q"] | at["k"] | at["v"] | at["out"]), options)
     scratch = empty((ceil_div(prepared.workspace, FLOAT_BYTES),))  # what comes later on the stream may have it again
     prepared.launch(
         stream, at["q"], at["k"], at["v"], at["out"], at.get("lse", 0), at.get("bias", 0),

@@ -32,6 +32,7 @@ class Ready(NamedTuple):
 
 
 _ready: dict[tuple, Ready] = {}
+_remembering = threading.Lock()
 _kept = threading.local()
 
 
@@ -141,9 +142,10 @@ def _rows_first(q: torch.Tensor) -> Operand:
 def _remember(key: tuple, ready: Ready) -> None:
     if not key:
         return
-    if len(_ready) >= SHAPES:
-        _ready.pop(next(iter(_ready)), None)
-    _ready[key] = ready
+    with _remembering:
+        if len(_ready) >= SHAPES:
+            del _ready[next(iter(_ready))]
+        _ready[key] = ready
 
 
 def refuse_mixed(

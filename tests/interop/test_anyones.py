@@ -280,6 +280,13 @@ def test_memory_of_the_host_is_refused(qkv, driver):
         attention(*qkv)
 
 
+def test_nothing_waits_where_nothing_is_computed(on_gpu, driver):
+    q, k = on_gpu(1, M, d, stream=11), on_gpu(1, N, d, stream=12)
+    with pytest.raises(FlashError, match="wgmma needs"):
+        attention(q, k, k, kernel="wgmma")
+    assert not driver.waits and not driver.allocated
+
+
 def test_an_out_that_overlaps_an_input_is_refused(qkv, on_gpu, driver):
     q, k, v = qkv
     with pytest.raises(ValueError, match="out must not share memory with q"):
