@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help testcases test test-gpu torture sanitize bench-cpu bench-e2e bench-scaling lint clean
+.PHONY: help testcases test test-gpu torture sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-gpt2 bench-models lint clean
 
 help:
 	@echo "make testcases      run all test cases and check every output (on the GPU if there is one)"
@@ -16,6 +16,9 @@ help:
 	@echo "make bench-cpu      time the CPU backend beside PyTorch's CPU attention"
 	@echo "make bench-e2e      time whole commands beside the homework's program in C++ (needs a GPU and nvcc)"
 	@echo "make bench-scaling  time runs on one GPU and on several (needs several GPUs)"
+	@echo "make bench-arrays   time attention on PyTorch's tensors, where they lie (needs a GPU and PyTorch, as do these:)"
+	@echo "make bench-gpt2     generate text with GPT-2 in fp32, by each attention"
+	@echo "make bench-models   compare models of transformers with our attention with their own"
 	@echo "make clean          remove everything that make made"
 
 # One virtual environment for all targets. PyCUDA is built from source, so only where a toolkit and a driver are.
@@ -55,6 +58,9 @@ bench-e2e: $(READY)
 
 bench-scaling: $(READY)
 	$(BIN)/python -m flashcli.measure.scaling --json cuda/records/scaling.json
+
+bench-arrays bench-gpt2 bench-models: bench-%: $(READY)
+	$(BIN)/python -m flashcli.measure.$* --json cuda/records/$*.json
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu --numprocesses=auto --dist=worksteal --quiet

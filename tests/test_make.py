@@ -46,6 +46,13 @@ def test_an_index_that_cannot_be_reached_is_told_with_what_to_do(tmp_path):
     assert "is not to be had from https://index.example." in done.stderr and "TORCH_INDEX=URL" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["arrays", "gpt2", "models"])
+def test_a_target_for_each_script_makes_its_record(tmp_path, name):
+    done, called = make(tmp_path, f"bench-{name}")
+    assert done.returncode == 0, done.stderr
+    assert called == [f"-m flashcli.measure.{name} --json cuda/records/{name}.json"]
+
+
 def test_make_alone_names_every_target(tmp_path):
     (tmp_path / "log").touch()
     done, _ = make(tmp_path)

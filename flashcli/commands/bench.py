@@ -10,15 +10,18 @@ from flashcli import as_json, parameters
 from flashcli.commands import options
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import PRECISIONS
+from flashcli.measure.tensors import LAYOUTS
 
 if TYPE_CHECKING:
     from flashcli.measure.bench import Conditions, Contender
     from flashcli.measure.records import Record
     from flashcli.measure.rows import Row
+    from flashcli.measure.tensors import Problem
     from flashcli.shape import Shape
 
 FAST_FROM = "q_in_registers"  # the rungs below it would take hours for twenty runs on each case
 ONLY_ON_GPUS = ("--kernel", "--precision")
+OF_TENSORS = ("--heads", "--kv-heads", "--queries", "--layout")  # with any of them, PyTorch's tensors are timed
 
 
 def _file_option(name: str, text: str) -> Callable:
@@ -29,8 +32,8 @@ def _file_option(name: str, text: str) -> Callable:
 
 @click.command(
     epilog=options.examples(
-        "flashcli bench --shape 10,2048,64 --against torch",
         "flashcli bench --case t10 --kernel mma --kernel wgmma --precision fp32 --precision fp16",
+        "flashcli bench --shape 4,3081,64 --heads 24 --kv-heads 12 --layout bnhd --against torch",
         "flashcli bench --ladder --plot ladder.png --json ladder.json",
     )
 )
@@ -44,7 +47,8 @@ def _file_option(name: str, text: str) -> Callable:
     metavar="NAME",
     multiple=True,
     type=click.Choice([*KERNELS, parameters.ALL]),
-    help=f"Time this kernel, or all; repeatable. By default {FAST_FROM} and those after it, with --ladder all.",
+    help=f"Time this kernel, or all; repeatable. By default {FAST_FROM} and those after it, with --ladder all; "
+    "on tensors those that take them.",
 )
 @click.option(
     "--precision",
@@ -62,6 +66,18 @@ def _file_option(name: str, text: str) -> Callable:
     help="Time this package's kernels too; repeatable.",
 )
 @click.option("--causal", is_flag=True, help="Have row i of Q see rows 0 to i of K only.")
+@click.option(
+    "--heads", metavar="H", type=click.IntRange(1), help="Time PyTorch's tensors [B, H, N, d] where they lie."
+)
+@click.option("--kv-heads", metavar="H", type=click.IntRange(1), help="The same with so many heads of K and V.")
+@click.option("--queries", metavar="M", type=click.IntRange(1), help="The same with so many rows of Q.")
+@click.option(
+    "--layout",
+    type=click.Choice(LAYOUTS),
+    default="bhnd",
+    show_default=True,
+    help="How they lie: contiguous, as views of [B, N, H, d], or as slices of one fused tensor.",
+)
 @click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Time each kernel so many times.")
 @click.option(
     "--threads",
@@ -85,6 +101,10 @@ def command(
     precisions: tuple[str, ...],
     against: tuple[str, ...],
     causal: bool,
+    heads: int | None,
+    kv_heads: int | None,
+    queries: int | None,
+    layout: str,
     runs: int,
     threads: int | None,
     seed: int,
@@ -103,14 +123,19 @@ def command(
 
     given = {option.opts[0] for option in context.command.params if _was_given(context, option)}
     _check_options(given, backend, against, ladder)
-    names, chosen = _chosen(kernels, ladder), options.named_shapes(cases, shapes, testcases.REPORT_CASES)
+    on_tensors = bool(given.intersection(OF_TENSORS))
+    names, chosen = _chosen(kernels, ladder, on_tensors), options.named_shapes(cases, shapes, testcases.REPORT_CASES)
     kept = {kind: path for kind, path in files.items() if path}
     _check_files(kept, plot)
     record = records.Record(machine.circumstances(), ceilings={})
     conditions = bench.Conditions(runs, causal, seed)
-    if ladder:
+    on_cpu = not ladder and _is_cpu(backend, bool(given.intersection(ONLY_ON_GPUS)) or "triton" in against)
+    if on_tensors:
+        problems = _problems(chosen, causal, heads or 1, kv_heads, queries, layout)
+        rows = _on_tensors(record, problems, names, precisions, against, conditions, on_cpu)
+    elif ladder:
         rows = _ladder(record, chosen, names, conditions, everywhere=bool(cases or shapes))
-    elif _is_cpu(backend, needs_gpu=bool(given.intersection(ONLY_ON_GPUS)) or "triton" in against):
+    elif on_cpu:
         rows = _on_cpu(record, chosen, against, threads, conditions)
     else:
         contenders = bench.gpu_contenders(names, precisions, against, causal)
@@ -143,8 +168,13 @@ def _check_options(given: set[str], backend: str, against: tuple[str, ...], ladd
             "the ladder is one of kernels, the cpu backend is none of its rungs.",
             "leave out --backend cpu; a GPU is needed for all rungs but sequential.",
         )
-    for name in sorted(given & {"--against", "--precision", "--threads"} if ladder else ()):
+    for name in sorted(given & {"--against", "--precision", "--threads", *OF_TENSORS} if ladder else ()):
         raise UsageError(f"{name} has no meaning for the ladder.", f"leave out {name}, or --ladder.")
+    for name in sorted(given.intersection(OF_TENSORS)):
+        if not peers.installed("torch"):
+            raise UsageError(f"{name} is for PyTorch's tensors, and torch is not installed.", "pip install torch.")
+        if "--threads" in given:
+            raise UsageError("--threads has no meaning for PyTorch's tensors.", f"leave it out, or {name}.")
     for name in sorted(given.intersection(ONLY_ON_GPUS) if backend == "cpu" else given & {"--threads"}):
         of = "GPUs, not for the cpu backend" if backend == "cpu" else "the cpu backend, not for GPUs"
         raise UsageError(f"{name} is for {of}.", f"leave out {name}, or change --backend.")
@@ -236,9 +266,52 @@ def _ladder(
     return ladder.ladder(shapes, kernels, conditions._replace(ceilings=ceilings), capability, everywhere)
 
 
-def _chosen(kernels: tuple[str, ...], ladder: bool) -> list[str]:
+def _problems(
+    shapes: dict[str, Shape], causal: bool, heads: int, kv_heads: int | None, queries: int | None, layout: str
+) -> dict[str, Problem]:
+    """For each shape the problem on tensors, under a name that says all of it."""
+    from flashcli.errors import UsageError
+    from flashcli.measure.tensors import Problem
+
+    if heads % (kv_heads or heads):
+        raise UsageError(f"--kv-heads {kv_heads} does not divide --heads {heads}.", "choose a divisor of it.")
+    found = {}
+    for name, shape in shapes.items():
+        M = queries or shape.N
+        if layout == "qkv" and shape.N != M:
+            hint = f"leave out --queries, or name N = {M} in --shape."
+            raise UsageError("--layout qkv is of one tensor, which has as many rows of Q as of K.", hint)
+        problem = Problem(shape.B, heads, kv_heads or heads, M, shape.N, shape.d, causal, layout)
+        found[" ".join([*([] if name == str(shape) else [name]), str(problem), layout])] = problem
+    return found
+
+
+def _on_tensors(
+    record: Record, problems: dict[str, Problem], kernels: list[str], precisions: tuple[str, ...],
+    against: tuple[str, ...], conditions: Conditions, on_cpu: bool,
+) -> Iterator[Row]:  # fmt: skip
+    from flashcli.measure import in_place, machine
+
+    if on_cpu:
+        import torch
+
+        record.circumstances |= machine.cpu_circumstances(torch.get_num_threads())
+        return in_place.bench(problems, in_place.cpu_contenders(against), conditions, "cpu")
+    record.circumstances |= machine.gpu_circumstances()
+    return in_place.bench(problems, in_place.gpu_contenders(kernels, precisions, against), conditions)
+
+
+def _chosen(kernels: tuple[str, ...], ladder: bool, on_tensors: bool) -> list[str]:
     """In the order of the ladder."""
+    from flashcli.errors import UsageError
+
     names = list(KERNELS)
+    if on_tensors:
+        able = [name for name in names if KERNELS[name].strided]
+        if unable := set(kernels) - {*able, parameters.ALL}:
+            text = f"kernel {min(unable)} does not take tensors as they lie."
+            raise UsageError(text, f"choose one of {', '.join(able)}.")
+        return able if parameters.ALL in kernels or not kernels else [name for name in able if name in kernels]
     if parameters.ALL in kernels or (ladder and not kernels):
         return names
     return [name for name in names if name in kernels] if kernels else names[names.index(FAST_FROM) :]

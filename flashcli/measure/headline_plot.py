@@ -11,13 +11,13 @@ from pathlib import Path
 import click
 
 from flashcli.kernels.attention import KERNELS
-from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, load_record, save_picture
+from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, SKY, load_record, save_picture
 from flashcli.measure.records import FP32_PEERS, Record, of_kind
 from flashcli.measure.rows import Row, Timed
 
 OURS = "flashcli"
-COLOURS = dict(zip((OURS, *FP32_PEERS), (BLUE, GREEN, RED, ORANGE), strict=True))
-BAR = 0.2  # of the space for a case
+COLOURS = dict(zip((OURS, *FP32_PEERS), (BLUE, GREEN, RED, ORANGE, SKY), strict=True))
+GROUP = 0.8  # of the space for a case
 
 
 def rates(rows: list[Row]) -> dict[str, dict[str, float]]:
@@ -38,9 +38,11 @@ def draw_headline(record: Record, path: str) -> None:
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     ax = figure.subplots()
     cases = rates(record.rows)
-    for index, (name, colour) in enumerate(COLOURS.items()):
-        left = [place + BAR * (index - 1.5) for place in range(len(cases))]
-        bars = ax.bar(left, [case.get(name, 0) for case in cases.values()], BAR, color=colour, label=name)
+    shown = [name for name in COLOURS if any(name in case for case in cases.values())]
+    width = GROUP / len(shown)
+    for index, name in enumerate(shown):
+        left = [place + width * (index - (len(shown) - 1) / 2) for place in range(len(cases))]
+        bars = ax.bar(left, [case.get(name, 0) for case in cases.values()], width, color=COLOURS[name], label=name)
         texts = [f"{case[name]:.0f}" if name in case else "" for case in cases.values()]
         ax.bar_label(bars, texts, fontsize=8, padding=1, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
     if record.ceilings:
@@ -48,7 +50,7 @@ def draw_headline(record: Record, path: str) -> None:
     ax.set_xticks(range(len(cases)), [title.replace(" (", "\n(", 1) for title in cases])
     ax.tick_params(axis="x", length=0)
     ax.set(ylabel="TFLOP/s", title=f"fp32 attention on {record.circumstances['gpu']}, more is better")
-    ax.legend(frameon=False, ncols=len(COLOURS) + 1, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    ax.legend(frameon=False, ncols=len(shown) + 1, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     ax.spines[["top", "right"]].set_visible(False)
     save_picture(figure, path, dpi=100)
 

@@ -17,6 +17,8 @@ from flashcli.backends.workers import blas_text
 from flashcli.errors import BackendUnavailable
 from flashcli.gpu.session import Gpu
 
+PACKAGES = ("torch", "triton", "transformers")  # whose versions are told where they were used
+
 
 def gpus() -> list[Gpu]:
     """The GPUs that this process can use; BackendUnavailable if there is none."""
@@ -37,6 +39,7 @@ def circumstances() -> dict[str, object]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "cpu": _cpu_name(),
+        **{name: sys.modules[name].__version__ for name in PACKAGES if hasattr(sys.modules.get(name), "__version__")},
     }
 
 

@@ -1,4 +1,4 @@
-"""What flashcli is measured against: PyTorch's attention on CPU and GPU, and a Triton kernel with tf32x3 products.
+"""What flashcli is measured against: PyTorch's attention on CPU and GPU, and a Triton kernel.
 
 PyTorch and Triton are imported when a peer is made; where they are not installed there are no peers.
 """
@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
+
+PRODUCTS = ("tf32x3", "bf16x6")  # of the Triton kernel: how it makes one fp32 product of several shorter ones
 
 
 class Peer(NamedTuple):
@@ -45,7 +47,9 @@ def gpu_peers(names: Collection[str], causal: bool) -> list[Peer]:
     if "triton" in names and not causal:
         from flashcli.measure.peer_triton import attend
 
-        peers.append(Peer("Triton tf32x3", "float32", attend))
+        peers += [
+            Peer(f"Triton {products}", "float32", functools.partial(attend, products=products)) for products in PRODUCTS
+        ]
     return peers
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".svg", ".pdf")
 # Okabe and Ito's colours, which the colour-blind can tell apart.
-BLACK, ORANGE, BLUE, GREEN, RED = "#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00"
+BLACK, ORANGE, BLUE, GREEN, RED, SKY = "#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#56B4E9"
 # Of each bar of a rung its colour, and what it shows of the whole command, in seconds.
 BARS: dict[str, tuple[str, Callable[[Rung], float]]] = {
     "total": (BLUE, lambda row: row.total),

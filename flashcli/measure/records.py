@@ -19,6 +19,9 @@ from flashcli.measure import rows as kinds
 from flashcli.measure.rows import (
     Decoded,
     Failure,
+    Forward,
+    Generated,
+    InPlace,
     PlainFiles,
     Profiled,
     Row,
@@ -28,6 +31,8 @@ from flashcli.measure.rows import (
     Timed,
     WholeCommand,
 )
+from flashcli.measure.targets import target_lines
+from flashcli.measure.tensors import Problem
 
 Kind = TypeVar("Kind", bound=Row)
 Titled = Iterable[tuple[str, tables.Lines]]  # tables, each with its title
@@ -93,7 +98,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 # ---- flashcli bench
 
 CONTENDERS = ("case", "(B, N, d)", "contender", "median", "min to max", "TFLOP/s", "of floor", "relative L2", "max abs")
-FP32_PEERS = ("PyTorch efficient", "PyTorch math", "Triton tf32x3")
+FP32_PEERS = ("PyTorch efficient", "PyTorch math", "Triton tf32x3", "Triton bf16x6")
 
 
 def contender_lines(rows: Sequence[Row]) -> tables.Lines:
@@ -121,13 +126,14 @@ def _case_cells(row: Row) -> list[str]:
 
 def fastest_lines(rows: Sequence[Row]) -> tables.Lines:
     """For each case the fastest of ours in fp32, and its fp32 peers in the same run: how many times slower they are."""
-    lines = [["case", "(B, N, d)", "flashcli", "TFLOP/s", "relative L2", *FP32_PEERS]]
+    peers = [name for name in FP32_PEERS if any(row.contender == name for row in rows)]
+    lines = [["case", "(B, N, d)", "flashcli", "TFLOP/s", "relative L2", *peers]]
     for some in by_case(of_kind(Timed, rows)).values():
         timed = {row.contender: row for row in some}
         ours = min((timed[name] for name in KERNELS if name in timed), key=lambda row: row.seconds)
         theirs = (
             f"{_ms(timed[peer].seconds)} ms, {timed[peer].seconds / ours.seconds:.1f}x" if peer in timed else ""
-            for peer in FP32_PEERS
+            for peer in peers
         )
         own = [f"{ours.contender} {_ms(ours.seconds)} ms", f"{ours.tflops:.0f}", f"{ours.relative_l2:.1e}"]
         lines.append([*_case_cells(ours), *own, *theirs])
@@ -269,6 +275,84 @@ def decode_lines(rows: Sequence[Row]) -> tables.Lines:
     return lines
 
 
+# ---- On tensors
+
+IN_PLACE = (
+    "case", "(B, H, N, d)", "layout", "timed", "contender", "median", "min to max", "relative L2", "of the first"
+)  # fmt: skip
+
+
+def in_place_lines(rows: Sequence[Row]) -> tables.Lines:
+    """For each case its contenders, and how many times as long as the first each of them takes."""
+    lines = [list(IN_PLACE)]
+    for some in by_case(rows).values():
+        timed = of_kind(InPlace, some)
+        for row in some:
+            if isinstance(row, InPlace):
+                lines.append([*_in_place(row), f"{row.seconds / timed[0].seconds:.2f}x"])
+            else:
+                lines.append([row.case, "", "", "", row.contender, outcome(row), *[""] * 3])
+    return lines
+
+
+def _in_place(row: InPlace) -> list[str]:
+    problem = Problem(row.B, row.H, row.Hkv, row.M, row.N, row.d)
+    factor, unit = (1e6, "us") if row.seconds < 1e-4 else (1e3, "ms")
+    low, median, high = (seconds * factor for seconds in (row.min, row.seconds, row.max))
+    spread = f"{low:.4g} to {high:.4g}"
+    return [
+        row.case, str(problem), row.layout, row.clock, row.contender, f"{median:.4g} {unit}", spread,
+        f"{row.relative_l2:.1e}",
+    ]  # fmt: skip
+
+
+def arrays_text(rows: Sequence[Row]) -> str:
+    """What is wanted and measured, and below it all that was measured."""
+    return f"{tables.markdown(target_lines(of_kind(InPlace, rows)))}\n{tables.markdown(in_place_lines(rows))}"
+
+
+# ---- Models
+
+
+def gpt2_lines(rows: Sequence[Row]) -> tables.Lines:
+    """For each way to keep keys and values, with a cache or without, seconds for all tokens by each attention."""
+    lines = [["", "attention", "seconds", "min to max", "over naive", "memory, MiB", "tokens"]]
+    for some in by_case(rows).values():
+        naive = next((row.seconds for row in of_kind(Generated, some) if row.contender == "naive"), None)
+        for row in some:
+            if not isinstance(row, Generated):
+                lines.append([row.case, row.contender, outcome(row), *[""] * 4])
+                continue
+            memory = "" if row.peak_mib is None else f"{row.peak_mib:.1f}"
+            faster = f"{naive / row.seconds:.2f}x" if naive else ""
+            spread = f"{row.min:.3f} to {row.max:.3f}"
+            lines.append([row.case, row.contender, f"{row.seconds:.3f}", spread, faster, memory, _same(row)])
+    return lines
+
+
+def _same(row: Generated) -> str:
+    if row.differs_at is None:
+        return f"the same {row.N}"
+    return f"another at {row.differs_at}, logit {row.gap:+.1e}"
+
+
+def model_lines(rows: Sequence[Row]) -> tables.Lines:
+    """For each model and kind of attention the error and the time of a pass, and how many times as fast ours is."""
+    lines = [["model", "(B, H, N, d)", "attention", "relative L2", "median", "min to max", "ours is faster"]]
+    for case, some in by_case(rows).items():
+        ours = next((row.seconds for row in of_kind(Forward, some) if row.contender == "flashcli"), None)
+        for row in some:
+            if not isinstance(row, Forward):
+                lines.append([case, "", row.contender, outcome(row), *[""] * 3])
+                continue
+            problem = Problem(row.B, row.H, row.Hkv, row.N, row.N, row.d)
+            times = [f"{_ms(row.seconds)} ms", f"{_ms(row.min)} to {_ms(row.max)}"]
+            faster = f"{row.seconds / ours:.2f}x" if ours and row.contender != "flashcli" else ""
+            start = [case, str(problem), row.contender, f"{row.relative_l2:.1e}"]
+            lines.append([*start, *times, faster])
+    return lines
+
+
 # ---- In the documents
 
 
@@ -299,6 +383,9 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "profile": lambda rows: markdowns(profile_tables(rows)),
     "scaling": lambda rows: tables.markdown(scaling_lines(rows)),
     "decode": lambda rows: tables.markdown(decode_lines(rows)),
+    "arrays": arrays_text,
+    "gpt2": lambda rows: tables.markdown(gpt2_lines(rows)),
+    "models": lambda rows: tables.markdown(model_lines(rows)),
 }
 BLOCK = re.compile(r"(<!-- (\w+): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

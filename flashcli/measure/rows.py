@@ -84,6 +84,46 @@ class Timed(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
+class InPlace(Timed):
+    """A contender on PyTorch's tensors, q [B, H, M, d], k and v [B, Hkv, N, d], where they lie."""
+
+    H: int
+    Hkv: int
+    M: int
+    layout: str  # how the tensors lie: one of `flashcli.measure.tensors.LAYOUTS`
+    bias: list[int] | None = None  # the shape of what is added to scores
+    clock: str  # what was timed: "gpu", the call there; "graph", its replay; "host", its queueing; "cpu", on the CPU
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated(Row):
+    """Tokens generated one after another, each the most likely, by a language model with an attention of its own."""
+
+    seconds: float  # the median of all runs, for all tokens
+    min: float  # of all runs
+    max: float  # of all runs
+    runs: int  # how many were timed, after one that was not
+    reached: dict[str, float]  # seconds until so many tokens, of the run at the median or the one before it
+    peak_mib: float | None = None  # the most memory that PyTorch gave out at a time beside the weights; None on the CPU
+    differs_at: int | None = None  # the first token that is another than naive attention's without a cache
+    gap: float | None = None  # there, by how much the logit of naive's token is above this one's, in float64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forward(Row):
+    """One pass of a model of transformers, B sequences of N tokens, with heads of d numbers."""
+
+    layers: int
+    H: int
+    Hkv: int
+    relative_l2: float  # of the last hidden state: ‖got - want‖ / ‖want‖, want by "eager" attention in float64
+    seconds: float  # the median of all runs
+    min: float  # of all runs
+    max: float  # of all runs
+    runs: int  # how many were timed
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rung(Timed):
     """A kernel of ``flashcli bench --ladder``, and whole commands with it: the medians of their phases."""
 
@@ -179,7 +219,9 @@ class Decoded(Row):
     runs: int  # how many were timed
 
 
-KINDS: tuple[type[Row], ...] = (Failure, Skipped, Timed, Rung, Profiled, WholeCommand, PlainFiles, Scaled, Decoded)
+KINDS: tuple[type[Row], ...] = (
+    Failure, Skipped, Timed, InPlace, Rung, Profiled, WholeCommand, PlainFiles, Scaled, Decoded, Generated, Forward,
+)  # fmt: skip
 
 
 def read(found: dict[str, Any]) -> Row:

@@ -7,18 +7,29 @@ import sys
 import click
 
 from flashcli import as_json
-from flashcli.measure import machine, records
+from flashcli.errors import BackendUnavailable
+from flashcli.measure import machine, peers, records
 from flashcli.measure.rows import Row
 from flashcli.messages import explain
 
 
-def publish(name: str, backend: str, threads: int, rows: list[Row], json_path: str | None) -> None:
-    """Write the record of script ``name``, if it is wanted, and print its view of the same name."""
+def check_installed(*packages: str, gpu: bool = False) -> None:
+    """Raise BackendUnavailable where one of the packages is missing, or where PyTorch finds no ``gpu``."""
+    for name in packages:
+        if not peers.installed(name):
+            raise BackendUnavailable(f"{name} is not installed.", f"pip install {name}.")
+    if gpu and not peers.reach_gpu():
+        raise BackendUnavailable("PyTorch finds no GPU.", "is one allocated to this job?")
+
+
+def publish(name: str, backend: str, threads: int, rows: list[Row], json_path: str | None) -> records.Record:
+    """The record of script ``name``: written, if that is wanted, and its view of the same name printed."""
     where = machine.gpu_circumstances() if backend == "cuda" else machine.cpu_circumstances(threads)
     command = machine.repeatable(sys.argv[1:]).replace("flashcli", f"python -m flashcli.measure.{name}", 1)
     record = records.Record(machine.circumstances() | {"command": command} | where, rows)
     text = f"{records.VIEWS[name](rows)}\n{records.circumstances_text(record.circumstances)}"
     as_json.present(record.written(), text, json_path)
+    return record
 
 
 def run(main: click.Command) -> None:

@@ -1,0 +1,194 @@
+"""GPT-2 in plain PyTorch, whatever its attention is, and greedy generation with it.
+
+Source: Radford et al., "Language models are unsupervised multitask learners", 2019; names of weights as in Hugging
+Face's transformers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flashcli.errors import BadInput
+
+HEAD = 64  # numbers, in every GPT-2
+# Attention of q [B, H, M, d] to k and v [B, H, N, d], of which the last M tokens are the queries: [B, H, M, d].
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Config(NamedTuple):
+    """The sizes of a model; those of GPT-2 small if nothing is said."""
+
+    layers: int = 12
+    heads: int = 12
+    context: int = 1024
+    vocabulary: int = 50257
+
+    @property
+    def width(self) -> int:
+        return self.heads * HEAD
+
+
+def shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """The name and the shape of each weight; matrices are [inputs, outputs]."""
+    width = config.width
+    found: dict[str, tuple[int, ...]] = {
+        "wte.weight": (config.vocabulary, width),
+        "wpe.weight": (config.context, width),
+    }
+    norms = ["ln_f", *(f"h.{layer}.ln_{which}" for layer in range(config.layers) for which in (1, 2))]
+    for layer in range(config.layers):
+        for name, inputs, outputs in (
+            ("attn.c_attn", 1, 3), ("attn.c_proj", 1, 1), ("mlp.c_fc", 1, 4), ("mlp.c_proj", 4, 1)
+        ):  # fmt: skip
+            found[f"h.{layer}.{name}.weight"] = inputs * width, outputs * width
+            found[f"h.{layer}.{name}.bias"] = (outputs * width,)
+    return found | {f"{norm}.{what}": (width,) for norm in norms for what in ("weight", "bias")}
+
+
+def random_weights(config: Config, seed: int) -> dict[str, Tensor]:
+    """Seeded weights, the same on every machine.
+
+    Those of queries and keys are large enough for attention to prefer some tokens to others, and those of projections
+    for what is generated to depend on it: with GPT-2's own initial weights, a model repeats its last token.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    deviations = {"wte.weight": 0.02, "wpe.weight": 0.02, "attn.c_attn.weight": 0.08, "c_proj.weight": 0.08}
+    found = {}
+    for name, shape in shapes(config).items():
+        if name.endswith(".bias"):
+            found[name] = torch.zeros(shape)
+        elif len(shape) == 1:
+            found[name] = torch.ones(shape)
+        else:
+            deviation = next((value for end, value in deviations.items() if name.endswith(end)), 0.04)
+            found[name] = torch.empty(shape).normal_(0, deviation, generator=generator)
+    return found
+
+
+def sized(weights: Mapping[str, Tensor]) -> Config:
+    """The sizes of the model that weights are of; BadInput if they are not those of a GPT-2."""
+    try:
+        (vocabulary, width), context = weights["wte.weight"].shape, len(weights["wpe.weight"])
+    except (KeyError, ValueError) as error:
+        raise BadInput("these are not the weights of a GPT-2: there is no matrix wte.weight or wpe.weight.") from error
+    layers = sum(re.fullmatch(r"h\.\d+\.ln_1\.weight", name) is not None for name in weights)
+    config = Config(layers, width // HEAD, context, vocabulary)
+    for name, shape in shapes(config).items():
+        if name not in weights or tuple(weights[name].shape) != shape:
+            has = list(weights[name].shape) if name in weights else "missing"
+            raise BadInput(f"these are not the weights of a GPT-2: {name} is {has}, not {list(shape)}.")
+    return config
+
+
+class GPT2:
+    """A model on a device; ``attend`` is its attention."""
+
+    def __init__(self, weights: Mapping[str, Tensor], attend: Attend) -> None:
+        self.config, self.weights, self.attend = sized(weights), weights, attend
+
+    def new_cache(self) -> Tensor:
+        """Room for keys and values of all layers and positions: [layers, 1, context, 2, H, d]."""
+        config = self.config
+        return self.weights["wte.weight"].new_empty(config.layers, 1, config.context, 2, config.heads, HEAD)
+
+    def logits(self, tokens: Tensor, start: int = 0, cache: Tensor | None = None) -> Tensor:
+        """What is to come after ``tokens`` [1, M], which are at position ``start`` and after it: [1, vocabulary].
+
+        With a ``cache``, their keys and values go there, and those before ``start`` are in it already. Without one, the
+        tokens are all that there is.
+        """
+        weights = self.weights
+        x = weights["wte.weight"][tokens] + weights["wpe.weight"][start : start + tokens.shape[1]]
+        for layer in range(self.config.layers):
+            x = x + self._attention(self._norm(x, f"h.{layer}.ln_1"), layer, start, cache)
+            inner = self._linear(self._norm(x, f"h.{layer}.ln_2"), f"h.{layer}.mlp.c_fc")
+            x = x + self._linear(functional.gelu(inner, approximate="tanh"), f"h.{layer}.mlp.c_proj")
+        return self._norm(x[:, -1], "ln_f") @ weights["wte.weight"].T
+
+    def _attention(self, x: Tensor, layer: int, start: int, cache: Tensor | None) -> Tensor:
+        """q, k and v are slices of one projection, or k and v those of the cache: nothing is copied for attention."""
+        B, M, width = x.shape
+        qkv = self._linear(x, f"h.{layer}.attn.c_attn").view(B, M, 3, self.config.heads, HEAD)
+        kv = qkv[:, :, 1:]
+        if cache is not None:
+            cache[layer, :, start : start + M] = kv
+            kv = cache[layer, :, : start + M]
+        q, k, v = (rows.transpose(1, 2) for rows in (qkv[:, :, 0], kv[:, :, 0], kv[:, :, 1]))
+        o = self.attend(q, k, v).transpose(1, 2).reshape(B, M, width)
+        return self._linear(o, f"h.{layer}.attn.c_proj")
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+        return torch.addmm(bias, x.view(-1, x.shape[-1]), weight).view(*x.shape[:-1], weight.shape[1])
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return functional.layer_norm(x, x.shape[-1:], self.weights[f"{name}.weight"], self.weights[f"{name}.bias"])
+
+
+class Generation(NamedTuple):
+    """What was generated, and the seconds until so many tokens were there."""
+
+    tokens: list[int]
+    reached: dict[int, float]
+
+
+def generate(model: GPT2, first: int, count: int, cached: bool, marks: Collection[int]) -> Generation:
+    """``count`` tokens after the token ``first``, each the most likely, and when each of ``marks`` was reached.
+
+    The GPU is waited for at marks only: a token stays there until it is the next one's input.
+    """
+    tokens = model.weights["wte.weight"].new_empty((1, count + 1), dtype=torch.long)
+    tokens[0, 0] = first
+    cache = model.new_cache() if cached else None
+    reached = {}
+    _wait(tokens)
+    start = time.perf_counter()
+    for n in range(1, count + 1):
+        given = tokens[:, n - 1 : n] if cached else tokens[:, :n]
+        tokens[:, n] = model.logits(given, n - 1 if cached else 0, cache).argmax(-1)
+        if n in marks:
+            _wait(tokens)
+            reached[n] = time.perf_counter() - start
+    return Generation(tokens[0, 1:].tolist(), reached)
+
+
+def _wait(tensor: Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.synchronize()
+
+
+# ---- Attention
+
+
+def naive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """By PyTorch's operations, all scores in memory."""
+    M, N = q.shape[2], k.shape[2]
+    scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]))
+    if M > 1:
+        scores = scores.masked_fill(torch.ones(M, N, dtype=torch.bool, device=q.device).triu(N - M + 1), -torch.inf)
+    return torch.softmax(scores, -1) @ v
+
+
+def pytorchs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """PyTorch's attention. A single query sees all keys, the others, without a cache, those up to their own."""
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
+
+
+def ours(kernel: str | None) -> Attend:
+    """`flashcli.attention` with a kernel, or its own choice; its answer has rows before heads, as projections need."""
+    from flashcli.api import attention
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        B, H, M, d = q.shape
+        out = q.new_empty(B, M, H, d).transpose(1, 2)
+        return attention(q, k, v, causal=True, q_start=k.shape[2] - M, kernel=kernel, out=out)
+
+    return attend

@@ -1,0 +1,35 @@
+"""Draw a record of ``python -m flashcli.measure.gpt2``: seconds over tokens, a line for each attention."""
+
+from __future__ import annotations
+
+from flashcli.errors import BadInput
+from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, save_picture
+from flashcli.measure.records import Record, by_case, of_kind
+from flashcli.measure.rows import Generated
+
+COLOURS = {"naive": BLACK, "PyTorch math": RED, "PyTorch efficient": GREEN, "flashcli": BLUE}  # kernels are ORANGE
+MARKERS = "osv^D<>x"
+
+
+def draw_generation(record: Record, path: str) -> None:
+    """A panel without a cache and one with it."""
+    from matplotlib.figure import Figure
+
+    cases = by_case(of_kind(Generated, record.rows))
+    if not cases:
+        raise BadInput("nothing was generated: there is nothing to draw.", "the table says why.")
+    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    machine = record.circumstances.get("gpu") or record.circumstances["cpu"]
+    figure.suptitle(f"GPT-2 in fp32 on {machine}, less is better", fontsize=14)
+    panels = figure.subplots(1, len(cases), squeeze=False)[0]
+    for ax, (case, rows) in zip(panels, cases.items(), strict=True):
+        for row, marker in zip(rows, MARKERS * len(rows), strict=False):
+            counts = [int(count) for count in row.reached]
+            colour = COLOURS.get(row.contender, ORANGE)
+            ax.plot(counts, list(row.reached.values()), marker=marker, color=colour, label=row.contender, linewidth=1.2)
+        ax.set(title=case, xlabel="tokens", ylabel="seconds", ylim=(0, None))
+        ax.set_xticks(counts)
+        ax.grid(color="#e4e4e4", linewidth=0.7)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    save_picture(figure, path)

@@ -1,0 +1,223 @@
+"""Attention on PyTorch's tensors where they lie, timed beside PyTorch's and Triton's on the same tensors.
+
+Every contender's answer is checked first; one that is wrong, or fails, is told and not timed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from flashcli.kernels.attention import KERNELS
+from flashcli.measure import clocks, peers
+from flashcli.measure.bench import L2_BYTES, REFUSED_ABOVE, Conditions
+from flashcli.measure.rows import Failure, InPlace, Row, over_all
+from flashcli.measure.tensors import Inputs, Problem, draw, sampled
+from flashcli.shape import Shape, ceil_div
+
+Clock = Callable[[Sequence[clocks.Turns], int], list[list[float]]]
+CLOCKS: dict[str, Clock] = {
+    "gpu": clocks.on_gpu, "graph": clocks.in_a_graph, "host": clocks.on_host, "cpu": clocks.on_cpu
+}  # fmt: skip
+
+
+class Contender(NamedTuple):
+    """``bind(problem, inputs)`` gives a call without arguments, for a tensor [B, H, M, d] as accurate as ``dtype``.
+
+    The inputs are of type ``takes``; with ``gradients``, those of q, k and v are wanted.
+    """
+
+    name: str
+    bind: Callable[[Problem, Inputs], Callable[[], Any]]
+    dtype: str = "float32"
+    takes: str = "float32"
+    gradients: bool = False
+
+
+Entrant = tuple[Contender, Problem]
+
+
+def ours(
+    kernel: str | None = None, precision: str = "fp32", name: str = "flashcli", gradients: bool = False
+) -> Contender:
+    """`flashcli.attention` with a kernel, or its own choice."""
+    from flashcli.api import attention
+
+    def bind(problem: Problem, inputs: Inputs) -> Callable[[], Any]:
+        return functools.partial(
+            attention, inputs.q, inputs.k, inputs.v, problem.causal, bias=inputs.bias, out=inputs.out, kernel=kernel,
+            precision=precision,
+        )  # fmt: skip
+
+    label = kernel or name
+    if precision == "fp16":
+        return Contender(f"{label} fp16", bind, "float16")
+    return Contender(label, bind, gradients=gradients)
+
+
+def in_pytorchs_place(gradients: bool = False) -> Contender:
+    """`flashcli.torch.scaled_dot_product_attention`."""
+    from flashcli.torch import scaled_dot_product_attention
+
+    return Contender("flashcli.torch SDPA", _bound(scaled_dot_product_attention), gradients=gradients)
+
+
+def pytorchs_choice(gradients: bool = False) -> Contender:
+    """PyTorch's attention, whichever it chooses."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    return Contender("PyTorch SDPA", _bound(scaled_dot_product_attention), gradients=gradients)
+
+
+def pytorchs() -> list[Contender]:
+    """Each of PyTorch's on a GPU."""
+    from torch.nn.attention import SDPBackend
+
+    return [
+        Contender("PyTorch math", _bound(_only(SDPBackend.MATH))),
+        Contender("PyTorch efficient", _bound(_repeating_heads(_only(SDPBackend.EFFICIENT_ATTENTION)))),
+        Contender("PyTorch flash fp16", _bound(_only(SDPBackend.FLASH_ATTENTION)), "float16", "float16"),
+        Contender("PyTorch cuDNN fp16", _bound(_only(SDPBackend.CUDNN_ATTENTION)), "float16", "float16"),
+    ]
+
+
+def _bound(attend: Callable[..., Any]) -> Callable[[Problem, Inputs], Callable[[], Any]]:
+    """A binder for a function with the parameters of PyTorch's."""
+
+    def bind(problem: Problem, inputs: Inputs) -> Callable[[], Any]:
+        grouped = {"enable_gqa": True} if problem.Hkv != problem.H else {}
+        return functools.partial(
+            attend, inputs.q, inputs.k, inputs.v, attn_mask=inputs.bias, is_causal=problem.causal, **grouped
+        )
+
+    return bind
+
+
+def _only(backend: Any) -> Callable[..., Any]:
+    """PyTorch's attention by one of its ways."""
+    from torch.nn.attention import sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    def attend(*tensors: Any, **options: Any) -> Any:
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(*tensors, **options)
+
+    return attend
+
+
+def _repeating_heads(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """For what takes no grouped heads: those of k and v are repeated in memory, which is timed too."""
+
+    def repeating(q: Any, k: Any, v: Any, enable_gqa: bool = False, **options: Any) -> Any:
+        if enable_gqa:
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+        return attend(q, k, v, **options)
+
+    return repeating
+
+
+def tritons() -> list[Contender]:
+    """The Triton kernel, with each kind of products that is accurate to fp32."""
+    from flashcli.measure import peer_triton
+
+    def bind(problem: Problem, inputs: Inputs, products: str) -> Callable[[], Any]:
+        if problem.causal or problem.bias is not None:
+            raise RuntimeError("the Triton peer has neither the causal mask nor a bias")
+        return functools.partial(peer_triton.attend, inputs.q, inputs.k, inputs.v, products)
+
+    return [Contender(f"Triton {products}", functools.partial(bind, products=products)) for products in peers.PRODUCTS]
+
+
+def gpu_contenders(kernels: Collection[str], precisions: Collection[str], against: Collection[str]) -> list[Contender]:
+    """Kernels of ours, and the peers of the packages "torch" and "triton"."""
+    found = [
+        ours(kernel, precision)
+        for precision in precisions
+        for kernel in kernels
+        if precision in KERNELS[kernel].precisions
+    ]
+    return [
+        *found,
+        *(pytorchs() if "torch" in against else []),
+        *(tritons() if "triton" in against else []),
+    ]
+
+
+def cpu_contenders(against: Collection[str]) -> list[Contender]:
+    return [ours(name="flashcli cpu"), *([pytorchs_choice()] if "torch" in against else [])]
+
+
+def bench(
+    problems: dict[str, Problem], contenders: list[Contender], conditions: Conditions, device: str = "cuda"
+) -> Iterator[Row]:
+    """A row for each problem and contender."""
+    for case, problem in problems.items():
+        entrants = [(contender, problem) for contender in contenders]
+        yield from race(case, entrants, "gpu" if device == "cuda" else "cpu", conditions, device)
+
+
+class Ready(NamedTuple):
+    """A contender with a right answer: how right, and its calls."""
+
+    accuracy: dict[str, Any]
+    turns: clocks.Turns
+
+
+def race(case: str, entrants: Sequence[Entrant], clock: str, conditions: Conditions, device: str = "cuda") -> list[Row]:
+    """A row for each entrant: those with a right answer are timed in turn, by one of the `CLOCKS`."""
+    drawn: dict[tuple, list[Inputs]] = {}
+    found = [_checked(case, entrant, conditions.seed, device, drawn) for entrant in entrants]
+    ready = [one.turns for one in found if isinstance(one, Ready)]
+    times = iter(CLOCKS[clock](ready, conditions.runs) if ready else [])
+    rows = [
+        one if isinstance(one, Failure) else _timed(case, entrant, clock, one.accuracy, next(times))
+        for entrant, one in zip(entrants, found, strict=True)
+    ]
+    del drawn, found, ready
+    peers.release()
+    return rows
+
+
+def _checked(case: str, entrant: Entrant, seed: int, device: str, drawn: dict[tuple, list[Inputs]]) -> Ready | Failure:
+    """Entrants with the same problem share what is ``drawn`` for it."""
+    contender, problem = entrant
+    about = vars(_about(case, entrant))
+    try:
+        kind = problem, contender.takes, contender.gradients
+        if kind not in drawn:
+            drawn[kind] = _draw_all(problem, contender, seed, device)
+        turns = [contender.bind(problem, inputs) for inputs in drawn[kind]]
+        result = sampled(problem, drawn[kind][0], turns[0](), seed)
+    except Exception as error:  # a peer may fail in any way: the other rows shall survive
+        return Failure(**about, error=(str(error).strip() or type(error).__name__).splitlines()[0])
+    accuracy: dict[str, Any] = {"relative_l2": result.relative_l2, "max_abs": result.max_abs}
+    if result.got_nonfinite or not result.relative_l2 <= REFUSED_ABOVE[contender.dtype]:
+        wrong = f"wrong: relative L2 {result.relative_l2:.1e}, {result.got_nonfinite} not finite"
+        return Failure(**about, **accuracy, error=wrong)
+    return Ready(accuracy, turns)
+
+
+def _draw_all(problem: Problem, contender: Contender, seed: int, device: str) -> list[Inputs]:
+    """As many inputs as no cache holds."""
+    count = min(8, max(2, ceil_div(L2_BYTES, problem.bytes)))
+    found = [draw(problem, seed + index, device, contender.takes) for index in range(count)]
+    for inputs in found if contender.gradients else ():
+        for tensor in (inputs.q, inputs.k, inputs.v):
+            tensor.requires_grad_()
+    return found
+
+
+def _about(case: str, entrant: Entrant) -> Row:
+    contender, problem = entrant
+    return Row.about(case, Shape(problem.B, problem.N, problem.d), contender.name, problem.causal)
+
+
+def _timed(case: str, entrant: Entrant, clock: str, accuracy: dict[str, Any], seconds: list[float]) -> Row:
+    _, problem = entrant
+    times = over_all(seconds)
+    return InPlace(
+        **vars(_about(case, entrant)), **accuracy, **times, tflops=problem.operations / times["seconds"] / 1e12,
+        H=problem.H, Hkv=problem.Hkv, M=problem.M, layout=problem.layout, clock=clock,
+        bias=None if problem.bias is None else list(problem.bias),
+    )  # fmt: skip

@@ -1,0 +1,115 @@
+"""Problems on PyTorch's tensors: their sizes, how they lie in memory, their numbers, and their answer in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flashcli.files.verify import Comparison
+
+LAYOUTS = ("bhnd", "bnhd", "qkv")
+CHECKED_ROWS = 512
+CHECKED_HEADS = 64  # of all batches
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Attention of q [B, H, M, d] to k and v [B, Hkv, N, d].
+
+    ``layout`` says how they lie: "bhnd", one after the other; "bnhd", as views of [B, N, H, d]; "qkv", as slices of one
+    fused projection [B, N, H + 2 Hkv, d], M = N. ``bias`` is the shape of one of float32, if there is any.
+    """
+
+    B: int
+    H: int
+    Hkv: int
+    M: int
+    N: int
+    d: int
+    causal: bool = False
+    layout: str = "bhnd"
+    bias: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        heads = f"{self.H}" if self.Hkv == self.H else f"{self.H}/{self.Hkv}"
+        rows = f"{self.N}" if self.M == self.N else f"{self.M}/{self.N}"
+        return f"({self.B}, {heads}, {rows}, {self.d})"
+
+    @property
+    def bytes(self) -> int:
+        """Of Q, K and V."""
+        return 4 * self.B * self.d * (self.H * self.M + 2 * self.Hkv * self.N)
+
+    @property
+    def operations(self) -> int:
+        """4 for each number of a head and each pair of a query and a key that it sees; exponentials are not counted."""
+        seen = min(self.M, self.N)
+        unmasked = seen * (seen + 1) // 2 + (self.M - seen) * self.N
+        return 4 * self.B * self.H * (unmasked if self.causal else self.M * self.N) * self.d
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Tensors of a `Problem`, and where its answer goes: None where it is allocated, contiguous."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    bias: Tensor | None
+    out: Tensor | None
+
+
+def draw(problem: Problem, seed: int, device: str, dtype: str = "float32") -> Inputs:
+    """Numbers uniform in [-3, 3]; the answer lies as the inputs do, with rows before heads where theirs have them."""
+    import torch
+
+    generator, kind = torch.Generator(device).manual_seed(seed), getattr(torch, dtype)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.empty(shape, device=device).uniform_(-3, 3, generator=generator).to(kind)
+
+    B, H, Hkv, M, N, d = problem.B, problem.H, problem.Hkv, problem.M, problem.N, problem.d
+    if problem.layout == "qkv":
+        q, k, v = uniform(B, N, H + 2 * Hkv, d).transpose(1, 2).split([H, Hkv, Hkv], dim=1)
+    elif problem.layout == "bnhd":
+        q, k, v = (uniform(B, n, heads, d).transpose(1, 2) for n, heads in ((M, H), (N, Hkv), (N, Hkv)))
+    else:
+        q, k, v = (uniform(B, heads, n, d) for n, heads in ((M, H), (N, Hkv), (N, Hkv)))
+    out = None if problem.layout == "bhnd" else torch.empty(B, M, H, d, device=device).transpose(1, 2)
+    return Inputs(q, k, v, None if problem.bias is None else uniform(*problem.bias), out)
+
+
+def sampled(problem: Problem, inputs: Inputs, answer: Tensor, seed: int) -> Comparison:
+    """How a seeded sample of rows of the answer [B, H, M, d] compares with float64."""
+    import numpy as np
+
+    from flashcli.files.verify import Comparison
+
+    rng, comparison, answer = np.random.default_rng(seed), Comparison(), answer.detach()
+    heads = problem.B * problem.H
+    chosen = rng.choice(heads, min(heads, CHECKED_HEADS), replace=False)
+    per_head = max(1, min(problem.M, CHECKED_ROWS // len(chosen)))
+    for index in chosen:
+        rows = np.sort(rng.choice(problem.M, per_head, replace=False))
+        batch, head = divmod(int(index), problem.H)
+        got, want = answer[batch, head][rows], _rows_in_float64(problem, inputs, batch, head, rows)
+        comparison.add(got.float().cpu().numpy(), want.cpu().numpy(), int(index), rows)
+    return comparison
+
+
+def _rows_in_float64(problem: Problem, inputs: Inputs, batch: int, head: int, rows: Any) -> Tensor:
+    import torch
+
+    shared = head * problem.Hkv // problem.H
+    q = inputs.q.detach()[batch, head][rows].double()
+    k, v = (x.detach()[batch, shared].double() for x in (inputs.k, inputs.v))
+    scores = q @ k.mT * problem.d**-0.5
+    if inputs.bias is not None:
+        scores += inputs.bias.expand(problem.B, problem.H, problem.M, problem.N)[batch, head][rows]
+    if problem.causal:
+        keys = torch.arange(problem.N, device=q.device)
+        scores.masked_fill_(keys > torch.as_tensor(rows, device=q.device)[:, None], -torch.inf)
+    return scores.softmax(-1) @ v
