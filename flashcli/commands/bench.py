@@ -129,13 +129,14 @@ def command(
     _check_files(kept, plot)
     record = records.Record(machine.circumstances(), ceilings={})
     conditions = bench.Conditions(runs, causal, seed)
-    on_cpu = not ladder and _is_cpu(backend, bool(given.intersection(ONLY_ON_GPUS)) or "triton" in against)
+    needs_gpu = bool(given.intersection(ONLY_ON_GPUS)) or "triton" in against
     if on_tensors:
-        problems = _problems(chosen, causal, heads or 1, kv_heads, queries, layout)
-        rows = _on_tensors(record, problems, names, precisions, against, conditions, on_cpu)
+        problems = _problems(chosen, causal, heads or kv_heads or 1, kv_heads, queries, layout)
+        device = "cpu" if _is_cpu(backend, needs_gpu, machine.pytorchs_gpu) else "cuda"
+        rows = _on_tensors(record, problems, names, precisions, against, conditions, device)
     elif ladder:
         rows = _ladder(record, chosen, names, conditions, everywhere=bool(cases or shapes))
-    elif on_cpu:
+    elif _is_cpu(backend, needs_gpu, machine.gpus):
         rows = _on_cpu(record, chosen, against, threads, conditions)
     else:
         contenders = bench.gpu_contenders(names, precisions, against, causal)
@@ -182,15 +183,14 @@ def _check_options(given: set[str], backend: str, against: tuple[str, ...], ladd
         raise UsageError("--against triton is for GPUs, not for the cpu backend.", "leave it out.")
 
 
-def _is_cpu(backend: str, needs_gpu: bool) -> bool:
+def _is_cpu(backend: str, needs_gpu: bool, look_for_gpus: Callable[[], object]) -> bool:
     """Whether it is the CPU that is timed: for "auto" where no GPU is usable, unless something asked for needs one."""
     from flashcli.errors import BackendUnavailable
-    from flashcli.measure.machine import gpus
 
     if backend == "cpu":
         return True
     try:
-        gpus()
+        look_for_gpus()
     except BackendUnavailable as error:
         if backend == "cuda" or needs_gpu:
             hint = f"{error.hint} Or time the CPU: flashcli bench --backend cpu."
@@ -288,17 +288,16 @@ def _problems(
 
 def _on_tensors(
     record: Record, problems: dict[str, Problem], kernels: list[str], precisions: tuple[str, ...],
-    against: tuple[str, ...], conditions: Conditions, on_cpu: bool,
+    against: tuple[str, ...], conditions: Conditions, device: str,
 ) -> Iterator[Row]:  # fmt: skip
     from flashcli.measure import in_place, machine
 
-    if on_cpu:
-        import torch
-
-        record.circumstances |= machine.cpu_circumstances(torch.get_num_threads())
-        return in_place.bench(problems, in_place.cpu_contenders(against), conditions, "cpu")
-    record.circumstances |= machine.gpu_circumstances()
-    return in_place.bench(problems, in_place.gpu_contenders(kernels, precisions, against), conditions)
+    record.circumstances |= machine.pytorchs_circumstances(device)
+    if device == "cpu":
+        contenders = in_place.cpu_contenders(against)
+    else:
+        contenders = in_place.gpu_contenders(kernels, precisions, against)
+    return in_place.bench(problems, contenders, conditions, device)
 
 
 def _chosen(kernels: tuple[str, ...], ladder: bool, on_tensors: bool) -> list[str]:

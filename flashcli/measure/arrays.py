@@ -15,7 +15,7 @@ import click
 
 from flashcli import as_json
 from flashcli.errors import MISMATCH
-from flashcli.measure import bench, in_place, peers, records, scripts
+from flashcli.measure import bench, in_place, machine, peers, records, scripts
 from flashcli.measure.bench import Conditions
 from flashcli.measure.in_place import Entrant
 from flashcli.measure.rows import Row
@@ -73,7 +73,7 @@ def main(runs: int, triton: bool, json_path: str | None) -> None:
     for row in measured(cases(triton and peers.installed("triton")), Conditions(runs, False, 0)):
         rows.append(row)
         click.echo(f"{row.case} {row.contender}: {records.outcome(row)}", err=True)
-    scripts.publish("arrays", "cuda", 0, rows, json_path)
+    scripts.publish("arrays", machine.pytorchs_circumstances("cuda"), rows, json_path)
     if bench.failed(rows):
         raise SystemExit(MISMATCH)
 

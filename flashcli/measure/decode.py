@@ -25,7 +25,7 @@ from flashcli.files.decode_cases import Case, make
 from flashcli.gpu.session import devices
 from flashcli.kernels import compiler, decode
 from flashcli.kernels.decode import CEILING, KERNELS, POINTERS
-from flashcli.measure import scripts
+from flashcli.measure import machine, scripts
 from flashcli.measure.decode_judge import Answer, Judge
 from flashcli.measure.peers import event_seconds
 from flashcli.measure.rows import Decoded, Failure, Row, Skipped, over_all
@@ -440,7 +440,7 @@ def main(
             rows.append(row)
             click.echo(told(row), err=True)
     if rows:
-        scripts.publish("decode", "cuda", 0, rows, json_path)
+        scripts.publish("decode", machine.gpu_circumstances(), rows, json_path)
     if wrong:
         raise SystemExit(MISMATCH)
 

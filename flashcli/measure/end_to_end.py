@@ -107,7 +107,7 @@ def main(
         if large:
             limited = {"run": [*commands["run"], *(["--max-device-memory", "512M"] if backend == "cuda" else [])]}
             rows += rows_of(zeros(Path(outputs), large), limited, min(runs, 3), Path(outputs))
-    scripts.publish("end_to_end", backend, len(usable_cores()), rows, json_path)
+    scripts.publish("end_to_end", scripts.whereabouts(backend, len(usable_cores())), rows, json_path)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from flashcli import as_json
 from flashcli.errors import BadInput, FlashError, UsageError, explained
 from flashcli.files.outputs import check_distinct
 from flashcli.kernels.attention import KERNELS
-from flashcli.measure import plots, scripts
+from flashcli.measure import machine, plots, scripts
 from flashcli.measure.rows import Failure, Generated, Row, Skipped, over_all
 from flashcli.shape import Shape
 
@@ -178,7 +178,7 @@ def main(
     for row in measure(weights, contenders(backend), tokens, runs):
         rows.append(row)
         click.echo(f"{row.case}, {row.contender} done", err=True)
-    record = scripts.publish("gpt2", backend, torch.get_num_threads(), rows, json_path)
+    record = scripts.publish("gpt2", machine.pytorchs_circumstances(backend), rows, json_path)
     if plot:
         from flashcli.measure.gpt2_plot import draw_generation
 

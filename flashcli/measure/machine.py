@@ -29,6 +29,16 @@ def gpus() -> list[Gpu]:
     return found
 
 
+def pytorchs_gpu() -> Gpu:
+    """The GPU that PyTorch, which is installed, takes first; BackendUnavailable if it finds none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BackendUnavailable("PyTorch finds no GPU.", "is one allocated to this job?")
+    found = torch.cuda.get_device_properties(0)
+    return Gpu(found.name, (found.major, found.minor), found.total_memory)
+
+
 def circumstances() -> dict[str, object]:
     """When and how something was measured, and by which versions."""
     return {
@@ -56,8 +66,19 @@ def gpu_circumstances() -> dict[str, object]:
     """The same of the first GPU and its driver; BackendUnavailable if there is none."""
     from flashcli.gpu import session
 
-    gpu = gpus()[0]
-    version = session.load_driver().get_driver_version()
+    return _of_gpu(gpus()[0], session.load_driver().get_driver_version())
+
+
+def pytorchs_circumstances(backend: str) -> dict[str, object]:
+    """The same, without PyCUDA, of what PyTorch computes on a GPU, "cuda", or on the "cpu"."""
+    import torch
+
+    if backend == "cuda":
+        return _of_gpu(pytorchs_gpu(), torch._C._cuda_getDriverVersion())
+    return cpu_circumstances(torch.get_num_threads())
+
+
+def _of_gpu(gpu: Gpu, version: int) -> dict[str, object]:
     return {
         "gpu": gpu.name,
         "compute_capability": "{}.{}".format(*gpu.capability),

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from flashcli import as_json
-from flashcli.measure import clocks, peers, scripts
+from flashcli.measure import clocks, machine, peers, scripts
 from flashcli.measure.rows import Failure, Forward, Row, over_all
 from flashcli.shape import Shape
 
@@ -139,7 +139,7 @@ def main(runs: int, backend: str, json_path: str | None) -> None:
         rows += measured(model, backend, runs)
         peers.release()
         click.echo(f"{model.family}, {model.layers} layers done", err=True)
-    scripts.publish("models", backend, torch.get_num_threads(), rows, json_path)
+    scripts.publish("models", machine.pytorchs_circumstances(backend), rows, json_path)
 
 
 if __name__ == "__main__":

@@ -188,7 +188,7 @@ def main(
             if case == "files":
                 rows += [plain(case, one, given, backend, count) for count in tried]
             click.echo(f"{case} done", err=True)
-    scripts.publish("scaling", backend, 1, rows, json_path)
+    scripts.publish("scaling", scripts.whereabouts(backend, 1), rows, json_path)
 
 
 if __name__ == "__main__":

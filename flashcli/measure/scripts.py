@@ -18,13 +18,20 @@ def check_installed(*packages: str, gpu: bool = False) -> None:
     for name in packages:
         if not peers.installed(name):
             raise BackendUnavailable(f"{name} is not installed.", f"pip install {name}.")
-    if gpu and not peers.reach_gpu():
-        raise BackendUnavailable("PyTorch finds no GPU.", "is one allocated to this job?")
+    if gpu:
+        machine.pytorchs_gpu()
 
 
-def publish(name: str, backend: str, threads: int, rows: list[Row], json_path: str | None) -> records.Record:
-    """The record of script ``name``: written, if that is wanted, and its view of the same name printed."""
-    where = machine.gpu_circumstances() if backend == "cuda" else machine.cpu_circumstances(threads)
+def whereabouts(backend: str, threads: int) -> dict[str, object]:
+    """The circumstances of what we compute on the first GPU, "cuda", or on the "cpu"."""
+    return machine.gpu_circumstances() if backend == "cuda" else machine.cpu_circumstances(threads)
+
+
+def publish(name: str, where: dict[str, object], rows: list[Row], json_path: str | None) -> records.Record:
+    """The record of script ``name``: written, if that is wanted, and its view of the same name printed.
+
+    ``where`` says on what it was measured: the circumstances that `flashcli.measure.machine` gives.
+    """
     command = machine.repeatable(sys.argv[1:]).replace("flashcli", f"python -m flashcli.measure.{name}", 1)
     record = records.Record(machine.circumstances() | {"command": command} | where, rows)
     text = f"{records.VIEWS[name](rows)}\n{records.circumstances_text(record.circumstances)}"

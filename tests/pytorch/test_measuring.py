@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 
@@ -14,7 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from oracle import oracle  # noqa: E402
 
 from flashcli.commands.bench import command  # noqa: E402
-from flashcli.errors import BadInput, UsageError  # noqa: E402
+from flashcli.errors import BackendUnavailable, BadInput, UsageError  # noqa: E402
 from flashcli.measure import arrays, gpt2, gpt2_model, in_place, models, records  # noqa: E402
 from flashcli.measure.bench import Conditions  # noqa: E402
 from flashcli.measure.gpt2 import Contender, contenders, measure  # noqa: E402
@@ -193,19 +194,19 @@ def test_an_attention_that_cannot_be_is_told_and_the_others_go_on(weights):
 
 def test_a_file_of_weights_is_generated_from_and_drawn(tmp_path, weights):
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-    pytest.importorskip("matplotlib", reason="Matplotlib is not installed")
     path, picture, record = tmp_path / "x.safetensors", tmp_path / "x.svg", tmp_path / "x.json"
+    drawn = ["--plot", picture] if importlib.util.find_spec("matplotlib") else []
     named = {f"transformer.{name}": weight for name, weight in weights.items()}
     safetensors.save_file(named | {"transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4)}, path)
     done = python(
         "-m", "flashcli.measure.gpt2", "--backend", "cpu", "--tokens", "5", "--runs", "1", "--weights", path,
-        "--plot", picture, "--json", record,
+        *drawn, "--json", record,
     )  # fmt: skip
     assert done.code == 0, done.err
     found = records.read(record.read_bytes())
     assert len(found.rows) == 6 and found.circumstances["torch"] == torch.__version__
     assert found.circumstances["command"].startswith("python -m flashcli.measure.gpt2 --backend cpu --tokens 5")
-    assert ">KV cache</text>" in picture.read_text()
+    assert not drawn or ">KV cache</text>" in picture.read_text()
 
 
 def test_weights_that_are_none_of_gpt2_are_told(tmp_path, weights):
@@ -255,3 +256,13 @@ def test_every_model_has_the_heads_that_it_says():
         config = models.configuration(model)
         assert config.num_attention_heads == model.H and config.hidden_size == model.H * model.d
         assert getattr(config, "num_key_value_heads", model.H) == model.Hkv
+
+
+@pytest.mark.parametrize("script", [arrays, gpt2, models])
+def test_without_a_gpu_the_scripts_say_so(script):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    if script is models:
+        pytest.importorskip("transformers", reason="transformers is not installed")
+    done = CliRunner().invoke(script.main, [])
+    assert isinstance(done.exception, BackendUnavailable) and "PyTorch finds no GPU." in str(done.exception)
