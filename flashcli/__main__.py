@@ -1,6 +1,8 @@
-"""The entry point: start what takes long, run the command line, and leave quickly."""
+"""The entry point: start what takes long, run the command line, and leave quickly.
 
-from __future__ import annotations
+Until `main` has begun, an interrupt is Python's own to tell of, with a traceback: so nothing is imported before that
+Python has not imported itself, `__future__` included.
+"""
 
 import os
 import sys
