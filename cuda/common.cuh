@@ -19,6 +19,7 @@ __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b)
 constexpr float LOG2E = 1.44269504088896340736f;
 #define INFINITY_F __int_as_float(0x7f800000)
 #define NEG_INF __int_as_float(0xff800000)
+#define LARGEST __int_as_float(0x7f7fffff)  // finite
 
 // 2^x with one instruction of the special-function unit: relative error below 2^-22; 2^-inf = 0, 2^NaN = NaN.
 __device__ __forceinline__ float exp2_fast(float x) {

@@ -46,6 +46,14 @@ __device__ __forceinline__ void bulk_copy(uint32_t to_shared, const void *from, 
         : "memory");
 }
 
+// 16 bytes, both addresses multiples of 16, by each thread for itself; it arrives at the barrier when all its copies landed.
+__device__ __forceinline__ void copy16(uint32_t to_shared, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to_shared), "l"(from) : "memory");
+}
+__device__ __forceinline__ void arrive_after_copies(uint64_t *barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 // Ordinary stores to shared memory become visible to wgmma and the copy engine (after this, a barrier).
 __device__ __forceinline__ void fence_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

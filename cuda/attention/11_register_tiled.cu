@@ -22,6 +22,7 @@ constexpr int CHUNKS = PANEL / 4;                  // float4s in a row of a pane
 constexpr int ACROSS = 8;                                    // threads of a warp that share a row
 constexpr int ROWS = PANELS == 1 ? 8 : PANELS == 2 ? 4 : 2;  // rows a thread: O takes ROWS * D / 8 registers
 constexpr int KEYS = BC / ACROSS;                            // keys a thread, in the tile of S
+constexpr int UNROLLED = BIAS ? 1 : 2;                      // steps of P V: a bias takes the registers of the second
 constexpr int COLUMNS = PANEL / ACROSS;                      // columns a thread, in a panel of O
 
 static_assert(THREADS % 32 == 0 && BR == THREADS / ACROSS * ROWS, "every warp owns 4 * ROWS rows");
@@ -42,10 +43,10 @@ __device__ constexpr int swizzle_row(int r) { return r / ROWS % 2 * 4; }  // Q, 
 __device__ __forceinline__ float part(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
 
 // *to = four floats of row `row`, from column `column`; zeros beyond the matrix. Asynchronous where the GPU can.
-__device__ __forceinline__ void copy4(float4 *to, const float *matrix, long long row, int column, int N) {
+__device__ __forceinline__ void copy4(float4 *to, const float *matrix, long long stride, int row, int column, int N) {
     const int left = row < N ? HEAD_DIM - column : 0;
-    const float *from = left > 0 ? matrix + row * HEAD_DIM + column : matrix;
-    if (HEAD_DIM % 4 != 0) {  // rows do not start on 16 bytes
+    const float *from = left > 0 ? matrix + row * stride + column : matrix;
+    if (!ALIGNED) {
         *to =
             make_float4(left > 0 ? from[0] : 0, left > 1 ? from[1] : 0, left > 2 ? from[2] : 0, left > 3 ? from[3] : 0);
         return;
@@ -61,11 +62,12 @@ __device__ __forceinline__ void copy4(float4 *to, const float *matrix, long long
 }
 
 // One panel of K or V: rows j0 to j0 + Bc, columns panel * PANEL on. (V needs no swizzle, but does not mind it.)
-__device__ __forceinline__ void copy_panel(float4 *to, const float *matrix, int j0, int panel, int N) {
+__device__ __forceinline__ void copy_panel(float4 *to, const float *matrix, long long stride, int j0, int panel,
+                                           int N) {
     const int c = threadIdx.x % CHUNKS, r = threadIdx.x / CHUNKS;
 #pragma unroll
     for (int x = 0; x < BC; x += THREADS / CHUNKS)
-        copy4(to + (r + x) * CHUNKS + (c ^ swizzle_key(r + x)), matrix, j0 + r + x, panel * PANEL + 4 * c, N);
+        copy4(to + (r + x) * CHUNKS + (c ^ swizzle_key(r + x)), matrix, stride, j0 + r + x, panel * PANEL + 4 * c, N);
 }
 
 // Every thread's share of the panel has arrived, and nobody reads the other one any more.
@@ -76,8 +78,8 @@ __device__ __forceinline__ void await_panel() {
     __syncthreads();
 }
 
-// One block a multiprocessor at least, so that a thread may have all registers: else ptxas spills some.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
+// The w-th row tile of all heads.
+__device__ __forceinline__ void row_tile(const Attention &a, unsigned w) {
     const int M = a.M, N = a.N;
     float4 *const Qi = shared, *const panels = Qi + Q_SIZE, *const P = panels + 2 * PANEL_SIZE;
 
@@ -87,15 +89,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     const int across = (lane & 1) | (lane >> 1 & 6), down = (lane >> 1 & 1) | (lane >> 3 & 2);
     const int r0 = (warp * 4 + down) * ROWS;  // this thread's rows of the tile: r0 to r0 + ROWS
 
-    const int Tr = ceil_div(M, BR), tile = blockIdx.x % Tr;
-    const long long b = blockIdx.x / Tr;
+    const int Tr = ceil_div(M, BR), tile = w % Tr;
+    const Head head = head_of(a, w / Tr);
     const int i0 = (CAUSAL ? Tr - 1 - tile : tile) * BR;  // causal: the longest rows first
-    const auto [Q, K, V, O] = batch_of(a, b);
+    static_assert(BR <= THREADS, "a thread a row");
+    if (IN_PLACE && a.redo != nullptr) {
+        const int i = i0 + threadIdx.x;
+        if (!__syncthreads_or(threadIdx.x < BR && i < M && is_wanted(a, head, i))) return;
+    }
+    const float *const Q = a.Q + head.b * a.q.batch + head.h * a.q.head;
+    const float *const K = a.K + head.b * a.k.batch + head.kv * a.k.head;
+    const float *const V = a.V + head.b * a.v.batch + head.kv * a.v.head;
 
-    copy_panel(panels, K, 0, 0, N);
+    copy_panel(panels, K, a.k.row, 0, 0, N);
     for (int x = threadIdx.x; x < Q_SIZE; x += THREADS) {  // Q carries the scale, so that S is in powers of two
         const int r = x / (D / 4), c = x % (D / 4), left = i0 + r < M ? HEAD_DIM - 4 * c : 0;
-        const float *q = Q + (long long)(i0 + r) * HEAD_DIM + 4 * c;
+        const float *q = Q + (i0 + r) * a.q.row + 4 * c;
         const float factor = a.scale * LOG2E;
         Qi[r * (D / 4) + (c ^ swizzle_row(r))] =
             make_float4(left > 0 ? q[0] * factor : 0, left > 1 ? q[1] * factor : 0, left > 2 ? q[2] * factor : 0,
@@ -113,8 +122,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
 #pragma unroll 1
         for (int panel = 0; panel < PANELS; ++panel) {
             await_panel();
-            if (panel + 1 < PANELS) copy_panel(panels + (panel + 1) % 2 * PANEL_SIZE, K, j0, panel + 1, N);
-            else copy_panel(panels + PANELS % 2 * PANEL_SIZE, V, j0, 0, N);
+            if (panel + 1 < PANELS) copy_panel(panels + (panel + 1) % 2 * PANEL_SIZE, K, a.k.row, j0, panel + 1, N);
+            else copy_panel(panels + PANELS % 2 * PANEL_SIZE, V, a.v.row, j0, 0, N);
 
             const float4 *const Kj = panels + panel % 2 * PANEL_SIZE;
             const int q_at = r0 * (D / 4) + swizzle_row(r0), k_at = 4 * across * CHUNKS + swizzle_key(4 * across);
@@ -141,13 +150,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
             }
         }
 
-        if (j0 + BC > keys_seen(a.q_start + i0, N)) {  // some row of this block does not see all of the tile
+        // Some row of this block does not see all of the tile, or there is a bias.
+        if (BIAS || j0 + BC > keys_seen(a.q_start + i0, N)) {
 #pragma unroll
-            for (int i = 0; i < ROWS; ++i)
+            for (int i = 0; i < ROWS; ++i) {
+                const int row = i0 + r0 + i, key = j0 + 4 * across;
+                float bias[KEYS];
 #pragma unroll
-                for (int j = 0; j < KEYS; ++j)
-                    if (j0 + 4 * across + j / 4 * 32 + j % 4 >= keys_seen(a.q_start + i0 + r0 + i, N))
-                        s[i][j] = NEG_INF;
+                for (int j = 0; BIAS && j < KEYS; ++j) bias[j] = bias_of(a, head, row, key + j / 4 * 32 + j % 4);
+#pragma unroll
+                for (int j = 0; j < KEYS; ++j) {
+                    if (BIAS) s[i][j] = biased(s[i][j], bias[j]);
+                    if (key + j / 4 * 32 + j % 4 >= keys_seen(a.q_start + row, N)) s[i][j] = NEG_INF;
+                }
+            }
         }
 
         // m, P = exp(S - m), l
@@ -175,13 +191,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
 #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel) {
             await_panel();
-            if (panel + 1 < PANELS) copy_panel(panels + (PANELS + panel + 1) % 2 * PANEL_SIZE, V, j0, panel + 1, N);
-            else if (j0 + BC < keys) copy_panel(panels, K, j0 + BC, 0, N);
+            if (panel + 1 < PANELS)
+                copy_panel(panels + (PANELS + panel + 1) % 2 * PANEL_SIZE, V, a.v.row, j0, panel + 1, N);
+            else if (j0 + BC < keys) copy_panel(panels, K, a.k.row, j0 + BC, 0, N);
 
             const float4 *const Vj = panels + (PANELS + panel) % 2 * PANEL_SIZE;
             const int p_at = r0 * (BC / 4) + swizzle_row(r0);
             float t[ROWS][COLUMNS] = {};
-#pragma unroll 2
+#pragma unroll UNROLLED
             for (int c = 0; c < BC / 4; ++c) {  // keys 4c to 4c + 3
                 float4 p[ROWS];
 #pragma unroll
@@ -209,16 +226,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         l[i] += __shfl_xor_sync(~0u, l[i], 1);
         l[i] += __shfl_xor_sync(~0u, l[i], 4);
         l[i] += __shfl_xor_sync(~0u, l[i], 8);
-        if (i0 + r0 + i >= M) continue;
-        const float factor = 1 / l[i];
-        float *const row = O + (long long)(i0 + r0 + i) * HEAD_DIM;
+        if (i0 + r0 + i >= M || !is_wanted(a, head, i0 + r0 + i)) continue;
+        const float factor = inverse(l[i]);
+        float *const row = a.O + head.b * a.o.batch + head.h * a.o.head + (i0 + r0 + i) * a.o.row;
+        if (across == 0) give_lse(a, head, i0 + r0 + i, m[i], l[i]);
 #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel)
 #pragma unroll
             for (int x = 0; x < COLUMNS; x += 4) {
                 const float *y = &o[panel][i][x];
                 const int column = panel * PANEL + 4 * across + x * 8, left = HEAD_DIM - column;
-                if (HEAD_DIM % 4 == 0) {
+                if (ALIGNED) {
                     if (left > 0)
                         *reinterpret_cast<float4 *>(row + column) =
                             make_float4(y[0] * factor, y[1] * factor, y[2] * factor, y[3] * factor);
@@ -228,5 +246,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
                         if (z < left) row[column + z] = y[z] * factor;
                 }
             }
+    }
+}
+
+// One block a multiprocessor at least, so that a thread may have all registers: else ptxas spills some.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
+    if (!IN_PLACE) return row_tile(a, blockIdx.x);
+    // Any number of blocks: few, if rows are to be done again, for nearly always there are none.
+    const unsigned Tr = ceil_div(a.M, BR), tiles = a.B * a.H * Tr;
+    const unsigned first = (unsigned long long)tiles * blockIdx.x / gridDim.x;
+    const unsigned end = (unsigned long long)tiles * (blockIdx.x + 1) / gridDim.x;
+    if (a.redo != nullptr && !any_noted(a, first / Tr, ceil_div(end, Tr))) return;
+    for (unsigned w = first; w < end; ++w) {
+        row_tile(a, w);
+        __syncthreads();
     }
 }

@@ -217,14 +217,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
             }
         }
 
-        if (j0 + BC > keys_seen(position, N)) {  // some row of this block does not see all of the tile
+        const auto unit_of_S = [&](int r) { return power_of_two(max(-126, min(127, -q_exponent[r] - k_exponent))); };
+
+        // Some row of this block does not see all of the tile, or there is a bias.
+        if (BIAS || j0 + BC > keys_seen(position, N)) {
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r)
+            for (int r = 0; r < ROWS; ++r) {
+                const int row = row0 + r / 2 * 16 + r % 2 * 8, key = j0 + 2 * t;
+                float bias[BC / 4];
+#pragma unroll
+                for (int x = 0; BIAS && x < BC / 4; ++x) bias[x] = bias_of(a, head, i0 + row, key + x / 2 * 8 + x % 2);
 #pragma unroll
                 for (int x = 0; x < BC / 4; ++x) {
-                    const int key = j0 + x / 2 * 8 + 2 * t + x % 2, row = row0 + r / 2 * 16 + r % 2 * 8;
-                    if (key >= keys_seen(position + row, N)) s[r / 2][x / 2][r % 2 * 2 + x % 2] = NEG_INF;
+                    float &score = s[r / 2][x / 2][r % 2 * 2 + x % 2];
+                    if (BIAS) score = biased(score * unit_of_S(r), bias[x]);
+                    if (key + x / 2 * 8 + x % 2 >= keys_seen(position + row, N)) score = NEG_INF;
                 }
+            }
         }
 
         // m, P = exp(S - m) = hi + lo, l. The unit of S is a power of two: s * unit - m is exactly zero at the maximum.
@@ -241,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
             }
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-            const float unit = power_of_two(max(-126, min(127, -q_exponent[r] - k_exponent)));
+            const float unit = BIAS ? 1 : unit_of_S(r);
             const float m_new = fmaxf(m[r], largest * unit), shift = finite_or_zero(m_new);
             rescale[r] = exp2_fast(m[r] - shift);
             m[r] = m_new;
@@ -285,19 +294,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
         l[r] += __shfl_xor_sync(~0u, l[r], 2);
         const int i = position - again(a.q_start) + row0 + r / 2 * 16 + r % 2 * 8;
         if (i >= M) continue;
-        const float factor = 1 / l[r];
+        const float factor = inverse(l[r]);
         float *const row = O + i * a.o.row;
+        if (t == 0) give_lse(a, out, i, m[r] - P_BIAS, l[r]);
+        bool finite = true;
 #pragma unroll
         for (int x = 0; x < D / 8; ++x) {
             const int column = 8 * x + 2 * t, left = HEAD_DIM - column;
-            const float *const pair = o[r / 2][x] + r % 2 * 2;
+            const float first = o[r / 2][x][r % 2 * 2] * factor, second = o[r / 2][x][r % 2 * 2 + 1] * factor;
+            finite &= fabsf(first) < INFINITY_F & fabsf(second) < INFINITY_F;
             if (ALIGNED) {
-                if (left > 0)
-                    *reinterpret_cast<float2 *>(row + column) = make_float2(pair[0] * factor, pair[1] * factor);
+                if (left > 0) *reinterpret_cast<float2 *>(row + column) = make_float2(first, second);
             } else {
-                if (left > 0) row[column] = pair[0] * factor;
-                if (left > 1) row[column + 1] = pair[1] * factor;
+                if (left > 0) row[column] = first;
+                if (left > 1) row[column + 1] = second;
             }
         }
+        note(a, out, i, finite);
     }
 }

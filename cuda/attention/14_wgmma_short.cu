@@ -5,8 +5,8 @@
 // Why it is faster: up to some 256 keys few blocks read the same K and V; to write both split to memory and to read them
 // again would be most of the traffic.
 // What it costs: each block splits for itself, which more than a few row tiles of a long sequence would do over and over;
-// the two warpgroups take registers from those that multiply; and bulk copies want whole rows of 16 bytes: heads of 4, 8,
-// .. 64 numbers, rows that follow one another.
+// the two warpgroups take registers from those that multiply; and copies move 16 bytes at a time: heads of 4, 8, .. 64
+// numbers whose rows start on 16 bytes.
 //
 // Launch: `attention` with any number of blocks.
 #include "warpgroup.cuh"
@@ -25,6 +25,24 @@ constexpr int NEEDED = STAGES * (WARPGROUPS * Q_SLOT + 2 * SLOT);
 static_assert(SHARED == NEEDED + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 2048 <= 227 * 1024, "tiles must fit shared memory");
 static_assert(SLOT % 1024 == 0 && Q_SLOT % 1024 == 0, "the swizzle repeats every 1024 bytes");
+
+// Rows of a matrix to shared memory, where they follow one another, by COPIERS threads that all run this. Files have rows
+// that do so in memory too: one thread copies them in one piece.
+constexpr int COPIERS = IN_PLACE ? 128 : 1;
+__device__ __forceinline__ long long row_stride(Strides by) { return IN_PLACE ? by.row : HEAD_DIM; }
+__device__ __forceinline__ void copy_rows(unsigned char *to, const float *from, long long stride, int rows,
+                                          uint64_t *arrival) {
+    constexpr int PIECES = HEAD_DIM / 4;  // of 16 bytes, in a row
+    if (IN_PLACE) {
+#pragma unroll 1
+        for (int x = threadIdx.x % COPIERS; x < rows * PIECES; x += COPIERS)
+            copy16(shared_address(to) + 16 * x, from + x / PIECES * stride + x % PIECES * 4);
+        arrive_after_copies(arrival);
+    } else {
+        arrive_expecting(arrival, rows * HEAD_DIM * 4);
+        if (rows > 0) bulk_copy(shared_address(to), from, rows * HEAD_DIM * 4, arrival);
+    }
+}
 
 // The tiles of all of a block's work, one after the other.
 struct Steps {
@@ -52,8 +70,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(&K_full[s], 128), barrier_init(&V_full[s], 128);
             barrier_init(&K_free[s], 4 * WARPGROUPS), barrier_init(&V_free[s], 4 * WARPGROUPS);  // each warp for itself
-            barrier_init(&K_raw[s], 1), barrier_init(&V_raw[s], 1);
-            for (int g = 0; g < WARPGROUPS; ++g) barrier_init(&Q_raw[s][g], 1), barrier_init(&Q_free[s][g], 4);
+            barrier_init(&K_raw[s], COPIERS), barrier_init(&V_raw[s], COPIERS);
+            for (int g = 0; g < WARPGROUPS; ++g) barrier_init(&Q_raw[s][g], COPIERS), barrier_init(&Q_free[s][g], 4);
         }
         barrier_init_done();
     }
@@ -61,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
 
     if (threadIdx.x < 128 * PRODUCERS) {
         registers_down<PRODUCER_REGISTERS>();
-        // ---- two producers: one for K (and Q), one for V. Thread 0 has fp32 tiles copied, all split them in place
+        // ---- two producers: one for K (and Q), one for V. First fp32 tiles are copied, then split in place
         __shared__ unsigned scratch[2][2][8];  // two in turn: a slow warp may still read the one before
         const int thread = threadIdx.x % 128;
         const bool values = threadIdx.x >= 128;
@@ -78,27 +96,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
             if (!values && ahead.j == 0) {
                 const float *const Q = a.Q + here.head.b * a.q.batch + here.head.h * a.q.head;
                 for (int g = 0; g < WARPGROUPS; ++g) {
-                    const int i = here.i0 + 64 * g, bytes = max(0, min(64, a.M - i)) * HEAD_DIM * 4;
+                    const int i = here.i0 + 64 * g;
                     wait(&Q_free[Q_ring.stage][g], Q_ring.parity ^ 1);
-                    arrive_expecting(&Q_raw[Q_ring.stage][g], bytes);
-                    if (bytes > 0)
-                        bulk_copy(shared_address(Q_tiles + (Q_ring.stage * WARPGROUPS + g) * Q_SLOT),
-                                  Q + (long long)i * HEAD_DIM, bytes, &Q_raw[Q_ring.stage][g]);
+                    copy_rows(Q_tiles + (Q_ring.stage * WARPGROUPS + g) * Q_SLOT, Q + i * row_stride(a.q),
+                              row_stride(a.q), max(0, min(64, a.M - i)), &Q_raw[Q_ring.stage][g]);
                 }
                 Q_ring.next();
             }
             const float *const X = values ? a.V + here.head.b * a.v.batch + here.head.kv * a.v.head
                                           : a.K + here.head.b * a.k.batch + here.head.kv * a.k.head;
-            const int row = ahead.j * BC, bytes = min(BC, a.N - row) * HEAD_DIM * 4;
+            const long long stride = values ? row_stride(a.v) : row_stride(a.k);
+            const int row = ahead.j * BC;
             wait(&free[to.stage], to.parity ^ 1);
-            arrive_expecting(&raw[to.stage], bytes);
-            bulk_copy(shared_address(tiles + to.stage * SLOT), X + (long long)row * HEAD_DIM, bytes, &raw[to.stage]);
+            copy_rows(tiles + to.stage * SLOT, X + row * stride, stride, min(BC, a.N - row), &raw[to.stage]);
             ahead.next(a);
         };
-        if (thread == 0)
+        if (thread < COPIERS)
             for (Ring to; to.stage < AHEAD; to.next()) copy_next(to);
         for (Steps now(a); now.w < work; now.next(a), ring.next()) {
-            if (thread == 0) copy_next(ring.ahead(AHEAD));
+            if (thread < COPIERS) copy_next(ring.ahead(AHEAD));
             __syncwarp();
             wait(&raw[ring.stage], ring.parity);
             unsigned char *const tile = tiles + ring.stage * SLOT;

@@ -1,10 +1,20 @@
-// What the attention kernels share: their arguments, the causal mask, and a look for NaN and Inf.
+// What the attention kernels share: their arguments, the causal mask, the bias, the log-sum-exp, and what is done about NaN
+// and Inf.
 #pragma once
 #include "arguments.h"
 #include "common.cuh"
 
 #ifndef CAUSAL
 #error "CAUSAL is a macro, 1: a query sees no key after its own position; see flashcli/kernels/types.py"
+#endif
+#ifndef BIAS
+#define BIAS 0  // 1: floats are added to the scores; 2: scores count where a byte is not 0
+#endif
+#ifndef BIAS_COLUMN
+#define BIAS_COLUMN 1  // the biases of neighbouring keys are neighbours; 0: as the arguments say
+#endif
+#ifndef IN_PLACE
+#define IN_PLACE 0  // 1: on arrays as they lie, with any strides, giving the LSE and noting rows that are not finite
 #endif
 #ifdef ARGUMENT_BYTES  // not in testcases/hw4, which has no Python that packs them
 static_assert(sizeof(Attention) == ARGUMENT_BYTES, "as flashcli/kernels/arguments.py packs them");
@@ -33,8 +43,68 @@ __device__ __forceinline__ Head head_of(const Attention &a, unsigned index) {
 // How many keys, of N, the query at a position in the sequence sees: keys 0 to that many - 1.
 __device__ __forceinline__ int keys_seen(int position, int N) { return CAUSAL ? min(N, position + 1) : N; }
 
+// ---- the bias, where there is one
+
+// That of query i of a head and a key, or of the last ones there are: as it is in memory. To be read for many keys before
+// any is used.
+__device__ __forceinline__ float bias_of(const Attention &a, Head head, int i, int key) {
+    const long long at = head.b * a.bias_strides.batch + head.h * a.bias_strides.head +
+                         min(i, a.M - 1) * a.bias_strides.row + min(key, a.N - 1) * (BIAS_COLUMN ? 1 : a.bias_column);
+    return BIAS == 1 ? static_cast<const float *>(a.bias)[at] : static_cast<const unsigned char *>(a.bias)[at];
+}
+
+// A score, in powers of two, with its bias. What is finite stays so: a row whose biases are all the lowest float has equal
+// scores, while one whose biases are all -inf sees nothing.
+__device__ __forceinline__ float biased(float score, float bias) {
+    if (BIAS == 2) return bias == 0 ? NEG_INF : score;
+    return score + (fabsf(bias) < INFINITY_F ? fmaxf(-LARGEST, fminf(LARGEST, bias * LOG2E)) : bias);
+}
+
+// ---- after the last key
+
+// What a row's sum of P V is multiplied with, l being its sum of exponentials. A row that saw nothing is zero.
+__device__ __forceinline__ float inverse(float l) { return l == 0 ? 0 : 1 / l; }
+
+// The row of all batches and heads that query i of a head is.
+__device__ __forceinline__ long long row_of(const Attention &a, Head head, int i) {
+    return ((long long)head.b * a.H + head.h) * a.M + i;
+}
+
+// Gives the logarithm of a row's sum of exponentials, where it is asked for: m is the row's maximum, in powers of two, l the
+// sum relative to it.
+__device__ __forceinline__ void give_lse(const Attention &a, Head head, int i, float m, float l) {
+    if (IN_PLACE && a.lse != nullptr) a.lse[row_of(a, head, i)] = l == 0 ? NEG_INF : (m + log2f(l)) / LOG2E;
+}
+
+// ---- NaN and Inf
+
+// Kernels that split numbers into halves make NaN of an Inf. Into a file's answer they write it, and the host, who has
+// looked with find_nonfinite, has another kernel do the chunk again. On arrays they note each row whose answer is not
+// finite, and the next launch is one of a kernel that does not split: for the rows noted.
+__device__ __forceinline__ bool is_wanted(const Attention &a, Head head, int i) {
+    return !IN_PLACE || a.redo == nullptr || a.redo[row_of(a, head, i)];
+}
+
+// Whether a row is noted of the heads from `first` to before `end`, counted through all batches. It may look at up to 15
+// bytes on either side of their notes.
+__device__ __forceinline__ bool any_noted(const Attention &a, unsigned first, unsigned end) {
+    const uint4 *const notes = reinterpret_cast<const uint4 *>(a.redo);
+    unsigned found = 0;
+    for (long long x = (long long)first * a.M / 16 + threadIdx.x; x < ((long long)end * a.M + 15) / 16; x += blockDim.x)
+        found |= notes[x].x | notes[x].y | notes[x].z | notes[x].w;
+    return __syncthreads_or(found != 0);
+}
+
+// Notes whether a row is to be done again; each lane of the quad that owns it knows of its own columns.
+__device__ __forceinline__ void note(const Attention &a, Head head, int i, bool finite) {
+    if (!IN_PLACE) return;
+    const unsigned quad = 0xfu << (threadIdx.x % 32 & ~3);
+    const bool all = __all_sync(quad, finite);
+    if (threadIdx.x % 4 == 0) a.redo[row_of(a, head, i)] = !all;
+}
+
 // Sets *nonfinite where Q, K or V holds NaN or Inf; a null matrix is passed over. A warp takes a row at a time; any number
-// of blocks. Kernels that split numbers into halves make NaN of an Inf: what is not finite goes to one that does not.
+// of blocks.
 __device__ __forceinline__ bool rows_finite(const float *x, Strides by, int B, int H, int rows) {
     const long long count = x == nullptr ? 0 : (long long)B * H * rows;
     const int warps = blockDim.x / 32, lane = threadIdx.x % 32;

@@ -17,10 +17,10 @@ __device__ __forceinline__ int *tile_exponents(const Attention &a) {
 
 extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Attention a) {
     __shared__ unsigned scratch[2 * PREPARE_THREADS / 32];
-    const int Tc = ceil_div(a.N, BC);
-    const long long t = blockIdx.x / 2;
-    const int head = int(t / Tc), j0 = int(t % Tc) * BC;
-    const long long b = a.Hkv == 1 ? head : head / a.Hkv, h = a.Hkv == 1 ? 0 : head % a.Hkv;
+    // Blocks take the same rows of all heads before other rows: they may be neighbours in memory.
+    const unsigned Tc = ceil_div(a.N, BC), rows = blockIdx.x / 2 / a.Hkv, h = blockIdx.x / 2 % a.Hkv;
+    const long long b = rows / Tc, t = (b * a.Hkv + h) * Tc + rows % Tc;
+    const int j0 = rows % Tc * BC;
     const bool values = blockIdx.x % 2;
     unsigned char *tile = a.workspace + t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
     const float *const K = a.K + b * a.k.batch + h * a.k.head, *const V = a.V + b * a.v.batch + h * a.v.head;

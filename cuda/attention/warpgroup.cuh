@@ -51,7 +51,7 @@ struct Work {
     __device__ __forceinline__ Work(unsigned w, const Attention &a) : head(head_of(a, w / ceil_div(a.M, BR))) {
         const unsigned Tr = ceil_div(a.M, BR);
         i0 = (CAUSAL ? Tr - 1 - w % Tr : w % Tr) * BR;
-        tiles = ceil_div(keys_seen(a.q_start + i0 + BR - 1, a.N), BC);  // Tc, or those that some row sees
+        tiles = max(1, ceil_div(keys_seen(a.q_start + i0 + BR - 1, a.N), BC));  // Tc, or those that some row sees
     }
     static __device__ __forceinline__ unsigned count(const Attention &a) {
         return unsigned(a.B) * a.H * ceil_div(a.M, BR);
@@ -137,13 +137,23 @@ struct Rows {
 
 // S := P = 2^(S - m), and m, l. Visible are the columns (keys) below `visible[r]`, counted from this thread's first one.
 __device__ __forceinline__ void softmax(float (&S)[S_REGISTERS], Rows &row, int k_exponent, bool masked,
-                                        const int (&visible)[2]) {
-    if (masked) {
+                                        const int (&visible)[2], const float (&bias)[S_REGISTERS]) {
+    // The scale back to powers of two is itself one: exact, so the largest p is 2^P_BIAS even where scores are huge.
+    // Beyond the clamps all scores differ by nothing, or by far more than p can show.
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) factor[r] = power_of_two(max(-126, min(row.q_exponent[r] - k_exponent, 89)));
+
+    if (BIAS || masked) {
 #pragma unroll
         for (int j = 0; j < BC / 8; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e)
-                if (8 * j + e % 2 >= visible[e / 2]) S[4 * j + e] = NEG_INF;
+            for (int e = 0; e < 4; ++e) {
+                float &score = S[4 * j + e];
+                if (BIAS) score = biased(score * factor[e / 2], bias[4 * j + e]);
+                if (8 * j + e % 2 >= visible[e / 2]) score = NEG_INF;
+            }
+        if (BIAS) factor[0] = factor[1] = 1;
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -153,18 +163,16 @@ __device__ __forceinline__ void softmax(float (&S)[S_REGISTERS], Rows &row, int 
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
 
-        // The scale back to powers of two is itself one: exact, so the largest p is 2^P_BIAS even where scores are huge.
-        // Beyond the clamps all scores differ by nothing, or by far more than p can show.
-        const float factor = power_of_two(max(-126, min(row.q_exponent[r] - k_exponent, 89)));
-        const float shift = fmaxf(row.shift[r], fmaf(largest, factor, -P_BIAS));
+        const float m = fmaxf(row.shift[r], fmaf(largest, factor[r], -P_BIAS));
+        const float shift = CAUSAL || BIAS ? finite_or_zero(m) : m;  // else every row sees a key
         row.rescale[r] = exp2_fast(row.shift[r] - shift);
-        row.shift[r] = shift;
+        row.shift[r] = m;
         float sum = 0;
 #pragma unroll
         for (int j = 0; j < BC / 8; ++j)
 #pragma unroll
             for (int e = 2 * r; e < 2 * r + 2; ++e) {
-                S[4 * j + e] = exp2_fast(fmaf(S[4 * j + e], factor, -shift));
+                S[4 * j + e] = exp2_fast(fmaf(S[4 * j + e], factor[r], -shift));
                 sum += S[4 * j + e];
             }
         row.l[r] = fmaf(row.l[r], row.rescale[r], sum);
@@ -264,6 +272,7 @@ struct Consumer {
                                            int factor_exponent, Function Q_done) {
         const int first = here.i0 + group * 64, i = first + row;
         float S[S_REGISTERS], T[T_REGISTERS], acc[T_CHUNKS][T_REGISTERS] = {};
+        float bias[S_REGISTERS];
         uint32_t P_hi[V_STEPS][4], P_lo[V_STEPS][4];
         Rows rows = {
             {NEG_INF, NEG_INF}, {0, 0}, {0, 0}, {factor_exponent - q_exponent.x, factor_exponent - q_exponent.y}};
@@ -274,13 +283,21 @@ struct Consumer {
         const int all_see = keys_seen(a.q_start + first, a.N);  // keys below this, all rows of the warpgroup
         const auto softmax_of_tile = [&](int j, int k_exponent) {
             const int column = j * BC + lane % 4 * 2;
-            softmax(S, rows, k_exponent, (j + 1) * BC > all_see, {end - column, end8 - column});
+            softmax(S, rows, k_exponent, (j + 1) * BC > all_see, {end - column, end8 - column}, bias);
+        };
+        const auto read_bias = [&](int j) {  // while the products run
+            if (!BIAS) return;
+            const int key = j * BC + lane % 4 * 2;
+#pragma unroll
+            for (int x = 0; x < S_REGISTERS; ++x)
+                bias[x] = bias_of(a, here.head, i + x / 2 % 2 * 8, key + x / 4 * 8 + x % 2);
         };
 
         // S of tile 0
         wait(&rings.K_full[K_ring.stage], K_ring.parity);
         int k_exponent = rings.K_exponent[K_ring.stage];
         issue_S(S, Q_desc, K_desc + K_ring.stage * (K_SLOT / 16));
+        read_bias(0);
         wgmma_wait<0>();
         pin(S);
         release(&rings.K_free[K_ring.stage]);
@@ -316,6 +333,7 @@ struct Consumer {
             issue_S(S, Q_desc, K_desc + K_ring.stage * (K_SLOT / 16));
             issue_T(T, P_hi, P_lo, V_desc + V_ring.stage * (V_SLOT / 16));
             pass_turn();
+            read_bias(j);
             wgmma_wait<1>();  // S is there, T still runs
             pin(S);
             release(&rings.K_free[K_ring.stage]);
@@ -335,17 +353,22 @@ struct Consumer {
             float l = rows.l[r];
             l += __shfl_xor_sync(~0u, l, 1);
             l += __shfl_xor_sync(~0u, l, 2);
-            const float inverse = 1 / l, undo = power_of_two(-unit.exponent);
+            const float factor = inverse(l), undo = power_of_two(-unit.exponent);
             if (i + 8 * r >= a.M) continue;
+            if (lane % 4 == 0) give_lse(a, here.head, i + 8 * r, rows.shift[r], l);
+            bool finite = true;
             float *const out = a.O + here.head.b * a.o.batch + here.head.h * a.o.head + (i + 8 * r) * a.o.row;
 #pragma unroll
             for (int x = 0; x < T_CHUNKS; ++x)
 #pragma unroll
                 for (int j = 0; j < T_COLUMNS / 8; ++j) {
                     const int column = x * T_COLUMNS + 8 * j + lane % 4 * 2;
-                    store2(out, column, acc[x][4 * j + 2 * r] * inverse * undo,
-                           acc[x][4 * j + 2 * r + 1] * inverse * undo);
+                    const float first = acc[x][4 * j + 2 * r] * factor * undo,
+                                second = acc[x][4 * j + 2 * r + 1] * factor * undo;
+                    finite &= fabsf(first) < INFINITY_F & fabsf(second) < INFINITY_F;
+                    store2(out, column, first, second);
                 }
+            note(a, here.head, i + 8 * r, finite);
         }
     }
 };

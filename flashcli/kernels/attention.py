@@ -98,7 +98,7 @@ def _register_tiled(problem: Problem) -> Tiling:
     panel = 32 if d <= 32 else 64
     padded = round_up(d, panel)
     Br = 64 if d <= 64 else 32 if d <= 128 else 16
-    Bc = 64 if d <= 32 else 32
+    Bc = 64 if d <= 32 and not problem.bias else 32
     return Tiling(Br, Bc, 64, 4 * (Br * padded + 2 * Bc * panel + Br * Bc))  # Q, two panels of K or V, P
 
 
@@ -141,12 +141,15 @@ def _mma(problem: Problem) -> Tiling:
         }.items()
         if largest >= D
     )  # fmt: skip
+    if problem.bias and D <= 128:  # which wants registers
+        Bc = 32
     fragments = 2 * (D // 16) * threads * 16 if D > 128 else 0  # of Q: shorter heads keep them in registers
     return Tiling(Br, Bc, threads, _tile_bytes(Bc, problem) + fragments)
 
 
 # ---- wgmma
 
+SHORT = 256  # up to this N few blocks share a K and V tile: a pre-pass through memory costs more than it saves
 ALIGNMENT = 1024  # bytes to spare, so that tiles start where the swizzle repeats
 
 
@@ -155,7 +158,13 @@ def _wgmma(problem: Problem) -> Tiling:
     if d > 128:
         return _wgmma_tiling(problem, Br=64, Bc=32, stages=2)
     if d > 64:
-        return _wgmma_tiling(problem, Br=128, Bc=64, stages=2, pingpong=1)
+        return _wgmma_tiling(problem, Br=128, Bc=32 if d > 96 and problem.bias else 64, stages=2, pingpong=1)
+    if problem.bias:
+        return _wgmma_tiling(problem, Br=128, Bc=64, stages=3, pingpong=1)
+    if problem.batch_invariant:
+        short = problem.N <= SHORT and d % 4 == 0  # the Bc of wgmma_short, which refuses rows that are not aligned
+        Bc = _wgmma_short(problem).Bc if short else 128
+        return _wgmma_tiling(problem, Br=128, Bc=Bc, stages=2 if Bc * d > 4096 else 3, pingpong=1)
     if _rounds(192, problem) * 192 < _rounds(128, problem) * 128:  # few row tiles: fewer, larger ones end sooner
         return _wgmma_tiling(problem, Br=192, Bc=64 if d > 32 else 96, stages=3)
     if d > 32 and problem.precision == "fp16":  # the products are short: waiting for a turn at them is not worth it
@@ -191,7 +200,9 @@ def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
 
 def _wgmma_short(problem: Problem) -> Tiling:
     """Two warpgroups split K and V in shared memory, where their fp32 tiles were copied before."""
-    D, Bc, stages = _padded(problem.d), 128 if problem.d <= 32 else 64, 4 if problem.d <= 32 else 3
+    D, small = _padded(problem.d), problem.d <= 32
+    crowded = problem.bias or (problem.causal and problem.in_place)  # no registers for the larger tile of S
+    Bc, stages = 128 if small and not crowded else 64, 4 if small else 3
     Q = max(_split_bytes(64, D, problem.products), round_up(64 * problem.d * 4, 1024))
     sizes = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
     slot = max(*sizes, round_up(Bc * problem.d * 4, 1024))
@@ -199,7 +210,11 @@ def _wgmma_short(problem: Problem) -> Tiling:
 
 
 def _refused_by_wgmma_short(problem: Problem) -> str:
-    return "" if problem.d <= 64 and problem.d % 4 == 0 else "it takes heads of 4, 8, .. 64 numbers"
+    if problem.d > 64 or problem.d % 4:
+        return "it takes heads of 4, 8, .. 64 numbers"
+    if problem.bias and problem.d > 32:
+        return "with a bias, it takes heads of 4, 8, .. 32 numbers"
+    return "" if problem.aligned else "it takes rows that start on 16 bytes"
 
 
 KERNELS = {

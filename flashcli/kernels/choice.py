@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from flashcli.errors import BackendUnavailable
-from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.attention import KERNELS, SHORT
 from flashcli.kernels.compiler import architecture
 from flashcli.kernels.types import Kernel, Problem
 
 PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest first, where it is worth it
-SHORT = 256  # up to this N few blocks share a K and V tile: a pre-pass through memory costs more than it saves
 SHORT_HEAD = 16  # tensor cores multiply 16 columns or more at a time: a shorter head would mostly multiply padding
 
 

@@ -40,6 +40,7 @@ def plan(capability: tuple[int, int], problem: Problem, B: int, H: int, Hkv: int
     ``problem`` says what is compiled, its B being B * H. BackendUnavailable says why a ``kernel`` that was named does
     not do it.
     """
+    problem = problem._replace(in_place=True)
     chosen = choose(capability, problem) if kernel is None else named(kernel, capability, problem)
     build, (M, N) = Build(chosen, problem), (problem.M, problem.N)
     steps = [*build.prepare(B * Hkv, N), *build.launches(B * H, M, N)]
@@ -48,6 +49,8 @@ def plan(capability: tuple[int, int], problem: Problem, B: int, H: int, Hkv: int
     if not chosen.splits:
         return Plan(tuple(found), scratch, None)
     once_more = Build(exact(chosen), problem)
-    found += [Step(once_more, launch) for launch in once_more.launches(B * H, M, N)]
+    few = 2 * problem.sms  # blocks; each looks through the notes of many row tiles
+    for launch in once_more.launches(B * H, M, N):
+        found.append(Step(once_more, launch._replace(grid=min(launch.grid, few))))
     redo = round_up(scratch, 16)
-    return Plan(tuple(found), redo + B * H * M, redo)
+    return Plan(tuple(found), redo + round_up(B * H * M, 16), redo)

@@ -25,9 +25,13 @@ class Problem(NamedTuple):
     """What a kernel is built for: Q of shape (B, M, d), K and V (B, N, d), masked or not, ``sms`` multiprocessors.
 
     B counts all heads of all batches. The build is right for any other B, M and N too; they only decide which tiles are
-    fastest. Where it is to be ``batch_invariant``, Bc follows from N and d alone, so that a row's bytes depend on its
-    own data and (M, N, d, causal, precision, bias) and on nothing else. ``bias`` is one of `BIASES`; ``aligned``:
-    whether the rows of all matrices start on 16 bytes.
+    fastest.
+
+    ``in_place``: for arrays as they lie, instead of rows that follow one another; their kernels also give the LSE,
+    and note rows whose answer is not finite. ``bias`` is one of `BIASES`, ``bias_contiguous`` whether those of
+    neighbouring keys are neighbours, ``aligned`` whether the rows of all matrices start on 16 bytes. Where it is to be
+    ``batch_invariant``, Bc does not depend on B and ``sms``, so that a row's bytes follow from its own data and (M, N,
+    d, causal, precision, bias) alone.
     """
 
     B: int
@@ -37,7 +41,9 @@ class Problem(NamedTuple):
     causal: bool = False
     precision: str = "fp32"
     sms: int = 132
+    in_place: bool = False
     bias: str = ""
+    bias_contiguous: bool = True
     aligned: bool = True
     batch_invariant: bool = False
 
@@ -146,10 +152,10 @@ class Build:
         macros |= {"SHARED": tiling.shared, "CAUSAL": int(self.problem.causal)}
         macros |= {"ARGUMENT_BYTES": ctypes.sizeof(Attention), **dict(tiling.macros)}
         if self.kernel.strided:
-            macros |= {
-                "BIAS": BIASES[self.problem.bias],
-                "ALIGNED": int(self.problem.aligned and self.problem.d % 4 == 0),
-            }
+            aligned = self.problem.aligned and self.problem.d % 4 == 0
+            macros |= {"IN_PLACE": int(self.problem.in_place), "ALIGNED": int(aligned)}
+            if self.problem.bias:
+                macros |= {"BIAS": BIASES[self.problem.bias], "BIAS_COLUMN": int(self.problem.bias_contiguous)}
         if self.kernel.splits:
             macros |= {"PRODUCTS": self.problem.products, "PREPARE_THREADS": PREPARE_THREADS}
         return macros
