@@ -22,7 +22,7 @@ constexpr int CHUNKS = PANEL / 4;                  // float4s in a row of a pane
 constexpr int ACROSS = 8;                                    // threads of a warp that share a row
 constexpr int ROWS = PANELS == 1 ? 8 : PANELS == 2 ? 4 : 2;  // rows a thread: O takes ROWS * D / 8 registers
 constexpr int KEYS = BC / ACROSS;                            // keys a thread, in the tile of S
-constexpr int UNROLLED = BIAS ? 1 : 2;                      // steps of P V: a bias takes the registers of the second
+constexpr int UNROLLED = BIAS ? 1 : 2;                       // steps of P V: a bias takes the registers of the second
 constexpr int COLUMNS = PANEL / ACROSS;                      // columns a thread, in a panel of O
 
 static_assert(THREADS % 32 == 0 && BR == THREADS / ACROSS * ROWS, "every warp owns 4 * ROWS rows");
@@ -97,14 +97,14 @@ __device__ __forceinline__ void row_tile(const Attention &a, unsigned w) {
         const int i = i0 + threadIdx.x;
         if (!__syncthreads_or(threadIdx.x < BR && i < M && is_wanted(a, head, i))) return;
     }
-    const float *const Q = a.Q + head.b * a.q.batch + head.h * a.q.head;
-    const float *const K = a.K + head.b * a.k.batch + head.kv * a.k.head;
-    const float *const V = a.V + head.b * a.v.batch + head.kv * a.v.head;
+    const float *const Q = rows_of(a.Q, a.q, head.b, head.h);
+    const float *const K = rows_of(a.K, a.k, head.b, head.kv), *const V = rows_of(a.V, a.v, head.b, head.kv);
+    const long long k_stride = row_stride(a.k), v_stride = row_stride(a.v);
 
-    copy_panel(panels, K, a.k.row, 0, 0, N);
+    copy_panel(panels, K, k_stride, 0, 0, N);
     for (int x = threadIdx.x; x < Q_SIZE; x += THREADS) {  // Q carries the scale, so that S is in powers of two
         const int r = x / (D / 4), c = x % (D / 4), left = i0 + r < M ? HEAD_DIM - 4 * c : 0;
-        const float *q = Q + (i0 + r) * a.q.row + 4 * c;
+        const float *q = Q + (i0 + r) * row_stride(a.q) + 4 * c;
         const float factor = a.scale * LOG2E;
         Qi[r * (D / 4) + (c ^ swizzle_row(r))] =
             make_float4(left > 0 ? q[0] * factor : 0, left > 1 ? q[1] * factor : 0, left > 2 ? q[2] * factor : 0,
@@ -122,8 +122,8 @@ __device__ __forceinline__ void row_tile(const Attention &a, unsigned w) {
 #pragma unroll 1
         for (int panel = 0; panel < PANELS; ++panel) {
             await_panel();
-            if (panel + 1 < PANELS) copy_panel(panels + (panel + 1) % 2 * PANEL_SIZE, K, a.k.row, j0, panel + 1, N);
-            else copy_panel(panels + PANELS % 2 * PANEL_SIZE, V, a.v.row, j0, 0, N);
+            if (panel + 1 < PANELS) copy_panel(panels + (panel + 1) % 2 * PANEL_SIZE, K, k_stride, j0, panel + 1, N);
+            else copy_panel(panels + PANELS % 2 * PANEL_SIZE, V, v_stride, j0, 0, N);
 
             const float4 *const Kj = panels + panel % 2 * PANEL_SIZE;
             const int q_at = r0 * (D / 4) + swizzle_row(r0), k_at = 4 * across * CHUNKS + swizzle_key(4 * across);
@@ -154,7 +154,7 @@ __device__ __forceinline__ void row_tile(const Attention &a, unsigned w) {
         if (BIAS || j0 + BC > keys_seen(a.q_start + i0, N)) {
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
-                const int row = i0 + r0 + i, key = j0 + 4 * across;
+                const int row = (BIAS ? again(i0) : i0) + r0 + i, key = j0 + 4 * across;  // else offsets of rows are kept
                 float bias[KEYS];
 #pragma unroll
                 for (int j = 0; BIAS && j < KEYS; ++j) bias[j] = bias_of(a, head, row, key + j / 4 * 32 + j % 4);
@@ -192,8 +192,8 @@ __device__ __forceinline__ void row_tile(const Attention &a, unsigned w) {
         for (int panel = 0; panel < PANELS; ++panel) {
             await_panel();
             if (panel + 1 < PANELS)
-                copy_panel(panels + (PANELS + panel + 1) % 2 * PANEL_SIZE, V, a.v.row, j0, panel + 1, N);
-            else if (j0 + BC < keys) copy_panel(panels, K, a.k.row, j0 + BC, 0, N);
+                copy_panel(panels + (PANELS + panel + 1) % 2 * PANEL_SIZE, V, v_stride, j0, panel + 1, N);
+            else if (j0 + BC < keys) copy_panel(panels, K, k_stride, j0 + BC, 0, N);
 
             const float4 *const Vj = panels + (PANELS + panel) % 2 * PANEL_SIZE;
             const int p_at = r0 * (BC / 4) + swizzle_row(r0);
@@ -226,10 +226,11 @@ __device__ __forceinline__ void row_tile(const Attention &a, unsigned w) {
         l[i] += __shfl_xor_sync(~0u, l[i], 1);
         l[i] += __shfl_xor_sync(~0u, l[i], 4);
         l[i] += __shfl_xor_sync(~0u, l[i], 8);
-        if (i0 + r0 + i >= M || !is_wanted(a, head, i0 + r0 + i)) continue;
-        const float factor = inverse(l[i]);
-        float *const row = a.O + head.b * a.o.batch + head.h * a.o.head + (i0 + r0 + i) * a.o.row;
-        if (across == 0) give_lse(a, head, i0 + r0 + i, m[i], l[i]);
+        const int row_index = again(i0) + r0 + i;
+        if (row_index >= M || !is_wanted(a, head, row_index)) continue;
+        const float factor = inverse(a, row_index, l[i]);
+        float *const row = rows_of(a.O, a.o, head.b, head.h) + row_index * row_stride(a.o);
+        if (across == 0) give_lse(a, head, row_index, m[i], factor);
 #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel)
 #pragma unroll

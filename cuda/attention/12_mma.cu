@@ -83,12 +83,6 @@ __device__ __forceinline__ bool never(int exponent) {
     return exponent > 1000;
 }
 
-// The same number, but ptxas does not know: it is computed where it is needed, not kept from where it was before.
-__device__ __forceinline__ int again(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-
 // c = the strip of A B' from column n of the result on (row n of the tile B); A's fragments are a(tile, k, lo?), the
 // tile has C columns of hi, then as many of lo. Columns first to first + 16 * STEPS of the tile are summed.
 template <int R, int C, int STEPS, class Left>
@@ -133,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     const int position = a.q_start + i0;                                      // of the tile's first row in the sequence
     const unsigned char *tile = a.workspace + first_tile * (K_TILE + V_TILE) + 16 * threadIdx.x;  // this thread's share
     const int *exponents = tile_exponents(a) + 2 * first_tile;
-    const float *const Q = a.Q + head.b * a.q.batch + head.h * a.q.head;
+    const float *const Q = rows_of(a.Q, a.q, head.b, head.h);
 
     copy_share<K_TILE>(Kj + 16 * threadIdx.x, tile);
 
@@ -144,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const int i = i0 + row0 + r / 2 * 16 + r % 2 * 8;
-        const float *const row = Q + i * a.q.row;
+        const float *const row = Q + i * row_stride(a.q);
         float2 q[D / 8];
         float largest = 0;
 #pragma unroll
@@ -287,16 +281,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
 
     const Head out =
         head_of(a, blockIdx.x / ceil_div(again(a.M), BR));  // again: kept from above, it would take registers
-    float *const O = a.O + out.b * a.o.batch + out.h * a.o.head;
+    float *const O = rows_of(a.O, a.o, out.b, out.h);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         l[r] += __shfl_xor_sync(~0u, l[r], 1);
         l[r] += __shfl_xor_sync(~0u, l[r], 2);
         const int i = position - again(a.q_start) + row0 + r / 2 * 16 + r % 2 * 8;
         if (i >= M) continue;
-        const float factor = inverse(l[r]);
-        float *const row = O + i * a.o.row;
-        if (t == 0) give_lse(a, out, i, m[r] - P_BIAS, l[r]);
+        const float factor = inverse(a, i, l[r]);
+        float *const row = O + i * row_stride(a.o);
         bool finite = true;
 #pragma unroll
         for (int x = 0; x < D / 8; ++x) {
@@ -310,6 +303,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
                 if (left > 1) row[column + 1] = second;
             }
         }
-        note(a, out, i, finite);
+        report(a, out, i, m[r] - P_BIAS, factor, finite);
     }
 }

@@ -81,9 +81,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     if (group == WARPGROUPS - 1) consumer.pass_turn();
     for (unsigned w = blockIdx.x; w < Work::count(a); w += gridDim.x) {
         const Work here(w, a);
-        const float *const Q = a.Q + here.head.b * a.q.batch + here.head.h * a.q.head;
+        const float *const Q = rows_of(a.Q, a.q, here.head.b, here.head.h);
         named_sync(q_barrier, 128);  // the tile was last read by products for which each thread has waited before
-        const int2 s = split_Q(Q, a.q.row, here.i0 + group * 64 + consumer.row, a.M, Q_tile, factor, [] {});
+        const int2 s = split_Q(Q, row_stride(a.q), here.i0 + group * 64 + consumer.row, a.M, Q_tile, factor, [] {});
         fence_for_async();
         named_sync(q_barrier, 128);
         consumer.attend(a, here, Q_desc, s, factor_exponent, [] {});

@@ -15,7 +15,8 @@ constexpr int PRODUCERS = 2;
 static_assert(WARPGROUPS == 2 && THREADS == 128 * (PRODUCERS + WARPGROUPS), "two split, two multiply");
 static_assert(BC * D <= 4096, "a splitting thread has registers for 32 floats");
 static_assert(ALIGNED && STAGES >= 3, "bulk copies move 16 bytes; tiles are copied ahead");
-constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 184;  // an SM has 512 for each of 128 threads
+// An SM has 512 for each of 128 threads. Copies of rows that do not follow one another want more.
+constexpr int PRODUCER_REGISTERS = DENSE ? 72 : 88, CONSUMER_REGISTERS = DENSE ? 184 : 168;
 
 // A slot holds the fp32 tile first, then the split one. K and V have slots of one size: their producers run the same code.
 constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -26,22 +27,28 @@ static_assert(SHARED == NEEDED + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 2048 <= 227 * 1024, "tiles must fit shared memory");
 static_assert(SLOT % 1024 == 0 && Q_SLOT % 1024 == 0, "the swizzle repeats every 1024 bytes");
 
-// Rows of a matrix to shared memory, where they follow one another, by COPIERS threads that all run this. Files have rows
-// that do so in memory too: one thread copies them in one piece.
-constexpr int COPIERS = IN_PLACE ? 128 : 1;
-__device__ __forceinline__ long long row_stride(Strides by) { return IN_PLACE ? by.row : HEAD_DIM; }
+// Rows of a matrix to shared memory, where they follow one another. If they do so in memory, one thread copies them in one
+// piece; else 128 do, 16 bytes at a time.
+constexpr int COPIERS = DENSE ? 1 : 128;
 __device__ __forceinline__ void copy_rows(unsigned char *to, const float *from, long long stride, int rows,
                                           uint64_t *arrival) {
-    constexpr int PIECES = HEAD_DIM / 4;  // of 16 bytes, in a row
-    if (IN_PLACE) {
-#pragma unroll 1
-        for (int x = threadIdx.x % COPIERS; x < rows * PIECES; x += COPIERS)
-            copy16(shared_address(to) + 16 * x, from + x / PIECES * stride + x % PIECES * 4);
-        arrive_after_copies(arrival);
-    } else {
+    if (DENSE) {
         arrive_expecting(arrival, rows * HEAD_DIM * 4);
         if (rows > 0) bulk_copy(shared_address(to), from, rows * HEAD_DIM * 4, arrival);
+        return;
     }
+    constexpr int PIECES = HEAD_DIM / 4, ACROSS = PIECES > 8   ? 16
+                                                  : PIECES > 4 ? 8
+                                                               : 4;  // threads for the pieces of a row
+    const int piece = threadIdx.x % ACROSS, first = threadIdx.x % 128 / ACROSS;
+    uint32_t target = shared_address(to) + (first * PIECES + piece) * 16;
+    from += first * stride + piece * 4;
+#pragma unroll 1
+    for (int r = piece < PIECES ? first : rows; r < rows; r += 128 / ACROSS) {
+        copy16(target, from);
+        target += 128 / ACROSS * PIECES * 16, from += 128 / ACROSS * stride;
+    }
+    arrive_after_copies(arrival);
 }
 
 // The tiles of all of a block's work, one after the other.
@@ -94,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
             if (ahead.w >= work) return;
             const Work here(ahead.w, a);
             if (!values && ahead.j == 0) {
-                const float *const Q = a.Q + here.head.b * a.q.batch + here.head.h * a.q.head;
+                const float *const Q = rows_of(a.Q, a.q, here.head.b, here.head.h);
                 for (int g = 0; g < WARPGROUPS; ++g) {
                     const int i = here.i0 + 64 * g;
                     wait(&Q_free[Q_ring.stage][g], Q_ring.parity ^ 1);
@@ -103,8 +110,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
                 }
                 Q_ring.next();
             }
-            const float *const X = values ? a.V + here.head.b * a.v.batch + here.head.kv * a.v.head
-                                          : a.K + here.head.b * a.k.batch + here.head.kv * a.k.head;
+            const float *const X =
+                values ? rows_of(a.V, a.v, here.head.b, here.head.kv) : rows_of(a.K, a.k, here.head.b, here.head.kv);
             const long long stride = values ? row_stride(a.v) : row_stride(a.k);
             const int row = ahead.j * BC;
             wait(&free[to.stage], to.parity ^ 1);

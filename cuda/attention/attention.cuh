@@ -14,7 +14,10 @@
 #define BIAS_COLUMN 1  // the biases of neighbouring keys are neighbours; 0: as the arguments say
 #endif
 #ifndef IN_PLACE
-#define IN_PLACE 0  // 1: on arrays as they lie, with any strides, giving the LSE and noting rows that are not finite
+#define IN_PLACE 0  // 1: on arrays as they lie, with heads, giving the LSE and noting rows that are not finite
+#endif
+#ifndef DENSE
+#define DENSE 1  // the rows of a head follow one another; 0: they are as far apart as the arguments say
 #endif
 #ifdef ARGUMENT_BYTES  // not in testcases/hw4, which has no Python that packs them
 static_assert(sizeof(Attention) == ARGUMENT_BYTES, "as flashcli/kernels/arguments.py packs them");
@@ -29,16 +32,23 @@ __device__ __forceinline__ Batch batch_of(const Attention &a, long long b) {
     return {a.Q + b * a.q.batch, a.K + b * a.k.batch, a.V + b * a.v.batch, a.O + b * a.o.batch};
 }
 
-// The batch of the index-th head of all batches, its number there, and that of its head of K and V. A single head, as files
-// have it, costs no division.
+// The batch of the index-th head of all batches, its number there, and that of its head of K and V. Files have a single one,
+// whose rows follow one another: there, all of this costs nothing.
 struct Head {
     int b, h, kv;
 };
 __device__ __forceinline__ Head head_of(const Attention &a, unsigned index) {
-    if (a.H == 1) return {int(index), 0, 0};
+    if (!IN_PLACE || a.H == 1) return {int(index), 0, 0};
     const int h = index % a.H;
     return {int(index / a.H), h, h / (a.H / a.Hkv)};
 }
+
+// The rows of a head, and how far apart they are.
+template <class Float>
+__device__ __forceinline__ Float *rows_of(Float *matrix, Strides by, int b, int h) {
+    return matrix + b * by.batch + (IN_PLACE ? h * by.head : 0);
+}
+__device__ __forceinline__ long long row_stride(Strides by) { return DENSE ? HEAD_DIM : by.row; }
 
 // How many keys, of N, the query at a position in the sequence sees: keys 0 to that many - 1.
 __device__ __forceinline__ int keys_seen(int position, int N) { return CAUSAL ? min(N, position + 1) : N; }
@@ -62,18 +72,22 @@ __device__ __forceinline__ float biased(float score, float bias) {
 
 // ---- after the last key
 
-// What a row's sum of P V is multiplied with, l being its sum of exponentials. A row that saw nothing is zero.
-__device__ __forceinline__ float inverse(float l) { return l == 0 ? 0 : 1 / l; }
+// What a row's sum of P V is multiplied with, l being its sum of exponentials. A row that sees no key is zero, as is one
+// whose biases are all -inf.
+__device__ __forceinline__ float inverse(const Attention &a, int i, float l) {
+    return l == 0 && (BIAS || (CAUSAL && a.q_start + i < 0)) ? 0 : 1 / l;
+}
 
 // The row of all batches and heads that query i of a head is.
 __device__ __forceinline__ long long row_of(const Attention &a, Head head, int i) {
     return ((long long)head.b * a.H + head.h) * a.M + i;
 }
 
-// Gives the logarithm of a row's sum of exponentials, where it is asked for: m is the row's maximum, in powers of two, l the
-// sum relative to it.
-__device__ __forceinline__ void give_lse(const Attention &a, Head head, int i, float m, float l) {
-    if (IN_PLACE && a.lse != nullptr) a.lse[row_of(a, head, i)] = l == 0 ? NEG_INF : (m + log2f(l)) / LOG2E;
+// Gives the logarithm of a row's sum of exponentials, where it is asked for: m is the row's maximum, in powers of two, and
+// inverse_l what `inverse` gave.
+__device__ __forceinline__ void give_lse(const Attention &a, Head head, int i, float m, float inverse_l) {
+    if (IN_PLACE && a.lse != nullptr)
+        a.lse[row_of(a, head, i)] = inverse_l == 0 ? NEG_INF : (m - log2_fast(inverse_l)) / LOG2E;
 }
 
 // ---- NaN and Inf
@@ -95,12 +109,14 @@ __device__ __forceinline__ bool any_noted(const Attention &a, unsigned first, un
     return __syncthreads_or(found != 0);
 }
 
-// Notes whether a row is to be done again; each lane of the quad that owns it knows of its own columns.
-__device__ __forceinline__ void note(const Attention &a, Head head, int i, bool finite) {
+// What there is to say of a row beyond O, by the quad that owns it: its LSE, and whether it is to be done again, each lane
+// knowing of its own columns.
+__device__ __forceinline__ void report(const Attention &a, Head head, int i, float m, float inverse_l, bool finite) {
     if (!IN_PLACE) return;
-    const unsigned quad = 0xfu << (threadIdx.x % 32 & ~3);
-    const bool all = __all_sync(quad, finite);
-    if (threadIdx.x % 4 == 0) a.redo[row_of(a, head, i)] = !all;
+    const bool all = __all_sync(0xfu << (threadIdx.x % 32 & ~3), finite);
+    if (threadIdx.x % 4 != 0) return;
+    a.redo[row_of(a, head, i)] = !all;
+    give_lse(a, head, i, m, inverse_l);
 }
 
 // Sets *nonfinite where Q, K or V holds NaN or Inf; a null matrix is passed over. A warp takes a row at a time; any number

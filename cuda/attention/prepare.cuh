@@ -15,17 +15,18 @@ __device__ __forceinline__ int *tile_exponents(const Attention &a) {
     return reinterpret_cast<int *>(a.workspace + (long long)a.B * a.Hkv * ceil_div(a.N, BC) * (K_TILE + V_TILE));
 }
 
-extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Attention a) {
+extern "C" __global__ void __launch_bounds__(PREPARE_THREADS, 4) prepare(const Attention a) {
     __shared__ unsigned scratch[2 * PREPARE_THREADS / 32];
     // Blocks take the same rows of all heads before other rows: they may be neighbours in memory.
-    const unsigned Tc = ceil_div(a.N, BC), rows = blockIdx.x / 2 / a.Hkv, h = blockIdx.x / 2 % a.Hkv;
-    const long long b = rows / Tc, t = (b * a.Hkv + h) * Tc + rows % Tc;
+    const unsigned Tc = ceil_div(a.N, BC), heads = IN_PLACE ? a.Hkv : 1;
+    const unsigned h = blockIdx.x / 2 % heads, rows = blockIdx.x / 2 / heads, b = rows / Tc;
+    const long long t = (long long)(b * heads + h) * Tc + rows % Tc;
     const int j0 = rows % Tc * BC;
     const bool values = blockIdx.x % 2;
     unsigned char *tile = a.workspace + t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
-    const float *const K = a.K + b * a.k.batch + h * a.k.head, *const V = a.V + b * a.v.batch + h * a.v.head;
-    const int s = values
-                      ? split_V<PREPARE_THREADS, Neighbours::KEYS>(V, a.v.row, j0, a.N, tile, scratch, threadIdx.x, 0)
-                      : split_K<PREPARE_THREADS>(K, a.k.row, j0, a.N, tile, scratch, threadIdx.x, 0);
+    const float *const K = rows_of(a.K, a.k, b, h), *const V = rows_of(a.V, a.v, b, h);
+    const int s =
+        values ? split_V<PREPARE_THREADS, Neighbours::KEYS>(V, row_stride(a.v), j0, a.N, tile, scratch, threadIdx.x, 0)
+               : split_K<PREPARE_THREADS>(K, row_stride(a.k), j0, a.N, tile, scratch, threadIdx.x, 0);
     if (threadIdx.x == 0) tile_exponents(a)[2 * t + values] = s;
 }

@@ -353,11 +353,10 @@ struct Consumer {
             float l = rows.l[r];
             l += __shfl_xor_sync(~0u, l, 1);
             l += __shfl_xor_sync(~0u, l, 2);
-            const float factor = inverse(l), undo = power_of_two(-unit.exponent);
+            const float factor = inverse(a, i + 8 * r, l), undo = power_of_two(-unit.exponent);
             if (i + 8 * r >= a.M) continue;
-            if (lane % 4 == 0) give_lse(a, here.head, i + 8 * r, rows.shift[r], l);
             bool finite = true;
-            float *const out = a.O + here.head.b * a.o.batch + here.head.h * a.o.head + (i + 8 * r) * a.o.row;
+            float *const out = rows_of(a.O, a.o, here.head.b, here.head.h) + again(i + 8 * r) * row_stride(a.o);
 #pragma unroll
             for (int x = 0; x < T_CHUNKS; ++x)
 #pragma unroll
@@ -368,7 +367,7 @@ struct Consumer {
                     finite &= fabsf(first) < INFINITY_F & fabsf(second) < INFINITY_F;
                     store2(out, column, first, second);
                 }
-            note(a, here.head, i + 8 * r, finite);
+            report(a, here.head, i + 8 * r, rows.shift[r], factor, finite);
         }
     }
 };

@@ -201,8 +201,8 @@ def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
 def _wgmma_short(problem: Problem) -> Tiling:
     """Two warpgroups split K and V in shared memory, where their fp32 tiles were copied before."""
     D, small = _padded(problem.d), problem.d <= 32
-    crowded = problem.bias or (problem.causal and problem.in_place)  # no registers for the larger tile of S
-    Bc, stages = 128 if small and not crowded else 64, 4 if small else 3
+    # In place there are no registers for the larger tile of S.
+    Bc, stages = 128 if small and not problem.in_place else 64, 4 if small else 3
     Q = max(_split_bytes(64, D, problem.products), round_up(64 * problem.d * 4, 1024))
     sizes = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
     slot = max(*sizes, round_up(Bc * problem.d * 4, 1024))
@@ -212,8 +212,8 @@ def _wgmma_short(problem: Problem) -> Tiling:
 def _refused_by_wgmma_short(problem: Problem) -> str:
     if problem.d > 64 or problem.d % 4:
         return "it takes heads of 4, 8, .. 64 numbers"
-    if problem.bias and problem.d > 32:
-        return "with a bias, it takes heads of 4, 8, .. 32 numbers"
+    if problem.bias and (problem.d > 32 or not problem.dense):
+        return "with a bias, it takes heads of 4, 8, .. 32 numbers whose rows follow one another"
     return "" if problem.aligned else "it takes rows that start on 16 bytes"
 
 
