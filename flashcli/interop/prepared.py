@@ -53,13 +53,20 @@ def is_aligned(call: Call, addresses: int) -> bool:
     )
 
 
+def _is_dense(call: Call) -> bool:
+    """Whether the rows of each head follow one another."""
+    strides = (call.q, call.M), (call.k, call.N), (call.v, call.N), (call.o, call.M)
+    return all(row == call.d or rows == 1 for (_, _, row), rows in strides)
+
+
 @functools.lru_cache(maxsize=SHAPES)
 def prepare(place: Place, call: Call, aligned: bool, options: Options) -> Prepared:
     """Its kernels compiled and loaded, its arguments packed but for the addresses. There is something to compute."""
     check_options(options)
     problem = Problem(
-        call.B * call.H, call.M, call.N, call.d, call.causal, options.precision, place.multiprocessors, bias=call.bias,
-        aligned=aligned, batch_invariant=bool(options.batch_invariant),
+        call.B * call.H, call.M, call.N, call.d, call.causal, options.precision, place.multiprocessors,
+        dense=_is_dense(call), aligned=aligned, bias=call.bias, bias_contiguous=call.bias_strides[3] == 1,
+        batch_invariant=bool(options.batch_invariant),
     )  # fmt: skip
     planned = plan(place.capability, problem, call.B, call.H, call.Hkv, options.kernel)
     return Prepared(place, planned, _arguments(call))
