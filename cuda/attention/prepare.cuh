@@ -15,18 +15,18 @@ __device__ __forceinline__ int *tile_exponents(const Attention &a) {
     return reinterpret_cast<int *>(a.workspace + (long long)a.B * a.Hkv * ceil_div(a.N, BC) * (K_TILE + V_TILE));
 }
 
-extern "C" __global__ void __launch_bounds__(PREPARE_THREADS, 4) prepare(const Attention a) {
+extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Attention a) {
     __shared__ unsigned scratch[2 * PREPARE_THREADS / 32];
     // Blocks take the same rows of all heads before other rows: they may be neighbours in memory.
     const unsigned Tc = ceil_div(a.N, BC), heads = IN_PLACE ? a.Hkv : 1;
-    const unsigned h = blockIdx.x / 2 % heads, rows = blockIdx.x / 2 / heads, b = rows / Tc;
-    const long long t = (long long)(b * heads + h) * Tc + rows % Tc;
-    const int j0 = rows % Tc * BC;
+    const unsigned h = blockIdx.x / 2 % heads, rows = blockIdx.x / 2 / heads, b = rows / Tc, j = rows - b * Tc;
+    const unsigned t = (b * heads + h) * Tc + j;
+    const int j0 = j * BC;
     const bool values = blockIdx.x % 2;
-    unsigned char *tile = a.workspace + t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
+    unsigned char *tile = a.workspace + (long long)t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
     const float *const K = rows_of(a.K, a.k, b, h), *const V = rows_of(a.V, a.v, b, h);
     const int s =
         values ? split_V<PREPARE_THREADS, Neighbours::KEYS>(V, row_stride(a.v), j0, a.N, tile, scratch, threadIdx.x, 0)
                : split_K<PREPARE_THREADS>(K, row_stride(a.k), j0, a.N, tile, scratch, threadIdx.x, 0);
-    if (threadIdx.x == 0) tile_exponents(a)[2 * t + values] = s;
+    if (threadIdx.x == 0) tile_exponents(a)[2ll * t + values] = s;
 }
