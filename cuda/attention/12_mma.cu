@@ -290,12 +290,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
         if (i >= M) continue;
         const float factor = inverse(a, i, l[r]);
         float *const row = O + i * row_stride(a.o);
-        bool finite = true;
+        Magnitude magnitude;
 #pragma unroll
         for (int x = 0; x < D / 8; ++x) {
             const int column = 8 * x + 2 * t, left = HEAD_DIM - column;
             const float first = o[r / 2][x][r % 2 * 2] * factor, second = o[r / 2][x][r % 2 * 2 + 1] * factor;
-            finite &= fabsf(first) < INFINITY_F & fabsf(second) < INFINITY_F;
+            magnitude.add(first, second);
             if (ALIGNED) {
                 if (left > 0) *reinterpret_cast<float2 *>(row + column) = make_float2(first, second);
             } else {
@@ -303,6 +303,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
                 if (left > 1) row[column + 1] = second;
             }
         }
-        report(a, out, i, m[r] - P_BIAS, factor, finite);
+        report(a, out, i, m[r] - P_BIAS, factor, magnitude);
     }
 }

@@ -14,7 +14,10 @@
 #define BIAS_COLUMN 1  // the biases of neighbouring keys are neighbours; 0: as the arguments say
 #endif
 #ifndef IN_PLACE
-#define IN_PLACE 0  // 1: on arrays as they lie, with heads, giving the LSE and noting rows that are not finite
+#define IN_PLACE 0  // 1: on arrays as they lie, with heads, noting rows that are not finite
+#endif
+#ifndef LSE
+#define LSE 0  // 1: the logarithms of the rows' sums of exponentials are wanted
 #endif
 #ifndef DENSE
 #define DENSE 1  // the rows of a head follow one another; 0: they are as far apart as the arguments say
@@ -83,11 +86,10 @@ __device__ __forceinline__ long long row_of(const Attention &a, Head head, int i
     return ((long long)head.b * a.H + head.h) * a.M + i;
 }
 
-// Gives the logarithm of a row's sum of exponentials, where it is asked for: m is the row's maximum, in powers of two, and
+// Gives the logarithm of a row's sum of exponentials, where it is wanted: m is the row's maximum, in powers of two, and
 // inverse_l what `inverse` gave.
 __device__ __forceinline__ void give_lse(const Attention &a, Head head, int i, float m, float inverse_l) {
-    if (IN_PLACE && a.lse != nullptr)
-        a.lse[row_of(a, head, i)] = inverse_l == 0 ? NEG_INF : (m - log2_fast(inverse_l)) / LOG2E;
+    if (LSE) a.lse[row_of(a, head, i)] = inverse_l == 0 ? NEG_INF : (m - log2_fast(inverse_l)) / LOG2E;
 }
 
 // ---- NaN and Inf
@@ -109,11 +111,22 @@ __device__ __forceinline__ bool any_noted(const Attention &a, unsigned first, un
     return __syncthreads_or(found != 0);
 }
 
+// The sum of magnitudes, from which to tell whether numbers are finite: several, so that one need not wait for the other.
+struct Magnitude {
+    float sums[4] = {};
+    int next = 0;
+    __device__ __forceinline__ void add(float x, float y) {
+        if (IN_PLACE) sums[next++ % 4] += fabsf(x) + fabsf(y);
+    }
+    __device__ __forceinline__ bool finite() const { return sums[0] + sums[1] + (sums[2] + sums[3]) < INFINITY_F; }
+};
+
 // What there is to say of a row beyond O, by the quad that owns it: its LSE, and whether it is to be done again, each lane
-// knowing of its own columns.
-__device__ __forceinline__ void report(const Attention &a, Head head, int i, float m, float inverse_l, bool finite) {
+// knowing of its own columns. (A row so large that the sum overflows is done again, too.)
+__device__ __forceinline__ void report(const Attention &a, Head head, int i, float m, float inverse_l,
+                                       const Magnitude &magnitude) {
     if (!IN_PLACE) return;
-    const bool all = __all_sync(0xfu << (threadIdx.x % 32 & ~3), finite);
+    const bool all = __all_sync(0xfu << (threadIdx.x % 32 & ~3), magnitude.finite());
     if (threadIdx.x % 4 != 0) return;
     a.redo[row_of(a, head, i)] = !all;
     give_lse(a, head, i, m, inverse_l);

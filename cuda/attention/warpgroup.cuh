@@ -355,7 +355,7 @@ struct Consumer {
             l += __shfl_xor_sync(~0u, l, 2);
             const float factor = inverse(a, i + 8 * r, l), undo = power_of_two(-unit.exponent);
             if (i + 8 * r >= a.M) continue;
-            bool finite = true;
+            Magnitude magnitude;
             float *const out = rows_of(a.O, a.o, here.head.b, here.head.h) + again(i + 8 * r) * row_stride(a.o);
 #pragma unroll
             for (int x = 0; x < T_CHUNKS; ++x)
@@ -364,10 +364,10 @@ struct Consumer {
                     const int column = x * T_COLUMNS + 8 * j + lane % 4 * 2;
                     const float first = acc[x][4 * j + 2 * r] * factor * undo,
                                 second = acc[x][4 * j + 2 * r + 1] * factor * undo;
-                    finite &= fabsf(first) < INFINITY_F & fabsf(second) < INFINITY_F;
+                    magnitude.add(first, second);
                     store2(out, column, first, second);
                 }
-            report(a, here.head, i + 8 * r, rows.shift[r], factor, finite);
+            report(a, here.head, i + 8 * r, rows.shift[r], factor, magnitude);
         }
     }
 };

@@ -41,7 +41,7 @@ def attention(
     batch_invariant: bool = True,
 ) -> Any:
     """`flashcli.attention` of these arrays."""
-    options = Options(backend, kernel, precision, batch_invariant)
+    options = Options(backend, kernel, precision, batch_invariant, return_lse)
     check_options(options)
     bindings()  # first: where there is no driver, nothing else would say so
     stream = _stream_of(q)

@@ -28,6 +28,7 @@ class Options(NamedTuple):
     kernel: str | None = None
     precision: str = "fp32"
     batch_invariant: bool = True
+    return_lse: bool = False
 
 
 def check_options(options: Options) -> None:
@@ -65,8 +66,8 @@ def prepare(place: Place, call: Call, aligned: bool, options: Options) -> Prepar
     check_options(options)
     problem = Problem(
         call.B * call.H, call.M, call.N, call.d, call.causal, options.precision, place.multiprocessors,
-        dense=_is_dense(call), aligned=aligned, bias=call.bias, bias_contiguous=call.bias_strides[3] == 1,
-        batch_invariant=bool(options.batch_invariant),
+        lse=bool(options.return_lse), dense=_is_dense(call), aligned=aligned, bias=call.bias,
+        bias_contiguous=call.bias_strides[3] == 1, batch_invariant=bool(options.batch_invariant),
     )  # fmt: skip
     planned = plan(place.capability, problem, call.B, call.H, call.Hkv, options.kernel)
     return Prepared(place, planned, _arguments(call))

@@ -198,11 +198,15 @@ def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
 # ---- wgmma_short
 
 
+def _short_Bc(problem: Problem) -> int:
+    """128 where the registers suffice for such a tile of S: not with long heads, or much else to do."""
+    crowded = problem.d > 32 or problem.bias or (problem.causal and problem.in_place)
+    return 64 if crowded else 128
+
+
 def _wgmma_short(problem: Problem) -> Tiling:
     """Two warpgroups split K and V in shared memory, where their fp32 tiles were copied before."""
-    D, small = _padded(problem.d), problem.d <= 32
-    # In place there are no registers for the larger tile of S.
-    Bc, stages = 128 if small and not problem.in_place else 64, 4 if small else 3
+    D, Bc, stages = _padded(problem.d), _short_Bc(problem), 4 if problem.d <= 32 else 3
     Q = max(_split_bytes(64, D, problem.products), round_up(64 * problem.d * 4, 1024))
     sizes = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
     slot = max(*sizes, round_up(Bc * problem.d * 4, 1024))
@@ -214,6 +218,8 @@ def _refused_by_wgmma_short(problem: Problem) -> str:
         return "it takes heads of 4, 8, .. 64 numbers"
     if problem.bias and (problem.d > 32 or not problem.dense):
         return "with a bias, it takes heads of 4, 8, .. 32 numbers whose rows follow one another"
+    if problem.lse and _short_Bc(problem) == 128:  # no registers are left
+        return "with the LSE, it takes heads of 36, 40, .. 64 numbers, or a causal mask"
     return "" if problem.aligned else "it takes rows that start on 16 bytes"
 
 

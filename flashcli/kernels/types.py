@@ -27,7 +27,7 @@ class Problem(NamedTuple):
     B counts all heads of all batches. The build is right for any other B, M and N too; they only decide which tiles are
     fastest.
 
-    ``in_place``: for arrays as they lie, with heads, giving the LSE and noting rows whose answer is not finite.
+    ``in_place``: for arrays as they lie, with heads, noting rows whose answer is not finite, and giving the ``lse``.
     ``dense``: whether the rows of each head follow one another; ``aligned``: whether all rows start on 16 bytes.
     ``bias`` is one of `BIASES`, ``bias_contiguous`` whether those of neighbouring keys are neighbours. Where it is to
     be ``batch_invariant``, Bc does not depend on B and ``sms``, so that a row's bytes follow from its own data and (M,
@@ -42,6 +42,7 @@ class Problem(NamedTuple):
     precision: str = "fp32"
     sms: int = 132
     in_place: bool = False
+    lse: bool = False
     dense: bool = True
     bias: str = ""
     bias_contiguous: bool = True
@@ -155,7 +156,7 @@ class Build:
         if self.kernel.strided:
             aligned = self.problem.aligned and self.problem.d % 4 == 0
             macros |= {"IN_PLACE": int(self.problem.in_place), "DENSE": int(self.problem.dense)}
-            macros["ALIGNED"] = int(aligned)
+            macros |= {"ALIGNED": int(aligned), "LSE": int(self.problem.lse)}
             if self.problem.bias:
                 macros |= {"BIAS": BIASES[self.problem.bias], "BIAS_COLUMN": int(self.problem.bias_contiguous)}
         if self.kernel.splits:

@@ -63,14 +63,14 @@ def compute(
             v.dtype, v.get_device(), (at_q | at_k | at_v) % ALIGNMENT, causal, scale, q_start,
             None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device()),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device(), out.data_ptr() % ALIGNMENT),
-            backend, kernel, precision, batch_invariant, rows_first,
+            return_lse, backend, kernel, precision, batch_invariant, rows_first,
         )  # fmt: skip
         ready = _ready.get(key)
     except (AttributeError, TypeError):  # something is no tensor, or no number
         refuse_mixed(q, k, v, bias, out)
         key, ready = (), None
     if ready is None:
-        options = Options(backend, kernel, precision, batch_invariant)
+        options = Options(backend, kernel, precision, batch_invariant, return_lse)
         ready = _make_ready(q, k, v, causal, scale, bias, q_start, out, options, rows_first)
         _remember(key, ready)
     prepared, shape, strides, lse_shape, lse_strides = ready

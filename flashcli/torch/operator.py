@@ -1,6 +1,7 @@
 """The operator `torch.ops.flashcli.attention`: on GPUs, on CPUs, on tensors without numbers, and with gradients.
 
-It always gives the LSE, which gradients need. Its outputs' strides do not depend on the inputs', so that a compiler
+It always gives the LSE, which gradients need. (A parameter called ``kernel`` would get in the way of one of PyTorch's
+compiler.) Its outputs' strides do not depend on the inputs', so that a compiler
 may change those.
 """
 
@@ -17,7 +18,7 @@ from flashcli.torch.gradients import gradients
 
 SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? bias=None, bool causal=False, float? scale=None, "
-    "SymInt q_start=0, bool rows_first=False, str? kernel=None, str precision='fp32', bool batch_invariant=True) "
+    "SymInt q_start=0, bool rows_first=False, str? kernel_name=None, str precision='fp32', bool batch_invariant=True) "
     "-> (Tensor, Tensor)"
 )
 Both = tuple[torch.Tensor, torch.Tensor]
@@ -36,12 +37,12 @@ def _on_gpu(
     scale: float | None = None,
     q_start: int = 0,
     rows_first: bool = False,
-    kernel: str | None = None,
+    kernel_name: str | None = None,
     precision: str = "fp32",
     batch_invariant: bool = True,
 ) -> Both:
     out, lse = in_place.compute(
-        q, k, v, causal, scale, bias, q_start, True, None, "cuda", kernel, precision, batch_invariant, rows_first
+        q, k, v, causal, scale, bias, q_start, True, None, "cuda", kernel_name, precision, batch_invariant, rows_first
     )
     assert lse is not None
     return out, lse
@@ -56,13 +57,13 @@ def _on_cpu(
     scale: float | None = None,
     q_start: int = 0,
     rows_first: bool = False,
-    kernel: str | None = None,
+    kernel_name: str | None = None,
     precision: str = "fp32",
     batch_invariant: bool = True,
 ) -> Both:
     out, _ = _empty(q, rows_first)
     return on_cpu.compute(
-        q, k, v, causal, scale, "cpu" if kernel is None else "auto", bias, q_start, True, out, kernel=kernel,
+        q, k, v, causal, scale, "cpu" if kernel_name is None else "auto", bias, q_start, True, out, kernel=kernel_name,
         precision=precision, batch_invariant=batch_invariant,
     )  # fmt: skip
 
@@ -134,11 +135,11 @@ def _with_gradients(
     scale: float | None = None,
     q_start: int = 0,
     rows_first: bool = False,
-    kernel: str | None = None,
+    kernel_name: str | None = None,
     precision: str = "fp32",
     batch_invariant: bool = True,
 ) -> Both:
-    options = causal, scale, q_start, rows_first, kernel, precision, batch_invariant
+    options = causal, scale, q_start, rows_first, kernel_name, precision, batch_invariant
     if torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
     ):
