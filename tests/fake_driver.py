@@ -218,7 +218,7 @@ def attention(given: Attention, macros: dict[str, str]) -> None:
     splits = "PRODUCTS" in macros
     rows = np.ones((B, H, M), bool)
     if given.redo:
-        notes = _view(given.redo, np.uint8, (B, H, M), (H * M, M, 1))
+        notes = _view(given.redo, np.uint32, (B, H, M), (H * M, M, 1))
         if splits:
             notes[...] = ~np.isfinite(answer).all(-1)
             answer[notes == 1] = 7

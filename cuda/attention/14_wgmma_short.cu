@@ -16,8 +16,7 @@ static_assert(WARPGROUPS == 2 && THREADS == 128 * (PRODUCERS + WARPGROUPS), "two
 static_assert(BC * D <= 4096, "a splitting thread has registers for 32 floats");
 static_assert(ALIGNED && STAGES >= 3, "bulk copies move 16 bytes; tiles are copied ahead");
 // An SM has 512 for each of 128 threads. Copies of rows that do not follow one another want more.
-constexpr bool BALANCED = !DENSE && BC == 64;
-constexpr int PRODUCER_REGISTERS = BALANCED ? 88 : 72, CONSUMER_REGISTERS = BALANCED ? 168 : 184;
+constexpr int PRODUCER_REGISTERS = !DENSE && BC == 64 ? 88 : 72, CONSUMER_REGISTERS = 256 - PRODUCER_REGISTERS;
 
 // A slot holds the fp32 tile first, then the split one. K and V have slots of one size: their producers run the same code.
 constexpr int larger(int a, int b) { return a > b ? a : b; }

@@ -98,15 +98,15 @@ __device__ __forceinline__ void give_lse(const Attention &a, Head head, int i, f
 // looked with find_nonfinite, has another kernel do the chunk again. On arrays they note each row whose answer is not
 // finite, and the next launch is one of a kernel that does not split: for the rows noted.
 __device__ __forceinline__ bool is_wanted(const Attention &a, Head head, int i) {
-    return !IN_PLACE || a.redo == nullptr || a.redo[row_of(a, head, i)];
+    return !IN_PLACE || a.redo == nullptr || reinterpret_cast<const unsigned *>(a.redo)[row_of(a, head, i)] != 0;
 }
 
-// Whether a row is noted of the heads from `first` to before `end`, counted through all batches. It may look at up to 15
-// bytes on either side of their notes.
+// Whether a row is noted of the heads from `first` to before `end`, counted through all batches. It may look at up to three
+// rows' notes on either side.
 __device__ __forceinline__ bool any_noted(const Attention &a, unsigned first, unsigned end) {
     const uint4 *const notes = reinterpret_cast<const uint4 *>(a.redo);
     unsigned found = 0;
-    for (long long x = (long long)first * a.M / 16 + threadIdx.x; x < ((long long)end * a.M + 15) / 16; x += blockDim.x)
+    for (long long x = (long long)first * a.M / 4 + threadIdx.x; x < ((long long)end * a.M + 3) / 4; x += blockDim.x)
         found |= notes[x].x | notes[x].y | notes[x].z | notes[x].w;
     return __syncthreads_or(found != 0);
 }
@@ -121,15 +121,13 @@ struct Magnitude {
     __device__ __forceinline__ bool finite() const { return sums[0] + sums[1] + (sums[2] + sums[3]) < INFINITY_F; }
 };
 
-// What there is to say of a row beyond O, by the quad that owns it: its LSE, and whether it is to be done again, each lane
-// knowing of its own columns. (A row so large that the sum overflows is done again, too.)
+// What there is to say of a row beyond O, by the quad that owns it: its LSE; and, by each lane for its own columns, whether
+// it is to be done again. (As is a row so large that the sum overflows.)
 __device__ __forceinline__ void report(const Attention &a, Head head, int i, float m, float inverse_l,
                                        const Magnitude &magnitude) {
     if (!IN_PLACE) return;
-    const bool all = __all_sync(0xfu << (threadIdx.x % 32 & ~3), magnitude.finite());
-    if (threadIdx.x % 4 != 0) return;
-    a.redo[row_of(a, head, i)] = !all;
-    give_lse(a, head, i, m, inverse_l);
+    a.redo[4 * row_of(a, head, i) + threadIdx.x % 4] = !magnitude.finite();
+    if (threadIdx.x % 4 == 0) give_lse(a, head, i, m, inverse_l);
 }
 
 // Sets *nonfinite where Q, K or V holds NaN or Inf; a null matrix is passed over. A warp takes a row at a time; any number

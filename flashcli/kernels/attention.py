@@ -199,9 +199,8 @@ def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
 
 
 def _short_Bc(problem: Problem) -> int:
-    """128 where the registers suffice for such a tile of S: not with long heads, or much else to do."""
-    crowded = problem.d > 32 or problem.bias or (problem.causal and problem.in_place)
-    return 64 if crowded else 128
+    """128 where the registers suffice for such a tile of S: not with long heads, or a bias."""
+    return 64 if problem.d > 32 or problem.bias else 128
 
 
 def _wgmma_short(problem: Problem) -> Tiling:
@@ -216,10 +215,8 @@ def _wgmma_short(problem: Problem) -> Tiling:
 def _refused_by_wgmma_short(problem: Problem) -> str:
     if problem.d > 64 or problem.d % 4:
         return "it takes heads of 4, 8, .. 64 numbers"
-    if problem.bias and (problem.d > 32 or not problem.dense):
-        return "with a bias, it takes heads of 4, 8, .. 32 numbers whose rows follow one another"
-    if problem.lse and _short_Bc(problem) == 128:  # no registers are left
-        return "with the LSE, it takes heads of 36, 40, .. 64 numbers, or a causal mask"
+    if not problem.dense and (problem.bias or (problem.causal and problem.d <= 32)):  # registers end
+        return "with a bias, or a mask on short heads, it takes rows that follow one another"
     return "" if problem.aligned else "it takes rows that start on 16 bytes"
 
 

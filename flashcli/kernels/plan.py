@@ -9,6 +9,9 @@ from flashcli.kernels.types import Build, Launch, Problem
 from flashcli.shape import round_up
 
 
+NOTE_BYTES = 4  # about a row: one of each of the four threads that own it
+
+
 class Step(NamedTuple):
     """A launch, and the build whose function it is."""
 
@@ -53,4 +56,4 @@ def plan(capability: tuple[int, int], problem: Problem, B: int, H: int, Hkv: int
     for launch in once_more.launches(B * H, M, N):
         found.append(Step(once_more, launch._replace(grid=min(launch.grid, few))))
     redo = round_up(scratch, 16)
-    return Plan(tuple(found), redo + round_up(B * H * M, 16), redo)
+    return Plan(tuple(found), redo + round_up(NOTE_BYTES * B * H * M, 16), redo)
