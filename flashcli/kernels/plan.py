@@ -8,7 +8,6 @@ from flashcli.kernels.choice import choose, exact, named
 from flashcli.kernels.types import Build, Launch, Problem
 from flashcli.shape import round_up
 
-
 NOTE_BYTES = 4  # about a row: one of each of the four threads that own it
 
 
