@@ -15,22 +15,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) read(const Decode 
         int next = 0;
         if (threadIdx.x == 0) next = take(a);
         Way way;
-        way.start(a, piece);
-        do {
+        for (way.start(piece), way.ask(a); way.count > 0; way.go_on(), way.ask(a))
             for (int i = 0; i < way.count; ++i) {
                 Keys keys = {};
                 Values values = {};
-                way.keys(a, i,
-                         [&](int n, const unsigned char *from, bool wanted) { stream<16>(from, wanted, keys.of[n]); });
-                way.values(a, i, [&](int n, const unsigned char *from, bool wanted) {
-                    stream<VALUE_BYTES>(from, wanted, values.of[n]);
-                });
+                load_keys(a, way.tile(i), keys), load_values(a, way.tile(i), values);
 #pragma unroll
                 for (int n = 0; n < 2 * KEY_VECTORS; ++n) sum ^= keys.of[n][0];
 #pragma unroll
                 for (int n = 0; n < VALUE_LOADS; ++n) sum ^= values.of[n][0];
             }
-        } while (way.go_on(a));
         __syncthreads();  // all have found this piece
         if (threadIdx.x == 0) taken = next;
         __syncthreads();

@@ -2,7 +2,7 @@
 #pragma once
 #include "decode.cuh"
 
-// The answer of a row that has its maximum m, sum l and O: zeros and -inf if it saw nothing.
+// A number of the answer of a row that has its maximum m, sum l and O: zeros and -inf if it saw nothing.
 __device__ __forceinline__ void answer_number(const Decode &a, long long place, int d, float m, float l, float o) {
     const float v_scale = a.v_scale ? *a.v_scale : 1.0f;
     store_answer(a, place * HEAD_DIM + d, l == 0 ? 0.0f : o / l * v_scale);
@@ -65,9 +65,11 @@ __device__ __forceinline__ Part merged(const float *partials, int from, int unti
 }
 
 __device__ __forceinline__ void answer_quad(const Decode &a, long long place, int quad, const Part &sum) {
+    const float factor = sum.l == 0 ? 0.0f : (a.v_scale ? *a.v_scale : 1.0f) / sum.l;
     const float o[4] = {sum.o.x, sum.o.y, sum.o.z, sum.o.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) answer_number(a, place, quad * 4 + i, sum.m, sum.l, o[i]);
+    for (int i = 0; i < 4; ++i) store_answer(a, place * HEAD_DIM + quad * 4 + i, sum.l == 0 ? 0.0f : o[i] * factor);
+    if (quad == 0) a.lse[place] = sum.l == 0 ? NEG_INF : (sum.m + __log2f(sum.l)) * LN2;
 }
 
 __device__ __forceinline__ void keep_quad(float *partials, long long which, int quad, const Part &sum) {

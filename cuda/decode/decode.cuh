@@ -30,7 +30,7 @@ struct Decode {
     long long query_sequence, query_token;
     long long key_page, key_head, key_slot, key_chunk;
     long long value_page, value_head, value_slot;
-    int sequences, tokens, heads, kv_heads, pages, table_width;
+    int sequences, tokens, heads, kv_heads, group, pages, table_width;     // group: heads / kv_heads, without dividing
     int window;                                                            // tokens that a query token sees; 0: all
     int sparse_stride, sparse_block, sparse_local, sparse_slide, tp_rank;  // block-sparse if sparse_stride > 1
     float scale;
@@ -139,8 +139,7 @@ struct Sequence {
     const int *table;
 };
 
-__device__ __forceinline__ int group_of(const Decode &a) { return a.heads / a.kv_heads; }
-__device__ __forceinline__ int rows_of(const Decode &a) { return a.tokens * group_of(a); }
+__device__ __forceinline__ int rows_of(const Decode &a) { return a.tokens * a.group; }
 
 __device__ __forceinline__ int length_of(const Decode &a, int s) {
     const long long room = (long long)a.table_width * PAGE;
@@ -171,9 +170,9 @@ __device__ __forceinline__ const unsigned char *value_of(const Decode &a, const 
 
 // ---- who sees what
 
-__device__ __forceinline__ int token_of_row(const Decode &a, int row) { return row / group_of(a); }
+__device__ __forceinline__ int token_of_row(const Decode &a, int row) { return (unsigned)row / (unsigned)a.group; }
 __device__ __forceinline__ int head_of_row(const Decode &a, int kv_head, int row) {
-    return kv_head * group_of(a) + row % group_of(a);
+    return kv_head * a.group + (unsigned)row % (unsigned)a.group;
 }
 
 // The place of a row's query token in its sequence: the query tokens are the last ones.
@@ -186,16 +185,19 @@ __device__ __forceinline__ int first_used(const Decode &a, int length) {
     return a.window ? max(0, length - a.tokens + 1 - a.window) : 0;
 }
 
+// By how many blocks a head's pattern of block-sparse attention is shifted.
+__device__ __forceinline__ long long slides_of(const Decode &a, int head, int kv_head) {
+    return a.sparse_slide >= 0 ? ((long long)a.tp_rank * a.heads + head) * a.sparse_slide
+                               : ((long long)a.tp_rank * a.kv_heads + kv_head) * -(long long)a.sparse_slide;
+}
+
 __device__ __forceinline__ bool sees(const Decode &a, const Sequence &of, int row, int token) {
     const int position = position_of_row(a, of, row);
     if (token > position || (a.window && position - token >= a.window)) return false;
     if (a.sparse_stride <= 1) return true;
     const int block = token / a.sparse_block;
     if (block > position / a.sparse_block - a.sparse_local) return true;
-    const long long slides = a.sparse_slide >= 0
-                                 ? ((long long)a.tp_rank * a.heads + head_of_row(a, of.kv_head, row)) * a.sparse_slide
-                                 : ((long long)a.tp_rank * a.kv_heads + of.kv_head) * -(long long)a.sparse_slide;
-    return (block + slides + 1) % a.sparse_stride == 0;
+    return (block + slides_of(a, head_of_row(a, of.kv_head, row), of.kv_head) + 1) % a.sparse_stride == 0;
 }
 
 // Where a row's answer goes: its place among [S, T, H], times D for that in `out`.

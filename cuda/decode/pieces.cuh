@@ -32,48 +32,60 @@ struct Piece {
     int tile;         // of rows
 };
 
-// Hands out pieces by their numbers, counted over all sequences, with the heads of the cache as neighbours, which they are in
-// a page. It knows THREADS sequences at a time; all threads of the block call it together, with numbers that only grow.
+__device__ __forceinline__ void prefetch(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
+// Finds pieces by their numbers, counted over all sequences, with the heads of the cache as neighbours, which they are in a
+// page. It knows THREADS sequences at a time; all threads of the block call it together, with numbers that only grow.
 struct Pieces {
     int s0, before;     // the first of these sequences, and how many pieces the ones before it have
     int ends[THREADS];  // how many pieces the sequences from s0 to s0 + i have
     int lengths[THREADS];
+    int of_warps[THREADS / 32];
 
-    __device__ void count(const Decode &a) {
-        const int s = s0 + threadIdx.x;
-        lengths[threadIdx.x] = s < a.sequences ? length_of(a, s) : 0;
-        ends[threadIdx.x] = s < a.sequences ? cut(a, lengths[threadIdx.x]).count : 0;
-        __syncthreads();
-        for (int apart = 1; apart < THREADS; apart *= 2) {
-            const int more = threadIdx.x >= apart ? ends[threadIdx.x - apart] : 0;
-            __syncthreads();
-            ends[threadIdx.x] += more;
-            __syncthreads();
-        }
-    }
+    // The tables are brought to the second-level cache while lengths are on their way: as much of them as takes no time.
     __device__ void start(const Decode &a) {
-        if (threadIdx.x == 0) s0 = before = 0;
+        const long long bytes = min((long long)a.sequences * a.table_width * 4, 1LL << 20);
+        const int at = (blockIdx.x * THREADS + threadIdx.x) * 128;
+        if (at < bytes) prefetch(reinterpret_cast<const char *>(a.block_tables) + at);
+        if (threadIdx.x == 0) s0 = -THREADS, before = 0, ends[THREADS - 1] = 0;
         __syncthreads();
-        count(a);
+    }
+    // The next THREADS sequences.
+    __device__ void go_on(const Decode &a) {
+        __syncthreads();  // all have looked
+        const int s = s0 + THREADS + threadIdx.x, length = s < a.sequences ? length_of(a, s) : 0,
+                  warp = threadIdx.x / 32;
+        int end = s < a.sequences ? cut(a, length).count : 0;
+#pragma unroll
+        for (int apart = 1; apart < 32; apart *= 2) {
+            const int more = __shfl_up_sync(~0u, end, apart);
+            if (threadIdx.x % 32 >= apart) end += more;
+        }
+        if (threadIdx.x % 32 == 31) of_warps[warp] = end;
+        __syncthreads();
+        if (threadIdx.x == 0) before += ends[THREADS - 1], s0 += THREADS;
+        for (int i = 0; i < warp; ++i) end += of_warps[i];
+        __syncthreads();
+        lengths[threadIdx.x] = length, ends[threadIdx.x] = end;
+        __syncthreads();
     }
     // False if there is no piece of that number.
-    __device__ bool find(const Decode &a, long long number, Piece &piece) {
-        const int tiles = div_up(rows_of(a), ROWS), together = a.kv_heads * tiles, which = number % together;
-        const long long wanted = number / together;
-        while (wanted >= (long long)before + ends[THREADS - 1]) {
+    __device__ bool find(const Decode &a, unsigned number, Piece &piece) {
+        const unsigned tiles = div_up(rows_of(a), ROWS), together = a.kv_heads * tiles;
+        const unsigned wanted = number / together, which = number % together;
+        while (wanted >= (unsigned)before + ends[THREADS - 1]) {
             if (s0 + THREADS >= a.sequences) return false;
-            __syncthreads();  // all have looked
-            if (threadIdx.x == 0) before += ends[THREADS - 1], s0 += THREADS;
-            __syncthreads();
-            count(a);
+            go_on(a);
         }
         const int left = (int)(wanted - before);
         int low = 0;  // the first sequence with an end after it
+#pragma unroll
         for (int step = THREADS / 2; step > 0; step /= 2)
             if (ends[low + step - 1] <= left) low += step;
         const int s = s0 + low, tile = which / a.kv_heads, length = lengths[low];
         const Cut has = cut(a, length);
-        piece.of = {s, which % a.kv_heads, tile * ROWS, length, a.block_tables + (long long)s * a.table_width};
+        piece.of = {s, (int)which - tile * a.kv_heads, tile * ROWS, length,
+                    a.block_tables + (long long)s * a.table_width};
         piece.part = left - (low ? ends[low - 1] : 0), piece.count = has.count, piece.tile = tile;
         const long long start = has.begin + (long long)piece.part * has.piece;
         piece.first = max(start, (long long)first_used(a, length));
@@ -101,7 +113,7 @@ __device__ __forceinline__ int take(const Decode &a) {
     return gridDim.x + atomicAdd(static_cast<int *>(a.workspace), 1);
 }
 
-// To be called by one thread of each block at its end.
+// To be called by one thread of each block that will take no more.
 __device__ __forceinline__ void leave(const Decode &a) {
     int *const counters = static_cast<int *>(a.workspace);
     if (atomicAdd(counters + 1, 1) == (int)gridDim.x - 1) counters[0] = counters[1] = 0;

@@ -1,5 +1,4 @@
-// Attention with tensor cores by pieces: what a warp does with a tile, and a block with a piece. How tiles come from memory is
-// the kernels' own: see `answer_pieces`.
+// Attention with tensor cores by pieces: what a warp does with a tile, and how the warps of a block meet.
 //
 // S = Q Kᵀ has the query rows where tensor cores want 16 rows (half of them zeros with ROWS = 8) and tokens where they want 8
 // columns, Oᵀ = Vᵀ Pᵀ numbers of the head and query rows: so S comes out where Pᵀ goes in, keys are multiplied as they
@@ -52,18 +51,12 @@ __device__ __forceinline__ unsigned widened(unsigned bits) {
     return QUERY_TYPE == FP16 ? halves : pack(from_half(halves & 0xffff), from_half(halves >> 16));
 }
 
-// 16, 8 or 4 bytes to shared memory, or zeros in their place; then all of a thread's since the last time are a group.
-template <int BYTES>
+// Four bytes to shared memory, or zeros in their place.
 __device__ __forceinline__ void copy(void *to, const void *from, bool wanted) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(to);
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(wanted ? 16 : 0)
-                     : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES),
-                     "r"(wanted ? BYTES : 0)
-                     : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(wanted ? 4 : 0) : "memory");
 }
+// All of a thread's since the last time are a group.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Until all groups of this thread but the last N have arrived.
@@ -116,28 +109,56 @@ __device__ __forceinline__ int number_of(int step, int g, int half) {
     return TRANSPOSED ? step * 16 + half * 8 + g : (step / (X / 2) * 8 + g) * X + step % (X / 2) * 2 + half;
 }
 
-// Q as a of the product for S, a lane's words beside each other.
-struct Query {
-    uint4 of[KEY_STEPS][32];
+// A piece as all threads of the block see it.
+struct Row {
+    long long place;   // see place_of_row
+    int position;      // -1: there is no such row
+    int block, phase;  // block-sparse: blocks after this one are seen, and those that make a multiple with the phase
+    float slope;       // of ALiBi, for scores in powers of two
+};
+struct Work {
+    uint4 query[KEY_STEPS][32];  // as a of the product for S, a lane's words beside each other
+    Row rows[ROWS];
+    Piece piece;
 };
 
-// Has Q copied, as a group of copies: no register waits for it. Rows that there are none of are zero.
-__device__ __forceinline__ void copy_query(const Decode &a, const Sequence &of, Query &query) {
+// Everything that depends on the rows, and their queries by copies: no register waits for them. Rows that there are
+// none of are zero.
+__device__ __forceinline__ void prepare(const Decode &a, const Piece &piece, Work &work) {
+    const int lane = threadIdx.x % 32, rows = rows_of(a);
 #pragma unroll
-    for (int i = threadIdx.x; i < KEY_STEPS * 32; i += THREADS) {
-        const int lane = i % 32, step = i / 32, d = column_of(step, lane % 4);
-        unsigned *const to = &query.of[step][lane].x;
+    for (int n = 0; n < COLUMNS; ++n) {
+        const int row = piece.of.row0 + n * 8 + lane / 4, token = token_of_row(a, row);
+        const int head = piece.of.kv_head * a.group + row - token * a.group;
+        const unsigned short *const from =
+            static_cast<const unsigned short *>(a.query) + piece.of.s * a.query_sequence + token * a.query_token;
 #pragma unroll
-        for (int n = 0; n < COLUMNS; ++n) {
-            const int row = of.row0 + n * 8 + lane / 4;
-            const bool wanted = row < rows_of(a) && d < HEAD_DIM;
-            const long long at = of.s * a.query_sequence + token_of_row(a, row) * a.query_token +
-                                 head_of_row(a, of.kv_head, row) * HEAD_DIM + d;
-            const unsigned short *const from = static_cast<const unsigned short *>(a.query) + (wanted ? at : 0);
-            copy<4>(to + n, from, wanted), copy<4>(to + n + 2, from + (wanted ? 2 : 0), wanted);
+        for (int i = 0; i < div_up(KEY_STEPS, WARPS); ++i) {
+            const int step = i * WARPS + threadIdx.x / 32, d = column_of(step, lane % 4);
+            if (step >= KEY_STEPS) break;
+            const bool wanted = row < rows && d < HEAD_DIM;
+            unsigned *const to = &work.query[step][lane].x + n;
+            const long long at = wanted ? head * HEAD_DIM + d : 0;
+            copy(to, from + at, wanted), copy(to + 2, from + at + (wanted ? 2 : 0), wanted);
+        }
+        if (threadIdx.x / 32 == 0 && lane % 4 == 0) {
+            Row &known = work.rows[n * 8 + lane / 4];
+            const int position = row < rows ? piece.of.length - a.tokens + token : -1;
+            known.place = ((long long)piece.of.s * a.tokens + token) * a.heads + head, known.position = position;
+            known.slope = a.alibi_slopes && row < rows ? a.alibi_slopes[head] * LOG2E : 0;
+            if (a.sparse_stride > 1) {
+                known.block = position / a.sparse_block - a.sparse_local;
+                known.phase = (slides_of(a, head, piece.of.kv_head) + 1) % a.sparse_stride;
+            }
         }
     }
-    commit_copies();
+}
+
+__device__ __forceinline__ bool is_seen(const Decode &a, const Row &row, int token) {
+    if (token > row.position || (a.window && row.position - token >= a.window)) return false;
+    if (a.sparse_stride <= 1) return true;
+    const int block = (unsigned)token / (unsigned)a.sparse_block;
+    return block > row.block || ((unsigned)block + row.phase) % (unsigned)a.sparse_stride == 0;
 }
 
 // What a warp has of its tokens so far: a lane has m and l of row g of each eight, l of its own tokens only; of Oᵀ rows 2t
@@ -152,10 +173,10 @@ struct Scores {
     float of[2][4];
 };
 
-__device__ __forceinline__ void multiply_keys(const Keys &keys, const Query &query, Scores &s) {
+__device__ __forceinline__ void multiply_keys(const Keys &keys, const Work &work, Scores &s) {
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; ++step) {
-        const uint4 words = query.of[step][Way::lane()];
+        const uint4 words = work.query[step][Way::lane()];
         const unsigned q[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -168,7 +189,7 @@ __device__ __forceinline__ void multiply_keys(const Keys &keys, const Query &que
 
 // S becomes P, as b of the product for Oᵀ, and the state is that after this tile, but for the product. `plain`: all its tokens
 // are seen by all rows, and there is no ALiBi.
-__device__ __forceinline__ void softmax(const Decode &a, const Piece &piece, Scores &scores, float factor, int token0,
+__device__ __forceinline__ void softmax(const Decode &a, const Work &work, Scores &scores, float factor, int token0,
                                         bool plain, State &state, unsigned (&p)[COLUMNS][2]) {
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
@@ -176,15 +197,12 @@ __device__ __forceinline__ void softmax(const Decode &a, const Piece &piece, Sco
 #pragma unroll
         for (int i = 0; i < 4; ++i) s[i] = scores.of[i / 2][n * 2 + i % 2] * factor;
         if (!plain) {
-            const int row = piece.of.row0 + n * 8 + Way::g();
+            const Row row = work.rows[n * 8 + Way::g()];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int token = token0 + token_of_column(i / 2 * 8 + Way::t() * 2 + i % 2);
-                if (token < piece.first || token >= piece.end || row >= rows_of(a) || !sees(a, piece.of, row, token))
-                    s[i] = NEG_INF;
-                else if (a.alibi_slopes)
-                    s[i] += a.alibi_slopes[head_of_row(a, piece.of.kv_head, row)] * LOG2E *
-                            (token - position_of_row(a, piece.of, row));
+                const bool seen = token >= work.piece.first && token < work.piece.end && is_seen(a, row, token);
+                s[i] = seen ? s[i] + row.slope * (token - row.position) : NEG_INF;
             }
         }
         // NaN needs no care here: P and with it l are NaN where a score is.
@@ -219,7 +237,7 @@ __device__ __forceinline__ void multiply_values(const Values &values, const unsi
     }
 }
 
-// ---- a block's pieces
+// ---- where warps meet
 
 struct Meeting {
     float m[WARPS][ROWS], l[WARPS][ROWS];
@@ -265,87 +283,4 @@ __device__ __forceinline__ Part sum_of(const Meeting &meeting, const float *O, i
                        reinterpret_cast<const float4 *>(O + (warp * ROWS + r) * O_ROW)[quad]};
     join_parts(sum, parts);
     return sum;
-}
-
-// Pieces, until none is left. A `Feed` brings tiles, a run of them at a time (see tiles.cuh), and those of the next piece while
-// this one's answer is put together:
-//   begin(a, way)         a run begins: its first tiles may be asked for
-//   again(a, way)         the same, after registers were needed for something else
-//   keys(i), values(i)    those of tile i, each of them once and in turn
-//   keys_used(a, way, i), values_used(a, way, i)    what held them is free
-//   GROUPS                of copies that it asks for when a run begins
-// `shared`: the warps' O, [WARPS][ROWS][O_ROW] floats, and a Part a thread.
-template <class Feed>
-__device__ __forceinline__ void answer_pieces(const Decode &a, Feed &feed, float *shared) {
-    __shared__ Pieces pieces;
-    __shared__ Meeting meeting;
-    __shared__ __align__(16) Query queries[2];  // this piece's, and the next one's
-    __shared__ Piece both[2];                   // not in registers, which are full
-    __shared__ int taken;
-    const float factor = a.scale * (a.k_scale ? *a.k_scale : 1.0f) * LOG2E;
-    const bool simple = a.tokens == 1 && a.sparse_stride <= 1 && !a.alibi_slopes;
-
-    Way way;
-    int turn = 0;
-    const auto find = [&](int number) {  // the next piece, and the way through it
-        Piece next;
-        if (!pieces.find(a, number, next)) return false;
-        way.start(a, next), copy_query(a, next.of, queries[turn]);
-        if (threadIdx.x == 0) both[turn] = next;
-        return true;
-    };
-    if (COLUMNS == 1)  // rows 8 to 15, which nobody copies
-        for (int i = threadIdx.x; i < 2 * KEY_STEPS * 32; i += THREADS)
-            (&queries[0].of[0][0])[i] = make_uint4(0, 0, 0, 0);
-    pieces.start(a);
-    bool more = find(blockIdx.x);
-    if (more) feed.begin(a, way);
-    while (more) {
-        int number = 0;  // of the next one, asked for now, for the answer takes a while
-        if (threadIdx.x == 0) number = take(a);
-        wait_for_copies<Feed::GROUPS>();
-        __syncthreads();
-        const Query &query = queries[turn];
-        const Piece &piece = both[turn];
-
-        State state = {};
-#pragma unroll
-        for (int n = 0; n < COLUMNS; ++n) state.m[n] = NEG_INF;
-        do {
-            for (int i = 0; i < way.count; ++i) {
-                const int token0 = way.token0(i);
-                const bool whole = token0 >= piece.first && token0 + TILE <= way.end;
-                Scores s = {};
-                multiply_keys(feed.keys(i), query, s);
-                feed.keys_used(a, way, i);
-                unsigned p[COLUMNS][2];
-                softmax(a, piece, s, factor, token0, whole && simple, state, p);
-                Values &values = feed.values(i);
-                if (!whole) way.clear(i, piece.first, values);
-                multiply_values(values, p, state);
-                feed.values_used(a, way, i);
-            }
-        } while (way.go_on(a) && (feed.begin(a, way), true));
-        hand_in(state, meeting, shared);
-        if (threadIdx.x == 0) taken = number;
-        __syncthreads();
-
-        turn ^= 1;
-        more = find(taken);
-        const int rows = smaller(ROWS, rows_of(a) - piece.of.row0);
-        for (int i = threadIdx.x; i < rows * QUADS; i += THREADS) {
-            const int r = i / QUADS, quad = i % QUADS;
-            const Part sum = sum_of(meeting, shared, r, quad);
-            const long long place = place_of_row(a, piece.of, piece.of.row0 + r);
-            if (piece.count == 1) answer_quad(a, place, quad, sum);
-            else keep_quad(partials_of(a), place * most_pieces(a) + piece.part, quad, sum);
-        }
-        if (more) feed.begin(a, way);
-        if (piece.count > 1 && last_of(counter_of(a, piece), piece.count)) {
-            merge_pieces(a, piece, reinterpret_cast<Part *>(shared));
-            if (more) feed.again(a, way);
-        }
-        __syncthreads();  // before the next piece's numbers
-    }
-    if (threadIdx.x == 0) leave(a);
 }

@@ -54,9 +54,16 @@ __device__ __forceinline__ void stream(const unsigned char *from, bool wanted, u
             : "l"(from), "r"((unsigned)wanted));
 }
 
-// A warp's way through a piece: every WARPS-th tile, in runs of at most AHEAD tiles, whose pages its lanes know.
 constexpr int PAGES = PAGE < TILE ? TILE / PAGE : 1, AHEAD = 32 / PAGES;  // pages that a tile has tokens of
 
+// What a warp needs to know to ask for a tile.
+struct Tile {
+    int pages, at;       // the tile's first page is what lane `at` has in `pages`
+    int kv_head, first;  // and its first token
+    bool wanted;         // or there is none
+};
+
+// A warp's way through a piece: every WARPS-th tile, in runs of at most AHEAD tiles, whose pages its lanes know.
 struct Way {
     int s, kv_head, from, end;  // the first token of the run; where the piece ends
     int count, left;            // tiles of the run, and those after it
@@ -68,81 +75,81 @@ struct Way {
     __device__ __forceinline__ static int t() { return threadIdx.x % 4; }
 
     __device__ __forceinline__ int token0(int i) const { return from + i * WARPS * TILE; }
+    __device__ __forceinline__ Tile tile(int i) const { return {pages, i * PAGES, kv_head, token0(i), i < count}; }
 
-    __device__ __forceinline__ void start(const Decode &a, const Piece &piece) {
+    // The first run.
+    __device__ __forceinline__ void start(const Piece &piece) {
         s = piece.of.s, kv_head = piece.of.kv_head, end = piece.end;
         from = piece.first / TILE * TILE + threadIdx.x / 32 * TILE;
         left = from < end ? div_up(end - from, WARPS * TILE) : 0;
-        run(a);
     }
-    // To be called when a run's tiles are done with: false if there is no other.
-    __device__ __forceinline__ bool go_on(const Decode &a) {
-        if (left == 0) return false;
-        from += AHEAD * WARPS * TILE;
-        run(a);
-        return true;
-    }
-    __device__ __forceinline__ void run(const Decode &a) {
+    // The next one.
+    __device__ __forceinline__ void go_on() { from += AHEAD * WARPS * TILE; }
+
+    // To be called after either: asks for the run's pages.
+    __device__ __forceinline__ void ask(const Decode &a) {
         count = smaller(left, AHEAD), left -= count, pages = 0;
         const int i = lane() / PAGES, token = token0(i) + lane() % PAGES * PAGE;
         if (i < count && (unsigned)token < (unsigned)end)
             pages = __ldg(a.block_tables + (long long)s * a.table_width + token / PAGE);
     }
-    // The page of a token of tile i of the run; one that the cache has not is replaced by one that it has.
-    __device__ __forceinline__ long long page_of_token(const Decode &a, int i, int token) const {
-        const int page = __shfl_sync(~0u, pages, i * PAGES + (PAGES > 1 ? token / PAGE : 0));
-        return (unsigned)page < (unsigned)a.pages ? page : 0;
-    }
-
-    // Calls take(n, address, wanted) for each of the lane's vectors of tile i, keys first half by half, or values; those that
-    // are not wanted are beyond the row. What lies after the end of the sequence, or before the window, is taken too, and
-    // may be anything.
-    template <class Take>
-    __device__ __forceinline__ void keys(const Decode &a, int i, Take take) const {
-        const unsigned char *const cache =
-            static_cast<const unsigned char *>(a.key_cache) + kv_head * a.key_head * CACHE_BYTES;
-        long long page = PAGES == 1 ? page_of_token(a, i, 0) : 0;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int token = token_of_column(g() + half * 8), slot = ((unsigned)token0(i) + token) % PAGE;
-            if (PAGES > 1) page = page_of_token(a, i, token);
-            const unsigned char *const row = cache + (page * a.key_page + slot * a.key_slot) * CACHE_BYTES;
-#pragma unroll
-            for (int j = 0; j < KEY_VECTORS; ++j)
-                take(half * KEY_VECTORS + j, row + (j * 4 + t()) * KEY_CHUNK * CACHE_BYTES,
-                     CHUNKS % 4 == 0 || j * 4 + t() < CHUNKS);
-        }
-    }
-    template <class Take>
-    __device__ __forceinline__ void values(const Decode &a, int i, Take take) const {
-        constexpr int OF_ROW = TRANSPOSED ? HEAD_DIM : CHUNKS, APART = TRANSPOSED ? PAGE * CACHE_BYTES : 16;
-        const unsigned char *const cache =
-            static_cast<const unsigned char *>(a.value_cache) + kv_head * a.value_head * CACHE_BYTES;
-        long long page = PAGES == 1 ? page_of_token(a, i, 0) : 0;
-#pragma unroll
-        for (int n = 0; n < VALUE_LOADS; n += VALUE_VECTORS) {
-            const int token = token_of_lane(t(), n / VALUE_VECTORS), slot = ((unsigned)token0(i) + token) % PAGE;
-            if (PAGES > 1) page = page_of_token(a, i, token);
-            const unsigned char *const row = cache + (page * a.value_page + slot * a.value_slot) * CACHE_BYTES;
-#pragma unroll
-            for (int v = 0; v < VALUE_VECTORS; ++v)
-                take(n + v, row + (v * 8 + g()) * APART, OF_ROW % 8 == 0 || v * 8 + g() < OF_ROW);
-        }
-    }
-    // Zeros in place of values of tokens that are not among those from `first` to the end: 0 * NaN is NaN.
-    __device__ __forceinline__ void clear(int i, int first, Values &values) const {
-#pragma unroll
-        for (int n = 0; n < VALUE_LOADS; ++n)
-#pragma unroll
-            for (int word = 0; word < VALUE_WORDS; ++word) {
-                unsigned kept = 0;
-#pragma unroll
-                for (int x = 0; x < 4 / CACHE_BYTES; ++x) {
-                    const int which = TRANSPOSED ? word * (4 / CACHE_BYTES) + x : n / VALUE_VECTORS;
-                    const int token = token0(i) + token_of_lane(t(), which);
-                    if (token >= first && token < end) kept |= (~0u >> (32 - 8 * CACHE_BYTES)) << 8 * CACHE_BYTES * x;
-                }
-                values.of[n][word] &= kept;
-            }
-    }
 };
+
+// The page of a token of a tile; one that the cache has not is replaced by one that it has.
+__device__ __forceinline__ long long page_of_token(const Decode &a, const Tile &tile, int token) {
+    const int page = __shfl_sync(~0u, tile.pages, tile.at + (PAGES > 1 ? token / PAGE : 0));
+    return (unsigned)page < (unsigned)a.pages ? page : 0;
+}
+
+// Loads what the lane multiplies of a tile. What lies after the end of the sequence, or before the window, is loaded too, and
+// may be anything.
+__device__ __forceinline__ void load_keys(const Decode &a, const Tile &tile, Keys &keys) {
+    const unsigned char *const cache =
+        static_cast<const unsigned char *>(a.key_cache) + tile.kv_head * a.key_head * CACHE_BYTES;
+    const int g = Way::g(), t = Way::t();
+    long long page = PAGES == 1 ? page_of_token(a, tile, 0) : 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int token = token_of_column(g + half * 8), slot = ((unsigned)tile.first + token) % PAGE;
+        if (PAGES > 1) page = page_of_token(a, tile, token);
+        const unsigned char *const row = cache + (page * a.key_page + slot * a.key_slot) * CACHE_BYTES;
+#pragma unroll
+        for (int j = 0; j < KEY_VECTORS; ++j)
+            stream<16>(row + (j * 4 + t) * KEY_CHUNK * CACHE_BYTES,
+                       tile.wanted && (CHUNKS % 4 == 0 || j * 4 + t < CHUNKS), keys.of[half * KEY_VECTORS + j]);
+    }
+}
+__device__ __forceinline__ void load_values(const Decode &a, const Tile &tile, Values &values) {
+    constexpr int OF_ROW = TRANSPOSED ? HEAD_DIM : CHUNKS, APART = TRANSPOSED ? PAGE * CACHE_BYTES : 16;
+    const unsigned char *const cache =
+        static_cast<const unsigned char *>(a.value_cache) + tile.kv_head * a.value_head * CACHE_BYTES;
+    const int g = Way::g(), t = Way::t();
+    long long page = PAGES == 1 ? page_of_token(a, tile, 0) : 0;
+#pragma unroll
+    for (int n = 0; n < VALUE_LOADS; n += VALUE_VECTORS) {
+        const int token = token_of_lane(t, n / VALUE_VECTORS), slot = ((unsigned)tile.first + token) % PAGE;
+        if (PAGES > 1) page = page_of_token(a, tile, token);
+        const unsigned char *const row = cache + (page * a.value_page + slot * a.value_slot) * CACHE_BYTES;
+#pragma unroll
+        for (int v = 0; v < VALUE_VECTORS; ++v)
+            stream<VALUE_BYTES>(row + (v * 8 + g) * APART, tile.wanted && (OF_ROW % 8 == 0 || v * 8 + g < OF_ROW),
+                                values.of[n + v]);
+    }
+}
+
+// Zeros in place of values of tokens of the tile at token0 that are not among those from `first` to the end: 0 * NaN is NaN.
+__device__ __forceinline__ void clear(int token0, int first, int end, Values &values) {
+#pragma unroll
+    for (int n = 0; n < VALUE_LOADS; ++n)
+#pragma unroll
+        for (int word = 0; word < VALUE_WORDS; ++word) {
+            unsigned kept = 0;
+#pragma unroll
+            for (int x = 0; x < 4 / CACHE_BYTES; ++x) {
+                const int which = TRANSPOSED ? word * (4 / CACHE_BYTES) + x : n / VALUE_VECTORS;
+                const int token = token0 + token_of_lane(Way::t(), which);
+                if (token >= first && token < end) kept |= (~0u >> (32 - 8 * CACHE_BYTES)) << 8 * CACHE_BYTES * x;
+            }
+            values.of[n][word] &= kept;
+        }
+}

@@ -34,8 +34,8 @@ STRIDES = (
     "value_slot",
 )  # fmt: skip
 NUMBERS = (
-    "sequences", "tokens", "heads", "kv_heads", "pages", "table_width", "window", "sparse_stride", "sparse_block",
-    "sparse_local", "sparse_slide", "tp_rank",
+    "sequences", "tokens", "heads", "kv_heads", "group", "pages", "table_width", "window", "sparse_stride",
+    "sparse_block", "sparse_local", "sparse_slide", "tp_rank",
 )  # fmt: skip
 
 
@@ -352,8 +352,8 @@ def argument(asked: Decode, pointers: dict[str, int]) -> Argument:
     numbers = {
         "query_sequence": asked.T * asked.H * asked.D, "query_token": asked.H * asked.D,
         **cache_strides(asked.layout, asked.Hkv, asked.page, asked.D, asked.key_cache.dtype.itemsize),
-        "sequences": asked.S, "tokens": asked.T, "heads": asked.H, "kv_heads": asked.Hkv, "pages": asked.pages,
-        "table_width": asked.block_tables.shape[1], "window": asked.window, "scale": asked.scale,
+        "sequences": asked.S, "tokens": asked.T, "heads": asked.H, "kv_heads": asked.Hkv, "group": asked.group,
+        "pages": asked.pages, "table_width": asked.block_tables.shape[1], "window": asked.window, "scale": asked.scale,
     }  # fmt: skip
     if sparse:
         numbers |= {

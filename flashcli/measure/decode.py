@@ -250,7 +250,8 @@ class OnDevice:
         return decode.Argument(
             query_sequence=shape.H * shape.D, query_token=shape.H * shape.D,
             **decode.cache_strides(self.layout, shape.Hkv, self.page, shape.D, self.tensors["key_cache"].itemsize),
-            sequences=shape.S, tokens=1, heads=shape.H, kv_heads=shape.Hkv, pages=self.tensors["key_cache"].shape[0],
+            sequences=shape.S, tokens=1, heads=shape.H, kv_heads=shape.Hkv,
+            group=shape.H // shape.Hkv, pages=self.tensors["key_cache"].shape[0],
             table_width=self.sizes.table_width, scale=shape.D**-0.5,
             **{name: pointers.get(name) for name in POINTERS},
         )  # fmt: skip
