@@ -81,7 +81,7 @@ class Tuning(NamedTuple):
 
     threads: int = THREADS  # in a block
     piece: int = 2**18  # bytes of keys and values in a piece
-    pieces: int = 64  # what a long sequence is cut into at most
+    pieces: int = 48  # what a long sequence is cut into at most
     blocks: int = 0  # to a multiprocessor; 0: the kernel's own rule
 
 
