@@ -6,6 +6,7 @@ Face's transformers.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import time
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flashcli.errors import BadInput
+from flashcli.shape import round_up
 
 HEAD = 64  # numbers, in every GPT-2
 # Attention of q [B, H, M, d] to k and v [B, H, N, d], of which the last M tokens are the queries: [B, H, M, d].
@@ -173,8 +175,14 @@ def naive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     M, N = q.shape[2], k.shape[2]
     scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]))
     if M > 1:
-        scores = scores.masked_fill(torch.ones(M, N, dtype=torch.bool, device=q.device).triu(N - M + 1), -torch.inf)
+        scores = scores.masked_fill(_later(round_up(N, 1024), q.device)[N - M : N, :N], -torch.inf)
     return torch.softmax(scores, -1) @ v
+
+
+@functools.cache
+def _later(size: int, device: torch.device) -> Tensor:
+    """Which of so many tokens come after which: [size, size]."""
+    return torch.ones(size, size, dtype=torch.bool, device=device).triu(1)
 
 
 def pytorchs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
