@@ -151,7 +151,9 @@ def _logits_in_float64(weights: Weights, before: list[int]) -> Tensor:
 @click.option("--tokens", type=click.IntRange(1), default=512, show_default=True, help="Generate so many.")
 @click.option("--weights", "path", metavar="FILE", help="Take a GPT-2 from a .safetensors file of Hugging Face's.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Else make the weights from this.")
-@click.option("--runs", type=click.IntRange(1), default=1, show_default=True, help="Timed runs of each, after one that warms up.")
+@click.option(
+    "--runs", type=click.IntRange(1), default=1, show_default=True, help="Timed runs of each, after a warm-up."
+)
 @click.option("--backend", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--plot", metavar="FILE", help="Draw the seconds over the tokens to FILE, .png, .svg or .pdf.")
 @as_json.json_option
