@@ -31,13 +31,18 @@ def problem() -> str:
 
 def version() -> str:
     """Of the driver, which is there: its own where the system tells, and that of the CUDA it is for."""
+    cuda, own = cuda_version(), ""
+    with contextlib.suppress(OSError), open("/proc/driver/nvidia/version") as file:
+        own = next((word + ", " for word in file.readline().split() if word[0].isdigit()), "")
+    return f"{own}for CUDA {cuda // 1000}.{cuda % 1000 // 10}"
+
+
+def cuda_version() -> int:
+    """The CUDA that the driver is for, 13000 for 13.0; 0 where there is no driver."""
     cuda = ctypes.c_int()
     if (library := libcuda()) is not None:
         library.cuDriverGetVersion(ctypes.byref(cuda))
-    own = ""
-    with contextlib.suppress(OSError), open("/proc/driver/nvidia/version") as file:
-        own = next((word + ", " for word in file.readline().split() if word[0].isdigit()), "")
-    return f"{own}for CUDA {cuda.value // 1000}.{cuda.value % 1000 // 10}"
+    return cuda.value
 
 
 def _words(driver: ctypes.CDLL, code: int) -> str:

@@ -8,6 +8,7 @@ from flashcli.kernels.compiler import architecture
 from flashcli.kernels.types import Kernel, Problem
 
 PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest first, where it is worth it
+TINY = 32  # up to this N, in place, one launch counts more than tensor cores do: those that split numbers need two
 SHORT_HEAD = 16  # tensor cores multiply 16 columns or more at a time: a shorter head would mostly multiply padding
 
 
@@ -34,8 +35,9 @@ def named(name: str, capability: tuple[int, int], problem: Problem, device: str 
 
 def _worth_it(kernel: Kernel, problem: Problem) -> bool:
     """Heads shorter than `SHORT_HEAD` are left to FFMA in fp32, which is also more accurate there: the 22 bits of a
-    split number show where a score is a sum of only a few products."""
-    if kernel.splits and problem.precision == "fp32" and problem.d < SHORT_HEAD:
+    split number show where a score is a sum of only a few products. So are, in place, `TINY` sequences."""
+    few = problem.d < SHORT_HEAD or (problem.in_place and problem.N <= TINY)
+    if kernel.splits and problem.precision == "fp32" and few:
         return False
     return kernel.name != "wgmma_short" or problem.N <= SHORT
 

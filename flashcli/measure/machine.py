@@ -73,8 +73,10 @@ def pytorchs_circumstances(backend: str) -> dict[str, object]:
     """The same, without PyCUDA, of what PyTorch computes on a GPU, "cuda", or on the "cpu"."""
     import torch
 
+    from flashcli.gpu import driver
+
     if backend == "cuda":
-        return _of_gpu(pytorchs_gpu(), torch._C._cuda_getDriverVersion())
+        return _of_gpu(pytorchs_gpu(), driver.cuda_version())
     return cpu_circumstances(torch.get_num_threads())
 
 
