@@ -6,6 +6,7 @@ imported, and the timer of the system is set to raise another if nobody has the 
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
@@ -33,6 +34,7 @@ class _Listener:
     def __init__(self) -> None:
         self.heard = 0  # the first signal
         self.heeds = False  # whether an exception may be raised
+        self.thread = 0  # in which signals are heard
         self.holds = 0  # how many `held` blocks this is in
         self._since = 0.0
         self._raised: weakref.ref[BaseException] | None = None
@@ -66,7 +68,8 @@ _listener = _Listener()
 
 
 def listen() -> None:
-    """Hear signals from now on; they are raised as soon as they are heeded."""
+    """Hear signals from now on, in this thread; they are raised as soon as they are heeded."""
+    _listener.thread = _thread.get_ident()
     for number in ENDING:
         if signal.getsignal(number) != signal.SIG_IGN:  # as a shell's background jobs are to ignore Ctrl-C
             signal.signal(number, _listener.hear)
@@ -93,12 +96,18 @@ def ending() -> BaseException | None:
 
 
 class held:
-    """A block in which nothing is raised, only after it: so it is known whether its step was done."""
+    """A block in which nothing is raised, only after it: so it is known whether its step was done.
+
+    In other threads than the one that listens nothing is ever raised.
+    """
 
     def __enter__(self) -> None:
-        _listener.holds += 1
+        if _thread.get_ident() == _listener.thread:
+            _listener.holds += 1
 
     def __exit__(self, *exc: object) -> None:
+        if _thread.get_ident() != _listener.thread:
+            return
         _listener.holds -= 1
         if _listener.heard:
             _listener.look(_listener.heard, sys._getframe())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from threadpoolctl import ThreadpoolController, threadpool_info
 
 from flashcli.backends.cores import usable_cores
+from flashcli.pool import Pool
 
 
 class SingleBlas:
@@ -45,9 +45,9 @@ class Workers:
 
     def __init__(self, name: str, count: int | None = None) -> None:
         self.count = count or len(usable_cores())
-        self._pool = ThreadPoolExecutor(self.count, thread_name_prefix=name)
+        self._pool = Pool(self.count, thread_name_prefix=name)
         SingleBlas.want()
-        self.map = self._pool.map
+        self.map = self._pool.results
 
     def close(self) -> None:
         """Work that has not begun is dropped, and BLAS has its own number of threads again."""

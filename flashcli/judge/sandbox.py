@@ -89,7 +89,7 @@ def _run(supervision: Supervision, request: Request, rules: Rules, began: Callab
 def means() -> tuple[str, bool]:
     """How processes can be contained on this machine, and whether there is a sandbox."""
     with Supervision() as supervision:
-        nothing = Request(["/bin/sh", "-c", ":"], "/", {}, SANDBOX_SECONDS)
+        nothing = Request(["/bin/sh", "-c", ":"], "/", {"PATH": os.environ.get("PATH", os.defpath)}, SANDBOX_SECONDS)
         containment = supervision.run(nothing).containment
         nothing.sandbox, nothing.folder = "bwrap", tempfile.gettempdir()
         try:

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +19,9 @@ import numpy as np
 from flashcli.backends.base import Backend, Overlap, Slot, ignore
 from flashcli.files.cut import Cut, chunks
 from flashcli.files.summary import first_lost, first_nonfinite
+from flashcli.pool import Pool, awaited
 from flashcli.shape import Chunk, Shape
+from flashcli.signals import held
 from flashcli.timeline import Timeline
 
 ONE_AFTER_ANOTHER = Overlap(reading=0, computing=0, writing=1)
@@ -123,7 +125,7 @@ class _Stream:
         watch = self._watch
         if len(self._reading) > ahead:
             slot, read = self._reading.popleft()
-            read.result()
+            awaited(read)
             self._backend.submit(slot, slot.chunk, watch.timeline)
             self._computing.append(slot)
         if len(self._computing) > in_flight:
@@ -145,7 +147,7 @@ class _Stream:
     def _finish(self) -> None:
         """Wait until the oldest chunk is written; its slot is free then."""
         slot, written = self._writing.popleft()
-        written.result()
+        awaited(written)
         self._watch.progress(len(slot.shape.input_rows(slot.chunk)) * slot.shape.row_bytes)
         self._free.append(slot)
 
@@ -160,15 +162,16 @@ class _Stream:
 
 
 @contextlib.contextmanager
-def _workers(count: int, abandoned: bool = False) -> Iterator[ThreadPoolExecutor]:
+def _workers(count: int, abandoned: bool = False) -> Iterator[Pool]:
     """A pool of threads that drops what it has not begun when the block is left by an error.
 
     What it has begun is waited for, unless it is to be ``abandoned``: nobody may ever read from a pipe.
     """
-    pool = ThreadPoolExecutor(count)
+    pool = Pool(count)
     try:
         yield pool
     except BaseException:
         pool.shutdown(wait=not abandoned, cancel_futures=True)
         raise
-    pool.shutdown()
+    with held():
+        pool.shutdown()

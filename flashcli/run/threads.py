@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from queue import SimpleQueue
 
 from flashcli.errors import Stopped
+from flashcli.pool import Pool, awaited
+from flashcli.signals import held
 
 
 def together(jobs: list[Callable[[Callable[[], None]], object]]) -> list:
@@ -28,12 +30,20 @@ def together(jobs: list[Callable[[Callable[[], None]], object]]) -> list:
             errors.append(error)
             raise
 
-    with ThreadPoolExecutor(len(jobs)) as pool:
+    ended: SimpleQueue[object] = SimpleQueue()
+    with Pool(len(jobs)) as pool:
         running = [pool.submit(work, job) for job in jobs]
+        with held():
+            for job in running:
+                job.add_done_callback(ended.put)
         try:
-            wait(running, return_when=FIRST_EXCEPTION)
+            for _ in running:
+                ended.get()
+                if errors:
+                    break
         finally:
-            stopping.set()
+            with held():
+                stopping.set()
     if errors:
         raise errors[0]
-    return [job.result() for job in running]
+    return [awaited(job) for job in running]
