@@ -192,7 +192,7 @@ def test_something_unexpected(given, out, backend, place):
 
 
 def test_no_more_threads(given, out, backend):
-    fault = 'stream.ThreadPoolExecutor = lambda *args: throw(RuntimeError("can\'t start new thread"))'
+    fault = 'stream.Pool = lambda *args: throw(RuntimeError("can\'t start new thread"))'
     run(given, out, backend, fault).assert_error(71, "the system starts no more threads.")
     assert_untouched(out)
 
