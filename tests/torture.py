@@ -89,7 +89,7 @@ class Torture:
         complete = content == self.right and (code == 0 or "is complete" in error or code == 74)
         for fault in (
             f"exit code {code}" if code not in codes else "",
-            "a traceback" if "Traceback" in error or "Exception ignored" in error else "",
+            "a traceback" if ("Traceback" in error or "Exception ignored" in error) and not before_us(error) else "",
             f"left {others}" if others else "",
             "a wrong output" if not complete and content != OLD else "",
         ):
@@ -97,6 +97,11 @@ class Torture:
                 self.wrong.append(f"{what}: {fault}: {error.strip()[-300:]}")
         for name in others:
             (self.out.parent / name).unlink()
+
+
+def before_us(error: str) -> bool:
+    """Whether it tells of an interrupt while Python started, before it ran a line of flashcli's."""
+    return f"{ROOT}/flashcli/" not in error and 'last):\n  File "<frozen importlib' in error
 
 
 def main() -> int:
