@@ -100,8 +100,9 @@ class Torture:
 
 
 def before_us(error: str) -> bool:
-    """Whether it tells of an interrupt while Python started, before it ran a line of flashcli's."""
-    return f"{ROOT}/flashcli/" not in error and 'last):\n  File "<frozen importlib' in error
+    """Whether it tells of what happened while Python started, before it ran a line of flashcli's."""
+    starting = 'last):\n  File "<frozen importlib' in error or "Error processing line" in error  # of a .pth file
+    return starting and f"{ROOT}/flashcli/" not in error
 
 
 def main() -> int:
