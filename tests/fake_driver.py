@@ -136,6 +136,18 @@ class Driver:
         self.allocated.pop(address, None)  # of an earlier fake, if somebody has kept an answer of its
         return (0,)
 
+    def cuMemAlloc(self, size):
+        return self.cuMemAllocAsync(size, 0)
+
+    def cuMemFree(self, address):
+        return self.cuMemFreeAsync(address, 0)
+
+    def cuMemcpyHtoD(self, to, source, size):
+        ctypes.memmove(to, source, size)
+        return (0,)
+
+    cuMemcpyDtoH = cuMemcpyHtoD
+
     def cuMemsetD2D32Async(self, address, pitch, bits, width, height, stream):
         rows = _view(address, np.uint32, (height, width), (pitch // 4, 1))
         rows[...] = bits

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Every kernel under every tool of compute-sanitizer, on small ragged shapes; prints what is not clean and fails then.
-# Usage: tests/sanitize.sh [PYTHON]
+# Every kernel under every tool of compute-sanitizer, on small ragged shapes, from files and on arrays; prints what is not
+# clean and fails then.
+# Usage: tests/sanitize.sh [PYTHON [files|arrays]]
 set -uo pipefail
-export PYTHON=${1:-python3} WORK
+cd "$(dirname "$0")/.." || exit
+export PYTHON=${1:-python3} WORK PYTHONPATH=tests${PYTHONPATH:+:$PYTHONPATH}
 command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not on the PATH; it comes with the CUDA toolkit." >&2; exit 69; }
 WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
+tools=(memcheck racecheck synccheck initcheck)
 
 gpu_kernels() { # D: those that take heads of so many numbers
 	"$PYTHON" -c '
@@ -17,22 +20,37 @@ print(*(name for name, kernel in KERNELS.items() if not kernel.on_host and not k
 }
 runs=("2,200,64" "3,129,32" "2,70,128" "1,65,40 --causal" "1,40,256 --causal")
 
-check() { # TOOL KERNEL INPUT [--causal]
-	local log=$WORK/$1.$2.$(basename "$3").log
-	compute-sanitizer --tool "$1" --error-exitcode 9 \
-		"$PYTHON" -m flashcli run --backend cuda --kernel "$2" ${4:-} "$3" "$log.out" >"$log" 2>&1 && return
+# What is to be run under a tool, a line each; compiled here, not there.
+files() {
+	for run in "${runs[@]}"; do
+		read -r shape option <<<"$run"
+		input=$WORK/$shape.in
+		"$PYTHON" -m flashcli generate "$input" --force --shape "$shape" >/dev/null || return
+		for kernel in $(gpu_kernels "${shape##*,}"); do
+			"$PYTHON" -m flashcli run --backend cuda --kernel "$kernel" $option "$input" "$WORK/out" >/dev/null || return
+			for tool in "${tools[@]}"; do
+				echo "$tool -m flashcli run --backend cuda --kernel $kernel $option $input $WORK/$tool.$kernel.$shape.out"
+			done
+		done
+	done
+}
+
+arrays() {
+	"$PYTHON" -m sanitize_arrays >/dev/null || (($? == 1)) || return # answers that are wrong will be so under the tools
+	for kernel in wgmma mma wgmma_short register_tiled; do
+		for tool in "${tools[@]}"; do echo "$tool -m sanitize_arrays $kernel"; done
+	done
+}
+
+check() { # TOOL and what Python is told
+	local log=$WORK/$BASHPID.log
+	compute-sanitizer --tool "$1" --error-exitcode 9 "$PYTHON" "${@:2}" >"$log" 2>&1 && return
 	echo "NOT CLEAN: $*"
-	tail -5 "$log"
+	grep -m 3 -B 1 -A 6 "^========= \([^CE]\|Er\)\|^WRONG" "$log" | cut -c -300 # the first that it found
+	tail -3 "$log" | cut -c -300
 	return 1
 }
 export -f check
 
-for run in "${runs[@]}"; do
-	read -r shape option <<<"$run"
-	input=$WORK/$shape.in
-	"$PYTHON" -m flashcli generate "$input" --force --shape "$shape" >/dev/null || exit
-	for kernel in $(gpu_kernels "${shape##*,}"); do # compiled here, not under the tool
-		"$PYTHON" -m flashcli run --backend cuda --kernel "$kernel" $option "$input" "$WORK/out" >/dev/null || exit
-		for tool in memcheck racecheck synccheck initcheck; do echo "$tool $kernel $input${option:+ $option}"; done
-	done
-done | xargs -P "$(($(nproc) * 3 / 4 + 1))" -L 1 bash -c 'check "$@"' _ && echo "all clean"
+for what in ${2:-arrays files}; do "$what" || exit; done |
+	xargs -r -P "$(($(nproc) * 3 / 4 + 1))" -L 1 bash -c 'check "$@"' _ && echo "all clean"

@@ -102,12 +102,15 @@ __device__ __forceinline__ bool is_wanted(const Attention &a, Head head, int i) 
 }
 
 // Whether a row is noted of the heads from `first` to before `end`, counted through all batches. It may look at up to three
-// rows' notes on either side.
+// rows before them too, but at none after: beyond the last head nobody has written.
 __device__ __forceinline__ bool any_noted(const Attention &a, unsigned first, unsigned end) {
     const uint4 *const notes = reinterpret_cast<const uint4 *>(a.redo);
+    const long long before = (long long)end * a.M, fours = before / 4;
     unsigned found = 0;
-    for (long long x = (long long)first * a.M / 4 + threadIdx.x; x < ((long long)end * a.M + 3) / 4; x += blockDim.x)
+    for (long long x = (long long)first * a.M / 4 + threadIdx.x; x < fours; x += blockDim.x)
         found |= notes[x].x | notes[x].y | notes[x].z | notes[x].w;
+    const long long left = 4 * fours + threadIdx.x;
+    if (left < before) found |= reinterpret_cast<const unsigned *>(notes)[left];
     return __syncthreads_or(found != 0);
 }
 

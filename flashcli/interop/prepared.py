@@ -12,7 +12,7 @@ from flashcli.errors import UsageError
 from flashcli.gpu.launcher import Place, Prepared
 from flashcli.kernels.arguments import Attention, Bias, Matrix, attention
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.plan import plan
+from flashcli.kernels.plan import Plan, plan
 from flashcli.kernels.types import PRECISIONS, Problem
 from flashcli.operands import Call, Operand
 
@@ -64,13 +64,17 @@ def _is_dense(call: Call) -> bool:
 def prepare(place: Place, call: Call, aligned: bool, options: Options) -> Prepared:
     """Its kernels compiled and loaded, its arguments packed but for the addresses. There is something to compute."""
     check_options(options)
+    return Prepared(place, planned(place, call, aligned, options), _arguments(call))
+
+
+def planned(place: Place, call: Call, aligned: bool, options: Options) -> Plan:
+    """The launches, of which nothing is compiled yet."""
     problem = Problem(
         call.B * call.H, call.M, call.N, call.d, call.causal, options.precision, place.multiprocessors,
         lse=bool(options.return_lse), dense=_is_dense(call), aligned=aligned, bias=call.bias,
         bias_contiguous=call.bias_strides[3] == 1, batch_invariant=bool(options.batch_invariant),
     )  # fmt: skip
-    planned = plan(place.capability, problem, call.B, call.H, call.Hkv, options.kernel)
-    return Prepared(place, planned, _arguments(call))
+    return plan(place.capability, problem, call.B, call.H, call.Hkv, options.kernel)
 
 
 def _arguments(call: Call) -> Attention:

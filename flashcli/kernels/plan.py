@@ -55,4 +55,4 @@ def plan(capability: tuple[int, int], problem: Problem, B: int, H: int, Hkv: int
     for launch in once_more.launches(B * H, M, N):
         found.append(Step(once_more, launch._replace(grid=min(launch.grid, few))))
     redo = round_up(scratch, 16)
-    return Plan(tuple(found), redo + round_up(NOTE_BYTES * B * H * M, 16), redo)
+    return Plan(tuple(found), redo + NOTE_BYTES * B * H * M, redo)

@@ -255,15 +255,63 @@ def test_a_graph_is_captured_and_replayed(kernel, warm):
         torch.testing.assert_close(o.double(), right, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-def test_another_gpu():
+# Two GPUs
+
+
+@pytest.fixture
+def other_gpu():
     if torch.cuda.device_count() < 2:
         pytest.skip("there is one GPU only")
-    q = torch.randn(B, H, M, d, device="cuda:1")
-    o = flashcli.attention(q, q, q)
-    assert o.device == q.device and error(o, oracle(q, q, q)[0]) < ERROR and torch.cuda.current_device() == 0
-    assert torch.equal(flashcli.attention(*[q.to("cuda:0")] * 3).cpu(), o.cpu())
-    with pytest.raises(ValueError, match="k must be on cuda:1, as q is, not on cuda:0"):
-        flashcli.attention(q, q.to("cuda:0"), q)
+    yield torch.device("cuda:1")
+    assert torch.cuda.current_device() == 0, "another GPU has become the current one"
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "fused"])
+def test_two_gpus_give_the_same_bytes(kernel, other_gpu, layout):
+    q, k, v = (LAYOUTS[layout](*x) for x in ((M, H), (N, Hkv), (N, Hkv)))
+    options = {"causal": True, "q_start": N - M, "return_lse": True, "kernel": kernel}
+    here = flashcli.attention(q, k, v, **options)
+    there = flashcli.attention(*(x.to(other_gpu) for x in (q, k, v)), **options)
+    for one, other in zip(here, there, strict=True):
+        assert other.device == other_gpu and torch.equal(one.cpu(), other.cpu())
+    assert error(here[0], oracle(q, k, v, causal=True, q_start=N - M)[0]) < ERROR
+
+
+def test_tensors_on_a_gpu_that_is_not_the_current_one(other_gpu):
+    q, k, v = (torch.randn(B, heads, M, d, device=other_gpu, requires_grad=True) for heads in (H, Hkv, Hkv))
+    q.data[1, 1, 60, 5] = torch.nan  # rows to be done again
+    right = oracle(q, k, v)[0]
+    stream = torch.cuda.Stream(other_gpu)
+    stream.wait_stream(torch.cuda.current_stream(other_gpu))
+    with torch.cuda.device(other_gpu), torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)  # what comes later on this stream has to wait
+        late = q.detach() * 1
+        on_a_stream = flashcli.attention(late, k.detach(), v.detach())
+    stream.synchronize()
+    by_interface = torch.from_dlpack(flashcli.attention(*(ByInterface(x.detach()) for x in (q, k, v))))
+    by_operator = flashcli.attention(q, k, v)
+    for o in (on_a_stream, by_interface, by_operator):
+        assert o.device == other_gpu
+        torch.testing.assert_close(o.double(), right, rtol=1e-5, atol=1e-5, equal_nan=True)
+    clean = torch.randn(B, H, M, d, device=other_gpu, requires_grad=True)
+    [mine], [other] = (torch.autograd.grad(f(clean, k, v).square().sum(), [clean]) for f in (flashcli.attention, exact))
+    assert error(mine, other.double()) < 4e-6
+
+
+def exact(q, k, v):
+    return oracle(q, k, v)[0]
+
+
+@pytest.mark.parametrize("name", ["k", "v", "bias", "out"])
+def test_tensors_of_two_gpus_are_not_mixed(other_gpu, name):
+    q = torch.randn(B, H, M, d, device=other_gpu)
+    given = {"q": q, "k": q.clone(), "v": q.clone(), "bias": q.new_zeros(M, M), "out": torch.empty_like(q)}
+    with pytest.raises(ValueError, match=f"{name} must be on cuda:1, as q is, not on cuda:0"):
+        flashcli.attention(**{**given, name: given[name].to("cuda:0")})
+    if name in ("k", "v"):
+        by_interface = {x: ByInterface(given[x] if x != name else given[x].to("cuda:0")) for x in "qkv"}
+        with pytest.raises(ValueError, match=f"{name} must be on GPU 1, as q is, not on GPU 0"):
+            flashcli.attention(**by_interface)
 
 
 # Other libraries

@@ -1,0 +1,52 @@
+"""What compute-sanitizer is shown of arrays on a GPU: that each case launches what it is for."""
+
+from __future__ import annotations
+
+import pytest
+import sanitize_arrays
+from sanitize_arrays import CASES, STRIDED, check, compile_all, taken
+
+from flashcli.gpu.launcher import place_of_device
+
+LONG_OR_ODD = ["odd", "odd, causal", "heads of 30", "heads of 96, fused", "heads of 200, causal", "heads of 256, fused"]
+REFUSED = {  # by kernels that do not take them
+    "register_tiled": ["fp16"],
+    "mma": [],
+    "wgmma": [],
+    "wgmma_short": [*LONG_OR_ODD, "bias, fused", "bias, odd, causal", "bias, heads of 128", "mask, fused"],
+}
+MACROS = {"DENSE": "01", "ALIGNED": "01", "LSE": "01", "CAUSAL": "01", "BIAS": "12", "BIAS_COLUMN": "01"}
+
+
+@pytest.fixture
+def hopper(driver, monkeypatch):
+    driver.capability = 9, 0
+    monkeypatch.setattr(sanitize_arrays, "bindings", lambda: driver)
+    return place_of_device(0)
+
+
+@pytest.mark.parametrize("kernel", STRIDED)
+def test_every_case_is_computed_by_every_kernel_that_takes_it(hopper, driver, kernel):
+    found = list(taken(hopper, kernel))
+    assert [name for name in CASES if name not in found] == REFUSED[kernel]
+    compile_all(hopper, [(kernel, name) for name in found])
+    for name in found:
+        check(hopper, kernel, CASES[name])
+    for macro, values in MACROS.items():
+        values = "1" if (kernel, macro) == ("wgmma_short", "ALIGNED") else values
+        assert {macros.get(macro) for macros in driver.loaded} - {None} == set(values), macro
+    assert not driver.allocated
+
+
+@pytest.mark.parametrize("kernel", STRIDED)
+def test_on_a_gpu_that_has_not_what_a_kernel_needs_there_is_no_case(driver, kernel):
+    assert bool(list(taken(place_of_device(0), kernel))) == (kernel in ("register_tiled", "mma"))
+
+
+def test_a_wrong_answer_is_told(hopper, monkeypatch, capsys):
+    monkeypatch.setattr(sanitize_arrays, "CASES", {name: CASES[name] for name in ("mask", "fp16")})
+    monkeypatch.setitem(sanitize_arrays.TOLERANCE, "fp16", 0)
+    assert sanitize_arrays.main(["mma"]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[:2] == ["mma: mask", "mma: fp16"] and told[2].startswith("WRONG, mma: fp16: Not equal to tolerance")
+    assert told[3:] == ["1 of 2 cases are right"]

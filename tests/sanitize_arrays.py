@@ -1,0 +1,272 @@
+"""Attention on arrays where they lie, for compute-sanitizer: many small cases in one process that imports no PyTorch.
+
+Usage: python tests/sanitize_arrays.py [KERNEL]
+
+Each array has memory of its own, exactly as long as it is, so that memcheck sees what reads beyond; gaps between rows
+hold NaN. The answers are compared with float64. Without a KERNEL it takes all that run on this GPU; in any case it
+compiles all it needs first, on all cores, so that a run without the tool leaves a cache for those under it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+from oracle import Asked, plain
+
+from flashcli.errors import MISMATCH, BackendUnavailable, FlashError
+from flashcli.gpu.launcher import Place, ask, bindings, place_of_device
+from flashcli.interop.prepared import Options, is_aligned, planned, prepare
+from flashcli.kernels import compiler
+from flashcli.kernels.attention import KERNELS
+from flashcli.operands import Call, Operand, call
+
+B, H, Hkv, M, N = 2, 4, 2, 150, 201  # several tiles of rows and of keys, the last ones partly filled
+STRIDED = [name for name, kernel in KERNELS.items() if kernel.strided]
+TOLERANCE = {"fp32": 2e-5, "fp16": 1e-2}
+
+
+class Case(NamedTuple):
+    """What is computed: ``lies`` is a key of `LAYOUTS`, ``spoilt`` a matrix with a number that is not finite.
+
+    ``bias`` is its shape, with ``mask`` of booleans; with ``by_keys`` those of one key are neighbours, not those of one
+    query.
+    """
+
+    lies: str = "dense"
+    d: int = 64
+    B: int = B
+    H: int = H
+    Hkv: int = Hkv
+    M: int = M
+    N: int = N
+    causal: bool = False
+    q_start: int = 0
+    bias: tuple[int, ...] | None = None
+    mask: bool = False
+    by_keys: bool = False
+    lse: bool = False
+    spoilt: str = ""
+    precision: str = "fp32"
+    batch_invariant: bool = True
+
+
+CASES = {
+    "dense": Case(),
+    "dense, LSE": Case(lse=True),
+    "causal": Case(causal=True, q_start=N - M, lse=True),
+    "rows that see nothing": Case(causal=True, q_start=-3, lse=True),
+    "rows first": Case("rows first"),
+    "fused, LSE": Case("fused", lse=True),
+    "fused, causal": Case("fused", causal=True),
+    "broadcast": Case("broadcast"),
+    "odd": Case("odd", lse=True),
+    "odd, causal": Case("odd", causal=True),
+    "heads of 30": Case(d=30),
+    "heads of 32, fused": Case("fused", d=32),
+    "heads of 32, causal": Case(d=32, causal=True, lse=True),
+    "heads of 96, fused": Case("fused", d=96),
+    "heads of 200, causal": Case(d=200, causal=True, lse=True),
+    "heads of 256, fused": Case("fused", d=256),
+    "many keys": Case(M=33, N=700, lse=True),
+    "many keys, causal": Case("fused", M=333, N=700, q_start=300, causal=True),
+    "one query, one key": Case(M=1, N=1, lse=True),
+    "one query": Case("fused", M=1, lse=True),
+    "notes that are not whole fours": Case(B=3, H=1, Hkv=1, M=71),
+    "bias": Case(bias=(B, H, M, N), lse=True),
+    "bias of keys": Case(bias=(B, 1, 1, N)),
+    "bias of queries": Case(bias=(M, 1)),
+    "bias by keys": Case(bias=(H, M, N), by_keys=True),
+    "bias, fused": Case("fused", bias=(B, 1, M, N)),
+    "bias, odd, causal": Case("odd", bias=(M, N), causal=True, lse=True),
+    "bias, heads of 32": Case(d=32, bias=(B, H, M, N)),
+    "bias, heads of 128": Case(d=128, bias=(B, H, M, N)),
+    "mask": Case(bias=(B, H, M, N), mask=True, lse=True),
+    "mask of keys": Case(bias=(B, 1, 1, N), mask=True),
+    "mask of queries": Case(bias=(H, M, 1), mask=True, lse=True),
+    "mask, fused": Case("fused", bias=(M, N), mask=True, causal=True),
+    "NaN": Case(spoilt="q", lse=True),
+    "Inf, fused": Case("fused", spoilt="v"),
+    "NaN with a mask": Case(spoilt="k", bias=(B, 1, 1, N), mask=True, lse=True),
+    "NaN, notes that are not whole fours": Case(B=3, H=1, Hkv=1, M=71, spoilt="q"),
+    "fp16": Case("fused", precision="fp16"),
+    "bytes that depend on the batch": Case(batch_invariant=False),
+}
+
+
+# ---- arrays, and where they lie
+
+LAYOUTS = {  # what is allocated, and the [B, H, rows, d] in it
+    "dense": lambda B, H, rows, d: _both(_nan(B, H, rows, d)),
+    "rows first": lambda B, H, rows, d: _part(_nan(B, rows, H, d), lambda x: x.swapaxes(1, 2)),
+    "fused": lambda B, H, rows, d: _part(_nan(B, rows, 3, H, d), lambda x: x[:, :, 2].swapaxes(1, 2)),
+    "broadcast": lambda B, H, rows, d: _part(_nan(H, rows, d), lambda x: np.broadcast_to(x, (B, H, rows, d))),
+    "odd": lambda B, H, rows, d: _part(_nan(B, H, rows, d + 1), lambda x: x[..., 1:]),
+}
+
+
+def _nan(*shape: int) -> np.ndarray:
+    return np.full(shape, np.nan, np.float32)
+
+
+def _both(whole: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return whole, whole
+
+
+def _part(whole: np.ndarray, view: Any) -> tuple[np.ndarray, np.ndarray]:
+    return whole, view(whole)
+
+
+class Arrays(NamedTuple):
+    """Of each argument, what is allocated and the view of it that is given."""
+
+    whole: dict[str, np.ndarray]
+    view: dict[str, np.ndarray]
+
+
+def arrays(case: Case) -> Arrays:
+    """Normal numbers as the case has them."""
+    rng, found = np.random.default_rng(3), {}
+    shapes = {"q": (case.H, case.M), "k": (case.Hkv, case.N), "v": (case.Hkv, case.N), "out": (case.H, case.M)}
+    for name, (heads, rows) in shapes.items():
+        lies = "dense" if name in ("q", "out") and case.lies == "broadcast" else case.lies
+        whole, view = found[name] = LAYOUTS[lies](case.B, heads, rows, case.d)
+        if name != "out":
+            numbers = whole if lies == "broadcast" else view
+            numbers[...] = rng.normal(size=numbers.shape)
+            if name == case.spoilt:
+                numbers[-1, -1, numbers.shape[-2] // 2, 5] = np.inf if name == "v" else np.nan
+    if case.bias is not None:
+        found["bias"] = _bias(case, rng)
+    return Arrays(*({name: pair[i] for name, pair in found.items()} for i in (0, 1)))
+
+
+def _bias(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Some take keys away, and those of a query in the middle all."""
+    shape = (*case.bias[:-2], *case.bias[:-3:-1]) if case.by_keys else case.bias
+    bias = rng.normal(size=shape).astype(np.float32)
+    bias[bias < -1] = -np.inf
+    whole = np.isfinite(bias) if case.mask else bias
+    view = whole.swapaxes(-1, -2) if case.by_keys else whole
+    if view.shape[-2] > 1:
+        view[..., view.shape[-2] // 2, :] = False if case.mask else -np.inf
+    return whole, view
+
+
+def operand(view: np.ndarray) -> Operand:
+    return Operand(view.shape, tuple(stride // view.itemsize for stride in view.strides), view.dtype.name)
+
+
+def offset(whole: np.ndarray, view: np.ndarray) -> int:
+    """Bytes."""
+    return view.ctypes.data - whole.ctypes.data
+
+
+# ---- what is launched
+
+
+def asked(case: Case, kernel: str) -> tuple[Call, bool, Options]:
+    """The call, whether its rows are aligned, its options. Memory is allocated on far more than 16 bytes."""
+    whole, view = arrays(case)
+    of = {name: operand(x) for name, x in view.items()}
+    what = call(of["q"], of["k"], of["v"], of.get("bias"), of["out"], case.causal, None, case.q_start)
+    offsets = [offset(whole[name], x) for name, x in view.items() if name != "bias"]
+    options = Options("auto", kernel, case.precision, case.batch_invariant, case.lse)
+    return what, is_aligned(what, math.gcd(*offsets)), options
+
+
+def taken(place: Place, kernel: str) -> Iterator[str]:
+    """The names of the cases that a kernel takes on this GPU; none, if it does not run there."""
+    for name, case in CASES.items():
+        if case.precision in KERNELS[kernel].precisions:
+            try:
+                planned(place, *asked(case, kernel))
+            except BackendUnavailable:
+                continue
+            yield name
+
+
+def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
+    """Leave the code of all of these kernels and cases in the cache."""
+    steps = (step for kernel, name in cases for step in planned(place, *asked(CASES[name], kernel)).steps)
+    builds = {(step.build.kernel.name, *step.build.macros().items()): step.build for step in steps}
+    architecture = compiler.architecture(place.capability)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda build: compiler.cubin(build, architecture), builds.values()))
+
+
+def check(place: Place, kernel: str, case: Case) -> None:
+    """Compute it and compare it with float64; AssertionError says what is wrong."""
+    whole, view = arrays(case)
+    prepared = prepare(place, *asked(case, kernel))
+    lse = _nan(case.B, case.H, case.M)
+    with place.current():
+        memory = {name: _put(x) for name, x in whole.items()}
+        at = {name: memory[name] + offset(whole[name], x) for name, x in view.items()}
+        # What nobody has written yet, for initcheck to see who reads it.
+        memory["lse"] = _allocate(lse.nbytes if case.lse else 0)
+        memory["scratch"] = _allocate(prepared.workspace)
+        q, k, v, out, bias = (at.get(name, 0) for name in ("q", "k", "v", "out", "bias"))
+        prepared.launch(0, q, k, v, out, memory["lse"], bias, memory["scratch"])
+        _get(whole["out"], memory["out"])
+        if case.lse:
+            _get(lse, memory["lse"])
+        for address in memory.values():
+            if address:
+                ask(bindings().cuMemFree, address)
+    _compare(case, view, whole["out"], lse)
+
+
+def _compare(case: Case, view: dict[str, np.ndarray], out: np.ndarray, lse: np.ndarray) -> None:
+    right, right_lse = plain(Asked(*(view[x] for x in "qkv"), case.causal, None, view.get("bias"), case.q_start))
+    near = {"rtol": TOLERANCE[case.precision], "atol": TOLERANCE[case.precision]}
+    np.testing.assert_allclose(view["out"], right, **near, err_msg="O")
+    gaps = out.size - view["out"].size
+    assert np.isnan(out).sum() == gaps + np.isnan(right).sum(), "a gap between rows of O was written to"
+    if case.lse:
+        finite = np.isfinite(right_lse)
+        np.testing.assert_allclose(lse[finite], right_lse[finite], **near, err_msg="LSE")
+        np.testing.assert_array_equal(lse == -np.inf, right_lse == -np.inf, "rows that see nothing")
+
+
+def _allocate(size: int) -> int:
+    return int(ask(bindings().cuMemAlloc, size)) if size else 0
+
+
+def _put(array: np.ndarray) -> int:
+    address = _allocate(array.nbytes)
+    ask(bindings().cuMemcpyHtoD, address, array.ctypes.data, array.nbytes)
+    return address
+
+
+def _get(array: np.ndarray, address: int) -> None:
+    """Waits for what has been launched."""
+    ask(bindings().cuMemcpyDtoH, array.ctypes.data, address, array.nbytes)
+
+
+def main(kernels: list[str]) -> int:
+    place = place_of_device(0)
+    cases = [(kernel, name) for kernel in kernels or STRIDED for name in taken(place, kernel)]
+    compile_all(place, cases)
+    wrong = 0
+    for kernel, name in cases:
+        print(f"{kernel}: {name}", flush=True)  # before what the tool says of it
+        try:
+            check(place, kernel, CASES[name])
+        except AssertionError as error:
+            wrong += 1
+            print(f"WRONG, {kernel}: {name}: {' '.join(str(error).split())}", flush=True)
+    print(f"{len(cases) - wrong} of {len(cases)} cases are right")
+    return MISMATCH if wrong else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except FlashError as error:
+        print(f"{error}\n{error.hint}", file=sys.stderr)
+        sys.exit(error.exit_code)
