@@ -154,7 +154,7 @@ __device__ __forceinline__ void row_tile(const Attention &a, unsigned w) {
         if (BIAS || j0 + BC > keys_seen(a.q_start + i0, N)) {
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
-                const int row = (BIAS ? again(i0) : i0) + r0 + i, key = j0 + 4 * across;  // else offsets of rows are kept
+                const int row = (BIAS ? again(i0) : i0) + r0 + i, key = j0 + 4 * across;  // else it keeps offsets
                 float bias[KEYS];
 #pragma unroll
                 for (int j = 0; BIAS && j < KEYS; ++j) bias[j] = bias_of(a, head, row, key + j / 4 * 32 + j % 4);
