@@ -231,6 +231,11 @@ __device__ __forceinline__ void row_tile(const Attention &a, unsigned w) {
         const float factor = inverse(a, row_index, l[i]);
         float *const row = rows_of(a.O, a.o, head.b, head.h) + row_index * row_stride(a.o);
         if (across == 0) give_lse(a, head, row_index, m[i], factor);
+        if (IN_PLACE && factor == 0)  // it sees no key: nor does it see what is not finite
+#pragma unroll
+            for (int panel = 0; panel < PANELS; ++panel)
+#pragma unroll
+                for (int x = 0; x < COLUMNS; ++x) o[panel][i][x] = 0;
 #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel)
 #pragma unroll
@@ -260,6 +265,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     if (a.redo != nullptr && !any_noted(a, first / Tr, ceil_div(end, Tr))) return;
     for (unsigned w = first; w < end; ++w) {
         row_tile(a, w);
-        __syncthreads();
+        await_panel();  // rows that see no key have not waited for their first one
     }
 }

@@ -152,6 +152,9 @@ def test_rows_that_see_nothing(kernel):
         o, lse = flashcli.attention(q, k, k, return_lse=True, kernel=kernel, **options)
         assert not o[:, :, rows].any() and (lse[:, :, rows] == -torch.inf).all()
         assert o.isfinite().all() and lse.isfinite().sum() == lse.numel() - len(rows) * B * H
+        o, lse = flashcli.attention(q, k, k * torch.nan, return_lse=True, kernel=kernel, **options)
+        assert not o[:, :, rows].any() and (lse[:, :, rows] == -torch.inf).all()
+        assert o.isnan().sum() == o.numel() - len(rows) * B * H * head
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
