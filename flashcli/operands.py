@@ -89,7 +89,12 @@ def call(
 
     Raises TypeError for an argument of the wrong type, ValueError for one of the wrong shape, strides or size.
     """
-    return _call(q, k, v, bias, out, _causal(causal), _scale(scale), _q_start(q_start))
+    return _call(q, k, v, bias, out, *checked(causal, scale, q_start))
+
+
+def checked(causal: bool, scale: float | None, q_start: int) -> tuple[bool, float | None, int]:
+    """These arguments, or TypeError or ValueError; ``q_start`` in 32 bits, beyond which nothing changes."""
+    return _causal(causal), _scale(scale), max(-MAX_INT32, min(_q_start(q_start), MAX_INT32))
 
 
 @functools.lru_cache(maxsize=256)  # a model asks the same again and again

@@ -61,6 +61,7 @@ GOOD = np.ones((1, 2, 3), np.float32)
         (TypeError, {"q": GOOD.astype(np.float64)}, "q must be a float32 array, not float64"),
         (TypeError, {"k": GOOD.astype(">f4")}, "k must be a float32 array, not >f4"),
         (TypeError, {"v": GOOD.tolist()}, "v must be a NumPy array, not list"),
+        (TypeError, {"q": np.ma.array(GOOD, mask=True)}, "q must not be a masked array"),
         (TypeError, {"bias": 1.0}, "bias must be a NumPy array, not float"),
         (TypeError, {"bias": GOOD[0].astype(int)}, "bias must be a float32 or bool array, not int64"),
         (TypeError, {"out": [1]}, "out must be a NumPy array, not list"),

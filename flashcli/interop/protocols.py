@@ -81,7 +81,9 @@ def _by_cuda_array_interface(name: str, interface: dict[str, Any]) -> Found:
     if any(stride % dtype.itemsize for stride in in_bytes):
         raise ValueError(f"{name} must have strides of whole elements, not {list(in_bytes)} bytes")
     strides = tuple(stride // dtype.itemsize for stride in in_bytes)
-    address, _ = interface["data"]
+    address, read_only = interface["data"]
+    if read_only and name == "out":
+        raise ValueError("out must be writeable")
     return Found(Operand(shape, strides, dtype.name), int(address or 0), interface.get("stream"))
 
 

@@ -75,7 +75,7 @@ def _compute(request: Request, asked: Call, given: Matrices) -> None:
                 raise
     elif request.needs_gpu:
         raise UsageError(
-            "NumPy arrays with a bias, an LSE, grouped heads, q_start or M != N are computed by the cpu backend.",
+            "arrays on the CPU with a bias, an LSE, grouped heads, q_start or M != N are computed by the cpu backend.",
             'leave out backend="cuda", kernel and precision, or give arrays that are on a GPU.',
         )
     attend_arrays(asked, given)
@@ -99,6 +99,8 @@ def _as_it_lies(name: str, array: np.ndarray) -> np.ndarray:
     """The array; or a contiguous copy, where its strides are such that no backend takes them."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
+    if isinstance(array, np.ma.MaskedArray):  # what is masked would count: NumPy's own functions take it away
+        raise TypeError(f"{name} must not be a masked array: give its data, and its mask as bias")
     last = array.ndim == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize or name == "bias"
     whole = all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
     return np.asarray(array if last and whole and array.flags.aligned else np.ascontiguousarray(array))

@@ -66,7 +66,7 @@ def compute(
             return_lse, backend, kernel, precision, batch_invariant, rows_first,
         )  # fmt: skip
         ready = _ready.get(key)
-    except (AttributeError, TypeError):  # something is no tensor, or no number
+    except (AttributeError, TypeError, RuntimeError):  # something is no tensor, or not in memory, or no number
         refuse_mixed(q, k, v, bias, out)
         key, ready = (), None
     if ready is None:
@@ -151,12 +151,15 @@ def _remember(key: tuple, ready: Ready) -> None:
 def refuse_mixed(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
 ) -> None:
-    """Raise TypeError for an argument of another library than Q's, ValueError for one on another device."""
+    """Raise TypeError for an argument of another library than Q's or not dense, ValueError for another device's."""
     for name, tensor in {"q": q, "k": k, "v": v, "bias": bias, "out": out}.items():
         if tensor is None and name in ("bias", "out"):
             continue
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} must be a PyTorch tensor, as q is, not {type(tensor).__name__}")
+        if tensor.layout != torch.strided or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+            raise TypeError(f"{name} must be a dense tensor, not {kind}")
         if tensor.device != q.device:
             raise ValueError(f"{name} must be on {q.device}, as q is, not on {tensor.device}")
 

@@ -16,6 +16,8 @@ def register_transformers(name: str = "fp32") -> None:
     for one of the libraries that transformers itself knows, which want other masks.) ValueError says that a name is one
     of those.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a text, not {type(name).__name__}")
     if "flash" in name:
         raise ValueError(f"name must not have 'flash' in it, which transformers keeps for other libraries: {name!r}")
     from transformers import AttentionInterface, AttentionMaskInterface

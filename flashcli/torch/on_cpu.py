@@ -24,14 +24,21 @@ def compute(
     **options: Any,
 ) -> Any:
     """`flashcli.attention` of tensors without gradients, of whatever ``backend``."""
+    numbers: dict[str, Any] = {
+        name: None if tensor is None else _numbers(name, tensor)
+        for name, tensor in {"q": q, "k": k, "v": v, "bias": bias, "out": out}.items()
+    }
     found = attention(
-        _numbers(q), _numbers(k), _numbers(v), causal, scale, backend, bias=None if bias is None else _numbers(bias),
-        q_start=q_start, return_lse=return_lse, out=None if out is None else _numbers(out), **options,
-    )  # fmt: skip
+        **numbers, causal=causal, scale=scale, backend=backend, q_start=q_start, return_lse=return_lse, **options
+    )
     answer, *lse = found if isinstance(found, tuple) else (found,)
     o = torch.from_numpy(answer) if out is None else out
     return (o, torch.from_numpy(lse[0])) if lse else o
 
 
-def _numbers(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().numpy()
+def _numbers(name: str, tensor: torch.Tensor) -> np.ndarray:
+    try:
+        return tensor.detach().numpy()
+    except TypeError as error:  # NumPy has no such numbers
+        of, kind = " or bool" if name == "bias" else "", str(tensor.dtype).removeprefix("torch.")
+        raise TypeError(f"{name} must be a float32{of} tensor, not {kind}") from error

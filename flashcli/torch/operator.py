@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from flashcli.operands import call
 from flashcli.torch import in_place, on_cpu
@@ -113,7 +114,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple:
-        return *gradients(d_out, d_lse, *ctx.saved_tensors, *ctx.options), None
+        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):  # they are as exact as what they are of
+            return *gradients(d_out, d_lse, *ctx.saved_tensors, *ctx.options), None
 
 
 def in_place_with_gradients(q: Any, k: Any, v: Any, bias: Any, *options: Any) -> Both:
@@ -140,6 +142,10 @@ def _with_gradients(
     batch_invariant: bool = True,
 ) -> Both:
     options = causal, scale, q_start, rows_first, kernel_name, precision, batch_invariant
+    if forward_ad._current_level >= 0:
+        for name, x in {"q": q, "k": k, "v": v, "bias": bias}.items():
+            if x is not None and forward_ad.unpack_dual(x).tangent is not None:
+                raise NotImplementedError(f"{name} must have no tangent: attention has gradients in reverse mode only")
     if torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
     ):

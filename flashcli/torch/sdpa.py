@@ -35,7 +35,7 @@ def scaled_dot_product_attention(
         )
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     options = attn_mask, is_causal, scale, 0, True
-    if torch.compiler.is_compiling() or not is_quiet(query):
+    if torch.compiler.is_compiling() or not is_quiet(query, key, value, attn_mask):
         return operator.attention(query, key, value, *options)[0]
     if wants_gradients(query, key, value, attn_mask):
         return operator.in_place_with_gradients(query, key, value, *options, *OTHERWISE)[0]
@@ -52,6 +52,8 @@ def supported(
     enable_gqa: bool = False,
 ) -> bool:
     """Whether ours computes: the rule that `scaled_dot_product_attention` states."""
+    if not all(isinstance(x, torch.Tensor) for x in (query, key, value)):
+        return False
     if not (query.is_cuda and query.dtype == key.dtype == value.dtype == torch.float32):
         return False
     if dropout_p or torch.is_autocast_enabled("cuda") or query.is_nested:
@@ -64,8 +66,15 @@ def supported(
         return False
     if query.ndim == 4:
         H, Hkv = query.shape[1], key.shape[1]
-        if Hkv != H and not (enable_gqa and Hkv and H % Hkv == 0):
+        if not H or (Hkv != H and not (enable_gqa and Hkv and H % Hkv == 0)):
             return False
     if mask is None:
         return True
+    if not isinstance(mask, torch.Tensor) or not _broadcasts(mask.shape, (*query.shape[:-1], key.shape[-2])):
+        return False
     return not is_causal and mask.dtype in (torch.bool, torch.float32) and mask.device == query.device
+
+
+def _broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    missing = len(wanted) - len(shape)
+    return missing >= 0 and all(n in (1, want) for n, want in zip(shape, wanted[missing:], strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.autograd import forward_ad
 
+from flashcli.operands import checked
 from flashcli.torch import in_place, on_cpu, operator
 
 ORDINARY = (torch.Tensor, torch.nn.Parameter)
@@ -31,16 +32,17 @@ def attention(
     Parameters, the answer and errors are those of `flashcli.attention`. ``out`` is for where no gradients are wanted.
     Gradients take memory for all scores, [B, H, M, N]: they are computed by PyTorch's own operations.
     """
-    if torch.compiler.is_compiling() or not is_quiet(q):
+    if torch.compiler.is_compiling() or not is_quiet(q, k, v, bias):
         return _by_operator(
             q, k, v, causal, scale, backend, bias, q_start, return_lse, out, kernel, precision, batch_invariant
         )
-    try:
-        wanted = wants_gradients(q, k, v, bias)
-    except AttributeError:  # something is no tensor
+    wanted = wants_gradients(q, k, v, bias)
+    if out is not None:
         in_place.refuse_mixed(q, k, v, bias, out)
-        raise
-    if wanted and (out is not None or not q.is_cuda or backend not in ("auto", "cuda")):
+        _refuse_gradients(wanted, out)
+        if out.is_neg():
+            raise ValueError("out must not be a view whose numbers are in memory with the other sign")
+    if wanted and (not q.is_cuda or backend not in ("auto", "cuda")):
         return _by_operator(
             q, k, v, causal, scale, backend, bias, q_start, return_lse, out, kernel, precision, batch_invariant
         )
@@ -53,18 +55,26 @@ def attention(
         o, lse = in_place.compute(
             q, k, v, causal, scale, bias, q_start, return_lse, out, backend, kernel, precision, batch_invariant
         )
-        return o if lse is None else (o, lse)
-    in_place.refuse_mixed(q, k, v, bias, out)
-    return on_cpu.compute(
-        q, k, v, causal, scale, backend, bias, q_start, return_lse, out, kernel=kernel, precision=precision,
-        batch_invariant=batch_invariant,
-    )  # fmt: skip
+        answer = o if lse is None else (o, lse)
+    else:
+        in_place.refuse_mixed(q, k, v, bias, out)
+        answer = on_cpu.compute(
+            q, k, v, causal, scale, backend, bias, q_start, return_lse, out, kernel=kernel, precision=precision,
+            batch_invariant=batch_invariant,
+        )  # fmt: skip
+    if out is not None and not out.is_inference():  # whoever has kept it for gradients is to know
+        torch.autograd.graph.increment_version(out)
+    return answer
 
 
-def is_quiet(q: torch.Tensor) -> bool:
-    """Whether Q is a tensor with numbers, and nobody listens to what is done with tensors."""
+def is_quiet(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether these are tensors whose numbers are in memory, and nobody listens to what is done with tensors."""
     return (
         type(q) in ORDINARY
+        and type(k) in ORDINARY
+        and type(v) in ORDINARY
+        and (bias is None or (type(bias) in ORDINARY and not bias.is_neg()))
+        and not (q.is_neg() or k.is_neg() or v.is_neg())  # as views of conjugates are: their numbers have another sign
         and (q.is_cuda or q.is_cpu)
         and not torch._C._len_torch_dispatch_stack()
         and torch._C._functorch.peek_interpreter_stack() is None
@@ -77,6 +87,12 @@ def wants_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: tor
     return torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
     )
+
+
+def _refuse_gradients(wanted: bool, out: torch.Tensor) -> None:
+    """Raise ValueError where ``out`` would have to have gradients."""
+    if wanted or (torch.is_grad_enabled() and out.requires_grad):
+        raise ValueError("out must not be given where gradients are wanted: leave it out, or use torch.no_grad()")
 
 
 def _by_operator(
@@ -98,10 +114,12 @@ def _by_operator(
     wanted = "cpu" if q.is_cpu else "cuda"
     if backend not in ("auto", wanted) and not q.is_meta:
         raise ValueError(f"backend must be 'auto' or {wanted!r} for tensors on {q.device}, not {backend!r}")
+    if not torch.compiler.is_compiling() and not isinstance(q_start, torch.SymInt):
+        causal, scale, q_start = checked(causal, scale, q_start)
+    if out is not None:
+        _refuse_gradients(wants_gradients(q, k, v, bias), out)
     o, lse = operator.attention(q, k, v, bias, causal, scale, q_start, False, kernel, precision, batch_invariant)
     if out is not None:
-        if o.requires_grad or out.requires_grad:
-            raise ValueError("out must not be given where gradients are wanted: leave it out, or use torch.no_grad()")
         if out.shape != o.shape or out.dtype != o.dtype:
             raise ValueError(f"out must be float32 and have the shape of q, {list(q.shape)}, not {list(out.shape)}")
         o = out.copy_(o)

@@ -294,6 +294,18 @@ def test_an_out_that_overlaps_an_input_is_refused(qkv, on_gpu, driver):
     assert not driver.launches
 
 
+def test_an_out_that_is_read_only_is_refused(qkv, on_gpu, driver):
+    class ReadOnly(OnGpu):
+        @property
+        def __cuda_array_interface__(self):
+            found = super().__cuda_array_interface__
+            return found | {"data": (found["data"][0], True)}
+
+    with pytest.raises(ValueError, match="out must be writeable"):
+        attention(*qkv, out=ReadOnly(driver, np.zeros((B, H, M, d), np.float32)))
+    assert not driver.launches
+
+
 def test_an_out_between_the_inputs_is_none_that_overlaps(driver):
     fused = np.random.default_rng(8).normal(size=(B, M, 4, H, d)).astype(np.float32)
     driver.own(fused)

@@ -162,6 +162,8 @@ BAD = {
     "NumPy's": ("v", lambda x: x.numpy(), TypeError, "v must be a PyTorch tensor, as q is, not ndarray"),
     "elsewhere": ("k", lambda x: x.to("meta"), ValueError, "k must be on cpu, as q is, not on meta"),
     "a shape": ("v", lambda x: x[:, :1], ValueError, "v must have the shape of k"),
+    "no numbers of NumPy's": ("k", lambda x: x.bfloat16(), TypeError, "k must be a float32 tensor, not bfloat16"),
+    "sparse": ("q", lambda x: x.to_sparse(), TypeError, "q must be a dense tensor, not sparse_coo"),
 }
 
 
@@ -184,6 +186,57 @@ def test_out_is_filled_where_nobody_wants_gradients(qkv):
         flashcli.attention(*qkv, out=out)
     with torch.no_grad():
         assert flashcli.attention(*qkv, out=out) is out
+
+
+def test_an_out_with_gradients_of_its_own_is_refused(qkv):
+    with pytest.raises(ValueError, match="out must not be given where gradients are wanted"):
+        flashcli.attention(*qkv, out=torch.zeros(B, H, M, d, requires_grad=True))
+
+
+def test_whoever_keeps_out_for_gradients_is_told_that_it_was_written(qkv):
+    weight, out = tensor(B, H, M, d, grad=True), torch.ones(B, H, M, d)
+    loss = (weight * out).sum()
+    flashcli.attention(*qkv, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("scale", "x"), ("causal", "x"), ("q_start", 0.5)])
+def test_bad_options_are_told_by_name_with_gradients_too(qkv, name, wrong):
+    qkv[0].requires_grad_()
+    with pytest.raises(TypeError, match=f"{name} must be"):
+        flashcli.attention(*qkv, **{name: wrong})
+
+
+def test_the_farthest_q_start_has_gradients(qkv):
+    qkv[0].requires_grad_()
+    torch.testing.assert_close(
+        flashcli.attention(*qkv, causal=True, q_start=10**30), flashcli.attention(*qkv, causal=False)
+    )
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_numbers_that_are_in_memory_with_the_other_sign(qkv, at):
+    given = [*qkv, tensor(M, N)]
+    wanted = flashcli.attention(*given[:3], bias=given[3])
+    given[at] = torch._neg_view(-given[at])
+    torch.testing.assert_close(flashcli.attention(*given[:3], bias=given[3]), wanted)
+    with pytest.raises(ValueError, match="out must not be a view"):
+        flashcli.attention(*qkv, out=torch._neg_view(torch.zeros(B, H, M, d)))
+
+
+def test_tangents_are_refused_instead_of_lost(qkv):
+    q, k, v = qkv
+    with pytest.raises(NotImplementedError, match="k must have no tangent"):
+        torch.func.jvp(lambda x: flashcli.attention(q, x, v), (k,), (k,))
+
+
+def test_gradients_do_not_lose_digits_to_autocast(qkv):
+    q = qkv[0].requires_grad_()
+    [wanted] = torch.autograd.grad(flashcli.attention(*qkv).sum(), q)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        [got] = torch.autograd.grad(flashcli.attention(*qkv).sum(), q)
+    assert torch.equal(got, wanted)
 
 
 def test_out_must_not_overlap(qkv):

@@ -38,6 +38,9 @@ RULE = {
     "values of another length": (False, lambda: [on_gpu(B, H, M, d)] * 2 + [on_gpu(B, H, M, 2 * d)], {}),
     "a half mask": (False, lambda: [on_gpu(B, H, M, d)] * 3 + [on_gpu(M, M, dtype=torch.half)], {}),
     "a mask and causal": (False, lambda: [on_gpu(B, H, M, d)] * 3 + [on_gpu(M, M)], {"is_causal": True}),
+    "a mask of other shape": (False, lambda: [on_gpu(B, H, M, d)] * 3 + [on_gpu(M, M + 1)], {}),
+    "no head": (False, lambda: [on_gpu(B, 0, M, d)] * 3, {"enable_gqa": True}),
+    "no tensor": (False, lambda: [1.0] * 3, {}),
     "one axis": (False, lambda: [on_gpu(M, d)] * 3, {}),
     "the CPU": (False, lambda: [torch.zeros(B, H, M, d)] * 3, {}),
 }
