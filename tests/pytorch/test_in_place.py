@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from oracle import oracle  # noqa: E402
+from torch_oracle import oracle  # noqa: E402
 
 from flashcli.gpu import launcher  # noqa: E402
 from flashcli.torch import in_place  # noqa: E402

@@ -12,7 +12,7 @@ from support import python
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from oracle import oracle  # noqa: E402
+from torch_oracle import oracle  # noqa: E402
 
 from flashcli.commands.bench import command  # noqa: E402
 from flashcli.errors import BackendUnavailable, BadInput, UsageError  # noqa: E402

@@ -10,9 +10,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from oracle import oracle  # noqa: E402
 from support import environment, python_path  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from torch_oracle import oracle  # noqa: E402
 
 import flashcli  # noqa: E402
 from flashcli import torch as ours  # noqa: E402

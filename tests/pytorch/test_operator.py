@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from oracle import oracle  # noqa: E402
+from torch_oracle import oracle  # noqa: E402
 
 import flashcli  # noqa: E402
 from flashcli import torch as ours  # noqa: E402
