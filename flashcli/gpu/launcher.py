@@ -112,7 +112,7 @@ class Place:
         code = compiler.cubin(build, compiler.architecture(self.capability))
         shared_bytes = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         found = {}
-        with self.current(), _allowed_while_capturing(driver):
+        with self.current(), allowed_while_capturing(driver):
             module = ask(driver.cuModuleLoadData, code, doing=doing)
             for launch in build.functions():
                 function = ask(driver.cuModuleGetFunction, module, launch.function.encode(), doing=doing)
@@ -124,7 +124,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def _allowed_while_capturing(driver: ModuleType) -> Iterator[None]:
+def allowed_while_capturing(driver: ModuleType) -> Iterator[None]:
     """What is not of the graph that is being captured, and so need not be, may be done during a ``with`` block."""
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = ask(driver.cuThreadExchangeStreamCaptureMode, relaxed)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import operator
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
-from flashcli.gpu.launcher import Place, Prepared, bindings, place_of_device, place_of_memory
+from flashcli.gpu.launcher import Place, Prepared, allowed_while_capturing, bindings, place_of_device, place_of_memory
 from flashcli.interop import memory
 from flashcli.interop.memory import DeviceArray
 from flashcli.interop.prepared import Options, check_options, is_aligned, prepare, refuse_overlap
@@ -22,6 +23,7 @@ from flashcli.shape import FLOAT_BYTES, ceil_div
 
 ZERO, MINUS_INFINITY = 0, 0xFF800000  # as float32
 _unread: list[tuple[Any, list[object]]] = []  # events, and what has to live until they have happened
+_looking = threading.Lock()
 
 
 def attention(
@@ -136,10 +138,14 @@ def _place(found: dict[str, Found]) -> Place:
 
 def _keep_until_read(stream: int, owners: list[object]) -> None:
     """Hold on to what others may give away as soon as this call is over, until the GPU has read it."""
-    driver = bindings()
-    for entry in [*_unread]:
-        if int(driver.cuEventQuery(entry[0])[0]) == 0 and entry in _unread:
-            _unread.remove(entry)
-            driver.cuEventDestroy(entry[0])
-    if owners:
-        _unread.append((memory.mark(stream), owners))
+    if not owners and not _unread:
+        return
+    driver, read = bindings(), []  # what is given up lives until the lock is free: anything may follow from its end
+    with _looking, allowed_while_capturing(driver):  # else to ask for an event would end somebody's capture
+        for entry in [*_unread]:
+            if int(driver.cuEventQuery(entry[0])[0]) == 0:
+                _unread.remove(entry)
+                driver.cuEventDestroy(entry[0])
+                read.append(entry)
+        if owners:
+            _unread.append((memory.mark(stream), owners))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 
 import numpy as np
@@ -12,7 +13,7 @@ from fake_driver import Driver, OnGpu
 from flashcli.api import attention
 from flashcli.errors import FlashError, KernelFailure, OutOfMemory, UsageError
 from flashcli.gpu import driver as cuda_driver
-from flashcli.interop import memory
+from flashcli.interop import anyones, memory
 from flashcli.interop.memory import DeviceArray
 
 B, H, Hkv, M, N, d = 2, 4, 2, 5, 9, 8
@@ -229,6 +230,44 @@ def test_dlpack_is_read(qkv):
     others = [FromDlpack(x) for x in qkv]
     np.testing.assert_allclose(numbers(attention(*others)), oracle(*(x.array for x in qkv))[0], rtol=1e-5, atol=1e-6)
     assert [x.streams for x in others] == [[1]] * 3  # the default stream, to which they then see
+
+
+def test_several_threads_give_up_what_was_read(qkv, driver, monkeypatch):
+    destroyed, wrong = [], []
+    monkeypatch.setattr(driver, "cuEventDestroy", lambda event: destroyed.append(event) or (0,))
+    monkeypatch.setattr(anyones, "_unread", [(event, []) for event in range(-3000, 0)])
+
+    def give_up():
+        try:
+            anyones._keep_until_read(0, [])
+        except ValueError as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=give_up) for _ in range(4)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong and destroyed == list(range(-3000, 0))
+
+
+def test_what_was_read_is_asked_for_as_a_capture_allows(qkv, driver, monkeypatch):
+    modes, asked = ["global"], []
+
+    def exchange(mode):
+        modes.append(mode)
+        return 0, modes[-2]
+
+    monkeypatch.setattr(driver, "cuThreadExchangeStreamCaptureMode", exchange)
+    monkeypatch.setattr(driver, "cuEventQuery", lambda event: asked.append(modes[-1]) or (0,))
+    for _ in range(2):
+        attention(*map(FromDlpack, qkv))
+    assert asked and set(asked) == {"relaxed"} and modes[-1] == "global"
 
 
 def test_a_capsule_that_is_taken_keeps_its_owner():
