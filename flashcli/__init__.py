@@ -6,16 +6,12 @@ __all__ = ["FlashError", "attention", "decode"]
 
 def __getattr__(name: str) -> object:
     # Imported on first use, so that `flashcli --help` does not wait for NumPy.
-    if name == "attention":
-        from flashcli.api import attention
+    if name in ("attention", "decode"):
+        from flashcli import api
 
-        return attention
+        return getattr(api, name)
     if name == "FlashError":
         from flashcli.errors import FlashError
 
         return FlashError
-    if name == "decode":
-        from flashcli.run.decode import decode
-
-        return decode
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

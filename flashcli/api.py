@@ -1,4 +1,4 @@
-"""attention(q, k, v) on arrays of any library: who computes, and where."""
+"""attention(q, k, v), and decode() of a cache in pages, on arrays of any library: who computes, and where."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from flashcli.paged import BlockSparse
 
 
 def attention(
@@ -79,9 +81,14 @@ def _find(q: Any) -> Callable[..., Any]:
     return found
 
 
+def _is_pytorchs(array: object) -> bool:
+    """Whether it is a tensor, without importing PyTorch."""
+    return any(kind.__module__.partition(".")[0] == "torch" for kind in type(array).__mro__)
+
+
 def _of(q: Any) -> Callable[..., Any]:
     if not isinstance(q, np.ndarray):
-        if any(kind.__module__.partition(".")[0] == "torch" for kind in type(q).__mro__):
+        if _is_pytorchs(q):
             from flashcli.torch.tensors import attention as of_tensors
 
             return of_tensors
@@ -92,5 +99,87 @@ def _of(q: Any) -> Callable[..., Any]:
 
             return of_anyones
     from flashcli.run.attention import attention as of_numpy
+
+    return of_numpy
+
+
+def decode(
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_tables: Any,
+    seq_lens: Any,
+    *,
+    alibi_slopes: Any = None,
+    k_scale: Any = 1.0,
+    v_scale: Any = 1.0,
+    layout: str = "vllm",
+    scale: float | None = None,
+    sliding_window: int = 0,
+    block_sparse: BlockSparse | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+    cache_dtype: str | None = None,
+) -> Any:
+    """Attention of one to eight query tokens a sequence against a cache of keys and values in pages.
+
+    PyTorch's tensors and CuPy's arrays on a GPU are read where they lie, on the caller's current stream; the call
+    returns at once, and can be captured in a CUDA graph. NumPy's arrays, and PyTorch's tensors on the CPU, are computed
+    on the CPU, or on a GPU by way of it.
+
+    Parameters
+    ----------
+    query : [S, H, D], or [S, T, H, D] for T query tokens, which are the last T of a sequence
+    key_cache, value_cache : pages as ``layout`` has them, of the query's type or fp8
+    block_tables : int32 [S, most pages], each sequence's pages in order
+    seq_lens : int32 [S], with the query tokens
+    alibi_slopes : float32 [H]; slope · (token - query's own) is added to a score
+    k_scale, v_scale : factors on an fp8 cache, numbers or arrays of one float32
+    layout : "vllm", keys [pages, Hkv, D/x, page, x] with x numbers in 16 bytes and values [pages, Hkv, D, page];
+        "nhd", both [pages, page, Hkv, D]; "hnd", both [pages, Hkv, page, D]
+    scale : factor on q·k; 1/sqrt(D) if None
+    sliding_window : how many tokens a query token sees, itself among them; all if 0
+    block_sparse : which blocks a head sees
+    return_lse : the logarithm of the sum of exp(score) too, float32 [S, H] or [S, T, H]
+    backend : "cuda", "cpu", or "auto": the GPU on which the arrays are, or else a usable one, else the CPU
+    cache_dtype : "float8_e4m3fn" or "float8_e5m2": what the bytes of a cache of uint8 are
+
+    All arrays are of one library, and in one place. On a GPU, sequences and tokens of the query, and pages, heads and
+    slots of the cache, may be any number of aligned bytes apart; all else is contiguous.
+
+    Returns
+    -------
+    an array of the query's library, shape and type, contiguous; with ``return_lse``, a tuple of it and the LSE. A query
+    token that sees nothing has zeros and an LSE of -inf.
+
+    Raises
+    ------
+    TypeError, ValueError
+        for arrays of other types or shapes, or in another place; then nothing has been queued. Of arrays that are not
+        on a GPU, lengths beyond the tables and pages beyond the cache are refused, too; those on a GPU are not looked
+        at by the host: a length is cut to its table, and another page is read in place of one that there is not.
+    flashcli.errors.FlashError
+        where the backend is missing or fails
+
+    Source: vLLM's PagedAttention, arXiv 2309.06180.
+    """
+    return _decode_of(query)(
+        query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes=alibi_slopes, k_scale=k_scale,
+        v_scale=v_scale, layout=layout, scale=scale, sliding_window=sliding_window, block_sparse=block_sparse,
+        return_lse=return_lse, backend=backend, cache_dtype=cache_dtype,
+    )  # fmt: skip
+
+
+def _decode_of(query: Any) -> Callable[..., Any]:
+    """The function for arrays of the query's library."""
+    if _is_pytorchs(query):
+        from flashcli.torch.paged import decode as of_tensors
+
+        return of_tensors
+    if hasattr(query, "__cuda_array_interface__"):
+        from flashcli.interop.cupys import decode as of_cupys
+
+        return of_cupys
+    from flashcli.run.decode import decode as of_numpy
 
     return of_numpy

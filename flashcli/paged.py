@@ -138,9 +138,30 @@ def cache_shapes(layout: str, pages: int, kv_heads: int, page: int, D: int, item
     return one, one
 
 
+def check_layout(layout: str) -> None:
+    """Refuse a layout that there is not."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
+
+
+def check_cache_dtype(key_type: str, value_type: str, cache_dtype: str | None) -> None:
+    """Refuse a ``cache_dtype`` that there is not, or for a cache whose type speaks for itself."""
+    if cache_dtype is None:
+        return
+    if cache_dtype not in FP8_TYPES:
+        raise ValueError(f"cache_dtype must be one of {', '.join(FP8_TYPES)}, not {cache_dtype!r}")
+    if (key_type, value_type) != ("uint8", "uint8"):
+        raise ValueError(f"cache_dtype is for caches of uint8, not for {key_type} and {value_type}")
+
+
 def problem(asked: Decode) -> str:
     """What is wrong with it, as the rest of a sentence that begins with "its"; empty if nothing is."""
-    return _type_problem(asked) or _shape_problem(asked) or _number_problem(asked) or _table_problem(asked)
+    return outer_problem(asked) or _slope_problem(asked) or _table_problem(asked)
+
+
+def outer_problem(asked: Decode) -> str:
+    """The same by types, shapes and numbers alone, without a look into any array."""
+    return _type_problem(asked) or _shape_problem(asked) or _number_problem(asked)
 
 
 def _type_problem(asked: Decode) -> str:
@@ -152,9 +173,9 @@ def _type_problem(asked: Decode) -> str:
     if cache not in (query, *FP8_TYPES):
         return f"key_cache is {cache}: with a query of {query} it can be {', '.join((query, *FP8_TYPES))}"
     for name in ("block_tables", "seq_lens"):
-        if getattr(asked, name).dtype != np.int32:
+        if getattr(asked, name).dtype.name != "int32":
             return f"{name} is {getattr(asked, name).dtype.name}, not int32"
-    if asked.alibi_slopes is not None and asked.alibi_slopes.dtype != np.float32:
+    if asked.alibi_slopes is not None and asked.alibi_slopes.dtype.name != "float32":
         return f"alibi_slopes is {asked.alibi_slopes.dtype.name}, not float32"
     return ""
 
@@ -195,11 +216,15 @@ def _number_problem(asked: Decode) -> str:
     for name in ("scale", "k_scale", "v_scale"):
         if not math.isfinite(getattr(asked, name)):
             return f"{name} is {getattr(asked, name)}, not a finite number"
-    if asked.alibi_slopes is not None and not np.isfinite(asked.alibi_slopes).all():
-        return "alibi_slopes hold a number that is not finite"
     if not 0 <= asked.window <= MAX_INT32:
         return f"sliding_window is {asked.window}, not from 0 to {MAX_INT32}"
     return _sparse_problem(asked.sparse, asked.page) if asked.sparse else ""
+
+
+def _slope_problem(asked: Decode) -> str:
+    if asked.alibi_slopes is not None and not np.isfinite(asked.alibi_slopes).all():
+        return "alibi_slopes hold a number that is not finite"
+    return ""
 
 
 def _sparse_problem(sparse: BlockSparse, page: int) -> str:

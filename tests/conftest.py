@@ -34,7 +34,7 @@ from flashcli.errors import FlashError
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu import launcher
 from flashcli.gpu.session import devices
-from flashcli.interop import anyones, memory, prepared
+from flashcli.interop import anyones, cupys, memory, paged, prepared
 from flashcli.kernels import compiler
 from flashcli.kernels.attention import KERNELS
 
@@ -171,12 +171,14 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     fake = Driver()
     for name in ("_primary", "_others"):
         monkeypatch.setattr(launcher, name, {})
-    for module in (launcher, memory, anyones):
+    for module in (launcher, memory, anyones, cupys):
         monkeypatch.setattr(module, "bindings", lambda: fake)
     monkeypatch.setattr(compiler, "cubin", lambda build, arch: " ".join(compiler.options(build)).encode())
-    prepared.prepare.cache_clear()
+    for module in (prepared, paged):
+        module.prepare.cache_clear()
     yield fake
-    prepared.prepare.cache_clear()
+    for module in (prepared, paged):
+        module.prepare.cache_clear()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Enough of ``cuda.bindings.driver`` to compute attention on arrays "on a GPU", which are NumPy's here.
 
-Launching a kernel's function ``attention`` computes it in float64, all of it, as the arguments say, by address. A
+Launching a kernel's function ``attention`` computes it in float64, all of it, as the arguments say, by address, and so
+do ``tensor`` and ``grouped`` with paged decode, by the CPU's backend, which has tests of its own. A
 kernel that splits numbers gives nonsense where the inputs are not finite, and notes the rows, which one that does not
 then computes once more. What has been launched, and which contexts are current, is kept record of. ``owned`` are the
 address ranges of memory on a GPU, by its number; ``fails`` the functions that give a code other than 0, and the code.
@@ -14,7 +15,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from flashcli.backends.decode_cpu import attend_group
+from flashcli.files.decode_file import dtype
 from flashcli.kernels.arguments import Attention
+from flashcli.kernels.decode import TYPE_NUMBERS, Argument
+from flashcli.paged import BlockSparse, Decode, cache_shapes
 
 CUdevice_attribute = SimpleNamespace(
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR="major",
@@ -153,6 +158,10 @@ class Driver:
         rows[...] = bits
         return (0,)
 
+    def cuMemsetD32Async(self, address, bits, count, stream):
+        _view(address, np.uint32, (count,), (1,))[...] = bits
+        return (0,)
+
     def cuEventCreate(self, flags):
         self._events[len(self._events) + 1] = 0
         return 0, len(self._events)
@@ -183,6 +192,9 @@ class Driver:
         if name == "attention":
             at = ctypes.c_void_p.from_address(parameters).value
             attention(Attention.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Attention))), macros)
+        if name in ("tensor", "grouped"):
+            at = ctypes.c_void_p.from_address(parameters).value
+            decode(Argument.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Argument))), macros, name == "tensor")
         return (0,)
 
 
@@ -239,6 +251,43 @@ def attention(given: Attention, macros: dict[str, str]) -> None:
     o[rows] = answer[rows].astype(np.float32)
     if given.lse:
         _view(given.lse, np.float32, (B, H, M), (H * M, M, 1))[rows] = lse[rows]
+
+
+def decode(given: Argument, macros: dict[str, str], counts: bool) -> None:
+    """What a kernel of paged decode does. One that ``counts`` wants zeros to begin with, and leaves zeros."""
+    D, page, rows = (int(macros[name]) for name in ("HEAD_DIM", "PAGE", "ROWS"))
+    S, T, H, Hkv = given.sequences, given.tokens, given.heads, given.kv_heads
+    names = {number: name for name, number in TYPE_NUMBERS.items()}
+    query_type, cache_type = (dtype(names[int(macros[name])]) for name in ("QUERY_TYPE", "CACHE_TYPE"))
+    if counts:
+        counters = 4 + S * Hkv * -(-T * given.group // rows)
+        assert not _view(given.workspace, np.int32, (counters,), (1,)).any()
+    layout = "hnd"  # by strides, nhd is one of these
+    key_strides = given.key_page, given.key_head, given.key_slot, 1
+    value_strides = given.value_page, given.value_head, given.value_slot, 1
+    if int(macros["TRANSPOSED"]):
+        layout, value_strides = "vllm", (given.value_page, given.value_head, page, 1)
+        key_strides = given.key_page, given.key_head, given.key_chunk, given.key_slot, 1
+    shapes = cache_shapes(layout, given.pages, Hkv, page, D, cache_type.itemsize)
+    number = {name: 1.0 if not at else _view(at, np.float32, (1,), (1,))[0].item()
+              for name, at in (("k_scale", given.k_scale), ("v_scale", given.v_scale))}  # fmt: skip
+    sparse = BlockSparse(given.sparse_stride, given.sparse_block, given.sparse_local, given.sparse_slide, given.tp_rank)
+    width = given.table_width
+    lengths = _view(given.seq_lens, np.int32, (S,), (1,))
+    asked = Decode(
+        _view(given.query, query_type, (S, T, H, D), (given.query_sequence, given.query_token, D, 1)),
+        _view(given.key_cache, cache_type, shapes[0], key_strides),
+        _view(given.value_cache, cache_type, shapes[1], value_strides),
+        _view(given.block_tables, np.int32, (S, width), (width, 1)),
+        np.clip(lengths, 0, width * page),
+        _view(given.alibi_slopes, np.float32, (H,), (1,)) if given.alibi_slopes else None,
+        layout=layout, scale=given.scale, window=given.window, sparse=sparse if sparse.vert_stride else None, **number,
+    )  # fmt: skip
+    out, lse = np.zeros((S, T, H, D), query_type), np.full((S, T, H), -np.inf, np.float32)
+    for s, kv_head in np.ndindex(S, Hkv):
+        attend_group(asked, s, kv_head, out[s], lse[s])
+    _view(given.out, query_type, (S, T, H, D), (T * H * D, H * D, D, 1))[...] = out
+    _view(given.lse, np.float32, (S, T, H), (T * H, H, 1))[...] = lse
 
 
 class OnGpu:

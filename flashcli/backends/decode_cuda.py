@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flashcli.backends.base import ignore
-from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
+from flashcli.errors import KernelFailure, OutOfMemory
 from flashcli.gpu.session import Session
 from flashcli.kernels import compiler, decode
 from flashcli.kernels.decode import Argument, Build, Sizes
@@ -25,12 +25,7 @@ class Program:
     """A kernel's functions, loaded into the current context."""
 
     def __init__(self, session: Session, build: Build) -> None:
-        if session.capability < build.needs:
-            raise BackendUnavailable(
-                f"{build.problem.cache_type} needs {compiler.architecture(build.needs)} or later, "
-                f"{session.name} is {session.architecture}.",
-                "use --backend cpu.",
-            )
+        build.check(session.capability, session.name, "use --backend cpu.")
         self._build, self._session = build, session
         self._module = session.driver.module_from_buffer(compiler.cubin(build, session.architecture))
         self._functions: dict[str, Any] = {}
@@ -146,7 +141,8 @@ class DecodeCuda:
         memory |= {name: self._driver.mem_alloc(array.nbytes) for name, array in (("out", out), ("lse", lse))}
         if size := build.kernel.workspace(sizes, build.problem):
             memory["workspace"] = self._driver.mem_alloc(size)
-            self._driver.memset_d8(memory["workspace"], 0, size)
+        if counters := build.kernel.counters(sizes, build.problem):
+            self._driver.memset_d8(memory["workspace"], 0, counters)
         pointers = {name: int(where) for name, where in (memory | self._cache).items()}
         start, end = self._driver.Event(), self._driver.Event()
         start.record()

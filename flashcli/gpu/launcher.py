@@ -12,20 +12,28 @@ import ctypes
 import functools
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from flashcli.errors import BackendUnavailable, FlashError, KernelFailure, OutOfMemory
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu.memory import FREE_THE_GPU
-from flashcli.kernels import compiler
+from flashcli.kernels import compiler, decode
 from flashcli.kernels.arguments import Attention
 from flashcli.kernels.plan import Plan
-from flashcli.kernels.types import STATIC_SHARED, Build
+from flashcli.kernels.types import Launch
+from flashcli.shape import round_up
 
 NO_MEMORY, INVALID_CONTEXT = 2, 201  # CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVALID_CONTEXT
 POINTERS = struct.Struct("8Q")  # Q, K, V, O, lse, bias, workspace, redo: how the arguments begin
+DECODE_POINTERS = struct.Struct(f"{len(decode.POINTERS)}Q")
+
+
+class Loadable(compiler.Compilable, Protocol):
+    """A build of any operation's kernel that says which functions it has."""
+
+    def functions(self) -> Iterable[Launch]: ...
 
 
 @functools.cache
@@ -99,7 +107,7 @@ class Place:
             ask(driver.cuCtxSetCurrent, self.context)
         return found in (0, self.context)
 
-    def functions(self, build: Build) -> dict[str, int]:
+    def functions(self, build: Loadable) -> dict[str, int]:
         """The handles of a build's functions, compiled and loaded when they are first asked for."""
         key = build.kernel.name, *build.macros().items()  # shapes of the same tiles share them
         with self._lock:
@@ -107,7 +115,7 @@ class Place:
                 self._functions[key] = self._load(build)
             return self._functions[key]
 
-    def _load(self, build: Build) -> dict[str, int]:
+    def _load(self, build: Loadable) -> dict[str, int]:
         driver, doing = bindings(), f"the GPU does not load kernel {build.kernel.name}"
         code = compiler.cubin(build, compiler.architecture(self.capability))
         shared_bytes = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -116,7 +124,7 @@ class Place:
             module = ask(driver.cuModuleLoadData, code, doing=doing)
             for launch in build.functions():
                 function = ask(driver.cuModuleGetFunction, module, launch.function.encode(), doing=doing)
-                if launch.shared > STATIC_SHARED:  # more has to be asked for
+                if launch.shared:  # with what is static, it may be more than a block has without asking
                     ask(driver.cuFuncSetAttribute, function, shared_bytes, launch.shared, doing=doing)
                 ask(driver.cuFuncLoad, function, doing=doing)  # else the driver might put it off to the first launch
                 found[launch.function] = int(function)
@@ -173,35 +181,94 @@ def place_of_memory(address: int) -> Place | None:
         return _others[number]
 
 
-class Prepared:
+class Launches:
+    """Launches in one place with one struct of arguments, to be queued any number of times, from any thread.
+
+    ``pointers`` says how the addresses, which come with each call, stand at the struct's beginning.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        kernel: str,
+        steps: Iterable[tuple[Loadable, Launch]],
+        given: ctypes.Structure,
+        pointers: struct.Struct,
+    ) -> None:
+        self.place, self.kernel = place, kernel
+        self._given, self._pack, self._lock = given, pointers.pack_into, threading.Lock()
+        pointer = self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(given))
+        self._parameters = ctypes.addressof(pointer)
+        self._launch = bindings().cuLaunchKernel
+        self._steps: Sequence[tuple[int, int, int, int]] = [
+            (place.functions(build)[launch.function], launch.grid, launch.threads, launch.shared)
+            for build, launch in steps
+        ]
+
+    def queue(self, stream: int, *addresses: int) -> None:
+        """Queue them on a stream; the place's context is the thread's."""
+        launch, parameters = self._launch, self._parameters
+        with self._lock:  # the driver copies the arguments before it lets go of them
+            self._pack(self._given, 0, *addresses)
+            for function, grid, threads, shared in self._steps:
+                [code] = launch(function, grid, 1, 1, threads, 1, 1, shared, stream, parameters, 0)
+                if code:
+                    raise failure(code, f"kernel {self.kernel} failed on GPU {self.place.device}")
+
+
+class Prepared(Launches):
     """Attention of one shape in one place, to be launched with any addresses, any number of times, from any thread.
 
     ``workspace`` is how many bytes of scratch it needs; their address is to be divisible by 16.
     """
 
     def __init__(self, place: Place, plan: Plan, given: Attention) -> None:
-        self.place, self.workspace, self.kernel = place, plan.workspace, plan.kernel
-        self._redo = plan.redo
-        self._given, self._lock = given, threading.Lock()
-        pointer = self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(given))
-        self._parameters = ctypes.addressof(pointer)
-        self._launch = bindings().cuLaunchKernel
-        self._steps: Sequence[tuple[int, int, int, int]] = [
-            (place.functions(build)[launch.function], launch.grid, launch.threads, launch.shared)
-            for build, launch in plan.steps
-        ]
+        super().__init__(place, plan.kernel, plan.steps, given, POINTERS)
+        self.workspace, self._redo = plan.workspace, plan.redo
 
     def launch(self, stream: int, q: int, k: int, v: int, o: int, lse: int, bias: int, workspace: int) -> None:
         """Queue it on a stream, with arrays at these addresses; no LSE and no bias are at 0."""
         redo = 0 if self._redo is None else workspace + self._redo
-        if not self.place.is_current():
-            with self.place.current():
-                return self.launch(stream, q, k, v, o, lse, bias, workspace)
-        launch, parameters = self._launch, self._parameters
-        with self._lock:  # the driver copies the arguments before it lets go of them
-            POINTERS.pack_into(self._given, 0, q, k, v, o, lse, bias, workspace, redo)
-            for function, grid, threads, shared in self._steps:
-                [code] = launch(function, grid, 1, 1, threads, 1, 1, shared, stream, parameters, 0)
-                if code:
-                    raise failure(code, f"kernel {self.kernel} failed on GPU {self.place.device}")
-        return None
+        if self.place.is_current():
+            return self.queue(stream, q, k, v, o, lse, bias, workspace, redo)
+        with self.place.current():
+            return self.queue(stream, q, k, v, o, lse, bias, workspace, redo)
+
+
+class PreparedDecode(Launches):
+    """Paged decode of one shape in one place, to be launched with any addresses, any number of times, from any thread.
+
+    ``workspace`` is how many bytes of scratch a launch needs for itself, whatever they hold; their address is to be
+    divisible by 16. ``scales`` are the factors of an fp8 cache that are not 1; they are written at the scratch's end.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        build: decode.Build,
+        sizes: decode.Sizes,
+        given: decode.Argument,
+        scales: Mapping[str, float],
+    ) -> None:
+        launches = build.kernel.launches(sizes, build.problem, place.multiprocessors)
+        super().__init__(place, build.kernel.name, [(build, launch) for launch in launches], given, DECODE_POINTERS)
+        end = round_up(build.kernel.workspace(sizes, build.problem), 16)
+        self.workspace = end + 4 * len(scales)
+        words = {end + 4 * i: _bits(scale) for i, scale in enumerate(scales.values())}
+        self._scales = dict(zip(scales, words, strict=True))
+        counters = build.kernel.counters(sizes, build.problem) // 4
+        self._sets = [*([(0, 0, counters)] if counters else []), *((at, word, 1) for at, word in words.items())]
+
+    def launch(self, stream: int, at: Mapping[str, int]) -> None:
+        """Queue it on a stream, with arrays at these addresses, by their names in `decode.POINTERS`."""
+        with self.place.current():
+            workspace = at["workspace"]
+            for where, word, count in self._sets:
+                ask(bindings().cuMemsetD32Async, workspace + where, word, count, stream)
+            scales = {name: workspace + where for name, where in self._scales.items()}
+            self.queue(stream, *(scales.get(name) or at.get(name, 0) for name in decode.POINTERS))
+
+
+def _bits(number: float) -> int:
+    """Those of a number as float32."""
+    return int.from_bytes(struct.pack("<f", number), "little")

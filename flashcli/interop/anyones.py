@@ -13,9 +13,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from flashcli.gpu.launcher import Place, Prepared, allowed_while_capturing, bindings, place_of_device, place_of_memory
+from flashcli.gpu.launcher import Prepared, allowed_while_capturing, bindings, place_of_device
 from flashcli.interop import memory
 from flashcli.interop.memory import DeviceArray
+from flashcli.interop.places import common_place
 from flashcli.interop.prepared import Options, check_options, is_aligned, prepare, refuse_overlap
 from flashcli.interop.protocols import LEGACY_STREAM, Found, find
 from flashcli.operands import call
@@ -52,7 +53,7 @@ def attention(
     where = found.get("out")
     of = {name: x.operand for name, x in found.items()}
     what = call(of["q"], of["k"], of["v"], of.get("bias"), of.get("out"), causal, scale, q_start)
-    place = _place(found)
+    place = common_place(found) or place_of_device(0)
     if where is not None:
         inputs = {name: (x.address, x.operand) for name, x in found.items() if name != "out"}
         refuse_overlap(where.address, where.operand, inputs)
@@ -116,24 +117,6 @@ def _cupys_empty(q: Any) -> Any:
             return cupy.empty(shape, cupy.float32)
 
     return empty
-
-
-def _place(found: dict[str, Found]) -> Place:
-    """Where all arrays are; those without elements are nowhere."""
-    places = {}
-    for name, x in found.items():
-        if 0 not in x.operand.shape:
-            place = place_of_memory(x.address)
-            if place is None:
-                raise ValueError(f"{name} must be in the memory of a GPU")
-            places[name] = place
-    if not places:
-        return place_of_device(0)
-    first, place = next(iter(places.items()))
-    for name, other in places.items():
-        if other is not place:
-            raise ValueError(f"{name} must be on GPU {place.device}, as {first} is, not on GPU {other.device}")
-    return place
 
 
 def _keep_until_read(stream: int, owners: list[object]) -> None:

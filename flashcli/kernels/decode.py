@@ -7,11 +7,12 @@ the rest comes with the argument.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from flashcli.errors import UsageError
+from flashcli.errors import BackendUnavailable, UsageError
+from flashcli.kernels import compiler
 from flashcli.kernels.types import Launch
 from flashcli.shape import ceil_div, round_up
 
@@ -101,6 +102,8 @@ class Problem(NamedTuple):
 class Kernel:
     """One rung. ``launches(sizes, problem, sms)`` are in order; ``workspace(sizes, problem)`` is its scratch in bytes.
 
+    The first ``counters(sizes, problem)`` of those are to be zero before a launch, which leaves zeros again; nothing
+    else of it is read before it is written. Two launches that may run at a time need a workspace each.
     ``rows(rows, d)`` says how many of a cache head's rows a block takes together, and ``macros(problem)`` are those
     beyond the ones that all have. ``refuses(problem)`` says why it cannot be built for a problem; empty if it can.
     """
@@ -113,6 +116,7 @@ class Kernel:
     rows: Callable[[int, int], int]
     macros: Callable[[Problem], dict[str, int]] = lambda problem: {}
     refuses: Callable[[Problem], str] = lambda problem: ""
+    counters: Callable[[Sizes, Problem], int] = lambda sizes, problem: 0
     on_host: bool = False
 
 
@@ -135,6 +139,16 @@ class Build:
     def needs(self) -> tuple[int, int]:
         """The lowest compute capability: fp8 is converted by instructions that came with Ada."""
         return (8, 9) if _item_size(self.problem) == 1 else (6, 0)
+
+    def check(self, capability: tuple[int, int], gpu: str, hint: str) -> None:
+        """Raise BackendUnavailable if a GPU of this compute capability does not run it."""
+        if capability < self.needs:
+            has, needs = compiler.architecture(capability), compiler.architecture(self.needs)
+            raise BackendUnavailable(f"{self.problem.cache_type} needs {needs} or later, {gpu} is {has}.", hint)
+
+    def functions(self) -> tuple[Launch, ...]:
+        """Every function of the kernel's file, launched as for the smallest input."""
+        return self.kernel.launches(Sizes(1, 1, 1, 1, 1, self.problem.page), self.problem, 1)
 
 
 def partial_bytes(problem: Problem) -> int:
@@ -204,9 +218,12 @@ def _most_pieces(sizes: Sizes, problem: Problem) -> int:
     return max(1, min(problem.tuning.pieces, ceil_div(sizes.room, _piece(problem))))
 
 
+def _counters(sizes: Sizes, problem: Problem) -> int:
+    return 4 * (LAUNCH_COUNTERS + round_up(sizes.sequences * sizes.kv_heads * ceil_div(sizes.rows, problem.rows), 4))
+
+
 def _counters_and_partials(sizes: Sizes, problem: Problem) -> int:
-    counters = round_up(sizes.sequences * sizes.kv_heads * ceil_div(sizes.rows, problem.rows), 4)
-    return 4 * (LAUNCH_COUNTERS + counters) + sizes.places * _most_pieces(sizes, problem) * partial_bytes(problem)
+    return _counters(sizes, problem) + sizes.places * _most_pieces(sizes, problem) * partial_bytes(problem)
 
 
 def _one(rows: int, d: int) -> int:
@@ -282,11 +299,11 @@ KERNELS = {
         ),
         Kernel(
             "split", "decode/04_split.cu", "pieces by the actual lengths, in one launch",
-            _split, _counters_and_partials, _some, _piece_macros,
+            _split, _counters_and_partials, _some, _piece_macros, counters=_counters,
         ),
         Kernel(
             "tensor", "decode/05_tensor.cu", "tensor cores, fed straight from memory",
-            _tensor, _counters_and_partials, _tensor_rows, _tensor_macros, _tensor_refuses,
+            _tensor, _counters_and_partials, _tensor_rows, _tensor_macros, _tensor_refuses, counters=_counters,
         ),
     )
 }  # fmt: skip
@@ -302,6 +319,7 @@ CEILING = Kernel(
     lambda sizes, problem, sms: (_over_pieces("read", sizes, problem, _readers(problem) * sms),),
     lambda sizes, problem: 4 * LAUNCH_COUNTERS, _some,
     lambda problem: _piece_macros(problem) | {"BLOCKS": _readers(problem)},
+    counters=lambda sizes, problem: 4 * LAUNCH_COUNTERS,
 )  # fmt: skip
 
 
@@ -334,9 +352,14 @@ def sizes_of(asked: Decode) -> Sizes:
     return Sizes(asked.S, asked.T, asked.H, asked.Hkv, asked.block_tables.shape[1], asked.page)
 
 
+def vector_bytes(D: int, itemsize: int) -> int:
+    """Bytes of the cache that are loaded at a time, on multiples of which its rows start."""
+    return 16 if D * itemsize % 16 == 0 else 8
+
+
 def cache_strides(layout: str, kv_heads: int, page: int, D: int, itemsize: int) -> dict[str, int]:
-    """How far apart pages, heads, slots and 16-byte chunks are in contiguous caches, in numbers; see decode.cuh."""
-    x = (16 if D * itemsize % 16 == 0 else 8) // itemsize
+    """How far apart pages, heads, slots and chunks are in contiguous caches, in numbers; see decode.cuh."""
+    x = vector_bytes(D, itemsize) // itemsize
     whole = kv_heads * page * D
     if layout == "vllm":
         keys = {"key_page": whole, "key_head": page * D, "key_slot": x, "key_chunk": page * x}
@@ -346,12 +369,16 @@ def cache_strides(layout: str, kv_heads: int, page: int, D: int, itemsize: int) 
     return keys | {"value_page": whole, "value_head": head, "value_slot": slot}
 
 
-def argument(asked: Decode, pointers: dict[str, int]) -> Argument:
-    """The argument for contiguous arrays that are on the device at these addresses; what has none there is null."""
+def argument(asked: Decode, pointers: Mapping[str, int], strides: Mapping[str, int] | None = None) -> Argument:
+    """The argument for arrays that are on the device at these addresses; what has none there is null.
+
+    ``strides``, in numbers, are those of `STRIDES` that contiguous arrays do not have.
+    """
     sparse = asked.sparse
     numbers = {
         "query_sequence": asked.T * asked.H * asked.D, "query_token": asked.H * asked.D,
         **cache_strides(asked.layout, asked.Hkv, asked.page, asked.D, asked.key_cache.dtype.itemsize),
+        **(strides or {}),
         "sequences": asked.S, "tokens": asked.T, "heads": asked.H, "kv_heads": asked.Hkv, "group": asked.group,
         "pages": asked.pages, "table_width": asked.block_tables.shape[1], "window": asked.window, "scale": asked.scale,
     }  # fmt: skip

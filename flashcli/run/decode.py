@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from flashcli.errors import BackendUnavailable
-from flashcli.files.decode_file import create_answer, read_decode
+from flashcli.files.decode_file import create_answer, dtype, read_decode
 from flashcli.files.outputs import check_distinct
-from flashcli.paged import BlockSparse, Decode, problem
+from flashcli.paged import BlockSparse, Decode, check_cache_dtype, check_layout, problem
 from flashcli.run.report import PHASES, seconds_since_process_start
 from flashcli.timeline import Timeline
 
@@ -127,50 +127,30 @@ def decode(
     seq_lens: np.ndarray,
     *,
     alibi_slopes: np.ndarray | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: Any = 1.0,
+    v_scale: Any = 1.0,
     layout: str = "vllm",
     scale: float | None = None,
     sliding_window: int = 0,
     block_sparse: BlockSparse | None = None,
     return_lse: bool = False,
     backend: str = "auto",
+    cache_dtype: str | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """Attention of one to eight query tokens a sequence against a cache of keys and values in pages.
-
-    Parameters
-    ----------
-    query : [S, H, D], or [S, T, H, D] for T query tokens, which are the last T of a sequence
-    key_cache, value_cache : pages as ``layout`` has them, of the query's type or fp8
-    block_tables : int32 [S, most pages], each sequence's pages in order
-    seq_lens : int32 [S], with the query tokens
-    alibi_slopes : float32 [H]; slope · (token - query's own) is added to a score
-    k_scale, v_scale : factors on an fp8 cache
-    layout : "vllm", keys [pages, Hkv, D/x, page, x] with x numbers in 16 bytes and values [pages, Hkv, D, page];
-        "nhd", both [pages, page, Hkv, D]; "hnd", both [pages, Hkv, page, D]
-    scale : factor on q·k; 1/sqrt(D) if None
-    sliding_window : how many tokens a query token sees, itself among them; all if 0
-    block_sparse : which blocks a head sees
-    return_lse : the logarithm of the sum of exp(score) too, float32 [S, H] or [S, T, H]
-    backend : "cuda", "cpu", or "auto": a usable GPU, else the CPU
-
-    Returns
-    -------
-    an array of the query's shape and type; zeros where a query token sees nothing
-
-    Raises
-    ------
-    ValueError
-        for arrays of other types or shapes, lengths beyond the tables and pages beyond the cache
-    """
+    """`flashcli.decode` of NumPy's arrays."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     query, key_cache, value_cache, block_tables, seq_lens = map(
         np.asarray, (query, key_cache, value_cache, block_tables, seq_lens)
     )
+    check_layout(layout)
+    check_cache_dtype(key_cache.dtype.name, value_cache.dtype.name, cache_dtype)
+    if cache_dtype is not None:
+        key_cache, value_cache = (cache.view(dtype(cache_dtype)) for cache in (key_cache, value_cache))
     asked = Decode(
         query[:, None] if query.ndim == 3 else query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes,
-        k_scale, v_scale, layout, query.shape[-1] ** -0.5 if scale is None else scale, sliding_window, block_sparse,
+        np.asarray(k_scale).item(), np.asarray(v_scale).item(), layout,
+        query.shape[-1] ** -0.5 if scale is None else scale, sliding_window, block_sparse,
     )  # fmt: skip
     if wrong := problem(asked):
         raise ValueError(f"cannot decode: {wrong}")

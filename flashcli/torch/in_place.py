@@ -82,15 +82,15 @@ def compute(
         o.zero_()
         return o, None if lse is None else lse.fill_(-torch.inf)
     stream = torch._C._cuda_getCurrentRawStream(prepared.place.device)
-    scratch = _scratch(q, prepared.workspace, stream) if prepared.workspace else None
+    memory = scratch(q, prepared.workspace, stream) if prepared.workspace else None
     prepared.launch(
         stream, at_q, at_k, at_v, o.data_ptr(), 0 if lse is None else lse.data_ptr(),
-        0 if bias is None else bias.data_ptr(), 0 if scratch is None else scratch.data_ptr(),
+        0 if bias is None else bias.data_ptr(), 0 if memory is None else memory.data_ptr(),
     )  # fmt: skip
     return o, lse
 
 
-def _scratch(q: torch.Tensor, size: int, stream: int) -> torch.Tensor:
+def scratch(q: torch.Tensor, size: int, stream: int) -> torch.Tensor:
     """Memory that is this call's until its kernels have run: what comes later on the stream may have it again.
 
     The default stream is never destroyed and no part of a graph, so that a thread can keep what it had there.

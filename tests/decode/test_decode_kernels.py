@@ -67,6 +67,17 @@ def test_every_launch_has_blocks(kernel, sizes):
         assert 1 <= launch.grid < 2**31 and 1 <= launch.threads <= 1024
 
 
+@every_kernel
+def test_counters_are_within_the_workspace_and_every_function_is_named_for_the_smallest_input(kernel):
+    sizes, problem = Sizes(300, 8, 40, 8, 900, 16), Problem(64, 16, "float16", "float16", True, kernel.rows(40, 64))
+    counters = kernel.counters(sizes, problem)
+    assert counters <= kernel.workspace(sizes, problem) and (counters > 0) == (
+        kernel.name in ("split", "tensor", "read")
+    )
+    named = [launch.function for launch in Build(kernel, problem).functions()]
+    assert named == [launch.function for launch in kernel.launches(Sizes(3, 1, 8, 2, 40, 16), problem, 132)]
+
+
 def test_v1_refuses_what_its_shared_memory_does_not_hold():
     problem = Problem(64, 16, "float16", "float16", True, 1)
     with pytest.raises(decode.UsageError, match="100000 tokens"):

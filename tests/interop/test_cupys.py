@@ -1,0 +1,94 @@
+"""Paged decode of CuPy's arrays: a CuPy and a driver that are fakes, for which the CPU's memory is a GPU's."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fake_driver import OnGpu
+
+import flashcli
+from flashcli.backends.decode_cpu import DecodeCpu
+from flashcli.files.decode_cases import Case, make
+from flashcli.paged import Decode
+
+SMALL = Case(3, 4, 2, 64, "5,37,0", page=8)
+STREAM = 7
+
+
+@pytest.fixture
+def cupy(monkeypatch, driver):
+    """``cupy(array)`` is CuPy's array of NumPy's."""
+    driver.capability = 9, 0
+
+    class Array(OnGpu):
+        @property
+        def shape(self):
+            return self.array.shape
+
+        @property
+        def dtype(self):
+            return self.array.dtype
+
+        @property
+        def data(self):
+            return SimpleNamespace(ptr=self.array.ctypes.data)
+
+    Array.__module__ = "cupy"
+    Array.__name__ = "ndarray"
+    cuda = SimpleNamespace(
+        get_current_stream=lambda: SimpleNamespace(ptr=STREAM), Device=lambda device: contextlib.nullcontext()
+    )
+    fake = SimpleNamespace(empty=lambda shape, dtype: Array(driver, np.empty(shape, dtype)), cuda=cuda, ndarray=Array)
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    return lambda array, **options: Array(driver, array.copy(), **options)
+
+
+def arrays(asked: Decode) -> dict[str, np.ndarray]:
+    names = "query", "key_cache", "value_cache", "block_tables", "seq_lens"
+    return {name: getattr(asked, name) for name in names}
+
+
+def check(got, asked: Decode) -> None:
+    with DecodeCpu(1) as backend:
+        want, want_lse = backend.decode(asked, range(asked.S))
+    np.testing.assert_allclose(got[0].array, want, rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(got[1].array, want_lse, rtol=1e-3)
+
+
+@pytest.mark.parametrize("query_type", ["float16", "float32"])
+@pytest.mark.parametrize("layout", ["vllm", "nhd"])
+def test_cupys_arrays_are_read_where_they_lie_on_its_stream(cupy, driver, query_type, layout):
+    asked = make(dataclasses.replace(SMALL, query_type=query_type, layout=layout))
+    given = {name: cupy(x) for name, x in arrays(asked).items()}
+    check(flashcli.decode(**given, layout=layout, return_lse=True), asked)
+    assert {stream for _, stream, _ in driver.launches} == {STREAM}
+
+
+def test_bytes_are_fp8_if_the_caller_says_so_and_scales_may_be_arrays(cupy):
+    asked = make(dataclasses.replace(SMALL, cache_type="float8_e5m2"))
+    asked = dataclasses.replace(asked, k_scale=0.5, v_scale=3.0)
+    given = arrays(asked)
+    given |= {name: given[name].view(np.uint8) for name in ("key_cache", "value_cache")}
+    scale = cupy(np.array([3.0], np.float32))
+    given = {name: cupy(x) for name, x in given.items()}
+    check(flashcli.decode(**given, cache_dtype="float8_e5m2", k_scale=0.5, v_scale=scale, return_lse=True), asked)
+
+
+def test_what_somebody_else_still_fills_is_waited_for(cupy, driver):
+    given = {name: cupy(x, stream=9 if name == "seq_lens" else None) for name, x in arrays(make(SMALL)).items()}
+    flashcli.decode(**given)
+    assert driver.waits == [(STREAM, 9)]
+
+
+def test_what_is_not_cupys_is_refused(cupy, driver):
+    host = arrays(make(SMALL))
+    given = {name: cupy(x) for name, x in host.items()}
+    with pytest.raises(TypeError, match="seq_lens must be a CuPy array, as query is, not ndarray"):
+        flashcli.decode(**given | {"seq_lens": host["seq_lens"]})
+    with pytest.raises(TypeError, match="query must be a NumPy or CuPy array or a PyTorch tensor, not OnGpu"):
+        flashcli.decode(**given | {"query": OnGpu(driver, host["query"].copy())})

@@ -1,0 +1,304 @@
+"""Paged decode of PyTorch's tensors: on the CPU, on a GPU, and on a driver that is a fake, for which the CPU's memory
+is a GPU's."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+import flashcli  # noqa: E402
+from flashcli.backends.decode_cpu import DecodeCpu  # noqa: E402
+from flashcli.errors import BackendUnavailable, KernelFailure  # noqa: E402
+from flashcli.files.decode_cases import Case, make  # noqa: E402
+from flashcli.gpu import launcher  # noqa: E402
+from flashcli.interop.paged import Options  # noqa: E402
+from flashcli.paged import LAYOUTS, BlockSparse, Decode  # noqa: E402
+from flashcli.torch import in_place, paged  # noqa: E402
+
+SMALL = Case(3, 4, 2, 64, "5,37,0", page=8)
+ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+TYPES = [
+    ("float32", ""), ("float16", ""), ("bfloat16", ""), ("float32", "float8_e4m3fn"), ("float16", "float8_e5m2"),
+    ("bfloat16", "float8_e4m3fn"),
+]  # fmt: skip
+
+
+def tensor(array: np.ndarray) -> torch.Tensor:
+    if array.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        bits = torch.from_numpy(array.view({1: np.uint8, 2: np.int16}[array.itemsize]))
+        return bits.view(getattr(torch, array.dtype.name))
+    return torch.from_numpy(array)
+
+
+def arrays(asked: Decode) -> dict[str, torch.Tensor]:
+    names = "query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes"
+    return {name: tensor(getattr(asked, name)) for name in names if getattr(asked, name) is not None}
+
+
+def options(asked: Decode) -> dict[str, object]:
+    same = {name: getattr(asked, name) for name in ("k_scale", "v_scale", "layout", "scale")}
+    return {**same, "sliding_window": asked.window, "block_sparse": asked.sparse}
+
+
+def right(asked: Decode) -> tuple[torch.Tensor, torch.Tensor]:
+    with DecodeCpu(1) as backend:
+        out, lse = backend.decode(asked, range(asked.S))
+    return tensor(out), tensor(lse)
+
+
+def check(got, asked: Decode) -> None:
+    want, want_lse = right(asked)
+    assert got[0].dtype == want.dtype and got[0].is_contiguous() and want.any()
+    bound = ERROR[want.dtype] * max(1.0, float(want.abs().max()))  # products are of rounded weights
+    torch.testing.assert_close(got[0].cpu().double(), want.double(), rtol=0, atol=bound)
+    torch.testing.assert_close(got[1].cpu(), want_lse, rtol=1e-3, atol=1e-3)
+
+
+# on the CPU
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_tensors_on_the_cpu_give_numpys_answer(types):
+    asked = make(dataclasses.replace(SMALL, query_type=types[0], cache_type=types[1]))
+    check(flashcli.decode(**arrays(asked), **options(asked), return_lse=True, backend="cpu"), asked)
+
+
+def test_bytes_may_be_fp8_if_the_caller_says_so():
+    asked = make(dataclasses.replace(SMALL, cache_type="float8_e5m2"))
+    given = arrays(asked)
+    given |= {name: given[name].view(torch.uint8) for name in ("key_cache", "value_cache")}
+    out = flashcli.decode(**given, **options(asked), cache_dtype="float8_e5m2", backend="cpu")
+    assert torch.equal(out, right(asked)[0])
+    numbers = {name: x.numpy() for name, x in given.items()}
+    out = flashcli.decode(**numbers, **options(asked), cache_dtype="float8_e5m2", backend="cpu")
+    np.testing.assert_array_equal(out, right(asked)[0].numpy())
+
+
+def test_what_is_mixed_or_wants_gradients_is_refused():
+    given = arrays(make(SMALL))
+    with pytest.raises(TypeError, match="seq_lens must be a PyTorch tensor, as query is, not list"):
+        flashcli.decode(**given | {"seq_lens": [5, 37, 0]})
+    with pytest.raises(ValueError, match="key_cache must be on cpu, as query is, not on meta"):
+        flashcli.decode(**given | {"key_cache": given["key_cache"].to("meta")})
+    with pytest.raises(ValueError, match=r"query must not require gradients.*no_grad"):
+        flashcli.decode(**given | {"query": given["query"].requires_grad_()})
+    with torch.no_grad():
+        flashcli.decode(**given, backend="cpu")
+
+
+# on a driver that is a fake
+
+
+@pytest.fixture
+def stream(monkeypatch, driver):
+    """PyTorch's current stream: a list of its one number. The GPU has fp8."""
+    current = [0]
+    driver.capability = 9, 0
+    monkeypatch.setattr(paged, "place_of_device", lambda device: launcher.place_of_device(0))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[0], raising=False)
+    monkeypatch.setattr(in_place, "_kept", type(in_place._kept)())
+    return current
+
+
+def compute(given: dict[str, torch.Tensor], **of) -> tuple[torch.Tensor, torch.Tensor]:
+    return paged.compute(given, Options(**of))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_every_layout_and_type_is_computed_where_it_lies(stream, layout, types):
+    asked = make(dataclasses.replace(SMALL, layout=layout, query_type=types[0], cache_type=types[1]))
+    asked = dataclasses.replace(asked, k_scale=0.5, v_scale=3.0) if types[1] else asked
+    check(compute(arrays(asked), **options(asked)), asked)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"T": 3}, {"T": 2, "alibi": True}, {"window": 6}, {"H": 7, "Hkv": 1}, {"page": 1}, {"S": 1, "lengths": "9"},
+        {"sparse": BlockSparse(3, 8, 1, -1, 1), "lengths": "60,33,9"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_everything_that_can_be_asked_for_reaches_the_kernel(stream, changes):
+    asked = make(dataclasses.replace(SMALL, **changes))
+    for _ in range(2):  # the second time it is remembered, and its scratch has been used
+        check(compute(arrays(asked), **options(asked)), asked)
+
+
+def test_a_query_without_an_axis_of_tokens_has_an_answer_without_one(stream):
+    asked = make(SMALL)
+    given = arrays(asked)
+    out, lse = compute(given | {"query": given["query"][:, 0]}, **options(asked))
+    assert out.shape == (3, 4, 64) and lse.shape == (3, 4)
+    check((out[:, None], lse[:, None]), asked)
+
+
+def test_a_slice_of_a_fused_projection_and_a_shared_cache_are_read_by_their_strides(stream):
+    asked = make(dataclasses.replace(SMALL, layout="nhd", T=2))
+    given = arrays(asked)
+    fused = torch.full((3, 2, 9, 64), torch.nan, dtype=torch.float16)
+    fused[:, :, 2:6] = given["query"]
+    both = torch.stack([given["key_cache"], given["value_cache"]], 1)  # [pages, 2, page, Hkv, D], as vLLM keeps them
+    given |= {"query": fused[:, :, 2:6], "key_cache": both[:, 0], "value_cache": both[:, 1]}
+    check(compute(given, **options(asked)), asked)
+
+
+def test_pages_and_heads_of_vllms_layout_may_be_any_distance_apart(stream):
+    asked = make(SMALL)
+    given = arrays(asked)
+    for name in ("key_cache", "value_cache"):
+        x = given[name]
+        apart = torch.full((x.shape[0], 2 * x.shape[1], *x.shape[2:]), torch.nan, dtype=x.dtype)
+        apart[:, ::2] = x
+        given[name] = apart[:, ::2]
+    check(compute(given, **options(asked)), asked)
+
+
+@pytest.mark.parametrize("current", [0, 7])
+def test_the_counters_are_zeroed_on_the_stream_before_each_launch(stream, driver, monkeypatch, current):
+    queued = []
+    memset, launch = driver.cuMemsetD32Async, driver.cuLaunchKernel
+    monkeypatch.setattr(driver, "cuMemsetD32Async", lambda *a: queued.append((a[1:3], a[3])) or memset(*a))
+    monkeypatch.setattr(driver, "cuLaunchKernel", lambda *a: queued.append(("launch", a[8])) or launch(*a))
+    stream[0] = current
+    asked = make(SMALL)
+    for _ in range(2):
+        check(compute(arrays(asked), **options(asked)), asked)
+    assert queued == [((0, 4 + 8), current), ("launch", current)] * 2
+
+
+def test_scales_may_be_tensors(stream):
+    asked = make(dataclasses.replace(SMALL, cache_type="float8_e4m3fn"))
+    asked = dataclasses.replace(asked, k_scale=0.5, v_scale=3.0)
+    scales = {"k_scale": torch.tensor(0.5), "v_scale": torch.tensor([3.0])}
+    check(compute(arrays(asked) | scales, scale=asked.scale), asked)
+    with pytest.raises(ValueError, match=r"k_scale must be a number or one float32, not float32 \[2\]"):
+        compute(arrays(asked) | {"k_scale": torch.ones(2)})
+
+
+def test_lengths_are_not_looked_at_and_out_of_range_ones_are_cut(stream, monkeypatch):
+    asked = make(dataclasses.replace(SMALL, lengths="40,40,0"))
+    given = arrays(asked)
+    given["seq_lens"] = torch.tensor([1000, 40, -5], dtype=torch.int32)
+    for name in ("item", "tolist", "cpu", "__bool__"):
+        monkeypatch.setattr(torch.Tensor, name, lambda *_: pytest.fail("the host waits for the GPU"))
+    found = compute(given, **options(asked))
+    monkeypatch.undo()
+    check(found, asked)
+
+
+def test_a_cache_in_bytes_is_fp8_if_the_caller_says_so(stream):
+    asked = make(dataclasses.replace(SMALL, cache_type="float8_e4m3fn"))
+    given = arrays(asked)
+    given |= {name: given[name].view(torch.uint8) for name in ("key_cache", "value_cache")}
+    check(compute(given, **options(asked), cache_dtype="float8_e4m3fn"), asked)
+    for wrong, words in (("int4", "cache_dtype must be one of"), (None, "key_cache is uint8")):
+        with pytest.raises(ValueError, match=words):
+            compute(given, cache_dtype=wrong)
+    with pytest.raises(ValueError, match="cache_dtype is for caches of uint8, not for float16 and float16"):
+        compute(arrays(make(SMALL)), cache_dtype="float8_e5m2")
+
+
+def by_two(x):
+    return torch.cat([x, x], -1)[..., ::2]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("seq_lens", lambda x: x.long(), "seq_lens is int64, not int32"),
+        ("block_tables", by_two, r"block_tables has strides .*, where \[\d+, 1\] are wanted"),
+        ("query", lambda x: x.double(), "query is float64"),
+        ("query", by_two, "query has strides"),
+        ("query", lambda x: torch.zeros(x.numel() + 1).half()[1:].view(x.shape), "start on multiples of 16 bytes"),
+        ("key_cache", lambda x: x.mT.contiguous().mT, "key_cache has strides"),
+        ("value_cache", lambda x: x[0], "value_cache has shape"),
+        ("alibi_slopes", lambda _: torch.ones(3), "alibi_slopes has shape"),
+    ],
+)  # fmt: skip
+def test_what_no_kernel_reads_is_refused_before_anything_is_queued(stream, driver, name, change, words):
+    given = arrays(make(SMALL))
+    given[name] = change(given.get(name))
+    with pytest.raises(ValueError, match=words):
+        compute(given)
+    assert not driver.launches
+
+
+def test_rows_of_the_cache_that_are_not_aligned_are_refused(stream):
+    given = arrays(make(dataclasses.replace(SMALL, layout="hnd")))
+    wider = torch.zeros(*given["key_cache"].shape[:-1], 65, dtype=torch.float16)
+    with pytest.raises(ValueError, match="key_cache has rows 130 bytes apart, no multiple of 16"):
+        compute(given | {"key_cache": wider[..., :64]}, layout="hnd")
+
+
+def test_an_old_gpu_has_no_fp8_and_a_failing_one_says_so(stream, driver):
+    asked = make(dataclasses.replace(SMALL, cache_type="float8_e4m3fn"))
+    driver.fails["launch"] = 700
+    with pytest.raises(KernelFailure, match="kernel tensor failed on GPU 0: fake failure 700"):
+        compute(arrays(asked))
+    driver.capability = 8, 0
+    launcher._primary.clear()
+    with pytest.raises(BackendUnavailable, match=r"float8_e4m3fn needs sm_89 or later, GPU 0 is sm_80"):
+        compute(arrays(asked))
+
+
+# on a GPU
+
+
+@pytest.fixture
+def on_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU")
+
+
+def to_gpu(asked: Decode) -> dict[str, torch.Tensor]:
+    return {name: x.cuda() for name, x in arrays(asked).items()}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_a_gpu_gives_the_answer_of_the_cpu(on_gpu, layout, types):
+    case = dataclasses.replace(SMALL, lengths="5,3000,0", layout=layout, query_type=types[0], cache_type=types[1])
+    asked = make(case)
+    asked = dataclasses.replace(asked, k_scale=0.5, v_scale=3.0) if types[1] else asked
+    check(flashcli.decode(**to_gpu(asked), **options(asked), return_lse=True), asked)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("query_type", ["float16", "float32"])
+def test_a_graph_is_replayed_with_other_lengths(on_gpu, query_type):
+    long, short = (
+        make(dataclasses.replace(SMALL, lengths=lengths, query_type=query_type)) for lengths in ("4000,3000,7", "9,0,1")
+    )
+    given = to_gpu(long)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # nothing has been compiled and loaded
+        found = flashcli.decode(**given, return_lse=True)
+    for lengths in (long.seq_lens, short.seq_lens, long.seq_lens):
+        given["seq_lens"].copy_(tensor(lengths))
+        graph.replay()
+        check(found, dataclasses.replace(long, seq_lens=lengths))
+
+
+@pytest.mark.gpu
+def test_calls_on_two_streams_do_not_share_their_scratch_and_wait_for_nothing(on_gpu):
+    asked = make(dataclasses.replace(SMALL, lengths="4000,3000,7"))
+    given = to_gpu(asked)
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    for _ in range(2):  # the second time nothing is compiled, and PyTorch has the memory
+        found = []
+        torch.cuda.synchronize()
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(2_000_000_000)
+                found += [flashcli.decode(**given, return_lse=True) for _ in range(5)]
+    assert not any(stream.query() for stream in streams)
+    torch.cuda.synchronize()
+    for one in found:
+        check(one, asked)
