@@ -141,8 +141,7 @@ class DecodeCuda:
         memory |= {name: self._driver.mem_alloc(array.nbytes) for name, array in (("out", out), ("lse", lse))}
         if size := build.kernel.workspace(sizes, build.problem):
             memory["workspace"] = self._driver.mem_alloc(size)
-        if counters := build.kernel.counters(sizes, build.problem):
-            self._driver.memset_d8(memory["workspace"], 0, counters)
+            self._driver.memset_d8(memory["workspace"], 0, size)
         pointers = {name: int(where) for name, where in (memory | self._cache).items()}
         start, end = self._driver.Event(), self._driver.Event()
         start.record()
