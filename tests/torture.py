@@ -79,7 +79,7 @@ class Torture:
         self._look(options, done.returncode, done.stderr.decode(), codes)
 
     def _look(self, what: str, code: int, error: str, codes: set[int]) -> None:
-        if code not in codes and f"{ROOT}/flashcli/" not in error and "Error: " not in error:
+        if code not in codes and f"{ROOT}/flashcli/" not in error and "\nError: " not in f"\n{error}":
             code, error, codes = 0, "", {0}  # Python tells of it in its own way
             self.outcomes["ended before flashcli began"] += 1
         else:
