@@ -1,8 +1,7 @@
 """The operator `torch.ops.flashcli.attention`: on GPUs, on CPUs, on tensors without numbers, and with gradients.
 
 It always gives the LSE, which gradients need. (A parameter called ``kernel`` would get in the way of one of PyTorch's
-compiler.) Its outputs' strides do not depend on the inputs', so that a compiler
-may change those.
+compiler.) Its outputs' strides do not depend on the inputs', so that a compiler may change those.
 """
 
 from __future__ import annotations
@@ -118,6 +117,13 @@ class _Attention(torch.autograd.Function):
             return *gradients(d_out, d_lse, *ctx.saved_tensors, *ctx.options), None
 
 
+def wants_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether anybody does, of one of them."""
+    return torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
+    )
+
+
 def in_place_with_gradients(q: Any, k: Any, v: Any, bias: Any, *options: Any) -> Both:
     """The operator's answer for tensors on a GPU, without the operator's ways through PyTorch: they take time."""
     return _Attention.apply(q, k, v, bias, (_on_gpu, options))
@@ -146,9 +152,7 @@ def _with_gradients(
         for name, x in {"q": q, "k": k, "v": v, "bias": bias}.items():
             if x is not None and forward_ad.unpack_dual(x).tangent is not None:
                 raise NotImplementedError(f"{name} must have no tangent: attention has gradients in reverse mode only")
-    if torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
-    ):
+    if wants_gradients(q, k, v, bias):
         return _Attention.apply(q, k, v, bias, (_below_autograd, options))
     return _below_autograd(q, k, v, bias, *options)
 

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from flashcli.shape import MAX_D
 from flashcli.torch import in_place, operator
-from flashcli.torch.tensors import is_quiet, wants_gradients
+from flashcli.torch.tensors import is_quiet
 
 OTHERWISE = None, "fp32", True  # kernel, precision, batch_invariant
 
@@ -37,7 +37,7 @@ def scaled_dot_product_attention(
     options = attn_mask, is_causal, scale, 0, True
     if torch.compiler.is_compiling() or not is_quiet(query, key, value, attn_mask):
         return operator.attention(query, key, value, *options)[0]
-    if wants_gradients(query, key, value, attn_mask):
+    if operator.wants_gradients(query, key, value, attn_mask):
         return operator.in_place_with_gradients(query, key, value, *options, *OTHERWISE)[0]
     return in_place.compute(query, key, value, is_causal, scale, attn_mask, rows_first=True)[0]
 

@@ -36,7 +36,7 @@ def attention(
         return _by_operator(
             q, k, v, causal, scale, backend, bias, q_start, return_lse, out, kernel, precision, batch_invariant
         )
-    wanted = wants_gradients(q, k, v, bias)
+    wanted = operator.wants_gradients(q, k, v, bias)
     if out is not None:
         in_place.refuse_mixed(q, k, v, bias, out)
         _refuse_gradients(wanted, out)
@@ -82,13 +82,6 @@ def is_quiet(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tens
     )
 
 
-def wants_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether anybody does, of one of them."""
-    return torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
-    )
-
-
 def _refuse_gradients(wanted: bool, out: torch.Tensor) -> None:
     """Raise ValueError where ``out`` would have to have gradients."""
     if wanted or (torch.is_grad_enabled() and out.requires_grad):
@@ -117,7 +110,7 @@ def _by_operator(
     if not torch.compiler.is_compiling() and not isinstance(q_start, torch.SymInt):
         causal, scale, q_start = checked(causal, scale, q_start)
     if out is not None:
-        _refuse_gradients(wants_gradients(q, k, v, bias), out)
+        _refuse_gradients(operator.wants_gradients(q, k, v, bias), out)
     o, lse = operator.attention(q, k, v, bias, causal, scale, q_start, False, kernel, precision, batch_invariant)
     if out is not None:
         if out.shape != o.shape or out.dtype != o.dtype:
