@@ -72,6 +72,61 @@ def attention(
     )  # fmt: skip
 
 
+def attention_backward(
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool = False,
+    scale: float | None = None,
+    backend: str = "auto",
+    *,
+    bias: Any = None,
+    q_start: int = 0,
+    o: Any = None,
+    lse: Any = None,
+    dlse: Any = None,
+    return_dbias: bool = False,
+) -> tuple[Any, ...]:
+    """The gradients of `attention`, accurate to fp32: (dq, dk, dv), or with ``return_dbias`` (dq, dk, dv, dbias).
+
+    Given dO, the gradient of a loss with respect to O, they are those with respect to Q, K, V and the bias. NumPy's
+    arrays are computed on the CPU.
+
+    Parameters
+    ----------
+    do : float32 array of q's shape
+    q, k, v, causal, scale, backend, bias, q_start : as they were given to `attention`
+    o, lse : what ``attention(..., return_lse=True)`` gave, both; without them it is computed again
+    dlse : the gradient with respect to the LSE, float32 [B, H, M] or [B, M]; zeros if None
+    return_dbias : the gradient with respect to a bias of numbers, too
+
+    Strides are free. Memory beyond the gradients grows with M + N, not with M · N.
+
+    Returns
+    -------
+    float32 arrays, contiguous: dq of q's shape, dk and dv of k's, summed over the heads of q that share
+    them, dbias of the bias's, summed over the axes along which it is broadcast. A query that sees no key has a dq of
+    zeros and adds nothing to the others. The same call has the same bytes every time, and those of a batch and head do
+    not depend on what else there is.
+
+    Raises
+    ------
+    TypeError, ValueError
+        for arguments of another type or shape, or in another place
+    flashcli.errors.FlashError
+        where the backend is missing or fails, or does not compute what is asked for
+
+    Source: FlashAttention-2, arXiv 2307.08691, algorithm 2.
+    """
+    from flashcli.run.backward import attention_backward as of_numpy
+
+    return of_numpy(
+        do, q, k, v, causal, scale, backend, bias=bias, q_start=q_start, o=o, lse=lse, dlse=dlse,
+        return_dbias=return_dbias,
+    )  # fmt: skip
+
+
 _known: dict[type, Callable[..., Any]] = {}
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from flashcli.shape import MAX_D, MAX_INT32, MAX_SCALE
 
 BIASES = ("float32", "bool")  # numbers to add to scores, and masks: false takes a key away
+ANY_STRIDES = ("bias", "lse", "dlse")  # arguments whose last axis need not be contiguous
 MAX_ROWS = MAX_INT32 - 1024  # kernels count rows in an int, and tiles go beyond the last row
 
 Strides = tuple[int, int, int]  # of batches, heads and rows, in elements; 0 where there is only one
@@ -124,6 +125,112 @@ def _call(
     )  # fmt: skip
 
 
+class Backward(NamedTuple):
+    """What gradients are asked for, but for the addresses; hashable.
+
+    ``of`` is the call of `flashcli.attention` that they are gradients of, with O as it lies. dO and dQ are like Q, dK
+    and dV like K; ``lse`` and ``dlse`` are strides of batches, heads and rows, ``dlse`` None where it is not given.
+    ``dbias_shape`` is None where it is not wanted; ``dbias`` are its strides, 0 along axes that are summed over.
+    """
+
+    of: Call
+    do: Strides
+    lse: Strides
+    dlse: Strides | None
+    dq: Strides
+    dk: Strides
+    dv: Strides
+    dbias_shape: tuple[int, ...] | None
+    dbias: tuple[int, int, int, int]
+
+
+def backward(
+    do: Operand,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    o: Operand | None = None,
+    lse: Operand | None = None,
+    dlse: Operand | None = None,
+    bias: Operand | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    q_start: int = 0,
+    return_dbias: bool = False,
+    rows_first: bool = False,
+) -> Backward:
+    """The gradients that these operands ask for; without ``o`` and ``lse``, both are contiguous.
+
+    dQ, dK and dV [B, H, rows, d] are contiguous, or with ``rows_first`` laid out as [B, rows, H, d]. Errors are those
+    of `call`.
+    """
+    return _backward(do, q, k, v, o, lse, dlse, bias, *checked(causal, scale, q_start), bool(return_dbias), rows_first)
+
+
+@functools.lru_cache(maxsize=256)
+def _backward(
+    do: Operand,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    o: Operand | None,
+    lse: Operand | None,
+    dlse: Operand | None,
+    bias: Operand | None,
+    causal: bool,
+    scale: float | None,
+    q_start: int,
+    return_dbias: bool,
+    rows_first: bool,
+) -> Backward:
+    of = _call(q, k, v, bias, None, causal, scale, q_start)
+    if (o is None) != (lse is None):
+        given, missing = ("lse", "o") if o is None else ("o", "lse")
+        raise ValueError(f"{given} must be given together with {missing}: attention(..., return_lse=True) has both")
+    for name, operand, shape in (
+        ("do", do, of.shape), ("o", o, of.shape), ("lse", lse, of.lse_shape), ("dlse", dlse, of.lse_shape)
+    ):  # fmt: skip
+        if operand is not None:
+            _check_like(name, operand, shape)
+    if return_dbias and (bias is None or bias.dtype == "bool"):
+        raise ValueError("return_dbias must be False where there is no bias of float32 numbers")
+    layout = _contiguous_rows_first if rows_first and of.heads else contiguous
+    dq, dk = _of_rows(layout(q.shape, "float32")), _of_rows(layout(k.shape, "float32"))
+    return Backward(
+        of if o is None else of._replace(o=_of_rows(o)), _of_rows(do),
+        _of_row_numbers(contiguous(of.lse_shape, "float32") if lse is None else lse),
+        None if dlse is None else _of_row_numbers(dlse), dq, dk, dk, *_dbias(bias if return_dbias else None, of),
+    )  # fmt: skip
+
+
+def _contiguous_rows_first(shape: tuple[int, ...], dtype: str) -> Operand:
+    _, H, rows, d = shape
+    return Operand(shape, (rows * H * d, d, H * d, 1), dtype)
+
+
+def _check_like(name: str, operand: Operand, shape: tuple[int, ...]) -> None:
+    if operand.dtype != "float32":
+        raise TypeError(f"{name} must be a float32 array, not {operand.dtype}")
+    if operand.shape != shape:
+        like = "one number for each row of q" if "lse" in name else "the shape of q"
+        raise ValueError(f"{name} must have {like}, {list(shape)}, not {list(operand.shape)}")
+    _check_strides(name, operand)
+
+
+def _of_row_numbers(operand: Operand) -> Strides:
+    """The strides of batches, heads and rows, of which each is one number."""
+    batch, *head, row = _several(operand)
+    return batch, *(head or [0]), row  # type: ignore[return-value]
+
+
+def _dbias(bias: Operand | None, of: Call) -> tuple[tuple[int, ...] | None, tuple[int, int, int, int]]:
+    """The shape of the bias, and the strides of a contiguous array of it."""
+    if bias is None:
+        return None, (0, 0, 0, 0)
+    dense = contiguous(bias.shape, "float32")
+    return bias.shape, _bias_strides(dense, (of.B, of.H, of.M, of.N), of.heads)
+
+
 def contiguous(shape: tuple[int, ...], dtype: str) -> Operand:
     """An array without gaps, the last axis innermost."""
     strides, step = [], 1
@@ -171,7 +278,7 @@ def _check_strides(name: str, operand: Operand) -> None:
     used = [stride for length, stride in zip(operand.shape, operand.strides, strict=True) if length > 1]
     if any(stride < 0 for stride in used):
         raise ValueError(f"{name} must have no negative strides, not {list(operand.strides)}: give a copy")
-    if name != "bias" and operand.shape[-1] > 1 and operand.strides[-1] != 1:
+    if name not in ANY_STRIDES and operand.shape[-1] > 1 and operand.strides[-1] != 1:
         apart = operand.strides[-1]
         raise ValueError(f"{name} must be contiguous along its last axis, not {apart} elements apart: give a copy")
 

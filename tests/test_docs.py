@@ -212,10 +212,12 @@ def test_every_environment_variable_that_is_read_has_a_line():
 
 
 def test_the_python_that_is_shown_runs():
-    [shown] = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/python.md").read_text(), re.DOTALL | re.MULTILINE)
+    shown = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/python.md").read_text(), re.DOTALL | re.MULTILINE)
     values: dict[str, object] = {}
-    exec(shown.replace("10, 2048, 64", "2, 30, 8"), values)
+    for block in shown:
+        exec(block.replace("10, 2048, 64", "2, 30, 8"), values)
     assert values["o"].shape == (1, 2, 30, 8) and values["lse"].shape == (1, 2, 30)
+    assert values["dk"].shape == (1, 2, 30, 8) and values["dbias"].shape == (30,)
 
 
 # ---- the help texts

@@ -12,7 +12,7 @@ from flashcli.backends.tiled import Matrices
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.files.cut import cut
 from flashcli.kernels.types import PRECISIONS
-from flashcli.operands import Call, Operand, call
+from flashcli.operands import ANY_STRIDES, Call, Operand, call
 from flashcli.run.arrays import attend
 from flashcli.shape import Shape
 
@@ -42,10 +42,10 @@ def attention(
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
     request = Request(backend, causal, scale, kernel, precision)
     refuse_conflicts(request)
-    q, k, v = (_as_it_lies(name, array) for name, array in {"q": q, "k": k, "v": v}.items())
-    bias = None if bias is None else _as_it_lies("bias", bias)
+    q, k, v = (as_it_lies(name, array) for name, array in {"q": q, "k": k, "v": v}.items())
+    bias = None if bias is None else as_it_lies("bias", bias)
     asked = call(
-        _operand(q), _operand(k), _operand(v), None if bias is None else _operand(bias),
+        operand(q), operand(k), operand(v), None if bias is None else operand(bias),
         None if out is None else _operand_to_write(out, {"q": q, "k": k, "v": v, "bias": bias}), causal, scale, q_start,
     )  # fmt: skip
     given = Matrices(
@@ -95,18 +95,19 @@ def _heads_as_batches(request: Request, given: Matrices) -> None:
     given.out[...] = out.reshape(given.out.shape)
 
 
-def _as_it_lies(name: str, array: np.ndarray) -> np.ndarray:
+def as_it_lies(name: str, array: np.ndarray) -> np.ndarray:
     """The array; or a contiguous copy, where its strides are such that no backend takes them."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
     if isinstance(array, np.ma.MaskedArray):  # what is masked would count: NumPy's own functions take it away
         raise TypeError(f"{name} must not be a masked array: give its data, and its mask as bias")
-    last = array.ndim == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize or name == "bias"
+    last = array.ndim == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize or name in ANY_STRIDES
     whole = all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
     return np.asarray(array if last and whole and array.flags.aligned else np.ascontiguousarray(array))
 
 
-def _operand(array: np.ndarray) -> Operand:
+def operand(array: np.ndarray) -> Operand:
+    """An array as it lies."""
     dtype = array.dtype.name if array.dtype.isnative else str(array.dtype)
     return Operand(array.shape, tuple(stride // array.itemsize for stride in array.strides), dtype)
 
@@ -119,4 +120,4 @@ def _operand_to_write(out: np.ndarray, inputs: dict[str, np.ndarray | None]) -> 
     for name, array in inputs.items():
         if array is not None and np.may_share_memory(out, array) and np.shares_memory(out, array):  # bounds, then each
             raise ValueError(f"out must not overlap {name}")
-    return _operand(out)
+    return operand(out)
