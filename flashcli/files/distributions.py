@@ -29,7 +29,10 @@ def _equal_rows(rng: np.random.Generator, size: tuple[int, int, int]) -> np.ndar
 
 
 def _large(rng: np.random.Generator, size: tuple[int, int, int]) -> np.ndarray:
-    """Up to 1e4; multiples of 128 in Q and K, so that no program rounds a score and another key wins."""
+    """Up to 1e4; multiples of 128 in Q and K, so that sums of products are exact and no other key wins by a rounding.
+
+    Two keys may have the very same score, in one row of some thousands: programs that scale Q may take either.
+    """
     qkv = _uniform(1e4)(rng, size)
     qkv[:2] = np.round(qkv[:2] / 128) * 128
     return qkv

@@ -550,7 +550,7 @@ def test_a_batch_too_large_for_the_real_gpu(gpu, tmp_path, out):
 @pytest.mark.gpu
 @pytest.mark.parametrize("limit", [1, 3])
 def test_a_limit_on_the_real_gpu_splits_the_batches(gpu, given, out, limit):
-    one = 4 * QKV[0, 0].nbytes
+    one = 4 * QKV[0, 0].nbytes + 4 * NOTE
     done = flashcli("run", given, out, "--kernel", "q_in_registers", "--max-device-memory", limit * one, "--json", "-")
     assert done.code == 0
     assert_accurate(read_floats(out, QKV[:, 0].shape), QKV)
