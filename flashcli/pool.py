@@ -7,15 +7,17 @@ the library takes locks, and waiting is done on a queue, which is not written in
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from flashcli.signals import held
 
 T = TypeVar("T")
+LOOK_UP = 0.1  # seconds after which who waits looks whether there is a signal
 
 
 class Pool(ThreadPoolExecutor):
@@ -48,6 +50,16 @@ def awaited(future: Future[T]) -> T:
     arrived: SimpleQueue[Future[T]] = SimpleQueue()
     with held():
         future.add_done_callback(arrived.put)
-    arrived.get()
+    next_of(arrived)
     with held():
         return future.result()
+
+
+def next_of(queue: SimpleQueue[T]) -> T:
+    """What arrives there next.
+
+    A signal that comes just before a thread goes to sleep does not wake it: so it sleeps for short times.
+    """
+    while True:
+        with contextlib.suppress(Empty):
+            return queue.get(timeout=LOOK_UP)

@@ -46,6 +46,36 @@ def test_no_signal_leaves_a_lock_behind():
     assert done.stdout == "400\n", done.stderr
 
 
+# A signal that another thread hears does not wake the one that sleeps, nor does one that comes just before it sleeps.
+ELSEWHERE = """
+import signal, threading, time
+from flashcli import signals
+from flashcli.pool import Pool, awaited
+
+def work():
+    time.sleep(0.2)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    never.wait(60)
+
+never = threading.Event()
+signals.listen()
+signals.heed()
+with Pool(1) as pool:
+    try:
+        awaited(pool.submit(work))
+    except signals.Terminated:
+        print("heard")
+    never.set()
+"""
+
+
+def test_a_signal_that_wakes_nobody_is_heard():
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], env=environment(), capture_output=True, text=True, timeout=50
+    )
+    assert done.stdout == "heard\n", done.stderr
+
+
 def test_results_come_in_order_and_stop_at_an_error():
     with Pool(3) as pool:
         assert list(pool.results(divmod, range(50), [7] * 50)) == [divmod(n, 7) for n in range(50)]

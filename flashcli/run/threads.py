@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from flashcli.errors import Stopped
-from flashcli.pool import Pool, awaited
+from flashcli.pool import Pool, awaited, next_of
 from flashcli.signals import held
 
 
@@ -38,7 +38,7 @@ def together(jobs: list[Callable[[Callable[[], None]], object]]) -> list:
                 job.add_done_callback(ended.put)
         try:
             for _ in running:
-                ended.get()
+                next_of(ended)
                 if errors:
                     break
         finally:
