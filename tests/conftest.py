@@ -3,8 +3,9 @@ from __future__ import annotations
 import importlib
 import os
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # one of as many as there are cores: each a single thread, before NumPy begins
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+ONE_OF_MANY = "PYTEST_XDIST_WORKER" in os.environ  # of as many as there are cores: each computes on a single thread
+if ONE_OF_MANY:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy begins, here and in what is started from here
 
 import compileall
 import signal
@@ -28,6 +29,7 @@ from support import (
     script,
     write_input,
 )
+from threadpoolctl import threadpool_limits
 
 from flashcli.backends.cores import usable_cores
 from flashcli.errors import FlashError
@@ -54,6 +56,8 @@ hypothesis.settings.load_profile("flashcli")
 
 def pytest_configure(config: pytest.Config) -> None:
     tolerances.cache = getattr(config, "cache", None)
+    if ONE_OF_MANY:
+        threadpool_limits(1)  # a plugin may have begun NumPy before
 
 
 @pytest.hookimpl(optionalhook=True)
