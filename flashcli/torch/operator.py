@@ -124,9 +124,16 @@ def wants_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: tor
     )
 
 
+# Past torch.autograd.Function, which looks at every call whether a transformation of functions is going on.
+_apply_at_once = super(torch.autograd.Function, _Attention).apply
+
+
 def in_place_with_gradients(q: Any, k: Any, v: Any, bias: Any, *options: Any) -> Both:
-    """The operator's answer for tensors on a GPU, without the operator's ways through PyTorch: they take time."""
-    return _Attention.apply(q, k, v, bias, (_on_gpu, options))
+    """The operator's answer for tensors on a GPU, without the operator's ways through PyTorch: they take time.
+
+    No transformation of functions may be going on.
+    """
+    return _apply_at_once(q, k, v, bias, (_on_gpu, options))
 
 
 def _below_autograd(*arguments: Any) -> Both:
