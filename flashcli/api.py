@@ -1,4 +1,4 @@
-"""attention(q, k, v), and decode() of a cache in pages, on arrays of any library: who computes, and where."""
+"""attention(q, k, v), decode() of a cache in pages and write_kv() into one, on arrays of any library: who computes."""
 
 from __future__ import annotations
 
@@ -218,23 +218,77 @@ def decode(
 
     Source: vLLM's PagedAttention, arXiv 2309.06180.
     """
-    return _decode_of(query)(
+    return _of_pages("decode", query)(
         query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes=alibi_slopes, k_scale=k_scale,
         v_scale=v_scale, layout=layout, scale=scale, sliding_window=sliding_window, block_sparse=block_sparse,
         return_lse=return_lse, backend=backend, cache_dtype=cache_dtype,
     )  # fmt: skip
 
 
-def _decode_of(query: Any) -> Callable[..., Any]:
-    """The function for arrays of the query's library."""
-    if _is_pytorchs(query):
-        from flashcli.torch.paged import decode as of_tensors
+def write_kv(
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    slot_mapping: Any,
+    *,
+    k_scale: Any = 1.0,
+    v_scale: Any = 1.0,
+    layout: str = "vllm",
+    cache_dtype: str | None = None,
+) -> None:
+    """Write new keys and values into the slots of a cache in pages, where it lies.
 
-        return of_tensors
-    if hasattr(query, "__cuda_array_interface__"):
-        from flashcli.interop.cupys import decode as of_cupys
+    PyTorch's tensors and CuPy's arrays on a GPU are read and written on the caller's current stream; the call returns
+    at once, and can be captured in a CUDA graph. NumPy's arrays, and PyTorch's tensors on the CPU, are written when it
+    returns.
 
-        return of_cupys
-    from flashcli.run.decode import decode as of_numpy
+    Parameters
+    ----------
+    key, value : [tokens, Hkv, D], float32, float16 or bfloat16
+    key_cache, value_cache : pages as ``layout`` has them, of the key's type or fp8; see `decode`
+    slot_mapping : int64 [tokens]; token i goes to slot ``slot_mapping[i] % page`` of page ``slot_mapping[i] // page``,
+        and nowhere if that number is negative
+    k_scale, v_scale : what an fp8 cache's numbers are multiplied by when they are read; numbers, or arrays of one
+        float32
+    layout : "vllm", "nhd" or "hnd"; see `decode`
+    cache_dtype : "float8_e4m3fn" or "float8_e5m2": what the bytes of a cache of uint8 are
 
-    return of_numpy
+    A number is stored in fp8 divided by its scale, rounded to even, and cut to the largest finite one. All arrays are
+    of one library, and in one place. On a GPU, tokens and heads of keys and values, and pages, heads and slots of the
+    cache, may be any number of aligned bytes apart; all else is contiguous. Two tokens with one slot leave either of
+    them there; of NumPy's arrays, the later one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        for arrays of other types or shapes, or in another place; then nothing has been written. Slots beyond the cache
+        are refused of arrays that are not on a GPU; on a GPU, what is for them goes nowhere.
+    flashcli.errors.FlashError
+        where the GPU fails
+
+    Source: vLLM's `reshape_and_cache`, arXiv 2309.06180.
+    """
+    _of_pages("write_kv", key)(
+        key, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, layout=layout,
+        cache_dtype=cache_dtype,
+    )  # fmt: skip
+
+
+def _of_pages(name: str, first: Any) -> Callable[..., Any]:
+    """The function of that name for arrays of the library of its first argument."""
+    if _is_pytorchs(first):
+        from flashcli.torch import paged as of_tensors
+
+        return getattr(of_tensors, name)
+    if hasattr(first, "__cuda_array_interface__"):
+        from flashcli.interop import cupys
+
+        return getattr(cupys, name)
+    if name == "decode":
+        from flashcli.run.decode import decode as decode_numpy
+
+        return decode_numpy
+    from flashcli.run.write_kv import write_kv as write_numpy
+
+    return write_numpy

@@ -9,7 +9,9 @@ those of vLLM where it has one; S sequences, T query tokens, H heads, Hkv heads 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -43,8 +45,33 @@ class BlockSparse:
         return (self.tp_rank * kv_heads + kv_head) * -self.head_sliding_step + 1
 
 
+class InPages:
+    """What the shape of a cache says, for whoever has ``key_cache`` and its ``layout``."""
+
+    key_cache: Any
+    layout: str
+
+    @property
+    def Hkv(self) -> int:
+        return self.key_cache.shape[2 if self.layout == "nhd" else 1]
+
+    @property
+    def page(self) -> int:
+        """How many tokens a page has room for."""
+        return self.key_cache.shape[{"vllm": 3, "nhd": 1, "hnd": 2}[self.layout]]
+
+    @property
+    def pages(self) -> int:
+        return self.key_cache.shape[0]
+
+    @property
+    def chunk(self) -> int:
+        """How many numbers of the cache are in a chunk of `CHUNK_BYTES`."""
+        return CHUNK_BYTES // self.key_cache.dtype.itemsize
+
+
 @dataclass(frozen=True, eq=False)
-class Decode:
+class Decode(InPages):
     """Queries [S, T, H, D] against a cache in pages, by arrays that may be mapped from a file.
 
     ``scale`` is the factor on q·k, and ``k_scale`` and ``v_scale`` are those on the numbers of an fp8 cache. With a
@@ -81,31 +108,13 @@ class Decode:
         return self.query.shape[3]
 
     @property
-    def Hkv(self) -> int:
-        return self.key_cache.shape[2 if self.layout == "nhd" else 1]
-
-    @property
     def group(self) -> int:
         """How many heads share a head of the cache."""
         return self.H // self.Hkv
 
     @property
-    def page(self) -> int:
-        """How many tokens a page has room for."""
-        return self.key_cache.shape[{"vllm": 3, "nhd": 1, "hnd": 2}[self.layout]]
-
-    @property
-    def pages(self) -> int:
-        return self.key_cache.shape[0]
-
-    @property
     def longest(self) -> int:
         return int(self.seq_lens.max())
-
-    @property
-    def chunk(self) -> int:
-        """How many numbers of the cache are in a chunk of `CHUNK_BYTES`."""
-        return CHUNK_BYTES // self.key_cache.dtype.itemsize
 
     def first_used(self, length: np.ndarray) -> np.ndarray:
         """The first token of a sequence that any of its query tokens may see."""
@@ -165,13 +174,8 @@ def outer_problem(asked: Decode) -> str:
 
 
 def _type_problem(asked: Decode) -> str:
-    query, cache = asked.query.dtype.name, asked.key_cache.dtype.name
-    if query not in QUERY_TYPES:
-        return f"query is {query}, not {', '.join(QUERY_TYPES)}"
-    if asked.value_cache.dtype.name != cache:
-        return f"key_cache is {cache} and its value_cache {asked.value_cache.dtype.name}: one type for both is wanted"
-    if cache not in (query, *FP8_TYPES):
-        return f"key_cache is {cache}: with a query of {query} it can be {', '.join((query, *FP8_TYPES))}"
+    if wrong := cache_type_problem(asked, "query", asked.query.dtype.name):
+        return wrong
     for name in ("block_tables", "seq_lens"):
         if getattr(asked, name).dtype.name != "int32":
             return f"{name} is {getattr(asked, name).dtype.name}, not int32"
@@ -180,35 +184,73 @@ def _type_problem(asked: Decode) -> str:
     return ""
 
 
+def cache_type_problem(asked: Any, name: str, kind: str) -> str:
+    """What is wrong with the types of a cache for an array of that ``name`` and ``kind``."""
+    cache, values = asked.key_cache.dtype.name, asked.value_cache.dtype.name
+    if kind not in QUERY_TYPES:
+        return f"{name} is {kind}, not {', '.join(QUERY_TYPES)}"
+    if values != cache:
+        return f"key_cache is {cache} and its value_cache {values}: one type for both is wanted"
+    if cache not in (kind, *FP8_TYPES):
+        return f"key_cache is {cache}: with a {name} of {kind} it can be {', '.join((kind, *FP8_TYPES))}"
+    return ""
+
+
 def _shape_problem(asked: Decode) -> str:
-    rank = 5 if asked.layout == "vllm" else 4
-    wanted_ranks: dict[str, int] = {"query": 4, "key_cache": rank, "value_cache": 4, "block_tables": 2, "seq_lens": 1}
-    for name, axes_wanted in wanted_ranks.items():
-        shape = getattr(asked, name).shape
-        if len(shape) != axes_wanted:
-            axes = f"{axes_wanted} dimensions" if name != "query" else "3 or 4 dimensions"
-            return f"{name} has shape {list(shape)}, where {axes} are wanted (layout {asked.layout})"
-        if 0 in shape and name != "block_tables":
-            return f"{name} has shape {list(shape)}: there is nothing in it"
+    ranks: dict[str, int] = {"query": 4, **cache_ranks(asked.layout), "block_tables": 2, "seq_lens": 1}
+    if wrong := rank_problem(asked, ranks, may_be_empty=("block_tables",)):
+        return wrong
     if not 1 <= asked.T <= MAX_QUERY_TOKENS:
         return f"query has {asked.T} tokens a sequence, not from 1 to {MAX_QUERY_TOKENS}"
-    if asked.D % 8 or asked.D > MAX_HEAD:
-        return f"heads have {asked.D} numbers, not a multiple of 8 up to {MAX_HEAD}"
-    if asked.layout == "vllm" and asked.D % asked.chunk:
-        return f"heads have {asked.D} numbers, which chunks of {asked.chunk} do not divide (layout vllm)"
     if asked.H % asked.Hkv:
         return f"query has {asked.H} heads, no multiple of the cache's {asked.Hkv}"
+    if wrong := head_problem(asked, asked.D):
+        return wrong
+    wanted = {**wanted_caches(asked, asked.D), "seq_lens": (asked.S,),
+              "block_tables": (asked.S, asked.block_tables.shape[1])}  # fmt: skip
+    if asked.alibi_slopes is not None:
+        wanted["alibi_slopes"] = (asked.H,)
+    return exact_shape_problem(asked, wanted)
+
+
+def cache_ranks(layout: str) -> dict[str, int]:
+    """How many dimensions the caches have."""
+    return {"key_cache": 5 if layout == "vllm" else 4, "value_cache": 4}
+
+
+def rank_problem(asked: Any, ranks: Mapping[str, int], may_be_empty: tuple[str, ...]) -> str:
+    for name, rank in ranks.items():
+        shape = getattr(asked, name).shape
+        if len(shape) != rank:
+            axes = f"{rank} dimensions" if name != "query" else "3 or 4 dimensions"
+            return f"{name} has shape {list(shape)}, where {axes} are wanted (layout {asked.layout})"
+        if 0 in shape and name not in may_be_empty:
+            return f"{name} has shape {list(shape)}: there is nothing in it"
+    return ""
+
+
+def head_problem(asked: Any, D: int) -> str:
+    """What is wrong with heads of D numbers in the cache's pages."""
+    if D % 8 or D > MAX_HEAD:
+        return f"heads have {D} numbers, not a multiple of 8 up to {MAX_HEAD}"
+    if asked.layout == "vllm" and D % asked.chunk:
+        return f"heads have {D} numbers, which chunks of {asked.chunk} do not divide (layout vllm)"
     if asked.page & (asked.page - 1):
         return f"pages have {asked.page} slots, no power of two"
+    return ""
+
+
+def wanted_caches(asked: Any, D: int) -> dict[str, tuple[int, ...]]:
+    """The shapes that the caches are to have."""
     size = asked.key_cache.dtype.itemsize
-    keys, values = cache_shapes(asked.layout, asked.pages, asked.Hkv, asked.page, asked.D, size)
-    wanted_shapes = {"key_cache": keys, "value_cache": values, "seq_lens": (asked.S,),
-                     "block_tables": (asked.S, asked.block_tables.shape[1])}  # fmt: skip
-    if asked.alibi_slopes is not None:
-        wanted_shapes["alibi_slopes"] = (asked.H,)
-    for name, wanted in wanted_shapes.items():
-        if (shape := getattr(asked, name).shape) != wanted:
-            return f"{name} has shape {list(shape)}, where {list(wanted)} is wanted (layout {asked.layout})"
+    keys, values = cache_shapes(asked.layout, asked.pages, asked.Hkv, asked.page, D, size)
+    return {"key_cache": keys, "value_cache": values}
+
+
+def exact_shape_problem(asked: Any, wanted: Mapping[str, tuple[int, ...]]) -> str:
+    for name, shape in wanted.items():
+        if (found := getattr(asked, name).shape) != shape:
+            return f"{name} has shape {list(found)}, where {list(shape)} is wanted (layout {asked.layout})"
     return ""
 
 

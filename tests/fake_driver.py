@@ -1,10 +1,11 @@
 """Enough of ``cuda.bindings.driver`` to compute attention on arrays "on a GPU", which are NumPy's here.
 
 Launching a kernel's function ``attention`` computes it in float64, all of it, as the arguments say, by address, and so
-do ``tensor`` and ``grouped`` with paged decode, by the CPU's backend, which has tests of its own. A
-kernel that splits numbers gives nonsense where the inputs are not finite, and notes the rows, which one that does not
-then computes once more. What has been launched, and which contexts are current, is kept record of. ``owned`` are the
-address ranges of memory on a GPU, by its number; ``fails`` the functions that give a code other than 0, and the code.
+do ``tensor`` and ``grouped`` with paged decode, by the CPU's backend, which has tests of its own, and ``write_kv`` with
+a cache. A kernel that splits numbers gives nonsense where the inputs are not finite, and notes the rows, which one that
+does not then computes once more. What has been launched, and which contexts are current, is kept record of. ``owned``
+are the address ranges of memory on a GPU, by its number; ``fails`` the functions that give a code other than 0, and the
+code.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import numpy as np
 
 from flashcli.backends.decode_cpu import attend_group
 from flashcli.files.decode_file import dtype
+from flashcli.kernels import write_kv
 from flashcli.kernels.arguments import Attention
 from flashcli.kernels.decode import TYPE_NUMBERS, Argument
 from flashcli.paged import BlockSparse, Decode, cache_shapes
+from flashcli.paged_write import WriteKv
+from flashcli.run.write_kv import write as write_numpy
 
 CUdevice_attribute = SimpleNamespace(
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR="major",
@@ -195,6 +199,9 @@ class Driver:
         if name in ("tensor", "grouped"):
             at = ctypes.c_void_p.from_address(parameters).value
             decode(Argument.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Argument))), macros, name == "tensor")
+        if name == "write_kv":
+            at, kind = ctypes.c_void_p.from_address(parameters).value, write_kv.Argument
+            write(kind.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(kind))), macros)
         return (0,)
 
 
@@ -278,7 +285,7 @@ def decode(given: Argument, macros: dict[str, str], counts: bool) -> None:
         _view(given.query, query_type, (S, T, H, D), (given.query_sequence, given.query_token, D, 1)),
         _view(given.key_cache, cache_type, shapes[0], key_strides),
         _view(given.value_cache, cache_type, shapes[1], value_strides),
-        _view(given.block_tables, np.int32, (S, width), (width, 1)),
+        _view(given.block_tables, np.int32, (S, width), (given.table_row, 1)),
         np.clip(lengths, 0, width * page),
         _view(given.alibi_slopes, np.float32, (H,), (1,)) if given.alibi_slopes else None,
         layout=layout, scale=given.scale, window=given.window, sparse=sparse if sparse.vert_stride else None, **number,
@@ -288,6 +295,32 @@ def decode(given: Argument, macros: dict[str, str], counts: bool) -> None:
         attend_group(asked, s, kv_head, out[s], lse[s])
     _view(given.out, query_type, (S, T, H, D), (T * H * D, H * D, D, 1))[...] = out
     _view(given.lse, np.float32, (S, T, H), (T * H, H, 1))[...] = lse
+
+
+def write(given: write_kv.Argument, macros: dict[str, str]) -> None:
+    """What the kernel that writes into a cache does; slots that the cache has not are left out."""
+    D, page = (int(macros[name]) for name in ("HEAD_DIM", "PAGE"))
+    names = {number: name for name, number in TYPE_NUMBERS.items()}
+    kind, cache_type = (dtype(names[int(macros[name])]) for name in ("QUERY_TYPE", "CACHE_TYPE"))
+    layout, key_strides = "hnd", (given.key_page, given.key_head, given.key_slot, 1)
+    value_strides = given.value_page, given.value_head, given.value_slot, 1
+    if int(macros["TRANSPOSED"]):
+        layout, value_strides = "vllm", (given.value_page, given.value_head, page, 1)
+        key_strides = given.key_page, given.key_head, given.key_chunk, given.key_slot, 1
+    shapes = cache_shapes(layout, given.pages, given.kv_heads, page, D, cache_type.itemsize)
+    rows = given.tokens, given.kv_heads, D
+    slots = _view(given.slot_mapping, np.int64, rows[:1], (1,))
+    scales = (_view(at, np.float32, (1,), (1,))[0].item() if at else factor
+              for at, factor in ((given.k_scale, given.k_factor), (given.v_scale, given.v_factor)))  # fmt: skip
+    write_numpy(
+        WriteKv(
+            _view(given.key, kind, rows, (given.new_key_token, given.new_key_head, 1)),
+            _view(given.value, kind, rows, (given.new_value_token, given.new_value_head, 1)),
+            _view(given.key_cache, cache_type, shapes[0], key_strides),
+            _view(given.value_cache, cache_type, shapes[1], value_strides),
+            np.where(slots < given.pages * page, slots, -1), *scales, layout,
+        )
+    )  # fmt: skip
 
 
 class OnGpu:

@@ -19,7 +19,7 @@ struct Decode {
     const void *query;        // [S, T, H, D]; heads follow each other, sequences and tokens are strides apart
     const void *key_cache;    // a page, a head and a slot are strides apart, and within a slot the chunks of 16 bytes
     const void *value_cache;  // the same; but with TRANSPOSED one number of a slot is PAGE numbers after the one before
-    const int *block_tables;  // [S, table_width]
+    const int *block_tables;  // [S, table_width]; rows are a stride apart
     const int *seq_lens;      // [S]
     const float *alibi_slopes;  // [H], or null
     const float *k_scale;       // one number, or null for 1
@@ -27,7 +27,7 @@ struct Decode {
     void *out;                  // [S, T, H, D]
     float *lse;                 // [S, T, H]
     void *workspace;            // scratch of the size that the registry asks for, zeroed once
-    long long query_sequence, query_token;
+    long long query_sequence, query_token, table_row;
     long long key_page, key_head, key_slot, key_chunk;
     long long value_page, value_head, value_slot;
     int sequences, tokens, heads, kv_heads, group, pages, table_width;     // group: heads / kv_heads, without dividing
@@ -148,7 +148,7 @@ __device__ __forceinline__ int length_of(const Decode &a, int s) {
 }
 
 __device__ __forceinline__ Sequence sequence_of(const Decode &a, int s, int kv_head, int row0) {
-    return {s, kv_head, row0, length_of(a, s), a.block_tables + (long long)s * a.table_width};
+    return {s, kv_head, row0, length_of(a, s), a.block_tables + s * a.table_row};
 }
 
 // The page of a token. Products of it need 64 bits: a cache may have more than 2^31 numbers. A page that the cache has not

@@ -44,7 +44,7 @@ struct Pieces {
 
     // The tables are brought to the second-level cache while lengths are on their way: as much of them as takes no time.
     __device__ void start(const Decode &a) {
-        const long long bytes = min((long long)a.sequences * a.table_width * 4, 1LL << 20);
+        const long long bytes = min(((a.sequences - 1) * a.table_row + a.table_width) * 4, 1LL << 20);
         const int at = (blockIdx.x * THREADS + threadIdx.x) * 128;
         if (at < bytes) prefetch(reinterpret_cast<const char *>(a.block_tables) + at);
         if (threadIdx.x == 0) s0 = -THREADS, before = 0, ends[THREADS - 1] = 0;
@@ -84,8 +84,7 @@ struct Pieces {
             if (ends[low + step - 1] <= left) low += step;
         const int s = s0 + low, tile = which / a.kv_heads, length = lengths[low];
         const Cut has = cut(a, length);
-        piece.of = {s, (int)which - tile * a.kv_heads, tile * ROWS, length,
-                    a.block_tables + (long long)s * a.table_width};
+        piece.of = {s, (int)which - tile * a.kv_heads, tile * ROWS, length, a.block_tables + s * a.table_row};
         piece.part = left - (low ? ends[low - 1] : 0), piece.count = has.count, piece.tile = tile;
         const long long start = has.begin + (long long)piece.part * has.piece;
         piece.first = max(start, (long long)first_used(a, length));

@@ -91,7 +91,7 @@ struct Way {
         count = smaller(left, AHEAD), left -= count, pages = 0;
         const int i = lane() / PAGES, token = token0(i) + lane() % PAGES * PAGE;
         if (i < count && (unsigned)token < (unsigned)end)
-            pages = __ldg(a.block_tables + (long long)s * a.table_width + token / PAGE);
+            pages = __ldg(a.block_tables + s * a.table_row + token / PAGE);
     }
 };
 

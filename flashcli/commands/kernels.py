@@ -37,7 +37,7 @@ from flashcli.shape import MAX_D
     type=click.Choice(list(OPERATIONS)),
     default="attention",
     show_default=True,
-    help="The ladder to show: that of `flashcli run`, or that of `flashcli decode`, without tiles.",
+    help="The ladder to show: that of `flashcli run`; without tiles, of `flashcli decode`, or what fills its cache.",
 )
 @as_json.json_option
 def command(name: str | None, d: int, arch: str | None, operation: str, json_path: str | None) -> None:

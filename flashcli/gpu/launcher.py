@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from flashcli.errors import BackendUnavailable, FlashError, KernelFailure, OutOfMemory
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu.memory import FREE_THE_GPU
-from flashcli.kernels import compiler, decode
+from flashcli.kernels import compiler, decode, write_kv
 from flashcli.kernels.arguments import Attention
 from flashcli.kernels.plan import Plan
 from flashcli.kernels.types import Launch
@@ -27,6 +27,7 @@ from flashcli.shape import round_up
 
 NO_MEMORY, INVALID_CONTEXT = 2, 201  # CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVALID_CONTEXT
 POINTERS = struct.Struct("8Q")  # Q, K, V, O, lse, bias, workspace, redo: how the arguments begin
+WRITE_POINTERS = struct.Struct(f"{len(write_kv.POINTERS)}Q")
 DECODE_POINTERS = struct.Struct(f"{len(decode.POINTERS)}Q")
 
 
@@ -239,7 +240,7 @@ class PreparedDecode(Launches):
     """Paged decode of one shape in one place, to be launched with any addresses, any number of times, from any thread.
 
     ``workspace`` is how many bytes of scratch a launch needs for itself, whatever they hold; their address is to be
-    divisible by 16. ``scales`` are the factors of an fp8 cache that are not 1; they are written at the scratch's end.
+    divisible by 16. At its end are ``scales``, the factors of an fp8 cache that are not 1, and an LSE nobody wants.
     """
 
     def __init__(
@@ -253,20 +254,45 @@ class PreparedDecode(Launches):
         launches = build.kernel.launches(sizes, build.problem, place.multiprocessors)
         super().__init__(place, build.kernel.name, [(build, launch) for launch in launches], given, DECODE_POINTERS)
         end = round_up(build.kernel.workspace(sizes, build.problem), 16)
-        self.workspace = end + 4 * len(scales)
-        words = {end + 4 * i: _bits(scale) for i, scale in enumerate(scales.values())}
-        self._scales = dict(zip(scales, words, strict=True))
+        self._lse = end + 4 * len(scales)
+        self.workspace = self._lse + 4 * sizes.places
+        self._scales = {decode.POINTERS.index(name): end + 4 * i for i, name in enumerate(scales)}
         counters = build.kernel.counters(sizes, build.problem) // 4
-        self._sets = [*([(0, 0, counters)] if counters else []), *((at, word, 1) for at, word in words.items())]
+        self._sets = [(0, 0, counters)] if counters else []  # where, which word, how many of it
+        self._sets += [(end + 4 * i, _bits(scale), 1) for i, scale in enumerate(scales.values())]
 
-    def launch(self, stream: int, at: Mapping[str, int]) -> None:
-        """Queue it on a stream, with arrays at these addresses, by their names in `decode.POINTERS`."""
+    def launch(self, stream: int, *addresses: int) -> None:
+        """Queue it on a stream, with arrays at these addresses, which are in the order of `decode.POINTERS`.
+
+        What there is not is at 0; so may be the LSE.
+        """
+        if self.place.is_current():
+            return self._queue(stream, addresses)
         with self.place.current():
-            workspace = at["workspace"]
-            for where, word, count in self._sets:
-                ask(bindings().cuMemsetD32Async, workspace + where, word, count, stream)
-            scales = {name: workspace + where for name, where in self._scales.items()}
-            self.queue(stream, *(scales.get(name) or at.get(name, 0) for name in decode.POINTERS))
+            return self._queue(stream, addresses)
+
+    def _queue(self, stream: int, addresses: Sequence[int]) -> None:
+        *arrays, lse, workspace = addresses
+        for where, word, count in self._sets:
+            ask(bindings().cuMemsetD32Async, workspace + where, word, count, stream)
+        for which, where in self._scales.items():
+            arrays[which] = workspace + where
+        self.queue(stream, *arrays, lse or workspace + self._lse, workspace)
+
+
+class PreparedWrite(Launches):
+    """Writing into a cache, of one shape in one place, with any addresses, any number of times, from any thread."""
+
+    def __init__(self, place: Place, build: write_kv.Build, given: write_kv.Argument) -> None:
+        launches = build.launches(given.tokens, given.kv_heads)
+        super().__init__(place, build.kernel.name, [(build, launch) for launch in launches], given, WRITE_POINTERS)
+
+    def launch(self, stream: int, *addresses: int) -> None:
+        """Queue it on a stream, with arrays at these addresses, in the order of `write_kv.POINTERS`; 0 for none."""
+        if self.place.is_current():
+            return self.queue(stream, *addresses)
+        with self.place.current():
+            return self.queue(stream, *addresses)
 
 
 def _bits(number: float) -> int:

@@ -7,16 +7,15 @@ to it there, and a page outside of the cache is replaced by one of it, so that n
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from flashcli.gpu.launcher import Place, PreparedDecode
 from flashcli.interop.prepared import SHAPES
 from flashcli.kernels import decode
 from flashcli.operands import Operand
-from flashcli.paged import FP8_TYPES, BlockSparse, Decode, check_cache_dtype, check_layout, outer_problem
+from flashcli.paged import BlockSparse, Decode, InPages, check_cache_dtype, check_layout, outer_problem
 
-ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, **dict.fromkeys(FP8_TYPES, 1)}
 FREE = -1  # a stride that kernels are told
 QUERY_UNIT = 4  # bytes of a query that are read at a time
 
@@ -29,10 +28,14 @@ class Element(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """An array without its numbers: all that `Decode` has to know to tell what is to be launched."""
+    """An array without its numbers: all that has to be known of it to tell what is to be launched."""
 
     shape: tuple[int, ...]
     dtype: Element
+
+
+def outline(array: Operand) -> Outline:
+    return Outline(array.shape, Element(array.dtype, decode.ITEM_SIZES.get(array.dtype, 1)))
 
 
 class Options(NamedTuple):
@@ -70,7 +73,7 @@ def prepare(place: Place, arrays: Arrays, addresses: int, options: Options) -> P
     """
     if options.backend not in ("auto", "cuda"):
         raise ValueError(f"backend must be 'auto' or 'cuda' for arrays on a GPU, not {options.backend!r}")
-    arrays = _with_tokens(_of_type(arrays, options.cache_dtype))
+    arrays = _with_tokens(arrays._replace(**caches_of_type(arrays, options.cache_dtype)))
     asked = _outlined(arrays, options)
     if wrong := outer_problem(asked):
         raise ValueError(f"cannot decode: {wrong}")
@@ -83,12 +86,11 @@ def prepare(place: Place, arrays: Arrays, addresses: int, options: Options) -> P
     return PreparedDecode(place, build, decode.sizes_of(asked), given, scales)
 
 
-def _of_type(arrays: Arrays, cache_dtype: str | None) -> Arrays:
-    keys, values = arrays.key_cache, arrays.value_cache
-    check_cache_dtype(keys.dtype, values.dtype, cache_dtype)
-    if cache_dtype is None:
-        return arrays
-    return arrays._replace(key_cache=keys._replace(dtype=cache_dtype), value_cache=values._replace(dtype=cache_dtype))
+def caches_of_type(arrays: Any, cache_dtype: str | None) -> dict[str, Operand]:
+    """Both caches, those of bytes as what the caller says they are."""
+    caches = {"key_cache": arrays.key_cache, "value_cache": arrays.value_cache}
+    check_cache_dtype(arrays.key_cache.dtype, arrays.value_cache.dtype, cache_dtype)
+    return caches if cache_dtype is None else {name: x._replace(dtype=cache_dtype) for name, x in caches.items()}
 
 
 def _with_tokens(arrays: Arrays) -> Arrays:
@@ -101,12 +103,9 @@ def _with_tokens(arrays: Arrays) -> Arrays:
 
 def _outlined(arrays: Arrays, options: Options) -> Decode:
     check_layout(options.layout)
-    for name in ("k_scale", "v_scale"):
-        scale = getattr(arrays, name)
-        if scale is not None and (scale.dtype, scale.shape) not in (("float32", ()), ("float32", (1,))):
-            raise ValueError(f"{name} must be a number or one float32, not {scale.dtype} {list(scale.shape)}")
+    check_scales(arrays)
     outlines: dict[str, Any] = {
-        name: Outline(array.shape, Element(array.dtype, ITEM_SIZES.get(array.dtype, 1)))
+        name: outline(array)
         for name, array in arrays._asdict().items()
         if array is not None and name not in ("k_scale", "v_scale")
     }
@@ -119,36 +118,51 @@ def _outlined(arrays: Arrays, options: Options) -> Decode:
     )  # fmt: skip
 
 
+def check_scales(arrays: Any) -> None:
+    """Refuse scales that are arrays of anything but one float32."""
+    for name in ("k_scale", "v_scale"):
+        scale = getattr(arrays, name)
+        if scale is not None and (scale.dtype, scale.shape) not in (("float32", ()), ("float32", (1,))):
+            raise ValueError(f"{name} must be a number or one float32, not {scale.dtype} {list(scale.shape)}")
+
+
 def _strides(arrays: Arrays, asked: Decode) -> dict[str, int]:
     """Those that kernels are told, in numbers; ValueError for an array that lies as no kernel reads it."""
-    D, page, x = asked.D, asked.page, asked.chunk
-    keys, values = {
-        "vllm": ((FREE, FREE, page * x, x, 1), (FREE, FREE, page, 1)),
-        "nhd": ((FREE, FREE, FREE, 1),) * 2,
-        "hnd": ((FREE, FREE, FREE, 1),) * 2,
-    }[asked.layout]
     fixed: dict[str, tuple[int, ...]] = {
-        "query": (FREE, FREE, D, 1), "key_cache": keys, "value_cache": values,
-        "block_tables": (asked.block_tables.shape[1], 1), "seq_lens": (1,), "alibi_slopes": (1,),
+        "query": (FREE, FREE, asked.D, 1), "block_tables": (FREE, 1), "seq_lens": (1,), "alibi_slopes": (1,),
     }  # fmt: skip
     for name, wanted in fixed.items():
         if (array := getattr(arrays, name)) is not None:
-            _check_strides(name, array, wanted)
+            check_strides(name, array, wanted)
+    told = {"query_sequence": stride(arrays.query, 0), "query_token": stride(arrays.query, 1)}
+    return told | {"table_row": stride(arrays.block_tables, 0)} | cache_strides(arrays, asked)
+
+
+def cache_strides(arrays: Any, asked: InPages) -> dict[str, int]:
+    """The same of both caches."""
+    keys, values = {
+        "vllm": ((FREE, FREE, asked.page * asked.chunk, asked.chunk, 1), (FREE, FREE, asked.page, 1)),
+        "nhd": ((FREE, FREE, FREE, 1),) * 2,
+        "hnd": ((FREE, FREE, FREE, 1),) * 2,
+    }[asked.layout]
     axes = {"vllm": ("page", "head"), "nhd": ("page", "slot", "head"), "hnd": ("page", "head", "slot")}[asked.layout]
-    told = {"query_sequence": _stride(arrays.query, 0), "query_token": _stride(arrays.query, 1)}
-    for cache, array in (("key", arrays.key_cache), ("value", arrays.value_cache)):
-        told |= {f"{cache}_{axis}": _stride(array, i) for i, axis in enumerate(axes)}
+    told: dict[str, int] = {}
+    for cache, wanted in (("key", keys), ("value", values)):
+        array = getattr(arrays, f"{cache}_cache")
+        check_strides(f"{cache}_cache", array, wanted)
+        told |= {f"{cache}_{axis}": stride(array, i) for i, axis in enumerate(axes)}
     return told
 
 
-def _stride(array: Operand, axis: int) -> int:
+def stride(array: Operand, axis: int) -> int:
     """0 where there is only one: what the array says then means nothing."""
     return array.strides[axis] if array.shape[axis] > 1 else 0
 
 
-def _check_strides(name: str, array: Operand, wanted: tuple[int, ...]) -> None:
-    for n, stride, right in zip(array.shape, array.strides, wanted, strict=True):
-        if n > 1 and right not in (FREE, stride):
+def check_strides(name: str, array: Operand, wanted: tuple[int, ...]) -> None:
+    """Refuse an array that has other strides than these, of which some are `FREE`."""
+    for n, found, right in zip(array.shape, array.strides, wanted, strict=True):
+        if n > 1 and right not in (FREE, found):
             rule = ["any" if one == FREE else one for one in wanted]
             raise ValueError(
                 f"{name} has strides {list(array.strides)}, where {rule} are wanted: give a contiguous copy"
@@ -161,8 +175,14 @@ def _check_alignment(asked: Decode, strides: Mapping[str, int], addresses: int) 
     of_cache = decode.vector_bytes(asked.D, size)
     if addresses % of_cache:
         raise ValueError(f"query, key_cache and value_cache must start on multiples of {of_cache} bytes")
-    for name, stride in strides.items():
-        item, unit = (asked.query.dtype.itemsize, QUERY_UNIT) if name.startswith("query") else (size, of_cache)
-        if stride * item % unit:
-            array = {"query": "query", "key": "key_cache", "value": "value_cache"}[name.partition("_")[0]]
-            raise ValueError(f"{array} has rows {stride * item} bytes apart, no multiple of {unit}: give a copy")
+    check_rows("query", [strides["query_sequence"], strides["query_token"]], asked.query.dtype.itemsize, QUERY_UNIT)
+    for cache in ("key", "value"):
+        apart = [number for name, number in strides.items() if name.startswith(f"{cache}_")]
+        check_rows(f"{cache}_cache", apart, size, of_cache)
+
+
+def check_rows(name: str, strides: Iterable[int], itemsize: int, unit: int) -> None:
+    """Refuse rows of an array that do not start on multiples of so many bytes."""
+    for apart in strides:
+        if apart * itemsize % unit:
+            raise ValueError(f"{name} has rows {apart * itemsize} bytes apart, no multiple of {unit}: give a copy")

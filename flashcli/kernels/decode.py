@@ -19,6 +19,7 @@ from flashcli.shape import ceil_div, round_up
 if TYPE_CHECKING:
     from flashcli.paged import Decode
 
+ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}  # bytes
 TYPE_NUMBERS = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "float8_e5m2": 4}  # see decode.cuh
 THREADS = 128
 PARTITION = 512  # tokens, as in 02_paged_v2.cu and 03_grouped.cu
@@ -31,8 +32,8 @@ POINTERS = (
     "workspace",
 )  # fmt: skip
 STRIDES = (
-    "query_sequence", "query_token", "key_page", "key_head", "key_slot", "key_chunk", "value_page", "value_head",
-    "value_slot",
+    "query_sequence", "query_token", "table_row", "key_page", "key_head", "key_slot", "key_chunk", "value_page",
+    "value_head", "value_slot",
 )  # fmt: skip
 NUMBERS = (
     "sequences", "tokens", "heads", "kv_heads", "group", "pages", "table_width", "window", "sparse_stride",
@@ -135,20 +136,21 @@ class Build:
             "THREADS": asked.tuning.threads, **self.kernel.macros(asked),
         }  # fmt: skip
 
-    @property
-    def needs(self) -> tuple[int, int]:
-        """The lowest compute capability: fp8 is converted by instructions that came with Ada."""
-        return (8, 9) if _item_size(self.problem) == 1 else (6, 0)
-
     def check(self, capability: tuple[int, int], gpu: str, hint: str) -> None:
         """Raise BackendUnavailable if a GPU of this compute capability does not run it."""
-        if capability < self.needs:
-            has, needs = compiler.architecture(capability), compiler.architecture(self.needs)
-            raise BackendUnavailable(f"{self.problem.cache_type} needs {needs} or later, {gpu} is {has}.", hint)
+        check_type(self.problem.cache_type, capability, gpu, hint)
 
     def functions(self) -> tuple[Launch, ...]:
         """Every function of the kernel's file, launched as for the smallest input."""
         return self.kernel.launches(Sizes(1, 1, 1, 1, 1, self.problem.page), self.problem, 1)
+
+
+def check_type(cache_type: str, capability: tuple[int, int], gpu: str, hint: str) -> None:
+    """Raise BackendUnavailable for a type that a GPU lacks: fp8 is converted by instructions that came with Ada."""
+    needed = (8, 9) if ITEM_SIZES[cache_type] == 1 else (6, 0)
+    if capability < needed:
+        has, needs = compiler.architecture(capability), compiler.architecture(needed)
+        raise BackendUnavailable(f"{cache_type} needs {needs} or later, {gpu} is {has}.", hint)
 
 
 def partial_bytes(problem: Problem) -> int:
@@ -278,7 +280,7 @@ def _tensor_refuses(problem: Problem) -> str:
 
 def _item_size(problem: Problem) -> int:
     """Bytes of a number in the cache."""
-    return {"float32": 4, "float16": 2, "bfloat16": 2}.get(problem.cache_type, 1)
+    return ITEM_SIZES[problem.cache_type]
 
 
 KERNELS = {
@@ -377,6 +379,7 @@ def argument(asked: Decode, pointers: Mapping[str, int], strides: Mapping[str, i
     sparse = asked.sparse
     numbers = {
         "query_sequence": asked.T * asked.H * asked.D, "query_token": asked.H * asked.D,
+        "table_row": asked.block_tables.shape[1],
         **cache_strides(asked.layout, asked.Hkv, asked.page, asked.D, asked.key_cache.dtype.itemsize),
         **(strides or {}),
         "sequences": asked.S, "tokens": asked.T, "heads": asked.H, "kv_heads": asked.Hkv, "group": asked.group,

@@ -248,7 +248,7 @@ class OnDevice:
         shape = self.shape
         pointers = {name: tensor.data_ptr() for name, tensor in self.tensors.items()} | {"workspace": workspace}
         return decode.Argument(
-            query_sequence=shape.H * shape.D, query_token=shape.H * shape.D,
+            query_sequence=shape.H * shape.D, query_token=shape.H * shape.D, table_row=self.sizes.table_width,
             **decode.cache_strides(self.layout, shape.Hkv, self.page, shape.D, self.tensors["key_cache"].itemsize),
             sequences=shape.S, tokens=1, heads=shape.H, kv_heads=shape.Hkv,
             group=shape.H // shape.Hkv, pages=self.tensors["key_cache"].shape[0],

@@ -1,4 +1,5 @@
-"""fp32 attention for PyTorch: on tensors where they lie, with gradients, and in the place of PyTorch's own.
+"""fp32 attention for PyTorch: on tensors where they lie, with gradients, and in the place of PyTorch's own; and vLLM's
+operators on a cache in pages.
 
 Importing this imports PyTorch.
 """
@@ -7,5 +8,9 @@ from flashcli.torch.models import register_transformers
 from flashcli.torch.replacing import replacing_sdpa
 from flashcli.torch.sdpa import scaled_dot_product_attention
 from flashcli.torch.tensors import attention
+from flashcli.torch.vllm import paged_attention_v1, paged_attention_v2, reshape_and_cache
 
-__all__ = ["attention", "register_transformers", "replacing_sdpa", "scaled_dot_product_attention"]
+__all__ = [
+    "attention", "paged_attention_v1", "paged_attention_v2", "register_transformers", "replacing_sdpa",
+    "reshape_and_cache", "scaled_dot_product_attention",
+]  # fmt: skip

@@ -7,7 +7,7 @@ options is found in one look into a dictionary; left are the addresses, an alloc
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -72,7 +72,7 @@ def compute(
     if ready is None:
         options = Options(backend, kernel, precision, batch_invariant, return_lse)
         ready = _make_ready(q, k, v, causal, scale, bias, q_start, out, options, rows_first)
-        _remember(key, ready)
+        remember(_ready, key, ready)
     prepared, shape, strides, lse_shape, lse_strides = ready
     o = q.new_empty_strided(shape, strides) if out is None else out
     lse = q.new_empty_strided(lse_shape, lse_strides) if return_lse else None
@@ -139,13 +139,14 @@ def _rows_first(q: torch.Tensor) -> Operand:
     return Operand((B, H, M, d), (M * H * d, d, H * d, 1), "float32")
 
 
-def _remember(key: tuple, ready: Ready) -> None:
+def remember(ready: dict[tuple, Any], key: tuple, value: Any) -> None:
+    """What follows from a key, for the next call that has the same one; an empty key is none."""
     if not key:
         return
     with _remembering:
-        if len(_ready) >= SHAPES:
-            del _ready[next(iter(_ready))]
-        _ready[key] = ready
+        if len(ready) >= SHAPES:
+            del ready[next(iter(ready))]
+        ready[key] = value
 
 
 def refuse_mixed(

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from flashcli.files.decode_cases import Case, make
-from flashcli.kernels import compiler, decode
+from flashcli.kernels import compiler, decode, write_kv
 from flashcli.kernels.decode import CEILING, KERNELS, Argument, Build, Problem, Sizes
 from flashcli.paged import LAYOUTS
 
+WRITE = write_kv.Build(write_kv.Problem(64, 16, "float16", "float8_e4m3fn", False))
 every_kernel = pytest.mark.parametrize("kernel", [*KERNELS.values(), CEILING], ids=[*KERNELS, "read"])
 needs_nvcc = pytest.mark.skipif(compiler.find_nvcc() is None, reason="there is no nvcc here")
 
@@ -26,24 +27,31 @@ def test_the_source_is_there_and_says_what_it_is(kernel):
 
 def test_every_source_is_registered():
     sources = sorted(str(path.relative_to(compiler.SOURCES)) for path in compiler.SOURCES.glob("decode/*.cu"))
-    assert sources == [CEILING.file, *(kernel.file for kernel in KERNELS.values())]
+    assert sources == [CEILING.file, *(kernel.file for kernel in KERNELS.values()), write_kv.KERNEL.file]
 
 
 @needs_nvcc
-def test_the_compiler_and_python_agree_on_every_field_of_the_argument(tmp_path):
-    checks = [f'static_assert(sizeof(Decode) == {ctypes.sizeof(Argument)}, "size");']
+@pytest.mark.parametrize(
+    ("struct", "argument", "where", "build"),
+    [
+        ("Decode", Argument, "decode.cuh", Build(KERNELS["split"], Problem(64, 16, "float16", "float16", False, 1))),
+        ("WriteKv", write_kv.Argument, "write_kv.cu", WRITE),
+    ],
+    ids=["Decode", "WriteKv"],
+)
+def test_the_compiler_and_python_agree_on_every_field_of_the_argument(tmp_path, struct, argument, where, build):
+    checks = [f'static_assert(sizeof({struct}) == {ctypes.sizeof(argument)}, "size");']
     checks += [
-        f'static_assert(offsetof(Decode, {name}) == {getattr(Argument, name).offset}, "{name}");'
-        f'static_assert(sizeof(Decode::{name}) == {getattr(Argument, name).size}, "{name}");'
-        for name, _ in Argument._fields_
+        f'static_assert(offsetof({struct}, {name}) == {getattr(argument, name).offset}, "{name}");'
+        f'static_assert(sizeof({struct}::{name}) == {getattr(argument, name).size}, "{name}");'
+        for name, _ in argument._fields_
     ]
     source = tmp_path / "agree.cu"
-    source.write_text("\n".join(["#include <cstddef>", '#include "decode.cuh"', *checks]))
-    build = Build(KERNELS["split"], Problem(64, 16, "float16", "float16", False, 1))
+    source.write_text("\n".join(["#include <cstddef>", f'#include "{where}"', *checks]))
     command = [
         compiler.find_nvcc(),
         "-cubin",
-        "-arch=sm_80",
+        "-arch=sm_89",
         *(f"-I{folder}" for folder in (compiler.SOURCES, compiler.SOURCES / "decode")),
         *compiler.options(build),
     ]
@@ -112,3 +120,10 @@ def test_without_a_name_the_fastest_kernel_that_takes_the_problem_is_built(query
 def test_a_named_kernel_that_refuses_says_why():
     with pytest.raises(decode.UsageError, match="kernel tensor cannot compute this: tensor cores have no float32"):
         decode.build_of("tensor", make(Case(1, 2, 1, 64, "5", query_type="float32")))
+
+
+def test_writing_has_a_thread_for_each_vector_and_spills_nothing(resources):
+    assert WRITE.launches(tokens=0, kv_heads=8) == ()
+    assert WRITE.launches(tokens=33, kv_heads=8) == (("write_kv", 5, 256, 0, (0, 0)),)  # 33 * 8 * 4 vectors of 16 bytes
+    [found] = resources(WRITE, "sm_90a").values()
+    assert found.spilled == 0 and not found.warnings

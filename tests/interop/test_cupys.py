@@ -92,3 +92,18 @@ def test_what_is_not_cupys_is_refused(cupy, driver):
         flashcli.decode(**given | {"seq_lens": host["seq_lens"]})
     with pytest.raises(TypeError, match="query must be a NumPy or CuPy array or a PyTorch tensor, not OnGpu"):
         flashcli.decode(**given | {"query": OnGpu(driver, host["query"].copy())})
+
+
+@pytest.mark.parametrize("layout", ["vllm", "hnd"])
+def test_cupys_arrays_are_written_where_they_lie_on_its_stream(cupy, driver, layout):
+    asked = make(dataclasses.replace(SMALL, layout=layout))
+    rows = np.random.default_rng(0).normal(size=(2, 3, 2, 64)).astype(np.float16)
+    caches, slots = [asked.key_cache, asked.value_cache], np.array([9, -1, 3])
+    there = [cupy(x) for x in (*rows, *caches, slots)]
+    flashcli.write_kv(*there, layout=layout)
+    flashcli.write_kv(*rows, *caches, slots, layout=layout)
+    for array, want in zip(there[2:4], caches, strict=True):
+        np.testing.assert_array_equal(array.array, want)
+    assert driver.launches == [("write_kv", STREAM, 1000)]
+    with pytest.raises(TypeError, match="slot_mapping must be a CuPy array, as key is, not ndarray"):
+        flashcli.write_kv(*there[:4], slots, layout=layout)

@@ -15,11 +15,12 @@ from flashcli.backends.decode_cpu import DecodeCpu  # noqa: E402
 from flashcli.errors import BackendUnavailable, KernelFailure  # noqa: E402
 from flashcli.files.decode_cases import Case, make  # noqa: E402
 from flashcli.gpu import launcher  # noqa: E402
-from flashcli.interop.paged import Options  # noqa: E402
+from flashcli.interop.paged import Arrays  # noqa: E402
 from flashcli.paged import LAYOUTS, BlockSparse, Decode  # noqa: E402
 from flashcli.torch import in_place, paged  # noqa: E402
 
 SMALL = Case(3, 4, 2, 64, "5,37,0", page=8)
+OTHERWISE = {"k_scale": 1.0, "v_scale": 1.0}
 ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 TYPES = [
     ("float32", ""), ("float16", ""), ("bfloat16", ""), ("float32", "float8_e4m3fn"), ("float16", "float8_e5m2"),
@@ -101,11 +102,14 @@ def stream(monkeypatch, driver):
     monkeypatch.setattr(paged, "place_of_device", lambda device: launcher.place_of_device(0))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[0], raising=False)
     monkeypatch.setattr(in_place, "_kept", type(in_place._kept)())
+    for name in ("_ready", "_ready_to_write"):
+        monkeypatch.setattr(paged, name, {})
     return current
 
 
-def compute(given: dict[str, torch.Tensor], **of) -> tuple[torch.Tensor, torch.Tensor]:
-    return paged.compute(given, Options(**of))
+def compute(given: dict[str, torch.Tensor], **options) -> tuple[torch.Tensor, torch.Tensor]:
+    tensors = [given.get(name, options.pop(name, OTHERWISE.get(name))) for name in Arrays._fields]
+    return paged.compute(tensors, options, return_lse=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -157,6 +161,16 @@ def test_pages_and_heads_of_vllms_layout_may_be_any_distance_apart(stream):
         apart[:, ::2] = x
         given[name] = apart[:, ::2]
     check(compute(given, **options(asked)), asked)
+
+
+def test_a_part_of_the_tables_is_read_where_it_is(stream, monkeypatch):
+    asked = make(SMALL)
+    given = arrays(asked)
+    wide = torch.full((3, 900), -1, dtype=torch.int32)
+    wide[:, : given["block_tables"].shape[1]] = given["block_tables"]
+    for width in (given["block_tables"].shape[1], 20):
+        check(compute(given | {"block_tables": wide[:, :width]}, **options(asked)), asked)
+        check(flashcli.decode(**given | {"block_tables": wide[:, :width]}, return_lse=True, backend="cpu"), asked)
 
 
 @pytest.mark.parametrize("current", [0, 7])
@@ -212,7 +226,7 @@ def by_two(x):
     ("name", "change", "words"),
     [
         ("seq_lens", lambda x: x.long(), "seq_lens is int64, not int32"),
-        ("block_tables", by_two, r"block_tables has strides .*, where \[\d+, 1\] are wanted"),
+        ("block_tables", by_two, r"block_tables has strides .*, where \['any', 1\] are wanted"),
         ("query", lambda x: x.double(), "query is float64"),
         ("query", by_two, "query has strides"),
         ("query", lambda x: torch.zeros(x.numel() + 1).half()[1:].view(x.shape), "start on multiples of 16 bytes"),
@@ -243,6 +257,7 @@ def test_an_old_gpu_has_no_fp8_and_a_failing_one_says_so(stream, driver):
         compute(arrays(asked))
     driver.capability = 8, 0
     launcher._primary.clear()
+    paged._ready.clear()
     with pytest.raises(BackendUnavailable, match=r"float8_e4m3fn needs sm_89 or later, GPU 0 is sm_80"):
         compute(arrays(asked))
 

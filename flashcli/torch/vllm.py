@@ -1,0 +1,126 @@
+"""vLLM's operators on a cache in pages, by `flashcli.decode` and `flashcli.write_kv`: its names and the order of its
+arguments, so that a call of ``torch.ops._C.paged_attention_v1`` and the like can be replaced as it stands.
+
+Layout vllm, one query token a sequence. Everything is queued on the current stream, and nothing is returned.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from flashcli.paged import FP8_TYPES, BlockSparse
+from flashcli.torch.paged import decode, write_kv
+
+FP8 = {"fp8": FP8_TYPES[0], "fp8_e4m3": FP8_TYPES[0], "fp8_e5m2": FP8_TYPES[1]}  # by vLLM's names
+
+
+def paged_attention_v1(
+    out: torch.Tensor,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    num_kv_heads: int,
+    scale: float,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_size: int,
+    max_seq_len: int,
+    alibi_slopes: torch.Tensor | None,
+    kv_cache_dtype: str,
+    k_scale: float | torch.Tensor,
+    v_scale: float | torch.Tensor,
+    tp_rank: int = 0,
+    blocksparse_local_blocks: int = 0,
+    blocksparse_vert_stride: int = 0,
+    blocksparse_block_size: int = 64,
+    blocksparse_head_sliding_step: int = 0,
+) -> None:
+    """Attention of ``query`` [S, H, D] to the cache, into ``out``, which is contiguous and like the query.
+
+    ``max_seq_len`` is not needed: lengths are the GPU's to look at. ``kv_cache_dtype`` is "auto", "fp8", "fp8_e4m3" or
+    "fp8_e5m2". Raises what `flashcli.decode` does.
+
+    Source: ``paged_attention_v1`` in vLLM's ``vllm/_custom_ops.py``.
+    """
+    found = value_cache.shape[1], value_cache.shape[3]
+    if found != (num_kv_heads, block_size):
+        raise ValueError(
+            f"value_cache has {found[0]} heads and pages of {found[1]}, but num_kv_heads is {num_kv_heads} and "
+            f"block_size {block_size}"
+        )
+    sparse = None
+    if blocksparse_vert_stride > 1:
+        sparse = BlockSparse(
+            blocksparse_vert_stride, blocksparse_block_size, blocksparse_local_blocks, blocksparse_head_sliding_step,
+            tp_rank,
+        )  # fmt: skip
+    decode(
+        query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes=alibi_slopes, k_scale=k_scale,
+        v_scale=v_scale, scale=scale, block_sparse=sparse, cache_dtype=_cache_dtype(key_cache, kv_cache_dtype), out=out,
+    )  # fmt: skip
+
+
+def paged_attention_v2(
+    out: torch.Tensor,
+    exp_sums: torch.Tensor,
+    max_logits: torch.Tensor,
+    tmp_out: torch.Tensor,
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    num_kv_heads: int,
+    scale: float,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    block_size: int,
+    max_seq_len: int,
+    alibi_slopes: torch.Tensor | None,
+    kv_cache_dtype: str,
+    k_scale: float | torch.Tensor,
+    v_scale: float | torch.Tensor,
+    tp_rank: int = 0,
+    blocksparse_local_blocks: int = 0,
+    blocksparse_vert_stride: int = 0,
+    blocksparse_block_size: int = 64,
+    blocksparse_head_sliding_step: int = 0,
+) -> None:
+    """The same as `paged_attention_v1`: ``exp_sums``, ``max_logits`` and ``tmp_out``, V2's scratch, are ignored.
+
+    Source: ``paged_attention_v2`` in vLLM's ``vllm/_custom_ops.py``.
+    """
+    paged_attention_v1(
+        out, query, key_cache, value_cache, num_kv_heads, scale, block_tables, seq_lens, block_size, max_seq_len,
+        alibi_slopes, kv_cache_dtype, k_scale, v_scale, tp_rank, blocksparse_local_blocks, blocksparse_vert_stride,
+        blocksparse_block_size, blocksparse_head_sliding_step,
+    )  # fmt: skip
+
+
+def reshape_and_cache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_cache_dtype: str,
+    k_scale: float | torch.Tensor,
+    v_scale: float | torch.Tensor,
+) -> None:
+    """Keys and values [tokens, Hkv, D] into the slots of the cache; those for which there is no slot are padding.
+
+    Raises what `flashcli.write_kv` does.
+
+    Source: ``reshape_and_cache`` in vLLM's ``vllm/_custom_ops.py``.
+    """
+    cache_dtype = _cache_dtype(key_cache, kv_cache_dtype)
+    if len(key) != (tokens := len(slot_mapping)):
+        key, value = key[:tokens], value[:tokens]
+    write_kv(
+        key, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, cache_dtype=cache_dtype
+    )
+
+
+def _cache_dtype(key_cache: torch.Tensor, kv_cache_dtype: str) -> str | None:
+    """What the bytes of a cache of uint8 are; None where its type speaks for itself."""
+    if kv_cache_dtype not in ("auto", *FP8):
+        raise ValueError(f"kv_cache_dtype must be one of auto, {', '.join(FP8)}, not {kv_cache_dtype!r}")
+    return FP8[kv_cache_dtype] if key_cache.dtype == torch.uint8 and kv_cache_dtype in FP8 else None
