@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Every kernel under every tool of compute-sanitizer, on small ragged shapes, from files and on arrays; prints what is not
-# clean and fails then.
-# Usage: tests/sanitize.sh [PYTHON [files|arrays]]
+# Every kernel under every tool of compute-sanitizer, on small ragged shapes, from files, on arrays and of paged decode;
+# prints what is not clean and fails then.
+# Usage: tests/sanitize.sh [PYTHON [files|arrays|decode]]
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 export PYTHON=${1:-python3} WORK PYTHONPATH=tests${PYTHONPATH:+:$PYTHONPATH}
@@ -42,6 +42,13 @@ arrays() {
 	done
 }
 
+decode() {
+	"$PYTHON" -m sanitize_decode >/dev/null || (($? == 1)) || return
+	for kernel in paged_v1 paged_v2 grouped split tensor read write_kv; do
+		for tool in "${tools[@]}"; do echo "$tool -m sanitize_decode $kernel"; done
+	done
+}
+
 check() { # TOOL and what Python is told
 	local log=$WORK/$BASHPID.log
 	compute-sanitizer --tool "$1" --error-exitcode 9 "$PYTHON" "${@:2}" >"$log" 2>&1 && return
@@ -52,5 +59,5 @@ check() { # TOOL and what Python is told
 }
 export -f check
 
-for what in ${2:-arrays files}; do "$what" || exit; done |
+for what in ${2:-arrays decode files}; do "$what" || exit; done |
 	xargs -r -P "$(($(nproc) * 3 / 4 + 1))" -L 1 bash -c 'check "$@"' _ && echo "all clean"

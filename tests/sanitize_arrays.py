@@ -205,16 +205,16 @@ def check(place: Place, kernel: str, case: Case) -> None:
     prepared = prepare(place, *asked(case, kernel))
     lse = _nan(case.B, case.H, case.M)
     with place.current():
-        memory = {name: _put(x) for name, x in whole.items()}
+        memory = {name: put(x) for name, x in whole.items()}
         at = {name: memory[name] + offset(whole[name], x) for name, x in view.items()}
         # What nobody has written yet, for initcheck to see who reads it.
-        memory["lse"] = _allocate(lse.nbytes if case.lse else 0)
-        memory["scratch"] = _allocate(prepared.workspace)
+        memory["lse"] = allocate(lse.nbytes if case.lse else 0)
+        memory["scratch"] = allocate(prepared.workspace)
         q, k, v, out, bias = (at.get(name, 0) for name in ("q", "k", "v", "out", "bias"))
         prepared.launch(0, q, k, v, out, memory["lse"], bias, memory["scratch"])
-        _get(whole["out"], memory["out"])
+        get(whole["out"], memory["out"])
         if case.lse:
-            _get(lse, memory["lse"])
+            get(lse, memory["lse"])
         for address in memory.values():
             if address:
                 ask(bindings().cuMemFree, address)
@@ -233,17 +233,17 @@ def _compare(case: Case, view: dict[str, np.ndarray], out: np.ndarray, lse: np.n
         np.testing.assert_array_equal(lse == -np.inf, right_lse == -np.inf, "rows that see nothing")
 
 
-def _allocate(size: int) -> int:
+def allocate(size: int) -> int:
     return int(ask(bindings().cuMemAlloc, size)) if size else 0
 
 
-def _put(array: np.ndarray) -> int:
-    address = _allocate(array.nbytes)
+def put(array: np.ndarray) -> int:
+    address = allocate(array.nbytes)
     ask(bindings().cuMemcpyHtoD, address, array.ctypes.data, array.nbytes)
     return address
 
 
-def _get(array: np.ndarray, address: int) -> None:
+def get(array: np.ndarray, address: int) -> None:
     """Waits for what has been launched."""
     ask(bindings().cuMemcpyDtoH, array.ctypes.data, address, array.nbytes)
 

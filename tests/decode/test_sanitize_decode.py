@@ -1,0 +1,49 @@
+"""What compute-sanitizer is shown of paged decode: that each case launches what it is for, by a fake driver."""
+
+from __future__ import annotations
+
+import pytest
+import sanitize_arrays
+import sanitize_decode
+from sanitize_decode import CASES, LADDER, RUBBISH, WRITE, WRITES, check, check_write, compile_all, taken
+
+from flashcli.gpu.launcher import place_of_device
+
+REFUSED = {"tensor": {"float32", "float32, hnd", "pages of 1"}}
+
+
+@pytest.fixture
+def hopper(driver, monkeypatch):
+    driver.capability = 9, 0
+    for module in (sanitize_arrays, sanitize_decode):
+        monkeypatch.setattr(module, "bindings", lambda: driver)
+    return place_of_device(0)
+
+
+@pytest.mark.parametrize("kernel", LADDER)
+def test_every_case_is_for_every_kernel_that_takes_it(kernel):
+    assert {*CASES, RUBBISH} - {*taken(kernel)} == REFUSED.get(kernel, set())
+
+
+@pytest.mark.parametrize("kernel", ["tensor", "grouped"])  # which the fake computes
+def test_every_answer_is_looked_at(hopper, driver, kernel):
+    for name in set(taken(kernel)) - {RUBBISH}:
+        check(hopper, kernel, name)
+    assert {name for name, _, _ in driver.launches} >= {kernel} and not driver.allocated
+
+
+def test_every_write_is_looked_at(hopper, driver):
+    compile_all(hopper, [(WRITE, name) for name in WRITES])
+    for name in WRITES:
+        check_write(hopper, name)
+    assert [name for name, _, _ in driver.launches] == [WRITE] * len(WRITES) and not driver.allocated
+
+
+def test_a_wrong_answer_is_told(hopper, monkeypatch, capsys):
+    monkeypatch.setattr(sanitize_decode, "CASES", {"hnd": CASES["hnd"]})
+    monkeypatch.setitem(sanitize_decode.TOLERANCE, "float16", 0)
+    monkeypatch.setattr(sanitize_decode, "taken", lambda kernel: ["hnd"])
+    assert sanitize_decode.main(["tensor"]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "tensor: hnd" and told[1].startswith("WRONG, tensor: hnd: Not equal to tolerance")
+    assert told[2:] == ["0 of 1 cases are right"]

@@ -1,0 +1,185 @@
+"""Paged decode, and writing into its cache, for compute-sanitizer: many small cases in a process without PyTorch.
+
+Usage: python tests/sanitize_decode.py [KERNEL]
+
+Each array has memory of its own, exactly as long as it is, so that memcheck sees what reads beyond; slots that are not
+used hold NaN. The answers are compared with float64, but for those to lengths and pages that there are not, which no
+kernel may follow. Without a KERNEL it takes all; in any case it compiles all it needs first, on all cores, so that a
+run without the tool leaves a cache for those under it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from sanitize_arrays import allocate, get, put
+
+from flashcli.errors import MISMATCH, FlashError
+from flashcli.files.decode_cases import Case, make
+from flashcli.files.decode_file import dtype
+from flashcli.gpu.launcher import Place, PreparedDecode, PreparedWrite, ask, bindings, place_of_device
+from flashcli.kernels import compiler, decode, write_kv
+from flashcli.kernels.decode import CEILING, KERNELS
+from flashcli.measure.decode_judge import golden
+from flashcli.paged import LAYOUTS, BlockSparse, Decode, cache_shapes
+from flashcli.paged_write import WriteKv
+from flashcli.run.write_kv import write
+
+WRITE = write_kv.KERNEL.name
+LADDER = {**KERNELS, CEILING.name: CEILING}
+TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-2}  # times the largest number of the answer
+PLAIN = Case(4, 6, 2, 128, "700,5,0,130")  # two pieces, or partitions; part of a page; nothing; a piece
+CASES = {
+    **{layout: dataclasses.replace(PLAIN, layout=layout) for layout in LAYOUTS},
+    **{f"e4m3, {layout}": dataclasses.replace(PLAIN, layout=layout, cache_type="float8_e4m3fn") for layout in LAYOUTS},
+    "e5m2": dataclasses.replace(PLAIN, layout="nhd", cache_type="float8_e5m2"),
+    "bfloat16": dataclasses.replace(PLAIN, query_type="bfloat16", layout="hnd"),
+    "float32": dataclasses.replace(PLAIN, query_type="float32"),
+    "float32, hnd": dataclasses.replace(PLAIN, query_type="float32", layout="hnd"),
+    "heads of 32": dataclasses.replace(PLAIN, D=32, page=8),
+    "heads of 80": dataclasses.replace(PLAIN, D=80, layout="nhd"),
+    "heads of 256": dataclasses.replace(PLAIN, D=256, layout="hnd"),
+    "pages of 1": dataclasses.replace(PLAIN, page=1, lengths="40,5,0,13"),
+    "pages of 64": dataclasses.replace(PLAIN, page=64, layout="nhd"),
+    "seventeen heads on one": dataclasses.replace(PLAIN, H=17, Hkv=1),
+    "three tokens": dataclasses.replace(PLAIN, T=3, alibi=True),
+    "eight tokens, a window": dataclasses.replace(PLAIN, T=8, window=50, layout="hnd"),
+    "block-sparse": dataclasses.replace(PLAIN, sparse=BlockSparse(3, 32, 1, -1, 1)),
+}
+RUBBISH = "lengths and pages that there are not"
+
+
+def asked_for(name: str) -> Decode:
+    if name != RUBBISH:
+        return make(CASES[name])
+    asked = make(PLAIN)
+    asked.block_tables[0, ::3], asked.block_tables[3] = 10**6, -7
+    asked.seq_lens[...] = 2**31 - 1, -5, 9, 130
+    return asked
+
+
+# ---- the ladder
+
+
+def taken(kernel: str) -> Iterator[str]:
+    """The names of the cases that a kernel takes."""
+    for name, case in {**CASES, RUBBISH: PLAIN}.items():
+        if not LADDER[kernel].refuses(build_of(kernel, make(dataclasses.replace(case, S=1, lengths="1"))).problem):
+            yield name
+
+
+def build_of(kernel: str, asked: Decode) -> decode.Build:
+    return decode.Build(LADDER[kernel], decode.problem_of(LADDER[kernel], asked))
+
+
+def check(place: Place, kernel: str, name: str) -> None:
+    """Compute it and compare it with float64; AssertionError says what is wrong."""
+    asked = asked_for(name)
+    scales = {name: scale for name in ("k_scale", "v_scale") if (scale := getattr(asked, name)) != 1}
+    prepared = PreparedDecode(
+        place, build_of(kernel, asked), decode.sizes_of(asked), decode.argument(asked, {}), scales
+    )
+    out, lse = np.full_like(asked.query, np.nan), np.full(asked.query.shape[:-1], np.nan, np.float32)
+    arrays = {name: getattr(asked, name, None) for name in decode.POINTERS[:6]}
+    with place.current():
+        memory = {name: put(_bytes(array)) for name, array in arrays.items() if array is not None}
+        # What nobody has written yet, for initcheck to see who reads it.
+        memory |= {"out": allocate(out.nbytes), "lse": allocate(lse.nbytes), "workspace": allocate(prepared.workspace)}
+        prepared.launch(0, *(memory.get(name, 0) for name in decode.POINTERS))
+        if kernel != CEILING.name:
+            get(_bytes(out), memory["out"])
+            get(lse, memory["lse"])
+        _free(memory.values())
+    if kernel != CEILING.name and name != RUBBISH:
+        want = golden(asked)
+        largest = float(np.abs(want.out).max())
+        bound = TOLERANCE[asked.query.dtype.name] * largest
+        np.testing.assert_allclose(out.astype(np.float64), want.out, rtol=0, atol=bound, err_msg="out")
+        np.testing.assert_allclose(lse, want.lse, rtol=1e-3, atol=1e-3, err_msg="LSE")
+
+
+# ---- writing
+
+WRITES = {f"{key}, {cache}, {layout}": (key, cache, layout) for layout in LAYOUTS for key, cache in (
+    ("float32", "float32"), ("float16", "float16"), ("bfloat16", "float8_e4m3fn"), ("float32", "float8_e5m2")
+)}  # fmt: skip
+
+
+def to_write(name: str, slots: Iterable[int] = (5, -1, 39, 8, 0)) -> WriteKv:
+    """Five tokens of three heads of 80 for five pages of eight slots."""
+    key, cache, layout = WRITES[name]
+    rows = np.random.default_rng(0).normal(size=(2, 5, 3, 80)).astype(dtype(key))
+    caches = (np.full(shape, 7, dtype(cache)) for shape in cache_shapes(layout, 5, 3, 8, 80, dtype(cache).itemsize))
+    return WriteKv(*rows, *caches, np.array(slots), 0.3, 3.0, layout)
+
+
+def check_write(place: Place, name: str) -> None:
+    """Write what NumPy does; AssertionError says what is wrong."""
+    asked, want = to_write(name, (5, -1, 39, 2**40, 0)), to_write(name, (5, -1, 39, -1, 0))
+    write(want)
+    prepared = PreparedWrite(place, write_kv.build_of(asked), write_kv.argument(asked, NEW_STRIDES))
+    with place.current():
+        memory = {name: put(_bytes(getattr(asked, name))) for name in write_kv.POINTERS[:5]}
+        prepared.launch(0, *(memory.get(name, 0) for name in write_kv.POINTERS))
+        for cache in ("key_cache", "value_cache"):
+            get(_bytes(getattr(asked, cache)), memory[cache])
+            np.testing.assert_array_equal(_bytes(getattr(asked, cache)), _bytes(getattr(want, cache)), err_msg=cache)
+        _free(memory.values())
+
+
+NEW_STRIDES = {"new_key_token": 240, "new_key_head": 80, "new_value_token": 240, "new_value_head": 80}
+
+# ---- both
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _free(addresses: Iterable[int]) -> None:
+    for address in addresses:
+        if address:
+            ask(bindings().cuMemFree, address)
+
+
+def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
+    """Leave the code of all of these kernels and cases in the cache."""
+    builds: set[compiler.Compilable] = {
+        write_kv.build_of(to_write(name)) if kernel == WRITE else build_of(kernel, asked_for(name))
+        for kernel, name in cases
+    }
+    architecture = compiler.architecture(place.capability)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda build: compiler.cubin(build, architecture), builds))
+
+
+def main(kernels: list[str]) -> int:
+    place = place_of_device(0)
+    cases = [
+        (kernel, name)
+        for kernel in kernels or [*LADDER, WRITE]
+        for name in (WRITES if kernel == WRITE else taken(kernel))
+    ]
+    compile_all(place, cases)
+    wrong = 0
+    for kernel, name in cases:
+        print(f"{kernel}: {name}", flush=True)  # before what the tool says of it
+        try:
+            check_write(place, name) if kernel == WRITE else check(place, kernel, name)
+        except AssertionError as error:
+            wrong += 1
+            print(f"WRONG, {kernel}: {name}: {' '.join(str(error).split())}", flush=True)
+    print(f"{len(cases) - wrong} of {len(cases)} cases are right")
+    return MISMATCH if wrong else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except FlashError as error:
+        print(f"{error}\n{error.hint}", file=sys.stderr)
+        sys.exit(error.exit_code)
