@@ -275,8 +275,18 @@ def write_kv(
     )  # fmt: skip
 
 
+_known_of_pages: dict[tuple[str, type], Callable[..., Any]] = {}
+
+
 def _of_pages(name: str, first: Any) -> Callable[..., Any]:
     """The function of that name for arrays of the library of its first argument."""
+    key = name, type(first)
+    if key not in _known_of_pages:
+        _known_of_pages[key] = _find_of_pages(name, first)
+    return _known_of_pages[key]
+
+
+def _find_of_pages(name: str, first: Any) -> Callable[..., Any]:
     if _is_pytorchs(first):
         from flashcli.torch import paged as of_tensors
 

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 from click.core import ParameterSource
 
 from flashcli import as_json, parameters
-from flashcli.commands import options
+from flashcli.commands import bench_decode, decode_options, options
+from flashcli.kernels import decode as decode_kernels
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import PRECISIONS
 from flashcli.measure.tensors import LAYOUTS
+from flashcli.paged import LAYOUTS as PAGED_LAYOUTS
 
 if TYPE_CHECKING:
+    from flashcli import tables
+    from flashcli.commands.decode_options import What
     from flashcli.measure.bench import Conditions, Contender
     from flashcli.measure.records import Record
     from flashcli.measure.rows import Row
@@ -34,7 +38,7 @@ def _file_option(name: str, text: str) -> Callable:
     epilog=options.examples(
         "flashcli bench --case t10 --kernel mma --kernel wgmma --precision fp32 --precision fp16",
         "flashcli bench --shape 4,3081,64 --heads 24 --kv-heads 12 --layout bnhd --against torch",
-        "flashcli bench --ladder --plot ladder.png --json ladder.json",
+        "flashcli bench --decode 8,32,8,128 --lengths 4096 --ladder --against torch",
     )
 )
 @click.pass_context
@@ -46,9 +50,9 @@ def _file_option(name: str, text: str) -> Callable:
     "kernels",
     metavar="NAME",
     multiple=True,
-    type=click.Choice([*KERNELS, parameters.ALL]),
+    type=click.Choice([*KERNELS, *decode_kernels.KERNELS, parameters.ALL]),
     help=f"Time this kernel, or all; repeatable. By default {FAST_FROM} and those after it, with --ladder all; "
-    "on tensors those that take them.",
+    "on tensors those that take them; with --decode the fastest.",
 )
 @click.option(
     "--precision",
@@ -73,11 +77,11 @@ def _file_option(name: str, text: str) -> Callable:
 @click.option("--queries", metavar="M", type=click.IntRange(1), help="The same with so many rows of Q.")
 @click.option(
     "--layout",
-    type=click.Choice(LAYOUTS),
-    default="bhnd",
-    show_default=True,
-    help="How they lie: contiguous, as views of [B, N, H, d], or as slices of one fused tensor.",
+    type=click.Choice([*LAYOUTS, *PAGED_LAYOUTS]),
+    help="How they lie: contiguous (bhnd, if nothing is said), as views of [B, N, H, d], or as slices of one fused "
+    "tensor (qkv); with --decode how a page lies: hnd, if nothing is said, nhd or vllm.",
 )
+@decode_options.bench_options
 @click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Time each kernel so many times.")
 @click.option(
     "--threads",
@@ -104,7 +108,8 @@ def command(
     heads: int | None,
     kv_heads: int | None,
     queries: int | None,
-    layout: str,
+    layout: str | None,
+    decode: What | None,
     runs: int,
     threads: int | None,
     seed: int,
@@ -119,34 +124,42 @@ def command(
     """
     from flashcli.errors import MISMATCH
     from flashcli.files import testcases
-    from flashcli.measure import bench, machine, plots, records
+    from flashcli.measure import bench, decode_plot, machine, plots, records
 
     given = {option.opts[0] for option in context.command.params if _was_given(context, option)}
-    _check_options(given, backend, against, ladder)
-    on_tensors = bool(given.intersection(OF_TENSORS))
-    names, chosen = _chosen(kernels, ladder, on_tensors), options.named_shapes(cases, shapes, testcases.REPORT_CASES)
     kept = {kind: path for kind, path in files.items() if path}
-    _check_files(kept, plot)
-    record = records.Record(machine.circumstances(), ceilings={})
-    conditions = bench.Conditions(runs, causal, seed)
+    record = records.Record(machine.circumstances(), ceilings=None if decode else {})
     needs_gpu = bool(given.intersection(ONLY_ON_GPUS)) or "triton" in against
-    if on_tensors:
-        problems = _problems(chosen, causal, heads or kv_heads or 1, kv_heads, queries, layout)
-        device = "cpu" if _is_cpu(backend, needs_gpu, machine.pytorchs_gpu) else "cuda"
-        rows = _on_tensors(record, problems, names, precisions, against, conditions, device)
-    elif ladder:
-        rows = _ladder(record, chosen, names, conditions, everywhere=bool(cases or shapes))
-    elif _is_cpu(backend, needs_gpu, machine.gpus):
-        rows = _on_cpu(record, chosen, against, threads, conditions)
+    if decode is not None:
+        asked = bench_decode.Asked(decode, layout or "hnd", kernels, ladder, against, runs, seed, threads)
+        bench_decode.check_options(given, asked, backend)
+        _check_files(kept, plot, plots.check_picture)
+        on_cpu = _is_cpu(backend, needs_gpu or ladder or bool(against), machine.gpus)
+        rows = bench_decode.on_cpu(record, asked) if on_cpu else bench_decode.on_gpu(record, asked)
     else:
-        contenders = bench.gpu_contenders(names, precisions, against, causal)
-        rows = _on_gpu(record, chosen, contenders, against, conditions)
+        _check_options(given, backend, against, ladder, layout)
+        on_tensors = bool(given.intersection(OF_TENSORS))
+        names = _chosen(kernels, ladder, on_tensors)
+        chosen = options.named_shapes(cases, shapes, testcases.REPORT_CASES)
+        _check_files(kept, plot, plots.check_drawable)
+        conditions = bench.Conditions(runs, causal, seed)
+        if on_tensors:
+            problems = _problems(chosen, causal, heads or kv_heads or 1, kv_heads, queries, layout or "bhnd")
+            device = "cpu" if _is_cpu(backend, needs_gpu, machine.pytorchs_gpu) else "cuda"
+            rows = _on_tensors(record, problems, names, precisions, against, conditions, device)
+        elif ladder:
+            rows = _ladder(record, chosen, names, conditions, everywhere=bool(cases or shapes))
+        elif _is_cpu(backend, needs_gpu, machine.gpus):
+            rows = _on_cpu(record, chosen, against, threads, conditions)
+        else:
+            contenders = bench.gpu_contenders(names, precisions, against, causal)
+            rows = _on_gpu(record, chosen, contenders, against, conditions)
     for row in rows:
         record.rows.append(row)
         click.echo(f"{row.case} {row.contender}: {records.outcome(row)}", err=True)
-    _show(record, kept, ladder)
+    _show(record, kept, _decode_view if decode else _ladder_view if ladder else _view)
     if plot:
-        plots.draw_ladder(record, plot)
+        (decode_plot.draw_decode if decode else plots.draw_ladder)(record, plot)
     if bench.failed(record.rows):
         raise SystemExit(MISMATCH)
 
@@ -155,10 +168,14 @@ def _was_given(context: click.Context, option: click.Parameter) -> bool:
     return option.expose_value and context.get_parameter_source(option.name) != ParameterSource.DEFAULT
 
 
-def _check_options(given: set[str], backend: str, against: tuple[str, ...], ladder: bool) -> None:
+def _check_options(
+    given: set[str], backend: str, against: tuple[str, ...], ladder: bool, layout: str | None
+) -> None:  # fmt: skip
     from flashcli.errors import UsageError
     from flashcli.measure import peers
 
+    if layout in PAGED_LAYOUTS:
+        raise UsageError(f"--layout {layout} is one of pages.", f"add --decode, or choose one of {', '.join(LAYOUTS)}.")
     for name in against:
         if not peers.installed(name):
             raise UsageError(f"{name} is not installed.", f"pip install {name}, or leave out --against {name}.")
@@ -200,27 +217,52 @@ def _is_cpu(backend: str, needs_gpu: bool, look_for_gpus: Callable[[], object]) 
     return False
 
 
-def _check_files(files: dict[str, str], plot: str | None) -> None:
+def _check_files(files: dict[str, str], plot: str | None, check_picture: Callable[[str], None]) -> None:
     """Find out before the timing whether there is a file for each of its results."""
     from flashcli.files.outputs import check_distinct
-    from flashcli.measure import plots
 
     check_distinct(*(path for path in files.values() if path != as_json.PRINT), plot)
     if plot:
-        plots.check_drawable(plot)
+        check_picture(plot)
 
 
-def _show(record: Record, files: dict[str, str], ladder: bool) -> None:
-    """The table, on stderr where a file is stdout; and the files."""
+class Texts(NamedTuple):
+    """A table for a terminal, and in Markdown."""
+
+    text: str
+    markdown: str
+
+
+def _view(rows: list[Row]) -> Texts:
+    from flashcli.measure import records
+
+    return _table(records.contender_lines(rows))
+
+
+def _decode_view(rows: list[Row]) -> Texts:
+    from flashcli.measure import records
+
+    return _table(records.decode_lines(rows))
+
+
+def _table(lines: tables.Lines) -> Texts:
     from flashcli import tables
+
+    return Texts(tables.text(lines), tables.markdown(lines))
+
+
+def _ladder_view(rows: list[Row]) -> Texts:
+    from flashcli.measure import records
+
+    return Texts(records.texts(records.ladder_tables(rows)), records.markdowns(records.ladder_tables(rows)))
+
+
+def _show(record: Record, files: dict[str, str], view: Callable[[list[Row]], Texts]) -> None:
+    """The table, on stderr where a file is stdout; and the files."""
     from flashcli.files.outputs import write_whole
     from flashcli.measure import records
 
-    rows = record.rows
-    if ladder:
-        text, markdown = records.texts(records.ladder_tables(rows)), records.markdowns(records.ladder_tables(rows))
-    else:
-        text, markdown = tables.text(records.contender_lines(rows)), tables.markdown(records.contender_lines(rows))
+    rows, (text, markdown) = record.rows, view(record.rows)
     click.echo(text, err=as_json.PRINT in files.values())
     contents = {"json": as_json.json_text(record.written()), "csv": records.csv_text(rows), "markdown": markdown}
     for kind, path in files.items():
@@ -305,6 +347,9 @@ def _chosen(kernels: tuple[str, ...], ladder: bool, on_tensors: bool) -> list[st
     from flashcli.errors import UsageError
 
     names = list(KERNELS)
+    for name in kernels:
+        if name not in (*names, parameters.ALL):
+            raise UsageError(f"kernel {name} is one of paged decode.", "add --decode, or see `flashcli kernels`.")
     if on_tensors:
         able = [name for name in names if KERNELS[name].strided]
         if unable := set(kernels) - {*able, parameters.ALL}:

@@ -41,14 +41,14 @@ def outline(array: Operand) -> Outline:
 class Options(NamedTuple):
     """The arguments of that name of `flashcli.decode`; scales that are arrays are 1 here."""
 
-    k_scale: float = 1.0
-    v_scale: float = 1.0
     layout: str = "vllm"
     scale: float | None = None
     sliding_window: int = 0
     block_sparse: BlockSparse | None = None
     backend: str = "auto"
     cache_dtype: str | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
 
 class Arrays(NamedTuple):

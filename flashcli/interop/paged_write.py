@@ -30,10 +30,10 @@ from flashcli.paged_write import WriteKv, outer_problem
 class Options(NamedTuple):
     """The arguments of that name of `flashcli.write_kv`; scales that are arrays are 1 here."""
 
-    k_scale: float = 1.0
-    v_scale: float = 1.0
     layout: str = "vllm"
     cache_dtype: str | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
 
 class Arrays(NamedTuple):

@@ -311,6 +311,11 @@ KERNELS = {
 }  # fmt: skip
 
 
+def _reading_refuses(problem: Problem) -> str:
+    """It reads as tensor cores' lanes do, but computes nothing."""
+    return _tensor_refuses(problem._replace(query_type="float16"))
+
+
 def _readers(problem: Problem) -> int:
     return problem.tuning.blocks or 4
 
@@ -320,7 +325,7 @@ CEILING = Kernel(
     "read", "decode/00_read.cu", "the same keys and values read, and nothing computed",
     lambda sizes, problem, sms: (_over_pieces("read", sizes, problem, _readers(problem) * sms),),
     lambda sizes, problem: 4 * LAUNCH_COUNTERS, _some,
-    lambda problem: _piece_macros(problem) | {"BLOCKS": _readers(problem)},
+    lambda problem: _piece_macros(problem) | {"BLOCKS": _readers(problem)}, _reading_refuses,
     counters=lambda sizes, problem: 4 * LAUNCH_COUNTERS,
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ from flashcli.files.verify import Comparison, reference
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import Problem
 from flashcli.measure import peers
-from flashcli.measure.rows import Failure, Row, Timed, over_all
+from flashcli.measure.rows import Decoded, Failure, Row, Timed, over_all
 from flashcli.run import arrays
 from flashcli.shape import Shape, ceil_div, tflops
 from flashcli.timeline import wall_seconds
@@ -101,7 +101,7 @@ def failed(rows: Iterable[Row]) -> bool:
     """Whether any contender was wrong, or none could be timed."""
     rows = list(rows)
     wrong = any(isinstance(row, Failure) and row.is_wrong for row in rows)
-    return wrong or not any(isinstance(row, Timed) for row in rows)
+    return wrong or not any(isinstance(row, Timed | Decoded) for row in rows)
 
 
 def gpu_contenders(

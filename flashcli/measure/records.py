@@ -82,6 +82,8 @@ def outcome(row: Row) -> str:
             return f"skipped: {row.skipped}"
         case Timed():
             return f"{row.seconds * 1e3:.3f} ms"
+        case Decoded():
+            return f"{row.seconds * 1e6:.1f} us"
     return ""
 
 
@@ -266,13 +268,34 @@ def scaling_lines(rows: Sequence[Row]) -> tables.Lines:
 
 def decode_lines(rows: Sequence[Row]) -> tables.Lines:
     """For each batch the microseconds of each contender, at the median; nothing for those that cannot compute it."""
-    timed = of_kind(Decoded, rows)
+    timed = [row for row in of_kind(Decoded, rows) if not row.clock]
     names = list(dict.fromkeys(row.contender for row in timed))
     lines = [["batch", "MB", *names]]
     for case, some in by_case(timed).items():
         cells = {row.contender: f"{row.seconds * 1e6:.1f}" for row in some}
-        lines.append([case, f"{some[0].bytes / 1e6:.0f}", *(cells.get(name, "") for name in names)])
+        megabytes = some[0].bytes / 1e6
+        lines.append([case, f"{megabytes:.{0 if megabytes >= 10 else 2}f}", *(cells.get(name, "") for name in names)])
     return lines
+
+
+def call_lines(rows: Sequence[Row]) -> tables.Lines:
+    """For each batch the microseconds of a call, at the median: on the host, and replayed; and over the last one's."""
+    clocks = {"host": "a call on the host", "graph": "replayed in a graph"}
+    lines = [["batch", "function", *clocks.values(), "of PyTorch's call"]]
+    for case, some in by_case(row for row in of_kind(Decoded, rows) if row.clock).items():
+        found = {(row.contender, row.clock): row.seconds for row in some}
+        names = list(dict.fromkeys(row.contender for row in some))
+        for name in names:
+            cells = [f"{found[name, clock] * 1e6:.1f}" for clock in clocks]
+            lines.append([case, name, *cells, f"{found[name, 'host'] / found[names[-1], 'host']:.2f}x"])
+    return lines
+
+
+def decode_text(rows: Sequence[Row]) -> str:
+    """The times, and below them those of calls, if there are any."""
+    called = call_lines(rows)
+    more = f"\n{tables.markdown(called)}" if len(called) > 1 else ""
+    return tables.markdown(decode_lines(rows)) + more
 
 
 # ---- On tensors
@@ -382,7 +405,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "ladder": lambda rows: markdowns(ladder_tables(rows)),
     "profile": lambda rows: markdowns(profile_tables(rows)),
     "scaling": lambda rows: tables.markdown(scaling_lines(rows)),
-    "decode": lambda rows: tables.markdown(decode_lines(rows)),
+    "decode": decode_text,
     "arrays": arrays_text,
     "gpt2": lambda rows: tables.markdown(gpt2_lines(rows)),
     "models": lambda rows: tables.markdown(model_lines(rows)),

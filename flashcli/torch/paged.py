@@ -6,7 +6,6 @@ Those on a GPU are read and written where they lie, those on the CPU as NumPy's 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from flashcli.gpu.launcher import PreparedDecode, PreparedWrite, place_of_device
 from flashcli.interop import paged, paged_write
 from flashcli.interop.prepared import ALIGNMENT
+from flashcli.paged import BlockSparse
 from flashcli.run.decode import decode as decode_numpy
 from flashcli.run.write_kv import write_kv as write_numpy
 from flashcli.torch.in_place import operand, remember, scratch
@@ -36,9 +36,14 @@ def decode(
     alibi_slopes: torch.Tensor | None = None,
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
+    layout: str = "vllm",
+    scale: float | None = None,
+    sliding_window: int = 0,
+    block_sparse: BlockSparse | None = None,
     return_lse: bool = False,
+    backend: str = "auto",
+    cache_dtype: str | None = None,
     out: torch.Tensor | None = None,
-    **options: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Parameters, the answer and errors are those of `flashcli.decode`. There are no gradients.
 
@@ -46,12 +51,16 @@ def decode(
     """
     if out is not None:
         _refuse_out(out, query)
-    tensors = query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, k_scale, v_scale
+    options = layout, scale, sliding_window, block_sparse, backend, cache_dtype
     if query.is_cuda:
-        return compute(tensors, options, out, return_lse)
-    named = _named(paged.Arrays, tensors, options)
+        return compute(
+            query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, k_scale, v_scale, options, out,
+            return_lse,
+        )  # fmt: skip
+    tensors = query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, k_scale, v_scale
+    named, scales = _named(paged.Arrays, tensors)
     _refuse(named)
-    answer, lse = _on_cpu(named, options)
+    answer, lse = _on_cpu(named, paged.Options(*options, **scales))
     out = answer if out is None else out.copy_(answer)
     return (out, lse) if return_lse else out
 
@@ -65,99 +74,142 @@ def write_kv(
     *,
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
-    **options: Any,
+    layout: str = "vllm",
+    cache_dtype: str | None = None,
 ) -> None:
     """Parameters and errors are those of `flashcli.write_kv`."""
-    tensors = key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale
     if key.is_cuda:
-        return write(tensors, options)
-    named = _named(paged_write.Arrays, tensors, options)
+        return write(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale, (layout, cache_dtype))
+    named, scales = _named(paged_write.Arrays, (key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale))
     _refuse(named)
     arrays: dict[str, Any] = {name: _numbers(tensor) for name, tensor in named.items()}
-    write_numpy(**arrays, **options)
+    write_numpy(**arrays, **scales, layout=layout, cache_dtype=cache_dtype)
 
 
-def _named(kind: Any, tensors: Sequence[Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The tensors by the names of the arguments; a scale that is a number is put to the options."""
-    named = dict(zip(kind._fields, tensors, strict=True))
-    for name in ("k_scale", "v_scale"):
-        if not isinstance(named[name], torch.Tensor):
-            options[name] = named.pop(name)
-    return {name: tensor for name, tensor in named.items() if tensor is not None}
+def _named(kind: Any, tensors: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors by the names of the arguments, and by theirs the scales that are numbers."""
+    named = {name: x for name, x in zip(kind._fields, tensors, strict=True) if x is not None}
+    scales = {name: named.pop(name) for name in ("k_scale", "v_scale") if not isinstance(named[name], torch.Tensor)}
+    return named, scales
 
 
 # ---- on a GPU
 
+# The time of a call counts where shapes are small. So whatever follows from shapes, strides and options is found in one
+# look into a dictionary; left are the addresses, the answer's memory, and the launch.
+
 
 def compute(
-    tensors: Sequence[Any], options: dict[str, Any], out: torch.Tensor | None = None, return_lse: bool = False
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    alibi_slopes: torch.Tensor | None,
+    k_scale: float | torch.Tensor,
+    v_scale: float | torch.Tensor,
+    options: tuple,
+    out: torch.Tensor | None = None,
+    return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """The answer, and its LSE if that is wanted, queued on the current stream of PyTorch's on the tensors' GPU.
 
-    ``tensors`` are those of `paged.Arrays`, in that order; scales may be numbers.
+    ``options`` are those of `paged.Options`, but for the scales.
     """
-    query, at = tensors[0], _addresses(tensors)
-    lowest = (at[0] | at[1] | at[2]) % ALIGNMENT
-    described = _described(lowest, tensors, options)
-    prepared = _ready.get(described)
+    try:
+        at_query, at_keys, at_values = query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr()
+        at_tables, at_lengths = block_tables.data_ptr(), seq_lens.data_ptr()
+        lowest = (at_query | at_keys | at_values) % ALIGNMENT
+        graded = query.requires_grad or key_cache.requires_grad or value_cache.requires_grad
+        key: tuple = (
+            query.shape, query.stride(), query.dtype, query.get_device(), key_cache.shape, key_cache.stride(),
+            key_cache.dtype, key_cache.get_device(), value_cache.shape, value_cache.stride(), value_cache.dtype,
+            value_cache.get_device(), block_tables.shape, block_tables.stride(), block_tables.dtype,
+            block_tables.get_device(), seq_lens.shape, seq_lens.stride(), seq_lens.dtype, seq_lens.get_device(), lowest,
+            None if alibi_slopes is None else _described(alibi_slopes),
+            k_scale if k_scale.__class__ is float else _described(k_scale),
+            v_scale if v_scale.__class__ is float else _described(v_scale),
+            options, graded and torch.is_grad_enabled(),
+        )  # fmt: skip
+        prepared = _ready.get(key)
+    except (AttributeError, TypeError, RuntimeError):  # something is no tensor, or not in memory, or no number
+        key, prepared = (), None
     if prepared is None:
-        named = _named(paged.Arrays, tensors, options)
+        tensors = query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, k_scale, v_scale
+        named, scales = _named(paged.Arrays, tensors)
         _refuse(named)
         arrays = paged.Arrays(**{name: operand(tensor) for name, tensor in named.items()})
-        prepared = paged.prepare(place_of_device(query.get_device()), arrays, lowest, paged.Options(**options))
-        remember(_ready, described, prepared)
+        asked = paged.Options(*options, **scales)
+        prepared = paged.prepare(place_of_device(query.get_device()), arrays, lowest, asked)
+        remember(_ready, key, prepared)
     stream = torch._C._cuda_getCurrentRawStream(prepared.place.device)
     if out is None:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
     lse = query.new_empty(query.shape[:-1], dtype=torch.float32) if return_lse else None
     memory = scratch(query, prepared.workspace, stream)
-    prepared.launch(stream, *at, out.data_ptr(), 0 if lse is None else lse.data_ptr(), memory.data_ptr())
+    prepared.launch(
+        stream, at_query, at_keys, at_values, at_tables, at_lengths,
+        0 if alibi_slopes is None else alibi_slopes.data_ptr(),
+        0 if k_scale.__class__ is float else _address(k_scale),
+        0 if v_scale.__class__ is float else _address(v_scale),
+        out.data_ptr(), 0 if lse is None else lse.data_ptr(), memory.data_ptr(),
+    )  # fmt: skip
     return out if lse is None else (out, lse)
 
 
-def write(tensors: Sequence[Any], options: dict[str, Any]) -> None:
+def write(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_scale: float | torch.Tensor,
+    v_scale: float | torch.Tensor,
+    options: tuple,
+) -> None:
     """Write, queued on the current stream of PyTorch's on the tensors' GPU.
 
-    ``tensors`` are those of `paged_write.Arrays`, in that order; scales may be numbers.
+    ``options`` are those of `paged_write.Options`, but for the scales.
     """
-    at = _addresses(tensors)
-    lowest = (at[0] | at[1] | at[2] | at[3]) % ALIGNMENT
-    described = _described(lowest, tensors, options)
-    prepared = _ready_to_write.get(described)
+    try:
+        at_key, at_value, at_slots = key.data_ptr(), value.data_ptr(), slot_mapping.data_ptr()
+        at_keys, at_values = key_cache.data_ptr(), value_cache.data_ptr()
+        lowest = (at_key | at_value | at_keys | at_values) % ALIGNMENT
+        graded = key.requires_grad or value.requires_grad or key_cache.requires_grad or value_cache.requires_grad
+        described: tuple = (
+            key.shape, key.stride(), key.dtype, key.get_device(), value.shape, value.stride(), value.dtype,
+            value.get_device(), key_cache.shape, key_cache.stride(), key_cache.dtype, key_cache.get_device(),
+            value_cache.shape, value_cache.stride(), value_cache.dtype, value_cache.get_device(), slot_mapping.shape,
+            slot_mapping.stride(), slot_mapping.dtype, slot_mapping.get_device(), lowest,
+            k_scale if k_scale.__class__ is float else _described(k_scale),
+            v_scale if v_scale.__class__ is float else _described(v_scale),
+            options, graded and torch.is_grad_enabled(),
+        )  # fmt: skip
+        prepared = _ready_to_write.get(described)
+    except (AttributeError, TypeError, RuntimeError):
+        described, prepared = (), None
     if prepared is None:
-        named = _named(paged_write.Arrays, tensors, options)
+        tensors = key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale
+        named, scales = _named(paged_write.Arrays, tensors)
         _refuse(named)
         arrays = paged_write.Arrays(**{name: operand(tensor) for name, tensor in named.items()})
-        place = place_of_device(tensors[0].get_device())
-        prepared = paged_write.prepare(place, arrays, lowest, paged_write.Options(**options))
+        asked = paged_write.Options(*options, **scales)
+        prepared = paged_write.prepare(place_of_device(key.get_device()), arrays, lowest, asked)
         remember(_ready_to_write, described, prepared)
-    prepared.launch(torch._C._cuda_getCurrentRawStream(prepared.place.device), *at)
+    prepared.launch(
+        torch._C._cuda_getCurrentRawStream(prepared.place.device), at_key, at_value, at_keys, at_values, at_slots,
+        0 if k_scale.__class__ is float else _address(k_scale), 0 if v_scale.__class__ is float else _address(v_scale),
+    )  # fmt: skip
 
 
-# The time of a call counts where shapes are small. So of each tensor a few things are looked at, which are the key of a
-# dictionary, and all that follows from them is found there.
+def _described(x: Any) -> Any:
+    """A number as it is; of a tensor, all but the address."""
+    return (x.shape, x.stride(), x.dtype, x.get_device()) if isinstance(x, torch.Tensor) else x
 
 
-def _addresses(tensors: Sequence[Any]) -> list[int]:
-    """0 of what is no tensor, or in no memory: there is something else to say of that."""
-    try:
-        return [x.data_ptr() if isinstance(x, torch.Tensor) else 0 for x in tensors]
-    except RuntimeError:
-        return [0] * len(tensors)
-
-
-def _described(lowest: int, tensors: Sequence[Any], options: dict[str, Any]) -> tuple:
-    """All that a launch depends on, with the ``lowest`` bits of addresses; () if something is no tensor."""
-    graded = torch.is_grad_enabled()
-    found: list[Any] = [lowest, *options.items()]
-    for x in tensors:
-        if isinstance(x, torch.Tensor):
-            found += x.shape, x.stride(), x.dtype, x.get_device(), graded and x.requires_grad
-        elif x is None or isinstance(x, Real):
-            found.append(x)
-        else:
-            return ()
-    return tuple(found)
+def _address(x: Any) -> int:
+    """0 of a number."""
+    return x.data_ptr() if isinstance(x, torch.Tensor) else 0
 
 
 # ---- what is refused
@@ -190,9 +242,10 @@ def _refuse_out(out: torch.Tensor, query: torch.Tensor) -> None:
 # ---- on the CPU
 
 
-def _on_cpu(tensors: Tensors, options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    arrays: dict[str, Any] = {name: _numbers(tensor) for name, tensor in tensors.items()}
-    out, lse = decode_numpy(**arrays, **options, return_lse=True)
+def _on_cpu(tensors: Tensors, options: paged.Options) -> tuple[torch.Tensor, torch.Tensor]:
+    arrays = {name: _numbers(tensor) for name, tensor in tensors.items()}
+    asked: dict[str, Any] = {**options._asdict(), **arrays}
+    out, lse = decode_numpy(**asked, return_lse=True)
     kind = tensors["query"].dtype
     out = torch.from_numpy(out) if kind not in _foreign() else torch.from_numpy(out.view(np.int16)).view(kind)
     return out, torch.from_numpy(lse)

@@ -10,7 +10,7 @@ import pytest
 
 from flashcli.backends.decode_cpu import DecodeCpu
 from flashcli.files.decode_cases import Case, make
-from flashcli.measure.decode import described, grid
+from flashcli.measure.decode_check import described, grid
 from flashcli.measure.decode_judge import Answer, Judge
 
 CASE = Case(3, 4, 2, 64, "64,48,30", sharpness=4.0)

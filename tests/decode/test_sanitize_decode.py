@@ -9,7 +9,7 @@ from sanitize_decode import CASES, LADDER, RUBBISH, WRITE, WRITES, check, check_
 
 from flashcli.gpu.launcher import place_of_device
 
-REFUSED = {"tensor": {"float32", "float32, hnd", "pages of 1"}}
+REFUSED = {"tensor": {"float32", "float32, hnd", "pages of 1"}, "read": {"pages of 1"}}
 
 
 @pytest.fixture

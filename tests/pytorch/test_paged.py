@@ -15,7 +15,7 @@ from flashcli.backends.decode_cpu import DecodeCpu  # noqa: E402
 from flashcli.errors import BackendUnavailable, KernelFailure  # noqa: E402
 from flashcli.files.decode_cases import Case, make  # noqa: E402
 from flashcli.gpu import launcher  # noqa: E402
-from flashcli.interop.paged import Arrays  # noqa: E402
+from flashcli.interop.paged import Arrays, Options  # noqa: E402
 from flashcli.paged import LAYOUTS, BlockSparse, Decode  # noqa: E402
 from flashcli.torch import in_place, paged  # noqa: E402
 
@@ -109,7 +109,8 @@ def stream(monkeypatch, driver):
 
 def compute(given: dict[str, torch.Tensor], **options) -> tuple[torch.Tensor, torch.Tensor]:
     tensors = [given.get(name, options.pop(name, OTHERWISE.get(name))) for name in Arrays._fields]
-    return paged.compute(tensors, options, return_lse=True)
+    asked = Options(**options)[: -len(OTHERWISE)]
+    return paged.compute(*tensors, asked, return_lse=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -96,7 +96,8 @@ def stream(monkeypatch, driver):
 
 
 def write(given: dict[str, torch.Tensor], **options) -> None:
-    paged.write([given.get(name, options.pop(name, 1.0)) for name in Arrays._fields], options)
+    tensors = [given.get(name, options.get(name, 1.0)) for name in Arrays._fields]
+    paged.write(*tensors, (options["layout"], None))
 
 
 @every_layout

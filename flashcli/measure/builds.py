@@ -1,0 +1,19 @@
+"""Builds of many kernels, compiled side by side: one nvcc after the other would take most of a measurement's time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from flashcli.backends.cores import usable_cores
+from flashcli.gpu.session import devices
+from flashcli.kernels import compiler
+from flashcli.kernels.decode import Build
+
+
+def compile_all(builds: Iterable[Build]) -> None:
+    """Leave code for the first GPU in the cache, of those builds that there can be."""
+    wanted = {build for build in builds if not build.kernel.refuses(build.problem)}
+    arch = compiler.architecture(devices()[0].capability)
+    with ThreadPoolExecutor(len(usable_cores())) as pool:
+        list(pool.map(lambda build: compiler.cubin(build, arch), wanted))

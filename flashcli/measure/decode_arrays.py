@@ -1,0 +1,149 @@
+"""Arrays of paged decode on a GPU, as PyTorch tensors: random numbers made there, or those of a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flashcli.backends.decode_cpu import attend_group
+from flashcli.kernels import decode
+from flashcli.measure.decode_shapes import TimedShape, outlined
+from flashcli.paged import Decode
+from flashcli.shape import ceil_div
+
+
+class OnDevice:
+    """What is asked for, its tensors, with room for an answer; and how far that is from one in float64."""
+
+    def __init__(self, name: str, asked: Decode, tensors: dict[str, Any]) -> None:
+        import torch
+
+        query = tensors["query"]
+        answer = {"out": torch.zeros_like(query), "lse": torch.zeros(query.shape[:-1], device="cuda")}
+        self.name, self.asked, self.tensors = name, asked, tensors | answer
+        self.sizes, self.bytes = decode.sizes_of(asked), asked.used_bytes()
+        self._wanted: dict[int, Any] = {}
+
+    def argument(self, workspace: int) -> decode.Argument:
+        """What kernels are told."""
+        pointers = {name: tensor.data_ptr() for name, tensor in self.tensors.items()} | {"workspace": workspace}
+        return decode.argument(self.asked, pointers)
+
+    def wanted(self, s: int) -> Any:
+        """The answer of sequence s [T, H, D] as a float64 tensor."""
+        raise NotImplementedError
+
+    def error(self) -> float:
+        """Relative L2 of ``out`` against float64, over some sequences."""
+        off = size = 0.0
+        for s in sampled(self.asked):
+            if s not in self._wanted:
+                self._wanted[s] = self.wanted(s)
+            off += float(((self.tensors["out"][s].double() - self._wanted[s]) ** 2).sum())
+            size += float((self._wanted[s] ** 2).sum())
+        return (off / size) ** 0.5 if size else off**0.5
+
+    def rows(self, s: int) -> tuple[Any, Any]:
+        """Keys and values of a sequence, without their scales, as float64 tensors [Hkv, tokens, D]."""
+        import torch
+
+        asked, length = self.asked, int(self.asked.seq_lens[s])
+        pages = self.tensors["block_tables"][s, : ceil_div(length, asked.page)].long()
+
+        def gathered(cache: Any) -> Any:  # PyTorch does not index fp8
+            return (cache.view(torch.uint8)[pages].view(cache.dtype) if cache.itemsize == 1 else cache[pages]).double()
+
+        K, V = gathered(self.tensors["key_cache"]), gathered(self.tensors["value_cache"])
+        if asked.layout == "vllm":
+            K, V = K.permute(1, 0, 3, 2, 4), V.permute(1, 0, 3, 2)
+        else:
+            order = (2, 0, 1, 3) if asked.layout == "nhd" else (1, 0, 2, 3)
+            K, V = K.permute(order), V.permute(order)
+        K, V = (x.reshape(asked.Hkv, -1, asked.D)[:, :length] for x in (K, V))
+        return K, V
+
+    def without_pages(self) -> tuple[Any, Any, Any] | None:
+        """Queries, keys and values [S, heads, tokens, D] of all sequences; None if PyTorch's attention is another."""
+        import torch
+
+        asked = self.asked
+        more = asked.T > 1 or asked.alibi_slopes is not None or asked.window or asked.sparse
+        if more or len(set(asked.seq_lens.tolist())) > 1 or self.tensors["key_cache"].itemsize == 1:
+            return None
+        kind = self.tensors["query"].dtype
+        keys, values = zip(*(self.rows(s) for s in range(asked.S)), strict=True)
+        K, V = (torch.stack([x.to(kind) for x in some]) for some in (keys, values))
+        return self.tensors["query"].transpose(1, 2), K, V
+
+
+def sampled(asked: Decode) -> list[int]:
+    """The first sequence, the one in the middle, the last, and the longest."""
+    return sorted({0, asked.S // 2, asked.S - 1, int(asked.seq_lens.argmax())})
+
+
+def wanted_of(asked: Decode, s: int) -> np.ndarray:
+    """The answer of sequence s [T, H, D] in float64, on the CPU."""
+    out, lse = np.zeros(asked.query.shape[1:]), np.zeros(asked.query.shape[1:-1])
+    for kv_head in range(asked.Hkv):
+        attend_group(asked, s, kv_head, out, lse, np.float64)
+    return out
+
+
+class Drawn(OnDevice):
+    """Normal numbers, seeded and made on the GPU; each page is used once, in random order."""
+
+    def __init__(self, shape: TimedShape, layout: str, seed: int = 0) -> None:
+        import torch
+
+        asked = outlined(shape, layout, seed)
+        counts = ceil_div(asked.seq_lens.astype(np.int64), asked.page)
+        tables = np.full((asked.S, asked.block_tables.shape[1]), -1, np.int32)
+        used = np.arange(asked.block_tables.shape[1]) < counts[:, None]
+        tables[used] = np.random.default_rng(seed).permutation(int(counts.sum()))
+        generator = torch.Generator("cuda").manual_seed(seed)
+
+        def drawn(name: str, factor: float = 1.0) -> Any:
+            outline = getattr(asked, name)
+            tensor = torch.empty(outline.shape, dtype=getattr(torch, outline.dtype.name), device="cuda")
+            flat, step = tensor.view(-1), 2**26
+            for first in range(0, flat.numel(), step):
+                some = flat[first : first + step]
+                some.copy_(torch.randn(some.shape, generator=generator, device="cuda") * factor)
+            return tensor
+
+        tensors = {"query": drawn("query", 3.0), "key_cache": drawn("key_cache"), "value_cache": drawn("value_cache")}
+        tables_and_lengths = {"block_tables": tables, "seq_lens": asked.seq_lens}
+        super().__init__(
+            shape.name, asked, tensors | {name: torch.from_numpy(x).cuda() for name, x in tables_and_lengths.items()}
+        )
+
+    def wanted(self, s: int) -> Any:
+        import torch
+
+        K, V = self.rows(s)
+        q = self.tensors["query"][s, 0].double().reshape(self.asked.Hkv, -1, self.asked.D)
+        P = torch.softmax(q @ K.transpose(1, 2) * self.asked.scale, dim=2)
+        return (P @ V).reshape(1, self.asked.H, self.asked.D)
+
+
+class Given(OnDevice):
+    """The arrays of a file."""
+
+    def __init__(self, name: str, asked: Decode) -> None:
+        import torch
+
+        arrays = {name: getattr(asked, name) for name in decode.POINTERS[:6]}
+        for scale in ("k_scale", "v_scale"):
+            arrays[scale] = np.array([getattr(asked, scale)], np.float32)
+        tensors = {}
+        for argument, array in arrays.items():
+            if array is not None:
+                bits = torch.from_numpy(np.array(array).reshape(-1).view(np.uint8)).cuda()
+                tensors[argument] = bits.view(getattr(torch, array.dtype.name)).view(array.shape)
+        super().__init__(name, asked, tensors)
+
+    def wanted(self, s: int) -> Any:
+        import torch
+
+        return torch.from_numpy(wanted_of(self.asked, s)).cuda()

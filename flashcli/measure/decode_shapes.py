@@ -1,0 +1,58 @@
+"""The shapes at which paged decode is timed."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from flashcli.files import decode_cases
+from flashcli.interop.paged import Element, Outline
+from flashcli.kernels.decode import ITEM_SIZES
+from flashcli.paged import Decode, cache_shapes
+from flashcli.shape import ceil_div
+
+
+class TimedShape(NamedTuple):
+    """A shape to time: the lengths as `decode_cases.lengths` takes them."""
+
+    name: str
+    S: int
+    H: int
+    Hkv: int
+    D: int
+    lengths: str
+    query_type: str = "float16"
+    cache_type: str = "float16"
+    page: int = 16  # tokens
+
+
+SHAPES = (
+    TimedShape("8x4096 64/8", 8, 64, 8, 128, "4096"),
+    TimedShape("1x4096 32/8", 1, 32, 8, 128, "4096"),
+    TimedShape("1x32768 32/8", 1, 32, 8, 128, "32768"),
+    TimedShape("32x4096 32/8", 32, 32, 8, 128, "4096"),
+    TimedShape("64x1024 32/32", 64, 32, 32, 128, "1024"),
+    TimedShape("128x2048 32/4", 128, 32, 4, 128, "2048"),
+    TimedShape("256x512 32/8", 256, 32, 8, 128, "512"),
+    TimedShape("16x8192 32/8 D=64", 16, 32, 8, 64, "8192"),
+    TimedShape("131072 + 255x64", 256, 32, 8, 128, "131072,64x255"),
+    TimedShape("fp8 8x4096 64/8", 8, 64, 8, 128, "4096", cache_type="float8_e4m3fn"),
+    TimedShape("fp8 32x4096 32/8", 32, 32, 8, 128, "4096", cache_type="float8_e4m3fn"),
+    TimedShape("16x(1..2000) 32/8", 16, 32, 8, 128, "uniform:2000"),
+    TimedShape("fp32 8x4096 64/8", 8, 64, 8, 128, "4096", "float32", "float32"),
+    TimedShape("fp32 1x32768 32/8", 1, 32, 8, 128, "32768", "float32", "float32"),
+)
+
+
+def outlined(shape: TimedShape, layout: str, seed: int = 0) -> Decode:
+    """What is asked for, with lengths, but without any other numbers; each page is used once."""
+    lengths = decode_cases.lengths(shape.lengths, shape.S, seed)
+    counts = ceil_div(lengths.astype("int64"), shape.page)
+    kind = Element(shape.cache_type, ITEM_SIZES[shape.cache_type])
+    pages = max(1, int(counts.sum()))
+    keys, values = cache_shapes(layout, pages, shape.Hkv, shape.page, shape.D, kind.itemsize)
+    arrays: dict[str, Any] = {
+        "query": Outline((shape.S, 1, shape.H, shape.D), Element(shape.query_type, ITEM_SIZES[shape.query_type])),
+        "key_cache": Outline(keys, kind), "value_cache": Outline(values, kind),
+        "block_tables": Outline((shape.S, max(1, int(counts.max()))), Element("int32", 4)),
+    }  # fmt: skip
+    return Decode(**arrays, seq_lens=lengths, layout=layout, scale=shape.D**-0.5)

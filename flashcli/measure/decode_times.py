@@ -1,0 +1,185 @@
+"""How fast is paged decode? Kernels, PyTorch's attention without pages, and the floor, each with cold caches."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flashcli.backends.decode_cpu import DecodeCpu
+from flashcli.backends.decode_cuda import DecodeCuda
+from flashcli.errors import FlashError, UsageError
+from flashcli.kernels import decode
+from flashcli.kernels.decode import CEILING
+from flashcli.measure.builds import compile_all
+from flashcli.measure.decode_arrays import Drawn, OnDevice, sampled, wanted_of
+from flashcli.measure.decode_shapes import TimedShape, outlined
+from flashcli.measure.peers import event_seconds
+from flashcli.measure.rows import Decoded, Failure, Row, Skipped, over_all
+from flashcli.paged import Decode
+
+RUNS = 20
+CACHE_FLUSH = 2**30  # bytes read between two runs: longer than the host takes to queue what is timed
+READ_RATE = 4.2e12  # bytes a second that an H200's memory gives
+WRONG = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}  # a relative L2 that no right answer comes near
+
+
+class Contender(NamedTuple):
+    """A kernel, and what it is tuned to where that is not its own choice."""
+
+    kernel: decode.Kernel
+    tuning: decode.Tuning = decode.Tuning()
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.name or self.kernel.name
+
+    def build(self, asked: Decode) -> decode.Build:
+        return decode.Build(self.kernel, decode.problem_of(self.kernel, asked)._replace(tuning=self.tuning))
+
+
+def variants(text: str) -> list[Contender]:
+    """``tensor:blocks=2/3,piece=65536`` is a kernel with each combination of such fields of `Tuning`."""
+    name, _, given = text.partition(":")
+    chosen = [part.partition("=") for part in given.split(",") if part]
+    unknown = [field for field, _, _ in chosen if field not in decode.Tuning._fields]
+    numbers = [values.split("/") for _, _, values in chosen]
+    if unknown or not all(number.isdecimal() for some in numbers for number in some):
+        hint = f"write it as tensor:blocks=2/3,threads=64; there are {', '.join(decode.Tuning._fields)}."
+        raise UsageError(f"--variant {text}: that is no kernel with numbers to try.", hint)
+    kernel = CEILING if name == CEILING.name else decode.named(name)
+    found = []
+    for tried in itertools.product(*numbers):
+        with_names = dict(zip((field for field, _, _ in chosen), map(int, tried), strict=True))
+        label = " ".join([name, *(f"{field}={number}" for field, number in with_names.items())])
+        found.append(Contender(kernel, decode.Tuning(**with_names), label))
+    return found
+
+
+def seconds(work: Callable[[], object], runs: int) -> list[float]:
+    """Of each of so many runs, each with cold caches, after two that are not timed.
+
+    The second-level cache is filled by reading: had it been written to, what is timed would wait for that to be stored.
+    """
+    import torch
+
+    flush = torch.zeros(CACHE_FLUSH // 4, device="cuda")
+    return [event_seconds(flush.sum, work)[0] for _ in range(runs + 2)][2:]
+
+
+def times(
+    contenders: list[Contender],
+    shapes: Collection[TimedShape],
+    layouts: Collection[str],
+    peers: bool,
+    runs: int = RUNS,
+    seed: int = 0,
+) -> Iterator[Row]:
+    """A row for each shape, layout and contender; peers once a shape."""
+    import torch
+
+    asked = [outlined(shape, layout, seed) for shape, layout in itertools.product(shapes, layouts)]
+    compile_all(contender.build(one) for contender, one in itertools.product(contenders, asked))
+    for shape, (index, layout) in itertools.product(shapes, enumerate(layouts)):
+        yield from times_of(Drawn(shape, layout, seed), contenders, peers and index == 0, runs)
+        torch.cuda.empty_cache()
+
+
+def times_of(given: OnDevice, contenders: list[Contender], peers: bool, runs: int = RUNS) -> Iterator[Row]:
+    """A row for each contender, and for the peers that compute the same."""
+    with DecodeCuda() as backend:
+        for contender in contenders:
+            yield _of_ours(contender, given, backend, runs)
+    if peers and (arrays := given.without_pages()):
+        yield from _of_torch(arrays, given, runs)
+
+
+def about(name: str, asked: Decode, contender: str) -> dict[str, Any]:
+    """The beginning of a row."""
+    return {"case": name, "B": asked.S, "N": asked.longest, "d": asked.D, "contender": contender}
+
+
+def timed(
+    name: str, asked: Decode, contender: str, seconds: list[float], error: float | None = None, clock: str | None = None
+) -> Row:
+    figures = over_all(seconds) | {"bytes": asked.used_bytes(), "relative_l2": error, "clock": clock}
+    return Decoded(**about(name, asked, contender), layout=asked.layout, **figures)
+
+
+def _of_ours(contender: Contender, given: OnDevice, backend: DecodeCuda, runs: int) -> Row:
+    """What is found of a kernel: its seconds and its error, or why it was skipped."""
+    import torch
+
+    build, start = contender.build(given.asked), about(given.name, given.asked, contender.label)
+    if reason := build.kernel.refuses(build.problem):
+        return Skipped(**start, skipped=reason)
+    size = build.kernel.workspace(given.sizes, build.problem) + 16
+    workspace = torch.zeros(size, dtype=torch.uint8, device="cuda")
+    argument = given.argument(workspace.data_ptr())
+    given.tensors["out"].fill_(float("nan"))
+    try:
+        launch = backend.launcher(build, given.sizes)
+        found = seconds(lambda: launch(argument), runs)
+    except FlashError as error:
+        return Skipped(**start, skipped=str(error))
+    off = None if build.kernel is CEILING else given.error()
+    if off is not None and not off < WRONG[given.asked.query.dtype.name]:
+        return Failure(**start, relative_l2=off, error=f"the answer is wrong: relative L2 {off:.1e}")
+    return timed(given.name, given.asked, contender.label, found, off)
+
+
+def _of_torch(arrays: tuple[Any, ...], given: OnDevice, runs: int) -> Iterator[Row]:
+    """PyTorch's attention on the same keys and values without pages: what paging costs is not in it."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    query, keys, values = arrays
+    ways = {"PyTorch cuDNN": SDPBackend.CUDNN_ATTENTION, "PyTorch flash": SDPBackend.FLASH_ATTENTION}
+    for name, way in ways.items():
+
+        def attend(way: Any = way) -> Any:
+            with sdpa_kernel(way):
+                return scaled_dot_product_attention(query, keys, values, scale=given.asked.scale, enable_gqa=True)
+
+        try:
+            yield timed(given.name, given.asked, name, seconds(attend, runs))
+        except RuntimeError as error:
+            told = str(error).splitlines()[0][:80]
+            yield Skipped(**about(given.name, given.asked, name), skipped=told)
+
+
+def on_cpu(name: str, asked: Decode, threads: int | None, runs: int) -> Row:
+    """The row of the CPU backend, after a run that is not timed."""
+    found = []
+    with DecodeCpu(threads) as backend:
+        for _ in range(runs + 1):
+            start = time.perf_counter()
+            out, _ = backend.decode(asked, range(asked.S))
+            found.append(time.perf_counter() - start)
+    some = sampled(asked)
+    want = np.stack([wanted_of(asked, s) for s in some])
+    off = float(np.linalg.norm(out[some].astype(np.float64) - want) / max(float(np.linalg.norm(want)), 1e-300))
+    if not off < WRONG[asked.query.dtype.name]:
+        told = f"the answer is wrong: relative L2 {off:.1e}"
+        return Failure(**about(name, asked, "flashcli cpu"), relative_l2=off, error=told)
+    return timed(name, asked, "flashcli cpu", found[1:], off)
+
+
+def told(row: Row) -> str:
+    """A row in a line."""
+    start = f"{row.case:>20} {row.contender:14}"
+    if isinstance(row, Skipped):
+        return f"{start} skipped: {row.skipped}"
+    if isinstance(row, Failure):
+        return f"{start} {row.error}"
+    assert isinstance(row, Decoded)
+    if row.clock:
+        return f"{start} {row.layout:4} {row.seconds * 1e6:8.1f} us, {row.clock}"
+    error = "" if row.relative_l2 is None else f", relative L2 {row.relative_l2:.1e}"
+    rate = row.bytes / row.seconds
+    figures = f"{row.seconds * 1e6:8.1f} us (least {row.min * 1e6:.1f}), {rate / 1e9:5.0f} GB/s"
+    return f"{start} {row.layout:4} {figures}, {rate / READ_RATE:4.0%} of the memory's rate{error}"
