@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,10 +35,15 @@ CASES = {"no cache": False, "KV cache": True}
 
 
 class Contender(NamedTuple):
-    """An attention, and what has to be entered for it to be that one."""
+    """An attention, and what has to be entered for it to be that one.
+
+    With ``pages``, the type of the numbers in it, there is a cache in pages; it may be ``replayed`` in a CUDA graph.
+    """
 
     attend: Attend
     within: Callable[[], Any] = contextlib.nullcontext
+    pages: str = ""
+    replayed: bool = False
 
 
 def contenders(backend: str) -> dict[str, Contender]:
@@ -48,12 +54,19 @@ def contenders(backend: str) -> dict[str, Contender]:
 
     found = {NAIVE: Contender(model.naive)}
     if backend == "cpu":
-        return found | {"PyTorch SDPA": Contender(model.pytorchs), "flashcli": Contender(model.ours(None))}
+        found |= {"PyTorch SDPA": Contender(model.pytorchs), "flashcli": Contender(model.ours(None))}
+        return found | {"paged": Contender(model.ours(None), pages="float32")}
     ways = {"math": SDPBackend.MATH, "efficient": SDPBackend.EFFICIENT_ATTENTION}
     for name, way in ways.items():
         found[f"PyTorch {name}"] = Contender(model.pytorchs, functools.partial(sdpa_kernel, way))
     kernels = [None, *(name for name, kernel in KERNELS.items() if kernel.strided)]
-    return found | {name or "flashcli": Contender(model.ours(name)) for name in kernels}
+    found |= {name or "flashcli": Contender(model.ours(name)) for name in kernels}
+    return found | {
+        "paged": Contender(model.ours(None), pages="float32"),
+        "paged fp16": Contender(model.ours(None), pages="float16"),
+        "paged, graph": Contender(model.ours(None), pages="float32", replayed=True),
+        "paged fp16, graph": Contender(model.ours(None), pages="float16", replayed=True),
+    }
 
 
 def load(path: str) -> Weights:
@@ -77,17 +90,20 @@ def load(path: str) -> Weights:
 
 def measure(weights: Weights, found: dict[str, Contender], tokens: int, runs: int) -> Iterator[Row]:
     """A row for each contender, without a cache and with one; all on the device where the weights are."""
+    import torch
+
     from flashcli.measure.gpt2_model import GPT2
 
     right: list[int] = []
-    for case, cached in CASES.items():
-        for name, contender in found.items():
+    for (case, cached), (name, contender) in itertools.product(CASES.items(), found.items()):
+        if cached or not contender.pages:
             about = vars(Row.about(case, Shape(1, tokens, 64), name, True))
-            model = GPT2(weights, contender.attend)
+            model = GPT2(weights, contender.attend, getattr(torch, contender.pages) if contender.pages else None)
+            generation = functools.partial(_generation, model, tokens, cached, contender.replayed)
             try:
                 with contender.within():
-                    first, peak = _with_memory(model, tokens, cached)
-                    timed = [_generation(model, tokens, cached) for _ in range(runs)]
+                    first, peak = _with_memory(model, generation)
+                    timed = [generation() for _ in range(runs)]
             except FlashError as error:
                 yield Skipped(**about, skipped=str(error))
                 continue
@@ -98,25 +114,25 @@ def measure(weights: Weights, found: dict[str, Contender], tokens: int, runs: in
             yield Generated(**about, **_times(timed), peak_mib=peak, **_difference(weights, right, first.tokens))
 
 
-def _generation(model: GPT2, tokens: int, cached: bool) -> Generation:
+def _generation(model: GPT2, tokens: int, cached: bool, replayed: bool) -> Generation:
     import torch
 
     from flashcli.measure.gpt2_model import generate
 
     marks = {*(mark for mark in MARKS if mark < tokens), tokens}
     with torch.inference_mode():
-        return generate(model, model.config.vocabulary - 1, tokens, cached, marks)
+        return generate(model, model.config.vocabulary - 1, tokens, cached, marks, replayed)
 
 
-def _with_memory(model: GPT2, tokens: int, cached: bool) -> tuple[Generation, float | None]:
+def _with_memory(model: GPT2, generation: Callable[[], Generation]) -> tuple[Generation, float | None]:
     """A generation that warms up, and the most memory, in MiB, that it had on a GPU beside what was there before."""
     import torch
 
     if not model.weights["wte.weight"].is_cuda:
-        return _generation(model, tokens, cached), None
+        return generation(), None
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    done = _generation(model, tokens, cached)
+    done = generation()
     return done, (torch.cuda.max_memory_allocated() - before) / 2**20
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flashcli.errors import BadInput
+from flashcli.measure.gpt2_cache import Cache, Dense, Pages, at
 from flashcli.shape import round_up
 
 HEAD = 64  # numbers, in every GPT-2
@@ -32,6 +33,10 @@ class Config(NamedTuple):
     heads: int = 12
     context: int = 1024
     vocabulary: int = 50257
+
+    @property
+    def head(self) -> int:
+        return HEAD
 
     @property
     def width(self) -> int:
@@ -91,41 +96,39 @@ def sized(weights: Mapping[str, Tensor]) -> Config:
 
 
 class GPT2:
-    """A model on a device; ``attend`` is its attention."""
+    """A model on a device; ``attend`` is its attention, ``pages`` whether a cache is in pages, and of which numbers."""
 
-    def __init__(self, weights: Mapping[str, Tensor], attend: Attend) -> None:
-        self.config, self.weights, self.attend = sized(weights), weights, attend
+    def __init__(self, weights: Mapping[str, Tensor], attend: Attend, pages: torch.dtype | None = None) -> None:
+        self.config, self.weights, self.attend, self._pages = sized(weights), weights, attend, pages
 
-    def new_cache(self) -> Tensor:
-        """Room for keys and values of all layers and positions: [layers, 1, context, 2, H, d]."""
-        config = self.config
-        return self.weights["wte.weight"].new_empty(config.layers, 1, config.context, 2, config.heads, HEAD)
+    def new_cache(self) -> Cache:
+        """Room for keys and values of all layers and positions."""
+        like = self.weights["wte.weight"]
+        return Pages(self.config, like, self._pages) if self._pages else Dense(self.config, like, self.attend)
 
-    def logits(self, tokens: Tensor, start: int = 0, cache: Tensor | None = None) -> Tensor:
+    def logits(self, tokens: Tensor, start: int | Tensor = 0, cache: Cache | None = None) -> Tensor:
         """What is to come after ``tokens`` [1, M], which are at position ``start`` and after it: [1, vocabulary].
 
         With a ``cache``, their keys and values go there, and those before ``start`` are in it already. Without one, the
         tokens are all that there is.
         """
         weights = self.weights
-        x = weights["wte.weight"][tokens] + weights["wpe.weight"][start : start + tokens.shape[1]]
+        x = weights["wte.weight"][tokens] + at(weights["wpe.weight"], start, tokens.shape[1])
         for layer in range(self.config.layers):
             x = x + self._attention(self._norm(x, f"h.{layer}.ln_1"), layer, start, cache)
             inner = self._linear(self._norm(x, f"h.{layer}.ln_2"), f"h.{layer}.mlp.c_fc")
             x = x + self._linear(functional.gelu(inner, approximate="tanh"), f"h.{layer}.mlp.c_proj")
         return self._norm(x[:, -1], "ln_f") @ weights["wte.weight"].T
 
-    def _attention(self, x: Tensor, layer: int, start: int, cache: Tensor | None) -> Tensor:
-        """q, k and v are slices of one projection, or k and v those of the cache: nothing is copied for attention."""
+    def _attention(self, x: Tensor, layer: int, start: int | Tensor, cache: Cache | None) -> Tensor:
+        """q, k and v are slices of one projection: nothing is copied for attention."""
         B, M, width = x.shape
         qkv = self._linear(x, f"h.{layer}.attn.c_attn").view(B, M, 3, self.config.heads, HEAD)
-        kv = qkv[:, :, 1:]
-        if cache is not None:
-            cache[layer, :, start : start + M] = kv
-            kv = cache[layer, :, : start + M]
-        q, k, v = (rows.transpose(1, 2) for rows in (qkv[:, :, 0], kv[:, :, 0], kv[:, :, 1]))
-        o = self.attend(q, k, v).transpose(1, 2).reshape(B, M, width)
-        return self._linear(o, f"h.{layer}.attn.c_proj")
+        if cache is None:
+            o = self.attend(*(qkv[:, :, which].transpose(1, 2) for which in range(3))).transpose(1, 2)
+        else:
+            o = cache.attend(layer, start, qkv)
+        return self._linear(o.reshape(B, M, width), f"h.{layer}.attn.c_proj")
 
     def _linear(self, x: Tensor, name: str) -> Tensor:
         weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
@@ -142,24 +145,61 @@ class Generation(NamedTuple):
     reached: dict[int, float]
 
 
-def generate(model: GPT2, first: int, count: int, cached: bool, marks: Collection[int]) -> Generation:
+def generate(
+    model: GPT2, first: int, count: int, cached: bool, marks: Collection[int], replayed: bool = False
+) -> Generation:
     """``count`` tokens after the token ``first``, each the most likely, and when each of ``marks`` was reached.
 
-    The GPU is waited for at marks only: a token stays there until it is the next one's input.
+    The GPU is waited for at marks only: a token stays there until it is the next one's input. With ``replayed``, a
+    token's work has been captured in a CUDA graph before the clock starts.
     """
     tokens = model.weights["wte.weight"].new_empty((1, count + 1), dtype=torch.long)
     tokens[0, 0] = first
-    cache = model.new_cache() if cached else None
+    step = _replaying(model, tokens) if replayed else _stepping(model, tokens, cached)
     reached = {}
     _wait(tokens)
     start = time.perf_counter()
     for n in range(1, count + 1):
-        given = tokens[:, n - 1 : n] if cached else tokens[:, :n]
-        tokens[:, n] = model.logits(given, n - 1 if cached else 0, cache).argmax(-1)
+        step(n)
         if n in marks:
             _wait(tokens)
             reached[n] = time.perf_counter() - start
     return Generation(tokens[0, 1:].tolist(), reached)
+
+
+def _stepping(model: GPT2, tokens: Tensor, cached: bool) -> Callable[[int], None]:
+    """What computes token n."""
+    cache = model.new_cache() if cached else None
+
+    def step(n: int) -> None:
+        given = tokens[:, n - 1 : n] if cached else tokens[:, :n]
+        tokens[:, n] = model.logits(given, n - 1 if cached else 0, cache).argmax(-1)
+
+    return step
+
+
+def _replaying(model: GPT2, tokens: Tensor) -> Callable[[int], object]:
+    """What computes the token after the last one, by a CUDA graph: the position is on the GPU, and the graph moves it.
+
+    So the cache is to be one that takes it from there.
+    """
+    cache, position = model.new_cache(), tokens.new_zeros(1)
+
+    def step() -> None:
+        following = model.logits(tokens.index_select(1, position), position, cache).argmax(-1, keepdim=True)
+        position.add_(1)
+        tokens.index_copy_(1, position, following)
+
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # what libraries do the first time cannot be captured
+        step()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    position.zero_()
+    return lambda n: graph.replay()
 
 
 def _wait(tensor: Tensor) -> None:

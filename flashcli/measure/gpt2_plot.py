@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from flashcli.errors import BadInput
-from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, save_picture
+from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, SKY, save_picture
 from flashcli.measure.records import Record, by_case, of_kind
 from flashcli.measure.rows import Generated
 
-COLOURS = {"naive": BLACK, "PyTorch math": RED, "PyTorch efficient": GREEN, "flashcli": BLUE}  # kernels are ORANGE
+COLOURS = {
+    "naive": BLACK,
+    "PyTorch math": RED,
+    "PyTorch efficient": GREEN,
+    "flashcli": BLUE,
+}  # kernels are ORANGE, pages SKY
 MARKERS = "osv^D<>x"
 
 
@@ -25,11 +30,11 @@ def draw_generation(record: Record, path: str) -> None:
     for ax, (case, rows) in zip(panels, cases.items(), strict=True):
         for row, marker in zip(rows, MARKERS * len(rows), strict=False):
             counts = [int(count) for count in row.reached]
-            colour = COLOURS.get(row.contender, ORANGE)
+            colour = COLOURS.get(row.contender, SKY if row.contender.startswith("paged") else ORANGE)
             ax.plot(counts, list(row.reached.values()), marker=marker, color=colour, label=row.contender, linewidth=1.2)
         ax.set(title=case, xlabel="tokens", ylabel="seconds", ylim=(0, None))
         ax.set_xticks(counts)
         ax.grid(color="#e4e4e4", linewidth=0.7)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    named = {label: line for ax in panels for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=7, frameon=False)
     save_picture(figure, path)

@@ -74,9 +74,10 @@ def test_a_pass_of_a_model_stands_beside_ours():
 @pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="Matplotlib is not installed")
 def test_a_generation_is_drawn(tmp_path):
     rows = [generated(case, name, 1.0) for case in ("no cache", "KV cache") for name in ("naive", "flashcli", "mma")]
+    rows.append(generated("KV cache", "paged", 1.0))
     gpt2_plot.draw_generation(records.Record({"gpu": "GPU 1"}, rows), str(tmp_path / "x.svg"))
     text = (tmp_path / "x.svg").read_text()
-    assert all(f">{name}</text>" in text for name in ("naive", "flashcli", "mma", "no cache", "KV cache"))
+    assert all(f">{name}</text>" in text for name in ("naive", "flashcli", "mma", "paged", "no cache", "KV cache"))
 
 
 @pytest.mark.parametrize("name", ["arrays", "gpt2", "models"])

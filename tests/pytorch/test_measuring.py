@@ -162,12 +162,36 @@ def test_the_logits_are_those_of_transformers(weights):
 
 def test_every_attention_generates_the_same_tokens_with_a_cache_and_without(weights):
     rows = list(measure(weights, contenders("cpu"), tokens=40, runs=2))
-    assert [row.contender for row in rows] == ["naive", "PyTorch SDPA", "flashcli"] * 2
-    assert [row.case for row in rows] == ["no cache"] * 3 + ["KV cache"] * 3
+    assert [row.contender for row in rows] == ["naive", "PyTorch SDPA", "flashcli"] * 2 + ["paged"]
+    assert [row.case for row in rows] == ["no cache"] * 3 + ["KV cache"] * 4
     for row in rows:
         assert isinstance(row, Generated) and row.differs_at is None and row.runs == 2
         assert list(row.reached) == ["32", "40"] and 0 < row.reached["32"] < row.reached["40"]
     assert "| the same 40 |" in records.VIEWS["gpt2"](rows)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
+def test_several_tokens_at_a_time_have_the_logits_of_all_in_pages_too(weights, kind):
+    tokens = torch.randint(TINY.vocabulary, (1, 21), generator=torch.Generator().manual_seed(0))
+    model = gpt2_model.GPT2(weights, gpt2_model.naive, kind)
+    cache = model.new_cache()
+    for start in range(0, 21, 3):
+        got = model.logits(tokens[:, start : start + 3], start, cache)
+    tolerance = 1e-4 if kind == torch.float32 else 5e-2
+    torch.testing.assert_close(got, model.logits(tokens), rtol=tolerance, atol=tolerance)
+    one = model.logits(tokens[:, -1:], torch.tensor([20]), cache)  # again, from a position that the host does not see
+    torch.testing.assert_close(one, got, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_pages_give_naives_tokens_on_a_gpu_and_in_a_graph(weights):
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU")
+    there = {name: weight.cuda() for name, weight in weights.items()}
+    found = {name: x for name, x in contenders("cuda").items() if name == "naive" or x.pages == "float32"}
+    rows = list(measure(there, found, tokens=40, runs=1))
+    assert [row.contender for row in rows] == ["naive", "naive", "paged", "paged, graph"]
+    assert all(isinstance(row, Generated) and row.differs_at is None for row in rows)
 
 
 def test_what_is_generated_depends_on_attention(weights):
@@ -204,7 +228,7 @@ def test_a_file_of_weights_is_generated_from_and_drawn(tmp_path, weights):
     )  # fmt: skip
     assert done.code == 0, done.err
     found = records.read(record.read_bytes())
-    assert len(found.rows) == 6 and found.circumstances["torch"] == torch.__version__
+    assert len(found.rows) == 7 and found.circumstances["torch"] == torch.__version__
     assert found.circumstances["command"].startswith("python -m flashcli.measure.gpt2 --backend cpu --tokens 5")
     assert not drawn or ">KV cache</text>" in picture.read_text()
 
