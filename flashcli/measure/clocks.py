@@ -27,8 +27,8 @@ def on_gpu(contenders: Sequence[Turns], runs: int) -> list[list[float]]:
     return _race(timed, contenders, runs)
 
 
-def in_a_graph(contenders: Sequence[Turns], runs: int) -> list[list[float]]:
-    """The same of a call in a CUDA graph of many, replayed: the host's time is not in it."""
+def in_a_graph(contenders: Sequence[Turns], runs: int, calls: int = GRAPHED) -> list[list[float]]:
+    """The same of a call in a CUDA graph of so many, replayed: the host's time is not in it."""
     import torch
 
     graphs = []
@@ -36,10 +36,10 @@ def in_a_graph(contenders: Sequence[Turns], runs: int) -> list[list[float]]:
         turns[0]()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for call in range(GRAPHED):
+            for call in range(calls):
                 turns[call % len(turns)]()
         graphs.append([graph.replay])
-    return [[seconds / GRAPHED for seconds in some] for some in on_gpu(graphs, runs)]
+    return [[seconds / calls for seconds in some] for some in on_gpu(graphs, runs)]
 
 
 def on_host(contenders: Sequence[Turns], runs: int) -> list[list[float]]:

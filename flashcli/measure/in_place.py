@@ -13,7 +13,7 @@ from flashcli.kernels.attention import KERNELS
 from flashcli.measure import clocks, peers
 from flashcli.measure.bench import L2_BYTES, REFUSED_ABOVE, Conditions
 from flashcli.measure.rows import Failure, InPlace, Row, over_all
-from flashcli.measure.tensors import Inputs, Problem, draw, sampled
+from flashcli.measure.tensors import Inputs, Problem, Sample, compared, draw, sample
 from flashcli.shape import Shape, ceil_div
 
 Clock = Callable[[Sequence[clocks.Turns], int], list[list[float]]]
@@ -122,9 +122,9 @@ def tritons() -> list[Contender]:
     from flashcli.measure import peer_triton
 
     def bind(problem: Problem, inputs: Inputs, products: str) -> Callable[[], Any]:
-        if problem.causal or problem.bias is not None:
-            raise RuntimeError("the Triton peer has neither the causal mask nor a bias")
-        return functools.partial(peer_triton.attend, inputs.q, inputs.k, inputs.v, products)
+        if problem.bias is not None:
+            raise RuntimeError("the Triton peer has no bias")
+        return functools.partial(peer_triton.attend, inputs.q, inputs.k, inputs.v, products, problem.causal)
 
     return [Contender(f"Triton {products}", functools.partial(bind, products=products)) for products in peers.PRODUCTS]
 
@@ -164,37 +164,49 @@ class Ready(NamedTuple):
     turns: clocks.Turns
 
 
+class Drawn(NamedTuple):
+    """What entrants with the same problem share: inputs, and rows of the right answer for the first."""
+
+    inputs: list[Inputs]
+    known: Sample
+
+
 def race(case: str, entrants: Sequence[Entrant], clock: str, conditions: Conditions, device: str = "cuda") -> list[Row]:
     """A row for each entrant: those with a right answer are timed in turn, by one of the `CLOCKS`."""
-    drawn: dict[tuple, list[Inputs]] = {}
-    found = [_checked(case, entrant, conditions.seed, device, drawn) for entrant in entrants]
+    found = checked(case, entrants, conditions.seed, device)
     ready = [one.turns for one in found if isinstance(one, Ready)]
     times = iter(CLOCKS[clock](ready, conditions.runs) if ready else [])
     rows = [
         one if isinstance(one, Failure) else _timed(case, entrant, clock, one.accuracy, next(times))
         for entrant, one in zip(entrants, found, strict=True)
     ]
-    del drawn, found, ready
+    del found, ready
     peers.release()
     return rows
 
 
-def _checked(case: str, entrant: Entrant, seed: int, device: str, drawn: dict[tuple, list[Inputs]]) -> Ready | Failure:
-    """Entrants with the same problem share what is ``drawn`` for it."""
+def checked(case: str, entrants: Sequence[Entrant], seed: int, device: str = "cuda") -> list[Ready | Failure]:
+    """Each entrant's calls, if its answer is right."""
+    drawn: dict[tuple, Drawn] = {}
+    return [_checked(case, entrant, seed, device, drawn) for entrant in entrants]
+
+
+def _checked(case: str, entrant: Entrant, seed: int, device: str, drawn: dict[tuple, Drawn]) -> Ready | Failure:
     contender, problem = entrant
-    about = vars(_about(case, entrant))
+    beginning = vars(about(case, entrant))
     try:
         kind = problem, contender.takes, contender.gradients
         if kind not in drawn:
-            drawn[kind] = _draw_all(problem, contender, seed, device)
-        turns = [contender.bind(problem, inputs) for inputs in drawn[kind]]
-        result = sampled(problem, drawn[kind][0], turns[0](), seed)
+            inputs = _draw_all(problem, contender, seed, device)
+            drawn[kind] = Drawn(inputs, sample(problem, inputs[0], seed))
+        turns = [contender.bind(problem, inputs) for inputs in drawn[kind].inputs]
+        result = compared(drawn[kind].known, turns[0]())
     except Exception as error:  # a peer may fail in any way: the other rows shall survive
-        return Failure(**about, error=(str(error).strip() or type(error).__name__).splitlines()[0])
+        return Failure(**beginning, error=(str(error).strip() or type(error).__name__).splitlines()[0])
     accuracy: dict[str, Any] = {"relative_l2": result.relative_l2, "max_abs": result.max_abs}
     if result.got_nonfinite or not result.relative_l2 <= REFUSED_ABOVE[contender.dtype]:
         wrong = f"wrong: relative L2 {result.relative_l2:.1e}, {result.got_nonfinite} not finite"
-        return Failure(**about, **accuracy, error=wrong)
+        return Failure(**beginning, **accuracy, error=wrong)
     return Ready(accuracy, turns)
 
 
@@ -208,7 +220,8 @@ def _draw_all(problem: Problem, contender: Contender, seed: int, device: str) ->
     return found
 
 
-def _about(case: str, entrant: Entrant) -> Row:
+def about(case: str, entrant: Entrant) -> Row:
+    """The beginning of an entrant's row."""
     contender, problem = entrant
     return Row.about(case, Shape(problem.B, problem.N, problem.d), contender.name, problem.causal)
 
@@ -217,7 +230,7 @@ def _timed(case: str, entrant: Entrant, clock: str, accuracy: dict[str, Any], se
     _, problem = entrant
     times = over_all(seconds)
     return InPlace(
-        **vars(_about(case, entrant)), **accuracy, **times, tflops=problem.operations / times["seconds"] / 1e12,
+        **vars(about(case, entrant)), **accuracy, **times, tflops=problem.operations / times["seconds"] / 1e12,
         H=problem.H, Hkv=problem.Hkv, M=problem.M, layout=problem.layout, clock=clock,
         bias=None if problem.bias is None else list(problem.bias),
     )  # fmt: skip

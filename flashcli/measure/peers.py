@@ -44,11 +44,12 @@ def gpu_peers(names: Collection[str], causal: bool) -> list[Peer]:
             Peer("PyTorch flash fp16", "float16", _sdpa(SDPBackend.FLASH_ATTENTION, causal)),
             Peer("PyTorch cuDNN fp16", "float16", _sdpa(SDPBackend.CUDNN_ATTENTION, causal)),
         ]
-    if "triton" in names and not causal:
+    if "triton" in names:
         from flashcli.measure.peer_triton import attend
 
         peers += [
-            Peer(f"Triton {products}", "float32", functools.partial(attend, products=products)) for products in PRODUCTS
+            Peer(f"Triton {products}", "float32", functools.partial(attend, products=products, causal=causal))
+            for products in PRODUCTS
         ]
     return peers
 

@@ -21,6 +21,7 @@ from flashcli.measure.rows import (
     Failure,
     Forward,
     Generated,
+    Gridded,
     InPlace,
     PlainFiles,
     Profiled,
@@ -334,6 +335,42 @@ def arrays_text(rows: Sequence[Row]) -> str:
     return f"{tables.markdown(target_lines(of_kind(InPlace, rows)))}\n{tables.markdown(in_place_lines(rows))}"
 
 
+# ---- The grid
+
+
+GRID = (
+    "(B, N, d)", "kernel", "ms", "of floor", "best peer", "ms", "faster",
+    "graph, ms", "of floor", "peer, ms", "faster", "best of ours", "ms",
+)  # fmt: skip
+
+
+def grid_lines(rows: Sequence[Row]) -> tables.Lines:
+    """For each shape our choice and the best peer, in single calls and in a CUDA graph; and the best of our kernels."""
+    lines = [list(GRID)]
+    for case, some in by_case(of_kind(Gridded, rows)).items():
+        ours = [row for row in some if row.contender in KERNELS]
+        peers = [row for row in some if row.contender not in KERNELS]
+        if (chosen := next((row for row in ours if row.chosen), None)) is None:
+            continue
+        best, peer = (min(them, key=lambda row: row.seconds, default=None) for them in (ours, peers))
+        cells = [case, chosen.contender, _ms(chosen.seconds), _share(chosen.floor, chosen.seconds)]
+        cells += ["", "", ""] if peer is None else [peer.contender, _ms(peer.seconds), _faster(peer, chosen, "seconds")]
+        cells += ["", ""] if chosen.replayed is None else [_ms(chosen.replayed), _share(chosen.floor, chosen.replayed)]
+        peer = min((row for row in peers if row.replayed), key=lambda row: row.replayed or 0, default=None)
+        cells += ["", ""] if peer is None else [_ms(peer.replayed or 0), _faster(peer, chosen, "replayed")]
+        lines.append([*cells, *(("", "") if best is chosen or best is None else (best.contender, _ms(best.seconds)))])
+    return lines
+
+
+def _share(floor: float, seconds: float) -> str:
+    return f"{100 * floor / seconds:.0f} %"
+
+
+def _faster(peer: Gridded, ours: Gridded, clock: str) -> str:
+    own, other = getattr(ours, clock), getattr(peer, clock)
+    return f"{other / own:.2f}x" if own and other else ""
+
+
 # ---- Models
 
 
@@ -407,6 +444,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "scaling": lambda rows: tables.markdown(scaling_lines(rows)),
     "decode": decode_text,
     "arrays": arrays_text,
+    "grid": lambda rows: tables.markdown(grid_lines(rows)),
     "gpt2": lambda rows: tables.markdown(gpt2_lines(rows)),
     "models": lambda rows: tables.markdown(model_lines(rows)),
 }

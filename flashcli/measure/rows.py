@@ -96,6 +96,20 @@ class InPlace(Timed):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gridded(Timed):
+    """A contender on one shape of the grid, on PyTorch's tensors where they lie, with all that it launches."""
+
+    chosen: bool | None = None  # whether it is the kernel of ours that computes when nobody names one; None of peers
+    calls: int  # in the CUDA graph that was replayed; 0 where a call took so long that there was none
+    replayed: float | None = None  # seconds of one of them, the median of all replays
+
+    @property
+    def floor(self) -> float:
+        """Seconds that no kernel on half products, three for each fp32 one, can be much below."""
+        return max(self.floor_bytes or 0, self.floor_operations or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Generated(Row):
     """Tokens generated one after another, each the most likely, by a language model with an attention of its own."""
 
@@ -221,7 +235,8 @@ class Decoded(Row):
 
 
 KINDS: tuple[type[Row], ...] = (
-    Failure, Skipped, Timed, InPlace, Rung, Profiled, WholeCommand, PlainFiles, Scaled, Decoded, Generated, Forward,
+    Failure, Skipped, Timed, InPlace, Gridded, Rung, Profiled, WholeCommand, PlainFiles, Scaled, Decoded, Generated,
+    Forward,
 )  # fmt: skip
 
 

@@ -27,13 +27,19 @@ def whereabouts(backend: str, threads: int) -> dict[str, object]:
     return machine.gpu_circumstances() if backend == "cuda" else machine.cpu_circumstances(threads)
 
 
-def publish(name: str, where: dict[str, object], rows: list[Row], json_path: str | None) -> records.Record:
+def publish(
+    name: str,
+    where: dict[str, object],
+    rows: list[Row],
+    json_path: str | None,
+    ceilings: dict[str, float] | None = None,
+) -> records.Record:
     """The record of script ``name``: written, if that is wanted, and its view of the same name printed.
 
     ``where`` says on what it was measured: the circumstances that `flashcli.measure.machine` gives.
     """
     command = machine.repeatable(sys.argv[1:]).replace("flashcli", f"python -m flashcli.measure.{name}", 1)
-    record = records.Record(machine.circumstances() | {"command": command} | where, rows)
+    record = records.Record(machine.circumstances() | {"command": command} | where, rows, ceilings)
     text = f"{records.VIEWS[name](rows)}\n{records.circumstances_text(record.circumstances)}"
     as_json.present(record.written(), text, json_path)
     return record

@@ -82,22 +82,48 @@ def draw(problem: Problem, seed: int, device: str, dtype: str = "float32") -> In
     return Inputs(q, k, v, None if problem.bias is None else uniform(*problem.bias), out)
 
 
-def sampled(problem: Problem, inputs: Inputs, answer: Tensor, seed: int) -> Comparison:
-    """How a seeded sample of rows of the answer [B, H, M, d] compares with float64."""
+@dataclass(frozen=True)
+class Sample:
+    """Some rows of the right answer, [heads, rows, d] in float64, and which they are."""
+
+    heads: list[tuple[int, int]]  # (batch, head)
+    rows: list[Any]
+    want: list[Any]
+
+
+def sample(problem: Problem, inputs: Inputs, seed: int) -> Sample:
+    """A seeded sample of rows, as they are in float64."""
     import numpy as np
+
+    rng, heads = np.random.default_rng(seed), problem.B * problem.H
+    chosen = rng.choice(heads, min(heads, CHECKED_HEADS), replace=False)
+    per_head = max(1, min(problem.M, CHECKED_ROWS // len(chosen)))
+    places = [divmod(int(index), problem.H) for index in chosen]
+    rows = [np.sort(rng.choice(problem.M, per_head, replace=False)) for _ in places]
+    want = [
+        _rows_in_float64(problem, inputs, batch, head, some).cpu().numpy()
+        for (batch, head), some in zip(places, rows, strict=True)
+    ]
+    return Sample(places, rows, want)
+
+
+def compared(known: Sample, answer: Tensor) -> Comparison:
+    """How an answer [B, H, M, d] compares with the rows that are known."""
+    import torch
 
     from flashcli.files.verify import Comparison
 
-    rng, comparison, answer = np.random.default_rng(seed), Comparison(), answer.detach()
-    heads = problem.B * problem.H
-    chosen = rng.choice(heads, min(heads, CHECKED_HEADS), replace=False)
-    per_head = max(1, min(problem.M, CHECKED_ROWS // len(chosen)))
-    for index in chosen:
-        rows = np.sort(rng.choice(problem.M, per_head, replace=False))
-        batch, head = divmod(int(index), problem.H)
-        got, want = answer[batch, head][rows], _rows_in_float64(problem, inputs, batch, head, rows)
-        comparison.add(got.float().cpu().numpy(), want.cpu().numpy(), int(index), rows)
+    comparison, answer = Comparison(), answer.detach()
+    got = torch.stack([answer[b, h][some] for (b, h), some in zip(known.heads, known.rows, strict=True)])
+    pieces = zip(got.float().cpu().numpy(), known.want, known.heads, known.rows, strict=True)
+    for some, want, (batch, head), rows in pieces:
+        comparison.add(some, want, batch * answer.shape[1] + head, rows)
     return comparison
+
+
+def sampled(problem: Problem, inputs: Inputs, answer: Tensor, seed: int) -> Comparison:
+    """How a seeded sample of rows of the answer [B, H, M, d] compares with float64."""
+    return compared(sample(problem, inputs, seed), answer)
 
 
 def _rows_in_float64(problem: Problem, inputs: Inputs, batch: int, head: int, rows: Any) -> Tensor:
