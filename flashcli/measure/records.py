@@ -6,12 +6,13 @@ import csv
 import io
 import itertools
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from flashcli import tables
 from flashcli.kernels.attention import KERNELS
@@ -32,7 +33,7 @@ from flashcli.measure.rows import (
     Timed,
     WholeCommand,
 )
-from flashcli.measure.targets import target_lines
+from flashcli.measure.targets import grid_target_lines, target_lines
 from flashcli.measure.tensors import Problem
 
 Kind = TypeVar("Kind", bound=Row)
@@ -338,37 +339,89 @@ def arrays_text(rows: Sequence[Row]) -> str:
 # ---- The grid
 
 
+class Against(NamedTuple):
+    """Our choice on a shape of the grid, the best of our kernels, and the best of the peers, if there are any."""
+
+    ours: Gridded
+    best: Gridded
+    peer: Gridded | None
+    replayed_peer: Gridded | None  # the best of them in a CUDA graph
+
+    @property
+    def faster(self) -> float | None:
+        """How many times as fast as the best peer ours is, in single calls."""
+        return self.peer.seconds / self.ours.seconds if self.peer else None
+
+    @property
+    def faster_replayed(self) -> float | None:
+        if self.replayed_peer is None or self.replayed_peer.replayed is None or self.ours.replayed is None:
+            return None
+        return self.replayed_peer.replayed / self.ours.replayed
+
+    @property
+    def share(self) -> float:
+        """The floor over our time."""
+        return self.ours.floor / self.ours.seconds
+
+    @property
+    def operations(self) -> float:
+        return self.ours.tflops * self.ours.seconds * 1e12
+
+
+def against_peers(rows: Iterable[Row]) -> list[Against]:
+    """The shapes of the grid on which our choice was timed."""
+    found = []
+    for some in by_case(of_kind(Gridded, rows)).values():
+        ours = [row for row in some if row.contender in KERNELS]
+        peers = [row for row in some if row.contender not in KERNELS]
+        if chosen := next((row for row in ours if row.chosen), None):
+            best, peer = (min(them, key=lambda row: row.seconds, default=None) for them in (ours, peers))
+            replayed = min((row for row in peers if row.replayed), key=lambda row: row.replayed or 0, default=None)
+            found.append(Against(chosen, best or chosen, peer, replayed))
+    return found
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
 GRID = (
-    "(B, N, d)", "kernel", "ms", "of floor", "best peer", "ms", "faster",
-    "graph, ms", "of floor", "peer, ms", "faster", "best of ours", "ms",
+    "(B, N, d)", "kernel", "ms", "of floor", "best peer", "ms", "ours is faster", "in a graph, ms", "peer, ms",
+    "ours is faster", "best of ours",
 )  # fmt: skip
 
 
 def grid_lines(rows: Sequence[Row]) -> tables.Lines:
-    """For each shape our choice and the best peer, in single calls and in a CUDA graph; and the best of our kernels."""
-    lines = [list(GRID)]
-    for case, some in by_case(of_kind(Gridded, rows)).items():
-        ours = [row for row in some if row.contender in KERNELS]
-        peers = [row for row in some if row.contender not in KERNELS]
-        if (chosen := next((row for row in ours if row.chosen), None)) is None:
-            continue
-        best, peer = (min(them, key=lambda row: row.seconds, default=None) for them in (ours, peers))
-        cells = [case, chosen.contender, _ms(chosen.seconds), _share(chosen.floor, chosen.seconds)]
-        cells += ["", "", ""] if peer is None else [peer.contender, _ms(peer.seconds), _faster(peer, chosen, "seconds")]
-        cells += ["", ""] if chosen.replayed is None else [_ms(chosen.replayed), _share(chosen.floor, chosen.replayed)]
-        peer = min((row for row in peers if row.replayed), key=lambda row: row.replayed or 0, default=None)
-        cells += ["", ""] if peer is None else [_ms(peer.replayed or 0), _faster(peer, chosen, "replayed")]
-        lines.append([*cells, *(("", "") if best is chosen or best is None else (best.contender, _ms(best.seconds)))])
+    """For each shape our choice and the best peer, in single calls and in a CUDA graph; the best of ours, if another.
+
+    The last line has geometric means.
+    """
+    lines, shapes = [list(GRID)], against_peers(rows)
+    for one in shapes:
+        ours, peer = one.ours, one.peer
+        cells = [ours.case, ours.contender, _ms(ours.seconds), f"{100 * one.share:.0f} %"]
+        cells += [peer.contender, _ms(peer.seconds), _times(one.faster)] if peer else [""] * 3
+        cells += ["" if ours.replayed is None else _ms(ours.replayed)]
+        cells += [
+            "" if one.replayed_peer is None else _ms(one.replayed_peer.replayed or 0),
+            _times(one.faster_replayed),
+        ]
+        best = "" if one.best is ours else f"{one.best.contender}, {ours.seconds / one.best.seconds:.2f}x"
+        lines.append([*cells, best])
+    means = [_times(_mean([one.faster for one in shapes])), _times(_mean([one.faster_replayed for one in shapes]))]
+    if any(means):
+        lines.append(["geometric mean", *[""] * 5, means[0], "", "", means[1], ""])
     return lines
 
 
-def _share(floor: float, seconds: float) -> str:
-    return f"{100 * floor / seconds:.0f} %"
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return geometric_mean(known) if known else None
 
 
-def _faster(peer: Gridded, ours: Gridded, clock: str) -> str:
-    own, other = getattr(ours, clock), getattr(peer, clock)
-    return f"{other / own:.2f}x" if own and other else ""
+def grid_text(rows: Sequence[Row]) -> str:
+    """What is wanted and measured, and below it the whole grid."""
+    return f"{tables.markdown(grid_target_lines(of_kind(Gridded, rows)))}\n{tables.markdown(grid_lines(rows))}"
 
 
 # ---- Models
@@ -444,7 +497,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "scaling": lambda rows: tables.markdown(scaling_lines(rows)),
     "decode": decode_text,
     "arrays": arrays_text,
-    "grid": lambda rows: tables.markdown(grid_lines(rows)),
+    "grid": grid_text,
     "gpt2": lambda rows: tables.markdown(gpt2_lines(rows)),
     "models": lambda rows: tables.markdown(model_lines(rows)),
 }

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from flashcli import tables
-from flashcli.measure.rows import InPlace
+from flashcli.measure.rows import Gridded, InPlace
 
 CONTIGUOUS = "bhnd"
 
@@ -48,4 +48,26 @@ def target_lines(rows: Iterable[InPlace]) -> tables.Lines:
             measured = f"{found:.2f}x" if target.beside else f"{found * 1e3:.3f} ms"
             reached = "reached" if found <= target.most else "missed"
             lines.append([target.case, target.layout, measured, target.wanted, reached])
+    return lines
+
+
+# Of shapes of the grid, by their names: milliseconds of our choice, single calls.
+GRID_TARGETS = {
+    "(1, 1024, 64)": 0.013, "(1, 2048, 64)": 0.018, "(4, 2048, 64)": 0.032, "(1, 8192, 64)": 0.095,
+    "(1, 8192, 128)": 0.175, "(1, 4096, 256)": 0.120, "(8, 1000, 32)": 0.014, "(7, 777, 80)": 0.018,
+    "(2000, 200, 64)": 0.170, "(256, 512, 32)": 0.055, "(12, 512, 64) causal": 0.014, "(12, 1024, 64) causal": 0.020,
+    "(25, 1024, 64) causal": 0.030, "(10, 2048, 64)": 0.056, "(13600, 128, 32)": 0.30, "(4, 32768, 32)": 2.95,
+    "(500, 2048, 64)": 2.73, "(2, 32768, 64)": 2.48, "(2, 16384, 128)": 1.07,
+}  # fmt: skip
+
+
+def grid_target_lines(rows: Iterable[Gridded]) -> tables.Lines:
+    """For each target on the grid that the rows tell of: our choice, in single calls and in a CUDA graph."""
+    lines = [["(B, N, d)", "wanted, ms", "measured, ms", "in a graph, ms", ""]]
+    for row in rows:
+        if row.chosen and row.case in GRID_TARGETS:
+            most, found = GRID_TARGETS[row.case], row.seconds * 1e3
+            replayed = "" if row.replayed is None else f"{row.replayed * 1e3:.3f}"
+            reached = "reached" if found <= most else "missed"
+            lines.append([row.case, f"at most {most:.3g}", f"{found:.3f}", replayed, reached])
     return lines
