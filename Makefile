@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help testcases test test-gpu torture sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-gpt2 bench-models lint clean
+.PHONY: help testcases test test-gpu torture sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-gpt2 bench-models bench-grid lint clean
 
 help:
 	@echo "make testcases      run all test cases and check every output (on the GPU if there is one)"
@@ -19,6 +19,7 @@ help:
 	@echo "make bench-arrays   time attention on PyTorch's tensors, where they lie (needs a GPU and PyTorch, as do these:)"
 	@echo "make bench-gpt2     generate text with GPT-2 in fp32, by each attention"
 	@echo "make bench-models   compare models of transformers with our attention with their own"
+	@echo "make bench-grid     time each kernel beside every fp32 peer on a grid of shapes, and draw that"
 	@echo "make clean          remove everything that make made"
 
 # One virtual environment for all targets. PyCUDA is built from source, so only where a toolkit and a driver are.
@@ -61,6 +62,11 @@ bench-scaling: $(READY)
 
 bench-arrays bench-gpt2 bench-models: bench-%: $(READY)
 	$(BIN)/python -m flashcli.measure.$* --json cuda/records/$*.json
+
+bench-grid: $(READY)
+	$(BIN)/python -m flashcli.measure.grid --json cuda/records/grid.json
+	$(BIN)/python -m flashcli.measure.fit cuda/records/grid.json
+	$(BIN)/python -m flashcli.measure.grid_plot cuda/records/grid.json cuda/records/grid.png
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu --numprocesses=auto --dist=worksteal --quiet

@@ -3,23 +3,24 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import click
 
-from flashcli import as_json
+from flashcli import as_json, parameters
 from flashcli.commands import options
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.registry import OPERATIONS
-from flashcli.kernels.types import Build, Kernel, Problem
-from flashcli.shape import MAX_D
+from flashcli.kernels.types import PRECISIONS, Build, Kernel, Problem
+from flashcli.shape import MAX_D, Shape
 
 
 @click.command(
     epilog=options.examples(
-        "flashcli kernels wgmma --d 128",
         "flashcli kernels mma --arch sm_80 --json -",
+        "flashcli kernels --shape 8,1000,32 --causal",
         "flashcli kernels --operation decode",
     )
 )
@@ -39,12 +40,41 @@ from flashcli.shape import MAX_D
     show_default=True,
     help="The ladder to show: that of `flashcli run`; without tiles, of `flashcli decode`, or what fills its cache.",
 )
+@click.option(
+    "--shape",
+    type=parameters.SHAPE,
+    help="Tell which kernel is chosen for arrays of this B,N,d, and what time is expected of each.",
+)
+@click.option("--causal", is_flag=True, help="With --shape: row i of Q sees rows 0 to i of K only.")
+@click.option(
+    "--precision",
+    type=click.Choice(list(PRECISIONS)),
+    default="fp32",
+    show_default=True,
+    help="With --shape: what is asked for.",
+)
 @as_json.json_option
-def command(name: str | None, d: int, arch: str | None, operation: str, json_path: str | None) -> None:
+def command(
+    name: str | None,
+    d: int,
+    arch: str | None,
+    operation: str,
+    shape: Shape | None,
+    causal: bool,
+    precision: str,
+    json_path: str | None,
+) -> None:
     """Show the ladder of kernels: the idea of each, its tiles for a head size, and the GPU that it needs.
 
-    With the NAME of a kernel, tell what that one does, and how many registers and how much memory it takes.
+    With the NAME of a kernel, tell what that one does, and how many registers and how much memory it takes. With a
+    shape, tell which one computes it.
     """
+    if shape is not None:
+        if name is not None or operation != "attention":
+            raise click.UsageError("--shape is for the choice among kernels of attention.")
+        choice = _choice(shape, causal, precision, arch)
+        as_json.present(choice, "\n".join(_choice_lines(choice)), json_path)
+        return
     if operation != "attention":
         if name is not None:
             raise click.UsageError(f"{name} is a kernel of attention; those of {operation} are only listed.")
@@ -58,6 +88,45 @@ def command(name: str | None, d: int, arch: str | None, operation: str, json_pat
     rows = [_row(kernel, d) for kernel in KERNELS.values()]
     told = "{name}: {tiles}, needs {needs}; {source}\n    {summary}"
     as_json.present(rows, "\n".join(told.format(tiles=_tiles(row), **row) for row in rows), json_path)
+
+
+def _choice(shape: Shape, causal: bool, precision: str, arch: str | None) -> dict[str, Any]:
+    """Which kernels are chosen for a shape on an architecture, and what is expected of each."""
+    from flashcli.kernels.choice import candidates, choose
+
+    arch = arch or _arch_here() or "sm_90a"
+    capability = _capability(arch)
+    B, N, d = astuple(shape)
+    problem = Problem(B, N, N, d, causal, precision, in_place=True, batch_invariant=True)
+    chosen = {
+        "chosen": choose(capability, problem).name,
+        "chosen_by_B": choose(capability, problem._replace(batch_invariant=False)).name,
+        "chosen_for_files": choose(capability, problem._replace(in_place=False, batch_invariant=False)).name,
+    }
+    expected = [
+        {"name": one.name, "microseconds": one.microseconds, "refused": one.refused}
+        for one in candidates(capability, problem)
+    ]
+    asked = {"B": B, "N": N, "d": d, "causal": causal, "precision": precision, "arch": arch}
+    return asked | chosen | {"kernels": expected}
+
+
+def _choice_lines(choice: dict[str, Any]) -> Iterator[str]:
+    mask = " causal" if choice["causal"] else ""
+    yield "({B}, {N}, {d}){mask} in {precision} on {arch}: {chosen}".format(mask=mask, **choice)
+    width = max(len(one["name"]) for one in choice["kernels"])
+    for one in choice["kernels"]:
+        time = one["microseconds"]
+        yield f"  {one['name']:{width}}  " + (one["refused"] or ("unknown" if time is None else _time(time)))
+    yield "Times are those that the model of flashcli/kernels/cost.py expects on an H200."
+    if choice["chosen_by_B"] != choice["chosen"]:
+        yield f"With batch_invariant=False, where the kernel may depend on B, it is {choice['chosen_by_B']}."
+    if choice["chosen_for_files"] != choice["chosen"]:
+        yield f"For files it is {choice['chosen_for_files']}."
+
+
+def _time(microseconds: float) -> str:
+    return f"{microseconds:.1f} us" if microseconds < 1000 else f"{microseconds / 1000:.3f} ms"
 
 
 def _row(kernel: Kernel, d: int) -> dict[str, Any]:
@@ -123,20 +192,27 @@ def _compiled(build: Build, arch: str | None) -> dict[str, Any]:
 
     if arch:
         _check_arch(build.kernel, arch)
-    else:
-        arch = _arch_here(build.kernel) or compiler.architecture(max(build.kernel.needs, (8, 0)))
+    elif not (arch := _arch_here()) or not build.kernel.runs_on(_capability(arch)):
+        arch = compiler.architecture(max(build.kernel.needs, (8, 0)))
     return {"arch": arch, "functions": _resources(build, arch) if compiler.find_nvcc() else {}}
 
 
-def _check_arch(kernel: Kernel, arch: str) -> None:
+def _capability(arch: str) -> tuple[int, int]:
     from flashcli.errors import UsageError
 
     number = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
     if not number:
         raise UsageError(f"{arch!r} is not an architecture.", "name one like sm_80.")
+    return int(number[1]), int(number[2])
+
+
+def _check_arch(kernel: Kernel, arch: str) -> None:
+    from flashcli.errors import UsageError
+
+    capability = _capability(arch)
     if kernel.arch_only and arch != _needs(kernel):
         raise UsageError(f"kernel {kernel.name} is for {_needs(kernel)} only, not for {arch}.", "leave out --arch.")
-    if not kernel.runs_on((int(number[1]), int(number[2]))):
+    if not kernel.runs_on(capability):
         raise UsageError(f"kernel {kernel.name} needs {_needs(kernel)} or later, not {arch}.", "leave out --arch.")
 
 
@@ -149,14 +225,13 @@ def _resources(build: Build, arch: str) -> dict[str, dict[str, int]]:
     }
 
 
-def _arch_here(kernel: Kernel) -> str | None:
-    """The architecture of the first GPU, if there is one that runs the kernel."""
+def _arch_here() -> str | None:
+    """The architecture of the first GPU, if there is one."""
     from flashcli.errors import BackendUnavailable
     from flashcli.kernels import compiler
     from flashcli.measure.machine import gpus
 
     try:
-        capability = gpus()[0].capability
+        return compiler.architecture(gpus()[0].capability)
     except BackendUnavailable:
         return None
-    return compiler.architecture(capability) if kernel.runs_on(capability) else None

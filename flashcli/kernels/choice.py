@@ -2,24 +2,92 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from flashcli.errors import BackendUnavailable
+from flashcli.kernels import cost
 from flashcli.kernels.attention import KERNELS, SHORT
 from flashcli.kernels.compiler import architecture
 from flashcli.kernels.types import Kernel, Problem
+from flashcli.shape import ceil_div
 
-PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest first, where it is worth it
-TINY = 32  # up to this N, in place, one launch counts more than tensor cores do: those that split numbers need two
+PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest first, for files
+TWINS = ("wgmma_short", "wgmma")  # the same arithmetic: with tiles of the same keys, they give the same bytes
 SHORT_HEAD = 16  # tensor cores multiply 16 columns or more at a time: a shorter head would mostly multiply padding
+FEW_PRODUCTS = 8  # a score that is a sum of fewer shows that a split number has 22 bits
+SMS = 132  # multiprocessors of an H200
+FULL = 16 * SMS  # tiles of 128 rows that keep it busy
+
+
+class Candidate(NamedTuple):
+    """A kernel that might compute, and the microseconds that `flashcli.kernels.cost` expects of it; why it cannot."""
+
+    name: str
+    microseconds: float | None = None
+    refused: str = ""
 
 
 def choose(capability: tuple[int, int], problem: Problem) -> Kernel:
-    """The fastest kernel for a problem on a device of this compute capability; BackendUnavailable if there is none."""
-    for kernel in (KERNELS[name] for name in PREFERENCE):
-        able = kernel.runs_on(capability) and problem.precision in kernel.precisions and not kernel.refuses(problem)
-        if able and _worth_it(kernel, problem):
-            return kernel
-    text = "no kernel computes in {} on sm_{}{}.".format(problem.precision, *capability)
-    raise BackendUnavailable(text, "use --precision fp32.")
+    """The fastest kernel for a problem on a device of this compute capability; BackendUnavailable if there is none.
+
+    Arrays where they lie get the one that the model of `flashcli.kernels.cost` expects to be. Where a row's bytes shall
+    not depend on its company, neither may the kernel: so it is the one for `FULL` row tiles, or that one's twin. Files,
+    whose time is that of reading and writing, go by `PREFERENCE`, so that an answer keeps its bytes when a kernel
+    becomes faster.
+    """
+    able = [one.name for one in candidates(capability, problem) if not one.refused]
+    if not able:
+        text = "no kernel computes in {} on sm_{}{}.".format(problem.precision, *capability)
+        raise BackendUnavailable(text, "use --precision fp32.")
+    if not problem.in_place:
+        return KERNELS[able[0]]
+    if problem.batch_invariant:
+        many = ceil_div(FULL, ceil_div(problem.M, 128))
+        full = problem._replace(B=many, sms=SMS, aligned=True, dense=True, lse=False)
+        best = min((one for one in candidates(capability, full) if not one.refused), key=_expected)
+        able = [name for name in able if name == best.name or _same_bytes(name, best.name, full)]
+    return KERNELS[min(able, key=lambda name: _expected(_candidate(name, capability, problem)))]
+
+
+def candidates(capability: tuple[int, int], problem: Problem) -> list[Candidate]:
+    """All kernels that may be chosen, and what is expected of them, in the order of `PREFERENCE`."""
+    return [_candidate(name, capability, problem) for name in PREFERENCE]
+
+
+def _candidate(name: str, capability: tuple[int, int], problem: Problem) -> Candidate:
+    kernel = KERNELS[name]
+    if not kernel.runs_on(capability):
+        return Candidate(name, refused=f"it needs {architecture(kernel.needs)}")
+    if problem.precision not in kernel.precisions:
+        return Candidate(name, refused=f"it has no {problem.precision}")
+    if reason := kernel.refuses(problem) or _not_worth_it(kernel, problem):
+        return Candidate(name, refused=reason)
+    return Candidate(name, cost.microseconds(kernel, problem))
+
+
+def _expected(candidate: Candidate) -> float:
+    """What is not known is not expected to be fast; then `PREFERENCE` decides."""
+    return float("inf") if candidate.microseconds is None else candidate.microseconds
+
+
+def _same_bytes(one: str, other: str, problem: Problem) -> bool:
+    """Whether two kernels give each row the same bytes."""
+    if one not in TWINS or other not in TWINS:
+        return False
+    return KERNELS[one].tiling(problem).Bc == KERNELS[other].tiling(problem).Bc
+
+
+def _not_worth_it(kernel: Kernel, problem: Problem) -> str:
+    """Why a kernel that could compute is not chosen, whatever its time; empty if it may be.
+
+    Heads of a few numbers are left to FFMA in fp32, which is more accurate there.
+    """
+    shortest = FEW_PRODUCTS if problem.in_place else SHORT_HEAD
+    if kernel.splits and problem.precision == "fp32" and problem.d < shortest:
+        return f"heads of less than {shortest} numbers are left to FFMA in fp32"
+    if kernel.name == "wgmma_short" and problem.N > SHORT:
+        return f"it splits keys over and over: with more than {SHORT} that does not pay"
+    return ""
 
 
 def named(name: str, capability: tuple[int, int], problem: Problem, device: str = "this GPU") -> Kernel:
@@ -31,15 +99,6 @@ def named(name: str, capability: tuple[int, int], problem: Problem, device: str 
     if reason := kernel.refuses(problem):
         raise BackendUnavailable(f"kernel {name} cannot compute d = {problem.d}: {reason}.", hint)
     return kernel
-
-
-def _worth_it(kernel: Kernel, problem: Problem) -> bool:
-    """Heads shorter than `SHORT_HEAD` are left to FFMA in fp32, which is also more accurate there: the 22 bits of a
-    split number show where a score is a sum of only a few products. So are, in place, `TINY` sequences."""
-    few = problem.d < SHORT_HEAD or (problem.in_place and problem.N <= TINY)
-    if kernel.splits and problem.precision == "fp32" and few:
-        return False
-    return kernel.name != "wgmma_short" or problem.N <= SHORT
 
 
 def exact(kernel: Kernel) -> Kernel:

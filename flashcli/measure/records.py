@@ -19,6 +19,7 @@ from flashcli.kernels.attention import KERNELS
 from flashcli.measure import rows as kinds
 from flashcli.measure.rows import (
     Decoded,
+    Emulated,
     Failure,
     Forward,
     Generated,
@@ -424,6 +425,14 @@ def grid_text(rows: Sequence[Row]) -> str:
     return f"{tables.markdown(grid_target_lines(of_kind(Gridded, rows)))}\n{tables.markdown(grid_lines(rows))}"
 
 
+def rounding_lines(rows: Sequence[Row]) -> tables.Lines:
+    """For each kind of arithmetic its error on each shape."""
+    by_shape = by_case(of_kind(Emulated, rows))
+    errors = {case: {row.contender: f"{row.relative_l2:.1e}" for row in some} for case, some in by_shape.items()}
+    names = list(dict.fromkeys(row.contender for row in rows))
+    return [["", *errors], *([name, *(some.get(name, "") for some in errors.values())] for name in names)]
+
+
 # ---- Models
 
 
@@ -498,6 +507,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "decode": decode_text,
     "arrays": arrays_text,
     "grid": grid_text,
+    "roundings": lambda rows: tables.markdown(rounding_lines(rows)),
     "gpt2": lambda rows: tables.markdown(gpt2_lines(rows)),
     "models": lambda rows: tables.markdown(model_lines(rows)),
 }

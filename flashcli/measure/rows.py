@@ -110,6 +110,14 @@ class Gridded(Timed):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Emulated(Row):
+    """A kernel's arithmetic emulated, with the roundings that ``contender`` says."""
+
+    relative_l2: float  # ‖got - want‖ / ‖want‖, want in float64
+    rows: int  # how many were computed
+
+
+@dataclass(frozen=True, kw_only=True)
 class Generated(Row):
     """Tokens generated one after another, each the most likely, by a language model with an attention of its own."""
 
@@ -236,7 +244,7 @@ class Decoded(Row):
 
 KINDS: tuple[type[Row], ...] = (
     Failure, Skipped, Timed, InPlace, Gridded, Rung, Profiled, WholeCommand, PlainFiles, Scaled, Decoded, Generated,
-    Forward,
+    Forward, Emulated,
 )  # fmt: skip
 
 

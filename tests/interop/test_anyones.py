@@ -164,7 +164,7 @@ def test_any_thread_may_call(qkv, driver):
 
     def ask():
         for _ in range(5):
-            if not np.allclose(numbers(attention(*qkv)), right, rtol=1e-5, atol=1e-6):
+            if not np.allclose(numbers(attention(*qkv, kernel="register_tiled")), right, rtol=1e-5, atol=1e-6):
                 wrong.append(threading.current_thread())
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
@@ -177,7 +177,7 @@ def test_any_thread_may_call(qkv, driver):
 
 def test_shapes_of_the_same_tiles_share_what_is_loaded(on_gpu, driver):
     for rows in range(3, 8):
-        attention(on_gpu(1, rows, d), on_gpu(1, rows, d), on_gpu(1, rows, d))
+        attention(on_gpu(1, rows, d), on_gpu(1, rows, d), on_gpu(1, rows, d), kernel="register_tiled")
     assert len(driver.loaded) == 1
 
 
@@ -385,7 +385,7 @@ def test_bad_options_are_told(qkv, driver, options, kind, message):
 def test_errors_of_the_driver_are_told_in_our_words(qkv, driver, step, code, kind, message):
     driver.fails[step] = code
     with pytest.raises(kind, match=message) as caught:
-        attention(*qkv)
+        attention(*qkv, kernel="register_tiled")
     assert caught.value.hint
 
 

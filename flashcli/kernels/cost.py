@@ -1,0 +1,61 @@
+"""How long a kernel takes on arrays where they lie: a model whose constants are fitted to the record of the grid.
+
+    time = launch + start · rounds + megabyte · megabytes + pair · max(path · longest, pairs)
+
+`Work` says what these count. `costs.py` has the constants of each kernel, ``pair`` for some sizes of heads;
+``python -m flashcli.measure.fit cuda/records/grid.json`` fits them anew. They are of an H200. On another GPU what they
+say of times is wrong, but hardly which kernel is faster.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flashcli.kernels.costs import COSTS
+from flashcli.kernels.types import Kernel, Problem
+from flashcli.shape import ceil_div
+
+PAIR = 128 * 128  # scores of a pair of tiles, the unit of work
+LATE = 0.5  # of the longest row tile: when the last block ends, the others have been idle for about so long
+HEADS = (16, 32, 64, 96, 128, 192, 256)  # the longest heads that share constants
+
+
+class Work(NamedTuple):
+    """What there is to do. A pair is `PAIR` scores; all of a tile count, also those beyond the last key."""
+
+    rounds: int  # row tiles of the multiprocessor that has most
+    megabytes: float  # of Q, K, V and O
+    longest: float  # pairs of the block that has most, one after the other
+    pairs: float  # of all row tiles, over the multiprocessors, and what the last ones are late
+
+
+def work(kernel: Kernel, problem: Problem) -> Work:
+    tiling = kernel.tiling(problem)
+    Br, Bc, area = tiling.Br, tiling.Bc, tiling.Br * tiling.Bc / PAIR
+    Tr, Tc = ceil_div(problem.M, Br), ceil_div(problem.N, Bc)
+    mean = float(Tc)  # key tiles of a row tile
+    if problem.causal:  # the last query sees the last key
+        cut = max(0.0, 1 - Br / Bc) / 2  # the part of a tile of keys, on average, that is beyond the last row's
+        mean = min(Tc, (max(problem.N - problem.M, 0) + (problem.M + Br) / 2) / Bc + cut)
+    *_, launch = kernel.launches(tiling, problem)
+    each = ceil_div(problem.B * Tr, launch.grid)  # row tiles of a block
+    rounds = ceil_div(problem.B * Tr, problem.sms)
+    megabytes = 4 * problem.B * problem.d * 2 * (problem.M + problem.N) / 1e6
+    longest, pairs = max(Tc, each * mean), problem.B * Tr * mean / problem.sms
+    if rounds > 1 and (problem.causal or each == 1):  # else all blocks have the same, and end at once
+        pairs += Tc * LATE
+    return Work(rounds, megabytes, longest * area, pairs * area)
+
+
+def head_class(d: int) -> int:
+    return next(longest for longest in HEADS if d <= longest)
+
+
+def microseconds(kernel: Kernel, problem: Problem) -> float | None:
+    """As the model has it; None of a kernel, or of a head, that has not been measured."""
+    cost = COSTS.get(kernel.name)
+    if cost is None or (pair := cost.pair.get(head_class(problem.d))) is None:
+        return None
+    todo = work(kernel, problem)
+    fixed = cost.launch + cost.start * todo.rounds + cost.megabyte * todo.megabytes
+    return fixed + pair * max(cost.path * todo.longest, todo.pairs)

@@ -1,0 +1,194 @@
+"""Which kernel computes arrays when nobody names one: the fastest as the model has it, which is held to the record."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support import ROOT, flashcli
+
+from flashcli.kernels import cost, costs
+from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.choice import FEW_PRODUCTS, FULL, PREFERENCE, SHORT_HEAD, TWINS, candidates, choose
+from flashcli.kernels.types import Problem
+from flashcli.measure import fit, records
+from flashcli.measure.rows import Gridded
+
+HOPPER, AMPERE = (9, 0), (8, 0)
+GRID = ROOT / "cuda/records/grid.json"
+ROWS = records.of_kind(Gridded, records.read(GRID.read_bytes()).rows)
+CASES = list(records.by_case(row for row in ROWS if row.contender in KERNELS).values())
+ALLOWED = 1.05  # times the fastest of our kernels
+
+
+def on_arrays(B: int, N: int, d: int, causal: bool = False, **more: object) -> Problem:
+    return Problem(B, N, N, d, causal, **{"in_place": True, "batch_invariant": True, **more})
+
+
+@pytest.fixture(scope="module")
+def of_these_kernels():
+    """For what only holds of a record that was made with the kernels as they are."""
+    if fit.tilings(ROWS) != costs.TILINGS:
+        pytest.skip("kernels cut shapes in other ways than when the grid was measured: make bench-grid")
+
+
+# The record
+
+
+@pytest.mark.usefixtures("of_these_kernels")
+@pytest.mark.parametrize("free", [False, True])
+def test_the_kernel_that_is_chosen_is_within_5_percent_of_the_best_on_every_shape_of_the_record(free):
+    found = fit.regrets(ROWS, batch_invariant=not free)
+    assert len(found) == len(CASES)
+    assert [one for one in found if one.times > ALLOWED] == []
+
+
+@pytest.mark.usefixtures("of_these_kernels")
+@pytest.mark.parametrize("some", CASES, ids=lambda some: some[0].case)
+def test_the_record_says_which_kernel_was_chosen(some):
+    """A record that was made with other kernels or constants is to be made anew."""
+    chosen = choose(HOPPER, fit.problem_of(some[0])).name
+    assert [row.contender for row in some if row.chosen] == [chosen]
+
+
+@pytest.mark.usefixtures("of_these_kernels")
+def test_the_constants_are_those_of_the_record():
+    assert fit.fitted(ROWS) == cost.COSTS, "python -m flashcli.measure.fit cuda/records/grid.json"
+    assert fit.WRITTEN.read_text() == fit.source(cost.COSTS, costs.TILINGS)
+
+
+@pytest.mark.usefixtures("of_these_kernels")
+@pytest.mark.parametrize("some", CASES, ids=lambda some: some[0].case)
+def test_the_model_knows_each_time_of_the_record_by_half(some):
+    for row in some:
+        expected = cost.microseconds(KERNELS[row.contender], fit.problem_of(row))
+        assert 0.55 < expected / (row.seconds * 1e6) < 1.5, row.contender
+
+
+# The rule
+
+
+@pytest.mark.parametrize("N", [1, 31, 128, 200, 256, 257, 384, 1000, 1024, 4096])
+@pytest.mark.parametrize("d", [1, 8, 12, 16, 32, 40, 64, 80, 128, 200, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_bytes_do_not_depend_on_company_nor_on_how_arrays_lie(N, d, causal):
+    ways = [
+        on_arrays(B, N, d, causal, sms=sms, aligned=aligned, dense=dense, lse=lse)
+        for B in (1, 7, 300, 100_000)
+        for sms in (60, 132)
+        for aligned, dense, lse in ((True, True, False), (True, False, True), (False, True, False))
+    ]
+    made = {(_arithmetic(choose(HOPPER, way).name), choose(HOPPER, way).tiling(way).Bc) for way in ways}
+    assert len(made) == 1
+
+
+def _arithmetic(name: str) -> str:
+    return "twins" if name in TWINS else name
+
+
+def test_twins_are_chosen_by_B_where_they_give_the_same_bytes():
+    """Only where Bc is the same."""
+    for N, d in ((128, 32), (200, 64), (1000, 64)):
+        problem = on_arrays(1, N, d)
+        same = len({KERNELS[name].tiling(problem).Bc for name in TWINS}) == 1
+        names = {choose(HOPPER, problem._replace(B=B)).name for B in (1, 10, 100, 1000, 10_000)}
+        assert same or len(names) == 1
+
+
+def test_what_is_expected_to_be_fastest_is_chosen_where_the_kernel_may_depend_on_B():
+    for B, N, d in ((1, 64, 8), (4, 500, 32), (1000, 200, 64), (2, 4096, 128)):
+        problem = on_arrays(B, N, d, batch_invariant=False)
+        able = {one.name: one.microseconds for one in candidates(HOPPER, problem) if not one.refused}
+        assert choose(HOPPER, problem).name == min(able, key=able.get)
+    assert FULL > 132
+
+
+def test_heads_of_a_few_numbers_are_left_to_ffma_on_arrays_and_somewhat_longer_ones_in_files():
+    few = on_arrays(100, 200, FEW_PRODUCTS - 1)
+    assert choose(HOPPER, few).name == "register_tiled"
+    assert choose(HOPPER, few._replace(precision="fp16")).splits
+    assert choose(HOPPER, few._replace(d=FEW_PRODUCTS)).splits
+    assert not choose(HOPPER, Problem(100, 200, 200, SHORT_HEAD - 1)).splits
+
+
+def test_files_go_by_preference_whatever_the_model_says():
+    assert [choose(HOPPER, Problem(B, N, N, 32)).name for B in (1, 1000) for N in (256, 257)] == list(TWINS) * 2
+
+
+def test_on_other_gpus_the_same_rule_holds_for_what_runs_there():
+    for B, N, d in ((1, 64, 8), (8, 1000, 32), (2, 16384, 128)):
+        assert choose(AMPERE, on_arrays(B, N, d)).name in ("mma", "register_tiled")
+    assert choose(AMPERE, on_arrays(2, 16384, 128)).name == "mma"
+    assert choose((7, 5), on_arrays(8, 1000, 32)).name == "register_tiled"
+
+
+def test_a_kernel_without_constants_is_chosen_last_and_then_by_preference(monkeypatch):
+    monkeypatch.setattr(cost, "COSTS", {})
+    assert choose(HOPPER, on_arrays(8, 200, 32)).name == PREFERENCE[0]
+
+
+# The model
+
+
+@pytest.mark.parametrize("name", PREFERENCE)
+@pytest.mark.parametrize("causal", [False, True])
+def test_more_work_is_never_expected_to_take_less(name, causal):
+    kernel = KERNELS[name]
+    sizes = [(1, 64), (1, 512), (1, 1024), (40, 1024), (4000, 1024), (40_000, 1024)]
+    found = [cost.microseconds(kernel, on_arrays(B, N, 64, causal)) for B, N in sizes]
+    assert found == sorted(found) and found[0] > 0
+
+
+def test_the_mask_halves_the_work_of_long_sequences():
+    whole, half = (cost.work(KERNELS["mma"], on_arrays(100, 65536, 64, causal)).pairs for causal in (False, True))
+    assert 0.49 < half / whole < 0.52
+    last = on_arrays(1, 4096, 64, True)._replace(M=128)  # which sees nearly all keys
+    assert cost.work(KERNELS["mma"], last).pairs > 0.95 * cost.work(KERNELS["mma"], last._replace(causal=False)).pairs
+
+
+def test_constants_are_found_again_from_the_times_that_they_make():
+    made = {"mma": cost.COSTS["mma"]}
+    rows = [row for row in ROWS if row.contender == "mma"]
+    exact = [
+        Gridded(**vars(row) | {"seconds": cost.microseconds(KERNELS["mma"], fit.problem_of(row)) / 1e6}) for row in rows
+    ]
+    again = fit.fitted(exact)["mma"]
+    assert again.path == made["mma"].path and again.launch == pytest.approx(made["mma"].launch, rel=1e-2)
+    assert again.pair == pytest.approx(made["mma"].pair, rel=1e-2, abs=1e-3)
+
+
+# flashcli kernels --shape
+
+
+def test_the_command_tells_what_is_chosen_and_what_is_expected():
+    done = flashcli("kernels", "--shape", "8,200,32", "--causal", "--arch", "sm_90a", "--json", "-")
+    told = json.loads(done.out)
+    problem = on_arrays(8, 200, 32, True)
+    assert told["chosen"] == choose(HOPPER, problem).name
+    assert [one["name"] for one in told["kernels"]] == list(PREFERENCE)
+    assert [one["microseconds"] for one in told["kernels"]] == [one.microseconds for one in candidates(HOPPER, problem)]
+    text = flashcli("kernels", "--shape", "8,200,32", "--causal", "--arch", "sm_90a").out.splitlines()
+    assert text[0] == f"(8, 200, 32) causal in fp32 on sm_90a: {told['chosen']}"
+    assert all(line.endswith((" us", " ms")) for line in text[1:5])
+
+
+def test_the_command_tells_why_a_kernel_is_none():
+    done = flashcli("kernels", "--shape", "8,1000,7", "--arch", "sm_80")
+    assert "  wgmma           it needs sm_90a" in done.out.splitlines()
+    assert "  mma             heads of less than 8 numbers are left to FFMA in fp32" in done.out.splitlines()
+    assert done.out.startswith("(8, 1000, 7) in fp32 on sm_80: register_tiled\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--shape", "8,1000"], "not three numbers B,N,d"),
+        (["mma", "--shape", "8,200,32"], "--shape is for the choice"),
+        (["--operation", "decode", "--shape", "8,200,32"], "--shape is for the choice"),
+        (["--shape", "8,200,32", "--arch", "x"], "'x' is not an architecture."),
+        (["--shape", "8,200,32", "--arch", "sm_61", "--precision", "fp16"], "no kernel computes in fp16 on sm_61."),
+    ],
+)
+def test_what_the_command_refuses(arguments, complaint):
+    done = flashcli("kernels", *arguments)
+    assert done.code in (2, 69) and complaint in done.err
