@@ -18,6 +18,8 @@ import flashcli  # noqa: E402
 from flashcli import torch as ours  # noqa: E402
 from flashcli.errors import BackendUnavailable  # noqa: E402
 from flashcli.kernels.attention import KERNELS  # noqa: E402
+from flashcli.kernels.choice import TWINS  # noqa: E402
+from flashcli.kernels.types import Problem  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -183,6 +185,20 @@ def test_a_rows_bytes_do_not_depend_on_its_company(kernel):
         assert torch.equal(alone[0], together[index]) and torch.equal(lse_alone[0], lse[index])
     one = flashcli.attention(q[2, 3:4], k[2, 3:4], v[2, 3:4], causal=True, kernel=kernel)
     assert torch.equal(one[0], together[2, 3])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("rows", "head"), [(32, 64), (128, 32), (200, 64), (250, 8), (256, 48)])
+def test_twins_give_the_same_bytes(rows, head, causal):
+    """Which of them computes may depend on the batch and on how arrays lie."""
+    if not all(KERNELS[name].runs_on(torch.cuda.get_device_capability()) for name in TWINS):
+        pytest.skip("not both run on this GPU")
+    problem = Problem(21, rows, rows, head, causal, in_place=True, batch_invariant=True)
+    if len({KERNELS[name].tiling(problem).Bc for name in TWINS}) > 1:
+        pytest.skip("their tiles have different numbers of keys")
+    q, k, v = (tensor(7, 3, rows, head) for _ in range(3))
+    one, other = (flashcli.attention(q, k, v, causal=causal, kernel=name) for name in TWINS)
+    assert torch.equal(one, other)
 
 
 def test_empty_tensors():
