@@ -35,39 +35,50 @@ def choose(capability: tuple[int, int], problem: Problem) -> Kernel:
     whose time is that of reading and writing, go by `PREFERENCE`, so that an answer keeps its bytes when a kernel
     becomes faster.
     """
-    able = [one.name for one in candidates(capability, problem) if not one.refused]
+    able = [name for name in PREFERENCE if not _refusal(name, capability, problem)]
     if not able:
         text = "no kernel computes in {} on sm_{}{}.".format(problem.precision, *capability)
         raise BackendUnavailable(text, "use --precision fp32.")
-    if not problem.in_place:
-        return KERNELS[able[0]]
-    if problem.batch_invariant:
-        many = ceil_div(FULL, ceil_div(problem.M, 128))
-        full = problem._replace(B=many, sms=SMS, aligned=True, dense=True, lse=False)
-        best = min((one for one in candidates(capability, full) if not one.refused), key=_expected)
-        able = [name for name in able if name == best.name or _same_bytes(name, best.name, full)]
-    return KERNELS[min(able, key=lambda name: _expected(_candidate(name, capability, problem)))]
+    if problem.in_place and problem.batch_invariant and len(able) > 1:
+        able = _invariant(able, capability, problem)
+    if problem.in_place and len(able) > 1:
+        able.sort(key=lambda name: _expected(name, problem))
+    return KERNELS[able[0]]
+
+
+def _invariant(able: list[str], capability: tuple[int, int], problem: Problem) -> list[str]:
+    """Those that give the bytes of the best one for `FULL` row tiles that are dense and aligned."""
+    many = ceil_div(FULL, ceil_div(problem.M, 128))
+    full = problem._replace(B=many, sms=SMS, aligned=True, dense=True, lse=False)
+    may = [name for name in PREFERENCE if not _refusal(name, capability, full)]
+    best = min(may, key=lambda name: _expected(name, full))
+    return [name for name in able if name == best or _same_bytes(name, best, full)]
 
 
 def candidates(capability: tuple[int, int], problem: Problem) -> list[Candidate]:
     """All kernels that may be chosen, and what is expected of them, in the order of `PREFERENCE`."""
-    return [_candidate(name, capability, problem) for name in PREFERENCE]
+    return [
+        Candidate(name, refused=reason)
+        if (reason := _refusal(name, capability, problem))
+        else Candidate(name, cost.microseconds(KERNELS[name], problem))
+        for name in PREFERENCE
+    ]
 
 
-def _candidate(name: str, capability: tuple[int, int], problem: Problem) -> Candidate:
+def _expected(name: str, problem: Problem) -> float:
+    """Microseconds; what is not known is not expected to be fast, and then `PREFERENCE` decides."""
+    known = cost.microseconds(KERNELS[name], problem)
+    return float("inf") if known is None else known
+
+
+def _refusal(name: str, capability: tuple[int, int], problem: Problem) -> str:
+    """Why a kernel is none to choose; empty if it is one."""
     kernel = KERNELS[name]
     if not kernel.runs_on(capability):
-        return Candidate(name, refused=f"it needs {architecture(kernel.needs)}")
+        return f"it needs {architecture(kernel.needs)}"
     if problem.precision not in kernel.precisions:
-        return Candidate(name, refused=f"it has no {problem.precision}")
-    if reason := kernel.refuses(problem) or _not_worth_it(kernel, problem):
-        return Candidate(name, refused=reason)
-    return Candidate(name, cost.microseconds(kernel, problem))
-
-
-def _expected(candidate: Candidate) -> float:
-    """What is not known is not expected to be fast; then `PREFERENCE` decides."""
-    return float("inf") if candidate.microseconds is None else candidate.microseconds
+        return f"it has no {problem.precision}"
+    return kernel.refuses(problem) or _not_worth_it(kernel, problem)
 
 
 def _same_bytes(one: str, other: str, problem: Problem) -> bool:

@@ -71,9 +71,10 @@ def test_the_model_knows_each_time_of_the_record_by_half(some):
 @pytest.mark.parametrize("N", [1, 31, 128, 200, 256, 257, 384, 1000, 1024, 4096])
 @pytest.mark.parametrize("d", [1, 8, 12, 16, 32, 40, 64, 80, 128, 200, 256])
 @pytest.mark.parametrize("causal", [False, True])
-def test_bytes_do_not_depend_on_company_nor_on_how_arrays_lie(N, d, causal):
+@pytest.mark.parametrize("more", [{}, {"bias": "float32"}, {"precision": "fp16"}], ids=str)
+def test_bytes_do_not_depend_on_company_nor_on_how_arrays_lie(N, d, causal, more):
     ways = [
-        on_arrays(B, N, d, causal, sms=sms, aligned=aligned, dense=dense, lse=lse)
+        on_arrays(B, N, d, causal, sms=sms, aligned=aligned, dense=dense, lse=lse, **more)
         for B in (1, 7, 300, 100_000)
         for sms in (60, 132)
         for aligned, dense, lse in ((True, True, False), (True, False, True), (False, True, False))
