@@ -15,7 +15,7 @@ from flashcli.measure.peers import event_seconds
 Turns = Sequence[Callable[[], Any]]
 WARM_UP = 2  # runs that are not counted
 GRAPHED = 20  # calls in a graph, so that the replay is long beside its own launch
-AHEAD = 500_000  # clocks of the GPU, some 0.3 ms, in which the host queues a call: else the GPU waits for it
+AHEAD = 800_000  # clocks of the GPU, some 0.4 ms, in which the host queues a call: else the GPU waits for it
 HOSTED = 50  # calls between two looks at the host's clock: fewer than a GPU lets a host queue
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 from support import ROOT, flashcli
 
+from flashcli import as_json
 from flashcli.kernels import cost, costs
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.choice import FEW_PRODUCTS, FULL, PREFERENCE, SHORT_HEAD, TWINS, candidates, choose
@@ -156,6 +159,22 @@ def test_constants_are_found_again_from_the_times_that_they_make():
     again = fit.fitted(exact)["mma"]
     assert again.path == made["mma"].path and again.launch == pytest.approx(made["mma"].launch, rel=1e-2)
     assert again.pair == pytest.approx(made["mma"].pair, rel=1e-2, abs=1e-3)
+
+
+def test_a_fit_writes_the_constants_and_marks_the_record(tmp_path, monkeypatch):
+    written, record = tmp_path / "costs.py", tmp_path / "grid.json"
+    written.write_bytes(fit.WRITTEN.read_bytes())
+    other = [replace(row, chosen=False if row.contender in KERNELS else None) for row in ROWS if row.B < 1000]
+    as_json.write(records.Record({"gpu": "GPU 1"}, other).written(), str(record))
+    monkeypatch.setattr(fit, "WRITTEN", written)
+    monkeypatch.setattr(cost, "COSTS", dict(cost.COSTS))
+    done = CliRunner().invoke(fit.main, [str(record)])
+    assert done.exit_code == 0 and done.output.startswith("batch_invariant=True: "), done.output
+    found: dict = {}
+    exec(compile(written.read_text(), "costs", "exec"), found)
+    assert found["COSTS"] == cost.COSTS == fit.fitted(other) and found["TILINGS"] == fit.tilings(other)
+    marks = [row.chosen for row in records.of_kind(Gridded, records.read(record.read_bytes()).rows)]
+    assert sum(map(bool, marks)) == len(records.by_case(other))
 
 
 # flashcli kernels --shape
