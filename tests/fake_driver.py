@@ -53,6 +53,7 @@ class Driver:
         self.allocated: dict[int, object] = {}
         self.loaded: list[dict[str, str]] = []  # the macros of what was loaded
         self.fails: dict[str, int] = {}
+        self.shared: dict[int, int] = {}  # bytes that a function may have
         self._thread = threading.local()
         self._functions: dict[int, tuple[str, dict[str, str]]] = {}
         for names in ("CUdevice_attribute", "CUfunction_attribute", "CUstreamCaptureMode", "CUpointer_attribute"):
@@ -125,6 +126,7 @@ class Driver:
         return 0, len(self._functions)
 
     def cuFuncSetAttribute(self, function, attribute, value):
+        self.shared[function] = value
         return (0,)
 
     def cuFuncLoad(self, function):
@@ -189,6 +191,8 @@ class Driver:
     def cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
         if not self.contexts or self.contexts[-1] >= 2000:
             return (INVALID_CONTEXT,)
+        if shared > self.shared.get(function, 0):
+            return (INVALID_VALUE,)
         if code := self.fails.get("launch"):
             return (code,)
         name, macros = self._functions[function]

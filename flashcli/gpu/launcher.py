@@ -85,6 +85,7 @@ class Place:
         self.capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
         self.multiprocessors = attribute("MULTIPROCESSOR_COUNT")
         self._functions: dict[tuple, dict[str, int]] = {}
+        self._shared: dict[int, int] = {}  # bytes that a function may have
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
@@ -116,17 +117,27 @@ class Place:
                 self._functions[key] = self._load(build)
             return self._functions[key]
 
+    def give_shared(self, function: int, size: int, doing: str) -> None:
+        """Let a function have so many bytes of dynamic shared memory.
+
+        With what is static, even few may be more than a block has without asking.
+        """
+        driver = bindings()
+        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        with self._lock:
+            if size > self._shared.get(function, 0):
+                with self.current(), allowed_while_capturing(driver):
+                    ask(driver.cuFuncSetAttribute, function, most, size, doing=doing)
+                self._shared[function] = size
+
     def _load(self, build: Loadable) -> dict[str, int]:
         driver, doing = bindings(), f"the GPU does not load kernel {build.kernel.name}"
         code = compiler.cubin(build, compiler.architecture(self.capability))
-        shared_bytes = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         found = {}
         with self.current(), allowed_while_capturing(driver):
             module = ask(driver.cuModuleLoadData, code, doing=doing)
             for launch in build.functions():
                 function = ask(driver.cuModuleGetFunction, module, launch.function.encode(), doing=doing)
-                if launch.shared:  # with what is static, it may be more than a block has without asking
-                    ask(driver.cuFuncSetAttribute, function, shared_bytes, launch.shared, doing=doing)
                 ask(driver.cuFuncLoad, function, doing=doing)  # else the driver might put it off to the first launch
                 found[launch.function] = int(function)
         return found
@@ -205,6 +216,8 @@ class Launches:
             (place.functions(build)[launch.function], launch.grid, launch.threads, launch.shared)
             for build, launch in steps
         ]
+        for function, _, _, shared in self._steps:
+            place.give_shared(function, shared, f"kernel {kernel} gets no {shared} bytes of shared memory")
 
     def queue(self, stream: int, *addresses: int) -> None:
         """Queue them on a stream; the place's context is the thread's."""

@@ -32,6 +32,12 @@ def test_every_answer_is_looked_at(hopper, driver, kernel):
     assert {name for name, _, _ in driver.launches} >= {kernel} and not driver.allocated
 
 
+@pytest.mark.parametrize("kernel", ["paged_v1", "paged_v2", "split", "read"])  # which it only launches
+def test_every_kernel_is_launched_with_the_shared_memory_that_it_needs(hopper, driver, kernel):
+    check(hopper, kernel, RUBBISH)
+    assert {name for name, _, _ in driver.launches} >= {kernel} and not driver.allocated
+
+
 def test_every_write_is_looked_at(hopper, driver):
     compile_all(hopper, [(WRITE, name) for name in WRITES])
     for name in WRITES:

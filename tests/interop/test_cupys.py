@@ -107,3 +107,27 @@ def test_cupys_arrays_are_written_where_they_lie_on_its_stream(cupy, driver, lay
     assert driver.launches == [("write_kv", STREAM, 1000)]
     with pytest.raises(TypeError, match="slot_mapping must be a CuPy array, as key is, not ndarray"):
         flashcli.write_kv(*there[:4], slots, layout=layout)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["vllm", "nhd", "hnd"])
+def test_a_gpu_writes_and_reads_what_numpy_does(layout):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    try:
+        cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        pytest.skip("CuPy finds no GPU")
+    asked = make(dataclasses.replace(SMALL, layout=layout, lengths="5,1037,0"))
+    rows = np.random.default_rng(0).normal(size=(2, 3, 2, 64)).astype(np.float16)
+    table = asked.block_tables[1]
+    caches, slots = (asked.key_cache, asked.value_cache), np.array([int(table[0]) * 8, -1, int(table[9]) * 8 + 7])
+    there = [cupy.asarray(x) for x in caches]
+    with cupy.cuda.Stream():
+        flashcli.write_kv(*map(cupy.asarray, rows), *there, cupy.asarray(slots), layout=layout)
+        given = {name: cupy.asarray(x) for name, x in arrays(asked).items()}
+        given |= dict(zip(("key_cache", "value_cache"), there, strict=True))
+        found = [x.get() for x in flashcli.decode(**given, layout=layout, return_lse=True)]
+    flashcli.write_kv(*rows, *caches, slots, layout=layout)
+    for array, want in zip(there, caches, strict=True):
+        np.testing.assert_array_equal(array.get(), want)
+    check([SimpleNamespace(array=x) for x in found], asked)
