@@ -7,6 +7,8 @@ checked; then its single calls are timed, and its calls in a CUDA graph.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import multiprocessing
 import os
 import time
@@ -259,8 +261,11 @@ def _chosen(problem: Problem) -> str:
 @click.option("--only", multiple=True, metavar="TEXT", help="Take only shapes with TEXT in their name; repeatable.")
 @click.option("--kernel", "kernels", multiple=True, type=click.Choice(OURS), help="Time this one of ours; repeatable.")
 @click.option("--peers/--no-peers", "beside", default=True, show_default=True, help="Beside PyTorch's and Triton's.")
+@click.option("--seconds", type=click.FloatRange(0), default=math.inf, help="Begin no other shape after so long.")
 @as_json.json_option
-def main(every: int, only: tuple[str, ...], kernels: tuple[str, ...], beside: bool, json_path: str | None) -> None:
+def main(
+    every: int, only: tuple[str, ...], kernels: tuple[str, ...], beside: bool, seconds: float, json_path: str | None
+) -> None:
     """Time attention on the grid of shapes on this machine's first GPU."""
     scripts.check_installed("torch", gpu=True)
     problems = [one for one in GRID if not only or any(text in name_of(one) for text in only)][::every]
@@ -268,7 +273,8 @@ def main(every: int, only: tuple[str, ...], kernels: tuple[str, ...], beside: bo
     start = time.monotonic()
     compile_all(problems, kernels or OURS, "triton" in against)
     record = records.Record({}, ceilings=peers.ceilings())
-    for row in measured(problems, kernels or OURS, against, Conditions(record.ceilings or {})):
+    left = itertools.takewhile(lambda problem: time.monotonic() - start < seconds, problems)
+    for row in measured(left, kernels or OURS, against, Conditions(record.ceilings or {})):
         record.rows.append(row)
         click.echo(f"{time.monotonic() - start:.0f} s: {row.case} {row.contender}: {records.outcome(row)}", err=True)
     scripts.publish("grid", machine.pytorchs_circumstances("cuda"), record.rows, json_path, record.ceilings)
