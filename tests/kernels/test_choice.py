@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -136,11 +137,11 @@ def test_a_kernel_without_constants_is_chosen_last_and_then_by_preference(monkey
 
 @pytest.mark.parametrize("name", PREFERENCE)
 @pytest.mark.parametrize("causal", [False, True])
-def test_more_work_is_never_expected_to_take_less(name, causal):
-    kernel = KERNELS[name]
-    sizes = [(1, 64), (1, 512), (1, 1024), (40, 1024), (4000, 1024), (40_000, 1024)]
-    found = [cost.microseconds(kernel, on_arrays(B, N, 64, causal)) for B, N in sizes]
-    assert found == sorted(found) and found[0] > 0
+def test_more_batches_are_never_expected_to_take_much_less(name, causal):
+    """Somewhat less is possible, for another tiling."""
+    found = [cost.microseconds(KERNELS[name], on_arrays(B, 512, 64, causal)) for B in (1, 10, 40, 200, 4000, 40_000)]
+    assert found[0] > 0 and all(more > 0.8 * less for less, more in itertools.pairwise(found))
+    assert found[-1] > 50 * found[0]
 
 
 def test_the_mask_halves_the_work_of_long_sequences():
