@@ -288,9 +288,9 @@ def _of_pages(name: str, first: Any) -> Callable[..., Any]:
 
 def _find_of_pages(name: str, first: Any) -> Callable[..., Any]:
     if _is_pytorchs(first):
-        from flashcli.torch import paged as of_tensors
+        from flashcli.torch import paged, paged_write
 
-        return getattr(of_tensors, name)
+        return paged.decode if name == "decode" else paged_write.write_kv
     if hasattr(first, "__cuda_array_interface__"):
         from flashcli.interop import cupys
 

@@ -91,6 +91,7 @@ __device__ __forceinline__ void softmax(float *S, int stride, int count, Running
             l += row[j];
         }
         for (int other = 16; other > 0; other /= 2) l += __shfl_xor_sync(~0u, l, other);
+        __syncwarp();  // all have read the old maximum
         if (lane == 0) {
             running.rescale[r] = exp2_fast(old - finite_or_zero(m));
             running.l[r] = running.l[r] * running.rescale[r] + l;

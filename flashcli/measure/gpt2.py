@@ -170,12 +170,14 @@ def _logits_in_float64(weights: Weights, before: list[int]) -> Tensor:
 @click.option(
     "--runs", type=click.IntRange(1), default=1, show_default=True, help="Timed runs of each, after a warm-up."
 )
+@click.option("--attention", "names", multiple=True, metavar="NAME", help="This one beside naive's; all by default.")
 @click.option("--backend", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--plot", metavar="FILE", help="Draw the seconds over the tokens to FILE, .png, .svg or .pdf.")
 @as_json.json_option
 def main(
-    tokens: int, path: str | None, seed: int, runs: int, backend: str, plot: str | None, json_path: str | None
-) -> None:
+    tokens: int, path: str | None, seed: int, runs: int, names: tuple[str, ...], backend: str, plot: str | None,
+    json_path: str | None,
+) -> None:  # fmt: skip
     """Generate tokens with GPT-2 in fp32 by each attention, and print what it took and whether they are the same."""
     scripts.check_installed("torch", *(["safetensors"] if path else []), gpu=backend == "cuda")
     if plot:
@@ -191,9 +193,13 @@ def main(
         raise UsageError(
             f"--tokens {tokens} is more than the {context} that the model has positions for.", "ask for less."
         )
+    found = contenders(backend)
+    if unknown := {*names} - {*found}:
+        raise UsageError(f"--attention {min(unknown)} is none of these.", f"choose from {', '.join(found)}.")
+    chosen = {name: one for name, one in found.items() if name in (NAIVE, *names) or not names}
     weights = {name: tensor.to(backend) for name, tensor in weights.items()}
     rows: list[Row] = []
-    for row in measure(weights, contenders(backend), tokens, runs):
+    for row in measure(weights, chosen, tokens, runs):
         rows.append(row)
         click.echo(f"{row.case}, {row.contender} done", err=True)
     record = scripts.publish("gpt2", machine.pytorchs_circumstances(backend), rows, json_path)

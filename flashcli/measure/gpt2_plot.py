@@ -36,5 +36,5 @@ def draw_generation(record: Record, path: str) -> None:
         ax.set_xticks(counts)
         ax.grid(color="#e4e4e4", linewidth=0.7)
     named = {label: line for ax in panels for line, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=7, frameon=False)
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=5, frameon=False)
     save_picture(figure, path)

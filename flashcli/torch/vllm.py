@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 
 from flashcli.paged import FP8_TYPES, BlockSparse
-from flashcli.torch.paged import decode, write_kv
+from flashcli.torch.paged import decode
+from flashcli.torch.paged_write import write_kv
 
 FP8 = {"fp8": FP8_TYPES[0], "fp8_e4m3": FP8_TYPES[0], "fp8_e5m2": FP8_TYPES[1]}  # by vLLM's names
 

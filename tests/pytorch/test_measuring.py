@@ -251,6 +251,14 @@ def test_weights_that_are_none_of_gpt2_are_told(tmp_path, weights):
         gpt2.load(str(tmp_path / "missing"))
 
 
+def test_some_attentions_are_chosen_and_others_refused(monkeypatch, weights):
+    monkeypatch.setattr(gpt2_model, "random_weights", lambda config, seed: weights)
+    done = CliRunner().invoke(gpt2.main, ["--backend", "cpu", "--tokens", "3", "--attention", "paged", "--json", "-"])
+    assert [row["contender"] for row in json.loads(done.stdout)["rows"]] == ["naive", "naive", "paged"]
+    done = CliRunner().invoke(gpt2.main, ["--backend", "cpu", "--tokens", "3", "--attention", "flash"])
+    assert isinstance(done.exception, UsageError) and "--attention flash is none of these" in str(done.exception)
+
+
 def test_more_tokens_than_positions_are_refused(monkeypatch, weights):
     monkeypatch.setattr(gpt2_model, "random_weights", lambda config, seed: weights)
     done = CliRunner().invoke(gpt2.main, ["--backend", "cpu", "--tokens", "49"])

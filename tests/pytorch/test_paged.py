@@ -102,8 +102,7 @@ def stream(monkeypatch, driver):
     monkeypatch.setattr(paged, "place_of_device", lambda device: launcher.place_of_device(0))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[0], raising=False)
     monkeypatch.setattr(in_place, "_kept", type(in_place._kept)())
-    for name in ("_ready", "_ready_to_write"):
-        monkeypatch.setattr(paged, name, {})
+    monkeypatch.setattr(paged, "_ready", {})
     return current
 
 

@@ -19,7 +19,7 @@ from flashcli.errors import BackendUnavailable  # noqa: E402
 from flashcli.gpu import launcher  # noqa: E402
 from flashcli.interop.paged_write import Arrays  # noqa: E402
 from flashcli.paged import LAYOUTS, cache_shapes  # noqa: E402
-from flashcli.torch import paged, vllm  # noqa: E402
+from flashcli.torch import paged_tensors, paged_write, vllm  # noqa: E402
 
 HEADS, D, PAGE, PAGES = 2, 64, 8, 5
 SLOTS = [5, -1, 39, 8, 0]
@@ -63,7 +63,7 @@ def check(given: dict[str, torch.Tensor], want: tuple[torch.Tensor, torch.Tensor
 @every_type
 def test_tensors_on_the_cpu_are_written_as_numpys_arrays_are(types, layout):
     given = tensors(types, layout)
-    arrays = {name: paged._numbers(x.clone()) for name, x in given.items()}
+    arrays = {name: paged_tensors.numbers(x.clone()) for name, x in given.items()}
     flashcli.write_kv(**arrays, layout=layout, k_scale=0.5)
     flashcli.write_kv(**given, layout=layout, k_scale=torch.tensor(0.5))
     for name in ("key_cache", "value_cache"):
@@ -89,15 +89,15 @@ def stream(monkeypatch, driver):
     """PyTorch's current stream: a list of its one number. The GPU has fp8."""
     current = [7]
     driver.capability = 9, 0
-    monkeypatch.setattr(paged, "place_of_device", lambda device: launcher.place_of_device(0))
+    monkeypatch.setattr(paged_write, "place_of_device", lambda device: launcher.place_of_device(0))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[0], raising=False)
-    monkeypatch.setattr(paged, "_ready_to_write", {})
+    monkeypatch.setattr(paged_write, "_ready", {})
     return current
 
 
 def write(given: dict[str, torch.Tensor], **options) -> None:
     tensors = [given.get(name, options.get(name, 1.0)) for name in Arrays._fields]
-    paged.write(*tensors, (options["layout"], None))
+    paged_write.write(*tensors, (options["layout"], None))
 
 
 @every_layout

@@ -1,0 +1,57 @@
+"""PyTorch's tensors of a cache in pages: what is looked at before a call, what is refused, and NumPy's view of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+BITS = {1: torch.uint8, 2: torch.int16}  # types that NumPy has, by the bytes of one that it has not
+
+
+def named(kind: Any, tensors: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors by the names of the arguments, and by theirs the scales that are numbers."""
+    named = {name: x for name, x in zip(kind._fields, tensors, strict=True) if x is not None}
+    scales = {name: named.pop(name) for name in ("k_scale", "v_scale") if not isinstance(named[name], torch.Tensor)}
+    return named, scales
+
+
+def described(x: Any) -> Any:
+    """A number as it is; of a tensor, all but the address."""
+    return (x.shape, x.stride(), x.dtype, x.get_device()) if isinstance(x, torch.Tensor) else x
+
+
+def address(x: Any) -> int:
+    """0 of a number."""
+    return x.data_ptr() if isinstance(x, torch.Tensor) else 0
+
+
+def refuse(tensors: Mapping[str, Any]) -> None:
+    first = next(iter(tensors))
+    device = tensors[first].device
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{first} must be on a GPU or the CPU, not on {device}")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} must be a PyTorch tensor, as {first} is, not {type(tensor).__name__}")
+        if tensor.device != device:
+            raise ValueError(f"{name} must be on {device}, as {first} is, not on {tensor.device}")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name} must not require gradients, which there are none of here: use torch.no_grad()")
+
+
+def numbers(tensor: torch.Tensor) -> np.ndarray:
+    tensor = tensor.detach()
+    if tensor.dtype not in foreign():
+        return tensor.numpy()
+    from flashcli.files.decode_file import dtype
+
+    return tensor.view(BITS[tensor.element_size()]).numpy().view(dtype(foreign()[tensor.dtype]))
+
+
+def foreign() -> dict[torch.dtype, str]:
+    """Types that NumPy has from ml_dtypes, and their names there."""
+    names = "bfloat16", "float8_e4m3fn", "float8_e5m2"
+    return {getattr(torch, name): name for name in names}

@@ -1,0 +1,82 @@
+"""`flashcli.write_kv` for PyTorch's tensors: on a GPU where they lie, on the CPU as NumPy's arrays of their memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from flashcli.gpu.launcher import PreparedWrite, place_of_device
+from flashcli.interop.paged_write import Arrays, Options, prepare
+from flashcli.interop.prepared import ALIGNMENT
+from flashcli.run.write_kv import write_kv as write_numpy
+from flashcli.torch.in_place import operand, remember
+from flashcli.torch.paged_tensors import address, described, named, numbers, refuse
+
+_ready: dict[tuple, PreparedWrite] = {}
+
+
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    k_scale: float | torch.Tensor = 1.0,
+    v_scale: float | torch.Tensor = 1.0,
+    layout: str = "vllm",
+    cache_dtype: str | None = None,
+) -> None:
+    """Parameters and errors are those of `flashcli.write_kv`."""
+    if key.is_cuda:
+        return write(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale, (layout, cache_dtype))
+    by_name, scales = named(Arrays, (key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale))
+    refuse(by_name)
+    arrays: dict[str, Any] = {name: numbers(tensor) for name, tensor in by_name.items()}
+    write_numpy(**arrays, **scales, layout=layout, cache_dtype=cache_dtype)
+
+
+def write(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    k_scale: float | torch.Tensor,
+    v_scale: float | torch.Tensor,
+    options: tuple,
+) -> None:
+    """Write, queued on the current stream of PyTorch's on the tensors' GPU.
+
+    ``options`` are those of `Options`, but for the scales.
+    """
+    try:
+        at_key, at_value, at_slots = key.data_ptr(), value.data_ptr(), slot_mapping.data_ptr()
+        at_keys, at_values = key_cache.data_ptr(), value_cache.data_ptr()
+        lowest = (at_key | at_value | at_keys | at_values) % ALIGNMENT
+        graded = key.requires_grad or value.requires_grad or key_cache.requires_grad or value_cache.requires_grad
+        looked_at: tuple = (
+            key.shape, key.stride(), key.dtype, key.get_device(), value.shape, value.stride(), value.dtype,
+            value.get_device(), key_cache.shape, key_cache.stride(), key_cache.dtype, key_cache.get_device(),
+            value_cache.shape, value_cache.stride(), value_cache.dtype, value_cache.get_device(), slot_mapping.shape,
+            slot_mapping.stride(), slot_mapping.dtype, slot_mapping.get_device(), lowest,
+            k_scale if k_scale.__class__ is float else described(k_scale),
+            v_scale if v_scale.__class__ is float else described(v_scale),
+            options, graded and torch.is_grad_enabled(),
+        )  # fmt: skip
+        prepared = _ready.get(looked_at)
+    except (AttributeError, TypeError, RuntimeError):
+        looked_at, prepared = (), None
+    if prepared is None:
+        tensors = key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale
+        by_name, scales = named(Arrays, tensors)
+        refuse(by_name)
+        arrays = Arrays(**{name: operand(tensor) for name, tensor in by_name.items()})
+        asked = Options(*options, **scales)
+        prepared = prepare(place_of_device(key.get_device()), arrays, lowest, asked)
+        remember(_ready, looked_at, prepared)
+    prepared.launch(
+        torch._C._cuda_getCurrentRawStream(prepared.place.device), at_key, at_value, at_keys, at_values, at_slots,
+        0 if k_scale.__class__ is float else address(k_scale), 0 if v_scale.__class__ is float else address(v_scale),
+    )  # fmt: skip
