@@ -87,11 +87,13 @@ def attention_backward(
     lse: Any = None,
     dlse: Any = None,
     return_dbias: bool = False,
+    kernel: str | None = None,
 ) -> tuple[Any, ...]:
     """The gradients of `attention`, accurate to fp32: (dq, dk, dv), or with ``return_dbias`` (dq, dk, dv, dbias).
 
-    Given dO, the gradient of a loss with respect to O, they are those with respect to Q, K, V and the bias. NumPy's
-    arrays are computed on the CPU.
+    Given dO, the gradient of a loss with respect to O, they are those with respect to Q, K, V and the bias. Arrays on a
+    GPU are read where they lie, on the caller's current stream; the call returns at once, and can be captured in a
+    CUDA graph. NumPy's arrays, and PyTorch's tensors on the CPU, are computed on the CPU.
 
     Parameters
     ----------
@@ -100,12 +102,14 @@ def attention_backward(
     o, lse : what ``attention(..., return_lse=True)`` gave, both; without them it is computed again
     dlse : the gradient with respect to the LSE, float32 [B, H, M] or [B, M]; zeros if None
     return_dbias : the gradient with respect to a bias of numbers, too
+    kernel : which one computes, on a GPU; the fastest if None
 
-    Strides are free. Memory beyond the gradients grows with M + N, not with M · N.
+    All arrays are of one library, and in one place. Strides are free, but the last axis of a matrix on a GPU is
+    contiguous. Memory beyond the gradients grows with M + N, not with M · N.
 
     Returns
     -------
-    float32 arrays, contiguous: dq of q's shape, dk and dv of k's, summed over the heads of q that share
+    arrays of q's library, float32, contiguous: dq of q's shape, dk and dv of k's, summed over the heads of q that share
     them, dbias of the bias's, summed over the axes along which it is broadcast. A query that sees no key has a dq of
     zeros and adds nothing to the others. The same call has the same bytes every time, and those of a batch and head do
     not depend on what else there is.
@@ -113,18 +117,34 @@ def attention_backward(
     Raises
     ------
     TypeError, ValueError
-        for arguments of another type or shape, or in another place
+        for arguments of another type or shape, or in another place; then nothing has been queued
     flashcli.errors.FlashError
         where the backend is missing or fails, or does not compute what is asked for
 
     Source: FlashAttention-2, arXiv 2307.08691, algorithm 2.
     """
+    return _backward_of(q)(
+        do, q, k, v, causal, scale, backend, bias=bias, q_start=q_start, o=o, lse=lse, dlse=dlse,
+        return_dbias=return_dbias, kernel=kernel,
+    )  # fmt: skip
+
+
+def _backward_of(q: Any) -> Callable[..., tuple[Any, ...]]:
+    """The function for arrays of q's library."""
+    if not isinstance(q, np.ndarray):
+        if _is_pytorchs(q):
+            from flashcli.torch import attention_backward as of_tensors
+
+            return of_tensors
+        from flashcli.interop.protocols import speaks
+
+        if speaks(q):
+            from flashcli.interop.anyones_backward import attention_backward as of_anyones
+
+            return of_anyones
     from flashcli.run.backward import attention_backward as of_numpy
 
-    return of_numpy(
-        do, q, k, v, causal, scale, backend, bias=bias, q_start=q_start, o=o, lse=lse, dlse=dlse,
-        return_dbias=return_dbias,
-    )  # fmt: skip
+    return of_numpy
 
 
 _known: dict[type, Callable[..., Any]] = {}

@@ -37,8 +37,12 @@ files() {
 
 arrays() {
 	"$PYTHON" -m sanitize_arrays >/dev/null || (($? == 1)) || return # answers that are wrong will be so under the tools
+	"$PYTHON" -m sanitize_backward >/dev/null || (($? == 1)) || return
 	for kernel in wgmma mma wgmma_short register_tiled; do
 		for tool in "${tools[@]}"; do echo "$tool -m sanitize_arrays $kernel"; done
+	done
+	for kernel in mma register_tiled plain; do
+		for tool in "${tools[@]}"; do echo "$tool -m sanitize_backward $kernel"; done
 	done
 }
 

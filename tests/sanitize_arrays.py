@@ -101,15 +101,15 @@ CASES = {
 # ---- arrays, and where they lie
 
 LAYOUTS = {  # what is allocated, and the [B, H, rows, d] in it
-    "dense": lambda B, H, rows, d: _both(_nan(B, H, rows, d)),
-    "rows first": lambda B, H, rows, d: _part(_nan(B, rows, H, d), lambda x: x.swapaxes(1, 2)),
-    "fused": lambda B, H, rows, d: _part(_nan(B, rows, 3, H, d), lambda x: x[:, :, 2].swapaxes(1, 2)),
-    "broadcast": lambda B, H, rows, d: _part(_nan(H, rows, d), lambda x: np.broadcast_to(x, (B, H, rows, d))),
-    "odd": lambda B, H, rows, d: _part(_nan(B, H, rows, d + 1), lambda x: x[..., 1:]),
+    "dense": lambda B, H, rows, d: _both(nan(B, H, rows, d)),
+    "rows first": lambda B, H, rows, d: _part(nan(B, rows, H, d), lambda x: x.swapaxes(1, 2)),
+    "fused": lambda B, H, rows, d: _part(nan(B, rows, 3, H, d), lambda x: x[:, :, 2].swapaxes(1, 2)),
+    "broadcast": lambda B, H, rows, d: _part(nan(H, rows, d), lambda x: np.broadcast_to(x, (B, H, rows, d))),
+    "odd": lambda B, H, rows, d: _part(nan(B, H, rows, d + 1), lambda x: x[..., 1:]),
 }
 
 
-def _nan(*shape: int) -> np.ndarray:
+def nan(*shape: int) -> np.ndarray:
     return np.full(shape, np.nan, np.float32)
 
 
@@ -203,7 +203,7 @@ def check(place: Place, kernel: str, case: Case) -> None:
     """Compute it and compare it with float64; AssertionError says what is wrong."""
     whole, view = arrays(case)
     prepared = prepare(place, *asked(case, kernel))
-    lse = _nan(case.B, case.H, case.M)
+    lse = nan(case.B, case.H, case.M)
     with place.current():
         memory = {name: put(x) for name, x in whole.items()}
         at = {name: memory[name] + offset(whole[name], x) for name, x in view.items()}

@@ -8,6 +8,7 @@ from click.core import ParameterSource
 
 from flashcli import as_json, parameters
 from flashcli.commands import bench_decode, decode_options, options
+from flashcli.kernels import backward as backward_kernels
 from flashcli.kernels import decode as decode_kernels
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import PRECISIONS
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
 
 FAST_FROM = "q_in_registers"  # the rungs below it would take hours for twenty runs on each case
 ONLY_ON_GPUS = ("--kernel", "--precision")
-OF_TENSORS = ("--heads", "--kv-heads", "--queries", "--layout")  # with any of them, PyTorch's tensors are timed
+OF_TENSORS = (
+    "--heads",
+    "--kv-heads",
+    "--queries",
+    "--layout",
+    "--backward",
+)  # with any of them, PyTorch's tensors are timed
 
 
 def _file_option(name: str, text: str) -> Callable:
@@ -50,7 +57,7 @@ def _file_option(name: str, text: str) -> Callable:
     "kernels",
     metavar="NAME",
     multiple=True,
-    type=click.Choice([*KERNELS, *decode_kernels.KERNELS, parameters.ALL]),
+    type=click.Choice([*dict.fromkeys([*KERNELS, *decode_kernels.KERNELS, *backward_kernels.KERNELS]), parameters.ALL]),
     help=f"Time this kernel, or all; repeatable. By default {FAST_FROM} and those after it, with --ladder all; "
     "on tensors those that take them; with --decode the fastest.",
 )
@@ -69,6 +76,7 @@ def _file_option(name: str, text: str) -> Callable:
     type=click.Choice(["torch", "triton"]),
     help="Time this package's kernels too; repeatable.",
 )
+@click.option("--backward", "gradients", is_flag=True, help="Time dQ, dK and dV of PyTorch's tensors.")
 @click.option("--causal", is_flag=True, help="Have row i of Q see rows 0 to i of K only.")
 @click.option(
     "--heads", metavar="H", type=click.IntRange(1), help="Time PyTorch's tensors [B, H, N, d] where they lie."
@@ -104,6 +112,7 @@ def command(
     kernels: tuple[str, ...],
     precisions: tuple[str, ...],
     against: tuple[str, ...],
+    gradients: bool,
     causal: bool,
     heads: int | None,
     kv_heads: int | None,
@@ -139,14 +148,17 @@ def command(
     else:
         _check_options(given, backend, against, ladder, layout)
         on_tensors = bool(given.intersection(OF_TENSORS))
-        names = _chosen(kernels, ladder, on_tensors)
+        names = _of_gradients(kernels) if gradients else _chosen(kernels, ladder, on_tensors)
         chosen = options.named_shapes(cases, shapes, testcases.REPORT_CASES)
         _check_files(kept, plot, plots.check_drawable)
         conditions = bench.Conditions(runs, causal, seed)
         if on_tensors:
             problems = _problems(chosen, causal, heads or kv_heads or 1, kv_heads, queries, layout or "bhnd")
             device = "cpu" if _is_cpu(backend, needs_gpu, machine.pytorchs_gpu) else "cuda"
-            rows = _on_tensors(record, problems, names, precisions, against, conditions, device)
+            if gradients:
+                rows = _gradients(record, problems, names, against, conditions, device)
+            else:
+                rows = _on_tensors(record, problems, names, precisions, against, conditions, device)
         elif ladder:
             rows = _ladder(record, chosen, names, conditions, everywhere=bool(cases or shapes))
         elif _is_cpu(backend, needs_gpu, machine.gpus):
@@ -188,6 +200,11 @@ def _check_options(
         )
     for name in sorted(given & {"--against", "--precision", "--threads", *OF_TENSORS} if ladder else ()):
         raise UsageError(f"{name} has no meaning for the ladder.", f"leave out {name}, or --ladder.")
+    if "--backward" in given:
+        for name in sorted(given & {"--precision"}):
+            raise UsageError(f"{name} has no meaning for gradients, which are in fp32.", "leave it out.")
+        if "triton" in against:
+            raise UsageError("--against triton has no gradients.", "leave it out.")
     for name in sorted(given.intersection(OF_TENSORS)):
         if not peers.installed("torch"):
             raise UsageError(f"{name} is for PyTorch's tensors, and torch is not installed.", "pip install torch.")
@@ -342,6 +359,28 @@ def _on_tensors(
     return in_place.bench(problems, contenders, conditions, device)
 
 
+def _gradients(
+    record: Record, problems: dict[str, Problem], kernels: list[str], against: tuple[str, ...], conditions: Conditions,
+    device: str,
+) -> Iterator[Row]:  # fmt: skip
+    from flashcli.measure import backward, machine
+
+    record.circumstances |= machine.pytorchs_circumstances(device)
+    if device == "cpu":
+        return backward.measured(problems, backward.cpu_contenders(against), conditions, device)
+    return backward.measured(problems, backward.contenders(kernels, against), conditions, device)
+
+
+def _of_gradients(kernels: tuple[str, ...]) -> list[str]:
+    """In the order of their ladder."""
+    from flashcli.errors import UsageError
+
+    if unable := set(kernels) - {*backward_kernels.KERNELS, parameters.ALL}:
+        text = f"kernel {min(unable)} does not compute gradients."
+        raise UsageError(text, f"choose one of {', '.join(backward_kernels.KERNELS)}.")
+    return [name for name in backward_kernels.KERNELS if name in kernels or parameters.ALL in kernels]
+
+
 def _chosen(kernels: tuple[str, ...], ladder: bool, on_tensors: bool) -> list[str]:
     """In the order of the ladder."""
     from flashcli.errors import UsageError
@@ -349,6 +388,8 @@ def _chosen(kernels: tuple[str, ...], ladder: bool, on_tensors: bool) -> list[st
     names = list(KERNELS)
     for name in kernels:
         if name not in (*names, parameters.ALL):
+            if name in backward_kernels.KERNELS:
+                raise UsageError(f"kernel {name} computes gradients only.", "add --backward, or choose another one.")
             raise UsageError(f"kernel {name} is one of paged decode.", "add --decode, or see `flashcli kernels`.")
     if on_tensors:
         able = [name for name in names if KERNELS[name].strided]

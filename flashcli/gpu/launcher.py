@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from flashcli.errors import BackendUnavailable, FlashError, KernelFailure, OutOfMemory
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu.memory import FREE_THE_GPU
-from flashcli.kernels import compiler, decode, write_kv
+from flashcli.kernels import backward, compiler, decode, write_kv
 from flashcli.kernels.arguments import Attention
 from flashcli.kernels.plan import Plan
 from flashcli.kernels.types import Launch
@@ -27,6 +27,7 @@ from flashcli.shape import round_up
 
 NO_MEMORY, INVALID_CONTEXT = 2, 201  # CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVALID_CONTEXT
 POINTERS = struct.Struct("8Q")  # Q, K, V, O, lse, bias, workspace, redo: how the arguments begin
+BACKWARD_POINTERS = struct.Struct(f"{len(backward.POINTERS)}Q")
 WRITE_POINTERS = struct.Struct(f"{len(write_kv.POINTERS)}Q")
 DECODE_POINTERS = struct.Struct(f"{len(decode.POINTERS)}Q")
 
@@ -247,6 +248,27 @@ class Prepared(Launches):
             return self.queue(stream, q, k, v, o, lse, bias, workspace, redo)
         with self.place.current():
             return self.queue(stream, q, k, v, o, lse, bias, workspace, redo)
+
+
+class PreparedBackward(Launches):
+    """Gradients of one shape in one place, to be launched with any addresses, any number of times, from any thread.
+
+    ``workspace`` is how many bytes of scratch a launch needs, whatever they hold; their address is to be divisible by
+    16.
+    """
+
+    def __init__(self, place: Place, plan: backward.Plan, given: backward.Argument) -> None:
+        super().__init__(place, plan.kernel, plan.steps, given, BACKWARD_POINTERS)
+        self.workspace, self._notes, self._heads = plan.workspace, plan.notes, plan.heads
+
+    def launch(self, stream: int, at: Mapping[str, int]) -> None:
+        """Queue it on a stream, with arrays at these addresses, by their names in `backward.POINTERS`."""
+        with self.place.current():
+            notes = 0
+            if self._notes is not None:
+                notes = at["workspace"] + self._notes
+                ask(bindings().cuMemsetD32Async, notes, 0, self._heads, stream)
+            self.queue(stream, *(notes if name == "notes" else at.get(name, 0) for name in backward.POINTERS))
 
 
 class PreparedDecode(Launches):

@@ -47,7 +47,7 @@ def attention(
     options = Options(backend, kernel, precision, batch_invariant, return_lse)
     check_options(options)
     bindings()  # first: where there is no driver, nothing else would say so
-    stream = _stream_of(q)
+    stream = stream_of(q)
     given = {"q": q, "k": k, "v": v, "bias": bias, "out": out}
     found = {name: find(name, x, stream or LEGACY_STREAM) for name, x in given.items() if x is not None}
     where = found.get("out")
@@ -65,7 +65,7 @@ def attention(
         for other in found.values():
             if other.stream is not None:
                 memory.wait_for(stream, other.stream)
-        empty = _cupys_empty(q) or functools.partial(DeviceArray, place, stream)
+        empty = cupys_empty(q) or functools.partial(DeviceArray, place, stream)
         o = empty(what.shape) if out is None else out
         lse = empty(what.lse_shape) if return_lse else None
         found |= {name: find(name, x) for name, x in {"out": o, "lse": lse}.items() if x is not None and x is not out}
@@ -73,7 +73,7 @@ def attention(
             _fill(found, stream)
         else:
             _launch(prepared, found, stream, empty)
-        _keep_until_read(stream, [x.keep for x in found.values() if x.keep is not None])
+        keep_until_read(stream, [x.keep for x in found.values() if x.keep is not None])
     return o if lse is None else (o, lse)
 
 
@@ -93,7 +93,7 @@ def _launch(prepared: Prepared, found: dict[str, Found], stream: int, empty: Cal
     )  # fmt: skip
 
 
-def _stream_of(q: Any) -> int:
+def stream_of(q: Any) -> int:
     """The stream on which the caller would do the next thing with Q."""
     if cupy := _cupy(q):
         return cupy.cuda.get_current_stream().ptr
@@ -106,7 +106,7 @@ def _cupy(q: Any) -> Any:
     return cupy if cupy is not None and isinstance(q, cupy.ndarray) else None
 
 
-def _cupys_empty(q: Any) -> Any:
+def cupys_empty(q: Any) -> Any:
     """What makes an array of CuPy's, on Q's GPU, if Q is one."""
     cupy = _cupy(q)
     if cupy is None:
@@ -119,7 +119,7 @@ def _cupys_empty(q: Any) -> Any:
     return empty
 
 
-def _keep_until_read(stream: int, owners: list[object]) -> None:
+def keep_until_read(stream: int, owners: list[object]) -> None:
     """Hold on to what others may give away as soon as this call is over, until the GPU has read it."""
     if not owners and not _unread:
         return

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flashcli.kernels import attention, decode, write_kv
+from flashcli.kernels import attention, backward, decode, write_kv
 
 OPERATIONS: dict[str, Mapping[str, Any]] = {
-    "attention": attention.KERNELS, "decode": decode.KERNELS, "write_kv": write_kv.KERNELS,
+    "attention": attention.KERNELS, "backward": backward.KERNELS, "decode": decode.KERNELS,
+    "write_kv": write_kv.KERNELS,
 }  # fmt: skip

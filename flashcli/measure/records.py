@@ -23,6 +23,7 @@ from flashcli.measure.rows import (
     Failure,
     Forward,
     Generated,
+    Gradients,
     Gridded,
     InPlace,
     PlainFiles,
@@ -34,7 +35,7 @@ from flashcli.measure.rows import (
     Timed,
     WholeCommand,
 )
-from flashcli.measure.targets import grid_target_lines, target_lines
+from flashcli.measure.targets import BACKWARD, grid_target_lines, target_lines
 from flashcli.measure.tensors import Problem
 
 Kind = TypeVar("Kind", bound=Row)
@@ -121,7 +122,7 @@ def _contender(row: Row) -> list[str]:
     low, median, high = (seconds * 1e3 for seconds in (row.min, row.seconds, row.max))
     return [
         *start, f"{median:.3f} ms", f"{low:.3f} to {high:.3f}", f"{row.tflops:.3g}", share,
-        f"{row.relative_l2:.1e}", f"{row.max_abs:.1e}",
+        f"{row.relative_l2:.1e}", "" if row.max_abs is None else f"{row.max_abs:.1e}",
     ]  # fmt: skip
 
 
@@ -433,6 +434,37 @@ def rounding_lines(rows: Sequence[Row]) -> tables.Lines:
     return [["", *errors], *([name, *(some.get(name, "") for some in errors.values())] for name in names)]
 
 
+# ---- Gradients
+
+BACKWARD_ERRORS = "relative L2 of dQ, dK, dV"
+
+
+def backward_lines(rows: Sequence[Row]) -> tables.Lines:
+    """For each case what is wanted, our own choice of a kernel and how right it is, and all others: milliseconds, and
+    how many times as long as ours they take."""
+    timed = of_kind(Gradients, rows)
+    others = [name for name in dict.fromkeys(row.contender for row in timed) if name != "flashcli"]
+    wanted = {str(target.problem): target.most for target in BACKWARD}
+    lines = [["(B, H, N, d)", "wanted, ms", "flashcli, ms", "TFLOP/s", BACKWARD_ERRORS, *(f"{x}, ms" for x in others)]]
+    for some in by_case(timed).values():
+        by_name = {row.contender: row for row in some}
+        if "flashcli" not in by_name:
+            continue
+        own = by_name["flashcli"]
+        problem = str(Problem(own.B, own.H, own.Hkv, own.M, own.N, own.d))
+        errors = ", ".join(f"{error:.1e}" for error in (own.dq, own.dk, own.dv))
+        lines.append([
+            problem + (" causal" if own.causal else ""),
+            f"{wanted[problem] * 1e3:.3g}" if problem in wanted else "",
+            _ms(own.seconds), f"{own.tflops:.0f}", errors, *(_beside(by_name.get(name), own) for name in others),
+        ])  # fmt: skip
+    return lines
+
+
+def _beside(row: Gradients | None, own: Gradients) -> str:
+    return "" if row is None else f"{_ms(row.seconds)}, {row.seconds / own.seconds:.1f}x"
+
+
 # ---- Models
 
 
@@ -508,6 +540,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "arrays": arrays_text,
     "grid": grid_text,
     "roundings": lambda rows: tables.markdown(rounding_lines(rows)),
+    "backward": lambda rows: tables.markdown(backward_lines(rows)),
     "gpt2": lambda rows: tables.markdown(gpt2_lines(rows)),
     "models": lambda rows: tables.markdown(model_lines(rows)),
 }

@@ -118,6 +118,19 @@ class Emulated(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gradients(InPlace):
+    """The gradients of attention, dQ, dK and dV together, and where the contender says so the forward pass too.
+
+    ``relative_l2`` is the largest of the three; operations are those of five products, with the forward pass seven.
+    """
+
+    max_abs: float | None = None  # type: ignore[assignment]  # not measured
+    dq: float  # ‖got - want‖ / ‖want‖ of dQ, want in float64
+    dk: float
+    dv: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Generated(Row):
     """Tokens generated one after another, each the most likely, by a language model with an attention of its own."""
 
@@ -243,8 +256,8 @@ class Decoded(Row):
 
 
 KINDS: tuple[type[Row], ...] = (
-    Failure, Skipped, Timed, InPlace, Gridded, Rung, Profiled, WholeCommand, PlainFiles, Scaled, Decoded, Generated,
-    Forward, Emulated,
+    Failure, Skipped, Timed, InPlace, Gradients, Gridded, Rung, Profiled, WholeCommand, PlainFiles, Scaled, Decoded,
+    Generated, Forward, Emulated,
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from flashcli import tables
 from flashcli.measure.rows import Gridded, InPlace
+from flashcli.measure.tensors import Problem
 
 CONTIGUOUS = "bhnd"
 
@@ -71,3 +72,27 @@ def grid_target_lines(rows: Iterable[Gridded]) -> tables.Lines:
             reached = "reached" if found <= most else "missed"
             lines.append([row.case, f"at most {most:.3g}", f"{found:.3f}", replayed, reached])
     return lines
+
+
+class BackwardTarget(NamedTuple):
+    """``most`` seconds for dQ, dK and dV together."""
+
+    problem: Problem
+    most: float
+
+
+def _same(B: int, H: int, N: int, d: int, causal: bool = False) -> Problem:
+    """As many heads and rows of K as of Q."""
+    return Problem(B, H, H, N, N, d, causal)
+
+
+BACKWARD = (
+    BackwardTarget(_same(10, 1, 2048, 64), 0.32e-3),
+    BackwardTarget(_same(500, 1, 2048, 64), 10.5e-3),
+    BackwardTarget(_same(13600, 1, 128, 32), 1.5e-3),
+    BackwardTarget(_same(4, 1, 16384, 32), 4.6e-3),
+    BackwardTarget(_same(2, 1, 32768, 64), 10.0e-3),
+    BackwardTarget(_same(2, 1, 16384, 128), 5.0e-3),
+    BackwardTarget(_same(4, 12, 1024, 64, causal=True), 0.25e-3),
+    BackwardTarget(_same(8, 16, 2048, 64, causal=True), 1.5e-3),
+)

@@ -30,14 +30,15 @@ def attention_backward(
     lse: np.ndarray | None = None,
     dlse: np.ndarray | None = None,
     return_dbias: bool = False,
+    kernel: str | None = None,
 ) -> Answer:
     """`flashcli.attention_backward` of NumPy's arrays: on the CPU, whatever their strides."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
-    if backend == "cuda":
+    if backend == "cuda" or kernel is not None:
         raise UsageError(
             "gradients of arrays on the CPU are computed by the cpu backend.",
-            'leave out backend="cuda".',
+            'leave out backend="cuda" and kernel, or give arrays that are on a GPU.',
         )
     do, q, k, v = (as_it_lies(name, x) for name, x in {"do": do, "q": q, "k": k, "v": v}.items())
     others = {

@@ -4,6 +4,7 @@ operators on a cache in pages.
 Importing this imports PyTorch.
 """
 
+from flashcli.torch.backward import attention_backward
 from flashcli.torch.models import register_transformers
 from flashcli.torch.replacing import replacing_sdpa
 from flashcli.torch.sdpa import scaled_dot_product_attention
@@ -11,6 +12,6 @@ from flashcli.torch.tensors import attention
 from flashcli.torch.vllm import paged_attention_v1, paged_attention_v2, reshape_and_cache
 
 __all__ = [
-    "attention", "paged_attention_v1", "paged_attention_v2", "register_transformers", "replacing_sdpa",
-    "reshape_and_cache", "scaled_dot_product_attention",
+    "attention", "attention_backward", "paged_attention_v1", "paged_attention_v2", "register_transformers",
+    "replacing_sdpa", "reshape_and_cache", "scaled_dot_product_attention",
 ]  # fmt: skip

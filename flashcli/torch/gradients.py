@@ -2,7 +2,7 @@
 
 With P = exp(S - lse), S = scale · Q Kᵀ + bias, D the row sums of dO ∘ O (FlashAttention-2, arXiv 2307.08691, section
 2.2): dV = Pᵀ dO; dS = P ∘ (dO Vᵀ - D + dlse); dQ = scale · dS K; dK = scale · dSᵀ Q; dbias = dS. The heads of Q that
-share one of K and V are one long head to it. P is in memory, whole.
+share one of K and V are one long head to it. P is in memory, whole: this is for gradients of gradients only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 
 def gradients(
-    d_out: torch.Tensor | None,
+    d_out: torch.Tensor,
     d_lse: torch.Tensor | None,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -24,8 +24,6 @@ def gradients(
     q_start: int,
 ) -> tuple[torch.Tensor | None, ...]:
     """dQ, dK, dV, and dbias for a bias of numbers; of what `flashcli.torch.attention` has made of these."""
-    if d_out is None and d_lse is None:
-        return None, None, None, None
     if scale is None:
         scale = q.shape[-1] ** -0.5
     group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
@@ -41,12 +39,10 @@ def gradients(
         scores = scores.masked_fill(j > i[:, None] + q_start, -torch.inf)
     above = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row that sees nothing: P = 0
     P = torch.exp(scores - _split_heads(above[..., None], group))
-    dv, dP = None, torch.zeros_like(P)
-    if d_out is not None:
-        d_out_ = _stacked(d_out, group)
-        dv = _joined(P, group).mT @ d_out_
-        D = (d_out_ * out_).sum(-1, keepdim=True)
-        dP = _split(d_out_ @ v.mT - D, group)
+    d_out_ = _stacked(d_out, group)
+    dv = _joined(P, group).mT @ d_out_
+    D = (d_out_ * out_).sum(-1, keepdim=True)
+    dP = _split(d_out_ @ v.mT - D, group)
     if d_lse is not None:
         dP = dP + _split_heads(d_lse[..., None], group)
     dS = P * dP

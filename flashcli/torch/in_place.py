@@ -156,13 +156,18 @@ def refuse_mixed(
     for name, tensor in {"q": q, "k": k, "v": v, "bias": bias, "out": out}.items():
         if tensor is None and name in ("bias", "out"):
             continue
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} must be a PyTorch tensor, as q is, not {type(tensor).__name__}")
-        if tensor.layout != torch.strided or tensor.is_nested:
-            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-            raise TypeError(f"{name} must be a dense tensor, not {kind}")
-        if tensor.device != q.device:
-            raise ValueError(f"{name} must be on {q.device}, as q is, not on {tensor.device}")
+        refuse_other(name, tensor, q)
+
+
+def refuse_other(name: str, tensor: Any, q: Any) -> None:
+    """The same for one argument."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a PyTorch tensor, as q is, not {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise TypeError(f"{name} must be a dense tensor, not {kind}")
+    if tensor.device != q.device:
+        raise ValueError(f"{name} must be on {q.device}, as q is, not on {tensor.device}")
 
 
 def _refuse_overlap(

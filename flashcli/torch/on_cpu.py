@@ -24,19 +24,20 @@ def compute(
     **options: Any,
 ) -> Any:
     """`flashcli.attention` of tensors without gradients, of whatever ``backend``."""
-    numbers: dict[str, Any] = {
-        name: None if tensor is None else _numbers(name, tensor)
+    given: dict[str, Any] = {
+        name: None if tensor is None else numbers(name, tensor)
         for name, tensor in {"q": q, "k": k, "v": v, "bias": bias, "out": out}.items()
     }
     found = attention(
-        **numbers, causal=causal, scale=scale, backend=backend, q_start=q_start, return_lse=return_lse, **options
+        **given, causal=causal, scale=scale, backend=backend, q_start=q_start, return_lse=return_lse, **options
     )
     answer, *lse = found if isinstance(found, tuple) else (found,)
     o = torch.from_numpy(answer) if out is None else out
     return (o, torch.from_numpy(lse[0])) if lse else o
 
 
-def _numbers(name: str, tensor: torch.Tensor) -> np.ndarray:
+def numbers(name: str, tensor: torch.Tensor) -> np.ndarray:
+    """The same memory as an array of NumPy's."""
     try:
         return tensor.detach().numpy()
     except TypeError as error:  # NumPy has no such numbers

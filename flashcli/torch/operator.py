@@ -13,8 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from flashcli.operands import call
-from flashcli.torch import in_place, on_cpu
-from flashcli.torch.gradients import gradients
+from flashcli.torch import backward, in_place, on_cpu
 
 SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? bias=None, bool causal=False, float? scale=None, "
@@ -107,14 +106,23 @@ class _Attention(torch.autograd.Function):
         compute, options = how
         out, lse = compute(q, k, v, bias, *options)
         ctx.save_for_backward(q, k, v, bias, out, lse)
-        ctx.options = options[:3]  # causal, scale, q_start
+        ctx.options = options[:4]  # causal, scale, q_start, rows_first
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple:
-        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):  # they are as exact as what they are of
-            return *gradients(d_out, d_lse, *ctx.saved_tensors, *ctx.options), None
+        if d_out is None and d_lse is None:
+            return None, None, None, None, None
+        q, k, v, bias, out, lse = ctx.saved_tensors
+        causal, scale, q_start, rows_first = ctx.options
+        with torch.autocast(q.device.type, enabled=False):  # gradients are as exact as what they are of
+            d_out = torch.zeros_like(out) if d_out is None else d_out
+            of_bias = bias is not None and bias.dtype != torch.bool and ctx.needs_input_grad[3]
+            dq, dk, dv, dbias = backward.operator(
+                d_out, d_lse, q, k, v, bias, out, lse, causal, scale, q_start, of_bias, rows_first
+            )
+        return dq, dk, dv, dbias if of_bias else None, None
 
 
 def wants_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:

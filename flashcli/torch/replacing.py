@@ -1,8 +1,9 @@
 """Our attention in the place of PyTorch's fp32 attention, for programs that call that.
 
 `torch.nn.functional.scaled_dot_product_attention` sends fp32 tensors on a GPU to the operator
-``aten::_scaled_dot_product_efficient_attention``. Its implementation for GPUs is what is replaced; its gradients stay
-PyTorch's: they are computed from the same LSE.
+``aten::_scaled_dot_product_efficient_attention``, and their gradients to one of that name with ``_backward``. Their
+implementations for GPUs are what is replaced. Both give the same LSE, so that either may be followed by the other's
+gradients.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any
 
 import torch
 
-from flashcli.torch import in_place
+from flashcli.shape import round_up
+from flashcli.torch import backward, in_place
 from flashcli.torch.sdpa import supported
 
 NAME = "_scaled_dot_product_efficient_attention"
+BIAS_COLUMNS = 16
 LSE_ROWS = 32  # the LSE's rows are rounded up to a multiple of it
 WARNING = "(?s).*Overriding a previously registered kernel"  # of PyTorch's, which is what is meant here
 
@@ -51,7 +54,7 @@ def replacing_sdpa() -> Replacement:
 
     It is so until the end of the ``with`` block, or until ``remove()`` of what is returned. Other types, dropout, heads
     of more than 256 numbers and what PyTorch does not send to its memory-efficient attention (grouped heads, for one)
-    stay PyTorch's, and so do gradients. Modules compiled meanwhile are right before and after.
+    stay PyTorch's. So do gradients of gradients. Modules compiled meanwhile are right before and after.
     """
     return Replacement()
 
@@ -60,11 +63,12 @@ def _add() -> None:
     global _wanted, _library
     with _lock:
         if _wanted == 0:
-            original = torch.library.get_kernel(f"aten::{NAME}", "CUDA")
             library = torch.library.Library("aten", "IMPL")
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=WARNING)
-                library.impl(NAME, _forward_or(original), "CUDA", with_keyset=True)
+                for name, ours_or in {NAME: _forward_or, f"{NAME}_backward": _backward_or}.items():
+                    original = torch.library.get_kernel(f"aten::{name}", "CUDA")
+                    library.impl(name, ours_or(original), "CUDA", with_keyset=True)
             _library = library
         _wanted += 1
 
@@ -108,9 +112,61 @@ def _forward_or(original: Any) -> Any:
     return forward
 
 
+def _backward_or(original: Any) -> Any:
+    """Our implementation of the gradients' operator; of what it does not do, the original's."""
+
+    def gradients(
+        keys: Any,
+        grad_out: torch.Tensor | None,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_bias: torch.Tensor | None,
+        out: torch.Tensor,
+        logsumexp: torch.Tensor,
+        philox_seed: torch.Tensor,
+        philox_offset: torch.Tensor,
+        dropout_p: float,
+        grad_input_mask: list[bool],
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+    ) -> tuple[torch.Tensor | None, ...]:
+        contiguous = all(x.stride(-1) == 1 for x in (query, key, value))
+        mask = None if is_causal else attn_bias
+        ours = (
+            grad_out is not None
+            and contiguous
+            and mask is attn_bias
+            and logsumexp.shape[-1] >= query.shape[-2]
+            and supported(query, key, value, mask, dropout_p, is_causal)
+        )
+        if grad_out is None or not ours:
+            return original.call_boxed(
+                keys, grad_out, query, key, value, attn_bias, out, logsumexp, philox_seed, philox_offset, dropout_p,
+                grad_input_mask, is_causal, scale=scale,
+            )  # fmt: skip
+        of_bias = grad_input_mask[3] and attn_bias is not None and attn_bias.dtype != torch.bool
+        dq, dk, dv, dbias = backward.compute(
+            grad_out, None, query, key, value, attn_bias, out, logsumexp[..., : query.shape[-2]], is_causal, scale, 0,
+            of_bias, True,
+        )  # fmt: skip
+        return dq, dk, dv, _bias_as_theirs(dbias) if of_bias else None
+
+    return gradients
+
+
+def _bias_as_theirs(dbias: torch.Tensor) -> torch.Tensor:
+    """A bias's gradient with the strides of PyTorch's, whose rows start on multiples of `BIAS_COLUMNS`."""
+    *rows, N = dbias.shape
+    if N % BIAS_COLUMNS == 0:
+        return dbias
+    return dbias.new_empty((*rows, round_up(N, BIAS_COLUMNS)))[..., :N].copy_(dbias)
+
+
 def _as_theirs(lse: torch.Tensor) -> torch.Tensor:
     """The LSE as PyTorch's gradients want it: a row that sees nothing, and a row that is none, at infinity."""
     B, H, M = lse.shape
-    theirs = lse.new_full((B, H, -(-M // LSE_ROWS) * LSE_ROWS), torch.inf)
+    theirs = lse.new_full((B, H, round_up(M, LSE_ROWS)), torch.inf)
     theirs[..., :M] = lse.masked_fill(lse == -torch.inf, torch.inf)
     return theirs

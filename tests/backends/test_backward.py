@@ -227,6 +227,7 @@ def test_a_gradient_of_no_bias_or_of_a_mask_is_refused():
             attention_backward(*given_, bias=bias, return_dbias=True)
 
 
-def test_a_gpu_for_arrays_on_the_cpu_is_refused():
+@pytest.mark.parametrize("options", [{"backend": "cuda"}, {"kernel": "plain"}])
+def test_a_gpu_for_arrays_on_the_cpu_is_refused(options):
     with pytest.raises(UsageError, match="gradients of arrays on the CPU are computed by the cpu backend"):
-        attention_backward(*draw("normal", 1, 1, 1, 5, 5, 4), backend="cuda")
+        attention_backward(*draw("normal", 1, 1, 1, 5, 5, 4), **options)

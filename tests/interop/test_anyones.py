@@ -239,7 +239,7 @@ def test_several_threads_give_up_what_was_read(qkv, driver, monkeypatch):
 
     def give_up():
         try:
-            anyones._keep_until_read(0, [])
+            anyones.keep_until_read(0, [])
         except ValueError as error:
             wrong.append(error)
 

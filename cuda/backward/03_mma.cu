@@ -1,0 +1,394 @@
+// Tensor cores: each fp32 product becomes three fp16 products on mma.sync (sm_80 and later).
+//
+// What changed: the products no longer run as FFMA. Every number is scaled by a power of two and split into fp16 hi + lo
+// (split.cuh), x y = lo hi + hi lo + hi hi, and a warp multiplies 16 x 8 x 16 blocks (mma.cuh). `prepare` splits Q, dO, K
+// and V once, into tiles of PASS rows that lie in global memory just as shared memory wants them. A warp owns 16 rows of
+// two matrices, the left operands; the others pass by. One tile in shared memory serves both products that it is in: read
+// as it lies to sum over columns (S, dP), read transposed to sum over rows (dQ, dK, dV). The accumulator of one product
+// has the layout of the other's left operand: P and dS never leave the warp's registers.
+// Why it is faster: fp16 tensor cores do 8 to 15 times the rate of FFMA, so three products instead of one still win. While
+// one pair of tiles is multiplied, the next one travels.
+// What it costs: a pass over the matrices before the first product, as much scratch as they take; and care for the last
+// bits, as in the attention kernel of this name. dS may be of any size: in each tile a row takes its power of two from the
+// row's largest. P K, with which dQ is mended by a millionth, is one product of hi.
+#include "backward.cuh"
+#include "mma.cuh"
+
+constexpr int OWN = BR, PASS = BC, WARPS = THREADS / 32;
+constexpr int TILE = split_bytes(PASS, D), PAIR = 2 * TILE;  // Q and dO, or K and V, of the same rows
+// Which of the two matrices that it owns, 0 or 1, a warp keeps in registers; else in shared memory, each thread's
+// fragments apart.
+constexpr bool in_registers(int which) { return D <= (which == 0 ? 64 : 32); }
+constexpr int IN_SHARED = !in_registers(0) + !in_registers(1);
+constexpr int DEPTH = D <= 64 ? D : 32;   // columns summed inside the tensor core
+constexpr int STRIP = D <= 64 ? 32 : 16;  // columns of a product at a time: chains of mma
+constexpr float P_UNIT = 1.0f / 16384;                       // P, at most 1, is multiplied by 2^14
+
+static_assert(OWN == 16 * WARPS && PASS % STRIP == 0 && D % STRIP == 0 && D % DEPTH == 0, "a warp owns 16 rows");
+static_assert(PREPARE_THREADS % 32 == 0, "whole warps");
+
+// Shared memory: two pairs of tiles, and for long heads the fragments of what is owned.
+constexpr int OWN_BYTES = IN_SHARED * (D / 16) * 2 * THREADS * 16;
+static_assert(SHARED == 2 * PAIR + OWN_BYTES, "room for these");
+extern __shared__ __align__(1024) unsigned char shared[];
+
+// ---- the workspace: what is kept of rows; then pairs of tiles, those of K and V after those of Q and dO; their exponents
+
+struct Workspace {
+    unsigned char *pairs;
+    int *exponents;     // two of each pair
+    int first_of_keys;  // numbers of pairs, fewer than there are rows, fit an int
+    __device__ __forceinline__ explicit Workspace(const Backward &a) {
+        const long long rows = (long long)a.B * a.H * a.M;
+        first_of_keys = a.B * a.H * ceil_div(a.M, PASS);
+        pairs = a.workspace + (rows * sizeof(Row) + 127) / 128 * 128;
+        exponents = reinterpret_cast<int *>(at(first_of_keys + a.B * a.Hkv * ceil_div(a.N, PASS)));
+    }
+    __device__ __forceinline__ unsigned char *at(int pair) const { return pairs + (long long)pair * PAIR; }
+    __device__ __forceinline__ int of_queries(const Backward &a, int b, int h) const {
+        return (b * a.H + h) * ceil_div(a.M, PASS);
+    }
+    __device__ __forceinline__ int of_keys(const Backward &a, int b, int kv) const {
+        return first_of_keys + (b * a.Hkv + kv) * ceil_div(a.N, PASS);
+    }
+};
+
+// A block a tile: even ones split Q and K, odd ones dO and V.
+extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Backward a) {
+    __shared__ unsigned scratch[2 * PREPARE_THREADS / 32];
+    const Workspace to(a);
+    const int pair = blockIdx.x / 2;
+    const bool second = blockIdx.x % 2, keys = pair >= to.first_of_keys;
+    const int rows = keys ? a.N : a.M, heads = keys ? a.Hkv : a.H, tiles = ceil_div(rows, PASS);
+    const int index = keys ? pair - to.first_of_keys : pair;
+    const int first = index % tiles * PASS, h = index / tiles % heads, b = index / tiles / heads;
+    const Strides by = keys ? (second ? a.v : a.k) : (second ? a.d_o : a.q);
+    const float *const matrix = rows_of(keys ? (second ? a.V : a.K) : (second ? a.dO : a.Q), by, b, h);
+    const int s = split_K<PREPARE_THREADS>(matrix, by.row, first, rows, to.at(pair) + second * TILE, scratch,
+                                           threadIdx.x, 0);
+    if (threadIdx.x == 0) to.exponents[2ll * pair + second] = s;
+    bool finite = true;
+    for (int e = threadIdx.x; e < min(PASS, rows - first) * HEAD_DIM; e += PREPARE_THREADS)
+        finite &= fabsf(matrix[(first + e / HEAD_DIM) * by.row + e % HEAD_DIM]) < INFINITY_F;
+    if (!finite) a.notes[(long long)b * a.Hkv + (keys ? h : h / (a.H / a.Hkv))] = 1;
+}
+
+// ---- what a warp owns
+
+// 16 rows of a matrix as left operands, hi and lo, each row with a power of two of its own.
+template <int WHICH>
+struct Owned {
+    static constexpr bool IN_REGISTERS = in_registers(WHICH);
+    Fragment registers[IN_REGISTERS ? D / 16 : 1][2];
+    int exponent[2];  // of rows g and g + 8
+
+    __device__ __forceinline__ static uint4 *place(int k, int lo) {
+        constexpr int before = IN_SHARED == 2 ? WHICH * (D / 16) : 0;
+        return reinterpret_cast<uint4 *>(shared + 2 * PAIR) + ((before + k) * 2 + lo) * THREADS + threadIdx.x;
+    }
+    __device__ __forceinline__ Fragment operator()(int k, bool lo) const {
+        if (IN_REGISTERS) return registers[k][lo];
+        Fragment f;  // volatile: else ptxas fetches more of them ahead than there are registers for
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(f.x[0]), "=r"(f.x[1]), "=r"(f.x[2]), "=r"(f.x[3])
+                     : "r"((unsigned)__cvta_generic_to_shared(place(k, lo))));
+        return f;
+    }
+    __device__ __forceinline__ Owned(const float *matrix, long long stride, int first, int rows) {
+        const int lane = threadIdx.x % 32, t = lane % 4;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int i = first + lane / 4 + 8 * r;
+            const float *const row = matrix + i * stride;
+            float2 x[D / 8];
+            float largest = 0;
+#pragma unroll
+            for (int c = 0; c < D / 8; ++c) {
+                const int column = 8 * c + 2 * t, left = i < rows ? HEAD_DIM - column : 0;
+                x[c] = make_float2(left > 0 ? row[column] : 0, left > 1 ? row[column + 1] : 0);
+                largest = fmaxf(largest, fmaxf(fabsf(x[c].x), fabsf(x[c].y)));
+            }
+            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+            exponent[r] = scale_exponent(largest);
+            const float factor = power_of_two(exponent[r]);
+#pragma unroll
+            for (int c = 0; c < D / 8; ++c) {
+                unsigned hi, lo;
+                split(x[c].x * factor, x[c].y * factor, hi, lo);
+                const int k = c / 2, word = c % 2 * 2 + r;
+                if (IN_REGISTERS) registers[k][0].x[word] = hi, registers[k][1].x[word] = lo;
+                else reinterpret_cast<unsigned *>(place(k, 0))[word] = hi, reinterpret_cast<unsigned *>(place(k, 1))[word] = lo;
+            }
+        }
+    }
+};
+
+__device__ __forceinline__ float unit(int exponent) { return power_of_two(max(-126, min(127, -exponent))); }
+
+// ---- products of a warp
+
+// False, but ptxas does not know: it would fetch the right operands of all strips at once, more than there are registers
+// for, and does not look beyond a branch.
+__device__ __forceinline__ bool never(int x) {
+    asm volatile("" : "+r"(x));
+    return x > 1000;
+}
+
+typedef float Scores[PASS / 8][4];
+typedef float Sum[D / 8][4];
+
+// s = own tileᵀ, summed over columns, in units of both.
+template <class Left>
+__device__ __forceinline__ void multiply(Scores &s, const Left &own, const unsigned char *tile) {
+    constexpr int STEPS = DEPTH / 16;
+#pragma unroll
+    for (int n = 0; n < PASS; n += STRIP)
+#pragma unroll IN_SHARED == 2 ? 1 : D / DEPTH
+        for (int first = 0; first < D; first += DEPTH) {
+            float c[STRIP / 8][4] = {};
+            Fragment hi[STEPS][STRIP / 16];
+#pragma unroll
+            for (int k = 0; k < STEPS; ++k)  // lo hi + hi lo
+#pragma unroll
+                for (int x = 0; x < STRIP / 16; ++x) {
+                    hi[k][x] = right_operand<PASS>(tile, n + 16 * x, first + 16 * k);
+                    const Fragment lo = right_operand<PASS>(tile, n + 16 * x, D + first + 16 * k);
+#pragma unroll
+                    for (int y = 0; y < 4; ++y)
+                        mma(c[2 * x + y % 2], own(first / 16 + k, y < 2), (y < 2 ? hi[k][x] : lo).x + y % 2 * 2);
+                }
+#pragma unroll
+            for (int k = 0; k < STEPS; ++k)  // hi hi
+#pragma unroll
+                for (int x = 0; x < STRIP / 8; ++x) mma(c[x], own(first / 16 + k, false), hi[k][x / 2].x + x % 2 * 2);
+#pragma unroll
+            for (int x = 0; x < STRIP / 2; ++x) {
+                float &to = s[n / 8 + x / 4][x % 4];
+                to = first ? to + c[x / 4][x % 4] : c[x / 4][x % 4];
+            }
+        }
+}
+
+// Scores as left operands: hi and lo.
+struct Split {
+    Fragment fragments[PASS / 16][2];
+    // Those of row g times factor[0], of row g + 8 times factor[1].
+    __device__ __forceinline__ Split(const Scores &s, const float (&factor)[2]) {
+#pragma unroll
+        for (int x = 0; x < PASS / 8; ++x)
+#pragma unroll
+            for (int r = 0; r < 2; ++r)
+                split(s[x][2 * r] * factor[r], s[x][2 * r + 1] * factor[r], fragments[x / 2][0].x[x % 2 * 2 + r],
+                      fragments[x / 2][1].x[x % 2 * 2 + r]);
+    }
+};
+
+// sum += x tile, summed over rows, times `units` of rows g and g + 8; with MEND, coarse += rough tile, by their hi alone.
+template <bool MEND>
+__device__ __forceinline__ void accumulate(Sum &sum, const Split &x, const float (&units)[2], const unsigned char *tile,
+                                           Sum &coarse, const Split &rough, float coarse_unit) {
+    constexpr int STEPS = PASS / 16;
+#pragma unroll
+    for (int n = 0; n < D; n += STRIP) {
+        if (never(n)) break;
+        float c[STRIP / 8][4] = {}, m[STRIP / 8][4] = {};
+        Fragment hi[STEPS][STRIP / 16];
+#pragma unroll
+        for (int k = 0; k < STEPS; ++k)
+#pragma unroll
+            for (int y = 0; y < STRIP / 16; ++y) {
+                hi[k][y] = right_operand_transposed<PASS>(tile, 16 * k, n + 16 * y);
+                const Fragment lo = right_operand_transposed<PASS>(tile, 16 * k, D + n + 16 * y);
+#pragma unroll
+                for (int z = 0; z < 4; ++z)
+                    mma(c[2 * y + z % 2], x.fragments[k][z < 2], (z < 2 ? hi[k][y] : lo).x + z % 2 * 2);
+            }
+#pragma unroll
+        for (int k = 0; k < STEPS; ++k)
+#pragma unroll
+            for (int y = 0; y < STRIP / 8; ++y) {
+                mma(c[y], x.fragments[k][0], hi[k][y / 2].x + y % 2 * 2);
+                if (MEND) mma(m[y], rough.fragments[k][0], hi[k][y / 2].x + y % 2 * 2);
+            }
+#pragma unroll
+        for (int y = 0; y < STRIP / 2; ++y) {
+            sum[n / 8 + y / 4][y % 4] += c[y / 4][y % 4] * units[y % 4 / 2];
+            if (MEND) coarse[n / 8 + y / 4][y % 4] += m[y / 4][y % 4] * coarse_unit;
+        }
+    }
+}
+
+// The exponents that bring dS of rows g and g + 8 just below fp16's end; the four threads of a quad share these rows.
+__device__ __forceinline__ void row_exponents(int (&exponent)[2], const Scores &s) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float largest = 0;
+#pragma unroll
+        for (int x = 0; x < PASS / 8; ++x)
+            largest = fmaxf(largest, fmaxf(fabsf(s[x][2 * r]), fabsf(s[x][2 * r + 1])));
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+        exponent[r] = scale_exponent(largest);
+    }
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// This thread's columns of row g + 8r of a sum, times `factor`, to memory.
+__device__ __forceinline__ void write(float *row, const Sum &sum, int r, float factor) {
+#pragma unroll
+    for (int x = 0; x < D / 8; ++x) {
+        const int column = 8 * x + threadIdx.x % 4 * 2, left = HEAD_DIM - column;
+        const float first = sum[x][2 * r] * factor, second = sum[x][2 * r + 1] * factor;
+        if (ALIGNED) {
+            if (left > 0) *reinterpret_cast<float2 *>(row + column) = make_float2(first, second);
+        } else {
+            if (left > 0) row[column] = first;
+            if (left > 1) row[column + 1] = second;
+        }
+    }
+}
+
+// The next pair of tiles, on its way to shared memory.
+__device__ __forceinline__ void copy_pair(unsigned char *to, const unsigned char *from) {
+#pragma unroll
+    for (int x = 0; x < PAIR; x += 16 * THREADS)
+        if (PAIR % (16 * THREADS) == 0 || x + 16 * threadIdx.x < PAIR)
+            copy16(to + x + 16 * threadIdx.x, from + x + 16 * threadIdx.x);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward a) {
+    const Workspace from(a);
+    const int Tr = ceil_div(a.M, OWN), tile = blockIdx.x % Tr, lane = threadIdx.x % 32;
+    const int first = (CAUSAL ? Tr - 1 - tile : tile) * OWN;  // causal: the longest rows first
+    const int own = first + threadIdx.x / 32 * 16, t = lane % 4;
+    const Head head = head_of(a, blockIdx.x / Tr);
+    const int pair = from.of_keys(a, head.b, head.kv);
+    const int keys = keys_seen(a, min(first + OWN, a.M) - 1);  // that some row of this tile sees
+    if (keys > 0) copy_pair(shared, from.at(pair));
+
+    const Owned<0> Q(rows_of(a.Q, a.q, head.b, head.h), a.q.row, own, a.M);
+    const Owned<1> dO(rows_of(a.dO, a.d_o, head.b, head.h), a.d_o.row, own, a.M);
+    Sum dS_K = {}, P_K = {};
+    float above[2], D_[2], total[2] = {}, sum_ds[2] = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const Row row = row_of(a, head, min(own + lane / 4 + 8 * r, a.M - 1));
+        above[r] = row.above, D_[r] = row.D;
+    }
+#pragma unroll 1
+    for (int j = 0; j * PASS < keys; ++j) {
+        const int2 exponents = reinterpret_cast<const int2 *>(from.exponents)[pair + j];  // of K and of V
+        await_copies();
+        __syncthreads();
+        if ((j + 1) * PASS < keys) copy_pair(shared + (j + 1) % 2 * PAIR, from.at(pair + j + 1));
+        const unsigned char *const K = shared + j % 2 * PAIR, *const V = K + TILE;
+        Scores p, ds;
+        multiply(p, Q, K);
+        multiply(ds, dO, V);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int i = own + lane / 4 + 8 * r, seen = keys_seen(a, i);
+            const float factor = unit(Q.exponent[r] + exponents.x) * (a.scale * LOG2E);
+            const float dP_unit = unit(dO.exponent[r] + exponents.y);
+            float of_p = 0, of_ds = 0;
+#pragma unroll
+            for (int x = 0; x < PASS / 4; ++x) {
+                float &p_ = p[x / 2][2 * r + x % 2], &ds_ = ds[x / 2][2 * r + x % 2];
+                const int key = j * PASS + x / 2 * 8 + 2 * t + x % 2;
+                ds_ *= dP_unit;
+                p_and_ds(p_, ds_, factor, above[r], D_[r], bias_of(a, head, i, key), key < seen);
+                of_p += p_, of_ds += ds_;
+            }
+            total[r] += of_p, sum_ds[r] += of_ds;
+        }
+        int exponent[2];
+        row_exponents(exponent, ds);
+        const Split dS(ds, {power_of_two(exponent[0]), power_of_two(exponent[1])});
+        const Split P(p, {1 / P_UNIT, 1 / P_UNIT});
+        accumulate<true>(dS_K, dS, {unit(exponent[0] + exponents.x), unit(exponent[1] + exponents.x)}, K, P_K, P,
+                         unit(exponents.x) * P_UNIT);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        total[r] = quad_sum(total[r]), sum_ds[r] = quad_sum(sum_ds[r]);
+        const Head out = head_of(a, blockIdx.x / ceil_div(again(a.M), OWN));  // again: kept, it would take registers
+        const int i = again(own + lane / 4) + 8 * r;
+        if (i >= a.M) continue;
+        const Found found(a, out, i, above[r], total[r], sum_ds[r]);
+#pragma unroll
+        for (int x = 0; x < D / 8; ++x)
+#pragma unroll
+            for (int y = 2 * r; y < 2 * r + 2; ++y)
+                dS_K[x][y] = found.inverse == 0 ? 0 : dS_K[x][y] - found.error * P_K[x][y];
+        write(rows_of(a.dQ, a.dq, out.b, out.h) + i * a.dq.row, dS_K, r, a.scale * found.inverse);
+        if (t == 0) found.keep(row_of(a, out, i));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) dk_dv(const Backward a) {
+    const Workspace from(a);
+    const int Tc = ceil_div(a.N, OWN), first = blockIdx.x % Tc * OWN, lane = threadIdx.x % 32, t = lane % 4;
+    const int b = blockIdx.x / Tc / a.Hkv, kv = blockIdx.x / Tc % a.Hkv, group = a.H / a.Hkv;
+    const int own = first + threadIdx.x / 32 * 16;
+    const int Tr = ceil_div(a.M, PASS), first_tile = first_query(a, first) / PASS, of_head = Tr - first_tile;
+    const int count = group * of_head;  // pairs that pass by: of each head of Q those that see some key of this tile
+    const auto pair_of = [&](int n) {
+        return from.of_queries(a, b, kv * group + n / of_head) + first_tile + n % of_head;
+    };
+    if (count > 0) copy_pair(shared, from.at(pair_of(0)));
+
+    const Owned<0> K(rows_of(a.K, a.k, b, kv), a.k.row, own, a.N);
+    const Owned<1> V(rows_of(a.V, a.v, b, kv), a.v.row, own, a.N);
+    Sum dK = {}, dV = {};
+#pragma unroll 1
+    for (int n = 0; n < count; ++n) {
+        const Head head = {b, kv * group + n / of_head, kv};
+        const int i0 = (first_tile + n % of_head) * PASS;
+        const int2 exponents = reinterpret_cast<const int2 *>(from.exponents)[pair_of(n)];  // of Q and of dO
+        await_copies();
+        __syncthreads();
+        if (n + 1 < count) copy_pair(shared + (n + 1) % 2 * PAIR, from.at(pair_of(n + 1)));
+        const unsigned char *const Q = shared + n % 2 * PAIR, *const dO = Q + TILE;
+        Scores p, ds;
+        multiply(p, K, Q);
+        multiply(ds, V, dO);
+        float factor[2], dP_unit[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            factor[r] = unit(K.exponent[r] + exponents.x) * (a.scale * LOG2E);
+            dP_unit[r] = unit(V.exponent[r] + exponents.y);
+        }
+#pragma unroll
+        for (int x = 0; x < PASS / 4; ++x) {
+            const int i = i0 + x / 2 * 8 + 2 * t + x % 2, seen = i < a.M ? keys_seen(a, i) : 0;
+            const Row row = row_of(a, head, min(i, a.M - 1));
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                float &p_ = p[x / 2][2 * r + x % 2], &ds_ = ds[x / 2][2 * r + x % 2];
+                const int key = own + lane / 4 + 8 * r;
+                ds_ *= dP_unit[r];
+                p_and_ds(p_, ds_, factor[r], row.above, row.mended, bias_of(a, head, i, key), key < seen);
+                p_ *= row.inverse, ds_ *= row.inverse;
+            }
+        }
+        const Split P(p, {1 / P_UNIT, 1 / P_UNIT});
+        const float p_unit = unit(exponents.y) * P_UNIT;
+        accumulate<false>(dV, P, {p_unit, p_unit}, dO, dV, P, 0);
+        int exponent[2];
+        row_exponents(exponent, ds);
+        const Split dS(ds, {power_of_two(exponent[0]), power_of_two(exponent[1])});
+        accumulate<false>(dK, dS, {unit(exponent[0] + exponents.x), unit(exponent[1] + exponents.x)}, Q, dK, dS, 0);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int key = again(own + lane / 4) + 8 * r;
+        if (key >= a.N) continue;
+        write(rows_of(a.dK, a.dk, b, kv) + key * a.dk.row, dK, r, a.scale);
+        write(rows_of(a.dV, a.dv, b, kv) + key * a.dv.row, dV, r, 1);
+    }
+}

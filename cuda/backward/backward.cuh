@@ -1,0 +1,127 @@
+// What the backward kernels share: their arguments, the mask, the bias, P and dS of one score, and numbers of a row.
+//
+// With s = scale * q . k + bias, in powers of two, and dP = dO . v:
+//   P = 2^(s - above) * inverse, above being the row's LSE, infinite where the row sees nothing, so that its P is 0;
+//   dS = P (dP - D), D being dO . O less the gradient of the LSE.
+// `delta` writes above and D. What is rounded of O and of the LSE, and otherwise in S than the forward pass did, is an error
+// that a whole row has in common, and does not average out. So `dq`, which has all of a row, sums it up: the sum of
+// 2^(s - above) is 1 but for roundings, its inverse a factor for P; the sum of dS is 0 but for roundings, an error of D.
+#pragma once
+#include "arguments.h"
+#include "common.cuh"
+
+#ifndef CAUSAL
+#error "CAUSAL is a macro, 1: a query sees no key after its own position; see flashcli/kernels/backward.py"
+#endif
+#ifndef BIAS
+#define BIAS 0  // 1: floats are added to the scores; 2: scores count where a byte is not 0
+#endif
+#ifndef BIAS_COLUMN
+#define BIAS_COLUMN 1  // the biases of neighbouring keys are neighbours; 0: as the arguments say
+#endif
+#ifndef ROW_THREADS
+#error "ROW_THREADS is a macro: threads of a block that takes rows one by one, a warp each"
+#endif
+static_assert(sizeof(Backward) == ARGUMENT_BYTES, "as flashcli/kernels/backward.py packs them");
+
+// A head of Q in a batch, and its head of K and V.
+struct Head {
+    int b, h, kv;
+};
+__device__ __forceinline__ Head head_of(const Backward &a, unsigned index) {
+    const int h = index % a.H;
+    return {int(index / a.H), h, h / (a.H / a.Hkv)};
+}
+
+// The rows of a head.
+template <class Float>
+__device__ __forceinline__ Float *rows_of(Float *matrix, Strides by, int b, int h) {
+    return matrix + b * by.batch + h * by.head;
+}
+
+// What is kept of a row, at the beginning of the workspace: `delta` writes above and D, `dq` the others for what follows.
+struct __align__(16) Row {
+    float above;    // the LSE in powers of two; infinite where the row sees nothing
+    float D;        // dO . O - dlse
+    float mended;   // the same, less the error of what it was computed from
+    float inverse;  // 1 / the sum of 2^(s - above); 0 where the row sees nothing
+};
+__device__ __forceinline__ Row &row_of(const Backward &a, Head head, int i) {
+    return reinterpret_cast<Row *>(a.workspace)[((long long)head.b * a.H + head.h) * a.M + i];
+}
+
+__device__ __forceinline__ float dlse_of(const Backward &a, Head head, int i) {
+    return a.dlse == nullptr ? 0 : a.dlse[head.b * a.dlse_at.batch + head.h * a.dlse_at.head + i * a.dlse_at.row];
+}
+
+// How many keys, of N, query i sees, 0 to that many - 1; and the first query that sees a key.
+__device__ __forceinline__ int keys_seen(const Backward &a, int i) {
+    return CAUSAL ? max(0, min(a.N, a.q_start + i + 1)) : a.N;
+}
+__device__ __forceinline__ int first_query(const Backward &a, int key) {
+    return CAUSAL ? min(a.M, max(0, key - a.q_start)) : 0;
+}
+
+// ---- one score
+
+// The bias of query i of a head and a key, or of the last ones there are: as it is in memory.
+__device__ __forceinline__ float bias_of(const Backward &a, Head head, int i, int key) {
+    if (BIAS == 0) return 0;
+    const long long at = head.b * a.bias_at.batch + head.h * a.bias_at.head + min(i, a.M - 1) * a.bias_at.row +
+                         min(key, a.N - 1) * (BIAS_COLUMN ? 1 : a.bias_column);
+    return BIAS == 1 ? static_cast<const float *>(a.bias)[at] : static_cast<const unsigned char *>(a.bias)[at];
+}
+
+// P, but for `inverse`, of a product q . k, in `p`; dS, but for it, in `ds`, where dP was. `factor` is scale * LOG2E.
+__device__ __forceinline__ void p_and_ds(float &p, float &ds, float factor, float above, float D, float bias, bool seen) {
+    float exponent;
+    if (BIAS == 1) {  // what is finite stays so, as in the forward pass
+        const float more = fabsf(bias) < INFINITY_F ? fmaxf(-LARGEST, fminf(LARGEST, bias * LOG2E)) : bias;
+        const float score = p * factor + more;
+        seen = seen && score != NEG_INF;
+        exponent = score - above;
+    } else {
+        if (BIAS == 2) seen = seen && bias != 0;
+        exponent = fmaf(p, factor, -above);
+    }
+    p = seen ? exp2_fast(exponent) : 0;
+    ds = seen ? p * (ds - D) : 0;  // though dO or V be not finite
+}
+
+// What `dq` has found of a row: the sum of 2^(s - above), and of dS times that.
+struct Found {
+    float inverse, error;  // 0 for a row that sees nothing
+    __device__ __forceinline__ Found(const Backward &a, Head head, int i, float above, float total, float sum_ds) {
+        const bool nothing = above == INFINITY_F && total == 0;
+        inverse = nothing ? 0 : 1 / total;
+        error = nothing ? 0 : sum_ds * inverse - dlse_of(a, head, i);
+    }
+    __device__ __forceinline__ void keep(Row &row) const { row.mended = row.D + error, row.inverse = inverse; }
+};
+
+// ---- numbers of a row, once for all passes: a warp a row
+
+extern "C" __global__ void __launch_bounds__(ROW_THREADS) delta(const Backward a) {
+    const long long index = blockIdx.x * (ROW_THREADS / 32ll) + threadIdx.x / 32;
+    if (index >= (long long)a.B * a.H * a.M) return;
+    const Head head = head_of(a, index / a.M);
+    const int i = index % a.M;
+    const float *const o = rows_of(a.O, a.o, head.b, head.h) + i * a.o.row;
+    const float *const d_o = rows_of(a.dO, a.d_o, head.b, head.h) + i * a.d_o.row;
+    float sum = 0;
+    for (int x = threadIdx.x % 32; x < HEAD_DIM; x += 32) sum += d_o[x] * o[x];
+    for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    if (threadIdx.x % 32 != 0) return;
+    const float lse = a.lse[head.b * a.lse_at.batch + head.h * a.lse_at.head + i * a.lse_at.row];
+    Row &row = row_of(a, head, i);
+    row.above = lse == NEG_INF ? INFINITY_F : lse * LOG2E;
+    row.D = sum - dlse_of(a, head, i);
+}
+
+// ---- NaN and Inf
+
+// Kernels that split numbers into halves make NaN of an Inf. They note each head of K and V of which a matrix, or one of a
+// query, is not finite; next are launched those of a kernel that does not split: for the heads noted.
+__device__ __forceinline__ bool is_wanted(const Backward &a, int b, int kv) {
+    return a.notes == nullptr || a.notes[(long long)b * a.Hkv + kv] != 0;
+}

@@ -1,0 +1,332 @@
+"""The ladder of backward kernels: their tiles, their launches, their scratch, and what they are told.
+
+One kernel is one file in ``cuda/backward/`` and one entry in `KERNELS`. Each computes dQ, dK and dV, and dbias where it
+is wanted, in the same steps: numbers of a row, dQ by tiles of queries, dK and dV by tiles of keys, dbias.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flashcli.errors import BackendUnavailable, UsageError
+from flashcli.kernels.arguments import Strides
+from flashcli.kernels.choice import SHORT_HEAD
+from flashcli.kernels.compiler import architecture
+from flashcli.kernels.types import BIASES, PREPARE_THREADS, STATIC_SHARED, Launch, Tiling
+from flashcli.operands import Backward
+from flashcli.shape import ceil_div, round_up
+
+ROW_THREADS = 256  # of a block that takes rows one by one, a warp each
+ROW_BYTES = 16  # that are kept of a row: ``Row`` of cuda/backward/backward.cuh
+MATRICES = "dO", "Q", "K", "V", "O"
+POINTERS = (*MATRICES, "lse", "dlse", "bias", "dQ", "dK", "dV", "dbias", "workspace", "notes")
+STRIDES = "d_o", "q", "k", "v", "o", "lse_at", "dlse_at", "dq", "dk", "dv", "bias_at", "dbias_at"
+
+
+class Argument(ctypes.Structure):
+    """``Backward`` of cuda/backward/arguments.h, where it says what each means."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in POINTERS),
+        *((name, Strides) for name in STRIDES),
+        *((name, ctypes.c_longlong) for name in ("bias_column", "dbias_column")),
+        *((name, ctypes.c_int) for name in ("B", "H", "Hkv", "M", "N", "q_start")),
+        ("scale", ctypes.c_float),
+    )
+
+
+def argument(asked: Backward) -> Argument:
+    """The arguments but for the addresses."""
+    call = asked.of
+    strides = {
+        "d_o": asked.do, "q": call.q, "k": call.k, "v": call.v, "o": call.o, "lse_at": asked.lse,
+        "dlse_at": asked.dlse or (0, 0, 0), "dq": asked.dq, "dk": asked.dk, "dv": asked.dv,
+        "bias_at": call.bias_strides[:3], "dbias_at": asked.dbias[:3],
+    }  # fmt: skip
+    return Argument(
+        **{name: Strides(*by) for name, by in strides.items()}, bias_column=call.bias_strides[3],
+        dbias_column=asked.dbias[3], B=call.B, H=call.H, Hkv=call.Hkv, M=call.M, N=call.N, q_start=call.q_start,
+        scale=call.scale,
+    )  # fmt: skip
+
+
+class Problem(NamedTuple):
+    """What a kernel is compiled for; ``aligned``: whether all rows start on 16 bytes. ``bias`` is one of `BIASES`."""
+
+    d: int
+    causal: bool = False
+    bias: str = ""
+    bias_contiguous: bool = True
+    aligned: bool = True
+
+
+class Sizes(NamedTuple):
+    """What is computed; ``dbias`` is the number of batches, heads, queries and keys that it has, 0 where there is none.
+
+    An axis that it has not, or is of one element, counts as 1.
+    """
+
+    B: int
+    H: int
+    Hkv: int
+    M: int
+    N: int
+    dbias: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    @property
+    def rows(self) -> int:
+        return self.B * self.H * self.M
+
+
+def sizes_of(asked: Backward) -> Sizes:
+    call, dbias = asked.of, (0, 0, 0, 0)
+    if asked.dbias_shape is not None:
+        lengths = (call.B, call.H, call.M, call.N)
+        dbias = tuple(n if stride else 1 for n, stride in zip(lengths, asked.dbias, strict=True))  # type: ignore[assignment]
+    return Sizes(call.B, call.H, call.Hkv, call.M, call.N, dbias)
+
+
+def takes_all(problem: Problem) -> str:
+    """There is no problem that the kernel cannot be built for."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One rung. ``tiling(problem)`` gives Br, the rows that a block owns in `dq`, and Bc, those that pass it by.
+
+    In `dk_dv` a block owns ``owned_keys(tiling)`` keys. ``dbias_blocks(tiling, sizes)`` are those of `dbias`; a kernel
+    that has none leaves it to the exact one. ``needs`` is the lowest compute capability. A kernel that ``splits``
+    numbers into fp16 halves, in a pre-pass, turns an infinity into NaN. ``refuses(problem)`` says why it cannot be
+    built for a problem; empty if it can.
+    """
+
+    name: str
+    file: str
+    summary: str
+    tiling: Callable[[Problem], Tiling]
+    owned_keys: Callable[[Tiling], int]
+    dbias_blocks: Callable[[Tiling, Sizes], int] | None
+    needs: tuple[int, int] = (5, 0)
+    splits: bool = False
+    refuses: Callable[[Problem], str] = takes_all
+    on_host: bool = False
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether a GPU of this compute capability runs it."""
+        return capability >= self.needs
+
+
+@dataclass(frozen=True)
+class Build:
+    """A kernel compiled for a problem."""
+
+    kernel: Kernel
+    problem: Problem
+
+    @property
+    def tiling(self) -> Tiling:
+        return self.kernel.tiling(self.problem)
+
+    def macros(self) -> dict[str, int]:
+        asked, tiling = self.problem, self.tiling
+        macros = {
+            "HEAD_DIM": asked.d, "BR": tiling.Br, "BC": tiling.Bc, "THREADS": tiling.threads, "SHARED": tiling.shared,
+            "CAUSAL": int(asked.causal), "ALIGNED": int(asked.aligned and asked.d % 4 == 0),
+            "ROW_THREADS": ROW_THREADS, "ARGUMENT_BYTES": ctypes.sizeof(Argument), **dict(tiling.macros),
+        }  # fmt: skip
+        if asked.bias:
+            macros |= {"BIAS": BIASES[asked.bias], "BIAS_COLUMN": int(asked.bias_contiguous)}
+        if self.kernel.splits:
+            macros |= {"PREPARE_THREADS": PREPARE_THREADS}
+        return macros
+
+    def functions(self) -> tuple[Launch, ...]:
+        """Every function of the kernel's file, launched as for the smallest input."""
+        smallest = Sizes(1, 1, 1, 1, 1, (1, 1, 1, 1))
+        return (*self.gradients(smallest), *self.dbias(smallest))
+
+    def gradients(self, sizes: Sizes) -> Iterator[Launch]:
+        """Those that compute dQ, dK and dV, in order."""
+        yield Launch("delta", ceil_div(sizes.rows, ROW_THREADS // 32), ROW_THREADS)
+        if self.kernel.splits:
+            yield Launch("prepare", 2 * self._pairs(sizes), PREPARE_THREADS)
+        yield from self.passes(sizes)
+
+    def passes(self, sizes: Sizes) -> Iterator[Launch]:
+        """Those that compute them of what is known of rows."""
+        tiling, keys = self.tiling, self.kernel.owned_keys(self.tiling)
+        rows = sizes.B * sizes.H * ceil_div(sizes.M, tiling.Br)
+        yield Launch("dq", rows, tiling.threads, tiling.shared)
+        yield Launch("dk_dv", sizes.B * sizes.Hkv * ceil_div(sizes.N, keys), tiling.threads, tiling.shared)
+
+    def dbias(self, sizes: Sizes) -> Iterator[Launch]:
+        """Those that compute dbias of what `dq` has found of rows."""
+        if self.kernel.dbias_blocks and any(sizes.dbias):
+            blocks = self.kernel.dbias_blocks(self.tiling, sizes)
+            yield Launch("dbias", blocks, self.tiling.threads, self.tiling.shared)
+
+    def workspace(self, sizes: Sizes) -> int:
+        """Bytes of scratch that all launches share."""
+        rows = ROW_BYTES * sizes.rows
+        if not self.kernel.splits:
+            return rows
+        return round_up(rows, 128) + self._pairs(sizes) * (2 * self.tiling.Bc * _split_row(self.problem.d) + 8)
+
+    def _pairs(self, sizes: Sizes) -> int:
+        """Tiles of Q and dO, and of K and V, that the pre-pass writes."""
+        Bc = self.tiling.Bc
+        return sizes.B * (sizes.H * ceil_div(sizes.M, Bc) + sizes.Hkv * ceil_div(sizes.N, Bc))
+
+
+class Step(NamedTuple):
+    """A launch, and the build whose function it is."""
+
+    build: Build
+    launch: Launch
+
+
+class Plan(NamedTuple):
+    """The launches of one call, all given the same arguments, and the bytes of scratch that they need.
+
+    ``notes`` is where in the scratch there is an int for each of ``heads``, 0 at first, in which those are noted that
+    are not finite; None where nothing is to be noted. The heads noted are computed once more, without splitting
+    numbers; those launches return at once where there are none, so that the host need not wait for anything.
+    """
+
+    steps: tuple[Step, ...]
+    workspace: int
+    notes: int | None
+    heads: int
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel that computes, or nearly always does."""
+        return self.steps[0].build.kernel.name
+
+
+def plan(capability: tuple[int, int], problem: Problem, sizes: Sizes, name: str | None = None) -> Plan:
+    """By the kernel of that name, or the fastest, on a GPU of this compute capability."""
+    build = Build(choose(capability, problem, name), problem)
+    steps = [Step(build, launch) for launch in build.gradients(sizes)]
+    scratch, exact = build.workspace(sizes), build
+    if build.kernel.splits:
+        exact = Build(KERNELS["register_tiled"], problem)
+        steps += [Step(exact, launch) for launch in exact.passes(sizes)]
+    steps += [Step(exact, launch) for launch in exact.dbias(sizes)]
+    if not build.kernel.splits:
+        return Plan(tuple(steps), scratch, None, 0)
+    notes, heads = round_up(scratch, 16), sizes.B * sizes.Hkv
+    return Plan(tuple(steps), notes + 4 * heads, notes, heads)
+
+
+# ---- plain
+
+
+def _plain(problem: Problem) -> Tiling:
+    def shared(rows: int) -> int:
+        return 4 * (4 * rows * (problem.d + 1) + 2 * rows * (rows + 1))
+
+    rows = 16 if shared(16) <= STATIC_SHARED else 8
+    return Tiling(rows, rows, rows * rows, shared(rows))
+
+
+def _key_tile(tiling: Tiling) -> int:
+    return tiling.Bc
+
+
+def _thread_per_element(tiling: Tiling, sizes: Sizes) -> int:
+    batches, heads, rows, keys = sizes.dbias
+    return ceil_div(batches * heads * rows * keys, tiling.threads)
+
+
+# ---- register_tiled
+
+
+def _register_tiled(problem: Problem) -> Tiling:
+    D = round_up(problem.d, 32)
+    own, passing, threads = next(
+        tiles
+        for largest, tiles in {64: (64, 64, 128), 128: (32, 32, 128), 192: (16, 32, 64), 256: (8, 32, 64)}.items()
+        if largest >= D
+    )
+    return Tiling(own, passing, threads, 4 * 2 * ((own + passing) * D + own * passing))
+
+
+def _row_tile(tiling: Tiling) -> int:
+    return tiling.Br
+
+
+def _block_per_tile(tiling: Tiling, sizes: Sizes) -> int:
+    batches, heads, rows, keys = sizes.dbias
+    return batches * heads * ceil_div(rows, tiling.Br) * ceil_div(keys, tiling.Bc)
+
+
+# ---- mma
+
+
+def _split_row(d: int) -> int:
+    """Bytes of a row of a split tile, hi and lo; see cuda/split.cuh."""
+    return 2 * 2 * round_up(d, 32)
+
+
+def _mma(problem: Problem) -> Tiling:
+    D, threads = round_up(problem.d, 32), 128
+    own, passing = 64, 32 if D <= 64 else 16
+    pairs = 2 * 2 * passing * _split_row(problem.d)  # two, of which one is on its way
+    in_shared = (D > 32) + (D > 64)  # of the two matrices that a warp owns; the others are in registers
+    return Tiling(own, passing, threads, pairs + in_shared * (D // 16) * 2 * threads * 16)
+
+
+def _refused_by_mma(problem: Problem) -> str:
+    return "" if problem.d <= 128 else "it takes heads of up to 128 numbers"
+
+
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel(
+            "plain", "backward/01_plain.cu", "the formulas as they stand, a thread a score: for any GPU",
+            _plain, _key_tile, _thread_per_element,
+        ),
+        Kernel(
+            "register_tiled", "backward/02_register_tiled.cu",
+            "a register tile of scores and of sums a thread: FFMA near its full rate",
+            _register_tiled, _row_tile, _block_per_tile, needs=(8, 0),
+        ),
+        Kernel(
+            "mma", "backward/03_mma.cu", "tensor cores at fp32 accuracy: three fp16 products for one, mma.sync",
+            _mma, _row_tile, None, needs=(8, 0), splits=True, refuses=_refused_by_mma,
+        ),
+    )
+}  # fmt: skip
+
+PREFERENCE = ("mma", "register_tiled", "plain")  # the fastest first
+
+
+def check_name(name: str | None) -> None:
+    """UsageError for a name that no kernel has."""
+    if name is not None and name not in KERNELS:
+        raise UsageError(f"there is no kernel {name!r} for gradients.", f"choose one of {', '.join(KERNELS)}.")
+
+
+def choose(capability: tuple[int, int], problem: Problem, name: str | None = None) -> Kernel:
+    """The kernel of that name, or the fastest for the problem on a GPU of this compute capability.
+
+    BackendUnavailable says why it cannot be. Heads shorter than `SHORT_HEAD` are left to FFMA, as in the forward pass.
+    """
+    check_name(name)
+    if name is None:
+        able = (KERNELS[each] for each in PREFERENCE if KERNELS[each].runs_on(capability))
+        fits = (x for x in able if not x.refuses(problem) and not (x.splits and problem.d < SHORT_HEAD))
+        return next(fits, KERNELS[PREFERENCE[-1]])
+    kernel, hint = KERNELS[name], "see `flashcli kernels --operation backward`."
+    if not kernel.runs_on(capability):
+        needed, found = architecture(kernel.needs), architecture(capability)
+        raise BackendUnavailable(f"kernel {name} needs {needed}, this GPU is {found}.", hint)
+    if reason := kernel.refuses(problem):
+        raise BackendUnavailable(f"kernel {name} cannot compute d = {problem.d}: {reason}.", hint)
+    return kernel

@@ -1,0 +1,227 @@
+"""Gradients of attention on PyTorch's tensors, timed beside PyTorch's on the same tensors: dQ, dK and dV together.
+
+``python -m flashcli.measure.backward [--json FILE]`` needs PyTorch and a GPU, and times the cases of the training page;
+``flashcli bench --backward`` any others. Every contender's gradients are compared with float64 first, on a few heads.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import click
+
+from flashcli import as_json
+from flashcli.errors import MISMATCH
+from flashcli.measure import bench, clocks, in_place, machine, peers, records, scripts
+from flashcli.measure.bench import L2_BYTES, REFUSED_ABOVE, Conditions
+from flashcli.measure.rows import Failure, Gradients, Row, over_all
+from flashcli.measure.targets import BACKWARD
+from flashcli.measure.tensors import Inputs, Problem, draw
+from flashcli.shape import Shape, ceil_div
+
+CHECKED_HEADS = 2  # of K and V, with all of Q's that share them
+ROWS = 1024  # of scores in float64 at a time
+FORWARD_TOO = ", forward too"
+
+Call = Callable[[], Any]
+
+
+class Contender(NamedTuple):
+    """``bind(problem, inputs, do)`` gives a call without arguments, for dQ, dK and dV as accurate as ``dtype``."""
+
+    name: str
+    bind: Callable[[Problem, Inputs, Any], Call]
+    dtype: str = "float32"
+
+
+def ours(kernel: str | None = None) -> Contender:
+    """`flashcli.attention_backward` with a kernel, or its own choice, of what the forward pass gave."""
+    from flashcli.api import attention, attention_backward
+
+    def bind(problem: Problem, inputs: Inputs, do: Any) -> Call:
+        given = inputs.q, inputs.k, inputs.v, problem.causal
+        o, lse = attention(*given, return_lse=True)
+        return functools.partial(attention_backward, do, *given, o=o, lse=lse, kernel=kernel)
+
+    return Contender(kernel or "flashcli", bind)
+
+
+def ours_with_forward() -> Contender:
+    """`flashcli.attention` and its gradients, by autograd."""
+    from flashcli.api import attention
+
+    return _with_forward("flashcli", lambda problem, inputs: attention(inputs.q, inputs.k, inputs.v, problem.causal))
+
+
+def pytorchs() -> list[Contender]:
+    """Each of PyTorch's on a GPU: the gradients; and with the forward pass, of the first."""
+    found = []
+    for contender in in_place.pytorchs():
+        attend = functools.partial(_answer, contender)
+        found.append(Contender(contender.name, functools.partial(_bind_backward, attend), contender.dtype))
+    efficient = next(x for x in in_place.pytorchs() if x.name == "PyTorch efficient")
+    return [*found, _with_forward(efficient.name, functools.partial(_answer, efficient))]
+
+
+def _answer(contender: in_place.Contender, problem: Problem, inputs: Inputs) -> Any:
+    return contender.bind(problem, inputs)()
+
+
+def _bind_backward(attend: Callable[[Problem, Inputs], Any], problem: Problem, inputs: Inputs, do: Any) -> Call:
+    import torch
+
+    answer = attend(problem, inputs)
+    return functools.partial(torch.autograd.grad, answer, (inputs.q, inputs.k, inputs.v), do, retain_graph=True)
+
+
+def _with_forward(name: str, attend: Callable[[Problem, Inputs], Any]) -> Contender:
+    import torch
+
+    def bind(problem: Problem, inputs: Inputs, do: Any) -> Call:
+        return lambda: torch.autograd.grad(attend(problem, inputs), (inputs.q, inputs.k, inputs.v), do)
+
+    return Contender(name + FORWARD_TOO, bind)
+
+
+def contenders(kernels: Collection[str], against: Collection[str]) -> list[Contender]:
+    """Our own choice with and without the forward pass, kernels of ours, and PyTorch's if wanted."""
+    return [
+        ours(), *map(ours, kernels), ours_with_forward(), *(pytorchs() if "torch" in against else [])
+    ]  # fmt: skip
+
+
+def cpu_contenders(against: Collection[str]) -> list[Contender]:
+    return [ours(), *([_pytorchs_choice()] if "torch" in against else [])]
+
+
+def _pytorchs_choice() -> Contender:
+    """PyTorch's attention, whichever it chooses."""
+    attend = functools.partial(_answer, in_place.pytorchs_choice())
+    return Contender("PyTorch SDPA", functools.partial(_bind_backward, attend))
+
+
+def race(case: str, problem: Problem, entrants: Sequence[Contender], conditions: Conditions, device: str) -> list[Row]:
+    """A row for each contender: those with right gradients are timed in turn."""
+    found = [_checked(case, problem, contender, conditions.seed, device) for contender in entrants]
+    ready = [one.turns for one in found if isinstance(one, _Ready)]
+    clock = clocks.on_gpu if device == "cuda" else clocks.on_cpu
+    times = iter(clock(ready, conditions.runs) if ready else [])
+    rows = [
+        one if isinstance(one, Failure) else _timed(case, problem, contender, one.errors, next(times), device)
+        for contender, one in zip(entrants, found, strict=True)
+    ]
+    del found, ready
+    peers.release()
+    return rows
+
+
+def measured(
+    problems: dict[str, Problem], entrants: Sequence[Contender], conditions: Conditions, device: str = "cuda"
+) -> Iterator[Row]:  # fmt: skip
+    """The rows of all problems."""
+    for case, problem in problems.items():
+        yield from race(case, problem, entrants, conditions, device)
+
+
+class _Ready(NamedTuple):
+    """A contender with right gradients: how right, and its calls."""
+
+    errors: dict[str, float]
+    turns: clocks.Turns
+
+
+def _checked(case: str, problem: Problem, contender: Contender, seed: int, device: str) -> _Ready | Failure:
+    about = vars(_about(case, problem, contender))
+    try:
+        turns = []
+        for index in range(min(4, max(2, ceil_div(L2_BYTES, problem.bytes)))):
+            inputs = draw(problem, seed + index, device, contender.dtype)
+            for tensor in (inputs.q, inputs.k, inputs.v):
+                tensor.requires_grad_()
+            do = draw(problem, seed + 100 + index, device, contender.dtype).q
+            turns.append(contender.bind(problem, inputs, do))
+            if index == 0:
+                errors = relative_errors(problem, inputs, do, turns[0]())
+    except Exception as error:  # a peer may fail in any way: the other rows shall survive
+        return Failure(**about, error=(str(error).strip() or type(error).__name__).splitlines()[0])
+    if not max(errors.values()) <= REFUSED_ABOVE[contender.dtype]:
+        return Failure(
+            **about, relative_l2=max(errors.values()), error=f"wrong: relative L2 {max(errors.values()):.1e}"
+        )
+    return _Ready(errors, turns)
+
+
+def relative_errors(problem: Problem, inputs: Inputs, do: Any, got: Any) -> dict[str, float]:
+    """Of dQ, dK and dV: ‖got - want‖ / ‖want‖, want in float64, over the first heads."""
+    heads = range(min(CHECKED_HEADS, problem.B * problem.Hkv))
+    of_each: dict[str, list[Any]] = {"dq": [], "dk": [], "dv": []}
+    for index in heads:
+        b, kv = divmod(index, problem.Hkv)
+        group = problem.H // problem.Hkv
+        some = slice(kv * group, (kv + 1) * group)
+        do_, q, k, v = do[b, some], *(x.detach()[b, at] for x, at in ((inputs.q, some), (inputs.k, kv), (inputs.v, kv)))
+        want = _in_float64(problem, do_, q, k, v)
+        mine = got[0].detach()[b, some], got[1].detach()[b, kv], got[2].detach()[b, kv]
+        for name, one, other in zip(of_each, mine, want, strict=True):
+            of_each[name].append((float((one.double() - other).norm()), float(other.norm())))
+    return {name: (sum(x**2 for x, _ in pairs) / sum(y**2 for _, y in pairs)) ** 0.5 for name, pairs in of_each.items()}
+
+
+def _in_float64(problem: Problem, do: Any, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    """dQ [group, M, d], dK and dV [N, d] of the heads that share one of K and V, some rows at a time."""
+    import torch
+
+    do, q, k, v = (x.double() for x in (do, q, k, v))
+    scale, dq, dk, dv = problem.d**-0.5, torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    keys = torch.arange(problem.N, device=q.device)
+    for head in range(len(q)):
+        for first in range(0, problem.M, ROWS):
+            rows = slice(first, min(first + ROWS, problem.M))
+            scores = q[head, rows] @ k.mT * scale
+            if problem.causal:
+                scores.masked_fill_(keys > torch.arange(rows.start, rows.stop, device=q.device)[:, None], -torch.inf)
+            P = scores.softmax(-1)
+            dP = do[head, rows] @ v.mT
+            dS = P * (dP - (P * dP).sum(-1, keepdim=True))
+            dq[head, rows] = scale * dS @ k
+            dk += scale * dS.mT @ q[head, rows]
+            dv += P.mT @ do[head, rows]
+    return dq, dk, dv
+
+
+def _about(case: str, problem: Problem, contender: Contender) -> Row:
+    return Row.about(case, Shape(problem.B, problem.N, problem.d), contender.name, problem.causal)
+
+
+def _timed(
+    case: str, problem: Problem, contender: Contender, errors: dict[str, float], seconds: list[float], device: str
+) -> Row:  # fmt: skip
+    times, products = over_all(seconds), 7 if contender.name.endswith(FORWARD_TOO) else 5
+    return Gradients(
+        **vars(_about(case, problem, contender)), **times, dq=errors["dq"], dk=errors["dk"], dv=errors["dv"],
+        relative_l2=max(errors.values()),
+        tflops=problem.operations / 2 * products / times["seconds"] / 1e12, H=problem.H, Hkv=problem.Hkv, M=problem.M,
+        layout=problem.layout, clock="gpu" if device == "cuda" else "cpu",
+    )  # fmt: skip
+
+
+@click.command()
+@click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Time each contender so often.")
+@as_json.json_option
+def main(runs: int, json_path: str | None) -> None:
+    """Time the gradients of the training page's cases on this machine's first GPU."""
+    scripts.check_installed("torch", gpu=True)
+    rows: list[Row] = []
+    problems = {str(target.problem): target.problem for target in BACKWARD}
+    for row in measured(problems, contenders(["register_tiled"], ["torch"]), Conditions(runs, False, 0)):
+        rows.append(row)
+        click.echo(f"{row.case} {row.contender}: {records.outcome(row)}", err=True)
+    scripts.publish("backward", machine.pytorchs_circumstances("cuda"), rows, json_path)
+    if bench.failed(rows):
+        raise SystemExit(MISMATCH)
+
+
+if __name__ == "__main__":
+    scripts.run(main)

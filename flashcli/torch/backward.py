@@ -1,0 +1,245 @@
+"""The gradients of attention on PyTorch's tensors: on a GPU where they lie, on the CPU as NumPy's arrays.
+
+The operator `torch.ops.flashcli.attention_backward` is what `flashcli.attention_backward` and the gradients of
+`torch.ops.flashcli.attention` call. It has gradients itself, by PyTorch's own operations.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+
+from flashcli.gpu.launcher import place_of_device
+from flashcli.interop.prepared_backward import check, is_aligned, prepare
+from flashcli.operands import Backward, backward
+from flashcli.run.backward import attention_backward as of_numpy
+from flashcli.torch import in_place, on_cpu
+from flashcli.torch.gradients import gradients
+
+SCHEMA = (
+    "attention_backward(Tensor do, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor o, Tensor lse, "
+    "bool causal=False, float? scale=None, SymInt q_start=0, bool return_dbias=False, bool rows_first=False, "
+    "str? kernel_name=None) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+Optional: TypeAlias = torch.Tensor | None
+Four: TypeAlias = tuple[
+    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
+]  # dQ, dK, dV, and dbias, which may be empty
+
+
+def attention_backward(
+    do: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    backend: str = "auto",
+    *,
+    bias: Optional = None,
+    q_start: int = 0,
+    o: Optional = None,
+    lse: Optional = None,
+    dlse: Optional = None,
+    return_dbias: bool = False,
+    kernel: str | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """`flashcli.attention_backward` of tensors, with its parameters, its answer and its errors."""
+    _refuse_mixed({"q": q, "do": do, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias})
+    if q.is_cuda:
+        check(backend, kernel)
+    elif backend not in ("auto", "cpu") or kernel is not None:
+        raise ValueError(f"backend must be 'auto' or 'cpu', and kernel None, for tensors on {q.device}")
+    if (o is None) != (lse is None):
+        given, missing = ("lse", "o") if o is None else ("o", "lse")
+        raise ValueError(f"{given} must be given together with {missing}: attention(..., return_lse=True) has both")
+    if o is None or lse is None:
+        o, lse = torch.ops.flashcli.attention(q, k, v, bias, causal, scale, q_start)
+    found = operator(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start, return_dbias, False, kernel)
+    return found if return_dbias else found[:3]
+
+
+def _refuse_mixed(tensors: dict[str, Any]) -> None:
+    """Raise TypeError for an argument of another library than Q's or not dense, ValueError for another device's."""
+    for name, x in tensors.items():
+        if x is not None or name in ("do", "k", "v"):
+            in_place.refuse_other(name, x, tensors["q"])
+
+
+def _asked(
+    do: torch.Tensor,
+    dlse: Optional,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: Optional,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    *options: Any,
+) -> Backward:
+    of_do, of_q, of_k, of_v, of_o, of_lse = (in_place.operand(x) for x in (do, q, k, v, o, lse))
+    of_dlse, of_bias = (None if x is None else in_place.operand(x) for x in (dlse, bias))
+    return backward(of_do, of_q, of_k, of_v, of_o, of_lse, of_dlse, of_bias, *options)
+
+
+def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
+    """The gradient of a sum, for one, is a single number that all rows and columns share."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _empty_like(x: torch.Tensor, rows_first: bool) -> torch.Tensor:
+    if not rows_first or x.ndim != 4:
+        return x.new_empty(x.shape)
+    B, H, rows, d = x.shape
+    return x.new_empty((B, rows, H, d)).transpose(1, 2)
+
+
+def compute(
+    do: torch.Tensor,
+    dlse: Optional,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: Optional,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    q_start: int = 0,
+    return_dbias: bool = False,
+    rows_first: bool = False,
+    kernel_name: str | None = None,
+) -> Four:
+    """The operator's answer for tensors on a GPU, queued on the current stream of PyTorch's there."""
+    do, o = _rows_contiguous(do), _rows_contiguous(o)
+    asked = _asked(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start, return_dbias, rows_first)
+    dq, dk, dv = (_empty_like(x, rows_first) for x in (q, k, v))
+    dbias = q.new_empty((0,) if asked.dbias_shape is None else asked.dbias_shape)
+    if asked.of.empty:
+        return dq.zero_(), dk.zero_(), dv.zero_(), dbias.zero_()
+    tensors = {
+        "dO": do, "Q": q, "K": k, "V": v, "O": o, "lse": lse, "dlse": dlse, "bias": bias, "dQ": dq, "dK": dk, "dV": dv,
+        "dbias": dbias if return_dbias else None,
+    }  # fmt: skip
+    at = {name: x.data_ptr() for name, x in tensors.items() if x is not None}
+    aligned = is_aligned(asked, at["dO"] | at["Q"] | at["K"] | at["V"] | at["dQ"] | at["dK"] | at["dV"])
+    prepared = prepare(place_of_device(q.get_device()), asked, aligned, kernel_name)
+    stream = torch._C._cuda_getCurrentRawStream(q.get_device())
+    memory = in_place.scratch(q, prepared.workspace, stream)
+    prepared.launch(stream, at | {"workspace": memory.data_ptr()})
+    return dq, dk, dv, dbias
+
+
+def _on_cpu(
+    do: torch.Tensor,
+    dlse: Optional,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: Optional,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    q_start: int = 0,
+    return_dbias: bool = False,
+    rows_first: bool = False,
+    kernel_name: str | None = None,
+) -> Four:
+    tensors = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias}
+    numbers: dict[str, Any] = {name: on_cpu.numbers(name, x) for name, x in tensors.items() if x is not None}
+    found = of_numpy(**numbers, causal=causal, scale=scale, q_start=q_start, return_dbias=return_dbias)
+    dq, dk, dv = (
+        _empty_like(x, rows_first).copy_(torch.from_numpy(y)) for x, y in zip((q, k, v), found[:3], strict=True)
+    )
+    return dq, dk, dv, torch.from_numpy(found[3]) if return_dbias else q.new_empty(0)
+
+
+def _without_numbers(
+    do: torch.Tensor,
+    dlse: Optional,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: Optional,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    q_start: int = 0,
+    return_dbias: bool = False,
+    rows_first: bool = False,
+    kernel_name: str | None = None,
+) -> Four:
+    tensors = [x for x in (do, dlse, q, k, v, bias, o, lse) if x is not None]
+    if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), q_start)):
+        contiguous = _rows_contiguous(do), dlse, q, k, v, bias, _rows_contiguous(o), lse
+        _asked(*contiguous, causal, scale, q_start, return_dbias, rows_first)
+    shape = bias.shape if bias is not None and return_dbias else (0,)
+    dq, dk, dv = (_empty_like(x, rows_first) for x in (q, k, v))
+    return dq, dk, dv, q.new_empty(shape)
+
+
+class _Gradients(torch.autograd.Function):
+    """Gradients that have gradients: theirs are those of the formulas, written down in PyTorch's operations."""
+
+    @staticmethod
+    def forward(ctx: Any, options: tuple, *tensors: Any) -> Four:
+        with torch._C._AutoDispatchBelowAutograd():
+            found = operator(*tensors, *options)
+        ctx.save_for_backward(*tensors)
+        ctx.options = options
+        ctx.set_materialize_grads(False)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *of_found: Any) -> tuple:
+        saved, create_graph = ctx.saved_tensors, torch.is_grad_enabled()
+        with torch.enable_grad(), torch.autocast(saved[0].device.type, enabled=False):
+            # Views, so that what follows ends at them: O was made of Q, which is not to be gone through here.
+            given: list[Any] = [None if x is None else x.view_as(x) for x in saved]
+            do, dlse, q, k, v, bias, o, lse = given
+            causal, scale, q_start, *_ = ctx.options
+            found = gradients(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start)
+            pairs = [(x, y) for x, y in zip(found, of_found, strict=True) if x is not None and y is not None]
+            at = [i for i, x in enumerate(given) if x is not None and x.requires_grad]
+            slopes = torch.autograd.grad(
+                [x for x, _ in pairs], [given[i] for i in at], [y for _, y in pairs], create_graph=create_graph,
+                allow_unused=True,
+            )  # fmt: skip
+        by_index = dict(zip(at, slopes, strict=True))
+        return None, *(by_index.get(i) for i in range(len(given)))
+
+
+def _with_gradients(
+    do: torch.Tensor,
+    dlse: Optional,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: Optional,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    q_start: int = 0,
+    return_dbias: bool = False,
+    rows_first: bool = False,
+    kernel_name: str | None = None,
+) -> Four:
+    tensors = do, dlse, q, k, v, bias, o, lse
+    options = causal, scale, q_start, return_dbias, rows_first, kernel_name
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        return _Gradients.apply(options, *tensors)
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*tensors, *options)
+
+
+library = torch.library.Library("flashcli", "FRAGMENT")
+library.define(SCHEMA)
+operator = torch.ops.flashcli.attention_backward.default
+library.impl("attention_backward", compute, "CUDA")
+library.impl("attention_backward", _on_cpu, "CPU")
+library.impl("attention_backward", _with_gradients, "Autograd")
+torch.library.register_fake("flashcli::attention_backward", _without_numbers, lib=library)

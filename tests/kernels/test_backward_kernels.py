@@ -1,0 +1,138 @@
+"""The registry of backward kernels: what every entry must keep to, and what the compiler says of it."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import re
+import subprocess
+
+import pytest
+
+from flashcli.errors import BackendUnavailable, UsageError
+from flashcli.kernels import compiler
+from flashcli.kernels.arguments import Strides
+from flashcli.kernels.attention import KERNELS as FORWARD
+from flashcli.kernels.backward import KERNELS, Argument, Build, Problem, Sizes, argument, choose, plan, sizes_of
+from flashcli.operands import Operand, backward, contiguous
+from flashcli.shape import MAX_D
+
+HEADER = compiler.SOURCES / "backward" / "arguments.h"
+SIZES = Sizes(2, 4, 2, 150, 201)
+every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+needs_nvcc = pytest.mark.skipif(compiler.find_nvcc() is None, reason="there is no nvcc here")
+
+
+@every_kernel
+def test_the_source_is_there_and_says_what_it_is(kernel):
+    source = (compiler.SOURCES / kernel.file).read_text()
+    assert source.startswith("// ") and "// What it costs" in source
+
+
+def test_every_source_is_registered():
+    sources = sorted(str(path.relative_to(compiler.SOURCES)) for path in compiler.SOURCES.glob("backward/*.cu"))
+    assert sources == [kernel.file for kernel in KERNELS.values()]
+
+
+def test_the_header_has_the_fields_that_python_has():
+    text = re.sub(r"//.*", "", HEADER.read_text()).replace("} Strides;", "").replace("} Backward;", "")
+    names = [name for struct in (Strides, Argument) for name, _ in struct._fields_]
+    assert re.findall(r"(\w+)\s*[,;]", text) == names
+
+
+@needs_nvcc
+def test_every_field_is_where_python_puts_it(tmp_path):
+    claims = [f"sizeof(Backward) == {ctypes.sizeof(Argument)}"]
+    for name, _ in Argument._fields_:
+        field = getattr(Argument, name)
+        claims += [f"offsetof(Backward, {name}) == {field.offset}", f"sizeof(Backward::{name}) == {field.size}"]
+    source = tmp_path / "agreement.cu"
+    lines = [f'#include "{HEADER}"', "#include <cstddef>", *(f"static_assert({claim});" for claim in claims)]
+    source.write_text("\n".join(lines))
+    done = subprocess.run(
+        [compiler.find_nvcc(), "-ptx", "-o", tmp_path / "x.ptx", source], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@every_kernel
+@pytest.mark.parametrize("d", [32, 64, 128])
+@needs_nvcc
+def test_hardly_a_register_is_spilled(resources, kernel, d):
+    for function, found in resources(Build(kernel, Problem(d)), "sm_90a").items():
+        assert found.spilled <= 8 and not found.warnings, function
+
+
+@every_kernel
+def test_every_head_size_has_tiles_that_fit(kernel):
+    for d in range(1, MAX_D + 1):
+        if not kernel.refuses(Problem(d)):
+            tiling = kernel.tiling(Problem(d))
+            assert tiling.threads in range(32, 1025, 32)
+            assert tiling.shared <= (48 if kernel.name == "plain" else 99) * 1024  # of any GPU; of sm_86
+
+
+@every_kernel
+@pytest.mark.parametrize("sizes", [Sizes(1, 1, 1, 1, 1), Sizes(14000, 2, 1, 128, 3, (1, 2, 1, 3))])
+def test_every_launch_has_blocks_and_a_function(kernel, sizes):
+    steps = plan((9, 0), Problem(64), sizes, kernel.name).steps
+    assert [step.launch.function for step in steps][-1] == ("dbias" if any(sizes.dbias) else "dk_dv")
+    for step in steps:
+        assert step.launch.function in {launch.function for launch in step.build.functions()}
+        assert 1 <= step.launch.grid < 2**31 and step.launch.threads % 32 == 0
+
+
+def test_a_kernel_that_splits_is_followed_by_one_that_does_not():
+    found = plan((9, 0), Problem(64), SIZES)
+    assert found.kernel == "mma" and found.notes is not None and found.heads == 4
+    assert found.workspace >= found.notes + 4 * found.heads and found.notes % 16 == 0
+    assert [(s.build.kernel.name, s.launch.function) for s in found.steps][-2:] == [
+        ("register_tiled", "dq"), ("register_tiled", "dk_dv")
+    ]  # fmt: skip
+    exact = plan((9, 0), Problem(64), SIZES, "register_tiled")
+    assert exact.notes is None and len({step.build.kernel.name for step in exact.steps}) == 1
+
+
+@pytest.mark.parametrize(
+    ("capability", "d", "chosen"),
+    [((6, 1), 64, "plain"), ((8, 0), 64, "mma"), ((9, 0), 8, "register_tiled"), ((9, 0), 200, "register_tiled")],
+)
+def test_the_fastest_kernel_that_runs_is_chosen(capability, d, chosen):
+    assert choose(capability, Problem(d)).name == chosen
+
+
+def test_a_kernel_that_cannot_be_says_why():
+    with pytest.raises(UsageError, match="there is no kernel 'foo' for gradients"):
+        choose((9, 0), Problem(64), "foo")
+    with pytest.raises(BackendUnavailable, match="kernel mma needs sm_80, this GPU is sm_75"):
+        choose((7, 5), Problem(64), "mma")
+    with pytest.raises(BackendUnavailable, match="kernel mma cannot compute d = 129: it takes heads of up to 128"):
+        choose((9, 0), Problem(129), "mma")
+
+
+def test_arguments_are_where_their_names_say():
+    q, k = Operand((2, 4, 5, 8), (320, 8, 32, 1), "float32"), contiguous((2, 2, 7, 8), "float32")
+    bias = contiguous((4, 1, 7), "float32")
+    asked = backward(q, q, k, k, bias=bias, causal=True, q_start=2, return_dbias=True)
+    given = argument(asked)
+
+    def strides(name: str) -> list[int]:
+        return [getattr(getattr(given, name), axis) for axis in ("batch", "head", "row")]
+
+    assert strides("d_o") == strides("q") == [320, 8, 32] and strides("dq") == [160, 40, 8]
+    assert strides("k") == strides("dv") == [112, 56, 8] and strides("lse_at") == [20, 5, 1]
+    assert strides("bias_at") == strides("dbias_at") == [0, 7, 0] and given.bias_column == given.dbias_column == 1
+    assert (given.B, given.H, given.Hkv, given.M, given.N, given.q_start) == (2, 4, 2, 5, 7, 2)
+    assert sizes_of(asked) == Sizes(2, 4, 2, 5, 7, (1, 4, 1, 7))
+
+
+def test_operations_do_not_share_names_by_chance():
+    both = set(KERNELS) & set(FORWARD)
+    assert both == {"register_tiled", "mma"}  # one idea, of one name; their code is cached under a hash of it
+
+
+def test_a_longer_input_never_needs_less_workspace():
+    for kernel, d in itertools.product(KERNELS.values(), (16, 64, 100)):
+        build = Build(kernel, Problem(d))
+        assert build.workspace(SIZES) >= 16 * SIZES.rows
+        assert build.workspace(SIZES._replace(N=2000)) >= build.workspace(SIZES)

@@ -1,0 +1,175 @@
+"""Gradients of arrays where they lie, for compute-sanitizer: many small cases in one process that imports no PyTorch.
+
+Usage: python tests/sanitize_backward.py [KERNEL]
+
+As in `sanitize_arrays`, each array has memory of its own, exactly as long as it is, and gaps between rows hold NaN. The
+gradients are compared with float64. Without a KERNEL it takes all that run on this GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from gradients_oracle import NAMES, gradients
+from oracle import Asked, plain
+from sanitize_arrays import LAYOUTS, allocate, get, nan, offset, operand, put
+
+from flashcli.errors import MISMATCH, BackendUnavailable, FlashError
+from flashcli.gpu.launcher import Place, ask, bindings, place_of_device
+from flashcli.interop.prepared_backward import is_aligned, planned, prepare
+from flashcli.kernels import compiler
+from flashcli.kernels.backward import KERNELS
+from flashcli.operands import Backward, backward
+
+TOLERANCE = 5e-5
+
+
+class Case(NamedTuple):
+    """What is computed: ``lies`` is a key of `sanitize_arrays.LAYOUTS`, ``spoilt`` a matrix that is not all finite."""
+
+    lies: str = "dense"
+    d: int = 64
+    B: int = 2
+    H: int = 2
+    Hkv: int = 1
+    M: int = 70
+    N: int = 101
+    causal: bool = False
+    q_start: int = 0
+    bias: tuple[int, ...] | None = None
+    dlse: bool = False
+    spoilt: str = ""
+
+
+CASES = {
+    "dense": Case(),
+    "causal": Case(causal=True, q_start=31, dlse=True),
+    "rows that see nothing": Case(causal=True, q_start=-3),
+    "fused": Case("fused", d=32),
+    "odd, causal": Case("odd", d=30, causal=True),
+    "heads of 96": Case(d=96),
+    "heads of 128, rows first": Case("rows first", d=128),
+    "heads of 200": Case(d=200, B=1),
+    "one query, one key": Case(M=1, N=1),
+    "bias": Case(d=32, bias=(2, 2, 70, 101)),
+    "bias of keys": Case(d=32, bias=(2, 1, 1, 101)),
+    "bias of queries": Case(d=32, bias=(70, 1), causal=True),
+    "NaN": Case(spoilt="v"),
+}
+
+
+class Given(NamedTuple):
+    """Of each array, what is allocated and the view of it that is given."""
+
+    whole: dict[str, np.ndarray]
+    view: dict[str, np.ndarray]
+
+
+def make(case: Case) -> Given:
+    rng, found = np.random.default_rng(3), {}
+    for name, heads, rows in (
+        ("dO", case.H, case.M), ("Q", case.H, case.M), ("K", case.Hkv, case.N), ("V", case.Hkv, case.N)
+    ):  # fmt: skip
+        _, view = found[name] = LAYOUTS[case.lies](case.B, heads, rows, case.d)
+        view[...] = rng.normal(size=view.shape)
+    if case.bias:
+        bias = rng.normal(size=case.bias).astype(np.float32)
+        found["bias"] = bias, bias
+    asked = _question(case, {name: view for name, (_, view) in found.items()})
+    o, lse = (x.astype(np.float32) for x in plain(asked))
+    found |= {"O": (o, o), "lse": (lse, lse)}
+    if case.dlse:
+        dlse = rng.normal(size=lse.shape).astype(np.float32)
+        found["dlse"] = dlse, dlse
+    if case.spoilt:
+        found[case.spoilt.upper()][1][-1, -1, case.N // 2, 5] = np.nan
+    return Given(*({name: pair[i] for name, pair in found.items()} for i in (0, 1)))
+
+
+def _question(case: Case, view: dict[str, np.ndarray]) -> Asked:
+    return Asked(view["Q"], view["K"], view["V"], case.causal, None, view.get("bias"), case.q_start)
+
+
+def asked(case: Case) -> tuple[Backward, bool]:
+    """What is asked for, and whether rows are aligned. Memory is allocated on far more than 16 bytes."""
+    whole, view = make(case)
+    of = {name: operand(x) for name, x in view.items()}
+    found = backward(
+        of["dO"], of["Q"], of["K"], of["V"], of["O"], of["lse"], of.get("dlse"), of.get("bias"), case.causal, None,
+        case.q_start, case.bias is not None,
+    )  # fmt: skip
+    return found, is_aligned(found, math.gcd(*(offset(whole[name], view[name]) for name in ("dO", "Q", "K", "V"))))
+
+
+def taken(place: Place, kernel: str) -> Iterator[str]:
+    """The names of the cases that a kernel takes on this GPU; none, if it does not run there."""
+    for name, case in CASES.items():
+        try:
+            planned(place.capability, *asked(case), kernel)
+        except BackendUnavailable:
+            continue
+        yield name
+
+
+def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
+    """Leave the code of all of these kernels and cases in the cache."""
+    steps = (step for kernel, name in cases for step in planned(place.capability, *asked(CASES[name]), kernel).steps)
+    builds = {(step.build.kernel.name, *step.build.macros().items()): step.build for step in steps}
+    architecture = compiler.architecture(place.capability)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda build: compiler.cubin(build, architecture), builds.values()))
+
+
+def check(place: Place, kernel: str, case: Case) -> None:
+    """Compute them and compare them with float64; AssertionError says what is wrong."""
+    whole, view = make(case)
+    prepared = prepare(place, *asked(case), kernel)
+    answer = {name: nan(*view[like].shape) for name, like in (("dQ", "Q"), ("dK", "K"), ("dV", "V"))}
+    if case.bias:
+        answer["dbias"] = nan(*case.bias)
+    with place.current():
+        memory = {name: put(x) for name, x in whole.items()}
+        at = {name: memory[name] + offset(whole[name], x) for name, x in view.items()}
+        memory |= {name: allocate(x.nbytes) for name, x in answer.items()}
+        memory["workspace"] = allocate(prepared.workspace)
+        prepared.launch(0, memory | at)
+        for name, x in answer.items():
+            get(x, memory[name])
+        for address in memory.values():
+            ask(bindings().cuMemFree, address)
+    if case.spoilt:
+        assert np.isfinite(answer["dQ"][0]).all() and np.isnan(answer["dQ"][-1]).any(), "NaN in another batch, or lost"
+        return
+    right = gradients(_question(case, view), view["dO"], view.get("dlse"))
+    for name, want in zip(NAMES, right, strict=False):
+        near = TOLERANCE * max(1, np.abs(want).max())
+        np.testing.assert_allclose(answer[name], want, rtol=0, atol=near, err_msg=name)
+
+
+def main(kernels: list[str]) -> int:
+    place = place_of_device(0)
+    cases = [(kernel, name) for kernel in kernels or KERNELS for name in taken(place, kernel)]
+    compile_all(place, cases)
+    wrong = 0
+    for kernel, name in cases:
+        print(f"{kernel}: {name}", flush=True)  # before what the tool says of it
+        try:
+            check(place, kernel, CASES[name])
+        except AssertionError as error:
+            wrong += 1
+            print(f"WRONG, {kernel}: {name}: {' '.join(str(error).split())}", flush=True)
+    print(f"{len(cases) - wrong} of {len(cases)} cases are right")
+    return MISMATCH if wrong else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except FlashError as error:
+        print(f"{error}\n{error.hint}", file=sys.stderr)
+        sys.exit(error.exit_code)
