@@ -1,0 +1,98 @@
+"""Measuring gradients on PyTorch's tensors: what is computed and refused, on the CPU; and what is told of a record."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from flashcli.commands.bench import command  # noqa: E402
+from flashcli.errors import UsageError  # noqa: E402
+from flashcli.measure import backward, records  # noqa: E402
+from flashcli.measure.bench import Conditions  # noqa: E402
+from flashcli.measure.rows import Failure, Gradients  # noqa: E402
+from flashcli.measure.targets import BACKWARD  # noqa: E402
+from flashcli.measure.tensors import Problem  # noqa: E402
+
+QUICK = Conditions(runs=2, causal=False, seed=0)
+PROBLEMS = [
+    Problem(2, 4, 4, 30, 30, 8),
+    Problem(2, 4, 2, 20, 30, 8, causal=True, layout="bnhd"),
+    Problem(2, 4, 2, 30, 30, 8, layout="qkv"),
+]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+def test_ours_and_pytorchs_are_checked_and_timed(problem):
+    rows = backward.race("it", problem, backward.cpu_contenders(["torch"]), QUICK, "cpu")
+    assert [row.contender for row in rows] == ["flashcli", "PyTorch SDPA"]
+    for row in rows:
+        assert isinstance(row, Gradients) and row.runs == 2 and row.clock == "cpu"
+        assert 0 < max(row.dq, row.dk, row.dv) == row.relative_l2 < 2e-6
+        assert row.tflops == pytest.approx(problem.operations * 2.5 / row.seconds / 1e12)
+
+
+def test_with_the_forward_pass_seven_products_are_counted():
+    [row] = backward.race("it", PROBLEMS[0], [backward.ours_with_forward()], QUICK, "cpu")
+    assert isinstance(row, Gradients) and row.contender == "flashcli, forward too"
+    assert row.tflops == pytest.approx(PROBLEMS[0].operations * 3.5 / row.seconds / 1e12)
+
+
+@pytest.mark.parametrize("which", range(3), ids=["dQ", "dK", "dV"])
+def test_what_is_wrong_is_told_and_not_timed(which):
+    def bind(problem, inputs, do):
+        call = backward.ours().bind(problem, inputs, do)
+
+        def wrong():
+            found = list(call())
+            found[which] = found[which] * 1.01
+            return found
+
+        return wrong
+
+    [row] = backward.race("it", PROBLEMS[1], [backward.Contender("wrong", bind)], QUICK, "cpu")
+    assert isinstance(row, Failure) and row.is_wrong and row.relative_l2 == pytest.approx(0.01, rel=1e-3)
+
+
+def test_bench_times_gradients(tmp_path):
+    file = tmp_path / "x.json"
+    given = ["--backward", "--backend", "cpu", "--shape", "2,40,8", "--heads", "4", "--kv-heads", "2", "--causal"]
+    done = CliRunner().invoke(command, [*given, "--runs", "1", "--against", "torch", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    record = records.read(file.read_text())
+    assert [row.contender for row in record.rows] == ["flashcli", "PyTorch SDPA"]
+    assert all(isinstance(row, Gradients) and row.causal and row.Hkv == 2 for row in record.rows)
+    assert "dq" in json.loads(file.read_text())["rows"][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--backward", "--kernel", "wgmma"], "kernel wgmma does not compute gradients."),
+        (["--backward", "--precision", "fp16"], "--precision has no meaning for gradients, which are in fp32."),
+        (["--backward", "--against", "triton"], "triton is not installed|--against triton has no gradients."),
+        (["--kernel", "plain"], "kernel plain computes gradients only."),
+    ],
+)
+def test_what_has_no_meaning_for_gradients_is_wrong_usage(options, message):
+    with pytest.raises(UsageError, match=message):
+        CliRunner().invoke(command, ["--shape", "2,40,8", *options], catch_exceptions=False)
+
+
+def test_a_record_is_told_beside_what_is_wanted():
+    problem = BACKWARD[6].problem
+    about = {"case": str(problem), "B": 4, "N": 1024, "d": 64, "causal": True, "H": 12, "Hkv": 12, "M": 1024}
+    rest = {"layout": "bhnd", "clock": "gpu", "min": 1e-4, "max": 1e-3, "runs": 20, "tflops": 33.4}
+    errors = {"relative_l2": 3e-7, "dq": 3e-7, "dk": 2e-7, "dv": 1e-7}
+    rows = [
+        Gradients(**about, **rest, **errors, contender=name, seconds=seconds)
+        for name, seconds in (("flashcli", 5e-4), ("PyTorch math", 1.2e-3))
+    ]
+    assert records.backward_lines(rows) == [
+        ["(B, H, N, d)", "wanted, ms", "flashcli, ms", "TFLOP/s", "relative L2 of dQ, dK, dV", "PyTorch math, ms"],
+        ["(4, 12, 1024, 64) causal", "0.25", "0.500", "33", "3.0e-07, 2.0e-07, 1.0e-07", "1.200, 2.4x"],
+    ]
+    assert [records.kinds.read(row.written()) for row in rows] == rows
