@@ -22,6 +22,19 @@ __device__ __forceinline__ int again(int x) {
     return x;
 }
 
+// Launches that may begin before the one before has ended (Hopper on; elsewhere, and for other launches, these do nothing):
+// the wait is for its end, with all that it has written; the hint says that the next one may begin now.
+__device__ __forceinline__ void await_launch_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void let_next_launch_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 constexpr float LOG2E = 1.44269504088896340736f;
 #define INFINITY_F __int_as_float(0x7f800000)
 #define NEG_INF __int_as_float(0xff800000)

@@ -39,7 +39,16 @@ CUpointer_attribute = SimpleNamespace(
 )
 CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_HOST=1)
 CUevent_flags = SimpleNamespace(CU_EVENT_DISABLE_TIMING=2)
+CUlaunchAttributeID = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION="early")
 INVALID_CONTEXT, INVALID_VALUE = 201, 1
+
+
+class LaunchConfig:
+    """``CUlaunchConfig``, as it is made."""
+
+    def __init__(self) -> None:
+        self.gridDimX = self.blockDimX = self.sharedMemBytes = self.hStream = self.numAttrs = 0
+        self.attrs: list[SimpleNamespace] = []
 
 
 class Driver:
@@ -48,6 +57,7 @@ class Driver:
     def __init__(self, capability: tuple[int, int] = (8, 0), count: int = 1) -> None:
         self.capability, self.count = capability, count
         self.launches: list[tuple[str, int, int]] = []  # function, stream, context
+        self.early: list[bool] = []  # whether each launch may begin before the one before it has ended
         self.waits: list[tuple[int, int]] = []  # a stream, and the one it waits for
         self.owned: dict[int, tuple[int, int]] = {}  # address: bytes, GPU
         self.allocated: dict[int, object] = {}
@@ -59,6 +69,8 @@ class Driver:
         for names in ("CUdevice_attribute", "CUfunction_attribute", "CUstreamCaptureMode", "CUpointer_attribute"):
             setattr(self, names, globals()[names])
         self.CUmemorytype, self.CUevent_flags = CUmemorytype, CUevent_flags
+        self.CUlaunchAttributeID, self.CUlaunchConfig = CUlaunchAttributeID, LaunchConfig
+        self.CUlaunchAttribute = lambda: SimpleNamespace(id=None, value=SimpleNamespace())
         self._events: dict[int, int] = {}
 
     def own(self, array: np.ndarray, device: int = 0) -> np.ndarray:
@@ -188,7 +200,9 @@ class Driver:
 
     # launches
 
-    def cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
+    def cuLaunchKernelEx(self, config, function, parameters, extra):
+        stream, shared = config.hStream, config.sharedMemBytes
+        assert config.gridDimX > 0 and config.blockDimX > 0 and config.numAttrs == len(config.attrs)
         if not self.contexts or self.contexts[-1] >= 2000:
             return (INVALID_CONTEXT,)
         if shared > self.shared.get(function, 0):
@@ -197,6 +211,7 @@ class Driver:
             return (code,)
         name, macros = self._functions[function]
         self.launches.append((name, stream, self.contexts[-1]))
+        self.early.append(any(attribute.id == "early" for attribute in config.attrs))
         if name == "attention":
             at = ctypes.c_void_p.from_address(parameters).value
             attention(Attention.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Attention))), macros)

@@ -258,6 +258,7 @@ __device__ __forceinline__ void row_tile(const Attention &a, unsigned w) {
 // One block a multiprocessor at least, so that a thread may have all registers: else ptxas spills some.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
     if (!IN_PLACE) return row_tile(a, blockIdx.x);
+    await_launch_before();
     // Any number of blocks: few, if rows are to be done again, for nearly always there are none.
     const unsigned Tr = ceil_div(a.M, BR), tiles = a.B * a.H * Tr;
     const unsigned first = (unsigned long long)tiles * blockIdx.x / gridDim.x;

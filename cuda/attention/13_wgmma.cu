@@ -7,17 +7,17 @@
 // for copies, which run ahead by STAGES tiles.
 // What it costs: three times the products, hi and lo of K and V in memory (as many bytes as fp32), and a pre-pass.
 //
+// Where row tiles are fewer than multiprocessors, or do not go round evenly, several blocks share one (chunks.cuh).
+//
 // Launches: `prepare`, then `attention` with any number of blocks.
-#include "warpgroup.cuh"
-
-#include "prepare.cuh"
+#include "chunks.cuh"
 
 static_assert(THREADS == 128 * (1 + WARPGROUPS), "one warpgroup copies");
 // An SM has 512 registers for each of 128 threads.
 constexpr int PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24, CONSUMER_REGISTERS = WARPGROUPS == 3 ? 160 : 240;
 constexpr bool MOVE_REGISTERS = WARPGROUPS > 1;  // else 256 threads have all they can address
 
-constexpr int NEEDED = WARPGROUPS * Q_TILE + STAGES * (K_TILE + V_TILE);
+constexpr int NEEDED = WARPGROUPS * Q_TILE + STAGES * (K_TILE + V_TILE) + PARKED;
 static_assert(SHARED == NEEDED + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 1024 <= 227 * 1024, "tiles must fit shared memory");
 static_assert(K_TILE % 1024 == 0 && V_TILE % 1024 == 0 && Q_TILE % 1024 == 0, "the swizzle repeats every 1024 bytes");
@@ -25,15 +25,16 @@ static_assert(K_TILE % 1024 == 0 && V_TILE % 1024 == 0 && Q_TILE % 1024 == 0, "t
 // The producer: one thread keeps both rings full.
 __device__ __forceinline__ void copy_tiles(const Attention &a, unsigned char *K_tiles, unsigned char *V_tiles,
                                            const Rings &rings, int *K_exponent, int *V_exponent) {
-    const int Tc = ceil_div(a.N, BC);
-    const int *const exponents = tile_exponents(a);
     Ring ring;
-    for (unsigned w = blockIdx.x; w < Work::count(a); w += gridDim.x) {
-        const Work here(w, a);
-        const long long first = ((long long)here.head.b * a.Hkv + here.head.kv) * Tc;
-        for (int j = 0; j < here.tiles; ++j, ring.next()) {
-            const unsigned char *from = a.workspace + (first + j) * (K_TILE + V_TILE);
-            const int k = exponents[2 * (first + j)], v = exponents[2 * (first + j) + 1];
+    Part part;
+    for (part.next = first_piece(a); part.find(a);) {
+        const Work here(part.row_tile, a);
+        const long long first = ((long long)here.head.b * a.Hkv + here.head.kv) * ceil_div(a.N, BC) + part.first_tile(a);
+        const unsigned char *from = a.workspace + first * (K_TILE + V_TILE);
+        const int *exponents = tile_exponents(a) + 2 * first;
+#pragma unroll 1
+        for (int left = part.end_tile(a, here) - part.first_tile(a); left > 0; --left, ring.next()) {
+            const int k = exponents[0], v = exponents[1];
 
             wait(&rings.K_free[ring.stage], ring.parity ^ 1);
             K_exponent[ring.stage] = k;
@@ -44,6 +45,7 @@ __device__ __forceinline__ void copy_tiles(const Attention &a, unsigned char *K_
             V_exponent[ring.stage] = v;
             arrive_expecting(&rings.V_full[ring.stage], V_TILE);
             bulk_copy(shared_address(V_tiles + ring.stage * V_TILE), from + K_TILE, V_TILE, &rings.V_full[ring.stage]);
+            from += K_TILE + V_TILE, exponents += 2;
         }
     }
 }
@@ -51,9 +53,11 @@ __device__ __forceinline__ void copy_tiles(const Attention &a, unsigned char *K_
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
     extern __shared__ unsigned char unaligned[];
     __shared__ uint64_t K_full[STAGES], K_free[STAGES], V_full[STAGES], V_free[STAGES];
-    __shared__ int K_exponent[STAGES], V_exponent[STAGES];
+    __shared__ int K_exponent[STAGES], V_exponent[STAGES], message[WARPGROUPS];
+    __shared__ Part current[WARPGROUPS];  // what each warpgroup is doing
     unsigned char *const Q_tiles = unaligned + (-shared_address(unaligned) & 1023);
     unsigned char *const K_tiles = Q_tiles + WARPGROUPS * Q_TILE, *const V_tiles = K_tiles + STAGES * K_TILE;
+    unsigned char *const parked = V_tiles + STAGES * V_TILE;
     const Rings rings = {K_full, K_free, V_full, V_free, K_exponent, V_exponent};
 
     if (threadIdx.x == 0) {
@@ -64,9 +68,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         barrier_init_done();
     }
     __syncthreads();
+    let_next_launch_begin();
 
     if (threadIdx.x < 128) {
         if (MOVE_REGISTERS) registers_down<PRODUCER_REGISTERS>();
+        await_launch_before();
         if (threadIdx.x == 0) copy_tiles(a, K_tiles, V_tiles, rings, K_exponent, V_exponent);
         return;
     }
@@ -75,18 +81,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     Consumer<K_TILE, V_TILE> consumer(rings, K_tiles, V_tiles, group);
     unsigned char *const Q_tile = Q_tiles + group * Q_TILE;
     const uint64_t Q_desc = descriptor(shared_address(Q_tile));
-    int factor_exponent;
-    const float factor = frexpf(a.scale * LOG2E, &factor_exponent);  // S in powers of two: exp(x) = 2^(x log2(e))
 
     if (group == WARPGROUPS - 1) consumer.pass_turn();
-    for (unsigned w = blockIdx.x; w < Work::count(a); w += gridDim.x) {
-        const Work here(w, a);
+    Part part;
+    for (part.next = first_piece(a); part.find(a);) {
+        const Work here(part.row_tile, a);
         const float *const Q = rows_of(a.Q, a.q, here.head.b, here.head.h);
+        int factor_exponent;
+        const float factor = frexpf(a.scale * LOG2E, &factor_exponent);  // S in powers of two: exp(x) = 2^(x log2(e))
         named_sync(q_barrier, 128);  // the tile was last read by products for which each thread has waited before
         const int2 s = split_Q(Q, row_stride(a.q), here.i0 + group * 64 + consumer.row, a.M, Q_tile, factor, [] {});
         fence_for_async();
+        await_launch_before();  // Q needs nothing of `prepare`, what follows does
+        if (SPLIT && threadIdx.x % 128 == 0) {
+            part.slots = slots_of(a, part, group, parked);
+            current[group] = part;
+        }
         named_sync(q_barrier, 128);
-        consumer.attend(a, here, Q_desc, s, factor_exponent, [] {});
+        const Chunks chunks = {a,         current[group],     &message[group],        group,
+                               q_barrier, part.first_tile(a), part.end_tile(a, here), part.first};
+        consumer.attend(a, here, Q_desc, s, factor_exponent, [] {}, chunks);
+        if (SPLIT) part.next = const_cast<volatile Part &>(current[group]).next;  // rather than to keep it in a register
     }
     if (group == 0) consumer.await_turn();  // the turn that nobody took
 }

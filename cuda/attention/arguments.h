@@ -22,4 +22,5 @@ typedef struct {
     int q_start;          // the position of Q's first row in the sequence: where the causal mask lets it look
     float scale;          // factor on Q Kᵀ, usually 1/sqrt(d)
     int tile_i, tile_j;   // the pair of tiles that the launch is for, where one launch does not take them all; else 0
+    int chunk;            // how many tiles of keys are taken together, where a row's keys are cut; else 0
 } Attention;

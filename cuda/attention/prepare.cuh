@@ -5,23 +5,40 @@
 //   at workspace + t * (K_TILE + V_TILE): K_TILE bytes, the keys of tile j: BC rows, D columns, keys beyond N zero;
 //                                   then V_TILE bytes, the values transposed: D rows, BC columns (keys);
 //   after all tiles, at 8 * t: two ints, the exponents s of K's and V's scale 2^s.
+//   SPREAD: after those, an int for each 64 rows of each tile of Q, set to zero (chunks.cuh).
 // Launch: 2 * B * Hkv * Tc blocks of PREPARE_THREADS, even ones do K, odd ones V.
 #pragma once
 #include "attention.cuh"
 #include "split.cuh"
+
+#ifndef SPREAD
+#define SPREAD 0
+#endif
 
 // Where the exponents are.
 __device__ __forceinline__ int *tile_exponents(const Attention &a) {
     return reinterpret_cast<int *>(a.workspace + (long long)a.B * a.Hkv * ceil_div(a.N, BC) * (K_TILE + V_TILE));
 }
 
+// Where what follows them is, and how much of it there is.
+__device__ __forceinline__ int *tickets(const Attention &a) {
+    return tile_exponents(a) + 2ll * a.B * a.Hkv * ceil_div(a.N, BC);
+}
+__device__ __forceinline__ unsigned ticket_count(const Attention &a) {
+    return unsigned(a.B) * a.H * ceil_div(a.M, BR) * (BR / 64);
+}
+
 extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Attention a) {
     __shared__ unsigned scratch[2 * PREPARE_THREADS / 32];
+    let_next_launch_begin();
     // Blocks take the same rows of all heads before other rows: they may be neighbours in memory.
     const unsigned Tc = ceil_div(a.N, BC), heads = IN_PLACE ? a.Hkv : 1;
     const unsigned h = blockIdx.x / 2 % heads, rows = blockIdx.x / 2 / heads, b = rows / Tc, j = rows - b * Tc;
     const unsigned t = (b * heads + h) * Tc + j;
     const int j0 = j * BC;
+    if (SPREAD)
+        for (unsigned x = blockIdx.x * PREPARE_THREADS + threadIdx.x; x < ticket_count(a); x += gridDim.x * PREPARE_THREADS)
+            tickets(a)[x] = 0;
     const bool values = blockIdx.x % 2;
     unsigned char *tile = a.workspace + (long long)t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
     const float *const K = rows_of(a.K, a.k, b, h), *const V = rows_of(a.V, a.v, b, h);

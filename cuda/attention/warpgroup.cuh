@@ -25,10 +25,16 @@ constexpr int S_REGISTERS = BC / 2, T_REGISTERS = T_COLUMNS / 2;
 constexpr int K_STEPS = ceil_div(HEAD_DIM, 16);  // of S = Q Kᵀ: beyond HEAD_DIM all is zero
 constexpr int V_STEPS = BC / 16;
 constexpr int Q_TILE = split_bytes(64, D);
+constexpr unsigned WORK_TOGETHER = 256;  // row tiles: a few for each multiprocessor
 
 // p = 2^(x - m + P_BIAS) instead of 2^(x - m): with the largest p near 2^6, lo of a small p is still a normal fp16.
 // The row sum l has the same factor, so it cancels.
 constexpr float P_BIAS = 6;
+
+template <bool B>
+struct Bool {
+    static constexpr bool value = B;
+};
 
 // A position in a ring of STAGES tiles and the parity of its present round.
 struct Ring {
@@ -44,13 +50,22 @@ struct Ring {
     __device__ __forceinline__ int odd() const { return (stage + STAGES * parity) % 2; }  // 0, 1, 0, 1, ...
 };
 
-// The w-th piece of work: a head of a batch, and its rows from i0. Causal: long rows first, so that short ones fill the end.
+// The w-th piece of work: a head of a batch, and its rows from i0. Causal: of some heads at a time, whose K and V stay in the
+// cache, long rows first, so that short ones fill the end.
 struct Work {
     Head head;
     int i0, tiles;
-    __device__ __forceinline__ Work(unsigned w, const Attention &a) : head(head_of(a, w / ceil_div(a.M, BR))) {
-        const unsigned Tr = ceil_div(a.M, BR);
-        i0 = (CAUSAL ? Tr - 1 - w % Tr : w % Tr) * BR;
+    __device__ __forceinline__ Work(unsigned w, const Attention &a) {
+        const unsigned Tr = ceil_div(CAUSAL ? again(a.M) : a.M, BR);
+        if (CAUSAL) {
+            const unsigned together = max(1u, WORK_TOGETHER / Tr), first = w / (together * Tr) * together;
+            const unsigned heads = min(together, unsigned(a.B) * a.H - first), within = w - first * Tr;
+            head = head_of(a, first + within % heads);
+            i0 = (Tr - 1 - within / heads) * BR;
+        } else {
+            head = head_of(a, w / Tr);
+            i0 = w % Tr * BR;
+        }
         tiles = max(1, ceil_div(keys_seen(a.q_start + i0 + BR - 1, a.N), BC));  // Tc, or those that some row sees
     }
     static __device__ __forceinline__ unsigned count(const Attention &a) {
@@ -202,8 +217,34 @@ struct Unit {
         const int moved = min(s, smallest + 64), change = moved - exponent;
         exponent = moved;
         *O_factor = change < -126 ? 0 : power_of_two(min(change, 127));
-        return moved == s ? 1 : moved - s < -126 ? 0 : power_of_two(moved - s);
+        return moved == s ? 1 : factor(moved - s);
     }
+    // 2^change, or 0 where that is too small.
+    static __device__ __forceinline__ float factor(int change) { return change < -126 ? 0 : power_of_two(change); }
+
+    // The unit of a sum of two that are in units of their own.
+    static __device__ __forceinline__ Unit common(Unit x, Unit y) {
+        const int smallest = min(x.smallest, y.smallest);
+        return {min(max(x.exponent, y.exponent), smallest + 64), smallest};
+    }
+};
+
+// What a thread holds of some keys' part in its two rows: O in units, of each row m - P_BIAS, and its share of l.
+struct Sum {
+    float O[T_CHUNKS][T_REGISTERS];
+    float shift[2], l[2];
+    Unit unit;
+};
+
+// For who takes all keys of a row tile one after the other: see chunks.cuh for another way.
+struct AllKeys {
+    static constexpr bool MANY = false;
+    __device__ __forceinline__ int first_tile() const { return 0; }
+    __device__ __forceinline__ int end_tile(const Work &here) const { return here.tiles; }
+    __device__ __forceinline__ Work recall(const Work &here) const { return here; }
+    __device__ __forceinline__ int next_chunk() const { return 0x7fffffff; }
+    __device__ __forceinline__ void close(Sum &) {}
+    __device__ __forceinline__ bool finish(Sum &) const { return true; }
 };
 
 // O = O * rescale + T
@@ -266,24 +307,25 @@ struct Consumer {
     }
 
     // Attention of this group's rows of a piece of work. Q's split tile is at Q_desc, its rows' exponents are q_exponent;
-    // `factor_exponent` is that of scale * log2(e). Calls Q_done() once Q's tile is not needed any more.
-    template <class Function>
+    // `factor_exponent` is that of scale * log2(e). Calls Q_done() once Q's tile is not needed any more. `keys` says which
+    // of the keys, and what else there is to do where some of them end.
+    template <class Function, class Keys = AllKeys>
     __device__ __forceinline__ void attend(const Attention &a, const Work &here, uint64_t Q_desc, int2 q_exponent,
-                                           int factor_exponent, Function Q_done) {
+                                           int factor_exponent, Function Q_done, Keys keys = {}) {
         const int first = here.i0 + group * 64, i = first + row;
-        float S[S_REGISTERS], T[T_REGISTERS], acc[T_CHUNKS][T_REGISTERS] = {};
+        float S[S_REGISTERS], T[T_REGISTERS];
         float bias[S_REGISTERS];
         uint32_t P_hi[V_STEPS][4], P_lo[V_STEPS][4];
         Rows rows = {
             {NEG_INF, NEG_INF}, {0, 0}, {0, 0}, {factor_exponent - q_exponent.x, factor_exponent - q_exponent.y}};
-        Unit unit;
+        Sum sum = {};
 
-        // Keys below this are visible to row i, and to row i + 8.
-        const int end = keys_seen(a.q_start + i, a.N), end8 = keys_seen(a.q_start + i + 8, a.N);
-        const int all_see = keys_seen(a.q_start + first, a.N);  // keys below this, all rows of the warpgroup
+        // Keys below this are visible to row x.
+        const auto end_of = [&](int x) { return keys_seen(a.q_start + (Keys::MANY ? again(x) : x), a.N); };
         const auto softmax_of_tile = [&](int j, int k_exponent) {
             const int column = j * BC + lane % 4 * 2;
-            softmax(S, rows, k_exponent, (j + 1) * BC > all_see, {end - column, end8 - column}, bias);
+            softmax(S, rows, k_exponent, (j + 1) * BC > end_of(first), {end_of(i) - column, end_of(i + 8) - column},
+                    bias);
         };
         const auto read_bias = [&](int j) {  // while the products run
             if (!BIAS) return;
@@ -293,38 +335,40 @@ struct Consumer {
                 bias[x] = bias_of(a, here.head, i + x / 2 % 2 * 8, key + x / 4 * 8 + x % 2);
         };
 
-        // S of tile 0
+        // S of the first tile
+        const int first_tile = keys.first_tile(), end_tile = keys.end_tile(here);
         wait(&rings.K_full[K_ring.stage], K_ring.parity);
         int k_exponent = rings.K_exponent[K_ring.stage];
         issue_S(S, Q_desc, K_desc + K_ring.stage * (K_SLOT / 16));
-        read_bias(0);
+        read_bias(first_tile);
         wgmma_wait<0>();
         pin(S);
         release(&rings.K_free[K_ring.stage]);
         K_ring.next();
-        softmax_of_tile(0, k_exponent);
+        softmax_of_tile(first_tile, k_exponent);
         split_P(S, P_hi, P_lo);
 
         // O += P V of the tile at V_ring, whose first columns are on their way
         const auto finish_O = [&](const float (&rescale)[2]) {
             float O_factor;
-            const float T_factor = unit.next(rings.V_exponent[V_ring.stage], &O_factor);
+            const float T_factor = sum.unit.next(rings.V_exponent[V_ring.stage], &O_factor);
             const float c[2] = {rescale[0] * O_factor, rescale[1] * O_factor};
             wgmma_wait<0>();
             pin(T);
-            add_T(acc[0], T, c, T_factor);
+            add_T(sum.O[0], T, c, T_factor);
 #pragma unroll
             for (int x = 1; x < T_CHUNKS; ++x) {
                 issue_T(T, P_hi, P_lo, V_desc + V_ring.stage * (V_SLOT / 16) + x * (T_COLUMNS * 128 / 16));
                 wgmma_wait<0>();
                 pin(T);
-                add_T(acc[x], T, c, T_factor);
+                add_T(sum.O[x], T, c, T_factor);
             }
             release(&rings.V_free[V_ring.stage]);
             V_ring.next();
         };
 
-        for (int j = 1; j < here.tiles; ++j) {  // S of tile j, and O += P V of tile j - 1
+        // S of tile j, and O += P V of tile j - 1. Where tile j begins a chunk of keys, what is before it is closed.
+        const auto step = [&](int j, auto begins) {
             const float rescale[2] = {rows.rescale[0], rows.rescale[1]};
             wait(&rings.K_full[K_ring.stage], K_ring.parity);
             k_exponent = rings.K_exponent[K_ring.stage];
@@ -338,36 +382,58 @@ struct Consumer {
             pin(S);
             release(&rings.K_free[K_ring.stage]);
             K_ring.next();
+            if (begins.value) {
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    sum.shift[r] = rows.shift[r], sum.l[r] = rows.l[r];
+                    rows.shift[r] = NEG_INF, rows.l[r] = 0;
+                }
+            }
             softmax_of_tile(j, k_exponent);
             finish_O(rescale);
+            if (begins.value) {
+                keys.close(sum);
+                sum = {};
+            }
             split_P(S, P_hi, P_lo);  // only now: until T was there, P was an operand
+        };
+        for (int j = first_tile + 1;; ++j) {
+            const int stop = min(keys.next_chunk(), end_tile);
+            for (; j < stop; ++j) step(j, Bool<false>());
+            if (!Keys::MANY || j == end_tile) break;
+            step(j, Bool<true>());
         }
         Q_done();
         wait(&rings.V_full[V_ring.stage], V_ring.parity);
         issue_T(T, P_hi, P_lo, V_desc + V_ring.stage * (V_SLOT / 16));
         finish_O(rows.rescale);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) sum.shift[r] = rows.shift[r], sum.l[r] = rows.l[r];
+        if (!keys.finish(sum)) return;
 
         // O / l
+        const Work there = keys.recall(here);  // rather than to keep it in registers
+        const int i_out = there.i0 + group * 64 + row;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float l = rows.l[r];
+            float l = sum.l[r];
             l += __shfl_xor_sync(~0u, l, 1);
             l += __shfl_xor_sync(~0u, l, 2);
-            const float factor = inverse(a, i + 8 * r, l), undo = power_of_two(-unit.exponent);
-            if (i + 8 * r >= a.M) continue;
+            const float factor = inverse(a, i_out + 8 * r, l), undo = power_of_two(-sum.unit.exponent);
+            if (i_out + 8 * r >= a.M) continue;
             Magnitude magnitude;
-            float *const out = rows_of(a.O, a.o, here.head.b, here.head.h) + again(i + 8 * r) * row_stride(a.o);
+            float *const out = rows_of(a.O, a.o, there.head.b, there.head.h) + again(i_out + 8 * r) * row_stride(a.o);
 #pragma unroll
             for (int x = 0; x < T_CHUNKS; ++x)
 #pragma unroll
                 for (int j = 0; j < T_COLUMNS / 8; ++j) {
                     const int column = x * T_COLUMNS + 8 * j + lane % 4 * 2;
-                    const float first = acc[x][4 * j + 2 * r] * factor * undo,
-                                second = acc[x][4 * j + 2 * r + 1] * factor * undo;
+                    const float first = sum.O[x][4 * j + 2 * r] * factor * undo,
+                                second = sum.O[x][4 * j + 2 * r + 1] * factor * undo;
                     magnitude.add(first, second);
                     store2(out, column, first, second);
                 }
-            report(a, here.head, i + 8 * r, rows.shift[r], factor, magnitude);
+            report(a, there.head, i_out + 8 * r, sum.shift[r], factor, magnitude);
         }
     }
 };

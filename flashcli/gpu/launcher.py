@@ -212,23 +212,38 @@ class Launches:
         self._given, self._pack, self._lock = given, pointers.pack_into, threading.Lock()
         pointer = self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(given))
         self._parameters = ctypes.addressof(pointer)
-        self._launch = bindings().cuLaunchKernel
-        self._steps: Sequence[tuple[int, int, int, int]] = [
-            (place.functions(build)[launch.function], launch.grid, launch.threads, launch.shared)
-            for build, launch in steps
-        ]
-        for function, _, _, shared in self._steps:
-            place.give_shared(function, shared, f"kernel {kernel} gets no {shared} bytes of shared memory")
+        self._launch = bindings().cuLaunchKernelEx
+        self._steps: list[tuple[Any, int]] = []
+        for build, launch in steps:
+            function, size = place.functions(build)[launch.function], launch.shared
+            place.give_shared(function, size, f"kernel {kernel} gets no {size} bytes of shared memory")
+            self._steps.append((_configuration(launch), function))
 
     def queue(self, stream: int, *addresses: int) -> None:
         """Queue them on a stream; the place's context is the thread's."""
         launch, parameters = self._launch, self._parameters
         with self._lock:  # the driver copies the arguments before it lets go of them
             self._pack(self._given, 0, *addresses)
-            for function, grid, threads, shared in self._steps:
-                [code] = launch(function, grid, 1, 1, threads, 1, 1, shared, stream, parameters, 0)
+            for configuration, function in self._steps:
+                configuration.hStream = stream
+                [code] = launch(configuration, function, parameters, 0)
                 if code:
                     raise failure(code, f"kernel {self.kernel} failed on GPU {self.place.device}")
+
+
+def _configuration(launch: Launch) -> Any:
+    """How the driver is told of a launch, but for the stream."""
+    driver = bindings()
+    configuration = driver.CUlaunchConfig()
+    configuration.gridDimX, configuration.blockDimX = launch.grid, launch.threads
+    configuration.gridDimY = configuration.gridDimZ = configuration.blockDimY = configuration.blockDimZ = 1
+    configuration.sharedMemBytes = launch.shared
+    if launch.early:
+        early = driver.CUlaunchAttribute()
+        early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        early.value.programmaticStreamSerializationAllowed = 1
+        configuration.attrs, configuration.numAttrs = [early], 1
+    return configuration
 
 
 class Prepared(Launches):
@@ -238,6 +253,7 @@ class Prepared(Launches):
     """
 
     def __init__(self, place: Place, plan: Plan, given: Attention) -> None:
+        given.chunk = plan.chunk
         super().__init__(place, plan.kernel, plan.steps, given, POINTERS)
         self.workspace, self._redo = plan.workspace, plan.redo
 

@@ -23,6 +23,7 @@ class Attention(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("tile_i", ctypes.c_int),
         ("tile_j", ctypes.c_int),
+        ("chunk", ctypes.c_int),
     )
 
 
@@ -72,13 +73,14 @@ def attention(
     workspace: SupportsInt = 0,
     redo: int = 0,
     nonfinite: int = 0,
+    chunk: int = 0,
 ) -> Attention:
     """The arguments for M query rows at position ``q_start`` and N keys, of B batches of H heads, Hkv of K and V."""
     given = Attention(
         Q=q.address, K=k.address, V=v.address, O=o.address, lse=lse, bias=bias.address,
         workspace=int(workspace), redo=redo, nonfinite=nonfinite,
         bias_strides=Strides(bias.batch, bias.head, bias.row), bias_column=bias.column,
-        B=B, H=H, Hkv=Hkv, M=M, N=N, q_start=q_start, scale=scale,
+        B=B, H=H, Hkv=Hkv, M=M, N=N, q_start=q_start, scale=scale, chunk=chunk,
     )  # fmt: skip
     for name, matrix in {"q": q, "k": k, "v": v, "o": o}.items():
         setattr(given, name, Strides(*matrix[1:]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from flashcli.kernels import chunks
 from flashcli.kernels.types import PREPARE_THREADS, STATIC_SHARED, Kernel, Launch, Problem, Tiling, block_per_row_tile
 from flashcli.shape import ceil_div, round_up
 
@@ -150,26 +151,46 @@ def _mma(problem: Problem) -> Tiling:
 # ---- wgmma
 
 SHORT = 256  # up to this N few blocks share a K and V tile: a pre-pass through memory costs more than it saves
+MOST_SHARED = 226 * 1024  # bytes that a block has, less what is static
 ALIGNMENT = 1024  # bytes to spare, so that tiles start where the swizzle repeats
 
 
 def _wgmma(problem: Problem) -> Tiling:
     d = problem.d
     if d > 128:
-        return _wgmma_tiling(problem, Br=64, Bc=32, stages=2)
+        return _shared_out(problem, Bc=32, stages=2)
     if d > 64:
-        return _wgmma_tiling(problem, Br=128, Bc=32 if d > 96 and problem.bias else 64, stages=2, pingpong=1)
+        return _shared_out(problem, Bc=32 if d > 96 and problem.bias else 64, stages=2)
     if problem.bias:
-        return _wgmma_tiling(problem, Br=128, Bc=64, stages=3, pingpong=1)
-    if problem.batch_invariant:
+        return _shared_out(problem, Bc=64, stages=3)
+    if problem.in_place and problem.batch_invariant:
         short = problem.N <= SHORT and d % 4 == 0  # the Bc of wgmma_short, which refuses rows that are not aligned
         Bc = _wgmma_short(problem).Bc if short else 128
-        return _wgmma_tiling(problem, Br=128, Bc=Bc, stages=2 if Bc * d > 4096 else 3, pingpong=1)
+        return _shared_out(problem, Bc=Bc, stages=2 if Bc * d > 4096 else 3)
     if _rounds(192, problem) * 192 < _rounds(128, problem) * 128:  # few row tiles: fewer, larger ones end sooner
-        return _wgmma_tiling(problem, Br=192, Bc=64 if d > 32 else 96, stages=3)
+        Bc = 64 if d > 32 else 96
+        if not problem.in_place or _is_best(chunks.Sharing(192, False), Bc, problem):
+            return _wgmma_tiling(problem, 192, Bc, stages=3)
+    if problem.in_place:
+        return _shared_out(problem, Bc=128, stages=2 if d > 32 else 3)
     if d > 32 and problem.precision == "fp16":  # the products are short: waiting for a turn at them is not worth it
-        return _wgmma_tiling(problem, Br=128, Bc=128, stages=3)
-    return _wgmma_tiling(problem, Br=128, Bc=128, stages=2 if d > 32 else 3, pingpong=1)
+        return _wgmma_tiling(problem, 128, 128, stages=3)
+    return _wgmma_tiling(problem, 128, 128, stages=2 if d > 32 else 3, pingpong=1)
+
+
+def _shared_out(problem: Problem, Bc: int, stages: int) -> Tiling:
+    """With row tiles, and chunks of keys, as they are expected to be done soonest."""
+    if not problem.in_place:
+        Br = 128 if problem.d <= 128 else 64
+        return _wgmma_tiling(problem, Br, Bc, stages, int(Br > 64))
+    Br, spread = chunks.best(problem, Bc)
+    return _wgmma_tiling(problem, Br, Bc, stages, int(Br > 64), chunks.chunks(problem, Bc), spread)
+
+
+def _is_best(sharing: chunks.Sharing, Bc: int, problem: Problem) -> bool:
+    """Whether it is expected to be faster than tiles of 128 keys are."""
+    other = chunks.microseconds(problem, 128, chunks.best(problem, 128))
+    return chunks.microseconds(problem, Bc, sharing) < other
 
 
 def _rounds(Br: int, problem: Problem) -> int:
@@ -177,11 +198,19 @@ def _rounds(Br: int, problem: Problem) -> int:
     return ceil_div(problem.B * ceil_div(problem.M, Br), problem.sms)
 
 
-def _wgmma_tiling(problem: Problem, Br: int, Bc: int, stages: int, pingpong: int = 0) -> Tiling:
+def _wgmma_tiling(
+    problem: Problem, Br: int, Bc: int, stages: int, pingpong: int = 0, chunk_count: int = 1, spread: bool = False
+) -> Tiling:
     Q = Br // 64 * _split_bytes(64, _padded(problem.d), problem.products)
     threads = 128 + 2 * Br  # a warpgroup that copies, and one for each 64 rows
-    macros = (("STAGES", stages), ("PINGPONG", pingpong))
-    return Tiling(Br, Bc, threads, Q + stages * _tile_bytes(Bc, problem) + ALIGNMENT, macros)
+    shared = Q + stages * _tile_bytes(Bc, problem) + ALIGNMENT
+    macros: tuple[tuple[str, int], ...] = (("STAGES", stages), ("PINGPONG", pingpong))
+    if chunk_count > 1:
+        parked = Br // 64 * _slot_bytes(problem)
+        park = not spread and shared + parked <= MOST_SHARED
+        macros += (("SPLIT", 1), ("SPREAD", int(spread)), ("PARK_SHARED", int(park)))
+        shared += parked * park
+    return Tiling(Br, Bc, threads, shared, macros)
 
 
 def _block_per_multiprocessor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
@@ -190,9 +219,39 @@ def _block_per_multiprocessor(tiling: Tiling, problem: Problem) -> tuple[Launch,
     return (Launch("attention", min(tiles, problem.sms), tiling.threads, tiling.shared),)
 
 
+def _slot_bytes(problem: Problem) -> int:
+    """What a chunk has come to, for 64 rows: O, and of each thread m and l of two rows and the units of O."""
+    return 64 * _padded(problem.d) * 4 + 128 * 2 * 16
+
+
+def _is_spread(tiling: Tiling) -> bool:
+    return dict(tiling.macros).get("SPREAD") == 1
+
+
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    """The same; but causal, a block for each row tile, so that the hardware balances long rows and short ones."""
-    return (block_per_row_tile if problem.causal else _block_per_multiprocessor)(tiling, problem)
+    """The same, or with a share of all chunks; but causal, a block for each row tile or each chunk of one, so that the
+    hardware balances long rows and short ones."""
+    if not _is_spread(tiling):
+        return (block_per_row_tile if problem.causal else _block_per_multiprocessor)(tiling, problem)
+    pieces = problem.B * ceil_div(problem.M, tiling.Br) * chunks.chunks(problem, tiling.Bc)
+    grid = pieces if problem.causal else min(pieces, problem.sms)
+    return (Launch("attention", grid, tiling.threads, tiling.shared),)
+
+
+def _wgmma_chunk(tiling: Tiling, problem: Problem) -> int:
+    return chunks.chunk_tiles(problem, tiling.Bc) if "SPLIT" in dict(tiling.macros) else 0
+
+
+def _wgmma_partial(tiling: Tiling, problem: Problem) -> int:
+    """What chunks of keys have come to, and how many of a row tile's are there (chunks.cuh)."""
+    macros, row_tiles = dict(tiling.macros), problem.B * ceil_div(problem.M, tiling.Br)
+    if "SPLIT" not in macros or macros["PARK_SHARED"]:
+        return 0
+    [launch] = _wgmma_launches(tiling, problem)
+    warpgroups, alignment, spread = tiling.Br // 64, 16, _is_spread(tiling)
+    slots = 1 if not spread and problem.d <= 128 else chunks.chunks(problem, tiling.Bc)  # of a set, for a warpgroup
+    sets = launch.grid if not spread else row_tiles if row_tiles <= launch.grid else 2 * launch.grid
+    return 4 * row_tiles * warpgroups + alignment + sets * slots * warpgroups * _slot_bytes(problem)
 
 
 # ---- wgmma_short
@@ -308,6 +367,7 @@ KERNELS = {
             summary="a register tile of S and of O a thread, so that shared memory feeds FFMA at full rate",
             tiling=_register_tiled,
             strided=True,
+            waits=True,
         ),
         Kernel(
             name="mma",
@@ -326,12 +386,15 @@ KERNELS = {
             summary="the same with Hopper's wgmma: warps that copy, warps that multiply, everything overlapped",
             tiling=_wgmma,
             strided=True,
+            waits=True,
             needs=(9, 0),
             arch_only=True,
             splits=True,
             prepare=_split_keys,
             launches=_wgmma_launches,
             workspace=_split_workspace,
+            partial=_wgmma_partial,
+            chunk=_wgmma_chunk,
         ),
         Kernel(
             name="wgmma_short",

@@ -9,8 +9,10 @@ say of times is wrong, but hardly which kernel is faster.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
+from flashcli.kernels import chunks
 from flashcli.kernels.costs import COSTS
 from flashcli.kernels.types import Kernel, Problem
 from flashcli.shape import ceil_div
@@ -32,12 +34,22 @@ class Work(NamedTuple):
 def work(kernel: Kernel, problem: Problem) -> Work:
     tiling = kernel.tiling(problem)
     Br, Bc, area = tiling.Br, tiling.Bc, tiling.Br * tiling.Bc / PAIR
+    if kernel.name == "wgmma" and chunks.is_alone(problem, Br):
+        area *= 2 * chunks.ALONE
     Tr, Tc = ceil_div(problem.M, Br), ceil_div(problem.N, Bc)
     mean = float(Tc)  # key tiles of a row tile
     if problem.causal:  # the last query sees the last key
         cut = max(0.0, 1 - Br / Bc) / 2  # the part of a tile of keys, on average, that is beyond the last row's
         mean = min(Tc, (max(problem.N - problem.M, 0) + (problem.M + Br) / 2) / Bc + cut)
     *_, launch = kernel.launches(tiling, problem)
+    if chunk := kernel.chunk(tiling, problem) * dict(tiling.macros).get("SPREAD", 0):
+        pieces = problem.B * Tr * mean / chunk
+        rounds, longest = ceil_div(math.ceil(pieces), problem.sms), float(chunk)
+        if not problem.causal:
+            longest *= rounds
+        megabytes = 4 * problem.B * problem.d * 2 * (problem.M + problem.N) / 1e6
+        pairs = pieces * chunk / problem.sms + longest * LATE * problem.causal
+        return Work(1 + rounds, megabytes, longest * area, pairs * area)  # what is merged takes about a round's start
     each = ceil_div(problem.B * Tr, launch.grid)  # row tiles of a block
     rounds = ceil_div(problem.B * Tr, problem.sms)
     megabytes = 4 * problem.B * problem.d * 2 * (problem.M + problem.N) / 1e6

@@ -70,7 +70,8 @@ class Tiling(NamedTuple):
 class Launch(NamedTuple):
     """One launch: the function in the .cu file, its number of blocks and of threads a block, dynamic shared bytes.
 
-    ``tile`` is the pair (i, j) of tiles that it is for, where it is not for all.
+    ``tile`` is the pair (i, j) of tiles that it is for, where it is not for all. One that is ``early`` may begin before
+    the launch before it has ended: it waits itself, before it needs anything of it.
     """
 
     function: str
@@ -78,6 +79,7 @@ class Launch(NamedTuple):
     threads: int
     shared: int = 0
     tile: tuple[int, int] = (0, 0)
+    early: bool = False
 
 
 def takes_all(problem: Problem) -> str:
@@ -94,7 +96,7 @@ def block_per_row_tile(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     return (Launch("attention", problem.B * ceil_div(problem.M, tiling.Br), tiling.threads, tiling.shared),)
 
 
-def no_workspace(tiling: Tiling, problem: Problem) -> int:
+def zero(tiling: Tiling, problem: Problem) -> int:
     return 0
 
 
@@ -104,11 +106,14 @@ class Kernel:
 
     ``tiling(problem)`` gives the tiles; ``prepare(tiling, problem)`` the launches that K and V alone need, once for
     however many rows attend to them; ``launches(tiling, problem)`` those for M query rows, in order;
-    ``workspace(tiling, problem)`` the bytes of device scratch they all share. ``needs`` is the lowest compute
+    ``workspace(tiling, problem)`` the bytes of device scratch they all share. Where a row's keys are cut into
+    chunks, ``chunk(tiling, problem)`` is how many tiles of keys each has, and ``partial(tiling, problem)`` the bytes
+    that they take after the workspace; else both are 0. ``needs`` is the lowest compute
     capability; ``arch_only`` says that only that very architecture runs it; ``on_host``, that no GPU does.
     ``refuses(problem)`` says why the kernel cannot be built for a problem, empty if it can. A kernel that ``splits``
     numbers into fp16 halves turns an infinity into NaN, and has a choice of precision. One that is ``strided`` takes
-    arrays as they lie: heads, strides, a bias; and gives the LSE.
+    arrays as they lie: heads, strides, a bias; and gives the LSE. One that ``waits`` does so itself for the launch
+    before it, on GPUs where launches may begin early.
     """
 
     name: str
@@ -120,10 +125,13 @@ class Kernel:
     on_host: bool = False
     splits: bool = False
     strided: bool = False
+    waits: bool = False
     refuses: Callable[[Problem], str] = takes_all
     prepare: Callable[[Tiling, Problem], Iterable[Launch]] = nothing
     launches: Callable[[Tiling, Problem], Iterable[Launch]] = block_per_row_tile
-    workspace: Callable[[Tiling, Problem], int] = no_workspace
+    workspace: Callable[[Tiling, Problem], int] = zero
+    partial: Callable[[Tiling, Problem], int] = zero
+    chunk: Callable[[Tiling, Problem], int] = zero
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether a GPU of this compute capability runs it."""
@@ -182,6 +190,12 @@ class Build:
 
     def launches(self, B: int, M: int, N: int) -> Iterable[Launch]:
         return self.kernel.launches(self.tiling, self.problem._replace(B=B, M=M, N=N))
+
+    def partial(self, B: int, M: int, N: int) -> int:
+        return self.kernel.partial(self.tiling, self.problem._replace(B=B, M=M, N=N))
+
+    def chunk(self, M: int, N: int) -> int:
+        return self.kernel.chunk(self.tiling, self.problem._replace(M=M, N=N))
 
     @property
     def prepares(self) -> bool:

@@ -8,7 +8,10 @@ from sanitize_arrays import CASES, STRIDED, check, compile_all, taken
 
 from flashcli.gpu.launcher import place_of_device
 
-LONG_OR_ODD = ["odd", "odd, causal", "heads of 30", "heads of 96, fused", "heads of 200, causal", "heads of 256, fused"]
+LONG_OR_ODD = [
+    "odd", "odd, causal", "heads of 30", "heads of 96, fused", "heads of 200, causal", "heads of 256, fused",
+    "chunks of keys, heads of 128", "chunks of keys, heads of 256",
+]  # fmt: skip
 REFUSED = {  # by kernels that do not take them
     "register_tiled": ["fp16"],
     "mma": [],

@@ -330,6 +330,13 @@ def test_a_report_of_ptxas_is_understood():
 HEAD_SIZES = (1, 32, 64, 80, 128, 256)
 FEW_HEAD_SIZES = (33, 64, 256)  # for the first rungs: their tiles differ, their code hardly
 SIZES = [(10, 2048), (2, 32768), (1360, 128)]
+CHUNKED = [  # keys in chunks, shared by blocks or not
+    Problem(B, 2048, 2048, d, causal, in_place=True, lse=True, batch_invariant=True)
+    for B, d, causal in [
+        (4, 64, True), (500, 64, True), (1, 64, False), (4, 64, False), (500, 64, False),
+        (4, 32, True), (500, 32, False), (4, 96, True), (500, 96, False), (4, 128, True), (500, 128, True),
+    ]
+]  # fmt: skip
 
 
 def builds(kernel: Kernel) -> list[tuple[Build, str]]:
@@ -356,6 +363,9 @@ def builds(kernel: Kernel) -> list[tuple[Build, str]]:
     for d in (28, 64) if "fp16" in kernel.precisions else ():  # 28: tiles of K and of V differ in size
         build = Build(kernel, PROBLEM._replace(precision="fp16", d=d))
         chosen[f"fp16 {d}"] = build, archs[-1]
+    if kernel.name == "wgmma":
+        for problem in CHUNKED if THOROUGH else CHUNKED[:2]:
+            chosen[f"chunks {problem}"] = Build(kernel, problem), "sm_90a"
     return list(chosen.values())
 
 

@@ -211,3 +211,30 @@ def test_a_kernel_for_one_architecture_is_shown_for_that_on_any_gpu(fake_gpu):
     assert done.code == 0, done.err
     assert json.loads(done.out)["arch"] == "sm_90a"
     assert json.loads(flashcli("kernels", "mma", "--json", "-").out)["arch"] == "sm_80"  # the fake GPU's
+
+
+IN_PLACE = Problem(1, 2048, 2048, 64, in_place=True, batch_invariant=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("M", "N"), [(1, 1024), (1024, 1024), (2048, 2048), (100, 70_000), (8192, 8192)])
+@pytest.mark.parametrize("d", [32, 64, 96, 128, 256])
+def test_where_keys_are_cut_depends_on_neither_batch_nor_gpu(M, N, d, causal):
+    problem = IN_PLACE._replace(M=M, N=N, d=d, causal=causal)
+    others = [problem._replace(B=B, sms=sms) for B in (1, 10, 500) for sms in (16, 132)]
+    assert len({(Build(KERNELS["wgmma"], p).chunk(M, N), Build(KERNELS["wgmma"], p).tiling.Bc) for p in others}) == 1
+
+
+def test_few_row_tiles_are_shared_by_many_blocks_and_many_are_not():
+    def blocks(B: int) -> int:
+        [launch] = Build(KERNELS["wgmma"], IN_PLACE._replace(B=B)).launches(B, 2048, 2048)
+        return launch.grid
+
+    assert blocks(1) > 2048 // 64 and blocks(4) > 100
+    assert not dict(Build(KERNELS["wgmma"], IN_PLACE._replace(B=500)).tiling.macros)["SPREAD"]
+
+
+def test_short_sequences_are_not_cut():
+    build = Build(KERNELS["wgmma"], IN_PLACE._replace(M=512, N=512))
+    assert build.chunk(512, 512) == 0 and "SPLIT" not in build.macros()
+    assert build.partial(1, 512, 512) == 0

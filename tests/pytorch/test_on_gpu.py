@@ -201,6 +201,61 @@ def test_twins_give_the_same_bytes(rows, head, causal):
     assert torch.equal(one, other)
 
 
+CHUNKED = {  # M, N, d, options: keys are cut into chunks
+    "square": (1024, 1024, 64, {}),
+    "causal": (1100, 1100, 64, {"causal": True}),
+    "a long cache": (200, 2500, 64, {"causal": True, "q_start": 2300}),
+    "one query": (1, 5000, 64, {}),
+    "rows that see nothing": (1030, 1030, 64, {"causal": True, "q_start": -5}),
+    "heads of 32": (1000, 1030, 32, {}),
+    "heads of 96": (600, 1500, 96, {"causal": True, "q_start": 900}),
+    "heads of 128": (1100, 1300, 128, {}),
+    "heads of 256": (600, 1100, 256, {"causal": True, "q_start": 500}),
+}
+chunked = pytest.mark.parametrize("case", CHUNKED.values(), ids=CHUNKED)
+
+
+@pytest.fixture
+def hopper():
+    if not KERNELS["wgmma"].runs_on(torch.cuda.get_device_capability()):
+        pytest.skip("keys are cut into chunks on Hopper")
+
+
+@chunked
+def test_keys_in_chunks(hopper, case):
+    rows, keys, head, options = case
+    q, k, v = tensor(B, H, rows, head), tensor(B, Hkv, keys, head), tensor(B, Hkv, keys, head)
+    o, lse = flashcli.attention(q, k, v, return_lse=True, **options)
+    right, right_lse = oracle(q, k, v, **options)
+    assert error(o, right) < ERROR
+    torch.testing.assert_close(lse.double(), right_lse, rtol=1e-5, atol=2e-5)
+
+
+@chunked
+def test_who_computes_which_chunk_changes_no_bit(hopper, case):
+    rows, keys, head, options = case
+    q, k, v = tensor(1, 70, rows, head), tensor(1, 70, keys, head), tensor(1, 70, keys, head)
+    options = {**options, "return_lse": True, "kernel": "wgmma"}
+    together, lse = flashcli.attention(q, k, v, **options)  # blocks have whole row tiles
+    for heads in (1, 7, 20):  # and chunks of several, more of them, or fewer, than there are multiprocessors
+        few, lse_of_few = flashcli.attention(*(x[:, -heads:] for x in (q, k, v)), **options)
+        assert torch.equal(few, together[:, -heads:]) and torch.equal(lse_of_few, lse[:, -heads:])
+    apart = [torch.stack([x[0, -7:]] * 3, 2)[None, :, :, 1] for x in (q, k, v)]
+    assert torch.equal(flashcli.attention(*apart, **options)[0], together[:, -7:])
+    order = torch.randperm(7, device="cuda") + 63
+    permuted, _ = flashcli.attention(*(x[:, order] for x in (q, k, v)), **options)
+    assert torch.equal(permuted, together[:, order])
+
+
+def test_a_chunk_with_a_number_that_is_not_finite(hopper):
+    q, k, v = tensor(1, 1, 300, d), tensor(1, 1, 3000, d), tensor(1, 1, 3000, d)
+    q[0, 0, 7, 3] = torch.nan
+    v[0, 0, 2999, 5] = torch.inf
+    torch.testing.assert_close(
+        flashcli.attention(q, k, v).double(), oracle(q, k, v)[0], rtol=1e-5, atol=1e-5, equal_nan=True
+    )
+
+
 def test_empty_tensors():
     q, k = tensor(B, H, M, d), tensor(B, H, 0, d)
     o, lse = flashcli.attention(q, k, k, return_lse=True)

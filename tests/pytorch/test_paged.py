@@ -176,9 +176,9 @@ def test_a_part_of_the_tables_is_read_where_it_is(stream, monkeypatch):
 @pytest.mark.parametrize("current", [0, 7])
 def test_the_counters_are_zeroed_on_the_stream_before_each_launch(stream, driver, monkeypatch, current):
     queued = []
-    memset, launch = driver.cuMemsetD32Async, driver.cuLaunchKernel
+    memset, launch = driver.cuMemsetD32Async, driver.cuLaunchKernelEx
     monkeypatch.setattr(driver, "cuMemsetD32Async", lambda *a: queued.append((a[1:3], a[3])) or memset(*a))
-    monkeypatch.setattr(driver, "cuLaunchKernel", lambda *a: queued.append(("launch", a[8])) or launch(*a))
+    monkeypatch.setattr(driver, "cuLaunchKernelEx", lambda *a: queued.append(("launch", a[0].hStream)) or launch(*a))
     stream[0] = current
     asked = make(SMALL)
     for _ in range(2):

@@ -1,0 +1,93 @@
+"""Where the keys of a row tile are cut, and how row tiles and chunks of keys are shared out, by kernel ``wgmma``.
+
+Few row tiles leave multiprocessors idle. So the keys of one can be cut into chunks for several blocks, whose results
+are merged in the order of the keys (``cuda/attention/chunks.cuh``). Where keys are cut decides a row's last bits, and
+so depends on M, N, d and the mask alone; who computes which chunk changes none, and depends on the batch and the GPU.
+Nor does the number of rows of a tile change any.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from flashcli.kernels.types import Problem
+from flashcli.shape import ceil_div
+
+SHORTEST = 1024  # keys: shorter sequences are not cut
+CHUNKS, MOST_CHUNKS = 4, 32  # of a row tile; and where rows are few, so that even one head fills a GPU
+FEW_ROWS = 512
+FEWEST_KEYS = 256  # of a chunk; with the causal mask, where later rows have more of them, twice as many
+
+# A model of times on an H200, in microseconds: what it says of times on another GPU is wrong, but hardly what is best.
+IN_CACHE = 32 * 2**20  # bytes of K and V, split, for which blocks need not share them at about the same time
+START = 3.0  # of a block: until its first products, and from its last ones on
+NEXT = 1.5  # the same of a further row tile of the block's, if it has all of its chunks
+ALONE = 0.84  # of the time of two warpgroups, which fill the gaps between each other's products, is that of one
+MERGE = 4.0  # from the last chunk until all are merged
+
+
+class Sharing(NamedTuple):
+    """Tiles of Br rows. If ``spread``, blocks may have chunks of the same row tile, else they have whole ones."""
+
+    Br: int
+    spread: bool
+
+
+def chunk_tiles(problem: Problem, Bc: int) -> int:
+    """How many tiles of Bc keys are a chunk; 0 where keys are not cut: not for files, in fp16, nor with a bias."""
+    if not problem.in_place or problem.N < SHORTEST or problem.precision != "fp32" or problem.bias:
+        return 0
+    most = CHUNKS if problem.M > FEW_ROWS else MOST_CHUNKS
+    fewest = FEWEST_KEYS * (2 if problem.causal else 1)
+    return ceil_div(max(fewest, ceil_div(problem.N, most)), Bc)
+
+
+def chunks(problem: Problem, Bc: int) -> int:
+    """Into how many chunks the keys of a row tile are cut, or those of the longest row."""
+    tiles = chunk_tiles(problem, Bc)
+    return ceil_div(ceil_div(problem.N, Bc), tiles) if tiles else 1
+
+
+@functools.lru_cache(maxsize=1024)
+def best(problem: Problem, Bc: int) -> Sharing:
+    """The one that is expected to be the fastest."""
+    Brs = (64,) if problem.d > 128 else (128,) if problem.precision == "fp16" else (128, 64)
+    ways = (False, True) if chunks(problem, Bc) > 1 and _split_bytes(problem) <= IN_CACHE else (False,)
+    return min((Sharing(Br, spread) for Br in Brs for spread in ways), key=lambda way: microseconds(problem, Bc, way))
+
+
+def microseconds(problem: Problem, Bc: int, sharing: Sharing) -> float:
+    """Until the multiprocessor that has most to do is done, as the model has it."""
+    Br, spread = sharing
+    pair, Tr, Tc = _pair(problem.d, Br, Bc), ceil_div(problem.M, Br), ceil_div(problem.N, Bc)
+    row_tiles, tiles = problem.B * Tr, chunk_tiles(problem, Bc)
+    if problem.causal:  # a block for each row tile or chunk; the hardware balances them
+        first = max(problem.N - problem.M, 0)
+        seen = [max(1, min(Tc, ceil_div(first + (i + 1) * Br, Bc))) for i in range(Tr)]
+        pieces = [min(tiles, n - j) for n in seen for j in range(0, n, tiles)] if spread else seen
+        total = problem.B * sum(n * pair + START for n in pieces)
+        merge = START + MERGE if spread else 0.0  # there are more blocks than run at a time
+        return max(max(pieces) * pair + START, total / problem.sms) + merge
+    if not spread:
+        rounds = ceil_div(row_tiles, problem.sms)
+        return rounds * (Tc * pair + NEXT) + START - NEXT
+    pieces_of_all = row_tiles * chunks(problem, Bc)
+    each = ceil_div(pieces_of_all, min(pieces_of_all, problem.sms))
+    further = ceil_div(each - 1, chunks(problem, Bc))  # row tiles
+    return each * tiles * pair + (1 + further) * (START + MERGE)
+
+
+def _split_bytes(problem: Problem) -> int:
+    """Of K and V, if each head of Q has its own."""
+    return problem.B * problem.N * 8 * problem.d
+
+
+def is_alone(problem: Problem, Br: int) -> bool:
+    """Whether a single warpgroup multiplies, where there might be two."""
+    return Br == 64 and problem.d <= 128
+
+
+def _pair(d: int, Br: int, Bc: int) -> float:
+    """For a tile of Br rows and one of Bc keys."""
+    return Bc / 128 * (0.7 + 0.0227 * d) * (ALONE if Br == 64 else Br / 128)
