@@ -9,6 +9,7 @@
 // What it costs: a pass over K and V before the first product, and care for the last bits, since the tensor cores round
 // every sum towards zero: small products come first, while the accumulator is small; each tile's P V starts from zero and
 // is added to O in fp32; P carries a factor of 2^P_BIAS, so that small p keep the bits of their lo.
+#include "mma.cuh"
 #include "prepare.cuh"
 
 constexpr int MIN_BLOCKS = D <= 32 ? 4 : 1;  // of an SM: short heads leave registers for more warps
@@ -29,51 +30,12 @@ static_assert(BC % STRIP == 0 && D % STRIP == 0, "a tile is multiplied strip by 
 static_assert(SHARED == K_TILE + V_TILE + (Q_IN_REGISTERS ? 0 : 2 * D / 16 * THREADS * 16), "room for these");
 extern __shared__ __align__(1024) unsigned char shared[];
 
-// A warp's 16 x 16 block of a left operand, or two 8 x 16 blocks of a right one.
-struct Fragment {
-    unsigned x[4];
-};
-
-// Four 8 x 8 blocks of fp16; lane 8i + r names row r of block i.
-__device__ __forceinline__ Fragment ldmatrix(const unsigned char *row) {
-    Fragment f;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(f.x[0]), "=r"(f.x[1]), "=r"(f.x[2]), "=r"(f.x[3])
-                 : "r"((unsigned)__cvta_generic_to_shared(row))
-                 : "memory");
-    return f;
-}
-
-// c += a b for the 16 x 8 accumulator c; b is half a fragment.
-__device__ __forceinline__ void mma(float (&c)[4], const Fragment &a, const unsigned *b) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b[0]), "r"(b[1]));
-}
-
-__device__ __forceinline__ void copy16(unsigned char *to, const unsigned char *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from)
-                 : "memory");
-}
-
-__device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
 // This thread's share of a tile, as `prepare` laid it out; both addresses are already the thread's own.
 template <int BYTES>
 __device__ __forceinline__ void copy_share(unsigned char *to, const unsigned char *from) {
 #pragma unroll
     for (int x = 0; x < BYTES; x += 16 * THREADS)
         if (BYTES % (16 * THREADS) == 0 || x + 16 * threadIdx.x < BYTES) copy16(to + x, from + x);
-}
-
-// Rows `row` to `row` + 15 and columns `column` to `column` + 15 of a split tile of R rows, as the right operands of two
-// mma: x[0..1] for the first eight rows, x[2..3] for the others. Only row % 8 enters the swizzle, and it is the lane's.
-template <int R>
-__device__ __forceinline__ Fragment right_operand(const unsigned char *tile, int row, int column) {
-    const int lane = threadIdx.x % 32, lane_row = lane % 8 + lane / 16 * 8, lane_chunk = lane / 8 % 2;
-    const int at = lane_row * 128 + (lane_chunk ^ lane % 8) * 16;
-    return ldmatrix(tile + (at ^ column % 64 / 8 * 16) + row * 128 + column / 64 * (R * 128));
 }
 
 // False, but ptxas does not know: it would fetch the right operands of all strips at once, more than there are registers

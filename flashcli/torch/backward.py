@@ -123,7 +123,7 @@ def compute(
         "dbias": dbias if return_dbias else None,
     }  # fmt: skip
     at = {name: x.data_ptr() for name, x in tensors.items() if x is not None}
-    aligned = is_aligned(asked, at["dO"] | at["Q"] | at["K"] | at["V"] | at["dQ"] | at["dK"] | at["dV"])
+    aligned = is_aligned(asked, at["dO"] | at["Q"] | at["K"] | at["V"] | at["O"] | at["dQ"] | at["dK"] | at["dV"])
     prepared = prepare(place_of_device(q.get_device()), asked, aligned, kernel_name)
     stream = torch._C._cuda_getCurrentRawStream(q.get_device())
     memory = in_place.scratch(q, prepared.workspace, stream)
