@@ -8,7 +8,7 @@
 // Why it is faster: between the arrival of a tile and the next, a warp has some 300 instructions to do instead of thousands,
 // so it always waits for memory, never memory for it; 12 warps to a multiprocessor have up to 96 KB under way, more than twice
 // what the memory's rate needs.
-// What it costs: P and the query are rounded to 16 bits, so there is no fp32, for which split is there. A tile's registers
+// What it costs: P and the query are rounded to 16 bits, so there is no fp32, for which grouped is there. A tile's registers
 // leave room for 12 or 16 warps only.
 #include "tensor.cuh"
 
