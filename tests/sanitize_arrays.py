@@ -10,15 +10,15 @@ compiles all it needs first, on all cores, so that a run without the tool leaves
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
+import sanitizing
 from oracle import Asked, plain
 
-from flashcli.errors import MISMATCH, BackendUnavailable, FlashError
+from flashcli.errors import BackendUnavailable
 from flashcli.gpu.launcher import Place, ask, bindings, place_of_device
 from flashcli.interop.prepared import Options, is_aligned, planned, prepare
 from flashcli.kernels import compiler
@@ -252,21 +252,8 @@ def main(kernels: list[str]) -> int:
     place = place_of_device(0)
     cases = [(kernel, name) for kernel in kernels or STRIDED for name in taken(place, kernel)]
     compile_all(place, cases)
-    wrong = 0
-    for kernel, name in cases:
-        print(f"{kernel}: {name}", flush=True)  # before what the tool says of it
-        try:
-            check(place, kernel, CASES[name])
-        except AssertionError as error:
-            wrong += 1
-            print(f"WRONG, {kernel}: {name}: {' '.join(str(error).split())}", flush=True)
-    print(f"{len(cases) - wrong} of {len(cases)} cases are right")
-    return MISMATCH if wrong else 0
+    return sanitizing.run(cases, lambda kernel, name: check(place, kernel, CASES[name]))
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except FlashError as error:
-        print(f"{error}\n{error.hint}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    sanitizing.end(main)

@@ -11,14 +11,13 @@ run without the tool leaves a cache for those under it.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import sanitizing
 from sanitize_arrays import allocate, get, put
 
-from flashcli.errors import MISMATCH, FlashError
 from flashcli.files.decode_cases import Case, make
 from flashcli.files.decode_file import dtype
 from flashcli.gpu.launcher import Place, PreparedDecode, PreparedWrite, ask, bindings, place_of_device
@@ -165,21 +164,12 @@ def main(kernels: list[str]) -> int:
         for name in (WRITES if kernel == WRITE else taken(kernel))
     ]
     compile_all(place, cases)
-    wrong = 0
-    for kernel, name in cases:
-        print(f"{kernel}: {name}", flush=True)  # before what the tool says of it
-        try:
-            check_write(place, name) if kernel == WRITE else check(place, kernel, name)
-        except AssertionError as error:
-            wrong += 1
-            print(f"WRONG, {kernel}: {name}: {' '.join(str(error).split())}", flush=True)
-    print(f"{len(cases) - wrong} of {len(cases)} cases are right")
-    return MISMATCH if wrong else 0
+
+    def checked(kernel: str, name: str) -> None:
+        check_write(place, name) if kernel == WRITE else check(place, kernel, name)
+
+    return sanitizing.run(cases, checked)
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except FlashError as error:
-        print(f"{error}\n{error.hint}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    sanitizing.end(main)

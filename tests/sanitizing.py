@@ -1,0 +1,31 @@
+"""The way of each program that compute-sanitizer runs: cases, one after the other, told before what the tool says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from flashcli.errors import MISMATCH, FlashError
+
+
+def run(cases: list[tuple[str, str]], check: Callable[[str, str], None]) -> int:
+    """``check(kernel, name)`` each, which raises AssertionError if its answer is wrong; returns the exit code."""
+    wrong = 0
+    for kernel, name in cases:
+        print(f"{kernel}: {name}", flush=True)  # before what the tool says of it
+        try:
+            check(kernel, name)
+        except AssertionError as error:
+            wrong += 1
+            print(f"WRONG, {kernel}: {name}: {' '.join(str(error).split())}", flush=True)
+    print(f"{len(cases) - wrong} of {len(cases)} cases are right")
+    return MISMATCH if wrong else 0
+
+
+def end(main: Callable[[list[str]], int]) -> None:
+    """``main`` with what the command line says, to the end of the process."""
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except FlashError as error:
+        print(f"{error}\n{error.hint}", file=sys.stderr)
+        sys.exit(error.exit_code)
