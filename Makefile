@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help testcases test test-gpu torture sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-gpt2 bench-models bench-grid lint clean
+.PHONY: help testcases test test-gpu torture sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-training bench-gpt2 bench-models bench-grid lint clean
 
 help:
 	@echo "make testcases      run all test cases and check every output (on the GPU if there is one)"
@@ -17,6 +17,8 @@ help:
 	@echo "make bench-e2e      time whole commands beside the homework's program in C++ (needs a GPU and nvcc)"
 	@echo "make bench-scaling  time runs on one GPU and on several (needs several GPUs)"
 	@echo "make bench-arrays   time attention on PyTorch's tensors, where they lie (needs a GPU and PyTorch, as do these:)"
+	@echo "make bench-backward  time the gradients of attention"
+	@echo "make bench-training  train a small GPT in fp32, and draw its losses"
 	@echo "make bench-gpt2     generate text with GPT-2 in fp32, by each attention"
 	@echo "make bench-models   compare models of transformers with our attention with their own"
 	@echo "make bench-grid     time each kernel beside every fp32 peer on a grid of shapes, and draw that"
@@ -60,8 +62,11 @@ bench-e2e: $(READY)
 bench-scaling: $(READY)
 	$(BIN)/python -m flashcli.measure.scaling --json cuda/records/scaling.json
 
-bench-arrays bench-gpt2 bench-models: bench-%: $(READY)
+bench-arrays bench-backward bench-gpt2 bench-models: bench-%: $(READY)
 	$(BIN)/python -m flashcli.measure.$* --json cuda/records/$*.json
+
+bench-training: $(READY)
+	$(BIN)/python -m flashcli.measure.training --json cuda/records/training.json --plot cuda/records/training.png
 
 bench-grid: $(READY)
 	$(BIN)/python -m flashcli.measure.grid --json cuda/records/grid.json

@@ -36,7 +36,7 @@ from flashcli.errors import FlashError
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu import launcher
 from flashcli.gpu.session import devices
-from flashcli.interop import anyones, cupys, memory, paged, paged_write, prepared
+from flashcli.interop import anyones, anyones_backward, cupys, memory, paged, paged_write, prepared, prepared_backward
 from flashcli.kernels import compiler
 from flashcli.kernels.attention import KERNELS
 
@@ -175,13 +175,13 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     fake = Driver()
     for name in ("_primary", "_others"):
         monkeypatch.setattr(launcher, name, {})
-    for module in (launcher, memory, anyones, cupys):
+    for module in (launcher, memory, anyones, anyones_backward, cupys):
         monkeypatch.setattr(module, "bindings", lambda: fake)
     monkeypatch.setattr(compiler, "cubin", lambda build, arch: " ".join(compiler.options(build)).encode())
-    for module in (prepared, paged, paged_write):
+    for module in (prepared, prepared_backward, paged, paged_write):
         module.prepare.cache_clear()
     yield fake
-    for module in (prepared, paged, paged_write):
+    for module in (prepared, prepared_backward, paged, paged_write):
         module.prepare.cache_clear()
 
 

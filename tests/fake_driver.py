@@ -1,11 +1,11 @@
 """Enough of ``cuda.bindings.driver`` to compute attention on arrays "on a GPU", which are NumPy's here.
 
 Launching a kernel's function ``attention`` computes it in float64, all of it, as the arguments say, by address, and so
-do ``tensor`` and ``grouped`` with paged decode, by the CPU's backend, which has tests of its own, and ``write_kv`` with
-a cache. A kernel that splits numbers gives nonsense where the inputs are not finite, and notes the rows, which one that
-does not then computes once more. What has been launched, and which contexts are current, is kept record of. ``owned``
-are the address ranges of memory on a GPU, by its number; ``fails`` the functions that give a code other than 0, and the
-code.
+do ``tensor`` and ``grouped`` with paged decode, by the CPU's backend, which has tests of its own, ``write_kv`` with a
+cache, and ``dq``, ``dk_dv`` and ``dbias`` with gradients, by the formulas. A kernel that splits numbers gives nonsense
+where the inputs are not finite, and notes the rows, or heads, which one that does not then computes once more. What has
+been launched, and which contexts are current, is kept record of. ``owned`` are the address ranges of memory on a GPU,
+by its number; ``fails`` the functions that give a code other than 0, and the code.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import threading
 from types import SimpleNamespace
 
 import numpy as np
+from gradients_oracle import gradients
+from oracle import Asked
 
 from flashcli.backends.decode_cpu import attend_group
 from flashcli.files.decode_file import dtype
-from flashcli.kernels import write_kv
+from flashcli.kernels import backward, write_kv
 from flashcli.kernels.arguments import Attention
 from flashcli.kernels.decode import TYPE_NUMBERS, Argument
 from flashcli.paged import BlockSparse, Decode, cache_shapes
@@ -218,6 +220,9 @@ class Driver:
         if name in ("tensor", "grouped"):
             at = ctypes.c_void_p.from_address(parameters).value
             decode(Argument.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Argument))), macros, name == "tensor")
+        if name in ("dq", "dk_dv", "dbias"):
+            at, of = ctypes.c_void_p.from_address(parameters).value, backward.Argument
+            differentiate(of.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(of))), macros, name)
         if name == "write_kv":
             at, kind = ctypes.c_void_p.from_address(parameters).value, write_kv.Argument
             write(kind.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(kind))), macros)
@@ -277,6 +282,59 @@ def attention(given: Attention, macros: dict[str, str]) -> None:
     o[rows] = answer[rows].astype(np.float32)
     if given.lse:
         _view(given.lse, np.float32, (B, H, M), (H * M, M, 1))[rows] = lse[rows]
+
+
+def differentiate(given: backward.Argument, macros: dict[str, str], function: str) -> None:
+    """What a backward kernel's function does."""
+    B, H, Hkv, M, N, d = given.B, given.H, given.Hkv, given.M, given.N, int(macros["HEAD_DIM"])
+
+    def matrix(address, by, heads, rows):
+        return _view(address, np.float32, (B, heads, rows, d), (by.batch, by.head, by.row, 1))
+
+    def row_numbers(address, by):
+        return _view(address, np.float32, (B, H, M), (by.batch, by.head, by.row)) if address else None
+
+    read = ("dO", "d_o", H, M), ("Q", "q", H, M), ("K", "k", Hkv, N), ("V", "v", Hkv, N), ("O", "o", H, M)
+    do, q, k, v, o = (matrix(getattr(given, at), getattr(given, by), heads, rows) for at, by, heads, rows in read)
+    if macros["ALIGNED"] == "1":
+        for at, by, *_ in (*read, ("dQ", "dq"), ("dK", "dk"), ("dV", "dv")):
+            assert getattr(given, at) % 16 == 0
+            assert not any(getattr(getattr(given, by), axis) % 4 for axis in ("batch", "head", "row"))
+    bias, by = None, given.bias_at
+    if kind := int(macros.get("BIAS", 0)):
+        strides = by.batch, by.head, by.row, given.bias_column
+        bias = _view(given.bias, [None, np.float32, np.bool_][kind], (B, H, M, N), strides)
+    asked = Asked(q, k, v, macros["CAUSAL"] == "1", given.scale, bias, given.q_start)
+    assert np.isfinite(o).any() and not np.isnan(row_numbers(given.lse, given.lse_at)).all()
+    found = gradients(asked, do, row_numbers(given.dlse, given.dlse_at))
+    wanted = np.ones((B, Hkv), bool)
+    if given.notes:
+        notes = _view(given.notes, np.int32, (B, Hkv), (Hkv, 1))
+        if "PREPARE_THREADS" in macros:
+            of_queries = [x.reshape(B, Hkv, -1) for x in (do, q)]
+            notes[...] |= sum(~np.isfinite(x).all((2, 3)) for x in (k, v)) > 0
+            notes[...] |= sum(~np.isfinite(x).all(2) for x in of_queries) > 0
+            for x in found[:3]:
+                x.reshape(B, Hkv, -1)[notes != 0] = 7
+        else:
+            wanted = notes != 0
+    if function == "dbias":
+        shape = [n if stride else 1 for n, stride in zip((B, H, M, N), _four(given), strict=True)]
+        summed = found[3].sum(tuple(axis for axis, n in enumerate(shape) if n == 1), keepdims=True)
+        _view(given.dbias, np.float32, shape, _four(given))[...] = summed
+        return
+    names = ("dQ",) if function == "dq" else ("dK", "dV")
+    for name in names:
+        x = found[("dQ", "dK", "dV").index(name)]
+        heads, rows = x.shape[1:3]
+        into = matrix(getattr(given, name), getattr(given, name.lower()), heads, rows)
+        mask = np.repeat(wanted, heads // Hkv, axis=1)
+        into[mask] = x[mask].astype(np.float32)
+
+
+def _four(given: backward.Argument) -> tuple[int, int, int, int]:
+    at = given.dbias_at
+    return at.batch, at.head, at.row, given.dbias_column
 
 
 def decode(given: Argument, macros: dict[str, str], counts: bool) -> None:

@@ -49,8 +49,7 @@ __device__ void scores(const Backward &a, Tiles &t, Head head, int i0, int j0, b
         const Row row = row_of(a, head, i);
         p = dot(t.Q[r], t.K[c]), ds = dot(t.dO[r], t.V[c]);
         p_and_ds(p, ds, a.scale * LOG2E, row.above, all ? row.mended : row.D, bias_of(a, head, i, j),
-                 j < keys_seen(a, i));
-        if (all) p *= row.inverse, ds *= row.inverse;
+                 j < keys_seen(a, i), 1, all ? row.inverse : 1);
     }
     t.P[r][c] = p, t.dS[r][c] = ds;
 }
@@ -161,8 +160,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dbias(const Backward a)
                 for (int c = j; c < (a.dbias_column ? j + 1 : keys_seen(a, r)); ++c) {
                     float p = dot(q, rows_of(a.K, a.k, y, head.kv) + c * a.k.row);
                     float ds = dot(d_o, rows_of(a.V, a.v, y, head.kv) + c * a.v.row);
-                    p_and_ds(p, ds, a.scale * LOG2E, row.above, row.mended, bias_of(a, head, r, c), c < keys_seen(a, r));
-                    of_keys += ds * row.inverse;
+                    p_and_ds(p, ds, a.scale * LOG2E, row.above, row.mended, bias_of(a, head, r, c),
+                             c < keys_seen(a, r), 1, row.inverse);
+                    of_keys += ds;
                 }
                 of_rows += of_keys;
             }

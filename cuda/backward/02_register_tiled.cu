@@ -284,8 +284,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dk_dv(const Backward a)
                 for (int i = 0; i < OWN_ROWS; ++i) {
                     const int key = j0 + t.r0 + i;
                     p_and_ds(p[i][j], ds[i][j], a.scale * LOG2E, kept.above, kept.mended, bias_of(a, head, row, key),
-                             key < seen);
-                    p[i][j] *= kept.inverse, ds[i][j] *= kept.inverse;
+                             key < seen, 1, kept.inverse);
                 }
             }
             store(at.P, p, t);
@@ -346,8 +345,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dbias(const Backward a)
                         for (int j = 0; j < PASS_ROWS; ++j) {
                             const int key = j0 + t.passing(j);
                             p_and_ds(p[i][j], ds[i][j], a.scale * LOG2E, kept.above, kept.mended,
-                                     bias_of(a, head, row, key), key < seen);
-                            of_head[i][j] += ds[i][j] * kept.inverse;
+                                     bias_of(a, head, row, key), key < seen, 1, kept.inverse);
+                            of_head[i][j] += ds[i][j];
                         }
                     }
                 }

@@ -16,10 +16,6 @@
 
 constexpr int OWN = BR, PASS = BC, WARPS = THREADS / 32;
 constexpr int TILE = split_bytes(PASS, D), PAIR = 2 * TILE;  // Q and dO, or K and V, of the same rows
-// Which of the two matrices that it owns, 0 or 1, a warp keeps in registers; else in shared memory, each thread's
-// fragments apart.
-constexpr bool in_registers(int which) { return D <= (which == 0 ? 64 : 32); }
-constexpr int IN_SHARED = !in_registers(0) + !in_registers(1);
 constexpr int DEPTH = D <= 64 ? D : 32;   // columns summed inside the tensor core
 constexpr int STRIP = D <= 64 ? 32 : 16;  // columns of a product at a time: chains of mma
 constexpr float P_UNIT = 1.0f / 16384;                       // P, at most 1, is multiplied by 2^14
@@ -27,9 +23,12 @@ constexpr float P_UNIT = 1.0f / 16384;                       // P, at most 1, is
 static_assert(OWN == 16 * WARPS && PASS % STRIP == 0 && D % STRIP == 0 && D % DEPTH == 0, "a warp owns 16 rows");
 static_assert(PREPARE_THREADS % 32 == 0, "whole warps");
 
-// Shared memory: two pairs of tiles, and for long heads the fragments of what is owned.
-constexpr int OWN_BYTES = IN_SHARED * (D / 16) * 2 * THREADS * 16;
-static_assert(SHARED == 2 * PAIR + OWN_BYTES, "room for these");
+// Blocks of a multiprocessor that leave registers enough for a thread.
+constexpr int DQ_BLOCKS = D <= 32 ? 3 : D <= 64 ? 2 : 1, DK_DV_BLOCKS = D <= 64 ? 3 : 1;
+
+// Shared memory: two pairs of tiles, and what the warps own, each thread's fragments apart.
+constexpr int OWNED = (D / 16) * 2 * THREADS;  // fragments of one matrix, hi and lo
+static_assert(SHARED == 2 * PAIR + 2 * OWNED * 16, "room for these");
 extern __shared__ __align__(1024) unsigned char shared[];
 
 // ---- the workspace: what is kept of rows; then pairs of tiles, those of K and V after those of Q and dO; their exponents
@@ -67,10 +66,12 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Back
     const int s = split_K<PREPARE_THREADS>(matrix, by.row, first, rows, to.at(pair) + second * TILE, scratch,
                                            threadIdx.x, 0);
     if (threadIdx.x == 0) to.exponents[2ll * pair + second] = s;
-    bool finite = true;
-    for (int e = threadIdx.x; e < min(PASS, rows - first) * HEAD_DIM; e += PREPARE_THREADS)
-        finite &= fabsf(matrix[(first + e / HEAD_DIM) * by.row + e % HEAD_DIM]) < INFINITY_F;
-    if (!finite) a.notes[(long long)b * a.Hkv + (keys ? h : h / (a.H / a.Hkv))] = 1;
+    float sum = 0;
+    for (int e = threadIdx.x; e < PASS * D / 4; e += PREPARE_THREADS) {
+        const float4 x = load4(matrix, by.row, first + e / (D / 4), e % (D / 4) * 4, rows);
+        sum += fabsf(x.x) + fabsf(x.y) + (fabsf(x.z) + fabsf(x.w));
+    }
+    if (!(sum < INFINITY_F)) a.notes[(long long)b * a.Hkv + (keys ? h : h / (a.H / a.Hkv))] = 1;
 }
 
 // ---- what a warp owns
@@ -78,16 +79,12 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Back
 // 16 rows of a matrix as left operands, hi and lo, each row with a power of two of its own.
 template <int WHICH>
 struct Owned {
-    static constexpr bool IN_REGISTERS = in_registers(WHICH);
-    Fragment registers[IN_REGISTERS ? D / 16 : 1][2];
     int exponent[2];  // of rows g and g + 8
 
     __device__ __forceinline__ static uint4 *place(int k, int lo) {
-        constexpr int before = IN_SHARED == 2 ? WHICH * (D / 16) : 0;
-        return reinterpret_cast<uint4 *>(shared + 2 * PAIR) + ((before + k) * 2 + lo) * THREADS + threadIdx.x;
+        return reinterpret_cast<uint4 *>(shared + 2 * PAIR) + WHICH * OWNED + (2 * k + lo) * THREADS + threadIdx.x;
     }
     __device__ __forceinline__ Fragment operator()(int k, bool lo) const {
-        if (IN_REGISTERS) return registers[k][lo];
         Fragment f;  // volatile: else ptxas fetches more of them ahead than there are registers for
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(f.x[0]), "=r"(f.x[1]), "=r"(f.x[2]), "=r"(f.x[3])
@@ -117,8 +114,8 @@ struct Owned {
                 unsigned hi, lo;
                 split(x[c].x * factor, x[c].y * factor, hi, lo);
                 const int k = c / 2, word = c % 2 * 2 + r;
-                if (IN_REGISTERS) registers[k][0].x[word] = hi, registers[k][1].x[word] = lo;
-                else reinterpret_cast<unsigned *>(place(k, 0))[word] = hi, reinterpret_cast<unsigned *>(place(k, 1))[word] = lo;
+                reinterpret_cast<unsigned *>(place(k, 0))[word] = hi;
+                reinterpret_cast<unsigned *>(place(k, 1))[word] = lo;
             }
         }
     }
@@ -135,6 +132,11 @@ __device__ __forceinline__ bool never(int x) {
     return x > 1000;
 }
 
+template <bool VALUE>
+struct Flag {
+    static constexpr bool value = VALUE;
+};
+
 typedef float Scores[PASS / 8][4];
 typedef float Sum[D / 8][4];
 
@@ -144,7 +146,7 @@ __device__ __forceinline__ void multiply(Scores &s, const Left &own, const unsig
     constexpr int STEPS = DEPTH / 16;
 #pragma unroll
     for (int n = 0; n < PASS; n += STRIP)
-#pragma unroll IN_SHARED == 2 ? 1 : D / DEPTH
+#pragma unroll 1
         for (int first = 0; first < D; first += DEPTH) {
             float c[STRIP / 8][4] = {};
             Fragment hi[STEPS][STRIP / 16];
@@ -261,7 +263,7 @@ __device__ __forceinline__ void copy_pair(unsigned char *to, const unsigned char
             copy16(to + x + 16 * threadIdx.x, from + x + 16 * threadIdx.x);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward a) {
+extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) dq(const Backward a) {
     const Workspace from(a);
     const int Tr = ceil_div(a.M, OWN), tile = blockIdx.x % Tr, lane = threadIdx.x % 32;
     const int first = (CAUSAL ? Tr - 1 - tile : tile) * OWN;  // causal: the longest rows first
@@ -290,22 +292,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward a) {
         Scores p, ds;
         multiply(p, Q, K);
         multiply(ds, dO, V);
+        // P and dS, with the mask only where some row of this warp does not see all of the tile.
+        const auto finish = [&](auto masked) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const int i = own + lane / 4 + 8 * r, seen = keys_seen(a, i);
-            const float factor = unit(Q.exponent[r] + exponents.x) * (a.scale * LOG2E);
-            const float dP_unit = unit(dO.exponent[r] + exponents.y);
-            float of_p = 0, of_ds = 0;
+            for (int r = 0; r < 2; ++r) {
+                const int i = own + lane / 4 + 8 * r, seen = keys_seen(a, i);
+                const float factor = unit(Q.exponent[r] + exponents.x) * (a.scale * LOG2E);
+                const float dP_unit = unit(dO.exponent[r] + exponents.y);
+                float of_p = 0, of_ds = 0;
 #pragma unroll
-            for (int x = 0; x < PASS / 4; ++x) {
-                float &p_ = p[x / 2][2 * r + x % 2], &ds_ = ds[x / 2][2 * r + x % 2];
-                const int key = j * PASS + x / 2 * 8 + 2 * t + x % 2;
-                ds_ *= dP_unit;
-                p_and_ds(p_, ds_, factor, above[r], D_[r], bias_of(a, head, i, key), key < seen);
-                of_p += p_, of_ds += ds_;
+                for (int x = 0; x < PASS / 4; ++x) {
+                    float &p_ = p[x / 2][2 * r + x % 2], &ds_ = ds[x / 2][2 * r + x % 2];
+                    const int key = j * PASS + x / 2 * 8 + 2 * t + x % 2;
+                    p_and_ds(p_, ds_, factor, above[r], D_[r], bias_of(a, head, i, key), !masked.value || key < seen,
+                             dP_unit);
+                    of_p += p_, of_ds += ds_;
+                }
+                total[r] += of_p, sum_ds[r] += of_ds;
             }
-            total[r] += of_p, sum_ds[r] += of_ds;
-        }
+        };
+        if (BIAS || (j + 1) * PASS > keys_seen(a, own)) finish(Flag<true>());
+        else finish(Flag<false>());
         int exponent[2];
         row_exponents(exponent, ds);
         const Split dS(ds, {power_of_two(exponent[0]), power_of_two(exponent[1])});
@@ -330,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward a) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) dk_dv(const Backward a) {
+extern "C" __global__ void __launch_bounds__(THREADS, DK_DV_BLOCKS) dk_dv(const Backward a) {
     const Workspace from(a);
     const int Tc = ceil_div(a.N, OWN), first = blockIdx.x % Tc * OWN, lane = threadIdx.x % 32, t = lane % 4;
     const int b = blockIdx.x / Tc / a.Hkv, kv = blockIdx.x / Tc % a.Hkv, group = a.H / a.Hkv;
@@ -363,19 +370,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dk_dv(const Backward a)
             factor[r] = unit(K.exponent[r] + exponents.x) * (a.scale * LOG2E);
             dP_unit[r] = unit(V.exponent[r] + exponents.y);
         }
+        const auto finish = [&](auto masked) {
 #pragma unroll
-        for (int x = 0; x < PASS / 4; ++x) {
-            const int i = i0 + x / 2 * 8 + 2 * t + x % 2, seen = i < a.M ? keys_seen(a, i) : 0;
-            const Row row = row_of(a, head, min(i, a.M - 1));
+            for (int x = 0; x < PASS / 4; ++x) {
+                const int i = i0 + x / 2 * 8 + 2 * t + x % 2, seen = i < a.M ? keys_seen(a, i) : 0;
+                const Row row = row_of(a, head, masked.value ? min(i, a.M - 1) : i);
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                float &p_ = p[x / 2][2 * r + x % 2], &ds_ = ds[x / 2][2 * r + x % 2];
-                const int key = own + lane / 4 + 8 * r;
-                ds_ *= dP_unit[r];
-                p_and_ds(p_, ds_, factor[r], row.above, row.mended, bias_of(a, head, i, key), key < seen);
-                p_ *= row.inverse, ds_ *= row.inverse;
+                for (int r = 0; r < 2; ++r) {
+                    const int key = own + lane / 4 + 8 * r;
+                    p_and_ds(p[x / 2][2 * r + x % 2], ds[x / 2][2 * r + x % 2], factor[r], row.above, row.mended,
+                             bias_of(a, head, i, key), !masked.value || key < seen, dP_unit[r], row.inverse);
+                }
             }
-        }
+        };
+        if (BIAS || i0 + PASS > a.M || own + 16 > keys_seen(a, i0)) finish(Flag<true>());
+        else finish(Flag<false>());
         const Split P(p, {1 / P_UNIT, 1 / P_UNIT});
         const float p_unit = unit(exponents.y) * P_UNIT;
         accumulate<false>(dV, P, {p_unit, p_unit}, dO, dV, P, 0);

@@ -20,7 +20,7 @@
 #define BIAS_COLUMN 1  // the biases of neighbouring keys are neighbours; 0: as the arguments say
 #endif
 #ifndef ROW_THREADS
-#error "ROW_THREADS is a macro: threads of a block that takes rows one by one, a warp each"
+#error "ROW_THREADS is a macro: threads of a block that takes rows one by one"
 #endif
 static_assert(sizeof(Backward) == ARGUMENT_BYTES, "as flashcli/kernels/backward.py packs them");
 
@@ -72,8 +72,10 @@ __device__ __forceinline__ float bias_of(const Backward &a, Head head, int i, in
     return BIAS == 1 ? static_cast<const float *>(a.bias)[at] : static_cast<const unsigned char *>(a.bias)[at];
 }
 
-// P, but for `inverse`, of a product q . k, in `p`; dS, but for it, in `ds`, where dP was. `factor` is scale * LOG2E.
-__device__ __forceinline__ void p_and_ds(float &p, float &ds, float factor, float above, float D, float bias, bool seen) {
+// Of a product q . k in `p` and one dO . v in `ds`, in units of their own, P and dS: in powers of two scale * q . k is
+// p * factor, and dO . v is ds * unit. P is times `inverse`, where that is known already.
+__device__ __forceinline__ void p_and_ds(float &p, float &ds, float factor, float above, float D, float bias, bool seen,
+                                         float unit = 1, float inverse = 1) {
     float exponent;
     if (BIAS == 1) {  // what is finite stays so, as in the forward pass
         const float more = fabsf(bias) < INFINITY_F ? fmaxf(-LARGEST, fminf(LARGEST, bias * LOG2E)) : bias;
@@ -84,8 +86,8 @@ __device__ __forceinline__ void p_and_ds(float &p, float &ds, float factor, floa
         if (BIAS == 2) seen = seen && bias != 0;
         exponent = fmaf(p, factor, -above);
     }
-    p = seen ? exp2_fast(exponent) : 0;
-    ds = seen ? p * (ds - D) : 0;  // though dO or V be not finite
+    p = seen ? exp2_fast(exponent) * inverse : 0;
+    ds = seen ? p * fmaf(ds, unit, -D) : 0;  // though dO or V be not finite
 }
 
 // What `dq` has found of a row: the sum of 2^(s - above), and of dS times that.
@@ -99,19 +101,29 @@ struct Found {
     __device__ __forceinline__ void keep(Row &row) const { row.mended = row.D + error, row.inverse = inverse; }
 };
 
-// ---- numbers of a row, once for all passes: a warp a row
+// ---- numbers of a row, once for all passes: some lanes a row, which read four columns at a time
+
+constexpr int ROW_LANES = HEAD_DIM <= 16 ? 4 : HEAD_DIM <= 32 ? 8 : HEAD_DIM <= 64 ? 16 : 32;
 
 extern "C" __global__ void __launch_bounds__(ROW_THREADS) delta(const Backward a) {
-    const long long index = blockIdx.x * (ROW_THREADS / 32ll) + threadIdx.x / 32;
-    if (index >= (long long)a.B * a.H * a.M) return;
-    const Head head = head_of(a, index / a.M);
-    const int i = index % a.M;
+    const long long index = blockIdx.x * (long long)(ROW_THREADS / ROW_LANES) + threadIdx.x / ROW_LANES;
+    const bool there = index < (long long)a.B * a.H * a.M;
+    const int i = there ? index % a.M : 0, lane = threadIdx.x % ROW_LANES;
+    const Head head = head_of(a, there ? index / a.M : 0);
     const float *const o = rows_of(a.O, a.o, head.b, head.h) + i * a.o.row;
     const float *const d_o = rows_of(a.dO, a.d_o, head.b, head.h) + i * a.d_o.row;
     float sum = 0;
-    for (int x = threadIdx.x % 32; x < HEAD_DIM; x += 32) sum += d_o[x] * o[x];
-    for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-    if (threadIdx.x % 32 != 0) return;
+#pragma unroll
+    for (int x = 4 * lane; x < HEAD_DIM; x += 4 * ROW_LANES) {
+        if (ALIGNED) {
+            const float4 p = *reinterpret_cast<const float4 *>(o + x), q = *reinterpret_cast<const float4 *>(d_o + x);
+            sum += p.x * q.x + p.y * q.y + (p.z * q.z + p.w * q.w);
+        } else {
+            for (int y = x; y < min(x + 4, HEAD_DIM); ++y) sum += o[y] * d_o[y];
+        }
+    }
+    for (int lanes = ROW_LANES / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    if (!there || lane != 0) return;
     const float lse = a.lse[head.b * a.lse_at.batch + head.h * a.lse_at.head + i * a.lse_at.row];
     Row &row = row_of(a, head, i);
     row.above = lse == NEG_INF ? INFINITY_F : lse * LOG2E;

@@ -68,7 +68,7 @@ def attention_backward(
         else:
             names = {"do": "dO", "q": "Q", "k": "K", "v": "V", "o": "O"}
             at = {names.get(name, name): x.address for name, x in (found | into).items()}
-            matrices = (at[name] for name in ("dO", "Q", "K", "V", "dQ", "dK", "dV"))
+            matrices = (at[name] for name in ("dO", "Q", "K", "V", "O", "dQ", "dK", "dV"))
             prepared = prepare(place, asked, is_aligned(asked, functools.reduce(operator.or_, matrices)), kernel)
             scratch = empty((ceil_div(prepared.workspace, FLOAT_BYTES),))
             prepared.launch(stream, at | {"workspace": find("scratch", scratch).address})

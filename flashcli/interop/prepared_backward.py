@@ -18,9 +18,9 @@ def check(backend: str, kernel: str | None) -> None:
 
 
 def is_aligned(asked: Backward, addresses: int) -> bool:
-    """Whether the rows of all matrices but O start on `ALIGNMENT`; ``addresses`` are those of all, or'ed."""
+    """Whether the rows of all matrices start on `ALIGNMENT`; ``addresses`` are those of all, or'ed."""
     call = asked.of
-    by = call.q, call.k, call.v, asked.do, asked.dq, asked.dk, asked.dv
+    by = call.q, call.k, call.v, call.o, asked.do, asked.dq, asked.dk, asked.dv
     return addresses % ALIGNMENT == 0 and not any(stride % 4 for strides in by for stride in strides)
 
 

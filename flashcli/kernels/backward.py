@@ -15,11 +15,11 @@ from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.kernels.arguments import Strides
 from flashcli.kernels.choice import SHORT_HEAD
 from flashcli.kernels.compiler import architecture
-from flashcli.kernels.types import BIASES, PREPARE_THREADS, STATIC_SHARED, Launch, Tiling
+from flashcli.kernels.types import BIASES, STATIC_SHARED, Launch, Tiling
 from flashcli.operands import Backward
 from flashcli.shape import ceil_div, round_up
 
-ROW_THREADS = 256  # of a block that takes rows one by one, a warp each
+ROW_THREADS = 256  # of a block that takes rows one by one
 ROW_BYTES = 16  # that are kept of a row: ``Row`` of cuda/backward/backward.cuh
 MATRICES = "dO", "Q", "K", "V", "O"
 POINTERS = (*MATRICES, "lse", "dlse", "bias", "dQ", "dK", "dV", "dbias", "workspace", "notes")
@@ -141,7 +141,7 @@ class Build:
         if asked.bias:
             macros |= {"BIAS": BIASES[asked.bias], "BIAS_COLUMN": int(asked.bias_contiguous)}
         if self.kernel.splits:
-            macros |= {"PREPARE_THREADS": PREPARE_THREADS}
+            macros |= {"PREPARE_THREADS": _prepare_threads(tiling, asked.d)}
         return macros
 
     def functions(self) -> tuple[Launch, ...]:
@@ -151,9 +151,10 @@ class Build:
 
     def gradients(self, sizes: Sizes) -> Iterator[Launch]:
         """Those that compute dQ, dK and dV, in order."""
-        yield Launch("delta", ceil_div(sizes.rows, ROW_THREADS // 32), ROW_THREADS)
+        yield Launch("delta", ceil_div(sizes.rows, ROW_THREADS // _row_lanes(self.problem.d)), ROW_THREADS)
         if self.kernel.splits:
-            yield Launch("prepare", 2 * self._pairs(sizes), PREPARE_THREADS)
+            threads = _prepare_threads(self.tiling, self.problem.d)
+            yield Launch("prepare", 2 * self._pairs(sizes), threads)
         yield from self.passes(sizes)
 
     def passes(self, sizes: Sizes) -> Iterator[Launch]:
@@ -180,6 +181,11 @@ class Build:
         """Tiles of Q and dO, and of K and V, that the pre-pass writes."""
         Bc = self.tiling.Bc
         return sizes.B * (sizes.H * ceil_div(sizes.M, Bc) + sizes.Hkv * ceil_div(sizes.N, Bc))
+
+
+def _row_lanes(d: int) -> int:
+    """Threads that take a row together, as in cuda/backward/backward.cuh."""
+    return next(lanes for lanes in (4, 8, 16, 32) if lanes == 32 or d <= 4 * lanes)
 
 
 class Step(NamedTuple):
@@ -273,12 +279,17 @@ def _split_row(d: int) -> int:
     return 2 * 2 * round_up(d, 32)
 
 
+def _prepare_threads(tiling: Tiling, d: int) -> int:
+    """One for each 8 columns of a row."""
+    return min(256, tiling.Bc * round_up(d, 32) // 8)
+
+
 def _mma(problem: Problem) -> Tiling:
     D, threads = round_up(problem.d, 32), 128
     own, passing = 64, 32 if D <= 64 else 16
     pairs = 2 * 2 * passing * _split_row(problem.d)  # two, of which one is on its way
-    in_shared = (D > 32) + (D > 64)  # of the two matrices that a warp owns; the others are in registers
-    return Tiling(own, passing, threads, pairs + in_shared * (D // 16) * 2 * threads * 16)
+    owned = 2 * (D // 16) * 2 * threads * 16  # fragments of two matrices
+    return Tiling(own, passing, threads, pairs + owned)
 
 
 def _refused_by_mma(problem: Problem) -> str:

@@ -33,6 +33,7 @@ from flashcli.measure.rows import (
     Scaled,
     Skipped,
     Timed,
+    Trained,
     WholeCommand,
 )
 from flashcli.measure.targets import BACKWARD, grid_target_lines, target_lines
@@ -465,6 +466,18 @@ def _beside(row: Gradients | None, own: Gradients) -> str:
     return "" if row is None else f"{_ms(row.seconds)}, {row.seconds / own.seconds:.1f}x"
 
 
+def training_lines(rows: Sequence[Row]) -> tables.Lines:
+    """For each attention the time of a step, some losses, and a hash of the weights at the end."""
+    timed = of_kind(Trained, rows)
+    steps = [1, 10, 50, 100, 200, 500, 1000]
+    steps = [step for step in steps if timed and step <= len(timed[0].losses)]
+    lines = [["attention", "median of a step", "min to max", *(f"loss {step}" for step in steps), "weights"]]
+    for row in timed:
+        times = [f"{_ms(row.seconds)} ms", f"{_ms(row.min)} to {_ms(row.max)}"]
+        lines.append([row.contender, *times, *(f"{row.losses[step - 1]:.6f}" for step in steps), row.weights])
+    return lines
+
+
 # ---- Models
 
 
@@ -541,6 +554,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "grid": grid_text,
     "roundings": lambda rows: tables.markdown(rounding_lines(rows)),
     "backward": lambda rows: tables.markdown(backward_lines(rows)),
+    "training": lambda rows: tables.markdown(training_lines(rows)),
     "gpt2": lambda rows: tables.markdown(gpt2_lines(rows)),
     "models": lambda rows: tables.markdown(model_lines(rows)),
 }

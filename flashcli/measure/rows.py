@@ -145,6 +145,21 @@ class Generated(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Trained(Row):
+    """A training run of a language model with heads of d numbers, on batches of B sequences of N tokens."""
+
+    layers: int
+    H: int
+    parameters: int  # how many numbers the model has
+    seconds: float  # the median of all steps but the first few
+    min: float  # of them
+    max: float  # of them
+    runs: int  # how many steps were timed
+    losses: list[float]  # of each step
+    weights: str  # the beginning of a hash of all weights at the end
+
+
+@dataclass(frozen=True, kw_only=True)
 class Forward(Row):
     """One pass of a model of transformers, B sequences of N tokens, with heads of d numbers."""
 
@@ -257,7 +272,7 @@ class Decoded(Row):
 
 KINDS: tuple[type[Row], ...] = (
     Failure, Skipped, Timed, InPlace, Gradients, Gridded, Rung, Profiled, WholeCommand, PlainFiles, Scaled, Decoded,
-    Generated, Forward, Emulated,
+    Generated, Trained, Forward, Emulated,
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from flashcli.commands.bench import command  # noqa: E402
 from flashcli.errors import UsageError  # noqa: E402
-from flashcli.measure import backward, records  # noqa: E402
+from flashcli.measure import backward, records, training, training_plot  # noqa: E402
 from flashcli.measure.bench import Conditions  # noqa: E402
 from flashcli.measure.rows import Failure, Gradients  # noqa: E402
 from flashcli.measure.targets import BACKWARD  # noqa: E402
@@ -96,3 +97,34 @@ def test_a_record_is_told_beside_what_is_wanted():
         ["(4, 12, 1024, 64) causal", "0.25", "0.500", "33", "3.0e-07, 2.0e-07, 1.0e-07", "1.200, 2.4x"],
     ]
     assert [records.kinds.read(row.written()) for row in rows] == rows
+
+
+# A training run
+
+TINY = training.Config(layers=1, heads=2, d=8, context=12, batch=3, steps=4)
+
+
+def test_a_model_is_trained_by_each_attention_from_the_same_weights():
+    rows = list(training.measured(TINY, "cpu"))
+    assert [row.contender for row in rows] == ["flashcli", "flashcli, again", "PyTorch SDPA"]
+    assert training.verdict(rows) == [] and rows[0].weights == rows[1].weights
+    assert max(training.differences(rows)) < 1e-5 and rows[0].losses[3] < rows[0].losses[0]
+    assert len(records.training_lines(rows)) == 4
+    assert [records.kinds.read(row.written()) for row in rows] == rows
+
+
+def test_other_weights_and_losses_that_are_far_are_told():
+    first, again, pytorchs = training.measured(TINY, "cpu")
+    other = replace(again, weights="0"), replace(pytorchs, losses=[loss + 1e-3 for loss in pytorchs.losses])
+    found = training.verdict([first, *other])
+    assert (
+        found[0] == "two runs by our attention have other weights" and "differ from PyTorch's by up to 1." in found[1]
+    )
+
+
+def test_losses_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib", reason="Matplotlib is not installed")
+    rows = list(training.measured(TINY, "cpu"))
+    training_plot.draw_training(records.Record({"gpu": "GPU 1"}, rows), str(tmp_path / "x.svg"))
+    text = (tmp_path / "x.svg").read_text()
+    assert all(f">{name}</text>" in text for name in ("flashcli", "PyTorch SDPA", "loss", "difference"))
