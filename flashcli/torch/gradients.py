@@ -1,13 +1,36 @@
-"""The gradients of attention by PyTorch's own operations, which have gradients themselves.
+"""Attention and its gradients by PyTorch's own operations, which have gradients and tangents themselves.
 
 With P = exp(S - lse), S = scale · Q Kᵀ + bias, D the row sums of dO ∘ O (FlashAttention-2, arXiv 2307.08691, section
 2.2): dV = Pᵀ dO; dS = P ∘ (dO Vᵀ - D + dlse); dQ = scale · dS K; dK = scale · dSᵀ Q; dbias = dS. The heads of Q that
-share one of K and V are one long head to it. P is in memory, whole: this is for gradients of gradients only.
+share one of K and V are one long head to it. P is in memory, whole: this is for gradients of gradients, and tangents.
 """
 
 from __future__ import annotations
 
 import torch
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+    q_start: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and the LSE; 0 and -inf for a row that sees nothing, both without a slope."""
+    group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
+    scores = _scores(q, k, bias, causal, scale, q_start, group)
+    if scores.shape[-1] == 0:
+        return torch.zeros_like(q), q.new_full(q.shape[:-1], -torch.inf)
+    top = scores.detach().amax(-1, keepdim=True)
+    nothing = top == -torch.inf
+    P = torch.exp(scores - top.masked_fill(nothing, 0))
+    total = P.sum(-1, keepdim=True).masked_fill(nothing, 1)
+    out = _joined(P / total, group) @ v
+    lse = (torch.log(total) + top).masked_fill(nothing, -torch.inf)
+    return out.reshape(q.shape), lse.reshape(q.shape[:-1])
 
 
 def gradients(
@@ -28,15 +51,7 @@ def gradients(
         scale = q.shape[-1] ** -0.5
     group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
     q_, out_ = _stacked(q, group), _stacked(out, group)
-    scores = scale * q_ @ k.mT  # [.., Hkv, group · M, N]
-    scores = _split(scores, group)
-    if bias is not None:
-        wanted = (*q.shape[:-1], k.shape[-2])
-        there = _split_heads(bias.expand(wanted), group)
-        scores = scores.masked_fill(~there, -torch.inf) if bias.dtype == torch.bool else scores + there
-    if causal:
-        i, j = (torch.arange(n, device=q.device) for n in scores.shape[-2:])
-        scores = scores.masked_fill(j > i[:, None] + q_start, -torch.inf)
+    scores = _scores(q, k, bias, causal, scale, q_start, group)
     above = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row that sees nothing: P = 0
     P = torch.exp(scores - _split_heads(above[..., None], group))
     d_out_ = _stacked(d_out, group)
@@ -52,6 +67,27 @@ def gradients(
     if bias is not None and bias.dtype != torch.bool:
         d_bias = dS.reshape(*q.shape[:-1], k.shape[-2]).sum_to_size(bias.shape)
     return dq, dk, dv, d_bias
+
+
+def _scores(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    bias: torch.Tensor | None,
+    causal: bool,
+    scale: float | None,
+    q_start: int,
+    group: int,
+) -> torch.Tensor:
+    """S, as [B, Hkv, group, M, N] where there are groups."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = _split(scale * _stacked(q, group) @ k.mT, group)
+    if bias is not None:
+        there = _split_heads(bias.expand(*q.shape[:-1], k.shape[-2]), group)
+        scores = scores.masked_fill(~there, -torch.inf) if bias.dtype == torch.bool else scores + there
+    if causal:
+        i, j = (torch.arange(n, device=q.device) for n in scores.shape[-2:])
+        scores = scores.masked_fill(j > i[:, None] + q_start, -torch.inf)
+    return scores
 
 
 def _stacked(rows: torch.Tensor, group: int) -> torch.Tensor:

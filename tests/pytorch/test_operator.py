@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -225,10 +227,32 @@ def test_numbers_that_are_in_memory_with_the_other_sign(qkv, at):
         flashcli.attention(*qkv, out=torch._neg_view(torch.zeros(B, H, M, d)))
 
 
-def test_tangents_are_refused_instead_of_lost(qkv):
-    q, k, v = qkv
-    with pytest.raises(NotImplementedError, match="k must have no tangent"):
-        torch.func.jvp(lambda x: flashcli.attention(q, x, v), (k,), (k,))
+@every_call
+def test_tangents_of_forward_mode(qkv, options):
+    options = prepared(options)
+    tangents = [torch.randn_like(x) for x in qkv]
+
+    def both(attend):
+        return lambda q, k, v: attend(q, k, v, **options)
+
+    got, slopes = torch.func.jvp(both(partial(flashcli.attention, return_lse=True)), tuple(qkv), tuple(tangents))
+    step, moved = 1e-6, []
+    for sign in (1, -1):
+        moved.append(
+            oracle(*(x.double() + sign * step * t.double() for x, t in zip(qkv, tangents, strict=True)), **options)
+        )
+    right = oracle(*qkv, **options)
+    for mine, other, slope, (above, below) in zip(got, right, slopes, zip(*moved, strict=True), strict=True):
+        torch.testing.assert_close(mine.double(), other, rtol=1e-5, atol=1e-5)
+        seen = other > -torch.inf
+        torch.testing.assert_close(slope.double()[seen], ((above - below) / (2 * step))[seen], rtol=1e-4, atol=1e-4)
+        assert not slope[~seen].any()
+
+
+def test_bad_arguments_with_tangents_are_told_by_name(qkv):
+    q, k, _ = qkv
+    with pytest.raises(ValueError, match="v must have the shape of k"):
+        torch.func.jvp(lambda x: flashcli.attention(x, k, k[:, :, :3]), (q,), (q,))
 
 
 def test_gradients_do_not_lose_digits_to_autocast(qkv):
