@@ -1,9 +1,9 @@
 // The keys of a row tile in chunks of some tiles, each with O, m and l of its own, which merge in the order of the keys.
 //
 // A chunk starts from nothing, and two merge by the same arithmetic wherever they are, in registers or through memory: so
-// a row's bytes depend on where its keys are cut, and not on which block has computed which chunk. A block that has all
-// chunks of a row tile merges each as it ends. Chunks of one that several blocks have are put into the workspace; who
-// comes last merges them.
+// a row's bytes depend on where its keys are cut, and not on which block has computed which chunk. Where blocks have whole
+// row tiles, each merges a chunk as it ends. Where several blocks may have chunks of one, all are put into the workspace,
+// and who comes last merges them.
 //
 // After the tiles and exponents (prepare.cuh), the workspace holds an int for each warpgroup of each row tile: how many of
 // its chunks are there, which `prepare` sets to zero; then, from the next multiple of 16 bytes, sets of slots, one slot for
