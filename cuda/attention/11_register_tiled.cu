@@ -13,6 +13,7 @@
 // eight starting from zero (one FADD to eight FFMA), and each tile's P V and row sum start from zero too: an element of O
 // meets Bc + N / Bc roundings, not N.
 #include "attention.cuh"
+#include "float4.cuh"
 
 constexpr int PANEL = HEAD_DIM <= 32 ? 32 : 64;    // columns of K or V in shared memory at a time
 constexpr int PANELS = ceil_div(HEAD_DIM, PANEL);  // a longer head passes by in panels
@@ -40,27 +41,6 @@ static_assert(SHARED == 16 * (Q_SIZE + 2 * PANEL_SIZE + BR * BC / 4), "room for 
 __device__ constexpr int swizzle_key(int j) { return j / 4 % 8; }         // K: the 8 threads across read keys 4 apart
 __device__ constexpr int swizzle_row(int r) { return r / ROWS % 2 * 4; }  // Q, P: two threads down share a transaction
 
-__device__ __forceinline__ float part(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
-
-// *to = four floats of row `row`, from column `column`; zeros beyond the matrix. Asynchronous where the GPU can.
-__device__ __forceinline__ void copy4(float4 *to, const float *matrix, long long stride, int row, int column, int N) {
-    const int left = row < N ? HEAD_DIM - column : 0;
-    const float *from = left > 0 ? matrix + row * stride + column : matrix;
-    if (!ALIGNED) {
-        *to =
-            make_float4(left > 0 ? from[0] : 0, left > 1 ? from[1] : 0, left > 2 ? from[2] : 0, left > 3 ? from[3] : 0);
-        return;
-    }
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"  // what is not copied is filled with zeros
-                 ::"r"((unsigned)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(left > 0 ? 16 : 0)
-                 : "memory");
-#else
-    *to = left > 0 ? *reinterpret_cast<const float4 *>(from) : make_float4(0, 0, 0, 0);
-#endif
-}
-
 // One panel of K or V: rows j0 to j0 + Bc, columns panel * PANEL on. (V needs no swizzle, but does not mind it.)
 __device__ __forceinline__ void copy_panel(float4 *to, const float *matrix, long long stride, int j0, int panel,
                                            int N) {
@@ -68,14 +48,6 @@ __device__ __forceinline__ void copy_panel(float4 *to, const float *matrix, long
 #pragma unroll
     for (int x = 0; x < BC; x += THREADS / CHUNKS)
         copy4(to + (r + x) * CHUNKS + (c ^ swizzle_key(r + x)), matrix, stride, j0 + r + x, panel * PANEL + 4 * c, N);
-}
-
-// Every thread's share of the panel has arrived, and nobody reads the other one any more.
-__device__ __forceinline__ void await_panel() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-    __syncthreads();
 }
 
 // The w-th row tile of all heads.
@@ -121,7 +93,7 @@ __device__ __forceinline__ void row_tile(const Attention &a, unsigned w) {
         float s[ROWS][KEYS] = {};
 #pragma unroll 1
         for (int panel = 0; panel < PANELS; ++panel) {
-            await_panel();
+            await_tiles();
             if (panel + 1 < PANELS) copy_panel(panels + (panel + 1) % 2 * PANEL_SIZE, K, k_stride, j0, panel + 1, N);
             else copy_panel(panels + PANELS % 2 * PANEL_SIZE, V, v_stride, j0, 0, N);
 
@@ -190,7 +162,7 @@ __device__ __forceinline__ void row_tile(const Attention &a, unsigned w) {
         // T = P V from zero; O = O * rescale + T. The thread's columns are 4 * across + 32 * (x / 4) + x % 4.
 #pragma unroll
         for (int panel = 0; panel < PANELS; ++panel) {
-            await_panel();
+            await_tiles();
             if (panel + 1 < PANELS)
                 copy_panel(panels + (PANELS + panel + 1) % 2 * PANEL_SIZE, V, v_stride, j0, panel + 1, N);
             else if (j0 + BC < keys) copy_panel(panels, K, k_stride, j0 + BC, 0, N);
@@ -266,6 +238,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     if (a.redo != nullptr && !any_noted(a, first / Tr, ceil_div(end, Tr))) return;
     for (unsigned w = first; w < end; ++w) {
         row_tile(a, w);
-        await_panel();  // rows that see no key have not waited for their first one
+        await_tiles();  // rows that see no key have not waited for their first one
     }
 }

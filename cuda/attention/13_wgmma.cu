@@ -29,7 +29,8 @@ __device__ __forceinline__ void copy_tiles(const Attention &a, unsigned char *K_
     Part part;
     for (part.next = first_piece(a); part.find(a);) {
         const Work here(part.row_tile, a);
-        const long long first = ((long long)here.head.b * a.Hkv + here.head.kv) * ceil_div(a.N, BC) + part.first_tile(a);
+        const long long first =
+            ((long long)here.head.b * a.Hkv + here.head.kv) * ceil_div(a.N, BC) + part.first_tile(a);
         const unsigned char *from = a.workspace + first * (K_TILE + V_TILE);
         const int *exponents = tile_exponents(a) + 2 * first;
 #pragma unroll 1
@@ -101,7 +102,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         const Chunks chunks = {a,         current[group],     &message[group],        group,
                                q_barrier, part.first_tile(a), part.end_tile(a, here), part.first};
         consumer.attend(a, here, Q_desc, s, factor_exponent, [] {}, chunks);
-        if (SPLIT) part.next = const_cast<volatile Part &>(current[group]).next;  // rather than to keep it in a register
+        if (SPLIT)
+            part.next = const_cast<volatile Part &>(current[group]).next;  // rather than to keep it in a register
     }
     if (group == 0) consumer.await_turn();  // the turn that nobody took
 }

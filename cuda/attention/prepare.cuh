@@ -37,7 +37,8 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Atte
     const unsigned t = (b * heads + h) * Tc + j;
     const int j0 = j * BC;
     if (SPREAD)
-        for (unsigned x = blockIdx.x * PREPARE_THREADS + threadIdx.x; x < ticket_count(a); x += gridDim.x * PREPARE_THREADS)
+        for (unsigned x = blockIdx.x * PREPARE_THREADS + threadIdx.x; x < ticket_count(a);
+             x += gridDim.x * PREPARE_THREADS)
             tickets(a)[x] = 0;
     const bool values = blockIdx.x % 2;
     unsigned char *tile = a.workspace + (long long)t * (K_TILE + V_TILE) + (values ? K_TILE : 0);

@@ -95,8 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward a) {
 #pragma unroll
     for (int e = 0; e < EACH; ++e)
         if (c + e * BC < HEAD_DIM)
-            row[c + e * BC] =
-                found.inverse == 0 ? 0 : a.scale * found.inverse * (dS_K[e] - found.error * P_K[e]);
+            row[c + e * BC] = found.inverse == 0 ? 0 : a.scale * found.inverse * (dS_K[e] - found.error * P_K[e]);
     if (c == 0) found.keep(kept);
 }
 
@@ -160,8 +159,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dbias(const Backward a)
                 for (int c = j; c < (a.dbias_column ? j + 1 : keys_seen(a, r)); ++c) {
                     float p = dot(q, rows_of(a.K, a.k, y, head.kv) + c * a.k.row);
                     float ds = dot(d_o, rows_of(a.V, a.v, y, head.kv) + c * a.v.row);
-                    p_and_ds(p, ds, a.scale * LOG2E, row.above, row.mended, bias_of(a, head, r, c),
-                             c < keys_seen(a, r), 1, row.inverse);
+                    p_and_ds(p, ds, a.scale * LOG2E, row.above, row.mended, bias_of(a, head, r, c), c < keys_seen(a, r),
+                             1, row.inverse);
                     of_keys += ds;
                 }
                 of_rows += of_keys;

@@ -12,10 +12,11 @@
 //
 // Accuracy: a score adds up eight products at a time, each eight from zero, and each tile's sums start from zero.
 #include "backward.cuh"
+#include "float4.cuh"
 
 constexpr int D = round_up(HEAD_DIM, 32), CHUNKS = D / 4;  // zero-padded; float4s in a row
 constexpr int OWN = BR, PASS = BC;
-constexpr int ACROSS = 8, DOWN = THREADS / ACROSS;          // threads that share a row, and rows of threads
+constexpr int ACROSS = 8, DOWN = THREADS / ACROSS;  // threads that share a row, and rows of threads
 constexpr int OWN_ROWS = OWN / DOWN, PASS_ROWS = PASS / ACROSS, COLUMNS = D / ACROSS;  // of a thread's register tiles
 
 static_assert(THREADS % 32 == 0 && OWN % DOWN == 0 && PASS % 32 == 0, "whole register tiles");
@@ -29,34 +30,14 @@ static_assert(SHARED == 16 * 2 * (OWN_SIZE + PASS_SIZE + SCORES), "room for thes
 __device__ constexpr int swizzle_pass(int r) { return r / 4 % 8; }            // threads across read rows 4 apart
 __device__ constexpr int swizzle_own(int r) { return r / OWN_ROWS % 2 * 4; }  // two threads down share a transaction
 
-__device__ __forceinline__ float part(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
-
-// *to = four floats of row `row`, from column `column`; zeros beyond the matrix. Asynchronous where the GPU can.
-__device__ __forceinline__ void copy4(float4 *to, const float *matrix, long long stride, int row, int column, int rows) {
-    const int left = row < rows ? HEAD_DIM - column : 0;
-    const float *from = left > 0 ? matrix + row * stride + column : matrix;
-    if (!ALIGNED) {
-        *to =
-            make_float4(left > 0 ? from[0] : 0, left > 1 ? from[1] : 0, left > 2 ? from[2] : 0, left > 3 ? from[3] : 0);
-        return;
-    }
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"  // what is not copied is filled with zeros
-                 ::"r"((unsigned)__cvta_generic_to_shared(to)),
-                 "l"(from), "r"(left > 0 ? 16 : 0)
-                 : "memory");
-#else
-    *to = left > 0 ? *reinterpret_cast<const float4 *>(from) : make_float4(0, 0, 0, 0);
-#endif
-}
-
 // ROWS rows of a matrix, from row `first` on.
 template <int ROWS, bool OWNED>
 __device__ __forceinline__ void copy_tile(float4 *to, const float *matrix, long long stride, int first, int rows) {
 #pragma unroll 4
     for (int e = threadIdx.x; e < ROWS * CHUNKS; e += THREADS) {
         const int r = e / CHUNKS, c = e % CHUNKS;
-        copy4(to + r * CHUNKS + (c ^ (OWNED ? swizzle_own(r) : swizzle_pass(r))), matrix, stride, first + r, 4 * c, rows);
+        copy4(to + r * CHUNKS + (c ^ (OWNED ? swizzle_own(r) : swizzle_pass(r))), matrix, stride, first + r, 4 * c,
+              rows);
     }
 }
 __device__ __forceinline__ void copy_own(float4 *to, const float *matrix, long long stride, int first, int rows) {
@@ -64,14 +45,6 @@ __device__ __forceinline__ void copy_own(float4 *to, const float *matrix, long l
 }
 __device__ __forceinline__ void copy_pass(float4 *to, const float *matrix, long long stride, int first, int rows) {
     copy_tile<PASS, false>(to, matrix, stride, first, rows);
-}
-
-// Every thread's share of the tiles has arrived.
-__device__ __forceinline__ void await_tiles() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
-    __syncthreads();
 }
 
 // Where a thread is. Neighbours in a row are lanes 1, 4 and 8 apart, neighbours in a column 2 and 16: the pipe merges the
@@ -247,8 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward a) {
         if (row >= a.M) continue;
         const Found found(a, head, row, above[i], total[i], sum_ds[i]);
 #pragma unroll
-        for (int y = 0; y < COLUMNS; ++y)
-            dS_K[i][y] = found.inverse == 0 ? 0 : dS_K[i][y] - found.error * P_K[i][y];
+        for (int y = 0; y < COLUMNS; ++y) dS_K[i][y] = found.inverse == 0 ? 0 : dS_K[i][y] - found.error * P_K[i][y];
         write(rows_of(a.dQ, a.dq, head.b, head.h) + row * a.dq.row, dS_K[i], a.scale * found.inverse, t);
         if (t.across == 0) found.keep(row_of(a, head, row));
     }

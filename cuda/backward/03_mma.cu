@@ -16,8 +16,8 @@
 
 constexpr int OWN = BR, PASS = BC, WARPS = THREADS / 32;
 constexpr int TILE = split_bytes(PASS, D), PAIR = 2 * TILE;  // Q and dO, or K and V, of the same rows
-constexpr int DEPTH = D <= 64 ? D : 32;   // columns summed inside the tensor core
-constexpr int STRIP = D <= 64 ? 32 : 16;  // columns of a product at a time: chains of mma
+constexpr int DEPTH = D <= 64 ? D : 32;                      // columns summed inside the tensor core
+constexpr int STRIP = D <= 64 ? 32 : 16;                     // columns of a product at a time: chains of mma
 constexpr float P_UNIT = 1.0f / 16384;                       // P, at most 1, is multiplied by 2^14
 
 static_assert(OWN == 16 * WARPS && PASS % STRIP == 0 && D % STRIP == 0 && D % DEPTH == 0, "a warp owns 16 rows");
@@ -63,8 +63,8 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Back
     const int first = index % tiles * PASS, h = index / tiles % heads, b = index / tiles / heads;
     const Strides by = keys ? (second ? a.v : a.k) : (second ? a.d_o : a.q);
     const float *const matrix = rows_of(keys ? (second ? a.V : a.K) : (second ? a.dO : a.Q), by, b, h);
-    const int s = split_K<PREPARE_THREADS>(matrix, by.row, first, rows, to.at(pair) + second * TILE, scratch,
-                                           threadIdx.x, 0);
+    const int s =
+        split_K<PREPARE_THREADS>(matrix, by.row, first, rows, to.at(pair) + second * TILE, scratch, threadIdx.x, 0);
     if (threadIdx.x == 0) to.exponents[2ll * pair + second] = s;
     float sum = 0;
     for (int e = threadIdx.x; e < PASS * D / 4; e += PREPARE_THREADS) {
@@ -227,8 +227,7 @@ __device__ __forceinline__ void row_exponents(int (&exponent)[2], const Scores &
     for (int r = 0; r < 2; ++r) {
         float largest = 0;
 #pragma unroll
-        for (int x = 0; x < PASS / 8; ++x)
-            largest = fmaxf(largest, fmaxf(fabsf(s[x][2 * r]), fabsf(s[x][2 * r + 1])));
+        for (int x = 0; x < PASS / 8; ++x) largest = fmaxf(largest, fmaxf(fabsf(s[x][2 * r]), fabsf(s[x][2 * r + 1])));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
         exponent[r] = scale_exponent(largest);

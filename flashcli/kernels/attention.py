@@ -207,7 +207,7 @@ def _wgmma_tiling(
     macros: tuple[tuple[str, int], ...] = (("STAGES", stages), ("PINGPONG", pingpong))
     if chunk_count > 1:
         parked = Br // 64 * _slot_bytes(problem)
-        park = not spread and shared + parked <= MOST_SHARED
+        park = not spread and problem.d <= 128 and shared + parked <= MOST_SHARED  # longer heads keep all their slots
         macros += (("SPLIT", 1), ("SPREAD", int(spread)), ("PARK_SHARED", int(park)))
         shared += parked * park
     return Tiling(Br, Bc, threads, shared, macros)

@@ -234,6 +234,13 @@ def test_few_row_tiles_are_shared_by_many_blocks_and_many_are_not():
     assert not dict(Build(KERNELS["wgmma"], IN_PLACE._replace(B=500)).tiling.macros)["SPREAD"]
 
 
+def test_only_what_a_block_folds_is_parked_in_shared_memory():
+    """A block that keeps all chunks of a long head has no room for them there: chunks.cuh, FOLDS."""
+    for d in (32, 64, 96, 128, 160, 192, 256):
+        macros = dict(Build(KERNELS["wgmma"], IN_PLACE._replace(B=500, d=d)).tiling.macros)
+        assert not macros["SPREAD"] and macros["PARK_SHARED"] <= (d <= 128)
+
+
 def test_short_sequences_are_not_cut():
     build = Build(KERNELS["wgmma"], IN_PLACE._replace(M=512, N=512))
     assert build.chunk(512, 512) == 0 and "SPLIT" not in build.macros()

@@ -1,0 +1,33 @@
+// Four floats at a time, from global memory to tiles in shared memory: for kernels of register tiles, on any GPU.
+#pragma once
+#include "common.cuh"
+
+__device__ __forceinline__ float part(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
+
+// *to = four floats of row `row`, from column `column`; zeros beyond the matrix. Asynchronous where the GPU can.
+__device__ __forceinline__ void copy4(float4 *to, const float *matrix, long long stride, int row, int column,
+                                      int rows) {
+    const int left = row < rows ? HEAD_DIM - column : 0;
+    const float *from = left > 0 ? matrix + row * stride + column : matrix;
+    if (!ALIGNED) {
+        *to =
+            make_float4(left > 0 ? from[0] : 0, left > 1 ? from[1] : 0, left > 2 ? from[2] : 0, left > 3 ? from[3] : 0);
+        return;
+    }
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"  // what is not copied is filled with zeros
+                 ::"r"((unsigned)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(left > 0 ? 16 : 0)
+                 : "memory");
+#else
+    *to = left > 0 ? *reinterpret_cast<const float4 *>(from) : make_float4(0, 0, 0, 0);
+#endif
+}
+
+// Every thread's share of the tiles has arrived, and nobody reads those of before any more.
+__device__ __forceinline__ void await_tiles() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+    __syncthreads();
+}
