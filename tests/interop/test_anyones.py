@@ -131,7 +131,7 @@ def test_on_hopper_a_launch_may_begin_before_the_one_before_it_ends(driver, on_g
     np.testing.assert_allclose(numbers(attention(q, k, v)), oracle(q.array, k.array, v.array)[0], rtol=1e-5, atol=1e-6)
     assert [name for name, *_ in driver.launches] == ["prepare", "attention", "attention"]
     assert driver.early == [False, True, True]
-    assert {"SPLIT": "1", "SPREAD": "1"}.items() <= driver.loaded[0].items()  # few rows: several blocks share their keys
+    assert {"SPLIT": "1", "SPREAD": "1"}.items() <= driver.loaded[0].items()  # blocks share a row tile
 
 
 def test_no_keys_make_zeros(on_gpu, driver):
