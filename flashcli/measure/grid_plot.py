@@ -37,9 +37,17 @@ class Panel(NamedTuple):
     logarithmic: bool
 
 
+def _faster(one: Against) -> float | None:
+    return one.faster if one.faster_replayed is None else one.faster_replayed
+
+
+def _share(one: Against) -> float | None:
+    return one.share if one.share_replayed is None else one.share_replayed
+
+
 PANELS = (
-    Panel("times as fast as the best fp32 peer", lambda it: it.faster, "{:.1f}".format, "RdYlGn", (0.1, 10.0), True),
-    Panel("share of the floor", lambda it: it.share, "{:.0%}".format, "viridis", (0.0, 1.0), False),
+    Panel("times as fast as the best fp32 peer", _faster, "{:.1f}".format, "RdYlGn", (0.1, 10.0), True),
+    Panel("share of the floor", _share, "{:.0%}".format, "viridis", (0.0, 1.0), False),
 )
 
 
@@ -66,19 +74,20 @@ def draw_grid(record: Record, path: str) -> None:
     shapes = lines(record)
     if not shapes:
         raise BadInput("no shape was timed: there is nothing to draw.", f"`{COMMAND}` tells why.")
-    size = (1.5 + CELL * ACROSS, len(PANELS) * (0.7 + LINE * len(shapes)))
+    across = max(len(some) for _, some in shapes)
+    size = (1.5 + CELL * max(across, 6), len(PANELS) * (0.7 + LINE * len(shapes)))
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(f"fp32 attention on {record.circumstances['gpu']}, single calls with all that they launch")
+    figure.suptitle(f"fp32 attention on {record.circumstances['gpu']}: a call in a CUDA graph, long ones by themselves")
     for ax, panel in zip(figure.subplots(len(PANELS)), PANELS, strict=True):
-        _draw(ax, panel, shapes)
+        _draw(ax, panel, shapes, across)
     save_picture(figure, path, dpi=90)
 
 
-def _draw(ax: Axes, panel: Panel, shapes: list[tuple[str, list[Against]]]) -> None:
+def _draw(ax: Axes, panel: Panel, shapes: list[tuple[str, list[Against]]], across: int) -> None:
     from matplotlib.colors import LogNorm, Normalize
 
     known = [[_known(panel.value(one)) for one in some] for _, some in shapes]
-    padded: Any = [[*some, *[math.nan] * (ACROSS - len(some))] for some in known]
+    padded: Any = [[*some, *[math.nan] * (across - len(some))] for some in known]
     norm = (LogNorm if panel.logarithmic else Normalize)(*panel.limits, clip=True)
     ax.imshow(padded, cmap=panel.colours, norm=norm, aspect="auto")
     for y, ((_, some), values) in enumerate(zip(shapes, known, strict=True)):

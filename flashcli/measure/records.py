@@ -367,6 +367,10 @@ class Against(NamedTuple):
         return self.ours.floor / self.ours.seconds
 
     @property
+    def share_replayed(self) -> float | None:
+        return self.ours.floor / self.ours.replayed if self.ours.replayed else None
+
+    @property
     def operations(self) -> float:
         return self.ours.tflops * self.ours.seconds * 1e12
 
