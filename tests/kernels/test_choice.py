@@ -39,6 +39,7 @@ def of_these_kernels():
 # The record
 
 
+@pytest.mark.usefixtures("of_these_kernels")
 @pytest.mark.parametrize("free", [False, True])
 def test_the_kernel_that_is_chosen_is_within_5_percent_of_the_best_on_every_shape_of_the_record(free):
     found = fit.regrets(ROWS, batch_invariant=not free)
@@ -46,6 +47,7 @@ def test_the_kernel_that_is_chosen_is_within_5_percent_of_the_best_on_every_shap
     assert [one for one in found if one.times > ALLOWED] == []
 
 
+@pytest.mark.usefixtures("of_these_kernels")
 @pytest.mark.parametrize("some", CASES, ids=lambda some: some[0].case)
 def test_the_record_says_which_kernel_was_chosen(some):
     """A record that was made with other kernels or constants is to be made anew."""
