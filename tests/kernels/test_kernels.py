@@ -241,6 +241,14 @@ def test_only_what_a_block_folds_is_parked_in_shared_memory():
         assert not macros["SPREAD"] and macros["PARK_SHARED"] <= (d <= 128)
 
 
+@pytest.mark.parametrize("B", [1, 500])
+def test_chunks_of_every_head_size_fit(B):
+    for d in range(1, MAX_D + 1):
+        tiling = Build(KERNELS["wgmma"], IN_PLACE._replace(B=B, d=d)).tiling
+        assert tiling.shared <= 226 * 1024 and dict(tiling.macros)["SPLIT"]
+        assert d <= 128 or not dict(tiling.macros)["PARK_SHARED"]  # what the kernel has registers for
+
+
 def test_short_sequences_are_not_cut():
     build = Build(KERNELS["wgmma"], IN_PLACE._replace(M=512, N=512))
     assert build.chunk(512, 512) == 0 and "SPLIT" not in build.macros()
