@@ -335,7 +335,7 @@ CHUNKED = [  # keys in chunks, shared by blocks or not
     for B, d, causal in [
         (4, 64, True), (500, 64, True), (1, 64, False), (4, 64, False), (500, 64, False),
         (4, 32, True), (500, 32, False), (4, 96, True), (500, 96, False), (4, 128, True), (500, 128, True),
-        (500, 160, False), (500, 192, True),
+        (500, 192, False), (500, 192, True),
     ]
 ]  # fmt: skip
 
