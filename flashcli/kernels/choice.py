@@ -13,8 +13,7 @@ from flashcli.shape import ceil_div
 
 PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest first, for files
 TWINS = ("wgmma_short", "wgmma")  # the same arithmetic: with tiles of the same keys, they give the same bytes
-SHORT_HEAD = 16  # tensor cores multiply 16 columns or more at a time: a shorter head would mostly multiply padding
-FEW_PRODUCTS = 8  # a score that is a sum of fewer shows that a split number has 22 bits
+SHORT_HEAD = 16  # a score that is a sum of fewer products shows that a split number has 22 bits
 SMS = 132  # multiprocessors of an H200
 FULL = 16 * SMS  # tiles of 128 rows that keep it busy
 
@@ -93,9 +92,8 @@ def _not_worth_it(kernel: Kernel, problem: Problem) -> str:
 
     Heads of a few numbers are left to FFMA in fp32, which is more accurate there.
     """
-    shortest = FEW_PRODUCTS if problem.in_place else SHORT_HEAD
-    if kernel.splits and problem.precision == "fp32" and problem.d < shortest:
-        return f"heads of less than {shortest} numbers are left to FFMA in fp32"
+    if kernel.splits and problem.precision == "fp32" and problem.d < SHORT_HEAD:
+        return f"heads of less than {SHORT_HEAD} numbers are left to FFMA in fp32"
     if kernel.name == "wgmma_short" and problem.N > SHORT:
         return f"it splits keys over and over: with more than {SHORT} that does not pay"
     return ""

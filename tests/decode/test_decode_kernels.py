@@ -11,6 +11,7 @@ import pytest
 from flashcli.files.decode_cases import Case, make
 from flashcli.kernels import compiler, decode, write_kv
 from flashcli.kernels.decode import CEILING, KERNELS, Argument, Build, Problem, Sizes
+from flashcli.kernels.types import Launch
 from flashcli.paged import LAYOUTS
 
 WRITE = write_kv.Build(write_kv.Problem(64, 16, "float16", "float8_e4m3fn", False))
@@ -124,6 +125,6 @@ def test_a_named_kernel_that_refuses_says_why():
 
 def test_writing_has_a_thread_for_each_vector_and_spills_nothing(resources):
     assert WRITE.launches(tokens=0, kv_heads=8) == ()
-    assert WRITE.launches(tokens=33, kv_heads=8) == (("write_kv", 5, 256, 0, (0, 0)),)  # 33 * 8 * 4 vectors of 16 bytes
+    assert WRITE.launches(tokens=33, kv_heads=8) == (Launch("write_kv", 5, 256),)  # 33 * 8 * 4 vectors of 16 bytes
     [found] = resources(WRITE, "sm_90a").values()
     assert found.spilled == 0 and not found.warnings

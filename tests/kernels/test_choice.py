@@ -13,7 +13,7 @@ from support import ROOT, flashcli
 from flashcli import as_json
 from flashcli.kernels import cost, costs
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.choice import FEW_PRODUCTS, FULL, PREFERENCE, SHORT_HEAD, TWINS, candidates, choose
+from flashcli.kernels.choice import FULL, PREFERENCE, SHORT_HEAD, TWINS, candidates, choose
 from flashcli.kernels.types import Problem
 from flashcli.measure import fit, records
 from flashcli.measure.rows import Gridded
@@ -108,12 +108,11 @@ def test_what_is_expected_to_be_fastest_is_chosen_where_the_kernel_may_depend_on
     assert FULL > 132
 
 
-def test_heads_of_a_few_numbers_are_left_to_ffma_on_arrays_and_somewhat_longer_ones_in_files():
-    few = on_arrays(100, 200, FEW_PRODUCTS - 1)
-    assert choose(HOPPER, few).name == "register_tiled"
-    assert choose(HOPPER, few._replace(precision="fp16")).splits
-    assert choose(HOPPER, few._replace(d=FEW_PRODUCTS)).splits
-    assert not choose(HOPPER, Problem(100, 200, 200, SHORT_HEAD - 1)).splits
+@pytest.mark.parametrize("problem", [on_arrays(100, 200, SHORT_HEAD - 1), Problem(100, 200, 200, SHORT_HEAD - 1)])
+def test_heads_of_a_few_numbers_are_left_to_ffma(problem):
+    assert choose(HOPPER, problem).name == "register_tiled"
+    assert choose(HOPPER, problem._replace(precision="fp16")).splits
+    assert choose(HOPPER, problem._replace(d=SHORT_HEAD)).splits
 
 
 def test_files_go_by_preference_whatever_the_model_says():
@@ -196,7 +195,7 @@ def test_the_command_tells_what_is_chosen_and_what_is_expected():
 def test_the_command_tells_why_a_kernel_is_none():
     done = flashcli("kernels", "--shape", "8,1000,7", "--arch", "sm_80")
     assert "  wgmma           it needs sm_90a" in done.out.splitlines()
-    assert "  mma             heads of less than 8 numbers are left to FFMA in fp32" in done.out.splitlines()
+    assert "  mma             heads of less than 16 numbers are left to FFMA in fp32" in done.out.splitlines()
     assert done.out.startswith("(8, 1000, 7) in fp32 on sm_80: register_tiled\n")
 
 
