@@ -9,8 +9,10 @@ import shlex
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import hypothesis
 import numpy as np
@@ -23,6 +25,7 @@ from flashcli.kernels.types import Problem
 from flashcli.run import arrays
 from flashcli.shape import Shape
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
 FAKE_PYCUDA = Path(__file__).resolve().parent / "fake_pycuda"
 FAKE_NVCC = """#!/bin/sh
@@ -33,6 +36,13 @@ echo "$@" > "$made"
 # Seconds in which what is told to end does, though eight others share its core; what it is stopped in takes longer.
 SOON = 30.0
 THOROUGH = bool(os.environ.get("CI"))  # what takes long, and seldom finds more than its sample, is left to CI
+
+
+def sampled(cases: Sequence[T]) -> Sequence[T]:
+    """A test's cases: all in CI, elsewhere every other one."""
+    return cases if THOROUGH else cases[::2]
+
+
 GPU_KERNELS = [name for name, kernel in KERNELS.items() if not kernel.on_host]
 IN_USE = GPU_KERNELS[GPU_KERNELS.index("q_in_registers") :]  # for more than to learn from
 ENGINES = ["cpu", "sequential", *(pytest.param(name, marks=pytest.mark.gpu) for name in GPU_KERNELS)]

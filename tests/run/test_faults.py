@@ -27,6 +27,7 @@ from support import (
     python,
     random_qkv,
     read_floats,
+    sampled,
     sparse_input,
 )
 from tolerances import assert_accurate
@@ -337,11 +338,13 @@ def assert_stops(process: subprocess.Popen, out: Path, number: int, times: int, 
 
 SIGNALS = pytest.mark.parametrize(
     ("number", "code", "word"),
-    [
-        (signal.SIGINT, 130, "interrupted"),
-        (signal.SIGTERM, 143, "terminated"),
-        (signal.SIGQUIT, 131, "terminated"),
-    ],
+    sampled(
+        [
+            (signal.SIGINT, 130, "interrupted"),
+            (signal.SIGQUIT, 131, "terminated"),
+            (signal.SIGTERM, 143, "terminated"),
+        ]
+    ),
 )
 
 

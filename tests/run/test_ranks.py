@@ -26,6 +26,7 @@ from support import (
     leftovers,
     python_path,
     random_qkv,
+    sampled,
     sparse_input,
     write_input,
 )
@@ -118,14 +119,16 @@ def assert_untouched(out: Path) -> None:
 @mpi
 @pytest.mark.parametrize(
     ("count", "shape", "options"),
-    [
-        (1, (24, 60, 32), []),
-        (2, (24, 60, 32), []),
-        (3, (25, 500, 64), ["--causal"]),
-        (3, (1, 3 * TILE + 100, 32), ["--causal"]),  # one batch over all ranks
-        (5, (3, 2 * TILE + 1, 32), []),  # fewer batches than ranks
-        (5, (3, 60, 32), ["--serial"]),  # some have nothing to do
-    ],
+    sampled(
+        [
+            (1, (24, 60, 32), []),
+            (2, (24, 60, 32), []),
+            (3, (25, 500, 64), ["--causal"]),
+            (3, (1, 3 * TILE + 100, 32), ["--causal"]),  # one batch over all ranks
+            (5, (3, 2 * TILE + 1, 32), []),  # fewer batches than ranks
+            (5, (3, 60, 32), ["--serial"]),  # some have nothing to do
+        ]
+    ),
 )
 def test_the_bytes_are_those_of_one_process(tmp_path, out, count, shape, options):
     given, one = write_input(tmp_path / "x.in", random_qkv(*shape)), tmp_path / "one.out"
@@ -171,7 +174,7 @@ def test_dev_null_takes_the_bytes_of_all(given):
 
 
 @mpi
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", sampled([0, 2]))
 def test_a_disk_that_is_full_on_one_rank(given, out, rank):
     fault = f"if rank == {rank}: os.pwrite = nth(2, lambda: throw(OSError(28, 'No space left on device')), os.pwrite)"
     done = run_with(SLOW + fault, 3, given, out)
@@ -234,10 +237,15 @@ def test_what_several_processes_cannot_do(given, out, what):
 @mpi
 @pytest.mark.parametrize(
     ("options", "complaint"),
-    [
-        (["--causal"], "rank 0 was given no --causal, rank 1 --causal."),
-        (["--kernel", "sequential", "--backend", "auto"], "rank 0 was given no --kernel, rank 1 --kernel sequential."),
-    ],
+    sampled(
+        [
+            (["--causal"], "rank 0 was given no --causal, rank 1 --causal."),
+            (
+                ["--kernel", "sequential", "--backend", "auto"],
+                "rank 0 was given no --kernel, rank 1 --kernel sequential.",
+            ),
+        ]
+    ),
 )
 def test_other_options_on_one_rank(given, out, options, complaint):
     run_with(f"if rank == 1: sys.argv += {options}", 2, given, out).assert_error(2, complaint)
@@ -285,7 +293,7 @@ def test_no_rank_computes_with_another_kernel(fake_gpu, given, out):
 
 
 @mpi
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", sampled([0, 1]))
 def test_a_rank_that_is_killed_ends_all(given, out, rank):
     fault = f"if rank == {rank}: os.preadv = nth(3, lambda: os.kill(os.getpid(), signal.SIGKILL), os.preadv)"
     done = run_with(SLOW + fault, 3, given, out)
@@ -296,7 +304,7 @@ def test_a_rank_that_is_killed_ends_all(given, out, rank):
 
 
 @mpi
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", sampled([signal.SIGINT, signal.SIGTERM]))
 def test_a_launch_that_is_stopped_leaves_nothing(given, out, number):
     """Even if a file system takes longer than mpirun is patient."""
     program = PROGRAM.format(chunk_bytes=QKV[0].nbytes, fault=SLOW.replace("0.2", "3"))
@@ -445,7 +453,7 @@ def test_the_hint_names_the_plugin_of_the_library(tmp_path, given, out, library,
     assert f"Hint: try srun --mpi={plugin} " in done.err
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", sampled([0, 1]))
 def test_without_a_way_to_the_others_the_first_task_refuses_before_mpi_starts(tmp_path, given, out, number):
     step = {"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": str(number)}
     mpi = mpi4py_that(tmp_path, "raise AssertionError('imported')")
