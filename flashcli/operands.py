@@ -184,9 +184,7 @@ def _backward(
     rows_first: bool,
 ) -> Backward:
     of = _call(q, k, v, bias, None, causal, scale, q_start)
-    if (o is None) != (lse is None):
-        given, missing = ("lse", "o") if o is None else ("o", "lse")
-        raise ValueError(f"{given} must be given together with {missing}: attention(..., return_lse=True) has both")
+    refuse_half(o, lse)
     for name, operand, shape in (
         ("do", do, of.shape), ("o", o, of.shape), ("lse", lse, of.lse_shape), ("dlse", dlse, of.lse_shape)
     ):  # fmt: skip
@@ -201,6 +199,13 @@ def _backward(
         _of_row_numbers(contiguous(of.lse_shape, "float32") if lse is None else lse),
         None if dlse is None else _of_row_numbers(dlse), dq, dk, dk, *_dbias(bias if return_dbias else None, of),
     )  # fmt: skip
+
+
+def refuse_half(o: object, lse: object) -> None:
+    """Raise ValueError where only one of O and its LSE is given."""
+    if (o is None) != (lse is None):
+        given, missing = ("lse", "o") if o is None else ("o", "lse")
+        raise ValueError(f"{given} must be given together with {missing}: attention(..., return_lse=True) has both")
 
 
 def _contiguous_rows_first(shape: tuple[int, ...], dtype: str) -> Operand:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flashcli.errors import BackendUnavailable, UsageError
+from flashcli.errors import UsageError
 from flashcli.kernels.arguments import Strides
-from flashcli.kernels.choice import SHORT_HEAD
-from flashcli.kernels.compiler import architecture
+from flashcli.kernels.choice import SHORT_HEAD, check_able
 from flashcli.kernels.types import BIASES, STATIC_SHARED, Launch, Tiling
 from flashcli.operands import Backward
 from flashcli.shape import ceil_div, round_up
@@ -334,10 +333,5 @@ def choose(capability: tuple[int, int], problem: Problem, name: str | None = Non
         able = (KERNELS[each] for each in PREFERENCE if KERNELS[each].runs_on(capability))
         fits = (x for x in able if not x.refuses(problem) and not (x.splits and problem.d < SHORT_HEAD))
         return next(fits, KERNELS[PREFERENCE[-1]])
-    kernel, hint = KERNELS[name], "see `flashcli kernels --operation backward`."
-    if not kernel.runs_on(capability):
-        needed, found = architecture(kernel.needs), architecture(capability)
-        raise BackendUnavailable(f"kernel {name} needs {needed}, this GPU is {found}.", hint)
-    if reason := kernel.refuses(problem):
-        raise BackendUnavailable(f"kernel {name} cannot compute d = {problem.d}: {reason}.", hint)
-    return kernel
+    check_able(KERNELS[name], capability, problem, "see `flashcli kernels --operation backward`.")
+    return KERNELS[name]

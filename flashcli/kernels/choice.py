@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels import cost
@@ -101,13 +101,17 @@ def _not_worth_it(kernel: Kernel, problem: Problem) -> str:
 
 def named(name: str, capability: tuple[int, int], problem: Problem, device: str = "this GPU") -> Kernel:
     """The kernel of that name; BackendUnavailable if it cannot compute the problem on the device."""
-    kernel, hint = KERNELS[name], "see `flashcli kernels`."
+    check_able(KERNELS[name], capability, problem, "see `flashcli kernels`.", device)
+    return KERNELS[name]
+
+
+def check_able(kernel: Any, capability: tuple[int, int], problem: Any, hint: str, device: str = "this GPU") -> None:
+    """BackendUnavailable if a kernel, of any operation on Q, K and V, cannot compute its problem on the device."""
     if not kernel.runs_on(capability):
         needed, found = architecture(kernel.needs), architecture(capability)
-        raise BackendUnavailable(f"kernel {name} needs {needed}, {device} is {found}.", hint)
+        raise BackendUnavailable(f"kernel {kernel.name} needs {needed}, {device} is {found}.", hint)
     if reason := kernel.refuses(problem):
-        raise BackendUnavailable(f"kernel {name} cannot compute d = {problem.d}: {reason}.", hint)
-    return kernel
+        raise BackendUnavailable(f"kernel {kernel.name} cannot compute d = {problem.d}: {reason}.", hint)
 
 
 def exact(kernel: Kernel) -> Kernel:

@@ -6,15 +6,14 @@ The operator `torch.ops.flashcli.attention_backward` is what `flashcli.attention
 
 from __future__ import annotations
 
-import threading
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from flashcli.gpu.launcher import PreparedBackward, place_of_device
-from flashcli.interop.prepared import ALIGNMENT, SHAPES
+from flashcli.interop.prepared import ALIGNMENT
 from flashcli.interop.prepared_backward import check, is_aligned, prepare
-from flashcli.operands import Backward, backward
+from flashcli.operands import Backward, backward, refuse_half
 from flashcli.run.backward import attention_backward as of_numpy
 from flashcli.torch import in_place, on_cpu
 from flashcli.torch.gradients import gradients
@@ -39,7 +38,6 @@ class Ready(NamedTuple):
 
 ORDER = "dO", "Q", "K", "V", "O", "dQ", "dK", "dV", "lse", "dlse", "bias", "dbias", "workspace"  # of addresses
 _ready: dict[tuple, Ready] = {}
-_remembering = threading.Lock()
 
 
 def attention_backward(
@@ -65,9 +63,7 @@ def attention_backward(
         check(backend, kernel)
     elif backend not in ("auto", "cpu") or kernel is not None:
         raise ValueError(f"backend must be 'auto' or 'cpu', and kernel None, for tensors on {q.device}")
-    if (o is None) != (lse is None):
-        given, missing = ("lse", "o") if o is None else ("o", "lse")
-        raise ValueError(f"{given} must be given together with {missing}: attention(..., return_lse=True) has both")
+    refuse_half(o, lse)
     if o is None or lse is None:
         o, lse = torch.ops.flashcli.attention(q, k, v, bias, causal, scale, q_start)
     found = operator(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start, return_dbias, False, kernel)
@@ -142,7 +138,8 @@ def compute(
         if not asked.of.empty:
             aligned = is_aligned(asked, lowest_bits)
             prepared = prepare(place_of_device(q.get_device()), asked, aligned, kernel_name)
-        ready = _remember(key, Ready(prepared, asked.dbias_shape))
+        ready = Ready(prepared, asked.dbias_shape)
+        in_place.remember(_ready, key, ready)
     dbias = q.new_empty((0,) if ready.dbias_shape is None else ready.dbias_shape)
     if ready.prepared is None:
         return dq.zero_(), dk.zero_(), dv.zero_(), dbias.zero_()
@@ -151,14 +148,6 @@ def compute(
     of_dbias = dbias.data_ptr() if return_dbias else 0
     ready.prepared.launch(stream, dict(zip(ORDER, [*at, of_dbias, memory.data_ptr()], strict=True)))
     return dq, dk, dv, dbias
-
-
-def _remember(key: tuple, ready: Ready) -> Ready:
-    with _remembering:
-        if len(_ready) >= SHAPES:
-            del _ready[next(iter(_ready))]
-        _ready[key] = ready
-    return ready
 
 
 def _on_cpu(
