@@ -173,7 +173,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[object
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """tests/fake_driver.py in the place of NVIDIA's bindings, and a compiler that gives its options as machine code."""
     fake = Driver()
-    for name in ("_primary", "_others"):
+    for name in ("_primary", "_places"):
         monkeypatch.setattr(launcher, name, {})
     for module in (launcher, memory, anyones, anyones_backward, cupys):
         monkeypatch.setattr(module, "bindings", lambda: fake)

@@ -35,7 +35,6 @@ CUdevice_attribute = SimpleNamespace(
 CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared")
 CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
 CUpointer_attribute = SimpleNamespace(
-    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL="device",
     CU_POINTER_ATTRIBUTE_MEMORY_TYPE="kind",
     CU_POINTER_ATTRIBUTE_CONTEXT="context",
 )
@@ -118,13 +117,16 @@ class Driver:
     def cuCtxGetId(self, context):
         return 0, context
 
+    def cuCtxGetDevice(self):
+        return 0, self.contexts[-1] - 1000
+
     def cuGetErrorString(self, code):
         return 0, b"fake failure %d" % code
 
     def cuPointerGetAttribute(self, attribute, address):
         for start, (size, device) in self.owned.items():
             if start <= address < start + size:
-                return 0, {"device": device, "kind": 2, "context": 1000 + device}[attribute]
+                return 0, {"kind": 2, "context": 1000 + device}[attribute]
         return INVALID_VALUE, None
 
     # code

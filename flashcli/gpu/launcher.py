@@ -156,7 +156,7 @@ def allowed_while_capturing(driver: ModuleType) -> Iterator[None]:
 
 
 _primary: dict[int, Place] = {}  # by the number of the GPU
-_others: dict[int, Place] = {}  # by the number of the context
+_places: dict[int, Place] = {}  # by the number of the context
 _making = threading.Lock()
 
 
@@ -175,23 +175,41 @@ def place_of_memory(address: int) -> Place | None:
     """Where memory is, by its address; None if it is not a GPU's."""
     driver = bindings()
     attributes = driver.CUpointer_attribute
-    code, device = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
+    code, context = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_CONTEXT, address)
     if code == INVALID_CONTEXT and place_of_device(0).is_current():  # now it is: the thread had none
-        code, device = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)
-    if code or int(device) < 0:
+        code, context = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_CONTEXT, address)
+    if code:
         return None
     _, kind = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
     if int(kind) == int(driver.CUmemorytype.CU_MEMORYTYPE_HOST):
         return None
-    primary = place_of_device(int(device))
-    code, context = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_CONTEXT, address)
-    if code or int(context or 0) in (0, primary.context):  # memory of a pool is of no context
-        return primary
+    return _place_of_context(int(context)) if context and int(context) else place_of_device(_device_of_pool(address))
+
+
+def _device_of_pool(address: int) -> int:
+    """On which GPU memory of a pool is, which is of no context.
+
+    Asked past the bindings, whose answer is 0 for every GPU in many versions (NVIDIA/cuda-python, issue 2928).
+    """
+    device, ordinal = ctypes.c_int(-1), int(bindings().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+    code = ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute(ctypes.byref(device), ordinal, ctypes.c_uint64(address))
+    if code:
+        raise failure(bindings().CUresult(code), "the driver does not say where the memory is")
+    return device.value
+
+
+def _place_of_context(context: int) -> Place:
+    driver = bindings()
     number = int(ask(driver.cuCtxGetId, context))  # unlike its address, never given to another one
-    with _making:
-        if number not in _others:
-            _others[number] = Place(int(device), int(context))
-        return _others[number]
+    if number not in _places:
+        ask(driver.cuCtxPushCurrent, context)
+        try:
+            device = int(ask(driver.cuCtxGetDevice))
+        finally:
+            ask(driver.cuCtxPopCurrent)
+        primary = place_of_device(device)
+        _places.setdefault(number, primary if primary.context == context else Place(device, context))
+    return _places[number]
 
 
 class Launches:

@@ -439,6 +439,18 @@ def test_cupy():
     assert error(torch.as_tensor(o, device="cuda"), right) < ERROR
 
 
+def test_cupys_pools_of_another_gpu(other_gpu):
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    q = tensor(1, 2, 40, 32)
+    with cupy.cuda.Device(other_gpu.index):
+        for pool in (cupy.cuda.MemoryPool(), cupy.cuda.MemoryAsyncPool()):
+            with cupy.cuda.using_allocator(pool.malloc):
+                there = cupy.asarray(q.cpu().numpy())
+                o = flashcli.attention(there, there, there)
+            assert o.device.id == other_gpu.index
+            assert error(torch.from_dlpack(o).cpu(), oracle(q, q, q)[0].cpu()) < ERROR
+
+
 def test_jax():
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     if jax.default_backend() != "gpu":
