@@ -54,6 +54,13 @@ __device__ __forceinline__ void arrive_after_copies(uint64_t *barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
+// 8 bytes, both addresses multiples of 8, or 8 zeros; by each thread for itself, which then waits for all of its copies.
+__device__ __forceinline__ void copy8(uint32_t to_shared, const void *from, bool there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to_shared), "l"(from), "r"(there ? 8 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Ordinary stores to shared memory become visible to wgmma and the copy engine (after this, a barrier).
 __device__ __forceinline__ void fence_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

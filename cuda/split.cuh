@@ -40,12 +40,26 @@ __device__ __forceinline__ int scale_exponent(float largest) {
     return largest == 0 ? 0 : min(14 + 127 - (__float_as_int(largest) >> 23), 126);
 }
 
-// The largest magnitude of n numbers: NaN is never the larger one; Inf counts unless `finite`.
+// The largest magnitude of n numbers, in several parts, so that one need not wait for the other: NaN is never the larger
+// one, Inf counts.
 template <int n>
-__device__ __forceinline__ float largest_of(const float *x, bool finite = false) {
+__device__ __forceinline__ float largest_of(const float *x) {
+    float largest[4] = {};
+#pragma unroll
+    for (int i = 0; i < n; ++i) largest[i % 4] = fmaxf(largest[i % 4], fabsf(x[i]));
+    return fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
+}
+
+// The same of those that are finite, for where an Inf was found: volatile, else it is computed ahead for all.
+template <int n>
+__device__ __forceinline__ float largest_finite_of(const float *x) {
     float largest = 0;
 #pragma unroll
-    for (int i = 0; i < n; ++i) largest = fmaxf(largest, finite && fabsf(x[i]) == INFINITY_F ? 0 : fabsf(x[i]));
+    for (int i = 0; i < n; ++i) {
+        float magnitude = fabsf(x[i]);
+        asm volatile("" : "+f"(magnitude));
+        largest = fmaxf(largest, magnitude == INFINITY_F ? 0 : magnitude);
+    }
     return largest;
 }
 
@@ -71,6 +85,13 @@ __device__ __forceinline__ void split(float x, float y, unsigned &hi, unsigned &
     lo = pack(x - h.x, y - h.y);
 }
 
+// The same of x * factor and y * factor: exact but for the last rounding.
+__device__ __forceinline__ void split_scaled(float x, float y, float factor, unsigned &hi, unsigned &lo) {
+    hi = pack(x * factor, y * factor);
+    const float2 h = unpack(hi);
+    lo = pack(fmaf(x, factor, -h.x), fmaf(y, factor, -h.y));
+}
+
 // Splits x[0..7] * factor (a power of two for K and V), stores the two 16-byte chunks at `column` and C + column.
 template <int R, int C>
 __device__ __forceinline__ void store_split(unsigned char *tile, int row, int column, const float (&x)[8],
@@ -78,12 +99,7 @@ __device__ __forceinline__ void store_split(unsigned char *tile, int row, int co
     uint4 hi, lo;
     unsigned *h = &hi.x, *l = &lo.x;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-        const float a = x[2 * e], b = x[2 * e + 1];
-        h[e] = pack(a * factor, b * factor);
-        const float2 rounded = unpack(h[e]);
-        l[e] = pack(fmaf(a, factor, -rounded.x), fmaf(b, factor, -rounded.y));  // exact but for the last rounding
-    }
+    for (int e = 0; e < 4; ++e) split_scaled(x[2 * e], x[2 * e + 1], factor, h[e], l[e]);
     *reinterpret_cast<uint4 *>(tile + split_offset<R>(row, column)) = hi;
     if (PRODUCTS == 3) *reinterpret_cast<uint4 *>(tile + split_offset<R>(row, C + column)) = lo;
 }
@@ -101,32 +117,37 @@ __device__ __forceinline__ float4 load4(const float *matrix, long long stride, i
 
 // ---- one tile by a group of threads: load, agree on the scale, split, store. The tile may overlay what is read
 
-// The scale's exponent for the n numbers of each thread of the group, whose `scratch` is two words a warp. It ends with a
-// barrier at which all numbers have been read. bar.sync 0 with all threads is __syncthreads.
+// The largest of the group's numbers, none of them negative; `scratch` is a word a warp. It begins with a barrier.
+template <int GROUP>
+__device__ __forceinline__ float group_max(float largest, unsigned *scratch, int thread, int barrier) {
+    unsigned bits = __reduce_max_sync(~0u, __float_as_uint(largest));  // not negative: they order like integers
+    if (thread % 32 == 0) scratch[thread / 32] = bits;
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(GROUP) : "memory");
+#pragma unroll
+    for (int w = 0; w < GROUP / 32; ++w) bits = max(bits, scratch[w]);
+    return __uint_as_float(bits);
+}
+
+// The scale's exponent for the n numbers of each thread of the group, whose `scratch` is two words a warp. After it all
+// numbers have been read. bar.sync 0 with all threads is __syncthreads.
 template <int GROUP, int n>
 __device__ __forceinline__ int group_scale(const float *x, unsigned *scratch, int thread, int barrier) {
-    float largest = largest_of<n>(x);
-    for (int finite = 0;; finite = 1) {
-        unsigned bits = __reduce_max_sync(~0u, __float_as_uint(largest));  // not negative: they order like integers
-        if (thread % 32 == 0) scratch[finite * (GROUP / 32) + thread / 32] = bits;
-        asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(GROUP) : "memory");
-#pragma unroll
-        for (int w = 0; w < GROUP / 32; ++w) bits = max(bits, scratch[finite * (GROUP / 32) + w]);
-        if (finite || __uint_as_float(bits) != INFINITY_F) return scale_exponent(__uint_as_float(bits));
-        largest = largest_of<n>(x, true);  // somewhere is an Inf: choose the scale without it
-    }
+    float largest = group_max<GROUP>(largest_of<n>(x), scratch, thread, barrier);
+    if (largest == INFINITY_F)
+        largest = group_max<GROUP>(largest_finite_of<n>(x), scratch + GROUP / 32, thread, barrier);
+    return scale_exponent(largest);
 }
 
 // K: a piece of work is 8 columns of one key, one 16-byte chunk of hi and one of lo. Returns the scale's exponent.
 template <int GROUP>
 __device__ __forceinline__ int split_K(const float *K, long long stride, int j0, int N, unsigned char *tile,
-                                       unsigned *scratch, int thread, int barrier) {
+                                       unsigned *scratch, unsigned thread, int barrier) {
     asm volatile("" : "+r"(thread));  // else, in a loop, all addresses are computed ahead and held in registers
     constexpr int PIECES = BC * D / 8, EACH = ceil_div(PIECES, GROUP);
     float x[EACH][8];
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-        const int piece = e * GROUP + thread, key = piece / (D / 8), column = piece % (D / 8) * 8;
+        const unsigned piece = e * GROUP + thread, key = piece / (D / 8), column = piece % (D / 8) * 8;
         const int row = piece < PIECES ? j0 + key : N;
         *reinterpret_cast<float4 *>(&x[e][0]) = load4(K, stride, row, column, N);
         *reinterpret_cast<float4 *>(&x[e][4]) = load4(K, stride, row, column + 4, N);
@@ -135,7 +156,7 @@ __device__ __forceinline__ int split_K(const float *K, long long stride, int j0,
     const float factor = power_of_two(s);
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-        const int piece = e * GROUP + thread;
+        const unsigned piece = e * GROUP + thread;
         if (piece < PIECES) store_split<BC, D>(tile, piece / (D / 8), piece % (D / 8) * 8, x[e], factor);
     }
     return s;
@@ -146,16 +167,16 @@ __device__ __forceinline__ int split_K(const float *K, long long stride, int j0,
 enum class Neighbours { KEYS, COLUMNS };
 template <int GROUP, Neighbours NEIGHBOURS>
 __device__ __forceinline__ int split_V(const float *V, long long stride, int j0, int N, unsigned char *tile,
-                                       unsigned *scratch, int thread, int barrier) {
+                                       unsigned *scratch, unsigned thread, int barrier) {
     asm volatile("" : "+r"(thread));  // else, in a loop, all addresses are computed ahead and held in registers
     constexpr int PIECES = BC / 8 * (D / 4), EACH = ceil_div(PIECES, GROUP);
     constexpr bool BY_KEYS = NEIGHBOURS == Neighbours::KEYS;
-    const auto key_of = [](int piece) { return (BY_KEYS ? piece % (BC / 8) : piece / (D / 4)) * 8; };
-    const auto column_of = [](int piece) { return (BY_KEYS ? piece / (BC / 8) : piece % (D / 4)) * 4; };
+    const auto key_of = [](unsigned piece) { return (BY_KEYS ? piece % (BC / 8) : piece / (D / 4)) * 8; };
+    const auto column_of = [](unsigned piece) { return (BY_KEYS ? piece / (BC / 8) : piece % (D / 4)) * 4; };
     float x[EACH][4][8];  // [column][key]
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-        const int piece = e * GROUP + thread;
+        const unsigned piece = e * GROUP + thread;
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
             const float4 v = load4(V, stride, piece < PIECES ? j0 + key_of(piece) + k : N, column_of(piece), N);
@@ -166,7 +187,7 @@ __device__ __forceinline__ int split_V(const float *V, long long stride, int j0,
     const float factor = power_of_two(s);
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-        const int piece = e * GROUP + thread;
+        const unsigned piece = e * GROUP + thread;
 #pragma unroll
         for (int c = 0; c < 4; ++c)
             if (piece < PIECES) store_split<D, BC>(tile, column_of(piece) + c, key_of(piece), x[e][c], factor);

@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         named_sync(q_barrier, 128);
         const Chunks chunks = {a,         current[group],     &message[group],        group,
                                q_barrier, part.first_tile(a), part.end_tile(a, here), part.first};
-        consumer.attend(a, here, Q_desc, s, factor_exponent, [] {}, chunks);
+        consumer.attend(a, here, Q_desc, s, factor_exponent, chunks);
         if (SPLIT)
             part.next = const_cast<volatile Part &>(current[group]).next;  // rather than to keep it in a register
     }

@@ -66,12 +66,30 @@ struct Work {
             head = head_of(a, w / Tr);
             i0 = w % Tr * BR;
         }
-        tiles = max(1, ceil_div(keys_seen(a.q_start + i0 + BR - 1, a.N), BC));  // Tc, or those that some row sees
+        tiles = tiles_seen(i0, a);
+    }
+    // A head of all batches', and its rows from i0.
+    __device__ __forceinline__ Work(unsigned index, int i0, const Attention &a)
+        : head(head_of(a, index)), i0(i0), tiles(tiles_seen(i0, a)) {}
+    static __device__ __forceinline__ int tiles_seen(int i0, const Attention &a) {  // Tc, or those that some row sees
+        return max(1, ceil_div(keys_seen(a.q_start + i0 + BR - 1, a.N), BC));
     }
     static __device__ __forceinline__ unsigned count(const Attention &a) {
         return unsigned(a.B) * a.H * ceil_div(a.M, BR);
     }
 };
+
+// The scale's exponent for a row of Q, of which each lane of a quad has n numbers.
+template <int n>
+__device__ __forceinline__ int row_scale(const float *x) {
+    const auto quad_max = [](float largest) {
+        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+        return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    };
+    float largest = quad_max(largest_of<n>(x));
+    if (__any_sync(~0u, largest == INFINITY_F)) largest = quad_max(largest_finite_of<n>(x));
+    return scale_exponent(largest);
+}
 
 // The quad of lanes that will own rows g and g + 8 of its warp's 16 loads, scales, splits and stores them; `factor` in
 // [0.5, 1) is the mantissa of scale * log2(e). Returns the exponents of the two rows' scales. Between reading and
@@ -93,10 +111,7 @@ __device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i,
     int s[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        float largest = largest_of<CHUNKS * 8>(&x[r][0][0], true);
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        s[r] = scale_exponent(largest);
+        s[r] = row_scale<CHUNKS * 8>(&x[r][0][0]);
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
@@ -107,8 +122,9 @@ __device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i,
     return make_int2(s[0], s[1]);
 }
 
-// S = Q Kᵀ of one tile, small products first.
-__device__ __forceinline__ void issue_S(float (&S)[S_REGISTERS], uint64_t Q, uint64_t K) {
+// S = Q Kᵀ of one tile, or of its first keys: two for each number that S has. Small products first.
+template <int n>
+__device__ __forceinline__ void issue_S(float (&S)[n], uint64_t Q, uint64_t K) {
     asm volatile("" : "+l"(Q));  // else the address of each step is kept in a register of its own
     pin(S);
     wgmma_fence();
@@ -126,19 +142,40 @@ __device__ __forceinline__ void issue_S(float (&S)[S_REGISTERS], uint64_t Q, uin
     wgmma_commit();
 }
 
+// Rows of Q as A operands in registers: those of a warpgroup need no place in shared memory.
+struct QFragments {
+    uint32_t hi[K_STEPS][4], lo[K_STEPS][4];
+};
+template <int n>
+__device__ __forceinline__ void issue_S(float (&S)[n], const QFragments &Q, uint64_t K) {
+    pin(S);
+    wgmma_fence();
+    if (PRODUCTS == 3) {
+#pragma unroll
+        for (int k = 0; k < K_STEPS; ++k) wgmma(S, Q.lo[k], K + split_offset<BC>(0, 16 * k) / 16, k > 0);
+#pragma unroll
+        for (int k = 0; k < K_STEPS; ++k) wgmma(S, Q.hi[k], K + split_offset<BC>(0, D + 16 * k) / 16, 1);
+    }
+#pragma unroll
+    for (int k = 0; k < K_STEPS; ++k)
+        wgmma(S, Q.hi[k], K + split_offset<BC>(0, 16 * k) / 16, PRODUCTS == 3 || k > 0);
+    wgmma_commit();
+}
+
 // T = P V of one tile, from zero, small products first; V is the descriptor of the chunk of columns wanted.
-__device__ __forceinline__ void issue_T(float (&T)[T_REGISTERS], const uint32_t (&P_hi)[V_STEPS][4],
-                                        const uint32_t (&P_lo)[V_STEPS][4], uint64_t V) {
+template <int steps>
+__device__ __forceinline__ void issue_T(float (&T)[T_REGISTERS], const uint32_t (&P_hi)[steps][4],
+                                        const uint32_t (&P_lo)[steps][4], uint64_t V) {
     pin(T);
     wgmma_fence();
     if (PRODUCTS == 3) {
 #pragma unroll
-        for (int k = 0; k < V_STEPS; ++k) wgmma(T, P_lo[k], V + split_offset<D>(0, 16 * k) / 16, k > 0);
+        for (int k = 0; k < steps; ++k) wgmma(T, P_lo[k], V + split_offset<D>(0, 16 * k) / 16, k > 0);
 #pragma unroll
-        for (int k = 0; k < V_STEPS; ++k) wgmma(T, P_hi[k], V + split_offset<D>(0, BC + 16 * k) / 16, 1);
+        for (int k = 0; k < steps; ++k) wgmma(T, P_hi[k], V + split_offset<D>(0, BC + 16 * k) / 16, 1);
     }
 #pragma unroll
-    for (int k = 0; k < V_STEPS; ++k) wgmma(T, P_hi[k], V + split_offset<D>(0, 16 * k) / 16, PRODUCTS == 3 || k > 0);
+    for (int k = 0; k < steps; ++k) wgmma(T, P_hi[k], V + split_offset<D>(0, 16 * k) / 16, PRODUCTS == 3 || k > 0);
     wgmma_commit();
 }
 
@@ -151,8 +188,9 @@ struct Rows {
 };
 
 // S := P = 2^(S - m), and m, l. Visible are the columns (keys) below `visible[r]`, counted from this thread's first one.
-__device__ __forceinline__ void softmax(float (&S)[S_REGISTERS], Rows &row, int k_exponent, bool masked,
-                                        const int (&visible)[2], const float (&bias)[S_REGISTERS]) {
+template <int n>
+__device__ __forceinline__ void softmax(float (&S)[n], Rows &row, int k_exponent, bool masked, const int (&visible)[2],
+                                        const float (&bias)[S_REGISTERS]) {
     // The scale back to powers of two is itself one: exact, so the largest p is 2^P_BIAS even where scores are huge.
     // Beyond the clamps all scores differ by nothing, or by far more than p can show.
     float factor[2];
@@ -161,7 +199,7 @@ __device__ __forceinline__ void softmax(float (&S)[S_REGISTERS], Rows &row, int 
 
     if (BIAS || masked) {
 #pragma unroll
-        for (int j = 0; j < BC / 8; ++j)
+        for (int j = 0; j < n / 4; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float &score = S[4 * j + e];
@@ -174,7 +212,7 @@ __device__ __forceinline__ void softmax(float (&S)[S_REGISTERS], Rows &row, int 
     for (int r = 0; r < 2; ++r) {
         float largest = S[2 * r];
 #pragma unroll
-        for (int j = 0; j < BC / 8; ++j) largest = fmaxf(largest, fmaxf(S[4 * j + 2 * r], S[4 * j + 2 * r + 1]));
+        for (int j = 0; j < n / 4; ++j) largest = fmaxf(largest, fmaxf(S[4 * j + 2 * r], S[4 * j + 2 * r + 1]));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
 
@@ -184,7 +222,7 @@ __device__ __forceinline__ void softmax(float (&S)[S_REGISTERS], Rows &row, int 
         row.shift[r] = m;
         float sum = 0;
 #pragma unroll
-        for (int j = 0; j < BC / 8; ++j)
+        for (int j = 0; j < n / 4; ++j)
 #pragma unroll
             for (int e = 2 * r; e < 2 * r + 2; ++e) {
                 S[4 * j + e] = exp2_fast(fmaf(S[4 * j + e], factor[r], -shift));
@@ -195,10 +233,11 @@ __device__ __forceinline__ void softmax(float (&S)[S_REGISTERS], Rows &row, int 
 }
 
 // P as A operands: an accumulator's layout is that of A, so it never leaves the thread.
-__device__ __forceinline__ void split_P(const float (&S)[S_REGISTERS], uint32_t (&P_hi)[V_STEPS][4],
-                                        uint32_t (&P_lo)[V_STEPS][4]) {
+template <int steps>
+__device__ __forceinline__ void split_P(const float (&S)[8 * steps], uint32_t (&P_hi)[steps][4],
+                                        uint32_t (&P_lo)[steps][4]) {
 #pragma unroll
-    for (int k = 0; k < V_STEPS; ++k)
+    for (int k = 0; k < steps; ++k)
 #pragma unroll
         for (int a = 0; a < 4; ++a) {
             const float x = S[8 * k + 2 * a], y = S[8 * k + 2 * a + 1];
@@ -274,8 +313,9 @@ struct Rings {
     const int *K_exponent, *V_exponent;
 };
 
-// A warpgroup that multiplies. Slots of K and V in shared memory are K_SLOT and V_SLOT bytes apart.
-template <int K_SLOT, int V_SLOT>
+// A warpgroup that multiplies. Slots of K and V in shared memory are K_SLOT and V_SLOT bytes apart. Of the last tile only CUT
+// keys are multiplied, if there are no more: beyond the last key all would be zeros.
+template <int K_SLOT, int V_SLOT, int CUT = 0>
 struct Consumer {
     const Rings rings;
     const uint64_t K_desc, V_desc;
@@ -306,12 +346,25 @@ struct Consumer {
         if (lane == 0) arrive(free);
     }
 
-    // Attention of this group's rows of a piece of work. Q's split tile is at Q_desc, its rows' exponents are q_exponent;
-    // `factor_exponent` is that of scale * log2(e). Calls Q_done() once Q's tile is not needed any more. `keys` says which
-    // of the keys, and what else there is to do where some of them end.
-    template <class Function, class Keys = AllKeys>
-    __device__ __forceinline__ void attend(const Attention &a, const Work &here, uint64_t Q_desc, int2 q_exponent,
-                                           int factor_exponent, Function Q_done, Keys keys = {}) {
+    // Lets tiles pass that no rows of this group see.
+    __device__ __forceinline__ void pass_by(int tiles) {
+        for (; tiles > 0; --tiles, K_ring.next()) {
+            wait(&rings.K_full[K_ring.stage], K_ring.parity);
+            release(&rings.K_free[K_ring.stage]);
+            wait(&rings.V_full[K_ring.stage], K_ring.parity);
+            release(&rings.V_free[K_ring.stage]);
+        }
+        V_ring = K_ring;
+    }
+
+    // Attention of this group's rows of a piece of work, to which Q belongs: a descriptor of its split tile, or fragments.
+    // Its rows' exponents are q_exponent; `factor_exponent` is that of scale * log2(e). `keys` says which of the keys, and
+    // what else there is to do where some of them end. If the tiles of K and V are to `stay`, for other rows, they are not
+    // released.
+    template <class Operand, class Keys = AllKeys>
+    __device__ __forceinline__ void attend(const Attention &a, const Work &here, const Operand &Q, int2 q_exponent,
+                                           int factor_exponent, Keys keys = {}, bool stay = false) {
+        static_assert(CUT == 0 || !Keys::MANY, "the last tile is nobody else's");
         const int first = here.i0 + group * 64, i = first + row;
         float S[S_REGISTERS], T[T_REGISTERS];
         float bias[S_REGISTERS];
@@ -322,7 +375,7 @@ struct Consumer {
 
         // Keys below this are visible to row x.
         const auto end_of = [&](int x) { return keys_seen(a.q_start + (Keys::MANY ? again(x) : x), a.N); };
-        const auto softmax_of_tile = [&](int j, int k_exponent) {
+        const auto softmax_of_tile = [&](auto &S, int j, int k_exponent) {
             const int column = j * BC + lane % 4 * 2;
             softmax(S, rows, k_exponent, (j + 1) * BC > end_of(first), {end_of(i) - column, end_of(i + 8) - column},
                     bias);
@@ -335,21 +388,25 @@ struct Consumer {
                 bias[x] = bias_of(a, here.head, i + x / 2 % 2 * 8, key + x / 4 * 8 + x % 2);
         };
 
+        const auto K_done = [&] {
+            if (!stay) release(&rings.K_free[K_ring.stage]);
+            K_ring.next();
+        };
+
         // S of the first tile
         const int first_tile = keys.first_tile(), end_tile = keys.end_tile(here);
         wait(&rings.K_full[K_ring.stage], K_ring.parity);
         int k_exponent = rings.K_exponent[K_ring.stage];
-        issue_S(S, Q_desc, K_desc + K_ring.stage * (K_SLOT / 16));
+        issue_S(S, Q, K_desc + K_ring.stage * (K_SLOT / 16));
         read_bias(first_tile);
         wgmma_wait<0>();
         pin(S);
-        release(&rings.K_free[K_ring.stage]);
-        K_ring.next();
-        softmax_of_tile(first_tile, k_exponent);
+        K_done();
+        softmax_of_tile(S, first_tile, k_exponent);
         split_P(S, P_hi, P_lo);
 
         // O += P V of the tile at V_ring, whose first columns are on their way
-        const auto finish_O = [&](const float (&rescale)[2]) {
+        const auto finish_O = [&](const float (&rescale)[2], const auto &P_hi, const auto &P_lo) {
             float O_factor;
             const float T_factor = sum.unit.next(rings.V_exponent[V_ring.stage], &O_factor);
             const float c[2] = {rescale[0] * O_factor, rescale[1] * O_factor};
@@ -363,25 +420,24 @@ struct Consumer {
                 pin(T);
                 add_T(sum.O[x], T, c, T_factor);
             }
-            release(&rings.V_free[V_ring.stage]);
+            if (!stay) release(&rings.V_free[V_ring.stage]);
             V_ring.next();
         };
 
-        // S of tile j, and O += P V of tile j - 1. Where tile j begins a chunk of keys, what is before it is closed.
-        const auto step = [&](int j, auto begins) {
+        // S := P of tile j, and O += P V of tile j - 1. Where tile j begins a chunk of keys, what is before it is closed.
+        const auto step = [&](auto &S, int j, auto begins) {
             const float rescale[2] = {rows.rescale[0], rows.rescale[1]};
             wait(&rings.K_full[K_ring.stage], K_ring.parity);
             k_exponent = rings.K_exponent[K_ring.stage];
             wait(&rings.V_full[V_ring.stage], V_ring.parity);
             await_turn();
-            issue_S(S, Q_desc, K_desc + K_ring.stage * (K_SLOT / 16));
+            issue_S(S, Q, K_desc + K_ring.stage * (K_SLOT / 16));
             issue_T(T, P_hi, P_lo, V_desc + V_ring.stage * (V_SLOT / 16));
             pass_turn();
             read_bias(j);
             wgmma_wait<1>();  // S is there, T still runs
             pin(S);
-            release(&rings.K_free[K_ring.stage]);
-            K_ring.next();
+            K_done();
             if (begins.value) {
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
@@ -389,24 +445,42 @@ struct Consumer {
                     rows.shift[r] = NEG_INF, rows.l[r] = 0;
                 }
             }
-            softmax_of_tile(j, k_exponent);
-            finish_O(rescale);
+            softmax_of_tile(S, j, k_exponent);
+            finish_O(rescale, P_hi, P_lo);  // until T is there, P is an operand
             if (begins.value) {
                 keys.close(sum);
                 sum = {};
             }
-            split_P(S, P_hi, P_lo);  // only now: until T was there, P was an operand
         };
+        const auto last_O = [&](const auto &P_hi, const auto &P_lo) {  // O += P V of the last tile
+            wait(&rings.V_full[V_ring.stage], V_ring.parity);
+            issue_T(T, P_hi, P_lo, V_desc + V_ring.stage * (V_SLOT / 16));
+            finish_O(rows.rescale, P_hi, P_lo);
+        };
+
+        const bool cut = CUT > 0 && end_tile > 1 &&
+                         keys_seen(a.q_start + here.i0 + BR - 1, a.N) - (end_tile - 1) * BC <= CUT;
+        const int whole = end_tile - cut;
         for (int j = first_tile + 1;; ++j) {
-            const int stop = min(keys.next_chunk(), end_tile);
-            for (; j < stop; ++j) step(j, Bool<false>());
-            if (!Keys::MANY || j == end_tile) break;
-            step(j, Bool<true>());
+            const int stop = min(keys.next_chunk(), whole);
+            for (; j < stop; ++j) {
+                step(S, j, Bool<false>());
+                split_P(S, P_hi, P_lo);
+            }
+            if (!Keys::MANY || j == whole) break;
+            step(S, j, Bool<true>());
+            split_P(S, P_hi, P_lo);
         }
-        Q_done();
-        wait(&rings.V_full[V_ring.stage], V_ring.parity);
-        issue_T(T, P_hi, P_lo, V_desc + V_ring.stage * (V_SLOT / 16));
-        finish_O(rows.rescale);
+        if constexpr (CUT > 0) {
+            if (cut) {
+                float S_cut[CUT / 2];
+                uint32_t cut_hi[CUT / 16][4], cut_lo[CUT / 16][4];
+                step(S_cut, whole, Bool<false>());
+                split_P(S_cut, cut_hi, cut_lo);
+                last_O(cut_hi, cut_lo);
+            }
+        }
+        if (!cut) last_O(P_hi, P_lo);
 #pragma unroll
         for (int r = 0; r < 2; ++r) sum.shift[r] = rows.shift[r], sum.l[r] = rows.l[r];
         if (!keys.finish(sum)) return;

@@ -153,6 +153,8 @@ def _mma(problem: Problem) -> Tiling:
 SHORT = 256  # up to this N few blocks share a K and V tile: a pre-pass through memory costs more than it saves
 MOST_SHARED = 226 * 1024  # bytes that a block has, less what is static
 ALIGNMENT = 1024  # bytes to spare, so that tiles start where the swizzle repeats
+HOPPER_SHARED = 227 * 1024  # bytes of shared memory that a block can have
+SHORT_STATIC = 2048  # of which so many at most are wgmma_short's static ones
 
 
 def _wgmma(problem: Problem) -> Tiling:
@@ -263,19 +265,20 @@ def _short_Bc(problem: Problem) -> int:
 
 
 def _wgmma_short(problem: Problem) -> Tiling:
-    """Two warpgroups split K and V in shared memory, where their fp32 tiles were copied before."""
-    D, Bc, stages = _padded(problem.d), _short_Bc(problem), 4 if problem.d <= 32 else 3
-    Q = max(_split_bytes(64, D, problem.products), round_up(64 * problem.d * 4, 1024))
+    """Two warpgroups split K and V in shared memory, where their fp32 tiles were copied before; as many as fit stay."""
+    D, Bc = _padded(problem.d), _short_Bc(problem)
+    Q = 2 * 64 * round_up(problem.d, 16) * 4  # in fp32, of the two that multiply
     sizes = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
     slot = max(*sizes, round_up(Bc * problem.d * 4, 1024))
-    return Tiling(128, Bc, 512, stages * 2 * (Q + slot) + ALIGNMENT, (("STAGES", stages),))
+    stages = (HOPPER_SHARED - SHORT_STATIC - ALIGNMENT - Q) // (2 * slot)
+    return Tiling(64, Bc, 512, stages * 2 * slot + Q + ALIGNMENT, (("STAGES", stages),))
 
 
 def _refused_by_wgmma_short(problem: Problem) -> str:
     if problem.d > 64 or problem.d % 4:
         return "it takes heads of 4, 8, .. 64 numbers"
-    if not problem.dense and (problem.bias or (problem.causal and problem.d <= 32)):  # registers end
-        return "with a bias, or a mask on short heads, it takes rows that follow one another"
+    if problem.bias and problem.d > 32:  # registers end
+        return "with a bias it takes heads of up to 32 numbers"
     return "" if problem.aligned else "it takes rows that start on 16 bytes"
 
 

@@ -13,11 +13,13 @@ LONG_OR_ODD = [
     "odd", "odd, causal", "heads of 30", "heads of 96, fused", "heads of 200, causal", "heads of 256, fused",
     "chunks of keys, heads of 128", "chunks of keys, heads of 256",
 ]  # fmt: skip
+LONG_BIAS = ["bias", "bias of keys", "bias of queries", "bias, odd, causal", "bias, heads of 128"]
+LONG_MASK = ["mask of keys", "mask of queries"]
 REFUSED = {  # by kernels that do not take them
     "register_tiled": ["fp16"],
     "mma": [],
     "wgmma": [],
-    "wgmma_short": [*LONG_OR_ODD, "bias, fused", "bias, odd, causal", "bias, heads of 128", "mask, fused"],
+    "wgmma_short": [*LONG_OR_ODD, *LONG_BIAS, *LONG_MASK],
 }
 MACROS = {"DENSE": "01", "ALIGNED": "01", "LSE": "01", "CAUSAL": "01", "BIAS": "12", "BIAS_COLUMN": "01"}
 
