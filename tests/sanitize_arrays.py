@@ -80,6 +80,7 @@ CASES = {
     "chunks of keys, heads of 128": Case(B=1, H=1, Hkv=1, M=600, N=1100, d=128),
     "chunks of keys, heads of 256": Case(B=1, H=2, Hkv=1, M=100, N=1100, d=256, lse=True),
     "chunks of keys, NaN": Case(B=1, M=200, N=1100, spoilt="v"),
+    "more heads than multiprocessors": Case(B=33, H=8, M=70, N=130, d=32),
     "one query, one key": Case(M=1, N=1, lse=True),
     "one query": Case("fused", M=1, lse=True),
     "notes that are not whole fours": Case(B=3, H=1, Hkv=1, M=71),
