@@ -155,6 +155,7 @@ MOST_SHARED = 226 * 1024  # bytes that a block has, less what is static
 ALIGNMENT = 1024  # bytes to spare, so that tiles start where the swizzle repeats
 HOPPER_SHARED = 227 * 1024  # bytes of shared memory that a block can have
 SHORT_STATIC = 2048  # of which so many at most are wgmma_short's static ones
+SHORT_ROW_TILES = 2  # on which a block of wgmma_short works at a time, a warpgroup on each
 
 
 def _wgmma(problem: Problem) -> Tiling:
@@ -267,7 +268,7 @@ def _short_Bc(problem: Problem) -> int:
 def _wgmma_short(problem: Problem) -> Tiling:
     """Two warpgroups split K and V in shared memory, where their fp32 tiles were copied before; as many as fit stay."""
     D, Bc = _padded(problem.d), _short_Bc(problem)
-    Q = 2 * 64 * round_up(problem.d, 16) * 4  # in fp32, of the two that multiply
+    Q = SHORT_ROW_TILES * 64 * round_up(problem.d, 16) * 4  # in fp32
     sizes = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
     slot = max(*sizes, round_up(Bc * problem.d * 4, 1024))
     stages = (HOPPER_SHARED - SHORT_STATIC - ALIGNMENT - Q) // (2 * slot)

@@ -13,6 +13,7 @@ import math
 from typing import NamedTuple
 
 from flashcli.kernels import chunks
+from flashcli.kernels.attention import SHORT_ROW_TILES
 from flashcli.kernels.costs import COSTS
 from flashcli.kernels.types import Kernel, Problem
 from flashcli.shape import ceil_div
@@ -25,7 +26,7 @@ HEADS = (16, 32, 64, 96, 128, 192, 256)  # the longest heads that share constant
 class Work(NamedTuple):
     """What there is to do. A pair is `PAIR` scores; all of a tile count, also those beyond the last key."""
 
-    rounds: int  # row tiles of the multiprocessor that has most
+    rounds: int  # row tiles of the multiprocessor that has most; those that it works on at a time are one
     megabytes: float  # of Q, K, V and O
     longest: float  # pairs of the block that has most, one after the other
     pairs: float  # of all row tiles, over the multiprocessors, and what the last ones are late
@@ -50,10 +51,12 @@ def work(kernel: Kernel, problem: Problem) -> Work:
         megabytes = 4 * problem.B * problem.d * 2 * (problem.M + problem.N) / 1e6
         pairs = pieces * chunk / problem.sms + longest * LATE * problem.causal
         return Work(1 + rounds, megabytes, longest * area, pairs * area)  # what is merged takes about a round's start
-    each = ceil_div(problem.B * Tr, launch.grid)  # row tiles of a block
-    rounds = ceil_div(problem.B * Tr, problem.sms)
+    at_once = SHORT_ROW_TILES if kernel.name == "wgmma_short" else 1
+    row_tiles, area = problem.B * Tr / at_once, area * at_once
+    each = math.ceil(row_tiles / launch.grid)  # of a block
+    rounds = math.ceil(row_tiles / problem.sms)
     megabytes = 4 * problem.B * problem.d * 2 * (problem.M + problem.N) / 1e6
-    longest, pairs = max(Tc, each * mean), problem.B * Tr * mean / problem.sms
+    longest, pairs = max(Tc, each * mean), row_tiles * mean / problem.sms
     if rounds > 1 and (problem.causal or each == 1):  # else all blocks have the same, and end at once
         pairs += Tc * LATE
     return Work(rounds, megabytes, longest * area, pairs * area)
