@@ -127,9 +127,9 @@ __device__ __forceinline__ void split_tiles(const Attention &a, const Units &uni
         unsigned char *const tile = tiles + ring.stage * SLOT;
         const float *const fp32 = reinterpret_cast<const float *>(tile);
         const int rows = min(BC, a.N - now.j * BC);
-        const int s = values ? split_V<128, Neighbours::COLUMNS>(fp32, HEAD_DIM, 0, rows, tile, scratch[1][ring.odd()],
-                                                                 thread, 8)
-                             : split_K<128>(fp32, HEAD_DIM, 0, rows, tile, scratch[0][ring.odd()], thread, 7);
+        const int s =
+            values ? split_V<128, Neighbours::COLUMNS>(fp32, HEAD_DIM, 0, rows, tile, scratch[1][ring.odd()], thread, 8)
+                   : split_K<128>(fp32, HEAD_DIM, 0, rows, tile, scratch[0][ring.odd()], thread, 7);
         if (thread == 0) exponent[ring.stage] = s;
         fence_for_async();
         arrive(&full[ring.stage]);

@@ -157,8 +157,7 @@ __device__ __forceinline__ void issue_S(float (&S)[n], const QFragments &Q, uint
         for (int k = 0; k < K_STEPS; ++k) wgmma(S, Q.hi[k], K + split_offset<BC>(0, D + 16 * k) / 16, 1);
     }
 #pragma unroll
-    for (int k = 0; k < K_STEPS; ++k)
-        wgmma(S, Q.hi[k], K + split_offset<BC>(0, 16 * k) / 16, PRODUCTS == 3 || k > 0);
+    for (int k = 0; k < K_STEPS; ++k) wgmma(S, Q.hi[k], K + split_offset<BC>(0, 16 * k) / 16, PRODUCTS == 3 || k > 0);
     wgmma_commit();
 }
 
@@ -458,8 +457,8 @@ struct Consumer {
             finish_O(rows.rescale, P_hi, P_lo);
         };
 
-        const bool cut = CUT > 0 && end_tile > 1 &&
-                         keys_seen(a.q_start + here.i0 + BR - 1, a.N) - (end_tile - 1) * BC <= CUT;
+        const bool cut =
+            CUT > 0 && end_tile > 1 && keys_seen(a.q_start + here.i0 + BR - 1, a.N) - (end_tile - 1) * BC <= CUT;
         const int whole = end_tile - cut;
         for (int j = first_tile + 1;; ++j) {
             const int stop = min(keys.next_chunk(), whole);
