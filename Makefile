@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
+# Where Python is told to keep no bytecode, each process of pytest would compile all tests anew, for 4 s.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: help testcases test test-gpu torture sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-training bench-gpt2 bench-models bench-grid lint clean
 
 help:

@@ -35,6 +35,8 @@ echo "$@" > "$made"
 
 # Seconds in which what is told to end does, though eight others share its core; what it is stopped in takes longer.
 SOON = 30.0
+# Open MPI's transport over libfabric looks for networks for a second whenever a process starts.
+ON_ONE_MACHINE = {"OMPI_MCA_btl": "^ofi"}
 THOROUGH = bool(os.environ.get("CI"))  # what takes long, and seldom finds more than its sample, is left to CI
 
 

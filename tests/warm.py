@@ -11,6 +11,7 @@ off a process with a CUDA context can use none.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import pickle
@@ -140,4 +141,5 @@ def prepare() -> None:
 
 if __name__ == "__main__":
     prepare()
+    gc.freeze()  # or each copy would look through all of it, and so have memory of its own for it
     become(*serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -16,7 +16,7 @@ from pathlib import Path
 DRIVER, CHROMIUM = shutil.which("chromedriver"), shutil.which("chromium")
 ARGUMENTS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--window-size=1000,1300",
+    "--disable-background-networking", "--disable-component-update",
 )  # fmt: skip
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key of an element's id, fixed by the standard
 
@@ -36,6 +36,9 @@ class Browser:
             return json.load(answer)["value"]
 
     def open(self, page: Path) -> None:
+        """A page in a window of the usual size; what the one before it complained of is forgotten."""
+        self.resize(1000, 1300)
+        self.complaints()
         self._call("url", url=page.resolve().as_uri())
 
     def resize(self, width: int, height: int) -> None:
@@ -49,7 +52,7 @@ class Browser:
         return self._call("execute/sync", script=script, args=[])
 
     def complaints(self) -> list[str]:
-        """What the browser has written to its console, such as a script that was not allowed to run."""
+        """What the browser has written to its console since it was asked last, such as a script that was not allowed to run."""
         return [entry["message"] for entry in self._call("se/log", type="browser")]
 
     def picture(self, path: Path) -> None:

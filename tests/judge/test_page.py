@@ -60,13 +60,18 @@ def test_a_mark_for_each_accepted_result_at_its_time(page):
     assert "✗ 1 failed" in text and "erin: wrong answer" in text
 
 
-@pytest.fixture
-def opened(page, tmp_path):
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
     if not (CHROMIUM and DRIVER):
         pytest.skip("no chromium with chromedriver to look at the page with (apt-get install chromium-driver)")
-    with browser(tmp_path) as session:
-        session.open(page)
+    with browser(tmp_path_factory.mktemp("home")) as session:
         yield session
+
+
+@pytest.fixture
+def opened(page, chromium):
+    chromium.open(page)
+    return chromium
 
 
 def column(session, table: int, number: int) -> list[str]:
@@ -99,29 +104,23 @@ def test_no_script_of_a_submission_runs_and_nothing_is_asked_for(opened):
     assert opened.run("return performance.getEntriesByType('resource').length") == 0
 
 
-def test_the_policy_stops_a_script_even_if_one_got_in(page, tmp_path):
+def test_the_policy_stops_a_script_even_if_one_got_in(page, chromium):
     """Escaping is one lock; this is the other."""
-    if not (CHROMIUM and DRIVER):
-        pytest.skip("no chromium with chromedriver to look at the page with (apt-get install chromium-driver)")
     page.write_text(page.read_text().replace("<h1>", "<script>document.title = 1</script><img src=x><h1>"))
-    with browser(tmp_path) as session:
-        session.open(page)
-        assert session.run("return document.title") == "Scoreboard"
-        assert any("Content Security Policy" in complaint for complaint in session.complaints())
+    chromium.open(page)
+    assert chromium.run("return document.title") == "Scoreboard"
+    assert any("Content Security Policy" in complaint for complaint in chromium.complaints())
 
 
-def test_what_has_no_time_comes_last_whichever_way_it_is_sorted(tmp_path):
-    if not (CHROMIUM and DRIVER):
-        pytest.skip("no chromium with chromedriver to look at the page with (apt-get install chromium-driver)")
+def test_what_has_no_time_comes_last_whichever_way_it_is_sorted(chromium, tmp_path):
     results = [result("none", "a", None)._replace(seconds=None), result("x", "a", 1.0), result("y", "a", 2.0)]
     path = tmp_path / "board.html"
     path.write_text(pages.html(scoreboard.boards(results, "passed")), encoding="utf-8")
-    with browser(tmp_path) as session:
-        session.open(path)
-        session.click(heading(0, "time"))
-        assert column(session, 0, 1) == ["x", "y", "none"]
-        session.click(heading(0, "time"))
-        assert column(session, 0, 1) == ["y", "x", "none"]
+    chromium.open(path)
+    chromium.click(heading(0, "time"))
+    assert column(chromium, 0, 1) == ["x", "y", "none"]
+    chromium.click(heading(0, "time"))
+    assert column(chromium, 0, 1) == ["y", "x", "none"]
 
 
 def test_on_a_narrow_page_a_detail_is_as_wide_as_the_page(opened):

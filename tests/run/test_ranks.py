@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import (
+    ON_ONE_MACHINE,
     SOON,
     Finished,
     command,
@@ -83,7 +84,7 @@ def out(out: Path) -> Path:
 def launch(count: int, arguments: list[object]) -> subprocess.Popen:
     """``mpirun -n COUNT ARGUMENTS``, as root too, and with more processes than cores."""
     options = ["--oversubscribe", "--bind-to", "none"] if OPEN_MPI else []
-    changes = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    changes = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **ON_ONE_MACHINE}
     line = [MPIRUN, *options, "-n", str(count), *map(str, arguments)]
     return subprocess.Popen(
         line, env=environment(**changes), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from support import Finished, environment, flashcli_in, random_qkv, script, write_input
+from support import ON_ONE_MACHINE, Finished, environment, flashcli_in, random_qkv, script, write_input
 
 # The command line with chunks of one batch, which take a second to read; {fault} can patch more.
 SLOW = """
@@ -37,7 +37,7 @@ class Cluster:
         flashcli_in(folder / "bin")
         yielding = {"OMPI_MCA_mpi_yield_when_idle": "1"}  # there are more tasks than cores
         path = f"{folder}/bin:{os.environ['PATH']}"
-        self._environment = environment(SLURM_CONF=str(folder / "slurm.conf"), PATH=path, **yielding)
+        self._environment = environment(SLURM_CONF=str(folder / "slurm.conf"), PATH=path, **yielding, **ON_ONE_MACHINE)
 
     def start(self, line: str, cwd: Path | None = None) -> subprocess.Popen:
         pipe = subprocess.PIPE
