@@ -12,6 +12,18 @@ from flashcli.kernels import cache
 from flashcli.measure import diagnosis
 
 
+@pytest.fixture(scope="module")
+def lines():
+    """What is found on this machine as it is."""
+    return flashcli("doctor").out.splitlines()
+
+
+@pytest.fixture
+def no_pycuda(no_pycuda, monkeypatch, tmp_path):
+    """Nor the user's cache, of which doctor checks every kernel: it may hold hundreds."""
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "cubins"))
+
+
 def test_without_a_gpu(no_pycuda, monkeypatch, tmp_path):
     monkeypatch.setenv("NVCC", "")
     monkeypatch.setenv("CC", "")
@@ -31,8 +43,8 @@ def test_without_a_gpu(no_pycuda, monkeypatch, tmp_path):
     assert lines[missing + 1].startswith("     Hint: ")
 
 
-def test_what_arrays_on_a_gpu_need_has_a_line():
-    [line] = [line for line in flashcli("doctor").out.splitlines() if "arrays on a GPU: " in line]
+def test_what_arrays_on_a_gpu_need_has_a_line(lines):
+    [line] = [line for line in lines if "arrays on a GPU: " in line]
     assert re.fullmatch(
         r"\[ok\] .*: cuda-bindings \d\S*, compiled by \S+|\[--\] .*: .*(driver|GPU|cuda-bindings|NVRTC).*", line
     )
@@ -55,8 +67,8 @@ def test_who_compiles_for_arrays_on_a_gpu(monkeypatch, nvcc, problem, ok, text):
     assert (finding.ok, finding.text) == (ok, text) and bool(finding.hint) is not ok
 
 
-def test_mpi_is_named_or_missed():
-    [line] = [line for line in flashcli("doctor").out.splitlines() if "MPI: " in line]
+def test_mpi_is_named_or_missed(lines):
+    [line] = [line for line in lines if "MPI: " in line]
     assert re.fullmatch(r"\[ok\] MPI: mpi4py \d\S*, .*MPI.*|\[--\] MPI: mpi4py.* is not installed\.", line)
 
 
@@ -80,8 +92,8 @@ def test_an_mpi4py_that_finds_no_library_is_no_mpi(tmp_path, statement, message)
     assert lines[index + 1].startswith("     Hint: ")
 
 
-def test_the_driver_has_a_line():
-    [line] = [line for line in flashcli("doctor").out.splitlines() if "GPU driver: " in line]
+def test_the_driver_has_a_line(lines):
+    [line] = [line for line in lines if "GPU driver: " in line]
     assert re.fullmatch(r"\[ok\] GPU driver: NVIDIA (\d[\d.]+, )?for CUDA \d+\.\d|\[--\] GPU driver: .*driver.*", line)
 
 

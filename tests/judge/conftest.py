@@ -41,15 +41,18 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return compile
 
 
-@pytest.fixture
-def cases(tmp_path: Path) -> Path:
-    """A folder with two small cases, c1 and c2."""
-    folder = tmp_path / "cases"
+def two_cases(folder: Path) -> Path:
+    """Two small ones, c1 and c2, in a new folder."""
     folder.mkdir()
     (folder / "manifest.toml").write_text(
         "time_limit = 20\n[c1]\nshape = [2, 24, 8]\nseed = 1\n[c2]\nshape = [3, 40, 16]\nseed = 2\n"
     )
     return folder
+
+
+@pytest.fixture
+def cases(tmp_path: Path) -> Path:
+    return two_cases(tmp_path / "cases")
 
 
 @pytest.fixture

@@ -10,16 +10,21 @@ import subprocess
 import time
 
 import pytest
+from conftest import two_cases
 from support import command, environment, flashcli, script
 
 from flashcli.errors import BadInput
 from flashcli.judge import results
 
 
+def spy_in(folder):
+    """A submission that fails at once, and notes that it was run."""
+    return script(folder / "spy", f'#!/bin/sh\nbasename "$1" >> {folder}/runs\nsha256sum < "$1"\nexit 1\n')
+
+
 @pytest.fixture
 def spy(tmp_path):
-    """A submission that fails at once, and notes that it was run."""
-    return script(tmp_path / "spy", f'#!/bin/sh\nbasename "$1" >> {tmp_path}/runs\nsha256sum < "$1"\nexit 1\n')
+    return spy_in(tmp_path)
 
 
 def runs(tmp_path) -> list[str]:
@@ -84,11 +89,19 @@ def test_interrupted_by_the_keyboard_nothing_is_left(cases, tmp_path):
     assert not list(folder.iterdir())
 
 
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """A judging's file of results, as bytes; those who read it need not wait for another."""
+    folder = tmp_path_factory.mktemp("judged")
+    file = folder / "results.jsonl"
+    flashcli("judge", two_cases(folder / "cases"), "--exe", spy_in(folder), "--results", file, "--seed", 4)
+    return file.read_bytes()
+
+
 @pytest.fixture
-def finished(cases, spy, tmp_path):
-    file = tmp_path / "results.jsonl"
-    flashcli("judge", cases, "--exe", spy, "--results", file, "--seed", 4)
-    return file
+def finished(judged, tmp_path):
+    (tmp_path / "results.jsonl").write_bytes(judged)
+    return tmp_path / "results.jsonl"
 
 
 def test_what_was_printed_is_in_the_file_and_in_no_scoreboard(finished, tmp_path):
@@ -171,13 +184,15 @@ def test_a_file_without_results(finished, tmp_path):
     flashcli("scoreboard", tmp_path / "empty").assert_error(65, "is not a file of results: it has no line")
 
 
-def test_two_judgings_cannot_write_one_file(cases, spy, finished):
-    before = finished.read_bytes()
-    with results.Log(finished, resume=True):
-        done = flashcli("judge", cases, "--exe", spy, "--results", finished, "--resume", "--seed", 4)
-        done.assert_error(2, "another judging is writing the file of results")
-    assert finished.read_bytes() == before
-    assert flashcli("judge", cases, "--exe", spy, "--results", finished, "--resume").code == 1, "it is free again"
+def test_two_judgings_cannot_write_one_file(cases, spy, tmp_path):
+    file = tmp_path / "results.jsonl"
+    judge = "judge", cases, "--exe", spy, "--results", file
+    flashcli(*judge)
+    before = file.read_bytes()
+    with results.Log(file, resume=True):
+        flashcli(*judge, "--resume").assert_error(2, "another judging is writing the file of results")
+    assert file.read_bytes() == before
+    assert flashcli(*judge, "--resume").code == 1, "it is free again"
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume"]])

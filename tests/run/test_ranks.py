@@ -210,7 +210,7 @@ def test_something_unexpected_on_one_rank(given, out):
 @mpi
 def test_an_error_ends_those_in_the_middle_of_a_long_chunk(tmp_path, out):
     given = sparse_input(tmp_path / "long.in", 1, 300_000, 32)  # a minute for each rank
-    fault = "if rank == 1: os.preadv = nth(1, lambda: time.sleep(1) or throw(OSError(5, 'Broken')), os.preadv)"
+    fault = "if rank == 1: os.preadv = nth(1, lambda: time.sleep(0.3) or throw(OSError(5, 'Broken')), os.preadv)"
     run_with(f"flashcli.files.cut.CHUNK_BYTES = 2**23\n{fault}", 3, given, out).assert_error(
         74, "cannot read", "broken"
     )
