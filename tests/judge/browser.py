@@ -52,7 +52,10 @@ class Browser:
         return self._call("execute/sync", script=script, args=[])
 
     def complaints(self) -> list[str]:
-        """What the browser has written to its console since it was asked last, such as a script that was not allowed to run."""
+        """What the browser has written to its console since this was called last.
+
+        Such as a script that was not allowed to run.
+        """
         return [entry["message"] for entry in self._call("se/log", type="browser")]
 
     def picture(self, path: Path) -> None:
