@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from flashcli.interop.protocols import speaks
 from flashcli.paged import BlockSparse
 
 
@@ -65,8 +67,7 @@ def attention(
 
     Source: FlashAttention-2, arXiv 2307.08691, algorithm 1.
     """
-    compute = _known.get(type(q)) or _find(q)
-    return compute(
+    return _of("attention", q)(
         q, k, v, causal, scale, backend, bias=bias, q_start=q_start, return_lse=return_lse, out=out, kernel=kernel,
         precision=precision, batch_invariant=batch_invariant,
     )  # fmt: skip
@@ -123,59 +124,10 @@ def attention_backward(
 
     Source: FlashAttention-2, arXiv 2307.08691, algorithm 2.
     """
-    return _backward_of(q)(
+    return _of("attention_backward", q)(
         do, q, k, v, causal, scale, backend, bias=bias, q_start=q_start, o=o, lse=lse, dlse=dlse,
         return_dbias=return_dbias, kernel=kernel,
     )  # fmt: skip
-
-
-def _backward_of(q: Any) -> Callable[..., tuple[Any, ...]]:
-    """The function for arrays of q's library."""
-    if not isinstance(q, np.ndarray):
-        if _is_pytorchs(q):
-            from flashcli.torch import attention_backward as of_tensors
-
-            return of_tensors
-        from flashcli.interop.protocols import speaks
-
-        if speaks(q):
-            from flashcli.interop.anyones_backward import attention_backward as of_anyones
-
-            return of_anyones
-    from flashcli.run.backward import attention_backward as of_numpy
-
-    return of_numpy
-
-
-_known: dict[type, Callable[..., Any]] = {}
-
-
-def _find(q: Any) -> Callable[..., Any]:
-    """The function for arrays of q's library, from now on."""
-    _known[type(q)] = found = _of(q)
-    return found
-
-
-def _is_pytorchs(array: object) -> bool:
-    """Whether it is a tensor, without importing PyTorch."""
-    return any(kind.__module__.partition(".")[0] == "torch" for kind in type(array).__mro__)
-
-
-def _of(q: Any) -> Callable[..., Any]:
-    if not isinstance(q, np.ndarray):
-        if _is_pytorchs(q):
-            from flashcli.torch.tensors import attention as of_tensors
-
-            return of_tensors
-        from flashcli.interop.protocols import speaks
-
-        if speaks(q):
-            from flashcli.interop.anyones import attention as of_anyones
-
-            return of_anyones
-    from flashcli.run.attention import attention as of_numpy
-
-    return of_numpy
 
 
 def decode(
@@ -238,7 +190,7 @@ def decode(
 
     Source: vLLM's PagedAttention, arXiv 2309.06180.
     """
-    return _of_pages("decode", query)(
+    return _of("decode", query)(
         query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes=alibi_slopes, k_scale=k_scale,
         v_scale=v_scale, layout=layout, scale=scale, sliding_window=sliding_window, block_sparse=block_sparse,
         return_lse=return_lse, backend=backend, cache_dtype=cache_dtype,
@@ -289,36 +241,37 @@ def write_kv(
 
     Source: vLLM's `reshape_and_cache`, arXiv 2309.06180.
     """
-    _of_pages("write_kv", key)(
+    _of("write_kv", key)(
         key, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, layout=layout,
         cache_dtype=cache_dtype,
     )  # fmt: skip
 
 
-_known_of_pages: dict[tuple[str, type], Callable[..., Any]] = {}
+# In which rooms each function is, for PyTorch's tensors, for arrays that say where they lie, and for NumPy's.
+ROOMS = {
+    "attention": ("torch.tensors", "interop.anyones", "run.attention"),
+    "attention_backward": ("torch.backward", "interop.anyones_backward", "run.backward"),
+    "decode": ("torch.paged", "interop.cupys", "run.decode"),
+    "write_kv": ("torch.paged_write", "interop.cupys", "run.write_kv"),
+}
+_known: dict[tuple[str, type], Callable[..., Any]] = {}
 
 
-def _of_pages(name: str, first: Any) -> Callable[..., Any]:
+def _of(name: str, first: Any) -> Callable[..., Any]:
     """The function of that name for arrays of the library of its first argument."""
-    key = name, type(first)
-    if key not in _known_of_pages:
-        _known_of_pages[key] = _find_of_pages(name, first)
-    return _known_of_pages[key]
+    return _known.get((name, type(first))) or _find(name, first)
 
 
-def _find_of_pages(name: str, first: Any) -> Callable[..., Any]:
-    if _is_pytorchs(first):
-        from flashcli.torch import paged, paged_write
+def _find(name: str, first: Any) -> Callable[..., Any]:
+    """The same, to be known from now on."""
+    of_pytorch, of_anyone, of_numpy = ROOMS[name]
+    room = of_numpy
+    if not isinstance(first, np.ndarray):
+        room = of_pytorch if _is_pytorchs(first) else of_anyone if speaks(first) else of_numpy
+    _known[name, type(first)] = found = getattr(importlib.import_module(f"flashcli.{room}"), name)
+    return found
 
-        return paged.decode if name == "decode" else paged_write.write_kv
-    if hasattr(first, "__cuda_array_interface__"):
-        from flashcli.interop import cupys
 
-        return getattr(cupys, name)
-    if name == "decode":
-        from flashcli.run.decode import decode as decode_numpy
-
-        return decode_numpy
-    from flashcli.run.write_kv import write_kv as write_numpy
-
-    return write_numpy
+def _is_pytorchs(array: object) -> bool:
+    """Whether it is a tensor, without importing PyTorch."""
+    return any(kind.__module__.partition(".")[0] == "torch" for kind in type(array).__mro__)

@@ -106,7 +106,7 @@ def _lies(first: str, given: dict[str, Any], options: dict[str, Any], scales: di
     kind = type(given[first])
     if kind.__module__.partition(".")[0] != "cupy":
         wanted = "a NumPy or CuPy array or a PyTorch tensor"
-        raise TypeError(f"{first} must be {wanted}, not {kind.__name__}: try cupy.asarray")
+        raise TypeError(f"{first} must be {wanted}, not {kind.__name__}: try numpy.asarray, or cupy.asarray")
     import cupy
 
     bindings()  # first: where there is no driver, nothing else would say so
