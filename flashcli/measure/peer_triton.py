@@ -1,7 +1,7 @@
 """The strongest fp32-accurate peer found: FlashAttention-2 in Triton, best of several tilings.
 
-Its products are split by Triton: tf32x3, three TF32 products for one, or bf16x6, six of bfloat16. For the benchmark
-only: d a power of two from 16, as many queries as keys where it is causal.
+Its products are split by Triton: tf32x3, three TF32 products for one, or bf16x6, six of bfloat16, which is faster. For
+the benchmark only: d a power of two from 16, as many queries as keys where it is causal.
 """
 
 from __future__ import annotations
