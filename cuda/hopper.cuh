@@ -36,6 +36,16 @@ __device__ __forceinline__ void wait(uint64_t *barrier, uint32_t parity) {
     }
 }
 
+// Whether it has ended.
+__device__ __forceinline__ bool has_ended(uint64_t *barrier, uint32_t parity) {
+    uint32_t done;
+    asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+    return done;
+}
+
 // ---- copies
 
 // Global to shared memory, one thread for all; `bytes` a multiple of 16, as both addresses. Counts on `barrier`.
@@ -54,12 +64,8 @@ __device__ __forceinline__ void arrive_after_copies(uint64_t *barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// 8 bytes, both addresses multiples of 8, or 8 zeros; by each thread for itself, which then waits for all of its copies.
-__device__ __forceinline__ void copy8(uint32_t to_shared, const void *from, bool there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to_shared), "l"(from), "r"(there ? 8 : 0)
-                 : "memory");
-}
-__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+// 128 bytes of global memory to the second-level cache.
+__device__ __forceinline__ void prefetch(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 // Ordinary stores to shared memory become visible to wgmma and the copy engine (after this, a barrier).
 __device__ __forceinline__ void fence_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

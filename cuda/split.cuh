@@ -138,59 +138,67 @@ __device__ __forceinline__ int group_scale(const float *x, unsigned *scratch, in
     return scale_exponent(largest);
 }
 
+// Where fp32 numbers are read from. A tile in shared memory: each thread keeps to its columns, so that its addresses differ by
+// constants only, and those of V that are neighbours in pairs take other keys, so that eight threads neither read nor write
+// the same bank. (A bank is 4 bytes wide, and 32 banks are as long as 8 pieces are wide.)
+enum class From { MEMORY, TILE };
+
 // K: a piece of work is 8 columns of one key, one 16-byte chunk of hi and one of lo. Returns the scale's exponent.
-template <int GROUP>
+template <int GROUP, From FROM = From::MEMORY>
 __device__ __forceinline__ int split_K(const float *K, long long stride, int j0, int N, unsigned char *tile,
                                        unsigned *scratch, unsigned thread, int barrier) {
     asm volatile("" : "+r"(thread));  // else, in a loop, all addresses are computed ahead and held in registers
-    constexpr int PIECES = BC * D / 8, EACH = ceil_div(PIECES, GROUP);
+    constexpr int ACROSS = D / 8, PIECES = BC * ACROSS, EACH = ceil_div(PIECES, GROUP);
+    constexpr bool KEEPS = FROM == From::TILE;
+    static_assert(!KEEPS || GROUP % ACROSS == 0, "columns are kept");
+    const auto key_of = [&](int e) {
+        return KEEPS ? thread / ACROSS + e * (GROUP / ACROSS) : (e * GROUP + thread) / ACROSS;
+    };
+    const auto column_of = [&](int e) { return (KEEPS ? thread : e * GROUP + thread) % ACROSS * 8; };
     float x[EACH][8];
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-        const unsigned piece = e * GROUP + thread, key = piece / (D / 8), column = piece % (D / 8) * 8;
-        const int row = piece < PIECES ? j0 + key : N;
+        const unsigned column = column_of(e);
+        const int row = e * GROUP + thread < PIECES ? j0 + key_of(e) : N;
         *reinterpret_cast<float4 *>(&x[e][0]) = load4(K, stride, row, column, N);
         *reinterpret_cast<float4 *>(&x[e][4]) = load4(K, stride, row, column + 4, N);
     }
     const int s = group_scale<GROUP, EACH * 8>(&x[0][0], scratch, thread, barrier);
     const float factor = power_of_two(s);
 #pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-        const unsigned piece = e * GROUP + thread;
-        if (piece < PIECES) store_split<BC, D>(tile, piece / (D / 8), piece % (D / 8) * 8, x[e], factor);
-    }
+    for (int e = 0; e < EACH; ++e)
+        if (e * GROUP + thread < PIECES) store_split<BC, D>(tile, key_of(e), column_of(e), x[e], factor);
     return s;
 }
 
 // V, transposed: a piece of work is 4 columns of 8 keys. Neighbouring threads have neighbouring keys, so that reads and
-// writes meet in whole 32-byte sectors of memory; or neighbouring columns, for fewer bank conflicts in shared memory.
-enum class Neighbours { KEYS, COLUMNS };
-template <int GROUP, Neighbours NEIGHBOURS>
+// writes meet in whole 32-byte sectors of memory; or neighbouring columns.
+template <int GROUP, From FROM = From::MEMORY>
 __device__ __forceinline__ int split_V(const float *V, long long stride, int j0, int N, unsigned char *tile,
                                        unsigned *scratch, unsigned thread, int barrier) {
     asm volatile("" : "+r"(thread));  // else, in a loop, all addresses are computed ahead and held in registers
-    constexpr int PIECES = BC / 8 * (D / 4), EACH = ceil_div(PIECES, GROUP);
-    constexpr bool BY_KEYS = NEIGHBOURS == Neighbours::KEYS;
-    const auto key_of = [](unsigned piece) { return (BY_KEYS ? piece % (BC / 8) : piece / (D / 4)) * 8; };
-    const auto column_of = [](unsigned piece) { return (BY_KEYS ? piece / (BC / 8) : piece % (D / 4)) * 4; };
+    constexpr int ACROSS = D / 4, DOWN = BC / 8, PIECES = DOWN * ACROSS, EACH = ceil_div(PIECES, GROUP);
+    constexpr bool KEEPS = FROM == From::TILE;
+    static_assert(!KEEPS || (DOWN % 4 == 0 && GROUP % ACROSS == 0), "columns are kept; keys change places in fours");
+    const auto key_of = [&](int e) {
+        return 8 * (KEEPS ? (thread / ACROSS + e * (GROUP / ACROSS)) ^ thread / 2 % 4 : (e * GROUP + thread) % DOWN);
+    };
+    const auto column_of = [&](int e) { return 4 * (KEEPS ? thread % ACROSS : (e * GROUP + thread) / DOWN); };
     float x[EACH][4][8];  // [column][key]
 #pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-        const unsigned piece = e * GROUP + thread;
+    for (int e = 0; e < EACH; ++e)
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
-            const float4 v = load4(V, stride, piece < PIECES ? j0 + key_of(piece) + k : N, column_of(piece), N);
+            const int row = e * GROUP + thread < PIECES ? j0 + key_of(e) + k : N;
+            const float4 v = load4(V, stride, row, column_of(e), N);
             x[e][0][k] = v.x, x[e][1][k] = v.y, x[e][2][k] = v.z, x[e][3][k] = v.w;
         }
-    }
     const int s = group_scale<GROUP, EACH * 32>(&x[0][0][0], scratch, thread, barrier);
     const float factor = power_of_two(s);
 #pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-        const unsigned piece = e * GROUP + thread;
+    for (int e = 0; e < EACH; ++e)
 #pragma unroll
         for (int c = 0; c < 4; ++c)
-            if (piece < PIECES) store_split<D, BC>(tile, column_of(piece) + c, key_of(piece), x[e][c], factor);
-    }
+            if (e * GROUP + thread < PIECES) store_split<D, BC>(tile, column_of(e) + c, key_of(e), x[e][c], factor);
     return s;
 }

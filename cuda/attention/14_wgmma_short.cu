@@ -1,66 +1,65 @@
 // Short sequences on Hopper: K and V are split in shared memory, without a pre-pass.
 //
-// What changed: the copies bring K and V in fp32, and warpgroups split them in place, where there was one that only copied.
-// The others take row tiles of 64 in turn, each for itself, while a head's tiles of K and V stay where they are; each keeps
-// its Q in registers, as fragments. There is no workspace.
+// What changed: the copies bring K and V in fp32, and a warpgroup splits them in place, where there was one that only
+// copied. The three others take row tiles of 64 in turn, each for itself, while a head's tiles of K and V stay where they
+// are; each keeps its Q in registers, as fragments. There is no workspace.
 // Why it is faster: up to some hundred keys few blocks read the same K and V; to write both split to memory and to read
 // them again would be most of the traffic. A head is split once, not once a row tile. Of a last tile of few keys only those
-// are multiplied. And a row tile waits for nobody before its first product: its Q is on the way while the last one is done.
-// What it costs: a head that does not fit is split over and over; splitting takes registers from those that multiply; and
-// copies move 16 bytes at a time: heads of 4, 8, .. 64 numbers whose rows start on 16 bytes.
+// are multiplied. And three warpgroups that wait for nobody but the tiles fill each other's gaps: with so few keys, most of
+// them are where a row tile begins and ends.
+// What it costs: a head that does not fit is split over and over; a warpgroup that multiplies has registers for one S or
+// P only, so that its own products and exponentials follow one another; and copies move 16 bytes at a time: heads of 4, 8,
+// .. 64 numbers whose rows start on 16 bytes.
 //
 // Launch: `attention` with any number of blocks.
 #include "warpgroup.cuh"
 
-constexpr int PRODUCERS = 2, CONSUMERS = THREADS / 128 - PRODUCERS;
-static_assert(BR == 64 && CONSUMERS == 2, "a row tile is one warpgroup's; two split, two multiply");
-static_assert(BC * D <= 4096, "a splitting thread has registers for 32 floats");
+constexpr int CONSUMERS = THREADS / 128 - 1;
+static_assert(BR == 64 && CONSUMERS == 3, "a row tile is one warpgroup's; one splits, three multiply");
+// Threads that split a tile, 32 numbers each: two small tiles, one of K and one of V, are split at a time.
+constexpr int SPLITTERS = BC * D > 2048 ? 128 : 64;
+static_assert(BC * D <= 32 * SPLITTERS, "a splitting thread has registers for 32 floats");
 static_assert(ALIGNED && STAGES >= 3, "bulk copies move 16 bytes; tiles are copied ahead");
 // An SM has 512 for each of 128 threads.
-constexpr int PRODUCER_REGISTERS = BC > 64 ? 56 : 64, CONSUMER_REGISTERS = 256 - PRODUCER_REGISTERS;
+constexpr int PRODUCER_REGISTERS = BC > 64 ? 56 : 64, CONSUMER_REGISTERS = BC > 64 ? 152 : 144;
 
-// A slot holds the fp32 tile first, then the split one. K and V have slots of one size: their producers run the same code.
+// A slot holds the fp32 tile first, then the split one. K and V have slots of one size, in turn.
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int SLOT = larger(larger(K_TILE, V_TILE), round_up(BC * HEAD_DIM * 4, 1024));
-constexpr int Q_BYTES = CONSUMERS * 64 * K_STEPS * 16 * 4;
 constexpr int CUT = 32;  // keys of the last tile: as many as one product has at full rate
-constexpr int NEEDED = STAGES * 2 * SLOT + Q_BYTES;
-static_assert(SHARED == NEEDED + 1024, "tiles start on 1024 bytes");
+static_assert(SHARED == STAGES * 2 * SLOT + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 2048 <= 227 * 1024, "tiles must fit shared memory");
 static_assert(SLOT % 1024 == 0, "the swizzle repeats every 1024 bytes");
 
-// What a block does at a time: `share` row tiles of a head, while the tiles of K and V that they see are brought once. That
-// is all of a head's, if K and V fit shared memory, and if whole heads keep nearly all blocks busy to the end; else one for
-// each warpgroup that multiplies.
+// What a block does at a time: row tiles of a head, while the tiles of K and V that they see are brought once. That is all
+// of a head's, as long as there are whole heads for all blocks, if K and V fit shared memory; the row tiles of the heads
+// that are left are shared out.
 struct Units {
-    int Tr, share, parts;  // row tiles of a head, of a unit; units of a head
-    unsigned count;
-    int ahead;  // so many tiles are copied ahead: one slot is read by products, one is split; or all of a head stay
-    __device__ __forceinline__ Units(const Attention &a) : Tr(ceil_div(a.M, BR)) {
-        const unsigned heads = unsigned(a.B) * a.H, rounds = (heads + gridDim.x - 1) / gridDim.x;
-        const int Tc = ceil_div(a.N, BC);
-        const bool whole = Tc < STAGES && rounds * gridDim.x / 8 * 7 <= heads;
-        share = whole ? Tr : min(CONSUMERS, (heads * Tr + gridDim.x - 1) / gridDim.x);
+    int Tr, Tc, share,
+        parts;  // row tiles and key tiles of a head; row tiles of a unit, and units of a head that is left
+    unsigned wholes, count;
+    __device__ __forceinline__ Units(const Attention &a) : Tr(ceil_div(a.M, BR)), Tc(max(1, ceil_div(a.N, BC))) {
+        const bool fits = Tc <= STAGES;
+        const unsigned heads = unsigned(a.B) * a.H;
+        wholes = fits ? heads - heads % gridDim.x : 0;
+        share = max(1, ((heads - wholes) * Tr + gridDim.x - 1) / gridDim.x);
+        if (!fits) share = min(share, CONSUMERS);
         parts = ceil_div(Tr, share);
-        count = heads * parts;
-        ahead = share > CONSUMERS ? min(STAGES - 2, STAGES - Tc) : STAGES - 2;
+        count = wholes + (heads - wholes) * parts;
     }
-    __device__ __forceinline__ int part(unsigned unit) const { return parts == 1 ? 0 : unit % parts; }
-    __device__ __forceinline__ int row_tiles(unsigned unit) const { return min(share, Tr - part(unit) * share); }
+    __device__ __forceinline__ int row_tiles(unsigned unit) const {
+        return unit < wholes ? Tr : min(share, Tr - int((unit - wholes) % parts) * share);
+    }
     // A row tile of a unit. Number 0 sees as many tiles of K as any.
     __device__ __forceinline__ Work work(unsigned unit, int row_tile, const Attention &a) const {
-        const int tile = part(unit) * share + row_tile;
-        return Work(parts == 1 ? unit : unit / parts, (CAUSAL ? Tr - 1 - tile : tile) * BR, a);
+        if (unit >= wholes) {
+            const unsigned left = unit - wholes;
+            unit = wholes + left / parts, row_tile += left % parts * share;
+        }
+        return Work(unit, (CAUSAL ? Tr - 1 - row_tile : row_tile) * BR, a);
     }
-};
-
-// The tiles of K and V of all of a block's units, one after the other.
-struct Steps {
-    unsigned unit = blockIdx.x;
-    int j = 0;
-    __device__ __forceinline__ void next(const Units &units, const Attention &a) {
-        // Not causal, all units have the same number.
-        if (++j == units.work(CAUSAL ? unit : 0, 0, a).tiles) j = 0, unit += gridDim.x;
+    __device__ __forceinline__ int key_tiles(unsigned unit, const Attention &a) const {
+        return CAUSAL ? work(unit, 0, a).tiles : Tc;
     }
 };
 
@@ -75,128 +74,247 @@ struct Turns {
     }
 };
 
-// Rows of a matrix to shared memory, where they follow one another. If they do so in memory, one thread copies them in one
-// piece; else 128 do, 16 bytes at a time.
-constexpr int COPIERS = DENSE ? 1 : 128;
-__device__ __forceinline__ void copy_rows(unsigned char *to, const float *from, long long stride, int rows,
-                                          uint64_t *arrival) {
-    if (DENSE) {
-        arrive_expecting(arrival, rows * HEAD_DIM * 4);
-        bulk_copy(shared_address(to), from, rows * HEAD_DIM * 4, arrival);
-        return;
-    }
-    constexpr int PIECES = HEAD_DIM / 4, ACROSS = PIECES > 8   ? 16
-                                                  : PIECES > 4 ? 8
-                                                               : 4;  // threads for the pieces of a row
-    const int piece = threadIdx.x % ACROSS, first = threadIdx.x % 128 / ACROSS;
-    uint32_t target = shared_address(to) + (first * PIECES + piece) * 16;
-    from += first * stride + piece * 4;
-#pragma unroll 1
-    for (int r = piece < PIECES ? first : rows; r < rows; r += 128 / ACROSS) {
-        copy16(target, from);
-        target += 128 / ACROSS * PIECES * 16, from += 128 / ACROSS * stride;
-    }
-    arrive_after_copies(arrival);
-}
+// What tells that a tile was copied to a slot, was split, and is not needed any more; and the exponents of its scale. Of a
+// stage slot 0 is of K, slot 1 of V.
+struct Slots {
+    uint64_t raw[STAGES][2], full[STAGES][2], free[STAGES][2];
+    int exponent[STAGES][2];
+};
 
-// A producer, of K or of V: tiles are copied in fp32 first, then split in place. The barriers tell that one was copied,
-// was split, and is free again.
-__device__ __forceinline__ void split_tiles(const Attention &a, const Units &units, bool values, unsigned char *tiles,
-                                            uint64_t *raw, uint64_t *full, uint64_t *free, int *exponent) {
-    __shared__ unsigned scratch[2][2][8];  // two in turn: a slow warp may still read the one before
-    const int thread = threadIdx.x % 128;
-    const long long stride = row_stride(values ? a.v : a.k);
-
+// The tiles of K, or of V, of all of a block's units, one after the other: their rows go to shared memory, where they follow
+// one another. If they do so in memory, one thread of a warp copies them in one piece; else two warps do, 16 bytes at a time.
+constexpr int COPYING_WARPS = DENSE ? 1 : 2, COPIERS = DENSE ? 1 : 64;
+constexpr int AHEAD = 3;  // tiles that are on their way, or there, before they are split: at most
+struct Copies {
+    const bool values;
+    unsigned unit = blockIdx.x, turn = 0;  // it is the lane with the number `turn` that knows where the unit begins
     Ring ring;
-    Steps ahead;
-    const auto copy_next = [&](Ring to) {
-        if (ahead.unit >= units.count) return;
-        const Head head = units.work(ahead.unit, 0, a).head;
-        const float *const X = values ? rows_of(a.V, a.v, head.b, head.kv) : rows_of(a.K, a.k, head.b, head.kv);
-        const int row = ahead.j * BC;
-        wait(&free[to.stage], to.parity ^ 1);
-        copy_rows(tiles + to.stage * SLOT, X + row * stride, stride, min(BC, a.N - row), &raw[to.stage]);
-        ahead.next(units, a);
-    };
-    if (thread < COPIERS)
-        for (Ring to; to.stage < units.ahead; to.next()) copy_next(to);
-    for (Steps now; now.unit < units.count; now.next(units, a), ring.next()) {
-        if (thread < COPIERS) copy_next(ring.ahead(units.ahead));
-        __syncwarp();
-        wait(&raw[ring.stage], ring.parity);
-        unsigned char *const tile = tiles + ring.stage * SLOT;
-        const float *const fp32 = reinterpret_cast<const float *>(tile);
-        const int rows = min(BC, a.N - now.j * BC);
-        const int s =
-            values ? split_V<128, Neighbours::COLUMNS>(fp32, HEAD_DIM, 0, rows, tile, scratch[1][ring.odd()], thread, 8)
-                   : split_K<128>(fp32, HEAD_DIM, 0, rows, tile, scratch[0][ring.odd()], thread, 7);
-        if (thread == 0) exponent[ring.stage] = s;
-        fence_for_async();
-        arrive(&full[ring.stage]);
+    const float *mine = nullptr, *from;
+    int my_rows = 0, rows;  // from there on
+    int lead = 0;           // tiles that were copied and are not split yet
+
+    __device__ __forceinline__ Copies(bool values, const Units &units, const Attention &a) : values(values) {
+        begin(units, a);
     }
+    __device__ __forceinline__ void begin(const Units &units, const Attention &a) {
+        if (turn == 0) {
+            const unsigned next = unit + threadIdx.x % 32 * gridDim.x;
+            if (next < units.count) {
+                const Work work = units.work(next, 0, a);
+                mine = values ? rows_of(a.V, a.v, work.head.b, work.head.kv)
+                              : rows_of(a.K, a.k, work.head.b, work.head.kv);
+                my_rows = CAUSAL ? min(a.N, work.tiles * BC) : a.N;
+            }
+        }
+        from = reinterpret_cast<const float *>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), turn));
+        rows = CAUSAL ? __shfl_sync(~0u, my_rows, turn) : a.N;
+        turn = (turn + 1) % 32;
+    }
+    __device__ __forceinline__ void go_on(const Units &units, const Attention &a, unsigned char *tiles, Slots &slots) {
+        const long long stride = row_stride(values ? a.v : a.k);
+        while (unit < units.count && lead < AHEAD) {
+            uint64_t *const free = &slots.free[ring.stage][values];
+            if (lead == 0) wait(free, ring.parity ^ 1);
+            else if (!__all_sync(~0u, has_ended(free, ring.parity ^ 1))) break;
+            copy(tiles + (2 * ring.stage + values) * SLOT, stride, min(BC, rows), &slots.raw[ring.stage][values]);
+            ++lead;
+            ring.next();
+            rows -= BC, from += BC * stride;
+            if (rows <= 0) unit += gridDim.x, begin(units, a);
+        }
+    }
+    __device__ __forceinline__ void copy(unsigned char *to, long long stride, int count, uint64_t *arrival) const {
+        if (DENSE) {
+            if (threadIdx.x % 32 > 0) return;
+            arrive_expecting(arrival, count * HEAD_DIM * 4);
+            bulk_copy(shared_address(to), from, count * HEAD_DIM * 4, arrival);
+            return;
+        }
+        constexpr int PIECES = HEAD_DIM / 4, ACROSS = PIECES > 8   ? 16
+                                                      : PIECES > 4 ? 8
+                                                                   : 4;  // threads for the pieces of a row
+        const int piece = threadIdx.x % ACROSS, first = threadIdx.x % COPIERS / ACROSS;
+        uint32_t target = shared_address(to) + (first * PIECES + piece) * 16;
+        const float *source = from + first * stride + piece * 4;
+#pragma unroll 1
+        for (int r = piece < PIECES ? first : count; r < count; r += COPIERS / ACROSS) {
+            copy16(target, source);
+            target += COPIERS / ACROSS * PIECES * 16, source += COPIERS / ACROSS * stride;
+        }
+        arrive_after_copies(arrival);
+    }
+};
+
+// The producer: tiles are copied in fp32, then split in place. Its first 64 threads copy K, the others V; all of them split
+// a tile of K and then one of V, or each half splits what it has copied.
+__device__ __forceinline__ void split_tiles(const Attention &a, const Units &units, unsigned char *tiles,
+                                            Slots &slots) {
+    __shared__ unsigned scratch[2][2][8];  // two in turn: a slow warp may still read the one before
+    const int thread = threadIdx.x % SPLITTERS, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), half = warp / 2;
+    const auto split = [&](Ring ring, int rows, int values, int barrier) {
+        wait(&slots.raw[ring.stage][values], ring.parity);
+        unsigned char *const tile = tiles + (2 * ring.stage + values) * SLOT;
+        const float *const fp32 = reinterpret_cast<const float *>(tile);
+        unsigned *const words = scratch[values][ring.odd()];
+        const int s = values ? split_V<SPLITTERS, From::TILE>(fp32, HEAD_DIM, 0, rows, tile, words, thread, barrier)
+                             : split_K<SPLITTERS, From::TILE>(fp32, HEAD_DIM, 0, rows, tile, words, thread, barrier);
+        if (thread == 0) slots.exponent[ring.stage][values] = s;
+        fence_for_async();
+        arrive(&slots.full[ring.stage][values]);
+    };
+
+    Copies copies(half, units, a);
+    Ring ring;
+    for (unsigned unit = blockIdx.x; unit < units.count; unit += gridDim.x)
+        for (int left = CAUSAL ? min(a.N, units.work(unit, 0, a).tiles * BC) : a.N; left > 0; left -= BC, ring.next()) {
+            if (warp % 2 < COPYING_WARPS) copies.go_on(units, a, tiles, slots);
+            --copies.lead;
+            const int rows = min(BC, left);
+            if (SPLITTERS == 64) split(ring, rows, half, 7 + half);
+            else split(ring, rows, 0, 7), split(ring, rows, 1, 7);
+        }
 }
 
-// The numbers of Q that a thread wants as fragments, in shared memory: copied there, by itself and for itself, while it
-// still works on the ones before.
-struct Queries {
-    float2 *const mine;
-    __device__ __forceinline__ Queries(unsigned char *all)
-        : mine(reinterpret_cast<float2 *>(all) + (threadIdx.x - 128 * PRODUCERS)) {}
-    static __device__ __forceinline__ constexpr int at(int k, int f) { return (4 * k + f) * 128 * CONSUMERS; }
+// A warpgroup that multiplies: 64 rows of Q and O at a time.
+struct Multiplier {
+    Slots &slots;
+    const uint64_t desc;
+    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;  // this one, and row + 8, are this thread's
+    Ring ring;
+    __device__ __forceinline__ Multiplier(Slots &slots, const unsigned char *tiles)
+        : slots(slots), desc(descriptor(shared_address(tiles))) {}
 
-    // Of rows i and i + 8.
-    __device__ __forceinline__ void copy(const Attention &a, Head head, int i) const {
+    // Q has no place in shared memory: it is read from the cache, where this brings it.
+    __device__ __forceinline__ void prefetch_Q(const Attention &a, const Work &next) const {
+        const int thread = threadIdx.x % 128, i = min(next.i0 + thread % 64, a.M - 1);
+        if (HEAD_DIM > 32 || thread < 64)
+            prefetch(rows_of(a.Q, a.q, next.head.b, next.head.h) + i * row_stride(a.q) + thread / 64 * 32);
+    }
+
+    // What a thread wants of its two rows of Q as fragments.
+    using Numbers = float[2][K_STEPS][2][2];
+    __device__ __forceinline__ void load_Q(Numbers &x, const Attention &a, const Work &next) const {
         const int t = threadIdx.x % 4 * 2;
-        const float *const Q = rows_of(a.Q, a.q, head.b, head.h) + t;
+        const float *const Q = rows_of(a.Q, a.q, next.head.b, next.head.h) + t;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int row = i + 8 * r;
-            const float *const from = Q + min(row, a.M - 1) * row_stride(a.q);
+            const float *const from = Q + min(next.i0 + row + 8 * r, a.M - 1) * row_stride(a.q);
 #pragma unroll
-            for (int c = 0; c < 2 * K_STEPS; ++c)
-                copy8(shared_address(mine + at(c / 2, c % 2 * 2 + r)), from + 8 * c,
-                      row < a.M && (8 * c + 8 <= HEAD_DIM || 8 * c + t < HEAD_DIM));
+            for (int c = 0; c < 2 * K_STEPS; ++c) {
+                const bool there = 8 * c + 8 <= HEAD_DIM || 8 * c + t < HEAD_DIM;
+                const float2 two = there ? *reinterpret_cast<const float2 *>(from + 8 * c) : make_float2(0, 0);
+                x[r][c / 2][c % 2][0] = two.x, x[r][c / 2][c % 2][1] = two.y;
+            }
         }
     }
 
+    // Else what was there before would be kept.
+    __device__ __forceinline__ void forget(Numbers &x) const {
+#pragma unroll
+        for (int e = 0; e < 8 * K_STEPS; ++e) (&x[0][0][0][0])[e] = 0;
+    }
+
     // `factor` in [0.5, 1) is the mantissa of scale * log2(e). Returns the exponents of the two rows' scales.
-    __device__ __forceinline__ int2 split(QFragments &to, float factor) const {
-        wait_for_copies();
+    __device__ __forceinline__ int2 split_Q(QFragments &to, const Numbers &x, float factor) const {
         int s[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float x[K_STEPS][2][2];
-#pragma unroll
-            for (int k = 0; k < K_STEPS; ++k)
-#pragma unroll
-                for (int f = 0; f < 2; ++f) {
-                    const float2 two = mine[at(k, 2 * f + r)];
-                    x[k][f][0] = two.x, x[k][f][1] = two.y;
-                }
-            s[r] = row_scale<K_STEPS * 4>(&x[0][0][0]);
+            s[r] = row_scale<K_STEPS * 4>(&x[r][0][0][0]);
             const float scale = power_of_two(s[r]) * factor;
 #pragma unroll
             for (int k = 0; k < K_STEPS; ++k)
 #pragma unroll
                 for (int f = 0; f < 2; ++f)
-                    split_scaled(x[k][f][0], x[k][f][1], scale, to.hi[k][2 * f + r], to.lo[k][2 * f + r]);
+                    split_scaled(x[r][k][f][0], x[r][k][f][1], scale, to.hi[k][2 * f + r], to.lo[k][2 * f + r]);
         }
         return make_int2(s[0], s[1]);
+    }
+
+    // The slot is free again, as far as this warp is concerned.
+    __device__ __forceinline__ void release(int values) const {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(&slots.free[ring.stage][values]);
+    }
+
+    // Lets tiles pass that no rows of this warpgroup see.
+    __device__ __forceinline__ void pass_by(int tiles) {
+        for (; tiles > 0; --tiles, ring.next())
+            for (int values = 0; values < 2; ++values) {
+                wait(&slots.full[ring.stage][values], ring.parity);
+                release(values);
+            }
+    }
+
+    // Attention of the rows of a row tile; its tiles of K and V are released, if they need not `stay` for other rows. Calls
+    // after_products() where there are registers again.
+    template <class Function>
+    __device__ __forceinline__ void attend(const Attention &a, const Work &here, const QFragments &Q, int2 q_exponent,
+                                           int factor_exponent, bool stay, Function after_products) {
+        const int i = here.i0 + row;
+        Rows rows = {
+            {NEG_INF, NEG_INF}, {0, 0}, {0, 0}, {factor_exponent - q_exponent.x, factor_exponent - q_exponent.y}};
+        Sum sum = {};
+        // O += P V of tile j, or of its first keys: two for each number that S has.
+        const auto step = [&](auto &S, int j) {
+            constexpr int STEPS = sizeof(S) / 32;
+            const uint64_t K = desc + ring.stage * (2 * SLOT / 16), V = K + SLOT / 16;
+            wait(&slots.full[ring.stage][0], ring.parity);
+            issue_S(S, Q, K);
+            float bias[S_REGISTERS];
+            const int column = j * BC + threadIdx.x % 4 * 2;
+            if (BIAS) {
+#pragma unroll
+                for (int x = 0; x < 4 * (2 * STEPS); ++x)
+                    bias[x] = bias_of(a, here.head, i + x / 2 % 2 * 8, column + x / 4 * 8 + x % 2);
+            }
+            const auto end_of = [&](int x) { return keys_seen(a.q_start + x, a.N); };
+            const int k_exponent = slots.exponent[ring.stage][0];
+            wgmma_wait<0>();
+            pin(S);
+            if (!stay) release(0);
+            softmax(S, rows, k_exponent, (j + 1) * BC > end_of(here.i0), {end_of(i) - column, end_of(i + 8) - column},
+                    bias);
+            uint32_t P_hi[STEPS][4], P_lo[STEPS][4];
+            split_P(S, P_hi, P_lo);
+
+            float T[T_REGISTERS], O_factor;
+            wait(&slots.full[ring.stage][1], ring.parity);
+            issue_T(T, P_hi, P_lo, V);
+            const float T_factor = sum.unit.next(slots.exponent[ring.stage][1], &O_factor);
+            const float c[2] = {rows.rescale[0] * O_factor, rows.rescale[1] * O_factor};
+            wgmma_wait<0>();
+            pin(T);
+            if (!stay) release(1);
+            add_T(sum.O[0], T, c, T_factor);
+            ring.next();
+        };
+        const bool cut = keys_seen(a.q_start + here.i0 + BR - 1, a.N) - (here.tiles - 1) * BC <= CUT;
+        const int whole = here.tiles - cut;
+#pragma unroll 1
+        for (int j = 0; j < whole; ++j) {
+            float S[S_REGISTERS];
+            step(S, j);
+        }
+        if (cut) {
+            float S[CUT / 2];
+            step(S, whole);
+        }
+        after_products();
+#pragma unroll
+        for (int r = 0; r < 2; ++r) sum.shift[r] = rows.shift[r], sum.l[r] = rows.l[r];
+        give_rows(a, here.head, i, sum);
     }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
     extern __shared__ unsigned char unaligned[];
-    __shared__ uint64_t raw[2][STAGES], full[2][STAGES], free[2][STAGES];  // of K, and of V
-    __shared__ int exponent[2][STAGES];
+    __shared__ Slots slots;
     unsigned char *const tiles = unaligned + (-shared_address(unaligned) & 1023);
 
-    if (threadIdx.x == 0) {
-        for (int x = 0; x < 2; ++x)
-            for (int s = 0; s < STAGES; ++s) {
-                barrier_init(&raw[x][s], COPIERS), barrier_init(&full[x][s], 128);
-                barrier_init(&free[x][s], 4 * CONSUMERS);  // each warp for itself
-            }
+    if (threadIdx.x < 2 * STAGES) {
+        const int stage = threadIdx.x / 2, values = threadIdx.x % 2;
+        barrier_init(&slots.raw[stage][values], COPIERS), barrier_init(&slots.full[stage][values], SPLITTERS);
+        barrier_init(&slots.free[stage][values], 4 * CONSUMERS);  // each warp for itself
         barrier_init_done();
     }
     __syncthreads();
@@ -204,41 +322,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
 
     // From one lane, so that ptxas sees that all of a warp have the same, and keeps what follows from it but once a warp.
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    if (warpgroup < PRODUCERS) {
+    if (warpgroup == 0) {
         registers_down<PRODUCER_REGISTERS>();
-        const int x = warpgroup;
-        split_tiles(a, units, x == 1, tiles + x * STAGES * SLOT, raw[x], full[x], free[x], exponent[x]);
+        split_tiles(a, units, tiles, slots);
         return;
     }
-
-    // ---- a consumer: 64 rows of Q and O at a time
     registers_up<CONSUMER_REGISTERS>();
-    const Rings rings = {full[0], free[0], full[1], free[1], exponent[0], exponent[1]};
-    Consumer<SLOT, SLOT, CUT> consumer(rings, tiles, tiles + STAGES * SLOT, 0);
-    const Queries Q(tiles + 2 * STAGES * SLOT);
+    Multiplier multiplier(slots, tiles);
     int factor_exponent;
     const float factor = frexpf(a.scale * LOG2E, &factor_exponent);  // S in powers of two: exp(x) = 2^(x log2(e))
 
-    Turns mine(warpgroup - PRODUCERS, units);
-    const auto copy_Q = [&] {
-        if (mine.unit >= units.count) return;
-        const Work next = units.work(mine.unit, mine.row_tile, a);
-        Q.copy(a, next.head, next.i0 + consumer.row);
+    Turns mine(warpgroup - 1, units);
+    const auto next = [&] { return units.work(mine.unit, mine.row_tile, a); };
+    unsigned unit = blockIdx.x;  // whose first tile is the ring's
+    Multiplier::Numbers numbers;
+    const auto load_next = [&] {
+        if (mine.unit < units.count) multiplier.load_Q(numbers, a, next());
+        else multiplier.forget(numbers);
     };
-    copy_Q();
-    for (unsigned unit = blockIdx.x; unit < units.count; unit += gridDim.x) {
-        const Ring first = consumer.K_ring;
-        int seen = 0;
-        while (mine.unit == unit) {
-            QFragments fragments;
-            const int2 s = Q.split(fragments, factor);
-            const Work here = units.work(unit, mine.row_tile, a);
-            mine.next(units);
-            copy_Q();
-            consumer.K_ring = consumer.V_ring = first;
-            consumer.attend(a, here, fragments, s, factor_exponent, AllKeys(), mine.unit == unit);
-            seen = here.tiles;
+    load_next();
+    while (mine.unit < units.count) {
+        for (; unit < mine.unit; unit += gridDim.x) multiplier.pass_by(units.key_tiles(unit, a));
+        const Work here = next();
+        QFragments Q;
+        const int2 s = multiplier.split_Q(Q, numbers, factor);
+        mine.next(units);
+        const bool stay = mine.unit == unit;
+        if (mine.unit < units.count) multiplier.prefetch_Q(a, next());
+        const Ring first = multiplier.ring;
+        multiplier.attend(a, here, Q, s, factor_exponent, stay, load_next);
+        if (stay) {
+            multiplier.ring = first;
+        } else {
+            multiplier.pass_by(units.key_tiles(unit, a) - here.tiles);
+            unit += gridDim.x;
         }
-        consumer.pass_by(units.work(unit, 0, a).tiles - seen);
     }
+    for (; unit < units.count; unit += gridDim.x) multiplier.pass_by(units.key_tiles(unit, a));
 }

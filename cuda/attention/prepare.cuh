@@ -43,8 +43,7 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Atte
     const bool values = blockIdx.x % 2;
     unsigned char *tile = a.workspace + (long long)t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
     const float *const K = rows_of(a.K, a.k, b, h), *const V = rows_of(a.V, a.v, b, h);
-    const int s =
-        values ? split_V<PREPARE_THREADS, Neighbours::KEYS>(V, row_stride(a.v), j0, a.N, tile, scratch, threadIdx.x, 0)
-               : split_K<PREPARE_THREADS>(K, row_stride(a.k), j0, a.N, tile, scratch, threadIdx.x, 0);
+    const int s = values ? split_V<PREPARE_THREADS>(V, row_stride(a.v), j0, a.N, tile, scratch, threadIdx.x, 0)
+                         : split_K<PREPARE_THREADS>(K, row_stride(a.k), j0, a.N, tile, scratch, threadIdx.x, 0);
     if (threadIdx.x == 0) tile_exponents(a)[2ll * t + values] = s;
 }

@@ -274,17 +274,6 @@ struct Sum {
     Unit unit;
 };
 
-// For who takes all keys of a row tile one after the other: see chunks.cuh for another way.
-struct AllKeys {
-    static constexpr bool MANY = false;
-    __device__ __forceinline__ int first_tile() const { return 0; }
-    __device__ __forceinline__ int end_tile(const Work &here) const { return here.tiles; }
-    __device__ __forceinline__ Work recall(const Work &here) const { return here; }
-    __device__ __forceinline__ int next_chunk() const { return 0x7fffffff; }
-    __device__ __forceinline__ void close(Sum &) {}
-    __device__ __forceinline__ bool finish(Sum &) const { return true; }
-};
-
 // O = O * rescale + T
 __device__ __forceinline__ void add_T(float (&O)[T_REGISTERS], float (&T)[T_REGISTERS], const float (&rescale)[2],
                                       float T_factor) {
@@ -306,15 +295,39 @@ __device__ __forceinline__ void store2(float *row, int column, float x, float y)
     if (column + 1 < HEAD_DIM) row[column + 1] = y;
 }
 
+// The two rows of O from row i on that a thread has a part of, O / l, and what else there is to say of them.
+__device__ __forceinline__ void give_rows(const Attention &a, Head head, int i, const Sum &sum) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        float l = sum.l[r];
+        l += __shfl_xor_sync(~0u, l, 1);
+        l += __shfl_xor_sync(~0u, l, 2);
+        const float factor = inverse(a, i + 8 * r, l), undo = power_of_two(-sum.unit.exponent);
+        if (i + 8 * r >= a.M) continue;
+        Magnitude magnitude;
+        float *const out = rows_of(a.O, a.o, head.b, head.h) + again(i + 8 * r) * row_stride(a.o);
+#pragma unroll
+        for (int x = 0; x < T_CHUNKS; ++x)
+#pragma unroll
+            for (int j = 0; j < T_COLUMNS / 8; ++j) {
+                const int column = x * T_COLUMNS + 8 * j + threadIdx.x % 4 * 2;
+                const float first = sum.O[x][4 * j + 2 * r] * factor * undo,
+                            second = sum.O[x][4 * j + 2 * r + 1] * factor * undo;
+                magnitude.add(first, second);
+                store2(out, column, first, second);
+            }
+        report(a, head, i + 8 * r, sum.shift[r], factor, magnitude);
+    }
+}
+
 // The rings of tiles in shared memory: what tells that a tile is there, or free again, and the exponents of their scales.
 struct Rings {
     uint64_t *K_full, *K_free, *V_full, *V_free;
     const int *K_exponent, *V_exponent;
 };
 
-// A warpgroup that multiplies. Slots of K and V in shared memory are K_SLOT and V_SLOT bytes apart. Of the last tile only CUT
-// keys are multiplied, if there are no more: beyond the last key all would be zeros.
-template <int K_SLOT, int V_SLOT, int CUT = 0>
+// A warpgroup that multiplies. Slots of K and V in shared memory are K_SLOT and V_SLOT bytes apart.
+template <int K_SLOT, int V_SLOT>
 struct Consumer {
     const Rings rings;
     const uint64_t K_desc, V_desc;
@@ -345,25 +358,12 @@ struct Consumer {
         if (lane == 0) arrive(free);
     }
 
-    // Lets tiles pass that no rows of this group see.
-    __device__ __forceinline__ void pass_by(int tiles) {
-        for (; tiles > 0; --tiles, K_ring.next()) {
-            wait(&rings.K_full[K_ring.stage], K_ring.parity);
-            release(&rings.K_free[K_ring.stage]);
-            wait(&rings.V_full[K_ring.stage], K_ring.parity);
-            release(&rings.V_free[K_ring.stage]);
-        }
-        V_ring = K_ring;
-    }
-
-    // Attention of this group's rows of a piece of work, to which Q belongs: a descriptor of its split tile, or fragments.
-    // Its rows' exponents are q_exponent; `factor_exponent` is that of scale * log2(e). `keys` says which of the keys, and
-    // what else there is to do where some of them end. If the tiles of K and V are to `stay`, for other rows, they are not
-    // released.
-    template <class Operand, class Keys = AllKeys>
-    __device__ __forceinline__ void attend(const Attention &a, const Work &here, const Operand &Q, int2 q_exponent,
-                                           int factor_exponent, Keys keys = {}, bool stay = false) {
-        static_assert(CUT == 0 || !Keys::MANY, "the last tile is nobody else's");
+    // Attention of this group's rows of a piece of work. Q's split tile is at Q_desc, its rows' exponents are q_exponent;
+    // `factor_exponent` is that of scale * log2(e). `keys` says which of the keys, and what else there is to do where some
+    // of them end.
+    template <class Keys>
+    __device__ __forceinline__ void attend(const Attention &a, const Work &here, uint64_t Q_desc, int2 q_exponent,
+                                           int factor_exponent, Keys keys) {
         const int first = here.i0 + group * 64, i = first + row;
         float S[S_REGISTERS], T[T_REGISTERS];
         float bias[S_REGISTERS];
@@ -374,7 +374,7 @@ struct Consumer {
 
         // Keys below this are visible to row x.
         const auto end_of = [&](int x) { return keys_seen(a.q_start + (Keys::MANY ? again(x) : x), a.N); };
-        const auto softmax_of_tile = [&](auto &S, int j, int k_exponent) {
+        const auto softmax_of_tile = [&](int j, int k_exponent) {
             const int column = j * BC + lane % 4 * 2;
             softmax(S, rows, k_exponent, (j + 1) * BC > end_of(first), {end_of(i) - column, end_of(i + 8) - column},
                     bias);
@@ -388,7 +388,7 @@ struct Consumer {
         };
 
         const auto K_done = [&] {
-            if (!stay) release(&rings.K_free[K_ring.stage]);
+            release(&rings.K_free[K_ring.stage]);
             K_ring.next();
         };
 
@@ -396,16 +396,16 @@ struct Consumer {
         const int first_tile = keys.first_tile(), end_tile = keys.end_tile(here);
         wait(&rings.K_full[K_ring.stage], K_ring.parity);
         int k_exponent = rings.K_exponent[K_ring.stage];
-        issue_S(S, Q, K_desc + K_ring.stage * (K_SLOT / 16));
+        issue_S(S, Q_desc, K_desc + K_ring.stage * (K_SLOT / 16));
         read_bias(first_tile);
         wgmma_wait<0>();
         pin(S);
         K_done();
-        softmax_of_tile(S, first_tile, k_exponent);
+        softmax_of_tile(first_tile, k_exponent);
         split_P(S, P_hi, P_lo);
 
         // O += P V of the tile at V_ring, whose first columns are on their way
-        const auto finish_O = [&](const float (&rescale)[2], const auto &P_hi, const auto &P_lo) {
+        const auto finish_O = [&](const float (&rescale)[2]) {
             float O_factor;
             const float T_factor = sum.unit.next(rings.V_exponent[V_ring.stage], &O_factor);
             const float c[2] = {rescale[0] * O_factor, rescale[1] * O_factor};
@@ -419,18 +419,18 @@ struct Consumer {
                 pin(T);
                 add_T(sum.O[x], T, c, T_factor);
             }
-            if (!stay) release(&rings.V_free[V_ring.stage]);
+            release(&rings.V_free[V_ring.stage]);
             V_ring.next();
         };
 
         // S := P of tile j, and O += P V of tile j - 1. Where tile j begins a chunk of keys, what is before it is closed.
-        const auto step = [&](auto &S, int j, auto begins) {
+        const auto step = [&](int j, auto begins) {
             const float rescale[2] = {rows.rescale[0], rows.rescale[1]};
             wait(&rings.K_full[K_ring.stage], K_ring.parity);
             k_exponent = rings.K_exponent[K_ring.stage];
             wait(&rings.V_full[V_ring.stage], V_ring.parity);
             await_turn();
-            issue_S(S, Q, K_desc + K_ring.stage * (K_SLOT / 16));
+            issue_S(S, Q_desc, K_desc + K_ring.stage * (K_SLOT / 16));
             issue_T(T, P_hi, P_lo, V_desc + V_ring.stage * (V_SLOT / 16));
             pass_turn();
             read_bias(j);
@@ -444,69 +444,31 @@ struct Consumer {
                     rows.shift[r] = NEG_INF, rows.l[r] = 0;
                 }
             }
-            softmax_of_tile(S, j, k_exponent);
-            finish_O(rescale, P_hi, P_lo);  // until T is there, P is an operand
+            softmax_of_tile(j, k_exponent);
+            finish_O(rescale);  // until T is there, P is an operand
             if (begins.value) {
                 keys.close(sum);
                 sum = {};
             }
         };
-        const auto last_O = [&](const auto &P_hi, const auto &P_lo) {  // O += P V of the last tile
-            wait(&rings.V_full[V_ring.stage], V_ring.parity);
-            issue_T(T, P_hi, P_lo, V_desc + V_ring.stage * (V_SLOT / 16));
-            finish_O(rows.rescale, P_hi, P_lo);
-        };
-
-        const bool cut =
-            CUT > 0 && end_tile > 1 && keys_seen(a.q_start + here.i0 + BR - 1, a.N) - (end_tile - 1) * BC <= CUT;
-        const int whole = end_tile - cut;
         for (int j = first_tile + 1;; ++j) {
-            const int stop = min(keys.next_chunk(), whole);
+            const int stop = min(keys.next_chunk(), end_tile);
             for (; j < stop; ++j) {
-                step(S, j, Bool<false>());
+                step(j, Bool<false>());
                 split_P(S, P_hi, P_lo);
             }
-            if (!Keys::MANY || j == whole) break;
-            step(S, j, Bool<true>());
+            if (!Keys::MANY || j == end_tile) break;
+            step(j, Bool<true>());
             split_P(S, P_hi, P_lo);
         }
-        if constexpr (CUT > 0) {
-            if (cut) {
-                float S_cut[CUT / 2];
-                uint32_t cut_hi[CUT / 16][4], cut_lo[CUT / 16][4];
-                step(S_cut, whole, Bool<false>());
-                split_P(S_cut, cut_hi, cut_lo);
-                last_O(cut_hi, cut_lo);
-            }
-        }
-        if (!cut) last_O(P_hi, P_lo);
+        wait(&rings.V_full[V_ring.stage], V_ring.parity);
+        issue_T(T, P_hi, P_lo, V_desc + V_ring.stage * (V_SLOT / 16));
+        finish_O(rows.rescale);
 #pragma unroll
         for (int r = 0; r < 2; ++r) sum.shift[r] = rows.shift[r], sum.l[r] = rows.l[r];
         if (!keys.finish(sum)) return;
 
-        // O / l
         const Work there = keys.recall(here);  // rather than to keep it in registers
-        const int i_out = there.i0 + group * 64 + row;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            float l = sum.l[r];
-            l += __shfl_xor_sync(~0u, l, 1);
-            l += __shfl_xor_sync(~0u, l, 2);
-            const float factor = inverse(a, i_out + 8 * r, l), undo = power_of_two(-sum.unit.exponent);
-            if (i_out + 8 * r >= a.M) continue;
-            Magnitude magnitude;
-            float *const out = rows_of(a.O, a.o, there.head.b, there.head.h) + again(i_out + 8 * r) * row_stride(a.o);
-#pragma unroll
-            for (int x = 0; x < T_CHUNKS; ++x)
-#pragma unroll
-                for (int j = 0; j < T_COLUMNS / 8; ++j) {
-                    const int column = x * T_COLUMNS + 8 * j + lane % 4 * 2;
-                    const float first = sum.O[x][4 * j + 2 * r] * factor * undo,
-                                second = sum.O[x][4 * j + 2 * r + 1] * factor * undo;
-                    magnitude.add(first, second);
-                    store2(out, column, first, second);
-                }
-            report(a, there.head, i_out + 8 * r, sum.shift[r], factor, magnitude);
-        }
+        give_rows(a, there.head, there.i0 + group * 64 + row, sum);
     }
 };

@@ -155,7 +155,7 @@ MOST_SHARED = 226 * 1024  # bytes that a block has, less what is static
 ALIGNMENT = 1024  # bytes to spare, so that tiles start where the swizzle repeats
 HOPPER_SHARED = 227 * 1024  # bytes of shared memory that a block can have
 SHORT_STATIC = 2048  # of which so many at most are wgmma_short's static ones
-SHORT_ROW_TILES = 2  # on which a block of wgmma_short works at a time, a warpgroup on each
+SHORT_ROW_TILES = 3  # on which a block of wgmma_short works at a time, a warpgroup on each
 
 
 def _wgmma(problem: Problem) -> Tiling:
@@ -261,18 +261,22 @@ def _wgmma_partial(tiling: Tiling, problem: Problem) -> int:
 
 
 def _short_Bc(problem: Problem) -> int:
-    """128 where the registers suffice for such a tile of S: not with long heads, or a bias."""
-    return 64 if problem.d > 32 or problem.bias else 128
+    """128 where registers suffice for such a tile of S, and it is filled.
+
+    They do not with long heads, a mask or a bias; nor on arrays, whose rows may lie apart, which shall change no byte.
+    (And with heads of 4 and 8 ptxas finds too few.)
+    """
+    masked = problem.causal or bool(problem.bias)
+    return 128 if 8 < problem.d <= 32 and problem.N > 64 and not (masked or problem.in_place) else 64
 
 
 def _wgmma_short(problem: Problem) -> Tiling:
-    """Two warpgroups split K and V in shared memory, where their fp32 tiles were copied before; as many as fit stay."""
+    """A warpgroup splits K and V in shared memory, where their fp32 tiles were copied before; as many as fit stay."""
     D, Bc = _padded(problem.d), _short_Bc(problem)
-    Q = SHORT_ROW_TILES * 64 * round_up(problem.d, 16) * 4  # in fp32
     sizes = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
     slot = max(*sizes, round_up(Bc * problem.d * 4, 1024))
-    stages = (HOPPER_SHARED - SHORT_STATIC - ALIGNMENT - Q) // (2 * slot)
-    return Tiling(64, Bc, 512, stages * 2 * slot + Q + ALIGNMENT, (("STAGES", stages),))
+    stages = (HOPPER_SHARED - SHORT_STATIC - ALIGNMENT) // (2 * slot)
+    return Tiling(64, Bc, 512, stages * 2 * slot + ALIGNMENT, (("STAGES", stages),))
 
 
 def _refused_by_wgmma_short(problem: Problem) -> str:
