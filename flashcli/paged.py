@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,22 @@ def check_cache_dtype(key_type: str, value_type: str, cache_dtype: str | None) -
         raise ValueError(f"cache_dtype is for caches of uint8, not for {key_type} and {value_type}")
 
 
+def check_options(given: Mapping[str, Any]) -> None:
+    """Refuse options, by their names, of types that they cannot have."""
+    none = type(None)
+    kinds: dict[str, tuple[Any, str]] = {
+        "scale": ((Real, none), "a number"),
+        "k_scale": (Real, "a number or one float32"),
+        "v_scale": (Real, "a number or one float32"),
+        "sliding_window": (Integral, "a whole number"),
+        "block_sparse": ((BlockSparse, none), "a BlockSparse of flashcli.paged"),
+    }
+    for name, value in given.items():
+        kind, wanted = kinds.get(name, (object, ""))
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} must be {wanted}, not {type(value).__name__}")
+
+
 def problem(asked: Decode) -> str:
     """What is wrong with it, as the rest of a sentence that begins with "its"; empty if nothing is."""
     return outer_problem(asked) or _slope_problem(asked) or _table_problem(asked)
@@ -222,8 +239,9 @@ def rank_problem(asked: Any, ranks: Mapping[str, int], may_be_empty: tuple[str, 
     for name, rank in ranks.items():
         shape = getattr(asked, name).shape
         if len(shape) != rank:
-            axes = f"{rank} dimensions" if name != "query" else "3 or 4 dimensions"
-            return f"{name} has shape {list(shape)}, where {axes} are wanted (layout {asked.layout})"
+            axes = {1: "one dimension is"}.get(rank, f"{rank} dimensions are")
+            axes = "3 or 4 dimensions are" if name == "query" else axes
+            return f"{name} has shape {list(shape)}, where {axes} wanted (layout {asked.layout})"
         if 0 in shape and name not in may_be_empty:
             return f"{name} has shape {list(shape)}: there is nothing in it"
     return ""
@@ -270,6 +288,9 @@ def _slope_problem(asked: Decode) -> str:
 
 
 def _sparse_problem(sparse: BlockSparse, page: int) -> str:
+    for name, value in vars(sparse).items():
+        if not isinstance(value, Integral):
+            return f"{name} is {value!r}, not a whole number"
     if sparse.block_size < 1 or sparse.block_size % page:
         return f"block-sparse block_size is {sparse.block_size}, no multiple of the page's {page}"
     lowest = {"vert_stride": 2, "local_blocks": 0, "tp_rank": 0, "block_size": 1, "head_sliding_step": -MAX_INT32}

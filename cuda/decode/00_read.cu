@@ -13,9 +13,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) read(const Decode 
     pieces.start(a);
     for (int number = blockIdx.x; pieces.find(a, number, piece); number = taken) {
         int next = 0;
-        if (threadIdx.x == 0) next = take(a);
-        Way way;
-        for (way.start(piece), way.ask(a); way.count > 0; way.go_on(), way.ask(a))
+        if (threadIdx.x == 0) next = take(a, 1);
+        Way way = Way::first(piece);
+        for (way.ask(a); way.count > 0; way = way.after({}), way.ask(a))
             for (int i = 0; i < way.count; ++i) {
                 Keys keys = {};
                 Values values = {};

@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, ROWS > 4 ? 2 : 3) split(co
     pieces.start(a);
     for (int number = blockIdx.x; pieces.find(a, number, piece); number = taken) {
         int next = 0;  // asked for now, for the answer takes a while
-        if (threadIdx.x == 0) next = take(a);
+        if (threadIdx.x == 0) next = take(a, 1);
         load_queries(a, piece.of, q, running);
         float o[ROWS][OWN] = {};
         for (long long first = piece.first; first < piece.end; first += STEP) {

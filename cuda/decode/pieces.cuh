@@ -2,7 +2,8 @@
 //
 // How a sequence is cut depends on nothing but its own length, so that its answer has the same bytes in whatever company
 // and on whatever GPU. A short one has pieces of PIECE tokens; a long one has at most MAX_PIECES, for partial answers need
-// room for as many as there may be.
+// room for as many as there may be. Pieces of more than two PIECE are rounded to half a PIECE: the more of them there are,
+// the more evenly multiprocessors share them.
 #pragma once
 #include "answer.cuh"
 
@@ -14,7 +15,8 @@ struct Cut {
 
 __device__ __forceinline__ Cut cut(const Decode &a, int length) {
     const int begin = first_used(a, length) / PIECE * PIECE;
-    const int piece = max(PIECE, div_up(div_up(length - begin, MAX_PIECES), PIECE) * PIECE);
+    const int least = max(PIECE, div_up(length - begin, MAX_PIECES)), unit = least > 2 * PIECE ? PIECE / 2 : PIECE;
+    const int piece = div_up(least, unit) * unit;
     return {begin, piece, max(1, div_up(length - begin, piece))};
 }
 
@@ -42,13 +44,17 @@ struct Pieces {
     int lengths[THREADS];
     int of_warps[THREADS / 32];
 
-    // The tables are brought to the second-level cache while lengths are on their way: as much of them as takes no time.
+    // The tables and the queries are brought to the second-level cache while lengths are on their way.
     __device__ void start(const Decode &a) {
-        const long long bytes = min(((a.sequences - 1) * a.table_row + a.table_width) * 4, 1LL << 20);
-        const int at = (blockIdx.x * THREADS + threadIdx.x) * 128;
-        if (at < bytes) prefetch(reinterpret_cast<const char *>(a.block_tables) + at);
+        bring(a.block_tables, ((a.sequences - 1) * a.table_row + a.table_width) * 4);
+        bring(a.query, ((a.sequences - 1) * a.query_sequence + a.heads * HEAD_DIM) * bytes_of(QUERY_TYPE));
         if (threadIdx.x == 0) s0 = -THREADS, before = 0, ends[THREADS - 1] = 0;
         __syncthreads();
+    }
+    // As much as takes no time, each thread of the grid a line.
+    __device__ static void bring(const void *from, long long bytes) {
+        const int at = (blockIdx.x * THREADS + threadIdx.x) * 128;
+        if (at < min(bytes, 1LL << 20)) prefetch(static_cast<const char *>(from) + at);
     }
     // The next THREADS sequences.
     __device__ void go_on(const Decode &a) {
@@ -106,16 +112,28 @@ __device__ __forceinline__ float *partials_of(const Decode &a) {
     return static_cast<float *>(a.workspace) + LAUNCH_COUNTERS + (counters + 3) / 4 * 4;
 }
 
-// The number of the next piece, for one thread of a block that is done with its own: the first of each block is its own
-// number. Who is early takes more.
-__device__ __forceinline__ int take(const Decode &a) {
-    return gridDim.x + atomicAdd(static_cast<int *>(a.workspace), 1);
+// The number of the next piece, for one thread of a block that is done with its own: the first `given` of each block follow
+// from its own number. Who is early takes more. For one thread alone: the compiler would have a warp add together, and so wait
+// for the sum at once.
+__device__ __forceinline__ int take(const Decode &a, int given) {
+    return given * gridDim.x + atomicInc(static_cast<unsigned *>(a.workspace), 0x7fffffff);
 }
 
 // To be called by one thread of each block that will take no more.
 __device__ __forceinline__ void leave(const Decode &a) {
     int *const counters = static_cast<int *>(a.workspace);
     if (atomicAdd(counters + 1, 1) == (int)gridDim.x - 1) counters[0] = counters[1] = 0;
+}
+
+// How many of the sequence's pieces were done before this one; the last finds the counter zero again afterwards. What the
+// block has written before a barrier is there for whoever learns that all are done, and then has a __threadfence.
+__device__ __forceinline__ int count_done(int *counter, int count) {
+    int before;
+    asm volatile("atom.inc.release.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(counter), "r"(count - 1)
+                 : "memory");
+    return before;
 }
 
 // Whether this block is the last of `count` that have come here with this counter, each after it has written what the last

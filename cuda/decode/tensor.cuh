@@ -20,14 +20,12 @@ static_assert((ROWS == 8 || ROWS == 16) && QUERY_TYPE != FP32, "what tensor core
 // (d[2], d[3]), columns 2t, 2t + 1.
 __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #if QUERY_TYPE == FP16
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
         "%3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
         "%2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -166,6 +164,17 @@ __device__ __forceinline__ bool is_seen(const Decode &a, const Row &row, int tok
 struct State {
     float m[COLUMNS], l[COLUMNS];
     float o[COLUMNS][VALUE_STEPS][4];
+
+    __device__ __forceinline__ void forget() {
+#pragma unroll
+        for (int n = 0; n < COLUMNS; ++n) {
+            m[n] = NEG_INF, l[n] = 0;
+#pragma unroll
+            for (int step = 0; step < VALUE_STEPS; ++step)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) o[n][step][i] = 0;
+        }
+    }
 };
 
 // S of a tile: rows g and g + 8, columns 2t and 2t + 1, of eight tokens and of eight more.
@@ -186,6 +195,10 @@ __device__ __forceinline__ void multiply_keys(const Keys &keys, const Work &work
         }
     }
 }
+
+// By how much, in powers of two, scores may exceed the maximum that P is taken from before that is renewed: most tiles need
+// not rescale O. P has 16 bits, so its largest must stay far from the largest half.
+constexpr float SLACK = 8;
 
 // S becomes P, as b of the product for Oᵀ, and the state is that after this tile, but for the product. `plain`: all its tokens
 // are seen by all rows, and there is no ALiBi.
@@ -209,6 +222,7 @@ __device__ __forceinline__ void softmax(const Decode &a, const Work &work, Score
         float m = fmaxf(fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3])), state.m[n]);
         m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
         m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+        if (m < state.m[n] + SLACK) m = state.m[n];
         const float shift = finite_or_zero(m), rescale = exp2_fast(state.m[n] - shift);
         state.m[n] = m;
 #pragma unroll

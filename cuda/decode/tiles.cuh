@@ -77,14 +77,19 @@ struct Way {
     __device__ __forceinline__ int token0(int i) const { return from + i * WARPS * TILE; }
     __device__ __forceinline__ Tile tile(int i) const { return {pages, i * PAGES, kv_head, token0(i), i < count}; }
 
-    // The first run.
-    __device__ __forceinline__ void start(const Piece &piece) {
-        s = piece.of.s, kv_head = piece.of.kv_head, end = piece.end;
-        from = piece.first / TILE * TILE + threadIdx.x / 32 * TILE;
-        left = from < end ? div_up(end - from, WARPS * TILE) : 0;
+    // The first run of a piece.
+    __device__ __forceinline__ static Way first(const Piece &piece) {
+        const int from = piece.first / TILE * TILE + threadIdx.x / 32 * TILE;
+        const int left = from < piece.end ? div_up(piece.end - from, WARPS * TILE) : 0;
+        return {piece.of.s, piece.of.kv_head, from, piece.end, 0, left, 0};
     }
-    // The next one.
-    __device__ __forceinline__ void go_on() { from += AHEAD * WARPS * TILE; }
+    // The run after this one: of the same piece, or the first of the next.
+    __device__ __forceinline__ Way after(const Piece &next) const {
+        if (left == 0) return first(next);
+        Way way = *this;
+        way.from += AHEAD * WARPS * TILE;
+        return way;
+    }
 
     // To be called after either: asks for the run's pages.
     __device__ __forceinline__ void ask(const Decode &a) {
@@ -96,9 +101,14 @@ struct Way {
 };
 
 // The page of a token of a tile; one that the cache has not is replaced by one that it has.
-__device__ __forceinline__ long long page_of_token(const Decode &a, const Tile &tile, int token) {
-    const int page = __shfl_sync(~0u, tile.pages, tile.at + (PAGES > 1 ? token / PAGE : 0));
-    return (unsigned)page < (unsigned)a.pages ? page : 0;
+__device__ __forceinline__ unsigned page_of_token(const Decode &a, const Tile &tile, int token) {
+    const unsigned page = __shfl_sync(~0u, tile.pages, tile.at + (PAGES > 1 ? token / PAGE : 0));
+    return page < (unsigned)a.pages ? page : 0;
+}
+
+// The slot of a token of a tile, which starts on a multiple of TILE.
+__device__ __forceinline__ unsigned slot_of_token(const Tile &tile, int token) {
+    return (unsigned)(tile.first + token) % PAGE;
 }
 
 // Loads what the lane multiplies of a tile. What lies after the end of the sequence, or before the window, is loaded too, and
@@ -107,16 +117,17 @@ __device__ __forceinline__ void load_keys(const Decode &a, const Tile &tile, Key
     const unsigned char *const cache =
         static_cast<const unsigned char *>(a.key_cache) + tile.kv_head * a.key_head * CACHE_BYTES;
     const int g = Way::g(), t = Way::t();
-    long long page = PAGES == 1 ? page_of_token(a, tile, 0) : 0;
+    unsigned page = PAGES == 1 ? page_of_token(a, tile, 0) : 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int token = token_of_column(g + half * 8), slot = ((unsigned)tile.first + token) % PAGE;
+        const int token = token_of_column(g + half * 8);
         if (PAGES > 1) page = page_of_token(a, tile, token);
-        const unsigned char *const row = cache + (page * a.key_page + slot * a.key_slot) * CACHE_BYTES;
+        const unsigned char *const from =
+            cache + (page * a.key_page + slot_of_token(tile, token) * a.key_slot + t * KEY_CHUNK) * CACHE_BYTES;
 #pragma unroll
         for (int j = 0; j < KEY_VECTORS; ++j)
-            stream<16>(row + (j * 4 + t) * KEY_CHUNK * CACHE_BYTES,
-                       tile.wanted && (CHUNKS % 4 == 0 || j * 4 + t < CHUNKS), keys.of[half * KEY_VECTORS + j]);
+            stream<16>(from + j * 4 * KEY_CHUNK * CACHE_BYTES, tile.wanted && (CHUNKS % 4 == 0 || j * 4 + t < CHUNKS),
+                       keys.of[half * KEY_VECTORS + j]);
     }
 }
 __device__ __forceinline__ void load_values(const Decode &a, const Tile &tile, Values &values) {
@@ -124,15 +135,16 @@ __device__ __forceinline__ void load_values(const Decode &a, const Tile &tile, V
     const unsigned char *const cache =
         static_cast<const unsigned char *>(a.value_cache) + tile.kv_head * a.value_head * CACHE_BYTES;
     const int g = Way::g(), t = Way::t();
-    long long page = PAGES == 1 ? page_of_token(a, tile, 0) : 0;
+    unsigned page = PAGES == 1 ? page_of_token(a, tile, 0) : 0;
 #pragma unroll
     for (int n = 0; n < VALUE_LOADS; n += VALUE_VECTORS) {
-        const int token = token_of_lane(t, n / VALUE_VECTORS), slot = ((unsigned)tile.first + token) % PAGE;
+        const int token = token_of_lane(t, n / VALUE_VECTORS);
         if (PAGES > 1) page = page_of_token(a, tile, token);
-        const unsigned char *const row = cache + (page * a.value_page + slot * a.value_slot) * CACHE_BYTES;
+        const unsigned char *const from =
+            cache + (page * a.value_page + slot_of_token(tile, token) * a.value_slot) * CACHE_BYTES + g * APART;
 #pragma unroll
         for (int v = 0; v < VALUE_VECTORS; ++v)
-            stream<VALUE_BYTES>(row + (v * 8 + g) * APART, tile.wanted && (OF_ROW % 8 == 0 || v * 8 + g < OF_ROW),
+            stream<VALUE_BYTES>(from + v * 8 * APART, tile.wanted && (OF_ROW % 8 == 0 || v * 8 + g < OF_ROW),
                                 values.of[n + v]);
     }
 }

@@ -251,7 +251,8 @@ def _tensor_rows(rows: int, d: int) -> int:
 
 def _tensor_blocks(problem: Problem) -> int:
     """How many fit into a multiprocessor: registers decide."""
-    return problem.tuning.blocks or (3 if problem.d <= 128 and problem.rows == 8 and not problem.transposed else 2)
+    most = 4 if problem.d * _item_size(problem) <= 128 else 3  # a tile's registers go with the bytes of a row
+    return problem.tuning.blocks or (most if problem.d <= 128 and problem.rows == 8 and not problem.transposed else 2)
 
 
 def _tensor_macros(problem: Problem) -> dict[str, int]:

@@ -12,7 +12,7 @@ import numpy as np
 from flashcli.errors import BackendUnavailable
 from flashcli.files.decode_file import create_answer, dtype, read_decode
 from flashcli.files.outputs import check_distinct
-from flashcli.paged import BlockSparse, Decode, check_cache_dtype, check_layout, problem
+from flashcli.paged import BlockSparse, Decode, check_cache_dtype, check_layout, check_options, problem
 from flashcli.run.report import PHASES, seconds_since_process_start
 from flashcli.timeline import Timeline
 
@@ -119,6 +119,22 @@ def report(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def check_array(name: str, array: object) -> None:
+    """Refuse what is no array of NumPy's, or in the byte order of another machine."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
+    if not array.dtype.isnative:
+        raise TypeError(f"{name} must have this machine's byte order, not that of {array.dtype}")
+
+
+def one_number(name: str, scale: Any) -> float:
+    """A scale, which may be an array of one number."""
+    array = np.asarray(scale)
+    if array.size != 1 or array.dtype.kind not in "fiu":
+        raise ValueError(f"{name} must be a number or one float32, not {array.dtype} {list(array.shape)}")
+    return float(array.item())
+
+
 def decode(
     query: np.ndarray,
     key_cache: np.ndarray,
@@ -140,17 +156,21 @@ def decode(
     """`flashcli.decode` of NumPy's arrays."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
-    query, key_cache, value_cache, block_tables, seq_lens = map(
-        np.asarray, (query, key_cache, value_cache, block_tables, seq_lens)
-    )
+    arrays = {
+        "query": query, "key_cache": key_cache, "value_cache": value_cache, "block_tables": block_tables,
+        "seq_lens": seq_lens, **({} if alibi_slopes is None else {"alibi_slopes": alibi_slopes}),
+    }  # fmt: skip
+    for name, array in arrays.items():
+        check_array(name, array)
+    check_options({"scale": scale, "sliding_window": sliding_window, "block_sparse": block_sparse})
     check_layout(layout)
     check_cache_dtype(key_cache.dtype.name, value_cache.dtype.name, cache_dtype)
     if cache_dtype is not None:
         key_cache, value_cache = (cache.view(dtype(cache_dtype)) for cache in (key_cache, value_cache))
     asked = Decode(
         query[:, None] if query.ndim == 3 else query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes,
-        np.asarray(k_scale).item(), np.asarray(v_scale).item(), layout,
-        query.shape[-1] ** -0.5 if scale is None else scale, sliding_window, block_sparse,
+        one_number("k_scale", k_scale), one_number("v_scale", v_scale), layout,
+        max(1, *query.shape[-1:]) ** -0.5 if scale is None else scale, sliding_window, block_sparse,
     )  # fmt: skip
     if wrong := problem(asked):
         raise ValueError(f"cannot decode: {wrong}")

@@ -9,6 +9,7 @@ import numpy as np
 from flashcli.files.decode_file import dtype
 from flashcli.paged import check_cache_dtype, check_layout
 from flashcli.paged_write import WriteKv, problem
+from flashcli.run.decode import check_array, one_number
 
 
 def write_kv(
@@ -24,18 +25,18 @@ def write_kv(
     cache_dtype: str | None = None,
 ) -> None:
     """Parameters and errors are those of `flashcli.write_kv`."""
-    for name, cache in {"key_cache": key_cache, "value_cache": value_cache}.items():
-        if not isinstance(cache, np.ndarray):
-            raise TypeError(f"{name} must be a NumPy array, as key is, not {type(cache).__name__}")
-        if not cache.flags.writeable:
+    caches = {"key_cache": key_cache, "value_cache": value_cache}
+    for name, array in {"key": key, "value": value, **caches, "slot_mapping": slot_mapping}.items():
+        check_array(name, array)
+        if name in caches and not array.flags.writeable:
             raise ValueError(f"{name} must be writeable")
     check_layout(layout)
     check_cache_dtype(key_cache.dtype.name, value_cache.dtype.name, cache_dtype)
     if cache_dtype is not None:
         key_cache, value_cache = (cache.view(dtype(cache_dtype)) for cache in (key_cache, value_cache))
     asked = WriteKv(
-        np.asarray(key), np.asarray(value), key_cache, value_cache, np.asarray(slot_mapping),
-        np.asarray(k_scale).item(), np.asarray(v_scale).item(), layout,
+        key, value, key_cache, value_cache, slot_mapping, one_number("k_scale", k_scale),
+        one_number("v_scale", v_scale), layout,
     )  # fmt: skip
     if wrong := problem(asked):
         raise ValueError(f"cannot write: {wrong}")
@@ -49,7 +50,7 @@ def write(asked: WriteKv) -> None:
     keys = _stored(asked.key[kept], asked.key_cache.dtype, asked.k_scale)
     values = _stored(asked.value[kept], asked.value_cache.dtype, asked.v_scale)
     if asked.layout == "vllm":  # keys [pages, Hkv, D / x, page, x], values [pages, Hkv, D, page]
-        asked.key_cache[pages, :, :, slots] = keys.reshape(*keys.shape[:2], -1, asked.chunk)
+        asked.key_cache[pages, :, :, slots] = keys.reshape(*keys.shape[:2], asked.D // asked.chunk, asked.chunk)
         asked.value_cache[pages, :, :, slots] = values
         return
     for cache, rows in ((asked.key_cache, keys), (asked.value_cache, values)):

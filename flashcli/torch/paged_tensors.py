@@ -13,9 +13,9 @@ BITS = {1: torch.uint8, 2: torch.int16}  # types that NumPy has, by the bytes of
 
 def named(kind: Any, tensors: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors by the names of the arguments, and by theirs the scales that are numbers."""
-    named = {name: x for name, x in zip(kind._fields, tensors, strict=True) if x is not None}
-    scales = {name: named.pop(name) for name in ("k_scale", "v_scale") if not isinstance(named[name], torch.Tensor)}
-    return named, scales
+    given = dict(zip(kind._fields, tensors, strict=True))
+    scales = {name: given.pop(name) for name in ("k_scale", "v_scale") if not isinstance(given[name], torch.Tensor)}
+    return {name: x for name, x in given.items() if x is not None}, scales
 
 
 def described(x: Any) -> Any:

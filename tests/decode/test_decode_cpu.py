@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from paged_oracle import oracle
 
+import flashcli
 from flashcli.backends import decode_cpu
 from flashcli.backends.decode_cpu import DecodeCpu
 from flashcli.backends.decode_cuda import only_used_pages
@@ -122,3 +123,48 @@ def test_a_cache_of_the_used_pages_alone_gives_the_same_bytes(changes):
     small = only_used_pages(some)
     assert small.pages < asked.pages or not asked.seq_lens.any()
     np.testing.assert_array_equal(answer(small)[0], answer(asked)[0][:1])
+
+
+# flashcli.decode of NumPy's arrays
+
+
+def arguments(asked: Decode) -> dict[str, object]:
+    names = "query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes", "layout", "scale"
+    return {name: getattr(asked, name) for name in names} | {"sliding_window": asked.window, "backend": "cpu"}
+
+
+@pytest.mark.parametrize("T", [1, 3])
+def test_the_function_gives_the_answer_of_the_query_s_shape_and_type(T):
+    asked = make(dataclasses.replace(SMALL, T=T, window=9))
+    given = arguments(asked) | ({"query": asked.query[:, 0]} if T == 1 else {})
+    out, lse = flashcli.decode(**given, return_lse=True)
+    want, want_lse = answer(asked)
+    assert (out.shape, out.dtype) == (given["query"].shape, given["query"].dtype) and lse.shape == out.shape[:-1]
+    assert out.tobytes() == want.tobytes() and lse.tobytes() == want_lse.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"query": None}, "query must be a NumPy array, not NoneType"),
+        ({"query": np.float32(1)}, "query must be a NumPy array, not float32"),
+        ({"query": np.ones((), np.float32)}, "query has shape [], where 3 or 4 dimensions are wanted"),
+        ({"query": np.ones((3, 4, 32), ">f4")}, "query must have this machine's byte order, not that of >f4"),
+        ({"seq_lens": [5, 37, 0]}, "seq_lens must be a NumPy array, not list"),
+        ({"seq_lens": np.ones((3, 1), np.int32)}, "seq_lens has shape [3, 1], where one dimension is wanted"),
+        ({"alibi_slopes": [1.0] * 4}, "alibi_slopes must be a NumPy array, not list"),
+        ({"scale": "1"}, "scale must be a number, not str"),
+        ({"k_scale": np.ones(2)}, "k_scale must be a number or one float32, not float64 [2]"),
+        ({"v_scale": None}, "v_scale must be a number or one float32, not object []"),
+        ({"sliding_window": 1.5}, "sliding_window must be a whole number, not float"),
+        ({"sliding_window": None}, "sliding_window must be a whole number, not NoneType"),
+        ({"block_sparse": {"vert_stride": 2}}, "block_sparse must be a BlockSparse of flashcli.paged, not dict"),
+        ({"block_sparse": BlockSparse(2.5, 8)}, "vert_stride is 2.5, not a whole number"),
+        ({"backend": "tpu"}, "backend must be one of auto, cuda, cpu, not 'tpu'"),
+    ],
+    ids=str,
+)
+def test_the_function_names_the_argument_that_is_wrong(change, complaint):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        flashcli.decode(**arguments(make(SMALL)) | change)
+    assert complaint in str(caught.value)

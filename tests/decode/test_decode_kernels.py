@@ -67,6 +67,14 @@ def test_no_register_is_spilled_where_it_matters(resources, kernel):
         assert found.spilled == 0 and not found.warnings, function
 
 
+@pytest.mark.parametrize(
+    ("d", "page", "cache_type"), [(64, 16, "float16"), (128, 16, "float8_e4m3fn"), (128, 1, "float16")]
+)
+def test_tensor_spills_nothing_however_many_blocks_a_multiprocessor_is_to_hold(resources, d, page, cache_type):
+    [found] = resources(Build(KERNELS["tensor"], Problem(d, page, "float16", cache_type, False, 8)), "sm_90a").values()
+    assert found.spilled == 0 and not found.warnings
+
+
 @every_kernel
 @pytest.mark.parametrize("sizes", [Sizes(1, 1, 1, 1, 1, 1), Sizes(300, 8, 40, 8, 900, 16), Sizes(3, 1, 71, 1, 40, 1)])
 def test_every_launch_has_blocks(kernel, sizes):

@@ -123,9 +123,35 @@ def test_what_cannot_be_written_is_refused_in_words_and_nothing_is_written(chang
     assert (key_cache == 7).all() and (value_cache == 7).all()
 
 
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"key": [1.0]}, "key must be a NumPy array, not list"),
+        ({"slot_mapping": SLOTS.astype(">i8")}, "slot_mapping must have this machine's byte order"),
+        ({"k_scale": np.ones(2)}, r"k_scale must be a number or one float32, not float64 \[2\]"),
+        ({"v_scale": "2"}, "v_scale must be a number or one float32"),
+    ],
+    ids=str,
+)
+def test_what_is_no_array_or_number_is_refused_in_words(change, complaint):
+    (key, value), (key_cache, value_cache) = rows(), caches("nhd", "float32")
+    arrays = {"key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache, "slot_mapping": SLOTS}
+    with pytest.raises((TypeError, ValueError), match=complaint):
+        flashcli.write_kv(**arrays | change, layout="nhd")
+    assert (key_cache == 7).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_no_token_changes_nothing(layout):
+    (key, value), (key_cache, value_cache) = rows(), caches(layout, "float32")
+    flashcli.write_kv(key[:0], value[:0], key_cache, value_cache, SLOTS[:0], layout=layout)
+    flashcli.write_kv(key, value, key_cache, value_cache, np.full_like(SLOTS, -1), layout=layout)
+    assert (key_cache == 7).all() and (value_cache == 7).all()
+
+
 def test_a_cache_that_cannot_be_written_to_is_refused():
     (key, value), (key_cache, value_cache) = rows(), caches("nhd", "float32")
-    with pytest.raises(TypeError, match="value_cache must be a NumPy array, as key is, not list"):
+    with pytest.raises(TypeError, match="value_cache must be a NumPy array, not list"):
         flashcli.write_kv(key, value, key_cache, value_cache.tolist(), SLOTS, layout="nhd")
     key_cache.flags.writeable = False
     with pytest.raises(ValueError, match="key_cache must be writeable"):
