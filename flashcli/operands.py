@@ -280,12 +280,13 @@ def _sizes(q: Operand, k: Operand, v: Operand) -> tuple[int, int, int, int, int,
 def _check_strides(name: str, operand: Operand) -> None:
     if 0 in operand.shape:
         return
+    hint = "give another" if name == "out" else "give a copy"
     used = [stride for length, stride in zip(operand.shape, operand.strides, strict=True) if length > 1]
     if any(stride < 0 for stride in used):
-        raise ValueError(f"{name} must have no negative strides, not {list(operand.strides)}: give a copy")
+        raise ValueError(f"{name} must have no negative strides, not {list(operand.strides)}: {hint}")
     if name not in ANY_STRIDES and operand.shape[-1] > 1 and operand.strides[-1] != 1:
         apart = operand.strides[-1]
-        raise ValueError(f"{name} must be contiguous along its last axis, not {apart} elements apart: give a copy")
+        raise ValueError(f"{name} must be contiguous along its last axis, not {apart} elements apart: {hint}")
 
 
 def _check_out(out: Operand, shape: tuple[int, ...]) -> None:
