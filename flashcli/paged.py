@@ -164,7 +164,7 @@ def check_cache_dtype(key_type: str, value_type: str, cache_dtype: str | None) -
         raise ValueError(f"cache_dtype is for caches of uint8, not for {key_type} and {value_type}")
 
 
-def check_options(given: Mapping[str, Any]) -> None:
+def check_option_types(given: Mapping[str, Any]) -> None:
     """Refuse options, by their names, of types that they cannot have."""
     none = type(None)
     kinds: dict[str, tuple[Any, str]] = {

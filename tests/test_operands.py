@@ -105,7 +105,10 @@ def strided(shape: tuple[int, ...], *strides: int) -> Operand:
         ({"out": floats(2, 4, 5, 7)}, r"out must have the shape of q, \[2, 4, 5, 8\]"),
         ({"out": strided(Q.shape, 160, 0, 8, 1)}, "out must not overlap itself"),
         ({"out": strided(Q.shape, 160, 40, 7, 1)}, "out must not overlap itself"),
-        ({"out": strided(Q.shape, 160, 40, 8, 2)}, "out must be contiguous along its last axis, not 2 elements apart: give another"),
+        (
+            {"out": strided(Q.shape, 160, 40, 8, 2)},
+            "out must be contiguous along its last axis, .*: give another",
+        ),
         ({"scale": math.nan}, "scale must be finite"),
         ({"scale": -2.36e38}, "scale must be finite"),
         ({"scale": 10**400}, "scale must be finite"),

@@ -56,11 +56,16 @@ def as_argument(name: str, value: object = None) -> str:
     return name if value is None else f"{name}={value!r}"
 
 
+def check_backend(name: str) -> None:
+    """Refuse a backend that there is not."""
+    if name not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {name!r}")
+
+
 def refuse_conflicts(request: Request, spelled: Callable[..., str] = as_argument) -> None:
     """Refuse what does not go together, in words in which the fields are ``spelled`` as whoever asked knows them."""
     kernel, precision, on_cpu = request.kernel, request.precision, request.backend == "cpu"
-    if request.backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {request.backend!r}")
+    check_backend(request.backend)
     if kernel is not None and kernel not in KERNELS:
         raise UsageError(f"there is no kernel {kernel!r}.", f"choose one of {', '.join(KERNELS)}.")
     if kernel is not None and precision not in KERNELS[kernel].precisions:

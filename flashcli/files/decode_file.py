@@ -28,7 +28,6 @@ TYPES = {
 }  # fmt: skip
 NAMES = {name: tag for tag, name in TYPES.items()}
 REQUIRED = ("query", "key_cache", "value_cache", "block_tables", "seq_lens")
-OPTIONAL = ("alibi_slopes", "k_scale", "v_scale")
 SPARSE = ("vert_stride", "block_size", "local_blocks", "head_sliding_step", "tp_rank")
 LENGTH = struct.Struct("<Q")
 ALIGNMENT = 64  # of the first tensor's bytes in a file of ours, and so of those whose sizes are multiples of it

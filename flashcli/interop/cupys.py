@@ -14,7 +14,7 @@ from flashcli.interop import memory, paged, paged_write
 from flashcli.interop.places import common_place
 from flashcli.interop.prepared import ALIGNMENT
 from flashcli.interop.protocols import Found, find
-from flashcli.paged import check_options
+from flashcli.paged import check_option_types
 
 
 def decode(
@@ -36,7 +36,7 @@ def decode(
         "seq_lens": seq_lens, **({} if alibi_slopes is None else {"alibi_slopes": alibi_slopes}),
     }  # fmt: skip
     lies = _lies("query", given, options, {"k_scale": k_scale, "v_scale": v_scale})
-    check_options(options)
+    check_option_types(options)
     arrays = paged.Arrays(**{name: x.operand for name, x in lies.found.items()})
     addresses = lies.addresses("query", "key_cache", "value_cache")
     prepared = paged.prepare(lies.place, arrays, addresses, paged.Options(**options))
@@ -66,7 +66,7 @@ def write_kv(
         "key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache, "slot_mapping": slot_mapping,
     }  # fmt: skip
     lies = _lies("key", given, options, {"k_scale": k_scale, "v_scale": v_scale})
-    check_options(options)
+    check_option_types(options)
     arrays = paged_write.Arrays(**{name: x.operand for name, x in lies.found.items()})
     addresses = lies.addresses("key", "value", "key_cache", "value_cache")
     prepared = paged_write.prepare(lies.place, arrays, addresses, paged_write.Options(**options))

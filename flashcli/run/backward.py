@@ -6,7 +6,7 @@ import numpy as np
 
 from flashcli.backends.backward import Gradients, backward_arrays
 from flashcli.backends.cpu_arrays import attend_arrays
-from flashcli.backends.request import BACKENDS
+from flashcli.backends.request import check_backend
 from flashcli.backends.tiled import Matrices
 from flashcli.errors import UsageError
 from flashcli.operands import Backward, backward
@@ -33,8 +33,7 @@ def attention_backward(
     kernel: str | None = None,
 ) -> Answer:
     """`flashcli.attention_backward` of NumPy's arrays: on the CPU, whatever their strides."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+    check_backend(backend)
     if backend == "cuda" or kernel is not None:
         raise UsageError(
             "gradients of arrays on the CPU are computed by the cpu backend.",

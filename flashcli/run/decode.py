@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from flashcli.backends.request import check_backend
 from flashcli.errors import BackendUnavailable
 from flashcli.files.decode_file import create_answer, dtype, read_decode
 from flashcli.files.outputs import check_distinct
-from flashcli.paged import BlockSparse, Decode, check_cache_dtype, check_layout, check_options, problem
+from flashcli.paged import BlockSparse, Decode, check_cache_dtype, check_layout, check_option_types, problem
 from flashcli.run.report import PHASES, seconds_since_process_start
 from flashcli.timeline import Timeline
 
-BACKENDS = ("auto", "cuda", "cpu")
 AT_ONCE = 2**28  # bytes of keys and values that the CPU is given at a time, for progress to show
 
 
@@ -154,15 +154,14 @@ def decode(
     cache_dtype: str | None = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """`flashcli.decode` of NumPy's arrays."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
+    check_backend(backend)
     arrays = {
         "query": query, "key_cache": key_cache, "value_cache": value_cache, "block_tables": block_tables,
         "seq_lens": seq_lens, **({} if alibi_slopes is None else {"alibi_slopes": alibi_slopes}),
     }  # fmt: skip
     for name, array in arrays.items():
         check_array(name, array)
-    check_options({"scale": scale, "sliding_window": sliding_window, "block_sparse": block_sparse})
+    check_option_types({"scale": scale, "sliding_window": sliding_window, "block_sparse": block_sparse})
     check_layout(layout)
     check_cache_dtype(key_cache.dtype.name, value_cache.dtype.name, cache_dtype)
     if cache_dtype is not None:

@@ -11,7 +11,7 @@ import torch
 from flashcli.gpu.launcher import PreparedDecode, place_of_device
 from flashcli.interop.paged import Arrays, Options, prepare
 from flashcli.interop.prepared import ALIGNMENT
-from flashcli.paged import BlockSparse, check_options
+from flashcli.paged import BlockSparse, check_option_types
 from flashcli.run.decode import decode as decode_numpy
 from flashcli.torch.in_place import operand, remember, scratch
 from flashcli.torch.paged_tensors import address, described, foreign, named, numbers, refuse
@@ -103,7 +103,7 @@ def compute(
         refuse(by_name)
         arrays = Arrays(**{name: operand(tensor) for name, tensor in by_name.items()})
         asked = Options(*options, **scales)
-        check_options(asked._asdict())
+        check_option_types(asked._asdict())
         prepared = prepare(place_of_device(query.get_device()), arrays, lowest, asked)
         remember(_ready, key, prepared)
     stream = torch._C._cuda_getCurrentRawStream(prepared.place.device)

@@ -9,7 +9,7 @@ import torch
 from flashcli.gpu.launcher import PreparedWrite, place_of_device
 from flashcli.interop.paged_write import Arrays, Options, prepare
 from flashcli.interop.prepared import ALIGNMENT
-from flashcli.paged import check_options
+from flashcli.paged import check_option_types
 from flashcli.run.write_kv import write_kv as write_numpy
 from flashcli.torch.in_place import operand, remember
 from flashcli.torch.paged_tensors import address, described, named, numbers, refuse
@@ -75,7 +75,7 @@ def write(
         refuse(by_name)
         arrays = Arrays(**{name: operand(tensor) for name, tensor in by_name.items()})
         asked = Options(*options, **scales)
-        check_options(asked._asdict())
+        check_option_types(asked._asdict())
         prepared = prepare(place_of_device(key.get_device()), arrays, lowest, asked)
         remember(_ready, looked_at, prepared)
     prepared.launch(
