@@ -31,6 +31,8 @@ OLD = b"the old output"
 
 
 class Cluster:
+    late_job = ""  # the number of what takes too long, once it has begun
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "bin").mkdir()

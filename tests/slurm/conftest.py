@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster import Cluster
+from support import THOROUGH
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "munged", "unshare")
 MEANWHILE = 50  # tests of other things that take half a minute together, about
@@ -48,7 +49,8 @@ def cluster() -> Iterator[Cluster]:
                 logs = "".join(path.read_text() for path in sorted(Path(folder).glob("*.log")))
                 pytest.skip(f"Slurm does not start here: {' '.join(logs.split())[-300:]}")
             cluster = Cluster(Path(folder))
-            cluster.begin_what_takes_too_long()
+            if THOROUGH:
+                cluster.begin_what_takes_too_long()
             yield cluster
             process.stdin.close()
 
