@@ -107,20 +107,11 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def resources(cache: pytest.Cache) -> Callable[[compiler.Compilable, str], dict[str, compiler.Resources]]:
-    """compiler.resources(), kept between sessions: the same source, options and compiler have one report."""
-    nvcc = compiler.find_nvcc()
-    if nvcc is None:
+def resources() -> Callable[[compiler.Compilable, str], dict[str, compiler.Resources]]:
+    """compiler.resources(), where there is nvcc."""
+    if compiler.find_nvcc() is None:
         pytest.skip("there is no nvcc here")
-
-    def look(build: compiler.Compilable, arch: str) -> dict[str, compiler.Resources]:
-        name = f"ptxas/{compiler._stem(build, arch)}-{compiler._identity(nvcc)}"
-        if (found := cache.get(name, None)) is None:
-            found = compiler.resources(build, arch)
-            cache.set(name, found)
-        return {function: compiler.Resources(*values) for function, values in found.items()}
-
-    return look
+    return compiler.resources
 
 
 def _forget_pycuda() -> dict[str, object]:

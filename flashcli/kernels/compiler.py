@@ -234,16 +234,20 @@ class Resources(NamedTuple):
 
 
 def resources(build: Compilable, arch: str) -> dict[str, Resources]:
-    """Compile with nvcc (no GPU) and read ptxas' report, by function."""
+    """What ptxas reports when nvcc compiles a build (no GPU), by function; the cache keeps the report."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise BackendUnavailable(
             "the CUDA compiler, nvcc, was not found.", "install the CUDA toolkit, or set CUDA_HOME."
         )
-    result = _nvcc(build, nvcc, arch, os.devnull, "-Xptxas", "-v")
-    if result.returncode:
-        raise compile_failure(result.stderr, arch)
-    return parse_ptxas(result.stderr)
+    path = cache.folder() / f"{_stem(build, arch)}-{_identity(nvcc)}.ptxas"
+    if (report := cache.load(path)) is None:
+        result = _nvcc(build, nvcc, arch, os.devnull, "-Xptxas", "-v")
+        if result.returncode:
+            raise compile_failure(result.stderr, arch)
+        report = result.stderr.encode()
+        cache.store(path, report)
+    return parse_ptxas(report.decode())
 
 
 def parse_ptxas(report: str) -> dict[str, Resources]:

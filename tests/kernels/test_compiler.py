@@ -16,7 +16,7 @@ from support import FAKE_NVCC, GPU_KERNELS, IN_USE, THOROUGH, script
 from flashcli.errors import BackendUnavailable, KernelFailure
 from flashcli.kernels import cache, compiler
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.compiler import architecture, compile_failure, cubin, find_nvcc, parse_ptxas
+from flashcli.kernels.compiler import architecture, compile_failure, cubin, find_nvcc, parse_ptxas, resources
 from flashcli.kernels.types import Build, Kernel, Problem
 
 PROBLEM = Problem(10, 2048, 2048, 64)
@@ -324,6 +324,25 @@ def test_a_report_of_ptxas_is_understood():
     assert all("C7510" in x.warnings[0] for x in found.values())
 
 
+def test_a_report_is_kept_for_the_same_source_options_and_compiler(empty_cache, tmp_path, monkeypatch):
+    (tmp_path / "report").write_text(PTXAS)
+    reporting = f"#!/bin/sh\necho >> {tmp_path}/calls\ncat {tmp_path}/report >&2\n"
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", reporting)))
+    assert resources(BUILD, "sm_90a") == resources(BUILD, "sm_90a") == parse_ptxas(PTXAS)
+    resources(BUILD, "sm_80")
+    resources(MASKED, "sm_90a")
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "other-nvcc", reporting)))
+    resources(BUILD, "sm_90a")
+    assert (tmp_path / "calls").read_text().count("\n") == 4
+
+
+def test_the_report_of_what_does_not_compile_is_not_kept(empty_cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", "#!/bin/sh\necho 'x.cu(3): error: no.' >&2\nexit 1\n")))
+    for _ in range(2):
+        with pytest.raises(KernelFailure, match="could not compile the kernel"):
+            resources(BUILD, "sm_90a")
+
+
 # The kernels, in every tiling that some length asks for
 
 
@@ -371,7 +390,8 @@ def builds(kernel: Kernel) -> list[tuple[Build, str]]:
 
 
 @pytest.mark.parametrize("kernel", [KERNELS[name] for name in GPU_KERNELS], ids=GPU_KERNELS)
-def test_a_kernel_compiles_without_spills_and_warnings(resources, kernel):
+@pytest.mark.skipif(find_nvcc() is None, reason="there is no nvcc here")
+def test_a_kernel_compiles_without_spills_and_warnings(kernel):
     bad, chosen = [], builds(kernel)
     assert len(chosen) >= 2
     with ThreadPoolExecutor(os.cpu_count()) as pool:
