@@ -147,3 +147,13 @@ WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
 WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
 WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
 WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
+
+// The same with A in registers and 64 columns, for a B that lies the other way, K rows of 128 bytes: moving 16 rows on
+// adds 2048 bytes = 128 to the descriptor.
+__device__ __forceinline__ void wgmma_transposed(float (&d)[32], const uint32_t (&a)[4], uint64_t B, int accumulate) {
+    asm volatile(
+        "{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" D_REGS_32
+        "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
+        : D_32(d, 0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(B), "r"(accumulate));
+}

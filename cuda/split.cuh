@@ -10,7 +10,7 @@
 //   the columns are cut into panels of 64 (128 bytes); a panel is R rows of 128 bytes, panels follow one another;
 //   in row r, the 16-byte chunk c of a panel lies at chunk c ^ (r % 8).
 // So (row, column) is at split_offset<R>(row, column), and column c of lo is column C + c. R is a multiple of 8, C of 16.
-// D is HEAD_DIM padded with zeros.
+// D is HEAD_DIM padded with zeros to a multiple of PAD.
 #pragma once
 #include "common.cuh"
 
@@ -19,7 +19,10 @@
 #endif
 static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products make fp32, one makes fp16");
 
-constexpr int D = HEAD_DIM <= 128 ? round_up(HEAD_DIM, 32) : round_up(HEAD_DIM, 64);
+#ifndef PAD
+#define PAD (HEAD_DIM <= 128 ? 32 : 64)
+#endif
+constexpr int D = round_up(HEAD_DIM, PAD);
 
 constexpr int split_bytes(int R, int C) { return ceil_div(PRODUCTS == 3 ? 2 * C : C, 64) * R * 128; }
 constexpr int K_TILE = split_bytes(BC, D), V_TILE = split_bytes(D, BC);

@@ -59,6 +59,8 @@ CASES = {
     "bias": Case(d=32, bias=(2, 2, 70, 101)),
     "bias of keys": Case(d=32, bias=(2, 1, 1, 101)),
     "bias of queries": Case(d=32, bias=(70, 1), causal=True),
+    "more tiles than room for them": Case(d=32, M=330, N=460, causal=True, q_start=60),
+    "blocks of 128 rows": Case(B=1, H=1, M=130, N=1100),
     "NaN": Case(spoilt="v"),
 }
 

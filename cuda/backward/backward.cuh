@@ -62,6 +62,13 @@ __device__ __forceinline__ int first_query(const Backward &a, int key) {
     return CAUSAL ? min(a.M, max(0, key - a.q_start)) : 0;
 }
 
+// blockIdx.x, read anew: kept, what follows from it would take registers.
+__device__ __forceinline__ unsigned block_index() {
+    unsigned x;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+    return x;
+}
+
 // ---- one score
 
 // The bias of query i of a head and a key, or of the last ones there are: as it is in memory.

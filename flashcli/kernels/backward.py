@@ -53,13 +53,17 @@ def argument(asked: Backward) -> Argument:
 
 
 class Problem(NamedTuple):
-    """What a kernel is compiled for; ``aligned``: whether all rows start on 16 bytes. ``bias`` is one of `BIASES`."""
+    """What a kernel is compiled for; ``aligned``: whether all rows start on 16 bytes. ``bias`` is one of `BIASES`.
+
+    ``small``: a block shall have as little to do as it can. That changes no bytes.
+    """
 
     d: int
     causal: bool = False
     bias: str = ""
     bias_contiguous: bool = True
     aligned: bool = True
+    small: bool = False
 
 
 class Sizes(NamedTuple):
@@ -93,13 +97,26 @@ def takes_all(problem: Problem) -> str:
     return ""
 
 
+def one_size(problem: Problem, sizes: Sizes) -> bool:
+    """All blocks of the kernel are of one size."""
+    return False
+
+
+class Halves(NamedTuple):
+    """How a kernel splits numbers into fp16 halves: the launches of all steps, and the bytes of scratch beyond rows."""
+
+    launches: Callable[[Build, Sizes], Iterator[Launch]]
+    scratch: Callable[[Build, Sizes], int]
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One rung. ``tiling(problem)`` gives Br, the rows that a block owns in `dq`, and Bc, those that pass it by.
 
     In `dk_dv` a block owns ``owned_keys(tiling)`` keys. ``dbias_blocks(tiling, sizes)`` are those of `dbias`; a kernel
-    that has none leaves it to the exact one. ``needs`` is the lowest compute capability. A kernel that ``splits``
-    numbers into fp16 halves, in a pre-pass, turns an infinity into NaN. ``refuses(problem)`` says why it cannot be
+    that has none leaves it to the exact one. ``needs`` is the lowest compute capability; ``arch_only`` says that only
+    that very architecture runs it. ``prefers_small(problem, sizes)`` is what a problem's ``small`` is to be. A kernel
+    that splits numbers into fp16 ``halves`` turns an infinity into NaN. ``refuses(problem)`` says why it cannot be
     built for a problem; empty if it can.
     """
 
@@ -110,13 +127,15 @@ class Kernel:
     owned_keys: Callable[[Tiling], int]
     dbias_blocks: Callable[[Tiling, Sizes], int] | None
     needs: tuple[int, int] = (5, 0)
-    splits: bool = False
+    arch_only: bool = False
+    prefers_small: Callable[[Problem, Sizes], bool] = one_size
+    halves: Halves | None = None
     refuses: Callable[[Problem], str] = takes_all
     on_host: bool = False
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether a GPU of this compute capability runs it."""
-        return capability >= self.needs
+        return capability == self.needs if self.arch_only else capability >= self.needs
 
 
 @dataclass(frozen=True)
@@ -139,8 +158,6 @@ class Build:
         }  # fmt: skip
         if asked.bias:
             macros |= {"BIAS": BIASES[asked.bias], "BIAS_COLUMN": int(asked.bias_contiguous)}
-        if self.kernel.splits:
-            macros |= {"PREPARE_THREADS": _prepare_threads(tiling, asked.d)}
         return macros
 
     def functions(self) -> tuple[Launch, ...]:
@@ -150,18 +167,24 @@ class Build:
 
     def gradients(self, sizes: Sizes) -> Iterator[Launch]:
         """Those that compute dQ, dK and dV, in order."""
-        yield Launch("delta", ceil_div(sizes.rows, ROW_THREADS // _row_lanes(self.problem.d)), ROW_THREADS)
-        if self.kernel.splits:
-            threads = _prepare_threads(self.tiling, self.problem.d)
-            yield Launch("prepare", 2 * self._pairs(sizes), threads)
+        if self.kernel.halves:
+            yield from self.kernel.halves.launches(self, sizes)
+            return
+        yield self.delta(sizes)
         yield from self.passes(sizes)
 
-    def passes(self, sizes: Sizes) -> Iterator[Launch]:
+    def delta(self, sizes: Sizes) -> Launch:
+        """That which finds what is known of rows beforehand."""
+        return Launch("delta", ceil_div(sizes.rows, ROW_THREADS // _row_lanes(self.problem.d)), ROW_THREADS)
+
+    def passes(self, sizes: Sizes) -> tuple[Launch, Launch]:
         """Those that compute them of what is known of rows."""
         tiling, keys = self.tiling, self.kernel.owned_keys(self.tiling)
         rows = sizes.B * sizes.H * ceil_div(sizes.M, tiling.Br)
-        yield Launch("dq", rows, tiling.threads, tiling.shared)
-        yield Launch("dk_dv", sizes.B * sizes.Hkv * ceil_div(sizes.N, keys), tiling.threads, tiling.shared)
+        return (
+            Launch("dq", rows, tiling.threads, tiling.shared),
+            Launch("dk_dv", sizes.B * sizes.Hkv * ceil_div(sizes.N, keys), tiling.threads, tiling.shared),
+        )
 
     def dbias(self, sizes: Sizes) -> Iterator[Launch]:
         """Those that compute dbias of what `dq` has found of rows."""
@@ -172,14 +195,7 @@ class Build:
     def workspace(self, sizes: Sizes) -> int:
         """Bytes of scratch that all launches share."""
         rows = ROW_BYTES * sizes.rows
-        if not self.kernel.splits:
-            return rows
-        return round_up(rows, 128) + self._pairs(sizes) * (2 * self.tiling.Bc * _split_row(self.problem.d) + 8)
-
-    def _pairs(self, sizes: Sizes) -> int:
-        """Tiles of Q and dO, and of K and V, that the pre-pass writes."""
-        Bc = self.tiling.Bc
-        return sizes.B * (sizes.H * ceil_div(sizes.M, Bc) + sizes.Hkv * ceil_div(sizes.N, Bc))
+        return round_up(rows, 128) + self.kernel.halves.scratch(self, sizes) if self.kernel.halves else rows
 
 
 def _row_lanes(d: int) -> int:
@@ -215,14 +231,15 @@ class Plan(NamedTuple):
 
 def plan(capability: tuple[int, int], problem: Problem, sizes: Sizes, name: str | None = None) -> Plan:
     """By the kernel of that name, or the fastest, on a GPU of this compute capability."""
-    build = Build(choose(capability, problem, name), problem)
+    kernel = choose(capability, problem, name)
+    build = Build(kernel, problem._replace(small=kernel.prefers_small(problem, sizes)))
     steps = [Step(build, launch) for launch in build.gradients(sizes)]
     scratch, exact = build.workspace(sizes), build
-    if build.kernel.splits:
+    if build.kernel.halves:
         exact = Build(KERNELS["register_tiled"], problem)
         steps += [Step(exact, launch) for launch in exact.passes(sizes)]
     steps += [Step(exact, launch) for launch in exact.dbias(sizes)]
-    if not build.kernel.splits:
+    if not build.kernel.halves:
         return Plan(tuple(steps), scratch, None, 0)
     notes, heads = round_up(scratch, 16), sizes.B * sizes.Hkv
     return Plan(tuple(steps), notes + 4 * heads, notes, heads)
@@ -278,21 +295,76 @@ def _split_row(d: int) -> int:
     return 2 * 2 * round_up(d, 32)
 
 
-def _prepare_threads(tiling: Tiling, d: int) -> int:
-    """One for each 8 columns of a row."""
-    return min(256, tiling.Bc * round_up(d, 32) // 8)
-
-
 def _mma(problem: Problem) -> Tiling:
     D, threads = round_up(problem.d, 32), 128
     own, passing = 64, 32 if D <= 64 else 16
     pairs = 2 * 2 * passing * _split_row(problem.d)  # two, of which one is on its way
     owned = 2 * (D // 16) * 2 * threads * 16  # fragments of two matrices
-    return Tiling(own, passing, threads, pairs + owned)
+    prepare = min(256, passing * D // 8)  # a thread for each 8 columns of a row
+    return Tiling(own, passing, threads, pairs + owned, (("PREPARE_THREADS", prepare),))
 
 
-def _refused_by_mma(problem: Problem) -> str:
+def _mma_launches(build: Build, sizes: Sizes) -> Iterator[Launch]:
+    yield build.delta(sizes)
+    yield Launch("prepare", 2 * sum(_tiles(build.tiling, sizes)), build.macros()["PREPARE_THREADS"])
+    yield from build.passes(sizes)
+
+
+def _mma_scratch(build: Build, sizes: Sizes) -> int:
+    return sum(_tiles(build.tiling, sizes)) * (2 * build.tiling.Bc * _split_row(build.problem.d) + 8)
+
+
+def _tiles(tiling: Tiling, sizes: Sizes) -> tuple[int, int]:
+    """Tiles of Bc rows of Q, and of K, each with one of dO or V."""
+    Bc = tiling.Bc
+    return sizes.B * sizes.H * ceil_div(sizes.M, Bc), sizes.B * sizes.Hkv * ceil_div(sizes.N, Bc)
+
+
+def _up_to_128(problem: Problem) -> str:
     return "" if problem.d <= 128 else "it takes heads of up to 128 numbers"
+
+
+# ---- wgmma
+
+TAIL = 2 * 4 * 64 + 16  # bytes behind a pair of tiles: ``Tail`` of cuda/backward/04_wgmma.cu
+
+
+def _wgmma(problem: Problem) -> Tiling:
+    """A block of two warpgroups that multiply and of one that copies; or two smaller ones in its place."""
+    own, blocks = (64, 2) if problem.small else (128, 1)
+    pad, passing, stages = 32, 64, 4 if problem.d <= 32 else 3 - problem.small
+    if problem.d > 64:
+        pad, passing, stages = 64, 32, 3
+    row = 2 * 2 * round_up(problem.d, pad)
+    shared = 2 * own * row + stages * 2 * passing * row + 1024
+    macros = {
+        "PASS": passing, "STAGES": stages, "PAD": pad, "BLOCKS": blocks, "PREPARE_THREADS": 256, "TAIL": TAIL,
+    }  # fmt: skip
+    return Tiling(own, 64, 128 + 2 * own, shared, tuple(macros.items()))
+
+
+def _wgmma_prefers_small(problem: Problem, sizes: Sizes) -> bool:
+    """Two blocks of 64 rows, of which one begins while the other computes, instead of one of 128."""
+    return problem.d <= 64 and max(sizes.M, sizes.N) <= (2048 if problem.causal else 1024)
+
+
+def _wgmma_launches(build: Build, sizes: Sizes) -> Iterator[Launch]:
+    threads = build.macros()["PREPARE_THREADS"]
+    queries, keys = _tiles(build.tiling, sizes)
+    dq, dk_dv = build.passes(sizes)
+    yield Launch("prepare_keys", 2 * keys, threads)
+    yield dq._replace(early=True)
+    yield Launch("prepare_queries", 2 * queries, threads)
+    yield dk_dv._replace(early=True)
+
+
+def _wgmma_scratch(build: Build, sizes: Sizes) -> int:
+    tile = build.tiling.Bc * 2 * 2 * round_up(build.problem.d, build.macros()["PAD"])
+    return round_up(4 * sizes.rows, 128) + sum(_tiles(build.tiling, sizes)) * (2 * tile + TAIL)
+
+
+def _refused_by_wgmma(problem: Problem) -> str:
+    return "it takes no bias" if problem.bias else _up_to_128(problem)
 
 
 KERNELS = {
@@ -309,12 +381,17 @@ KERNELS = {
         ),
         Kernel(
             "mma", "backward/03_mma.cu", "tensor cores at fp32 accuracy: three fp16 products for one, mma.sync",
-            _mma, _row_tile, None, needs=(8, 0), splits=True, refuses=_refused_by_mma,
+            _mma, _row_tile, None, needs=(8, 0), halves=Halves(_mma_launches, _mma_scratch), refuses=_up_to_128,
+        ),
+        Kernel(
+            "wgmma", "backward/04_wgmma.cu", "the same on Hopper: wgmma, warps specialised, copies in the background",
+            _wgmma, _row_tile, None, needs=(9, 0), arch_only=True, prefers_small=_wgmma_prefers_small,
+            halves=Halves(_wgmma_launches, _wgmma_scratch), refuses=_refused_by_wgmma,
         ),
     )
 }  # fmt: skip
 
-PREFERENCE = ("mma", "register_tiled", "plain")  # the fastest first
+PREFERENCE = ("wgmma", "mma", "register_tiled", "plain")  # the fastest first
 
 
 def check_name(name: str | None) -> None:
@@ -331,7 +408,7 @@ def choose(capability: tuple[int, int], problem: Problem, name: str | None = Non
     check_name(name)
     if name is None:
         able = (KERNELS[each] for each in PREFERENCE if KERNELS[each].runs_on(capability))
-        fits = (x for x in able if not x.refuses(problem) and not (x.splits and problem.d < SHORT_HEAD))
+        fits = (x for x in able if not x.refuses(problem) and not (x.halves and problem.d < SHORT_HEAD))
         return next(fits, KERNELS[PREFERENCE[-1]])
     check_able(KERNELS[name], capability, problem, "see `flashcli kernels --operation backward`.")
     return KERNELS[name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -14,6 +16,7 @@ from torch_oracle import gradients, oracle  # noqa: E402
 import flashcli  # noqa: E402
 from flashcli import torch as ours  # noqa: E402
 from flashcli.errors import BackendUnavailable  # noqa: E402
+from flashcli.interop import prepared_backward  # noqa: E402
 from flashcli.kernels.backward import KERNELS, Problem  # noqa: E402
 from flashcli.torch import backward, replacing, sdpa  # noqa: E402
 
@@ -41,6 +44,10 @@ def kernel(request, gpu):
     if not KERNELS[request.param].runs_on(torch.cuda.get_device_capability()):
         pytest.skip(f"{request.param} does not run on this GPU")
     return request.param
+
+
+def takes_biases(kernel):
+    return not KERNELS[kernel].refuses(Problem(d, bias="float32"))
 
 
 def four(rows=M, keys=N, head=d, heads=(H, Hkv), batches=B):
@@ -227,6 +234,10 @@ BIASES = [(B, H, M, N), (B, 1, 1, N), (B, 1, M, N), (H, 1, N), (M, N), (M, 1), (
 @on_gpu
 def test_biases(kernel):
     given = four(head=40)
+    if not takes_biases(kernel):
+        with pytest.raises(BackendUnavailable, match="it takes no bias"):
+            check(*given, bias=torch.randn(M, N), kernel=kernel)
+        return
     for shape in BIASES:
         bias = torch.randn(*shape)
         check(*given, bias=bias, kernel=kernel, error=2 * ERROR)
@@ -240,7 +251,8 @@ def test_rows_that_see_nothing_have_zeros_and_add_nothing(kernel):
     do, q, k, v = four()
     mask = torch.ones(M, N, dtype=torch.bool)
     mask[7] = False
-    for options, rows in (({"bias": mask}, [7]), ({"causal": True, "q_start": -3}, [0, 1, 2])):
+    causal, masked = ({"causal": True, "q_start": -3}, [0, 1, 2]), ({"bias": mask}, [7])
+    for options, rows in (causal, masked) if takes_biases(kernel) else (causal,):
         dq, *_ = check(do, q, k, v, kernel=kernel, **options)
         assert not dq[:, :, rows].any()
         dq, *_ = flashcli.attention_backward(do, q, k, v * torch.nan, kernel=kernel, **options)
@@ -272,11 +284,27 @@ def test_bytes_do_not_depend_on_company(kernel):
 
 
 @on_gpu
+def test_the_size_of_blocks_changes_no_byte(gpu, monkeypatch):
+    kernel = KERNELS["wgmma"]
+    if not kernel.runs_on(torch.cuda.get_device_capability()):
+        pytest.skip("wgmma does not run on this GPU")
+    given, found = four(), []
+    for small in (False, True):
+        one_size = dataclasses.replace(kernel, prefers_small=lambda problem, sizes, small=small: small)
+        monkeypatch.setitem(KERNELS, "wgmma", one_size)
+        prepared_backward.prepare.cache_clear()
+        backward._ready.clear()
+        found.append(flashcli.attention_backward(*given, causal=True, kernel="wgmma"))
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+
+
+@on_gpu
 def test_a_hundred_times_the_same_bytes(kernel):
-    given, bias = four(), torch.randn(H, 1, N)
-    first = flashcli.attention_backward(*given, bias=bias, return_dbias=True, kernel=kernel)
+    given = four()
+    options = {"bias": torch.randn(H, 1, N), "return_dbias": True} if takes_biases(kernel) else {"causal": True}
+    first = flashcli.attention_backward(*given, kernel=kernel, **options)
     for _ in range(100):
-        again = flashcli.attention_backward(*given, bias=bias, return_dbias=True, kernel=kernel)
+        again = flashcli.attention_backward(*given, kernel=kernel, **options)
         assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
 
 

@@ -72,7 +72,7 @@ def test_bench_times_gradients(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--backward", "--kernel", "wgmma"], "kernel wgmma does not compute gradients."),
+        (["--backward", "--kernel", "q_in_registers"], "kernel q_in_registers does not compute gradients."),
         (["--backward", "--precision", "fp16"], "--precision has no meaning for gradients, which are in fp32."),
         (["--backward", "--against", "triton"], "triton is not installed|--against triton has no gradients."),
         (["--kernel", "plain"], "kernel plain computes gradients only."),
