@@ -12,7 +12,8 @@ from pathlib import Path
 
 from support import ON_ONE_MACHINE, Finished, environment, flashcli_in, random_qkv, script, write_input
 
-# The command line with chunks of one batch, which take a second to read; {fault} can patch more.
+# The command line with chunks of one batch, which take a second to read; {fault} can patch more. Each task leaves a file
+# begun.RANK when it reads its first one, and so has done with MPI's start, in which it had better not be stopped.
 SLOW = """
 import os, signal, sys, time
 import flashcli.files.cut
@@ -20,6 +21,7 @@ flashcli.files.cut.CHUNK_BYTES = 1
 rank = int(os.environ.get("PMIX_RANK", 0))
 read = os.preadv
 def slow(*args):
+    open(f"begun.{{rank}}", "w").close()
     time.sleep(1)
     return read(*args)
 os.preadv = slow

@@ -82,7 +82,8 @@ def test_a_rank_that_is_killed_ends_all(cluster: Cluster, mpi, tmp_path):
 
 def test_a_job_that_is_cancelled_leaves_nothing(cluster: Cluster, mpi, tmp_path):
     process = cluster.start(f"srun -N2 -n2 --mpi=pmix --job-name=cancel {cluster.slow_run(tmp_path)}", cwd=tmp_path)
-    wait_for(lambda: leftovers(tmp_path) or process.poll() is not None)
+    begun = [tmp_path / f"begun.{rank}" for rank in (0, 1)]
+    wait_for(lambda: (leftovers(tmp_path) and all(map(Path.exists, begun))) or process.poll() is not None)
     assert cluster.run("scancel --name=cancel").code == 0
     done = finish(process)
     assert done.code != 0 and "terminated; nothing is left half-written." in done.err
