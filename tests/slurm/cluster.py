@@ -12,8 +12,9 @@ from pathlib import Path
 
 from support import ON_ONE_MACHINE, Finished, environment, flashcli_in, random_qkv, script, write_input
 
-# The command line with chunks of one batch, which take a second to read; {fault} can patch more. Each task leaves a file
-# begun.RANK when it reads its first one, and so has done with MPI's start, in which it had better not be stopped.
+# The command line with chunks of one batch, which take a second to read; {fault} can patch more. Each task leaves a
+# file begun.RANK when it reads its first one: then it has done with the start of MPI, in which it had better not be
+# stopped.
 SLOW = """
 import os, signal, sys, time
 import flashcli.files.cut
