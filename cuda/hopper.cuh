@@ -70,6 +70,16 @@ __device__ __forceinline__ void prefetch(const void *from) { asm volatile("prefe
 // Ordinary stores to shared memory become visible to wgmma and the copy engine (after this, a barrier).
 __device__ __forceinline__ void fence_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// ---- atomics
+
+// Adds to a number in global memory and returns what it was. What is before it, here and in threads that this one has met
+// at a barrier, is before what comes after another's that has seen it.
+__device__ __forceinline__ int add_in_order(int *to, int x) {
+    int before;
+    asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(x) : "memory");
+    return before;
+}
+
 // ---- named barriers among `threads` threads
 
 __device__ __forceinline__ void named_sync(int barrier, int threads) {
@@ -88,6 +98,18 @@ __device__ __forceinline__ void registers_down() {
 template <int N>
 __device__ __forceinline__ void registers_up() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+// What lane 0 has. The compiler knows that the lanes of a warp then have the same, which saves registers and instructions.
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+
+// A number in shared memory, for all lanes, read by lane 0. Where that is the one which then gives the number's slot free,
+// its own order is enough for the read to come before what is written next; else it would take a __syncwarp, which is no
+// instruction where a warp has converged, so that racecheck does not see it.
+__device__ __forceinline__ int read_by_lane_0(const int &from) {
+    int x = 0;
+    if (threadIdx.x % 32 == 0) x = from;
+    return uniform(x);
 }
 
 // ---- wgmma: D[64, N] (+)= A[64, 16] B[16, N], fp16 to fp32. It runs behind the thread's back between commit and wait.

@@ -107,6 +107,23 @@ __device__ __forceinline__ void store_split(unsigned char *tile, int row, int co
     if (PRODUCTS == 3) *reinterpret_cast<uint4 *>(tile + split_offset<R>(row, C + column)) = lo;
 }
 
+// ---- what truncation takes
+
+// Tensor cores round every sum towards zero. So a sum of products comes out too small, on average by some units of 2^-24
+// of itself, and two factors that are there anyway give it back (docs/measuring.md, "Whose rounding", has the emulation
+// that found them): log2(e), in that of the scores, which are sums of `depth` products; and 1 / l, in that of O. Of a V of
+// one sign more is lost than of one with both: the constant is between. Nothing is lost of a row that looks at one key
+// only, whose l is `largest`, that of its largest p; or less, where scores are so huge that rounding has taken the bias from
+// p: there, too, one key has all the weight, or some have the very same.
+constexpr float TRUNCATED = 0x1p-24f;
+__host__ __device__ constexpr float log2e_given_back(int depth) {
+    return float(1.44269504088896340736 * (1 + (0.38 + 0.0175 * depth) * TRUNCATED));
+}
+__device__ __forceinline__ float given_back(float inverse_l, float largest) {
+    const float lost = (0.4f + 0.022f * BC) * TRUNCATED;
+    return fmaf(lost * inverse_l, __saturatef(fmaf(-largest, inverse_l, 1.0f)), inverse_l);
+}
+
 // ---- reading fp32 matrices [rows, HEAD_DIM], whose rows are `stride` floats apart
 
 // Four floats of row `row` from column `column`, a multiple of 4; zeros beyond the matrix.

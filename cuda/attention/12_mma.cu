@@ -17,7 +17,7 @@ constexpr int WARPS = THREADS / 32;
 constexpr int ROW_TILES = BR / (16 * WARPS);                // 16-row tiles a warp
 constexpr int DEPTH = D > 128 ? 32 : D % 64 == 0 ? 64 : D;  // columns of Q and K summed inside the tensor core
 constexpr bool Q_IN_REGISTERS = D <= 128;                   // else in shared memory, each thread's fragments apart
-constexpr float P_BIAS = 6;
+constexpr float P_BIAS = 6, LARGEST_P = 64;
 
 // Columns of a product at a time: 32 / ROW_TILES make four independent chains of mma, half of it saves registers.
 constexpr int STRIP = D >= 128 ? 16 : 32 / ROW_TILES;
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     const int row0 = warp * (16 * ROW_TILES) + lane / 4;                      // of the tile: this thread's first one
     const int position = a.q_start + i0;                                      // of the tile's first row in the sequence
     const unsigned char *tile = a.workspace + first_tile * (K_TILE + V_TILE) + 16 * threadIdx.x;  // this thread's share
-    const int *exponents = tile_exponents(a) + 2 * first_tile;
+    const int4 *exponents = tile_exponents(a) + 2 * first_tile;
     const float *const Q = rows_of(a.Q, a.q, head.b, head.h);
 
     copy_share<K_TILE>(Kj + 16 * threadIdx.x, tile);
@@ -96,6 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     // Q = hi + lo, as left operands: x[0..3] are columns 2t of row g, of row g + 8, columns 8 + 2t of row g, of row g + 8.
     // It carries the scale, so that S is in powers of two, and each row a power of two of its own, q_exponent.
     Fragment q_registers[Q_IN_REGISTERS ? ROW_TILES : 1][Q_IN_REGISTERS ? D / 16 : 1][2];
+    const float scale = a.scale * log2e_given_back(HEAD_DIM < DEPTH ? HEAD_DIM : DEPTH);
     int q_exponent[ROWS];
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
@@ -106,8 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
 #pragma unroll
         for (int x = 0; x < D / 8; ++x) {
             const int column = 8 * x + 2 * t, left = i < M ? HEAD_DIM - column : 0;
-            q[x] = make_float2(left > 0 ? row[column] * (a.scale * LOG2E) : 0,
-                               left > 1 ? row[column + 1] * (a.scale * LOG2E) : 0);
+            q[x] = make_float2(left > 0 ? row[column] * scale : 0, left > 1 ? row[column + 1] * scale : 0);
             largest = fmaxf(largest, fmaxf(fabsf(q[x].x), fabsf(q[x].y)));
         }
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     const int warp_keys = keys_seen(position + (warp + 1) * (16 * ROW_TILES) - 1, N);  // and of this warp
 #pragma unroll 1
     for (int j0 = 0; j0 < keys; j0 += BC) {
-        const int k_exponent = exponents[0], v_exponent = exponents[1];
+        const int k_exponent = exponents[0].x, v_exponent = exponents[1].x;
         exponents += 2;
 
         // S = Q Kᵀ, in units of 2^(q_exponent + k_exponent); meanwhile V travels
@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
         l[r] += __shfl_xor_sync(~0u, l[r], 2);
         const int i = position - again(a.q_start) + row0 + r / 2 * 16 + r % 2 * 8;
         if (i >= M) continue;
-        const float factor = inverse(a, i, l[r]);
+        const float factor = given_back(inverse(a, i, l[r]), LARGEST_P);
         float *const row = O + i * row_stride(a.o);
         Magnitude magnitude;
 #pragma unroll

@@ -22,31 +22,32 @@ static_assert(SHARED == NEEDED + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 1024 <= 227 * 1024, "tiles must fit shared memory");
 static_assert(K_TILE % 1024 == 0 && V_TILE % 1024 == 0 && Q_TILE % 1024 == 0, "the swizzle repeats every 1024 bytes");
 
-// The producer: one thread keeps both rings full.
+// The producer: one thread keeps both rings full. Its warp goes along, so that branches are the same for all lanes.
 __device__ __forceinline__ void copy_tiles(const Attention &a, unsigned char *K_tiles, unsigned char *V_tiles,
-                                           const Rings &rings, int *K_exponent, int *V_exponent) {
+                                           const Rings &rings, int4 *K_exponent, int4 *V_exponent) {
     Ring ring;
     Part part;
     for (part.next = first_piece(a); part.find(a);) {
         const Work here(part.row_tile, a);
-        const long long first =
-            ((long long)here.head.b * a.Hkv + here.head.kv) * ceil_div(a.N, BC) + part.first_tile(a);
-        const unsigned char *from = a.workspace + first * (K_TILE + V_TILE);
-        const int *exponents = tile_exponents(a) + 2 * first;
+        const int before = (here.head.b * a.Hkv + here.head.kv) * ceil_div(a.N, BC);  // tiles of other heads
 #pragma unroll 1
-        for (int left = part.end_tile(a, here) - part.first_tile(a); left > 0; --left, ring.next()) {
-            const int k = exponents[0], v = exponents[1];
-
+        for (int t = before + part.first_tile(a), end = before + part.end_tile(a, here); t < end; ++t, ring.next()) {
+            const unsigned char *const from = a.workspace + (long long)t * (K_TILE + V_TILE);
+            const int4 *const exponents = tile_exponents(a) + 2ll * t;
             wait(&rings.K_free[ring.stage], ring.parity ^ 1);
-            K_exponent[ring.stage] = k;
-            arrive_expecting(&rings.K_full[ring.stage], K_TILE);
-            bulk_copy(shared_address(K_tiles + ring.stage * K_TILE), from, K_TILE, &rings.K_full[ring.stage]);
+            if (threadIdx.x == 0) {
+                arrive_expecting(&rings.K_full[ring.stage], K_TILE + 16);
+                bulk_copy(shared_address(K_tiles + ring.stage * K_TILE), from, K_TILE, &rings.K_full[ring.stage]);
+                bulk_copy(shared_address(&K_exponent[ring.stage]), exponents, 16, &rings.K_full[ring.stage]);
+            }
 
             wait(&rings.V_free[ring.stage], ring.parity ^ 1);
-            V_exponent[ring.stage] = v;
-            arrive_expecting(&rings.V_full[ring.stage], V_TILE);
-            bulk_copy(shared_address(V_tiles + ring.stage * V_TILE), from + K_TILE, V_TILE, &rings.V_full[ring.stage]);
-            from += K_TILE + V_TILE, exponents += 2;
+            if (threadIdx.x == 0) {
+                arrive_expecting(&rings.V_full[ring.stage], V_TILE + 16);
+                bulk_copy(shared_address(V_tiles + ring.stage * V_TILE), from + K_TILE, V_TILE,
+                          &rings.V_full[ring.stage]);
+                bulk_copy(shared_address(&V_exponent[ring.stage]), exponents + 1, 16, &rings.V_full[ring.stage]);
+            }
         }
     }
 }
@@ -54,7 +55,8 @@ __device__ __forceinline__ void copy_tiles(const Attention &a, unsigned char *K_
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
     extern __shared__ unsigned char unaligned[];
     __shared__ uint64_t K_full[STAGES], K_free[STAGES], V_full[STAGES], V_free[STAGES];
-    __shared__ int K_exponent[STAGES], V_exponent[STAGES], message[WARPGROUPS];
+    __shared__ int4 K_exponent[STAGES], V_exponent[STAGES];
+    __shared__ int message[WARPGROUPS];
     __shared__ Part current[WARPGROUPS];  // what each warpgroup is doing
     unsigned char *const Q_tiles = unaligned + (-shared_address(unaligned) & 1023);
     unsigned char *const K_tiles = Q_tiles + WARPGROUPS * Q_TILE, *const V_tiles = K_tiles + STAGES * K_TILE;
@@ -74,11 +76,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     if (threadIdx.x < 128) {
         if (MOVE_REGISTERS) registers_down<PRODUCER_REGISTERS>();
         await_launch_before();
-        if (threadIdx.x == 0) copy_tiles(a, K_tiles, V_tiles, rings, K_exponent, V_exponent);
+        if (uniform(threadIdx.x / 32) == 0) copy_tiles(a, K_tiles, V_tiles, rings, K_exponent, V_exponent);
         return;
     }
     if (MOVE_REGISTERS) registers_up<CONSUMER_REGISTERS>();
-    const int group = WARPGROUPS == 1 ? 0 : threadIdx.x / 128 - 1, q_barrier = 1 + group;
+    const int group = WARPGROUPS == 1 ? 0 : uniform(threadIdx.x / 128) - 1, q_barrier = 1 + group;
     Consumer<K_TILE, V_TILE> consumer(rings, K_tiles, V_tiles, group);
     unsigned char *const Q_tile = Q_tiles + group * Q_TILE;
     const uint64_t Q_desc = descriptor(shared_address(Q_tile));
@@ -89,7 +91,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         const Work here(part.row_tile, a);
         const float *const Q = rows_of(a.Q, a.q, here.head.b, here.head.h);
         int factor_exponent;
-        const float factor = frexpf(a.scale * LOG2E, &factor_exponent);  // S in powers of two: exp(x) = 2^(x log2(e))
+        // S in powers of two: exp(x) = 2^(x log2(e))
+        const float factor = frexpf(a.scale * log2e_given_back(HEAD_DIM), &factor_exponent);
         named_sync(q_barrier, 128);  // the tile was last read by products for which each thread has waited before
         const int2 s = split_Q(Q, row_stride(a.q), here.i0 + group * 64 + consumer.row, a.M, Q_tile, factor, [] {});
         fence_for_async();

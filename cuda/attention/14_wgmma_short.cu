@@ -268,7 +268,7 @@ struct Multiplier {
                     bias[x] = bias_of(a, here.head, i + x / 2 % 2 * 8, column + x / 4 * 8 + x % 2);
             }
             const auto end_of = [&](int x) { return keys_seen(a.q_start + x, a.N); };
-            const int k_exponent = slots.exponent[ring.stage][0];
+            const int k_exponent = read_by_lane_0(slots.exponent[ring.stage][0]);
             wgmma_wait<0>();
             pin(S);
             if (!stay) release(0);
@@ -280,7 +280,7 @@ struct Multiplier {
             float T[T_REGISTERS], O_factor;
             wait(&slots.full[ring.stage][1], ring.parity);
             issue_T(T, P_hi, P_lo, V);
-            const float T_factor = sum.unit.next(slots.exponent[ring.stage][1], &O_factor);
+            const float T_factor = sum.unit.next(read_by_lane_0(slots.exponent[ring.stage][1]), &O_factor);
             const float c[2] = {rows.rescale[0] * O_factor, rows.rescale[1] * O_factor};
             wgmma_wait<0>();
             pin(T);
@@ -330,7 +330,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     registers_up<CONSUMER_REGISTERS>();
     Multiplier multiplier(slots, tiles);
     int factor_exponent;
-    const float factor = frexpf(a.scale * LOG2E, &factor_exponent);  // S in powers of two: exp(x) = 2^(x log2(e))
+    // S in powers of two: exp(x) = 2^(x log2(e))
+    const float factor = frexpf(a.scale * log2e_given_back(HEAD_DIM), &factor_exponent);
 
     Turns mine(warpgroup - 1, units);
     const auto next = [&] { return units.work(mine.unit, mine.row_tile, a); };

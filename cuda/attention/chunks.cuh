@@ -148,10 +148,8 @@ struct Chunks {
     __device__ __forceinline__ bool comes_last() const {
         named_sync(barrier, 128);  // all threads have saved
         if (threadIdx.x % 128 == 0) {
-            __threadfence();
             const int mine = part.end - part.first;
-            *message = mine + atomicAdd(tickets(a) + again(int(part.row_tile * WARPGROUPS)) + group, mine);
-            __threadfence();
+            *message = mine + add_in_order(tickets(a) + again(int(part.row_tile * WARPGROUPS)) + group, mine);
         }
         named_sync(barrier, 128);
         return *message == part.all;
@@ -236,18 +234,20 @@ struct Chunks {
         merge(sum, held, slot);
     }
 
-    // The sum of all chunks, two at a time if there are registers: then one need not wait for memory after the other.
+    // The sum of all chunks, some at a time if there are registers: then one need not wait for memory after the other.
+    static constexpr int AT_ONCE = SLOT_NUMBERS <= 8 ? 3 : SLOT_NUMBERS == HELD ? 2 : 1;
     static __device__ __forceinline__ void merge_all(Sum &sum, const float4 *slot, int count) {
         load(sum, slot);
-        __syncwarp();  // the compiler reads no more ahead, so that registers suffice
+        if (AT_ONCE < 3) __syncwarp();  // the compiler reads no more ahead, so that registers suffice
         int left = count - 1;
         slot += NEXT_SLOT;
 #pragma unroll 1
-        for (; HELD == SLOT_NUMBERS && left > 1; left -= 2, slot += 2 * NEXT_SLOT) {
-            Held one, two;
-            one.read(slot), two.read(slot + NEXT_SLOT);
-            merge(sum, one, slot);
-            merge(sum, two, slot + NEXT_SLOT);
+        for (; AT_ONCE > 1 && left >= AT_ONCE; left -= AT_ONCE, slot += AT_ONCE * NEXT_SLOT) {
+            Held held[AT_ONCE];
+#pragma unroll
+            for (int x = 0; x < AT_ONCE; ++x) held[x].read(slot + x * NEXT_SLOT);
+#pragma unroll
+            for (int x = 0; x < AT_ONCE; ++x) merge(sum, held[x], slot + x * NEXT_SLOT);
             __syncwarp();
         }
 #pragma unroll 1

@@ -4,7 +4,8 @@
 // The workspace holds, for B * Hkv heads of Tc = ceil(N / BC) tiles each, tile t = (b * Hkv + head) * Tc + j:
 //   at workspace + t * (K_TILE + V_TILE): K_TILE bytes, the keys of tile j: BC rows, D columns, keys beyond N zero;
 //                                   then V_TILE bytes, the values transposed: D rows, BC columns (keys);
-//   after all tiles, at 8 * t: two ints, the exponents s of K's and V's scale 2^s.
+//   after all tiles, at 32 * t: the exponents s of K's and then of V's scale 2^s, each four times: 16 bytes are what a bulk
+//                                   copy moves at least, and so they come by the same way as the tiles.
 //   SPREAD: after those, an int for each 64 rows of each tile of Q, set to zero (chunks.cuh).
 // Launch: 2 * B * Hkv * Tc blocks of PREPARE_THREADS, even ones do K, odd ones V.
 #pragma once
@@ -15,14 +16,14 @@
 #define SPREAD 0
 #endif
 
-// Where the exponents are.
-__device__ __forceinline__ int *tile_exponents(const Attention &a) {
-    return reinterpret_cast<int *>(a.workspace + (long long)a.B * a.Hkv * ceil_div(a.N, BC) * (K_TILE + V_TILE));
+// Where the exponents are, those of K and V in turn.
+__device__ __forceinline__ int4 *tile_exponents(const Attention &a) {
+    return reinterpret_cast<int4 *>(a.workspace + (long long)a.B * a.Hkv * ceil_div(a.N, BC) * (K_TILE + V_TILE));
 }
 
 // Where what follows them is, and how much of it there is.
 __device__ __forceinline__ int *tickets(const Attention &a) {
-    return tile_exponents(a) + 2ll * a.B * a.Hkv * ceil_div(a.N, BC);
+    return reinterpret_cast<int *>(tile_exponents(a) + 2ll * a.B * a.Hkv * ceil_div(a.N, BC));
 }
 __device__ __forceinline__ unsigned ticket_count(const Attention &a) {
     return unsigned(a.B) * a.H * ceil_div(a.M, BR) * (BR / 64);
@@ -41,9 +42,9 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Atte
              x += gridDim.x * PREPARE_THREADS)
             tickets(a)[x] = 0;
     const bool values = blockIdx.x % 2;
-    unsigned char *tile = a.workspace + (long long)t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
+    unsigned char *const tile = a.workspace + (long long)t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
     const float *const K = rows_of(a.K, a.k, b, h), *const V = rows_of(a.V, a.v, b, h);
     const int s = values ? split_V<PREPARE_THREADS>(V, row_stride(a.v), j0, a.N, tile, scratch, threadIdx.x, 0)
                          : split_K<PREPARE_THREADS>(K, row_stride(a.k), j0, a.N, tile, scratch, threadIdx.x, 0);
-    if (threadIdx.x == 0) tile_exponents(a)[2ll * t + values] = s;
+    if (threadIdx.x == 0) tile_exponents(a)[2ll * t + values] = make_int4(s, s, s, s);
 }

@@ -29,7 +29,7 @@ constexpr unsigned WORK_TOGETHER = 256;  // row tiles: a few for each multiproce
 
 // p = 2^(x - m + P_BIAS) instead of 2^(x - m): with the largest p near 2^6, lo of a small p is still a normal fp16.
 // The row sum l has the same factor, so it cancels.
-constexpr float P_BIAS = 6;
+constexpr float P_BIAS = 6, LARGEST_P = 64;
 
 template <bool B>
 struct Bool {
@@ -302,7 +302,8 @@ __device__ __forceinline__ void give_rows(const Attention &a, Head head, int i, 
         float l = sum.l[r];
         l += __shfl_xor_sync(~0u, l, 1);
         l += __shfl_xor_sync(~0u, l, 2);
-        const float factor = inverse(a, i + 8 * r, l), undo = power_of_two(-sum.unit.exponent);
+        const float factor = given_back(inverse(a, i + 8 * r, l), LARGEST_P);
+        const float undo = power_of_two(-sum.unit.exponent);
         if (i + 8 * r >= a.M) continue;
         Magnitude magnitude;
         float *const out = rows_of(a.O, a.o, head.b, head.h) + again(i + 8 * r) * row_stride(a.o);
@@ -323,7 +324,7 @@ __device__ __forceinline__ void give_rows(const Attention &a, Head head, int i, 
 // The rings of tiles in shared memory: what tells that a tile is there, or free again, and the exponents of their scales.
 struct Rings {
     uint64_t *K_full, *K_free, *V_full, *V_free;
-    const int *K_exponent, *V_exponent;
+    const int4 *K_exponent, *V_exponent;  // of each the same number four times
 };
 
 // A warpgroup that multiplies. Slots of K and V in shared memory are K_SLOT and V_SLOT bytes apart.
@@ -395,7 +396,7 @@ struct Consumer {
         // S of the first tile
         const int first_tile = keys.first_tile(), end_tile = keys.end_tile(here);
         wait(&rings.K_full[K_ring.stage], K_ring.parity);
-        int k_exponent = rings.K_exponent[K_ring.stage];
+        int k_exponent = read_by_lane_0(rings.K_exponent[K_ring.stage].x);
         issue_S(S, Q_desc, K_desc + K_ring.stage * (K_SLOT / 16));
         read_bias(first_tile);
         wgmma_wait<0>();
@@ -407,7 +408,7 @@ struct Consumer {
         // O += P V of the tile at V_ring, whose first columns are on their way
         const auto finish_O = [&](const float (&rescale)[2]) {
             float O_factor;
-            const float T_factor = sum.unit.next(rings.V_exponent[V_ring.stage], &O_factor);
+            const float T_factor = sum.unit.next(read_by_lane_0(rings.V_exponent[V_ring.stage].x), &O_factor);
             const float c[2] = {rescale[0] * O_factor, rescale[1] * O_factor};
             wgmma_wait<0>();
             pin(T);
@@ -427,7 +428,7 @@ struct Consumer {
         const auto step = [&](int j, auto begins) {
             const float rescale[2] = {rows.rescale[0], rows.rescale[1]};
             wait(&rings.K_full[K_ring.stage], K_ring.parity);
-            k_exponent = rings.K_exponent[K_ring.stage];
+            k_exponent = read_by_lane_0(rings.K_exponent[K_ring.stage].x);
             wait(&rings.V_full[V_ring.stage], V_ring.parity);
             await_turn();
             issue_S(S, Q_desc, K_desc + K_ring.stage * (K_SLOT / 16));

@@ -123,7 +123,7 @@ def _tile_bytes(Bc: int, problem: Problem) -> int:
 
 def _split_workspace(tiling: Tiling, problem: Problem) -> int:
     """All tiles of K and V, and the exponents of their scales."""
-    return problem.B * ceil_div(problem.N, tiling.Bc) * (_tile_bytes(tiling.Bc, problem) + 8)
+    return problem.B * ceil_div(problem.N, tiling.Bc) * (_tile_bytes(tiling.Bc, problem) + 2 * 16)
 
 
 def _split_keys(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:

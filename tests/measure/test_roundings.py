@@ -37,7 +37,7 @@ def test_each_rounding_has_an_error_of_its_own(kind):
 
 def test_what_truncation_takes_on_average_can_be_given_back():
     for positive in (False, True):
-        plain, given_back = roundings.Arithmetic(), roundings.Arithmetic(given_back=roundings.given_back(128))
+        plain, given_back = roundings.Arithmetic(gives_back=False), roundings.Arithmetic()
         assert error(given_back, 128, positive) < 0.95 * error(plain, 128, positive)
 
 

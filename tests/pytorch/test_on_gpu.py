@@ -210,6 +210,8 @@ CHUNKED = {  # M, N, d, options: keys are cut into chunks
     "heads of 32": (1000, 1030, 32, {}),
     "heads of 96": (600, 1500, 96, {"causal": True, "q_start": 900}),
     "heads of 128": (1100, 1300, 128, {}),
+    "heads of 130": (600, 1030, 130, {"causal": True, "q_start": 430}),
+    "heads of 192": (1030, 1100, 192, {}),
     "heads of 256": (600, 1100, 256, {"causal": True, "q_start": 500}),
 }
 chunked = pytest.mark.parametrize("case", CHUNKED.values(), ids=CHUNKED)
@@ -254,6 +256,16 @@ def test_a_chunk_with_a_number_that_is_not_finite(hopper):
     torch.testing.assert_close(
         flashcli.attention(q, k, v).double(), oracle(q, k, v)[0], rtol=1e-5, atol=1e-5, equal_nan=True
     )
+
+
+def test_where_a_row_looks_at_one_key_its_value_comes_back(kernel):
+    """Nothing is to be given back where nothing has been lost to truncation."""
+    q, k, v = tensor(B, H, M, d), tensor(B, H, N, d), tensor(B, H, N, d)
+    for o in (
+        flashcli.attention(q, k[:, :, :1], v[:, :, :1], kernel=kernel),
+        flashcli.attention(1e4 * k, 1e4 * k, v, kernel=kernel)[:, :, :1],
+    ):
+        assert ((o - v[:, :, :1]).abs() <= 2.0**-22 * v.abs().max()).all()
 
 
 def test_empty_tensors():
@@ -327,6 +339,43 @@ def test_a_graph_is_captured_and_replayed(kernel, warm):
         graph.replay()
         right = oracle(q, k, v, causal=True)[0]
         torch.testing.assert_close(o.double(), right, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_a_graph_in_which_copies_come_before(kernel):
+    """A launch that may begin before the one before it has ended may follow what is no launch, and two streams."""
+    q, k, v = tensor(B, H, M, d), tensor(B, H, N, d), tensor(B, H, N, d)
+    from_q, from_k = torch.empty_like(q), torch.empty_like(k)
+    flashcli.attention(q, k, v, kernel=kernel)
+    side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        main = torch.cuda.current_stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            k.copy_(from_k)
+        q.copy_(from_q)
+        main.wait_stream(side)
+        o = flashcli.attention(q, k, v, kernel=kernel)
+    for _ in range(3):
+        from_q.normal_(), from_k.normal_()
+        graph.replay()
+        assert error(o, oracle(from_q, from_k, v)[0]) < ERROR
+
+
+@pytest.mark.parametrize("rows", [150, 1100])
+def test_each_call_waits_for_what_the_one_before_has_written(kernel, rows):
+    """Also where its launches begin before that one's have ended, and use the same scratch."""
+    q, k, v = (tensor(1, 3, rows, d) for _ in range(3))
+
+    def chained(after_each) -> torch.Tensor:
+        as_query, as_value = q, v
+        for _ in range(20):
+            as_query = flashcli.attention(as_query, k, as_value, kernel=kernel)
+            after_each()
+            as_value = flashcli.attention(q, as_query + k, v, kernel=kernel)
+            after_each()
+        return as_value
+
+    assert torch.equal(chained(torch.cuda.synchronize), chained(lambda: None))
 
 
 # Two GPUs
