@@ -24,7 +24,7 @@ IN_CACHE = 32 * 2**20  # bytes of K and V, split, for which blocks need not shar
 START = 3.0  # of a block: until its first products, and from its last ones on
 NEXT = 1.5  # the same of a further row tile of the block's, if it has all of its chunks
 ALONE = 0.84  # of the time of two warpgroups, which fill the gaps between each other's products, is that of one
-MERGE = 4.0  # from the last chunk until all are merged
+MERGE = 2.5  # from the last chunk until all are merged
 
 
 class Sharing(NamedTuple):
