@@ -30,7 +30,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
-KillWait=5
+KillWait=30
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=1000
 GresTypes=gpu
 NodeName=n1 NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=64 RealMemory=64000 Gres=gpu:4
