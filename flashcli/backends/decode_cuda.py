@@ -12,6 +12,7 @@ import numpy as np
 from flashcli.backends.base import ignore
 from flashcli.errors import KernelFailure, OutOfMemory
 from flashcli.gpu.session import Session
+from flashcli.gpu.timing import queued_seconds
 from flashcli.kernels import compiler, decode
 from flashcli.kernels.decode import Argument, Build, Sizes
 from flashcli.kernels.types import Launch
@@ -21,7 +22,7 @@ from flashcli.shape import ceil_div
 SPARE = 2**28  # bytes of the GPU's memory that are left for queries, answers and scratch
 
 
-class Program:
+class DecodeProgram:
     """A kernel's functions, loaded into the current context."""
 
     def __init__(self, session: Session, build: Build) -> None:
@@ -66,7 +67,7 @@ class DecodeCuda:
             decode.named(kernel)
         self._session = Session()
         self._driver = self._session.driver
-        self._programs: dict[Build, Program] = {}
+        self._programs: dict[Build, DecodeProgram] = {}
         self._cache: dict[str, object] = {}  # device memory of the caches of `_of`
         self._of: Decode | None = None
         self._seconds = 0.0
@@ -143,12 +144,8 @@ class DecodeCuda:
             memory["workspace"] = self._driver.mem_alloc(size)
             self._driver.memset_d8(memory["workspace"], 0, size)
         pointers = {name: int(where) for name, where in (memory | self._cache).items()}
-        start, end = self._driver.Event(), self._driver.Event()
-        start.record()
-        launch(decode.argument(part, pointers))
-        end.record()
-        end.synchronize()
-        self._seconds += end.time_since(start) / 1e3
+        argument = decode.argument(part, pointers)
+        self._seconds += queued_seconds(self._driver, lambda: launch(argument))
         for array, name in ((out, "out"), (lse, "lse")):
             self._driver.memcpy_dtoh(_bytes(array), memory[name])
         return out, lse
@@ -156,7 +153,7 @@ class DecodeCuda:
     def launcher(self, build: Build, sizes: Sizes) -> Callable[[Argument], None]:
         """What queues a build's launches for arrays of these sizes."""
         if build not in self._programs:
-            self._programs[build] = Program(self._session, build)
+            self._programs[build] = DecodeProgram(self._session, build)
         return self._programs[build].launcher(sizes)
 
     def _to_device(self, array: np.ndarray) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import SupportsInt
+from collections.abc import Callable
+from functools import partial
+from typing import Any, SupportsInt
 
 import numpy as np
 
@@ -29,6 +31,16 @@ def kernel_seconds(session: Session, build: Build, inputs: list[np.ndarray], out
     raise out_of_memory(session, f"timing (B, N, d) = ({B}, {N}, {d})", needed)
 
 
+def queued_seconds(driver: Any, work: Callable[[], object], stream: Any = None) -> float:
+    """Seconds on the GPU of what ``work`` queues on a stream, waited for; ``driver`` is PyCUDA's."""
+    start, end = driver.Event(), driver.Event()
+    start.record(stream)
+    work()
+    end.record(stream)
+    end.synchronize()
+    return end.time_since(start) / 1e3
+
+
 def _timed(session: Session, build: Build, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
     driver, program, stream = session.driver, session.program(build), session.driver.Stream()
     B, _, N, _ = inputs[0].shape
@@ -36,15 +48,15 @@ def _timed(session: Session, build: Build, inputs: list[np.ndarray], out: np.nda
     output = driver.to_device(np.full_like(out, np.nan))
     workspace = allocate(driver, build.workspace(B, N, N))
     given = [_of_file(qkv, output, workspace, inputs[0].shape) for qkv in on_device]
+
+    def compute(arguments: Attention) -> None:
+        program.prepare(arguments, stream)
+        program.attend(arguments, stream)
+
     seconds = []
-    for index in range(runs + 1, -1, -1):  # ends with the first input
-        start, end = driver.Event(), driver.Event()
-        for event, turn in ((start, index + 1), (end, index)):
-            program.prepare(given[turn % len(given)], stream)
-            program.attend(given[turn % len(given)], stream)
-            event.record(stream)
-        end.synchronize()
-        seconds.append(end.time_since(start) / 1e3)
+    for turn in range(runs + 1, -1, -1):  # ends with the first input
+        compute(given[(turn + 1) % len(given)])
+        seconds.append(queued_seconds(driver, partial(compute, given[turn % len(given)]), stream))
     driver.memcpy_dtoh(out, output)
     return seconds[2:]
 

@@ -11,7 +11,7 @@ from flashcli.interop import memory
 from flashcli.interop.anyones import attention, cupys_empty, keep_until_read, stream_of
 from flashcli.interop.memory import DeviceArray
 from flashcli.interop.places import common_place
-from flashcli.interop.prepared_backward import check, is_aligned, prepare
+from flashcli.interop.prepared_backward import check_names, is_aligned, prepare
 from flashcli.interop.protocols import LEGACY_STREAM, find
 from flashcli.operands import backward
 from flashcli.shape import FLOAT_BYTES, ceil_div
@@ -35,7 +35,7 @@ def attention_backward(
     kernel: str | None = None,
 ) -> tuple[Any, ...]:
     """`flashcli.attention_backward` of these arrays."""
-    check(backend, kernel)
+    check_names(backend, kernel)
     bindings()  # first: where there is no driver, nothing else would say so
     stream = stream_of(q)
     given = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias}

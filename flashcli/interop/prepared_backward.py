@@ -10,7 +10,7 @@ from flashcli.kernels.backward import Plan, Problem, argument, check_name, plan,
 from flashcli.operands import Backward
 
 
-def check(backend: str, kernel: str | None) -> None:
+def check_names(backend: str, kernel: str | None) -> None:
     """Refuse what there is not, or not for arrays on a GPU."""
     if backend not in ("auto", "cuda"):
         raise ValueError(f"backend must be 'auto' or 'cuda' for arrays on a GPU, not {backend!r}")

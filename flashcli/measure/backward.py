@@ -18,7 +18,7 @@ from flashcli.measure import bench, clocks, in_place, machine, peers, records, s
 from flashcli.measure.bench import L2_BYTES, REFUSED_ABOVE, Conditions
 from flashcli.measure.rows import Failure, Gradients, Row, over_all
 from flashcli.measure.targets import BACKWARD
-from flashcli.measure.tensors import Inputs, Problem, draw
+from flashcli.measure.tensors import Inputs, Problem, random_inputs
 from flashcli.shape import Shape, ceil_div
 
 CHECKED_HEADS = 2  # of K and V, with all of Q's that share them
@@ -137,10 +137,10 @@ def _checked(case: str, problem: Problem, contender: Contender, seed: int, devic
     try:
         turns = []
         for index in range(min(4, max(2, ceil_div(L2_BYTES, problem.bytes)))):
-            inputs = draw(problem, seed + index, device, contender.dtype)
+            inputs = random_inputs(problem, seed + index, device, contender.dtype)
             for tensor in (inputs.q, inputs.k, inputs.v):
                 tensor.requires_grad_()
-            do = draw(problem, seed + 100 + index, device, contender.dtype).q
+            do = random_inputs(problem, seed + 100 + index, device, contender.dtype).q
             turns.append(contender.bind(problem, inputs, do))
             if index == 0:
                 errors = relative_errors(problem, inputs, do, turns[0]())

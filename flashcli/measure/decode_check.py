@@ -68,7 +68,7 @@ class Found(NamedTuple):
     wrong: list[str]
 
 
-def check(names: list[str], every: int = 1) -> Found:
+def check_kernels(names: list[str], every: int = 1) -> Found:
     """Each kernel on each ``every``-th case of the grid; batches in other company must give the same bytes."""
     counted, void, wrong = 0, 0, []
     cases = list(itertools.islice(grid(), 0, None, every))

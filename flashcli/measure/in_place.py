@@ -13,7 +13,7 @@ from flashcli.kernels.attention import KERNELS
 from flashcli.measure import clocks, peers
 from flashcli.measure.bench import L2_BYTES, REFUSED_ABOVE, Conditions
 from flashcli.measure.rows import Failure, InPlace, Row, over_all
-from flashcli.measure.tensors import Inputs, Problem, Sample, compared, draw, sample
+from flashcli.measure.tensors import Inputs, Problem, Sample, compared, random_inputs, sample
 from flashcli.shape import Shape, ceil_div
 
 Clock = Callable[[Sequence[clocks.Turns], int], list[list[float]]]
@@ -213,7 +213,7 @@ def _checked(case: str, entrant: Entrant, seed: int, device: str, drawn: dict[tu
 def _draw_all(problem: Problem, contender: Contender, seed: int, device: str) -> list[Inputs]:
     """As many inputs as no cache holds."""
     count = min(8, max(2, ceil_div(L2_BYTES, problem.bytes)))
-    found = [draw(problem, seed + index, device, contender.takes) for index in range(count)]
+    found = [random_inputs(problem, seed + index, device, contender.takes) for index in range(count)]
     for inputs in found if contender.gradients else ():
         for tensor in (inputs.q, inputs.k, inputs.v):
             tensor.requires_grad_()

@@ -62,7 +62,7 @@ class Inputs:
     out: Tensor | None
 
 
-def draw(problem: Problem, seed: int, device: str, dtype: str = "float32") -> Inputs:
+def random_inputs(problem: Problem, seed: int, device: str, dtype: str = "float32") -> Inputs:
     """Numbers uniform in [-3, 3]; the answer lies as the inputs do, with rows before heads where theirs have them."""
     import torch
 

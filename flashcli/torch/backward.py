@@ -12,7 +12,7 @@ import torch
 
 from flashcli.gpu.launcher import PreparedBackward, place_of_device
 from flashcli.interop.prepared import ALIGNMENT
-from flashcli.interop.prepared_backward import check, is_aligned, prepare
+from flashcli.interop.prepared_backward import check_names, is_aligned, prepare
 from flashcli.operands import Backward, backward, refuse_half
 from flashcli.run.backward import attention_backward as of_numpy
 from flashcli.torch import in_place, on_cpu
@@ -60,7 +60,7 @@ def attention_backward(
     """`flashcli.attention_backward` of tensors, with its parameters, its answer and its errors."""
     _refuse_mixed({"q": q, "do": do, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias})
     if q.is_cuda:
-        check(backend, kernel)
+        check_names(backend, kernel)
     elif backend not in ("auto", "cpu") or kernel is not None:
         raise ValueError(f"backend must be 'auto' or 'cpu', and kernel None, for tensors on {q.device}")
     refuse_half(o, lse)

@@ -14,7 +14,7 @@ from flashcli.kernels.attention import KERNELS  # noqa: E402
 from flashcli.measure import clocks, grid, in_place, peers, rows  # noqa: E402
 from flashcli.measure.grid import GRID, OURS, name_of  # noqa: E402
 from flashcli.measure.rows import Failure, Gridded  # noqa: E402
-from flashcli.measure.tensors import Problem, draw  # noqa: E402
+from flashcli.measure.tensors import Problem, random_inputs  # noqa: E402
 
 CEILINGS = {"fp16": 7.5e14, "fp32": 5e13, "bytes": 4.2e12}
 HOPPER = (9, 0)
@@ -39,7 +39,9 @@ def on_the_cpu(monkeypatch):
     monkeypatch.setattr(clocks, "occupy", lambda: None)
     monkeypatch.setattr(clocks, "in_a_graph", lambda contenders, runs, calls: clocks.on_gpu(contenders, runs))
     monkeypatch.setattr(in_place, "ours", ours)
-    monkeypatch.setattr(in_place, "draw", lambda problem, seed, device, takes: draw(problem, seed, "cpu", takes))
+    monkeypatch.setattr(
+        in_place, "random_inputs", lambda problem, seed, device, takes: random_inputs(problem, seed, "cpu", takes)
+    )
     monkeypatch.setattr(grid, "_chosen", lambda problem: "wgmma")
 
 

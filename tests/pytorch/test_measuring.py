@@ -21,7 +21,7 @@ from flashcli.measure.bench import Conditions  # noqa: E402
 from flashcli.measure.gpt2 import Contender, contenders, measure  # noqa: E402
 from flashcli.measure.in_place import race  # noqa: E402
 from flashcli.measure.rows import Failure, Generated, InPlace, Skipped  # noqa: E402
-from flashcli.measure.tensors import LAYOUTS, Problem, draw, sampled  # noqa: E402
+from flashcli.measure.tensors import LAYOUTS, Problem, random_inputs, sampled  # noqa: E402
 
 BENCH = ["--backend", "cpu", "--shape", "2,40,8", "--runs", "1"]
 TINY = gpt2_model.Config(layers=2, heads=2, context=48, vocabulary=300)
@@ -39,7 +39,7 @@ PROBLEMS = [
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_a_problem_has_its_shapes_and_lies_as_it_says(problem):
-    inputs = draw(problem, 0, "cpu")
+    inputs = random_inputs(problem, 0, "cpu")
     assert inputs.q.shape == (problem.B, problem.H, problem.M, problem.d)
     assert inputs.k.shape == inputs.v.shape == (problem.B, problem.Hkv, problem.N, problem.d)
     assert inputs.q.is_contiguous() == (problem.layout == "bhnd") and inputs.q.stride(-1) == 1
@@ -49,7 +49,7 @@ def test_a_problem_has_its_shapes_and_lies_as_it_says(problem):
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_a_wrong_answer_is_told_from_a_right_one(problem):
-    inputs = draw(problem, 0, "cpu")
+    inputs = random_inputs(problem, 0, "cpu")
     right, _ = oracle(inputs.q, inputs.k, inputs.v, inputs.bias, problem.causal)
     assert sampled(problem, inputs, right.float(), 0).relative_l2 < 1e-7
     for wrong in (right * 0, right.mean(2, keepdim=True).expand_as(right), right.roll(1, 0), right.roll(1, 1)):
