@@ -80,7 +80,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         return;
     }
     if (MOVE_REGISTERS) registers_up<CONSUMER_REGISTERS>();
-    const int group = WARPGROUPS == 1 ? 0 : uniform(threadIdx.x / 128) - 1, q_barrier = 1 + group;
+    // With a bias, to know that all lanes have the same costs registers, instead of saving them.
+    const int number = BIAS ? threadIdx.x / 128 : uniform(threadIdx.x / 128);
+    const int group = WARPGROUPS == 1 ? 0 : number - 1, q_barrier = 1 + group;
     Consumer<K_TILE, V_TILE> consumer(rings, K_tiles, V_tiles, group);
     unsigned char *const Q_tile = Q_tiles + group * Q_TILE;
     const uint64_t Q_desc = descriptor(shared_address(Q_tile));

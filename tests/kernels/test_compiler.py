@@ -386,6 +386,9 @@ def builds(kernel: Kernel) -> list[tuple[Build, str]]:
     if kernel.name == "wgmma":
         for problem in CHUNKED if THOROUGH else CHUNKED[:2]:
             chosen[f"chunks {problem}"] = Build(kernel, problem), "sm_90a"
+        for d, bias in [(96, "bool"), (64, "float32"), (72, "float32"), (128, "bool")][: 4 if THOROUGH else 1]:
+            problem = Problem(200, 128, 128, d, True, in_place=True, bias=bias)
+            chosen[f"bias {problem}"] = Build(kernel, problem), "sm_90a"
     return list(chosen.values())
 
 
