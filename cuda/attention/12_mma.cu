@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
         l[r] += __shfl_xor_sync(~0u, l[r], 2);
         const int i = position - again(a.q_start) + row0 + r / 2 * 16 + r % 2 * 8;
         if (i >= M) continue;
-        const float factor = given_back(inverse(a, i, l[r]), LARGEST_P);
+        const float inverse_l = inverse(a, i, l[r]), factor = given_back(inverse_l, LARGEST_P);
         float *const row = O + i * row_stride(a.o);
         Magnitude magnitude;
 #pragma unroll
@@ -265,6 +265,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
                 if (left > 1) row[column + 1] = second;
             }
         }
-        report(a, out, i, m[r] - P_BIAS, factor, magnitude);
+        report(a, out, i, m[r] - P_BIAS, inverse_l, magnitude);
     }
 }

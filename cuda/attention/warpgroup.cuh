@@ -302,7 +302,7 @@ __device__ __forceinline__ void give_rows(const Attention &a, Head head, int i, 
         float l = sum.l[r];
         l += __shfl_xor_sync(~0u, l, 1);
         l += __shfl_xor_sync(~0u, l, 2);
-        const float factor = given_back(inverse(a, i + 8 * r, l), LARGEST_P);
+        const float inverse_l = inverse(a, i + 8 * r, l), factor = given_back(inverse_l, LARGEST_P);
         const float undo = power_of_two(-sum.unit.exponent);
         if (i + 8 * r >= a.M) continue;
         Magnitude magnitude;
@@ -317,7 +317,7 @@ __device__ __forceinline__ void give_rows(const Attention &a, Head head, int i, 
                 magnitude.add(first, second);
                 store2(out, column, first, second);
             }
-        report(a, head, i + 8 * r, sum.shift[r], factor, magnitude);
+        report(a, head, i + 8 * r, sum.shift[r], inverse_l, magnitude);
     }
 }
 
