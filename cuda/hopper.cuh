@@ -46,6 +46,17 @@ __device__ __forceinline__ bool has_ended(uint64_t *barrier, uint32_t parity) {
     return done;
 }
 
+// A position in a ring of so many slots, and the parity of its present round.
+template <int SLOTS>
+struct RingOf {
+    int stage = 0;
+    uint32_t parity = 0;
+    __device__ __forceinline__ void next() {
+        if (++stage == SLOTS) stage = 0, parity ^= 1;
+    }
+    __device__ __forceinline__ int odd() const { return (stage + SLOTS * parity) % 2; }  // 0, 1, 0, 1, ...
+};
+
 // ---- copies
 
 // Global to shared memory, one thread for all; `bytes` a multiple of 16, as both addresses. Counts on `barrier`.
@@ -63,9 +74,6 @@ __device__ __forceinline__ void copy16(uint32_t to_shared, const void *from) {
 __device__ __forceinline__ void arrive_after_copies(uint64_t *barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-
-// 128 bytes of global memory to the second-level cache.
-__device__ __forceinline__ void prefetch(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 // Ordinary stores to shared memory become visible to wgmma and the copy engine (after this, a barrier).
 __device__ __forceinline__ void fence_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

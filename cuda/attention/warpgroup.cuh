@@ -36,19 +36,7 @@ struct Bool {
     static constexpr bool value = B;
 };
 
-// A position in a ring of STAGES tiles and the parity of its present round.
-struct Ring {
-    int stage = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void next() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-    __device__ __forceinline__ Ring ahead(int steps) const {  // fewer than STAGES
-        const bool wraps = stage + steps >= STAGES;
-        return {wraps ? stage + steps - STAGES : stage + steps, parity ^ wraps};
-    }
-    __device__ __forceinline__ int odd() const { return (stage + STAGES * parity) % 2; }  // 0, 1, 0, 1, ...
-};
+using Ring = RingOf<STAGES>;  // of tiles
 
 // The w-th piece of work: a head of a batch, and its rows from i0. Causal: of some heads at a time, whose K and V stay in the
 // cache, long rows first, so that short ones fill the end.

@@ -43,13 +43,7 @@ struct Arrived {  // with each stage
     int4 numbers;  // the end of a Tail
 };
 
-struct Ring {
-    int stage = 0;
-    uint32_t parity = 0;
-    __device__ __forceinline__ void next() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-};
+using Ring = RingOf<STAGES>;
 
 struct Shared {
     unsigned char *tiles;

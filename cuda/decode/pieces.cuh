@@ -34,8 +34,6 @@ struct Piece {
     int tile;         // of rows
 };
 
-__device__ __forceinline__ void prefetch(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
-
 // Finds pieces by their numbers, counted over all sequences, with the heads of the cache as neighbours, which they are in a
 // page. It knows THREADS sequences at a time; all threads of the block call it together, with numbers that only grow.
 struct Pieces {

@@ -191,8 +191,10 @@ def _device_of_pool(address: int) -> int:
 
     Asked past the bindings, whose answer is 0 for every GPU in many versions (NVIDIA/cuda-python, issue 2928).
     """
+    driver = cuda_driver.libcuda()
+    assert driver is not None, "the bindings are its"
     device, ordinal = ctypes.c_int(-1), int(bindings().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
-    code = ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute(ctypes.byref(device), ordinal, ctypes.c_uint64(address))
+    code = driver.cuPointerGetAttribute(ctypes.byref(device), ordinal, ctypes.c_uint64(address))
     if code:
         raise failure(bindings().CUresult(code), "the driver does not say where the memory is")
     return device.value

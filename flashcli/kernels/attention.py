@@ -151,10 +151,9 @@ def _mma(problem: Problem) -> Tiling:
 # ---- wgmma
 
 SHORT = 256  # up to this N few blocks share a K and V tile: a pre-pass through memory costs more than it saves
-MOST_SHARED = 226 * 1024  # bytes that a block has, less what is static
 ALIGNMENT = 1024  # bytes to spare, so that tiles start where the swizzle repeats
 HOPPER_SHARED = 227 * 1024  # bytes of shared memory that a block can have
-SHORT_STATIC = 2048  # of which so many at most are wgmma_short's static ones
+STATIC, SHORT_STATIC = 1024, 2048  # of which so many at most are wgmma's static ones, and wgmma_short's
 SHORT_ROW_TILES = 3  # on which a block of wgmma_short works at a time, a warpgroup on each
 
 
@@ -210,7 +209,8 @@ def _wgmma_tiling(
     macros: tuple[tuple[str, int], ...] = (("STAGES", stages), ("PINGPONG", pingpong))
     if chunk_count > 1:
         parked = Br // 64 * _slot_bytes(problem)
-        park = not spread and problem.d <= 128 and shared + parked <= MOST_SHARED  # longer heads keep all their slots
+        fits = shared + parked <= HOPPER_SHARED - STATIC
+        park = fits and not spread and problem.d <= 128  # longer heads keep all their slots
         macros += (("SPLIT", 1), ("SPREAD", int(spread)), ("PARK_SHARED", int(park)))
         shared += parked * park
     return Tiling(Br, Bc, threads, shared, macros)

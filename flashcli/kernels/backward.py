@@ -326,7 +326,7 @@ def _up_to_128(problem: Problem) -> str:
 
 # ---- wgmma
 
-TAIL = 2 * 4 * 64 + 16  # bytes behind a pair of tiles: ``Tail`` of cuda/backward/04_wgmma.cu
+TAIL = 2 * 4 * 64 + 16  # bytes behind a pair of tiles: ``Tail`` of cuda/backward/records.cuh
 
 
 def _wgmma(problem: Problem) -> Tiling:

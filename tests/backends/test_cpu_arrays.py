@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from layouts import LAYOUTS, laid, some_bias
 from oracle import Asked, assert_accurate, plain
 
 from flashcli import attention
@@ -61,16 +62,7 @@ def test_every_distribution(distribution, causal):
     assert_right(Asked(qkv[:, :, 0], qkv[:, ::2, 1], qkv[:, ::2, 2], causal))
 
 
-# Layouts: what is drawn lies in one of these, and is the same numbers
-
-LAYOUTS = {
-    "rows of heads": lambda x: np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2),
-    "a slice of a fused projection": lambda x: np.stack([x.swapaxes(1, 2)] * 3, axis=2)[:, :, 1].swapaxes(1, 2),
-    "padded": lambda x: np.pad(x, ((0, 0), (0, 1), (0, 2), (0, 3)))[:, :-1, :-2, :-3],
-    "backwards": lambda x: np.ascontiguousarray(x[:, :, ::-1])[:, :, ::-1],
-    "columns first": lambda x: np.ascontiguousarray(x.swapaxes(2, 3)).swapaxes(2, 3),
-    "not aligned": lambda x: np.frombuffer(b"?" + x.tobytes(), np.float32, x.size, 1).reshape(x.shape),
-}
+# Layouts
 
 
 @st.composite
@@ -78,15 +70,8 @@ def questions(draw_):
     B, Hkv, group = (draw_(st.integers(1, 3)) for _ in range(3))
     M, N = draw_(st.integers(1, 60) | st.integers(90, 200)), draw_(st.integers(1, 60) | st.integers(500, 600))
     d, seed = draw_(st.sampled_from([1, 3, 16, 33])), draw_(st.integers(0, 1000))
-    q, k, v = qkv(B, (Hkv * group, Hkv), (M, N), d, seed=seed)
-    layouts = st.sampled_from(["as it is", *LAYOUTS])
-    q, k, v = (LAYOUTS.get(draw_(layouts), np.asarray)(x / 3) for x in (q, k, v))
-    bias = None
-    if kind := draw_(st.sampled_from(["", "float32", "bool"])):
-        shape = [length if draw_(st.booleans()) else 1 for length in (B, Hkv * group, M, N)]
-        bias = random(*shape[draw_(st.integers(0, 4)) :], seed=seed + 3)
-        bias = bias if kind == "float32" else np.asarray(bias > draw_(st.sampled_from([-2, 2.9])))
-        bias = np.ascontiguousarray(bias.T).T if draw_(st.booleans()) else bias
+    q, k, v = laid(draw_, [x / 3 for x in qkv(B, (Hkv * group, Hkv), (M, N), d, seed=seed)])
+    bias = some_bias(draw_, (B, Hkv * group, M, N), functools.partial(random, seed=seed + 3))
     if draw_(st.booleans()):
         q, k, v = q[:, 0], k[:, 0], v[:, 0]
         bias = bias if bias is None or bias.ndim < 3 else bias[..., 0, :, :]

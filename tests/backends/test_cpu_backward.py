@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import tracemalloc
 
@@ -10,6 +11,7 @@ import pytest
 from gradients_oracle import DISTRIBUTIONS, assert_accurate, draw, gradients
 from hypothesis import given
 from hypothesis import strategies as st
+from layouts import laid, some_bias
 from oracle import Asked, plain
 
 from flashcli import attention, attention_backward
@@ -73,30 +75,14 @@ def test_gradients_are_what_finite_differences_say():
 
 # Layouts, biases, masks
 
-LAYOUTS = {
-    "rows of heads": lambda x: np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2),
-    "padded": lambda x: np.pad(x, ((0, 0), (0, 1), (0, 2), (0, 3)))[:, :-1, :-2, :-3],
-    "backwards": lambda x: np.ascontiguousarray(x[:, :, ::-1])[:, :, ::-1],
-    "columns first": lambda x: np.ascontiguousarray(x.swapaxes(2, 3)).swapaxes(2, 3),
-    "not aligned": lambda x: np.frombuffer(b"?" + x.tobytes(), np.float32, x.size, 1).reshape(x.shape),
-}
-
 
 @st.composite
 def questions(draw_):
     B, Hkv, group = (draw_(st.integers(1, 3)) for _ in range(3))
     M, N = draw_(st.integers(1, 60) | st.integers(90, 200)), draw_(st.integers(1, 60) | st.integers(500, 600))
     d, seed = draw_(st.sampled_from([1, 3, 16])), draw_(st.integers(0, 1000))
-    layouts = st.sampled_from(["as it is", *LAYOUTS])
-    do, q, k, v = (
-        LAYOUTS.get(draw_(layouts), np.asarray)(x) for x in draw("normal", B, Hkv * group, Hkv, M, N, d, seed)
-    )
-    bias = None
-    if kind := draw_(st.sampled_from(["", "float32", "bool"])):
-        shape = [length if draw_(st.booleans()) else 1 for length in (B, Hkv * group, M, N)]
-        bias = random(*shape[draw_(st.integers(0, 4)) :], seed=seed + 3)
-        bias = bias if kind == "float32" else np.asarray(bias > draw_(st.sampled_from([-2, 2.9])))
-        bias = np.ascontiguousarray(bias.T).T if draw_(st.booleans()) else bias
+    do, q, k, v = laid(draw_, draw("normal", B, Hkv * group, Hkv, M, N, d, seed))
+    bias = some_bias(draw_, (B, Hkv * group, M, N), functools.partial(random, seed=seed + 3))
     if draw_(st.booleans()):
         do, q, k, v = do[:, 0], q[:, 0], k[:, 0], v[:, 0]
         bias = bias if bias is None or bias.ndim < 3 else bias[..., 0, :, :]
