@@ -30,7 +30,7 @@ def attention(
     """softmax(scale · Q Kᵀ + bias) V of float32 tensors, where they lie; with gradients, where they are wanted.
 
     Parameters, the answer and errors are those of `flashcli.attention`. ``out`` is for where no gradients are wanted.
-    Gradients take memory for all scores, [B, H, M, N]: they are computed by PyTorch's own operations.
+    The memory for gradients grows with M + N; theirs, in turn, take all scores, [B, H, M, N].
     """
     if torch.compiler.is_compiling() or not is_quiet(q, k, v, bias):
         return _by_operator(
