@@ -4,6 +4,7 @@ operators on a cache in pages.
 Importing this imports PyTorch.
 """
 
+from flashcli.torch import vmap as _vmap  # noqa: F401  torch.vmap asks it
 from flashcli.torch.backward import attention_backward
 from flashcli.torch.models import register_transformers
 from flashcli.torch.replacing import replacing_sdpa

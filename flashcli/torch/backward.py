@@ -15,7 +15,7 @@ from flashcli.interop.prepared import ALIGNMENT
 from flashcli.interop.prepared_backward import check_names, is_aligned, prepare
 from flashcli.operands import Backward, backward, refuse_half
 from flashcli.run.backward import attention_backward as of_numpy
-from flashcli.torch import in_place, on_cpu
+from flashcli.torch import in_place, on_cpu, transforms
 from flashcli.torch.gradients import gradients
 
 SCHEMA = (
@@ -205,8 +205,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, options: tuple, *tensors: Any) -> Four:
-        with torch._C._AutoDispatchBelowAutograd():
-            found = operator(*tensors, *options)
+        found = _below_autograd(*tensors, *options)
         ctx.save_for_backward(*tensors)
         ctx.options = options
         ctx.set_materialize_grads(False)
@@ -249,10 +248,17 @@ def _with_gradients(
 ) -> Four:
     tensors = do, dlse, q, k, v, bias, o, lse
     options = causal, scale, q_start, return_dbias, rows_first, kernel_name
+    if transforms.levels() > 1 or transforms.has_tangent(*tensors):  # gradients that are to be transformed themselves
+        dq, dk, dv, dbias = gradients(*tensors, causal, scale, q_start)
+        return dq, dk, dv, dbias if return_dbias else q.new_empty(0)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        return _Gradients.apply(options, *tensors)
-    with torch._C._AutoDispatchBelowAutograd():
-        return operator(*tensors, *options)
+        return transforms.apply(_Gradients, options, *tensors)
+    return _below_autograd(*tensors, *options)
+
+
+def _below_autograd(*arguments: Any) -> Four:
+    with transforms.below_autograd():
+        return operator(*arguments)
 
 
 library = torch.library.Library("flashcli", "FRAGMENT")

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from flashcli.operands import call
-from flashcli.torch import backward, gradients, in_place, on_cpu
+from flashcli.torch import backward, gradients, in_place, on_cpu, transforms
 
 SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? bias=None, bool causal=False, float? scale=None, "
@@ -145,7 +144,7 @@ def in_place_with_gradients(q: Any, k: Any, v: Any, bias: Any, *options: Any) ->
 
 
 def _below_autograd(*arguments: Any) -> Both:
-    with torch._C._AutoDispatchBelowAutograd():
+    with transforms.below_autograd():
         return attention(*arguments)
 
 
@@ -163,14 +162,12 @@ def _with_gradients(
     batch_invariant: bool = True,
 ) -> Both:
     options = causal, scale, q_start, rows_first, kernel_name, precision, batch_invariant
-    if forward_ad._current_level >= 0 and any(
-        x is not None and forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v, bias)
-    ):
+    if transforms.has_tangent(q, k, v, bias):
         _without_numbers(q, k, v, bias, *options)  # which refuses what cannot be computed
         out, lse = gradients.attention(q, k, v, bias, *options[:3])
         return (out.transpose(1, 2).contiguous().transpose(1, 2) if rows_first and q.ndim == 4 else out), lse
     if wants_gradients(q, k, v, bias):
-        return _Attention.apply(q, k, v, bias, (_below_autograd, options))
+        return transforms.apply(_Attention, q, k, v, bias, (_below_autograd, options))
     return _below_autograd(q, k, v, bias, *options)
 
 

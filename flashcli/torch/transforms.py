@@ -1,0 +1,48 @@
+"""How an operator's kernel for autograd goes on where transformations of torch.func (grad, jacrev, ..) are going on.
+
+They lie in levels. PyTorch calls the kernel at the innermost one; what that calls below autograd comes to the next. A
+`torch.autograd.Function` is refused there, unless it is said that it is of one level only, and while its ``forward``
+runs, gradients and tangents are switched off, at the outer levels as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._functorch.autograd_function import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+
+_VMAP = torch._C._functorch.TransformType.Vmap
+
+
+def levels() -> int:
+    """Of transformations that differentiate."""
+    return sum(level.key() != _VMAP for level in torch._C._functorch.get_interpreter_stack() or ())
+
+
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    """``function.apply(*arguments)``, at this level."""
+    if not levels():
+        return function.apply(*arguments)
+    with enable_single_level_autograd_function():
+        return super(torch.autograd.Function, function).apply(*arguments)
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """In which operators pass this level's autograd by; outer levels have theirs."""
+    with torch._C._AutoDispatchBelowAutograd():
+        if not levels():
+            yield
+            return
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+            yield
+
+
+def has_tangent(*tensors: torch.Tensor | None) -> bool:
+    return forward_ad._current_level >= 0 and any(
+        x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors
+    )
