@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every kernel under every tool of compute-sanitizer, on small ragged shapes, from files, on arrays and of paged decode;
-# prints what is not clean and fails then.
+# prints what is not clean and fails then; and what is, on the standard error output.
 # Usage: tests/sanitize.sh [PYTHON [files|arrays|decode]]
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
@@ -57,7 +57,10 @@ check() { # TOOL and what Python is told
 	local log=$WORK/$BASHPID.log
 	local -A more=([memcheck]="--report-api-errors no") # cuda-bindings asks a driver for functions that it may not have
 	# shellcheck disable=SC2086
-	compute-sanitizer --tool "$1" ${more[$1]:-} --error-exitcode 9 "$PYTHON" "${@:2}" >"$log" 2>&1 && return
+	compute-sanitizer --tool "$1" ${more[$1]:-} --error-exitcode 9 "$PYTHON" "${@:2}" >"$log" 2>&1 && {
+		echo "$SECONDS s: clean: $*" >&2
+		return
+	}
 	echo "NOT CLEAN: $*"
 	grep -m 3 -B 1 -A 6 "^========= \([^CE]\|Er\)\|^WRONG" "$log" | cut -c -300 # the first that it found
 	tail -3 "$log" | cut -c -300
