@@ -107,8 +107,14 @@ __device__ __forceinline__ bool any_noted(const Attention &a, unsigned first, un
     const uint4 *const notes = reinterpret_cast<const uint4 *>(a.redo);
     const long long before = (long long)end * a.M, fours = before / 4;
     unsigned found = 0;
-    for (long long x = (long long)first * a.M / 4 + threadIdx.x; x < fours; x += blockDim.x)
-        found |= notes[x].x | notes[x].y | notes[x].z | notes[x].w;
+    constexpr int AT_ONCE = 8;  // reads of a thread that are under way
+    for (long long x = (long long)first * a.M / 4 + threadIdx.x; x < fours; x += AT_ONCE * blockDim.x) {
+        uint4 some[AT_ONCE];
+#pragma unroll
+        for (int e = 0; e < AT_ONCE; ++e) some[e] = notes[min(x + e * blockDim.x, fours - 1)];
+#pragma unroll
+        for (int e = 0; e < AT_ONCE; ++e) found |= some[e].x | some[e].y | some[e].z | some[e].w;
+    }
     const long long left = 4 * fours + threadIdx.x;
     if (left < before) found |= reinterpret_cast<const unsigned *>(notes)[left];
     return __syncthreads_or(found != 0);

@@ -150,7 +150,6 @@ def _mma(problem: Problem) -> Tiling:
 
 # ---- wgmma
 
-SHORT = 256  # up to this N few blocks share a K and V tile: a pre-pass through memory costs more than it saves
 ALIGNMENT = 1024  # bytes to spare, so that tiles start where the swizzle repeats
 HOPPER_SHARED = 227 * 1024  # bytes of shared memory that a block can have
 STATIC, SHORT_STATIC = 1024, 2048  # of which so many at most are wgmma's static ones, and wgmma_short's
@@ -166,7 +165,7 @@ def _wgmma(problem: Problem) -> Tiling:
     if problem.bias:
         return _shared_out(problem, Bc=64, stages=3)
     if problem.in_place and problem.batch_invariant:
-        short = problem.N <= SHORT and d % 4 == 0  # the Bc of wgmma_short, which refuses rows that are not aligned
+        short = problem.N <= longest_short(problem) and d % 4 == 0  # wgmma_short refuses rows that are not aligned
         Bc = _wgmma_short(problem).Bc if short else 128
         return _shared_out(problem, Bc=Bc, stages=2 if Bc * d > 4096 else 3)
     if _rounds(192, problem) * 192 < _rounds(128, problem) * 128:  # few row tiles: fewer, larger ones end sooner
@@ -258,6 +257,20 @@ def _wgmma_partial(tiling: Tiling, problem: Problem) -> int:
 
 
 # ---- wgmma_short
+
+
+SHORT_IN_FILES = 256  # less than would be faster, so that answers keep their bytes
+
+
+def longest_short(problem: Problem) -> int:
+    """The N up to which splitting in shared memory is worth more than a pre-pass: while a head's K and V stay there.
+
+    Longer ones would be split over and over.
+    """
+    if not problem.in_place:
+        return SHORT_IN_FILES
+    tiling = _wgmma_short(problem)
+    return tiling.Bc * dict(tiling.macros)["STAGES"]
 
 
 def _short_Bc(problem: Problem) -> int:

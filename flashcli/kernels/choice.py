@@ -6,14 +6,15 @@ from typing import Any, NamedTuple
 
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels import cost
-from flashcli.kernels.attention import KERNELS, SHORT
+from flashcli.kernels.attention import KERNELS, longest_short
 from flashcli.kernels.compiler import architecture
 from flashcli.kernels.types import Kernel, Problem
 from flashcli.shape import ceil_div
 
 PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest first, for files
 TWINS = ("wgmma_short", "wgmma")  # the same arithmetic: with tiles of the same keys, they give the same bytes
-SHORT_HEAD = 16  # a score that is a sum of fewer products shows that a split number has 22 bits
+SHORT_HEAD = 8  # a score that is a sum of fewer products shows that a split number has 22 bits
+SHORT_HEAD_OF_FILES = 16  # more than is needed, so that answers keep their bytes
 SMS = 132  # multiprocessors of an H200
 FULL = 16 * SMS  # tiles of 128 rows that keep it busy
 
@@ -34,7 +35,7 @@ def choose(capability: tuple[int, int], problem: Problem) -> Kernel:
     whose time is that of reading and writing, go by `PREFERENCE`, so that an answer keeps its bytes when a kernel
     becomes faster.
     """
-    able = [name for name in PREFERENCE if not _refusal(name, capability, problem)]
+    able = [name for name in PREFERENCE if not refusal(name, capability, problem)]
     if not able:
         text = "no kernel computes in {} on sm_{}{}.".format(problem.precision, *capability)
         raise BackendUnavailable(text, "use --precision fp32.")
@@ -49,7 +50,7 @@ def _invariant(able: list[str], capability: tuple[int, int], problem: Problem) -
     """Those that give the bytes of the best one for `FULL` row tiles that are dense and aligned."""
     many = ceil_div(FULL, ceil_div(problem.M, 128))
     full = problem._replace(B=many, sms=SMS, aligned=True, dense=True, lse=False)
-    may = [name for name in PREFERENCE if not _refusal(name, capability, full)]
+    may = [name for name in PREFERENCE if not refusal(name, capability, full)]
     best = min(may, key=lambda name: _expected(name, full))
     return [name for name in able if name == best or _same_bytes(name, best, full)]
 
@@ -58,7 +59,7 @@ def candidates(capability: tuple[int, int], problem: Problem) -> list[Candidate]
     """All kernels that may be chosen, and what is expected of them, in the order of `PREFERENCE`."""
     return [
         Candidate(name, refused=reason)
-        if (reason := _refusal(name, capability, problem))
+        if (reason := refusal(name, capability, problem))
         else Candidate(name, cost.microseconds(KERNELS[name], problem))
         for name in PREFERENCE
     ]
@@ -70,7 +71,7 @@ def _expected(name: str, problem: Problem) -> float:
     return float("inf") if known is None else known
 
 
-def _refusal(name: str, capability: tuple[int, int], problem: Problem) -> str:
+def refusal(name: str, capability: tuple[int, int], problem: Problem) -> str:
     """Why a kernel is none to choose; empty if it is one."""
     kernel = KERNELS[name]
     if not kernel.runs_on(capability):
@@ -92,10 +93,11 @@ def _not_worth_it(kernel: Kernel, problem: Problem) -> str:
 
     Heads of a few numbers are left to FFMA in fp32, which is more accurate there.
     """
-    if kernel.splits and problem.precision == "fp32" and problem.d < SHORT_HEAD:
-        return f"heads of less than {SHORT_HEAD} numbers are left to FFMA in fp32"
-    if kernel.name == "wgmma_short" and problem.N > SHORT:
-        return f"it splits keys over and over: with more than {SHORT} that does not pay"
+    shortest = SHORT_HEAD if problem.in_place else SHORT_HEAD_OF_FILES
+    if kernel.splits and problem.precision == "fp32" and problem.d < shortest:
+        return f"heads of less than {shortest} numbers are left to FFMA in fp32"
+    if kernel.name == "wgmma_short" and problem.N > (longest := longest_short(problem)):
+        return f"it splits keys over and over: with more than {longest} that does not pay"
     return ""
 
 

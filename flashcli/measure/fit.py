@@ -19,7 +19,7 @@ import numpy as np
 from flashcli import as_json
 from flashcli.kernels import cost, costs
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.choice import choose
+from flashcli.kernels.choice import choose, refusal
 from flashcli.kernels.types import Problem
 from flashcli.measure import scripts
 from flashcli.measure.plots import load_record
@@ -38,11 +38,16 @@ def problem_of(row: Gridded) -> Problem:
     return Problem(row.B, row.N, row.N, row.d, bool(row.causal), in_place=True, batch_invariant=True)
 
 
+def may_be_chosen(row: Gridded, capability: tuple[int, int] = HOPPER) -> bool:
+    """Whether a row is of one of our kernels, and not of one that is never chosen for such a shape."""
+    return row.contender in KERNELS and not refusal(row.contender, capability, problem_of(row))
+
+
 def fitted(rows: Iterable[Row]) -> dict[str, costs.Cost]:
-    """The constants of each kernel that was timed, from its times in single calls."""
+    """The constants of each kernel that was timed, from its times in single calls, where it might be chosen."""
     by_kernel: dict[str, list[Gridded]] = {}
     for row in of_kind(Gridded, rows):
-        if row.contender in KERNELS:
+        if may_be_chosen(row):
             by_kernel.setdefault(row.contender, []).append(row)
     return {name: _fit(some) for name, some in sorted(by_kernel.items())}
 

@@ -29,7 +29,7 @@ from flashcli.shape import Shape
 
 LENGTHS = (1, 31, 127, 128, 129, 300, 1000)
 SHAPES = [(B, N) for B in (1, 3) for N in LENGTHS if THOROUGH or B * N <= 1000]
-HEAD_SIZES = (1, 16, 32, 33, 40, 64, 80, 128, 192, 256)
+HEAD_SIZES = (1, 8, 16, 32, 33, 40, 64, 80, 128, 192, 256)
 FEW_HEAD_SIZES = (1, 33, 64, 256)  # for the first rungs: their tiles differ, their code hardly
 
 

@@ -13,7 +13,7 @@ from support import GPU_KERNELS, flashcli
 
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.choice import SHORT_HEAD, choose, exact
+from flashcli.kernels.choice import SHORT_HEAD_OF_FILES, choose, exact
 from flashcli.kernels.compiler import SOURCES, find_nvcc
 from flashcli.kernels.types import Build, Problem
 from flashcli.shape import MAX_D
@@ -147,8 +147,8 @@ def test_a_head_size_that_cannot_be_is_wrong_usage(d):
 
 
 def test_short_heads_are_left_to_ffma_in_fp32():
-    assert not choose((9, 0), PROBLEM._replace(d=SHORT_HEAD - 1)).splits
-    assert choose((9, 0), PROBLEM._replace(d=SHORT_HEAD)).splits
+    assert not choose((9, 0), PROBLEM._replace(d=SHORT_HEAD_OF_FILES - 1)).splits
+    assert choose((9, 0), PROBLEM._replace(d=SHORT_HEAD_OF_FILES)).splits
     assert choose((9, 0), PROBLEM._replace(d=1, precision="fp16")).splits
 
 
