@@ -188,7 +188,7 @@ def test_a_rows_bytes_do_not_depend_on_its_company(kernel):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("rows", "head"), [(32, 64), (128, 32), (200, 64), (250, 8), (256, 48)])
+@pytest.mark.parametrize(("rows", "head"), [(32, 64), (128, 32), (200, 64), (250, 8), (448, 48), (880, 24)])
 def test_twins_give_the_same_bytes(rows, head, causal):
     """Which of them computes may depend on the batch and on how arrays lie."""
     if not all(KERNELS[name].runs_on(torch.cuda.get_device_capability()) for name in TWINS):
