@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from flashcli.errors import UsageError
 from flashcli.kernels.arguments import Strides
-from flashcli.kernels.choice import SHORT_HEAD, check_able
+from flashcli.kernels.choice import check_able
 from flashcli.kernels.types import BIASES, STATIC_SHARED, Launch, Tiling
 from flashcli.operands import Backward
 from flashcli.shape import ceil_div, round_up
@@ -392,6 +392,7 @@ KERNELS = {
 }  # fmt: skip
 
 PREFERENCE = ("wgmma", "mma", "register_tiled", "plain")  # the fastest first
+SHORT_HEAD = 16  # where inputs have outliers, dK of fewer numbers shows the halves
 
 
 def check_name(name: str | None) -> None:
@@ -403,7 +404,7 @@ def check_name(name: str | None) -> None:
 def choose(capability: tuple[int, int], problem: Problem, name: str | None = None) -> Kernel:
     """The kernel of that name, or the fastest for the problem on a GPU of this compute capability.
 
-    BackendUnavailable says why it cannot be. Heads shorter than `SHORT_HEAD` are left to FFMA, as in the forward pass.
+    BackendUnavailable says why it cannot be. Heads shorter than `SHORT_HEAD` are left to FFMA.
     """
     check_name(name)
     if name is None:
