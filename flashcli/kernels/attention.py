@@ -165,8 +165,8 @@ def _wgmma(problem: Problem) -> Tiling:
     if problem.bias:
         return _shared_out(problem, Bc=64, stages=3)
     if problem.in_place and problem.batch_invariant:
-        short = problem.N <= longest_short(problem) and d % 4 == 0  # wgmma_short refuses rows that are not aligned
-        Bc = _wgmma_short(problem).Bc if short else 128
+        longest = longest_short(problem) if d % 4 == 0 else 0  # wgmma_short refuses rows that are not aligned
+        Bc = _wgmma_short(problem).Bc if longest >= problem.N else 128
         return _shared_out(problem, Bc=Bc, stages=2 if Bc * d > 4096 else 3)
     if _rounds(192, problem) * 192 < _rounds(128, problem) * 128:  # few row tiles: fewer, larger ones end sooner
         Bc = 64 if d > 32 else 96

@@ -96,7 +96,8 @@ def _not_worth_it(kernel: Kernel, problem: Problem) -> str:
     shortest = SHORT_HEAD if problem.in_place else SHORT_HEAD_OF_FILES
     if kernel.splits and problem.precision == "fp32" and problem.d < shortest:
         return f"heads of less than {shortest} numbers are left to FFMA in fp32"
-    if kernel.name == "wgmma_short" and problem.N > (longest := longest_short(problem)):
+    longest = longest_short(problem) if kernel.name == "wgmma_short" else problem.N
+    if longest < problem.N:
         return f"it splits keys over and over: with more than {longest} that does not pay"
     return ""
 
