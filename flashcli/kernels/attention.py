@@ -6,6 +6,7 @@ benchmark and the table of ``flashcli kernels`` all derive from it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 
@@ -156,6 +157,7 @@ STATIC, SHORT_STATIC = 1024, 2048  # of which so many at most are wgmma's static
 SHORT_ROW_TILES = 3  # on which a block of wgmma_short works at a time, a warpgroup on each
 
 
+@functools.lru_cache(maxsize=8)  # to plan a call asks for it over and over
 def _wgmma(problem: Problem) -> Tiling:
     d = problem.d
     if d > 128:
@@ -283,6 +285,7 @@ def _short_Bc(problem: Problem) -> int:
     return 128 if 8 < problem.d <= 32 and problem.N > 64 and not (masked or problem.in_place) else 64
 
 
+@functools.lru_cache(maxsize=8)
 def _wgmma_short(problem: Problem) -> Tiling:
     """A warpgroup splits K and V in shared memory, where their fp32 tiles were copied before; as many as fit stay."""
     D, Bc = _padded(problem.d), _short_Bc(problem)
