@@ -7,26 +7,30 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) read(const Decode a) {
     __shared__ Pieces pieces;
+    __shared__ Pages pages;
     __shared__ int taken;
     unsigned sum = 0;
     Piece piece;
     pieces.start(a);
     for (int number = blockIdx.x; pieces.find(a, number, piece); number = taken) {
         int next = 0;
-        if (threadIdx.x == 0) next = take(a, 1);
-        Way way = Way::first(piece);
-        for (way.ask(a); way.count > 0; way = way.after({}), way.ask(a))
-            for (int i = 0; i < way.count; ++i) {
-                Keys keys = {};
-                Values values = {};
-                load_keys(a, way.tile(i), keys), load_values(a, way.tile(i), values);
+        if (threadIdx.x == 0) next = take(a);
+        pages.start(piece);
+        for (int token0 = first_tile(piece); token0 < piece.end; token0 += APART) {
+            wait_for_copies<0>();
+            __syncwarp();
+            pages.go_on(piece, token0);
+            const Tile tile = {pages.of_tile(token0), piece.of.kv_head, token0, true};
+            Keys keys = {};
+            Values values = {};
+            load_keys(a, tile, keys), load_values(a, tile, values);
 #pragma unroll
-                for (int n = 0; n < 2 * KEY_VECTORS; ++n) sum ^= keys.of[n][0];
+            for (int i = 0; i < 2 * KEY_VECTORS * 4; ++i) sum ^= keys.of[i / 4][i % 4];
 #pragma unroll
-                for (int n = 0; n < VALUE_LOADS; ++n) sum ^= values.of[n][0];
-            }
+            for (int i = 0; i < VALUE_LOADS * VALUE_WORDS; ++i) sum ^= values.of[i / VALUE_WORDS][i % VALUE_WORDS];
+        }
         __syncthreads();  // all have found this piece
-        if (threadIdx.x == 0) taken = next;
+        if (threadIdx.x == 0) taken = next + gridDim.x;
         __syncthreads();
     }
     if (sum == 0x9e3779b9)

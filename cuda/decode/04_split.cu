@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, ROWS > 4 ? 2 : 3) split(co
     pieces.start(a);
     for (int number = blockIdx.x; pieces.find(a, number, piece); number = taken) {
         int next = 0;  // asked for now, for the answer takes a while
-        if (threadIdx.x == 0) next = take(a, 1);
+        if (threadIdx.x == 0) next = take(a);
         load_queries(a, piece.of, q, running);
         float o[ROWS][OWN] = {};
         for (long long first = piece.first; first < piece.end; first += STEP) {
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, ROWS > 4 ? 2 : 3) split(co
             keep_partials(a, piece.of, partials, most_pieces(a), piece.part, running, O);
             if (last_of(counter_of(a, piece), piece.count)) merge_pieces(a, piece, scratch);
         }
-        if (threadIdx.x == 0) taken = next;
+        if (threadIdx.x == 0) taken = next + gridDim.x;
         __syncthreads();  // before the next piece's queries
     }
     if (threadIdx.x == 0) leave(a);

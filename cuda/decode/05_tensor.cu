@@ -1,111 +1,119 @@
 // Tensor: products on tensor cores, keys and values straight from memory into their registers.
 //
 // What changed: a warp takes 16 tokens at a time and computes S = Q Kᵀ and Oᵀ = Vᵀ Pᵀ on tensor cores (see tensor.cuh). Each
-// lane loads what it will multiply (see tiles.cuh); shared memory has only the query. The next tile's keys are asked for as
-// soon as S has been computed, its values as soon as O has, whether it is of this piece or of the next one: that one was
-// found, its pages and its queries asked for, while this one was gone through. Warps have maxima and sums of their own,
-// and meet at the end of a piece, at two barriers. Whether a piece was its sequence's last is known, and its sequence
-// merged, at the next one's end: nobody waits for the count. fp8 becomes half in registers.
+// lane loads what it will multiply (see tiles.cuh); shared memory has the query and the numbers of pages. The next tile's keys
+// are asked for as soon as S has been computed, its values as soon as O has, whether it is of this piece or of the next one.
+// While a piece's first tile is on its way, the piece after it is found and its pages and queries asked for, and it is settled
+// whether the piece before was its sequence's last. Warps have maxima and sums of their own, and meet at the end of a piece.
+// fp8 becomes half in registers.
 // Why it is faster: between the arrival of a tile and the next, a warp has some 250 instructions to do instead of thousands,
-// so it mostly waits for memory, not memory for it; 12 warps to a multiprocessor have up to 96 KB under way, more than twice
+// so it mostly waits for memory, not memory for it; 16 warps to a multiprocessor have up to 128 KB under way, three times
 // what the memory's rate needs.
 // What it costs: P and the query are rounded to 16 bits, so there is no fp32, for which grouped is there. A tile's registers
-// leave room for 12 or 16 warps only.
+// leave room for 16 warps only, and hardly for those: what can wait in shared memory does.
 #include "tensor.cuh"
 
 extern __shared__ __align__(16) float O_of_warps[];  // [WARPS][ROWS][O_ROW], or a Part a thread
 
-__device__ __forceinline__ int following(int turn) { return turn == 2 ? 0 : turn + 1; }
-
-// There is one copy of everything below, also for the first piece: before it come two turns without tokens, in which it and
-// the one after it are found. A kernel of some microseconds waits for its instructions, too.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tensor(const __grid_constant__ Decode a) {
     __shared__ Pieces pieces;
     __shared__ Meeting meeting;
-    __shared__ __align__(16) Work works[3];  // this piece's, the next one's, and that of the one after it
-    __shared__ Piece before;                 // the one before
-    __shared__ int number;                   // of the piece after the next one
-    __shared__ bool last;                    // is the sequence of the one before to be merged here?
-    const float factor = a.scale * (a.k_scale ? *a.k_scale : 1.0f) * LOG2E;
-    const bool simple = a.tokens == 1 && a.sparse_stride <= 1 && !a.alibi_slopes;
+    __shared__ __align__(16) Work works[3];  // this piece's, the next one's, and that of the one before
+    __shared__ int done;                     // how many of its sequence's pieces were done before the one before
+    __shared__ float factor;                 // from products of queries and keys to powers of two
 
-    bool here = false, next = false, more = true, merging = false;  // is there a piece, one after it, perhaps another?
-    Way way = {};                                                   // a run
+    if (threadIdx.x == 0) factor = a.scale * (a.k_scale ? *a.k_scale : 1.0f) * LOG2E;
+    pieces.start(a);
+
+    // The first tile as early as can be: after the lengths and the first pages, and nothing else.
     Keys keys = {};
     Values values = {};
-    State state;
-    int asked = 0, done = 0;  // the next number, and how many of the sequence's pieces were done
-
+    Piece found = {};
+    if (pieces.find(a, blockIdx.x, found)) {
+        prepare(a, found, works[0]);
+        wait_for_copies<1>();
+        __syncwarp();
+        const int token0 = first_tile(found);
+        const Tile tile = {works[0].pages.of_tile(token0), found.of.kv_head, token0, token0 < found.end};
+        load_keys(a, tile, keys), load_values(a, tile, values);
+    }
 #pragma unroll 1
-    for (int i = threadIdx.x; i < 3 * KEY_STEPS * 32; i += THREADS)  // rows 8 to 15, which nobody copies
-        if (COLUMNS == 1) works[i / (KEY_STEPS * 32)].query[i / 32 % KEY_STEPS][i % 32] = make_uint4(0, 0, 0, 0);
-    if (threadIdx.x < 3) works[threadIdx.x].piece = {};
-    if (threadIdx.x == 0) number = blockIdx.x;
-    pieces.start(a);
-    for (int turn = 0;; turn = following(turn)) {
-        const Work &work = works[turn];
-        const Piece &piece = work.piece;
-        if (here || next || merging) {
-            state.forget();
-            for (bool end = !here && !next; !end;) {
-                Way then = way.after(works[following(turn)].piece);
-                then.ask(a);
-#pragma unroll 1
-                for (int i = 0;; ++i) {
-                    const bool on = i + 1 < way.count;
-                    const Tile tile = on ? way.tile(i + 1) : then.tile(0);
-                    const int token0 = way.token0(i);
-                    const bool whole = token0 >= piece.first && token0 + TILE <= way.end;
-                    Scores s = {};
-                    // Without a tile it is of no use, but a branch would keep addresses from being computed meanwhile. Those
-                    // of 16 pages are too many for that.
-                    if (PAGE > 1 || i < way.count) multiply_keys(keys, work, s);
-                    load_keys(a, tile, keys);
-                    if (i < way.count) {
-                        unsigned p[COLUMNS][2];
-                        softmax(a, work, s, factor, token0, whole && simple, state, p);
-                        if (!whole) clear(token0, piece.first, way.end, values);
-                        multiply_values(values, p, state);
-                    }
-                    load_values(a, tile, values);
-                    if (!on) break;
-                }
-                end = way.left == 0, way = then;
-            }
+    for (int i = threadIdx.x; i < 3 * KEY_STEPS * 32; i += THREADS) {
+        uint4 &words = works[i / (KEY_STEPS * 32)].query[i / 32 % KEY_STEPS][i % 32];
+        if (COLUMNS == 1) words.y = words.w = 0;  // rows 8 to 15, which nobody copies
+    }
+    if (threadIdx.x == 0) works[0].piece = found, works[0].after = blockIdx.x + gridDim.x, works[2].piece.count = 0;
+    __syncthreads();
 
-            if (here) hand_in(state, meeting, O_of_warps);
-            if (threadIdx.x == 0) {
-                number = asked, last = merging && done == before.count - 1;
-                if (last) __threadfence();
-            }
-            __syncthreads();
-            const int rows = here ? smaller(ROWS, rows_of(a) - piece.of.row0) : 0;
-            for (int i = threadIdx.x; i < rows * QUADS; i += THREADS) {
-                const int r = i / QUADS, quad = i % QUADS;
-                const Part sum = sum_of(meeting, O_of_warps, r, quad);
-                const long long place = work.rows[r].place;
-                if (piece.count == 1) answer_quad(a, place, quad, sum);
-                else keep_quad(partials_of(a), place * most_pieces(a) + piece.part, quad, sum);
-            }
-            if (last) merge_pieces(a, before, reinterpret_cast<Part *>(O_of_warps));
-        }
-        Work &after = works[following(following(turn))];
-        Piece found = {};
-        if (more) {
-            more = pieces.find(a, number, found);
-            if (more) prepare(a, found, after);
-            else if (threadIdx.x == 0) leave(a);
-        }
-        merging = here && piece.count > 1;
-        if (!next && !more && !merging) break;
-        if (threadIdx.x == 0) after.piece = found;
-        commit_copies();
-        wait_for_copies<1>();  // the next piece's queries
-        __syncthreads();
+    for (int turn = 0;; turn = turn == 2 ? 0 : turn + 1) {
+        Work &work = works[turn], &next = works[turn == 2 ? 0 : turn + 1];
+        const Work &before = works[turn == 0 ? 2 : turn - 1];
+        const bool here = work.piece.count > 0, merging = before.piece.count > 1;
+
+        // While the first tile is on its way: the piece after this one, and whether the one before was its sequence's last.
+        int others = 0;
         if (threadIdx.x == 0) {
-            if (merging) before = piece, done = count_done(counter_of(a, piece), piece.count);
-            if (more) asked = next ? take(a, 2) : blockIdx.x + gridDim.x;
+            if (merging) others = count_done(counter_of(a, before.piece), before.piece.count);
+            if (!here) leave(a);
         }
-        here = next, next = more;
+        found = {};
+        if (here && pieces.find(a, work.after, found)) prepare(a, found, next);
+        else commit_copies(), commit_copies();
+        if (threadIdx.x == 0) next.piece = found, done = others;
+        wait_for_copies<2>();  // this piece's queries
+        __syncthreads();
+        if (merging && done == before.piece.count - 1) {
+            __threadfence();
+            merge_pieces(a, before.piece, reinterpret_cast<Part *>(O_of_warps));
+            __syncthreads();
+        }
+        if (!here) break;
+
+        State state;
+        state.forget();
+#pragma unroll 1
+        for (int token0 = first_tile(work.piece);; token0 += APART) {
+            const int end = work.piece.end;
+            const bool any = token0 < end;                                          // is there a tile,
+            const bool on = end - token0 > APART;                                   // one after it,
+            const bool whole = token0 >= work.piece.first && end - token0 >= TILE;  // and is all of it the piece's?
+            work.pages.go_on(work.piece, token0);
+            if (!on || ((unsigned)token0 / APART + 1) % AHEAD == 0) {
+                wait_for_copies<0>();
+                __syncwarp();
+            }
+            Scores s = {};
+            // Without a tile it is of no use, but a branch would keep addresses from being computed meanwhile. Those
+            // of 16 pages are too many for that.
+            if (PAGE > 1 || any) multiply_keys(keys, work, s);
+            const Work &of = on ? work : next;
+            const int first = on ? token0 + APART : first_tile(of.piece);
+            const Tile tile = {of.pages.of_tile(first), of.piece.of.kv_head, first, first < of.piece.end};
+            load_keys(a, tile, keys);
+            if (any) {
+                unsigned p[COLUMNS][2];
+                softmax(a, work, s, factor, token0, whole, state, p);
+                if (!whole) clear(token0, work.piece.first, end, values);
+                multiply_values(values, p, state);
+            }
+            load_values(a, tile, values);
+            if (!on) break;
+        }
+
+        hand_in(state, meeting, O_of_warps);
+        int after = 0;
+        if (threadIdx.x == 0) after = take(a);
+        __syncthreads();
+        const Piece &piece = work.piece;
+        const int rows = smaller(ROWS, rows_of(a) - piece.of.row0);
+        for (int i = threadIdx.x; i < rows * QUADS; i += THREADS) {
+            const int r = i / QUADS, quad = i % QUADS;
+            const Part sum = sum_of(meeting, O_of_warps, r, quad);
+            const long long place = work.rows[r].place;
+            if (piece.count == 1) answer_quad(a, place, quad, sum);
+            else keep_quad(partials_of(a), place * most_pieces(a) + piece.part, quad, sum);
+        }
+        if (threadIdx.x == 0) next.after = after + 2 * gridDim.x;
+        __syncthreads();
     }
 }

@@ -110,11 +110,11 @@ __device__ __forceinline__ float *partials_of(const Decode &a) {
     return static_cast<float *>(a.workspace) + LAUNCH_COUNTERS + (counters + 3) / 4 * 4;
 }
 
-// The number of the next piece, for one thread of a block that is done with its own: the first `given` of each block follow
-// from its own number. Who is early takes more. For one thread alone: the compiler would have a warp add together, and so wait
+// The number of another piece, for one thread of a block, beyond those that follow from the block's own number. Who is early
+// takes more. For one thread alone: the compiler would have a warp add together, and so wait
 // for the sum at once.
-__device__ __forceinline__ int take(const Decode &a, int given) {
-    return given * gridDim.x + atomicInc(static_cast<unsigned *>(a.workspace), 0x7fffffff);
+__device__ __forceinline__ int take(const Decode &a) {
+    return atomicInc(static_cast<unsigned *>(a.workspace), 0x7fffffff);
 }
 
 // To be called by one thread of each block that will take no more.

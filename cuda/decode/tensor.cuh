@@ -49,20 +49,6 @@ __device__ __forceinline__ unsigned widened(unsigned bits) {
     return QUERY_TYPE == FP16 ? halves : pack(from_half(halves & 0xffff), from_half(halves >> 16));
 }
 
-// Four bytes to shared memory, or zeros in their place.
-__device__ __forceinline__ void copy(void *to, const void *from, bool wanted) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(wanted ? 4 : 0) : "memory");
-}
-// All of a thread's since the last time are a group.
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Until all groups of this thread but the last N have arrived.
-template <int N>
-__device__ __forceinline__ void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-
 // ---- a tile
 
 // b of the product for S: eight tokens, and of each lane's keys four numbers.
@@ -118,12 +104,15 @@ struct Work {
     uint4 query[KEY_STEPS][32];  // as a of the product for S, a lane's words beside each other
     Row rows[ROWS];
     Piece piece;
+    Pages pages;
+    int after;  // the number of the piece after this one
 };
 
-// Everything that depends on the rows, and their queries by copies: no register waits for them. Rows that there are
-// none of are zero.
+// Everything that depends on the rows, and two groups of copies: the first tiles' pages, and the queries. Rows that there
+// are none of are zero.
 __device__ __forceinline__ void prepare(const Decode &a, const Piece &piece, Work &work) {
     const int lane = threadIdx.x % 32, rows = rows_of(a);
+    work.pages.start(piece);
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
         const int row = piece.of.row0 + n * 8 + lane / 4, token = token_of_row(a, row);
@@ -150,6 +139,7 @@ __device__ __forceinline__ void prepare(const Decode &a, const Piece &piece, Wor
             }
         }
     }
+    commit_copies();
 }
 
 __device__ __forceinline__ bool is_seen(const Decode &a, const Row &row, int token) {
@@ -185,7 +175,7 @@ struct Scores {
 __device__ __forceinline__ void multiply_keys(const Keys &keys, const Work &work, Scores &s) {
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; ++step) {
-        const uint4 words = work.query[step][Way::lane()];
+        const uint4 words = work.query[step][lane_of()];
         const unsigned q[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -200,20 +190,20 @@ __device__ __forceinline__ void multiply_keys(const Keys &keys, const Work &work
 // not rescale O. P has 16 bits, so its largest must stay far from the largest half.
 constexpr float SLACK = 8;
 
-// S becomes P, as b of the product for Oᵀ, and the state is that after this tile, but for the product. `plain`: all its tokens
-// are seen by all rows, and there is no ALiBi.
+// S becomes P, as b of the product for Oᵀ, and the state is that after this tile, but for the product. `whole`: all its tokens
+// are the piece's.
 __device__ __forceinline__ void softmax(const Decode &a, const Work &work, Scores &scores, float factor, int token0,
-                                        bool plain, State &state, unsigned (&p)[COLUMNS][2]) {
+                                        bool whole, State &state, unsigned (&p)[COLUMNS][2]) {
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
         float s[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) s[i] = scores.of[i / 2][n * 2 + i % 2] * factor;
-        if (!plain) {
-            const Row row = work.rows[n * 8 + Way::g()];
+        if (!whole || a.tokens > 1 || a.sparse_stride > 1 || a.alibi_slopes) {
+            const Row row = work.rows[n * 8 + lane_g()];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int token = token0 + token_of_column(i / 2 * 8 + Way::t() * 2 + i % 2);
+                const int token = token0 + token_of_column(i / 2 * 8 + lane_t() * 2 + i % 2);
                 const bool seen = token >= work.piece.first && token < work.piece.end && is_seen(a, row, token);
                 s[i] = seen ? s[i] + row.slope * (token - row.position) : NEG_INF;
             }
@@ -231,7 +221,7 @@ __device__ __forceinline__ void softmax(const Decode &a, const Work &work, Score
         if (__any_sync(~0u, rescale != 1)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const float of_row = __shfl_sync(~0u, rescale, (Way::t() * 2 + i) * 4);
+                const float of_row = __shfl_sync(~0u, rescale, (lane_t() * 2 + i) * 4);
 #pragma unroll
                 for (int step = 0; step < VALUE_STEPS; ++step)
                     state.o[n][step][i] *= of_row, state.o[n][step][i + 2] *= of_row;
@@ -265,21 +255,21 @@ __device__ __forceinline__ void hand_in(const State &state, Meeting &meeting, fl
         float l = state.l[n];
         l += __shfl_xor_sync(~0u, l, 1);
         l += __shfl_xor_sync(~0u, l, 2);
-        if (Way::t() == 0) meeting.m[warp][n * 8 + Way::g()] = state.m[n], meeting.l[warp][n * 8 + Way::g()] = l;
+        if (lane_t() == 0) meeting.m[warp][n * 8 + lane_g()] = state.m[n], meeting.l[warp][n * 8 + lane_g()] = l;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            float *const row = O + (warp * ROWS + n * 8 + Way::t() * 2 + i) * O_ROW;
+            float *const row = O + (warp * ROWS + n * 8 + lane_t() * 2 + i) * O_ROW;
             if constexpr (TRANSPOSED) {
 #pragma unroll
                 for (int step = 0; step < VALUE_STEPS; ++step)
 #pragma unroll
                     for (int half = 0; half < 2; ++half)
-                        if (const int d = number_of(step, Way::g(), half); d < HEAD_DIM)
+                        if (const int d = number_of(step, lane_g(), half); d < HEAD_DIM)
                             row[d] = state.o[n][step][i + half * 2];
             } else {
 #pragma unroll
                 for (int step = 0; step < VALUE_STEPS; step += 2)  // whose numbers are neighbours
-                    if (const int d = number_of(step, Way::g(), 0); d < HEAD_DIM)
+                    if (const int d = number_of(step, lane_g(), 0); d < HEAD_DIM)
                         *reinterpret_cast<float4 *>(row + d) =
                             make_float4(state.o[n][step][i], state.o[n][step][i + 2], state.o[n][step + 1][i],
                                         state.o[n][step + 1][i + 2]);

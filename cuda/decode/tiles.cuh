@@ -54,55 +54,77 @@ __device__ __forceinline__ void stream(const unsigned char *from, bool wanted, u
             : "l"(from), "r"((unsigned)wanted));
 }
 
-constexpr int PAGES = PAGE < TILE ? TILE / PAGE : 1, AHEAD = 32 / PAGES;  // pages that a tile has tokens of
+// ---- copies to shared memory, which no register waits for
+
+// Four bytes, or zeros in their place.
+__device__ __forceinline__ void copy(void *to, const void *from, bool wanted) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(wanted ? 4 : 0) : "memory");
+}
+// All of a thread's since the last time are a group.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until all groups of this thread but the last N have arrived.
+template <int N>
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+// ---- a warp's tiles
+
+// Where a lane is in a warp. Not kept: registers are full, and these are computed in no time.
+__device__ __forceinline__ int lane_of() { return threadIdx.x % 32; }
+__device__ __forceinline__ int lane_g() { return threadIdx.x % 32 / 4; }
+__device__ __forceinline__ int lane_t() { return threadIdx.x % 4; }
+
+constexpr int PAGES = PAGE < TILE ? TILE / PAGE : 1;  // that a tile has tokens of
+constexpr int AHEAD = 32 / PAGES;                     // tiles whose pages a warp asks for at a time, a lane each
+constexpr int APART = WARPS * TILE;                   // tokens from one tile of a warp to its next
 
 // What a warp needs to know to ask for a tile.
 struct Tile {
-    int pages, at;       // the tile's first page is what lane `at` has in `pages`
-    int kv_head, first;  // and its first token
+    const int *pages;
+    int kv_head, first;  // its first token
     bool wanted;         // or there is none
 };
 
-// A warp's way through a piece: every WARPS-th tile, in runs of at most AHEAD tiles, whose pages its lanes know.
-struct Way {
-    int s, kv_head, from, end;  // the first token of the run; where the piece ends
-    int count, left;            // tiles of the run, and those after it
-    int pages;
+// The pages of the tiles that each warp has of a piece, as far as they are known: those of AHEAD tiles, a run, and of the next.
+struct Pages {
+    int of[WARPS][2 * AHEAD * PAGES];
 
-    // Not kept: registers are full, and these are computed in no time.
-    __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
-    __device__ __forceinline__ static int g() { return threadIdx.x % 32 / 4; }
-    __device__ __forceinline__ static int t() { return threadIdx.x % 4; }
-
-    __device__ __forceinline__ int token0(int i) const { return from + i * WARPS * TILE; }
-    __device__ __forceinline__ Tile tile(int i) const { return {pages, i * PAGES, kv_head, token0(i), i < count}; }
-
-    // The first run of a piece.
-    __device__ __forceinline__ static Way first(const Piece &piece) {
-        const int from = piece.first / TILE * TILE + threadIdx.x / 32 * TILE;
-        const int left = from < piece.end ? div_up(piece.end - from, WARPS * TILE) : 0;
-        return {piece.of.s, piece.of.kv_head, from, piece.end, 0, left, 0};
+    __device__ __forceinline__ const int *of_tile(int token0) const {
+        return of[threadIdx.x / 32] + (unsigned)token0 / APART % (2 * AHEAD) * PAGES;
     }
-    // The run after this one: of the same piece, or the first of the next.
-    __device__ __forceinline__ Way after(const Piece &next) const {
-        if (left == 0) return first(next);
-        Way way = *this;
-        way.from += AHEAD * WARPS * TILE;
-        return way;
+    // A group of copies: the first run and the one after it.
+    __device__ __forceinline__ void start(const Piece &piece) {
+        ask(piece.of, piece.first, piece.end), ask(piece.of, piece.first + AHEAD * APART, piece.end);
+        commit_copies();
     }
-
-    // To be called after either: asks for the run's pages.
-    __device__ __forceinline__ void ask(const Decode &a) {
-        count = smaller(left, AHEAD), left -= count, pages = 0;
-        const int i = lane() / PAGES, token = token0(i) + lane() % PAGES * PAGE;
-        if (i < count && (unsigned)token < (unsigned)end)
-            pages = __ldg(a.block_tables + s * a.table_row + token / PAGE);
+    // Before the tile at token0: if a run begins, the next one is asked for.
+    __device__ __forceinline__ void go_on(const Piece &piece, int token0) {
+        if ((unsigned)token0 / APART % AHEAD != 0 || piece.end - token0 <= AHEAD * APART) return;
+        __syncwarp();  // all have read what is overwritten
+        ask(piece.of, token0 + AHEAD * APART, piece.end);
+        commit_copies();
+    }
+    // Of the run that token0 is in.
+    __device__ __forceinline__ void ask(const Sequence &sequence, int token0, int end) {
+        const unsigned run = (unsigned)token0 / (AHEAD * APART), at = threadIdx.x / 32 * TILE + run * AHEAD * APART;
+        const unsigned token = at + lane_of() / PAGES * APART + lane_of() % PAGES * PAGE;
+        const bool wanted = token < (unsigned)end;
+        copy(of[threadIdx.x / 32] + run % 2 * AHEAD * PAGES + lane_of(), sequence.table + (wanted ? token / PAGE : 0),
+             wanted);
     }
 };
 
+// The first token of a warp's first tile; beyond the piece's end if it has none.
+__device__ __forceinline__ int first_tile(const Piece &piece) {
+    return piece.first / APART * APART + threadIdx.x / 32 * TILE;
+}
+
 // The page of a token of a tile; one that the cache has not is replaced by one that it has.
 __device__ __forceinline__ unsigned page_of_token(const Decode &a, const Tile &tile, int token) {
-    const unsigned page = __shfl_sync(~0u, tile.pages, tile.at + (PAGES > 1 ? token / PAGE : 0));
+    const unsigned page = tile.pages[PAGES > 1 ? token / PAGE : 0];
     return page < (unsigned)a.pages ? page : 0;
 }
 
@@ -116,7 +138,7 @@ __device__ __forceinline__ unsigned slot_of_token(const Tile &tile, int token) {
 __device__ __forceinline__ void load_keys(const Decode &a, const Tile &tile, Keys &keys) {
     const unsigned char *const cache =
         static_cast<const unsigned char *>(a.key_cache) + tile.kv_head * a.key_head * CACHE_BYTES;
-    const int g = Way::g(), t = Way::t();
+    const int g = lane_g(), t = lane_t();
     unsigned page = PAGES == 1 ? page_of_token(a, tile, 0) : 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -134,7 +156,7 @@ __device__ __forceinline__ void load_values(const Decode &a, const Tile &tile, V
     constexpr int OF_ROW = TRANSPOSED ? HEAD_DIM : CHUNKS, APART = TRANSPOSED ? PAGE * CACHE_BYTES : 16;
     const unsigned char *const cache =
         static_cast<const unsigned char *>(a.value_cache) + tile.kv_head * a.value_head * CACHE_BYTES;
-    const int g = Way::g(), t = Way::t();
+    const int g = lane_g(), t = lane_t();
     unsigned page = PAGES == 1 ? page_of_token(a, tile, 0) : 0;
 #pragma unroll
     for (int n = 0; n < VALUE_LOADS; n += VALUE_VECTORS) {
@@ -159,7 +181,7 @@ __device__ __forceinline__ void clear(int token0, int first, int end, Values &va
 #pragma unroll
             for (int x = 0; x < 4 / CACHE_BYTES; ++x) {
                 const int which = TRANSPOSED ? word * (4 / CACHE_BYTES) + x : n / VALUE_VECTORS;
-                const int token = token0 + token_of_lane(Way::t(), which);
+                const int token = token0 + token_of_lane(lane_t(), which);
                 if (token >= first && token < end) kept |= (~0u >> (32 - 8 * CACHE_BYTES)) << 8 * CACHE_BYTES * x;
             }
             values.of[n][word] &= kept;

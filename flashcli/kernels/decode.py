@@ -251,7 +251,8 @@ def _tensor_rows(rows: int, d: int) -> int:
 
 def _tensor_blocks(problem: Problem) -> int:
     """How many fit into a multiprocessor: registers decide."""
-    most = 4 if problem.d * _item_size(problem) <= 128 else 3  # a tile's registers go with the bytes of a row
+    small_pages = 1 < problem.page < 16  # where a lane's tokens have pages of their own
+    most = 3 if small_pages and problem.d * _item_size(problem) > 128 else 4
     return problem.tuning.blocks or (most if problem.d <= 128 and problem.rows == 8 and not problem.transposed else 2)
 
 

@@ -68,7 +68,8 @@ def test_no_register_is_spilled_where_it_matters(resources, kernel):
 
 
 @pytest.mark.parametrize(
-    ("d", "page", "cache_type"), [(64, 16, "float16"), (128, 16, "float8_e4m3fn"), (128, 1, "float16")]
+    ("d", "page", "cache_type"),
+    [(64, 16, "float16"), (128, 16, "float8_e4m3fn"), (128, 16, "float16"), (128, 1, "float16"), (128, 8, "float16")],
 )
 def test_tensor_spills_nothing_however_many_blocks_a_multiprocessor_is_to_hold(resources, d, page, cache_type):
     [found] = resources(Build(KERNELS["tensor"], Problem(d, page, "float16", cache_type, False, 8)), "sm_90a").values()
