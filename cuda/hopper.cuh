@@ -145,7 +145,8 @@ __device__ __forceinline__ void wgmma_wait() {
 // The accumulators are N / 2 registers a thread. Lane 4g + t of warp w holds of row 16w + g the columns 8j + 2t, +1 in
 // d[4j], d[4j+1], and of row 16w + g + 8 the same columns in d[4j+2], d[4j+3]. A in registers has the same layout, two
 // columns a register: a[0..3] = columns 2t of row g, of row g + 8, columns 8 + 2t of row g, of row g + 8.
-#define D_REGS_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define D_REGS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define D_REGS_16 D_REGS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define D_REGS_32 D_REGS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define D_REGS_48 D_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define D_REGS_64 D_REGS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -173,6 +174,7 @@ __device__ __forceinline__ void wgmma_wait() {
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(B), "r"(accumulate));                   \
     }
 
+WGMMA(16, 8, 8, 9, 10, 11, 12, 13)
 WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
 WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
 WGMMA(96, 48, 48, 49, 50, 51, 52, 53)

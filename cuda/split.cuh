@@ -137,10 +137,15 @@ __device__ __forceinline__ float4 load4(const float *matrix, long long stride, i
 
 // ---- one tile by a group of threads: load, agree on the scale, split, store. The tile may overlay what is read
 
-// The largest of the group's numbers, none of them negative; `scratch` is a word a warp. It begins with a barrier.
+// The largest of the group's numbers, none of them negative; `scratch` is a word a warp, if there are several. In it is a
+// barrier.
 template <int GROUP>
 __device__ __forceinline__ float group_max(float largest, unsigned *scratch, int thread, int barrier) {
     unsigned bits = __reduce_max_sync(~0u, __float_as_uint(largest));  // not negative: they order like integers
+    if (GROUP == 32) {
+        __syncwarp();
+        return __uint_as_float(bits);
+    }
     if (thread % 32 == 0) scratch[thread / 32] = bits;
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(GROUP) : "memory");
 #pragma unroll

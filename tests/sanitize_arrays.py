@@ -67,6 +67,8 @@ CASES = {
     "broadcast": Case("broadcast"),
     "odd": Case("odd", lse=True),
     "odd, causal": Case("odd", causal=True),
+    "heads of 16": Case(d=16, N=333, lse=True),
+    "heads of 12, fused, causal": Case("fused", d=12, causal=True),
     "heads of 30": Case(d=30),
     "heads of 32, fused": Case("fused", d=32),
     "heads of 32, causal": Case(d=32, causal=True, lse=True),

@@ -1,32 +1,35 @@
 // Short sequences on Hopper: K and V are split in shared memory, without a pre-pass.
 //
 // What changed: the copies bring K and V in fp32, and a warpgroup splits them in place, where there was one that only
-// copied. The three others take row tiles of 64 in turn, each for itself, while a head's tiles of K and V stay where they
-// are; each keeps its Q in registers, as fragments. There is no workspace.
+// copied. The others, three or four, take row tiles of 64 in turn, each for itself, while a head's tiles of K and V stay
+// where they are; each keeps its Q in registers, as fragments. There is no workspace.
 // Why it is faster: up to some hundred keys few blocks read the same K and V; to write both split to memory and to read
 // them again would be most of the traffic. A head is split once, not once a row tile. Of a last tile of few keys only those
-// are multiplied. And three warpgroups that wait for nobody but the tiles fill each other's gaps: with so few keys, most of
-// them are where a row tile begins and ends.
+// are multiplied. And warpgroups that wait for nobody but the tiles fill each other's gaps: with so few keys, most of them
+// are where a row tile begins and ends.
 // What it costs: a head that does not fit is split over and over; a warpgroup that multiplies has registers for one S or
 // P only, so that its own products and exponentials follow one another; and copies move 16 bytes at a time: heads of 4, 8,
 // .. 64 numbers whose rows start on 16 bytes.
 //
 // Launch: `attention` with any number of blocks.
+#define PAD (IN_PLACE && HEAD_DIM <= 16 ? 16 : 32)  // files' time is that of reading and writing
 #include "warpgroup.cuh"
 
 constexpr int CONSUMERS = THREADS / 128 - 1;
-static_assert(BR == 64 && CONSUMERS == 3, "a row tile is one warpgroup's; one splits, three multiply");
-// Threads that split a tile, 32 numbers each: two small tiles, one of K and one of V, are split at a time.
-constexpr int SPLITTERS = BC * D > 2048 ? 128 : 64;
-static_assert(BC * D <= 32 * SPLITTERS, "a splitting thread has registers for 32 floats");
-static_assert(ALIGNED && STAGES >= 3, "bulk copies move 16 bytes; tiles are copied ahead");
-// An SM has 512 for each of 128 threads.
-constexpr int PRODUCER_REGISTERS = BC > 64 ? 56 : 64, CONSUMER_REGISTERS = BC > 64 ? 152 : 144;
+static_assert(BR == 64 && CONSUMERS >= 3, "a row tile is one warpgroup's; one splits, the others multiply");
+// Threads that split a tile, 32 numbers each: all, or half of them, or a warp. So one tile is split at a time, or one of K
+// and one of V, or two of each.
+constexpr int SPLITTERS = BC * D / 32, AT_A_TIME = 128 / SPLITTERS;
+static_assert(AT_A_TIME == 1 || AT_A_TIME == 2 || AT_A_TIME == 4, "a splitting thread has registers for 32 floats");
+static_assert(ALIGNED && STAGES >= 4, "bulk copies move 16 bytes; tiles are copied ahead");
+// Those that a block has at its launch are moved: some for each thread, a multiple of 8.
+constexpr int REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = BC > 64 ? 56 : 64;
+constexpr int CONSUMER_REGISTERS = (REGISTERS * THREADS - 128 * PRODUCER_REGISTERS) / (128 * CONSUMERS) / 8 * 8;
 
 // A slot holds the fp32 tile first, then the split one. K and V have slots of one size, in turn.
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int SLOT = larger(larger(K_TILE, V_TILE), round_up(BC * HEAD_DIM * 4, 1024));
-constexpr int CUT = 32;  // keys of the last tile: as many as one product has at full rate
+constexpr int CUT = 32;  // keys of the last tile that one product has at full rate; of long heads also half as many
 static_assert(SHARED == STAGES * 2 * SLOT + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 2048 <= 227 * 1024, "tiles must fit shared memory");
 static_assert(SLOT % 1024 == 0, "the swizzle repeats every 1024 bytes");
@@ -84,7 +87,7 @@ struct Slots {
 // The tiles of K, or of V, of all of a block's units, one after the other: their rows go to shared memory, where they follow
 // one another. If they do so in memory, one thread of a warp copies them in one piece; else two warps do, 16 bytes at a time.
 constexpr int COPYING_WARPS = DENSE ? 1 : 2, COPIERS = DENSE ? 1 : 64;
-constexpr int AHEAD = 3;  // tiles that are on their way, or there, before they are split: at most
+constexpr int AHEAD = AT_A_TIME == 4 ? 4 : 3;  // tiles that are on their way, or there, before they are split: at most
 struct Copies {
     const bool values;
     unsigned unit = blockIdx.x, turn = 0;  // it is the lane with the number `turn` that knows where the unit begins
@@ -146,7 +149,7 @@ struct Copies {
 };
 
 // The producer: tiles are copied in fp32, then split in place. Its first 64 threads copy K, the others V; all of them split
-// a tile of K and then one of V, or each half splits what it has copied.
+// a tile of K and then one of V, or each half splits what it has copied, or its warps do so in turn.
 __device__ __forceinline__ void split_tiles(const Attention &a, const Units &units, unsigned char *tiles,
                                             Slots &slots) {
     __shared__ unsigned scratch[2][2][8];  // two in turn: a slow warp may still read the one before
@@ -170,8 +173,8 @@ __device__ __forceinline__ void split_tiles(const Attention &a, const Units &uni
             if (warp % 2 < COPYING_WARPS) copies.go_on(units, a, tiles, slots);
             --copies.lead;
             const int rows = min(BC, left);
-            if (SPLITTERS == 64) split(ring, rows, half, 7 + half);
-            else split(ring, rows, 0, 7), split(ring, rows, 1, 7);
+            if (AT_A_TIME == 1) split(ring, rows, 0, 7), split(ring, rows, 1, 7);
+            else if (AT_A_TIME == 2 || ring.odd() == warp % 2) split(ring, rows, half, 7 + half);
         }
 }
 
@@ -288,14 +291,17 @@ struct Multiplier {
             add_T(sum.O[0], T, c, T_factor);
             ring.next();
         };
-        const bool cut = keys_seen(a.q_start + here.i0 + BR - 1, a.N) - (here.tiles - 1) * BC <= CUT;
-        const int whole = here.tiles - cut;
+        const int left = keys_seen(a.q_start + here.i0 + BR - 1, a.N) - (here.tiles - 1) * BC;
+        const int whole = here.tiles - (left <= CUT);
 #pragma unroll 1
         for (int j = 0; j < whole; ++j) {
             float S[S_REGISTERS];
             step(S, j);
         }
-        if (cut) {
+        if (D > 32 && left <= CUT / 2) {
+            float S[CUT / 4];
+            step(S, whole);
+        } else if (left <= CUT) {
             float S[CUT / 2];
             step(S, whole);
         }

@@ -85,7 +85,7 @@ __device__ __forceinline__ int row_scale(const float *x) {
 template <class Barrier>
 __device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i, int rows, unsigned char *tile,
                                         float factor, Barrier all_read) {
-    constexpr int CHUNKS = D / 32;  // of 8 columns, for each lane of the quad
+    constexpr int CHUNKS = ceil_div(D, 32);  // of 8 columns, for each lane of the quad
     const int t = threadIdx.x % 4, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     float x[2][CHUNKS][8];
 #pragma unroll

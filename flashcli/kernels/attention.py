@@ -154,7 +154,6 @@ def _mma(problem: Problem) -> Tiling:
 ALIGNMENT = 1024  # bytes to spare, so that tiles start where the swizzle repeats
 HOPPER_SHARED = 227 * 1024  # bytes of shared memory that a block can have
 STATIC, SHORT_STATIC = 1024, 2048  # of which so many at most are wgmma's static ones, and wgmma_short's
-SHORT_ROW_TILES = 3  # on which a block of wgmma_short works at a time, a warpgroup on each
 
 
 @functools.lru_cache(maxsize=8)  # to plan a call asks for it over and over
@@ -287,12 +286,18 @@ def _short_Bc(problem: Problem) -> int:
 
 @functools.lru_cache(maxsize=8)
 def _wgmma_short(problem: Problem) -> Tiling:
-    """A warpgroup splits K and V in shared memory, where their fp32 tiles were copied before; as many as fit stay."""
-    D, Bc = _padded(problem.d), _short_Bc(problem)
+    """A warpgroup splits K and V in shared memory, where their fp32 tiles were copied before; as many as fit stay.
+
+    The others multiply; of short heads on arrays there are registers for one more.
+    """
+    D = 16 if problem.in_place and problem.d <= 16 else _padded(problem.d)
+    Bc = _short_Bc(problem)
+    small = problem.in_place and D <= 32 and not problem.bias and problem.precision == "fp32"
+    warpgroups = 5 if small else 4
     sizes = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
     slot = max(*sizes, round_up(Bc * problem.d * 4, 1024))
     stages = (HOPPER_SHARED - SHORT_STATIC - ALIGNMENT) // (2 * slot)
-    return Tiling(64, Bc, 512, stages * 2 * slot + ALIGNMENT, (("STAGES", stages),))
+    return Tiling(64, Bc, 128 * warpgroups, stages * 2 * slot + ALIGNMENT, (("STAGES", stages),))
 
 
 def _refused_by_wgmma_short(problem: Problem) -> str:

@@ -13,13 +13,13 @@ import math
 from typing import NamedTuple
 
 from flashcli.kernels import chunks
-from flashcli.kernels.attention import SHORT_ROW_TILES
 from flashcli.kernels.costs import COSTS
 from flashcli.kernels.types import Kernel, Problem
 from flashcli.shape import ceil_div
 
 PAIR = 128 * 128  # scores of a pair of tiles, the unit of work
 LATE = 0.5  # of the longest row tile: when the last block ends, the others have been idle for about so long
+SHORT_ROW_TILES = 3  # on which a block of wgmma_short works at a time: three, or four with short heads
 HEADS = (16, 32, 64, 96, 128, 192, 256)  # the longest heads that share constants
 
 
