@@ -77,6 +77,8 @@ __device__ __forceinline__ void arrive_after_copies(uint64_t *barrier) {
 
 // Ordinary stores to shared memory become visible to wgmma and the copy engine (after this, a barrier).
 __device__ __forceinline__ void fence_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The same of global memory and the copy engine: by who has stored, and, where it is not another launch, by who copies.
+__device__ __forceinline__ void fence_for_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // ---- atomics
 
@@ -86,6 +88,15 @@ __device__ __forceinline__ int add_in_order(int *to, int x) {
     int before;
     asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(x) : "memory");
     return before;
+}
+
+// Waits until a number in global memory, to which others add so, is `wanted`.
+__device__ __forceinline__ void await_number(const int *from, int wanted) {
+    for (int x;;) {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+        if (x == wanted) return;
+        __nanosleep(100);
+    }
 }
 
 // ---- named barriers among `threads` threads

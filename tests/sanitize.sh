@@ -41,7 +41,7 @@ arrays() {
 	for kernel in wgmma mma wgmma_short register_tiled; do
 		for tool in "${tools[@]}"; do echo "$tool -m sanitize_arrays $kernel"; done
 	done
-	for kernel in wgmma mma register_tiled plain; do
+	for kernel in wgmma wgmma_short mma register_tiled plain; do
 		for tool in "${tools[@]}"; do echo "$tool -m sanitize_backward $kernel"; done
 	done
 }

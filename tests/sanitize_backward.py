@@ -62,6 +62,10 @@ CASES = {
     "more tiles than room for them": Case(d=32, M=330, N=460, causal=True, q_start=60),
     "blocks of 128 rows": Case(B=1, H=1, M=130, N=1100),
     "NaN": Case(spoilt="v"),
+    "whole heads in shared memory": Case(d=32, Hkv=2, M=120),
+    "whole heads, longer": Case(Hkv=2, M=190, N=130, causal=True, q_start=-60, dlse=True),
+    "whole heads, odd": Case("odd", d=30, Hkv=2, causal=True, q_start=31),
+    "whole heads, NaN": Case(Hkv=2, spoilt="v"),
 }
 
 

@@ -167,12 +167,22 @@ struct Shared {
                   *const pass2 = pass1 + PASS_SIZE, *const P = pass2 + PASS_SIZE, *const dS = P + SCORES;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward a) {
+// The tiles of all heads, `of_head` each, by blocks of which there may be fewer: what another kernel leaves is mostly nothing.
+template <class Compute>
+__device__ __forceinline__ void for_each_tile(const Backward &a, unsigned heads, unsigned of_head, Compute compute) {
+    if (none_is_wanted(a)) return;
+#pragma unroll 1
+    for (unsigned tile = blockIdx.x; tile < heads * of_head; tile += gridDim.x) {
+        compute(tile / of_head, tile % of_head);
+        __syncthreads();
+    }
+}
+
+__device__ __forceinline__ void dq_of(const Backward &a, int index, int tile) {
     const Shared at;
     const Thread t;
-    const int Tr = ceil_div(a.M, OWN), tile = blockIdx.x % Tr;
-    const int i0 = (CAUSAL ? Tr - 1 - tile : tile) * OWN;  // causal: the longest rows first
-    const Head head = head_of(a, blockIdx.x / Tr);
+    const int i0 = (CAUSAL ? ceil_div(a.M, OWN) - 1 - tile : tile) * OWN;  // causal: the longest rows first
+    const Head head = head_of(a, index);
     if (!is_wanted(a, head.b, head.kv)) return;
     const float *const K = rows_of(a.K, a.k, head.b, head.kv), *const V = rows_of(a.V, a.v, head.b, head.kv);
     copy_own(at.own1, rows_of(a.Q, a.q, head.b, head.h), a.q.row, i0, a.M);
@@ -226,11 +236,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward a) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) dk_dv(const Backward a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward a) {
+    for_each_tile(a, a.B * a.H, ceil_div(a.M, OWN), [&](int head, int tile) { dq_of(a, head, tile); });
+}
+
+__device__ __forceinline__ void dk_dv_of(const Backward &a, int index, int tile) {
     const Shared at;
     const Thread t;
-    const int Tc = ceil_div(a.N, OWN), j0 = blockIdx.x % Tc * OWN, group = a.H / a.Hkv;
-    const int b = blockIdx.x / Tc / a.Hkv, kv = blockIdx.x / Tc % a.Hkv;
+    const int j0 = tile * OWN, group = a.H / a.Hkv, b = index / a.Hkv, kv = index % a.Hkv;
     if (!is_wanted(a, b, kv)) return;
     copy_own(at.own1, rows_of(a.K, a.k, b, kv), a.k.row, j0, a.N);
     copy_own(at.own2, rows_of(a.V, a.v, b, kv), a.v.row, j0, a.N);
@@ -274,6 +287,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dk_dv(const Backward a)
         write(rows_of(a.dK, a.dk, b, kv) + key * a.dk.row, dK[i], a.scale, t);
         write(rows_of(a.dV, a.dv, b, kv) + key * a.dv.row, dV[i], 1, t);
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) dk_dv(const Backward a) {
+    for_each_tile(a, a.B * a.Hkv, ceil_div(a.N, OWN), [&](int head, int tile) { dk_dv_of(a, head, tile); });
 }
 
 // dbias is dS, summed over the axes that it has not: a block a tile of it, OWN x PASS, or of the rows or keys that it has.

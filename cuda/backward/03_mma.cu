@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Back
         const float4 x = load4(matrix, by.row, first + e / (D / 4), e % (D / 4) * 4, rows);
         sum += fabsf(x.x) + fabsf(x.y) + (fabsf(x.z) + fabsf(x.w));
     }
-    if (!(sum < INFINITY_F)) a.notes[(long long)b * a.Hkv + (keys ? h : h / (a.H / a.Hkv))] = 1;
+    if (!(sum < INFINITY_F)) note_not_finite(a, b, keys ? h : h / (a.H / a.Hkv));
 }
 
 // ---- what a warp owns

@@ -140,7 +140,15 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS) delta(const Backward a
 // ---- NaN and Inf
 
 // Kernels that split numbers into halves make NaN of an Inf. They note each head of K and V of which a matrix, or one of a
-// query, is not finite; next are launched those of a kernel that does not split: for the heads noted.
+// query, is not finite, behind the note that there is one; next are launched those of a kernel that does not split: for the
+// heads noted.
+__device__ __forceinline__ int &note_of(const Backward &a, int b, int kv) {
+    return a.notes[1 + (long long)b * a.Hkv + kv];
+}
+__device__ __forceinline__ void note_not_finite(const Backward &a, int b, int kv) {
+    a.notes[0] = note_of(a, b, kv) = 1;
+}
+__device__ __forceinline__ bool none_is_wanted(const Backward &a) { return a.notes != nullptr && a.notes[0] == 0; }
 __device__ __forceinline__ bool is_wanted(const Backward &a, int b, int kv) {
-    return a.notes == nullptr || a.notes[(long long)b * a.Hkv + kv] != 0;
+    return a.notes == nullptr || note_of(a, b, kv) != 0;
 }

@@ -295,7 +295,7 @@ class PreparedBackward(Launches):
 
     def __init__(self, place: Place, plan: backward.Plan, given: backward.Argument) -> None:
         super().__init__(place, plan.kernel, plan.steps, given, BACKWARD_POINTERS)
-        self.workspace, self._notes, self._heads = plan.workspace, plan.notes, plan.heads
+        self.workspace, self._notes, self._zeros = plan.workspace, plan.notes, plan.zeros
 
     def launch(self, stream: int, at: Mapping[str, int]) -> None:
         """Queue it on a stream, with arrays at these addresses, by their names in `backward.POINTERS`."""
@@ -303,7 +303,7 @@ class PreparedBackward(Launches):
             notes = 0
             if self._notes is not None:
                 notes = at["workspace"] + self._notes
-                ask(bindings().cuMemsetD32Async, notes, 0, self._heads, stream)
+                ask(bindings().cuMemsetD32Async, notes, 0, self._zeros, stream)
             self.queue(stream, *(notes if name == "notes" else at.get(name, 0) for name in backward.POINTERS))
 
 

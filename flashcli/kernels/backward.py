@@ -19,6 +19,7 @@ from flashcli.operands import Backward
 from flashcli.shape import ceil_div, round_up
 
 ROW_THREADS = 256  # of a block that takes rows one by one
+AGAIN = 1024  # blocks, at most, that compute what is not finite: mostly they find that there is nothing
 ROW_BYTES = 16  # that are kept of a row: ``Row`` of cuda/backward/backward.cuh
 MATRICES = "dO", "Q", "K", "V", "O"
 POINTERS = (*MATRICES, "lse", "dlse", "bias", "dQ", "dK", "dV", "dbias", "workspace", "notes")
@@ -55,7 +56,8 @@ def argument(asked: Backward) -> Argument:
 class Problem(NamedTuple):
     """What a kernel is compiled for; ``aligned``: whether all rows start on 16 bytes. ``bias`` is one of `BIASES`.
 
-    ``small``: a block shall have as little to do as it can. That changes no bytes.
+    ``tiles``: of 64 queries and of 64 keys, for a kernel whose blocks have whole heads; (0, 0) where several heads of Q
+    share one of K.
     """
 
     d: int
@@ -63,7 +65,7 @@ class Problem(NamedTuple):
     bias: str = ""
     bias_contiguous: bool = True
     aligned: bool = True
-    small: bool = False
+    tiles: tuple[int, int] = (1, 1)
 
 
 class Sizes(NamedTuple):
@@ -97,16 +99,25 @@ def takes_all(problem: Problem) -> str:
     return ""
 
 
-def one_size(problem: Problem, sizes: Sizes) -> bool:
-    """All blocks of the kernel are of one size."""
-    return False
+def of_any_size(problem: Problem, sizes: Sizes) -> Problem:
+    """The kernel is the same for all sizes."""
+    return problem
+
+
+def always(sizes: Sizes) -> bool:
+    """There is no size for which another kernel is to be preferred."""
+    return True
 
 
 class Halves(NamedTuple):
-    """How a kernel splits numbers into fp16 halves: the launches of all steps, and the bytes of scratch beyond rows."""
+    """How a kernel splits numbers into fp16 halves: the launches of all steps, and the bytes of scratch beyond rows.
+
+    ``counters(sizes)`` ints, 0 at first, are behind the notes of what is not finite.
+    """
 
     launches: Callable[[Build, Sizes], Iterator[Launch]]
     scratch: Callable[[Build, Sizes], int]
+    counters: Callable[[Sizes], int]
 
 
 @dataclass(frozen=True)
@@ -115,9 +126,9 @@ class Kernel:
 
     In `dk_dv` a block owns ``owned_keys(tiling)`` keys. ``dbias_blocks(tiling, sizes)`` are those of `dbias`; a kernel
     that has none leaves it to the exact one. ``needs`` is the lowest compute capability; ``arch_only`` says that only
-    that very architecture runs it. ``prefers_small(problem, sizes)`` is what a problem's ``small`` is to be. A kernel
-    that splits numbers into fp16 ``halves`` turns an infinity into NaN. ``refuses(problem)`` says why it cannot be
-    built for a problem; empty if it can.
+    that very architecture runs it. ``fitted(problem, sizes)`` is the problem with what in it follows from sizes,
+    ``pays(sizes)`` whether the kernel is worth choosing. A kernel that splits numbers into fp16 ``halves`` turns an
+    infinity into NaN. ``refuses(problem)`` says why it cannot be built for a problem; empty if it can.
     """
 
     name: str
@@ -128,7 +139,8 @@ class Kernel:
     dbias_blocks: Callable[[Tiling, Sizes], int] | None
     needs: tuple[int, int] = (5, 0)
     arch_only: bool = False
-    prefers_small: Callable[[Problem, Sizes], bool] = one_size
+    fitted: Callable[[Problem, Sizes], Problem] = of_any_size
+    pays: Callable[[Sizes], bool] = always
     halves: Halves | None = None
     refuses: Callable[[Problem], str] = takes_all
     on_host: bool = False
@@ -213,15 +225,16 @@ class Step(NamedTuple):
 class Plan(NamedTuple):
     """The launches of one call, all given the same arguments, and the bytes of scratch that they need.
 
-    ``notes`` is where in the scratch there is an int for each of ``heads``, 0 at first, in which those are noted that
-    are not finite; None where nothing is to be noted. The heads noted are computed once more, without splitting
-    numbers; those launches return at once where there are none, so that the host need not wait for anything.
+    ``notes`` is where in the scratch there are so many ``zeros``, ints that are 0 at first; None where there are none.
+    The first notes whether something is not finite, the next ones, of each head of K and V, where; behind them are the
+    kernel's counters. The heads noted are computed once more, without splitting numbers; those launches return at once
+    where there are none, so that the host need not wait for anything.
     """
 
     steps: tuple[Step, ...]
     workspace: int
     notes: int | None
-    heads: int
+    zeros: int
 
     @property
     def kernel(self) -> str:
@@ -231,18 +244,19 @@ class Plan(NamedTuple):
 
 def plan(capability: tuple[int, int], problem: Problem, sizes: Sizes, name: str | None = None) -> Plan:
     """By the kernel of that name, or the fastest, on a GPU of this compute capability."""
-    kernel = choose(capability, problem, name)
-    build = Build(kernel, problem._replace(small=kernel.prefers_small(problem, sizes)))
+    kernel = choose(capability, problem, sizes, name)
+    build = Build(kernel, kernel.fitted(problem, sizes))
     steps = [Step(build, launch) for launch in build.gradients(sizes)]
     scratch, exact = build.workspace(sizes), build
     if build.kernel.halves:
         exact = Build(KERNELS["register_tiled"], problem)
-        steps += [Step(exact, launch) for launch in exact.passes(sizes)]
+        few = (launch._replace(grid=min(launch.grid, AGAIN)) for launch in exact.passes(sizes))
+        steps += [Step(exact, launch) for launch in few]
     steps += [Step(exact, launch) for launch in exact.dbias(sizes)]
     if not build.kernel.halves:
         return Plan(tuple(steps), scratch, None, 0)
-    notes, heads = round_up(scratch, 16), sizes.B * sizes.Hkv
-    return Plan(tuple(steps), notes + 4 * heads, notes, heads)
+    notes, zeros = round_up(scratch, 16), 1 + sizes.B * sizes.Hkv + build.kernel.halves.counters(sizes)
+    return Plan(tuple(steps), notes + 4 * zeros, notes, zeros)
 
 
 # ---- plain
@@ -314,6 +328,10 @@ def _mma_scratch(build: Build, sizes: Sizes) -> int:
     return sum(_tiles(build.tiling, sizes)) * (2 * build.tiling.Bc * _split_row(build.problem.d) + 8)
 
 
+def _none(sizes: Sizes) -> int:
+    return 0
+
+
 def _tiles(tiling: Tiling, sizes: Sizes) -> tuple[int, int]:
     """Tiles of Bc rows of Q, and of K, each with one of dO or V."""
     Bc = tiling.Bc
@@ -326,15 +344,16 @@ def _up_to_128(problem: Problem) -> str:
 
 # ---- wgmma
 
-TAIL = 2 * 4 * 64 + 16  # bytes behind a pair of tiles: ``Tail`` of cuda/backward/records.cuh
+TAIL = 2 * 4 * 64 + 16  # bytes of ``Tail`` of cuda/backward/warpgroup.cuh
+MANY_HEADS = 128  # that keep a GPU busy
+HALF_SHARED, MOST_SHARED = 110 * 1024, 220 * 1024  # of two blocks, and of one, beside what is declared in kernels
 
 
 def _wgmma(problem: Problem) -> Tiling:
-    """A block of two warpgroups that multiply and of one that copies; or two smaller ones in its place."""
-    own, blocks = (64, 2) if problem.small else (128, 1)
-    pad, passing, stages = 32, 64, 4 if problem.d <= 32 else 3 - problem.small
+    """A warpgroup that multiplies and one that copies, two blocks a multiprocessor; for long heads two and one."""
+    own, blocks, pad, passing, stages = (64, 2, 32, 64, 4 if problem.d <= 32 else 2)
     if problem.d > 64:
-        pad, passing, stages = 64, 32, 3
+        own, blocks, pad, passing, stages = (128, 1, 64, 32, 3)
     row = 2 * 2 * round_up(problem.d, pad)
     shared = 2 * own * row + stages * 2 * passing * row + 1024
     macros = {
@@ -343,28 +362,70 @@ def _wgmma(problem: Problem) -> Tiling:
     return Tiling(own, 64, 128 + 2 * own, shared, tuple(macros.items()))
 
 
-def _wgmma_prefers_small(problem: Problem, sizes: Sizes) -> bool:
-    """Two blocks of 64 rows, of which one begins while the other computes, instead of one of 128."""
-    return problem.d <= 64 and max(sizes.M, sizes.N) <= (2048 if problem.causal else 1024)
-
-
 def _wgmma_launches(build: Build, sizes: Sizes) -> Iterator[Launch]:
-    threads = build.macros()["PREPARE_THREADS"]
-    queries, keys = _tiles(build.tiling, sizes)
+    _, keys = _tiles(build.tiling, sizes)
     dq, dk_dv = build.passes(sizes)
-    yield Launch("prepare_keys", 2 * keys, threads)
+    yield Launch("prepare_keys", 2 * keys, build.macros()["PREPARE_THREADS"])
     yield dq._replace(early=True)
-    yield Launch("prepare_queries", 2 * queries, threads)
     yield dk_dv._replace(early=True)
 
 
 def _wgmma_scratch(build: Build, sizes: Sizes) -> int:
     tile = build.tiling.Bc * 2 * 2 * round_up(build.problem.d, build.macros()["PAD"])
-    return round_up(4 * sizes.rows, 128) + sum(_tiles(build.tiling, sizes)) * (2 * tile + TAIL)
+    return sum(_tiles(build.tiling, sizes)) * (2 * tile + TAIL)
+
+
+def _of_each_head(sizes: Sizes) -> int:
+    """How many of its records of Q and dO are whole."""
+    return sizes.B * sizes.H
 
 
 def _refused_by_wgmma(problem: Problem) -> str:
     return "it takes no bias" if problem.bias else _up_to_128(problem)
+
+
+# ---- wgmma_short
+
+
+def _wgmma_short(problem: Problem) -> Tiling:
+    """Two blocks of a warpgroup, where a multiprocessor has room for two heads, or one of two."""
+    pad = 32 if problem.d <= 32 else 64
+    shared = sum(problem.tiles) * 2 * 64 * 2 * 2 * round_up(problem.d, pad) + 1024
+    blocks = 2 if shared <= HALF_SHARED else 1
+    macros = {
+        "PASS": 64, "PAD": pad, "BLOCKS": blocks, "TAIL": TAIL, "ROW_TILES": problem.tiles[0],
+        "KEY_TILES": problem.tiles[1],
+    }  # fmt: skip
+    return Tiling(64, 64, 256 // blocks, shared, tuple(macros.items()))
+
+
+def _wgmma_short_fitted(problem: Problem, sizes: Sizes) -> Problem:
+    own = sizes.Hkv == sizes.H
+    return problem._replace(tiles=(ceil_div(sizes.M, 64), ceil_div(sizes.N, 64)) if own else (0, 0))
+
+
+def _wgmma_short_pays(sizes: Sizes) -> bool:
+    """A block takes the tiles of a head one after the other: one has one tile, or many heads are under way."""
+    return sizes.B * sizes.H >= MANY_HEADS or max(sizes.M, sizes.N) <= 64
+
+
+def _wgmma_short_launches(build: Build, sizes: Sizes) -> Iterator[Launch]:
+    tiling = build.tiling
+    yield Launch("gradients", sizes.B * sizes.H, tiling.threads, tiling.shared)
+
+
+def _no_scratch(build: Build, sizes: Sizes) -> int:
+    return 0
+
+
+def _refused_by_wgmma_short(problem: Problem) -> str:
+    if problem.bias:
+        return "it takes no bias"
+    if problem.d > 64:
+        return "it takes heads of up to 64 numbers"
+    if problem.tiles == (0, 0):
+        return "each head of Q must have its own of K"
+    return "its heads are too long" if _wgmma_short(problem).shared > MOST_SHARED else ""
 
 
 KERNELS = {
@@ -381,17 +442,24 @@ KERNELS = {
         ),
         Kernel(
             "mma", "backward/03_mma.cu", "tensor cores at fp32 accuracy: three fp16 products for one, mma.sync",
-            _mma, _row_tile, None, needs=(8, 0), halves=Halves(_mma_launches, _mma_scratch), refuses=_up_to_128,
+            _mma, _row_tile, None, needs=(8, 0), halves=Halves(_mma_launches, _mma_scratch, _none),
+            refuses=_up_to_128,
         ),
         Kernel(
             "wgmma", "backward/04_wgmma.cu", "the same on Hopper: wgmma, warps specialised, copies in the background",
-            _wgmma, _row_tile, None, needs=(9, 0), arch_only=True, prefers_small=_wgmma_prefers_small,
-            halves=Halves(_wgmma_launches, _wgmma_scratch), refuses=_refused_by_wgmma,
+            _wgmma, _row_tile, None, needs=(9, 0), arch_only=True,
+            halves=Halves(_wgmma_launches, _wgmma_scratch, _of_each_head), refuses=_refused_by_wgmma,
+        ),
+        Kernel(
+            "wgmma_short", "backward/05_wgmma_short.cu", "short heads on Hopper: a block has all of one",
+            _wgmma_short, _row_tile, None, needs=(9, 0), arch_only=True, fitted=_wgmma_short_fitted,
+            pays=_wgmma_short_pays, halves=Halves(_wgmma_short_launches, _no_scratch, _none),
+            refuses=_refused_by_wgmma_short,
         ),
     )
 }  # fmt: skip
 
-PREFERENCE = ("wgmma", "mma", "register_tiled", "plain")  # the fastest first
+PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled", "plain")  # the fastest first
 SHORT_HEAD = 16  # where inputs have outliers, dK of fewer numbers shows the halves
 
 
@@ -401,7 +469,7 @@ def check_name(name: str | None) -> None:
         raise UsageError(f"there is no kernel {name!r} for gradients.", f"choose one of {', '.join(KERNELS)}.")
 
 
-def choose(capability: tuple[int, int], problem: Problem, name: str | None = None) -> Kernel:
+def choose(capability: tuple[int, int], problem: Problem, sizes: Sizes, name: str | None = None) -> Kernel:
     """The kernel of that name, or the fastest for the problem on a GPU of this compute capability.
 
     BackendUnavailable says why it cannot be. Heads shorter than `SHORT_HEAD` are left to FFMA.
@@ -409,7 +477,9 @@ def choose(capability: tuple[int, int], problem: Problem, name: str | None = Non
     check_name(name)
     if name is None:
         able = (KERNELS[each] for each in PREFERENCE if KERNELS[each].runs_on(capability))
-        fits = (x for x in able if not x.refuses(problem) and not (x.halves and problem.d < SHORT_HEAD))
+        wanted = (x for x in able if x.pays(sizes) and not (x.halves and problem.d < SHORT_HEAD))
+        fits = (x for x in wanted if not x.refuses(x.fitted(problem, sizes)))
         return next(fits, KERNELS[PREFERENCE[-1]])
-    check_able(KERNELS[name], capability, problem, "see `flashcli kernels --operation backward`.")
-    return KERNELS[name]
+    kernel = KERNELS[name]
+    check_able(kernel, capability, kernel.fitted(problem, sizes), "see `flashcli kernels --operation backward`.")
+    return kernel

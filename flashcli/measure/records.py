@@ -568,11 +568,15 @@ BLOCK = re.compile(r"(<!-- (\w+): (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 def refreshed(document: Path) -> str:
     """The text of a Markdown document with each block between ``<!-- VIEW: RECORD -->`` and ``<!-- end -->`` made anew.
 
-    VIEW is a name in `VIEWS`, RECORD the path of a record, relative to the document.
+    VIEW is a name in `VIEWS`, RECORD the path of a record, relative to the document. Where that is not there, the block
+    stays as it is.
     """
 
     def view(match: re.Match) -> str:
-        record = read((document.parent / match[3]).read_bytes())
+        path = document.parent / match[3]
+        if not path.exists():
+            return match[0]
+        record = read(path.read_bytes())
         return f"{match[1]}{VIEWS[match[2]](record.rows)}\n{circumstances_text(record.circumstances)}\n{match[4]}"
 
     return BLOCK.sub(view, document.read_text())

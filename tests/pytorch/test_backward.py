@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -16,8 +14,7 @@ from torch_oracle import gradients, oracle  # noqa: E402
 import flashcli  # noqa: E402
 from flashcli import torch as ours  # noqa: E402
 from flashcli.errors import BackendUnavailable  # noqa: E402
-from flashcli.interop import prepared_backward  # noqa: E402
-from flashcli.kernels.backward import KERNELS, Problem  # noqa: E402
+from flashcli.kernels.backward import KERNELS, Problem, Sizes  # noqa: E402
 from flashcli.torch import backward, replacing, sdpa  # noqa: E402
 
 B, H, Hkv, M, N, d = 2, 4, 2, 150, 200, 64
@@ -40,9 +37,12 @@ def gpu():
 
 @pytest.fixture(params=list(KERNELS))
 def kernel(request, gpu):
-    """The name of each kernel that runs here."""
-    if not KERNELS[request.param].runs_on(torch.cuda.get_device_capability()):
+    """The name of each kernel that runs here, and takes heads of any length."""
+    kernel = KERNELS[request.param]
+    if not kernel.runs_on(torch.cuda.get_device_capability()):
         pytest.skip(f"{request.param} does not run on this GPU")
+    if reason := kernel.refuses(kernel.fitted(Problem(d), Sizes(B, H, Hkv, M, N))):
+        pytest.skip(reason)
     return request.param
 
 
@@ -284,18 +284,16 @@ def test_bytes_do_not_depend_on_company(kernel):
 
 
 @on_gpu
-def test_the_size_of_blocks_changes_no_byte(gpu, monkeypatch):
-    kernel = KERNELS["wgmma"]
-    if not kernel.runs_on(torch.cuda.get_device_capability()):
+@pytest.mark.parametrize(
+    ("rows", "keys", "head"), [(128, 128, 32), (60, 64, 64), (190, 130, 64), (1, 1, 17), (70, 200, 32)]
+)
+def test_a_block_with_a_whole_head_has_the_bytes_of_blocks_with_tiles(gpu, rows, keys, head):
+    if not KERNELS["wgmma"].runs_on(torch.cuda.get_device_capability()):
         pytest.skip("wgmma does not run on this GPU")
-    given, found = four(), []
-    for small in (False, True):
-        one_size = dataclasses.replace(kernel, prefers_small=lambda problem, sizes, small=small: small)
-        monkeypatch.setitem(KERNELS, "wgmma", one_size)
-        prepared_backward.prepare.cache_clear()
-        backward._ready.clear()
-        found.append(flashcli.attention_backward(*given, causal=True, kernel="wgmma"))
-    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+    given = four(rows, keys, head, (H, H))
+    for options in ({}, {"causal": True, "q_start": keys - rows}, {"causal": True, "q_start": -3}):
+        tiles, whole = (flashcli.attention_backward(*given, kernel=k, **options) for k in ("wgmma", "wgmma_short"))
+        assert all(torch.equal(x, y) for x, y in zip(tiles, whole, strict=True)), options.keys()
 
 
 @on_gpu

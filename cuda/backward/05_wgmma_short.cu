@@ -1,0 +1,81 @@
+// Tensor cores for short heads on Hopper: a block has all of a head in shared memory, and computes dQ, dK and dV of it.
+//
+// What changed: nothing of a head is split beforehand, kept in global memory or waited for. Each of GROUPS warpgroups splits
+// 64 keys of K and V at a time; then it owns 64 rows of Q and dO, multiplies them with all of K and V, writes their dQ, and
+// splits them as dK and dV want them, in their place; then it owns 64 keys. The arithmetic is `wgmma`'s (warpgroup.cuh), and
+// so are the bytes.
+// Why it is faster: each matrix is read once and written once, where `wgmma` reads and writes some 3 times as much; and while
+// one block of a multiprocessor waits for memory, another one multiplies.
+// What it costs: no biases; shared memory has room for 6 tiles of 64 rows, 13 where heads have up to 32 numbers; each head of Q needs
+// its own of K.
+//
+// Macros beyond those of warpgroup.cuh: ROW_TILES and KEY_TILES, of 64 rows, of a head; BLOCKS of a multiprocessor.
+#include "warpgroup.cuh"
+
+constexpr int GROUPS = THREADS / 128, TILES = ROW_TILES + KEY_TILES;
+static_assert(PASS == OWN, "a tile that is multiplied with is all of a record");
+static_assert(SHARED == TILES * 2 * OWN_TILE + 1024, "tiles start on 1024 bytes");
+
+// K and V of 64 keys, into a record.
+__device__ __forceinline__ void split_keys(const Backward &a, int b, int kv, int first, unsigned char *record,
+                                           Tail &tail, unsigned *scratch, int barrier) {
+    const int thread = threadIdx.x % 128;
+    const auto plain = [](int) { return 1.0f; };
+    const Taken of_K =
+        split_tile<128>(rows_of(a.K, a.k, b, kv), a.k.row, first, a.N, record, scratch, thread, barrier, plain);
+    const Taken of_V = split_tile<128>(rows_of(a.V, a.v, b, kv), a.v.row, first, a.N, record + OWN_TILE, scratch + 8,
+                                       thread, barrier, plain);
+    if (!(of_K.sum + of_V.sum < INFINITY_F)) note_not_finite(a, b, kv);
+    const bool zero = group_max<128>(of_V.sum, scratch + 16, thread, barrier) == 0;
+    if (thread != 0) return;
+    tail.first = of_K.exponent, tail.second = of_V.exponent, tail.dS = 0;
+    tail.largest = largest_of_scale(of_V.exponent, zero);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradients(const Backward a) {
+    extern __shared__ unsigned char unaligned[];
+    __shared__ __align__(16) Tail tails[TILES];  // those of queries, then those of keys
+    __shared__ float inverses[GROUPS][OWN];
+    __shared__ unsigned scratch[GROUPS][24];
+    unsigned char *const records = unaligned + (-shared_address(unaligned) & 1023);
+    const auto record = [&](int tile) { return records + tile * 2 * OWN_TILE; };
+    const auto numbers = [&](int tile) { return *reinterpret_cast<const int4 *>(&tails[tile].first); };
+    const int group = threadIdx.x / 128;
+    const Head head = head_of(a, blockIdx.x);
+
+#pragma unroll 1
+    for (int j = group; j < KEY_TILES; j += GROUPS)
+        split_keys(a, head.b, head.kv, j * OWN, record(ROW_TILES + j), tails[ROW_TILES + j], scratch[group], 1 + group);
+    fence_for_async();
+    __syncthreads();
+
+#pragma unroll 1
+    for (int i = group; i < ROW_TILES; i += GROUPS) {
+        const uint32_t Q = shared_address(record(i));
+        OfQueries rows(a, head, i * OWN, record(i));
+        fence_for_async();
+        named_sync(1 + group, 128);
+        const int end = keys_seen(a, min(i * OWN + OWN, a.M) - 1);  // of keys that some row sees
+#pragma unroll 1
+        for (int j = 0; j * OWN < end; ++j) {
+            const uint64_t K = descriptor(shared_address(record(ROW_TILES + j))), V = K + OWN_TILE / 16;
+            rows.multiply_with(a, Q, K, V, numbers(ROW_TILES + j), j * OWN);
+        }
+        named_sync(1 + group, 128);  // all have multiplied with the rows that are split once more
+        rows.finish(a, head, i * OWN, record(i), tails[i], inverses[group], scratch[group], 1 + group);
+    }
+    fence_for_async();
+    __syncthreads();
+
+#pragma unroll 1
+    for (int j = group; j < KEY_TILES; j += GROUPS) {
+        const uint32_t K = shared_address(record(ROW_TILES + j));
+        OfKeys keys = {j * OWN, tails[ROW_TILES + j].first, tails[ROW_TILES + j].second};
+#pragma unroll 1
+        for (int i = first_query(a, j * OWN) / OWN; i < ROW_TILES; ++i) {
+            const uint64_t Q = descriptor(shared_address(record(i))), dO = Q + OWN_TILE / 16;
+            keys.multiply_with(a, K, Q, dO, tails[i].above, tails[i].D, numbers(i), i * OWN);
+        }
+        keys.finish(a, head.b, head.kv, j * OWN);
+    }
+}

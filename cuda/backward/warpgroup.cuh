@@ -1,0 +1,464 @@
+// What a warpgroup does with tiles, in the kernels that multiply with wgmma: it splits 64 rows of two matrices, multiplies
+// rows of Q and dO with tiles of K and V (`OfQueries`: dQ), and keys with tiles of Q and dO (`OfKeys`: dK, dV). How tiles get
+// to shared memory is each kernel's own; the arithmetic is one, and so are the bytes.
+//
+// Each number is two fp16 halves, each product three (split.cuh). S and dP are products of tiles that lie in shared memory; P
+// and dS are split in registers, where the next products want them. One tile serves both: K-major to sum over columns,
+// MN-major to sum over rows. Scales ask for no look at dS: `OfQueries` bounds it by sums of P that it needs anyway, and hands
+// the bound to `OfKeys`. 1 / the sum of 2^(s - above), by which `OfKeys` would multiply each P, is a factor of dO, before that
+// is split.
+//
+// Macros beyond those of backward.cuh: PASS, rows of a tile that is multiplied with; TAIL, bytes.
+#pragma once
+#include "backward.cuh"
+#include "hopper.cuh"
+#include "split.cuh"
+
+static_assert(BIAS == 0, "they take no bias");
+constexpr int OWN = 64;  // rows of a warpgroup, and of a record
+static_assert(BC == OWN, "as the registry counts them");
+static_assert(PRODUCTS == 3 && D % 32 == 0 && D != 96 && D <= 128, "tiles of 32, 64 or 128 columns");
+static_assert(PASS == 64 || PASS == 32, "rows of a tile that is multiplied with");
+constexpr int OWN_TILE = split_bytes(OWN, D), PASS_TILE = split_bytes(PASS, D);
+constexpr int PANELS = 2 * D / 64;  // of 64 columns, hi and lo
+
+constexpr int CHUNKS = ceil_div(D, 64);  // of 64 columns of a sum; with D = 32, hi and lo side by side are 64
+constexpr int SUM = D < 64 ? 16 : 32;    // registers a chunk
+constexpr int SCORES = PASS / 2, STEPS = PASS / 16;
+constexpr float P_BIAS = 14, P_UNIT = 0x1p-14f;  // P, at most 1, is times 2^14
+constexpr float LEAST = 0x1p-30f;  // that a tile's sum of P counts for: smaller ones are nothing beside 2^14
+
+typedef float Scores[SCORES];
+typedef float Sum[CHUNKS][SUM];
+
+// Of 64 rows: two split tiles one after the other, and:
+struct Tail {
+    float above[OWN], D[OWN];  // of queries: what `OfKeys` needs of rows
+    int first, second;         // exponents of the tiles' scales
+    int dS;                    // of queries: the exponent that brings all dS of these rows just below fp16's end
+    float largest;             // of keys: no number of V is larger
+};
+static_assert(sizeof(Tail) == TAIL && TAIL % 16 == 0, "as the scratch has room for, and copies want");
+
+__device__ __forceinline__ float unit(int exponent) { return power_of_two(max(-126, min(127, -exponent))); }
+
+// ---- splitting 64 rows
+
+// A tile of 64 rows of a matrix, row i times factor(i), by a group of threads that meets at a barrier of its own; `scratch` is
+// two words a warp. `sum` is of the magnitudes that this thread has read.
+struct Taken {
+    int exponent;
+    float sum;
+};
+template <int GROUP, class Factor>
+__device__ __forceinline__ Taken split_tile(const float *matrix, long long stride, int first, int rows,
+                                            unsigned char *tile, unsigned *scratch, int thread, int barrier,
+                                            Factor factor) {
+    constexpr int PIECES = OWN * D / 8, EACH = PIECES / GROUP;
+    static_assert(PIECES % GROUP == 0, "as many pieces for each thread");
+    float x[EACH][8], sum = 0;
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        const int piece = e * GROUP + thread, row = piece / (D / 8), column = piece % (D / 8) * 8;
+        *reinterpret_cast<float4 *>(&x[e][0]) = load4(matrix, stride, first + row, column, rows);
+        *reinterpret_cast<float4 *>(&x[e][4]) = load4(matrix, stride, first + row, column + 4, rows);
+        const float by = factor(row);
+#pragma unroll
+        for (int c = 0; c < 8; ++c) sum += fabsf(x[e][c]), x[e][c] *= by;
+    }
+    const int s = group_scale<GROUP, EACH * 8>(&x[0][0], scratch, thread, barrier);
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        const int piece = e * GROUP + thread;
+        store_split<OWN, D>(tile, piece / (D / 8), piece % (D / 8) * 8, x[e], power_of_two(s));
+    }
+    return {s, sum};
+}
+
+// What of V bounds its numbers: none is larger.
+__device__ __forceinline__ float largest_of_scale(int exponent, bool zero) {
+    return zero ? 0 : ldexpf(1, 15 - exponent);
+}
+
+// ---- products of a warpgroup
+
+constexpr int K_STEPS = ceil_div(HEAD_DIM, 16);  // of S and dP: beyond HEAD_DIM all is zero
+
+// s = own tileᵀ, summed over columns, small products first; `own` is the address of a tile of 64 rows.
+__device__ __forceinline__ void multiply(Scores &s, uint32_t own, uint64_t tile) {
+    const uint64_t left = descriptor(again(own));  // again: else what describes each step is kept in a register
+    pin(s);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < K_STEPS; ++k)
+        wgmma(s, left + split_offset<OWN>(0, D + 16 * k) / 16, tile + split_offset<PASS>(0, 16 * k) / 16, k > 0);
+#pragma unroll
+    for (int k = 0; k < K_STEPS; ++k)
+        wgmma(s, left + split_offset<OWN>(0, 16 * k) / 16, tile + split_offset<PASS>(0, D + 16 * k) / 16, 1);
+#pragma unroll
+    for (int k = 0; k < K_STEPS; ++k)
+        wgmma(s, left + split_offset<OWN>(0, 16 * k) / 16, tile + split_offset<PASS>(0, 16 * k) / 16, 1);
+    wgmma_commit();
+}
+
+typedef uint32_t Operand[STEPS][4];
+constexpr int PANEL = PASS * 128 / 16,
+              STEP = 16 * 128 / 16;  // what a descriptor moves on by
+
+__device__ __forceinline__ void split(const Scores &s, Operand &hi, Operand &lo) {
+#pragma unroll
+    for (int x = 0; x < SCORES / 2; ++x) split(s[2 * x], s[2 * x + 1], hi[x / 4][x % 4], lo[x / 4][x % 4]);
+}
+
+// T = x tile, summed over rows, small products first: 64 columns of it; with D = 32, x hi and x lo side by side.
+__device__ __forceinline__ void issue_T(float (&T)[32], const Operand &hi, const Operand &lo, uint64_t tile,
+                                        int chunk) {
+    pin(T);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) wgmma_transposed(T, lo[k], tile + chunk * PANEL + k * STEP, k > 0);
+    if (D >= 64) {
+#pragma unroll
+        for (int k = 0; k < STEPS; ++k) wgmma_transposed(T, hi[k], tile + (PANELS / 2 + chunk) * PANEL + k * STEP, 1);
+    }
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) wgmma_transposed(T, hi[k], tile + chunk * PANEL + k * STEP, 1);
+    wgmma_commit();
+}
+
+// P_K += P tile by their hi alone, and inside of the tensor core, for it may be rough.
+__device__ __forceinline__ void issue_P_K(float (&P_K)[CHUNKS][32], const Operand &P, uint64_t tile) {
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) pin(P_K[c]);
+    wgmma_fence();
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+        for (int k = 0; k < STEPS; ++k) wgmma_transposed(P_K[c], P[k], tile + c * PANEL + k * STEP, 1);
+    wgmma_commit();
+}
+
+// sum += T, times `units` of rows g and g + 8.
+__device__ __forceinline__ void add_T(float (&sum)[SUM], const float (&T)[32], float unit, float unit8) {
+#pragma unroll
+    for (int x = 0; x < SUM; ++x) sum[x] = fmaf(D < 64 ? T[x] + T[x + 16] : T[x], x / 2 % 2 ? unit8 : unit, sum[x]);
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(~0u, x, 1);
+    return x + __shfl_xor_sync(~0u, x, 2);
+}
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+// This thread's columns of row g + 8r of a sum, times `factor`, to memory.
+__device__ __forceinline__ void write(float *row, const Sum &sum, int r, float factor) {
+#pragma unroll
+    for (int x = 0; x < CHUNKS * SUM / 4; ++x) {
+        const int column = 8 * x + threadIdx.x % 4 * 2, left = HEAD_DIM - column;
+        const float first = sum[x / (SUM / 4)][x % (SUM / 4) * 4 + 2 * r] * factor;
+        const float second = sum[x / (SUM / 4)][x % (SUM / 4) * 4 + 2 * r + 1] * factor;
+        if (ALIGNED) {
+            if (left > 0) *reinterpret_cast<float2 *>(row + column) = make_float2(first, second);
+        } else {
+            if (left > 0) row[column] = first;
+            if (left > 1) row[column + 1] = second;
+        }
+    }
+}
+
+template <bool VALUE>
+struct Flag {
+    static constexpr bool value = VALUE;
+};
+
+// A warpgroup's threads: its row g of 64, and 8 on; its columns 2t, 2t + 1 of each 8.
+__device__ __forceinline__ int row_of_thread() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
+
+// ---- dQ
+
+// Two exponents in a register.
+__device__ __forceinline__ int pack_exponents(int low, int high) { return high << 16 | (low & 0xffff); }
+
+// Of a row of a matrix what a lane of the quad has that splits it: of each 32 columns 8.
+struct Part {
+    float x[D / 32][8];
+    __device__ __forceinline__ static int column(int c) { return 32 * c + threadIdx.x % 4 * 8; }
+    __device__ __forceinline__ Part(const float *matrix, long long stride, int i, int rows) {
+#pragma unroll
+        for (int c = 0; c < D / 32; ++c)
+#pragma unroll
+            for (int e = 0; e < 8; e += 4)
+                *reinterpret_cast<float4 *>(&x[c][e]) = load4(matrix, stride, i, column(c) + e, rows);
+    }
+    __device__ __forceinline__ float dot(const Part &other) const {
+        float sum = 0;
+#pragma unroll
+        for (int c = 0; c < D / 32; ++c)
+#pragma unroll
+            for (int e = 0; e < 8; ++e) sum = fmaf(x[c][e], other.x[c][e], sum);
+        return quad_sum(sum);
+    }
+    __device__ __forceinline__ float magnitude() const {
+        float sum = 0;
+#pragma unroll
+        for (int c = 0; c < D / 32; ++c)
+#pragma unroll
+            for (int e = 0; e < 8; ++e) sum += fabsf(x[c][e]);
+        return quad_sum(sum);
+    }
+    // Into a split tile; returns the exponent of the row's scale.
+    __device__ __forceinline__ int store(unsigned char *tile, int row) {
+        const int s = scale_exponent(quad_max(largest_of<D / 4>(&x[0][0])));
+#pragma unroll
+        for (int c = 0; c < D / 32; ++c) store_split<OWN, D>(tile, row, column(c), x[c], power_of_two(s));
+        return s;
+    }
+};
+
+// 64 rows of Q and dO, which lie in two split tiles, each row with a scale of its own, and their dQ.
+struct OfQueries {
+    int own;           // the first of them
+    int exponents[2];  // of rows g and g + 8: of Q and dO; the LSE less P_BIAS, D, the sum of |dO|
+    float above[2], D_[2], reach[2];
+    float total[2] = {}, sum_ds[2] = {}, bound[2] = {};  // sums of P and of dS, and a bound of |dS|, times 2^P_BIAS
+    Sum dS_K = {};
+    float P_K[CHUNKS][32] = {};
+    int coarse = 126;  // P K is in units of 2^-coarse, and of P's
+
+    // Splits them into `tiles`.
+    __device__ __forceinline__ OfQueries(const Backward &a, Head head, int own, unsigned char *tiles) : own(own) {
+        const auto part = [&](const float *matrix, Strides by, int r) {
+            return Part(rows_of(matrix, by, head.b, head.h), by.row, own + row_of_thread() + 8 * r, a.M);
+        };
+        if (D <= 64) {  // both rows at once, for it is the way from memory that takes the time
+            Part q[2] = {part(a.Q, a.q, 0), part(a.Q, a.q, 1)}, d_o[2] = {part(a.dO, a.d_o, 0), part(a.dO, a.d_o, 1)};
+            const Part o[2] = {part(a.O, a.o, 0), part(a.O, a.o, 1)};
+            take(a, head, tiles, 0, q[0], d_o[0], o[0]);
+            take(a, head, tiles, 1, q[1], d_o[1], o[1]);
+        } else {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                Part q = part(a.Q, a.q, r), d_o = part(a.dO, a.d_o, r);
+                take(a, head, tiles, r, q, d_o, part(a.O, a.o, r));
+            }
+        }
+    }
+    __device__ __forceinline__ void take(const Backward &a, Head head, unsigned char *tiles, int r, Part &q, Part &d_o,
+                                         const Part &o) {
+        const int row = row_of_thread() + 8 * r, i = own + row;
+        D_[r] = d_o.dot(o);
+        reach[r] = d_o.magnitude();
+        exponents[r] = pack_exponents(q.store(tiles, row), d_o.store(tiles + OWN_TILE, row));
+        above[r] = INFINITY_F;
+        if (i >= a.M) return;
+        const float lse = a.lse[head.b * a.lse_at.batch + head.h * a.lse_at.head + i * a.lse_at.row];
+        D_[r] -= dlse_of(a, head, i);
+        above[r] = lse == NEG_INF ? INFINITY_F : lse * LOG2E;
+        Row &kept = row_of(a, head, i);  // for the kernel that computes what is not finite
+        if (threadIdx.x % 4 == 0) kept.above = above[r], kept.D = D_[r];
+        above[r] -= P_BIAS;
+    }
+
+    // With the keys from j0 on: descriptors of their tiles, whose `numbers` are the end of a Tail. Q is the address of these
+    // rows' tiles.
+    __device__ __forceinline__ void multiply_with(const Backward &a, uint32_t Q, uint64_t K, uint64_t V, int4 numbers,
+                                                  int j0) {
+        const int row = row_of_thread(), t = threadIdx.x % 4;
+        const int k_exponent = numbers.x, v_exponent = numbers.y;
+        Scores p, ds;
+        multiply(p, Q, K);
+        multiply(ds, Q + OWN_TILE, V);
+        float unit_dP[2], unit_D[2], back[2];
+        Operand hi, lo, P;
+        wgmma_wait<1>();
+        pin(p);
+        const auto exponentials = [&](auto masked) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int seen = keys_seen(a, own + row + 8 * r) - j0 - 2 * t;
+                const float factor = unit(short(exponents[r]) + k_exponent) * (a.scale * LOG2E);
+                float sum = 0;
+#pragma unroll
+                for (int x = 0; x < SCORES / 2; ++x) {
+                    float &p_ = p[x / 2 * 4 + 2 * r + x % 2];
+                    p_ = exp2_fast(fmaf(p_, factor, -above[r]));
+                    if (masked.value && x / 2 * 8 + x % 2 >= seen) p_ = 0;
+                    sum += p_;
+                }
+                sum = quad_sum(sum);
+                total[r] += sum;
+                const float largest = fmaxf(sum, LEAST) * fmaf(reach[r], __int_as_float(numbers.w), fabsf(D_[r]));
+                bound[r] = fmaxf(bound[r], largest);
+                const int s = max(-126, scale_exponent(largest));
+                unit_dP[r] = unit((exponents[r] >> 16) + v_exponent - s), unit_D[r] = D_[r] * power_of_two(s);
+                back[r] = unit(s);
+            }
+        };
+        if (j0 + PASS > keys_seen(a, own)) exponentials(Flag<true>());
+        else exponentials(Flag<false>());
+        if (k_exponent < coarse) {  // a unit that is as large as this tile asks for, and for good
+            const float less = k_exponent - coarse < -126 ? 0 : power_of_two(k_exponent - coarse);
+            coarse = k_exponent;
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+                for (int x = 0; x < 32; ++x) P_K[c][x] *= less;
+        }
+        const float less = coarse - k_exponent < -24 ? 0 : power_of_two(coarse - k_exponent);
+        const unsigned half_less = pack(less, less);
+#pragma unroll
+        for (int x = 0; x < SCORES / 2; ++x)
+            asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(P[x / 4][x % 4]) : "r"(pack(p[2 * x], p[2 * x + 1])), "r"(half_less));
+        wgmma_wait<0>();
+        pin(ds);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float sum = 0;
+#pragma unroll
+            for (int x = 0; x < SCORES / 2; ++x) {
+                float &ds_ = ds[x / 2 * 4 + 2 * r + x % 2];
+                ds_ = p[x / 2 * 4 + 2 * r + x % 2] * fmaf(ds_, unit_dP[r], -unit_D[r]);
+                sum += ds_;
+            }
+            sum_ds[r] = fmaf(sum, back[r], sum_ds[r]);
+            back[r] *= unit(k_exponent);
+        }
+        split(ds, hi, lo);
+        float T[32];
+        issue_T(T, hi, lo, K, 0);
+        issue_P_K(P_K, P, K);
+        wgmma_wait<1>();
+        pin(T);
+        add_T(dS_K[0], T, back[0], back[1]);
+#pragma unroll
+        for (int c = 1; c < CHUNKS; ++c) {
+            issue_T(T, hi, lo, K, c);
+            wgmma_wait<0>();
+            pin(T);
+            add_T(dS_K[c], T, back[0], back[1]);
+        }
+        wgmma_wait<0>();
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) pin(P_K[c]);
+    }
+
+    // Writes dQ; then splits the rows once more, as `OfKeys` wants them, into `record`, with `tail`. `scratch` is 24 words.
+    __device__ __forceinline__ void finish(const Backward &a, Head head, int own, unsigned char *record, Tail &tail,
+                                           float *inverses, unsigned *scratch, int barrier) {
+        const int row = row_of_thread(), t = threadIdx.x % 4, thread = threadIdx.x % 128;
+        float mended[2] = {}, inverse[2] = {}, largest = 0;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int i = own + row + 8 * r;
+            sum_ds[r] = quad_sum(sum_ds[r]);
+            if (i >= a.M) continue;
+            const Found found(a, head, i, above[r], total[r] * P_UNIT, sum_ds[r] * P_UNIT);
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+                for (int x = 0; x < SUM / 2; ++x) {
+                    const int y = x / 2 * 4 + 2 * r + x % 2;
+                    const float of_tile = dS_K[c][y] - found.error * (P_K[c][y] * unit(coarse));
+                    dS_K[c][y] = found.inverse == 0 ? 0 : of_tile;
+                }
+            write(rows_of(a.dQ, a.dq, head.b, head.h) + i * a.dq.row, dS_K, r, a.scale * found.inverse * P_UNIT);
+            inverse[r] = found.inverse, mended[r] = (D_[r] + found.error) * found.inverse;
+            largest = fmaxf(largest, bound[r] * found.inverse);
+        }
+        if (t == 0) inverses[row] = inverse[0], inverses[row + 8] = inverse[1];
+        const int s = scale_exponent(group_max<128>(largest, scratch, thread, barrier));
+        const Taken of_Q = split_tile<128>(rows_of(a.Q, a.q, head.b, head.h), a.q.row, own, a.M, record, scratch + 8,
+                                           thread, barrier, [](int) { return 1.0f; });
+        const Taken of_dO =
+            split_tile<128>(rows_of(a.dO, a.d_o, head.b, head.h), a.d_o.row, own, a.M, record + OWN_TILE, scratch + 16,
+                            thread, barrier, [&](int i) { return inverses[i]; });
+        if (!(of_Q.sum + of_dO.sum < INFINITY_F)) note_not_finite(a, head.b, head.kv);
+        if (thread == 0) tail.first = of_Q.exponent, tail.second = of_dO.exponent, tail.dS = s, tail.largest = 0;
+        if (t != 0) return;
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            tail.above[row + 8 * r] = above[r], tail.D[row + 8 * r] = mended[r] * power_of_two(max(-126, s));
+    }
+};
+
+// ---- dK, dV
+
+// 64 keys: their dK and dV.
+struct OfKeys {
+    int own;                     // the first of them
+    int k_exponent, v_exponent;  // of their tiles
+    Sum dK = {}, dV = {};
+
+    // With the queries from i0 on: descriptors of their tiles, and what there is of them in shared memory. K is the address of
+    // these keys' tiles.
+    __device__ __forceinline__ void multiply_with(const Backward &a, uint32_t K, uint64_t Q, uint64_t dO,
+                                                  const float *above, const float *mended, int4 numbers, int i0) {
+        const int row = row_of_thread(), t = threadIdx.x % 4;
+        Scores p, ds;
+        multiply(p, K, Q);
+        multiply(ds, K + OWN_TILE, dO);
+        const int q_exponent = numbers.x, do_exponent = numbers.y, s = numbers.z;
+        const float factor = unit(k_exponent + q_exponent) * (a.scale * LOG2E);
+        const float dP_unit = unit(v_exponent + do_exponent - s);
+        const float dV_unit = unit(do_exponent) * P_UNIT;
+        const float dK_unit = unit(q_exponent) * unit(s) * P_UNIT;
+        wgmma_wait<1>();
+        pin(p);
+        const auto exponentials = [&](auto masked) {
+#pragma unroll
+            for (int x = 0; x < SCORES / 4; ++x) {
+                const float2 above_ = *reinterpret_cast<const float2 *>(&above[8 * x + 2 * t]);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    float &p_ = p[4 * x + e];
+                    p_ = exp2_fast(fmaf(p_, factor, e % 2 ? -above_.y : -above_.x));
+                    const int i = i0 + 8 * x + 2 * t + e % 2, key = own + row + e / 2 * 8;
+                    if (masked.value && key > i + a.q_start) p_ = 0;
+                }
+            }
+        };
+        if (CAUSAL && own + OWN - 1 > i0 + a.q_start) exponentials(Flag<true>());
+        else exponentials(Flag<false>());
+        Operand P_hi, P_lo, dS_hi, dS_lo;
+        float T[32];
+        split(p, P_hi, P_lo);
+        issue_T(T, P_hi, P_lo, dO, 0);
+        wgmma_wait<1>();
+        pin(ds);
+#pragma unroll
+        for (int x = 0; x < SCORES / 4; ++x) {
+            const float2 D_ = *reinterpret_cast<const float2 *>(&mended[8 * x + 2 * t]);
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                ds[4 * x + e] = p[4 * x + e] * fmaf(ds[4 * x + e], dP_unit, e % 2 ? -D_.y : -D_.x);
+        }
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            if (c == CHUNKS - 1) split(ds, dS_hi, dS_lo);
+            wgmma_wait<0>();
+            pin(T);
+            add_T(dV[c], T, dV_unit, dV_unit);
+            if (c < CHUNKS - 1) issue_T(T, P_hi, P_lo, dO, c + 1);
+        }
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            issue_T(T, dS_hi, dS_lo, Q, c);
+            wgmma_wait<0>();
+            pin(T);
+            add_T(dK[c], T, dK_unit, dK_unit);
+        }
+    }
+
+    __device__ __forceinline__ void finish(const Backward &a, int b, int kv, int own) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int key = own + row_of_thread() + 8 * r;
+            if (key >= a.N) continue;
+            write(rows_of(a.dK, a.dk, b, kv) + key * a.dk.row, dK, r, a.scale);
+            write(rows_of(a.dV, a.dv, b, kv) + key * a.dv.row, dV, r, 1);
+        }
+    }
+};
