@@ -82,6 +82,7 @@ CASES = {
     "chunks of keys, more of them than blocks": Case(B=1, H=40, Hkv=1, M=600, N=1100, d=32),
     "chunks of keys, heads of 128": Case(B=1, H=1, Hkv=1, M=600, N=1100, d=128),
     "chunks of keys, heads of 256": Case(B=1, H=2, Hkv=1, M=100, N=1100, d=256, lse=True),
+    "chunks of keys, clusters": Case("fused", B=1, H=1, Hkv=1, M=600, N=1100, lse=True),
     "chunks of keys, NaN": Case(B=1, M=200, N=1100, spoilt="v"),
     "more heads than multiprocessors": Case(B=33, H=8, M=70, N=130, d=32),
     "one query, one key": Case(M=1, N=1, lse=True),

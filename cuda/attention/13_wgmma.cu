@@ -52,12 +52,13 @@ __device__ __forceinline__ void copy_tiles(const Attention &a, unsigned char *K_
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(const Attention a) {
     extern __shared__ unsigned char unaligned[];
     __shared__ uint64_t K_full[STAGES], K_free[STAGES], V_full[STAGES], V_free[STAGES];
     __shared__ int4 K_exponent[STAGES], V_exponent[STAGES];
     __shared__ int message[WARPGROUPS];
     __shared__ Part current[WARPGROUPS];  // what each warpgroup is doing
+    __shared__ uint64_t arrivals[4];      // of the rows of each warp that a block of a cluster has
     unsigned char *const Q_tiles = unaligned + (-shared_address(unaligned) & 1023);
     unsigned char *const K_tiles = Q_tiles + WARPGROUPS * Q_TILE, *const V_tiles = K_tiles + STAGES * K_TILE;
     unsigned char *const parked = V_tiles + STAGES * V_TILE;
@@ -68,9 +69,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
             barrier_init(&K_full[s], 1), barrier_init(&V_full[s], 1);
             barrier_init(&K_free[s], 4 * WARPGROUPS), barrier_init(&V_free[s], 4 * WARPGROUPS);  // each warp for itself
         }
+        for (int warp = 0; CLUSTER > 1 && warp < 4; ++warp)
+            barrier_init(&arrivals[warp], CLUSTER - (warp % CLUSTER == 0));  // the first block sends itself nothing
         barrier_init_done();
     }
-    __syncthreads();
+    if (CLUSTER > 1) cluster_sync();
+    else __syncthreads();
     let_next_launch_begin();
 
     if (threadIdx.x < 128) {
@@ -104,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
             current[group] = part;
         }
         named_sync(q_barrier, 128);
-        const Chunks chunks = {a,         current[group],     &message[group],        group,
+        const Chunks chunks = {a,         current[group],     &message[group],        arrivals,  group,
                                q_barrier, part.first_tile(a), part.end_tile(a, here), part.first};
         consumer.attend(a, here, Q_desc, s, factor_exponent, chunks);
         if (SPLIT)

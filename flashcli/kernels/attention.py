@@ -185,8 +185,17 @@ def _shared_out(problem: Problem, Bc: int, stages: int) -> Tiling:
     if not problem.in_place:
         Br = 128 if problem.d <= 128 else 64
         return _wgmma_tiling(problem, Br, Bc, stages, int(Br > 64))
-    Br, spread = chunks.best(problem, Bc)
-    return _wgmma_tiling(problem, Br, Bc, stages, int(Br > 64), chunks.chunks(problem, Bc), spread)
+    sharing = chunks.best(problem, Bc)
+    tiling = _wgmma_tiling(problem, sharing.Br, Bc, stages, int(sharing.Br > 64))
+    return _with_chunks(tiling, problem, sharing) if chunks.chunks(problem, Bc) > 1 else tiling
+
+
+def _with_chunks(tiling: Tiling, problem: Problem, sharing: chunks.Sharing) -> Tiling:
+    cluster, parked = chunks.cluster(problem, tiling.Bc, sharing), tiling.Br // 64 * _slot_bytes(problem)
+    spread, fits = sharing.spread and cluster == 1, tiling.shared + parked <= HOPPER_SHARED - STATIC
+    park = fits and not spread and problem.d <= 128  # longer heads keep all their slots
+    macros = ("SPLIT", 1), ("SPREAD", int(spread)), ("PARK_SHARED", int(park)), ("CLUSTER", cluster)
+    return tiling._replace(shared=tiling.shared + parked * park, macros=tiling.macros + macros)
 
 
 def _is_best(sharing: chunks.Sharing, Bc: int, problem: Problem) -> bool:
@@ -200,20 +209,11 @@ def _rounds(Br: int, problem: Problem) -> int:
     return ceil_div(problem.B * ceil_div(problem.M, Br), problem.sms)
 
 
-def _wgmma_tiling(
-    problem: Problem, Br: int, Bc: int, stages: int, pingpong: int = 0, chunk_count: int = 1, spread: bool = False
-) -> Tiling:
+def _wgmma_tiling(problem: Problem, Br: int, Bc: int, stages: int, pingpong: int = 0) -> Tiling:
     Q = Br // 64 * _split_bytes(64, _padded(problem.d), problem.products)
     threads = 128 + 2 * Br  # a warpgroup that copies, and one for each 64 rows
     shared = Q + stages * _tile_bytes(Bc, problem) + ALIGNMENT
-    macros: tuple[tuple[str, int], ...] = (("STAGES", stages), ("PINGPONG", pingpong))
-    if chunk_count > 1:
-        parked = Br // 64 * _slot_bytes(problem)
-        fits = shared + parked <= HOPPER_SHARED - STATIC
-        park = fits and not spread and problem.d <= 128  # longer heads keep all their slots
-        macros += (("SPLIT", 1), ("SPREAD", int(spread)), ("PARK_SHARED", int(park)))
-        shared += parked * park
-    return Tiling(Br, Bc, threads, shared, macros)
+    return Tiling(Br, Bc, threads, shared, (("STAGES", stages), ("PINGPONG", pingpong)))
 
 
 def _block_per_multiprocessor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
@@ -233,11 +233,12 @@ def _is_spread(tiling: Tiling) -> bool:
 
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     """The same, or with a share of all chunks; but causal, a block for each row tile or each chunk of one, so that the
-    hardware balances long rows and short ones."""
-    if not _is_spread(tiling):
+    hardware balances long rows and short ones. In clusters, each has a row tile."""
+    cluster = dict(tiling.macros).get("CLUSTER", 1)
+    if not _is_spread(tiling) and cluster == 1:
         return (block_per_row_tile if problem.causal else _block_per_multiprocessor)(tiling, problem)
     pieces = problem.B * ceil_div(problem.M, tiling.Br) * chunks.chunks(problem, tiling.Bc)
-    grid = pieces if problem.causal else min(pieces, problem.sms)
+    grid = pieces if problem.causal or cluster > 1 else min(pieces, problem.sms)
     return (Launch("attention", grid, tiling.threads, tiling.shared),)
 
 

@@ -357,6 +357,10 @@ CHUNKED = [  # keys in chunks, shared by blocks or not
         (500, 192, False), (500, 192, True),
     ]
 ]  # fmt: skip
+CLUSTERED = [  # of four blocks, and of three
+    Problem(1, N, N, d, in_place=True, lse=True, batch_invariant=True)
+    for N, d in [(1024, 64), (1040, 32), (1500, 96), (1100, 128)]
+]
 
 
 def builds(kernel: Kernel) -> list[tuple[Build, str]]:
@@ -384,7 +388,7 @@ def builds(kernel: Kernel) -> list[tuple[Build, str]]:
         build = Build(kernel, PROBLEM._replace(precision="fp16", d=d))
         chosen[f"fp16 {d}"] = build, archs[-1]
     if kernel.name == "wgmma":
-        for problem in CHUNKED if THOROUGH else CHUNKED[:2]:
+        for problem in [*CHUNKED, *CLUSTERED] if THOROUGH else [*CHUNKED[:2], *CLUSTERED[:2]]:
             chosen[f"chunks {problem}"] = Build(kernel, problem), "sm_90a"
         for d, bias in [(96, "bool"), (64, "float32"), (72, "float32"), (128, "bool")][: 4 if THOROUGH else 1]:
             problem = Problem(200, 128, 128, d, True, in_place=True, bias=bias)

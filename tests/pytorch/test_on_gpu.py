@@ -203,6 +203,7 @@ def test_twins_give_the_same_bytes(rows, head, causal):
 
 CHUNKED = {  # M, N, d, options: keys are cut into chunks
     "square": (1024, 1024, 64, {}),
+    "ragged": (900, 1700, 64, {}),
     "causal": (1100, 1100, 64, {"causal": True}),
     "a long cache": (200, 2500, 64, {"causal": True, "q_start": 2300}),
     "one query": (1, 5000, 64, {}),
