@@ -1,10 +1,11 @@
 """Attention on arrays where they lie, for compute-sanitizer: many small cases in one process that imports no PyTorch.
 
-Usage: python tests/sanitize_arrays.py [KERNEL]
+Usage: python tests/sanitize_arrays.py [KERNEL [TEXT]]
 
 Each array has memory of its own, exactly as long as it is, so that memcheck sees what reads beyond; gaps between rows
-hold NaN. The answers are compared with float64. Without a KERNEL it takes all that run on this GPU; in any case it
-compiles all it needs first, on all cores, so that a run without the tool leaves a cache for those under it.
+hold NaN. The answers are compared with float64. Without a KERNEL it takes all that run on this GPU, with a TEXT the
+cases that have it in their names; in any case it compiles all it needs first, on all cores, so that a run without the
+tool leaves a cache for those under it.
 """
 
 from __future__ import annotations
@@ -271,9 +272,9 @@ def get(array: np.ndarray, address: int) -> None:
     ask(bindings().cuMemcpyDtoH, array.ctypes.data, address, array.nbytes)
 
 
-def main(kernels: list[str]) -> int:
-    place = place_of_device(0)
-    cases = [(kernel, name) for kernel in kernels or STRIDED for name in taken(place, kernel)]
+def main(arguments: list[str]) -> int:
+    place, text = place_of_device(0), " ".join(arguments[1:])
+    cases = [(kernel, name) for kernel in arguments[:1] or STRIDED for name in taken(place, kernel) if text in name]
     compile_all(place, cases)
     return sanitizing.run(cases, lambda kernel, name: check(place, kernel, CASES[name]))
 
