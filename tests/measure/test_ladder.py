@@ -273,3 +273,9 @@ def test_a_document_shows_a_ladder(tmp_path):
     document.write_text("before\n<!-- ladder: x.json -->\nold\n<!-- end -->\nafter\n")
     table = records.VIEWS["ladder"]([ROW])
     assert records.refreshed(document) == (f"before\n<!-- ladder: x.json -->\n{table}\nGPU 1\n<!-- end -->\nafter\n")
+
+
+def test_a_table_whose_record_is_not_there_yet_stays_as_it_is(tmp_path):
+    document = tmp_path / "page.md"
+    document.write_text("<!-- ladder: missing.json -->\nby hand\n<!-- end -->\n")
+    assert records.refreshed(document) == document.read_text()
