@@ -76,6 +76,7 @@ CASES = {
     "heads of 96, fused": Case("fused", d=96),
     "heads of 200, causal": Case(d=200, causal=True, lse=True),
     "heads of 256, fused": Case("fused", d=256),
+    "heads of 160, more of them than multiprocessors": Case(B=35, M=70, N=130, d=160),
     "many keys": Case(M=33, N=700, lse=True),
     "many keys, causal": Case("fused", M=333, N=700, q_start=300, causal=True),
     "chunks of keys": Case(B=1, H=3, Hkv=1, M=200, N=1100, lse=True),
@@ -84,6 +85,8 @@ CASES = {
     "chunks of keys, heads of 128": Case(B=1, H=1, Hkv=1, M=600, N=1100, d=128),
     "chunks of keys, heads of 256": Case(B=1, H=2, Hkv=1, M=100, N=1100, d=256, lse=True),
     "chunks of keys, clusters": Case("fused", B=1, H=1, Hkv=1, M=600, N=1100, lse=True),
+    "chunks of keys, heads of 160": Case(B=1, H=20, Hkv=1, M=128, N=1100, d=160, lse=True),
+    "chunks of keys, heads of 160, more of them than blocks": Case(B=1, H=140, Hkv=1, M=70, N=1100, d=160),
     "chunks of keys, NaN": Case(B=1, M=200, N=1100, spoilt="v"),
     "more heads than multiprocessors": Case(B=33, H=8, M=70, N=130, d=32),
     "one query, one key": Case(M=1, N=1, lse=True),
@@ -97,6 +100,7 @@ CASES = {
     "bias, odd, causal": Case("odd", bias=(M, N), causal=True, lse=True),
     "bias, heads of 32": Case(d=32, bias=(B, H, M, N)),
     "bias, heads of 128": Case(d=128, bias=(B, H, M, N)),
+    "bias, heads of 256": Case(d=256, bias=(B, H, M, N)),
     "mask": Case(d=32, bias=(B, H, M, N), mask=True, lse=True),
     "mask of keys": Case(bias=(B, 1, 1, N), mask=True),
     "mask of queries": Case(bias=(H, M, 1), mask=True, lse=True),
@@ -106,6 +110,7 @@ CASES = {
     "NaN with a mask": Case(d=32, spoilt="k", bias=(B, 1, 1, N), mask=True, lse=True),
     "NaN, notes that are not whole fours": Case(B=3, H=1, Hkv=1, M=71, spoilt="q"),
     "fp16": Case("fused", precision="fp16"),
+    "fp16, heads of 192": Case(d=192, precision="fp16"),
     "bytes that depend on the batch": Case(batch_invariant=False),
 }
 

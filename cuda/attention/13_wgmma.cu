@@ -2,73 +2,99 @@
 //
 // What changed: the matrix products run on wgmma, three fp16 products for one in fp32 (split.cuh). `prepare` writes K and
 // V once as scaled, split, swizzled tiles. In `attention` one warpgroup only copies tiles to shared memory; each of the
-// other BR / 64 owns 64 rows of Q and O, and overlaps its exponentials with its products (warpgroup.cuh).
+// other BR / 64 owns 64 rows of Q and O, and overlaps its exponentials with its products (warpgroup.cuh). Heads of more
+// than 128 numbers have too much of both for that (long.cuh).
 // Why it is faster: wgmma reads its operands from shared memory by itself, at twice the rate of mma.sync; and nothing waits
-// for copies, which run ahead by STAGES tiles.
+// for copies, which run ahead by STAGES tiles, or panels of them.
 // What it costs: three times the products, hi and lo of K and V in memory (as many bytes as fp32), and a pre-pass.
 //
 // Where row tiles are fewer than multiprocessors, or do not go round evenly, several blocks share one (chunks.cuh).
 //
 // Launches: `prepare`, then `attention` with any number of blocks.
 #include "chunks.cuh"
+#include "long.cuh"
 
 static_assert(THREADS == 128 * (1 + WARPGROUPS), "one warpgroup copies");
 // An SM has 512 registers for each of 128 threads.
 constexpr int PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24, CONSUMER_REGISTERS = WARPGROUPS == 3 ? 160 : 240;
 constexpr bool MOVE_REGISTERS = WARPGROUPS > 1;  // else 256 threads have all they can address
 
-constexpr int NEEDED = WARPGROUPS * Q_TILE + STAGES * (K_TILE + V_TILE) + PARKED;
-static_assert(SHARED == NEEDED + 1024, "tiles start on 1024 bytes");
-static_assert(SHARED + 1024 <= 227 * 1024, "tiles must fit shared memory");
 static_assert(K_TILE % 1024 == 0 && V_TILE % 1024 == 0 && Q_TILE % 1024 == 0, "the swizzle repeats every 1024 bytes");
 
-// The producer: one thread keeps both rings full. Its warp goes along, so that branches are the same for all lanes.
-__device__ __forceinline__ void copy_tiles(const Attention &a, unsigned char *K_tiles, unsigned char *V_tiles,
-                                           const Rings &rings, int4 *K_exponent, int4 *V_exponent) {
+// Whole tiles in shared memory, first all of K's: rings of them, and the exponents of their scales.
+struct Tiles {
+    static constexpr int BYTES = STAGES * (K_TILE + V_TILE);
+    uint64_t *const K_full, *const K_free, *const V_full, *const V_free;
+    int4 *const K_exponent, *const V_exponent;
+
+    static __device__ __forceinline__ Tiles here() {
+        __shared__ uint64_t K_full[STAGES], K_free[STAGES], V_full[STAGES], V_free[STAGES];
+        __shared__ int4 K_exponent[STAGES], V_exponent[STAGES];
+        return {K_full, K_free, V_full, V_free, K_exponent, V_exponent};
+    }
+
+    __device__ __forceinline__ void init() const {
+        for (int s = 0; s < STAGES; ++s) {
+            barrier_init(&K_full[s], 1), barrier_init(&V_full[s], 1);
+            barrier_init(&K_free[s], 4 * WARPGROUPS), barrier_init(&V_free[s], 4 * WARPGROUPS);  // each warp for itself
+        }
+    }
+
+    // Tile t, of those of all heads, by a warp: its lane 0 copies.
+    __device__ __forceinline__ void copy_tile(Ring &ring, unsigned char *tiles, const Attention &a, int t) const {
+        const unsigned char *const from = a.workspace + (long long)t * (K_TILE + V_TILE);
+        const int4 *const exponents = tile_exponents(a) + 2ll * t;
+        wait(&K_free[ring.stage], ring.parity ^ 1);
+        if (threadIdx.x == 0) {
+            arrive_expecting(&K_full[ring.stage], K_TILE + 16);
+            bulk_copy(shared_address(tiles + ring.stage * K_TILE), from, K_TILE, &K_full[ring.stage]);
+            bulk_copy(shared_address(&K_exponent[ring.stage]), exponents, 16, &K_full[ring.stage]);
+        }
+
+        wait(&V_free[ring.stage], ring.parity ^ 1);
+        if (threadIdx.x == 0) {
+            arrive_expecting(&V_full[ring.stage], V_TILE + 16);
+            bulk_copy(shared_address(tiles + STAGES * K_TILE + ring.stage * V_TILE), from + K_TILE, V_TILE,
+                      &V_full[ring.stage]);
+            bulk_copy(shared_address(&V_exponent[ring.stage]), exponents + 1, 16, &V_full[ring.stage]);
+        }
+        ring.next();
+    }
+
+    __device__ __forceinline__ Consumer<K_TILE, V_TILE> consumer(unsigned char *tiles, int group) const {
+        const Rings rings = {K_full, K_free, V_full, V_free, K_exponent, V_exponent};
+        return {rings, tiles, tiles + STAGES * K_TILE, group};
+    }
+};
+using Source = Choose<IS_LONG, Panels, Tiles>::Type;
+
+static_assert(SHARED == WARPGROUPS * Q_TILE + Source::BYTES + PARKED + 1024, "tiles start on 1024 bytes");
+static_assert(SHARED + 1024 <= 227 * 1024, "tiles must fit shared memory");
+
+// The producer: one thread keeps the rings full. Its warp goes along, so that branches are the same for all lanes.
+__device__ __forceinline__ void copy_tiles(const Attention &a, Source &source, unsigned char *tiles) {
     Ring ring;
     Part part;
     for (part.next = first_piece(a); part.find(a);) {
         const Work here(part.row_tile, a);
         const int before = (here.head.b * a.Hkv + here.head.kv) * ceil_div(a.N, BC);  // tiles of other heads
 #pragma unroll 1
-        for (int t = before + part.first_tile(a), end = before + part.end_tile(a, here); t < end; ++t, ring.next()) {
-            const unsigned char *const from = a.workspace + (long long)t * (K_TILE + V_TILE);
-            const int4 *const exponents = tile_exponents(a) + 2ll * t;
-            wait(&rings.K_free[ring.stage], ring.parity ^ 1);
-            if (threadIdx.x == 0) {
-                arrive_expecting(&rings.K_full[ring.stage], K_TILE + 16);
-                bulk_copy(shared_address(K_tiles + ring.stage * K_TILE), from, K_TILE, &rings.K_full[ring.stage]);
-                bulk_copy(shared_address(&K_exponent[ring.stage]), exponents, 16, &rings.K_full[ring.stage]);
-            }
-
-            wait(&rings.V_free[ring.stage], ring.parity ^ 1);
-            if (threadIdx.x == 0) {
-                arrive_expecting(&rings.V_full[ring.stage], V_TILE + 16);
-                bulk_copy(shared_address(V_tiles + ring.stage * V_TILE), from + K_TILE, V_TILE,
-                          &rings.V_full[ring.stage]);
-                bulk_copy(shared_address(&V_exponent[ring.stage]), exponents + 1, 16, &rings.V_full[ring.stage]);
-            }
-        }
+        for (int t = before + part.first_tile(a), end = before + part.end_tile(a, here); t < end; ++t)
+            source.copy_tile(ring, tiles, a, t);
     }
 }
 
 extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(const Attention a) {
     extern __shared__ unsigned char unaligned[];
-    __shared__ uint64_t K_full[STAGES], K_free[STAGES], V_full[STAGES], V_free[STAGES];
-    __shared__ int4 K_exponent[STAGES], V_exponent[STAGES];
+    auto &&source = Source::here();
     __shared__ int message[WARPGROUPS];
     __shared__ Part current[WARPGROUPS];  // what each warpgroup is doing
     __shared__ uint64_t arrivals[4];      // of the rows of each warp that a block of a cluster has
     unsigned char *const Q_tiles = unaligned + (-shared_address(unaligned) & 1023);
-    unsigned char *const K_tiles = Q_tiles + WARPGROUPS * Q_TILE, *const V_tiles = K_tiles + STAGES * K_TILE;
-    unsigned char *const parked = V_tiles + STAGES * V_TILE;
-    const Rings rings = {K_full, K_free, V_full, V_free, K_exponent, V_exponent};
+    unsigned char *const tiles = Q_tiles + WARPGROUPS * Q_TILE, *const parked = tiles + Source::BYTES;
 
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; ++s) {
-            barrier_init(&K_full[s], 1), barrier_init(&V_full[s], 1);
-            barrier_init(&K_free[s], 4 * WARPGROUPS), barrier_init(&V_free[s], 4 * WARPGROUPS);  // each warp for itself
-        }
+        source.init();
         for (int warp = 0; CLUSTER > 1 && warp < 4; ++warp)
             barrier_init(&arrivals[warp], CLUSTER - (warp % CLUSTER == 0));  // the first block sends itself nothing
         barrier_init_done();
@@ -80,14 +106,14 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
     if (threadIdx.x < 128) {
         if (MOVE_REGISTERS) registers_down<PRODUCER_REGISTERS>();
         await_launch_before();
-        if (uniform(threadIdx.x / 32) == 0) copy_tiles(a, K_tiles, V_tiles, rings, K_exponent, V_exponent);
+        if (uniform(threadIdx.x / 32) == 0) copy_tiles(a, source, tiles);
         return;
     }
     if (MOVE_REGISTERS) registers_up<CONSUMER_REGISTERS>();
     // With a bias, to know that all lanes have the same costs registers, instead of saving them.
     const int number = BIAS ? threadIdx.x / 128 : uniform(threadIdx.x / 128);
     const int group = WARPGROUPS == 1 ? 0 : number - 1, q_barrier = 1 + group;
-    Consumer<K_TILE, V_TILE> consumer(rings, K_tiles, V_tiles, group);
+    auto consumer = source.consumer(tiles, group);
     unsigned char *const Q_tile = Q_tiles + group * Q_TILE;
     const uint64_t Q_desc = descriptor(shared_address(Q_tile));
 

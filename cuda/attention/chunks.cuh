@@ -101,9 +101,9 @@ struct Part {
     }
 };
 
-// A block that has all chunks of each of its row tiles merges them as they end, if there are registers: a single slot, in
-// shared memory if there is room.
-constexpr bool FOLDS = SPLIT && !SPREAD && T_CHUNKS == 1;
+// A block that has all chunks of each of its row tiles merges them as they end: a single slot, in shared memory if there is
+// room.
+constexpr bool FOLDS = SPLIT && !SPREAD;
 constexpr int PARKED = FOLDS && PARK_SHARED ? WARPGROUPS * SLOT_BYTES : 0;
 
 // Where a warpgroup has its slots for a part. SPREAD: each row tile has a set of them; or, if that were more, each block has
@@ -201,7 +201,7 @@ struct Chunks {
     }
 
     // What is in a slot, or as much of it as there are registers for.
-    static constexpr int HELD = SLOT_NUMBERS <= 16 ? SLOT_NUMBERS : 4;
+    static constexpr int HELD = SLOT_NUMBERS <= 16 ? SLOT_NUMBERS : 8;
     struct Held {
         float4 O[HELD], state;
         Unit unit;

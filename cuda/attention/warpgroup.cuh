@@ -1,5 +1,6 @@
 // Attention on Hopper's warpgroups (sm_90a): what the kernels share in which some warpgroups bring tiles of K and V to
-// shared memory and each of the other BR / 64 owns 64 rows of Q and O. How tiles get there is each kernel's own.
+// shared memory and each of the other BR / 64 owns 64 rows of Q and O. How tiles get there is each kernel's own. Long heads
+// have another loop over tiles (long.cuh).
 //
 // While the tensor cores do a warpgroup's O += P V of the tile before, it takes the exponentials of the present one, and
 // the products of its neighbour fill the gaps.
@@ -20,7 +21,9 @@
 constexpr int WARPGROUPS = BR / 64;
 static_assert(BR % 64 == 0, "a warpgroup that multiplies has 64 rows");
 
-constexpr int T_COLUMNS = D <= 128 ? D : 64, T_CHUNKS = D / T_COLUMNS;  // T = P V of one tile, some columns at a time
+constexpr bool IS_LONG = D > 128;  // heads
+constexpr int T_COLUMNS = D <= 128 ? D : 64,
+              T_CHUNKS = D / T_COLUMNS;  // T = P V of one tile, some columns at a time (long.cuh)
 constexpr int S_REGISTERS = BC / 2, T_REGISTERS = T_COLUMNS / 2;
 constexpr int K_STEPS = ceil_div(HEAD_DIM, 16);  // of S = Q Kᵀ: beyond HEAD_DIM all is zero
 constexpr int V_STEPS = BC / 16;
@@ -34,6 +37,15 @@ constexpr float P_BIAS = 6, LARGEST_P = 64;
 template <bool B>
 struct Bool {
     static constexpr bool value = B;
+};
+
+template <bool FIRST, class A, class B>
+struct Choose {
+    using Type = A;
+};
+template <class A, class B>
+struct Choose<false, A, B> {
+    using Type = B;
 };
 
 using Ring = RingOf<STAGES>;  // of tiles
@@ -263,14 +275,14 @@ struct Sum {
 };
 
 // O = O * rescale + T
-__device__ __forceinline__ void add_T(float (&O)[T_REGISTERS], float (&T)[T_REGISTERS], const float (&rescale)[2],
-                                      float T_factor) {
+template <int n>
+__device__ __forceinline__ void add_T(float (&O)[n], float (&T)[n], const float (&rescale)[2], float T_factor) {
     if (T_factor != 1) {
 #pragma unroll
-        for (int x = 0; x < T_REGISTERS; ++x) T[x] *= T_factor;
+        for (int x = 0; x < n; ++x) T[x] *= T_factor;
     }
 #pragma unroll
-    for (int x = 0; x < T_REGISTERS; ++x) O[x] = fmaf(O[x], rescale[x / 2 % 2], T[x]);
+    for (int x = 0; x < n; ++x) O[x] = fmaf(O[x], rescale[x / 2 % 2], T[x]);
 }
 
 // Two neighbouring numbers of a row of O, those that are within it.
@@ -315,22 +327,12 @@ struct Rings {
     const int4 *K_exponent, *V_exponent;  // of each the same number four times
 };
 
-// A warpgroup that multiplies. Slots of K and V in shared memory are K_SLOT and V_SLOT bytes apart.
-template <int K_SLOT, int V_SLOT>
-struct Consumer {
-    const Rings rings;
-    const uint64_t K_desc, V_desc;
+// A warpgroup that multiplies, one thread's view of it.
+struct Warpgroup {
     const int group, lane, row;  // `row` of the group's 64, and row + 8, are this thread's
-    Ring K_ring, V_ring;
 
-    __device__ __forceinline__ Consumer(const Rings &rings, const unsigned char *K_tiles, const unsigned char *V_tiles,
-                                        int group)
-        : rings(rings),
-          K_desc(descriptor(shared_address(K_tiles))),
-          V_desc(descriptor(shared_address(V_tiles))),
-          group(group),
-          lane(threadIdx.x % 32),
-          row(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) {}
+    __device__ __forceinline__ explicit Warpgroup(int group)
+        : group(group), lane(threadIdx.x % 32), row(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) {}
 
     // Turns at issuing products: named barriers 4 to 6, one a warpgroup.
     static constexpr bool TURNS = PINGPONG && WARPGROUPS > 1;
@@ -346,6 +348,21 @@ struct Consumer {
         __syncwarp();
         if (lane == 0) arrive(free);
     }
+};
+
+// One that takes whole tiles. Slots of K and V in shared memory are K_SLOT and V_SLOT bytes apart.
+template <int K_SLOT, int V_SLOT>
+struct Consumer : Warpgroup {
+    const Rings rings;
+    const uint64_t K_desc, V_desc;
+    Ring K_ring, V_ring;
+
+    __device__ __forceinline__ Consumer(const Rings &rings, const unsigned char *K_tiles, const unsigned char *V_tiles,
+                                        int group)
+        : Warpgroup(group),
+          rings(rings),
+          K_desc(descriptor(shared_address(K_tiles))),
+          V_desc(descriptor(shared_address(V_tiles))) {}
 
     // Attention of this group's rows of a piece of work. Q's split tile is at Q_desc, its rows' exponents are q_exponent;
     // `factor_exponent` is that of scale * log2(e). `keys` says which of the keys, and what else there is to do where some
@@ -393,7 +410,7 @@ struct Consumer {
         softmax_of_tile(first_tile, k_exponent);
         split_P(S, P_hi, P_lo);
 
-        // O += P V of the tile at V_ring, whose first columns are on their way
+        // O += P V of the tile at V_ring, which is on its way
         const auto finish_O = [&](const float (&rescale)[2]) {
             float O_factor;
             const float T_factor = sum.unit.next(read_by_lane_0(rings.V_exponent[V_ring.stage].x), &O_factor);
@@ -401,13 +418,6 @@ struct Consumer {
             wgmma_wait<0>();
             pin(T);
             add_T(sum.O[0], T, c, T_factor);
-#pragma unroll
-            for (int x = 1; x < T_CHUNKS; ++x) {
-                issue_T(T, P_hi, P_lo, V_desc + V_ring.stage * (V_SLOT / 16) + x * (T_COLUMNS * 128 / 16));
-                wgmma_wait<0>();
-                pin(T);
-                add_T(sum.O[x], T, c, T_factor);
-            }
             release(&rings.V_free[V_ring.stage]);
             V_ring.next();
         };

@@ -154,13 +154,14 @@ def _mma(problem: Problem) -> Tiling:
 ALIGNMENT = 1024  # bytes to spare, so that tiles start where the swizzle repeats
 HOPPER_SHARED = 227 * 1024  # bytes of shared memory that a block can have
 STATIC, SHORT_STATIC = 1024, 2048  # of which so many at most are wgmma's static ones, and wgmma_short's
+LONG_BC, MOST_PANELS = 64, 12  # of heads of more than 128 numbers: keys of a tile, panels in flight
 
 
 @functools.lru_cache(maxsize=8)  # to plan a call asks for it over and over
 def _wgmma(problem: Problem) -> Tiling:
     d = problem.d
     if d > 128:
-        return _shared_out(problem, Bc=32, stages=2)
+        return _wgmma_long(problem)
     if d > 64:
         return _shared_out(problem, Bc=32 if d > 96 and problem.bias else 64, stages=2)
     if problem.bias:
@@ -183,8 +184,7 @@ def _wgmma(problem: Problem) -> Tiling:
 def _shared_out(problem: Problem, Bc: int, stages: int) -> Tiling:
     """With row tiles, and chunks of keys, as they are expected to be done soonest."""
     if not problem.in_place:
-        Br = 128 if problem.d <= 128 else 64
-        return _wgmma_tiling(problem, Br, Bc, stages, int(Br > 64))
+        return _wgmma_tiling(problem, 128, Bc, stages, pingpong=1)
     sharing = chunks.best(problem, Bc)
     tiling = _wgmma_tiling(problem, sharing.Br, Bc, stages, int(sharing.Br > 64))
     return _with_chunks(tiling, problem, sharing) if chunks.chunks(problem, Bc) > 1 else tiling
@@ -193,7 +193,7 @@ def _shared_out(problem: Problem, Bc: int, stages: int) -> Tiling:
 def _with_chunks(tiling: Tiling, problem: Problem, sharing: chunks.Sharing) -> Tiling:
     cluster, parked = chunks.cluster(problem, tiling.Bc, sharing), tiling.Br // 64 * _slot_bytes(problem)
     spread, fits = sharing.spread and cluster == 1, tiling.shared + parked <= HOPPER_SHARED - STATIC
-    park = fits and not spread and problem.d <= 128  # longer heads keep all their slots
+    park = fits and not spread
     macros = ("SPLIT", 1), ("SPREAD", int(spread)), ("PARK_SHARED", int(park)), ("CLUSTER", cluster)
     return tiling._replace(shared=tiling.shared + parked * park, macros=tiling.macros + macros)
 
@@ -214,6 +214,17 @@ def _wgmma_tiling(problem: Problem, Br: int, Bc: int, stages: int, pingpong: int
     threads = 128 + 2 * Br  # a warpgroup that copies, and one for each 64 rows
     shared = Q + stages * _tile_bytes(Bc, problem) + ALIGNMENT
     return Tiling(Br, Bc, threads, shared, (("STAGES", stages), ("PINGPONG", pingpong)))
+
+
+def _wgmma_long(problem: Problem) -> Tiling:
+    """Long heads: K and V come in panels of 64 rows and 64 columns, as many as fit beside Q (long.cuh)."""
+    sharing = chunks.best(problem, LONG_BC)
+    Br, Q = sharing.Br, sharing.Br // 64 * _split_bytes(64, _padded(problem.d), problem.products)
+    panel = _split_bytes(64, 64, problem.products)
+    stages = min(MOST_PANELS, (HOPPER_SHARED - STATIC - ALIGNMENT - Q) // panel)
+    macros = ("STAGES", stages), ("PINGPONG", int(Br > 64))
+    tiling = Tiling(Br, LONG_BC, 128 + 2 * Br, Q + stages * panel + ALIGNMENT, macros)
+    return _with_chunks(tiling, problem, sharing) if chunks.chunks(problem, LONG_BC) > 1 else tiling
 
 
 def _block_per_multiprocessor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
@@ -253,7 +264,7 @@ def _wgmma_partial(tiling: Tiling, problem: Problem) -> int:
         return 0
     [launch] = _wgmma_launches(tiling, problem)
     warpgroups, alignment, spread = tiling.Br // 64, 16, _is_spread(tiling)
-    slots = 1 if not spread and problem.d <= 128 else chunks.chunks(problem, tiling.Bc)  # of a set, for a warpgroup
+    slots = chunks.chunks(problem, tiling.Bc) if spread else 1  # of a set, for a warpgroup
     sets = launch.grid if not spread else row_tiles if row_tiles <= launch.grid else 2 * launch.grid
     return 4 * row_tiles * warpgroups + alignment + sets * slots * warpgroups * _slot_bytes(problem)
 

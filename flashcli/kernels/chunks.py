@@ -23,7 +23,6 @@ FEWEST_KEYS = 256  # of a chunk; with the causal mask, where later rows have mor
 IN_CACHE = 32 * 2**20  # bytes of K and V, split, for which blocks need not share them at about the same time
 START = 3.0  # of a block: until its first products, and from its last ones on
 NEXT = 1.5  # the same of a further row tile of the block's, if it has all of its chunks
-ALONE = 0.84  # of the time of two warpgroups, which fill the gaps between each other's products, is that of one
 MERGE = 2.5  # from the last chunk until all are merged
 MEET = 1.0  # the same in a cluster
 
@@ -64,7 +63,7 @@ def cluster(problem: Problem, Bc: int, sharing: Sharing) -> int:
 @functools.lru_cache(maxsize=1024)
 def best(problem: Problem, Bc: int) -> Sharing:
     """The one that is expected to be the fastest."""
-    Brs = (64,) if problem.d > 128 else (128,) if problem.precision == "fp16" else (128, 64)
+    Brs = (128,) if problem.precision == "fp16" else (128, 64)
     ways = (False, True) if chunks(problem, Bc) > 1 and _split_bytes(problem) <= IN_CACHE else (False,)
     return min((Sharing(Br, spread) for Br in Brs for spread in ways), key=lambda way: microseconds(problem, Bc, way))
 
@@ -97,11 +96,11 @@ def _split_bytes(problem: Problem) -> int:
     return problem.B * problem.N * 8 * problem.d
 
 
-def is_alone(problem: Problem, Br: int) -> bool:
-    """Whether a single warpgroup multiplies, where there might be two."""
-    return Br == 64 and problem.d <= 128
+def alone(d: int) -> float:
+    """Of the time of two warpgroups, which fill the gaps between each other's products, that of one."""
+    return 0.84 if d <= 128 else 0.66
 
 
 def _pair(d: int, Br: int, Bc: int) -> float:
     """For a tile of Br rows and one of Bc keys."""
-    return Bc / 128 * (0.7 + 0.0227 * d) * (ALONE if Br == 64 else Br / 128)
+    return Bc / 128 * (0.7 + (0.0227 if d <= 128 else 0.0345) * d) * (alone(d) if Br == 64 else Br / 128)

@@ -35,8 +35,8 @@ class Work(NamedTuple):
 def work(kernel: Kernel, problem: Problem) -> Work:
     tiling = kernel.tiling(problem)
     Br, Bc, area = tiling.Br, tiling.Bc, tiling.Br * tiling.Bc / PAIR
-    if kernel.name == "wgmma" and chunks.is_alone(problem, Br):
-        area *= 2 * chunks.ALONE
+    if kernel.name == "wgmma" and Br == 64:
+        area *= 2 * chunks.alone(problem.d)
     Tr, Tc = ceil_div(problem.M, Br), ceil_div(problem.N, Bc)
     mean = float(Tc)  # key tiles of a row tile
     if problem.causal:  # the last query sees the last key

@@ -354,7 +354,8 @@ CHUNKED = [  # keys in chunks, shared by blocks or not
     for B, d, causal in [
         (4, 64, True), (500, 64, True), (1, 64, False), (4, 64, False), (500, 64, False),
         (4, 32, True), (500, 32, False), (4, 96, True), (500, 96, False), (4, 128, True), (500, 128, True),
-        (500, 192, False), (500, 192, True),
+        (500, 192, False), (500, 192, True), (1, 256, False), (1, 256, True), (16, 256, False), (16, 255, True),
+        (1, 160, False), (16, 160, True), (1, 200, False),
     ]
 ]  # fmt: skip
 CLUSTERED = [  # of four blocks, and of three
@@ -388,9 +389,11 @@ def builds(kernel: Kernel) -> list[tuple[Build, str]]:
         build = Build(kernel, PROBLEM._replace(precision="fp16", d=d))
         chosen[f"fp16 {d}"] = build, archs[-1]
     if kernel.name == "wgmma":
-        for problem in [*CHUNKED, *CLUSTERED] if THOROUGH else [*CHUNKED[:2], *CLUSTERED[:2]]:
+        few = [*CHUNKED[:2], CHUNKED[-6], *CLUSTERED[:2]]
+        for problem in [*CHUNKED, *CLUSTERED] if THOROUGH else few:
             chosen[f"chunks {problem}"] = Build(kernel, problem), "sm_90a"
-        for d, bias in [(96, "bool"), (64, "float32"), (72, "float32"), (128, "bool")][: 4 if THOROUGH else 1]:
+        biased = [(96, "bool"), (256, "float32"), (64, "float32"), (72, "float32"), (128, "bool"), (256, "bool")]
+        for d, bias in biased if THOROUGH else biased[:2]:
             problem = Problem(200, 128, 128, d, True, in_place=True, bias=bias)
             chosen[f"bias {problem}"] = Build(kernel, problem), "sm_90a"
     return list(chosen.values())

@@ -248,7 +248,7 @@ def test_there_are_no_clusters_of_more_row_tiles_than_run_at_once_nor_where_chun
 
 
 def test_only_what_a_block_folds_is_parked_in_shared_memory():
-    """A block that keeps all chunks of a long head has no room for them there: chunks.cuh, FOLDS."""
+    """Beside Q of a long head, and panels of K and V, there is no room for it: long.cuh."""
     for d in (32, 64, 96, 128, 160, 192, 256):
         macros = dict(Build(KERNELS["wgmma"], IN_PLACE._replace(B=500, d=d)).tiling.macros)
         assert not macros["SPREAD"] and macros["PARK_SHARED"] <= (d <= 128)
@@ -259,7 +259,7 @@ def test_chunks_of_every_head_size_fit(B):
     for d in range(1, MAX_D + 1):
         tiling = Build(KERNELS["wgmma"], IN_PLACE._replace(B=B, d=d)).tiling
         assert tiling.shared <= 226 * 1024 and dict(tiling.macros)["SPLIT"]
-        assert d <= 128 or not dict(tiling.macros)["PARK_SHARED"]  # what the kernel has registers for
+        assert d <= 128 or not dict(tiling.macros)["PARK_SHARED"]  # where there would be no room
 
 
 def test_short_sequences_are_not_cut():
