@@ -11,15 +11,17 @@ from flashcli.gpu.launcher import place_of_device
 
 LONG_OR_ODD = [
     "odd", "odd, causal", "heads of 30", "heads of 96, fused", "heads of 200, causal", "heads of 256, fused",
-    "chunks of keys, heads of 128", "chunks of keys, heads of 256",
+    "heads of 160, more of them than multiprocessors", "chunks of keys, heads of 128", "chunks of keys, heads of 256",
+    "chunks of keys, heads of 160", "chunks of keys, heads of 160, more of them than blocks",
 ]  # fmt: skip
-LONG_BIAS = ["bias", "bias of keys", "bias of queries", "bias, odd, causal", "bias, heads of 128"]
+LONG_BIAS = ["bias", "bias of keys", "bias of queries", "bias, odd, causal", "bias, heads of 128", "bias, heads of 256"]
 LONG_MASK = ["mask of keys", "mask of queries"]
+LONG_FP16 = "fp16, heads of 192"
 REFUSED = {  # by kernels that do not take them
-    "register_tiled": ["fp16"],
+    "register_tiled": ["fp16", LONG_FP16],
     "mma": [],
     "wgmma": [],
-    "wgmma_short": [*LONG_OR_ODD, *LONG_BIAS, *LONG_MASK],
+    "wgmma_short": [*LONG_OR_ODD, *LONG_BIAS, *LONG_MASK, LONG_FP16],
 }
 MACROS = {"DENSE": "01", "ALIGNED": "01", "LSE": "01", "CAUSAL": "01", "BIAS": "12", "BIAS_COLUMN": "01"}
 
