@@ -57,43 +57,6 @@ struct RingOf {
     __device__ __forceinline__ int odd() const { return (stage + SLOTS * parity) % 2; }  // 0, 1, 0, 1, ...
 };
 
-// ---- clusters: blocks that run at the same time, and reach each other's shared memory
-
-// What is at the same place in the shared memory of the block with that rank.
-template <class T>
-__device__ __forceinline__ T *in_block(T *here, int rank) {
-    T *there;
-    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(here), "r"(rank));
-    return there;
-}
-
-// Arrives at the barrier of the block with that rank. What is before it, here and in threads that this one has met at a
-// barrier, is before what comes after the wait of another block's.
-__device__ __forceinline__ void arrive_in_block(uint64_t *barrier, int rank) {
-    asm volatile(
-        "{\n .reg .b32 there;\n mapa.shared::cluster.u32 there, %0, %1;\n"
-        " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(shared_address(barrier)),
-        "r"(rank)
-        : "memory");
-}
-
-// wait, for what other blocks have done.
-__device__ __forceinline__ void wait_for_cluster(uint64_t *barrier, uint32_t parity) {
-    for (uint32_t done = 0; !done;) {
-        asm volatile(
-            "{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
-            " selp.u32 %0, 1, 0, p;\n}"
-            : "=r"(done)
-            : "r"(shared_address(barrier)), "r"(parity)
-            : "memory");
-    }
-}
-
-// All threads of all blocks of the cluster meet.
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
-}
-
 // ---- copies
 
 // Global to shared memory, one thread for all; `bytes` a multiple of 16, as both addresses. Counts on `barrier`.

@@ -84,23 +84,19 @@ __device__ __forceinline__ void copy_tiles(const Attention &a, Source &source, u
     }
 }
 
-extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(const Attention a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
     extern __shared__ unsigned char unaligned[];
     auto &&source = Source::here();
     __shared__ int message[WARPGROUPS];
     __shared__ Part current[WARPGROUPS];  // what each warpgroup is doing
-    __shared__ uint64_t arrivals[4];      // of the rows of each warp that a block of a cluster has
     unsigned char *const Q_tiles = unaligned + (-shared_address(unaligned) & 1023);
     unsigned char *const tiles = Q_tiles + WARPGROUPS * Q_TILE, *const parked = tiles + Source::BYTES;
 
     if (threadIdx.x == 0) {
         source.init();
-        for (int warp = 0; CLUSTER > 1 && warp < 4; ++warp)
-            barrier_init(&arrivals[warp], CLUSTER - (warp % CLUSTER == 0));  // the first block sends itself nothing
         barrier_init_done();
     }
-    if (CLUSTER > 1) cluster_sync();
-    else __syncthreads();
+    __syncthreads();
     let_next_launch_begin();
 
     if (threadIdx.x < 128) {
@@ -134,7 +130,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
             current[group] = part;
         }
         named_sync(q_barrier, 128);
-        const Chunks chunks = {a,         current[group],     &message[group],        arrivals,  group,
+        const Chunks chunks = {a,         current[group],     &message[group],        group,
                                q_barrier, part.first_tile(a), part.end_tile(a, here), part.first};
         consumer.attend(a, here, Q_desc, s, factor_exponent, chunks);
         if (SPLIT)
