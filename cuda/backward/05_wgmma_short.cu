@@ -6,8 +6,8 @@
 // so are the bytes.
 // Why it is faster: each matrix is read once and written once, where `wgmma` reads and writes some 3 times as much; and while
 // one block of a multiprocessor waits for memory, another one multiplies.
-// What it costs: no biases; shared memory has room for 6 tiles of 64 rows, 13 where heads have up to 32 numbers; each head of Q needs
-// its own of K.
+// What it costs: no biases; shared memory has room for 6 tiles of 64 rows, 13 where heads have up to 32 numbers; each head of
+// Q needs its own of K.
 //
 // Macros beyond those of warpgroup.cuh: ROW_TILES and KEY_TILES, of 64 rows, of a head; BLOCKS of a multiprocessor.
 #include "warpgroup.cuh"
