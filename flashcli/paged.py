@@ -164,20 +164,38 @@ def check_cache_dtype(key_type: str, value_type: str, cache_dtype: str | None) -
         raise ValueError(f"cache_dtype is for caches of uint8, not for {key_type} and {value_type}")
 
 
+ONE_NUMBER = "a number or one float32"
+OPTION_KINDS: dict[str, tuple[Any, str]] = {  # the types that an option may have, and what they are called
+    "scale": ((Real, type(None)), "a number"),
+    "k_scale": (Real, ONE_NUMBER),
+    "v_scale": (Real, ONE_NUMBER),
+    "sliding_window": (Integral, "a whole number"),
+    "block_sparse": ((BlockSparse, type(None)), "a BlockSparse of flashcli.paged"),
+}
+
+
 def check_option_types(given: Mapping[str, Any]) -> None:
     """Refuse options, by their names, of types that they cannot have."""
-    none = type(None)
-    kinds: dict[str, tuple[Any, str]] = {
-        "scale": ((Real, none), "a number"),
-        "k_scale": (Real, "a number or one float32"),
-        "v_scale": (Real, "a number or one float32"),
-        "sliding_window": (Integral, "a whole number"),
-        "block_sparse": ((BlockSparse, none), "a BlockSparse of flashcli.paged"),
-    }
     for name, value in given.items():
-        kind, wanted = kinds.get(name, (object, ""))
+        kind, wanted = OPTION_KINDS.get(name, (object, ""))
         if not isinstance(value, kind):
             raise TypeError(f"{name} must be {wanted}, not {type(value).__name__}")
+
+
+def check_array(name: str, array: object) -> None:
+    """Refuse what is no array of NumPy's, or in the byte order of another machine."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
+    if not array.dtype.isnative:
+        raise TypeError(f"{name} must have this machine's byte order, not that of {array.dtype}")
+
+
+def one_number(name: str, scale: Any) -> float:
+    """A scale, which may be an array of one number."""
+    array = np.asarray(scale)
+    if array.size != 1 or array.dtype.kind not in "fiu":
+        raise ValueError(f"{name} must be {ONE_NUMBER}, not {array.dtype} {list(array.shape)}")
+    return float(array.item())
 
 
 def problem(asked: Decode) -> str:

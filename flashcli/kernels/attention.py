@@ -186,11 +186,13 @@ def _shared_out(problem: Problem, Bc: int, stages: int) -> Tiling:
     if not problem.in_place:
         return _wgmma_tiling(problem, 128, Bc, stages, pingpong=1)
     sharing = chunks.best(problem, Bc)
-    tiling = _wgmma_tiling(problem, sharing.Br, Bc, stages, int(sharing.Br > 64))
-    return _with_chunks(tiling, problem, sharing) if chunks.chunks(problem, Bc) > 1 else tiling
+    return _with_chunks(_wgmma_tiling(problem, sharing.Br, Bc, stages, int(sharing.Br > 64)), problem, sharing)
 
 
 def _with_chunks(tiling: Tiling, problem: Problem, sharing: chunks.Sharing) -> Tiling:
+    """The same tiles, where their keys are cut into chunks."""
+    if chunks.chunks(problem, tiling.Bc) == 1:
+        return tiling
     parked = tiling.Br // 64 * _slot_bytes(problem)
     park = tiling.shared + parked <= HOPPER_SHARED - STATIC and not sharing.spread
     macros = ("SPLIT", 1), ("SPREAD", int(sharing.spread)), ("PARK_SHARED", int(park))
@@ -208,22 +210,24 @@ def _rounds(Br: int, problem: Problem) -> int:
     return ceil_div(problem.B * ceil_div(problem.M, Br), problem.sms)
 
 
-def _wgmma_tiling(problem: Problem, Br: int, Bc: int, stages: int, pingpong: int = 0) -> Tiling:
-    Q = Br // 64 * _split_bytes(64, _padded(problem.d), problem.products)
+def _beside_tiles(problem: Problem, Br: int) -> int:
+    """Bytes of shared memory for Q, and for tiles of K and V to start where they should."""
+    return Br // 64 * _split_bytes(64, _padded(problem.d), problem.products) + ALIGNMENT
+
+
+def _wgmma_tiling(problem: Problem, Br: int, Bc: int, stages: int, pingpong: int = 0, stage: int = 0) -> Tiling:
+    """``stage``: bytes of K and V that are copied at a time; a tile of each, if not given."""
     threads = 128 + 2 * Br  # a warpgroup that copies, and one for each 64 rows
-    shared = Q + stages * _tile_bytes(Bc, problem) + ALIGNMENT
+    shared = _beside_tiles(problem, Br) + stages * (stage or _tile_bytes(Bc, problem))
     return Tiling(Br, Bc, threads, shared, (("STAGES", stages), ("PINGPONG", pingpong)))
 
 
 def _wgmma_long(problem: Problem) -> Tiling:
     """Long heads: K and V come in panels of 64 rows and 64 columns, as many as fit beside Q (long.cuh)."""
-    sharing = chunks.best(problem, LONG_BC)
-    Br, Q = sharing.Br, sharing.Br // 64 * _split_bytes(64, _padded(problem.d), problem.products)
-    panel = _split_bytes(64, 64, problem.products)
-    stages = min(MOST_PANELS, (HOPPER_SHARED - STATIC - ALIGNMENT - Q) // panel)
-    macros = ("STAGES", stages), ("PINGPONG", int(Br > 64))
-    tiling = Tiling(Br, LONG_BC, 128 + 2 * Br, Q + stages * panel + ALIGNMENT, macros)
-    return _with_chunks(tiling, problem, sharing) if chunks.chunks(problem, LONG_BC) > 1 else tiling
+    sharing, panel = chunks.best(problem, LONG_BC), _split_bytes(64, 64, problem.products)
+    stages = min(MOST_PANELS, (HOPPER_SHARED - STATIC - _beside_tiles(problem, sharing.Br)) // panel)
+    tiling = _wgmma_tiling(problem, sharing.Br, LONG_BC, stages, int(sharing.Br > 64), panel)
+    return _with_chunks(tiling, problem, sharing)
 
 
 def _block_per_multiprocessor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:

@@ -109,6 +109,11 @@ def always(sizes: Sizes) -> bool:
     return True
 
 
+def nothing(*of_call: object) -> int:
+    """It needs none of them."""
+    return 0
+
+
 class Halves(NamedTuple):
     """How a kernel splits numbers into fp16 halves: the launches of all steps, and the bytes of scratch beyond rows.
 
@@ -116,8 +121,8 @@ class Halves(NamedTuple):
     """
 
     launches: Callable[[Build, Sizes], Iterator[Launch]]
-    scratch: Callable[[Build, Sizes], int]
-    counters: Callable[[Sizes], int]
+    scratch: Callable[[Build, Sizes], int] = nothing
+    counters: Callable[[Sizes], int] = nothing
 
 
 @dataclass(frozen=True)
@@ -328,10 +333,6 @@ def _mma_scratch(build: Build, sizes: Sizes) -> int:
     return sum(_tiles(build.tiling, sizes)) * (2 * build.tiling.Bc * _split_row(build.problem.d) + 8)
 
 
-def _none(sizes: Sizes) -> int:
-    return 0
-
-
 def _tiles(tiling: Tiling, sizes: Sizes) -> tuple[int, int]:
     """Tiles of Bc rows of Q, and of K, each with one of dO or V."""
     Bc = tiling.Bc
@@ -414,10 +415,6 @@ def _wgmma_short_launches(build: Build, sizes: Sizes) -> Iterator[Launch]:
     yield Launch("gradients", sizes.B * sizes.H, tiling.threads, tiling.shared)
 
 
-def _no_scratch(build: Build, sizes: Sizes) -> int:
-    return 0
-
-
 def _refused_by_wgmma_short(problem: Problem) -> str:
     if problem.bias:
         return "it takes no bias"
@@ -442,8 +439,7 @@ KERNELS = {
         ),
         Kernel(
             "mma", "backward/03_mma.cu", "tensor cores at fp32 accuracy: three fp16 products for one, mma.sync",
-            _mma, _row_tile, None, needs=(8, 0), halves=Halves(_mma_launches, _mma_scratch, _none),
-            refuses=_up_to_128,
+            _mma, _row_tile, None, needs=(8, 0), halves=Halves(_mma_launches, _mma_scratch), refuses=_up_to_128,
         ),
         Kernel(
             "wgmma", "backward/04_wgmma.cu", "the same on Hopper: wgmma, warps specialised, copies in the background",
@@ -453,7 +449,7 @@ KERNELS = {
         Kernel(
             "wgmma_short", "backward/05_wgmma_short.cu", "short heads on Hopper: a block has all of one",
             _wgmma_short, _row_tile, None, needs=(9, 0), arch_only=True, fitted=_wgmma_short_fitted,
-            pays=_wgmma_short_pays, halves=Halves(_wgmma_short_launches, _no_scratch, _none),
+            pays=_wgmma_short_pays, halves=Halves(_wgmma_short_launches),
             refuses=_refused_by_wgmma_short,
         ),
     )

@@ -38,9 +38,9 @@ def problem_of(row: Gridded) -> Problem:
     return Problem(row.B, row.N, row.N, row.d, bool(row.causal), in_place=True, batch_invariant=True)
 
 
-def may_be_chosen(row: Gridded, capability: tuple[int, int] = HOPPER) -> bool:
+def may_be_chosen(row: Gridded) -> bool:
     """Whether a row is of one of our kernels, and not of one that is never chosen for such a shape."""
-    return row.contender in KERNELS and not refusal(row.contender, capability, problem_of(row))
+    return row.contender in KERNELS and not refusal(row.contender, HOPPER, problem_of(row))
 
 
 def fitted(rows: Iterable[Row]) -> dict[str, costs.Cost]:

@@ -13,7 +13,16 @@ from flashcli.backends.request import check_backend
 from flashcli.errors import BackendUnavailable
 from flashcli.files.decode_file import create_answer, dtype, read_decode
 from flashcli.files.outputs import check_distinct
-from flashcli.paged import BlockSparse, Decode, check_cache_dtype, check_layout, check_option_types, problem
+from flashcli.paged import (
+    BlockSparse,
+    Decode,
+    check_array,
+    check_cache_dtype,
+    check_layout,
+    check_option_types,
+    one_number,
+    problem,
+)
 from flashcli.run.report import PHASES, seconds_since_process_start
 from flashcli.timeline import Timeline
 
@@ -117,22 +126,6 @@ def report(record: dict[str, Any]) -> str:
             f"kernel: {seconds * 1e6:.1f} us, {record['cache_bytes'] / seconds / 1e9:.0f} GB/s of keys and values"
         )
     return "\n".join(lines)
-
-
-def check_array(name: str, array: object) -> None:
-    """Refuse what is no array of NumPy's, or in the byte order of another machine."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
-    if not array.dtype.isnative:
-        raise TypeError(f"{name} must have this machine's byte order, not that of {array.dtype}")
-
-
-def one_number(name: str, scale: Any) -> float:
-    """A scale, which may be an array of one number."""
-    array = np.asarray(scale)
-    if array.size != 1 or array.dtype.kind not in "fiu":
-        raise ValueError(f"{name} must be a number or one float32, not {array.dtype} {list(array.shape)}")
-    return float(array.item())
 
 
 def decode(

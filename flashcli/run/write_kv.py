@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from flashcli.files.decode_file import dtype
-from flashcli.paged import check_cache_dtype, check_layout
+from flashcli.paged import check_array, check_cache_dtype, check_layout, one_number
 from flashcli.paged_write import WriteKv, problem
-from flashcli.run.decode import check_array, one_number
 
 
 def write_kv(
