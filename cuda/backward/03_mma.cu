@@ -31,24 +31,12 @@ constexpr int OWNED = (D / 16) * 2 * THREADS;  // fragments of one matrix, hi an
 static_assert(SHARED == 2 * PAIR + 2 * OWNED * 16, "room for these");
 extern __shared__ __align__(1024) unsigned char shared[];
 
-// ---- the workspace: what is kept of rows; then pairs of tiles, those of K and V after those of Q and dO; their exponents
+// ---- the workspace: records are pairs of tiles; behind them are their exponents
 
-struct Workspace {
-    unsigned char *pairs;
-    int *exponents;     // two of each pair
-    int first_of_keys;  // numbers of pairs, fewer than there are rows, fit an int
-    __device__ __forceinline__ explicit Workspace(const Backward &a) {
-        const long long rows = (long long)a.B * a.H * a.M;
-        first_of_keys = a.B * a.H * ceil_div(a.M, PASS);
-        pairs = a.workspace + (rows * sizeof(Row) + 127) / 128 * 128;
+struct Workspace : Records<PASS, PAIR> {
+    int *exponents;  // two of each pair
+    __device__ __forceinline__ explicit Workspace(const Backward &a) : Records(a) {
         exponents = reinterpret_cast<int *>(at(first_of_keys + a.B * a.Hkv * ceil_div(a.N, PASS)));
-    }
-    __device__ __forceinline__ unsigned char *at(int pair) const { return pairs + (long long)pair * PAIR; }
-    __device__ __forceinline__ int of_queries(const Backward &a, int b, int h) const {
-        return (b * a.H + h) * ceil_div(a.M, PASS);
-    }
-    __device__ __forceinline__ int of_keys(const Backward &a, int b, int kv) const {
-        return first_of_keys + (b * a.Hkv + kv) * ceil_div(a.N, PASS);
     }
 };
 

@@ -21,27 +21,14 @@ static_assert(BLOCKS * (PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS) <= 512
 constexpr int STAGE = 2 * PASS_TILE;
 static_assert(SHARED == GROUPS * 2 * OWN_TILE + STAGES * STAGE + 1024, "tiles start on 1024 bytes");
 
-// ---- the workspace: what is kept of rows; records of 64 rows of Q and dO, then of K and V
+// ---- the workspace: records are two tiles of 64 rows, and what is known of them
 
 constexpr int RECORD = 2 * OWN_TILE + TAIL;
 
-struct Workspace {
-    unsigned char *records;
-    int first_of_keys;
-    __device__ __forceinline__ explicit Workspace(const Backward &a) {
-        const long long rows = (long long)a.B * a.H * a.M;
-        records = a.workspace + (rows * sizeof(Row) + 127) / 128 * 128;
-        first_of_keys = a.B * a.H * ceil_div(a.M, OWN);
-    }
-    __device__ __forceinline__ unsigned char *at(int record) const { return records + (long long)record * RECORD; }
+struct Workspace : Records<OWN, RECORD> {
+    using Records::Records;
     __device__ __forceinline__ Tail &tail(int record) const {
         return *reinterpret_cast<Tail *>(at(record) + 2 * OWN_TILE);
-    }
-    __device__ __forceinline__ int of_queries(const Backward &a, int b, int h) const {
-        return (b * a.H + h) * ceil_div(a.M, OWN);
-    }
-    __device__ __forceinline__ int of_keys(const Backward &a, int b, int kv) const {
-        return first_of_keys + (b * a.Hkv + kv) * ceil_div(a.N, OWN);
     }
 };
 

@@ -50,6 +50,26 @@ __device__ __forceinline__ Row &row_of(const Backward &a, Head head, int i) {
     return reinterpret_cast<Row *>(a.workspace)[((long long)head.b * a.H + head.h) * a.M + i];
 }
 
+// The workspace of a kernel that splits matrices: what is kept of rows; then records of ROWS rows of Q and dO, and after
+// them of K and V, of BYTES each.
+template <int ROWS, int BYTES>
+struct Records {
+    unsigned char *records;
+    int first_of_keys;  // numbers of records, fewer than there are rows, fit an int
+    __device__ __forceinline__ explicit Records(const Backward &a) {
+        const long long rows = (long long)a.B * a.H * a.M;
+        records = a.workspace + (rows * sizeof(Row) + 127) / 128 * 128;
+        first_of_keys = a.B * a.H * ceil_div(a.M, ROWS);
+    }
+    __device__ __forceinline__ unsigned char *at(int record) const { return records + (long long)record * BYTES; }
+    __device__ __forceinline__ int of_queries(const Backward &a, int b, int h) const {
+        return (b * a.H + h) * ceil_div(a.M, ROWS);
+    }
+    __device__ __forceinline__ int of_keys(const Backward &a, int b, int kv) const {
+        return first_of_keys + (b * a.Hkv + kv) * ceil_div(a.N, ROWS);
+    }
+};
+
 __device__ __forceinline__ float dlse_of(const Backward &a, Head head, int i) {
     return a.dlse == nullptr ? 0 : a.dlse[head.b * a.dlse_at.batch + head.h * a.dlse_at.head + i * a.dlse_at.row];
 }
