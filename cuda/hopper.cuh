@@ -57,6 +57,20 @@ struct RingOf {
     __device__ __forceinline__ int odd() const { return (stage + SLOTS * parity) % 2; }  // 0, 1, 0, 1, ...
 };
 
+// ---- clusters: blocks that run at the same time, and reach each other's shared memory
+
+// What is at the same place in the shared memory of the block with that rank.
+template <class T>
+__device__ __forceinline__ T *in_block(T *here, int rank) {
+    T *there;
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(here), "r"(rank));
+    return there;
+}
+
+// All threads of all blocks of the cluster meet: what they wrote before they arrive is seen by those that have waited.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
 // ---- copies
 
 // Global to shared memory, one thread for all; `bytes` a multiple of 16, as both addresses. Counts on `barrier`.

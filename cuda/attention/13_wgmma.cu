@@ -84,7 +84,7 @@ __device__ __forceinline__ void copy_tiles(const Attention &a, Source &source, u
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(const Attention a) {
     extern __shared__ unsigned char unaligned[];
     auto &&source = Source::here();
     __shared__ int message[WARPGROUPS];
@@ -96,6 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         source.init();
         barrier_init_done();
     }
+    if (CLUSTER > 1) cluster_arrive();
     __syncthreads();
     let_next_launch_begin();
 
@@ -103,6 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         if (MOVE_REGISTERS) registers_down<PRODUCER_REGISTERS>();
         await_launch_before();
         if (uniform(threadIdx.x / 32) == 0) copy_tiles(a, source, tiles);
+        if (CLUSTER > 1) cluster_wait(), cluster_arrive();  // as `meet` does, with nothing to send
         return;
     }
     if (MOVE_REGISTERS) registers_up<CONSUMER_REGISTERS>();

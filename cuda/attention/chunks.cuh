@@ -3,14 +3,15 @@
 // A chunk starts from nothing, and two merge by the same arithmetic wherever they are, in registers or through memory: so
 // a row's bytes depend on where its keys are cut, and not on which block has computed which chunk. Where blocks have whole
 // row tiles, each merges a chunk as it ends. Where several blocks may have chunks of one, all are put into the workspace,
-// and who comes last merges them.
+// and who comes last merges them. Where there are so few row tiles that a cluster of blocks can have one, a chunk each, they
+// merge through each other's shared memory.
 //
 // After the tiles and exponents (prepare.cuh), the workspace holds an int for each warpgroup of each row tile: how many of
 // its chunks are there, which `prepare` sets to zero; then, from the next multiple of 16 bytes, sets of slots, one slot for
 // each warpgroup of each chunk of a row tile.
 //
-// Macros: SPLIT 1: there may be several chunks; SPREAD 1: several blocks may have those of one row tile; PARK_SHARED 1:
-// shared memory has room for what a block has merged.
+// Macros: SPLIT 1: there may be several chunks; SPREAD 1: several blocks may have those of one row tile; CLUSTER: it is so
+// many, a cluster, or 1; PARK_SHARED 1: shared memory has room for what a block, or those of a cluster, have merged.
 #pragma once
 #include "warpgroup.cuh"
 
@@ -22,13 +23,24 @@
 #ifndef PARK_SHARED
 #define PARK_SHARED 0
 #endif
-static_assert(SPLIT || !(SPREAD || PARK_SHARED), "these are for chunks");
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
+#if CLUSTER > 1
+#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define IN_CLUSTERS
+#endif
+static_assert(SPLIT || !(SPREAD || PARK_SHARED || CLUSTER > 1), "these are for chunks");
+static_assert(CLUSTER == 1 || (PARK_SHARED && !SPREAD && !CAUSAL && WARPGROUPS == 1), "its blocks have a chunk each");
 
 // A slot: of each of 128 threads what it holds of O, shift and l of its two rows, and the units of O; in float4s, first all
-// threads' first ones.
+// threads' first ones. In a cluster the four warps of a slot go different ways: there, each has its part of it.
 constexpr int SLOT_NUMBERS = T_CHUNKS * T_REGISTERS / 4;  // of O
 constexpr int SLOT_BYTES = 128 * 16 * (SLOT_NUMBERS + 2);
-constexpr int NEXT_SLOT = WARPGROUPS * SLOT_BYTES / 16;  // float4s from a chunk's to the next one's
+constexpr int SLOT_THREADS = CLUSTER > 1 ? 32 : 128;
+constexpr int NEXT_SLOT =
+    CLUSTER > 1 ? SLOT_BYTES / 64 : WARPGROUPS * SLOT_BYTES / 16;  // float4s from a chunk's to the next
 
 // Chunks of a row tile, at most: with the causal mask, some row tiles have fewer.
 __device__ __forceinline__ unsigned most_chunks(const Attention &a) {
@@ -66,9 +78,9 @@ struct Part {
     // The part that begins with the next piece; false if there is none.
     __device__ __forceinline__ bool find(const Attention &a) {
         if (!SPREAD) {
-            row_tile = next, next += gridDim.x;
+            row_tile = next / CLUSTER, first = next % CLUSTER, next += gridDim.x;
             if (row_tile >= Work::count(a)) return false;
-            first = 0, end = all = SPLIT ? ceil_div(Work(row_tile, a).tiles, a.chunk) : 1;
+            all = SPLIT ? ceil_div(Work(row_tile, a).tiles, a.chunk) : 1, end = CLUSTER > 1 ? first + 1 : all;
             return true;
         }
         const Share share(a);
@@ -133,6 +145,7 @@ struct Chunks {
     // The last chunk of the part has ended. Returns whether `sum` now is that of all keys; else somebody else will have it.
     __device__ __forceinline__ bool finish(Sum &sum) const {
         if (!SPLIT || part.all == 1) return true;
+        if (CLUSTER > 1) return meet(sum);
         if (FOLDS) {
             merge(sum, part.slots);
             return true;
@@ -141,6 +154,23 @@ struct Chunks {
         const bool whole = !SPREAD || (part.first == 0 && part.end == part.all);
         if (!whole && !comes_last()) return false;
         merge_all(sum, part.slots, part.all);
+        return true;
+    }
+
+    // Of a cluster's row tile each block merges the rows of some warps, in turn: the first block those of the first one, and
+    // so on. Others send it what they have of them. The first block keeps the first chunk in registers, so that a slot is
+    // enough, however many blocks there are. Returns whether `sum` now is that of all keys.
+    __device__ __forceinline__ bool meet(Sum &sum) const {
+        const int rank = part.first, warp = uniform(threadIdx.x % 128 / 32), owner = warp % CLUSTER, kept = owner == 0;
+        float4 *inbox = part.slots + warp / CLUSTER * (CLUSTER - kept) * NEXT_SLOT;
+        cluster_wait();  // all blocks have begun
+        if (rank > 0 || !kept) save(sum, in_block(inbox + (rank - kept) * NEXT_SLOT, owner));
+        cluster_arrive();
+        if (rank != owner) return false;
+        cluster_wait();
+        if (rank > 0) load(sum, inbox), inbox += NEXT_SLOT;
+#pragma unroll 1
+        for (int left = CLUSTER - 1; left > 0; --left, inbox += NEXT_SLOT) merge(sum, inbox);
         return true;
     }
 
@@ -156,14 +186,14 @@ struct Chunks {
     }
 
     static __device__ __forceinline__ void save(const Sum &sum, float4 *slot) {
-        slot += threadIdx.x % 128;
+        slot += threadIdx.x % SLOT_THREADS;
 #pragma unroll
         for (int x = 0; x < SLOT_NUMBERS; ++x) {
             const float *const o = &sum.O[0][0] + 4 * x;
-            slot[128 * x] = make_float4(o[0], o[1], o[2], o[3]);
+            slot[SLOT_THREADS * x] = make_float4(o[0], o[1], o[2], o[3]);
         }
-        slot[128 * SLOT_NUMBERS] = make_float4(sum.shift[0], sum.shift[1], sum.l[0], sum.l[1]);
-        slot[128 * (SLOT_NUMBERS + 1)] =
+        slot[SLOT_THREADS * SLOT_NUMBERS] = make_float4(sum.shift[0], sum.shift[1], sum.l[0], sum.l[1]);
+        slot[SLOT_THREADS * (SLOT_NUMBERS + 1)] =
             make_float4(__int_as_float(sum.unit.exponent), __int_as_float(sum.unit.smallest), 0, 0);
     }
 
@@ -174,14 +204,14 @@ struct Chunks {
         Unit unit;
         __device__ __forceinline__ void read(const float4 *slot) {
             read_O(slot, 0);
-            slot += threadIdx.x % 128;
-            state = slot[128 * SLOT_NUMBERS];
-            const float4 units = slot[128 * (SLOT_NUMBERS + 1)];
+            slot += threadIdx.x % SLOT_THREADS;
+            state = slot[SLOT_THREADS * SLOT_NUMBERS];
+            const float4 units = slot[SLOT_THREADS * (SLOT_NUMBERS + 1)];
             unit = {__float_as_int(units.x), __float_as_int(units.y)};
         }
         __device__ __forceinline__ void read_O(const float4 *slot, int from) {
 #pragma unroll
-            for (int x = 0; x < HELD; ++x) O[x] = slot[128 * (from + x) + threadIdx.x % 128];
+            for (int x = 0; x < HELD; ++x) O[x] = slot[SLOT_THREADS * (from + x) + threadIdx.x % SLOT_THREADS];
         }
     };
 
@@ -192,7 +222,7 @@ struct Chunks {
         sum.shift[0] = held.state.x, sum.shift[1] = held.state.y, sum.l[0] = held.state.z, sum.l[1] = held.state.w;
 #pragma unroll
         for (int x = 0; x < SLOT_NUMBERS; ++x) {
-            const float4 four = slot[128 * x + threadIdx.x % 128];
+            const float4 four = slot[SLOT_THREADS * x + threadIdx.x % SLOT_THREADS];
             float *const o = &sum.O[0][0] + 4 * x;
             o[0] = four.x, o[1] = four.y, o[2] = four.z, o[3] = four.w;
         }

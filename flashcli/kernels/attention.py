@@ -193,9 +193,10 @@ def _with_chunks(tiling: Tiling, problem: Problem, sharing: chunks.Sharing) -> T
     """The same tiles, where their keys are cut into chunks."""
     if chunks.chunks(problem, tiling.Bc) == 1:
         return tiling
-    parked = tiling.Br // 64 * _slot_bytes(problem)
-    park = tiling.shared + parked <= HOPPER_SHARED - STATIC and not sharing.spread
-    macros = ("SPLIT", 1), ("SPREAD", int(sharing.spread)), ("PARK_SHARED", int(park))
+    cluster, parked = chunks.cluster(problem, tiling.Bc, sharing), tiling.Br // 64 * _slot_bytes(problem)
+    spread, fits = sharing.spread and cluster == 1, tiling.shared + parked <= HOPPER_SHARED - STATIC
+    park = fits and not spread
+    macros = ("SPLIT", 1), ("SPREAD", int(spread)), ("PARK_SHARED", int(park)), ("CLUSTER", cluster)
     return tiling._replace(shared=tiling.shared + parked * park, macros=tiling.macros + macros)
 
 
@@ -247,11 +248,12 @@ def _is_spread(tiling: Tiling) -> bool:
 
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     """The same, or with a share of all chunks; but causal, a block for each row tile or each chunk of one, so that the
-    hardware balances long rows and short ones."""
-    if not _is_spread(tiling):
+    hardware balances long rows and short ones. In clusters, each has a row tile."""
+    cluster = dict(tiling.macros).get("CLUSTER", 1)
+    if not _is_spread(tiling) and cluster == 1:
         return (block_per_row_tile if problem.causal else _block_per_multiprocessor)(tiling, problem)
     pieces = problem.B * ceil_div(problem.M, tiling.Br) * chunks.chunks(problem, tiling.Bc)
-    grid = pieces if problem.causal else min(pieces, problem.sms)
+    grid = pieces if problem.causal or cluster > 1 else min(pieces, problem.sms)
     return (Launch("attention", grid, tiling.threads, tiling.shared),)
 
 

@@ -24,6 +24,7 @@ IN_CACHE = 32 * 2**20  # bytes of K and V, split, for which blocks need not shar
 START = 3.0  # of a block: until its first products, and from its last ones on
 NEXT = 1.5  # the same of a further row tile of the block's, if it has all of its chunks
 MERGE = 2.5  # from the last chunk until all are merged
+MEET = 1.0  # the same in a cluster
 
 
 class Sharing(NamedTuple):
@@ -46,6 +47,17 @@ def chunks(problem: Problem, Bc: int) -> int:
     """Into how many chunks the keys of a row tile are cut, or those of the longest row."""
     tiles = chunk_tiles(problem, Bc)
     return ceil_div(ceil_div(problem.N, Bc), tiles) if tiles else 1
+
+
+def cluster(problem: Problem, Bc: int, sharing: Sharing) -> int:
+    """How many blocks, a cluster, have the chunks of a row tile, one each; 1 where blocks merge through memory.
+
+    Not all multiprocessors can have clusters: those of one are neighbours. So there are to be few; with the causal
+    mask, where a row tile may have fewer chunks, there are none.
+    """
+    count, row_tiles = chunks(problem, Bc), problem.B * ceil_div(problem.M, sharing.Br)
+    fits = sharing.Br == 64 and problem.d <= 128 and count <= CHUNKS and row_tiles * count <= problem.sms * 7 // 8
+    return count if sharing.spread and fits and not problem.causal else 1
 
 
 @functools.lru_cache(maxsize=1024)
@@ -71,6 +83,8 @@ def microseconds(problem: Problem, Bc: int, sharing: Sharing) -> float:
     if not spread:
         rounds = ceil_div(row_tiles, problem.sms)
         return rounds * (Tc * pair + NEXT) + START - NEXT
+    if cluster(problem, Bc, sharing) > 1:
+        return tiles * pair + START + MEET
     pieces_of_all = row_tiles * chunks(problem, Bc)
     each = ceil_div(pieces_of_all, min(pieces_of_all, problem.sms))
     further = ceil_div(each - 1, chunks(problem, Bc))  # row tiles

@@ -43,7 +43,9 @@ def work(kernel: Kernel, problem: Problem) -> Work:
         cut = max(0.0, 1 - Br / Bc) / 2  # the part of a tile of keys, on average, that is beyond the last row's
         mean = min(Tc, (max(problem.N - problem.M, 0) + (problem.M + Br) / 2) / Bc + cut)
     *_, launch = kernel.launches(tiling, problem)
-    if chunk := kernel.chunk(tiling, problem) * dict(tiling.macros).get("SPREAD", 0):
+    macros = dict(tiling.macros)
+    if macros.get("SPREAD") or macros.get("CLUSTER", 1) > 1:
+        chunk = kernel.chunk(tiling, problem)
         pieces = problem.B * Tr * mean / chunk
         rounds, longest = ceil_div(math.ceil(pieces), problem.sms), float(chunk)
         if not problem.causal:

@@ -358,6 +358,10 @@ CHUNKED = [  # keys in chunks, shared by blocks or not
         (1, 160, False), (16, 160, True), (1, 200, False),
     ]
 ]  # fmt: skip
+CLUSTERED = [  # of four blocks, and of three
+    Problem(1, N, N, d, in_place=True, lse=True, batch_invariant=True)
+    for N, d in [(1024, 64), (1040, 32), (1500, 96), (1100, 128)]
+]
 
 
 def builds(kernel: Kernel) -> list[tuple[Build, str]]:
@@ -385,7 +389,8 @@ def builds(kernel: Kernel) -> list[tuple[Build, str]]:
         build = Build(kernel, PROBLEM._replace(precision="fp16", d=d))
         chosen[f"fp16 {d}"] = build, archs[-1]
     if kernel.name == "wgmma":
-        for problem in CHUNKED if THOROUGH else [*CHUNKED[:2], CHUNKED[-6]]:
+        few = [*CHUNKED[:2], CHUNKED[-6], *CLUSTERED[:2]]
+        for problem in [*CHUNKED, *CLUSTERED] if THOROUGH else few:
             chosen[f"chunks {problem}"] = Build(kernel, problem), "sm_90a"
         biased = [(96, "bool"), (256, "float32"), (64, "float32"), (72, "float32"), (128, "bool"), (256, "bool")]
         for d, bias in biased if THOROUGH else biased[:2]:

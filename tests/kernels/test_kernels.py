@@ -234,6 +234,19 @@ def test_few_row_tiles_are_shared_by_many_blocks_and_many_are_not():
     assert not dict(Build(KERNELS["wgmma"], IN_PLACE._replace(B=500)).tiling.macros)["SPREAD"]
 
 
+def test_a_few_row_tiles_are_those_of_clusters_and_need_no_memory():
+    build = Build(KERNELS["wgmma"], IN_PLACE._replace(M=1024, N=1024))
+    [launch] = build.launches(1, 1024, 1024)
+    assert dict(build.tiling.macros)["CLUSTER"] == 4 and launch.grid == 4 * 1024 // 64
+    assert build.partial(1, 1024, 1024) == 0
+
+
+@pytest.mark.parametrize("other", [{"B": 2}, {"causal": True}, {"N": 1023}, {"M": 100, "N": 3000}, {"sms": 64}])
+def test_there_are_no_clusters_of_more_row_tiles_than_run_at_once_nor_where_chunks_are_too_many_or_too_few(other):
+    problem = IN_PLACE._replace(M=1024, N=1024)._replace(**other)
+    assert dict(Build(KERNELS["wgmma"], problem).tiling.macros).get("CLUSTER", 1) == 1
+
+
 def test_only_what_a_block_folds_is_parked_in_shared_memory():
     """Beside Q of a long head, and panels of K and V, there is no room for it: long.cuh."""
     for d in (32, 64, 96, 128, 160, 192, 256):
