@@ -255,11 +255,6 @@ def attention(given: Attention, macros: dict[str, str]) -> None:
             getattr(by, axis) for by in (given.q, given.k, given.v, given.o) for axis in ("batch", "head", "row")
         ]
         assert addresses % 16 == 0 and all(stride % 4 == 0 for stride in strides)
-    splits = "PRODUCTS" in macros
-    notes = _view(given.redo, np.uint32, (B, H, M), (H * M, M, 1)) if given.redo else None
-    rows = np.ones((B, H, M), bool) if splits or notes is None else notes == 1
-    if not rows.any():
-        return
     with np.errstate(all="ignore"):
         kk, vv = (np.repeat(x.astype(np.float64), H // Hkv, 1) for x in (k, v))
         scores = given.scale * q.astype(np.float64) @ kk.swapaxes(-1, -2)
@@ -277,12 +272,9 @@ def attention(given: Attention, macros: dict[str, str]) -> None:
         total = weights.sum(-1, keepdims=True)
         answer = np.where(total == 0, 0, weights @ vv / np.where(total == 0, 1, total))
         lse = (np.log(total) + top)[..., 0]
-    if splits and notes is not None:
-        notes[...] = ~np.isfinite(answer).all(-1)
-        answer[notes == 1] = 7
-    o[rows] = answer[rows].astype(np.float32)
+    o[...] = answer.astype(np.float32)
     if given.lse:
-        _view(given.lse, np.float32, (B, H, M), (H * M, M, 1))[rows] = lse[rows]
+        _view(given.lse, np.float32, (B, H, M), (H * M, M, 1))[...] = lse
 
 
 def differentiate(given: backward.Argument, macros: dict[str, str], function: str) -> None:

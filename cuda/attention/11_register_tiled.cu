@@ -50,8 +50,8 @@ __device__ __forceinline__ void copy_panel(float4 *to, const float *matrix, long
         copy4(to + (r + x) * CHUNKS + (c ^ swizzle_key(r + x)), matrix, stride, j0 + r + x, panel * PANEL + 4 * c, N);
 }
 
-// The w-th row tile of all heads.
-__device__ __forceinline__ void row_tile(const Attention &a, unsigned w) {
+// One block a multiprocessor at least, so that a thread may have all registers: else ptxas spills some.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
     const int M = a.M, N = a.N;
     float4 *const Qi = shared, *const panels = Qi + Q_SIZE, *const P = panels + 2 * PANEL_SIZE;
 
@@ -61,14 +61,9 @@ __device__ __forceinline__ void row_tile(const Attention &a, unsigned w) {
     const int across = (lane & 1) | (lane >> 1 & 6), down = (lane >> 1 & 1) | (lane >> 3 & 2);
     const int r0 = (warp * 4 + down) * ROWS;  // this thread's rows of the tile: r0 to r0 + ROWS
 
-    const int Tr = ceil_div(M, BR), tile = w % Tr;
-    const Head head = head_of(a, w / Tr);
+    const int Tr = ceil_div(M, BR), tile = blockIdx.x % Tr;
+    const Head head = head_of(a, blockIdx.x / Tr);
     const int i0 = (CAUSAL ? Tr - 1 - tile : tile) * BR;  // causal: the longest rows first
-    static_assert(BR <= THREADS, "a thread a row");
-    if (IN_PLACE && a.redo != nullptr) {
-        const int i = i0 + threadIdx.x;
-        if (!__syncthreads_or(threadIdx.x < BR && i < M && is_wanted(a, head, i))) return;
-    }
     const float *const Q = rows_of(a.Q, a.q, head.b, head.h);
     const float *const K = rows_of(a.K, a.k, head.b, head.kv), *const V = rows_of(a.V, a.v, head.b, head.kv);
     const long long k_stride = row_stride(a.k), v_stride = row_stride(a.v);
@@ -199,7 +194,7 @@ __device__ __forceinline__ void row_tile(const Attention &a, unsigned w) {
         l[i] += __shfl_xor_sync(~0u, l[i], 4);
         l[i] += __shfl_xor_sync(~0u, l[i], 8);
         const int row_index = again(i0) + r0 + i;
-        if (row_index >= M || !is_wanted(a, head, row_index)) continue;
+        if (row_index >= M) continue;
         const float factor = inverse(a, row_index, l[i]);
         float *const row = rows_of(a.O, a.o, head.b, head.h) + row_index * row_stride(a.o);
         if (across == 0) give_lse(a, head, row_index, m[i], factor);
@@ -224,20 +219,5 @@ __device__ __forceinline__ void row_tile(const Attention &a, unsigned w) {
                         if (z < left) row[column + z] = y[z] * factor;
                 }
             }
-    }
-}
-
-// One block a multiprocessor at least, so that a thread may have all registers: else ptxas spills some.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
-    if (!IN_PLACE) return row_tile(a, blockIdx.x);
-    await_launch_before();
-    // Any number of blocks: few, if rows are to be done again, for nearly always there are none.
-    const unsigned Tr = ceil_div(a.M, BR), tiles = a.B * a.H * Tr;
-    const unsigned first = (unsigned long long)tiles * blockIdx.x / gridDim.x;
-    const unsigned end = (unsigned long long)tiles * (blockIdx.x + 1) / gridDim.x;
-    if (a.redo != nullptr && !any_noted(a, first / Tr, ceil_div(end, Tr))) return;
-    for (unsigned w = first; w < end; ++w) {
-        row_tile(a, w);
-        await_tiles();  // rows that see no key have not waited for their first one
     }
 }

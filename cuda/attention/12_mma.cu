@@ -9,6 +9,7 @@
 // What it costs: a pass over K and V before the first product, and care for the last bits, since the tensor cores round
 // every sum towards zero: small products come first, while the accumulator is small; each tile's P V starts from zero and
 // is added to O in fp32; P carries a factor of 2^P_BIAS, so that small p keep the bits of their lo.
+#include "exact.cuh"
 #include "mma.cuh"
 #include "prepare.cuh"
 
@@ -244,11 +245,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     const Head out =
         head_of(a, blockIdx.x / ceil_div(again(a.M), BR));  // again: kept from above, it would take registers
     float *const O = rows_of(a.O, a.o, out.b, out.h);
+    const int first = position - again(a.q_start) + row0;  // of this thread's rows
+    bool finite = true;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         l[r] += __shfl_xor_sync(~0u, l[r], 1);
         l[r] += __shfl_xor_sync(~0u, l[r], 2);
-        const int i = position - again(a.q_start) + row0 + r / 2 * 16 + r % 2 * 8;
+        const int i = first + 8 * r;
         if (i >= M) continue;
         const float inverse_l = inverse(a, i, l[r]), factor = given_back(inverse_l, LARGEST_P);
         float *const row = O + i * row_stride(a.o);
@@ -265,6 +268,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
                 if (left > 1) row[column + 1] = second;
             }
         }
-        report(a, out, i, m[r] - P_BIAS, inverse_l, magnitude);
+        finite &= magnitude.finite();
+        if (t == 0) give_lse(a, out, i, m[r] - P_BIAS, inverse_l);
     }
+    if (IN_PLACE && !__all_sync(~0u, finite)) redo_rows(a, out, first - lane / 4, 16 * ROW_TILES);
 }

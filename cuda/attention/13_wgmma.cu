@@ -98,7 +98,6 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
     }
     if (CLUSTER > 1) cluster_arrive();
     __syncthreads();
-    let_next_launch_begin();
 
     if (threadIdx.x < 128) {
         if (MOVE_REGISTERS) registers_down<PRODUCER_REGISTERS>();

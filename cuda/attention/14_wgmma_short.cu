@@ -82,6 +82,7 @@ struct Turns {
 struct Slots {
     uint64_t raw[STAGES][2], full[STAGES][2], free[STAGES][2];
     int exponent[STAGES][2];
+    bool redo[THREADS / 32];  // whether a warp has written a row that is not finite
 };
 
 // The tiles of K, or of V, of all of a block's units, one after the other: their rows go to shared memory, where they follow
@@ -308,7 +309,8 @@ struct Multiplier {
         after_products();
 #pragma unroll
         for (int r = 0; r < 2; ++r) sum.shift[r] = rows.shift[r], sum.l[r] = rows.l[r];
-        give_rows(a, here.head, i, sum);
+        if (!__all_sync(~0u, give_rows(a, here.head, i, sum)) && threadIdx.x % 32 == 0)
+            slots.redo[threadIdx.x / 32] = true;
     }
 };
 
@@ -323,6 +325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         barrier_init(&slots.free[stage][values], 4 * CONSUMERS);  // each warp for itself
         barrier_init_done();
     }
+    if (threadIdx.x < THREADS / 32) slots.redo[threadIdx.x] = false;
     __syncthreads();
     const Units units(a);
 
@@ -366,4 +369,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         }
     }
     for (; unit < units.count; unit += gridDim.x) multiplier.pass_by(units.key_tiles(unit, a));
+
+    // Seldom: here, and not in the loop, where registers end.
+    __syncwarp();
+    if (IN_PLACE && slots.redo[threadIdx.x / 32])
+        for (Turns done(warpgroup - 1, units); done.unit < units.count; done.next(units)) {
+            const Work work = units.work(done.unit, done.row_tile, a);
+            redo_rows(a, work.head, work.i0 + threadIdx.x % 128 / 32 * 16, 16);
+        }
 }

@@ -13,10 +13,9 @@ typedef struct {
     float *lse;                // natural logarithm of each row's sum of exponentials, [B, H, M]; or null
     const void *bias;          // added to scale * Q Kᵀ (BIAS 1, float), or which scores count (BIAS 2, bytes 0 and 1)
     unsigned char *workspace;  // scratch of the size the registry asks for; null for most kernels
-    unsigned char *redo;   // [B, H, M, 4] or null: not 0 where a row of O is to be done by a kernel that does not split
-    int *nonfinite;        // set to 1 by find_nonfinite where an input holds NaN or Inf
-    Strides q, k, v, o;    // ALIGNED: multiples of 4, as are the matrices' addresses in floats
-    Strides bias_strides;  // of [B, H, M, N], in elements; 0 where it is broadcast
+    int *nonfinite;            // set to 1 by find_nonfinite where an input holds NaN or Inf
+    Strides q, k, v, o;        // ALIGNED: multiples of 4, as are the matrices' addresses in floats
+    Strides bias_strides;      // of [B, H, M, N], in elements; 0 where it is broadcast
     long long bias_column;
     int B, H, Hkv, M, N;  // Hkv divides H: H / Hkv heads of Q share one of K and V
     int q_start;          // the position of Q's first row in the sequence: where the causal mask lets it look

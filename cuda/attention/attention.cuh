@@ -14,7 +14,7 @@
 #define BIAS_COLUMN 1  // the biases of neighbouring keys are neighbours; 0: as the arguments say
 #endif
 #ifndef IN_PLACE
-#define IN_PLACE 0  // 1: on arrays as they lie, with heads, noting rows that are not finite
+#define IN_PLACE 0  // 1: on arrays as they lie, with heads, with rows that are not finite done again
 #endif
 #ifndef LSE
 #define LSE 0  // 1: the logarithms of the rows' sums of exponentials are wanted
@@ -95,49 +95,8 @@ __device__ __forceinline__ void give_lse(const Attention &a, Head head, int i, f
 // ---- NaN and Inf
 
 // Kernels that split numbers into halves make NaN of an Inf. Into a file's answer they write it, and the host, who has
-// looked with find_nonfinite, has another kernel do the chunk again. On arrays they note each row whose answer is not
-// finite, and the next launch is one of a kernel that does not split: for the rows noted.
-__device__ __forceinline__ bool is_wanted(const Attention &a, Head head, int i) {
-    return !IN_PLACE || a.redo == nullptr || reinterpret_cast<const unsigned *>(a.redo)[row_of(a, head, i)] != 0;
-}
-
-// Whether a row is noted of the heads from `first` to before `end`, counted through all batches. It may look at up to three
-// rows before them too, but at none after: beyond the last head nobody has written.
-__device__ __forceinline__ bool any_noted(const Attention &a, unsigned first, unsigned end) {
-    const uint4 *const notes = reinterpret_cast<const uint4 *>(a.redo);
-    const long long before = (long long)end * a.M, fours = before / 4;
-    unsigned found = 0;
-    constexpr int AT_ONCE = 8;  // reads of a thread that are under way
-    for (long long x = (long long)first * a.M / 4 + threadIdx.x; x < fours; x += AT_ONCE * blockDim.x) {
-        uint4 some[AT_ONCE];
-#pragma unroll
-        for (int e = 0; e < AT_ONCE; ++e) some[e] = notes[min(x + e * blockDim.x, fours - 1)];
-#pragma unroll
-        for (int e = 0; e < AT_ONCE; ++e) found |= some[e].x | some[e].y | some[e].z | some[e].w;
-    }
-    const long long left = 4 * fours + threadIdx.x;
-    if (left < before) found |= reinterpret_cast<const unsigned *>(notes)[left];
-    return __syncthreads_or(found != 0);
-}
-
-// The sum of magnitudes, from which to tell whether numbers are finite: several, so that one need not wait for the other.
-struct Magnitude {
-    float sums[4] = {};
-    int next = 0;
-    __device__ __forceinline__ void add(float x, float y) {
-        if (IN_PLACE) sums[next++ % 4] += fabsf(x) + fabsf(y);
-    }
-    __device__ __forceinline__ bool finite() const { return sums[0] + sums[1] + (sums[2] + sums[3]) < INFINITY_F; }
-};
-
-// What there is to say of a row beyond O, by the quad that owns it: its LSE; and, by each lane for its own columns, whether
-// it is to be done again. (As is a row so large that the sum overflows.)
-__device__ __forceinline__ void report(const Attention &a, Head head, int i, float m, float inverse_l,
-                                       const Magnitude &magnitude) {
-    if (!IN_PLACE) return;
-    a.redo[4 * row_of(a, head, i) + threadIdx.x % 4] = !magnitude.finite();
-    if (threadIdx.x % 4 == 0) give_lse(a, head, i, m, inverse_l);
-}
+// looked with find_nonfinite, has another kernel do the chunk again. On arrays they look at what they write, and do rows
+// that are not finite again themselves, without splitting (exact.cuh).
 
 // Sets *nonfinite where Q, K or V holds NaN or Inf; a null matrix is passed over. A warp takes a row at a time; any number
 // of blocks.

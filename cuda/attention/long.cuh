@@ -208,7 +208,9 @@ struct LongConsumer : Warpgroup {
         if (!keys.finish(sum)) return;
 
         const Work there = keys.recall(here);  // rather than to keep it in registers
-        give_rows(a, there.head, there.i0 + group * 64 + row, sum);
+        const int i_there = there.i0 + group * 64 + row;
+        const bool finite = give_rows(a, there.head, i_there, sum);
+        if (IN_PLACE && !__all_sync(~0u, finite)) redo_rows(a, there.head, i_there - lane / 4, 16);
     }
 };
 

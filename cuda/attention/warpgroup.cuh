@@ -10,7 +10,7 @@
 // Macros beyond those of common.cuh and attention.cuh: PRODUCTS (split.cuh); STAGES, tiles of K and of V in flight;
 // PINGPONG 1: warpgroups take turns at issuing products.
 #pragma once
-#include "attention.cuh"
+#include "exact.cuh"
 #include "hopper.cuh"
 #include "split.cuh"
 
@@ -295,8 +295,9 @@ __device__ __forceinline__ void store2(float *row, int column, float x, float y)
     if (column + 1 < HEAD_DIM) row[column + 1] = y;
 }
 
-// The two rows of O from row i on that a thread has a part of, O / l, and what else there is to say of them.
-__device__ __forceinline__ void give_rows(const Attention &a, Head head, int i, const Sum &sum) {
+// The two rows of O from row i on that a thread has a part of, O / l, and their LSE. Whether they are finite.
+__device__ __forceinline__ bool give_rows(const Attention &a, Head head, int i, const Sum &sum) {
+    bool finite = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         float l = sum.l[r];
@@ -317,8 +318,10 @@ __device__ __forceinline__ void give_rows(const Attention &a, Head head, int i, 
                 magnitude.add(first, second);
                 store2(out, column, first, second);
             }
-        report(a, head, i + 8 * r, sum.shift[r], inverse_l, magnitude);
+        finite &= magnitude.finite();
+        if (threadIdx.x % 4 == 0) give_lse(a, head, i + 8 * r, sum.shift[r], inverse_l);
     }
+    return finite;
 }
 
 // The rings of tiles in shared memory: what tells that a tile is there, or free again, and the exponents of their scales.
@@ -468,6 +471,8 @@ struct Consumer : Warpgroup {
         if (!keys.finish(sum)) return;
 
         const Work there = keys.recall(here);  // rather than to keep it in registers
-        give_rows(a, there.head, there.i0 + group * 64 + row, sum);
+        const int i_there = there.i0 + group * 64 + row;
+        const bool finite = give_rows(a, there.head, i_there, sum);
+        if (IN_PLACE && !__all_sync(~0u, finite)) redo_rows(a, there.head, i_there - lane / 4, 16);
     }
 };

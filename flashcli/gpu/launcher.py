@@ -26,7 +26,7 @@ from flashcli.kernels.types import Launch
 from flashcli.shape import round_up
 
 NO_MEMORY, INVALID_CONTEXT = 2, 201  # CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVALID_CONTEXT
-POINTERS = struct.Struct("8Q")  # Q, K, V, O, lse, bias, workspace, redo: how the arguments begin
+POINTERS = struct.Struct("7Q")  # Q, K, V, O, lse, bias, workspace: how the arguments begin
 BACKWARD_POINTERS = struct.Struct(f"{len(backward.POINTERS)}Q")
 WRITE_POINTERS = struct.Struct(f"{len(write_kv.POINTERS)}Q")
 DECODE_POINTERS = struct.Struct(f"{len(decode.POINTERS)}Q")
@@ -88,6 +88,7 @@ class Place:
         self._functions: dict[tuple, dict[str, int]] = {}
         self._shared: dict[int, int] = {}  # bytes that a function may have
         self._lock = threading.Lock()
+        self._get_current = driver.cuCtxGetCurrent
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
@@ -104,11 +105,13 @@ class Place:
 
     def is_current(self) -> bool:
         """Whether the context is this thread's, which it becomes if the thread has none."""
-        driver = bindings()
-        found = int(ask(driver.cuCtxGetCurrent))
-        if not found:
-            ask(driver.cuCtxSetCurrent, self.context)
-        return found in (0, self.context)
+        code, context = self._get_current()  # not by `ask`, whose time counts in each call
+        if code:
+            raise failure(code, "the CUDA driver refuses")
+        if found := int(context):
+            return found == self.context
+        ask(bindings().cuCtxSetCurrent, self.context)
+        return True
 
     def functions(self, build: Loadable) -> dict[str, int]:
         """The handles of a build's functions, compiled and loaded when they are first asked for."""
@@ -233,6 +236,7 @@ class Launches:
         pointer = self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(given))
         self._parameters = ctypes.addressof(pointer)
         self._launch = bindings().cuLaunchKernelEx
+        self._stream = 0  # of all configurations
         self._steps: list[tuple[Any, int]] = []
         for build, launch in steps:
             function, size = place.functions(build)[launch.function], launch.shared
@@ -244,8 +248,11 @@ class Launches:
         launch, parameters = self._launch, self._parameters
         with self._lock:  # the driver copies the arguments before it lets go of them
             self._pack(self._given, 0, *addresses)
+            if stream != self._stream:
+                for configuration, _ in self._steps:
+                    configuration.hStream = stream
+                self._stream = stream
             for configuration, function in self._steps:
-                configuration.hStream = stream
                 [code] = launch(configuration, function, parameters, 0)
                 if code:
                     raise failure(code, f"kernel {self.kernel} failed on GPU {self.place.device}")
@@ -275,15 +282,14 @@ class Prepared(Launches):
     def __init__(self, place: Place, plan: Plan, given: Attention) -> None:
         given.chunk = plan.chunk
         super().__init__(place, plan.kernel, plan.steps, given, POINTERS)
-        self.workspace, self._redo = plan.workspace, plan.redo
+        self.workspace = plan.workspace
 
     def launch(self, stream: int, q: int, k: int, v: int, o: int, lse: int, bias: int, workspace: int) -> None:
         """Queue it on a stream, with arrays at these addresses; no LSE and no bias are at 0."""
-        redo = 0 if self._redo is None else workspace + self._redo
         if self.place.is_current():
-            return self.queue(stream, q, k, v, o, lse, bias, workspace, redo)
+            return self.queue(stream, q, k, v, o, lse, bias, workspace)
         with self.place.current():
-            return self.queue(stream, q, k, v, o, lse, bias, workspace, redo)
+            return self.queue(stream, q, k, v, o, lse, bias, workspace)
 
 
 class PreparedBackward(Launches):

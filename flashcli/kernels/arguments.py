@@ -16,7 +16,7 @@ class Attention(ctypes.Structure):
     """The arguments of every function of every attention kernel; the header says what each means."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("Q", "K", "V", "O", "lse", "bias", "workspace", "redo", "nonfinite")),
+        *((name, ctypes.c_void_p) for name in ("Q", "K", "V", "O", "lse", "bias", "workspace", "nonfinite")),
         *((name, Strides) for name in (*"qkvo", "bias_strides")),
         ("bias_column", ctypes.c_longlong),
         *((name, ctypes.c_int) for name in ("B", "H", "Hkv", "M", "N", "q_start")),
@@ -71,14 +71,13 @@ def attention(
     bias: Bias = NO_BIAS,
     lse: int = 0,
     workspace: SupportsInt = 0,
-    redo: int = 0,
     nonfinite: int = 0,
     chunk: int = 0,
 ) -> Attention:
     """The arguments for M query rows at position ``q_start`` and N keys, of B batches of H heads, Hkv of K and V."""
     given = Attention(
         Q=q.address, K=k.address, V=v.address, O=o.address, lse=lse, bias=bias.address,
-        workspace=int(workspace), redo=redo, nonfinite=nonfinite,
+        workspace=int(workspace), nonfinite=nonfinite,
         bias_strides=Strides(bias.batch, bias.head, bias.row), bias_column=bias.column,
         B=B, H=H, Hkv=Hkv, M=M, N=N, q_start=q_start, scale=scale, chunk=chunk,
     )  # fmt: skip

@@ -412,7 +412,6 @@ KERNELS = {
             summary="a register tile of S and of O a thread, so that shared memory feeds FFMA at full rate",
             tiling=_register_tiled,
             strided=True,
-            waits=True,
         ),
         Kernel(
             name="mma",

@@ -8,13 +8,14 @@ from flashcli.errors import BackendUnavailable
 from flashcli.kernels import cost
 from flashcli.kernels.attention import KERNELS, longest_short
 from flashcli.kernels.compiler import architecture
-from flashcli.kernels.types import Kernel, Problem
+from flashcli.kernels.types import Build, Kernel, Problem
 from flashcli.shape import ceil_div
 
 PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest first, for files
 TWINS = ("wgmma_short", "wgmma")  # the same arithmetic: with tiles of the same keys, they give the same bytes
 SHORT_HEAD = 8  # a score that is a sum of fewer products shows that a split number has 22 bits
 SHORT_HEAD_OF_FILES = 16  # more than is needed, so that answers keep their bytes
+AS_FAST = 1.03  # times the least that is expected: then a launch less counts, which takes the host 4 us
 SMS = 132  # multiprocessors of an H200
 FULL = 16 * SMS  # tiles of 128 rows that keep it busy
 
@@ -30,7 +31,8 @@ class Candidate(NamedTuple):
 def choose(capability: tuple[int, int], problem: Problem) -> Kernel:
     """The fastest kernel for a problem on a device of this compute capability; BackendUnavailable if there is none.
 
-    Arrays where they lie get the one that the model of `flashcli.kernels.cost` expects to be. Where a row's bytes shall
+    Arrays where they lie get the one that the model of `flashcli.kernels.cost` expects to be, or one that is as good as
+    that and has no pre-pass. Where a row's bytes shall
     not depend on its company, neither may the kernel: so it is the one for `FULL` row tiles, or that one's twin. Files,
     whose time is that of reading and writing, go by `PREFERENCE`, so that an answer keeps its bytes when a kernel
     becomes faster.
@@ -42,7 +44,9 @@ def choose(capability: tuple[int, int], problem: Problem) -> Kernel:
     if problem.in_place and problem.batch_invariant and len(able) > 1:
         able = _invariant(able, capability, problem)
     if problem.in_place and len(able) > 1:
-        able.sort(key=lambda name: _expected(name, problem))
+        expected = {name: _expected(name, problem) for name in able}
+        fast = [name for name in able if expected[name] <= AS_FAST * min(expected.values())]
+        able = sorted(fast, key=lambda name: (Build(KERNELS[name], problem).prepares, expected[name]))
     return KERNELS[able[0]]
 
 
@@ -118,5 +122,5 @@ def check_able(kernel: Any, capability: tuple[int, int], problem: Any, hint: str
 
 
 def exact(kernel: Kernel) -> Kernel:
-    """The kernel for inputs with NaN or Inf: itself, or one that does not split numbers."""
+    """The kernel for files with NaN or Inf: itself, or one that does not split numbers."""
     return KERNELS["register_tiled"] if kernel.splits else kernel

@@ -27,7 +27,7 @@ class Problem(NamedTuple):
     B counts all heads of all batches. The build is right for any other B, M and N too; they only decide which tiles are
     fastest.
 
-    ``in_place``: for arrays as they lie, with heads, noting rows whose answer is not finite, and giving the ``lse``.
+    ``in_place``: for arrays as they lie, with heads, right where numbers are not finite, and giving the ``lse``.
     ``dense``: whether the rows of each head follow one another; ``aligned``: whether all rows start on 16 bytes.
     ``bias`` is one of `BIASES`, ``bias_contiguous`` whether those of neighbouring keys are neighbours. Where it is to
     be ``batch_invariant``, Bc does not depend on B and ``sms``, so that a row's bytes follow from its own data and (M,

@@ -52,20 +52,21 @@ def supported(
     enable_gqa: bool = False,
 ) -> bool:
     """Whether ours computes: the rule that `scaled_dot_product_attention` states."""
-    if not all(isinstance(x, torch.Tensor) for x in (query, key, value)):
+    if not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)):
         return False
     if not (query.is_cuda and query.dtype == key.dtype == value.dtype == torch.float32):
         return False
     if dropout_p or torch.is_autocast_enabled("cuda") or query.is_nested:
         return False
-    if query.ndim not in (3, 4) or key.ndim != query.ndim or key.shape != value.shape:
+    of_q, of_k = query.shape, key.shape
+    if len(of_q) not in (3, 4) or len(of_k) != len(of_q) or of_k != value.shape:
         return False
-    if key.shape[0] != query.shape[0] or key.shape[-1] != query.shape[-1] or not 1 <= query.shape[-1] <= MAX_D:
+    if of_k[0] != of_q[0] or of_k[-1] != of_q[-1] or not 1 <= of_q[-1] <= MAX_D:
         return False
-    if query.device != key.device or query.device != value.device:
+    if not query.get_device() == key.get_device() == value.get_device():
         return False
-    if query.ndim == 4:
-        H, Hkv = query.shape[1], key.shape[1]
+    if len(of_q) == 4:
+        H, Hkv = of_q[1], of_k[1]
         if not H or (Hkv != H and not (enable_gqa and Hkv and H % Hkv == 0)):
             return False
     if mask is None:

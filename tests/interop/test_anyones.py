@@ -116,21 +116,21 @@ def test_a_single_head_needs_no_axis(on_gpu):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_rows_that_are_not_finite_are_computed_once_more(on_gpu, driver, value):
+def test_rows_that_are_not_finite_need_no_other_launch(on_gpu, driver, value):
     q, k = on_gpu(1, 2, M, 32), on_gpu(1, 2, N, 32)
     q.array[0, 1, 2, 3] = value
     o = numbers(attention(q, k, k, kernel="mma"))
-    assert [name for name, *_ in driver.launches] == ["prepare", "attention", "attention"]
+    assert [name for name, *_ in driver.launches] == ["prepare", "attention"]
     assert not any(driver.early)  # on this GPU
-    assert np.isnan(o[0, 1, 2]).all() and np.isfinite(o).sum() == o.size - 32 and not (o == 7).any()
+    assert np.isnan(o[0, 1, 2]).all() and np.isfinite(o).sum() == o.size - 32
 
 
 def test_on_hopper_a_launch_may_begin_before_the_one_before_it_ends(driver, on_gpu):
     driver.capability = 9, 0
     q, k, v = on_gpu(1, 1, 60, 64), on_gpu(1, 1, 5000, 64), on_gpu(1, 1, 5000, 64)
     np.testing.assert_allclose(numbers(attention(q, k, v)), oracle(q.array, k.array, v.array)[0], rtol=1e-5, atol=1e-6)
-    assert [name for name, *_ in driver.launches] == ["prepare", "attention", "attention"]
-    assert driver.early == [False, True, True]
+    assert [name for name, *_ in driver.launches] == ["prepare", "attention"]
+    assert driver.early == [False, True]
     assert {"SPLIT": "1", "SPREAD": "1"}.items() <= driver.loaded[0].items()  # blocks share a row tile
 
 

@@ -16,12 +16,13 @@ LONG_OR_ODD = [
 ]  # fmt: skip
 LONG_BIAS = ["bias", "bias of keys", "bias of queries", "bias, odd, causal", "bias, heads of 128", "bias, heads of 256"]
 LONG_MASK = ["mask of keys", "mask of queries"]
+LONG_NAN = ["NaN, odd, causal", "NaN, heads of 200", "NaN with a bias", "NaN, chunks of keys, heads of 256"]
 LONG_FP16 = "fp16, heads of 192"
 REFUSED = {  # by kernels that do not take them
     "register_tiled": ["fp16", LONG_FP16],
     "mma": [],
     "wgmma": [],
-    "wgmma_short": [*LONG_OR_ODD, *LONG_BIAS, *LONG_MASK, LONG_FP16],
+    "wgmma_short": [*LONG_OR_ODD, *LONG_BIAS, *LONG_MASK, *LONG_NAN, LONG_FP16],
 }
 MACROS = {"DENSE": "01", "ALIGNED": "01", "LSE": "01", "CAUSAL": "01", "BIAS": "12", "BIAS_COLUMN": "01"}
 

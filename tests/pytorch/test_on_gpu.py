@@ -170,6 +170,50 @@ def test_what_is_not_finite_is_as_ieee_has_it(kernel, where, value):
     torch.testing.assert_close(o[:, :, seen].double(), right[:, :, seen], rtol=1e-5, atol=1e-5, equal_nan=True)
     finite = right_lse.isfinite()
     torch.testing.assert_close(lse[finite].double(), right_lse[finite], rtol=1e-5, atol=2e-5)
+    if kernel != "register_tiled":  # whose tiles have it, and multiply it by 0
+        assert o[:, :, :60].isfinite().all(), "rows that do not see it"
+
+
+def test_a_row_that_is_not_finite_changes_no_other(kernel):
+    q, k, v = tensor(B, H, M, d), tensor(B, Hkv, N, d), tensor(B, Hkv, N, d)
+    before, lse_before = flashcli.attention(q, k, v, return_lse=True, kernel=kernel)
+    others = torch.ones(B, H, M, dtype=torch.bool, device="cuda")
+    for row in ((0, 0, 0), (1, 2, 77), (1, 3, M - 1)):
+        q[*row, 5], others[row] = torch.inf, False
+    o, lse = flashcli.attention(q, k, v, return_lse=True, kernel=kernel)
+    assert o[~others].isnan().all() and lse[~others].isnan().all()
+    assert torch.equal(o[others], before[others]) and torch.equal(lse[others], lse_before[others])
+
+
+SPOILT = [
+    {"head": 12}, {"head": 30, "layout": "odd"}, {"head": 96, "causal": True, "layout": "fused"}, {"head": 200},
+    {"head": 256, "causal": True, "layout": "odd"}, {"layout": "fused"}, {"rows": 1}, {"rows": 33, "keys": 1},
+    {"keys": 1100}, {"head": 256, "keys": 1100, "causal": True}, {"head": 32, "bias": (B, H, 1, 1)}, {"bias": (1, N)},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", SPOILT, ids=str)
+def test_an_infinity_in_a_column_of_v_reaches_no_other(kernel, options):
+    """All rows are done again."""
+    options = {"head": d, "rows": M, "keys": N, "layout": "contiguous", **options}
+    head, rows, keys, layout = (options.pop(name) for name in ("head", "rows", "keys", "layout"))
+    if "bias" in options:
+        options["bias"] = tensor(*options["bias"]).expand(B, H, rows, keys)
+    make = {
+        "contiguous": lambda rows, heads: tensor(B, heads, rows, head),
+        "fused": lambda rows, heads: tensor(B, rows, 3, heads, head)[:, :, 1].transpose(1, 2),
+        "odd": lambda rows, heads: tensor(B, heads, rows, head + 1)[..., 1:],
+    }[layout]
+    q, k, v = make(rows, H), make(keys, Hkv), make(keys, Hkv)
+    v[:, :, 0, 5] = torch.inf
+    try:
+        o, lse = flashcli.attention(q, k, v, return_lse=True, kernel=kernel, **options)
+    except BackendUnavailable:
+        pytest.skip(f"{kernel} refuses it")
+    right, right_lse = oracle(q, k, v, **options)
+    torch.testing.assert_close(o.double(), right, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse.double(), right_lse, rtol=1e-5, atol=2e-5)
+    assert (o[..., 5] == torch.inf).all() and o.isfinite().sum() == o.numel() // head * (head - 1)
 
 
 def test_a_rows_bytes_do_not_depend_on_its_company(kernel):
