@@ -7,10 +7,11 @@
 // whether the piece before was its sequence's last. Warps have maxima and sums of their own, and meet at the end of a piece.
 // fp8 becomes half in registers.
 // Why it is faster: between the arrival of a tile and the next, a warp has some 250 instructions to do instead of thousands,
-// so it mostly waits for memory, not memory for it; 16 warps to a multiprocessor have up to 128 KB under way, three times
-// what the memory's rate needs.
+// so it mostly waits for memory, not memory for it; 12 to 16 warps to a multiprocessor have 64 to 128 KB under way, more than
+// the memory's rate needs.
 // What it costs: P and the query are rounded to 16 bits, so there is no fp32, for which grouped is there. A tile's registers
-// leave room for 16 warps only, and hardly for those: what can wait in shared memory does.
+// leave room for few warps: what can wait in shared memory does. With rows of 256 bytes, 12 warps with more registers are
+// faster than 16, but where only 16 have room for all pieces at once.
 #include "tensor.cuh"
 
 extern __shared__ __align__(16) float O_of_warps[];  // [WARPS][ROWS][O_ROW], or a Part a thread
@@ -22,7 +23,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tensor(const __gri
     __shared__ int done;                     // how many of its sequence's pieces were done before the one before
     __shared__ float factor;                 // from products of queries and keys to powers of two
 
-    if (threadIdx.x == 0) factor = a.scale * (a.k_scale ? *a.k_scale : 1.0f) * LOG2E;
     pieces.start(a);
 
     // The first tile as early as can be: after the lengths and the first pages, and nothing else.
@@ -37,12 +37,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tensor(const __gri
         const Tile tile = {works[0].pages.of_tile(token0), found.of.kv_head, token0, token0 < found.end};
         load_keys(a, tile, keys), load_values(a, tile, values);
     }
-#pragma unroll 1
-    for (int i = threadIdx.x; i < 3 * KEY_STEPS * 32; i += THREADS) {
-        uint4 &words = works[i / (KEY_STEPS * 32)].query[i / 32 % KEY_STEPS][i % 32];
-        if (COLUMNS == 1) words.y = words.w = 0;  // rows 8 to 15, which nobody copies
+    if (threadIdx.x == 0) {
+        factor = a.scale * (a.k_scale ? *a.k_scale : 1.0f) * LOG2E;
+        works[0].piece = found, works[0].after = blockIdx.x + gridDim.x, works[2].piece.count = 0;
     }
-    if (threadIdx.x == 0) works[0].piece = found, works[0].after = blockIdx.x + gridDim.x, works[2].piece.count = 0;
     __syncthreads();
 
     for (int turn = 0;; turn = turn == 2 ? 0 : turn + 1) {
@@ -63,7 +61,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tensor(const __gri
         wait_for_copies<2>();  // this piece's queries
         __syncthreads();
         if (merging && done == before.piece.count - 1) {
-            __threadfence();
             merge_pieces(a, before.piece, reinterpret_cast<Part *>(O_of_warps));
             __syncthreads();
         }
@@ -102,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tensor(const __gri
 
         hand_in(state, meeting, O_of_warps);
         int after = 0;
-        if (threadIdx.x == 0) after = take(a);
+        if (threadIdx.x == 0 && next.piece.count > 0) after = take(a);
         __syncthreads();
         const Piece &piece = work.piece;
         const int rows = smaller(ROWS, rows_of(a) - piece.of.row0);

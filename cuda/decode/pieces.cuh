@@ -7,17 +7,15 @@
 #pragma once
 #include "answer.cuh"
 
-struct Cut {
-    int begin;  // where its first piece begins
-    int piece;  // tokens in a piece
-    int count;  // of pieces; an empty sequence has one, for its answer has to be written, too
-};
+// Tokens in a piece of a sequence of which so many tokens are used.
+__device__ __forceinline__ int piece_size(int used) {
+    const int least = max(PIECE, div_up(used, MAX_PIECES)), unit = least > 2 * PIECE ? PIECE / 2 : PIECE;
+    return (least + unit - 1) & -unit;
+}
 
-__device__ __forceinline__ Cut cut(const Decode &a, int length) {
-    const int begin = first_used(a, length) / PIECE * PIECE;
-    const int least = max(PIECE, div_up(length - begin, MAX_PIECES)), unit = least > 2 * PIECE ? PIECE / 2 : PIECE;
-    const int piece = div_up(least, unit) * unit;
-    return {begin, piece, max(1, div_up(length - begin, piece))};
+// Where a sequence's first piece begins.
+__device__ __forceinline__ int first_begin(const Decode &a, int length) {
+    return first_used(a, length) / PIECE * PIECE;
 }
 
 // How many pieces a sequence can have at most: so many partial answers are kept for each row.
@@ -42,24 +40,31 @@ struct Pieces {
     int lengths[THREADS];
     int of_warps[THREADS / 32];
 
-    // The tables and the queries are brought to the second-level cache while lengths are on their way.
+    // The lengths are what everything waits for, so they are asked for before anything else. The tables and the queries
+    // are brought to the second-level cache meanwhile.
     __device__ void start(const Decode &a) {
+        const int length = length_or_zero(a, threadIdx.x);
         bring(a.block_tables, ((a.sequences - 1) * a.table_row + a.table_width) * 4);
         bring(a.query, ((a.sequences - 1) * a.query_sequence + a.heads * HEAD_DIM) * bytes_of(QUERY_TYPE));
-        if (threadIdx.x == 0) s0 = -THREADS, before = 0, ends[THREADS - 1] = 0;
-        __syncthreads();
+        learn(a, 0, threadIdx.x, length);
     }
     // As much as takes no time, each thread of the grid a line.
     __device__ static void bring(const void *from, long long bytes) {
         const int at = (blockIdx.x * THREADS + threadIdx.x) * 128;
         if (at < min(bytes, 1LL << 20)) prefetch(static_cast<const char *>(from) + at);
     }
+    __device__ static int length_or_zero(const Decode &a, int s) { return s < a.sequences ? length_of(a, s) : 0; }
+
     // The next THREADS sequences.
     __device__ void go_on(const Decode &a) {
         __syncthreads();  // all have looked
-        const int s = s0 + THREADS + threadIdx.x, length = s < a.sequences ? length_of(a, s) : 0,
-                  warp = threadIdx.x / 32;
-        int end = s < a.sequences ? cut(a, length).count : 0;
+        const int s = s0 + THREADS + threadIdx.x;
+        learn(a, before + ends[THREADS - 1], s, length_or_zero(a, s));
+    }
+    // `passed` pieces are of sequences before these. Each thread has the length of sequence s, the first one that of s0.
+    __device__ void learn(const Decode &a, int passed, int s, int length) {
+        const int used = length - first_begin(a, length), warp = threadIdx.x / 32;
+        int end = s < a.sequences ? max(1, div_up(used, piece_size(used))) : 0;  // an empty one has an answer, too
 #pragma unroll
         for (int apart = 1; apart < 32; apart *= 2) {
             const int more = __shfl_up_sync(~0u, end, apart);
@@ -67,10 +72,10 @@ struct Pieces {
         }
         if (threadIdx.x % 32 == 31) of_warps[warp] = end;
         __syncthreads();
-        if (threadIdx.x == 0) before += ends[THREADS - 1], s0 += THREADS;
-        for (int i = 0; i < warp; ++i) end += of_warps[i];
-        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < THREADS / 32 - 1; ++i) end += i < warp ? of_warps[i] : 0;
         lengths[threadIdx.x] = length, ends[threadIdx.x] = end;
+        if (threadIdx.x == 0) s0 = s, before = passed;
         __syncthreads();
     }
     // False if there is no piece of that number.
@@ -82,21 +87,19 @@ struct Pieces {
             go_on(a);
         }
         const int left = (int)(wanted - before);
-        int low = 0;  // the first sequence with an end after it
+        int low = 0;  // sequences that end before it
 #pragma unroll
-        for (int step = THREADS / 2; step > 0; step /= 2)
-            if (ends[low + step - 1] <= left) low += step;
+        for (int i = 0; i < THREADS; i += 32) low += __popc(__ballot_sync(~0u, ends[i + threadIdx.x % 32] <= left));
         const int s = s0 + low, tile = which / a.kv_heads, length = lengths[low];
-        const Cut has = cut(a, length);
+        const int begin = first_begin(a, length), size = piece_size(length - begin), above = low ? ends[low - 1] : 0;
         piece.of = {s, (int)which - tile * a.kv_heads, tile * ROWS, length, a.block_tables + s * a.table_row};
-        piece.part = left - (low ? ends[low - 1] : 0), piece.count = has.count, piece.tile = tile;
-        const long long start = has.begin + (long long)piece.part * has.piece;
+        piece.part = left - above, piece.count = ends[low] - above, piece.tile = tile;
+        const long long start = begin + (long long)piece.part * size;
         piece.first = max(start, (long long)first_used(a, length));
-        piece.end = min((long long)length, start + has.piece);
+        piece.end = min((long long)length, start + size);
         return true;
     }
 };
-static_assert((THREADS & (THREADS - 1)) == 0, "searched by halves");
 
 // The workspace of a launch over pieces: two counters of the launch; one for each sequence, tile of rows and head of the
 // cache; then, from a multiple of 16 bytes on, partial answers. Every launch leaves zeros in the counters.
@@ -124,10 +127,10 @@ __device__ __forceinline__ void leave(const Decode &a) {
 }
 
 // How many of the sequence's pieces were done before this one; the last finds the counter zero again afterwards. What the
-// block has written before a barrier is there for whoever learns that all are done, and then has a __threadfence.
+// block has written before a barrier is there for whoever learns that all are done, and for its block after a barrier.
 __device__ __forceinline__ int count_done(int *counter, int count) {
     int before;
-    asm volatile("atom.inc.release.gpu.global.u32 %0, [%1], %2;"
+    asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
                  : "=r"(before)
                  : "l"(counter), "r"(count - 1)
                  : "memory");

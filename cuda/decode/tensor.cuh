@@ -100,8 +100,11 @@ struct Row {
     int block, phase;  // block-sparse: blocks after this one are seen, and those that make a multiple with the phase
     float slope;       // of ALiBi, for scores in powers of two
 };
+struct __align__(8 * COLUMNS) Query {
+    unsigned of[2][COLUMNS];  // a of the product for S, without rows 8 to 15 where those are zeros
+};
 struct Work {
-    uint4 query[KEY_STEPS][32];  // as a of the product for S, a lane's words beside each other
+    Query query[KEY_STEPS][32];
     Row rows[ROWS];
     Piece piece;
     Pages pages;
@@ -124,9 +127,9 @@ __device__ __forceinline__ void prepare(const Decode &a, const Piece &piece, Wor
             const int step = i * WARPS + threadIdx.x / 32, d = column_of(step, lane % 4);
             if (step >= KEY_STEPS) break;
             const bool wanted = row < rows && d < HEAD_DIM;
-            unsigned *const to = &work.query[step][lane].x + n;
+            unsigned *const to = work.query[step][lane].of[0] + n;
             const long long at = wanted ? head * HEAD_DIM + d : 0;
-            copy(to, from + at, wanted), copy(to + 2, from + at + (wanted ? 2 : 0), wanted);
+            copy(to, from + at, wanted), copy(to + COLUMNS, from + at + (wanted ? 2 : 0), wanted);
         }
         if (threadIdx.x / 32 == 0 && lane % 4 == 0) {
             Row &known = work.rows[n * 8 + lane / 4];
@@ -175,8 +178,10 @@ struct Scores {
 __device__ __forceinline__ void multiply_keys(const Keys &keys, const Work &work, Scores &s) {
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; ++step) {
-        const uint4 words = work.query[step][lane_of()];
-        const unsigned q[4] = {words.x, words.y, words.z, words.w};
+        const Query words = work.query[step][lane_of()];
+        unsigned q[4] = {};
+#pragma unroll
+        for (int i = 0; i < 2 * COLUMNS; ++i) q[i / COLUMNS * 2 + i % COLUMNS] = words.of[i / COLUMNS][i % COLUMNS];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             unsigned k[2];

@@ -25,6 +25,7 @@ THREADS = 128
 PARTITION = 512  # tokens, as in 02_paged_v2.cu and 03_grouped.cu
 LAUNCH_COUNTERS = 4  # at the beginning of the workspace, see pieces.cuh
 MAX_SHARED = 227 * 1024  # bytes of shared memory that a block can have on Hopper
+MULTIPROCESSORS = 132  # of an H100 or H200; on other GPUs answers are the same, and may come later
 MAX_ROWS = 8  # query rows that a block takes together
 
 POINTERS = (
@@ -84,7 +85,7 @@ class Tuning(NamedTuple):
     threads: int = THREADS  # in a block
     piece: int = 2**18  # bytes of keys and values in a piece
     pieces: int = 48  # what a long sequence is cut into at most
-    blocks: int = 0  # to a multiprocessor; 0: the kernel's own rule
+    blocks: int = 0  # to a multiprocessor; 0: the kernel's own rule, see `problem_of`
 
 
 class Problem(NamedTuple):
@@ -105,8 +106,9 @@ class Kernel:
 
     The first ``counters(sizes, problem)`` of those are to be zero before a launch, which leaves zeros again; nothing
     else of it is read before it is written. Two launches that may run at a time need a workspace each.
-    ``rows(rows, d)`` says how many of a cache head's rows a block takes together, and ``macros(problem)`` are those
-    beyond the ones that all have. ``refuses(problem)`` says why it cannot be built for a problem; empty if it can.
+    ``rows(rows, d)`` says how many of a cache head's rows a block takes together, ``blocks(sizes, problem)`` how many
+    blocks of these sizes a multiprocessor is to hold (0: as it comes), and ``macros(problem)`` are those beyond the
+    ones that all have. ``refuses(problem)`` says why it cannot be built for a problem; empty if it can.
     """
 
     name: str
@@ -118,6 +120,7 @@ class Kernel:
     macros: Callable[[Problem], dict[str, int]] = lambda problem: {}
     refuses: Callable[[Problem], str] = lambda problem: ""
     counters: Callable[[Sizes, Problem], int] = lambda sizes, problem: 0
+    blocks: Callable[[Sizes, Problem], int] = lambda sizes, problem: 0
     on_host: bool = False
 
 
@@ -205,9 +208,13 @@ def _split(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
 
 def _over_pieces(function: str, sizes: Sizes, problem: Problem, at_once: int, shared: int = 0) -> Launch:
     """As many blocks as the GPU holds at a time, but no more than there can be pieces."""
+    return Launch(function, min(_all_pieces(sizes, problem), at_once), problem.tuning.threads, shared)
+
+
+def _all_pieces(sizes: Sizes, problem: Problem) -> int:
+    """How many there can be, of all sequences."""
     tiles = ceil_div(sizes.rows, problem.rows)
-    most = sizes.sequences * sizes.kv_heads * tiles * _most_pieces(sizes, problem)
-    return Launch(function, min(most, at_once), problem.tuning.threads, shared)
+    return sizes.sequences * sizes.kv_heads * tiles * _most_pieces(sizes, problem)
 
 
 def _piece(problem: Problem) -> int:
@@ -250,10 +257,17 @@ def _tensor_rows(rows: int, d: int) -> int:
 
 
 def _tensor_blocks(problem: Problem) -> int:
-    """How many fit into a multiprocessor: registers decide."""
-    small_pages = 1 < problem.page < 16  # where a lane's tokens have pages of their own
-    most = 3 if small_pages and problem.d * _item_size(problem) > 128 else 4
+    """How many a multiprocessor holds: registers decide. With rows of more than 128 bytes three are faster."""
+    most = 3 if problem.d * _item_size(problem) > 128 else 4
     return problem.tuning.blocks or (most if problem.d <= 128 and problem.rows == 8 and not problem.transposed else 2)
+
+
+def _tensor_blocks_for(sizes: Sizes, problem: Problem) -> int:
+    """Four, where three are the rule, if four have room for all pieces at once and three do not."""
+    small_pages = 1 < problem.page < 16  # where a lane's tokens have pages of their own, which takes registers
+    pieces = _all_pieces(sizes, problem)
+    fit = not small_pages and 3 * MULTIPROCESSORS < pieces <= 4 * MULTIPROCESSORS
+    return 4 if fit and _tensor_blocks(problem) == 3 else 0
 
 
 def _tensor_macros(problem: Problem) -> dict[str, int]:
@@ -308,6 +322,7 @@ KERNELS = {
         Kernel(
             "tensor", "decode/05_tensor.cu", "tensor cores, fed straight from memory",
             _tensor, _counters_and_partials, _tensor_rows, _tensor_macros, _tensor_refuses, counters=_counters,
+            blocks=_tensor_blocks_for,
         ),
     )
 }  # fmt: skip
@@ -354,7 +369,8 @@ def problem_of(kernel: Kernel, asked: Decode) -> Problem:
     """What the kernel is compiled for to compute this."""
     rows = kernel.rows(asked.T * asked.group, asked.D)
     types = asked.query.dtype.name, asked.key_cache.dtype.name
-    return Problem(asked.D, asked.page, *types, asked.layout == "vllm", rows)
+    problem = Problem(asked.D, asked.page, *types, asked.layout == "vllm", rows)
+    return problem._replace(tuning=Tuning(blocks=kernel.blocks(sizes_of(asked), problem)))
 
 
 def sizes_of(asked: Decode) -> Sizes:

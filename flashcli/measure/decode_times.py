@@ -31,7 +31,7 @@ class Contender(NamedTuple):
     """A kernel, and what it is tuned to where that is not its own choice."""
 
     kernel: decode.Kernel
-    tuning: decode.Tuning = decode.Tuning()
+    tuning: decode.Tuning | None = None
     name: str = ""
 
     @property
@@ -39,7 +39,8 @@ class Contender(NamedTuple):
         return self.name or self.kernel.name
 
     def build(self, asked: Decode) -> decode.Build:
-        return decode.Build(self.kernel, decode.problem_of(self.kernel, asked)._replace(tuning=self.tuning))
+        problem = decode.problem_of(self.kernel, asked)
+        return decode.Build(self.kernel, problem._replace(tuning=self.tuning) if self.tuning else problem)
 
 
 def variants(text: str) -> list[Contender]:
@@ -56,7 +57,7 @@ def variants(text: str) -> list[Contender]:
     for tried in itertools.product(*numbers):
         with_names = dict(zip((field for field, _, _ in chosen), map(int, tried), strict=True))
         label = " ".join([name, *(f"{field}={number}" for field, number in with_names.items())])
-        found.append(Contender(kernel, decode.Tuning(**with_names), label))
+        found.append(Contender(kernel, decode.Tuning(**with_names) if with_names else None, label))
     return found
 
 

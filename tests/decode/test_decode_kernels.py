@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import subprocess
 
 import numpy as np
 import pytest
 
+from flashcli.backends.decode_cuda import DecodeCuda
 from flashcli.files.decode_cases import Case, make
 from flashcli.kernels import compiler, decode, write_kv
-from flashcli.kernels.decode import CEILING, KERNELS, Argument, Build, Problem, Sizes
+from flashcli.kernels.decode import CEILING, KERNELS, Argument, Build, Problem, Sizes, Tuning
 from flashcli.kernels.types import Launch
+from flashcli.measure.decode_shapes import TimedShape, outlined
 from flashcli.paged import LAYOUTS
 
 WRITE = write_kv.Build(write_kv.Problem(64, 16, "float16", "float8_e4m3fn", False))
@@ -74,6 +77,39 @@ def test_no_register_is_spilled_where_it_matters(resources, kernel):
 def test_tensor_spills_nothing_however_many_blocks_a_multiprocessor_is_to_hold(resources, d, page, cache_type):
     [found] = resources(Build(KERNELS["tensor"], Problem(d, page, "float16", cache_type, False, 8)), "sm_90a").values()
     assert found.spilled == 0 and not found.warnings
+
+
+def test_four_blocks_of_tensor_with_long_rows_spill_next_to_nothing(resources):
+    problem = Problem(128, 16, "float16", "float16", False, 8, Tuning(blocks=4))
+    [found] = resources(Build(KERNELS["tensor"], problem), "sm_90a").values()
+    assert found.registers <= 128 and found.spilled <= 8 and not found.warnings  # before the first tile
+
+
+@pytest.mark.parametrize(
+    ("sequences", "tokens", "d", "page", "blocks"),
+    [(8, 4096, 128, 16, 4), (1, 4096, 128, 16, 3), (32, 4096, 128, 16, 3), (8, 4096, 128, 8, 3), (8, 8192, 64, 16, 4)],
+)
+def test_a_fourth_block_is_held_where_all_pieces_then_fit_at_once_and_where_rows_are_short(
+    sequences, tokens, d, page, blocks
+):
+    asked = outlined(TimedShape("", sequences, 64, 8, d, str(tokens), page=page), "hnd")
+    build = Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], asked))
+    assert build.macros()["BLOCKS"] == blocks
+
+
+@pytest.mark.gpu
+def test_bytes_do_not_depend_on_how_many_blocks_a_multiprocessor_holds(gpu):
+    asked = make(Case(8, 16, 8, 128, "4096,5,700,0,130,1,2,3", layout="hnd"))
+    alone = dataclasses.replace(
+        asked, **{name: getattr(asked, name)[:1] for name in ("query", "block_tables", "seq_lens")}
+    )
+    builds = [Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], one)) for one in (asked, alone)]
+    assert [build.macros()["BLOCKS"] for build in builds] == [4, 3]
+    with DecodeCuda("tensor") as backend:
+        out, lse = backend.decode(asked, range(8))
+        of_one = [backend.decode(asked, range(s, s + 1)) for s in range(8)]
+    assert np.any(out) and out.tobytes() == b"".join(found.tobytes() for found, _ in of_one)
+    assert lse.tobytes() == b"".join(found.tobytes() for _, found in of_one)
 
 
 @every_kernel

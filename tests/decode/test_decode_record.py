@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from flashcli.errors import UsageError
-from flashcli.kernels.decode import Tuning
 from flashcli.measure import decode_times, records, rows
 from flashcli.measure.decode_shapes import SHAPES, outlined
 from flashcli.measure.rows import Decoded, Skipped
@@ -57,7 +56,7 @@ def test_a_variant_names_every_combination_of_its_numbers():
 
 def test_a_kernel_without_fields_is_a_variant_of_its_own_choices():
     (alone,) = decode_times.variants("read")
-    assert (alone.label, alone.tuning) == ("read", Tuning())
+    assert (alone.label, alone.tuning) == ("read", None)
 
 
 @pytest.mark.parametrize("text", ["tensor:speed=3", "tensor:blocks", "tensor:blocks=two", "fastest:blocks=2"])
