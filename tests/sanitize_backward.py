@@ -23,7 +23,7 @@ from flashcli.errors import BackendUnavailable
 from flashcli.gpu.launcher import Place, ask, bindings, place_of_device
 from flashcli.interop.prepared_backward import is_aligned, planned, prepare
 from flashcli.kernels import compiler
-from flashcli.kernels.backward import KERNELS
+from flashcli.kernels.backward import KERNELS, POINTERS
 from flashcli.operands import Backward, backward
 
 TOLERANCE = 5e-5
@@ -59,12 +59,14 @@ CASES = {
     "bias": Case(d=32, bias=(2, 2, 70, 101)),
     "bias of keys": Case(d=32, bias=(2, 1, 1, 101)),
     "bias of queries": Case(d=32, bias=(70, 1), causal=True),
+    "bias, heads of 128": Case(d=128, bias=(70, 101), causal=True, q_start=31),
     "more tiles than room for them": Case(d=32, M=330, N=460, causal=True, q_start=60),
     "blocks of 128 rows": Case(B=1, H=1, M=130, N=1100),
     "NaN": Case(spoilt="v"),
     "whole heads in shared memory": Case(d=32, Hkv=2, M=120),
     "whole heads, longer": Case(Hkv=2, M=190, N=130, causal=True, q_start=-60, dlse=True),
     "whole heads, odd": Case("odd", d=30, Hkv=2, causal=True, q_start=31),
+    "whole heads, bias": Case(d=32, Hkv=2, M=120, bias=(2, 1, 120, 101)),
     "whole heads, NaN": Case(Hkv=2, spoilt="v"),
 }
 
@@ -143,7 +145,8 @@ def check(place: Place, kernel: str, case: Case) -> None:
         at = {name: memory[name] + offset(whole[name], x) for name, x in view.items()}
         memory |= {name: allocate(x.nbytes) for name, x in answer.items()}
         memory["workspace"] = allocate(prepared.workspace)
-        prepared.launch(0, memory | at)
+        addresses = memory | at
+        prepared.launch(0, *(addresses.get(name, 0) for name in POINTERS[:-1]))
         for name, x in answer.items():
             get(x, memory[name])
         for address in memory.values():

@@ -302,15 +302,24 @@ class PreparedBackward(Launches):
     def __init__(self, place: Place, plan: backward.Plan, given: backward.Argument) -> None:
         super().__init__(place, plan.kernel, plan.steps, given, BACKWARD_POINTERS)
         self.workspace, self._notes, self._zeros = plan.workspace, plan.notes, plan.zeros
+        self._clear = bindings().cuMemsetD32Async
 
-    def launch(self, stream: int, at: Mapping[str, int]) -> None:
-        """Queue it on a stream, with arrays at these addresses, by their names in `backward.POINTERS`."""
+    def launch(self, stream: int, *addresses: int) -> None:
+        """Queue it on a stream, with arrays at these addresses, in the order of `backward.POINTERS`, but for the notes.
+
+        What there is not is at 0; the workspace is the last.
+        """
+        if self.place.is_current():
+            return self._queue(stream, addresses)
         with self.place.current():
-            notes = 0
-            if self._notes is not None:
-                notes = at["workspace"] + self._notes
-                ask(bindings().cuMemsetD32Async, notes, 0, self._zeros, stream)
-            self.queue(stream, *(notes if name == "notes" else at.get(name, 0) for name in backward.POINTERS))
+            return self._queue(stream, addresses)
+
+    def _queue(self, stream: int, addresses: tuple[int, ...]) -> None:
+        if self._notes is None:
+            return self.queue(stream, *addresses, 0)
+        notes = addresses[-1] + self._notes
+        ask(self._clear, notes, 0, self._zeros, stream)
+        return self.queue(stream, *addresses, notes)
 
 
 class PreparedDecode(Launches):

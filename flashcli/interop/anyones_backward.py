@@ -13,6 +13,7 @@ from flashcli.interop.memory import DeviceArray
 from flashcli.interop.places import common_place
 from flashcli.interop.prepared_backward import check_names, is_aligned, prepare
 from flashcli.interop.protocols import LEGACY_STREAM, find
+from flashcli.kernels.backward import POINTERS
 from flashcli.operands import backward
 from flashcli.shape import FLOAT_BYTES, ceil_div
 
@@ -71,6 +72,7 @@ def attention_backward(
             matrices = (at[name] for name in ("dO", "Q", "K", "V", "O", "dQ", "dK", "dV"))
             prepared = prepare(place, asked, is_aligned(asked, functools.reduce(operator.or_, matrices)), kernel)
             scratch = empty((ceil_div(prepared.workspace, FLOAT_BYTES),))
-            prepared.launch(stream, at | {"workspace": find("scratch", scratch).address})
+            at["workspace"] = find("scratch", scratch).address
+            prepared.launch(stream, *(at.get(name, 0) for name in POINTERS[:-1]))
         keep_until_read(stream, [x.keep for x in found.values() if x.keep is not None])
     return tuple(answer)

@@ -36,7 +36,6 @@ class Ready(NamedTuple):
     dbias_shape: tuple[int, ...] | None
 
 
-ORDER = "dO", "Q", "K", "V", "O", "dQ", "dK", "dV", "lse", "dlse", "bias", "dbias", "workspace"  # of addresses
 _ready: dict[tuple, Ready] = {}
 
 
@@ -105,7 +104,7 @@ def _empty_like(x: torch.Tensor, rows_first: bool) -> torch.Tensor:
     return x.new_empty((B, rows, H, d)).transpose(1, 2)
 
 
-def compute(
+def on_gpu(
     do: torch.Tensor,
     dlse: Optional,
     q: torch.Tensor,
@@ -120,34 +119,46 @@ def compute(
     return_dbias: bool = False,
     rows_first: bool = False,
     kernel_name: str | None = None,
-) -> Four:
-    """The operator's answer for tensors on a GPU, queued on the current stream of PyTorch's there."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Optional]:
+    """dQ, dK, dV, and dbias where it is wanted, of tensors on a GPU, queued on PyTorch's current stream there."""
     do, o = _rows_contiguous(do), _rows_contiguous(o)
-    dq, dk, dv = (_empty_like(x, rows_first) for x in (q, k, v))
-    tensors = do, q, k, v, o, dq, dk, dv, lse, dlse, bias
-    at = [0 if x is None else x.data_ptr() for x in tensors]
-    lowest_bits = (at[0] | at[1] | at[2] | at[3] | at[4] | at[5] | at[6] | at[7]) % ALIGNMENT
-    options = causal, scale, q_start, return_dbias, rows_first
+    dq, dk, dv = _empty_like(q, rows_first), _empty_like(k, rows_first), _empty_like(v, rows_first)
+    at_do, at_q, at_k, at_v, at_o = do.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
+    at_dq, at_dk, at_dv = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
+    lowest_bits = (at_do | at_q | at_k | at_v | at_o | at_dq | at_dk | at_dv) % ALIGNMENT
     key = (
-        *(None if x is None else (x.shape, x.stride(), x.dtype) for x in (do, q, k, v, o, lse, dlse, bias)), q.device,
-        lowest_bits, options, kernel_name,
+        do.shape, do.stride(), do.dtype, q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype, v.shape,
+        v.stride(), v.dtype, o.shape, o.stride(), o.dtype, lse.shape, lse.stride(), lse.dtype,
+        None if dlse is None else (dlse.shape, dlse.stride(), dlse.dtype),
+        None if bias is None else (bias.shape, bias.stride(), bias.dtype),
+        q.device, lowest_bits, causal, scale, q_start, return_dbias, rows_first, kernel_name,
     )  # fmt: skip
     if (ready := _ready.get(key)) is None:
-        asked = _asked(do, dlse, q, k, v, bias, o, lse, *options)
+        asked = _asked(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start, return_dbias, rows_first)
         prepared = None
         if not asked.of.empty:
             aligned = is_aligned(asked, lowest_bits)
             prepared = prepare(place_of_device(q.get_device()), asked, aligned, kernel_name)
         ready = Ready(prepared, asked.dbias_shape)
         in_place.remember(_ready, key, ready)
-    dbias = q.new_empty((0,) if ready.dbias_shape is None else ready.dbias_shape)
-    if ready.prepared is None:
-        return dq.zero_(), dk.zero_(), dv.zero_(), dbias.zero_()
-    stream = torch._C._cuda_getCurrentRawStream(q.get_device())
-    memory = in_place.scratch(q, ready.prepared.workspace, stream)
-    of_dbias = dbias.data_ptr() if return_dbias else 0
-    ready.prepared.launch(stream, dict(zip(ORDER, [*at, of_dbias, memory.data_ptr()], strict=True)))
+    prepared, dbias_shape = ready
+    dbias = None if dbias_shape is None else q.new_empty(dbias_shape)
+    if prepared is None:
+        return dq.zero_(), dk.zero_(), dv.zero_(), None if dbias is None else dbias.zero_()
+    stream = torch._C._cuda_getCurrentRawStream(prepared.place.device)
+    memory = in_place.scratch(q, prepared.workspace, stream)
+    prepared.launch(
+        stream, at_do, at_q, at_k, at_v, at_o, lse.data_ptr(), 0 if dlse is None else dlse.data_ptr(),
+        0 if bias is None else bias.data_ptr(), at_dq, at_dk, at_dv, 0 if dbias is None else dbias.data_ptr(),
+        memory.data_ptr(),
+    )  # fmt: skip
     return dq, dk, dv, dbias
+
+
+def compute(do: torch.Tensor, dlse: Optional, q: torch.Tensor, *others: Any, **named: Any) -> Four:
+    """The operator's answer for tensors on a GPU."""
+    dq, dk, dv, dbias = on_gpu(do, dlse, q, *others, **named)
+    return dq, dk, dv, q.new_empty(0) if dbias is None else dbias
 
 
 def _on_cpu(

@@ -10,6 +10,7 @@ import threading
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 
 from flashcli.gpu.launcher import Prepared, place_of_device
 from flashcli.interop.prepared import ALIGNMENT, SHAPES, Options, check_options, is_aligned, prepare, refuse_overlap
@@ -17,6 +18,7 @@ from flashcli.operands import Operand, call, contiguous
 
 KEPT = 2**20  # bytes of scratch that a thread keeps for PyTorch's default stream, instead of allocating it each time
 DEFAULT_STREAM = 0
+ORDINARY = (torch.Tensor, torch.nn.Parameter)
 
 Answer = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -88,6 +90,21 @@ def compute(
         0 if bias is None else bias.data_ptr(), 0 if memory is None else memory.data_ptr(),
     )  # fmt: skip
     return o, lse
+
+
+def is_quiet(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether these are tensors whose numbers are in memory, and nobody listens to what is done with tensors."""
+    return (
+        type(q) in ORDINARY
+        and type(k) in ORDINARY
+        and type(v) in ORDINARY
+        and (bias is None or (type(bias) in ORDINARY and not bias.is_neg()))
+        and not (q.is_neg() or k.is_neg() or v.is_neg())  # as views of conjugates are: their numbers have another sign
+        and (q.is_cuda or q.is_cpu)
+        and not torch._C._len_torch_dispatch_stack()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+    )
 
 
 def scratch(q: torch.Tensor, size: int, stream: int) -> torch.Tensor:

@@ -115,13 +115,24 @@ class _Attention(torch.autograd.Function):
             return None, None, None, None, None
         q, k, v, bias, out, lse = ctx.saved_tensors
         causal, scale, q_start, rows_first = ctx.options
+        d_out = torch.zeros_like(out) if d_out is None else d_out
+        of_bias = bias is not None and bias.dtype != torch.bool and ctx.needs_input_grad[3]
+        given = d_out, d_lse, q, k, v, bias, out, lse, causal, scale, q_start, of_bias, rows_first
+        if _is_for_gpu(q, k, v, bias, d_out, d_lse, out, lse):
+            return *backward.on_gpu(*given), None
         with torch.autocast(q.device.type, enabled=False):  # gradients are as exact as what they are of
-            d_out = torch.zeros_like(out) if d_out is None else d_out
-            of_bias = bias is not None and bias.dtype != torch.bool and ctx.needs_input_grad[3]
-            dq, dk, dv, dbias = backward.operator(
-                d_out, d_lse, q, k, v, bias, out, lse, causal, scale, q_start, of_bias, rows_first
-            )
+            dq, dk, dv, dbias = backward.operator(*given)
         return dq, dk, dv, dbias if of_bias else None, None
+
+
+def _is_for_gpu(q: Any, k: Any, v: Any, bias: Any, d_out: Any, d_lse: Any, out: Any, lse: Any) -> bool:
+    """Whether gradients can be computed without the operator's ways through PyTorch; theirs are not asked for."""
+    return (
+        not torch.is_grad_enabled()
+        and q.is_cuda
+        and in_place.is_quiet(q, k, v, bias)
+        and in_place.is_quiet(d_out, out, lse, d_lse)
+    )
 
 
 def wants_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:

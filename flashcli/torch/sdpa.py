@@ -7,7 +7,6 @@ from torch.nn import functional
 
 from flashcli.shape import MAX_D
 from flashcli.torch import in_place, operator
-from flashcli.torch.tensors import is_quiet
 
 OTHERWISE = None, "fp32", True  # kernel, precision, batch_invariant
 
@@ -35,7 +34,7 @@ def scaled_dot_product_attention(
         )
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     options = attn_mask, is_causal, scale, 0, True
-    if torch.compiler.is_compiling() or not is_quiet(query, key, value, attn_mask):
+    if torch.compiler.is_compiling() or not in_place.is_quiet(query, key, value, attn_mask):
         return operator.attention(query, key, value, *options)[0]
     if operator.wants_gradients(query, key, value, attn_mask):
         return operator.in_place_with_gradients(query, key, value, *options, *OTHERWISE)[0]

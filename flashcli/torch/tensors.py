@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch.autograd import forward_ad
 
 from flashcli.operands import checked
 from flashcli.torch import in_place, on_cpu, operator
-
-ORDINARY = (torch.Tensor, torch.nn.Parameter)
 
 
 def attention(
@@ -32,7 +29,7 @@ def attention(
     Parameters, the answer and errors are those of `flashcli.attention`. ``out`` is for where no gradients are wanted.
     The memory for gradients grows with M + N; theirs, in turn, take all scores, [B, H, M, N].
     """
-    if torch.compiler.is_compiling() or not is_quiet(q, k, v, bias):
+    if torch.compiler.is_compiling() or not in_place.is_quiet(q, k, v, bias):
         return _by_operator(
             q, k, v, causal, scale, backend, bias, q_start, return_lse, out, kernel, precision, batch_invariant
         )
@@ -65,21 +62,6 @@ def attention(
     if out is not None and not out.is_inference():  # whoever has kept it for gradients is to know
         torch.autograd.graph.increment_version(out)
     return answer
-
-
-def is_quiet(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether these are tensors whose numbers are in memory, and nobody listens to what is done with tensors."""
-    return (
-        type(q) in ORDINARY
-        and type(k) in ORDINARY
-        and type(v) in ORDINARY
-        and (bias is None or (type(bias) in ORDINARY and not bias.is_neg()))
-        and not (q.is_neg() or k.is_neg() or v.is_neg())  # as views of conjugates are: their numbers have another sign
-        and (q.is_cuda or q.is_cpu)
-        and not torch._C._len_torch_dispatch_stack()
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
-    )
 
 
 def _refuse_gradients(wanted: bool, out: torch.Tensor) -> None:

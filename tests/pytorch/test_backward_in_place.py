@@ -15,7 +15,7 @@ from torch_oracle import gradients, oracle  # noqa: E402
 
 import flashcli  # noqa: E402
 from flashcli.gpu import launcher  # noqa: E402
-from flashcli.torch import backward, in_place  # noqa: E402
+from flashcli.torch import backward, in_place, operator  # noqa: E402
 
 B, H, Hkv, M, N, d = 2, 4, 2, 7, 9, 32
 
@@ -67,6 +67,22 @@ def test_a_gradient_of_the_lse_and_rows_first():
     got = compute(*given, None, dlse, rows_first=True)
     assert_right(got, gradients(*given, dlse=dlse))
     assert all(x.transpose(1, 2).is_contiguous() for x in got)
+
+
+@pytest.mark.parametrize("bias", [None, torch.randn(H, 1, N), torch.rand(M, N) > 0.3])
+def test_gradients_of_a_call_without_the_operators_ways(monkeypatch, bias):
+    monkeypatch.setattr(in_place, "place_of_device", lambda device: launcher.place_of_device(0))
+    monkeypatch.setattr(operator, "_is_for_gpu", lambda *given: not torch.is_grad_enabled())
+    monkeypatch.setattr(backward, "operator", None)
+    do, q, k, v = four()
+    wanted = [q, k, v, bias] if bias is not None and bias.is_floating_point() else [q, k, v]
+    for x in wanted:
+        x.requires_grad_()
+    o, lse = operator.in_place_with_gradients(q, k, v, bias, True, None, 2, False, None, "fp32", True)
+    dlse = torch.randn(B, H, M)
+    got = torch.autograd.grad((o, lse), wanted, (do, dlse))
+    given = [x if x is None else x.detach() for x in (do, q, k, v, bias)]
+    assert_right(got, gradients(*given, dlse=dlse, causal=True, q_start=2))
 
 
 def test_layouts_are_told_apart(driver):
