@@ -23,8 +23,8 @@ constexpr float P_UNIT = 1.0f / 16384;                       // P, at most 1, is
 static_assert(OWN == 16 * WARPS && PASS % STRIP == 0 && D % STRIP == 0 && D % DEPTH == 0, "a warp owns 16 rows");
 static_assert(PREPARE_THREADS % 32 == 0, "whole warps");
 
-// Blocks of a multiprocessor that leave registers enough for a thread.
-constexpr int DQ_BLOCKS = D <= 32 ? 3 : D <= 64 ? 2 : 1, DK_DV_BLOCKS = D <= 64 ? 3 : 1;
+// Blocks of a multiprocessor that leave registers enough for a thread; biases want some more.
+constexpr int DQ_BLOCKS = D <= 32 ? 3 : D <= 64 ? 2 : 1, DK_DV_BLOCKS = D <= 32 ? 3 : D <= 64 ? (BIAS ? 2 : 3) : 1;
 
 // Shared memory: two pairs of tiles, and what the warps own, each thread's fragments apart.
 constexpr int OWNED = (D / 16) * 2 * THREADS;  // fragments of one matrix, hi and lo
@@ -113,8 +113,8 @@ __device__ __forceinline__ float unit(int exponent) { return power_of_two(max(-1
 
 // ---- products of a warp
 
-// False, but ptxas does not know: it would fetch the right operands of all strips at once, more than there are registers
-// for, and does not look beyond a branch.
+// False, but ptxas does not know: it would fetch the right operands of all strips at once, or all biases, more than there are
+// registers for, and does not look beyond a branch.
 __device__ __forceinline__ bool never(int x) {
     asm volatile("" : "+r"(x));
     return x > 1000;
@@ -289,6 +289,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) dq(const Backwa
                 float of_p = 0, of_ds = 0;
 #pragma unroll
                 for (int x = 0; x < PASS / 4; ++x) {
+                    if (BIAS && D <= 64 && x % 4 == 0 && never(x)) break;  // biases are fetched by fours
                     float &p_ = p[x / 2][2 * r + x % 2], &ds_ = ds[x / 2][2 * r + x % 2];
                     const int key = j * PASS + x / 2 * 8 + 2 * t + x % 2;
                     p_and_ds(p_, ds_, factor, above[r], D_[r], bias_of(a, head, i, key), !masked.value || key < seen,

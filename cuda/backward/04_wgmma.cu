@@ -6,7 +6,7 @@
 // Why it is faster: wgmma reads its right operands, and half of the left ones, from shared memory by itself, at twice the
 // rate of mma.sync; and one warpgroup's exponentials run beside the other's products: two blocks of a multiprocessor have one
 // each, or, for heads of more than 64 numbers, which are padded to 128, one block has two.
-// What it costs: no biases; as much scratch as the matrices take, and 10 % and more of the time to fill it where heads are short.
+// What it costs: as much scratch as the matrices take, and 10 % and more of the time to fill it where heads are short.
 //
 // Macros beyond those of warpgroup.cuh: STAGES; BLOCKS of a multiprocessor; PREPARE_THREADS. Launches: `prepare_keys`, `dq`,
 // `dk_dv`.
@@ -72,14 +72,14 @@ struct Shared {
 // A slot is free again when each thread of so many warpgroups has said so: its own arrival is what orders what it has read
 // there before what comes next.
 __device__ __forceinline__ Shared begin(int groups) {
-    extern __shared__ unsigned char unaligned[];
+    extern __shared__ __align__(1024) unsigned char tiles[];
     __shared__ uint64_t full[STAGES], free[STAGES];
     __shared__ __align__(16) Arrived arrived[STAGES];
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) barrier_init(&full[s], 1), barrier_init(&free[s], 128 * groups);
         barrier_init_done();
     }
-    return {unaligned + (-shared_address(unaligned) & 1023), full, free, arrived};
+    return {tiles, full, free, arrived};
 }
 
 // The n-th PASS rows of records that follow one another, to a stage.
@@ -95,7 +95,8 @@ __device__ __forceinline__ void copy_tile(const Shared &shared, Ring &ring, cons
     const uint32_t to = shared_address(shared.stage(ring.stage));
 #pragma unroll
     for (int panel = 0; panel < 2 * PANELS; ++panel)
-        bulk_copy(to + panel * PASS * 128, record + panel * OWN * 128 + row * 128, PASS * 128, full);
+        bulk_copy(to + (panel / PANELS * PANELS + place_of_panel(panel % PANELS)) * PASS * 128,
+                  record + panel * OWN * 128 + row * 128, PASS * 128, full);
     if (ROWS) {
         bulk_copy(shared_address(arrived->above), tail->above + row, sizeof(arrived->above), full);
         bulk_copy(shared_address(arrived->D), tail->D + row, sizeof(arrived->D), full);
@@ -129,6 +130,9 @@ __device__ __forceinline__ void await_rows(const Backward &a, int b, int h) {
     fence_for_async_global();
 }
 
+// Which of the warpgroups that multiply a thread is of; the compiler knows that it is the same for a warp.
+__device__ __forceinline__ int group_of_thread() { return uniform(threadIdx.x / 128) - 1; }
+
 // ---- dQ
 
 // The rows of Q that a block owns: of a head those from `first` on.
@@ -148,7 +152,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const Backward 
     let_next_launch_begin();
     const Shared shared = begin(GROUPS);
     __syncthreads();
-    const Workspace from(a);
     const Queries queries(a, blockIdx.x);
     const Head head = queries.head;
     const int first = queries.first;
@@ -158,13 +161,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const Backward 
         registers_down<PRODUCER_REGISTERS>();
         if (threadIdx.x != 0) return;
         await_launch_before();
+        const Workspace from(a);
         const unsigned char *const records = from.at(from.of_keys(a, head.b, head.kv));
         Ring ring;
         for (int j = 0; j * PASS < end_of_keys(first); ++j) copy_tile<false>(shared, ring, records, j);
         return;
     }
     registers_up<CONSUMER_REGISTERS>();
-    const int group = threadIdx.x / 128 - 1, own = first + group * OWN;
+    const int group = group_of_thread(), own = first + group * OWN;
     const uint32_t Q = shared_address(shared.own(group));  // and behind it dO
     OfQueries rows(a, head, own, shared.own(group));
     fence_for_async();
@@ -175,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const Backward 
         wait(&shared.full[ring.stage], ring.parity);
         if (!CAUSAL || j * PASS < keys_seen(a, own + OWN - 1)) {  // else no row of this warpgroup sees any of these
             const uint64_t K = descriptor(shared_address(shared.stage(ring.stage))), V = K + PASS_TILE / 16;
-            rows.multiply_with(a, Q, K, V, shared.arrived[ring.stage].numbers, j * PASS);
+            rows.multiply_with(a, head, Q, K, V, shared.arrived[ring.stage].numbers, j * PASS);
         }
         arrive(&shared.free[ring.stage]);
     }
@@ -183,8 +187,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const Backward 
     const Queries out(a, block_index());
     const int tile = out.first + group * OWN;
     if (tile >= a.M) return;
-    const int record = from.of_queries(a, out.head.b, out.head.h) + tile / OWN;
-    rows.finish(a, out.head, tile, from.at(record), from.tail(record), inverses[group], scratch[group], 1 + group);
+    const Workspace to(a);
+    const int record = to.of_queries(a, out.head.b, out.head.h) + tile / OWN;
+    rows.finish(a, out.head, tile, to.at(record), to.tail(record), inverses[group], scratch[group], 1 + group);
     await_launch_before();  // there may have been nothing to multiply, and `dk_dv` takes K and V for split, too
     fence_for_async_global();
     named_sync(1 + group, 128);
@@ -204,7 +209,6 @@ struct Keys {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dk_dv(const Backward a) {
     __shared__ uint64_t owned[GROUPS];
-    const Workspace from(a);
     const Keys keys(a, blockIdx.x);
     const int b = keys.b, kv = keys.kv, first = keys.first, heads = a.H / a.Hkv;
     const int groups = min(GROUPS, ceil_div(a.N - first, OWN));  // with keys
@@ -218,23 +222,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dk_dv(const Backwa
     if (threadIdx.x < 128) {
         registers_down<PRODUCER_REGISTERS>();
         if (threadIdx.x != 0) return;
+        const Workspace from(a);
         Ring ring;
+        await_rows(a, b, kv * heads);
+        for (int g = 0; g < groups; ++g) {
+            arrive_expecting(&owned[g], 2 * OWN_TILE);
+            bulk_copy(shared_address(shared.own(g)), from.at(from.of_keys(a, b, kv) + first / OWN + g), 2 * OWN_TILE,
+                      &owned[g]);
+        }
         for (int h = kv * heads; h < (kv + 1) * heads; ++h) {
             await_rows(a, b, h);
-            if (h == kv * heads)
-                for (int g = 0; g < groups; ++g) {
-                    arrive_expecting(&owned[g], 2 * OWN_TILE);
-                    bulk_copy(shared_address(shared.own(g)), from.at(from.of_keys(a, b, kv) + first / OWN + g),
-                              2 * OWN_TILE, &owned[g]);
-                }
             for (int n = begin_; n < end; ++n) copy_tile<true>(shared, ring, from.at(from.of_queries(a, b, h)), n);
         }
         await_launch_before();  // what is launched next comes after `dq`, too
         return;
     }
     registers_up<CONSUMER_REGISTERS>();
-    const int group = threadIdx.x / 128 - 1, own = first + group * OWN;
+    const int group = group_of_thread(), own = first + group * OWN;
     if (group >= groups) return;
+    const Workspace from(a);
     const Tail &tail = from.tail(from.of_keys(a, b, kv) + own / OWN);
     wait(&owned[group], 0);
     const uint32_t K = shared_address(shared.own(group));  // and behind it V
@@ -244,16 +250,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dk_dv(const Backwa
     int n = begin_;
 #pragma unroll 1
     for (int left = heads * (end - begin_); left > 0; --left, ring.next()) {
+        const Head head = {b, BIAS ? (kv + 1) * heads - ceil_div(left, end - begin_) : 0, kv};
         const int i0 = n * PASS;
         if (++n == end) n = begin_;
         wait(&shared.full[ring.stage], ring.parity);
         if (!CAUSAL || i0 + PASS > first_query(a, own)) {  // else none of these sees a key of this warpgroup
             const uint64_t Q = descriptor(shared_address(shared.stage(ring.stage))), dO = Q + PASS_TILE / 16;
             const Arrived &arrived = shared.arrived[ring.stage];
-            rows.multiply_with(a, K, Q, dO, arrived.above, arrived.D, arrived.numbers, i0);
+            rows.multiply_with(a, head, K, Q, dO, arrived.above, arrived.D, arrived.numbers, i0);
         }
         arrive(&shared.free[ring.stage]);
     }
     const Keys out(a, block_index());
-    rows.finish(a, out.b, out.kv, out.first + group * OWN);
+    rows.finish(a, out.b, out.kv, out.first + group_of_thread() * OWN);
 }

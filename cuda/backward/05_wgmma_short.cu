@@ -6,8 +6,8 @@
 // so are the bytes.
 // Why it is faster: each matrix is read once and written once, where `wgmma` reads and writes some 3 times as much; and while
 // one block of a multiprocessor waits for memory, another one multiplies.
-// What it costs: no biases; shared memory has room for 6 tiles of 64 rows, 13 where heads have up to 32 numbers; each head of
-// Q needs its own of K.
+// What it costs: shared memory has room for 6 tiles of 64 rows, 13 where heads have up to 32 numbers; each head of Q needs
+// its own of K.
 //
 // Macros beyond those of warpgroup.cuh: ROW_TILES and KEY_TILES, of 64 rows, of a head; BLOCKS of a multiprocessor.
 #include "warpgroup.cuh"
@@ -40,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradients(const Ba
     unsigned char *const records = unaligned + (-shared_address(unaligned) & 1023);
     const auto record = [&](int tile) { return records + tile * 2 * OWN_TILE; };
     const auto numbers = [&](int tile) { return *reinterpret_cast<const int4 *>(&tails[tile].first); };
-    const int group = threadIdx.x / 128;
+    const int group = uniform(threadIdx.x / 128);
     const Head head = head_of(a, blockIdx.x);
 
 #pragma unroll 1
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradients(const Ba
 #pragma unroll 1
         for (int j = 0; j * OWN < end; ++j) {
             const uint64_t K = descriptor(shared_address(record(ROW_TILES + j))), V = K + OWN_TILE / 16;
-            rows.multiply_with(a, Q, K, V, numbers(ROW_TILES + j), j * OWN);
+            rows.multiply_with(a, head, Q, K, V, numbers(ROW_TILES + j), j * OWN);
         }
         named_sync(1 + group, 128);  // all have multiplied with the rows that are split once more
         rows.finish(a, head, i * OWN, record(i), tails[i], inverses[group], scratch[group], 1 + group);
@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradients(const Ba
 #pragma unroll 1
         for (int i = first_query(a, j * OWN) / OWN; i < ROW_TILES; ++i) {
             const uint64_t Q = descriptor(shared_address(record(i))), dO = Q + OWN_TILE / 16;
-            keys.multiply_with(a, K, Q, dO, tails[i].above, tails[i].D, numbers(i), i * OWN);
+            keys.multiply_with(a, head, K, Q, dO, tails[i].above, tails[i].D, numbers(i), i * OWN);
         }
         keys.finish(a, head.b, head.kv, j * OWN);
     }

@@ -57,7 +57,8 @@ struct Records {
     unsigned char *records;
     int first_of_keys;  // numbers of records, fewer than there are rows, fit an int
     __device__ __forceinline__ explicit Records(const Backward &a) {
-        const long long rows = (long long)a.B * a.H * a.M;
+        const long long rows =
+            (long long)a.B * a.H * again(a.M);  // again: kept through a loop, it would take registers
         records = a.workspace + (rows * sizeof(Row) + 127) / 128 * 128;
         first_of_keys = a.B * a.H * ceil_div(a.M, ROWS);
     }
@@ -99,14 +100,18 @@ __device__ __forceinline__ float bias_of(const Backward &a, Head head, int i, in
     return BIAS == 1 ? static_cast<const float *>(a.bias)[at] : static_cast<const unsigned char *>(a.bias)[at];
 }
 
+// A bias of floats; what is finite stays so, as in the forward pass.
+__device__ __forceinline__ float in_powers_of_two(float bias) {
+    return fabsf(bias) < INFINITY_F ? fmaxf(-LARGEST, fminf(LARGEST, bias * LOG2E)) : bias;
+}
+
 // Of a product q . k in `p` and one dO . v in `ds`, in units of their own, P and dS: in powers of two scale * q . k is
 // p * factor, and dO . v is ds * unit. P is times `inverse`, where that is known already.
 __device__ __forceinline__ void p_and_ds(float &p, float &ds, float factor, float above, float D, float bias, bool seen,
                                          float unit = 1, float inverse = 1) {
     float exponent;
-    if (BIAS == 1) {  // what is finite stays so, as in the forward pass
-        const float more = fabsf(bias) < INFINITY_F ? fmaxf(-LARGEST, fminf(LARGEST, bias * LOG2E)) : bias;
-        const float score = p * factor + more;
+    if (BIAS == 1) {
+        const float score = p * factor + in_powers_of_two(bias);
         seen = seen && score != NEG_INF;
         exponent = score - above;
     } else {

@@ -14,7 +14,6 @@
 #include "hopper.cuh"
 #include "split.cuh"
 
-static_assert(BIAS == 0, "they take no bias");
 constexpr int OWN = 64;  // rows of a warpgroup, and of a record
 static_assert(BC == OWN, "as the registry counts them");
 static_assert(PRODUCTS == 3 && D % 32 == 0 && D != 96 && D <= 128, "tiles of 32, 64 or 128 columns");
@@ -84,26 +83,64 @@ __device__ __forceinline__ float largest_of_scale(int exponent, bool zero) {
 
 constexpr int K_STEPS = ceil_div(HEAD_DIM, 16);  // of S and dP: beyond HEAD_DIM all is zero
 
+// Each wgmma reads its left operand anew, and with 32 rows as the right one shared memory cannot feed it. So hi and lo of these
+// lie side by side, a panel of hi and then that of lo, and S is multiplied with both as one operand of 64 rows; the registers
+// for it are those that biases would want.
+constexpr bool SIDE_BY_SIDE = PASS == 32 && BIAS == 0;
+
+// Where in a tile that passes by a panel of its record lies.
+__host__ __device__ constexpr int place_of_panel(int panel) {
+    return SIDE_BY_SIDE ? panel % (PANELS / 2) * 2 + panel / (PANELS / 2) : panel;
+}
+// What a descriptor of such a tile moves on by, to a panel or to a column.
+__host__ __device__ constexpr int panel_offset(int panel) { return place_of_panel(panel) * PASS * 128 / 16; }
+__host__ __device__ constexpr int column_offset(int column) { return panel_offset(column / 64) + column % 64 * 2 / 16; }
+
 // s = own tileᵀ, summed over columns, small products first; `own` is the address of a tile of 64 rows.
 __device__ __forceinline__ void multiply(Scores &s, uint32_t own, uint64_t tile) {
-    const uint64_t left = descriptor(again(own));  // again: else what describes each step is kept in a register
+    const uint64_t left = descriptor(own);
     pin(s);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < K_STEPS; ++k)
-        wgmma(s, left + split_offset<OWN>(0, D + 16 * k) / 16, tile + split_offset<PASS>(0, 16 * k) / 16, k > 0);
+        wgmma(s, left + split_offset<OWN>(0, D + 16 * k) / 16, tile + column_offset(16 * k), k > 0);
 #pragma unroll
     for (int k = 0; k < K_STEPS; ++k)
-        wgmma(s, left + split_offset<OWN>(0, 16 * k) / 16, tile + split_offset<PASS>(0, D + 16 * k) / 16, 1);
+        wgmma(s, left + split_offset<OWN>(0, 16 * k) / 16, tile + column_offset(D + 16 * k), 1);
 #pragma unroll
     for (int k = 0; k < K_STEPS; ++k)
-        wgmma(s, left + split_offset<OWN>(0, 16 * k) / 16, tile + split_offset<PASS>(0, 16 * k) / 16, 1);
+        wgmma(s, left + split_offset<OWN>(0, 16 * k) / 16, tile + column_offset(16 * k), 1);
     wgmma_commit();
 }
 
+// The same for S, of which `both` is a part until it is collected: products with hi, then those with lo. hi hi is by itself:
+// `OfQueries` and `OfKeys`, of which one owns what passes the other by, then round it alike, and what `OfQueries` finds that a
+// row has in common holds for both.
+typedef float Both[2 * SCORES];
+__device__ __forceinline__ void multiply_S(Scores &s, Both &both, uint32_t own, uint64_t tile) {
+    if constexpr (!SIDE_BY_SIDE) return multiply(s, own, tile);
+    const uint64_t left = descriptor(own);
+    pin(s), pin(both);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < K_STEPS; ++k)
+        wgmma(s, left + split_offset<OWN>(0, D + 16 * k) / 16, tile + column_offset(16 * k), k > 0);
+#pragma unroll
+    for (int k = 0; k < K_STEPS; ++k)
+        wgmma(both, left + split_offset<OWN>(0, 16 * k) / 16, tile + column_offset(16 * k), k > 0);
+    wgmma_commit();
+}
+__device__ __forceinline__ void collect_S(Scores &s, Both &both) {
+    pin(s);
+    if constexpr (SIDE_BY_SIDE) {
+        pin(both);
+#pragma unroll
+        for (int x = 0; x < SCORES; ++x) s[x] = both[x] + (both[SCORES + x] + s[x]);
+    }
+}
+
 typedef uint32_t Operand[STEPS][4];
-constexpr int PANEL = PASS * 128 / 16,
-              STEP = 16 * 128 / 16;  // what a descriptor moves on by
+constexpr int STEP = 16 * 128 / 16;  // what a descriptor moves on by for 16 rows
 
 __device__ __forceinline__ void split(const Scores &s, Operand &hi, Operand &lo) {
 #pragma unroll
@@ -116,13 +153,14 @@ __device__ __forceinline__ void issue_T(float (&T)[32], const Operand &hi, const
     pin(T);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < STEPS; ++k) wgmma_transposed(T, lo[k], tile + chunk * PANEL + k * STEP, k > 0);
+    for (int k = 0; k < STEPS; ++k) wgmma_transposed(T, lo[k], tile + panel_offset(chunk) + k * STEP, k > 0);
     if (D >= 64) {
 #pragma unroll
-        for (int k = 0; k < STEPS; ++k) wgmma_transposed(T, hi[k], tile + (PANELS / 2 + chunk) * PANEL + k * STEP, 1);
+        for (int k = 0; k < STEPS; ++k)
+            wgmma_transposed(T, hi[k], tile + panel_offset(PANELS / 2 + chunk) + k * STEP, 1);
     }
 #pragma unroll
-    for (int k = 0; k < STEPS; ++k) wgmma_transposed(T, hi[k], tile + chunk * PANEL + k * STEP, 1);
+    for (int k = 0; k < STEPS; ++k) wgmma_transposed(T, hi[k], tile + panel_offset(chunk) + k * STEP, 1);
     wgmma_commit();
 }
 
@@ -134,7 +172,7 @@ __device__ __forceinline__ void issue_P_K(float (&P_K)[CHUNKS][32], const Operan
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c)
 #pragma unroll
-        for (int k = 0; k < STEPS; ++k) wgmma_transposed(P_K[c], P[k], tile + c * PANEL + k * STEP, 1);
+        for (int k = 0; k < STEPS; ++k) wgmma_transposed(P_K[c], P[k], tile + panel_offset(c) + k * STEP, 1);
     wgmma_commit();
 }
 
@@ -175,7 +213,33 @@ struct Flag {
 };
 
 // A warpgroup's threads: its row g of 64, and 8 on; its columns 2t, 2t + 1 of each 8.
-__device__ __forceinline__ int row_of_thread() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
+__device__ __forceinline__ int row_of_thread() {
+    const int thread = BIAS ? threadIdx.x : again(threadIdx.x);  // again: kept through a loop, it would take a register
+    return thread % 128 / 32 * 16 + thread % 32 / 4;
+}
+
+// ---- biases
+
+// Those of this thread's scores, fetched while the tensor cores multiply. A warpgroup owns the queries, or, with OF_KEYS, the
+// keys from `own` on; from `passing` on are the others.
+template <bool OF_KEYS>
+struct Biases {
+    float of[BIAS ? SCORES : 1];
+    __device__ __forceinline__ Biases(const Backward &a, Head head, int own, int passing) {
+#pragma unroll
+        for (int x = 0; x < (BIAS ? SCORES : 0); ++x) {
+            const int mine = own + row_of_thread() + x / 2 % 2 * 8;
+            const int other = (D > 64 ? again(passing) : passing) + x / 4 * 8 + threadIdx.x % 4 * 2 + x % 2;
+            of[x] = OF_KEYS ? bias_of(a, head, other, mine) : bias_of(a, head, mine, other);
+        }
+    }
+    // The exponent of P: of the x-th product, times `factor`.
+    __device__ __forceinline__ float exponent(float product, float factor, float above, int x) const {
+        if (BIAS == 0) return fmaf(product, factor, -above);
+        if (BIAS == 2) return of[x] != 0 ? fmaf(product, factor, -above) : NEG_INF;
+        return fmaf(product, factor, in_powers_of_two(of[x])) - above;
+    }
+};
 
 // ---- dQ
 
@@ -264,17 +328,19 @@ struct OfQueries {
 
     // With the keys from j0 on: descriptors of their tiles, whose `numbers` are the end of a Tail. Q is the address of these
     // rows' tiles.
-    __device__ __forceinline__ void multiply_with(const Backward &a, uint32_t Q, uint64_t K, uint64_t V, int4 numbers,
-                                                  int j0) {
+    __device__ __forceinline__ void multiply_with(const Backward &a, Head head, uint32_t Q, uint64_t K, uint64_t V,
+                                                  int4 numbers, int j0) {
         const int row = row_of_thread(), t = threadIdx.x % 4;
         const int k_exponent = numbers.x, v_exponent = numbers.y;
+        Both both;
         Scores p, ds;
-        multiply(p, Q, K);
+        multiply_S(p, both, Q, K);
         multiply(ds, Q + OWN_TILE, V);
+        const Biases<false> biases(a, head, own, j0);
         float unit_dP[2], unit_D[2], back[2];
         Operand hi, lo, P;
         wgmma_wait<1>();
-        pin(p);
+        collect_S(p, both);
         const auto exponentials = [&](auto masked) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
@@ -283,8 +349,9 @@ struct OfQueries {
                 float sum = 0;
 #pragma unroll
                 for (int x = 0; x < SCORES / 2; ++x) {
-                    float &p_ = p[x / 2 * 4 + 2 * r + x % 2];
-                    p_ = exp2_fast(fmaf(p_, factor, -above[r]));
+                    const int y = x / 2 * 4 + 2 * r + x % 2;
+                    float &p_ = p[y];
+                    p_ = exp2_fast(biases.exponent(p_, factor, above[r], y));
                     if (masked.value && x / 2 * 8 + x % 2 >= seen) p_ = 0;
                     sum += p_;
                 }
@@ -356,6 +423,7 @@ struct OfQueries {
             sum_ds[r] = quad_sum(sum_ds[r]);
             if (i >= a.M) continue;
             const Found found(a, head, i, above[r], total[r] * P_UNIT, sum_ds[r] * P_UNIT);
+            if (BIAS && t == 0) found.keep(row_of(a, head, i));  // for dbias
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c)
 #pragma unroll
@@ -394,19 +462,21 @@ struct OfKeys {
 
     // With the queries from i0 on: descriptors of their tiles, and what there is of them in shared memory. K is the address of
     // these keys' tiles.
-    __device__ __forceinline__ void multiply_with(const Backward &a, uint32_t K, uint64_t Q, uint64_t dO,
+    __device__ __forceinline__ void multiply_with(const Backward &a, Head head, uint32_t K, uint64_t Q, uint64_t dO,
                                                   const float *above, const float *mended, int4 numbers, int i0) {
         const int row = row_of_thread(), t = threadIdx.x % 4;
+        Both both;
         Scores p, ds;
-        multiply(p, K, Q);
+        multiply_S(p, both, K, Q);
         multiply(ds, K + OWN_TILE, dO);
+        const Biases<true> biases(a, head, own, i0);
         const int q_exponent = numbers.x, do_exponent = numbers.y, s = numbers.z;
         const float factor = unit(k_exponent + q_exponent) * (a.scale * LOG2E);
         const float dP_unit = unit(v_exponent + do_exponent - s);
         const float dV_unit = unit(do_exponent) * P_UNIT;
         const float dK_unit = unit(q_exponent) * unit(s) * P_UNIT;
         wgmma_wait<1>();
-        pin(p);
+        collect_S(p, both);
         const auto exponentials = [&](auto masked) {
 #pragma unroll
             for (int x = 0; x < SCORES / 4; ++x) {
@@ -414,7 +484,7 @@ struct OfKeys {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     float &p_ = p[4 * x + e];
-                    p_ = exp2_fast(fmaf(p_, factor, e % 2 ? -above_.y : -above_.x));
+                    p_ = exp2_fast(biases.exponent(p_, factor, e % 2 ? above_.y : above_.x, 4 * x + e));
                     const int i = i0 + 8 * x + 2 * t + e % 2, key = own + row + e / 2 * 8;
                     if (masked.value && key > i + a.q_start) p_ = 0;
                 }

@@ -381,10 +381,6 @@ def _of_each_head(sizes: Sizes) -> int:
     return sizes.B * sizes.H
 
 
-def _refused_by_wgmma(problem: Problem) -> str:
-    return "it takes no bias" if problem.bias else _up_to_128(problem)
-
-
 # ---- wgmma_short
 
 
@@ -416,8 +412,6 @@ def _wgmma_short_launches(build: Build, sizes: Sizes) -> Iterator[Launch]:
 
 
 def _refused_by_wgmma_short(problem: Problem) -> str:
-    if problem.bias:
-        return "it takes no bias"
     if problem.d > 64:
         return "it takes heads of up to 64 numbers"
     if problem.tiles == (0, 0):
@@ -444,7 +438,7 @@ KERNELS = {
         Kernel(
             "wgmma", "backward/04_wgmma.cu", "the same on Hopper: wgmma, warps specialised, copies in the background",
             _wgmma, _row_tile, None, needs=(9, 0), arch_only=True,
-            halves=Halves(_wgmma_launches, _wgmma_scratch, _of_each_head), refuses=_refused_by_wgmma,
+            halves=Halves(_wgmma_launches, _wgmma_scratch, _of_each_head), refuses=_up_to_128,
         ),
         Kernel(
             "wgmma_short", "backward/05_wgmma_short.cu", "short heads on Hopper: a block has all of one",

@@ -67,14 +67,16 @@ def test_hardly_a_register_is_spilled(resources, kernel, d):
 @pytest.mark.parametrize(
     ("kernel", "problem"),
     [
-        ("wgmma", Problem(17)), ("wgmma", Problem(32, True)), ("wgmma", Problem(64, True)),
-        ("wgmma", Problem(64, aligned=False)), ("wgmma", Problem(80, True)), ("wgmma", Problem(128, True)),
-        ("wgmma_short", Problem(17, True)), ("wgmma_short", Problem(32, tiles=(2, 2))),
+        ("mma", Problem(32, True, "float32")), ("mma", Problem(64, bias="bool")), ("mma", Problem(64, True, "float32")),
+        ("wgmma", Problem(17)), ("wgmma", Problem(32, True, "bool")), ("wgmma", Problem(64, True)),
+        ("wgmma", Problem(64, aligned=False)), ("wgmma", Problem(64, bias="float32")),
+        ("wgmma", Problem(80, True, "float32")), ("wgmma", Problem(128, True)), ("wgmma", Problem(112, bias="bool")),
+        ("wgmma_short", Problem(17, True)), ("wgmma_short", Problem(32, bias="float32", tiles=(2, 2))),
         ("wgmma_short", Problem(64, True, tiles=(3, 2))),
     ],
 )  # fmt: skip
 @needs_nvcc
-def test_no_register_of_a_warpgroup_is_spilled(resources, kernel, problem):
+def test_no_register_is_spilled(resources, kernel, problem):
     for function, found in resources(Build(KERNELS[kernel], problem), "sm_90a").items():
         assert not found.spilled and not found.warnings, function
 
@@ -122,12 +124,6 @@ def test_a_kernel_that_splits_is_followed_by_one_that_does_not(name):
 )  # fmt: skip
 def test_the_fastest_kernel_that_runs_is_chosen(capability, d, chosen):
     assert choose(capability, Problem(d), SIZES).name == chosen
-
-
-def test_a_bias_is_left_to_the_next_kernel():
-    assert choose((9, 0), Problem(64, bias="bool"), SIZES).name == "mma"
-    with pytest.raises(BackendUnavailable, match="kernel wgmma cannot compute d = 64: it takes no bias"):
-        choose((9, 0), Problem(64, bias="bool"), SIZES, "wgmma")
 
 
 @pytest.mark.parametrize(

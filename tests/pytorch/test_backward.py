@@ -46,10 +46,6 @@ def kernel(request, gpu):
     return request.param
 
 
-def takes_biases(kernel):
-    return not KERNELS[kernel].refuses(Problem(d, bias="float32"))
-
-
 def four(rows=M, keys=N, head=d, heads=(H, Hkv), batches=B):
     """dO, Q, K, V."""
     return [torch.randn(batches, heads[i > 1], (rows, keys)[i > 1], head) for i in range(4)]
@@ -234,10 +230,6 @@ BIASES = [(B, H, M, N), (B, 1, 1, N), (B, 1, M, N), (H, 1, N), (M, N), (M, 1), (
 @on_gpu
 def test_biases(kernel):
     given = four(head=40)
-    if not takes_biases(kernel):
-        with pytest.raises(BackendUnavailable, match="it takes no bias"):
-            check(*given, bias=torch.randn(M, N), kernel=kernel)
-        return
     for shape in BIASES:
         bias = torch.randn(*shape)
         check(*given, bias=bias, kernel=kernel, error=2 * ERROR)
@@ -252,7 +244,7 @@ def test_rows_that_see_nothing_have_zeros_and_add_nothing(kernel):
     mask = torch.ones(M, N, dtype=torch.bool)
     mask[7] = False
     causal, masked = ({"causal": True, "q_start": -3}, [0, 1, 2]), ({"bias": mask}, [7])
-    for options, rows in (causal, masked) if takes_biases(kernel) else (causal,):
+    for options, rows in (causal, masked):
         dq, *_ = check(do, q, k, v, kernel=kernel, **options)
         assert not dq[:, :, rows].any()
         dq, *_ = flashcli.attention_backward(do, q, k, v * torch.nan, kernel=kernel, **options)
@@ -290,8 +282,14 @@ def test_bytes_do_not_depend_on_company(kernel):
 def test_a_block_with_a_whole_head_has_the_bytes_of_blocks_with_tiles(gpu, rows, keys, head):
     if not KERNELS["wgmma"].runs_on(torch.cuda.get_device_capability()):
         pytest.skip("wgmma does not run on this GPU")
-    given = four(rows, keys, head, (H, H))
-    for options in ({}, {"causal": True, "q_start": keys - rows}, {"causal": True, "q_start": -3}):
+    given, of_heads = four(rows, keys, head, (H, H)), torch.randn(H, 1, keys)
+    for options in (
+        {}, {"causal": True, "q_start": keys - rows}, {"causal": True, "q_start": -3}, {"bias": of_heads > 0},
+        {"bias": of_heads, "return_dbias": True, "dlse": torch.randn(B, H, rows)},
+    ):  # fmt: skip
+        if "dlse" in options:
+            o, lse = flashcli.attention(*given[1:], bias=of_heads, return_lse=True)
+            options |= {"o": o, "lse": lse}
         tiles, whole = (flashcli.attention_backward(*given, kernel=k, **options) for k in ("wgmma", "wgmma_short"))
         assert all(torch.equal(x, y) for x, y in zip(tiles, whole, strict=True)), options.keys()
 
@@ -299,7 +297,7 @@ def test_a_block_with_a_whole_head_has_the_bytes_of_blocks_with_tiles(gpu, rows,
 @on_gpu
 def test_a_hundred_times_the_same_bytes(kernel):
     given = four()
-    options = {"bias": torch.randn(H, 1, N), "return_dbias": True} if takes_biases(kernel) else {"causal": True}
+    options = {"bias": torch.randn(H, 1, N), "return_dbias": True, "causal": True, "q_start": N - M}
     first = flashcli.attention_backward(*given, kernel=kernel, **options)
     for _ in range(100):
         again = flashcli.attention_backward(*given, kernel=kernel, **options)
