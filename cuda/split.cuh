@@ -24,7 +24,9 @@ static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products make fp32, one mak
 #endif
 constexpr int D = round_up(HEAD_DIM, PAD);
 
-constexpr int split_bytes(int R, int C) { return ceil_div(PRODUCTS == 3 ? 2 * C : C, 64) * R * 128; }
+__host__ __device__ constexpr int split_bytes(int R, int C) {
+    return ceil_div(PRODUCTS == 3 ? 2 * C : C, 64) * R * 128;
+}
 constexpr int K_TILE = split_bytes(BC, D), V_TILE = split_bytes(D, BC);
 static_assert(BC % 16 == 0, "a k-step of the tensor cores is 16 keys");
 

@@ -31,12 +31,18 @@ static_assert(BC % STRIP == 0 && D % STRIP == 0, "a tile is multiplied strip by 
 static_assert(SHARED == K_TILE + V_TILE + (Q_IN_REGISTERS ? 0 : 2 * D / 16 * THREADS * 16), "room for these");
 extern __shared__ __align__(1024) unsigned char shared[];
 
-// This thread's share of a tile, as `prepare` laid it out; both addresses are already the thread's own.
-template <int BYTES>
+// This thread's share of a tile of R rows and C columns, as `prepare` laid it out, but for what it left out at the end of
+// the last panel, where that is not full; both addresses are already the thread's own.
+template <int R, int C>
 __device__ __forceinline__ void copy_share(unsigned char *to, const unsigned char *from) {
+    constexpr int AT_ONCE = 16 * THREADS, BYTES = split_bytes(R, C), COLUMNS = PRODUCTS == 3 ? 2 * C : C;
+    constexpr int FULL = COLUMNS / 64 * R * 128, LEFT = COLUMNS % 64 / 8;  // LEFT chunks of 16 bytes a row after those
+    static_assert(AT_ONCE % 1024 == 0 && (LEFT == 0 || FULL % AT_ONCE == 0), "a thread has one chunk of all its rows");
 #pragma unroll
-    for (int x = 0; x < BYTES; x += 16 * THREADS)
-        if (BYTES % (16 * THREADS) == 0 || x + 16 * threadIdx.x < BYTES) copy16(to + x, from + x);
+    for (int x = 0; x < BYTES; x += AT_ONCE)
+        if ((BYTES % AT_ONCE == 0 || x + 16 * threadIdx.x < BYTES) &&
+            (x < FULL || (threadIdx.x ^ threadIdx.x / 8) % 8 < LEFT))
+            copy16(to + x, from + x);
 }
 
 // False, but ptxas does not know: it would fetch the right operands of all strips at once, more than there are registers
@@ -92,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     const int4 *exponents = tile_exponents(a) + 2 * first_tile;
     const float *const Q = rows_of(a.Q, a.q, head.b, head.h);
 
-    copy_share<K_TILE>(Kj + 16 * threadIdx.x, tile);
+    copy_share<BC, D>(Kj + 16 * threadIdx.x, tile);
 
     // Q = hi + lo, as left operands: x[0..3] are columns 2t of row g, of row g + 8, columns 8 + 2t of row g, of row g + 8.
     // It carries the scale, so that S is in powers of two, and each row a power of two of its own, q_exponent.
@@ -143,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
         // S = Q Kᵀ, in units of 2^(q_exponent + k_exponent); meanwhile V travels
         await_copies();
         __syncthreads();
-        copy_share<V_TILE>(Vj + 16 * threadIdx.x, tile + K_TILE);
+        copy_share<D, BC>(Vj + 16 * threadIdx.x, tile + K_TILE);
         float s[ROW_TILES][BC / 8][4];
 #pragma unroll
         for (int n = 0; n < BC; n += STRIP) {
@@ -226,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
         await_copies();
         __syncthreads();
         tile += K_TILE + V_TILE;
-        if (j0 + BC < keys) copy_share<K_TILE>(Kj + 16 * threadIdx.x, tile);
+        if (j0 + BC < keys) copy_share<BC, D>(Kj + 16 * threadIdx.x, tile);
         const float unit = power_of_two(-v_exponent);
 #pragma unroll
         for (int n = 0; n < D; n += STRIP) {
