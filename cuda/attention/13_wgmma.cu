@@ -11,8 +11,10 @@
 // Where row tiles are fewer than multiprocessors, or do not go round evenly, several blocks share one (chunks.cuh).
 //
 // Launches: `prepare`, then `attention` with any number of blocks.
+#define PAD (HEAD_DIM <= 16 ? 16 : HEAD_DIM <= 128 ? 32 : 64)
 #include "chunks.cuh"
 #include "long.cuh"
+#include "mma.cuh"
 
 static_assert(THREADS == 128 * (1 + WARPGROUPS), "one warpgroup copies");
 // An SM has 512 registers for each of 128 threads.
@@ -71,6 +73,22 @@ using Source = Choose<IS_LONG, Panels, Tiles>::Type;
 static_assert(SHARED == WARPGROUPS * Q_TILE + Source::BYTES + PARKED + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 1024 <= 227 * 1024, "tiles must fit shared memory");
 
+// Q as an operand: where its tile is; or, of short heads, in registers, for which there is room, so that shared memory has
+// only K to feed S with.
+constexpr bool Q_IN_REGISTERS = D <= 32 && WARPGROUPS <= 2 && PRODUCTS == 3 && !BIAS;
+using Query = Choose<Q_IN_REGISTERS, QFragments, uint64_t>::Type;
+__device__ __forceinline__ void take(uint64_t &Q, const unsigned char *tile) { Q = descriptor(shared_address(tile)); }
+__device__ __forceinline__ void take(QFragments &Q, const unsigned char *tile) {
+    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16, column = threadIdx.x % 32 / 16 * 8;
+#pragma unroll
+    for (int k = 0; k < K_STEPS; ++k) {
+        const Fragment hi = ldmatrix(tile + split_offset<64>(row, 16 * k + column));
+        const Fragment lo = ldmatrix(tile + split_offset<64>(row, D + 16 * k + column));
+#pragma unroll
+        for (int x = 0; x < 4; ++x) Q.hi[k][x] = hi.x[x], Q.lo[k][x] = lo.x[x];
+    }
+}
+
 // The producer: one thread keeps the rings full. Its warp goes along, so that branches are the same for all lanes.
 __device__ __forceinline__ void copy_tiles(const Attention &a, Source &source, unsigned char *tiles) {
     Ring ring;
@@ -112,7 +130,6 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
     const int group = WARPGROUPS == 1 ? 0 : number - 1, q_barrier = 1 + group;
     auto consumer = source.consumer(tiles, group);
     unsigned char *const Q_tile = Q_tiles + group * Q_TILE;
-    const uint64_t Q_desc = descriptor(shared_address(Q_tile));
 
     if (group == WARPGROUPS - 1) consumer.pass_turn();
     Part part;
@@ -133,7 +150,9 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
         named_sync(q_barrier, 128);
         const Chunks chunks = {a,         current[group],     &message[group],        group,
                                q_barrier, part.first_tile(a), part.end_tile(a, here), part.first};
-        consumer.attend(a, here, Q_desc, s, factor_exponent, chunks);
+        Query query;
+        take(query, Q_tile);
+        consumer.attend(a, here, query, s, factor_exponent, chunks);
         if (SPLIT)
             part.next = const_cast<volatile Part &>(current[group]).next;  // rather than to keep it in a register
     }

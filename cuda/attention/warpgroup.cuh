@@ -116,7 +116,8 @@ __device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i,
         for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
             for (int e = 0; e < 8; ++e) x[r][c][e] *= power_of_two(s[r]);
-            store_split<64, D>(tile, row + 8 * r, (4 * c + t) * 8, x[r][c], factor);
+            const int column = (4 * c + t) * 8;
+            if (D % 32 == 0 || column < D) store_split<64, D>(tile, row + 8 * r, column, x[r][c], factor);
         }
     }
     return make_int2(s[0], s[1]);
@@ -367,11 +368,11 @@ struct Consumer : Warpgroup {
           K_desc(descriptor(shared_address(K_tiles))),
           V_desc(descriptor(shared_address(V_tiles))) {}
 
-    // Attention of this group's rows of a piece of work. Q's split tile is at Q_desc, its rows' exponents are q_exponent;
-    // `factor_exponent` is that of scale * log2(e). `keys` says which of the keys, and what else there is to do where some
-    // of them end.
-    template <class Keys>
-    __device__ __forceinline__ void attend(const Attention &a, const Work &here, uint64_t Q_desc, int2 q_exponent,
+    // Attention of this group's rows of a piece of work. Q is an operand, where its split tile is or fragments; its rows'
+    // exponents are q_exponent; `factor_exponent` is that of scale * log2(e). `keys` says which of the keys, and what else
+    // there is to do where some of them end.
+    template <class Query, class Keys>
+    __device__ __forceinline__ void attend(const Attention &a, const Work &here, const Query &Q, int2 q_exponent,
                                            int factor_exponent, Keys keys) {
         const int first = here.i0 + group * 64, i = first + row;
         float S[S_REGISTERS], T[T_REGISTERS];
@@ -405,7 +406,7 @@ struct Consumer : Warpgroup {
         const int first_tile = keys.first_tile(), end_tile = keys.end_tile(here);
         wait(&rings.K_full[K_ring.stage], K_ring.parity);
         int k_exponent = read_by_lane_0(rings.K_exponent[K_ring.stage].x);
-        issue_S(S, Q_desc, K_desc + K_ring.stage * (K_SLOT / 16));
+        issue_S(S, Q, K_desc + K_ring.stage * (K_SLOT / 16));
         read_bias(first_tile);
         wgmma_wait<0>();
         pin(S);
@@ -432,7 +433,7 @@ struct Consumer : Warpgroup {
             k_exponent = read_by_lane_0(rings.K_exponent[K_ring.stage].x);
             wait(&rings.V_full[V_ring.stage], V_ring.parity);
             await_turn();
-            issue_S(S, Q_desc, K_desc + K_ring.stage * (K_SLOT / 16));
+            issue_S(S, Q, K_desc + K_ring.stage * (K_SLOT / 16));
             issue_T(T, P_hi, P_lo, V_desc + V_ring.stage * (V_SLOT / 16));
             pass_turn();
             read_bias(j);

@@ -107,8 +107,8 @@ def _register_tiled(problem: Problem) -> Tiling:
 # ---- kernels on split tiles: see cuda/split.cuh for their layout
 
 
-def _padded(d: int) -> int:
-    return round_up(d, 32 if d <= 128 else 64)
+def _padded(d: int, least: int = 32) -> int:
+    return round_up(d, least if d <= 16 else 32 if d <= 128 else 64)
 
 
 def _split_bytes(rows: int, columns: int, products: int) -> int:
@@ -116,15 +116,15 @@ def _split_bytes(rows: int, columns: int, products: int) -> int:
     return ceil_div(2 * columns if products == 3 else columns, 64) * rows * 128
 
 
-def _tile_bytes(Bc: int, problem: Problem) -> int:
+def _tile_bytes(Bc: int, problem: Problem, least: int = 32) -> int:
     """One tile of K and one of V."""
-    D = _padded(problem.d)
+    D = _padded(problem.d, least)
     return _split_bytes(Bc, D, problem.products) + _split_bytes(D, Bc, problem.products)
 
 
-def _split_workspace(tiling: Tiling, problem: Problem) -> int:
+def _split_workspace(tiling: Tiling, problem: Problem, least: int = 32) -> int:
     """All tiles of K and V, and the exponents of their scales."""
-    return problem.B * ceil_div(problem.N, tiling.Bc) * (_tile_bytes(tiling.Bc, problem) + 2 * 16)
+    return problem.B * ceil_div(problem.N, tiling.Bc) * (_tile_bytes(tiling.Bc, problem, least) + 2 * 16)
 
 
 def _split_keys(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
@@ -154,6 +154,7 @@ def _mma(problem: Problem) -> Tiling:
 ALIGNMENT = 1024  # bytes to spare, so that tiles start where the swizzle repeats
 HOPPER_SHARED = 227 * 1024  # bytes of shared memory that a block can have
 STATIC, SHORT_STATIC = 1024, 2048  # of which so many at most are wgmma's static ones, and wgmma_short's
+LEAST_HEAD = 16  # numbers to which shorter heads are padded
 LONG_BC, MOST_PANELS = 64, 12  # of heads of more than 128 numbers: keys of a tile, panels in flight
 
 
@@ -213,13 +214,13 @@ def _rounds(Br: int, problem: Problem) -> int:
 
 def _beside_tiles(problem: Problem, Br: int) -> int:
     """Bytes of shared memory for Q, and for tiles of K and V to start where they should."""
-    return Br // 64 * _split_bytes(64, _padded(problem.d), problem.products) + ALIGNMENT
+    return Br // 64 * _split_bytes(64, _padded(problem.d, LEAST_HEAD), problem.products) + ALIGNMENT
 
 
 def _wgmma_tiling(problem: Problem, Br: int, Bc: int, stages: int, pingpong: int = 0, stage: int = 0) -> Tiling:
     """``stage``: bytes of K and V that are copied at a time; a tile of each, if not given."""
     threads = 128 + 2 * Br  # a warpgroup that copies, and one for each 64 rows
-    shared = _beside_tiles(problem, Br) + stages * (stage or _tile_bytes(Bc, problem))
+    shared = _beside_tiles(problem, Br) + stages * (stage or _tile_bytes(Bc, problem, LEAST_HEAD))
     return Tiling(Br, Bc, threads, shared, (("STAGES", stages), ("PINGPONG", pingpong)))
 
 
@@ -239,7 +240,7 @@ def _block_per_multiprocessor(tiling: Tiling, problem: Problem) -> tuple[Launch,
 
 def _slot_bytes(problem: Problem) -> int:
     """What a chunk has come to, for 64 rows: O, and of each thread m and l of two rows and the units of O."""
-    return 64 * _padded(problem.d) * 4 + 128 * 2 * 16
+    return 64 * _padded(problem.d, LEAST_HEAD) * 4 + 128 * 2 * 16
 
 
 def _is_spread(tiling: Tiling) -> bool:
@@ -306,7 +307,7 @@ def _wgmma_short(problem: Problem) -> Tiling:
 
     The others multiply; of short heads on arrays there are registers for one more.
     """
-    D = 16 if problem.in_place and problem.d <= 16 else _padded(problem.d)
+    D = _padded(problem.d, LEAST_HEAD if problem.in_place else 32)
     Bc = _short_Bc(problem)
     small = problem.in_place and D <= 32 and not problem.bias and problem.precision == "fp32"
     warpgroups = 5 if small else 4
@@ -436,7 +437,7 @@ KERNELS = {
             splits=True,
             prepare=_split_keys,
             launches=_wgmma_launches,
-            workspace=_split_workspace,
+            workspace=functools.partial(_split_workspace, least=LEAST_HEAD),
             partial=_wgmma_partial,
             chunk=_wgmma_chunk,
         ),
