@@ -10,7 +10,7 @@ a textbook's loops, one term after the other, on TEXTBOOK_ROWS rows: a matrix pr
 time, the more the longer the processor's registers, and is the more accurate for it.
 
 A kernel that splits numbers in two halves keeps 22 of 24 bits. Where a score is a sum of few products, d < SHORT_HEAD,
-its largest error may be SPLIT_FACTOR times naive's; for files it is not chosen there unless asked for.
+its largest error may be SPLIT_FACTOR times naive's; it is not chosen there unless asked for.
 
 FLOOR is for inputs on which naive attention is nearly exact by luck, such as N = 1: four roundings of the weighted mean
 of |V|, which is what is summed up.

@@ -277,16 +277,11 @@ def _wgmma_partial(tiling: Tiling, problem: Problem) -> int:
 # ---- wgmma_short
 
 
-SHORT_IN_FILES = 256  # less than would be faster, so that answers keep their bytes
-
-
 def longest_short(problem: Problem) -> int:
     """The N up to which splitting in shared memory is worth more than a pre-pass: while a head's K and V stay there.
 
     Longer ones would be split over and over.
     """
-    if not problem.in_place:
-        return SHORT_IN_FILES
     tiling = _wgmma_short(problem)
     return tiling.Bc * dict(tiling.macros)["STAGES"]
 

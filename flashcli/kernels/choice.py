@@ -14,7 +14,6 @@ from flashcli.shape import ceil_div
 PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest first, for files
 TWINS = ("wgmma_short", "wgmma")  # the same arithmetic: with tiles of the same keys, they give the same bytes
 SHORT_HEAD = 8  # a score that is a sum of fewer products shows that a split number has 22 bits
-SHORT_HEAD_OF_FILES = 16  # more than is needed, so that answers keep their bytes
 AS_FAST = 1.03  # times the least that is expected: then a launch less counts, which takes the host 4 us
 SMS = 132  # multiprocessors of an H200
 FULL = 16 * SMS  # tiles of 128 rows that keep it busy
@@ -97,9 +96,8 @@ def _not_worth_it(kernel: Kernel, problem: Problem) -> str:
 
     Heads of a few numbers are left to FFMA in fp32, which is more accurate there.
     """
-    shortest = SHORT_HEAD if problem.in_place else SHORT_HEAD_OF_FILES
-    if kernel.splits and problem.precision == "fp32" and problem.d < shortest:
-        return f"heads of less than {shortest} numbers are left to FFMA in fp32"
+    if kernel.splits and problem.precision == "fp32" and problem.d < SHORT_HEAD:
+        return f"heads of less than {SHORT_HEAD} numbers are left to FFMA in fp32"
     longest = longest_short(problem) if kernel.name == "wgmma_short" else problem.N
     if longest < problem.N:
         return f"it splits keys over and over: with more than {longest} that does not pay"

@@ -13,7 +13,7 @@ from support import ROOT, flashcli
 from flashcli import as_json
 from flashcli.kernels import cost, costs
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.choice import FULL, PREFERENCE, SHORT_HEAD, SHORT_HEAD_OF_FILES, TWINS, candidates, choose
+from flashcli.kernels.choice import FULL, PREFERENCE, SHORT_HEAD, TWINS, candidates, choose
 from flashcli.kernels.types import Problem
 from flashcli.measure import fit, records
 from flashcli.measure.rows import Gridded
@@ -109,7 +109,7 @@ def test_what_is_expected_to_be_fastest_is_chosen_where_the_kernel_may_depend_on
 
 
 @pytest.mark.parametrize(
-    "shortest", [on_arrays(100, 200, SHORT_HEAD), Problem(100, 200, 200, SHORT_HEAD_OF_FILES)], ids=["arrays", "files"]
+    "shortest", [on_arrays(100, 200, SHORT_HEAD), Problem(100, 200, 200, SHORT_HEAD)], ids=["arrays", "files"]
 )
 def test_heads_of_a_few_numbers_are_left_to_ffma(shortest):
     shorter = shortest._replace(d=shortest.d - 1)
@@ -124,7 +124,7 @@ def test_many_heads_are_split_in_shared_memory_as_long_as_one_stays_there():
 
 
 def test_files_go_by_preference_whatever_the_model_says():
-    assert [choose(HOPPER, Problem(B, N, N, 32)).name for B in (1, 1000) for N in (256, 257)] == list(TWINS) * 2
+    assert [choose(HOPPER, Problem(B, N, N, 32)).name for B in (1, 1000) for N in (896, 897)] == list(TWINS) * 2
 
 
 def test_on_other_gpus_the_same_rule_holds_for_what_runs_there():

@@ -13,7 +13,7 @@ from support import GPU_KERNELS, flashcli
 
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.choice import SHORT_HEAD_OF_FILES, choose, exact
+from flashcli.kernels.choice import SHORT_HEAD, choose, exact
 from flashcli.kernels.compiler import SOURCES, find_nvcc
 from flashcli.kernels.types import Build, Problem
 from flashcli.shape import MAX_D
@@ -147,14 +147,14 @@ def test_a_head_size_that_cannot_be_is_wrong_usage(d):
 
 
 def test_short_heads_are_left_to_ffma_in_fp32():
-    assert not choose((9, 0), PROBLEM._replace(d=SHORT_HEAD_OF_FILES - 1)).splits
-    assert choose((9, 0), PROBLEM._replace(d=SHORT_HEAD_OF_FILES)).splits
+    assert not choose((9, 0), PROBLEM._replace(d=SHORT_HEAD - 1)).splits
+    assert choose((9, 0), PROBLEM._replace(d=SHORT_HEAD)).splits
     assert choose((9, 0), PROBLEM._replace(d=1, precision="fp16")).splits
 
 
 @pytest.mark.parametrize(
     ("N", "d", "chosen"),
-    [(128, 32, "wgmma_short"), (256, 64, "wgmma_short"), (257, 64, "wgmma"), (128, 80, "wgmma"), (128, 33, "wgmma")],
+    [(128, 32, "wgmma_short"), (448, 64, "wgmma_short"), (449, 64, "wgmma"), (128, 80, "wgmma"), (128, 33, "wgmma")],
 )
 def test_short_sequences_have_a_kernel_of_their_own(N, d, chosen):
     assert choose((9, 0), Problem(1000, N, N, d)).name == chosen
