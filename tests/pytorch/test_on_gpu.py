@@ -709,8 +709,7 @@ def test_models_of_transformers(which):
 
 def test_what_is_mixed_or_overlaps_is_told_and_nothing_is_queued():
     q, k = tensor(B, H, M, d), tensor(B, H, M, d)
-    torch.cuda.synchronize()
-    for bad, kind, message in [
+    all_bad = [
         ({"k": k.cpu()}, ValueError, "k must be on cuda:0, as q is, not on cpu"),
         ({"v": k.cpu().numpy()}, TypeError, "v must be a PyTorch tensor"),
         ({"k": k.double()}, TypeError, "k must be a float32 array, not float64"),
@@ -719,7 +718,9 @@ def test_what_is_mixed_or_overlaps_is_told_and_nothing_is_queued():
         ({"bias": tensor(3, M, M)}, ValueError, "bias must be broadcastable"),
         ({"backend": "cpu"}, ValueError, "backend must be"),
         ({"scale": float("nan")}, ValueError, "scale must be finite"),
-    ]:
+    ]
+    torch.cuda.synchronize()  # to make them takes the GPU, too
+    for bad, kind, message in all_bad:
         with pytest.raises(kind, match=message):
             flashcli.attention(**{"q": q, "k": k, "v": k, **bad})
     assert torch.cuda.current_stream().query()
