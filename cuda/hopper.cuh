@@ -54,6 +54,10 @@ struct RingOf {
     __device__ __forceinline__ void next() {
         if (++stage == SLOTS) stage = 0, parity ^= 1;
     }
+    __device__ __forceinline__ void skip(unsigned count) {
+        const unsigned to = stage + count;
+        stage = to % SLOTS, parity ^= to / SLOTS & 1;
+    }
     __device__ __forceinline__ int odd() const { return (stage + SLOTS * parity) % 2; }  // 0, 1, 0, 1, ...
 };
 

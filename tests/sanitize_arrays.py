@@ -85,6 +85,7 @@ CASES = {
     "chunks of keys, heads of 128": Case(B=1, H=1, Hkv=1, M=600, N=1100, d=128),
     "chunks of keys, heads of 256": Case(B=1, H=2, Hkv=1, M=100, N=1100, d=256, lse=True),
     "chunks of keys, clusters": Case("fused", B=1, H=1, Hkv=1, M=600, N=1100, lse=True),
+    "chunks of keys, clusters with pairs": Case("fused", B=1, H=1, Hkv=1, M=600, N=1024, lse=True),
     "chunks of keys, heads of 160": Case(B=1, H=20, Hkv=1, M=128, N=1100, d=160, lse=True),
     "chunks of keys, heads of 160, more of them than blocks": Case(B=1, H=140, Hkv=1, M=70, N=1100, d=160),
     "chunks of keys, NaN": Case(B=1, M=200, N=1100, spoilt="v"),

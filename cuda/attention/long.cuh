@@ -23,7 +23,7 @@ struct LongConsumer;
 // A ring of panels in shared memory: what tells that one is there, or free again; and the exponent of the scale of the tile
 // that it is of, four times.
 struct Panels {
-    static constexpr int BYTES = STAGES * PANEL;
+    static constexpr int BYTES = STAGES * PANEL, WARPS = 1;  // that copy
     uint64_t full[STAGES], free[STAGES];
     int4 exponent[STAGES];
 

@@ -8,7 +8,7 @@
 // tensor core's truncating adder never sees a large running sum; the scales are powers of two.
 //
 // Macros beyond those of common.cuh and attention.cuh: PRODUCTS (split.cuh); STAGES, tiles of K and of V in flight;
-// PINGPONG 1: warpgroups take turns at issuing products.
+// PINGPONG 1: warpgroups take turns at issuing products; PAIRED 1: two have the same 64 rows (paired.cuh).
 #pragma once
 #include "exact.cuh"
 #include "hopper.cuh"
@@ -17,11 +17,15 @@
 #ifndef PINGPONG
 #define PINGPONG 0
 #endif
+#ifndef PAIRED
+#define PAIRED 0
+#endif
 
 constexpr int WARPGROUPS = BR / 64;
 static_assert(BR % 64 == 0, "a warpgroup that multiplies has 64 rows");
 
-constexpr bool IS_LONG = D > 128;  // heads
+constexpr bool IS_LONG = D > 128;              // heads
+constexpr int K_STAGES = PAIRED ? 2 : STAGES;  // as many as there are warpgroups: a tile of K is soon free again
 constexpr int T_COLUMNS = D <= 128 ? D : 64,
               T_CHUNKS = D / T_COLUMNS;  // T = P V of one tile, some columns at a time (long.cuh)
 constexpr int S_REGISTERS = BC / 2, T_REGISTERS = T_COLUMNS / 2;
@@ -113,11 +117,22 @@ __device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i,
     for (int r = 0; r < 2; ++r) {
         s[r] = row_scale<CHUNKS * 8>(&x[r][0][0]);
 #pragma unroll
-        for (int c = 0; c < CHUNKS; ++c) {
+        for (int c = 0; c < CHUNKS && !PAIRED; ++c) {
 #pragma unroll
             for (int e = 0; e < 8; ++e) x[r][c][e] *= power_of_two(s[r]);
             const int column = (4 * c + t) * 8;
             if (D % 32 == 0 || column < D) store_split<64, D>(tile, row + 8 * r, column, x[r][c], factor);
+        }
+    }
+    if (PAIRED) {  // two warpgroups have the same rows: each stores one of two
+        const bool second = threadIdx.x / 128 == 2;
+        const float scale = power_of_two(second ? s[1] : s[0]);
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            float mine[8];
+#pragma unroll
+            for (int e = 0; e < 8; ++e) mine[e] = (second ? x[1][c][e] : x[0][c][e]) * scale;
+            store_split<64, D>(tile, row + 8 * second, (4 * c + t) * 8, mine, factor);
         }
     }
     return make_int2(s[0], s[1]);
@@ -188,9 +203,10 @@ struct Rows {
 };
 
 // S := P = 2^(S - m), and m, l. Visible are the columns (keys) below `visible[r]`, counted from this thread's first one.
-template <int n>
+// PAIRED: as soon as the tile's maxima are there, they are told, which may change those that the rows have.
+template <int n, class Tell>
 __device__ __forceinline__ void softmax(float (&S)[n], Rows &row, int k_exponent, bool masked, const int (&visible)[2],
-                                        const float (&bias)[S_REGISTERS]) {
+                                        const float (&bias)[S_REGISTERS], Tell tell) {
     // The scale back to powers of two is itself one: exact, so the largest p is 2^P_BIAS even where scores are huge.
     // Beyond the clamps all scores differ by nothing, or by far more than p can show.
     float factor[2];
@@ -208,15 +224,19 @@ __device__ __forceinline__ void softmax(float (&S)[n], Rows &row, int k_exponent
             }
         if (BIAS) factor[0] = factor[1] = 1;
     }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
+    const auto maximum = [&](int r) {
         float largest = S[2 * r];
 #pragma unroll
         for (int j = 0; j < n / 4; ++j) largest = fmaxf(largest, fmaxf(S[4 * j + 2 * r], S[4 * j + 2 * r + 1]));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-
-        const float m = fmaxf(row.shift[r], fmaf(largest, factor[r], -P_BIAS));
+        return fmaf(largest, factor[r], -P_BIAS);
+    };
+    float maxima[2];
+    if (PAIRED) maxima[0] = maximum(0), maxima[1] = maximum(1), tell(maxima);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const float m = fmaxf(row.shift[r], PAIRED ? maxima[r] : maximum(r));
         const float shift = CAUSAL || BIAS ? finite_or_zero(m) : m;  // else every row sees a key
         row.rescale[r] = exp2_fast(row.shift[r] - shift);
         row.shift[r] = m;
@@ -230,6 +250,11 @@ __device__ __forceinline__ void softmax(float (&S)[n], Rows &row, int k_exponent
             }
         row.l[r] = fmaf(row.l[r], row.rescale[r], sum);
     }
+}
+template <int n>
+__device__ __forceinline__ void softmax(float (&S)[n], Rows &row, int k_exponent, bool masked, const int (&visible)[2],
+                                        const float (&bias)[S_REGISTERS]) {
+    softmax(S, row, k_exponent, masked, visible, bias, [](const float (&)[2]) {});
 }
 
 // P as A operands: an accumulator's layout is that of A, so it never leaves the thread.

@@ -187,7 +187,17 @@ def _shared_out(problem: Problem, Bc: int, stages: int) -> Tiling:
     if not problem.in_place:
         return _wgmma_tiling(problem, 128, Bc, stages, pingpong=1)
     sharing = chunks.best(problem, Bc)
+    if sharing.paired:
+        return _with_chunks(_paired_tiling(problem, Bc), problem, sharing)
     return _with_chunks(_wgmma_tiling(problem, sharing.Br, Bc, stages, int(sharing.Br > 64)), problem, sharing)
+
+
+def _paired_tiling(problem: Problem, Bc: int) -> Tiling:
+    """Two tiles of K and three of V in flight, and what one warpgroup sends the other (paired.cuh)."""
+    D, Br, stages = _padded(problem.d), 64, 3
+    K, V = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
+    shared = _beside_tiles(problem, Br) + (stages - 1) * K + stages * V + _slot_bytes(problem)
+    return Tiling(Br, Bc, 3 * 128, shared, (("STAGES", stages), ("PINGPONG", 0), ("PAIRED", 1)))
 
 
 def _with_chunks(tiling: Tiling, problem: Problem, sharing: chunks.Sharing) -> Tiling:
@@ -249,12 +259,14 @@ def _is_spread(tiling: Tiling) -> bool:
 
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     """The same, or with a share of all chunks; but causal, a block for each row tile or each chunk of one, so that the
-    hardware balances long rows and short ones. In clusters, each has a row tile."""
-    cluster = dict(tiling.macros).get("CLUSTER", 1)
+    hardware balances long rows and short ones. In clusters, each has a row tile; two warpgroups that share one have no
+    more than that, or a chunk."""
+    macros = dict(tiling.macros)
+    cluster, single = macros.get("CLUSTER", 1), problem.causal or macros.get("PAIRED")
     if not _is_spread(tiling) and cluster == 1:
-        return (block_per_row_tile if problem.causal else _block_per_multiprocessor)(tiling, problem)
+        return (block_per_row_tile if single else _block_per_multiprocessor)(tiling, problem)
     pieces = problem.B * ceil_div(problem.M, tiling.Br) * chunks.chunks(problem, tiling.Bc)
-    grid = pieces if problem.causal or cluster > 1 else min(pieces, problem.sms)
+    grid = pieces if single or cluster > 1 else min(pieces, problem.sms)
     return (Launch("attention", grid, tiling.threads, tiling.shared),)
 
 

@@ -25,13 +25,18 @@ START = 3.0  # of a block: until its first products, and from its last ones on
 NEXT = 1.5  # the same of a further row tile of the block's, if it has all of its chunks
 MERGE = 2.5  # from the last chunk until all are merged
 MEET = 1.0  # the same in a cluster
+PAIRED = 0.85  # of the time of a further tile of one warpgroup, where two share 64 rows
 
 
 class Sharing(NamedTuple):
-    """Tiles of Br rows. If ``spread``, blocks may have chunks of the same row tile, else they have whole ones."""
+    """Tiles of Br rows. If ``spread``, blocks may have chunks of the same row tile, else they have whole ones.
+
+    If ``paired``, two warpgroups take the tiles of keys of 64 rows in turn.
+    """
 
     Br: int
     spread: bool
+    paired: bool = False
 
 
 def chunk_tiles(problem: Problem, Bc: int) -> int:
@@ -65,30 +70,47 @@ def best(problem: Problem, Bc: int) -> Sharing:
     """The one that is expected to be the fastest."""
     Brs = (128,) if problem.precision == "fp16" else (128, 64)
     ways = (False, True) if chunks(problem, Bc) > 1 and _split_bytes(problem) <= IN_CACHE else (False,)
-    return min((Sharing(Br, spread) for Br in Brs for spread in ways), key=lambda way: microseconds(problem, Bc, way))
+    found = [Sharing(Br, spread) for Br in Brs for spread in ways]
+    found += [Sharing(64, spread, paired=True) for spread in ways if _can_pair(problem, Bc, spread)]
+    return min(found, key=lambda way: microseconds(problem, Bc, way))
+
+
+def _can_pair(problem: Problem, Bc: int, spread: bool) -> bool:
+    """Whether shared memory and registers suffice, and all blocks, with a chunk each, run at once.
+
+    Else larger row tiles are better, for which K and V come from the cache less often.
+    """
+    count = chunks(problem, Bc)
+    fits = 16 < problem.d <= 96 and not problem.bias and problem.precision == "fp32"
+    at_once = problem.B * ceil_div(problem.M, 64) * count <= problem.sms
+    return fits and at_once and spread == (count > 1)
 
 
 def microseconds(problem: Problem, Bc: int, sharing: Sharing) -> float:
     """Until the multiprocessor that has most to do is done, as the model has it."""
-    Br, spread = sharing
+    Br, spread, paired = sharing
     pair, Tr, Tc = _pair(problem.d, Br, Bc), ceil_div(problem.M, Br), ceil_div(problem.N, Bc)
     row_tiles, tiles = problem.B * Tr, chunk_tiles(problem, Bc)
+
+    def take(n: int) -> float:  # tiles of keys, one after the other
+        return pair * (1 + (n - 1) * (PAIRED if paired else 1))
+
     if problem.causal:  # a block for each row tile or chunk; the hardware balances them
         first = max(problem.N - problem.M, 0)
         seen = [max(1, min(Tc, ceil_div(first + (i + 1) * Br, Bc))) for i in range(Tr)]
         pieces = [min(tiles, n - j) for n in seen for j in range(0, n, tiles)] if spread else seen
-        total = problem.B * sum(n * pair + START for n in pieces)
+        total = problem.B * sum(take(n) + START for n in pieces)
         merge = START + MERGE if spread else 0.0  # there are more blocks than run at a time
-        return max(max(pieces) * pair + START, total / problem.sms) + merge
+        return max(take(max(pieces)) + START, total / problem.sms) + merge
     if not spread:
         rounds = ceil_div(row_tiles, problem.sms)
-        return rounds * (Tc * pair + NEXT) + START - NEXT
+        return rounds * (take(Tc) + NEXT) + START - NEXT
     if cluster(problem, Bc, sharing) > 1:
-        return tiles * pair + START + MEET
+        return take(tiles) + START + MEET
     pieces_of_all = row_tiles * chunks(problem, Bc)
     each = ceil_div(pieces_of_all, min(pieces_of_all, problem.sms))
     further = ceil_div(each - 1, chunks(problem, Bc))  # row tiles
-    return each * tiles * pair + (1 + further) * (START + MERGE)
+    return each * take(tiles) + (1 + further) * (START + MERGE)
 
 
 def _split_bytes(problem: Problem) -> int:

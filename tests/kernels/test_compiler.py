@@ -362,6 +362,10 @@ CLUSTERED = [  # of four blocks, and of three
     Problem(1, N, N, d, in_place=True, lse=True, batch_invariant=True)
     for N, d in [(1024, 64), (1040, 32), (1500, 96), (1100, 128)]
 ]
+PAIRED = [  # two warpgroups share 64 rows: of whole row tiles, and of chunks
+    Problem(2, N, N, d, causal, in_place=True, lse=True, dense=d != 64, batch_invariant=True)
+    for N, d, causal in [(600, 64, True), (1024, 96, False), (1024, 64, True), (600, 32, False), (777, 80, False)]
+]
 
 
 def builds(kernel: Kernel) -> list[tuple[Build, str]]:
@@ -389,8 +393,8 @@ def builds(kernel: Kernel) -> list[tuple[Build, str]]:
         build = Build(kernel, PROBLEM._replace(precision="fp16", d=d))
         chosen[f"fp16 {d}"] = build, archs[-1]
     if kernel.name == "wgmma":
-        few = [*CHUNKED[:2], CHUNKED[-6], *CLUSTERED[:2]]
-        for problem in [*CHUNKED, *CLUSTERED] if THOROUGH else few:
+        few = [*CHUNKED[:2], CHUNKED[-6], *CLUSTERED[:2], *PAIRED[:2]]
+        for problem in [*CHUNKED, *CLUSTERED, *PAIRED] if THOROUGH else few:
             chosen[f"chunks {problem}"] = Build(kernel, problem), "sm_90a"
         biased = [(96, "bool"), (256, "float32"), (64, "float32"), (72, "float32"), (128, "bool"), (256, "bool")]
         for d, bias in biased if THOROUGH else biased[:2]:

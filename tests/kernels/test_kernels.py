@@ -14,9 +14,10 @@ from support import GPU_KERNELS, flashcli
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.choice import SHORT_HEAD, choose, exact
+from flashcli.kernels.chunks import chunks
 from flashcli.kernels.compiler import SOURCES, find_nvcc
 from flashcli.kernels.types import Build, Problem
-from flashcli.shape import MAX_D
+from flashcli.shape import MAX_D, ceil_div
 
 PROBLEM = Problem(10, 2048, 2048, 64)
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
@@ -245,6 +246,29 @@ def test_a_few_row_tiles_are_those_of_clusters_and_need_no_memory():
 def test_there_are_no_clusters_of_more_row_tiles_than_run_at_once_nor_where_chunks_are_too_many_or_too_few(other):
     problem = IN_PLACE._replace(M=1024, N=1024)._replace(**other)
     assert dict(Build(KERNELS["wgmma"], problem).tiling.macros).get("CLUSTER", 1) == 1
+
+
+FEW = [(8, 1000, 32, False), (7, 777, 80, False), (12, 512, 64, True), (1, 1024, 64, False)]
+
+
+def is_paired(problem: Problem) -> bool:
+    return bool(dict(Build(KERNELS["wgmma"], problem).tiling.macros).get("PAIRED"))
+
+
+@pytest.mark.parametrize(("B", "N", "d", "causal"), FEW)
+def test_where_row_tiles_are_few_two_warpgroups_share_one_if_there_is_room(B, N, d, causal):
+    few = IN_PLACE._replace(B=B, M=N, N=N, d=d, causal=causal)
+    assert is_paired(few)
+    for other in ({"B": 2000}, {"d": 128}, {"bias": "bool"}, {"precision": "fp16"}):
+        assert not is_paired(few._replace(**other))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_two_warpgroups_that_share_rows_have_one_row_tile_or_chunk_for_any_number_of_heads(causal):
+    for N, B in itertools.product((600, 1024, 1100), (1, 2, 300)):
+        build = Build(KERNELS["wgmma"], IN_PLACE._replace(B=2, M=N, N=N, causal=causal))
+        [launch] = build.launches(B, N, N)
+        assert is_paired(build.problem) and launch.grid == B * ceil_div(N, 64) * chunks(build.problem, 128)
 
 
 def test_only_what_a_block_folds_is_parked_in_shared_memory():
