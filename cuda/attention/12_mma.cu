@@ -41,7 +41,7 @@ __device__ __forceinline__ void copy_share(unsigned char *to, const unsigned cha
 #pragma unroll
     for (int x = 0; x < BYTES; x += AT_ONCE)
         if ((BYTES % AT_ONCE == 0 || x + 16 * threadIdx.x < BYTES) &&
-            (x < FULL || (threadIdx.x ^ threadIdx.x / 8) % 8 < LEFT))
+            (x < FULL || int((threadIdx.x ^ threadIdx.x / 8) % 8) < LEFT))
             copy16(to + x, from + x);
 }
 
