@@ -81,10 +81,9 @@ __device__ __forceinline__ void issue_S(float (&large)[32], float (&small)[32], 
     wgmma_commit();
 }
 
-// T = P V of the first columns of a panel, two for each number that T has. Small products first.
-template <int n>
-__device__ __forceinline__ void issue_columns(float (&T)[n], const uint32_t (&P_hi)[4][4], const uint32_t (&P_lo)[4][4],
-                                              uint64_t V) {
+// T = P V of the columns of a panel. Small products first.
+__device__ __forceinline__ void issue_PV(float (&T)[32], const uint32_t (&P_hi)[4][4], const uint32_t (&P_lo)[4][4],
+                                         uint64_t V) {
     pin(T);
     wgmma_fence();
     if (PRODUCTS == 3) {
@@ -144,9 +143,10 @@ struct LongConsumer : Warpgroup {
     __device__ __forceinline__ void add_PV(Sums &sum, const uint32_t (&P_hi)[4][4], const uint32_t (&P_lo)[4][4],
                                            const float (&rescale)[2]) {
         float T[32], c[2], T_factor;
-        const auto add = [&](auto &T, auto &O, bool first) {
-            issue_columns(T, P_hi, P_lo, panel());
-            if (first) {
+#pragma unroll
+        for (int p = 0; p < PANELS; ++p) {
+            issue_PV(T, P_hi, P_lo, panel());
+            if (p == 0) {
                 float O_factor;
                 T_factor = sum.unit.next(read_by_lane_0(panels.exponent[ring.stage].x), &O_factor);
                 c[0] = rescale[0] * O_factor, c[1] = rescale[1] * O_factor;
@@ -155,18 +155,8 @@ struct LongConsumer : Warpgroup {
             pin(T);
             release(&panels.free[ring.stage]);
             ring.next();
-            add_T(O, T, c, T_factor);
-        };
-        // Half of the last panel is beyond the last column. (So it is up to 224; there, it would take a register too many.)
-        constexpr bool HALF = HEAD_DIM <= 160;
-#pragma unroll
-        for (int p = 0; p < PANELS; ++p) {
-            if (HALF && p == PANELS - 1) add(first_half(T), first_half(sum.O[p]), false);
-            else add(T, sum.O[p], p == 0);
+            add_T(sum.O[p], T, c, T_factor);
         }
-    }
-    static __device__ __forceinline__ float (&first_half(float (&x)[32]))[16] {
-        return reinterpret_cast<float (&)[16]>(x);
     }
 
     // As Consumer::attend.
