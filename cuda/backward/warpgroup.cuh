@@ -96,20 +96,23 @@ __host__ __device__ constexpr int place_of_panel(int panel) {
 __host__ __device__ constexpr int panel_offset(int panel) { return place_of_panel(panel) * PASS * 128 / 16; }
 __host__ __device__ constexpr int column_offset(int column) { return panel_offset(column / 64) + column % 64 * 2 / 16; }
 
+// s += own tileᵀ, summed over columns, which are hi's from 0 on, lo's from D on; or s = it, if it comes `first`.
+template <int OF_OWN, int OF_TILE, int n>
+__device__ __forceinline__ void issue_products(float (&s)[n], uint64_t own, uint64_t tile, bool first) {
+#pragma unroll
+    for (int k = 0; k < K_STEPS; ++k)
+        wgmma(s, own + split_offset<OWN>(0, OF_OWN + 16 * k) / 16, tile + column_offset(OF_TILE + 16 * k),
+              !first || k > 0);
+}
+
 // s = own tileᵀ, summed over columns, small products first; `own` is the address of a tile of 64 rows.
 __device__ __forceinline__ void multiply(Scores &s, uint32_t own, uint64_t tile) {
     const uint64_t left = descriptor(own);
     pin(s);
     wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < K_STEPS; ++k)
-        wgmma(s, left + split_offset<OWN>(0, D + 16 * k) / 16, tile + column_offset(16 * k), k > 0);
-#pragma unroll
-    for (int k = 0; k < K_STEPS; ++k)
-        wgmma(s, left + split_offset<OWN>(0, 16 * k) / 16, tile + column_offset(D + 16 * k), 1);
-#pragma unroll
-    for (int k = 0; k < K_STEPS; ++k)
-        wgmma(s, left + split_offset<OWN>(0, 16 * k) / 16, tile + column_offset(16 * k), 1);
+    issue_products<D, 0>(s, left, tile, true);
+    issue_products<0, D>(s, left, tile, false);
+    issue_products<0, 0>(s, left, tile, false);
     wgmma_commit();
 }
 
@@ -122,12 +125,8 @@ __device__ __forceinline__ void multiply_S(Scores &s, Both &both, uint32_t own, 
     const uint64_t left = descriptor(own);
     pin(s), pin(both);
     wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < K_STEPS; ++k)
-        wgmma(s, left + split_offset<OWN>(0, D + 16 * k) / 16, tile + column_offset(16 * k), k > 0);
-#pragma unroll
-    for (int k = 0; k < K_STEPS; ++k)
-        wgmma(both, left + split_offset<OWN>(0, 16 * k) / 16, tile + column_offset(16 * k), k > 0);
+    issue_products<D, 0>(s, left, tile, true);
+    issue_products<0, 0>(both, left, tile, true);
     wgmma_commit();
 }
 __device__ __forceinline__ void collect_S(Scores &s, Both &both) {

@@ -31,10 +31,9 @@ def choose(capability: tuple[int, int], problem: Problem) -> Kernel:
     """The fastest kernel for a problem on a device of this compute capability; BackendUnavailable if there is none.
 
     Arrays where they lie get the one that the model of `flashcli.kernels.cost` expects to be, or one that is as good as
-    that and has no pre-pass. Where a row's bytes shall
-    not depend on its company, neither may the kernel: so it is the one for `FULL` row tiles, or that one's twin. Files,
-    whose time is that of reading and writing, go by `PREFERENCE`, so that an answer keeps its bytes when a kernel
-    becomes faster.
+    that and has no pre-pass. Where a row's bytes shall not depend on its company, neither may the kernel: so it is the
+    one for `FULL` row tiles, or that one's twin. Files, whose time is that of reading and writing, go by `PREFERENCE`,
+    so that an answer keeps its bytes when a kernel becomes faster.
     """
     able = [name for name in PREFERENCE if not refusal(name, capability, problem)]
     if not able:
