@@ -231,12 +231,12 @@ def pytorchs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def ours(kernel: str | None) -> Attend:
-    """`flashcli.attention` with a kernel, or its own choice; its answer has rows before heads, as projections need."""
+    """`flashcli.attention` with a kernel, or its own choice; several rows go before heads, as projections need them."""
     from flashcli.api import attention
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         B, H, M, d = q.shape
-        out = q.new_empty(B, M, H, d).transpose(1, 2)
+        out = q.new_empty(B, M, H, d).transpose(1, 2) if M > 1 else None
         return attention(q, k, v, causal=True, q_start=k.shape[2] - M, kernel=kernel, out=out)
 
     return attend

@@ -190,11 +190,11 @@ def refuse_other(name: str, tensor: Any, q: Any) -> None:
 def _refuse_overlap(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
 ) -> None:
-    tensors = {"q": q, "k": k, "v": v, "bias": bias}
+    tensors, storage = {"q": q, "k": k, "v": v, "bias": bias}, out.untyped_storage().data_ptr()
     inputs = {
         name: (x.data_ptr(), operand(x))
         for name, x in tensors.items()
-        if x is not None and x.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+        if x is not None and x.untyped_storage().data_ptr() == storage
     }
     if inputs:
         refuse_overlap(out.data_ptr(), operand(out), inputs)
