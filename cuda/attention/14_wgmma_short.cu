@@ -137,13 +137,25 @@ struct Copies {
         constexpr int PIECES = HEAD_DIM / 4, ACROSS = PIECES > 8   ? 16
                                                       : PIECES > 4 ? 8
                                                                    : 4;  // threads for the pieces of a row
+        constexpr int DOWN = COPIERS / ACROSS;                           // rows at a time
         const int piece = threadIdx.x % ACROSS, first = threadIdx.x % COPIERS / ACROSS;
         uint32_t target = shared_address(to) + (first * PIECES + piece) * 16;
         const float *source = from + first * stride + piece * 4;
+        const auto copy_pieces = [&](int rows) {
+#pragma unroll
+            for (int r = 0; r < rows; r += DOWN) {
+                copy16(target, source);
+                target += DOWN * PIECES * 16, source += DOWN * stride;
+            }
+        };
+        // The others wait for these copies: where their number is known, nothing is compared between them.
+        if (piece < PIECES && count == BC) {
+            copy_pieces(BC);
+        } else if (piece < PIECES) {
+            int r = first;
+            if (count >= 32) copy_pieces(32), r += 32;
 #pragma unroll 1
-        for (int r = piece < PIECES ? first : count; r < count; r += COPIERS / ACROSS) {
-            copy16(target, source);
-            target += COPIERS / ACROSS * PIECES * 16, source += COPIERS / ACROSS * stride;
+            for (; r < count; r += DOWN) copy_pieces(DOWN);
         }
         arrive_after_copies(arrival);
     }
