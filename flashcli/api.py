@@ -247,12 +247,12 @@ def write_kv(
     )  # fmt: skip
 
 
-# In which rooms each function is, for PyTorch's tensors, for arrays that say where they lie, and for NumPy's.
+# In which rooms each function is, for arrays that say where they lie, and for NumPy's. PyTorch's tensors have one.
 ROOMS = {
-    "attention": ("torch.tensors", "interop.anyones", "run.attention"),
-    "attention_backward": ("torch.backward", "interop.anyones_backward", "run.backward"),
-    "decode": ("torch.paged", "interop.cupys", "run.decode"),
-    "write_kv": ("torch.paged_write", "interop.cupys", "run.write_kv"),
+    "attention": ("interop.anyones", "run.attention"),
+    "attention_backward": ("interop.anyones_backward", "run.backward"),
+    "decode": ("interop.cupys", "run.decode"),
+    "write_kv": ("interop.cupys", "run.write_kv"),
 }
 _known: dict[tuple[str, type], Callable[..., Any]] = {}
 
@@ -264,11 +264,13 @@ def _of(name: str, first: Any) -> Callable[..., Any]:
 
 def _find(name: str, first: Any) -> Callable[..., Any]:
     """The same, to be known from now on."""
-    of_pytorch, of_anyone, of_numpy = ROOMS[name]
-    room = of_numpy
-    if not isinstance(first, np.ndarray):
-        room = of_pytorch if _is_pytorchs(first) else of_anyone if speaks(first) else of_numpy
-    _known[name, type(first)] = found = getattr(importlib.import_module(f"flashcli.{room}"), name)
+    if _is_pytorchs(first):
+        from flashcli import torch as room  # torch.compile goes through a statement, not through importlib
+    else:
+        of_anyone, of_numpy = ROOMS[name]
+        is_numpys = isinstance(first, np.ndarray) or not speaks(first)
+        room = importlib.import_module(f"flashcli.{of_numpy if is_numpys else of_anyone}")
+    _known[name, type(first)] = found = getattr(room, name)
     return found
 
 

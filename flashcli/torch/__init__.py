@@ -7,12 +7,14 @@ Importing this imports PyTorch.
 from flashcli.torch import vmap as _vmap  # noqa: F401  torch.vmap asks it
 from flashcli.torch.backward import attention_backward
 from flashcli.torch.models import register_transformers
+from flashcli.torch.paged import decode
+from flashcli.torch.paged_write import write_kv
 from flashcli.torch.replacing import replacing_sdpa
 from flashcli.torch.sdpa import scaled_dot_product_attention
 from flashcli.torch.tensors import attention
 from flashcli.torch.vllm import paged_attention_v1, paged_attention_v2, reshape_and_cache
 
 __all__ = [
-    "attention", "attention_backward", "paged_attention_v1", "paged_attention_v2", "register_transformers",
-    "replacing_sdpa", "reshape_and_cache", "scaled_dot_product_attention",
+    "attention", "attention_backward", "decode", "paged_attention_v1", "paged_attention_v2", "register_transformers",
+    "replacing_sdpa", "reshape_and_cache", "scaled_dot_product_attention", "write_kv",
 ]  # fmt: skip

@@ -225,7 +225,7 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *of_found: Any) -> tuple:
         saved, create_graph = ctx.saved_tensors, torch.is_grad_enabled()
-        with torch.enable_grad(), torch.autocast(saved[0].device.type, enabled=False):
+        with torch.enable_grad(), transforms.without_autocast(saved[0].device.type):
             # Views, so that what follows ends at them: O was made of Q, which is not to be gone through here.
             given: list[Any] = [None if x is None else x.view_as(x) for x in saved]
             do, dlse, q, k, v, bias, o, lse = given
@@ -260,7 +260,8 @@ def _with_gradients(
     tensors = do, dlse, q, k, v, bias, o, lse
     options = causal, scale, q_start, return_dbias, rows_first, kernel_name
     if transforms.levels() > 1 or transforms.has_tangent(*tensors):  # gradients that are to be transformed themselves
-        dq, dk, dv, dbias = gradients(*tensors, causal, scale, q_start)
+        with transforms.without_autocast(q.device.type):
+            dq, dk, dv, dbias = gradients(*tensors, causal, scale, q_start)
         return dq, dk, dv, dbias if return_dbias else q.new_empty(0)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         return transforms.apply(_Gradients, options, *tensors)

@@ -120,7 +120,7 @@ class _Attention(torch.autograd.Function):
         given = d_out, d_lse, q, k, v, bias, out, lse, causal, scale, q_start, of_bias, rows_first
         if _is_for_gpu(q, k, v, bias, d_out, d_lse, out, lse):
             return *backward.on_gpu(*given), None
-        with torch.autocast(q.device.type, enabled=False):  # gradients are as exact as what they are of
+        with transforms.without_autocast(q.device.type):  # gradients are as exact as what they are of
             dq, dk, dv, dbias = backward.operator(*given)
         return dq, dk, dv, dbias if of_bias else None, None
 
@@ -175,7 +175,8 @@ def _with_gradients(
     options = causal, scale, q_start, rows_first, kernel_name, precision, batch_invariant
     if transforms.has_tangent(q, k, v, bias):
         _without_numbers(q, k, v, bias, *options)  # which refuses what cannot be computed
-        out, lse = gradients.attention(q, k, v, bias, *options[:3])
+        with transforms.without_autocast(q.device.type):
+            out, lse = gradients.attention(q, k, v, bias, *options[:3])
         return (out.transpose(1, 2).contiguous().transpose(1, 2) if rows_first and q.ndim == 4 else out), lse
     if wants_gradients(q, k, v, bias):
         return transforms.apply(_Attention, q, k, v, bias, (_below_autograd, options))

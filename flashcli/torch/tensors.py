@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flashcli.operands import checked
-from flashcli.torch import in_place, on_cpu, operator
+from flashcli.torch import in_place, on_cpu, operator, transforms
 
 
 def attention(
@@ -93,7 +93,9 @@ def _by_operator(
         causal, scale, q_start = checked(causal, scale, q_start)
     if out is not None:
         _refuse_gradients(operator.wants_gradients(q, k, v, bias), out)
-    o, lse = operator.attention(q, k, v, bias, causal, scale, q_start, False, kernel, precision, batch_invariant)
+    # Here, too: in transformations of torch.func, autocast is as it was where an operator is called.
+    with transforms.without_autocast(q.device.type):
+        o, lse = operator.attention(q, k, v, bias, causal, scale, q_start, False, kernel, precision, batch_invariant)
     if out is not None:
         if out.shape != o.shape or out.dtype != o.dtype:
             raise ValueError(f"out must be float32 and have the shape of q, {list(q.shape)}, not {list(out.shape)}")

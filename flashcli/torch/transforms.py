@@ -8,7 +8,7 @@ runs, gradients and tangents are switched off, at the outer levels as well.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -46,3 +46,10 @@ def has_tangent(*tensors: torch.Tensor | None) -> bool:
     return forward_ad._current_level >= 0 and any(
         x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors
     )
+
+
+def without_autocast(kind: str) -> AbstractContextManager[Any]:
+    """In which the formulas keep their digits on that kind of device; some kinds, as meta, have no autocast."""
+    if torch.compiler.is_dynamo_compiling() or not torch.amp.is_autocast_available(kind):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)

@@ -115,7 +115,8 @@ def test_the_operator_keeps_to_pytorchs_rules(of_q, of_k, of_bias, options, grad
 
 
 @pytest.mark.parametrize("function", [flashcli.attention, ours.attention])
-def test_a_compiled_function_has_no_break_and_takes_any_length(function):
+def test_a_compiled_function_has_no_break_and_takes_any_length(function, monkeypatch):
+    monkeypatch.setattr("flashcli.api._known", {})  # as in a process's first call
     compiled = torch.compile(
         lambda q, k, v: function(q * 2, k, v, causal=True, q_start=1) + 1, fullgraph=True, dynamic=True,
         backend="aot_eager",
@@ -138,6 +139,16 @@ def test_meta_tensors_have_the_shapes():
     assert o.is_meta and o.shape == q.shape and lse.shape == q.shape[:-1]
     with pytest.raises(ValueError, match="v must have the shape of k"):
         flashcli.attention(q, k, q)
+
+
+def test_meta_tensors_have_gradients():
+    with torch.device("meta"):
+        q, k, bias = (torch.empty(shape, requires_grad=True) for shape in ((B, H, M, d), (B, Hkv, N, d), (M, 1)))
+    loss = flashcli.attention(q, k, k, bias=bias).square().sum()
+    for x, slope in zip((q, k, bias), torch.autograd.grad(loss, (q, k, bias), create_graph=True), strict=True):
+        assert slope.is_meta and slope.shape == x.shape
+        [twice] = torch.autograd.grad(slope.square().sum(), x, retain_graph=True)
+        assert twice.is_meta and twice.shape == x.shape
 
 
 def test_fake_tensors_stay_fake(qkv):
@@ -261,6 +272,15 @@ def test_gradients_do_not_lose_digits_to_autocast(qkv):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         [got] = torch.autograd.grad(flashcli.attention(*qkv).sum(), q)
     assert torch.equal(got, wanted)
+
+
+def test_tangents_do_not_lose_digits_to_autocast(qkv):
+    q, k, v = qkv
+    wanted = torch.func.jvp(lambda x: flashcli.attention(x, k, v), (q,), (k.mean() + q,))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = torch.func.jvp(lambda x: flashcli.attention(x, k, v), (q,), (k.mean() + q,))
+    for mine, other in zip(got, wanted, strict=True):
+        assert mine.dtype == torch.float32 and torch.equal(mine, other)
 
 
 def test_out_must_not_overlap(qkv):
