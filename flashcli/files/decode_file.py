@@ -30,6 +30,7 @@ NAMES = {name: tag for tag, name in TYPES.items()}
 REQUIRED = ("query", "key_cache", "value_cache", "block_tables", "seq_lens")
 SPARSE = ("vert_stride", "block_size", "local_blocks", "head_sliding_step", "tp_rank")
 LENGTH = struct.Struct("<Q")
+MAX_HEADER = 100_000_000  # bytes; the library refuses a longer one
 ALIGNMENT = 64  # of the first tensor's bytes in a file of ours, and so of those whose sizes are multiples of it
 HINT = "`flashcli generate --decode` makes such a file; docs/decode.md says what is in one."
 
@@ -48,14 +49,21 @@ def dtype(name: str) -> np.dtype:
 
 
 def has_tensors(path: str | os.PathLike) -> bool:
-    """Whether a file begins as `.safetensors` does; no file of attention can. False for what is no regular file."""
+    """Whether a file begins as `.safetensors` does. False for what is no regular file.
+
+    No input of attention can begin so, for d would be above 256; nor does an output, unless its first two numbers are
+    (almost) zero.
+    """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return False
         with open(path, "rb") as file:
-            return file.read(LENGTH.size + 2)[LENGTH.size :] in (b'{"', b"{}")
+            beginning = file.read(LENGTH.size + 2)
     except OSError:
         return False  # whoever reads it next will say why
+    if beginning[LENGTH.size :] not in (b'{"', b"{}"):
+        return False
+    return 2 <= LENGTH.unpack_from(beginning)[0] <= MAX_HEADER
 
 
 class Tensors:
