@@ -207,7 +207,9 @@ def _check_options(
             raise UsageError("--against triton has no gradients.", "leave it out.")
     for name in sorted(given.intersection(OF_TENSORS)):
         if not peers.installed("torch"):
-            raise BackendUnavailable(f"{name} is for PyTorch's tensors, and torch is not installed.", "pip install torch.")
+            raise BackendUnavailable(
+                f"{name} is for PyTorch's tensors, and torch is not installed.", "pip install torch."
+            )
         if "--threads" in given:
             raise UsageError("--threads has no meaning for PyTorch's tensors.", f"leave it out, or {name}.")
     for name in sorted(given.intersection(ONLY_ON_GPUS) if backend == "cpu" else given & {"--threads"}):
