@@ -19,7 +19,7 @@ import numpy as np
 
 from flashcli.errors import BackendUnavailable, BadInput, explained
 from flashcli.files.outputs import AtomicFile
-from flashcli.paged import LAYOUTS, BlockSparse, Decode, problem
+from flashcli.paged import LAYOUTS, BlockSparse, Decode, default_scale, problem
 from flashcli.shape import round_up
 
 TYPES = {
@@ -123,9 +123,7 @@ def read_decode(path: str | os.PathLike) -> tuple[Decode, tuple[int, ...]]:
     if "alibi_slopes" in tensors:
         arrays["alibi_slopes"] = tensors["alibi_slopes"]
     scales: dict[str, Any] = {name: _number_of(tensors, name) for name in ("k_scale", "v_scale") if name in tensors}
-    asked = Decode(
-        query[:, None] if query.ndim == 3 else query, **arrays, **scales, **_metadata(tensors, query.shape[-1:])
-    )
+    asked = Decode(query[:, None] if query.ndim == 3 else query, **arrays, **scales, **_metadata(tensors, query.shape))
     if wrong := problem(asked):
         raise BadInput(f"{tensors.path!r} cannot be decoded: {wrong}.", HINT)
     return asked, query.shape
@@ -140,7 +138,7 @@ def _number_of(tensors: Tensors, name: str) -> float:
     return float(values.reshape(()))
 
 
-def _metadata(tensors: Tensors, head_size: tuple[int, ...]) -> dict[str, Any]:
+def _metadata(tensors: Tensors, query_shape: tuple[int, ...]) -> dict[str, Any]:
     """What is said beside the tensors, all of it text: layout, scale, sliding_window, and block-sparse attention's."""
     given = tensors.metadata
 
@@ -159,7 +157,7 @@ def _metadata(tensors: Tensors, head_size: tuple[int, ...]) -> dict[str, Any]:
     sparse: dict[str, Any] = {name: number(name, 0) for name in SPARSE}
     return {
         "layout": layout,
-        "scale": number("scale", 1 / math.sqrt(max(1, *head_size, 1)), float),
+        "scale": number("scale", default_scale(query_shape), float),
         "window": number("sliding_window", 0),
         "sparse": BlockSparse(**sparse) if sparse["vert_stride"] > 1 else None,
     }

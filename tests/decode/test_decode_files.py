@@ -61,6 +61,12 @@ def test_what_was_written_is_read(whole):
         np.testing.assert_array_equal(getattr(asked, name), getattr(made, name))
 
 
+def test_a_scale_that_float32_has_no_room_for_is_refused(whole, tmp_path):
+    wrong = saved(tmp_path / "wrong.safetensors", contents(whole), {"scale": "1e300"})
+    with pytest.raises(BadInput, match="scale is 1e\\+300, not a finite number"):
+        read_decode(wrong)
+
+
 def test_the_library_reads_our_files_and_we_read_its(whole, tmp_path):
     from safetensors.numpy import load_file
 
