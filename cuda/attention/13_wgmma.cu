@@ -50,7 +50,8 @@ struct Tiles {
         if (PAIRED) PairShared::here().init();
     }
 
-    // Tile t, of those of all heads, by a warp, or by two: their lanes 0 copy.
+    // Tile t, of those of all heads, by a warp, or by two: their lanes 0 copy. They wait for `prepare` as late as they can:
+    // then what comes before has run, and the code is there.
     __device__ __forceinline__ void copy_tile(Ring &ring, unsigned char *tiles, const Attention &a, int t) const {
         const unsigned char *const from = a.workspace + (long long)t * (K_TILE + V_TILE);
         const int4 *const exponents = tile_exponents(a) + 2ll * t;
@@ -59,6 +60,7 @@ struct Tiles {
             wait(&K_free[ring.stage], ring.parity ^ 1);
             if (threadIdx.x == 0) {
                 arrive_expecting(&K_full[ring.stage], K_TILE + 16);
+                await_launch_before();
                 bulk_copy(shared_address(tiles + ring.stage * K_TILE), from, K_TILE, &K_full[ring.stage]);
                 bulk_copy(shared_address(&K_exponent[ring.stage]), exponents, 16, &K_full[ring.stage]);
             }
@@ -67,6 +69,7 @@ struct Tiles {
             wait(&V_free[ring.stage], ring.parity ^ 1);
             if (threadIdx.x == (PAIRED ? 32 : 0)) {
                 arrive_expecting(&V_full[ring.stage], V_TILE + 16);
+                await_launch_before();
                 bulk_copy(shared_address(tiles + K_BYTES + ring.stage * V_TILE), from + K_TILE, V_TILE,
                           &V_full[ring.stage]);
                 bulk_copy(shared_address(&V_exponent[ring.stage]), exponents + 1, 16, &V_full[ring.stage]);
@@ -115,7 +118,7 @@ __device__ __forceinline__ void copy_tiles(const Attention &a, Source &source, u
     Ring ring;
     Part part;
     for (part.next = first_piece(a); part.find(a);) {
-        const Work here(part.row_tile, a);
+        const Work &here = part.work;
         const int before = (here.head.b * a.Hkv + here.head.kv) * ceil_div(a.N, BC);  // tiles of other heads
 #pragma unroll 1
         for (int t = before + part.first_tile(a), end = before + part.end_tile(a, here); t < end; ++t)
@@ -140,7 +143,6 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
 
     if (threadIdx.x < 128) {
         if (MOVE_REGISTERS) registers_down<PRODUCER_REGISTERS>();
-        await_launch_before();
         if (unsigned(uniform(threadIdx.x / 32)) < Source::WARPS) copy_tiles(a, source, tiles);
         if (CLUSTER > 1) cluster_wait(), cluster_arrive();  // as `meet` does, with nothing to send
         return;
@@ -157,7 +159,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
     if (group == WARPGROUPS - 1) consumer.pass_turn();
     Part part;
     for (part.next = first_piece(a); part.find(a);) {
-        const Work here(part.row_tile, a);
+        const Work here = part.work;
         const float *const Q = rows_of(a.Q, a.q, here.head.b, here.head.h);
         int factor_exponent;
         // S in powers of two: exp(x) = 2^(x log2(e))

@@ -73,6 +73,7 @@ struct Part {
     unsigned row_tile;
     int first, end, all;
     unsigned next;  // piece after it
+    Work work;      // the row tile
     float4 *slots;  // of the warpgroup that asks: for these chunks, or for what has been merged of them
 
     // The part that begins with the next piece; false if there is none.
@@ -80,7 +81,8 @@ struct Part {
         if (!SPREAD) {
             row_tile = next / CLUSTER, first = next % CLUSTER, next += gridDim.x;
             if (row_tile >= Work::count(a)) return false;
-            all = SPLIT ? ceil_div(Work(row_tile, a).tiles, a.chunk) : 1, end = CLUSTER > 1 ? first + 1 : all;
+            work = Work(row_tile, a), all = SPLIT ? ceil_div(work.tiles, a.chunk) : 1,
+            end = CLUSTER > 1 ? first + 1 : all;
             return true;
         }
         const Share share(a);
@@ -88,7 +90,7 @@ struct Part {
         while (next < stop) {
             row_tile = next / share.chunks, first = next - row_tile * share.chunks;
             const unsigned wanted = min(share.chunks - first, stop - next);
-            all = ceil_div(Work(row_tile, a).tiles, a.chunk), end = min(all, first + int(wanted));
+            work = Work(row_tile, a), all = ceil_div(work.tiles, a.chunk), end = min(all, first + int(wanted));
             next += wanted;
             if (first < end) return true;
         }
@@ -133,7 +135,11 @@ struct Chunks {
     __device__ __forceinline__ int first_tile() const { return first; }
     __device__ __forceinline__ int end_tile(const Work &) const { return end; }
     __device__ __forceinline__ int next_chunk() const { return SPLIT ? (c + 1) * a.chunk : end; }
-    __device__ __forceinline__ Work recall(const Work &here) const { return SPLIT ? Work(part.row_tile, a) : here; }
+    __device__ __forceinline__ Place recall(const Work &here) const {
+        if (!SPLIT) return here;
+        const volatile Place &place = part.work;
+        return {{place.head.b, place.head.h, place.head.kv}, place.i0};
+    }
 
     // A chunk has ended, and another one follows.
     __device__ __forceinline__ void close(Sum &sum) {

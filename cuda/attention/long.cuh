@@ -36,7 +36,7 @@ struct Panels {
         for (int s = 0; s < STAGES; ++s) barrier_init(&full[s], 1), barrier_init(&free[s], 4 * WARPGROUPS);
     }
 
-    // Tile t, of those of all heads, by a warp: its lane 0 copies.
+    // Tile t, of those of all heads, by a warp: its lane 0 copies, and waits for `prepare` as late as it can.
     __device__ __forceinline__ void copy_tile(Ring &ring, unsigned char *panels, const Attention &a, int t) {
         const unsigned char *const K = a.workspace + (long long)t * (K_TILE + V_TILE), *const V = K + K_TILE;
         const int4 *const exponents = tile_exponents(a) + 2ll * t;
@@ -54,6 +54,7 @@ struct Panels {
         if (threadIdx.x == 0) {
             const uint32_t to = shared_address(panels + ring.stage * PANEL);
             arrive_expecting(there, PANEL + 16);
+            await_launch_before();
             bulk_copy(to, from, HALF_PANEL, there);
             if (PRODUCTS == 3) bulk_copy(to + HALF_PANEL, from + PANELS * HALF_PANEL, HALF_PANEL, there);
             bulk_copy(shared_address(&exponent[ring.stage]), exponents, 16, there);
@@ -197,7 +198,7 @@ struct LongConsumer : Warpgroup {
         }
         if (!keys.finish(sum)) return;
 
-        const Work there = keys.recall(here);  // rather than to keep it in registers
+        const Place there = keys.recall(here);  // rather than to keep it in registers
         const int i_there = there.i0 + group * 64 + row;
         const bool finite = give_rows(a, there.head, i_there, sum);
         if (IN_PLACE && !__all_sync(~0u, finite)) redo_rows(a, there.head, i_there - lane / 4, 16);

@@ -196,7 +196,7 @@ struct Pair : Warpgroup {
         if (j - 1 < end_tile) add_mail(sum);
         if (!keys.finish(sum)) return;
 
-        const Work there = keys.recall(here);  // rather than to keep it in registers
+        const Place there = keys.recall(here);  // rather than to keep it in registers
         const int i_there = there.i0 + row;
         const bool finite = give_rows(a, there.head, i_there, sum);
         if (!__all_sync(~0u, finite)) redo_rows(a, there.head, i_there - lane / 4, 16);

@@ -32,7 +32,7 @@ constexpr int S_REGISTERS = BC / 2, T_REGISTERS = T_COLUMNS / 2;
 constexpr int K_STEPS = ceil_div(HEAD_DIM, 16);  // of S = Q Kᵀ: beyond HEAD_DIM all is zero
 constexpr int V_STEPS = BC / 16;
 constexpr int Q_TILE = split_bytes(64, D);
-constexpr unsigned WORK_TOGETHER = 256;  // row tiles: a few for each multiprocessor
+constexpr int WORK_TOGETHER = 8;  // 2^8 row tiles at most: a few for each multiprocessor
 
 // p = 2^(x - m + P_BIAS) instead of 2^(x - m): with the largest p near 2^6, lo of a small p is still a normal fp16.
 // The row sum l has the same factor, so it cancels.
@@ -54,27 +54,42 @@ struct Choose<false, A, B> {
 
 using Ring = RingOf<STAGES>;  // of tiles
 
-// The w-th piece of work: a head of a batch, and its rows from i0. Causal: of some heads at a time, whose K and V stay in the
-// cache, long rows first, so that short ones fill the end.
-struct Work {
+// A head of a batch, and its rows from i0.
+struct Place {
     Head head;
-    int i0, tiles;
+    int i0;
+};
+
+// As head_of, which divides where there is one batch, too, or a head of K and V for each: 100 ns a division.
+__device__ __forceinline__ Head head_soon(const Attention &a, unsigned index) {
+    if (!IN_PLACE || a.H == 1) return {int(index), 0, 0};
+    const int b = index < a.H ? 0 : index / a.H, h = index - b * a.H;
+    return {b, h, a.Hkv == a.H ? h : h / (a.H / a.Hkv)};
+}
+
+// The w-th piece of work. Causal: of some heads at a time, whose K and V stay in the cache, long rows first, so that short
+// ones fill the end. A block waits until it knows its place: so heads are together by powers of two, and shifts divide.
+struct Work : Place {
+    int tiles;
+    Work() = default;
     __device__ __forceinline__ Work(unsigned w, const Attention &a) {
         const unsigned Tr = ceil_div(CAUSAL ? again(a.M) : a.M, BR);
         if (CAUSAL) {
-            const unsigned together = max(1u, WORK_TOGETHER / Tr), first = w / (together * Tr) * together;
-            const unsigned heads = min(together, unsigned(a.B) * a.H - first), within = w - first * Tr;
-            head = head_of(a, first + within % heads);
-            i0 = (Tr - 1 - within / heads) * BR;
+            const int shift = max(0, WORK_TOGETHER - (32 - __clz(Tr - 1)));
+            const unsigned all = unsigned(a.B) * a.H, first = all >> shift == 0 ? 0 : w / (Tr << shift) << shift;
+            const unsigned within = w - first * Tr, heads = min(1u << shift, all - first);
+            const unsigned i = heads >> shift == 0 ? within / heads : within >> shift;
+            head = head_soon(a, first + (within - i * heads));
+            i0 = (Tr - 1 - i) * BR;
         } else {
-            head = head_of(a, w / Tr);
+            head = head_soon(a, w / Tr);
             i0 = w % Tr * BR;
         }
         tiles = tiles_seen(i0, a);
     }
     // A head of all batches', and its rows from i0.
     __device__ __forceinline__ Work(unsigned index, int i0, const Attention &a)
-        : head(head_of(a, index)), i0(i0), tiles(tiles_seen(i0, a)) {}
+        : Place{head_of(a, index), i0}, tiles(tiles_seen(i0, a)) {}
     static __device__ __forceinline__ int tiles_seen(int i0, const Attention &a) {  // Tc, or those that some row sees
         return max(1, ceil_div(keys_seen(a.q_start + i0 + BR - 1, a.N), BC));
     }
@@ -83,16 +98,27 @@ struct Work {
     }
 };
 
+// The largest of what the lanes of a quad have.
+__device__ __forceinline__ float quad_max(float largest) {
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+}
+
 // The scale's exponent for a row of Q, of which each lane of a quad has n numbers.
 template <int n>
 __device__ __forceinline__ int row_scale(const float *x) {
-    const auto quad_max = [](float largest) {
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-        return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-    };
     float largest = quad_max(largest_of<n>(x));
     if (__any_sync(~0u, largest == INFINITY_F)) largest = quad_max(largest_finite_of<n>(x));
     return scale_exponent(largest);
+}
+
+// Those of two rows, of which neither waits for the other.
+template <int n>
+__device__ __forceinline__ int2 row_scales(const float *x, const float *y) {
+    float of_x = quad_max(largest_of<n>(x)), of_y = quad_max(largest_of<n>(y));
+    if (__any_sync(~0u, fmaxf(of_x, of_y) == INFINITY_F))
+        of_x = quad_max(largest_finite_of<n>(x)), of_y = quad_max(largest_finite_of<n>(y));
+    return make_int2(scale_exponent(of_x), scale_exponent(of_y));
 }
 
 // The quad of lanes that will own rows g and g + 8 of its warp's 16 loads, scales, splits and stores them; `factor` in
@@ -112,21 +138,19 @@ __device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i,
             *reinterpret_cast<float4 *>(&x[r][c][4]) = load4(Q, stride, i + 8 * r, (4 * c + t) * 8 + 4, rows);
         }
     all_read();
-    int s[2];
+    const int2 s = row_scales<CHUNKS * 8>(&x[0][0][0], &x[1][0][0]);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        s[r] = row_scale<CHUNKS * 8>(&x[r][0][0]);
+    for (int r = 0; r < 2 && !PAIRED; ++r)
 #pragma unroll
-        for (int c = 0; c < CHUNKS && !PAIRED; ++c) {
+        for (int c = 0; c < CHUNKS; ++c) {
 #pragma unroll
-            for (int e = 0; e < 8; ++e) x[r][c][e] *= power_of_two(s[r]);
+            for (int e = 0; e < 8; ++e) x[r][c][e] *= power_of_two(r == 0 ? s.x : s.y);
             const int column = (4 * c + t) * 8;
             if (D % 32 == 0 || column < D) store_split<64, D>(tile, row + 8 * r, column, x[r][c], factor);
         }
-    }
     if (PAIRED) {  // two warpgroups have the same rows: each stores one of two
         const bool second = threadIdx.x / 128 == 2;
-        const float scale = power_of_two(second ? s[1] : s[0]);
+        const float scale = power_of_two(second ? s.y : s.x);
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
             float mine[8];
@@ -135,7 +159,7 @@ __device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i,
             store_split<64, D>(tile, row + 8 * second, (4 * c + t) * 8, mine, factor);
         }
     }
-    return make_int2(s[0], s[1]);
+    return s;
 }
 
 // S = Q Kᵀ of one tile, or of its first keys: two for each number that S has. Small products first.
@@ -496,7 +520,7 @@ struct Consumer : Warpgroup {
         for (int r = 0; r < 2; ++r) sum.shift[r] = rows.shift[r], sum.l[r] = rows.l[r];
         if (!keys.finish(sum)) return;
 
-        const Work there = keys.recall(here);  // rather than to keep it in registers
+        const Place there = keys.recall(here);  // rather than to keep it in registers
         const int i_there = there.i0 + group * 64 + row;
         const bool finite = give_rows(a, there.head, i_there, sum);
         if (IN_PLACE && !__all_sync(~0u, finite)) redo_rows(a, there.head, i_there - lane / 4, 16);

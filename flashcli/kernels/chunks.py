@@ -78,7 +78,7 @@ def best(problem: Problem, Bc: int) -> Sharing:
 def _can_pair(problem: Problem, Bc: int, spread: bool) -> bool:
     """Whether shared memory and registers suffice, and all blocks, with a chunk each, run at once.
 
-    Else larger row tiles are better, for which K and V come from the cache less often.
+    Else larger row tiles are better, whose warpgroups tell each other nothing.
     """
     count = chunks(problem, Bc)
     fits = 16 < problem.d <= 96 and not problem.bias and problem.precision == "fp32"
