@@ -190,11 +190,19 @@ def refuse_other(name: str, tensor: Any, q: Any) -> None:
 def _refuse_overlap(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
 ) -> None:
-    tensors, storage = {"q": q, "k": k, "v": v, "bias": bias}, out.untyped_storage().data_ptr()
-    inputs = {
-        name: (x.data_ptr(), operand(x))
-        for name, x in tensors.items()
-        if x is not None and x.untyped_storage().data_ptr() == storage
-    }
+    tensors, (first, end) = {"q": q, "k": k, "v": v, "bias": bias}, _storage(out)
+    inputs = {}
+    for name, x in tensors.items():
+        if x is not None:
+            other_first, other_end = _storage(x)
+            if first < other_end and other_first < end:
+                inputs[name] = x.data_ptr(), operand(x)
     if inputs:
         refuse_overlap(out.data_ptr(), operand(out), inputs)
+
+
+def _storage(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where the memory begins that PyTorch has for it, and where it ends: that of other libraries may be in several."""
+    storage = tensor.untyped_storage()
+    first = storage.data_ptr()
+    return first, first + storage.nbytes()

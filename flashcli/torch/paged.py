@@ -14,7 +14,7 @@ from flashcli.interop.prepared import ALIGNMENT
 from flashcli.paged import BlockSparse, check_option_types
 from flashcli.run.decode import decode as decode_numpy
 from flashcli.torch.in_place import operand, remember, scratch
-from flashcli.torch.paged_tensors import address, described, foreign, named, numbers, refuse
+from flashcli.torch.paged_tensors import address, described, foreign, named, numbers, refuse, refuse_without_numbers
 
 _ready: dict[tuple, PreparedDecode] = {}
 
@@ -96,8 +96,8 @@ def compute(
         )  # fmt: skip
         prepared = _ready.get(key)
     except (AttributeError, TypeError, RuntimeError):  # something is no tensor, or not in memory, or no number
-        key, prepared = (), None
-    if prepared is None:
+        key, prepared, at_query = (), None, 0
+    if prepared is None or not (at_query and at_keys and at_values and at_lengths):
         tensors = query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, k_scale, v_scale
         by_name, scales = named(Arrays, tensors)
         refuse(by_name)
@@ -109,6 +109,8 @@ def compute(
     stream = torch._C._cuda_getCurrentRawStream(prepared.place.device)
     if out is None:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    if not (at_out := out.data_ptr()):
+        refuse_without_numbers("out", out)
     lse = query.new_empty(query.shape[:-1], dtype=torch.float32) if return_lse else None
     memory = scratch(query, prepared.workspace, stream)
     prepared.launch(
@@ -116,7 +118,7 @@ def compute(
         0 if alibi_slopes is None else alibi_slopes.data_ptr(),
         0 if k_scale.__class__ is float else address(k_scale),
         0 if v_scale.__class__ is float else address(v_scale),
-        out.data_ptr(), 0 if lse is None else lse.data_ptr(), memory.data_ptr(),
+        at_out, 0 if lse is None else lse.data_ptr(), memory.data_ptr(),
     )  # fmt: skip
     return out if lse is None else (out, lse)
 

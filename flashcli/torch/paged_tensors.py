@@ -15,7 +15,7 @@ def named(kind: Any, tensors: Sequence[Any]) -> tuple[dict[str, Any], dict[str, 
     """The tensors by the names of the arguments, and by theirs the scales that are numbers."""
     given = dict(zip(kind._fields, tensors, strict=True))
     scales = {name: given.pop(name) for name in ("k_scale", "v_scale") if not isinstance(given[name], torch.Tensor)}
-    return {name: x for name, x in given.items() if x is not None}, scales
+    return {name: x for name, x in given.items() if x is not None or name not in kind._field_defaults}, scales
 
 
 def described(x: Any) -> Any:
@@ -40,6 +40,17 @@ def refuse(tensors: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} must be on {device}, as {first} is, not on {tensor.device}")
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name} must not require gradients, which there are none of here: use torch.no_grad()")
+        refuse_without_numbers(name, tensor)
+
+
+def refuse_without_numbers(name: str, tensor: torch.Tensor) -> None:
+    """Raise TypeError for a tensor that is nowhere: fake ones are at 0, those that are transformed have no address."""
+    try:
+        somewhere = tensor.numel() == 0 or tensor.data_ptr() != 0
+    except RuntimeError:
+        somewhere = False
+    if not somewhere:
+        raise TypeError(f"{name} must be a tensor whose numbers are in memory: no fake one, nor one of torch.func")
 
 
 def numbers(tensor: torch.Tensor) -> np.ndarray:

@@ -68,8 +68,8 @@ def write(
         )  # fmt: skip
         prepared = _ready.get(looked_at)
     except (AttributeError, TypeError, RuntimeError):
-        looked_at, prepared = (), None
-    if prepared is None:
+        looked_at, prepared, at_key = (), None, 0
+    if prepared is None or not (at_key and at_value and at_slots and at_keys and at_values):
         tensors = key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale
         by_name, scales = named(Arrays, tensors)
         refuse(by_name)

@@ -43,10 +43,10 @@ def paged_attention_v1(
 
     Source: ``paged_attention_v1`` in vLLM's ``vllm/_custom_ops.py``.
     """
-    found = value_cache.shape[1], value_cache.shape[3]
-    if found != (num_kv_heads, block_size):
+    shape: tuple[int, ...] = getattr(value_cache, "shape", ())
+    if len(shape) == 4 and (shape[1], shape[3]) != (num_kv_heads, block_size):
         raise ValueError(
-            f"value_cache has {found[0]} heads and pages of {found[1]}, but num_kv_heads is {num_kv_heads} and "
+            f"value_cache has {shape[1]} heads and pages of {shape[3]}, but num_kv_heads is {num_kv_heads} and "
             f"block_size {block_size}"
         )
     sparse = None
@@ -124,4 +124,4 @@ def _cache_dtype(key_cache: torch.Tensor, kv_cache_dtype: str) -> str | None:
     """What the bytes of a cache of uint8 are; None where its type speaks for itself."""
     if kv_cache_dtype not in ("auto", *FP8):
         raise ValueError(f"kv_cache_dtype must be one of auto, {', '.join(FP8)}, not {kv_cache_dtype!r}")
-    return FP8[kv_cache_dtype] if key_cache.dtype == torch.uint8 and kv_cache_dtype in FP8 else None
+    return FP8[kv_cache_dtype] if getattr(key_cache, "dtype", None) == torch.uint8 and kv_cache_dtype in FP8 else None

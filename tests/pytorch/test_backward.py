@@ -132,6 +132,26 @@ def test_bad_tensors_are_told_by_name(name, spoil, kind, message):
         flashcli.attention_backward(**given)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": "x"}, "scale must be a number, not str"),
+        ({"causal": "yes"}, "causal must be True or False, not str"),
+        ({"causal": True, "q_start": 1.5}, "q_start must be a whole number, not float"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_told_by_name(options, message):
+    with pytest.raises(TypeError, match=message):
+        flashcli.attention_backward(*four(5, 6, 8), **options)
+
+
+def test_the_farthest_q_start_is_one_from_where_all_is_seen():
+    given = four(5, 6, 8)
+    got = flashcli.attention_backward(*given, causal=True, q_start=10**30)
+    assert all(torch.equal(x, y) for x, y in zip(got, flashcli.attention_backward(*given), strict=True))
+
+
 @pytest.mark.parametrize("options", [{"backend": "cuda"}, {"kernel": "plain"}])
 def test_a_gpu_for_tensors_on_the_cpu_is_refused(options):
     with pytest.raises(ValueError, match="backend must be 'auto' or 'cpu', and kernel None, for tensors on cpu"):

@@ -116,6 +116,17 @@ def test_out_may_lie_between_the_inputs_but_not_on_them(stream, driver):
     assert len(driver.launches) == launched
 
 
+def test_an_out_that_shares_memory_by_another_storage_is_refused(qkv, driver):
+    q, k, v = qkv
+    shared = torch.zeros(2 * q.numel()).numpy()
+    q, overlapping, beside = (torch.from_numpy(shared[i:][: q.numel()]).view(q.shape) for i in (0, d, q.numel()))
+    with pytest.raises(ValueError, match="out must not share memory with q"):
+        in_place.compute(q, k, v, out=overlapping)
+    assert not driver.launches
+    in_place.compute(q, k, v, out=beside)
+    assert beside.any()
+
+
 BAD = [
     ({"k": None}, TypeError, "k must be a PyTorch tensor"),
     ({"bias": [1.0]}, TypeError, "bias must be a PyTorch tensor"),

@@ -10,6 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from torch._subclasses import FakeTensorMode  # noqa: E402
+
 import flashcli  # noqa: E402
 from flashcli.backends.decode_cpu import DecodeCpu  # noqa: E402
 from flashcli.errors import BackendUnavailable, KernelFailure  # noqa: E402
@@ -89,6 +91,17 @@ def test_what_is_mixed_or_wants_gradients_is_refused():
         flashcli.decode(**given | {"query": given["query"].requires_grad_()})
     with torch.no_grad():
         flashcli.decode(**given, backend="cpu")
+
+
+def test_tensors_without_numbers_are_refused():
+    given = arrays(make(SMALL))
+    with FakeTensorMode() as mode:
+        fake = {name: mode.from_tensor(x) for name, x in given.items()}
+        with pytest.raises(TypeError, match="query must be a tensor whose numbers are in memory"):
+            flashcli.decode(**fake)
+    query = given.pop("query")
+    with pytest.raises(TypeError, match="query must be a tensor whose numbers are in memory"):
+        torch.vmap(lambda x: flashcli.decode(x, **given))(query[None])
 
 
 # on a driver that is a fake
@@ -204,6 +217,22 @@ def test_lengths_are_not_looked_at_and_out_of_range_ones_are_cut(stream, monkeyp
     found = compute(given, **options(asked))
     monkeypatch.undo()
     check(found, asked)
+
+
+def test_nothing_is_launched_for_tensors_without_numbers(stream, driver):
+    given = arrays(make(SMALL))
+    compute(given)
+    launched = len(driver.launches)
+    for name in ("query", "seq_lens"):
+        with FakeTensorMode() as mode:
+            fake = mode.from_tensor(given[name])
+        with pytest.raises(TypeError, match=f"{name} must be a tensor whose numbers are in memory"):
+            compute(given | {name: fake})
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(TypeError, match="out must be a tensor whose"):
+        compute(given)
+    with pytest.raises(TypeError, match="query must be a tensor whose numbers are in memory"):
+        torch.vmap(lambda x: compute(given | {"query": x}))(given["query"][None])
+    assert len(driver.launches) == launched
 
 
 def test_a_cache_in_bytes_is_fp8_if_the_caller_says_so(stream):

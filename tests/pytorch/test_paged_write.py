@@ -13,6 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from torch._subclasses import FakeTensorMode  # noqa: E402
+
 import flashcli  # noqa: E402
 import flashcli.torch  # noqa: E402
 from flashcli.errors import BackendUnavailable  # noqa: E402
@@ -79,6 +81,8 @@ def test_what_is_mixed_is_refused():
         flashcli.write_kv(**given | {"value": given["value"].requires_grad_()}, layout="nhd")
     with pytest.raises(ValueError, match="key must be on a GPU or the CPU, not on meta"):
         flashcli.write_kv(**given | {"key": given["key"].to("meta")}, layout="nhd")
+    with FakeTensorMode() as mode, pytest.raises(TypeError, match="key must be a tensor whose numbers are in memory"):
+        flashcli.write_kv(**{name: mode.from_tensor(x) for name, x in given.items()}, layout="nhd")
 
 
 # on a driver that is a fake
@@ -154,9 +158,22 @@ def test_what_no_kernel_takes_is_refused_before_anything_is_queued(stream, drive
     assert not driver.launches
 
 
+def test_nothing_is_launched_for_tensors_without_numbers(stream, driver):
+    given = tensors(TYPES[1], "nhd")
+    write(given, layout="nhd")
+    launched = len(driver.launches)
+    for name in ("key", "value_cache", "slot_mapping"):
+        with FakeTensorMode() as mode:
+            fake = mode.from_tensor(given[name])
+        with pytest.raises(TypeError, match=f"{name} must be a tensor whose numbers are in memory"):
+            write(given | {name: fake}, layout="nhd")
+    assert len(driver.launches) == launched
+
+
 def test_no_token_launches_nothing_and_an_old_gpu_has_no_fp8(stream, driver):
     given = tensors(TYPES[0], "nhd")
-    write(given | {name: given[name][:0] for name in ("key", "value", "slot_mapping")}, layout="nhd")
+    for _ in range(2):  # also when it is remembered
+        write(given | {name: given[name][:0] for name in ("key", "value", "slot_mapping")}, layout="nhd")
     assert not driver.launches
     driver.capability = 8, 0
     launcher._primary.clear()
@@ -220,6 +237,12 @@ def test_vllms_operators_refuse_what_contradicts_itself():
         v1(out=query.float())
     with pytest.raises(ValueError, match="out must be contiguous"):
         v1(out=torch.cat([query, query], -1)[..., ::2])
+    whole, given["value_cache"] = given["value_cache"], given["value_cache"][0]
+    with pytest.raises(ValueError, match=r"value_cache has shape .* where 4 dimensions are wanted"):
+        v1()
+    given |= {"key_cache": None, "value_cache": whole}
+    with pytest.raises(TypeError, match="key_cache must be a PyTorch tensor, as query is, not NoneType"):
+        v1()
 
 
 # on a GPU
