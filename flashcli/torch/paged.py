@@ -42,6 +42,12 @@ def decode(
 
     ``out``, contiguous and like the query, is where the answer goes.
     """
+    if torch.compiler.is_compiling():
+        return _uncompiled(
+            query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes=alibi_slopes, k_scale=k_scale,
+            v_scale=v_scale, layout=layout, scale=scale, sliding_window=sliding_window, block_sparse=block_sparse,
+            return_lse=return_lse, backend=backend, cache_dtype=cache_dtype, out=out,
+        )  # fmt: skip
     if out is not None:
         _refuse_out(out, query)
     options = layout, scale, sliding_window, block_sparse, backend, cache_dtype
@@ -56,6 +62,9 @@ def decode(
     answer, lse = _on_cpu(by_name, Options(*options, **scales))
     out = answer if out is None else out.copy_(answer)
     return (out, lse) if return_lse else out
+
+
+_uncompiled = torch.compiler.disable(decode)  # a break in the graph: the compiler is not to follow what is below
 
 
 # The time of a call counts where shapes are small. So whatever follows from shapes, strides and options is found in one

@@ -30,12 +30,20 @@ def write_kv(
     cache_dtype: str | None = None,
 ) -> None:
     """Parameters and errors are those of `flashcli.write_kv`."""
+    if torch.compiler.is_compiling():
+        return _uncompiled(
+            key, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, layout=layout,
+            cache_dtype=cache_dtype,
+        )  # fmt: skip
     if key.is_cuda:
         return write(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale, (layout, cache_dtype))
     by_name, scales = named(Arrays, (key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale))
     refuse(by_name)
     arrays: dict[str, Any] = {name: numbers(tensor) for name, tensor in by_name.items()}
     write_numpy(**arrays, **scales, layout=layout, cache_dtype=cache_dtype)
+
+
+_uncompiled = torch.compiler.disable(write_kv)  # a break in the graph: the compiler is not to follow what is below
 
 
 def write(

@@ -315,6 +315,15 @@ def test_a_gpu_gives_the_answer_of_the_cpu(on_gpu, layout, types):
 
 
 @pytest.mark.gpu
+def test_a_compiled_function_has_a_break_at_it(on_gpu):
+    given = {name: x.cuda() for name, x in arrays(make(SMALL)).items()}
+    compiled = torch.compile(lambda query: flashcli.decode(query * 2, **rest) + 1, backend="aot_eager")
+    query, rest = given["query"], {name: x for name, x in given.items() if name != "query"}
+    for _ in range(2):
+        assert torch.equal(compiled(query), flashcli.decode(query * 2, **rest) + 1)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("query_type", ["float16", "float32"])
 def test_a_graph_is_replayed_with_other_lengths(on_gpu, query_type):
     long, short = (

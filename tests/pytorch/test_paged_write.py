@@ -267,6 +267,16 @@ def test_a_gpu_writes_the_bytes_of_the_cpu(on_gpu, types, layout):
 
 
 @pytest.mark.gpu
+def test_a_compiled_function_has_a_break_at_it(on_gpu):
+    given = {name: x.cuda() for name, x in tensors(TYPES[1], "nhd").items()}
+    want = {name: x.clone() for name, x in given.items()}
+    flashcli.write_kv(**want | {"key": want["key"] * 2}, layout="nhd")
+    others = {name: x for name, x in given.items() if name != "key"}
+    torch.compile(lambda key: flashcli.write_kv(key * 2, **others, layout="nhd"), backend="aot_eager")(given["key"])
+    assert torch.equal(bits(given["key_cache"]), bits(want["key_cache"])) and given["key_cache"].any()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("query_type", ["float16", "float32"])
 def test_a_graph_writes_a_token_and_reads_all_of_them(on_gpu, query_type):
     kind = getattr(torch, query_type)
