@@ -8,6 +8,12 @@ import torch
 
 from flashcli.torch.sdpa import scaled_dot_product_attention
 
+REFUSED = {  # arguments of other attentions of transformers that would change the answer
+    "softcap": "scores cannot be capped here",
+    "s_aux": "there are no attention sinks here",
+    "sinks": "there are no attention sinks here",
+}
+
 
 def register_transformers(name: str = "fp32") -> None:
     """Let models be loaded with ``attn_implementation="fp32"``, or whatever other ``name``.
@@ -40,8 +46,9 @@ def attention_forward(
     **rest: Any,
 ) -> tuple[torch.Tensor, None]:
     """What transformers calls: query is [B, H, M, d], key and value are [B, Hkv, N, d]; the answer is [B, M, H, d]."""
-    if rest.get("softcap") is not None:
-        raise ValueError("softcap must be None: scores cannot be capped here")
+    for refused, reason in REFUSED.items():
+        if rest.get(refused) is not None:
+            raise ValueError(f"{refused} must be None: {reason}")
     M, N = query.shape[2], key.shape[2]
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)

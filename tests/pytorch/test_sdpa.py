@@ -201,10 +201,11 @@ def test_a_bias_of_positions_is_added(masked):
     torch.testing.assert_close(got, functional.scaled_dot_product_attention(q, q, q, added).transpose(1, 2))
 
 
-def test_capped_scores_are_refused():
+@pytest.mark.parametrize("name", ["softcap", "s_aux", "sinks"])
+def test_what_would_change_scores_is_refused_and_not_left_out(name):
     q = torch.randn(B, H, M, d)
-    with pytest.raises(ValueError, match="softcap must be None"):
-        attention_forward(Module(), q, q, q, None, softcap=30.0)
+    with pytest.raises(ValueError, match=f"{name} must be None"):
+        attention_forward(Module(), q, q, q, None, **{name: torch.ones(H)})
 
 
 @pytest.mark.parametrize("which", ["gpt2", "llama", "bert"])
