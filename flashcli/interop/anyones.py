@@ -49,7 +49,9 @@ def attention(
     bindings()  # first: where there is no driver, nothing else would say so
     stream = stream_of(q)
     given = {"q": q, "k": k, "v": v, "bias": bias, "out": out}
-    found = {name: find(name, x, stream or LEGACY_STREAM) for name, x in given.items() if x is not None}
+    found = {
+        name: find(name, x, stream or LEGACY_STREAM) for name, x in given.items() if x is not None or name in "qkv"
+    }
     where = found.get("out")
     of = {name: x.operand for name, x in found.items()}
     what = call(of["q"], of["k"], of["v"], of.get("bias"), of.get("out"), causal, scale, q_start)

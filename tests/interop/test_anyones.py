@@ -298,6 +298,7 @@ def test_a_capsule_that_is_taken_keeps_its_owner():
 
 BAD = {
     "a list": ("k", lambda g: [1.0], TypeError, "k must be an array on a GPU"),
+    "nothing": ("v", lambda g: None, TypeError, "v must be an array on a GPU, as q is, .* not NoneType"),
     "NumPy's": ("v", lambda g: np.ones((B, Hkv, N, d), np.float32), TypeError, "v must be an array on a GPU"),
     "float64": ("k", lambda g: g(np.ones((B, Hkv, N, d))), TypeError, "k must be a float32 array, not float64"),
     "a wrong shape": ("v", lambda g: g(B, Hkv, N + 1, d), ValueError, "v must have the shape of k"),
