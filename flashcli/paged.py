@@ -8,7 +8,6 @@ those of vLLM where it has one; S sequences, T query tokens, H heads, Hkv heads 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from flashcli.shape import MAX_INT32, ceil_div
+from flashcli.shape import MAX_INT32, MAX_SCALE, ceil_div
 
 LAYOUTS = ("vllm", "nhd", "hnd")
 QUERY_TYPES = ("float32", "float16", "bfloat16")
@@ -134,7 +133,7 @@ class Decode(InPages):
             return slice(first, max(first, position + 1))
         tokens = np.arange(first, position + 1)
         block = tokens // self.sparse.block_size
-        offset = self.sparse.offset(head, self.H, head // self.group, self.Hkv)
+        offset = self.sparse.offset(head, self.H, head // self.group, self.Hkv) % self.sparse.vert_stride
         kept = (block + offset) % self.sparse.vert_stride == 0
         return tokens[kept | (block > position // self.sparse.block_size - self.sparse.local_blocks)]
 
@@ -146,6 +145,11 @@ def cache_shapes(layout: str, pages: int, kv_heads: int, page: int, D: int, item
         return (pages, kv_heads, D // x, page, x), (pages, kv_heads, D, page)
     one = (pages, page, kv_heads, D) if layout == "nhd" else (pages, kv_heads, page, D)
     return one, one
+
+
+def default_scale(query_shape: tuple[int, ...]) -> float:
+    """1/sqrt(D), of a shape that need not be a query's yet."""
+    return max(1, *query_shape[-1:], 1) ** -0.5
 
 
 def check_layout(layout: str) -> None:
@@ -183,9 +187,11 @@ def check_option_types(given: Mapping[str, Any]) -> None:
 
 
 def check_array(name: str, array: object) -> None:
-    """Refuse what is no array of NumPy's, or in the byte order of another machine."""
+    """Refuse what is no array of NumPy's, or masked, or in the byte order of another machine."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array: give its data")
     if not array.dtype.isnative:
         raise TypeError(f"{name} must have this machine's byte order, not that of {array.dtype}")
 
@@ -292,8 +298,8 @@ def exact_shape_problem(asked: Any, wanted: Mapping[str, tuple[int, ...]]) -> st
 
 def _number_problem(asked: Decode) -> str:
     for name in ("scale", "k_scale", "v_scale"):
-        if not math.isfinite(getattr(asked, name)):
-            return f"{name} is {getattr(asked, name)}, not a finite number"
+        if not abs(getattr(asked, name)) <= MAX_SCALE:
+            return f"{name} is {getattr(asked, name)}, not a finite number of up to {MAX_SCALE:.5g}"
     if not 0 <= asked.window <= MAX_INT32:
         return f"sliding_window is {asked.window}, not from 0 to {MAX_INT32}"
     return _sparse_problem(asked.sparse, asked.page) if asked.sparse else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -78,10 +79,10 @@ class Shape:
     def output_bytes(self) -> int:
         return self.B * self.output_batch_bytes
 
-    def batch_ranges(self, max_bytes: int) -> list[range]:
+    def batch_ranges(self, max_bytes: int) -> Iterator[range]:
         """Consecutive ranges of batches whose input is at most ``max_bytes`` each, but at least one batch."""
         step = max(1, max_bytes // self.input_batch_bytes)
-        return [range(b, min(b + step, self.B)) for b in range(0, self.B, step)]
+        return (range(b, min(b + step, self.B)) for b in range(0, self.B, step))
 
     def whole(self, batches: range) -> Chunk:
         """All of some batches."""

@@ -47,7 +47,11 @@ CASES = {
     "seventeen heads on one": dataclasses.replace(PLAIN, H=17, Hkv=1),
     "three tokens": dataclasses.replace(PLAIN, T=3, alibi=True),
     "eight tokens, a window": dataclasses.replace(PLAIN, T=8, window=50, layout="hnd"),
-    "many sequences": Case(200, 2, 1, 128, "700,5x198,600", layout="hnd"),  # four blocks of tensor, not three
+    "many sequences": Case(200, 2, 1, 128, "700,5x198,600", layout="hnd"),  # four blocks of tensor, not two
+    # tensor's blocks take piece after piece
+    "more pieces than blocks": Case(300, 2, 1, 128, "700,5x298,600", layout="hnd"),
+    "more pieces than blocks, vllm": Case(300, 2, 1, 128, "700,0x298,600"),
+    "more pieces than blocks, e4m3": Case(300, 2, 1, 128, "1100,5x298,600", layout="nhd", cache_type="float8_e4m3fn"),
     "block-sparse": dataclasses.replace(PLAIN, sparse=BlockSparse(3, 32, 1, -1, 1)),
 }
 RUBBISH = "lengths and pages that there are not"

@@ -65,6 +65,7 @@ GOOD = np.ones((1, 2, 3), np.float32)
         (TypeError, {"bias": 1.0}, "bias must be a NumPy array, not float"),
         (TypeError, {"bias": GOOD[0].astype(int)}, "bias must be a float32 or bool array, not int64"),
         (TypeError, {"out": [1]}, "out must be a NumPy array, not list"),
+        (TypeError, {"out": np.ma.array(GOOD * 0)}, "out must not be a masked array"),
         (TypeError, {"causal": GOOD}, "causal must be True or False, not ndarray"),
         (ValueError, {"q": GOOD[0]}, r"q must have shape \[B, M, d\] or \[B, H, M, d\], not \[2, 3\]"),
         (ValueError, {"k": GOOD[:, :1]}, r"v must have the shape of k, \[1, 1, 3\]"),

@@ -11,17 +11,16 @@
 // the memory's rate needs.
 // What it costs: P and the query are rounded to 16 bits, so there is no fp32, for which grouped is there. A tile's registers
 // leave room for few warps: what can wait in shared memory does. With rows of 256 bytes, 12 warps with more registers are
-// faster than 16, but where only 16 have room for all pieces at once.
-#include "tensor.cuh"
+// faster than 16. In small batches much of the time is that of beginning and ending: there a block has one piece (see
+// one_piece.cuh), the same bytes by other code.
+#include "one_piece.cuh"
 
-extern __shared__ __align__(16) float O_of_warps[];  // [WARPS][ROWS][O_ROW], or a Part a thread
-
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tensor(const __grid_constant__ Decode a) {
+__device__ __forceinline__ void piece_after_piece(const Decode &a) {
     __shared__ Pieces pieces;
     __shared__ Meeting meeting;
     __shared__ __align__(16) Work works[3];  // this piece's, the next one's, and that of the one before
     __shared__ int done;                     // how many of its sequence's pieces were done before the one before
-    __shared__ float factor;                 // from products of queries and keys to powers of two
+    __shared__ float factor;                 // see factor_of
 
     pieces.start(a);
 
@@ -38,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tensor(const __gri
         load_keys(a, tile, keys), load_values(a, tile, values);
     }
     if (threadIdx.x == 0) {
-        factor = a.scale * (a.k_scale ? *a.k_scale : 1.0f) * LOG2E;
+        factor = factor_of(a);
         works[0].piece = found, works[0].after = blockIdx.x + gridDim.x, works[2].piece.count = 0;
     }
     __syncthreads();
@@ -79,21 +78,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tensor(const __gri
                 wait_for_copies<0>();
                 __syncwarp();
             }
-            Scores s = {};
-            // Without a tile it is of no use, but a branch would keep addresses from being computed meanwhile. Those
-            // of 16 pages are too many for that.
-            if (PAGE > 1 || any) multiply_keys(keys, work, s);
             const Work &of = on ? work : next;
             const int first = on ? token0 + APART : first_tile(of.piece);
-            const Tile tile = {of.pages.of_tile(first), of.piece.of.kv_head, first, first < of.piece.end};
-            load_keys(a, tile, keys);
-            if (any) {
-                unsigned p[COLUMNS][2];
-                softmax(a, work, s, factor, token0, whole, state, p);
-                if (!whole) clear(token0, work.piece.first, end, values);
-                multiply_values(values, p, state);
-            }
-            load_values(a, tile, values);
+            take_tile(a, work, factor, token0, any, whole, of, first, keys, values, state);
             if (!on) break;
         }
 
@@ -101,16 +88,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tensor(const __gri
         int after = 0;
         if (threadIdx.x == 0 && next.piece.count > 0) after = take(a);
         __syncthreads();
-        const Piece &piece = work.piece;
-        const int rows = smaller(ROWS, rows_of(a) - piece.of.row0);
-        for (int i = threadIdx.x; i < rows * QUADS; i += THREADS) {
-            const int r = i / QUADS, quad = i % QUADS;
-            const Part sum = sum_of(meeting, O_of_warps, r, quad);
-            const long long place = work.rows[r].place;
-            if (piece.count == 1) answer_quad(a, place, quad, sum);
-            else keep_quad(partials_of(a), place * most_pieces(a) + piece.part, quad, sum);
-        }
+        store_sums(a, work, meeting, O_of_warps);
         if (threadIdx.x == 0) next.after = after + 2 * gridDim.x;
         __syncthreads();
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tensor(const __grid_constant__ Decode a) {
+    if constexpr (UNDER_WAY > 0) one_piece(a);
+    else piece_after_piece(a);
 }

@@ -50,18 +50,32 @@ __device__ __forceinline__ void join_parts(Part &sum, const Part (&parts)[N]) {
     }
 }
 
-// Partial answers `from` to `until` - 1, in this order, eight under way at a time.
-__device__ __forceinline__ Part merged(const float *partials, int from, int until, int quad) {
-    Part sum = nothing();
-    partials += (long long)from * PARTIAL;
-    constexpr int AT_ONCE = 8;
-    for (int left = until - from; left > 0; left -= AT_ONCE, partials += AT_ONCE * PARTIAL) {
-        Part some[AT_ONCE];
+// Sums of `count` partial answers each, in this order, eight under way at a time.
+template <int N>
+__device__ __forceinline__ void join_all(const float *const (&partials)[N], int count, const int (&quads)[N],
+                                         Part (&sums)[N]) {
+    constexpr int AT_ONCE = 8 / N;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) some[i] = i < left ? part_of(partials + i * PARTIAL, quad) : nothing();
-        join_parts(sum, some);
+    for (int k = 0; k < N; ++k) sums[k] = nothing();
+    for (int first = 0; first < count; first += AT_ONCE) {
+        Part some[N][AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < N; ++k)
+#pragma unroll
+            for (int i = first; i < first + AT_ONCE; ++i)
+                some[k][i - first] = i < count ? part_of(partials[k] + i * PARTIAL, quads[k]) : nothing();
+#pragma unroll
+        for (int k = 0; k < N; ++k) join_parts(sums[k], some[k]);
     }
-    return sum;
+}
+
+// That of the partial answers `from` to `until` - 1.
+__device__ __forceinline__ Part merged(const float *partials, int from, int until, int quad) {
+    const float *const first[1] = {partials + (long long)from * PARTIAL};
+    const int quads[1] = {quad};
+    Part sums[1];
+    join_all(first, until - from, quads, sums);
+    return sums[0];
 }
 
 __device__ __forceinline__ void answer_quad(const Decode &a, long long place, int quad, const Part &sum) {

@@ -170,9 +170,11 @@ __device__ __forceinline__ const unsigned char *value_of(const Decode &a, const 
 
 // ---- who sees what
 
-__device__ __forceinline__ int token_of_row(const Decode &a, int row) { return (unsigned)row / (unsigned)a.group; }
+__device__ __forceinline__ int token_of_row(const Decode &a, int row) {
+    return a.tokens > 1 ? (unsigned)row / (unsigned)a.group : 0;  // dividing takes a while
+}
 __device__ __forceinline__ int head_of_row(const Decode &a, int kv_head, int row) {
-    return kv_head * a.group + (unsigned)row % (unsigned)a.group;
+    return (kv_head - token_of_row(a, row)) * a.group + row;
 }
 
 // The place of a row's query token in its sequence: the query tokens are the last ones.

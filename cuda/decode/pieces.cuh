@@ -32,29 +32,83 @@ struct Piece {
     int tile;         // of rows
 };
 
-// Finds pieces by their numbers, counted over all sequences, with the heads of the cache as neighbours, which they are in a
-// page. It knows THREADS sequences at a time; all threads of the block call it together, with numbers that only grow.
+// How many pieces a sequence of this length has: an empty one has an answer, too.
+__device__ __forceinline__ int pieces_of(const Decode &a, int length) {
+    const int used = length - first_begin(a, length), size = piece_size(used);
+    return max(1, size == PIECE ? div_up(used, PIECE) : div_up(used, size));  // dividing takes a while
+}
+
+// Pieces are counted over all sequences, with the heads of the cache as neighbours, which they are in a page, and then the
+// tiles of rows: how many a sequence has for each of its own.
+__device__ __forceinline__ unsigned heads_and_tiles(const Decode &a) { return a.kv_heads * div_up(rows_of(a), ROWS); }
+
+// One of `count` pieces of a sequence, for the head and tile that `which` of `heads_and_tiles` stands for.
+__device__ __forceinline__ Piece piece_of(const Decode &a, int s, int length, int part, int count, int which) {
+    Piece piece;
+    const int begin = first_begin(a, length), size = piece_size(length - begin);
+    piece.tile = rows_of(a) > ROWS ? (unsigned)which / (unsigned)a.kv_heads : 0;
+    piece.of = {s, which - piece.tile * a.kv_heads, piece.tile * ROWS, length, a.block_tables + s * a.table_row};
+    piece.part = part, piece.count = count;
+    const long long start = begin + (long long)part * size;
+    piece.first = max(start, (long long)first_used(a, length));
+    piece.end = min((long long)length, start + size);
+    return piece;
+}
+
+__device__ __forceinline__ int length_or_zero(const Decode &a, int s) { return s < a.sequences ? length_of(a, s) : 0; }
+
+// Of the warp's lanes up to this one.
+__device__ __forceinline__ int sum_up_to_lane(int x) {
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2) {
+        const int more = __shfl_up_sync(~0u, x, apart);
+        if (threadIdx.x % 32 >= apart) x += more;
+    }
+    return x;
+}
+
+// Tables and queries to the second-level cache, as much as takes no time, each thread of the grid a line.
+__device__ __forceinline__ void bring(const void *from, long long bytes) {
+    const int at = (blockIdx.x * THREADS + threadIdx.x) * 128;
+    if (at < min(bytes, 1LL << 20)) prefetch(static_cast<const char *>(from) + at);
+}
+__device__ __forceinline__ void bring_tables_and_queries(const Decode &a) {
+    bring(a.block_tables, ((a.sequences - 1) * a.table_row + a.table_width) * 4);
+    bring(a.query, ((a.sequences - 1) * a.query_sequence + a.heads * HEAD_DIM) * bytes_of(QUERY_TYPE));
+}
+
+// The piece of a number, found by each warp for itself, which takes no barrier; false if there is none. Each lane has the
+// length of one of the first sequences.
+__device__ __forceinline__ bool find_alone(const Decode &a, unsigned number, int length, Piece &piece) {
+    const unsigned together = heads_and_tiles(a);
+    const int lane = threadIdx.x % 32, wanted = number / together, which = number % together;
+    for (int s0 = 0, before = 0; s0 < a.sequences; s0 += 32) {
+        if (s0 > 0) length = length_or_zero(a, s0 + lane);
+        const int count = s0 + lane < a.sequences ? pieces_of(a, length) : 0;
+        const int end = before + sum_up_to_lane(count), low = __popc(__ballot_sync(~0u, end <= wanted));
+        before = __shfl_sync(~0u, end, 31);
+        if (low == 32) continue;
+        const int its = __shfl_sync(~0u, count, low), part = wanted - (__shfl_sync(~0u, end, low) - its);
+        piece = piece_of(a, s0 + low, __shfl_sync(~0u, length, low), part, its, which);
+        return true;
+    }
+    return false;
+}
+
+// Finds one piece after the other by their numbers. It knows THREADS sequences at a time; all threads of the block call it
+// together, with numbers that only grow.
 struct Pieces {
     int s0, before;     // the first of these sequences, and how many pieces the ones before it have
     int ends[THREADS];  // how many pieces the sequences from s0 to s0 + i have
     int lengths[THREADS];
     int of_warps[THREADS / 32];
 
-    // The lengths are what everything waits for, so they are asked for before anything else. The tables and the queries
-    // are brought to the second-level cache meanwhile.
+    // The lengths are what everything waits for, so they are asked for before anything else.
     __device__ void start(const Decode &a) {
         const int length = length_or_zero(a, threadIdx.x);
-        bring(a.block_tables, ((a.sequences - 1) * a.table_row + a.table_width) * 4);
-        bring(a.query, ((a.sequences - 1) * a.query_sequence + a.heads * HEAD_DIM) * bytes_of(QUERY_TYPE));
+        bring_tables_and_queries(a);
         learn(a, 0, threadIdx.x, length);
     }
-    // As much as takes no time, each thread of the grid a line.
-    __device__ static void bring(const void *from, long long bytes) {
-        const int at = (blockIdx.x * THREADS + threadIdx.x) * 128;
-        if (at < min(bytes, 1LL << 20)) prefetch(static_cast<const char *>(from) + at);
-    }
-    __device__ static int length_or_zero(const Decode &a, int s) { return s < a.sequences ? length_of(a, s) : 0; }
-
     // The next THREADS sequences.
     __device__ void go_on(const Decode &a) {
         __syncthreads();  // all have looked
@@ -63,13 +117,8 @@ struct Pieces {
     }
     // `passed` pieces are of sequences before these. Each thread has the length of sequence s, the first one that of s0.
     __device__ void learn(const Decode &a, int passed, int s, int length) {
-        const int used = length - first_begin(a, length), warp = threadIdx.x / 32;
-        int end = s < a.sequences ? max(1, div_up(used, piece_size(used))) : 0;  // an empty one has an answer, too
-#pragma unroll
-        for (int apart = 1; apart < 32; apart *= 2) {
-            const int more = __shfl_up_sync(~0u, end, apart);
-            if (threadIdx.x % 32 >= apart) end += more;
-        }
+        const int warp = threadIdx.x / 32;
+        int end = sum_up_to_lane(s < a.sequences ? pieces_of(a, length) : 0);
         if (threadIdx.x % 32 == 31) of_warps[warp] = end;
         __syncthreads();
 #pragma unroll
@@ -80,8 +129,7 @@ struct Pieces {
     }
     // False if there is no piece of that number.
     __device__ bool find(const Decode &a, unsigned number, Piece &piece) {
-        const unsigned tiles = div_up(rows_of(a), ROWS), together = a.kv_heads * tiles;
-        const unsigned wanted = number / together, which = number % together;
+        const unsigned together = heads_and_tiles(a), wanted = number / together, which = number % together;
         while (wanted >= (unsigned)before + ends[THREADS - 1]) {
             if (s0 + THREADS >= a.sequences) return false;
             go_on(a);
@@ -90,13 +138,8 @@ struct Pieces {
         int low = 0;  // sequences that end before it
 #pragma unroll
         for (int i = 0; i < THREADS; i += 32) low += __popc(__ballot_sync(~0u, ends[i + threadIdx.x % 32] <= left));
-        const int s = s0 + low, tile = which / a.kv_heads, length = lengths[low];
-        const int begin = first_begin(a, length), size = piece_size(length - begin), above = low ? ends[low - 1] : 0;
-        piece.of = {s, (int)which - tile * a.kv_heads, tile * ROWS, length, a.block_tables + s * a.table_row};
-        piece.part = left - above, piece.count = ends[low] - above, piece.tile = tile;
-        const long long start = begin + (long long)piece.part * size;
-        piece.first = max(start, (long long)first_used(a, length));
-        piece.end = min((long long)length, start + size);
+        const int above = low ? ends[low - 1] : 0;
+        piece = piece_of(a, s0 + low, lengths[low], left - above, ends[low] - above, which);
         return true;
     }
 };
@@ -152,11 +195,27 @@ __device__ __forceinline__ bool last_of(int *counter, int count) {
     return is_last;
 }
 
+// The answers of the piece's rows from the partial ones of all pieces, where a thread has four numbers of several rows: of
+// two rows at a time.
+__device__ __forceinline__ void merge_rows(const Decode &a, const Piece &piece, int items) {
+    const auto place_of = [&](int item) { return place_of_row(a, piece.of, piece.of.row0 + item / QUADS); };
+    for (int first = threadIdx.x; first < items; first += 2 * THREADS) {
+        const int item[2] = {first, smaller(first + THREADS, items - 1)}, quads[2] = {item[0] % QUADS, item[1] % QUADS};
+        const float *partials[2];
+        Part sums[2];
+        for (int k = 0; k < 2; ++k) partials[k] = partials_of(a) + place_of(item[k]) * most_pieces(a) * PARTIAL;
+        join_all(partials, piece.count, quads, sums);
+        answer_quad(a, place_of(item[0]), quads[0], sums[0]);
+        if (item[0] + THREADS < items) answer_quad(a, place_of(item[1]), quads[1], sums[1]);
+    }
+}
+
 // The answers of the piece's rows from the partial ones of all pieces. A thread has four numbers of a row; where there are
 // more threads than that, the pieces are shared among several, each with a stretch of them. `scratch`: a Part a thread.
 __device__ __forceinline__ void merge_pieces(const Decode &a, const Piece &piece, Part *scratch) {
     const int rows = smaller(ROWS, rows_of(a) - piece.of.row0), items = rows * QUADS, parts = most_pieces(a);
-    const int shares = max(1, THREADS / items), each = div_up(piece.count, shares);
+    if (items > THREADS) return merge_rows(a, piece, items);
+    const int shares = THREADS / items, each = div_up(piece.count, shares);
     const float *const partials = partials_of(a);
     __syncthreads();  // others may still read what is in the scratch
     for (int i = threadIdx.x; i < items * shares; i += THREADS) {

@@ -246,7 +246,34 @@ __device__ __forceinline__ void multiply_values(const Values &values, const unsi
     }
 }
 
+// The tile at token0, if the piece has one.
+__device__ __forceinline__ Tile tile_at(const Work &work, int token0) {
+    return {work.pages.of_tile(token0), work.piece.of.kv_head, token0, token0 < work.piece.end};
+}
+
+// A tile's keys and values go into the state, if there is `any`, and those of the next one that the registers are for, at
+// token `first` of `of`, are asked for, each as soon as can be. `whole`: all of the tile is the piece's.
+__device__ __forceinline__ void take_tile(const Decode &a, const Work &work, const float &factor, int token0, bool any,
+                                          bool whole, const Work &of, int first, Keys &keys, Values &values,
+                                          State &state) {
+    Scores s = {};
+    // Without a tile it is of no use, but a branch would keep addresses from being computed meanwhile. Those of 16 pages are
+    // too many for that.
+    if (PAGE > 1 || any) multiply_keys(keys, work, s);
+    const Tile next = tile_at(of, first);
+    load_keys(a, next, keys);
+    if (any) {
+        unsigned p[COLUMNS][2];
+        softmax(a, work, s, factor, token0, whole, state, p);
+        if (!whole) clear(token0, work.piece.first, work.piece.end, values);
+        multiply_values(values, p, state);
+    }
+    load_values(a, next, values);
+}
+
 // ---- where warps meet
+
+extern __shared__ __align__(16) float O_of_warps[];  // [WARPS][ROWS][O_ROW], or a Part a thread
 
 struct Meeting {
     float m[WARPS][ROWS], l[WARPS][ROWS];
@@ -292,4 +319,22 @@ __device__ __forceinline__ Part sum_of(const Meeting &meeting, const float *O, i
                        reinterpret_cast<const float4 *>(O + (warp * ROWS + r) * O_ROW)[quad]};
     join_parts(sum, parts);
     return sum;
+}
+
+// What the warps have handed in: an answer if the piece is all of its sequence, else a partial one.
+__device__ __forceinline__ void store_sums(const Decode &a, const Work &work, const Meeting &meeting, const float *O) {
+    const Piece &piece = work.piece;
+    const int rows = smaller(ROWS, rows_of(a) - piece.of.row0);
+    for (int i = threadIdx.x; i < rows * QUADS; i += THREADS) {
+        const int r = i / QUADS, quad = i % QUADS;
+        const Part sum = sum_of(meeting, O, r, quad);
+        const long long place = work.rows[r].place;
+        if (piece.count == 1) answer_quad(a, place, quad, sum);
+        else keep_quad(partials_of(a), place * most_pieces(a) + piece.part, quad, sum);
+    }
+}
+
+// From products of queries and keys to powers of two.
+__device__ __forceinline__ float factor_of(const Decode &a) {
+    return a.scale * (a.k_scale ? *a.k_scale : 1.0f) * LOG2E;
 }

@@ -158,5 +158,6 @@ def exceeds_float32(
     """
     q, k, v = (np.asarray(values, np.float64) for values in (q, k, v))
     moderate = scale == 0 or 2**-100 <= abs(scale) <= 2**100
-    fits = (q * k * d * max(1.0, abs(scale)) < limit) & (v * N < MAX_FLOAT32) & moderate
+    scores = (q * k * d * max(1.0, abs(scale)) < limit) & (q * abs(scale) < MAX_FLOAT32)  # Q may be scaled first
+    fits = scores & (v * N < MAX_FLOAT32) & moderate
     return ~fits & np.isfinite(q + k + v)

@@ -183,14 +183,14 @@ def _was_given(context: click.Context, option: click.Parameter) -> bool:
 def _check_options(
     given: set[str], backend: str, against: tuple[str, ...], ladder: bool, layout: str | None
 ) -> None:  # fmt: skip
-    from flashcli.errors import UsageError
+    from flashcli.errors import BackendUnavailable, UsageError
     from flashcli.measure import peers
 
     if layout in PAGED_LAYOUTS:
         raise UsageError(f"--layout {layout} is one of pages.", f"add --decode, or choose one of {', '.join(LAYOUTS)}.")
     for name in against:
         if not peers.installed(name):
-            raise UsageError(f"{name} is not installed.", f"pip install {name}, or leave out --against {name}.")
+            raise BackendUnavailable(f"{name} is not installed.", f"pip install {name}, or leave out --against {name}.")
     if "--plot" in given and not ladder:
         raise UsageError("--plot draws the ladder.", "add --ladder.")
     if ladder and backend == "cpu":
@@ -207,7 +207,9 @@ def _check_options(
             raise UsageError("--against triton has no gradients.", "leave it out.")
     for name in sorted(given.intersection(OF_TENSORS)):
         if not peers.installed("torch"):
-            raise UsageError(f"{name} is for PyTorch's tensors, and torch is not installed.", "pip install torch.")
+            raise BackendUnavailable(
+                f"{name} is for PyTorch's tensors, and torch is not installed.", "pip install torch."
+            )
         if "--threads" in given:
             raise UsageError("--threads has no meaning for PyTorch's tensors.", f"leave it out, or {name}.")
     for name in sorted(given.intersection(ONLY_ON_GPUS) if backend == "cpu" else given & {"--threads"}):

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from flashcli import parameters
 from flashcli.paged import LAYOUTS, MAX_QUERY_TOKENS, QUERY_TYPES
 
 if TYPE_CHECKING:
     from flashcli.files.decode_cases import Case
 
 CACHE_TYPES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
-PAGES = ("unique", "shared", "reversed")  # a test holds them to files/decode_cases.py
+PAGES = ("unique", "reversed", "shared")
 
 
 class HeadsType(click.ParamType):
@@ -65,11 +66,11 @@ OPTIONS = (
         help="Which pages sequences have: their own at random, their own the last first, the same. For --decode.",
     ),
     click.option(
-        "--sharpness", type=click.FloatRange(0), default=3.0, show_default=True,
+        "--sharpness", type=parameters.FiniteRange(0), default=3.0, show_default=True,
         help="Standard deviation of scores: at 0 all weights are alike. For --decode.",
     ),
     click.option(
-        "--value-scale", type=click.FloatRange(0), default=1.0, show_default=True,
+        "--value-scale", type=parameters.FiniteRange(0), default=1.0, show_default=True,
         help="Standard deviation of values. For --decode.",
     ),
     click.option("--alibi", is_flag=True, help="Have ALiBi's slopes. For --decode."),

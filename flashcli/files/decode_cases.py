@@ -13,13 +13,8 @@ import numpy as np
 from flashcli.errors import UsageError
 from flashcli.files.decode_file import TensorWriter, dtype, metadata
 from flashcli.paged import FP8_TYPES, LAYOUTS, BlockSparse, Decode, cache_shapes, problem
-from flashcli.shape import ceil_div
+from flashcli.shape import MAX_INT32, ceil_div
 
-PAGES = {
-    "unique": "each page once, in random order",
-    "reversed": "each page once, the last first",
-    "shared": "all sequences have the pages of the longest, as if they began alike",
-}
 LENGTHS_HINT = "say 4096, a list such as 131072,64x255, uniform:2000 or skewed:100000."
 
 
@@ -28,6 +23,8 @@ class Case:
     """What to make: S sequences, H and Hkv heads of D; queries are ``sharpness`` times as large as normal numbers are.
 
     With numbers of the normal distribution in queries and keys, that is the standard deviation of a row's scores.
+    ``pages`` are "unique", each once, in random order; "reversed", each once, the last first; or "shared", those of the
+    longest sequence for all, as if they began alike.
     """
 
     S: int
@@ -57,6 +54,8 @@ def lengths(text: str, S: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, 0])
     if match := re.fullmatch(r"(uniform|skewed):(\d+)", text):
         most = int(match[2])
+        if not 1 <= most <= MAX_INT32:
+            raise UsageError(f"{text!r} are no lengths from 1 to {MAX_INT32}.", LENGTHS_HINT)
         if match[1] == "uniform":
             return rng.integers(1, most, S, np.int32, endpoint=True)
         drawn = np.maximum(1, most * rng.random(S) ** 8).astype(np.int32)
@@ -65,12 +64,12 @@ def lengths(text: str, S: int, seed: int) -> np.ndarray:
     if not re.fullmatch(r"\d+(x\d+)?(,\d+(x\d+)?)*", text):
         raise UsageError(f"{text!r} are no lengths.", LENGTHS_HINT)
     parts = [(int(length), int(times or 1)) for length, _, times in (part.partition("x") for part in text.split(","))]
-    listed = [length for length, times in parts for _ in range(times)]
     if len(parts) == 1 and "x" not in text:
-        listed *= S
-    if len(listed) != S or max(listed) > 2**31 - 1:
-        raise UsageError(f"{text!r} are {len(listed)} lengths for {S} sequences, or too large ones.", LENGTHS_HINT)
-    return np.array(listed, np.int32)
+        parts = [(parts[0][0], S)]
+    count = sum(times for _, times in parts)
+    if count != S or max(length for length, _ in parts) > MAX_INT32:
+        raise UsageError(f"{text!r} are {count} lengths for {S} sequences, or too large ones.", LENGTHS_HINT)
+    return np.repeat(*np.array(parts).T).astype(np.int32)
 
 
 def make(case: Case) -> Decode:

@@ -19,7 +19,7 @@ import numpy as np
 
 from flashcli.errors import BackendUnavailable, BadInput, explained
 from flashcli.files.outputs import AtomicFile
-from flashcli.paged import LAYOUTS, BlockSparse, Decode, problem
+from flashcli.paged import LAYOUTS, BlockSparse, Decode, default_scale, problem
 from flashcli.shape import round_up
 
 TYPES = {
@@ -30,6 +30,7 @@ NAMES = {name: tag for tag, name in TYPES.items()}
 REQUIRED = ("query", "key_cache", "value_cache", "block_tables", "seq_lens")
 SPARSE = ("vert_stride", "block_size", "local_blocks", "head_sliding_step", "tp_rank")
 LENGTH = struct.Struct("<Q")
+MAX_HEADER = 100_000_000  # bytes; the library refuses a longer one
 ALIGNMENT = 64  # of the first tensor's bytes in a file of ours, and so of those whose sizes are multiples of it
 HINT = "`flashcli generate --decode` makes such a file; docs/decode.md says what is in one."
 
@@ -48,14 +49,21 @@ def dtype(name: str) -> np.dtype:
 
 
 def has_tensors(path: str | os.PathLike) -> bool:
-    """Whether a file begins as `.safetensors` does; no file of attention can. False for what is no regular file."""
+    """Whether a file begins as `.safetensors` does. False for what is no regular file.
+
+    No input of attention can begin so, for d would be above 256; nor does an output, unless its first two numbers are
+    (almost) zero.
+    """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return False
         with open(path, "rb") as file:
-            return file.read(LENGTH.size + 2)[LENGTH.size :] in (b'{"', b"{}")
+            beginning = file.read(LENGTH.size + 2)
     except OSError:
         return False  # whoever reads it next will say why
+    if beginning[LENGTH.size :] not in (b'{"', b"{}"):
+        return False
+    return 2 <= LENGTH.unpack_from(beginning)[0] <= MAX_HEADER
 
 
 class Tensors:
@@ -115,9 +123,7 @@ def read_decode(path: str | os.PathLike) -> tuple[Decode, tuple[int, ...]]:
     if "alibi_slopes" in tensors:
         arrays["alibi_slopes"] = tensors["alibi_slopes"]
     scales: dict[str, Any] = {name: _number_of(tensors, name) for name in ("k_scale", "v_scale") if name in tensors}
-    asked = Decode(
-        query[:, None] if query.ndim == 3 else query, **arrays, **scales, **_metadata(tensors, query.shape[-1:])
-    )
+    asked = Decode(query[:, None] if query.ndim == 3 else query, **arrays, **scales, **_metadata(tensors, query.shape))
     if wrong := problem(asked):
         raise BadInput(f"{tensors.path!r} cannot be decoded: {wrong}.", HINT)
     return asked, query.shape
@@ -132,7 +138,7 @@ def _number_of(tensors: Tensors, name: str) -> float:
     return float(values.reshape(()))
 
 
-def _metadata(tensors: Tensors, head_size: tuple[int, ...]) -> dict[str, Any]:
+def _metadata(tensors: Tensors, query_shape: tuple[int, ...]) -> dict[str, Any]:
     """What is said beside the tensors, all of it text: layout, scale, sliding_window, and block-sparse attention's."""
     given = tensors.metadata
 
@@ -151,7 +157,7 @@ def _metadata(tensors: Tensors, head_size: tuple[int, ...]) -> dict[str, Any]:
     sparse: dict[str, Any] = {name: number(name, 0) for name in SPARSE}
     return {
         "layout": layout,
-        "scale": number("scale", 1 / math.sqrt(max(1, *head_size, 1)), float),
+        "scale": number("scale", default_scale(query_shape), float),
         "window": number("sliding_window", 0),
         "sparse": BlockSparse(**sparse) if sparse["vert_stride"] > 1 else None,
     }

@@ -14,7 +14,7 @@ from flashcli.gpu.launcher import Place, PreparedDecode
 from flashcli.interop.prepared import SHAPES
 from flashcli.kernels import decode
 from flashcli.operands import Operand
-from flashcli.paged import BlockSparse, Decode, InPages, check_cache_dtype, check_layout, outer_problem
+from flashcli.paged import BlockSparse, Decode, InPages, check_cache_dtype, check_layout, default_scale, outer_problem
 
 FREE = -1  # a stride that kernels are told
 QUERY_UNIT = 4  # bytes of a query that are read at a time
@@ -111,7 +111,7 @@ def _outlined(arrays: Arrays, options: Options) -> Decode:
     }
     scale = options.scale
     if scale is None:
-        scale = max(1, *arrays.query.shape[-1:]) ** -0.5
+        scale = default_scale(arrays.query.shape)
     return Decode(
         **outlines, k_scale=options.k_scale, v_scale=options.v_scale, layout=options.layout, scale=scale,
         window=options.sliding_window, sparse=options.block_sparse,

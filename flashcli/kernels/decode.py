@@ -85,7 +85,8 @@ class Tuning(NamedTuple):
     threads: int = THREADS  # in a block
     piece: int = 2**18  # bytes of keys and values in a piece
     pieces: int = 48  # what a long sequence is cut into at most
-    blocks: int = 0  # to a multiprocessor; 0: the kernel's own rule, see `problem_of`
+    blocks: int = 0  # to a multiprocessor; 0: as many as the kernel is fastest with
+    under_way: int = 0  # of tensor, tiles of a warp at a time, where a block has one piece; 0: piece after piece
 
 
 class Problem(NamedTuple):
@@ -106,9 +107,9 @@ class Kernel:
 
     The first ``counters(sizes, problem)`` of those are to be zero before a launch, which leaves zeros again; nothing
     else of it is read before it is written. Two launches that may run at a time need a workspace each.
-    ``rows(rows, d)`` says how many of a cache head's rows a block takes together, ``blocks(sizes, problem)`` how many
-    blocks of these sizes a multiprocessor is to hold (0: as it comes), and ``macros(problem)`` are those beyond the
-    ones that all have. ``refuses(problem)`` says why it cannot be built for a problem; empty if it can.
+    ``rows(rows, d)`` says how many of a cache head's rows a block takes together, ``tuning(sizes, problem)`` what is
+    fastest for these sizes, and ``macros(problem)`` are those beyond the ones that all have. ``refuses(problem)`` says
+    why it cannot be built for a problem; empty if it can.
     """
 
     name: str
@@ -120,7 +121,7 @@ class Kernel:
     macros: Callable[[Problem], dict[str, int]] = lambda problem: {}
     refuses: Callable[[Problem], str] = lambda problem: ""
     counters: Callable[[Sizes, Problem], int] = lambda sizes, problem: 0
-    blocks: Callable[[Sizes, Problem], int] = lambda sizes, problem: 0
+    tuning: Callable[[Sizes, Problem], Tuning] = lambda sizes, problem: Tuning()
     on_host: bool = False
 
 
@@ -256,22 +257,35 @@ def _tensor_rows(rows: int, d: int) -> int:
     return 8 if rows <= 8 or d > 128 else 16
 
 
+def _few_registers(problem: Problem) -> bool:
+    """Whether three or four blocks of tensor fit into a multiprocessor, where each has one piece."""
+    return problem.d <= 128 and problem.rows == 8
+
+
 def _tensor_blocks(problem: Problem) -> int:
-    """How many a multiprocessor holds: registers decide. With rows of more than 128 bytes three are faster."""
-    most = 3 if problem.d * _item_size(problem) > 128 else 4
-    return problem.tuning.blocks or (most if problem.d <= 128 and problem.rows == 8 and not problem.transposed else 2)
+    """How many a multiprocessor holds. With rows of more than 128 bytes three are faster than four."""
+    if problem.tuning.blocks:
+        return problem.tuning.blocks
+    if not _few_registers(problem) or (problem.transposed and not problem.tuning.under_way):
+        return 2
+    return 3 if problem.d * _item_size(problem) > 128 else 4
 
 
-def _tensor_blocks_for(sizes: Sizes, problem: Problem) -> int:
-    """Four, where three are the rule, if four have room for all pieces at once and three do not."""
-    small_pages = 1 < problem.page < 16  # where a lane's tokens have pages of their own, which takes registers
-    pieces = _all_pieces(sizes, problem)
-    fit = not small_pages and 3 * MULTIPROCESSORS < pieces <= 4 * MULTIPROCESSORS
-    return 4 if fit and _tensor_blocks(problem) == 3 else 0
+def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
+    """A block a piece where all pieces have room at once; two tiles of a warp under way where they are few."""
+    pieces, row = _all_pieces(sizes, problem), problem.d * _item_size(problem)
+    few = pieces * row <= 2 * MULTIPROCESSORS * 128  # a tile of each warp is less than the memory's rate needs
+    if few and row <= 256:
+        return Tuning(blocks=2, under_way=2)
+    for blocks in (0, 4 if _few_registers(problem) else 2):
+        tuning = Tuning(blocks=blocks, under_way=1)
+        if pieces <= _tensor_blocks(problem._replace(tuning=tuning)) * MULTIPROCESSORS:
+            return tuning
+    return Tuning()
 
 
 def _tensor_macros(problem: Problem) -> dict[str, int]:
-    return _piece_macros(problem) | {"BLOCKS": _tensor_blocks(problem)}
+    return _piece_macros(problem) | {"BLOCKS": _tensor_blocks(problem), "UNDER_WAY": problem.tuning.under_way}
 
 
 def _of_warps(problem: Problem) -> int:
@@ -280,7 +294,8 @@ def _of_warps(problem: Problem) -> int:
 
 
 def _tensor(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
-    return (_over_pieces("tensor", sizes, problem, _tensor_blocks(problem) * sms, _of_warps(problem)),)
+    at_once = _all_pieces(sizes, problem) if problem.tuning.under_way else _tensor_blocks(problem) * sms
+    return (_over_pieces("tensor", sizes, problem, at_once, _of_warps(problem)),)
 
 
 def _tensor_refuses(problem: Problem) -> str:
@@ -322,7 +337,7 @@ KERNELS = {
         Kernel(
             "tensor", "decode/05_tensor.cu", "tensor cores, fed straight from memory",
             _tensor, _counters_and_partials, _tensor_rows, _tensor_macros, _tensor_refuses, counters=_counters,
-            blocks=_tensor_blocks_for,
+            tuning=_tensor_tuning,
         ),
     )
 }  # fmt: skip
@@ -370,7 +385,7 @@ def problem_of(kernel: Kernel, asked: Decode) -> Problem:
     rows = kernel.rows(asked.T * asked.group, asked.D)
     types = asked.query.dtype.name, asked.key_cache.dtype.name
     problem = Problem(asked.D, asked.page, *types, asked.layout == "vllm", rows)
-    return problem._replace(tuning=Tuning(blocks=kernel.blocks(sizes_of(asked), problem)))
+    return problem._replace(tuning=kernel.tuning(sizes_of(asked), problem))
 
 
 def sizes_of(asked: Decode) -> Sizes:

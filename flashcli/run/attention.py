@@ -115,6 +115,8 @@ def operand(array: np.ndarray) -> Operand:
 def _operand_to_write(out: np.ndarray, inputs: dict[str, np.ndarray | None]) -> Operand:
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a NumPy array, not {type(out).__name__}")
+    if isinstance(out, np.ma.MaskedArray):
+        raise TypeError("out must not be a masked array: give its data")
     if not out.flags.writeable or not out.flags.aligned:
         raise ValueError(f"out must be {'aligned' if out.flags.writeable else 'writeable'}")
     for name, array in inputs.items():

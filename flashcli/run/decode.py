@@ -20,6 +20,7 @@ from flashcli.paged import (
     check_cache_dtype,
     check_layout,
     check_option_types,
+    default_scale,
     one_number,
     problem,
 )
@@ -162,7 +163,7 @@ def decode(
     asked = Decode(
         query[:, None] if query.ndim == 3 else query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes,
         one_number("k_scale", k_scale), one_number("v_scale", v_scale), layout,
-        max(1, *query.shape[-1:]) ** -0.5 if scale is None else scale, sliding_window, block_sparse,
+        default_scale(query.shape) if scale is None else scale, sliding_window, block_sparse,
     )  # fmt: skip
     if wrong := problem(asked):
         raise ValueError(f"cannot decode: {wrong}")

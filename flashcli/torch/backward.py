@@ -226,21 +226,22 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_found: Any) -> tuple:
-        saved, create_graph = ctx.saved_tensors, torch.is_grad_enabled()
-        with torch.enable_grad(), transforms.without_autocast(saved[0].device.type):
-            # Views, so that what follows ends at them: O was made of Q, which is not to be gone through here.
-            given: list[Any] = [None if x is None else x.view_as(x) for x in saved]
-            do, dlse, q, k, v, bias, o, lse = given
-            causal, scale, q_start, *_ = ctx.options
+        saved, (causal, scale, q_start, *_) = ctx.saved_tensors, ctx.options
+        at = [i for i, wanted in enumerate(ctx.needs_input_grad[1:]) if wanted]
+
+        def wanted_of(*changed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            by_index = dict(enumerate(saved)) | dict(zip(at, changed, strict=True))
+            do, dlse, q, k, v, bias, o, lse = by_index.values()
             found = gradients(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start)
-            pairs = [(x, y) for x, y in zip(found, of_found, strict=True) if x is not None and y is not None]
-            at = [i for i, x in enumerate(given) if x is not None and x.requires_grad]
-            slopes = torch.autograd.grad(
-                [x for x, _ in pairs], [given[i] for i in at], [y for _, y in pairs], create_graph=create_graph,
-                allow_unused=True,
-            )  # fmt: skip
+            return tuple(x for x, y in zip(found, of_found, strict=True) if x is not None and y is not None)
+
+        with transforms.without_autocast(saved[0].device.type):
+            # Whatever O was made of is not gone through here. (torch.func keeps a graph even of saved tensors whose
+            # own transformation is over.)
+            found, pull = torch.func.vjp(wanted_of, *(saved[i] for i in at))
+            slopes = pull(tuple(y for y in of_found if y is not None)[: len(found)])
         by_index = dict(zip(at, slopes, strict=True))
-        return None, *(by_index.get(i) for i in range(len(given)))
+        return None, *(by_index.get(i) for i in range(len(saved)))
 
 
 def _with_gradients(

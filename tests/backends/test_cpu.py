@@ -79,6 +79,7 @@ HUGE = {
     "the negative scale": ((1, 1, 1), -2e38),
     "a power of two": ((1, 1, 1), 2.0**127),
     "all": ((1.1e38, 1.1e38, 1.1e38), 2e38),
+    "Q that is scaled before K makes it small": ((1e30, 1e-30, 1), 2.0**50),
     "what the scale makes small": ((1e20, 1e20, 1), 1e-40),
     "what the scale makes large": ((1e-20, 1e-20, 1), 1e38),
 }

@@ -127,6 +127,11 @@ def test_an_output_of_another_size_is_bad_input(folder, content):
     flashcli("compare", folder / "got", folder / "x.ref").assert_error(65, f"has {len(content)} bytes")
 
 
+def test_an_output_of_the_largest_shape_is_not_waited_for(folder):
+    largest = "2147483647,2147483647,256"
+    flashcli("compare", "x.ref", "x.ref", "--shape", largest, cwd=folder, timeout=20).assert_error(65, "bytes; an out")
+
+
 @pytest.mark.parametrize(
     ("got", "want"), [("no", "x.ref"), ("x.ref", "no"), (".", "x.ref"), ("x.ref", "."), ("x.ref", "")]
 )

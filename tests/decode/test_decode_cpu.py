@@ -68,6 +68,14 @@ def test_block_sparse_heads_see_their_own_blocks(step, T):
     check(dataclasses.replace(SMALL, lengths="5,60,33", T=T, sparse=sparse))
 
 
+def test_a_block_sparse_pattern_may_slide_by_more_than_64_bits():
+    far = BlockSparse(vert_stride=4, block_size=8, head_sliding_step=2**30, tp_rank=2**31 - 1)
+    near = dataclasses.replace(far, head_sliding_step=0)  # as far, for 2**30 is a multiple of the stride
+    (out, lse), (want, want_lse) = (answer(make(dataclasses.replace(SMALL, H=32, sparse=x))) for x in (far, near))
+    np.testing.assert_array_equal(out, want)
+    np.testing.assert_array_equal(lse, want_lse)
+
+
 def test_a_block_sparse_head_that_sees_nothing_gives_zeros():
     sparse = BlockSparse(vert_stride=3, block_size=8, local_blocks=0)
     asked = make(dataclasses.replace(SMALL, lengths="7,7,7", sparse=sparse))
@@ -149,11 +157,15 @@ def test_the_function_gives_the_answer_of_the_query_s_shape_and_type(T):
         ({"query": None}, "query must be a NumPy array, not NoneType"),
         ({"query": np.float32(1)}, "query must be a NumPy array, not float32"),
         ({"query": np.ones((), np.float32)}, "query has shape [], where 3 or 4 dimensions are wanted"),
+        ({"query": np.ones((), np.float32), "scale": None}, "query has shape [], where 3 or 4 dimensions are wanted"),
+        ({"seq_lens": np.ma.array([5, 37, 0])}, "seq_lens must not be a masked array"),
         ({"query": np.ones((3, 4, 32), ">f4")}, "query must have this machine's byte order, not that of >f4"),
         ({"seq_lens": [5, 37, 0]}, "seq_lens must be a NumPy array, not list"),
         ({"seq_lens": np.ones((3, 1), np.int32)}, "seq_lens has shape [3, 1], where one dimension is wanted"),
         ({"alibi_slopes": [1.0] * 4}, "alibi_slopes must be a NumPy array, not list"),
         ({"scale": "1"}, "scale must be a number, not str"),
+        ({"scale": 1e39}, "scale is 1e+39, not a finite number of up to 2.3587e+38"),
+        pytest.param({"scale": 10**400}, "not a finite number of up to 2.3587e+38", id="no float holds it"),
         ({"k_scale": np.ones(2)}, "k_scale must be a number or one float32, not float64 [2]"),
         ({"v_scale": None}, "v_scale must be a number or one float32, not object []"),
         ({"sliding_window": 1.5}, "sliding_window must be a whole number, not float"),

@@ -61,6 +61,12 @@ def test_what_was_written_is_read(whole):
         np.testing.assert_array_equal(getattr(asked, name), getattr(made, name))
 
 
+def test_a_scale_that_float32_has_no_room_for_is_refused(whole, tmp_path):
+    wrong = saved(tmp_path / "wrong.safetensors", contents(whole), {"scale": "1e300"})
+    with pytest.raises(BadInput, match="scale is 1e\\+300, not a finite number"):
+        read_decode(wrong)
+
+
 def test_the_library_reads_our_files_and_we_read_its(whole, tmp_path):
     from safetensors.numpy import load_file
 
@@ -146,6 +152,27 @@ def test_foreign_files_are_not_taken_for_tensors(tmp_path, code):
 
 def test_an_input_of_attention_is_not_taken_for_tensors(tmp_path):
     assert not has_tensors(write_input(tmp_path / "x.in", np.zeros((1, 3, 4, 123), np.float32)))
+
+
+@pytest.mark.parametrize("first", [0.0, 0.5, 1e-30, 3e38])
+def test_an_output_of_attention_is_not_taken_for_tensors(tmp_path, first):
+    """Whatever its numbers are: here the bytes of the third begin as the text of a header does."""
+    third = np.frombuffer(b'{"\x12?', np.float32)[0]
+    np.array([first, first, third], np.float32).tofile(tmp_path / "y")
+    assert not has_tensors(tmp_path / "y") and flashcli("compare", tmp_path / "y", tmp_path / "y").code == 0
+
+
+@pytest.mark.parametrize("text", ["uniform:0", "skewed:0", "uniform:99999999999", "skewed:99999999999", "3x9999999999"])
+def test_lengths_that_cannot_be_are_wrong_usage(tmp_path, text):
+    done = flashcli("generate", tmp_path / "x", "--decode", "3,4,2,16", "--lengths", text)
+    done.assert_error(2, "lengths")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--sharpness", "--value-scale"])
+def test_what_is_drawn_is_finite(tmp_path, option):
+    done = flashcli("generate", tmp_path / "x", "--decode", "3,4,2,16", option, "nan")
+    assert done.code == 2 and "is not a finite number" in done.err
 
 
 def test_bad_input_writes_nothing_and_leaves_what_is_there(whole, tmp_path):

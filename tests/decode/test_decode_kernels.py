@@ -70,46 +70,73 @@ def test_no_register_is_spilled_where_it_matters(resources, kernel):
         assert found.spilled == 0 and not found.warnings, function
 
 
+@pytest.mark.parametrize("tuning", [Tuning(), Tuning(under_way=1), Tuning(blocks=2, under_way=2)], ids=str)
 @pytest.mark.parametrize(
     ("d", "page", "cache_type"),
     [(64, 16, "float16"), (128, 16, "float8_e4m3fn"), (128, 16, "float16"), (128, 1, "float16"), (128, 8, "float16")],
 )
-def test_tensor_spills_nothing_however_many_blocks_a_multiprocessor_is_to_hold(resources, d, page, cache_type):
-    [found] = resources(Build(KERNELS["tensor"], Problem(d, page, "float16", cache_type, False, 8)), "sm_90a").values()
+def test_tensor_spills_nothing_however_it_is_tuned(resources, d, page, cache_type, tuning):
+    problem = Problem(d, page, "float16", cache_type, False, 8, tuning)
+    [found] = resources(Build(KERNELS["tensor"], problem), "sm_90a").values()
     assert found.spilled == 0 and not found.warnings
 
 
-def test_four_blocks_of_tensor_with_long_rows_spill_next_to_nothing(resources):
-    problem = Problem(128, 16, "float16", "float16", False, 8, Tuning(blocks=4))
+@pytest.mark.parametrize("transposed", [False, True])
+def test_four_blocks_of_tensor_with_long_rows_spill_nothing_either(resources, transposed):
+    problem = Problem(128, 16, "float16", "float16", transposed, 8, Tuning(blocks=4, under_way=1))
     [found] = resources(Build(KERNELS["tensor"], problem), "sm_90a").values()
-    assert found.registers <= 128 and found.spilled <= 8 and not found.warnings  # before the first tile
+    assert found.registers <= 128 and found.spilled == 0 and not found.warnings
+
+
+PIECE_AFTER_PIECE = 0
 
 
 @pytest.mark.parametrize(
-    ("sequences", "tokens", "d", "page", "blocks"),
-    [(8, 4096, 128, 16, 4), (1, 4096, 128, 16, 3), (32, 4096, 128, 16, 3), (8, 4096, 128, 8, 3), (8, 8192, 64, 16, 4)],
+    ("sequences", "tokens", "d", "page", "layout", "blocks", "under_way"),
+    [
+        (1, 4096, 128, 16, "hnd", 2, 2),
+        (4, 4096, 128, 16, "hnd", 3, 1),
+        (8, 4096, 128, 16, "hnd", 4, 1),
+        (9, 4096, 128, 16, "hnd", 3, PIECE_AFTER_PIECE),
+        (8, 4096, 128, 8, "hnd", 4, 1),
+        (8, 4096, 64, 16, "hnd", 2, 2),
+        (8, 8192, 64, 16, "hnd", 4, 1),
+        (8, 16384, 64, 16, "hnd", 4, PIECE_AFTER_PIECE),
+        (4, 4096, 128, 16, "vllm", 3, 1),
+        (8, 4096, 128, 16, "vllm", 4, 1),
+        (9, 4096, 128, 16, "vllm", 2, PIECE_AFTER_PIECE),
+        (1, 4096, 256, 16, "hnd", 2, 1),
+    ],
 )
-def test_a_fourth_block_is_held_where_all_pieces_then_fit_at_once_and_where_rows_are_short(
-    sequences, tokens, d, page, blocks
+def test_a_block_has_one_piece_where_all_have_room_and_two_tiles_of_a_warp_are_under_way_where_they_are_few(
+    sequences, tokens, d, page, layout, blocks, under_way
 ):
-    asked = outlined(TimedShape("", sequences, 64, 8, d, str(tokens), page=page), "hnd")
+    asked = outlined(TimedShape("", sequences, 64, 8, d, str(tokens), page=page), layout)
     build = Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], asked))
-    assert build.macros()["BLOCKS"] == blocks
+    macros, [launch] = build.macros(), KERNELS["tensor"].launches(decode.sizes_of(asked), build.problem, 132)
+    assert (macros["BLOCKS"], macros["UNDER_WAY"]) == (blocks, under_way)
+    pieces = sequences * 8 * tokens // macros["PIECE"]
+    assert launch.grid == (min(pieces, blocks * 132) if under_way == PIECE_AFTER_PIECE else pieces)
 
 
 @pytest.mark.gpu
-def test_bytes_do_not_depend_on_how_many_blocks_a_multiprocessor_holds(gpu):
-    asked = make(Case(8, 16, 8, 128, "4096,5,700,0,130,1,2,3", layout="hnd"))
-    alone = dataclasses.replace(
-        asked, **{name: getattr(asked, name)[:1] for name in ("query", "block_tables", "seq_lens")}
+def test_bytes_depend_neither_on_company_nor_on_how_many_pieces_a_block_has(gpu):
+    asked = make(Case(9, 16, 8, 128, "4096,5,700,0,130,1,2,3,1200", layout="hnd"))
+    some, alone = (
+        dataclasses.replace(asked, **{name: getattr(asked, name)[:n] for name in ("query", "block_tables", "seq_lens")})
+        for n in (8, 1)
     )
-    builds = [Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], one)) for one in (asked, alone)]
-    assert [build.macros()["BLOCKS"] for build in builds] == [4, 3]
+    builds = [Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], one)) for one in (asked, some, alone)]
+    assert [build.problem.tuning for build in builds] == [
+        Tuning(), Tuning(blocks=4, under_way=1), Tuning(blocks=2, under_way=2)
+    ]  # fmt: skip
     with DecodeCuda("tensor") as backend:
-        out, lse = backend.decode(asked, range(8))
-        of_one = [backend.decode(asked, range(s, s + 1)) for s in range(8)]
+        out, lse = backend.decode(asked, range(9))
+        of_some = backend.decode(asked, range(8))
+        of_one = [backend.decode(asked, range(s, s + 1)) for s in range(9)]
     assert np.any(out) and out.tobytes() == b"".join(found.tobytes() for found, _ in of_one)
     assert lse.tobytes() == b"".join(found.tobytes() for _, found in of_one)
+    assert [whole[:8].tobytes() for whole in (out, lse)] == [found.tobytes() for found in of_some]
 
 
 @every_kernel

@@ -102,7 +102,7 @@ def test_any_range_of_an_output_is_read_from_its_place(path, shape, data):
 @given(shape=shapes, limit=st.integers(1, 2000))
 def test_batch_ranges_cover_each_batch_once_within_the_limit(shape, limit):
     shape = Shape(*shape)
-    ranges = shape.batch_ranges(limit)
+    ranges = list(shape.batch_ranges(limit))
     assert [b for batches in ranges for b in batches] == list(range(shape.B))
     assert all(len(batches) == 1 or len(batches) * shape.input_batch_bytes <= limit for batches in ranges)
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from support import ROOT, flashcli, leftovers
 
 from flashcli.commands.bench import command
-from flashcli.errors import UsageError
+from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.files.outputs import write_whole
 from flashcli.files.verify import reference
 from flashcli.measure import bench, peers
@@ -182,16 +182,19 @@ def test_with_a_gpu_that_is_timed(fake_gpu):
 
 def test_a_peer_that_is_not_installed_or_not_for_the_cpu(monkeypatch):
     monkeypatch.setattr(peers, "installed", lambda name: name == "triton")
-    for name, complaint in (("torch", "torch is not installed."), ("triton", "--against triton is for GPUs")):
+    for name, kind, complaint in (
+        ("torch", BackendUnavailable, "torch is not installed."),
+        ("triton", UsageError, "--against triton is for GPUs"),
+    ):
         done = CliRunner().invoke(command, [*map(str, TINY[1:]), "--against", name])
-        assert isinstance(done.exception, UsageError) and complaint in str(done.exception)
+        assert isinstance(done.exception, kind) and complaint in str(done.exception)
 
 
 def test_tensors_are_pytorchs(monkeypatch):
     monkeypatch.setattr(peers, "installed", lambda name: False)
     for option, value in (("--heads", "4"), ("--kv-heads", "1"), ("--queries", "7"), ("--layout", "qkv")):
         done = CliRunner().invoke(command, ["--shape", "2,20,8", option, value])
-        assert isinstance(done.exception, UsageError) and "torch is not installed" in str(done.exception)
+        assert isinstance(done.exception, BackendUnavailable) and "torch is not installed" in str(done.exception)
         done = CliRunner().invoke(command, ["--shape", "2,20,8", option, value, "--ladder"])
         assert f"{option} has no meaning for the ladder" in str(done.exception)
 

@@ -56,6 +56,12 @@ WAYS = {
     "jacrev": lambda f, given: torch.func.jacrev(partial(forces, f, given))(given[0].new_tensor(0.7)),
     "jacfwd of a gradient": lambda f, given: torch.func.jacfwd(partial(forces, f, given))(given[0].new_tensor(0.7)),
     "hessian": lambda f, given: torch.func.hessian(partial(scaled, f, given))(given[0].new_tensor(1.3)),
+    "jacrev of jacrev": lambda f, given: torch.func.jacrev(torch.func.jacrev(partial(scaled, f, given)))(
+        given[0].new_tensor(1.3)
+    ),
+    "jacrev three times": lambda f, given: torch.func.jacrev(
+        torch.func.jacrev(torch.func.jacrev(partial(scaled, f, given)))
+    )(given[0].new_tensor(1.3)),
     "gradient of a gradient": lambda f, given: torch.func.grad(
         lambda x: torch.func.grad(partial(scaled, f, given))(x).cos()
     )(given[0].new_tensor(1.3)),
