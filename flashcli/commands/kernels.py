@@ -38,7 +38,8 @@ from flashcli.shape import MAX_D, Shape
     type=click.Choice(list(OPERATIONS)),
     default="attention",
     show_default=True,
-    help="The ladder to show: that of `flashcli run`; without tiles, of `flashcli decode`, or what fills its cache.",
+    help="The ladder to show: that of `flashcli run`; without tiles, that of gradients, that of `flashcli decode`, or "
+    "what fills its cache.",
 )
 @click.option(
     "--shape",
@@ -71,7 +72,7 @@ def command(
     """
     if shape is not None:
         if name is not None or operation != "attention":
-            raise click.UsageError("--shape is for the choice among kernels of attention.")
+            raise click.UsageError("--shape asks which kernel of attention is chosen: leave out NAME and --operation.")
         choice = _choice(shape, causal, precision, arch)
         as_json.present(choice, "\n".join(_choice_lines(choice)), json_path)
         return

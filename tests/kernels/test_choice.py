@@ -211,8 +211,8 @@ def test_the_command_tells_why_a_kernel_is_none():
     ("arguments", "complaint"),
     [
         (["--shape", "8,1000"], "not three numbers B,N,d"),
-        (["mma", "--shape", "8,200,32"], "--shape is for the choice"),
-        (["--operation", "decode", "--shape", "8,200,32"], "--shape is for the choice"),
+        (["mma", "--shape", "8,200,32"], "leave out NAME and --operation"),
+        (["--operation", "decode", "--shape", "8,200,32"], "leave out NAME and --operation"),
         (["--shape", "8,200,32", "--arch", "x"], "'x' is not an architecture."),
         (["--shape", "8,200,32", "--arch", "sm_61", "--precision", "fp16"], "no kernel computes in fp16 on sm_61."),
     ],
