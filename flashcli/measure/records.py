@@ -8,13 +8,15 @@ import itertools
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import click
+
 from flashcli import tables
+from flashcli.files.outputs import write_whole
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure import rows as kinds
 from flashcli.measure.rows import (
@@ -582,6 +584,13 @@ def refreshed(document: Path) -> str:
     return BLOCK.sub(view, document.read_text())
 
 
-if __name__ == "__main__":  # python -m flashcli.measure.records README.md ...: bring the documents' tables up to date
-    for name in sys.argv[1:]:
-        Path(name).write_text(refreshed(Path(name)))
+@click.command()
+@click.argument("documents", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def main(documents: tuple[Path, ...]) -> None:
+    """Bring the tables in DOCUMENTS, Markdown, up to date with their records."""
+    for document in documents:
+        write_whole(document, refreshed(document))
+
+
+if __name__ == "__main__":
+    main()  # not by `flashcli.measure.scripts`, which needs this module

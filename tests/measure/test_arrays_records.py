@@ -80,6 +80,11 @@ def test_a_generation_is_drawn(tmp_path):
     assert all(f">{name}</text>" in text for name in ("naive", "flashcli", "mma", "paged", "no cache", "KV cache"))
 
 
+def test_a_document_that_is_not_there_is_wrong_usage():
+    done = python("-m", "flashcli.measure.records", "nowhere.md")
+    assert done.code == 2 and "'nowhere.md' does not exist" in done.err and "Traceback" not in done.err
+
+
 @pytest.mark.parametrize("name", ["arrays", "gpt2", "models"])
 def test_without_pytorch_the_scripts_say_so(name):
     if importlib.util.find_spec("torch"):
