@@ -24,10 +24,12 @@ from flashcli.backends.cpu_arrays import for_each, in_groups
 from flashcli.backends.tiled import Matrices, Tile, add, exceeds_float32, magnitude, tiles
 from flashcli.backends.workers import Workers
 from flashcli.operands import Backward
-from flashcli.shape import MAX_FLOAT32
+from flashcli.shape import MAX_FLOAT32, round_up
 
 Part = tuple[slice, slice, slice, slice]
-ROWS, COLUMNS = 128, 512  # of a pair of tiles, whose S, P and dS should stay in a core's second-level cache
+# Rows, and keys, of a pair of tiles, whose S, P and dS should stay in a core's second-level cache. Both passes cut at
+# the same places, for BLAS rounds otherwise in other shapes: `total` is to be the sum of the very P that it divides.
+TILE = 256
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,9 @@ def backward_arrays(asked: Backward, do: np.ndarray, dlse: np.ndarray | None, gi
             _dk_dv(terms, Tile(unit, tile.rows), dk, dv, np.float64)
 
     with closing(Workers("attention")) as workers:
-        for_each(workers, rows, list(tiles(units, call.M, call.N, ROWS, workers.count)))
+        for_each(workers, rows, list(tiles(units, call.M, call.N, TILE, workers.count)))
         terms = replace(terms, D=terms.mended)
-        for_each(workers, keys, list(tiles(units[:2], call.N, call.M, ROWS, workers.count)))
+        for_each(workers, keys, list(tiles(units[:2], call.N, call.M, TILE, workers.count)))
         if into.dbias is not None:
             of_bias = DBias(terms, asked, into.dbias, np.float64 if huge.any() else np.float32)
             for_each(workers, of_bias.compute, list(of_bias.parts()))
@@ -159,10 +161,10 @@ def _dq(terms: Terms, tile: Tile, dq: np.ndarray, dtype: type) -> None:
     """dQ of a tile of rows; the rows' ``total``, and their ``D`` mended."""
     where, N = (*tile.units, tile.rows), terms.k.shape[-2]
     if terms.last is not None:
-        N = min(N, max(int(terms.last[tile.rows.stop - 1]) + 1, 0))
+        N = min(N, round_up(max(int(terms.last[tile.rows.stop - 1]) + 1, 0), TILE))
     total, error = np.zeros((2, *dq[where].shape[:-1], 1), dtype)
     dS_K, P_K = np.zeros((2, *dq[where].shape), dtype)
-    for columns in _slices(N, COLUMNS):
+    for columns in _slices(N, TILE):
         part = terms.of(tile.units, tile.rows, columns, dtype)
         P, dS = part.P_and_dS()
         total += P.sum(axis=-1, keepdims=True)
@@ -187,9 +189,9 @@ def _dk_dv(terms: Terms, tile: Tile, dk: np.ndarray, dv: np.ndarray, dtype: type
     (*_, group, M, _), where = terms.q.shape, (*tile.units, tile.rows)
     start = 0
     if terms.last is not None:  # before it, no row sees any of these keys
-        start = min(max(tile.rows.start - int(terms.last[0]), 0), M)
+        start = min(max(tile.rows.start - int(terms.last[0]), 0), M) // TILE * TILE
     of_k, of_v = np.zeros((2, *dk[where].shape), dtype)
-    for head, rows in itertools.product(range(group), _slices(M, COLUMNS, start)):
+    for head, rows in itertools.product(range(group), _slices(M, TILE, start)):
         units = (*tile.units, slice(head, head + 1))
         part = terms.of(units, rows, tile.rows, dtype)
         P, dS = part.P_and_dS()
@@ -211,7 +213,7 @@ class DBias:
     def parts(self) -> Iterator[Part]:
         """Parts of batches, heads, rows and columns that share no sum: an axis that is summed over is taken whole."""
         call = self._asked.of
-        lengths, steps = (call.B, call.H, call.M, call.N), (1, 1, ROWS, COLUMNS)
+        lengths, steps = (call.B, call.H, call.M, call.N), (1, 1, TILE, TILE)
         yield from itertools.product(
             *(
                 _slices(length, step if n > 1 else length)
@@ -227,7 +229,7 @@ class DBias:
         for b, h in itertools.product(*(range(x.start, x.stop) for x in (batches, heads))):
             unit = tuple(slice(i, i + 1) for i in (b, *divmod(h, self._asked.of.group)))
             for i, j in itertools.product(
-                _slices(rows.stop, ROWS, rows.start), _slices(columns.stop, COLUMNS, columns.start)
+                _slices(rows.stop, TILE, rows.start), _slices(columns.stop, TILE, columns.start)
             ):
                 tile = self._terms.of(unit, i, j, self._dtype)
                 dS = tile.P_and_dS()[1] / tile.total[..., None]

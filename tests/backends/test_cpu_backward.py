@@ -48,6 +48,15 @@ def test_as_accurate_as_naive_gradients(distribution, causal):
     assert_accurate(asked, do, compute(asked, do))
 
 
+@pytest.mark.parametrize("row", [0, 120, 255, 270])
+def test_a_row_that_sees_one_key_gives_it_all_of_its_do(row):
+    """Whatever is rounded in a score of hundreds: P is divided by the sum of the same P."""
+    do, q, k, v = draw("normal", 1, 1, 1, 300, 300, 64)
+    do[:, :, np.arange(300) != row] = 0
+    _, _, dv = attention_backward(do, 100 * q, k, v, causal=True, q_start=-row)
+    np.testing.assert_allclose(dv[0, 0, 0], do[0, 0, row], rtol=1e-6)
+
+
 @pytest.mark.parametrize("bias", ["float32", "bool"])
 def test_as_accurate_with_a_bias(bias):
     do, q, k, v = draw("normal", 2, 4, 2, 97, 600, 33)
