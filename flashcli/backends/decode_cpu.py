@@ -66,15 +66,13 @@ def attend_group(
         for heads in [range(head, head + 1) for head in of_group] if asked.sparse else [of_group]:
             rows = slice(heads.start, heads.stop)
             tokens = asked.tokens_seen(s, t, heads.start)
-            answer = _attend(asked, s, t, rows, kv_head, tokens, compute)
-            if answer is not None:
-                out[t, rows], lse[t, rows] = answer
+            out[t, rows], lse[t, rows] = _attend(asked, s, t, rows, kv_head, tokens, compute)
 
 
 def _attend(
     asked: Decode, s: int, t: int, rows: slice, kv_head: int, tokens: np.ndarray | slice, compute: type
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """O and LSE of some heads of one query token that see the same tokens; None if they see none."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """O and LSE of some heads of one query token that see the same tokens; zeros and -inf where no score is above -inf."""
     Q: np.ndarray = asked.query[s, t, rows].astype(compute)
     scale = compute(asked.scale * asked.k_scale)
     position = int(asked.seq_lens[s]) - asked.T + t
@@ -93,8 +91,8 @@ def _attend(
         l = l * rescale + P.sum(axis=1, keepdims=True)
         O = O * rescale + P @ V
         m = m_new
-    if (m == -np.inf).all() and not l.any():
-        return None
+    nothing = l == 0
+    O[nothing[:, 0]], l[nothing] = 0, 1
     return O / l * compute(asked.v_scale), (m + np.log(l))[:, 0]
 
 

@@ -83,6 +83,18 @@ def test_a_block_sparse_head_that_sees_nothing_gives_zeros():
     assert not got.any() and np.isneginf(lse).all()
 
 
+def test_a_head_whose_scores_are_all_minus_infinity_gives_zeros_and_leaves_the_others_alone():
+    asked = make(dataclasses.replace(SMALL, lengths="7,5,2", layout="nhd"))
+    asked.key_cache[..., 0], asked.query[..., 0] = -1e30, 0
+    want, want_lse = answer(asked)
+    asked.query[:, :, 1, 0] = 1e20
+    got, lse = answer(asked)
+    assert not got[:, :, 1].any() and np.isneginf(lse[:, :, 1]).all()
+    others = [0, 2, 3]
+    np.testing.assert_array_equal(got[:, :, others], want[:, :, others])
+    np.testing.assert_array_equal(lse[:, :, others], want_lse[:, :, others])
+
+
 def test_a_long_sequence_comes_in_pieces(monkeypatch):
     monkeypatch.setattr(decode_cpu, "TOKENS", 16)
     check(dataclasses.replace(SMALL, lengths="5,99,64"))
