@@ -6,7 +6,6 @@ whose number is negative goes nowhere. This is vLLM's `reshape_and_cache`, and t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,9 +81,10 @@ def _shape_problem(asked: WriteKv) -> str:
     return exact_shape_problem(asked, {**given_shapes, **wanted_caches(asked, asked.D)})
 
 
+@np.errstate(over="ignore")  # what float32 has no room for is told in words
 def _scale_problem(asked: WriteKv) -> str:
     for name in ("k_scale", "v_scale"):
         scale = getattr(asked, name)
-        if not math.isfinite(scale) or scale == 0:
-            return f"{name} is {scale}, not a finite number other than 0"
+        if not np.isfinite(np.float32(scale)) or np.float32(scale) == 0:
+            return f"{name} is {scale}, in float32 not a finite number other than 0"
     return ""

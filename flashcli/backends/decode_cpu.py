@@ -72,7 +72,7 @@ def attend_group(
 def _attend(
     asked: Decode, s: int, t: int, rows: slice, kv_head: int, tokens: np.ndarray | slice, compute: type
 ) -> tuple[np.ndarray, np.ndarray]:
-    """O and LSE of some heads of one query token that see the same tokens; zeros and -inf where no score is above -inf."""
+    """O and LSE of some heads of one query token that see the same tokens: zeros and -inf if all scores are -inf."""
     Q: np.ndarray = asked.query[s, t, rows].astype(compute)
     scale = compute(asked.scale * asked.k_scale)
     position = int(asked.seq_lens[s]) - asked.T + t
