@@ -25,6 +25,13 @@ MAX_QUERY_TOKENS = 8
 CHUNK_BYTES = 16  # vLLM's layout splits keys into chunks of these
 
 
+def _to_python(frozen: object, *names: str) -> None:
+    """NumPy's short numbers become Python's: they would overflow in products, and in sums with places of tokens."""
+    for name in names:
+        if isinstance(value := getattr(frozen, name), np.generic):
+            object.__setattr__(frozen, name, value.item())
+
+
 @dataclass(frozen=True)
 class BlockSparse:
     """Which blocks of ``block_size`` tokens a head sees: the last ``local_blocks``, and every ``vert_stride``-th.
@@ -38,6 +45,9 @@ class BlockSparse:
     local_blocks: int = 0
     head_sliding_step: int = 0
     tp_rank: int = 0
+
+    def __post_init__(self) -> None:
+        _to_python(self, *vars(self))
 
     def offset(self, head: int, heads: int, kv_head: int, kv_heads: int) -> int:
         if self.head_sliding_step >= 0:
@@ -90,6 +100,9 @@ class Decode(InPages):
     scale: float = 1.0
     window: int = 0
     sparse: BlockSparse | None = None
+
+    def __post_init__(self) -> None:
+        _to_python(self, "scale", "k_scale", "v_scale", "window")
 
     @property
     def S(self) -> int:

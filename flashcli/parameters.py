@@ -11,6 +11,11 @@ from flashcli import sizes
 from flashcli.shape import Shape, shape_problem
 
 
+def is_count(text: str) -> bool:
+    """Whether it is a whole number in digits, and not so many of them that Python would refuse to read it."""
+    return text.isdecimal() and len(text) <= 10
+
+
 class BytesType(click.ParamType):
     """A number of bytes, in the grammar of `flashcli.sizes`."""
 
@@ -38,7 +43,7 @@ class DevicesType(click.ParamType):
         if value == ALL:
             return ALL
         parts = str(value).split(",")
-        if not all(part.isdecimal() for part in parts) or len({*map(int, parts)}) < len(parts):
+        if not all(map(is_count, parts)) or len({*map(int, parts)}) < len(parts):
             self.fail(f"{value!r} is neither 'all' nor different numbers of GPUs, such as 0,1.", param, context)
         return tuple(map(int, parts))
 

@@ -66,6 +66,8 @@ GOOD = np.ones((1, 2, 3), np.float32)
         (TypeError, {"bias": GOOD[0].astype(int)}, "bias must be a float32 or bool array, not int64"),
         (TypeError, {"out": [1]}, "out must be a NumPy array, not list"),
         (TypeError, {"out": np.ma.array(GOOD * 0)}, "out must not be a masked array"),
+        (UsageError, {"kernel": ["mma"]}, r"there is no kernel \['mma'\]"),
+        (ValueError, {"precision": ["fp32"]}, r"precision must be one of fp32, fp16, not \['fp32'\]"),
         (TypeError, {"causal": GOOD}, "causal must be True or False, not ndarray"),
         (ValueError, {"q": GOOD[0]}, r"q must have shape \[B, M, d\] or \[B, H, M, d\], not \[2, 3\]"),
         (ValueError, {"k": GOOD[:, :1]}, r"v must have the shape of k, \[1, 1, 3\]"),
@@ -87,6 +89,15 @@ def test_attention_refuses_a_scale_that_no_float32_holds(scale):
     with pytest.raises(ValueError, match="scale must be finite"), warnings.catch_warnings():
         warnings.simplefilter("error")
         attention(GOOD, GOOD, GOOD, scale=scale, backend="cpu")
+
+
+@pytest.mark.parametrize("scale", [np.float16(0.3), np.int8(-128)])
+def test_a_short_number_of_numpys_is_a_scale_like_others(scale):
+    q, k, v = random_qkv(3, 50, 16).transpose(1, 0, 2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        got = attention(q, k, v, scale=scale, backend="cpu")
+    assert got.tobytes() == attention(q, k, v, scale=float(scale), backend="cpu").tobytes()
 
 
 def test_attention_on_the_cpu_where_there_is_no_gpu(no_pycuda):

@@ -27,7 +27,7 @@ class HeadsType(click.ParamType):
         if isinstance(value, tuple):
             return value
         parts = str(value).strip("() ").split(",")
-        if len(parts) != 4 or not all(part.strip().isdecimal() and int(part) for part in parts):
+        if len(parts) != 4 or not all(parameters.is_count(part.strip()) and int(part) for part in parts):
             self.fail(f"{value!r} is not four numbers S,H,Hkv,D, such as 8,32,8,128.", param, context)
         return tuple(map(int, parts))
 

@@ -78,8 +78,8 @@ def command(
         if not force and os.path.isfile(path) and not standard.is_stdout(path):
             raise UsageError(f"{path!r} is there already.", "name another file, or overwrite it with --force.")
     if decode:
-        if shape or reference_path:
-            raise UsageError("--decode goes with neither --shape nor --reference.", "leave them out.")
+        if shape or reference_path or distribution != "uniform":
+            raise UsageError("--decode goes with none of --shape, --reference and --distribution.", "leave them out.")
         decode_options.make(output_path, decode, aside)
         return
     if not shape:

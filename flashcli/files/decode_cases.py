@@ -52,7 +52,7 @@ def lengths(text: str, S: int, seed: int) -> np.ndarray:
     Uniform ones are drawn from 1 to MOST; of skewed ones the first is MOST, and the others are mostly far shorter.
     """
     rng = np.random.default_rng([seed, 0])
-    if match := re.fullmatch(r"(uniform|skewed):(\d+)", text):
+    if match := re.fullmatch(r"(uniform|skewed):(\d{1,18})", text):
         most = int(match[2])
         if not 1 <= most <= MAX_INT32:
             raise UsageError(f"{text!r} are no lengths from 1 to {MAX_INT32}.", LENGTHS_HINT)
@@ -61,7 +61,7 @@ def lengths(text: str, S: int, seed: int) -> np.ndarray:
         drawn = np.maximum(1, most * rng.random(S) ** 8).astype(np.int32)
         drawn[0] = most
         return drawn
-    if not re.fullmatch(r"\d+(x\d+)?(,\d+(x\d+)?)*", text):
+    if not re.fullmatch(r"\d{1,18}(x\d{1,18})?(,\d{1,18}(x\d{1,18})?)*", text):
         raise UsageError(f"{text!r} are no lengths.", LENGTHS_HINT)
     parts = [(int(length), int(times or 1)) for length, _, times in (part.partition("x") for part in text.split(","))]
     if len(parts) == 1 and "x" not in text:

@@ -30,6 +30,7 @@ NAMES = {name: tag for tag, name in TYPES.items()}
 REQUIRED = ("query", "key_cache", "value_cache", "block_tables", "seq_lens")
 SPARSE = ("vert_stride", "block_size", "local_blocks", "head_sliding_step", "tp_rank")
 LENGTH = struct.Struct("<Q")
+BEGINNINGS = (b'{"', b"{}", b"{ ", b"{\t", b"{\r", b"{\n")  # of a header
 MAX_HEADER = 100_000_000  # bytes; the library refuses a longer one
 ALIGNMENT = 64  # of the first tensor's bytes in a file of ours, and so of those whose sizes are multiples of it
 HINT = "`flashcli generate --decode` makes such a file; docs/decode.md says what is in one."
@@ -61,7 +62,7 @@ def has_tensors(path: str | os.PathLike) -> bool:
             beginning = file.read(LENGTH.size + 2)
     except OSError:
         return False  # whoever reads it next will say why
-    if beginning[LENGTH.size :] not in (b'{"', b"{}"):
+    if beginning[LENGTH.size :] not in BEGINNINGS:
         return False
     return 2 <= LENGTH.unpack_from(beginning)[0] <= MAX_HEADER
 
@@ -72,7 +73,7 @@ class Tensors:
     def __init__(self, path: str | os.PathLike) -> None:
         self.path = os.fspath(path)
         header, self._start = self._checked_header()
-        self.metadata: dict[str, str] = header.pop("__metadata__", {})
+        self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
         self._header = header
         with explained("read", path):
             self._bytes = np.memmap(self.path, np.uint8, mode="r")

@@ -12,7 +12,7 @@ from flashcli.backends.tiled import Matrices
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.files.cut import cut
 from flashcli.kernels.types import PRECISIONS
-from flashcli.operands import ANY_STRIDES, Call, Operand, call
+from flashcli.operands import ANY_STRIDES, Call, Operand, call, checked
 from flashcli.run.arrays import attend
 from flashcli.shape import Shape
 
@@ -38,8 +38,9 @@ def attention(
     Arrays may have any strides. Where the last axis is not contiguous, or a stride is negative, a copy is computed on.
     The CPU's answers do not depend on ``batch_invariant``.
     """
-    if precision not in PRECISIONS:
+    if precision not in (*PRECISIONS,):
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+    causal, scale, q_start = checked(causal, scale, q_start)
     request = Request(backend, causal, scale, kernel, precision)
     refuse_conflicts(request)
     q, k, v = (as_it_lies(name, array) for name, array in {"q": q, "k": k, "v": v}.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import warnings
 
 import numpy as np
 import pytest
@@ -192,3 +193,22 @@ def test_the_function_names_the_argument_that_is_wrong(change, complaint):
     with pytest.raises((TypeError, ValueError)) as caught:
         flashcli.decode(**arguments(make(SMALL)) | change)
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("short", "same"),
+    [
+        ({"sliding_window": np.int8(100)}, {"sliding_window": 100}),
+        ({"scale": np.float16(0.3), "k_scale": 0.0123}, {"scale": float(np.float16(0.3)), "k_scale": 0.0123}),
+        (
+            {"block_sparse": BlockSparse(*map(np.int8, (3, 8, 1, 7, 100)))},
+            {"block_sparse": BlockSparse(3, 8, 1, 7, 100)},
+        ),
+    ],
+    ids=["window", "scale", "sparse"],
+)
+def test_short_numbers_of_numpys_do_not_overflow(short, same):
+    given = arguments(make(dataclasses.replace(SMALL, lengths="300"))) | {"scale": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert flashcli.decode(**given | short).tobytes() == flashcli.decode(**given | same).tobytes()

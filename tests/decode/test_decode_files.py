@@ -105,6 +105,15 @@ def test_what_cannot_be_decoded_is_refused_in_words(whole, tmp_path, change, tol
     assert told in str(caught.value) and "wrong.safetensors" in str(caught.value)
 
 
+def test_metadata_may_be_null_and_a_header_spread_over_lines(whole, tmp_path):
+    content = saved(tmp_path / "plain.safetensors", contents(whole)).read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8 : 8 + size]) | {"__metadata__": None}, indent=1).encode()
+    path = tmp_path / "spread.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + size :])
+    assert has_tensors(path) and read_decode(path)[0].layout == "vllm"
+
+
 @pytest.mark.parametrize(
     "metadata",
     [{"layout": "hdn"}, {"scale": "big"}, {"scale": "nan"}, {"sliding_window": "-1"}, {"vert_stride": "2.5"}],
@@ -219,3 +228,19 @@ def test_the_ladder_is_listed():
     listed = json.loads(flashcli("kernels", "--operation", "decode", "--json", "-").out)
     assert [kernel["name"] for kernel in listed] == list(KERNELS)
     assert "only listed" in flashcli("kernels", "mma", "--operation", "decode").err
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [
+        (("--sharpness", "nan"), "'nan' is not a finite number"),
+        (("--value-scale", "inf"), "'inf' is not a finite number"),
+        (("--lengths", "9" * 5000), "are no lengths"),
+        (("--distribution", "equal"), "--decode goes with none of --shape, --reference and --distribution"),
+        (("--decode", f"{'9' * 5000},1,1,8"), "is not four numbers"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_generate_refuses_what_would_make_another_file_than_asked_for(tmp_path, option, complaint):
+    done = flashcli("generate", tmp_path / "x", "--decode", "2,4,2,32", "--lengths", "5", *option)
+    assert (done.code, complaint in done.err) == (2, True) and not (tmp_path / "x").exists()

@@ -131,6 +131,7 @@ def test_what_cannot_be_written_is_refused_in_words_and_nothing_is_written(chang
         ({"key": [1.0]}, "key must be a NumPy array, not list"),
         ({"slot_mapping": SLOTS.astype(">i8")}, "slot_mapping must have this machine's byte order"),
         ({"k_scale": np.ones(2)}, r"k_scale must be a number or one float32, not float64 \[2\]"),
+        ({"value": np.ma.zeros(3, np.float32)}, "value must not be a masked array"),
         ({"v_scale": "2"}, "v_scale must be a number or one float32"),
     ],
     ids=str,
