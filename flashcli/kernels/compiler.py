@@ -192,11 +192,12 @@ def _compile_library(build: Compilable, cc: list[str], path: Path) -> ctypes.CDL
         made = os.path.join(folder, "library.so")
         command = [*cc, *options(build), str(SOURCES / build.kernel.file), "-o", made, "-lm"]
         try:
-            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         except OSError as error:
             raise BackendUnavailable(f"{cc[0]} cannot be run: {error}.", "repair the C compiler, or set CC.") from error
-        if result.returncode:
-            complaint = next(iter(result.stderr.strip().splitlines()), f"exit code {result.returncode}")
+        if result.returncode or not os.path.exists(made):
+            silent = f"exit code {result.returncode}" if result.returncode else "it has written nothing"
+            complaint = next(iter(result.stderr.strip().splitlines()), silent)
             raise BackendUnavailable(f"{cc[0]} does not compile {build.kernel.file}: {complaint}.", "is CC right?")
         cache.store(path, Path(made).read_bytes())
         return _loaded(Path(made))  # stays loaded when the file is gone

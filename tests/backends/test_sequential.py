@@ -164,6 +164,8 @@ def test_what_only_a_gpu_has_is_wrong_usage(given, tmp_path, options, message):
             "does not compile attention/00_sequential.c: no such option.",
         ),
         ("no program\n", "cannot be run"),
+        ("#!/bin/sh\nexit 0\n", "does not compile attention/00_sequential.c: it has written nothing."),
+        ("#!/bin/sh\nprintf '\\351\\n' >&2\nexit 1\n", "does not compile attention/00_sequential.c: \ufffd."),
     ],
 )
 def test_no_compiler_that_works_is_code_69(given, tmp_path, compiler, message):
