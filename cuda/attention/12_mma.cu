@@ -117,9 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
             q[x] = make_float2(left > 0 ? row[column] * scale : 0, left > 1 ? row[column + 1] * scale : 0);
             largest = fmaxf(largest, fmaxf(fabsf(q[x].x), fabsf(q[x].y)));
         }
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        q_exponent[r] = scale_exponent(largest);
+        q_exponent[r] = scale_exponent(quad_max(largest));
         const float factor = power_of_two(q_exponent[r]);
 #pragma unroll
         for (int x = 0; x < D / 8; ++x) {
@@ -211,8 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
                 const float *const pair = s[r / 2][x] + r % 2 * 2;
                 largest = fmaxf(largest, fmaxf(pair[0], pair[1]));
             }
-            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+            largest = quad_max(largest);
             const float unit = BIAS ? 1 : unit_of_S(r);
             const float m_new = fmaxf(m[r], largest * unit), shift = finite_or_zero(m_new);
             rescale[r] = exp2_fast(m[r] - shift);
@@ -255,8 +252,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     bool finite = true;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
-        l[r] += __shfl_xor_sync(~0u, l[r], 1);
-        l[r] += __shfl_xor_sync(~0u, l[r], 2);
+        l[r] = quad_sum(l[r]);
         const int i = first + 8 * r;
         if (i >= M) continue;
         const float inverse_l = inverse(a, i, l[r]), factor = given_back(inverse_l, LARGEST_P);

@@ -98,12 +98,6 @@ struct Work : Place {
     }
 };
 
-// The largest of what the lanes of a quad have.
-__device__ __forceinline__ float quad_max(float largest) {
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-    return fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-}
-
 // The scale's exponent for a row of Q, of which each lane of a quad has n numbers.
 template <int n>
 __device__ __forceinline__ int row_scale(const float *x) {
@@ -252,9 +246,7 @@ __device__ __forceinline__ void softmax(float (&S)[n], Rows &row, int k_exponent
         float largest = S[2 * r];
 #pragma unroll
         for (int j = 0; j < n / 4; ++j) largest = fmaxf(largest, fmaxf(S[4 * j + 2 * r], S[4 * j + 2 * r + 1]));
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        return fmaf(largest, factor[r], -P_BIAS);
+        return fmaf(quad_max(largest), factor[r], -P_BIAS);
     };
     float maxima[2];
     if (PAIRED) maxima[0] = maximum(0), maxima[1] = maximum(1), tell(maxima);
@@ -350,10 +342,7 @@ __device__ __forceinline__ bool give_rows(const Attention &a, Head head, int i, 
     bool finite = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        float l = sum.l[r];
-        l += __shfl_xor_sync(~0u, l, 1);
-        l += __shfl_xor_sync(~0u, l, 2);
-        const float inverse_l = inverse(a, i + 8 * r, l), factor = given_back(inverse_l, LARGEST_P);
+        const float inverse_l = inverse(a, i + 8 * r, quad_sum(sum.l[r])), factor = given_back(inverse_l, LARGEST_P);
         const float undo = power_of_two(-sum.unit.exponent);
         if (i + 8 * r >= a.M) continue;
         Magnitude magnitude;

@@ -93,9 +93,7 @@ struct Owned {
                 x[c] = make_float2(left > 0 ? row[column] : 0, left > 1 ? row[column + 1] : 0);
                 largest = fmaxf(largest, fmaxf(fabsf(x[c].x), fabsf(x[c].y)));
             }
-            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-            largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-            exponent[r] = scale_exponent(largest);
+            exponent[r] = scale_exponent(quad_max(largest));
             const float factor = power_of_two(exponent[r]);
 #pragma unroll
             for (int c = 0; c < D / 8; ++c) {
@@ -216,15 +214,8 @@ __device__ __forceinline__ void row_exponents(int (&exponent)[2], const Scores &
         float largest = 0;
 #pragma unroll
         for (int x = 0; x < PASS / 8; ++x) largest = fmaxf(largest, fmaxf(fabsf(s[x][2 * r]), fabsf(s[x][2 * r + 1])));
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
-        exponent[r] = scale_exponent(largest);
+        exponent[r] = scale_exponent(quad_max(largest));
     }
-}
-
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
 }
 
 // This thread's columns of row g + 8r of a sum, times `factor`, to memory.

@@ -181,15 +181,6 @@ __device__ __forceinline__ void add_T(float (&sum)[SUM], const float (&T)[32], f
     for (int x = 0; x < SUM; ++x) sum[x] = fmaf(D < 64 ? T[x] + T[x + 16] : T[x], x / 2 % 2 ? unit8 : unit, sum[x]);
 }
 
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(~0u, x, 1);
-    return x + __shfl_xor_sync(~0u, x, 2);
-}
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-    return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-
 // This thread's columns of row g + 8r of a sum, times `factor`, to memory.
 __device__ __forceinline__ void write(float *row, const Sum &sum, int r, float factor) {
 #pragma unroll

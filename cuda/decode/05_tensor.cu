@@ -32,8 +32,7 @@ __device__ __forceinline__ void piece_after_piece(const Decode &a) {
         prepare(a, found, works[0]);
         wait_for_copies<1>();
         __syncwarp();
-        const int token0 = first_tile(found);
-        const Tile tile = {works[0].pages.of_tile(token0), found.of.kv_head, token0, token0 < found.end};
+        const Tile tile = tile_at(works[0].pages, found, first_tile(found));
         load_keys(a, tile, keys), load_values(a, tile, values);
     }
     if (threadIdx.x == 0) {

@@ -23,8 +23,7 @@ __device__ __forceinline__ void one_piece(const Decode &a) {
     Values values[N] = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        const int token0 = first_tile(piece) + i * APART;
-        const Tile tile = {work.pages.of_tile(token0), piece.of.kv_head, token0, token0 < piece.end};
+        const Tile tile = tile_at(work.pages, piece, first_tile(piece) + i * APART);
         load_keys(a, tile, keys[i]), load_values(a, tile, values[i]);
     }
     if (threadIdx.x == 0) factor = factor_of(a), work.piece = piece;

@@ -214,9 +214,7 @@ __device__ __forceinline__ void softmax(const Decode &a, const Work &work, Score
             }
         }
         // NaN needs no care here: P and with it l are NaN where a score is.
-        float m = fmaxf(fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3])), state.m[n]);
-        m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+        float m = quad_max(fmaxf(fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3])), state.m[n]));
         if (m < state.m[n] + SLACK) m = state.m[n];
         const float shift = finite_or_zero(m), rescale = exp2_fast(state.m[n] - shift);
         state.m[n] = m;
@@ -247,8 +245,8 @@ __device__ __forceinline__ void multiply_values(const Values &values, const unsi
 }
 
 // The tile at token0, if the piece has one.
-__device__ __forceinline__ Tile tile_at(const Work &work, int token0) {
-    return {work.pages.of_tile(token0), work.piece.of.kv_head, token0, token0 < work.piece.end};
+__device__ __forceinline__ Tile tile_at(const Pages &pages, const Piece &piece, int token0) {
+    return {pages.of_tile(token0), piece.of.kv_head, token0, token0 < piece.end};
 }
 
 // A tile's keys and values go into the state, if there is `any`, and those of the next one that the registers are for, at
@@ -260,7 +258,7 @@ __device__ __forceinline__ void take_tile(const Decode &a, const Work &work, con
     // Without a tile it is of no use, but a branch would keep addresses from being computed meanwhile. Those of 16 pages are
     // too many for that.
     if (PAGE > 1 || any) multiply_keys(keys, work, s);
-    const Tile next = tile_at(of, first);
+    const Tile next = tile_at(of.pages, of.piece, first);
     load_keys(a, next, keys);
     if (any) {
         unsigned p[COLUMNS][2];
@@ -284,9 +282,7 @@ __device__ __forceinline__ void hand_in(const State &state, Meeting &meeting, fl
     const int warp = threadIdx.x / 32;
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
-        float l = state.l[n];
-        l += __shfl_xor_sync(~0u, l, 1);
-        l += __shfl_xor_sync(~0u, l, 2);
+        const float l = quad_sum(state.l[n]);
         if (lane_t() == 0) meeting.m[warp][n * 8 + lane_g()] = state.m[n], meeting.l[warp][n * 8 + lane_g()] = l;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
