@@ -85,6 +85,6 @@ def _shape_problem(asked: WriteKv) -> str:
 def _scale_problem(asked: WriteKv) -> str:
     for name in ("k_scale", "v_scale"):
         scale = getattr(asked, name)
-        if not np.isfinite(np.float32(scale)) or np.float32(scale) == 0:
+        if not 0 < abs(np.float32(scale)) < np.inf:
             return f"{name} is {scale}, in float32 not a finite number other than 0"
     return ""

@@ -66,7 +66,7 @@ def refuse_conflicts(request: Request, spelled: Callable[..., str] = as_argument
     """Refuse what does not go together, in words in which the fields are ``spelled`` as whoever asked knows them."""
     kernel, precision, on_cpu = request.kernel, request.precision, request.backend == "cpu"
     check_backend(request.backend)
-    if kernel is not None and kernel not in (*KERNELS,):
+    if kernel is not None and kernel not in tuple(KERNELS):  # which a list can be looked for in
         raise UsageError(f"there is no kernel {kernel!r}.", f"choose one of {', '.join(KERNELS)}.")
     if kernel is not None and precision not in KERNELS[kernel].precisions:
         raise UsageError(f"kernel {kernel} has no {precision}.", f"it has {', '.join(KERNELS[kernel].precisions)}.")

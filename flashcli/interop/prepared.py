@@ -13,7 +13,7 @@ from flashcli.gpu.launcher import Place, Prepared
 from flashcli.kernels.arguments import Attention, Bias, Matrix, attention
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.plan import Plan, plan
-from flashcli.kernels.types import PRECISIONS, Problem
+from flashcli.kernels.types import Problem, check_precision
 from flashcli.operands import Call, Operand
 
 ALIGNMENT = 16  # bytes on which rows start, for kernels to move four numbers at a time
@@ -35,8 +35,7 @@ def check_options(options: Options) -> None:
     """Refuse what there is not, or not for arrays on a GPU."""
     if options.backend not in ("auto", "cuda"):
         raise ValueError(f"backend must be 'auto' or 'cuda' for arrays on a GPU, not {options.backend!r}")
-    if options.precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {options.precision!r}")
+    check_precision(options.precision)
     able = [name for name, kernel in KERNELS.items() if kernel.strided]
     if options.kernel is not None and options.kernel not in able:
         raise UsageError(

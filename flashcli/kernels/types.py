@@ -21,6 +21,12 @@ PREPARE_THREADS = 256  # of a block of the pre-pass that splits K and V
 LOOK_THREADS = 256  # of a block that looks for NaN and Inf, a warp a row
 
 
+def check_precision(name: object) -> None:
+    """Refuse, by ValueError, a precision that there is not, or what is no name."""
+    if name not in tuple(PRECISIONS):  # which a list can be looked for in
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {name!r}")
+
+
 class Problem(NamedTuple):
     """What a kernel is built for: Q of shape (B, M, d), K and V (B, N, d), masked or not, ``sms`` multiprocessors.
 

@@ -11,7 +11,7 @@ from flashcli.backends.request import Request, open_backend, refuse_conflicts
 from flashcli.backends.tiled import Matrices
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.files.cut import cut
-from flashcli.kernels.types import PRECISIONS
+from flashcli.kernels.types import check_precision
 from flashcli.operands import ANY_STRIDES, Call, Operand, call, checked
 from flashcli.run.arrays import attend
 from flashcli.shape import Shape
@@ -38,8 +38,7 @@ def attention(
     Arrays may have any strides. Where the last axis is not contiguous, or a stride is negative, a copy is computed on.
     The CPU's answers do not depend on ``batch_invariant``.
     """
-    if precision not in (*PRECISIONS,):
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {precision!r}")
+    check_precision(precision)
     causal, scale, q_start = checked(causal, scale, q_start)
     request = Request(backend, causal, scale, kernel, precision)
     refuse_conflicts(request)
