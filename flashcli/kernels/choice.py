@@ -15,6 +15,7 @@ PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest fi
 TWINS = ("wgmma_short", "wgmma")  # the same arithmetic: with tiles of the same keys, they give the same bytes
 SHORT_HEAD = 8  # a score that is a sum of fewer products shows that a split number has 22 bits
 AS_FAST = 1.03  # times the least that is expected: then a launch less counts, which takes the host 4 us
+HOST = 8.5  # microseconds that a call takes the host at least: a GPU that has less to do waits for it
 SMS = 132  # multiprocessors of an H200
 FULL = 16 * SMS  # tiles of 128 rows that keep it busy
 
@@ -30,10 +31,10 @@ class Candidate(NamedTuple):
 def choose(capability: tuple[int, int], problem: Problem) -> Kernel:
     """The fastest kernel for a problem on a device of this compute capability; BackendUnavailable if there is none.
 
-    Arrays where they lie get the one that the model of `flashcli.kernels.cost` expects to be, or one that is as good as
-    that and has no pre-pass. Where a row's bytes shall not depend on its company, neither may the kernel: so it is the
-    one for `FULL` row tiles, or that one's twin. Files, whose time is that of reading and writing, go by `PREFERENCE`,
-    so that an answer keeps its bytes when a kernel becomes faster.
+    Arrays where they lie get the one that the model of `flashcli.kernels.cost` expects to be, or one without a pre-pass
+    that is as good as that, or as fast as the host. Where a row's bytes shall not depend on its company, neither may
+    the kernel: so it is the one for `FULL` row tiles, or that one's twin. Files, whose time is that of reading and
+    writing, go by `PREFERENCE`, so that an answer keeps its bytes when a kernel becomes faster.
     """
     able = [name for name in PREFERENCE if not refusal(name, capability, problem)]
     if not able:
@@ -43,7 +44,7 @@ def choose(capability: tuple[int, int], problem: Problem) -> Kernel:
         able = _invariant(able, capability, problem)
     if problem.in_place and len(able) > 1:
         expected = {name: _expected(name, problem) for name in able}
-        fast = [name for name in able if expected[name] <= AS_FAST * min(expected.values())]
+        fast = [name for name in able if expected[name] <= AS_FAST * max(HOST, min(expected.values()))]
         able = sorted(fast, key=lambda name: (Build(KERNELS[name], problem).prepares, expected[name]))
     return KERNELS[able[0]]
 

@@ -13,7 +13,7 @@ from support import ROOT, flashcli
 from flashcli import as_json
 from flashcli.kernels import cost, costs
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.choice import FULL, PREFERENCE, SHORT_HEAD, TWINS, candidates, choose
+from flashcli.kernels.choice import AS_FAST, FULL, HOST, PREFERENCE, SHORT_HEAD, TWINS, candidates, choose
 from flashcli.kernels.types import Problem
 from flashcli.measure import fit, records
 from flashcli.measure.rows import Gridded
@@ -22,7 +22,8 @@ HOPPER, AMPERE = (9, 0), (8, 0)
 GRID = ROOT / "cuda/records/grid.json"
 ROWS = records.of_kind(Gridded, records.read(GRID.read_bytes()).rows)
 CASES = list(records.by_case(row for row in ROWS if row.contender in KERNELS).values())
-ALLOWED = 1.05  # times the fastest of our kernels
+ALLOWED = 1.05  # times the fastest of our kernels; where the GPU waits for the host,
+WAITING = 1.2  # so much, for a launch less
 
 
 def on_arrays(B: int, N: int, d: int, causal: bool = False, **more: object) -> Problem:
@@ -44,7 +45,15 @@ def of_these_kernels():
 def test_the_kernel_that_is_chosen_is_within_5_percent_of_the_best_on_every_shape_of_the_record(free):
     found = fit.regrets(ROWS, batch_invariant=not free)
     assert len(found) == len(CASES)
-    assert [one for one in found if one.times > ALLOWED] == []
+    waits = {row.case for row in ROWS if row.chosen and row.seconds * 1e6 < HOST}
+    assert [one for one in found if one.times > (WAITING if one.case in waits else ALLOWED)] == []
+
+
+def test_of_tiny_calls_the_one_with_a_launch_less_is_chosen():
+    tiny = on_arrays(4, 32, 64)
+    expected = {one.name: one.microseconds for one in candidates(HOPPER, tiny) if not one.refused}
+    assert expected["wgmma"] < expected["wgmma_short"] < AS_FAST * HOST
+    assert choose(HOPPER, tiny).name == "wgmma_short"
 
 
 @pytest.mark.usefixtures("of_these_kernels")
@@ -101,7 +110,7 @@ def test_twins_are_chosen_by_B_where_they_give_the_same_bytes():
 
 
 def test_what_is_expected_to_be_fastest_is_chosen_where_the_kernel_may_depend_on_B():
-    for B, N, d in ((1, 64, 8), (4, 500, 32), (1000, 200, 64), (2, 4096, 128)):
+    for B, N, d in ((64, 256, 8), (4, 500, 32), (1000, 200, 64), (2, 4096, 128)):
         problem = on_arrays(B, N, d, batch_invariant=False)
         able = {one.name: one.microseconds for one in candidates(HOPPER, problem) if not one.refused}
         assert choose(HOPPER, problem).name == min(able, key=able.get)
