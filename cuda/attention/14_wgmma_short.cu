@@ -179,15 +179,23 @@ __device__ __forceinline__ void split_tiles(const Attention &a, const Units &uni
         arrive(&slots.full[ring.stage][values]);
     };
 
+    // To ask for a piece takes no time. To copy rows does, and the others wait for the tile that is to be split: so it is
+    // split first, but for long rows, with which that gains nothing.
+    constexpr bool SPLIT_FIRST = !DENSE && D <= 32;
     Copies copies(half, units, a);
+    const auto copy = [&] {
+        if (warp % 2 < COPYING_WARPS) copies.go_on(units, a, tiles, slots);
+    };
+    if (SPLIT_FIRST) copy();
     Ring ring;
     for (unsigned unit = blockIdx.x; unit < units.count; unit += gridDim.x)
         for (int left = CAUSAL ? min(a.N, units.work(unit, 0, a).tiles * BC) : a.N; left > 0; left -= BC, ring.next()) {
-            if (warp % 2 < COPYING_WARPS) copies.go_on(units, a, tiles, slots);
+            if (!SPLIT_FIRST) copy();
             --copies.lead;
             const int rows = min(BC, left);
             if (AT_A_TIME == 1) split(ring, rows, 0, 7), split(ring, rows, 1, 7);
             else if (AT_A_TIME == 2 || ring.odd() == warp % 2) split(ring, rows, half, 7 + half);
+            if (SPLIT_FIRST) copy();
         }
 }
 
