@@ -421,7 +421,8 @@ def argument(asked: Decode, pointers: Mapping[str, int], strides: Mapping[str, i
         **cache_strides(asked.layout, asked.Hkv, asked.page, asked.D, asked.key_cache.dtype.itemsize),
         **(strides or {}),
         "sequences": asked.S, "tokens": asked.T, "heads": asked.H, "kv_heads": asked.Hkv, "group": asked.group,
-        "pages": asked.pages, "table_width": asked.block_tables.shape[1], "window": asked.window, "scale": asked.scale,
+        "pages": asked.pages, "table_width": asked.block_tables.shape[1], "scale": asked.scale,
+        "window": min(asked.window, sizes_of(asked).room),  # where a larger one begins may be beyond what an int holds
     }  # fmt: skip
     if sparse:
         numbers |= {

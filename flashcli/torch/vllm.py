@@ -39,7 +39,8 @@ def paged_attention_v1(
     """Attention of ``query`` [S, H, D] to the cache, into ``out``, which is contiguous and like the query.
 
     ``max_seq_len`` is not needed: lengths are the GPU's to look at. ``kv_cache_dtype`` is "auto", "fp8", "fp8_e4m3" or
-    "fp8_e5m2". Raises what `flashcli.decode` does.
+    "fp8_e5m2". A cache of the query's type is read as it is, whatever the scales are. Raises what `flashcli.decode`
+    does.
 
     Source: ``paged_attention_v1`` in vLLM's ``vllm/_custom_ops.py``.
     """
@@ -55,6 +56,8 @@ def paged_attention_v1(
             blocksparse_vert_stride, blocksparse_block_size, blocksparse_local_blocks, blocksparse_head_sliding_step,
             tp_rank,
         )  # fmt: skip
+    if getattr(key_cache, "dtype", None) == getattr(query, "dtype", None):
+        k_scale = v_scale = 1.0
     decode(
         query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes=alibi_slopes, k_scale=k_scale,
         v_scale=v_scale, scale=scale, block_sparse=sparse, cache_dtype=_cache_dtype(key_cache, kv_cache_dtype), out=out,

@@ -185,6 +185,12 @@ def test_strides_lead_to_the_numbers_that_numpy_finds(layout):
     np.testing.assert_array_equal(values[at], found)
 
 
+def test_a_window_beyond_the_tables_is_as_long_as_they_have_room_so_that_no_int_overflows_in_a_kernel():
+    asked = make(Case(1, 2, 1, 64, "5", T=8))
+    given = [dataclasses.replace(asked, window=window) for window in (0, 9, 16, 17, 2**31 - 1)]
+    assert [decode.argument(one, {}).window for one in given] == [0, 9, 16, 16, 16]
+
+
 @pytest.mark.parametrize(("query_type", "kernel"), [("float16", "tensor"), ("float32", "grouped")])
 def test_without_a_name_the_fastest_kernel_that_takes_the_problem_is_built(query_type, kernel):
     assert decode.build_of(None, make(Case(1, 2, 1, 64, "5", query_type=query_type))).kernel.name == kernel

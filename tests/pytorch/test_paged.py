@@ -315,6 +315,20 @@ def test_a_gpu_gives_the_answer_of_the_cpu(on_gpu, layout, types):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("query_type", ["float16", "float32"])
+def test_lengths_that_cannot_be_are_cut_on_a_gpu_and_pages_that_there_are_not_spoil_no_other_answer(on_gpu, query_type):
+    asked = make(dataclasses.replace(SMALL, lengths="40,40,0", query_type=query_type))
+    given = to_gpu(asked)
+    given["seq_lens"] = torch.tensor([2**31 - 1, 40, -(2**31)], dtype=torch.int32).cuda()
+    check(flashcli.decode(**given, **options(asked), return_lse=True), asked)
+    given["block_tables"][0] = torch.tensor([2**31 - 1, -1, asked.pages, -(2**31), 10**9])
+    out, lse = (x.cpu() for x in flashcli.decode(**given, **options(asked), return_lse=True))
+    want, want_lse = right(asked)
+    torch.testing.assert_close(out[1:], want[1:], rtol=0, atol=2e-2)
+    torch.testing.assert_close(lse[1:], want_lse[1:], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
 def test_a_compiled_function_has_a_break_at_it(on_gpu):
     given = {name: x.cuda() for name, x in arrays(make(SMALL)).items()}
     compiled = torch.compile(lambda query: flashcli.decode(query * 2, **rest) + 1, backend="aot_eager")

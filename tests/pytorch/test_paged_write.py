@@ -209,9 +209,8 @@ def test_vllms_operators_write_and_read_a_cache_as_ours_do(kv_cache_dtype):
     padded = (torch.cat([given[name], given[name]]) for name in ("key", "value"))
     flashcli.torch.reshape_and_cache(*padded, *caches, given["slot_mapping"], kv_cache_dtype, *scales)
     check({"key_cache": caches[0], "value_cache": caches[1]}, [bits(of_ours[x]) for x in ("key_cache", "value_cache")])
-    want = flashcli.decode(
-        query, of_ours["key_cache"], of_ours["value_cache"], tables, lengths, scale=0.3, k_scale=0.5, v_scale=2.0
-    )
+    of_fp8 = {} if kv_cache_dtype == "auto" else {"k_scale": 0.5, "v_scale": 2.0}  # what else is written as it is
+    want = flashcli.decode(query, of_ours["key_cache"], of_ours["value_cache"], tables, lengths, scale=0.3, **of_fp8)
     rest = query, *caches, HEADS, 0.3, tables, lengths, PAGE, 1, None, kv_cache_dtype, *scales
     for function, ignored in ((flashcli.torch.paged_attention_v1, 0), (flashcli.torch.paged_attention_v2, 3)):
         out = torch.empty_like(query)
@@ -264,6 +263,34 @@ def test_a_gpu_writes_the_bytes_of_the_cpu(on_gpu, types, layout):
         there = {name: x.cuda() for name, x in given.items()}
         flashcli.write_kv(**there, layout=layout, k_scale=0.3, v_scale=torch.tensor(3.0, device="cuda"))
         check(there, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8_e4m3"])
+def test_vllms_operators_write_and_read_a_cache_on_a_gpu(on_gpu, kv_cache_dtype):
+    kind = torch.float16 if kv_cache_dtype == "auto" else torch.uint8
+    torch.manual_seed(0)
+    key, value = torch.randn(2, 40, HEADS, D).half()
+    chunk = 16 // kind.itemsize
+    caches = torch.zeros(5, HEADS, D // chunk, PAGE, chunk, dtype=kind), torch.zeros(5, HEADS, D, PAGE, dtype=kind)
+    query, tables = torch.randn(2, 3 * HEADS, D).half(), torch.tensor([[4, 0, 2], [1, 3, -1]]).int()
+    slots = (tables[:, :, None] * PAGE + torch.arange(PAGE)).flatten()[:40].long()
+    lengths, slopes = torch.tensor([21, 16]).int(), torch.rand(3 * HEADS)
+    found = {}
+    for device in ("cpu", "cuda"):
+        there = [x.to(device, copy=True) for x in (key, value, *caches)]
+        scales = [x.to(device) for x in (torch.tensor(0.5), torch.tensor(0.25))]
+        flashcli.torch.reshape_and_cache(*there, slots.to(device), kv_cache_dtype, *scales)
+        rest = [*(x.to(device) for x in (tables, lengths)), PAGE, 24, slopes.to(device), kv_cache_dtype, *scales]
+        out = torch.full((2, 3 * HEADS, D), torch.nan, dtype=torch.float16, device=device)
+        q = query.to(device)
+        flashcli.torch.paged_attention_v1(out, q, *there[2:], HEADS, 0.3, *rest)
+        again = torch.empty_like(out)
+        flashcli.torch.paged_attention_v2(again, None, None, None, q, *there[2:], HEADS, 0.3, *rest)
+        assert torch.equal(out, again)
+        found[device] = out.cpu(), *(x.cpu() for x in there[2:])
+    assert all(torch.equal(bits(a), bits(b)) for a, b in zip(found["cpu"][1:], found["cuda"][1:], strict=True))
+    torch.testing.assert_close(found["cuda"][0], found["cpu"][0], rtol=0, atol=4e-3)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,104 @@
+"""Paged decode on a GPU: what may be asked for together, by every kernel, and the command from file to file."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import flashcli
+
+from flashcli.backends.decode_cuda import DecodeCuda
+from flashcli.files.decode_cases import Case, generate, make
+from flashcli.kernels.decode import KERNELS, Build, problem_of
+from flashcli.measure.builds import compile_all
+from flashcli.measure.decode_judge import Answer, Judge
+from flashcli.paged import BlockSparse
+from flashcli.run import decode
+
+pytestmark = pytest.mark.gpu
+
+BUILDS = [  # what kernels are compiled for; what comes with the argument is drawn
+    Case(4, 15, 3, 64, page=16, layout="vllm"),
+    Case(4, 12, 2, 128, page=1, layout="nhd", query_type="bfloat16", cache_type="float8_e4m3fn"),
+    Case(4, 71, 1, 32, page=1024, layout="hnd", cache_type="float8_e5m2"),
+    Case(4, 10, 2, 256, page=8, layout="vllm", cache_type="float8_e4m3fn"),
+    Case(4, 7, 1, 80, page=128, layout="nhd", query_type="float32", cache_type="float8_e5m2"),
+    Case(4, 16, 2, 96, page=4, layout="hnd", query_type="float32"),
+]
+
+
+def drawn(case: Case) -> Iterator[Case]:
+    """Every option beside every other one, and sequences that are shorter than their query tokens."""
+    rng = random.Random(0)
+    for seed in range(6):
+        lengths = rng.sample([0, 1, 7, case.page, 33, 640, 1025, 1500], case.S)
+        stride, block, local, step = rng.choice([2, 3]), case.page, rng.choice([1, 2]), rng.choice([-2, 0, 3])
+        yield dataclasses.replace(
+            case, seed=seed, lengths=",".join(map(str, lengths)), T=rng.choice([1, 2, 8]), alibi=rng.random() < 0.5,
+            window=rng.choice([0, 0, 5, 600]), pages=rng.choice(["unique", "reversed"]),
+            sparse=BlockSparse(stride, block, local, step, 1) if rng.random() < 0.5 else None,
+        )  # fmt: skip
+    yield dataclasses.replace(case, lengths="0,3,40,1", T=8, window=2**31 - 1)
+
+
+@pytest.mark.parametrize("build", BUILDS, ids=lambda build: f"{build.D}, {build.page}, {build.layout}")
+def test_every_kernel_is_right_whatever_is_asked_for_together(gpu, build):
+    requests = [make(case) for case in drawn(build)]
+    builds = [[Build(kernel, problem_of(kernel, asked)) for kernel in KERNELS.values()] for asked in requests]
+    compile_all(itertools.chain(*builds))
+    for asked, some in zip(requests, builds, strict=True):
+        judge = Judge(asked)
+        assert "zeros" not in judge.void()
+        for name in (one.kernel.name for one in some if not one.kernel.refuses(one.problem)):
+            with DecodeCuda(name) as backend:
+                told = judge.problem(Answer(*backend.decode(asked, range(asked.S))))
+            assert told == "", (name, asked.seq_lens, asked.T, asked.window, asked.sparse)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_bytes_depend_neither_on_the_order_of_pages_nor_on_company(gpu, name):
+    query_type = "float16" if name == "tensor" else "float32"
+    asked = make(Case(4, 8, 2, 64, "700,3,0,1030", layout="hnd", query_type=query_type))
+    order = np.random.default_rng(1).permutation(asked.pages)
+    places = np.argsort(order).astype(np.int32)  # of each page
+    moved = dataclasses.replace(
+        asked, key_cache=asked.key_cache[order], value_cache=asked.value_cache[order],
+        block_tables=np.where(asked.block_tables < 0, -1, places[asked.block_tables]),
+    )  # fmt: skip
+    with DecodeCuda(name) as backend:
+        out, lse = backend.decode(asked, range(4))
+        elsewhere = backend.decode(moved, range(4))
+        alone = [backend.decode(asked, range(s, s + 1)) for s in range(4)]
+    assert out.any() and [x.tobytes() for x in elsewhere] == [out.tobytes(), lse.tobytes()]
+    assert out.tobytes() == b"".join(found.tobytes() for found, _ in alone)
+
+
+class FewAtOnce(DecodeCuda):
+    """A GPU whose memory holds few pages."""
+
+    at_once = 40_000
+
+
+@pytest.mark.parametrize("window", [0, 50])
+def test_a_cache_that_is_too_large_goes_through_in_groups_and_gives_the_same_bytes(gpu, tmp_path, window):
+    asked = generate(str(tmp_path / "x"), Case(6, 8, 2, 64, "40,300,0,7,1000,90", window=window))
+    assert asked.key_cache.nbytes > FewAtOnce.at_once and len(decode.groups(asked, FewAtOnce.at_once)) > 3
+    for opener, name in ((DecodeCuda, "whole"), (FewAtOnce, "grouped")):
+        decode.run(tmp_path / "x", tmp_path / name, opener)
+    assert (tmp_path / "grouped").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_the_command_has_the_cpus_answer_by_each_kernel(gpu, tmp_path: Path):
+    options = ("--lengths", "900,5,0", "--query-tokens", 2, "--alibi", "--fp8", "e4m3", "--window", 100)
+    flashcli("generate", "x", "--decode", "3,8,2,64", *options, cwd=tmp_path)
+    flashcli("decode", "x", "want", "--backend", "cpu", cwd=tmp_path)
+    for name in KERNELS:
+        done = flashcli("decode", "x", "got", "--kernel", name, cwd=tmp_path)
+        assert done.code == 0 and f"kernel {name}" in done.out and "GB/s of keys and values" in done.out, done.err
+        done = flashcli("compare", "got", "want", "--tolerance", "2e-3", cwd=tmp_path)
+        assert done.code == 0, done.out
