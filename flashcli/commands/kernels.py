@@ -44,7 +44,7 @@ from flashcli.shape import MAX_D, Shape
 @click.option(
     "--shape",
     type=parameters.SHAPE,
-    help="Tell which kernel is chosen for arrays of this B,N,d, and what time is expected of each.",
+    help="Tell which kernel is chosen for arrays of this B,N,d, why, and what time is expected of each.",
 )
 @click.option("--causal", is_flag=True, help="With --shape: row i of Q sees rows 0 to i of K only.")
 @click.option(
@@ -93,7 +93,7 @@ def command(
 
 def _choice(shape: Shape, causal: bool, precision: str, arch: str | None) -> dict[str, Any]:
     """Which kernels are chosen for a shape on an architecture, and what is expected of each."""
-    from flashcli.kernels.choice import candidates, choose
+    from flashcli.kernels.choice import candidates, choose, why
 
     arch = arch or _arch_here() or "sm_90a"
     capability = _capability(arch)
@@ -109,7 +109,7 @@ def _choice(shape: Shape, causal: bool, precision: str, arch: str | None) -> dic
         for one in candidates(capability, problem)
     ]
     asked = {"B": B, "N": N, "d": d, "causal": causal, "precision": precision, "arch": arch}
-    return asked | chosen | {"kernels": expected}
+    return asked | chosen | {"why": why(capability, problem)} | {"kernels": expected}
 
 
 def _choice_lines(choice: dict[str, Any]) -> Iterator[str]:
@@ -119,6 +119,7 @@ def _choice_lines(choice: dict[str, Any]) -> Iterator[str]:
     for one in choice["kernels"]:
         time = one["microseconds"]
         yield f"  {one['name']:{width}}  " + (one["refused"] or ("unknown" if time is None else _time(time)))
+    yield "{chosen} {why}.".format(**choice)
     yield "Times are those that the model of flashcli/kernels/cost.py expects on an H200."
     if choice["chosen_by_B"] != choice["chosen"]:
         yield f"With batch_invariant=False, where the kernel may depend on B, it is {choice['chosen_by_B']}."

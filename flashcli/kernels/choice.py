@@ -49,6 +49,19 @@ def choose(capability: tuple[int, int], problem: Problem) -> Kernel:
     return KERNELS[able[0]]
 
 
+def why(capability: tuple[int, int], problem: Problem) -> str:
+    """Why `choose` takes the kernel that it does for arrays, as the rest of a sentence that begins with its name."""
+    able = [name for name in PREFERENCE if not refusal(name, capability, problem)]
+    fastest = min(able, key=lambda name: _expected(name, problem))
+    if len(able) == 1:
+        return "is the only one that may compute this"
+    if choose(capability, problem).name == fastest:
+        return "is expected to be the fastest"
+    if problem.batch_invariant and fastest not in _invariant(able, capability, problem):
+        return f"has the bytes of the best kernel for large batches, which {fastest} has not"
+    return f"is expected to be as fast as {fastest} or as the host ({HOST} us), and has no pre-pass to launch"
+
+
 def _invariant(able: list[str], capability: tuple[int, int], problem: Problem) -> list[str]:
     """Those that give the bytes of the best one for `FULL` row tiles that are dense and aligned."""
     many = ceil_div(FULL, ceil_div(problem.M, 128))

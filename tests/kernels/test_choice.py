@@ -217,6 +217,20 @@ def test_the_command_tells_why_a_kernel_is_none():
 
 
 @pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ("8,1000,7", "register_tiled is the only one that may compute this."),
+        ("8,1000,32", "wgmma is expected to be the fastest."),
+        ("4,32,64", "wgmma_short is expected to be as fast as wgmma or as the host (8.5 us), and has no pre-pass to"),
+        ("1,1,80", "register_tiled has the bytes of the best kernel for large batches, which wgmma has not."),
+    ],
+)
+def test_the_command_tells_why_a_kernel_is_chosen(shape, why):
+    done = flashcli("kernels", "--shape", shape, "--arch", "sm_90a")
+    assert any(line.startswith(why) for line in done.out.splitlines()), done.out
+
+
+@pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["--shape", "8,1000"], "not three numbers B,N,d"),
