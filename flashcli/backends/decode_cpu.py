@@ -72,28 +72,31 @@ def attend_group(
 def _attend(
     asked: Decode, s: int, t: int, rows: slice, kv_head: int, tokens: np.ndarray | slice, compute: type
 ) -> tuple[np.ndarray, np.ndarray]:
-    """O and LSE of some heads of one query token that see the same tokens: zeros and -inf if all scores are -inf."""
+    """O and LSE of some heads of one query token that see the same tokens: zeros and -inf if all scores are -inf.
+
+    Products of matrices are computed in ``compute``, and what is between them, D times fewer numbers, in float64.
+    """
     Q: np.ndarray = asked.query[s, t, rows].astype(compute)
-    scale = compute(asked.scale * asked.k_scale)
+    scale = asked.scale * asked.k_scale
     position = int(asked.seq_lens[s]) - asked.T + t
-    m: np.ndarray = np.full((len(Q), 1), -np.inf, compute)
-    l, O = np.zeros_like(m), np.zeros_like(Q)
+    m: np.ndarray = np.full((len(Q), 1), -np.inf)
+    l, O = np.zeros_like(m), np.zeros_like(Q, np.float64)
     for some in _pieces(tokens):
         K, V = gather(asked, s, kv_head, some, compute)
-        S = Q @ K.T
-        S *= scale  # not Q: that would round D numbers instead of one
+        S = (Q @ K.T).astype(np.float64)
+        S *= scale
         if asked.alibi_slopes is not None:
-            S += asked.alibi_slopes[rows, None].astype(compute) * (some - position).astype(compute)
+            S += asked.alibi_slopes[rows, None].astype(np.float64) * (some - position)
         m_new = np.maximum(m, S.max(axis=1, keepdims=True))
-        shift = np.where(m_new == -np.inf, compute(0), m_new)  # -inf - -inf would be NaN where exp(-inf) = 0 is meant
+        shift = np.where(m_new == -np.inf, 0, m_new)  # -inf - -inf would be NaN where exp(-inf) = 0 is meant
         P = np.exp(S - shift)
         rescale = np.exp(m - shift)
         l = l * rescale + P.sum(axis=1, keepdims=True)
-        O = O * rescale + P @ V
+        O = O * rescale + P.astype(compute) @ V
         m = m_new
     nothing = l == 0
     O[nothing[:, 0]], l[nothing] = 0, 1
-    return O / l * compute(asked.v_scale), (m + np.log(l))[:, 0]
+    return O / l * asked.v_scale, (m + np.log(l))[:, 0]
 
 
 def _pieces(tokens: np.ndarray | slice) -> Iterator[np.ndarray]:
