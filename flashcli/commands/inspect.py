@@ -40,15 +40,27 @@ def _inspect_decode(path: str, json_path: str | None) -> None:
     from flashcli.files.decode_file import read_decode
     from flashcli.run.decode import what
 
-    asked, _ = read_decode(path)
+    asked, _ = read_decode(path, options.notice)
     record = what(asked)
     told = (
         "(S, T, H, Hkv, D): ({S}, {T}, {H}, {Hkv}, {D})\n"
         "sequences: {tokens} tokens, {shortest} to {longest} each\n"
         "cache: {pages} pages of {page} tokens of {cache_type} ({layout}), {cache_bytes} bytes of it used\n"
-        "queries: {query_type}"
+        "queries: {query_type}, scale {scale:.7g}"
     )
-    as_json.present(record, told.format(**record), json_path)
+    as_json.present(record, told.format(**record) + "".join(f", {one}" for one in _besides(record)), json_path)
+
+
+def _besides(record: dict) -> Iterator[str]:
+    """What else a file asks for, that most do not."""
+    if record["alibi"]:
+        yield "ALiBi"
+    if record["sliding_window"]:
+        yield "a window of {sliding_window}".format(**record)
+    if sparse := record["block_sparse"]:
+        yield "block-sparse ({})".format(", ".join(f"{name} {value}" for name, value in sparse.items()))
+    if (record["k_scale"], record["v_scale"]) != (1, 1):
+        yield "k_scale {k_scale:.7g}, v_scale {v_scale:.7g}".format(**record)
 
 
 def _lines(record: dict, header_only: bool) -> Iterator[str]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import reprlib
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,11 @@ TYPES = {
 }  # fmt: skip
 NAMES = {name: tag for tag, name in TYPES.items()}
 REQUIRED = ("query", "key_cache", "value_cache", "block_tables", "seq_lens")
+SCALES = ("k_scale", "v_scale")
+OPTIONAL = ("alibi_slopes", *SCALES)
 SPARSE = ("vert_stride", "block_size", "local_blocks", "head_sliding_step", "tp_rank")
+METADATA = ("layout", "scale", "sliding_window", *SPARSE)
+SAID_BY_OTHERS = "format"  # metadata that PyTorch's users write: the library that a file was saved by
 LENGTH = struct.Struct("<Q")
 BEGINNINGS = (b'{"', b"{}", b"{ ", b"{\t", b"{\r", b"{\n")  # of a header
 MAX_HEADER = 100_000_000  # bytes; the library refuses a longer one
@@ -114,8 +119,13 @@ class Tensors:
                 return json.loads(file.read(size)), LENGTH.size + size
 
 
-def read_decode(path: str | os.PathLike) -> tuple[Decode, tuple[int, ...]]:
-    """What a file asks for, checked, and the shape of its query as the file has it: [S, H, D], or [S, T, H, D]."""
+def read_decode(
+    path: str | os.PathLike, notice: Callable[[str], None] = lambda text: None
+) -> tuple[Decode, tuple[int, ...]]:
+    """What a file asks for, checked, and the shape of its query as the file has it: [S, H, D], or [S, T, H, D].
+
+    ``notice`` is told of what has a name that means nothing here, such as one that is spelled wrong.
+    """
     tensors = Tensors(path)
     if missing := [name for name in REQUIRED if name not in tensors]:
         raise BadInput(f"{tensors.path!r} has no tensor {missing[0]}.", HINT)
@@ -123,10 +133,14 @@ def read_decode(path: str | os.PathLike) -> tuple[Decode, tuple[int, ...]]:
     arrays: dict[str, Any] = {name: tensors[name] for name in REQUIRED[1:]}
     if "alibi_slopes" in tensors:
         arrays["alibi_slopes"] = tensors["alibi_slopes"]
-    scales: dict[str, Any] = {name: _number_of(tensors, name) for name in ("k_scale", "v_scale") if name in tensors}
+    scales: dict[str, Any] = {name: _number_of(tensors, name) for name in SCALES if name in tensors}
     asked = Decode(query[:, None] if query.ndim == 3 else query, **arrays, **scales, **_metadata(tensors, query.shape))
     if wrong := problem(asked):
         raise BadInput(f"{tensors.path!r} cannot be decoded: {wrong}.", HINT)
+    for name in sorted({*tensors} - {*REQUIRED, *OPTIONAL}):
+        notice(f"{tensors.path!r} has a tensor {name}, which means nothing here: it is left out.")
+    for name in sorted({*tensors.metadata} - {*METADATA, SAID_BY_OTHERS}):
+        notice(f"{tensors.path!r} has {name} in its metadata, which means nothing here: it is left out.")
     return asked, query.shape
 
 
@@ -149,12 +163,12 @@ def _metadata(tensors: Tensors, query_shape: tuple[int, ...]) -> dict[str, Any]:
         except ValueError:
             wanted = "a whole number" if kind is int else "a number"
             raise BadInput(
-                f"{tensors.path!r} has {name} = {given[name]!r} in its metadata, not {wanted}.", HINT
+                f"{tensors.path!r} has {name} = {reprlib.repr(given[name])} in its metadata, not {wanted}.", HINT
             ) from None
 
     layout = given.get("layout", "vllm")
     if layout not in LAYOUTS:
-        raise BadInput(f"{tensors.path!r} has layout {layout!r}, not {', '.join(LAYOUTS)}.", HINT)
+        raise BadInput(f"{tensors.path!r} has layout {reprlib.repr(layout)}, not {', '.join(LAYOUTS)}.", HINT)
     sparse: dict[str, Any] = {name: number(name, 0) for name in SPARSE}
     return {
         "layout": layout,

@@ -53,16 +53,17 @@ def run(
     output_path: str | os.PathLike,
     opener: Callable[[], AbstractContextManager],
     progress: Callable[[int], AbstractContextManager] = lambda total: nullcontext(lambda count: None),
+    notice: Callable[[str], None] = lambda text: None,
 ) -> dict[str, object]:
     """Decode one file into another; returns the record of what was done and how long it took.
 
     ``progress(total)``, in bytes of keys and values, is a context manager that gives a function to be told of those
-    that are done with.
+    that are done with; ``notice`` is told of what in the file means nothing.
     """
     timeline = Timeline()
     check_distinct(input_path, output_path)
     with timeline.measure("input"):
-        asked, query_shape = read_decode(input_path)
+        asked, query_shape = read_decode(input_path, notice)
     with create_answer(output_path, asked.query.dtype.name, query_shape) as sink:
         with timeline.measure("computation"):
             opened = opener()
@@ -109,6 +110,8 @@ def what(asked: Decode) -> dict[str, object]:
         "pages": asked.pages, "layout": asked.layout, "query_type": asked.query.dtype.name,
         "cache_type": asked.key_cache.dtype.name, "shortest": int(lengths.min()), "longest": int(lengths.max()),
         "tokens": int(lengths.astype(np.int64).sum()), "cache_bytes": asked.used_bytes(),
+        "scale": asked.scale, "k_scale": asked.k_scale, "v_scale": asked.v_scale, "sliding_window": asked.window,
+        "alibi": asked.alibi_slopes is not None, "block_sparse": asked.sparse and vars(asked.sparse),
     }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from flashcli.files.decode_cases import Case, generate, make
 from flashcli.files.decode_file import Tensors, has_tensors, read_decode
 from flashcli.files.decode_verify import compare_answers
 from flashcli.kernels.decode import KERNELS
+from flashcli.paged import BlockSparse
 
 SMALL = Case(2, 4, 2, 32, "20,5", page=8, query_type="float32")
 
@@ -112,6 +113,38 @@ def test_metadata_may_be_null_and_a_header_spread_over_lines(whole, tmp_path):
     path = tmp_path / "spread.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + size :])
     assert has_tensors(path) and read_decode(path)[0].layout == "vllm"
+
+
+def test_what_has_a_name_that_means_nothing_is_told(whole, tmp_path):
+    tensors = contents(whole) | {"alibi_slope": np.ones(4, np.float32)}
+    metadata = {"sliding_windw": "5", "format": "pt", "layout": "vllm"}
+    path = saved(tmp_path / "x", tensors, metadata)
+    for command in (["decode", path, tmp_path / "y", "--backend", "cpu"], ["inspect", path]):
+        done = flashcli(*command)
+        assert done.code == 0 and done.err.splitlines() == [
+            f"Notice: '{path}' has a tensor alibi_slope, which means nothing here: it is left out.",
+            f"Notice: '{path}' has sliding_windw in its metadata, which means nothing here: it is left out.",
+        ]
+
+
+def test_inspect_says_all_that_a_file_asks_for(tmp_path):
+    sparse = BlockSparse(3, 16, 1, -1)
+    generate(
+        str(tmp_path / "x"), Case(2, 4, 2, 32, "20,5", alibi=True, window=7, sparse=sparse, cache_type="float8_e5m2")
+    )
+    shown = flashcli("inspect", tmp_path / "x").out.splitlines()[-1]
+    assert shown == (
+        "queries: float16, scale 0.1767767, ALiBi, a window of 7, block-sparse (vert_stride 3, block_size 16, "
+        "local_blocks 1, head_sliding_step -1, tp_rank 0), k_scale 0.5, v_scale 0.25"
+    )
+    record = json.loads(flashcli("inspect", tmp_path / "x", "--json", "-").out)
+    assert record["block_sparse"]["vert_stride"] == 3 and record["alibi"] and record["sliding_window"] == 7
+
+
+def test_a_number_of_metadata_that_is_none_is_not_told_at_length(whole, tmp_path):
+    with pytest.raises(BadInput) as caught:
+        read_decode(saved(tmp_path / "wrong.safetensors", contents(whole), {"tp_rank": "9" * 5000}))
+    assert "tp_rank = '9999" in str(caught.value) and len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
