@@ -6,15 +6,21 @@ Slots that no sequence uses hold NaN and unused places of the tables -1, so that
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from flashcli.errors import UsageError
 from flashcli.files.decode_file import TensorWriter, dtype, metadata
-from flashcli.paged import FP8_TYPES, LAYOUTS, BlockSparse, Decode, cache_shapes, problem
+from flashcli.paged import CHUNK_BYTES, FP8_TYPES, LAYOUTS, BlockSparse, Decode, cache_shapes, problem
 from flashcli.shape import MAX_INT32, ceil_div
 
+CACHES = ("key_cache", "value_cache")
+STEP = 2**22  # numbers that are drawn at a time
+LARGEST_DRAWN = 8.0  # of numbers of the normal distribution: in 10^15 there is one beyond
+MAX_FLOAT16 = 65504.0
+MAX_BFLOAT16 = 2.0**127 * (2 - 2**-7)
 LENGTHS_HINT = "say 4096, a list such as 131072,64x255, uniform:2000 or skewed:100000."
 
 
@@ -74,25 +80,43 @@ def lengths(text: str, S: int, seed: int) -> np.ndarray:
 
 def make(case: Case) -> Decode:
     """The arrays of a case, in memory."""
+    asked = _outlined(case)
+    caches = {name: np.empty(getattr(asked, name).shape, asked.key_cache.dtype) for name in CACHES}
+    for name, first, some in _drawn_pages(case, asked):
+        caches[name][first : first + len(some)] = some
+    return replace(asked, key_cache=caches["key_cache"], value_cache=caches["value_cache"])
+
+
+def _outlined(case: Case) -> Decode:
+    """A case with caches that take no memory, for they hold nothing."""
     seq_lens = lengths(case.lengths, case.S, case.seed)
     tables, pages = _tables(case, seq_lens)
     rng = np.random.default_rng([case.seed, 1])
     kind = dtype(case.cache_type or case.query_type)
+    if case.layout == "vllm" and case.D % (x := CHUNK_BYTES // kind.itemsize):
+        raise UsageError(f"layout vllm has chunks of {x}, which do not divide {case.D}.", "choose nhd or hnd.")
+    _check_size("sharpness", case.sharpness, case.query_type)
+    if kind.name not in FP8_TYPES:
+        _check_size("value scale", case.value_scale, kind.name)
     query = rng.standard_normal((case.S, case.T, case.H, case.D), np.float32) * np.float32(case.sharpness)
-    used = _used_slots(case, seq_lens, tables, pages)
-    fp8 = kind.name in FP8_TYPES  # of small range: what is stored is about as large whatever it stands for
-    scales = {"k_scale": 0.5, "v_scale": case.value_scale / 4} if fp8 else {"k_scale": 1.0, "v_scale": 1.0}
-    key_cache = _in_layout(_cache(case, kind, used, 2, 1 / scales["k_scale"]), case.layout, "key")
-    value_cache = _in_layout(_cache(case, kind, used, 3, case.value_scale / scales["v_scale"]), case.layout, "value")
+    shapes = cache_shapes(case.layout, pages, case.Hkv, case.page, case.D, kind.itemsize)
+    k_scale, v_scale = (0.5, case.value_scale / 4) if kind.name in FP8_TYPES else (1.0, 1.0)
     slopes = 2.0 ** (-8.0 * np.arange(1, case.H + 1) / case.H)  # as ALiBi has them for a power of two heads
+    keys, values = (np.broadcast_to(np.zeros((), kind), shape) for shape in shapes)
     asked = Decode(
-        query.astype(dtype(case.query_type)), key_cache, value_cache, tables, seq_lens,
-        alibi_slopes=slopes.astype(np.float32) if case.alibi else None, layout=case.layout, scale=case.D**-0.5,
-        window=case.window, sparse=case.sparse, **scales,
+        query.astype(dtype(case.query_type)), keys, values, tables, seq_lens,
+        slopes.astype(np.float32) if case.alibi else None, k_scale, v_scale, case.layout, case.D**-0.5, case.window,
+        case.sparse,
     )  # fmt: skip
     if wrong := problem(asked):
         raise UsageError(f"such a file cannot be made: {wrong}.", "see docs/decode.md.")
     return asked
+
+
+def _check_size(name: str, factor: float, kind: str) -> None:
+    """Refuse a factor on normal numbers that makes some of them infinite."""
+    if factor * LARGEST_DRAWN > (MAX_FLOAT16 if kind == "float16" else MAX_BFLOAT16):
+        raise UsageError(f"{kind} has no room for numbers of a {name} of {factor:g}.", "choose a smaller one.")
 
 
 def _tables(case: Case, seq_lens: np.ndarray) -> tuple[np.ndarray, int]:
@@ -119,48 +143,55 @@ def _used_slots(case: Case, seq_lens: np.ndarray, tables: np.ndarray, pages: int
     return used
 
 
-def _cache(case: Case, kind: np.dtype, used: np.ndarray, stream: int, factor: float) -> np.ndarray:
-    """Numbers [pages, page, Hkv, D], some pages at a time: all in float32 would take far more room than the answer."""
-    cache = np.empty((*used.shape, case.Hkv, case.D), kind)
-    rng = np.random.default_rng([case.seed, stream])
-    step = max(1, 2**22 // (case.page * case.Hkv * case.D))
-    for first in range(0, len(cache), step):
-        some = slice(first, first + step)
-        drawn = rng.standard_normal(cache[some].shape, np.float32) * np.float32(factor)
-        drawn[~used[some]] = np.nan
-        cache[some] = drawn.astype(kind)
-    return cache
+def _drawn_pages(case: Case, asked: Decode) -> Iterator[tuple[str, int, np.ndarray]]:
+    """The caches, some pages at a time: the name of one, which page is the first, and the pages as the layout has them.
+
+    What stands for one of fp8, of small range, is about as large whatever its scale is.
+    """
+    kind = asked.key_cache.dtype
+    fp8 = kind.name in FP8_TYPES
+    used = _used_slots(case, asked.seq_lens, asked.block_tables, asked.pages)
+    step = max(1, STEP // (case.page * case.Hkv * case.D))
+    for stream, (name, factor) in enumerate(zip(CACHES, (2.0, 4.0) if fp8 else (1.0, case.value_scale), strict=True)):
+        rng = np.random.default_rng([case.seed, 2 + stream])
+        for first in range(0, asked.pages, step):
+            some = used[first : first + step]
+            drawn = rng.standard_normal((*some.shape, case.Hkv, case.D), np.float32) * np.float32(factor)
+            drawn[~some] = np.nan
+            yield name, first, _in_layout(drawn.astype(kind), case.layout, name)
 
 
-def _in_layout(cache: np.ndarray, layout: str, which: str) -> np.ndarray:
+def _in_layout(cache: np.ndarray, layout: str, name: str) -> np.ndarray:
     """[pages, page, Hkv, D] in one of `LAYOUTS`."""
     assert layout in LAYOUTS
     if layout == "nhd":
         return cache
     if layout == "hnd":
         return np.ascontiguousarray(cache.transpose(0, 2, 1, 3))
+    if name == "value_cache":
+        return np.ascontiguousarray(cache.transpose(0, 2, 3, 1))
     pages, page, Hkv, D = cache.shape
-    keys, values = cache_shapes("vllm", pages, Hkv, page, D, cache.dtype.itemsize)
-    if which == "value":
-        return np.ascontiguousarray(cache.transpose(0, 2, 3, 1)).reshape(values)
-    if D % keys[-1]:
-        raise UsageError(f"layout vllm has chunks of {keys[-1]}, which do not divide {D}.", "choose nhd or hnd.")
+    keys, _ = cache_shapes("vllm", pages, Hkv, page, D, cache.dtype.itemsize)
     chunks = cache.reshape(pages, page, Hkv, *keys[2::2])
     return np.ascontiguousarray(chunks.transpose(0, 2, 3, 1, 4))
 
 
 def generate(path: str, case: Case) -> Decode:
-    """Write a case to a file; returns its arrays."""
-    asked = make(case)
-    arrays = {name: getattr(asked, name) for name in ("key_cache", "value_cache", "block_tables", "seq_lens")}
-    arrays = {"query": asked.query if case.T > 1 else asked.query[:, 0], **arrays}
+    """Write a case to a file, a part of its caches at a time; returns it with caches that hold nothing."""
+    asked = _outlined(case)
+    whole = {"block_tables": asked.block_tables, "seq_lens": asked.seq_lens}
     if asked.alibi_slopes is not None:
-        arrays["alibi_slopes"] = asked.alibi_slopes
+        whole["alibi_slopes"] = asked.alibi_slopes
     if asked.key_cache.dtype.name in FP8_TYPES:
-        arrays |= {name: np.array([getattr(asked, name)], np.float32) for name in ("k_scale", "v_scale")}
+        whole |= {name: np.array([getattr(asked, name)], np.float32) for name in ("k_scale", "v_scale")}
+    query = asked.query if case.T > 1 else asked.query[:, 0]
+    arrays = {"query": query, **{name: getattr(asked, name) for name in CACHES}, **whole}
     kinds = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
     with TensorWriter(path, kinds, metadata(asked)) as file:
-        for name, array in arrays.items():
+        file.write("query", query)
+        for name, first, some in _drawn_pages(case, asked):
+            file.write(name, some, first * some[0].size)
+        for name, array in whole.items():
             file.write(name, array)
         file.commit()
     return asked

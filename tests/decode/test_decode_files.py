@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import flashcli, write_input
 
+from flashcli.backends.decode_cpu import DecodeCpu
 from flashcli.errors import BadInput
+from flashcli.files import decode_cases
 from flashcli.files.decode_cases import Case, generate, make
 from flashcli.files.decode_file import Tensors, has_tensors, read_decode
 from flashcli.files.decode_verify import compare_answers
@@ -215,6 +219,42 @@ def test_lengths_that_cannot_be_are_wrong_usage(tmp_path, text):
 def test_what_is_drawn_is_finite(tmp_path, option):
     done = flashcli("generate", tmp_path / "x", "--decode", "3,4,2,16", option, "nan")
     assert done.code == 2 and "is not a finite number" in done.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--value-scale", "1e4"), ("--sharpness", "1e300"), ("--type", "bfloat16", "--value-scale", "1e38"),
+     ("--fp8", "e4m3", "--value-scale", "1e300"), ("--type", "float32", "--fp8", "e5m2", "--sharpness", "1e38")],
+    ids=str,
+)  # fmt: skip
+def test_what_numbers_have_no_room_for_is_not_drawn(tmp_path, options):
+    flashcli("generate", "x", "--decode", "3,4,2,16", *options, cwd=tmp_path).assert_error(
+        2, "scale" if "--value-scale" in options else "sharpness"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("cache", ["", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1000.0])
+def test_values_may_be_of_any_size_that_there_is_room_for(cache, scale):
+    asked = make(Case(2, 4, 2, 32, "20,5", value_scale=scale, query_type="float32", cache_type=cache))
+    with DecodeCpu() as backend:
+        out, _ = backend.decode(asked, range(2))
+    assert np.isfinite(out).all() and abs(out).max() <= 6 * scale and (scale == 0 or abs(out).max() > scale / 3)
+
+
+def test_a_file_is_made_a_part_at_a_time(tmp_path, monkeypatch):
+    case = dataclasses.replace(SMALL, lengths="20000,20000", D=128)
+    monkeypatch.setattr(decode_cases, "STEP", 2**14)
+    tracemalloc.start()
+    generate(tmp_path / "x", case)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    size = (tmp_path / "x").stat().st_size
+    assert peak < size / 8 > 2**20
+    made, read = make(case), read_decode(tmp_path / "x")[0]
+    for name in ("key_cache", "value_cache"):
+        assert getattr(made, name).tobytes() == getattr(read, name).tobytes()
 
 
 def test_bad_input_writes_nothing_and_leaves_what_is_there(whole, tmp_path):
