@@ -7,6 +7,10 @@ import click
 from flashcli import as_json, parameters
 from flashcli.commands import options, standard
 
+ANSWER = """out: {shape} of {type}, {out_min:.7g} to {out_max:.7g}
+lse: {lse_min:.7g} to {lse_max:.7g}, -inf of {see_nothing} queries that see nothing
+NaN or Inf: {nonfinite}"""
+
 
 @click.command(
     epilog=options.examples(
@@ -22,7 +26,7 @@ def command(path: str, header_only: bool, json_path: str | None) -> None:
     """Show the shape of an input file, the range of its values, and whether it keeps to the course's bounds.
 
     FILE can be -, which is stdin. Of an input file of `flashcli decode`, whose cache may be larger than memory, sizes
-    and lengths are shown.
+    and lengths are shown; of its answer, the range of values.
     """
     from flashcli.files.decode_file import has_tensors
     from flashcli.files.summary import summarise
@@ -38,8 +42,12 @@ def command(path: str, header_only: bool, json_path: str | None) -> None:
 
 def _inspect_decode(path: str, json_path: str | None) -> None:
     from flashcli.files.decode_file import read_decode
+    from flashcli.files.decode_verify import summarise_answer
     from flashcli.run.decode import what
 
+    if answer := summarise_answer(path):
+        as_json.present(answer, ANSWER.format(**answer), json_path)
+        return
     asked, _ = read_decode(path, options.notice)
     record = what(asked)
     told = (

@@ -1,4 +1,4 @@
-"""Are two answers of paged decode alike? Their files compared, `out` and `lse`."""
+"""Answers of paged decode: what is in the file of one, and whether two are alike, `out` and `lse`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,22 @@ from flashcli.files.verify import Comparison
 
 ANSWER = ("out", "lse")
 HINT = "name two files that `flashcli decode` has written for the same input."
+
+
+def summarise_answer(path: str | os.PathLike) -> dict[str, object] | None:
+    """Of a file with an answer, and no question: its shape and type, and the ranges of its finite numbers."""
+    tensors = Tensors(path)
+    if "query" in tensors or any(name not in tensors for name in ANSWER):
+        return None
+    out, lse = (tensors[name] for name in ANSWER)
+    record: dict[str, object] = {"shape": list(out.shape), "type": out.dtype.name}
+    for name, array in (("out", out.astype(np.float32)), ("lse", lse)):
+        finite = array[np.isfinite(array)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+        record |= {f"{name}_min": low, f"{name}_max": high}
+    empty = np.isneginf(lse)
+    nonfinite = out.size - int(np.isfinite(out).sum()) + int((~np.isfinite(lse) & ~empty).sum())
+    return record | {"nonfinite": nonfinite, "see_nothing": int(empty.sum())}
 
 
 def compare_answers(

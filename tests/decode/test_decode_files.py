@@ -282,6 +282,19 @@ def test_decode_inspect_and_compare(whole, tmp_path):
     flashcli("compare", whole, mine).assert_error(65, "no tensor out")
 
 
+def test_inspect_knows_an_answer(tmp_path):
+    out = np.array([[[1.0, -2.0], [np.nan, np.inf]], [[0.0, 0.0], [3.0, 4.5]]], np.float16)
+    lse = np.array([[1.5, 2.0], [-np.inf, -3.25]], np.float32)
+    path = saved(tmp_path / "y", {"out": out, "lse": lse})
+    assert flashcli("inspect", path).out.splitlines() == [
+        "out: [2, 2, 2] of float16, -2 to 4.5", "lse: -3.25 to 2, -inf of 1 queries that see nothing", "NaN or Inf: 2"
+    ]  # fmt: skip
+    found = json.loads(flashcli("inspect", path, "--json", "-").out)
+    assert (found["shape"], found["type"], found["nonfinite"]) == ([2, 2, 2], "float16", 2)
+    nothing = saved(tmp_path / "z", {"out": out[:0], "lse": lse[:0]})
+    assert flashcli("inspect", nothing).out.startswith("out: [0, 2, 2] of float16, 0 to 0\n")
+
+
 def test_answers_of_other_shapes_are_no_answers_to_the_same(tmp_path):
     answers = [
         saved(tmp_path / str(S), {"out": np.zeros((S, 2, 8), np.float32), "lse": np.zeros((S, 2), np.float32)})
