@@ -76,7 +76,7 @@ def _attend(
 
     Products of matrices are computed in ``compute``, and what is between them, D times fewer numbers, in float64.
     """
-    Q: np.ndarray = asked.query[s, t, rows].astype(compute)
+    Q: np.ndarray = np.ascontiguousarray(asked.query[s, t, rows], compute)
     scale = asked.scale * asked.k_scale
     position = int(asked.seq_lens[s]) - asked.T + t
     m: np.ndarray = np.full((len(Q), 1), -np.inf)
@@ -118,4 +118,5 @@ def gather(asked: Decode, s: int, kv_head: int, tokens: np.ndarray, compute: typ
         keys, values = (cache[pages, slots, kv_head] for cache in (asked.key_cache, asked.value_cache))
     else:  # [pages, Hkv, page, D]
         keys, values = (cache[pages, kv_head, slots] for cache in (asked.key_cache, asked.value_cache))
-    return keys.astype(compute), values.astype(compute)
+    # Rows one after another, however the cache lies: products of matrices that lie otherwise have other bytes.
+    return np.ascontiguousarray(keys, compute), np.ascontiguousarray(values, compute)

@@ -121,6 +121,14 @@ def test_the_order_of_pages_and_the_company_of_others_change_no_byte():
     np.testing.assert_array_equal(again_lse[::-1], got_lse)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_how_arrays_lie_changes_no_byte(layout):
+    asked = make(Case(2, 6, 2, 64, "70,33", query_type="float32", layout=layout))
+    names = "query", "key_cache", "value_cache", "block_tables"
+    turned = dataclasses.replace(asked, **{name: np.asfortranarray(getattr(asked, name)) for name in names})
+    assert answer(turned)[0].tobytes() == answer(asked)[0].tobytes()
+
+
 def test_more_query_tokens_than_tokens_see_nothing_before_the_sequence():
     asked = make(dataclasses.replace(SMALL, lengths="2,1,0", T=4))
     got, lse = answer(asked)
