@@ -25,7 +25,7 @@ from flashcli.shape import round_up
 
 TYPES = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-    "I32": "int32",
+    "I32": "int32", "F64": "float64", "I64": "int64", "U8": "uint8",
 }  # fmt: skip
 NAMES = {name: tag for tag, name in TYPES.items()}
 REQUIRED = ("query", "key_cache", "value_cache", "block_tables", "seq_lens")
@@ -92,7 +92,7 @@ class Tensors:
     def __getitem__(self, name: str) -> np.ndarray:
         entry = self._header[name]
         if entry["dtype"] not in TYPES:
-            raise BadInput(f"{self.path!r} has {name} of type {entry['dtype']}.", f"the types are {', '.join(TYPES)}.")
+            raise BadInput(f"{self.path!r} has {name} of type {entry['dtype']}, which is not known here.", HINT)
         first, last = (self._start + offset for offset in entry["data_offsets"])
         kind = dtype(TYPES[entry["dtype"]])
         # Not .view(): the format does not promise that tensors start where their type would have them.

@@ -89,7 +89,10 @@ WRONG = {
     "a page below 0": (changed("block_tables", with_first(-1)), "-1"),
     "a length below 0": (changed("seq_lens", with_first(-3)), "-3"),
     "a length beyond the table": (changed("seq_lens", with_first(1000)), "1000"),
-    "lengths of long integers": (changed("seq_lens", lambda array: array.astype(np.int64)), "seq_lens"),
+    "lengths of long integers": (changed("seq_lens", lambda array: array.astype(np.int64)), "seq_lens is int64, not"),
+    "queries of float64": (changed("query", lambda array: array.astype(np.float64)), "query is float64, not float32"),
+    "bytes": (changed("key_cache", lambda array: np.zeros_like(array, np.uint8)), "key_cache is uint8"),
+    "complex numbers": (changed("query", lambda array: array.astype(np.complex64)), "query of type C64, which is not"),
     "another type of cache": (changed("key_cache", lambda array: array.astype(np.float16)), "float16"),
     "heads that are no multiple": (changed("query", lambda array: array[:, :3]), "3"),
     "a cache of other heads": (changed("value_cache", lambda array: array[:, :1]), "value_cache"),
@@ -293,6 +296,14 @@ def test_inspect_knows_an_answer(tmp_path):
     assert (found["shape"], found["type"], found["nonfinite"]) == ([2, 2, 2], "float16", 2)
     nothing = saved(tmp_path / "z", {"out": out[:0], "lse": lse[:0]})
     assert flashcli("inspect", nothing).out.startswith("out: [0, 2, 2] of float16, 0 to 0\n")
+
+
+def test_an_answer_may_be_compared_with_one_in_float64(tmp_path):
+    out, lse = np.ones((2, 2, 8)), np.zeros((2, 2))
+    mine = saved(tmp_path / "mine", {"out": out.astype(np.float16), "lse": lse.astype(np.float32)})
+    theirs = saved(tmp_path / "theirs", {"out": out + 1e-5, "lse": lse})
+    done = flashcli("compare", mine, theirs)
+    assert done.code == 0 and "out: max abs error: 1.000e-05" in done.out.splitlines(), done.err
 
 
 def test_answers_of_other_shapes_are_no_answers_to_the_same(tmp_path):
