@@ -144,11 +144,12 @@ class Decode(InPages):
         first = max(0, position - self.window + 1) if self.window else 0
         if not self.sparse:
             return slice(first, max(first, position + 1))
-        tokens = np.arange(first, position + 1)
-        block = tokens // self.sparse.block_size
-        offset = self.sparse.offset(head, self.H, head // self.group, self.Hkv) % self.sparse.vert_stride
-        kept = (block + offset) % self.sparse.vert_stride == 0
-        return tokens[kept | (block > position // self.sparse.block_size - self.sparse.local_blocks)]
+        size, stride = self.sparse.block_size, self.sparse.vert_stride
+        blocks = np.arange(first // size, position // size + 1)
+        offset = self.sparse.offset(head, self.H, head // self.group, self.Hkv) % stride
+        kept = ((blocks + offset) % stride == 0) | (blocks > position // size - self.sparse.local_blocks)
+        tokens = (blocks[kept, None] * size + np.arange(min(size, position + 1))).reshape(-1)
+        return tokens[(tokens >= first) & (tokens <= position)]
 
 
 def cache_shapes(layout: str, pages: int, kv_heads: int, page: int, D: int, itemsize: int) -> tuple[tuple, tuple]:

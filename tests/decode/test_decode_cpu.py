@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -75,6 +76,19 @@ def test_a_block_sparse_pattern_may_slide_by_more_than_64_bits():
     (out, lse), (want, want_lse) = (answer(make(dataclasses.replace(SMALL, H=32, sparse=x))) for x in (far, near))
     np.testing.assert_array_equal(out, want)
     np.testing.assert_array_equal(lse, want_lse)
+
+
+def test_of_a_long_sequence_a_block_sparse_head_looks_at_its_own_blocks_alone():
+    asked = make(Case(1, 2, 1, 8, "9", layout="nhd", page=2**14, sparse=BlockSparse(1000, 2**14, 1)))
+    long = dataclasses.replace(asked, block_tables=np.zeros((1, 2**11), np.int32), seq_lens=np.array([2**25], np.int32))
+    tracemalloc.start()
+    tokens = long.tokens_seen(0, 0, 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert np.array_equal(np.unique(tokens // 2**14), [999, 1999, 2047]) and len(tokens) == 3 * 2**14
+    assert peak < 2**25
+    wide = dataclasses.replace(asked, sparse=BlockSparse(2, 2**30, 1))
+    assert np.array_equal(wide.tokens_seen(0, 0, 0), np.arange(9))
 
 
 def test_a_block_sparse_head_that_sees_nothing_gives_zeros():
