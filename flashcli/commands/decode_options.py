@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from flashcli import parameters
-from flashcli.paged import LAYOUTS, MAX_QUERY_TOKENS, QUERY_TYPES
+from flashcli.paged import LAYOUTS, MAX_QUERY_TOKENS, QUERY_TYPES, BlockSparse
 
 if TYPE_CHECKING:
     from flashcli.files.decode_cases import Case
@@ -30,6 +31,19 @@ class HeadsType(click.ParamType):
         if len(parts) != 4 or not all(parameters.is_count(part.strip()) and int(part) for part in parts):
             self.fail(f"{value!r} is not four numbers S,H,Hkv,D, such as 8,32,8,128.", param, context)
         return tuple(map(int, parts))
+
+
+class SparseType(click.ParamType):
+    """The fields of a `BlockSparse` in their order, of which the last may be left out."""
+
+    name = "STRIDE,SIZE[,LOCAL[,STEP[,RANK]]]"
+
+    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> BlockSparse:
+        if isinstance(value, BlockSparse):
+            return value
+        if not re.fullmatch(r"-?\d{1,18}(,-?\d{1,18}){1,4}", str(value)):
+            self.fail(f"{value!r} is not {self.name}, such as 8,64,16,1.", param, context)
+        return BlockSparse(*map(int, str(value).split(",")))
 
 
 LENGTHS = click.option(
@@ -77,6 +91,11 @@ OPTIONS = (
     click.option(
         "--window", type=click.IntRange(0), default=0, show_default=True,
         help="Tokens that a query sees; 0: all. For --decode.",
+    ),
+    click.option(
+        "--block-sparse", "sparse", type=SparseType(), metavar=SparseType.name,
+        help="Have heads see every STRIDE-th block of SIZE tokens, shifted by STEP from head to head, and the last "
+        "LOCAL ones. For --decode.",
     ),
 )  # fmt: skip
 
@@ -142,6 +161,7 @@ def case_options(command: Callable) -> Callable:
         value_scale: float,
         alibi: bool,
         window: int,
+        sparse: BlockSparse | None,
         seed: int,
         **others: Any,
     ) -> Any:
@@ -152,7 +172,7 @@ def case_options(command: Callable) -> Callable:
             cache_type = CACHE_TYPES[fp8] if fp8 else ""
             case = Case(
                 *heads, lengths, query_tokens, page, layout, query_type, cache_type, pages, sharpness, value_scale,
-                alibi, window, seed=seed,
+                alibi, window, sparse, seed,
             )  # fmt: skip
         else:
             _refuse_without_decode()

@@ -134,6 +134,13 @@ def test_what_has_a_name_that_means_nothing_is_told(whole, tmp_path):
         ]
 
 
+def test_generate_makes_block_sparse_files(tmp_path):
+    for text, sparse in (("3,16,1,-1", BlockSparse(3, 16, 1, -1)), ("2,32,0,1,5", BlockSparse(2, 32, 0, 1, 5))):
+        done = flashcli("generate", "x", "--force", "--decode", "2,4,2,32", "--block-sparse", text, cwd=tmp_path)
+        assert done.code == 0 and read_decode(tmp_path / "x")[0].sparse == sparse
+    assert flashcli("generate", "y", "--shape", "1,2,8", "--block-sparse", "2,16", cwd=tmp_path).code == 2
+
+
 def test_inspect_says_all_that_a_file_asks_for(tmp_path):
     sparse = BlockSparse(3, 16, 1, -1)
     generate(
@@ -335,6 +342,9 @@ def test_the_ladder_is_listed():
         (("--lengths", "9" * 5000), "are no lengths"),
         (("--distribution", "equal"), "--decode goes with none of --shape, --reference and --distribution"),
         (("--decode", f"{'9' * 5000},1,1,8"), "is not four numbers"),
+        (("--block-sparse", "8"), "'8' is not STRIDE,SIZE[,LOCAL[,STEP[,RANK]]], such as 8,64,16,1."),
+        (("--block-sparse", "2,24"), "block-sparse block_size is 24, no multiple of the page's 16"),
+        (("--block-sparse=-2,16",), "vert_stride is -2, not from 2 to"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
