@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import threading
@@ -143,6 +144,40 @@ def test_biases(kernel, mask):
     check(q, k, v, bias=transposed > -1 if mask else transposed, kernel=kernel)
     odd_bias = tensor(M, N + 1)[:, 1:]
     check(q, k, v, bias=odd_bias > -1 if mask else odd_bias, causal=True, q_start=N - M, kernel=kernel)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_all_at_once(kernel, seed):
+    """Grouped heads, a bias, q_start, a scale, each matrix with a layout of its own, an answer among other numbers."""
+    pick = random.Random(seed).choice
+    head = 32 if kernel == "wgmma_short" else pick([12, 64, 200])
+    (rows, keys), batches, shared, group = pick(SHAPES[1:]), pick([1, 3]), pick([1, 2]), pick([1, 3])
+    lies = [
+        lambda heads, length: tensor(batches, heads, length, head),
+        lambda heads, length: tensor(batches, length, heads, head).transpose(1, 2),
+        lambda heads, length: tensor(batches, length, 3, heads, head)[:, :, 1].transpose(1, 2),
+        lambda heads, length: tensor(1, heads, 2 * length, head)[:, :, ::2].expand(batches, -1, -1, -1),
+    ]
+    q, k, v = pick(lies)(shared * group, rows), pick(lies)(shared, keys), pick(lies)(shared, keys)
+    scores = batches, shared * group, rows, keys
+    bias = tensor(*(length if pick([True, False]) else 1 for length in scores))
+    options = {
+        "bias": bias > -0.5 if pick([True, False]) else bias.masked_fill(bias < -1, -torch.inf),
+        "causal": pick([True, False]),
+        "q_start": pick([0, keys - rows, -2, 2**40]),
+        "scale": pick([None, 0.1, -0.05, 0]),
+    }
+    around = tensor(batches, rows + 1, shared * group, 2 * head)
+    before, out = around.clone(), around[:, 1:, :, :head].transpose(1, 2)
+    try:
+        o, lse = flashcli.attention(q, k, v, return_lse=True, out=out, kernel=kernel, **options)
+    except BackendUnavailable:
+        pytest.skip(f"{kernel} refuses it")
+    right, right_lse = oracle(q, k, v, **options)
+    torch.testing.assert_close(o.double(), right, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lse.double(), right_lse, rtol=1e-5, atol=2e-5)
+    before[:, 1:, :, :head] = around[:, 1:, :, :head]
+    assert o is out and torch.equal(around, before)
 
 
 def test_rows_that_see_nothing(kernel):
