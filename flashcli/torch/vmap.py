@@ -19,20 +19,21 @@ def _of_attention(
     calls = info.batch_size
     folded = [_folded(x, at, calls) for x, at in zip((q, k, v), in_dims, strict=False)]
     if bias is not None:
-        bias = _bias_folded(bias, in_dims[3], calls, folded[0])
-    return _apart(operator.attention(*folded, bias, *rest), calls)
+        bias = _bias_folded(bias, in_dims[3], calls, q, in_dims[0])
+    return _apart(operator.attention(*folded, bias, *rest), calls, _batches(q, in_dims[0]))
 
 
 def _of_gradients(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> Answer:
     (do, dlse, q, k, v, bias, o, lse), rest = arguments[:8], arguments[8:]
     calls, at_bias = info.batch_size, in_dims[5]
+    given = None if bias is None else _calls_first(bias, at_bias, calls)
+    bias = None if bias is None else _bias_folded(bias, at_bias, calls, q, in_dims[2])
+    B = _batches(q, in_dims[2])
     do, dlse, q, k, v, _, o, lse = (
         _folded(x, at, calls) for x, at in zip((do, dlse, q, k, v, None, o, lse), in_dims, strict=False)
     )
-    given = None if bias is None else _calls_first(bias, at_bias, calls)
-    bias = None if bias is None else _bias_folded(bias, at_bias, calls, q)
-    (*of_qkv, dbias), dims = _apart(backward.operator(do, dlse, q, k, v, bias, o, lse, *rest), calls)
-    if given is not None and dbias.numel():  # summed over the axes along which it was broadcast
+    (*of_qkv, dbias), dims = _apart(backward.operator(do, dlse, q, k, v, bias, o, lse, *rest), calls, B)
+    if given is not None and dbias.ndim > 2:  # summed over the axes along which it was broadcast
         padded = given.reshape(calls, *[1] * (dbias.ndim - given.ndim), *given.shape[1:])
         dbias = dbias.sum_to_size(padded.shape).reshape(given.shape)
     return (*of_qkv, dbias), dims
@@ -48,15 +49,21 @@ def _calls_first(x: torch.Tensor, at: int | None, calls: int) -> torch.Tensor:
     return x.expand(calls, *x.shape) if at is None else x.movedim(at, 0)
 
 
-def _bias_folded(bias: torch.Tensor, at: int | None, calls: int, q: torch.Tensor) -> torch.Tensor:
+def _batches(q: torch.Tensor, at: int | None) -> int:
+    """B of a call; of none, too."""
+    return _calls_first(q, at, 1).shape[1]
+
+
+def _bias_folded(bias: torch.Tensor, at: int | None, calls: int, q: torch.Tensor, at_q: int | None) -> torch.Tensor:
     """A bias, which may lack axes on the left or be broadcast along them, for a Q of all calls."""
-    bias = _calls_first(bias, at, calls)
-    bias = bias.reshape(calls, *[1] * (q.ndim + 1 - bias.ndim), *bias.shape[1:])
-    return bias.expand(calls, len(q) // calls, *bias.shape[2:]).flatten(0, 1)
+    bias, of_q = _calls_first(bias, at, calls), _calls_first(q, at_q, calls)
+    bias = bias.reshape(calls, *[1] * (of_q.ndim - bias.ndim), *bias.shape[1:])
+    return bias.expand(*of_q.shape[:2], *bias.shape[2:]).flatten(0, 1)
 
 
-def _apart(found: Sequence[torch.Tensor], calls: int) -> Answer:
-    return tuple(x.unflatten(0, (calls, len(x) // calls)) for x in found), (0,) * len(found)
+def _apart(found: Sequence[torch.Tensor], calls: int, B: int) -> Answer:
+    """[calls · B, ..] as [calls, B, ..]; what is not wanted has no numbers, and so has each call's."""
+    return tuple(x.unflatten(0, (calls, B if x.ndim > 1 else 0)) for x in found), (0,) * len(found)
 
 
 torch.library.register_vmap("flashcli::attention", _of_attention, lib=operator.library)

@@ -105,6 +105,18 @@ def test_vmap_is_each_call_for_itself(in_dims, shape, device):
         torch.testing.assert_close(mine, torch.stack(other), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(H, M, N), (1, N)], ids=str)
+@pytest.mark.parametrize("in_dims", [(0, 0, 0, 0), (None, None, None, 0), (2, None, None, None)], ids=str)
+def test_vmap_of_no_calls_has_shapes(in_dims, shape):
+    given = tensors("cpu", shape)
+    given = [x if at is None else torch.stack([x], at).narrow(at, 0, 0) for x, at in zip(given, in_dims, strict=True)]
+    both = partial(flashcli.attention, causal=True, return_lse=True)
+    o, lse = torch.vmap(lambda q, k, v, bias: both(q, k, v, bias=bias), in_dims)(*given)
+    assert o.shape == (0, B, H, M, d) and lse.shape == (0, B, H, M)
+    got = torch.vmap(torch.func.grad(partial(loss, ours), (0, 1, 2, 3)), in_dims)(*given)
+    assert [x.shape for x in got] == [(0, *x.shape) for x in tensors("cpu", shape)]
+
+
 def test_a_gradient_passes_through_what_is_not_attention(device):
     q, k, v, bias = tensors(device)
     got = torch.func.grad(lambda x: loss(ours, x.tanh(), k, v, bias))(q)
