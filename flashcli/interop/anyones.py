@@ -18,7 +18,7 @@ from flashcli.interop import memory
 from flashcli.interop.memory import DeviceArray
 from flashcli.interop.places import common_place
 from flashcli.interop.prepared import Options, check_options, is_aligned, prepare, refuse_overlap
-from flashcli.interop.protocols import LEGACY_STREAM, Found, find
+from flashcli.interop.protocols import LEGACY_STREAM, Found, find, refuse_host
 from flashcli.operands import call
 from flashcli.shape import FLOAT_BYTES, ceil_div
 
@@ -44,6 +44,7 @@ def attention(
     batch_invariant: bool = True,
 ) -> Any:
     """`flashcli.attention` of these arrays."""
+    refuse_host("q", q)
     options = Options(backend, kernel, precision, batch_invariant, return_lse)
     check_options(options)
     bindings()  # first: where there is no driver, nothing else would say so

@@ -12,7 +12,7 @@ from flashcli.interop.anyones import attention, cupys_empty, keep_until_read, st
 from flashcli.interop.memory import DeviceArray
 from flashcli.interop.places import common_place
 from flashcli.interop.prepared_backward import check_names, is_aligned, prepare
-from flashcli.interop.protocols import LEGACY_STREAM, find
+from flashcli.interop.protocols import LEGACY_STREAM, find, refuse_host
 from flashcli.kernels.backward import POINTERS
 from flashcli.operands import backward
 from flashcli.shape import FLOAT_BYTES, ceil_div
@@ -36,6 +36,7 @@ def attention_backward(
     kernel: str | None = None,
 ) -> tuple[Any, ...]:
     """`flashcli.attention_backward` of these arrays."""
+    refuse_host("q", q)
     check_names(backend, kernel)
     bindings()  # first: where there is no driver, nothing else would say so
     stream = stream_of(q)

@@ -16,6 +16,7 @@ from flashcli.operands import Operand
 LEGACY_STREAM = 1  # how both protocols, and the driver, call the default stream
 CPU, CUDA, CUDA_MANAGED = 1, 2, 13  # kinds of devices, in DLPack
 KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}  # of numbers, in DLPack
+REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # what arrays raise that are not to be shared
 
 
 class Found(NamedTuple):
@@ -54,21 +55,48 @@ class Tensor(ctypes.Structure):
 
 
 def speaks(array: object) -> bool:
-    """Whether an array has one of the protocols."""
-    return hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack__")
+    """Whether an array has one of the protocols, even if it then says that it is not to be shared."""
+    try:
+        return hasattr(array, "__cuda_array_interface__") or hasattr(array, "__dlpack__")
+    except REFUSALS:
+        return True
 
 
 def find(name: str, array: Any, stream: int = LEGACY_STREAM) -> Found:
     """Where an argument of that name lies; what it is still being filled by is waited for, by ``stream``, or told.
 
-    Raises TypeError for what has none of the protocols, or is not on a GPU.
+    Raises TypeError for what has none of the protocols, is not to be shared, or is not on a GPU.
     """
-    if hasattr(array, "__cuda_array_interface__"):
-        return _by_cuda_array_interface(name, array.__cuda_array_interface__)
+    interface = _interface(name, array)
+    if interface is not None:
+        return _by_cuda_array_interface(name, interface)
+    refuse_host(name, array)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
         return _by_dlpack(name, array, stream)
     kind = type(array).__name__
     raise TypeError(f"{name} must be an array on a GPU, as q is, with __cuda_array_interface__ or DLPack, not {kind}")
+
+
+def refuse_host(name: str, array: Any) -> None:
+    """Raise TypeError for an array that is not to be shared, or says by DLPack that it is not on a GPU."""
+    if _interface(name, array) is not None or not hasattr(array, "__dlpack_device__"):
+        return
+    kind, _ = array.__dlpack_device__()
+    if int(kind) not in (CUDA, CUDA_MANAGED):
+        where = "on the CPU: give a NumPy array of it" if int(kind) == CPU else f"on a device of DLPack's kind {kind}"
+        raise TypeError(f"{name} must be an array on a GPU, but it is {where}")
+
+
+def _interface(name: str, array: Any) -> dict[str, Any] | None:
+    try:
+        return getattr(array, "__cuda_array_interface__", None)
+    except REFUSALS as error:
+        raise _refused(name, array, error) from error
+
+
+def _refused(name: str, array: object, error: Exception) -> TypeError:
+    """What is to be told of an array that is not to be shared, as PyTorch's where gradients are wanted."""
+    return TypeError(f"{name} must be an array that can be shared, which this {type(array).__name__} refuses: {error}")
 
 
 def _by_cuda_array_interface(name: str, interface: dict[str, Any]) -> Found:
@@ -88,16 +116,17 @@ def _by_cuda_array_interface(name: str, interface: dict[str, Any]) -> Found:
 
 
 def _by_dlpack(name: str, array: Any, stream: int) -> Found:
-    kind, _ = array.__dlpack_device__()
-    if int(kind) not in (CUDA, CUDA_MANAGED):
-        where = "on the CPU: give a NumPy array of it" if int(kind) == CPU else f"on a device of DLPack's kind {kind}"
-        raise TypeError(f"{name} must be an array on a GPU, but it is {where}")
-    capsule = array.__dlpack__(stream=stream)
+    try:
+        capsule = array.__dlpack__(stream=stream)
+    except REFUSALS as error:
+        raise _refused(name, array, error) from error
     tensor = Tensor.from_address(_pointer(capsule, b"dltensor"))
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _contiguous(shape, 1)
     number = tensor.dtype
     dtype = KINDS.get(number.kind, "unknown") + ("" if number.kind == 6 else str(number.bits))
+    if number.lanes != 1:
+        dtype += f"x{number.lanes}"
     return Found(Operand(shape, strides, dtype), (tensor.data or 0) + tensor.byte_offset, None, capsule)
 
 

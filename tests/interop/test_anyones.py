@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from fake_driver import Driver, OnGpu
 
-from flashcli.api import attention
+from flashcli.api import attention, attention_backward
 from flashcli.errors import FlashError, KernelFailure, OutOfMemory, UsageError
 from flashcli.gpu import driver as cuda_driver
-from flashcli.interop import anyones, memory
+from flashcli.interop import anyones, memory, protocols
 from flashcli.interop.memory import DeviceArray
 
 B, H, Hkv, M, N, d = 2, 4, 2, 5, 9, 8
@@ -322,6 +322,43 @@ def test_bad_arrays_are_told_by_name(qkv, on_gpu, driver, name, make, kind, mess
     with pytest.raises(kind, match=message):
         attention(*given)
     assert not driver.launches and not driver.allocated
+
+
+class Refusing(FromDlpack):
+    """Whose owner does not share it, as PyTorch's tensors with gradients: by one protocol, or by the other."""
+
+    def __dlpack__(self, *, stream=None):
+        raise BufferError("Can't export tensors that require gradient")
+
+
+class RefusingInterface:
+    @property
+    def __cuda_array_interface__(self):
+        raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad")
+
+
+@pytest.mark.parametrize("name", "qkv")
+@pytest.mark.parametrize("make", [Refusing, lambda x: RefusingInterface()], ids=["DLPack", "interface"])
+def test_arrays_that_are_not_to_be_shared_are_told_by_name(qkv, driver, make, name):
+    given = [*qkv]
+    given["qkv".index(name)] = make(qkv[0])
+    with pytest.raises(TypeError, match=f"{name} must be an array that can be shared, .*: Can't .* require"):
+        attention(*given)
+    assert not driver.launches and not driver.allocated
+
+
+def test_numbers_that_are_several_in_one_are_refused(qkv, monkeypatch):
+    lanes = protocols.DataType(2, 32, 4)
+    monkeypatch.setattr(memory, "FLOAT32", lanes)
+    with pytest.raises(TypeError, match="k must be a float32 array, not float32x4"):
+        attention(qkv[0], FromDlpack(qkv[1]), qkv[2])
+
+
+def test_an_array_on_the_cpu_is_told_so_where_there_is_no_gpu(qkv):
+    x = FromDlpack(qkv[0], kind=1)
+    for compute in (lambda: attention(x, x, x), lambda: attention_backward(x, x, x, x, backend="cpu")):
+        with pytest.raises(TypeError, match="q must be an array on a GPU, but it is on the CPU: give a NumPy array"):
+            compute()
 
 
 def test_memory_of_the_host_is_refused(qkv, driver):
