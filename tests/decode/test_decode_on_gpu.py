@@ -14,7 +14,7 @@ from support import flashcli
 
 from flashcli.backends.decode_cuda import DecodeCuda
 from flashcli.files.decode_cases import Case, generate, make
-from flashcli.kernels.decode import KERNELS, Build, problem_of
+from flashcli.kernels.decode import KERNELS, Build, Tuning, problem_of
 from flashcli.measure.builds import compile_all
 from flashcli.measure.decode_judge import Answer, Judge
 from flashcli.paged import BlockSparse
@@ -61,20 +61,24 @@ def test_every_kernel_is_right_whatever_is_asked_for_together(gpu, build):
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_bytes_depend_neither_on_the_order_of_pages_nor_on_company(gpu, name):
+def test_bytes_depend_neither_on_the_order_of_pages_nor_on_company_nor_on_how_large_the_gpu_is(gpu, name):
     query_type = "float16" if name == "tensor" else "float32"
     asked = make(Case(4, 8, 2, 64, "700,3,0,1030", layout="hnd", query_type=query_type))
     order = np.random.default_rng(1).permutation(asked.pages)
     places = np.argsort(order).astype(np.int32)  # of each page
     moved = dataclasses.replace(
         asked, key_cache=asked.key_cache[order], value_cache=asked.value_cache[order],
-        block_tables=np.where(asked.block_tables < 0, -1, places[asked.block_tables]),
+        block_tables=np.where(asked.block_tables < 0, np.int32(-1), places[asked.block_tables]),
     )  # fmt: skip
     with DecodeCuda(name) as backend:
         out, lse = backend.decode(asked, range(4))
         elsewhere = backend.decode(moved, range(4))
         alone = [backend.decode(asked, range(s, s + 1)) for s in range(4)]
+    with DecodeCuda(name, Tuning()) as backend:  # whose blocks take piece after piece
+        backend._session.multiprocessors = 1
+        small = backend.decode(asked, range(4))
     assert out.any() and [x.tobytes() for x in elsewhere] == [out.tobytes(), lse.tobytes()]
+    assert [x.tobytes() for x in small] == [out.tobytes(), lse.tobytes()]
     assert out.tobytes() == b"".join(found.tobytes() for found, _ in alone)
 
 
