@@ -98,3 +98,9 @@ def test_the_entry_point_imports_nothing_before_it_listens_to_signals():
     program = "import sys; before = set(sys.modules); import flashcli.__main__; print(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
     assert set(done.stdout.split()) == {"flashcli", "flashcli.__main__"}
+
+
+def test_where_pytorch_is_missing_its_module_says_so():
+    program = "import sys; sys.modules['torch'] = None; import flashcli.torch"
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: flashcli.torch needs PyTorch: pip install torch"

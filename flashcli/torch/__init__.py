@@ -4,6 +4,13 @@ operators on a cache in pages.
 Importing this imports PyTorch.
 """
 
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise  # it is there, and lacks something itself
+    raise ModuleNotFoundError("flashcli.torch needs PyTorch: pip install torch", name="torch") from None
+
 from flashcli.torch import vmap as _vmap  # noqa: F401  torch.vmap asks it
 from flashcli.torch.backward import attention_backward
 from flashcli.torch.models import register_transformers
