@@ -229,8 +229,9 @@ def _is_cpu(backend: str, needs_gpu: bool, look_for_gpus: Callable[[], object]) 
         look_for_gpus()
     except BackendUnavailable as error:
         if backend == "cuda" or needs_gpu:
-            hint = f"{error.hint} Or time the CPU: flashcli bench --backend cpu."
-            raise BackendUnavailable(str(error), hint) from error
+            if "--backend cpu" in error.hint:
+                raise
+            raise BackendUnavailable(str(error), f"{error.hint} Or time the CPU: --backend cpu.") from error
         options.notice(f"no usable GPU, timing the CPU: {error}")
         return True
     return False

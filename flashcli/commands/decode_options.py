@@ -103,7 +103,7 @@ OPTIONS = (
 class WhatType(click.ParamType):
     """The name of a file, or S,H,Hkv,D as four numbers; empty where neither is said."""
 
-    name = "FILE|S,H,Hkv,D"
+    name = "file or shape"
 
     def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> Any:
         if isinstance(value, tuple) or not set(str(value)) <= set("0123456789,() ") or not value:
@@ -135,7 +135,7 @@ def bench_options(command: Callable) -> Callable:
         return command(context, decode=What(what, lengths, page, query_type, cache_type), **others)
 
     asked = click.option(
-        "--decode", "what", type=WhatType(), is_flag=False, flag_value="",
+        "--decode", "what", type=WhatType(), metavar="FILE|S,H,Hkv,D", is_flag=False, flag_value="",
         help="Time paged decode: a file of `flashcli decode`, a shape, or, if nothing is said, those of the record.",
     )  # fmt: skip
     for option in (FP8, QUERY_TYPE, PAGE, LENGTHS, asked):

@@ -38,8 +38,8 @@ from flashcli.shape import MAX_D, Shape
     type=click.Choice(list(OPERATIONS)),
     default="attention",
     show_default=True,
-    help="The ladder to show: that of `flashcli run`; without tiles, that of gradients, that of `flashcli decode`, or "
-    "what fills its cache.",
+    help="The ladder to show: attention is that of `flashcli run`, backward that of gradients, decode that of "
+    "`flashcli decode`; write_kv fills its cache.",
 )
 @click.option(
     "--shape",

@@ -142,7 +142,8 @@ class Judging:
 
     def _attempt(self, entry: Submission, inputs: OwnInputs | NewInputs, rules: Rules) -> Attempt:
         if rules.give_up and self._too_slow[entry.name] >= rules.give_up:
-            return Attempt(None, NOT_RUN, f"it has exceeded {rules.give_up} time limits")
+            limits = "time limit" if rules.give_up == 1 else "time limits"
+            return Attempt(None, NOT_RUN, f"it has exceeded {rules.give_up} {limits}")
         entry = self._ready(entry)
         if entry.failure:
             return Attempt(None, BUILD_FAILED, entry.failure, entry.printed)

@@ -65,7 +65,7 @@ def test_a_submission_that_is_too_slow_is_given_up(cases, tmp_path):
     where = "judge", cases, "--exe", slow, "--time-limit", 0.2, "--give-up", 1, "--results", tmp_path / "r.jsonl"
     done = flashcli(*where)
     first, second, _ = done.out.splitlines()
-    assert "time limit exceeded" in first and second.endswith("not run: it has exceeded 1 time limits")
+    assert "time limit exceeded" in first and second.endswith("not run: it has exceeded 1 time limit")
     again = flashcli(*where, "--resume")
     assert again.code == 1 and again.out.startswith("0 of 2 accepted")
 

@@ -172,7 +172,7 @@ def test_without_a_gpu_the_cpu_is_timed_with_one_notice(no_pycuda, tmp_path):
 def test_nothing_else_is_timed_than_what_was_asked_for(no_pycuda, asked):
     done = flashcli("bench", "--shape", "2,20,8", *asked)
     done.assert_error(69)
-    assert "Or time the CPU: flashcli bench --backend cpu." in done.err
+    assert done.err.count("--backend cpu") == 1
 
 
 def test_with_a_gpu_that_is_timed(fake_gpu):
