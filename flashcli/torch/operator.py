@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from flashcli.interop.prepared import Options, check_options
 from flashcli.operands import call
 from flashcli.torch import backward, gradients, in_place, on_cpu, transforms
 
@@ -84,8 +85,12 @@ def _without_numbers(
     scale: float | None = None,
     q_start: int = 0,
     rows_first: bool = False,
-    *options: object,
+    kernel_name: str | None = None,
+    precision: str = "fp32",
+    batch_invariant: bool = True,
 ) -> Both:
+    if not q.is_cpu:
+        check_options(Options("auto", kernel_name, precision, batch_invariant))
     tensors = [x for x in (q, k, v, bias) if x is not None]
     if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), q_start)):
         of_bias = None if bias is None else in_place.operand(bias)

@@ -86,9 +86,10 @@ def _by_operator(
     batch_invariant: bool,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     in_place.refuse_mixed(q, k, v, bias, out)
-    wanted = "cpu" if q.is_cpu else "cuda"
-    if backend not in ("auto", wanted) and not q.is_meta:
-        raise ValueError(f"backend must be 'auto' or {wanted!r} for tensors on {q.device}, not {backend!r}")
+    wanted = ("auto", "cuda", "cpu") if q.is_meta else ("auto", "cpu" if q.is_cpu else "cuda")
+    if backend not in wanted:
+        names = " or ".join(map(repr, wanted))
+        raise ValueError(f"backend must be {names} for tensors on {q.device}, not {backend!r}")
     if not torch.compiler.is_compiling() and not isinstance(q_start, torch.SymInt):
         causal, scale, q_start = checked(causal, scale, q_start)
     if out is not None:

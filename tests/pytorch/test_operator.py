@@ -12,6 +12,7 @@ from torch_oracle import oracle  # noqa: E402
 
 import flashcli  # noqa: E402
 from flashcli import torch as ours  # noqa: E402
+from flashcli.errors import FlashError  # noqa: E402
 
 B, H, Hkv, M, N, d = 2, 4, 2, 7, 9, 8
 
@@ -139,6 +140,24 @@ def test_meta_tensors_have_the_shapes():
     assert o.is_meta and o.shape == q.shape and lse.shape == q.shape[:-1]
     with pytest.raises(ValueError, match="v must have the shape of k"):
         flashcli.attention(q, k, q)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"backend": "nope"}, "backend must be 'auto' or 'cuda' or 'cpu' for tensors on meta, not 'nope'"),
+        ({"kernel": "nope"}, "there is no kernel 'nope' for arrays on a GPU"),
+        ({"kernel": "register_tiled", "precision": "fp16"}, "kernel register_tiled has no fp16"),
+        ({"precision": "nope"}, "precision must be one of fp32, fp16, not 'nope'"),
+    ],
+    ids=str,
+)
+def test_options_that_there_are_not_are_told_where_there_are_no_numbers(option, message):
+    with torch.device("meta"):
+        q = torch.empty(B, H, M, d)
+    with pytest.raises((ValueError, FlashError), match=message):
+        flashcli.attention(q, q, q, **option)
+    assert flashcli.attention(q, q, q, backend="cpu", kernel="mma", precision="fp16").shape == q.shape
 
 
 def test_meta_tensors_have_gradients():
