@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from support import environment, flashcli, random_qkv, write_input, write_output
+from support import ROOT, environment, flashcli, random_qkv, write_input, write_output
 
 import flashcli as flashcli_package
 
@@ -95,8 +95,9 @@ def test_what_the_package_offers():
 
 def test_the_entry_point_imports_nothing_before_it_listens_to_signals():
     """Until then an interrupt is told of by a traceback, and to load a module takes time."""
-    program = "import sys; before = set(sys.modules); import flashcli.__main__; print(*set(sys.modules) - before)"
-    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True)
+    program = "import os, sys; before = set(sys.modules); import flashcli.__main__; print(*set(sys.modules) - before)"
+    command = [sys.executable, "-S", "-c", program]  # without site, in which an installed checkout imports more
+    done = subprocess.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
     assert set(done.stdout.split()) == {"flashcli", "flashcli.__main__"}
 
 
