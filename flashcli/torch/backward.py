@@ -13,7 +13,7 @@ import torch
 from flashcli.gpu.launcher import PreparedBackward, place_of_device
 from flashcli.interop.prepared import ALIGNMENT
 from flashcli.interop.prepared_backward import check_names, is_aligned, prepare
-from flashcli.operands import Backward, backward, checked, refuse_half
+from flashcli.operands import Backward, backward, refuse_half
 from flashcli.run.backward import attention_backward as of_numpy
 from flashcli.torch import in_place, on_cpu, transforms
 from flashcli.torch.gradients import gradients
@@ -63,8 +63,7 @@ def attention_backward(
     elif backend not in ("auto", "cpu") or kernel is not None:
         raise ValueError(f"backend must be 'auto' or 'cpu', and kernel None, for tensors on {q.device}")
     refuse_half(o, lse)
-    if not torch.compiler.is_compiling() and not isinstance(q_start, torch.SymInt):
-        causal, scale, q_start = checked(causal, scale, q_start)
+    causal, scale, q_start = transforms.checked(causal, scale, q_start)
     if o is None or lse is None:
         o, lse = torch.ops.flashcli.attention(q, k, v, bias, causal, scale, q_start)
     found = operator(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start, return_dbias, False, kernel)

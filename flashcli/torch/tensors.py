@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flashcli.operands import checked
+from flashcli.backends.request import BACKENDS
 from flashcli.torch import in_place, on_cpu, operator, transforms
 
 
@@ -86,12 +86,11 @@ def _by_operator(
     batch_invariant: bool,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     in_place.refuse_mixed(q, k, v, bias, out)
-    wanted = ("auto", "cuda", "cpu") if q.is_meta else ("auto", "cpu" if q.is_cpu else "cuda")
+    wanted = BACKENDS if q.is_meta else ("auto", "cpu" if q.is_cpu else "cuda")
     if backend not in wanted:
         names = " or ".join(map(repr, wanted))
         raise ValueError(f"backend must be {names} for tensors on {q.device}, not {backend!r}")
-    if not torch.compiler.is_compiling() and not isinstance(q_start, torch.SymInt):
-        causal, scale, q_start = checked(causal, scale, q_start)
+    causal, scale, q_start = transforms.checked(causal, scale, q_start)
     if out is not None:
         _refuse_gradients(operator.wants_gradients(q, k, v, bias), out)
     # Here, too: in transformations of torch.func, autocast is as it was where an operator is called.

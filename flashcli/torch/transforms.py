@@ -15,6 +15,8 @@ import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
+from flashcli import operands
+
 _VMAP = torch._C._functorch.TransformType.Vmap
 
 
@@ -46,6 +48,13 @@ def has_tangent(*tensors: torch.Tensor | None) -> bool:
     return forward_ad._current_level >= 0 and any(
         x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors
     )
+
+
+def checked(causal: bool, scale: float | None, q_start: int) -> tuple[bool, float | None, int]:
+    """These arguments, as `flashcli.operands` checks them; as they are where they may be a compiler's symbols."""
+    if torch.compiler.is_compiling() or isinstance(q_start, torch.SymInt):
+        return causal, scale, q_start
+    return operands.checked(causal, scale, q_start)
 
 
 def without_autocast(kind: str) -> AbstractContextManager[Any]:
