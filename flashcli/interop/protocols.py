@@ -70,7 +70,7 @@ def find(name: str, array: Any, stream: int = LEGACY_STREAM) -> Found:
     interface = _interface(name, array)
     if interface is not None:
         return _by_cuda_array_interface(name, interface)
-    refuse_host(name, array)
+    _refuse_other_devices(name, array)
     if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
         return _by_dlpack(name, array, stream)
     kind = type(array).__name__
@@ -79,7 +79,12 @@ def find(name: str, array: Any, stream: int = LEGACY_STREAM) -> Found:
 
 def refuse_host(name: str, array: Any) -> None:
     """Raise TypeError for an array that is not to be shared, or says by DLPack that it is not on a GPU."""
-    if _interface(name, array) is not None or not hasattr(array, "__dlpack_device__"):
+    if _interface(name, array) is None:
+        _refuse_other_devices(name, array)
+
+
+def _refuse_other_devices(name: str, array: Any) -> None:
+    if not hasattr(array, "__dlpack_device__"):
         return
     kind, _ = array.__dlpack_device__()
     if int(kind) not in (CUDA, CUDA_MANAGED):
