@@ -24,6 +24,7 @@ from support import (
     FAKE_PYCUDA,
     ROOT,
     Engine,
+    can_draw,
     give_up_roots_powers,
     python_path,
     script,
@@ -89,6 +90,12 @@ def gpu() -> tuple[int, int]:
     if not found:
         pytest.skip("the driver finds no GPU")
     return found[0][1]
+
+
+@pytest.fixture(scope="session")
+def matplotlib() -> None:
+    if not can_draw():
+        pytest.skip("Matplotlib is not installed, or not whole")
 
 
 @pytest.fixture(scope="module", params=ENGINES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import os
 import shlex
 import struct
@@ -43,6 +44,17 @@ THOROUGH = bool(os.environ.get("CI"))  # what takes long, and seldom finds more 
 def sampled(cases: Sequence[T]) -> Sequence[T]:
     """A test's cases: all in CI, elsewhere every other one."""
     return cases if THOROUGH else cases[::2]
+
+
+drawing = pytest.mark.usefixtures("matplotlib")  # of a test that draws
+
+
+def can_draw() -> bool:
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError:
+        return False
+    return True
 
 
 GPU_KERNELS = [name for name, kernel in KERNELS.items() if not kernel.on_host]

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import io
 import itertools
 import math
@@ -62,8 +62,11 @@ def check_drawable(path: str) -> None:
 
 def check_picture(path: str) -> None:
     """Find out before the work whether a picture can be drawn to a file."""
-    if not importlib.util.find_spec("matplotlib"):
-        raise BackendUnavailable("Matplotlib, which draws, is not installed.", "pip install matplotlib.")
+    try:
+        importlib.import_module("matplotlib.figure")  # it may be there, and something that it needs may not
+    except ImportError as error:
+        missing = f"Matplotlib, which draws, cannot be imported: {error}."
+        raise BackendUnavailable(missing, "pip install matplotlib.") from error
     if Path(path).suffix not in PICTURES:
         raise UsageError(f"{path!r} is not the name of a picture.", f"let it end in {', '.join(PICTURES)}.")
     check_creatable(path)

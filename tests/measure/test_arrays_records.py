@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from support import python
+from support import drawing, python
 
 from flashcli.measure import gpt2_plot, records
 from flashcli.measure.rows import Failure, Forward, Generated, InPlace
@@ -71,7 +71,7 @@ def test_a_pass_of_a_model_stands_beside_ours():
     assert [line[-1] for line in records.model_lines(some)[1:]] == ["", "1.50x"]
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="Matplotlib is not installed")
+@drawing
 def test_a_generation_is_drawn(tmp_path):
     rows = [generated(case, name, 1.0) for case in ("no cache", "KV cache") for name in ("naive", "flashcli", "mma")]
     rows.append(generated("KV cache", "paged", 1.0))

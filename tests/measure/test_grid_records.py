@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
+from support import drawing
 
 from flashcli.measure import grid_plot, records
 from flashcli.measure.rows import Failure, Gridded
@@ -57,7 +56,7 @@ def test_every_target_is_of_a_shape_of_the_grid():
     assert set(GRID_TARGETS) <= {name_of(problem) for problem in GRID}
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="Matplotlib is not installed")
+@drawing
 def test_the_grid_is_drawn_with_each_shape_once_in_each_map(tmp_path):
     grid_plot.draw_grid(records.Record({"gpu": "GPU 1"}, ROWS), str(tmp_path / "x.svg"))
     text = (tmp_path / "x.svg").read_text()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-
-import pytest
-from support import ROOT
+from support import ROOT, drawing
 
 from flashcli.measure import headline_plot, records
 from flashcli.measure.rows import Failure, Timed
@@ -35,7 +32,7 @@ def test_every_case_of_the_record_has_a_bar_of_ours_and_of_each_peer():
     assert all(set(case) == set(cases[0]) and len(case) >= 4 for case in cases)
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="Matplotlib is not installed")
+@drawing
 def test_the_record_is_drawn(tmp_path):
     picture = tmp_path / "headline.svg"
     headline_plot.draw_headline(RECORD, str(picture))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
+import sys
 from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from support import ROOT, Finished, flashcli, python
+from support import ROOT, Finished, drawing, flashcli, python
 
 from flashcli.commands.bench import command
 from flashcli.errors import BackendUnavailable
@@ -20,7 +20,6 @@ from flashcli.measure.rows import Profiled, Row, Rung, Skipped
 
 LADDER = ("bench", "--ladder", "--shape", "2,20,8", "--plot")
 RECORDS = ROOT / "cuda" / "records"
-drawing = pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="no Matplotlib")
 
 
 def row(contender: str, tflops: float, case: str = "t10", B: int = 10, N: int = 2048, d: int = 64) -> Rung:
@@ -52,11 +51,11 @@ def test_a_plot_is_of_the_ladder():
 
 
 def test_without_matplotlib_nothing_is_timed(monkeypatch):
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find_spec(name))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setattr(machine, "gpu_circumstances", None)
     done = CliRunner().invoke(command, [*LADDER[1:], "x.png"])
     assert type(done.exception) is BackendUnavailable
+    assert str(done.exception).startswith("Matplotlib, which draws, cannot be imported: ")
     assert done.exception.hint == "pip install matplotlib."
 
 

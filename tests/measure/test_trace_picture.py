@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from support import ROOT, Finished, python
+from support import ROOT, Finished, drawing, python
 
 from flashcli.measure.plots import BLACK
 from flashcli.measure.trace_picture import COLOURS, picture
@@ -16,7 +15,6 @@ from flashcli.run.report import write_trace
 from flashcli.timeline import Timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
-drawing = pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="Matplotlib is not installed")
 
 
 @pytest.fixture

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 
 import pytest
 from click.testing import CliRunner
-from support import python
+from support import can_draw, python
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -219,7 +218,7 @@ def test_an_attention_that_cannot_be_is_told_and_the_others_go_on(weights):
 def test_a_file_of_weights_is_generated_from_and_drawn(tmp_path, weights):
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     path, picture, record = tmp_path / "x.safetensors", tmp_path / "x.svg", tmp_path / "x.json"
-    drawn = ["--plot", picture] if importlib.util.find_spec("matplotlib") else []
+    drawn = ["--plot", picture] if can_draw() else []
     named = {f"transformer.{name}": weight for name, weight in weights.items()}
     safetensors.save_file(named | {"transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4)}, path)
     done = python(

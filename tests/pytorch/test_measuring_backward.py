@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from support import drawing
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -123,8 +124,8 @@ def test_other_weights_and_losses_that_are_far_are_told():
     )
 
 
+@drawing
 def test_losses_are_drawn(tmp_path):
-    pytest.importorskip("matplotlib", reason="Matplotlib is not installed")
     rows = list(training.measured(TINY, "cpu"))
     training_plot.draw_training(records.Record({"gpu": "GPU 1"}, rows), str(tmp_path / "x.svg"))
     text = (tmp_path / "x.svg").read_text()
