@@ -135,8 +135,8 @@ def prepare() -> None:
         if not name.startswith(NOT_BEFORE):
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
-    named = os.environ["PYTHONPATH"].split(os.pathsep)
-    del sys.path[: 1 + len(named)]
+    named = {os.path.abspath(folder) for folder in os.environ["PYTHONPATH"].split(os.pathsep)}  # some twice, perhaps
+    sys.path[:] = [folder for folder in sys.path[1:] if os.path.abspath(folder) not in named]
 
 
 if __name__ == "__main__":
