@@ -219,9 +219,12 @@ class Driver:
         if name == "attention":
             at = ctypes.c_void_p.from_address(parameters).value
             attention(Attention.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Attention))), macros)
+        if name == "begin":
+            at = ctypes.c_void_p.from_address(parameters).value
+            _numbers_drawn(Argument.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Argument))))[...] = 0
         if name in ("tensor", "grouped"):
             at = ctypes.c_void_p.from_address(parameters).value
-            decode(Argument.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Argument))), macros, name == "tensor")
+            decode(Argument.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Argument))), macros)
         if name in ("dq", "dk_dv", "dbias"):
             at, of = ctypes.c_void_p.from_address(parameters).value, backward.Argument
             differentiate(of.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(of))), macros, name)
@@ -330,15 +333,20 @@ def _four(given: backward.Argument) -> tuple[int, int, int, int]:
     return at.batch, at.head, at.row, given.dbias_column
 
 
-def decode(given: Argument, macros: dict[str, str], counts: bool) -> None:
-    """What a kernel of paged decode does. One that ``counts`` wants zeros to begin with, and leaves zeros."""
-    D, page, rows = (int(macros[name]) for name in ("HEAD_DIM", "PAGE", "ROWS"))
+def _numbers_drawn(given: Argument) -> np.ndarray:
+    return _view(given.workspace, np.int32, (1,), (1,))
+
+
+def decode(given: Argument, macros: dict[str, str]) -> None:
+    """What a kernel of paged decode does. One whose blocks take piece after piece draws numbers, from zero on."""
+    D, page = (int(macros[name]) for name in ("HEAD_DIM", "PAGE"))
     S, T, H, Hkv = given.sequences, given.tokens, given.heads, given.kv_heads
     names = {number: name for name, number in TYPE_NUMBERS.items()}
     query_type, cache_type = (dtype(names[int(macros[name])]) for name in ("QUERY_TYPE", "CACHE_TYPE"))
-    if counts:
-        counters = 4 + S * Hkv * -(-T * given.group // rows)
-        assert not _view(given.workspace, np.int32, (counters,), (1,)).any()
+    if macros.get("UNDER_WAY") == "0":
+        drawn = _numbers_drawn(given)
+        assert drawn == 0
+        drawn[...] = 5
     layout = "hnd"  # by strides, nhd is one of these
     key_strides = given.key_page, given.key_head, given.key_slot, 1
     value_strides = given.value_page, given.value_head, given.value_slot, 1

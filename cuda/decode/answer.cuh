@@ -19,8 +19,7 @@ __device__ __forceinline__ void keep_number(float *partials, long long which, in
     partial[4 + d] = o;
 }
 
-// What some tokens have given a row: maximum, sum, and four numbers of O. Others are read past the first-level cache, which
-// does not see what other multiprocessors write.
+// What some tokens have given a row: maximum, sum, and four numbers of O.
 struct Part {
     float m, l;
     float4 o;
@@ -29,8 +28,7 @@ struct Part {
 __device__ __forceinline__ Part nothing() { return {NEG_INF, 0, make_float4(0, 0, 0, 0)}; }
 
 __device__ __forceinline__ Part part_of(const float *partial, int quad) {
-    const float2 ml = __ldcg(reinterpret_cast<const float2 *>(partial));
-    return {ml.x, ml.y, __ldcg(reinterpret_cast<const float4 *>(partial) + 1 + quad)};
+    return {partial[0], partial[1], reinterpret_cast<const float4 *>(partial)[1 + quad]};
 }
 
 // NaN in m is not lost: it comes back in l and O.
@@ -50,32 +48,18 @@ __device__ __forceinline__ void join_parts(Part &sum, const Part (&parts)[N]) {
     }
 }
 
-// Sums of `count` partial answers each, in this order, eight under way at a time.
-template <int N>
-__device__ __forceinline__ void join_all(const float *const (&partials)[N], int count, const int (&quads)[N],
-                                         Part (&sums)[N]) {
-    constexpr int AT_ONCE = 8 / N;
-#pragma unroll
-    for (int k = 0; k < N; ++k) sums[k] = nothing();
-    for (int first = 0; first < count; first += AT_ONCE) {
-        Part some[N][AT_ONCE];
-#pragma unroll
-        for (int k = 0; k < N; ++k)
-#pragma unroll
-            for (int i = first; i < first + AT_ONCE; ++i)
-                some[k][i - first] = i < count ? part_of(partials[k] + i * PARTIAL, quads[k]) : nothing();
-#pragma unroll
-        for (int k = 0; k < N; ++k) join_parts(sums[k], some[k]);
-    }
-}
-
-// That of the partial answers `from` to `until` - 1.
+// That of the partial answers `from` to `until` - 1, in this order, eight under way at a time.
 __device__ __forceinline__ Part merged(const float *partials, int from, int until, int quad) {
-    const float *const first[1] = {partials + (long long)from * PARTIAL};
-    const int quads[1] = {quad};
-    Part sums[1];
-    join_all(first, until - from, quads, sums);
-    return sums[0];
+    constexpr int AT_ONCE = 8;
+    Part sum = nothing();
+    for (int first = from; first < until; first += AT_ONCE) {
+        Part some[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i)
+            some[i] = first + i < until ? part_of(partials + (long long)(first + i) * PARTIAL, quad) : nothing();
+        join_parts(sum, some);
+    }
+    return sum;
 }
 
 __device__ __forceinline__ void answer_quad(const Decode &a, long long place, int quad, const Part &sum) {

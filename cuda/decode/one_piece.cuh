@@ -8,7 +8,6 @@
 __device__ __forceinline__ void one_piece(const Decode &a) {
     __shared__ Meeting meeting;
     __shared__ __align__(16) Work work;
-    __shared__ int done;
     __shared__ float factor;  // see factor_of
     constexpr int N = UNDER_WAY > 0 ? UNDER_WAY : 1;
 
@@ -51,9 +50,4 @@ __device__ __forceinline__ void one_piece(const Decode &a) {
     hand_in(state, meeting, O_of_warps);
     __syncthreads();
     store_sums(a, work, meeting, O_of_warps);
-    if (work.piece.count == 1) return;
-    __syncthreads();
-    if (threadIdx.x == 0) done = count_done(counter_of(a, work.piece), work.piece.count);
-    __syncthreads();
-    if (done == work.piece.count - 1) merge_pieces(a, work.piece, reinterpret_cast<Part *>(O_of_warps));
 }

@@ -1,14 +1,15 @@
 // Sequences cut into pieces by their lengths, and the way from a number of a piece to the sequence that has it.
 //
 // How a sequence is cut depends on nothing but its own length, so that its answer has the same bytes in whatever company
-// and on whatever GPU. A short one has pieces of PIECE tokens; a long one has at most MAX_PIECES, for partial answers need
-// room for as many as there may be. Pieces of more than two PIECE are rounded to half a PIECE: the more of them there are,
-// the more evenly multiprocessors share them.
+// and on whatever GPU. Up to WHOLE tokens are one piece; beyond, there are pieces of PIECE tokens, but no more than
+// MAX_PIECES, for partial answers need room for as many as there may be. Pieces of more than two PIECE are rounded to half
+// a PIECE: the more of them there are, the more evenly multiprocessors share them.
 #pragma once
 #include "answer.cuh"
 
 // Tokens in a piece of a sequence of which so many tokens are used.
 __device__ __forceinline__ int piece_size(int used) {
+    if (used <= WHOLE) return WHOLE;
     const int least = max(PIECE, div_up(used, MAX_PIECES)), unit = least > 2 * PIECE ? PIECE / 2 : PIECE;
     return (least + unit - 1) & -unit;
 }
@@ -35,7 +36,8 @@ struct Piece {
 // How many pieces a sequence of this length has: an empty one has an answer, too.
 __device__ __forceinline__ int pieces_of(const Decode &a, int length) {
     const int used = length - first_begin(a, length), size = piece_size(used);
-    return max(1, size == PIECE ? div_up(used, PIECE) : div_up(used, size));  // dividing takes a while
+    if (used <= WHOLE) return 1;
+    return size == PIECE ? div_up(used, PIECE) : div_up(used, size);  // dividing takes a while
 }
 
 // Pieces are counted over all sequences, with the heads of the cache as neighbours, which they are in a page, and then the
@@ -144,17 +146,9 @@ struct Pieces {
     }
 };
 
-// The workspace of a launch over pieces: two counters of the launch; one for each sequence, tile of rows and head of the
-// cache; then, from a multiple of 16 bytes on, partial answers. Every launch leaves zeros in the counters.
+// The workspace of a launch over pieces begins with two counters of the launch: how many numbers of pieces have been drawn,
+// and how many blocks have left.
 constexpr int LAUNCH_COUNTERS = 4;
-__device__ __forceinline__ int *counter_of(const Decode &a, const Piece &piece) {
-    const long long which = ((long long)piece.of.s * div_up(rows_of(a), ROWS) + piece.tile) * a.kv_heads;
-    return static_cast<int *>(a.workspace) + LAUNCH_COUNTERS + which + piece.of.kv_head;
-}
-__device__ __forceinline__ float *partials_of(const Decode &a) {
-    const long long counters = (long long)a.sequences * div_up(rows_of(a), ROWS) * a.kv_heads;
-    return static_cast<float *>(a.workspace) + LAUNCH_COUNTERS + (counters + 3) / 4 * 4;
-}
 
 // The number of another piece, for one thread of a block, beyond those that follow from the block's own number. Who is early
 // takes more. For one thread alone: the compiler would have a warp add together, and so wait
@@ -163,76 +157,8 @@ __device__ __forceinline__ int take(const Decode &a) {
     return atomicInc(static_cast<unsigned *>(a.workspace), 0x7fffffff);
 }
 
-// To be called by one thread of each block that will take no more.
+// To be called by one thread of each block that will take no more, so that the next launch finds zeros again.
 __device__ __forceinline__ void leave(const Decode &a) {
     int *const counters = static_cast<int *>(a.workspace);
     if (atomicAdd(counters + 1, 1) == (int)gridDim.x - 1) counters[0] = counters[1] = 0;
-}
-
-// How many of the sequence's pieces were done before this one; the last finds the counter zero again afterwards. What the
-// block has written before a barrier is there for whoever learns that all are done, and for its block after a barrier.
-__device__ __forceinline__ int count_done(int *counter, int count) {
-    int before;
-    asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "l"(counter), "r"(count - 1)
-                 : "memory");
-    return before;
-}
-
-// Whether this block is the last of `count` that have come here with this counter, each after it has written what the last
-// one will read. The counter is zero again afterwards.
-__device__ __forceinline__ bool last_of(int *counter, int count) {
-    __shared__ bool is_last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        is_last = atomicAdd(counter, 1) == count - 1;
-        if (is_last) *counter = 0;
-    }
-    __syncthreads();
-    __threadfence();
-    return is_last;
-}
-
-// The answers of the piece's rows from the partial ones of all pieces, where a thread has four numbers of several rows: of
-// two rows at a time.
-__device__ __forceinline__ void merge_rows(const Decode &a, const Piece &piece, int items) {
-    const auto place_of = [&](int item) { return place_of_row(a, piece.of, piece.of.row0 + item / QUADS); };
-    for (int first = threadIdx.x; first < items; first += 2 * THREADS) {
-        const int item[2] = {first, smaller(first + THREADS, items - 1)}, quads[2] = {item[0] % QUADS, item[1] % QUADS};
-        const float *partials[2];
-        Part sums[2];
-        for (int k = 0; k < 2; ++k) partials[k] = partials_of(a) + place_of(item[k]) * most_pieces(a) * PARTIAL;
-        join_all(partials, piece.count, quads, sums);
-        answer_quad(a, place_of(item[0]), quads[0], sums[0]);
-        if (item[0] + THREADS < items) answer_quad(a, place_of(item[1]), quads[1], sums[1]);
-    }
-}
-
-// The answers of the piece's rows from the partial ones of all pieces. A thread has four numbers of a row; where there are
-// more threads than that, the pieces are shared among several, each with a stretch of them. `scratch`: a Part a thread.
-__device__ __forceinline__ void merge_pieces(const Decode &a, const Piece &piece, Part *scratch) {
-    const int rows = smaller(ROWS, rows_of(a) - piece.of.row0), items = rows * QUADS, parts = most_pieces(a);
-    if (items > THREADS) return merge_rows(a, piece, items);
-    const int shares = THREADS / items, each = div_up(piece.count, shares);
-    const float *const partials = partials_of(a);
-    __syncthreads();  // others may still read what is in the scratch
-    for (int i = threadIdx.x; i < items * shares; i += THREADS) {
-        const int item = i % items, share = i / items;
-        const long long place = place_of_row(a, piece.of, piece.of.row0 + item / QUADS);
-        const Part sum = merged(partials + place * parts * PARTIAL, share * each,
-                                smaller(piece.count, (share + 1) * each), item % QUADS);
-        if (shares > 1) scratch[i] = sum;
-        else answer_quad(a, place, item % QUADS, sum);
-    }
-    if (shares == 1) return;
-    __syncthreads();
-    if (threadIdx.x >= items) return;
-    Part sum = nothing();
-    for (int share = 0; share < shares; ++share) {
-        const Part one[1] = {scratch[share * items + threadIdx.x]};
-        join_parts(sum, one);
-    }
-    answer_quad(a, place_of_row(a, piece.of, piece.of.row0 + threadIdx.x / QUADS), threadIdx.x % QUADS, sum);
 }

@@ -271,7 +271,7 @@ __device__ __forceinline__ void take_tile(const Decode &a, const Work &work, con
 
 // ---- where warps meet
 
-extern __shared__ __align__(16) float O_of_warps[];  // [WARPS][ROWS][O_ROW], or a Part a thread
+extern __shared__ __align__(16) float O_of_warps[];  // [WARPS][ROWS][O_ROW]
 
 struct Meeting {
     float m[WARPS][ROWS], l[WARPS][ROWS];
@@ -317,6 +317,11 @@ __device__ __forceinline__ Part sum_of(const Meeting &meeting, const float *O, i
     return sum;
 }
 
+// Of each row as many as there may be pieces.
+__device__ __forceinline__ float *partials_of_row(const Decode &a, long long place) {
+    return static_cast<float *>(a.workspace) + LAUNCH_COUNTERS + place * most_pieces(a) * PARTIAL;
+}
+
 // What the warps have handed in: an answer if the piece is all of its sequence, else a partial one.
 __device__ __forceinline__ void store_sums(const Decode &a, const Work &work, const Meeting &meeting, const float *O) {
     const Piece &piece = work.piece;
@@ -326,7 +331,7 @@ __device__ __forceinline__ void store_sums(const Decode &a, const Work &work, co
         const Part sum = sum_of(meeting, O, r, quad);
         const long long place = work.rows[r].place;
         if (piece.count == 1) answer_quad(a, place, quad, sum);
-        else keep_quad(partials_of(a), place * most_pieces(a) + piece.part, quad, sum);
+        else keep_quad(partials_of_row(a, place), piece.part, quad, sum);
     }
 }
 

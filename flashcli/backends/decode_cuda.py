@@ -61,12 +61,14 @@ class DecodeProgram:
 class DecodeCuda:
     """A backend for paged decode on the first GPU; use as a context manager.
 
-    ``tuning`` is the kernel's, where that is not its own choice.
+    ``retuned`` gives another tuning for the kernel's own choice.
     """
 
-    def __init__(self, kernel: str | None = None, tuning: decode.Tuning | None = None) -> None:
+    def __init__(
+        self, kernel: str | None = None, retuned: Callable[[decode.Tuning], decode.Tuning] = lambda tuning: tuning
+    ) -> None:
         self._kernel, self._used = kernel, ""  # the kernel that was asked for, and what was used at last
-        self._tuning = tuning
+        self._retuned = retuned
         if kernel is not None:
             decode.named(kernel)
         self._session = Session()
@@ -137,8 +139,7 @@ class DecodeCuda:
 
     def _launch(self, part: Decode) -> tuple[np.ndarray, np.ndarray]:
         build, sizes = decode.build_of(self._kernel, part), decode.sizes_of(part)
-        if self._tuning:
-            build = Build(build.kernel, build.problem._replace(tuning=self._tuning))
+        build = Build(build.kernel, build.problem._replace(tuning=self._retuned(build.problem.tuning)))
         self._used, launch = build.kernel.name, self.launcher(build, sizes)
         out = np.empty(part.query.shape, part.query.dtype)
         lse = np.empty(out.shape[:-1], np.float32)

@@ -24,6 +24,8 @@ TYPE_NUMBERS = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "
 THREADS = 128
 PARTITION = 512  # tokens, as in 02_paged_v2.cu and 03_grouped.cu
 LAUNCH_COUNTERS = 4  # at the beginning of the workspace, see pieces.cuh
+MERGED_BY_A_WARP = 8  # partial answers of a row, see merge.cuh
+MOST_OF_A_PIECE = 1024  # tokens
 MAX_SHARED = 227 * 1024  # bytes of shared memory that a block can have on Hopper
 MULTIPROCESSORS = 132  # of an H100 or H200; on other GPUs answers are the same, and may come later
 MAX_ROWS = 8  # query rows that a block takes together
@@ -88,6 +90,10 @@ class Tuning(NamedTuple):
     blocks: int = 0  # to a multiprocessor; 0: as many as the kernel is fastest with
     under_way: int = 0  # of tensor, tiles of a warp at a time, where a block has one piece; 0: piece after piece
 
+    def piece_after_piece(self) -> Tuning:
+        """The same pieces, as tensor computes them in large batches."""
+        return self._replace(blocks=0, under_way=0)
+
 
 class Problem(NamedTuple):
     """What a kernel is compiled for."""
@@ -145,8 +151,9 @@ class Build:
         check_type(self.problem.cache_type, capability, gpu, hint)
 
     def functions(self) -> tuple[Launch, ...]:
-        """Every function of the kernel's file, launched as for the smallest input."""
-        return self.kernel.launches(Sizes(1, 1, 1, 1, 1, self.problem.page), self.problem, 1)
+        """Every function of the kernel's file, launched as for one sequence of more than a piece."""
+        pages = ceil_div(2 * MOST_OF_A_PIECE, self.problem.page)
+        return self.kernel.launches(Sizes(1, 1, 1, 1, pages, self.problem.page), self.problem, 1)
 
 
 def check_type(cache_type: str, capability: tuple[int, int], gpu: str, hint: str) -> None:
@@ -221,10 +228,17 @@ def _all_pieces(sizes: Sizes, problem: Problem) -> int:
 def _piece(problem: Problem) -> int:
     """Tokens of a piece, a power of two."""
     tokens = problem.tuning.piece // (2 * problem.d * _item_size(problem))
-    return 1 << min(max(tokens, 64), 1024).bit_length() - 1
+    return 1 << min(max(tokens, 64), MOST_OF_A_PIECE).bit_length() - 1
+
+
+def _whole(problem: Problem) -> int:
+    """The most tokens that are not cut."""
+    return max(_piece(problem), _piece(problem._replace(tuning=Tuning())))
 
 
 def _most_pieces(sizes: Sizes, problem: Problem) -> int:
+    if sizes.room <= _whole(problem):
+        return 1
     return max(1, min(problem.tuning.pieces, ceil_div(sizes.room, _piece(problem))))
 
 
@@ -233,7 +247,11 @@ def _counters(sizes: Sizes, problem: Problem) -> int:
 
 
 def _counters_and_partials(sizes: Sizes, problem: Problem) -> int:
-    return _counters(sizes, problem) + sizes.places * _most_pieces(sizes, problem) * partial_bytes(problem)
+    return _counters(sizes, problem) + _partials(sizes, problem)
+
+
+def _partials(sizes: Sizes, problem: Problem) -> int:
+    return sizes.places * _most_pieces(sizes, problem) * partial_bytes(problem)
 
 
 def _one(rows: int, d: int) -> int:
@@ -246,7 +264,7 @@ def _some(rows: int, d: int) -> int:
 
 
 def _piece_macros(problem: Problem) -> dict[str, int]:
-    return {"PIECE": _piece(problem), "MAX_PIECES": problem.tuning.pieces}
+    return {"PIECE": _piece(problem), "WHOLE": _whole(problem), "MAX_PIECES": problem.tuning.pieces}
 
 
 # ---- tensor cores
@@ -272,16 +290,22 @@ def _tensor_blocks(problem: Problem) -> int:
 
 
 def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
-    """A block a piece where all pieces have room at once; two tiles of a warp under way where they are few."""
-    pieces, row = _all_pieces(sizes, problem), problem.d * _item_size(problem)
+    """A block a piece where all pieces have room at once; two tiles of a warp under way where they are few.
+
+    Pieces are smaller where few rows share a head of the cache, so that partial answers are little beside it. They
+    must not depend on the number of sequences.
+    """
+    row = problem.d * _item_size(problem)
+    cut = Tuning(piece=2**17) if sizes.rows <= 2 and row >= 256 else Tuning()
+    pieces = _all_pieces(sizes, problem._replace(tuning=cut))
     few = pieces * row <= 2 * MULTIPROCESSORS * 128  # a tile of each warp is less than the memory's rate needs
     if few and row <= 256:
-        return Tuning(blocks=2, under_way=2)
+        return cut._replace(blocks=2, under_way=2)
     for blocks in (0, 4 if _few_registers(problem) else 2):
-        tuning = Tuning(blocks=blocks, under_way=1)
+        tuning = cut._replace(blocks=blocks, under_way=1)
         if pieces <= _tensor_blocks(problem._replace(tuning=tuning)) * MULTIPROCESSORS:
             return tuning
-    return Tuning()
+    return cut
 
 
 def _tensor_macros(problem: Problem) -> dict[str, int]:
@@ -289,13 +313,19 @@ def _tensor_macros(problem: Problem) -> dict[str, int]:
 
 
 def _of_warps(problem: Problem) -> int:
-    """Bytes of shared memory for the warps' O, or for a Part a thread."""
-    return max(problem.tuning.threads // 32 * problem.rows * 4 * (problem.d + 4), problem.tuning.threads * 32)
+    """Bytes of shared memory for the warps' O."""
+    return problem.tuning.threads // 32 * problem.rows * 4 * (problem.d + 4)
 
 
 def _tensor(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
+    """What has to be there first, and what has to come last, only where it has."""
     at_once = _all_pieces(sizes, problem) if problem.tuning.under_way else _tensor_blocks(problem) * sms
-    return (_over_pieces("tensor", sizes, problem, at_once, _of_warps(problem)),)
+    over, most = _over_pieces("tensor", sizes, problem, at_once, _of_warps(problem)), _most_pieces(sizes, problem)
+    begin = () if problem.tuning.under_way else (Launch("begin", 1, 32),)
+    warps = ceil_div(most, MERGED_BY_A_WARP)
+    scratch = warps * partial_bytes(problem) if warps > 1 else 0
+    merge = Launch("merge", sizes.places, 32 * warps, scratch, early=True)
+    return *begin, over._replace(early=bool(begin)), *((merge,) if most > 1 else ())
 
 
 def _tensor_refuses(problem: Problem) -> str:
@@ -307,6 +337,10 @@ def _tensor_refuses(problem: Problem) -> str:
     if problem.transposed and problem.page < 4:
         return "pages of less than four tokens"
     return ""
+
+
+def _draws_and_partials(sizes: Sizes, problem: Problem) -> int:
+    return 4 * LAUNCH_COUNTERS + _partials(sizes, problem)
 
 
 def _item_size(problem: Problem) -> int:
@@ -336,8 +370,7 @@ KERNELS = {
         ),
         Kernel(
             "tensor", "decode/05_tensor.cu", "tensor cores, fed straight from memory",
-            _tensor, _counters_and_partials, _tensor_rows, _tensor_macros, _tensor_refuses, counters=_counters,
-            tuning=_tensor_tuning,
+            _tensor, _draws_and_partials, _tensor_rows, _tensor_macros, _tensor_refuses, tuning=_tensor_tuning,
         ),
     )
 }  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from flashcli.backends.decode_cpu import attend_group
+from flashcli.gpu.launcher import PreparedDecode, place_of_device
 from flashcli.kernels import decode
 from flashcli.measure.decode_shapes import TimedShape, outlined
 from flashcli.paged import Decode
@@ -25,10 +26,15 @@ class OnDevice:
         self.sizes, self.bytes = decode.sizes_of(asked), asked.used_bytes()
         self._wanted: dict[int, Any] = {}
 
-    def argument(self, workspace: int) -> decode.Argument:
-        """What kernels are told."""
-        pointers = {name: tensor.data_ptr() for name, tensor in self.tensors.items()} | {"workspace": workspace}
-        return decode.argument(self.asked, pointers)
+    def prepared(self, build: decode.Build) -> PreparedDecode:
+        """The build's launches for these tensors' sizes, where they are."""
+        place = place_of_device(self.tensors["query"].device.index)
+        return PreparedDecode(place, build, self.sizes, decode.argument(self.asked, {}), {})
+
+    def addresses(self, workspace: int) -> list[int]:
+        """What the launches are given."""
+        known = {name: tensor.data_ptr() for name, tensor in self.tensors.items()} | {"workspace": workspace}
+        return [known.get(name, 0) for name in decode.POINTERS]
 
     def wanted(self, s: int) -> Any:
         """The answer of sequence s [T, H, D] as a float64 tensor."""

@@ -19,7 +19,7 @@ from flashcli.measure.builds import compile_all
 from flashcli.measure.decode_judge import Answer, Judge
 from flashcli.paged import LAYOUTS, BlockSparse
 
-UNTUNED = decode.Tuning()  # where tensor's blocks take piece after piece, which it does in large batches only
+IN_TURN = decode.Tuning.piece_after_piece  # as tensor's blocks do in large batches only
 SMALL = Case(3, 8, 2, 128, "320,64,77", sharpness=4.0)
 
 
@@ -88,8 +88,8 @@ def check_kernels(names: list[str], every: int = 1) -> Found:
                 with DecodeCuda(name) as backend:
                     got = Answer(*backend.decode(asked, range(asked.S)))
                     alone = [backend.decode(asked, range(s, s + 1)) for s in range(asked.S)]
-                with DecodeCuda(name, UNTUNED) as backend:
-                    untuned = Answer(*backend.decode(asked, range(asked.S)))
+                with DecodeCuda(name, IN_TURN) as backend:
+                    in_turn = Answer(*backend.decode(asked, range(asked.S)))
             except FlashError as error:
                 wrong.append(f"{name}: {described(case)}: {error}")
                 continue
@@ -97,8 +97,8 @@ def check_kernels(names: list[str], every: int = 1) -> Found:
                 wrong.append(f"{name}: {described(case)}: {told}")
             if np.concatenate([out for out, _ in alone]).tobytes() != got.out.tobytes():
                 wrong.append(f"{name}: {described(case)}: a sequence alone has other bytes than in the batch")
-            if untuned.out.tobytes() != got.out.tobytes():
-                wrong.append(f"{name}: {described(case)}: tuned for its sizes it has other bytes")
+            if in_turn.out.tobytes() != got.out.tobytes():
+                wrong.append(f"{name}: {described(case)}: piece after piece it has other bytes")
     return Found(counted, void, wrong)
 
 
@@ -107,5 +107,5 @@ def _compile(names: list[str], cases: list[Case]) -> None:
     smallest = [make(dataclasses.replace(case, S=1, lengths="1")) for case in cases]
     pairs = itertools.product([KERNELS[name] for name in names], smallest)
     problems = [(kernel, decode.problem_of(kernel, asked)) for kernel, asked in pairs]
-    untuned = [(kernel, problem._replace(tuning=UNTUNED)) for kernel, problem in problems]
-    compile_all(decode.Build(kernel, problem) for kernel, problem in problems + untuned)
+    in_turn = [(kernel, problem._replace(tuning=IN_TURN(problem.tuning))) for kernel, problem in problems]
+    compile_all(decode.Build(kernel, problem) for kernel, problem in problems + in_turn)

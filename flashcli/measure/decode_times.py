@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashcli.backends.decode_cpu import DecodeCpu
-from flashcli.backends.decode_cuda import DecodeCuda
 from flashcli.errors import FlashError, UsageError
 from flashcli.kernels import decode
 from flashcli.kernels.decode import CEILING
@@ -92,9 +91,8 @@ def times(
 
 def times_of(given: OnDevice, contenders: list[Contender], peers: bool, runs: int = RUNS) -> Iterator[Row]:
     """A row for each contender, and for the peers that compute the same."""
-    with DecodeCuda() as backend:
-        for contender in contenders:
-            yield _of_ours(contender, given, backend, runs)
+    for contender in contenders:
+        yield _of_ours(contender, given, runs)
     if peers and (arrays := given.without_pages()):
         yield from _of_torch(arrays, given, runs)
 
@@ -111,20 +109,19 @@ def timed(
     return Decoded(**about(name, asked, contender), layout=asked.layout, **figures)
 
 
-def _of_ours(contender: Contender, given: OnDevice, backend: DecodeCuda, runs: int) -> Row:
-    """What is found of a kernel: its seconds and its error, or why it was skipped."""
+def _of_ours(contender: Contender, given: OnDevice, runs: int) -> Row:
+    """What is found of a kernel, launched as a call does: its seconds and its error, or why it was skipped."""
     import torch
 
     build, start = contender.build(given.asked), about(given.name, given.asked, contender.label)
     if reason := build.kernel.refuses(build.problem):
         return Skipped(**start, skipped=reason)
-    size = build.kernel.workspace(given.sizes, build.problem) + 16
-    workspace = torch.zeros(size, dtype=torch.uint8, device="cuda")
-    argument = given.argument(workspace.data_ptr())
     given.tensors["out"].fill_(float("nan"))
     try:
-        launch = backend.launcher(build, given.sizes)
-        found = seconds(lambda: launch(argument), runs)
+        prepared = given.prepared(build)
+        workspace = torch.zeros(prepared.workspace, dtype=torch.uint8, device="cuda")  # as counters are to be
+        stream, addresses = torch.cuda.current_stream().cuda_stream, given.addresses(workspace.data_ptr())
+        found = seconds(lambda: prepared.queue(stream, *addresses), runs)
     except FlashError as error:
         return Skipped(**start, skipped=str(error))
     off = None if build.kernel is CEILING else given.error()

@@ -77,14 +77,14 @@ def test_no_register_is_spilled_where_it_matters(resources, kernel):
 )
 def test_tensor_spills_nothing_however_it_is_tuned(resources, d, page, cache_type, tuning):
     problem = Problem(d, page, "float16", cache_type, False, 8, tuning)
-    [found] = resources(Build(KERNELS["tensor"], problem), "sm_90a").values()
-    assert found.spilled == 0 and not found.warnings
+    for function, found in resources(Build(KERNELS["tensor"], problem), "sm_90a").items():
+        assert found.spilled == 0 and not found.warnings, function
 
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_four_blocks_of_tensor_with_long_rows_spill_nothing_either(resources, transposed):
     problem = Problem(128, 16, "float16", "float16", transposed, 8, Tuning(blocks=4, under_way=1))
-    [found] = resources(Build(KERNELS["tensor"], problem), "sm_90a").values()
+    found = resources(Build(KERNELS["tensor"], problem), "sm_90a")["tensor"]
     assert found.registers <= 128 and found.spilled == 0 and not found.warnings
 
 
@@ -113,22 +113,40 @@ def test_a_block_has_one_piece_where_all_have_room_and_two_tiles_of_a_warp_are_u
 ):
     asked = outlined(TimedShape("", sequences, 64, 8, d, str(tokens), page=page), layout)
     build = Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], asked))
-    macros, [launch] = build.macros(), KERNELS["tensor"].launches(decode.sizes_of(asked), build.problem, 132)
+    macros = build.macros()
+    *before, launch, merge = KERNELS["tensor"].launches(decode.sizes_of(asked), build.problem, 132)
     assert (macros["BLOCKS"], macros["UNDER_WAY"]) == (blocks, under_way)
     pieces = sequences * 8 * tokens // macros["PIECE"]
     assert launch.grid == (min(pieces, blocks * 132) if under_way == PIECE_AFTER_PIECE else pieces)
+    assert [launch.function for launch in before] == ["begin"] * (under_way == PIECE_AFTER_PIECE)
+    assert (launch.early, merge.early) == (under_way == PIECE_AFTER_PIECE, True)
+
+
+def test_what_is_never_cut_is_never_merged_and_where_rows_are_few_pieces_are_smaller():
+    tensor = KERNELS["tensor"]
+
+    def found(H: int, Hkv: int, tokens: int) -> tuple[int, list[tuple[str, int, int]]]:
+        asked = outlined(TimedShape("", 100, H, Hkv, 128, str(tokens)), "hnd")
+        problem = decode.problem_of(tensor, asked)
+        launches = tensor.launches(decode.sizes_of(asked), problem, 132)
+        return Build(tensor, problem).macros()["PIECE"], [one[:3] for one in launches if one.function != "tensor"]
+
+    begin = ("begin", 1, 32)
+    assert found(32, 8, 512) == (512, [begin]) and found(32, 8, 513) == (512, [begin, ("merge", 3200, 32)])
+    assert found(16, 8, 512) == (256, [begin]) and found(16, 8, 2049) == (256, [begin, ("merge", 1600, 64)])
+    assert found(24, 8, 10**6) == (512, [begin, ("merge", 2400, 192)])
 
 
 @pytest.mark.gpu
 def test_bytes_depend_neither_on_company_nor_on_how_many_pieces_a_block_has(gpu):
-    asked = make(Case(9, 16, 8, 128, "4096,5,700,0,130,1,2,3,1200", layout="hnd"))
+    asked = make(Case(9, 16, 8, 128, "2048,5,700,0,130,1,2,3,1200", layout="hnd"))
     some, alone = (
         dataclasses.replace(asked, **{name: getattr(asked, name)[:n] for name in ("query", "block_tables", "seq_lens")})
         for n in (8, 1)
     )
     builds = [Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], one)) for one in (asked, some, alone)]
     assert [build.problem.tuning for build in builds] == [
-        Tuning(), Tuning(blocks=4, under_way=1), Tuning(blocks=2, under_way=2)
+        Tuning(piece=2**17), Tuning(piece=2**17, blocks=4, under_way=1), Tuning(piece=2**17, blocks=2, under_way=2)
     ]  # fmt: skip
     with DecodeCuda("tensor") as backend:
         out, lse = backend.decode(asked, range(9))
@@ -149,14 +167,12 @@ def test_every_launch_has_blocks(kernel, sizes):
 
 
 @every_kernel
-def test_counters_are_within_the_workspace_and_every_function_is_named_for_the_smallest_input(kernel):
+def test_counters_are_within_the_workspace_and_every_function_is_named(kernel):
     sizes, problem = Sizes(300, 8, 40, 8, 900, 16), Problem(64, 16, "float16", "float16", True, kernel.rows(40, 64))
     counters = kernel.counters(sizes, problem)
-    assert counters <= kernel.workspace(sizes, problem) and (counters > 0) == (
-        kernel.name in ("split", "tensor", "read")
-    )
+    assert counters <= kernel.workspace(sizes, problem) and (counters > 0) == (kernel.name in ("split", "read"))
     named = [launch.function for launch in Build(kernel, problem).functions()]
-    assert named == [launch.function for launch in kernel.launches(Sizes(3, 1, 8, 2, 40, 16), problem, 132)]
+    assert named == [launch.function for launch in kernel.launches(Sizes(3, 1, 8, 2, 400, 16), problem, 132)]
 
 
 def test_v1_refuses_what_its_shared_memory_does_not_hold():

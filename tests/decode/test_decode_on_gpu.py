@@ -74,12 +74,27 @@ def test_bytes_depend_neither_on_the_order_of_pages_nor_on_company_nor_on_how_la
         out, lse = backend.decode(asked, range(4))
         elsewhere = backend.decode(moved, range(4))
         alone = [backend.decode(asked, range(s, s + 1)) for s in range(4)]
-    with DecodeCuda(name, Tuning()) as backend:  # whose blocks take piece after piece
+    with DecodeCuda(name, Tuning.piece_after_piece) as backend:
         backend._session.multiprocessors = 1
         small = backend.decode(asked, range(4))
     assert out.any() and [x.tobytes() for x in elsewhere] == [out.tobytes(), lse.tobytes()]
     assert [x.tobytes() for x in small] == [out.tobytes(), lse.tobytes()]
     assert out.tobytes() == b"".join(found.tobytes() for found, _ in alone)
+
+
+@pytest.mark.parametrize("D", [80, 128, 256])
+def test_answers_from_any_number_of_pieces_are_right_and_the_same_however_blocks_share_them(gpu, D):
+    lengths = [1, 513, 4096, 12300, 70_000]  # up to 48 pieces, which some warps merge together
+    for H in (2, 7):
+        asked = make(Case(len(lengths), H, 1, D, ",".join(map(str, lengths)), layout="nhd"))
+        build = Build(KERNELS["tensor"], problem_of(KERNELS["tensor"], asked))
+        assert build.problem.tuning.under_way == 1
+        found = []
+        for retuned in (lambda tuning: tuning, Tuning.piece_after_piece):
+            with DecodeCuda("tensor", retuned) as backend:
+                found.append(Answer(*backend.decode(asked, range(asked.S))))
+        assert Judge(asked).problem(found[0]) == ""
+        assert found[0].out.tobytes() == found[1].out.tobytes() and found[0].lse.tobytes() == found[1].lse.tobytes()
 
 
 class FewAtOnce(DecodeCuda):

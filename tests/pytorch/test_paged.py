@@ -187,16 +187,21 @@ def test_a_part_of_the_tables_is_read_where_it_is(stream, monkeypatch):
 
 
 @pytest.mark.parametrize("current", [0, 7])
-def test_the_counters_are_zeroed_on_the_stream_before_each_launch(stream, driver, monkeypatch, current):
-    queued = []
-    memset, launch = driver.cuMemsetD32Async, driver.cuLaunchKernelEx
-    monkeypatch.setattr(driver, "cuMemsetD32Async", lambda *a: queued.append((a[1:3], a[3])) or memset(*a))
-    monkeypatch.setattr(driver, "cuLaunchKernelEx", lambda *a: queued.append(("launch", a[0].hStream)) or launch(*a))
+@pytest.mark.parametrize(
+    ("case", "launches"),
+    [
+        (SMALL, ["tensor"]),
+        (dataclasses.replace(SMALL, lengths="40,1500,3"), ["tensor", "merge"]),
+        (dataclasses.replace(SMALL, S=150, lengths="7x149,1500"), ["begin", "tensor", "merge"]),
+    ],
+)
+def test_every_launch_is_on_the_stream_and_all_but_the_first_may_begin_early(stream, driver, current, case, launches):
     stream[0] = current
-    asked = make(SMALL)
-    for _ in range(2):
+    asked = make(case)
+    for _ in range(2):  # in the same scratch, where numbers of pieces have been drawn
         check(compute(arrays(asked), **options(asked)), asked)
-    assert queued == [((0, 4 + 8), current), ("launch", current)] * 2
+    assert [one[:2] for one in driver.launches] == [(name, current) for name in launches] * 2
+    assert driver.early == ([False] + [True] * (len(launches) - 1)) * 2
 
 
 def test_scales_may_be_tensors(stream):
@@ -351,6 +356,19 @@ def test_a_graph_is_replayed_with_other_lengths(on_gpu, query_type):
         given["seq_lens"].copy_(tensor(lengths))
         graph.replay()
         check(found, dataclasses.replace(long, seq_lens=lengths))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("S", [3, 150])  # a block a piece, and piece after piece
+def test_calls_behind_one_another_have_the_same_scratch_and_none_sees_numbers_of_another(on_gpu, S):
+    some, others = (make(dataclasses.replace(SMALL, S=S, lengths=f"1500x{S}", seed=seed)) for seed in (0, 1))
+    given, other = to_gpu(some), to_gpu(others)["query"]
+    queries = [given.pop("query"), other] * 10
+    found = [flashcli.decode(query, **given, return_lse=True) for query in queries]
+    check(found[0], some)
+    assert not torch.equal(found[0][0], found[1][0])
+    for i, (out, lse) in enumerate(found):
+        assert torch.equal(out, found[i % 2][0]) and torch.equal(lse, found[i % 2][1])
 
 
 @pytest.mark.gpu

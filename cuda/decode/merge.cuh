@@ -1,0 +1,76 @@
+// The partial answers of a row merged by warps, in a launch of its own after all of them have been written.
+#pragma once
+#include "tensor.cuh"
+
+constexpr int AT_ONCE = 8;                  // partial answers that a warp merges
+constexpr int OF_LANE = div_up(QUADS, 32);  // of O, four numbers each
+static_assert(MAX_PIECES <= AT_ONCE * AT_ONCE, "a warp can merge what the warps of a block have merged");
+
+// What a warp has of a row: m and l in each lane, and of O quads lane, lane + 32 and so on.
+struct RowSum {
+    float m, l;
+    float4 o[OF_LANE];
+};
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
+    return x;
+}
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int apart = 1; apart < 32; apart *= 2) x += __shfl_xor_sync(~0u, x, apart);
+    return x;
+}
+
+// That of so many partial answers, one after the other in memory, in this order. All are asked for at once: each lane has m
+// and l of one of them, and its quads of all. NaN in m is not lost: it comes back in l and O.
+__device__ __forceinline__ RowSum merged_by_warp(const float *partials, int count) {
+    const int lane = threadIdx.x % 32;
+    float2 ml = make_float2(NEG_INF, 0);
+    if (lane < count) ml = *reinterpret_cast<const float2 *>(partials + lane * PARTIAL);
+    float4 o[AT_ONCE][OF_LANE] = {};
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i)
+#pragma unroll
+        for (int k = 0; k < OF_LANE; ++k)
+            if (i < count && lane + k * 32 < QUADS)
+                o[i][k] = reinterpret_cast<const float4 *>(partials + i * PARTIAL)[1 + lane + k * 32];
+
+    RowSum sum = {warp_max(ml.x)};
+    const float weight = exp2_fast(ml.x - finite_or_zero(sum.m));
+    sum.l = warp_sum(weight * ml.y);
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+        const float w = __shfl_sync(~0u, weight, i);
+        if (i < count)
+#pragma unroll
+            for (int k = 0; k < OF_LANE; ++k)
+                sum.o[k].x += w * o[i][k].x, sum.o[k].y += w * o[i][k].y, sum.o[k].z += w * o[i][k].z,
+                    sum.o[k].w += w * o[i][k].w;
+    }
+    return sum;
+}
+
+// The lane's quads, each as a Part.
+template <typename Do>
+__device__ __forceinline__ void for_each_quad(const RowSum &sum, Do what) {
+#pragma unroll
+    for (int k = 0; k < OF_LANE; ++k)
+        if (const int quad = threadIdx.x % 32 + k * 32; quad < QUADS) what(quad, Part{sum.m, sum.l, sum.o[k]});
+}
+
+// One block a row, a warp for each AT_ONCE partial answers that there may be.
+__device__ __forceinline__ void merge_row(const Decode &a, int place, float *scratch) {
+    const int count = pieces_of(a, length_of(a, place / a.heads / a.tokens));
+    if (count == 1) return;  // it has been answered
+    const int warp = threadIdx.x / 32, warps = div_up(count, AT_ONCE), first = warp * AT_ONCE;
+    await_launch_before();
+    RowSum sum = merged_by_warp(partials_of_row(a, place) + first * PARTIAL, smaller(AT_ONCE, count - first));
+    if (warps > 1) {
+        if (warp < warps) for_each_quad(sum, [&](int quad, const Part &part) { keep_quad(scratch, warp, quad, part); });
+        __syncthreads();
+        if (warp == 0) sum = merged_by_warp(scratch, warps);
+    }
+    if (warp == 0) for_each_quad(sum, [&](int quad, const Part &part) { answer_quad(a, place, quad, part); });
+}
