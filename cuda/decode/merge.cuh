@@ -63,9 +63,12 @@ __device__ __forceinline__ void for_each_quad(const RowSum &sum, Do what) {
 // One block a row, a warp for each AT_ONCE partial answers that there may be.
 __device__ __forceinline__ void merge_row(const Decode &a, int place, float *scratch) {
     const int count = pieces_of(a, length_of(a, place / a.heads / a.tokens));
-    if (count == 1) return;  // it has been answered
-    const int warp = threadIdx.x / 32, warps = div_up(count, AT_ONCE), first = warp * AT_ONCE;
+    // What is launched next waits for this launch alone, which therefore must not end before the one before it: its first
+    // block waits, even if all rows have been answered.
+    if (count == 1 && place > 0) return;
     await_launch_before();
+    if (count == 1) return;
+    const int warp = threadIdx.x / 32, warps = div_up(count, AT_ONCE), first = warp * AT_ONCE;
     RowSum sum = merged_by_warp(partials_of_row(a, place) + first * PARTIAL, smaller(AT_ONCE, count - first));
     if (warps > 1) {
         if (warp < warps) for_each_quad(sum, [&](int quad, const Part &part) { keep_quad(scratch, warp, quad, part); });
