@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flashcli.measure.tensors import Problem
     from flashcli.shape import Shape
 
+RUNS, RUNS_ON_CPU = 20, 5  # which takes a hundred times as long
 FAST_FROM = "q_in_registers"  # the rungs below it would take hours for twenty runs on each case
 ONLY_ON_GPUS = ("--kernel", "--precision")
 OF_TENSORS = (
@@ -90,7 +91,12 @@ def _file_option(name: str, text: str) -> Callable:
     "tensor (qkv); with --decode how a page lies: hnd, if nothing is said, nhd or vllm.",
 )
 @decode_options.bench_options
-@click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Time each kernel so many times.")
+@click.option(
+    "--runs",
+    type=click.IntRange(1),
+    show_default=f"{RUNS}, on a CPU {RUNS_ON_CPU}",
+    help="Time each kernel so many times.",
+)
 @click.option(
     "--threads",
     type=click.IntRange(1),
@@ -119,7 +125,7 @@ def command(
     queries: int | None,
     layout: str | None,
     decode: What | None,
-    runs: int,
+    runs: int | None,
     threads: int | None,
     seed: int,
     ladder: bool,
@@ -140,10 +146,11 @@ def command(
     record = records.Record(machine.circumstances(), ceilings=None if decode else {})
     needs_gpu = bool(given.intersection(ONLY_ON_GPUS)) or "triton" in against
     if decode is not None:
-        asked = bench_decode.Asked(decode, layout or "hnd", kernels, ladder, against, runs, seed, threads)
+        asked = bench_decode.Asked(decode, layout or "hnd", kernels, ladder, against, runs or RUNS, seed, threads)
         bench_decode.check_options(given, asked, backend)
         _check_files(kept, plot, plots.check_picture)
-        on_cpu = _is_cpu(backend, needs_gpu or ladder or bool(against), machine.gpus)
+        if on_cpu := _is_cpu(backend, needs_gpu or ladder or bool(against), machine.gpus):
+            asked = asked._replace(runs=runs or RUNS_ON_CPU)
         rows = bench_decode.on_cpu(record, asked) if on_cpu else bench_decode.on_gpu(record, asked)
     else:
         _check_options(given, backend, against, ladder, layout)
@@ -151,10 +158,12 @@ def command(
         names = _of_gradients(kernels) if gradients else _chosen(kernels, ladder, on_tensors)
         chosen = options.named_shapes(cases, shapes, testcases.REPORT_CASES)
         _check_files(kept, plot, plots.check_drawable)
-        conditions = bench.Conditions(runs, causal, seed)
+        conditions = bench.Conditions(runs or RUNS, causal, seed)
+        fewer = conditions._replace(runs=runs or RUNS_ON_CPU)
         if on_tensors:
             problems = _problems(chosen, causal, heads or kv_heads or 1, kv_heads, queries, layout or "bhnd")
-            device = "cpu" if _is_cpu(backend, needs_gpu, machine.pytorchs_gpu) else "cuda"
+            on_cpu = _is_cpu(backend, needs_gpu, machine.pytorchs_gpu)
+            device, conditions = ("cpu", fewer) if on_cpu else ("cuda", conditions)
             if gradients:
                 rows = _gradients(record, problems, names, against, conditions, device)
             else:
@@ -162,7 +171,7 @@ def command(
         elif ladder:
             rows = _ladder(record, chosen, names, conditions, everywhere=bool(cases or shapes))
         elif _is_cpu(backend, needs_gpu, machine.gpus):
-            rows = _on_cpu(record, chosen, against, threads, conditions)
+            rows = _on_cpu(record, chosen, against, threads, fewer)
         else:
             contenders = bench.gpu_contenders(names, precisions, against, causal)
             rows = _on_gpu(record, chosen, contenders, against, conditions)

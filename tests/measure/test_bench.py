@@ -46,6 +46,12 @@ def rows_of(*measures, ceilings=None):
     return list(bench.bench({"tiny": SHAPE}, contenders, bench.Conditions(3, True, 0, ceilings or {})))
 
 
+@pytest.mark.parametrize("option", [("--shape", "2,20,8"), ("--decode", "1,2,1,32", "--lengths", "9")])
+def test_a_cpu_is_timed_five_times_if_nothing_is_said(option):
+    done = flashcli("bench", "--backend", "cpu", "--threads", 1, *option, "--json", "-")
+    assert [row["runs"] for row in json.loads(done.out)["rows"]] == [5]
+
+
 def test_a_shape_needs_no_testcases(tmp_path):
     done = flashcli(*TINY, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
     assert done.code == 0, done.err
