@@ -25,6 +25,7 @@ from flashcli.kernels.plan import Plan
 from flashcli.kernels.types import Launch
 from flashcli.shape import round_up
 
+FIRST_TO_BEGIN_EARLY = (9, 0)  # compute capability: on those before, nothing in kernels waits
 NO_MEMORY, INVALID_CONTEXT = 2, 201  # CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVALID_CONTEXT
 POINTERS = struct.Struct("7Q")  # Q, K, V, O, lse, bias, workspace: how the arguments begin
 BACKWARD_POINTERS = struct.Struct(f"{len(backward.POINTERS)}Q")
@@ -241,7 +242,8 @@ class Launches:
         for build, launch in steps:
             function, size = place.functions(build)[launch.function], launch.shared
             place.give_shared(function, size, f"kernel {kernel} gets no {size} bytes of shared memory")
-            self._steps.append((_configuration(launch), function))
+            early = launch.early and place.capability >= FIRST_TO_BEGIN_EARLY
+            self._steps.append((_configuration(launch._replace(early=early)), function))
 
     def queue(self, stream: int, *addresses: int) -> None:
         """Queue them on a stream; the place's context is the thread's."""
