@@ -96,7 +96,12 @@ class Tensors:
         first, last = (self._start + offset for offset in entry["data_offsets"])
         kind = dtype(TYPES[entry["dtype"]])
         # Not .view(): the format does not promise that tensors start where their type would have them.
-        return np.frombuffer(self._bytes, kind, (last - first) // kind.itemsize, first).reshape(entry["shape"])
+        flat: np.ndarray = np.frombuffer(self._bytes, kind, (last - first) // kind.itemsize, first)
+        try:
+            return flat.reshape(entry["shape"])
+        except ValueError as error:  # NumPy has 64 dimensions, and empty arrays only of what would fit into memory
+            told = f"{self.path!r} has {name} of a shape that no array has, {reprlib.repr(entry['shape'])}."
+            raise BadInput(told, HINT) from error
 
     def _checked_header(self) -> tuple[dict, int]:
         """The header, and where the tensors begin; the library makes sure of what they say of sizes and places."""

@@ -44,7 +44,7 @@ def _compared(mine: Tensors, theirs: Tensors, name: str, tolerance: float) -> Co
         if name not in tensors:
             raise BadInput(f"{tensors.path!r} has no tensor {name}.", HINT)
     got, want = mine[name], theirs[name]
-    if got.shape != want.shape or want.ndim < 2:
+    if got.shape != want.shape or want.ndim < 2 or want.size == 0:
         raise BadInput(f"{name} has shape {got.shape} in {mine.path!r}, {want.shape} in {theirs.path!r}.", HINT)
     comparison, columns = Comparison(tolerance), want.shape[-1] if name == "out" else 1
     for s in range(len(want)):

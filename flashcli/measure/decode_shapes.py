@@ -10,6 +10,8 @@ from flashcli.kernels.decode import ITEM_SIZES
 from flashcli.paged import Decode, cache_shapes
 from flashcli.shape import ceil_div
 
+MOST_SHORT = "1,6,22,54,103,170,255,361,487,634,804,996,1211,1450,1713,2000"  # 1 + 1999 (i/15)^2.25
+
 
 class TimedShape(NamedTuple):
     """A shape to time: the lengths as `decode_cases.lengths` takes them."""
@@ -38,6 +40,7 @@ SHAPES = (
     TimedShape("fp8 8x4096 64/8", 8, 64, 8, 128, "4096", cache_type="float8_e4m3fn"),
     TimedShape("fp8 32x4096 32/8", 32, 32, 8, 128, "4096", cache_type="float8_e4m3fn"),
     TimedShape("16x(1..2000) 32/8", 16, 32, 8, 128, "uniform:2000"),
+    TimedShape("16x(1..2000), most short", 16, 32, 8, 128, MOST_SHORT),
     TimedShape("fp32 8x4096 64/8", 8, 64, 8, 128, "4096", "float32", "float32"),
     TimedShape("fp32 1x32768 32/8", 1, 32, 8, 128, "32768", "float32", "float32"),
 )

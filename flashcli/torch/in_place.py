@@ -176,15 +176,15 @@ def refuse_mixed(
         refuse_other(name, tensor, q)
 
 
-def refuse_other(name: str, tensor: Any, q: Any) -> None:
-    """The same for one argument."""
+def refuse_other(name: str, tensor: Any, q: Any, called: str = "q") -> None:
+    """The same for one argument, beside one that is called so."""
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} must be a PyTorch tensor, as q is, not {type(tensor).__name__}")
+        raise TypeError(f"{name} must be a PyTorch tensor, as {called} is, not {type(tensor).__name__}")
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise TypeError(f"{name} must be a dense tensor, not {kind}")
     if tensor.device != q.device:
-        raise ValueError(f"{name} must be on {q.device}, as q is, not on {tensor.device}")
+        raise ValueError(f"{name} must be on {q.device}, as {called} is, not on {tensor.device}")
 
 
 def _refuse_overlap(

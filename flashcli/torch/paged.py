@@ -14,7 +14,16 @@ from flashcli.interop.prepared import ALIGNMENT
 from flashcli.paged import BlockSparse, check_option_types
 from flashcli.run.decode import decode as decode_numpy
 from flashcli.torch.in_place import operand, remember, scratch
-from flashcli.torch.paged_tensors import address, described, foreign, named, numbers, refuse, refuse_without_numbers
+from flashcli.torch.paged_tensors import (
+    address,
+    described,
+    foreign,
+    named,
+    numbers,
+    refuse,
+    refuse_no_tensor,
+    refuse_without_numbers,
+)
 
 _ready: dict[tuple, PreparedDecode] = {}
 
@@ -48,6 +57,7 @@ def decode(
             v_scale=v_scale, layout=layout, scale=scale, sliding_window=sliding_window, block_sparse=block_sparse,
             return_lse=return_lse, backend=backend, cache_dtype=cache_dtype, out=out,
         )  # fmt: skip
+    refuse_no_tensor("query", query)
     if out is not None:
         _refuse_out(out, query)
     options = layout, scale, sliding_window, block_sparse, backend, cache_dtype
@@ -101,7 +111,7 @@ def compute(
             None if alibi_slopes is None else described(alibi_slopes),
             k_scale if k_scale.__class__ is float else described(k_scale),
             v_scale if v_scale.__class__ is float else described(v_scale),
-            options, graded and torch.is_grad_enabled(),
+            options, graded and torch.is_grad_enabled(), query.is_neg() or key_cache.is_neg() or value_cache.is_neg(),
         )  # fmt: skip
         prepared = _ready.get(key)
     except (AttributeError, TypeError, RuntimeError):  # something is no tensor, or not in memory, or no number
@@ -133,13 +143,12 @@ def compute(
 
 
 def _refuse_out(out: torch.Tensor, query: torch.Tensor) -> None:
-    if not isinstance(out, torch.Tensor):
-        raise TypeError(f"out must be a PyTorch tensor, as query is, not {type(out).__name__}")
+    refuse_no_tensor("out", out)
     for what in ("shape", "dtype", "device"):
         if (found := getattr(out, what)) != (wanted := getattr(query, what)):
             raise ValueError(f"out must have the {what} of query, {wanted}, not {found}")
-    if not out.is_contiguous():
-        raise ValueError("out must be contiguous")
+    if not out.is_contiguous() or out.is_neg():
+        raise ValueError("out must be contiguous, and no view whose numbers are in memory with the other sign")
 
 
 def _on_cpu(tensors: Mapping[str, torch.Tensor], options: Options) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from flashcli.torch.in_place import refuse_other
+
 BITS = {1: torch.uint8, 2: torch.int16}  # types that NumPy has, by the bytes of one that it has not
 
 
@@ -20,7 +22,7 @@ def named(kind: Any, tensors: Sequence[Any]) -> tuple[dict[str, Any], dict[str, 
 
 def described(x: Any) -> Any:
     """A number as it is; of a tensor, all but the address."""
-    return (x.shape, x.stride(), x.dtype, x.get_device()) if isinstance(x, torch.Tensor) else x
+    return (x.shape, x.stride(), x.dtype, x.get_device(), x.is_neg()) if isinstance(x, torch.Tensor) else x
 
 
 def address(x: Any) -> int:
@@ -30,17 +32,24 @@ def address(x: Any) -> int:
 
 def refuse(tensors: Mapping[str, Any]) -> None:
     first = next(iter(tensors))
+    refuse_no_tensor(first, tensors[first])
     device = tensors[first].device
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"{first} must be on a GPU or the CPU, not on {device}")
     for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} must be a PyTorch tensor, as {first} is, not {type(tensor).__name__}")
-        if tensor.device != device:
-            raise ValueError(f"{name} must be on {device}, as {first} is, not on {tensor.device}")
+        refuse_other(name, tensor, tensors[first], first)
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name} must not require gradients, which there are none of here: use torch.no_grad()")
+        if tensor.is_neg():
+            raise ValueError(
+                f"{name} must not be a view whose numbers are in memory with the other sign: resolve_neg()"
+            )
         refuse_without_numbers(name, tensor)
+
+
+def refuse_no_tensor(name: str, x: Any) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} must be a PyTorch tensor, not {type(x).__name__}")
 
 
 def refuse_without_numbers(name: str, tensor: torch.Tensor) -> None:

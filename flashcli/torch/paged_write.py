@@ -12,7 +12,7 @@ from flashcli.interop.prepared import ALIGNMENT
 from flashcli.paged import check_option_types
 from flashcli.run.write_kv import write_kv as write_numpy
 from flashcli.torch.in_place import operand, remember
-from flashcli.torch.paged_tensors import address, described, named, numbers, refuse
+from flashcli.torch.paged_tensors import address, described, named, numbers, refuse, refuse_no_tensor
 
 _ready: dict[tuple, PreparedWrite] = {}
 
@@ -35,6 +35,7 @@ def write_kv(
             key, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, layout=layout,
             cache_dtype=cache_dtype,
         )  # fmt: skip
+    refuse_no_tensor("key", key)
     if key.is_cuda:
         return write(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale, (layout, cache_dtype))
     by_name, scales = named(Arrays, (key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale))
@@ -73,6 +74,7 @@ def write(
             k_scale if k_scale.__class__ is float else described(k_scale),
             v_scale if v_scale.__class__ is float else described(v_scale),
             options, graded and torch.is_grad_enabled(),
+            key.is_neg() or value.is_neg() or key_cache.is_neg() or value_cache.is_neg(),
         )  # fmt: skip
         prepared = _ready.get(looked_at)
     except (AttributeError, TypeError, RuntimeError):

@@ -10,6 +10,7 @@ import torch
 
 from flashcli.paged import FP8_TYPES, BlockSparse
 from flashcli.torch.paged import decode
+from flashcli.torch.paged_tensors import refuse_no_tensor
 from flashcli.torch.paged_write import write_kv
 
 FP8 = {"fp8": FP8_TYPES[0], "fp8_e4m3": FP8_TYPES[0], "fp8_e5m2": FP8_TYPES[1]}  # by vLLM's names
@@ -115,6 +116,8 @@ def reshape_and_cache(
 
     Source: ``reshape_and_cache`` in vLLM's ``vllm/_custom_ops.py``.
     """
+    for name, tensor in {"key": key, "value": value, "slot_mapping": slot_mapping}.items():
+        refuse_no_tensor(name, tensor)
     cache_dtype = _cache_dtype(key_cache, kv_cache_dtype)
     if len(key) != (tokens := len(slot_mapping)):
         key, value = key[:tokens], value[:tokens]

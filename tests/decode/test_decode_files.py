@@ -113,6 +113,22 @@ def test_what_cannot_be_decoded_is_refused_in_words(whole, tmp_path, change, tol
     assert told in str(caught.value) and "wrong.safetensors" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "shape", [[0, *[1] * 64], [0, 2**62, 2]], ids=["more axes than NumPy has", "too large if not empty"]
+)
+def test_a_shape_that_no_array_has_is_refused_in_words(whole, tmp_path, shape):
+    content = saved(tmp_path / "plain", contents(whole)).read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    end = max(entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")
+    header["alibi_slopes"] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end]}
+    changed = json.dumps(header).encode()
+    path = tmp_path / "wrong"
+    path.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + size :])
+    with pytest.raises(BadInput, match="has alibi_slopes of a shape that no array has, "):
+        read_decode(path)
+
+
 def test_metadata_may_be_null_and_a_header_spread_over_lines(whole, tmp_path):
     content = saved(tmp_path / "plain.safetensors", contents(whole)).read_bytes()
     size = int.from_bytes(content[:8], "little")
@@ -320,6 +336,9 @@ def test_answers_of_other_shapes_are_no_answers_to_the_same(tmp_path):
     ]
     with pytest.raises(BadInput, match=r"out has shape \(1, 2, 8\)"):
         compare_answers(*answers)
+    nothing = saved(tmp_path / "0", {"out": np.zeros((2, 2, 0), np.float32), "lse": np.zeros((2, 2), np.float32)})
+    with pytest.raises(BadInput, match=r"out has shape \(2, 2, 0\)"):
+        compare_answers(nothing, nothing)
 
 
 def test_a_kernel_is_for_gpus(whole, tmp_path):

@@ -87,6 +87,11 @@ def test_what_is_mixed_or_wants_gradients_is_refused():
         flashcli.decode(**given | {"seq_lens": [5, 37, 0]})
     with pytest.raises(ValueError, match="key_cache must be on cpu, as query is, not on meta"):
         flashcli.decode(**given | {"key_cache": given["key_cache"].to("meta")})
+    nested = torch.nested.nested_tensor([torch.zeros(2, 3)], layout=torch.jagged)
+    with pytest.raises(TypeError, match="value_cache must be a dense tensor, not nested"):
+        flashcli.decode(**given | {"value_cache": nested})
+    with pytest.raises(ValueError, match=r"query must not be a view .* with the other sign"):
+        flashcli.decode(**given | {"query": torch._neg_view(given["query"])})
     with pytest.raises(ValueError, match=r"query must not require gradients.*no_grad"):
         flashcli.decode(**given | {"query": given["query"].requires_grad_()})
     with torch.no_grad():

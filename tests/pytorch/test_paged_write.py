@@ -222,7 +222,7 @@ def test_vllms_operators_refuse_what_contradicts_itself():
     given = tensors(TYPES[1], "vllm")
     query, tables, lengths = torch.randn(2, 4, D).half(), torch.tensor([[1], [0]]).int(), torch.tensor([1, 1]).int()
 
-    def v1(out=query, heads=HEADS, page=PAGE, kv_cache_dtype="auto"):
+    def v1(out=query, query=query, heads=HEADS, page=PAGE, kv_cache_dtype="auto"):
         flashcli.torch.paged_attention_v1(
             out, query, given["key_cache"], given["value_cache"], heads, 1.0, tables, lengths, page, 1, None,
             kv_cache_dtype, 1.0, 1.0,
@@ -239,9 +239,13 @@ def test_vllms_operators_refuse_what_contradicts_itself():
     whole, given["value_cache"] = given["value_cache"], given["value_cache"][0]
     with pytest.raises(ValueError, match=r"value_cache has shape .* where 4 dimensions are wanted"):
         v1()
+    with pytest.raises(TypeError, match="query must be a PyTorch tensor, not NoneType"):
+        v1(query=None)
     given |= {"key_cache": None, "value_cache": whole}
     with pytest.raises(TypeError, match="key_cache must be a PyTorch tensor, as query is, not NoneType"):
         v1()
+    with pytest.raises(TypeError, match="key must be a PyTorch tensor, not ndarray"):
+        flashcli.torch.reshape_and_cache(query.numpy(), query, whole, whole, lengths, "auto", 1.0, 1.0)
 
 
 # on a GPU
