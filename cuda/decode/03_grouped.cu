@@ -40,5 +40,5 @@ extern "C" __global__ void __launch_bounds__(QUADS) merge(const Decode a) {
     const int length = length_of(a, blockIdx.x / a.heads / a.tokens), parts = partitions(a);
     const float *const partials = static_cast<const float *>(a.workspace) + (long long)blockIdx.x * parts * PARTIAL;
     const int from = first_used(a, length) / PARTITION, until = div_up(length, PARTITION);
-    answer_quad(a, blockIdx.x, threadIdx.x, merged(partials, from, until, threadIdx.x));
+    answer_quad(a, blockIdx.x, threadIdx.x, merged(partials, from, until, threadIdx.x), v_scale_of(a));
 }

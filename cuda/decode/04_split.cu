@@ -43,7 +43,7 @@ __device__ __forceinline__ void merge_pieces(const Decode &a, const Piece &piece
     for (int i = threadIdx.x; i < rows * QUADS; i += THREADS) {
         const long long place = place_of_row(a, piece.of, piece.of.row0 + i / QUADS);
         const float *const partials = partials_of(a) + place * most_pieces(a) * PARTIAL;
-        answer_quad(a, place, i % QUADS, merged(partials, 0, piece.count, i % QUADS));
+        answer_quad(a, place, i % QUADS, merged(partials, 0, piece.count, i % QUADS), v_scale_of(a));
     }
 }
 

@@ -5,7 +5,8 @@
 // are asked for as soon as S has been computed, its values as soon as O has, whether it is of this piece or of the next one.
 // While a piece's first tile is on its way, the piece after it is found and its pages and queries asked for. Warps have
 // maxima and sums of their own, and meet at the end of a piece. Nobody counts a sequence's pieces: partial answers are merged
-// by a launch of its own, which begins while this one runs and waits for its end. fp8 becomes half in registers.
+// by a launch of its own, which begins while this one runs and waits for its end, or, where they are few, by clusters of
+// blocks (see cluster.cuh). fp8 becomes half in registers.
 // Why it is faster: between the arrival of a tile and the next, a warp has some 250 instructions to do instead of thousands,
 // so it mostly waits for memory, not memory for it; 12 to 16 warps to a multiprocessor have 64 to 128 KB under way, more than
 // the memory's rate needs. To count and merge in between took them 2 to 4 % of the time.
@@ -13,7 +14,6 @@
 // leave room for few warps: what can wait in shared memory does. With rows of 256 bytes, 12 warps with more registers are
 // faster than 16. In small batches much of the time is that of beginning and ending: there a block has one piece (see
 // one_piece.cuh), the same bytes by other code.
-#include "merge.cuh"
 #include "one_piece.cuh"
 
 __device__ __forceinline__ void piece_after_piece(const Decode &a) {
@@ -90,14 +90,14 @@ extern "C" __global__ void begin(const __grid_constant__ Decode a) {
     if (threadIdx.x == 0) *static_cast<int *>(a.workspace) = 0;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tensor(const __grid_constant__ Decode a) {
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, BLOCKS) tensor(const __grid_constant__ Decode a) {
     let_next_launch_begin();
     if constexpr (UNDER_WAY > 0) one_piece(a);
     else piece_after_piece(a);
 }
 
-// Where a sequence may have several pieces.
+// Where a sequence may have several pieces, which no cluster has merged.
 extern "C" __global__ void __launch_bounds__(32 * div_up(MAX_PIECES, AT_ONCE)) merge(const __grid_constant__ Decode a) {
     extern __shared__ __align__(16) float scratch[];
-    merge_row(a, blockIdx.x, scratch);
+    merge_rows(a, scratch);
 }

@@ -2,10 +2,12 @@
 #pragma once
 #include "decode.cuh"
 
+// What all answers are multiplied by.
+__device__ __forceinline__ float v_scale_of(const Decode &a) { return a.v_scale ? *a.v_scale : 1.0f; }
+
 // A number of the answer of a row that has its maximum m, sum l and O: zeros and -inf if it saw nothing.
 __device__ __forceinline__ void answer_number(const Decode &a, long long place, int d, float m, float l, float o) {
-    const float v_scale = a.v_scale ? *a.v_scale : 1.0f;
-    store_answer(a, place * HEAD_DIM + d, l == 0 ? 0.0f : o / l * v_scale);
+    store_answer(a, place * HEAD_DIM + d, l == 0 ? 0.0f : o / l * v_scale_of(a));
     if (d == 0) a.lse[place] = l == 0 ? NEG_INF : m * LN2 + logf(l);
 }
 
@@ -62,8 +64,9 @@ __device__ __forceinline__ Part merged(const float *partials, int from, int unti
     return sum;
 }
 
-__device__ __forceinline__ void answer_quad(const Decode &a, long long place, int quad, const Part &sum) {
-    const float factor = sum.l == 0 ? 0.0f : (a.v_scale ? *a.v_scale : 1.0f) / sum.l;
+__device__ __forceinline__ void answer_quad(const Decode &a, long long place, int quad, const Part &sum,
+                                            float v_scale) {
+    const float factor = sum.l == 0 ? 0.0f : v_scale / sum.l;
     const float o[4] = {sum.o.x, sum.o.y, sum.o.z, sum.o.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) store_answer(a, place * HEAD_DIM + quad * 4 + i, sum.l == 0 ? 0.0f : o[i] * factor);

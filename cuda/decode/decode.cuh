@@ -67,13 +67,22 @@ __device__ __forceinline__ float from_half(unsigned bits) {
     return y;
 }
 
-// Two fp8 numbers as two halves, the first in the low bits. Every fp8 number is a half too: nothing is rounded.
-__device__ __forceinline__ unsigned halves_of_fp8(unsigned bits) {
+// The low or the high half of a word. Of a shifted word ptxas takes the low half; of this one that which is meant, for no
+// instruction.
+__device__ __forceinline__ unsigned short half_of(unsigned word, int which) {
+    unsigned short low, high;
+    asm("mov.b32 {%0, %1}, %2;" : "=h"(low), "=h"(high) : "r"(word));
+    return which == 0 ? low : high;
+}
+
+// Two of a word's four fp8 numbers as two halves, the first in the low bits. Every fp8 number is a half too: nothing is
+// rounded.
+__device__ __forceinline__ unsigned halves_of_fp8(unsigned word, int which) {
     unsigned y = 0;
 #if CACHE_TYPE == E4M3
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"((unsigned short)bits));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(half_of(word, which)));
 #elif CACHE_TYPE == E5M2
-    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(y) : "h"((unsigned short)bits));
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(y) : "h"(half_of(word, which)));
 #endif
     return y;
 }
@@ -86,7 +95,7 @@ __device__ __forceinline__ void unpack(const unsigned *words, float (&x)[N]) {
         if (CACHE_TYPE == FP32) x[i] = __uint_as_float(words[i]);
         else if (CACHE_TYPE == FP16) x[i] = from_half(words[i / 2] >> i % 2 * 16);
         else if (CACHE_TYPE == BF16) x[i] = __uint_as_float(i % 2 ? words[i / 2] & 0xffff0000 : words[i / 2] << 16);
-        else x[i] = from_half(halves_of_fp8(words[i / 4] >> i % 4 / 2 * 16) >> i % 2 * 16);
+        else x[i] = from_half(halves_of_fp8(words[i / 4], i % 4 / 2) >> i % 2 * 16);
     }
 }
 
@@ -141,10 +150,11 @@ struct Sequence {
 
 __device__ __forceinline__ int rows_of(const Decode &a) { return a.tokens * a.group; }
 
+// The longest sequence that the tables have room for.
+__device__ __forceinline__ long long room_of(const Decode &a) { return (long long)a.table_width * PAGE; }
+
 __device__ __forceinline__ int length_of(const Decode &a, int s) {
-    const long long room = (long long)a.table_width * PAGE;
-    const int length = max(a.seq_lens[s], 0);
-    return length < room ? length : (int)room;
+    return min((long long)max(a.seq_lens[s], 0), room_of(a));
 }
 
 __device__ __forceinline__ Sequence sequence_of(const Decode &a, int s, int kv_head, int row0) {

@@ -1,4 +1,4 @@
-// The partial answers of a row merged by warps, in a launch of its own after all of them have been written.
+// The partial answers of a row merged by warps: here in a launch of its own after all of them have been written.
 #pragma once
 #include "tensor.cuh"
 
@@ -12,42 +12,44 @@ struct RowSum {
     float4 o[OF_LANE];
 };
 
-__device__ __forceinline__ float warp_max(float x) {
+// Of AT_ONCE neighbouring lanes.
+__device__ __forceinline__ float max_of_lanes(float x) {
 #pragma unroll
-    for (int apart = 1; apart < 32; apart *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
+    for (int apart = 1; apart < AT_ONCE; apart *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
     return x;
 }
-__device__ __forceinline__ float warp_sum(float x) {
+__device__ __forceinline__ float sum_of_lanes(float x) {
 #pragma unroll
-    for (int apart = 1; apart < 32; apart *= 2) x += __shfl_xor_sync(~0u, x, apart);
+    for (int apart = 1; apart < AT_ONCE; apart *= 2) x += __shfl_xor_sync(~0u, x, apart);
     return x;
 }
 
-// That of so many partial answers, one after the other in memory, in this order. All are asked for at once: each lane has m
-// and l of one of them, and its quads of all. NaN in m is not lost: it comes back in l and O.
-__device__ __forceinline__ RowSum merged_by_warp(const float *partials, int count) {
-    const int lane = threadIdx.x % 32;
+// That of `count` partial answers, which are at partial_of(0), partial_of(1) and so on, in this order. All are asked for at
+// once: each lane has m and l of one of them, and its quads of all. NaN in m is not lost: it comes back in l and O.
+template <typename Of>
+__device__ __forceinline__ RowSum merged_by_warp(Of partial_of, int count) {
+    const int lane = threadIdx.x % 32, which = lane % AT_ONCE;
     float2 ml = make_float2(NEG_INF, 0);
-    if (lane < count) ml = *reinterpret_cast<const float2 *>(partials + lane * PARTIAL);
+    if (which < count) ml = *reinterpret_cast<const float2 *>(partial_of(which));
     float4 o[AT_ONCE][OF_LANE] = {};
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i)
 #pragma unroll
         for (int k = 0; k < OF_LANE; ++k)
             if (i < count && lane + k * 32 < QUADS)
-                o[i][k] = reinterpret_cast<const float4 *>(partials + i * PARTIAL)[1 + lane + k * 32];
+                o[i][k] = reinterpret_cast<const float4 *>(partial_of(i))[1 + lane + k * 32];
+    __threadfence_block();  // or ptxas would have some of these wait for the lanes' exchange
 
-    RowSum sum = {warp_max(ml.x)};
+    RowSum sum = {max_of_lanes(ml.x)};
     const float weight = exp2_fast(ml.x - finite_or_zero(sum.m));
-    sum.l = warp_sum(weight * ml.y);
+    sum.l = sum_of_lanes(weight * ml.y);
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i) {
+    for (int i = 0; i < AT_ONCE; ++i) {  // beyond `count` there are zeros
         const float w = __shfl_sync(~0u, weight, i);
-        if (i < count)
 #pragma unroll
-            for (int k = 0; k < OF_LANE; ++k)
-                sum.o[k].x += w * o[i][k].x, sum.o[k].y += w * o[i][k].y, sum.o[k].z += w * o[i][k].z,
-                    sum.o[k].w += w * o[i][k].w;
+        for (int k = 0; k < OF_LANE; ++k)
+            sum.o[k].x += w * o[i][k].x, sum.o[k].y += w * o[i][k].y, sum.o[k].z += w * o[i][k].z,
+                sum.o[k].w += w * o[i][k].w;
     }
     return sum;
 }
@@ -60,20 +62,29 @@ __device__ __forceinline__ void for_each_quad(const RowSum &sum, Do what) {
         if (const int quad = threadIdx.x % 32 + k * 32; quad < QUADS) what(quad, Part{sum.m, sum.l, sum.o[k]});
 }
 
-// One block a row, a warp for each AT_ONCE partial answers that there may be.
-__device__ __forceinline__ void merge_row(const Decode &a, int place, float *scratch) {
+// By a warp for each AT_ONCE partial answers that there may be.
+__device__ __forceinline__ void merge_row(const Decode &a, int place, int warp, float *scratch) {
     const int count = pieces_of(a, length_of(a, place / a.heads / a.tokens));
     // What is launched next waits for this launch alone, which therefore must not end before the one before it: its first
     // block waits, even if all rows have been answered.
     if (count == 1 && place > 0) return;
+    const float v_scale = v_scale_of(a);
     await_launch_before();
     if (count == 1) return;
-    const int warp = threadIdx.x / 32, warps = div_up(count, AT_ONCE), first = warp * AT_ONCE;
-    RowSum sum = merged_by_warp(partials_of_row(a, place) + first * PARTIAL, smaller(AT_ONCE, count - first));
+    const int warps = div_up(count, AT_ONCE), first = warp * AT_ONCE;
+    const float *const partials = partials_of_row(a, place) + first * PARTIAL;
+    RowSum sum = merged_by_warp([&](int i) { return partials + i * PARTIAL; }, smaller(AT_ONCE, count - first));
     if (warps > 1) {
         if (warp < warps) for_each_quad(sum, [&](int quad, const Part &part) { keep_quad(scratch, warp, quad, part); });
         __syncthreads();
-        if (warp == 0) sum = merged_by_warp(scratch, warps);
+        if (warp == 0) sum = merged_by_warp([&](int i) { return scratch + i * PARTIAL; }, warps);
     }
-    if (warp == 0) for_each_quad(sum, [&](int quad, const Part &part) { answer_quad(a, place, quad, part); });
+    if (warp == 0) for_each_quad(sum, [&](int quad, const Part &part) { answer_quad(a, place, quad, part, v_scale); });
+}
+
+// Where a warp is enough for a row, a block has several: many blocks take longer to begin than to merge.
+__device__ __forceinline__ void merge_rows(const Decode &a, float *scratch) {
+    const int warp = threadIdx.x / 32, place = blockIdx.x * (blockDim.x / 32) + warp;
+    if (most_pieces(a) > AT_ONCE) merge_row(a, blockIdx.x, warp, scratch);
+    else if (place < a.sequences * a.tokens * a.heads) merge_row(a, place, 0, scratch);
 }

@@ -21,8 +21,8 @@ __device__ __forceinline__ int first_begin(const Decode &a, int length) {
 
 // How many pieces a sequence can have at most: so many partial answers are kept for each row.
 __device__ __forceinline__ int most_pieces(const Decode &a) {
-    const long long room = (long long)a.table_width * PAGE;
-    return max(1, (int)min((long long)MAX_PIECES, (room + PIECE - 1) / PIECE));
+    const long long room = room_of(a);
+    return room <= WHOLE ? 1 : (int)min((long long)MAX_PIECES, (room + PIECE - 1) / PIECE);
 }
 
 // A piece of a sequence, for one head of the cache and the rows from `of.row0` on.

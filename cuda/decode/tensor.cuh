@@ -43,9 +43,9 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
     return y;
 }
 
-// Two fp8 numbers, in the low 16 bits, as 16-bit numbers of the query's type: exact in either.
-__device__ __forceinline__ unsigned widened(unsigned bits) {
-    const unsigned halves = halves_of_fp8(bits);
+// Two of a word's four fp8 numbers as 16-bit numbers of the query's type: exact in either.
+__device__ __forceinline__ unsigned widened(unsigned word, int which) {
+    const unsigned halves = halves_of_fp8(word, which);
     return QUERY_TYPE == FP16 ? halves : pack(from_half(halves & 0xffff), from_half(halves >> 16));
 }
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ unsigned widened(unsigned bits) {
 __device__ __forceinline__ void key_fragment(unsigned (&b)[2], const Keys &keys, int half, int step) {
     const unsigned *const words = keys.of[half * KEY_VECTORS + step / (X / 4)];
     const int part = step % (X / 4);
-    if constexpr (FP8) b[0] = widened(words[part]), b[1] = widened(words[part] >> 16);
+    if constexpr (FP8) b[0] = widened(words[part], 0), b[1] = widened(words[part], 1);
     else b[0] = words[part * 2], b[1] = words[part * 2 + 1];
 }
 
@@ -68,7 +68,7 @@ __device__ __forceinline__ void value_fragment(unsigned (&a)[4], const Values &v
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const unsigned *const words = values.of[step * 2 + half];
-            if constexpr (FP8) a[half] = widened(words[0]), a[half + 2] = widened(words[0] >> 16);
+            if constexpr (FP8) a[half] = widened(words[0], 0), a[half + 2] = widened(words[0], 1);
             else a[half] = words[0], a[half + 2] = words[1];
         }
     } else {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void value_fragment(unsigned (&a)[4], const Values &v
             const unsigned *const other = values.of[(2 * both + 1) * VALUE_VECTORS + vector];
             if constexpr (FP8) {
                 const unsigned pairs = __byte_perm(one[pair / 2], other[pair / 2], pair % 2 ? 0x7362 : 0x5140);
-                a[both * 2] = widened(pairs), a[both * 2 + 1] = widened(pairs >> 16);
+                a[both * 2] = widened(pairs, 0), a[both * 2 + 1] = widened(pairs, 1);
             } else {
                 a[both * 2] = __byte_perm(one[pair], other[pair], 0x5410);
                 a[both * 2 + 1] = __byte_perm(one[pair], other[pair], 0x7632);
@@ -111,38 +111,65 @@ struct Work {
     int after;  // the number of the piece after this one
 };
 
-// Everything that depends on the rows, and two groups of copies: the first tiles' pages, and the queries. Rows that there
-// are none of are zero.
-__device__ __forceinline__ void prepare(const Decode &a, const Piece &piece, Work &work) {
-    const int lane = threadIdx.x % 32, rows = rows_of(a);
-    work.pages.start(piece);
+// What a lane knows of the rows that it asks for: g of each eight.
+struct Rows {
+    int row[COLUMNS], token[COLUMNS], head[COLUMNS];
+};
+
+__device__ __forceinline__ Rows rows_of_lane(const Decode &a, const Sequence &sequence) {
+    Rows rows;
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
-        const int row = piece.of.row0 + n * 8 + lane / 4, token = token_of_row(a, row);
-        const int head = piece.of.kv_head * a.group + row - token * a.group;
-        const unsigned short *const from =
-            static_cast<const unsigned short *>(a.query) + piece.of.s * a.query_sequence + token * a.query_token;
+        const int row = rows.row[n] = sequence.row0 + n * 8 + lane_g(), token = rows.token[n] = token_of_row(a, row);
+        rows.head[n] = (sequence.kv_head - token) * a.group + row;
+    }
+    return rows;
+}
+
+// A group of copies: the queries. Rows that there are none of are zero.
+__device__ __forceinline__ void ask_for_queries(const Decode &a, const Sequence &sequence, const Rows &rows,
+                                                Work &work) {
+#pragma unroll
+    for (int n = 0; n < COLUMNS; ++n) {
+        const unsigned short *const from = static_cast<const unsigned short *>(a.query) +
+                                           sequence.s * a.query_sequence + rows.token[n] * a.query_token;
 #pragma unroll
         for (int i = 0; i < div_up(KEY_STEPS, WARPS); ++i) {
-            const int step = i * WARPS + threadIdx.x / 32, d = column_of(step, lane % 4);
+            const int step = i * WARPS + threadIdx.x / 32, d = column_of(step, lane_t());
             if (step >= KEY_STEPS) break;
-            const bool wanted = row < rows && d < HEAD_DIM;
-            unsigned *const to = work.query[step][lane].of[0] + n;
-            const long long at = wanted ? head * HEAD_DIM + d : 0;
+            const bool wanted = rows.row[n] < rows_of(a) && d < HEAD_DIM;
+            unsigned *const to = work.query[step][lane_of()].of[0] + n;
+            const long long at = wanted ? rows.head[n] * HEAD_DIM + d : 0;
             copy(to, from + at, wanted), copy(to + COLUMNS, from + at + (wanted ? 2 : 0), wanted);
-        }
-        if (threadIdx.x / 32 == 0 && lane % 4 == 0) {
-            Row &known = work.rows[n * 8 + lane / 4];
-            const int position = row < rows ? piece.of.length - a.tokens + token : -1;
-            known.place = ((long long)piece.of.s * a.tokens + token) * a.heads + head, known.position = position;
-            known.slope = a.alibi_slopes && row < rows ? a.alibi_slopes[head] * LOG2E : 0;
-            if (a.sparse_stride > 1) {
-                known.block = position / a.sparse_block - a.sparse_local;
-                known.phase = (slides_of(a, head, piece.of.kv_head) + 1) % a.sparse_stride;
-            }
         }
     }
     commit_copies();
+}
+
+// What scores depend on besides: a warp's to write.
+__device__ __forceinline__ void know_rows(const Decode &a, const Sequence &sequence, const Rows &rows, Work &work) {
+    if (threadIdx.x / 32 != 0 || lane_t() != 0) return;
+#pragma unroll
+    for (int n = 0; n < COLUMNS; ++n) {
+        const int token = rows.token[n], head = rows.head[n];
+        const bool there = rows.row[n] < rows_of(a);
+        const int position = there ? sequence.length - a.tokens + token : -1;
+        Row &known = work.rows[n * 8 + lane_g()];
+        known.place = ((long long)sequence.s * a.tokens + token) * a.heads + head, known.position = position;
+        known.slope = a.alibi_slopes && there ? a.alibi_slopes[head] * LOG2E : 0;
+        if (a.sparse_stride > 1) {
+            known.block = position / a.sparse_block - a.sparse_local;
+            known.phase = (slides_of(a, head, sequence.kv_head) + 1) % a.sparse_stride;
+        }
+    }
+}
+
+// Everything that a piece needs besides its tiles. It leaves two groups of copies: the first tiles' pages, and the queries.
+__device__ __forceinline__ void prepare(const Decode &a, const Piece &piece, Work &work) {
+    const Rows rows = rows_of_lane(a, piece.of);
+    work.pages.start(piece);
+    ask_for_queries(a, piece.of, rows, work);
+    know_rows(a, piece.of, rows, work);
 }
 
 __device__ __forceinline__ bool is_seen(const Decode &a, const Row &row, int token) {
@@ -322,17 +349,30 @@ __device__ __forceinline__ float *partials_of_row(const Decode &a, long long pla
     return static_cast<float *>(a.workspace) + LAUNCH_COUNTERS + place * most_pieces(a) * PARTIAL;
 }
 
-// What the warps have handed in: an answer if the piece is all of its sequence, else a partial one.
-__device__ __forceinline__ void store_sums(const Decode &a, const Work &work, const Meeting &meeting, const float *O) {
-    const Piece &piece = work.piece;
-    const int rows = smaller(ROWS, rows_of(a) - piece.of.row0);
+// How many of the block's rows there are.
+__device__ __forceinline__ int rows_of_piece(const Decode &a, const Piece &piece) {
+    return smaller(ROWS, rows_of(a) - piece.of.row0);
+}
+
+// What the warps have handed in: an answer if the piece is all of its sequence, else a partial one, which keep(r, quad, sum)
+// puts where it is to be.
+template <typename Keep>
+__device__ __forceinline__ void store_sums(const Decode &a, const Work &work, const Meeting &meeting, const float *O,
+                                           Keep keep) {
+    const int rows = rows_of_piece(a, work.piece);
     for (int i = threadIdx.x; i < rows * QUADS; i += THREADS) {
         const int r = i / QUADS, quad = i % QUADS;
         const Part sum = sum_of(meeting, O, r, quad);
-        const long long place = work.rows[r].place;
-        if (piece.count == 1) answer_quad(a, place, quad, sum);
-        else keep_quad(partials_of_row(a, place), piece.part, quad, sum);
+        if (work.piece.count == 1) answer_quad(a, work.rows[r].place, quad, sum, v_scale_of(a));
+        else keep(r, quad, sum);
     }
+}
+
+// The same with partial answers in the workspace.
+__device__ __forceinline__ void store_sums(const Decode &a, const Work &work, const Meeting &meeting, const float *O) {
+    store_sums(a, work, meeting, O, [&](int r, int quad, const Part &sum) {
+        keep_quad(partials_of_row(a, work.rows[r].place), work.piece.part, quad, sum);
+    });
 }
 
 // From products of queries and keys to powers of two.

@@ -34,7 +34,8 @@ class DecodeProgram:
 
     def launcher(self, sizes: Sizes) -> Callable[[Argument], None]:
         """What queues the kernel's launches; ``sizes`` are those of the argument's arrays."""
-        launches = self._build.kernel.launches(sizes, self._build.problem, self._session.multiprocessors)
+        gpu = decode.Gpu(self._session.multiprocessors, self._session.capability)
+        launches = self._build.kernel.launches(sizes, self._build.problem, gpu)
         ready = [
             (self._function(launch), (launch.grid, 1), (launch.threads, 1, 1), launch.shared) for launch in launches
         ]

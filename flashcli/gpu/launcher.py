@@ -339,7 +339,7 @@ class PreparedDecode(Launches):
         given: decode.Argument,
         scales: Mapping[str, float],
     ) -> None:
-        launches = build.kernel.launches(sizes, build.problem, place.multiprocessors)
+        launches = build.kernel.launches(sizes, build.problem, decode.Gpu(place.multiprocessors, place.capability))
         super().__init__(place, build.kernel.name, [(build, launch) for launch in launches], given, DECODE_POINTERS)
         end = round_up(build.kernel.workspace(sizes, build.problem), 16)
         self._lse = end + 4 * len(scales)

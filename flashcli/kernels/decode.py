@@ -25,9 +25,12 @@ THREADS = 128
 PARTITION = 512  # tokens, as in 02_paged_v2.cu and 03_grouped.cu
 LAUNCH_COUNTERS = 4  # at the beginning of the workspace, see pieces.cuh
 MERGED_BY_A_WARP = 8  # partial answers of a row, see merge.cuh
+MERGED_ROWS = 4  # that a block merges, where a warp is enough for each
 MOST_OF_A_PIECE = 1024  # tokens
 MAX_SHARED = 227 * 1024  # bytes of shared memory that a block can have on Hopper
 MULTIPROCESSORS = 132  # of an H100 or H200; on other GPUs answers are the same, and may come later
+HAS_CLUSTERS = (9, 0)  # the first compute capability that has
+MOST_IN_A_CLUSTER = 8  # blocks, on any GPU; as many as a warp merges
 MAX_ROWS = 8  # query rows that a block takes together
 
 POINTERS = (
@@ -81,6 +84,13 @@ class Sizes(NamedTuple):
         return self.table_width * self.page
 
 
+class Gpu(NamedTuple):
+    """What launches depend on of a GPU."""
+
+    multiprocessors: int
+    capability: tuple[int, int]
+
+
 class Tuning(NamedTuple):
     """What may be chosen freely, within what a GPU has room for; ``measure.decode --variant`` tries others."""
 
@@ -89,10 +99,11 @@ class Tuning(NamedTuple):
     pieces: int = 48  # what a long sequence is cut into at most
     blocks: int = 0  # to a multiprocessor; 0: as many as the kernel is fastest with
     under_way: int = 0  # of tensor, tiles of a warp at a time, where a block has one piece; 0: piece after piece
+    cluster: int = 1  # blocks that merge a sequence's pieces; 1: a launch of its own does
 
     def piece_after_piece(self) -> Tuning:
         """The same pieces, as tensor computes them in large batches."""
-        return self._replace(blocks=0, under_way=0)
+        return self._replace(blocks=0, under_way=0, cluster=1)
 
 
 class Problem(NamedTuple):
@@ -109,7 +120,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class Kernel:
-    """One rung. ``launches(sizes, problem, sms)`` are in order; ``workspace(sizes, problem)`` is its scratch in bytes.
+    """One rung. ``launches(sizes, problem, gpu)`` are in order; ``workspace(sizes, problem)`` is its scratch in bytes.
 
     The first ``counters(sizes, problem)`` of those are to be zero before a launch, which leaves zeros again; nothing
     else of it is read before it is written. Two launches that may run at a time need a workspace each.
@@ -121,7 +132,7 @@ class Kernel:
     name: str
     file: str
     summary: str
-    launches: Callable[[Sizes, Problem, int], tuple[Launch, ...]]
+    launches: Callable[[Sizes, Problem, Gpu], tuple[Launch, ...]]
     workspace: Callable[[Sizes, Problem], int]
     rows: Callable[[int, int], int]
     macros: Callable[[Problem], dict[str, int]] = lambda problem: {}
@@ -153,7 +164,7 @@ class Build:
     def functions(self) -> tuple[Launch, ...]:
         """Every function of the kernel's file, launched as for one sequence of more than a piece."""
         pages = ceil_div(2 * MOST_OF_A_PIECE, self.problem.page)
-        return self.kernel.launches(Sizes(1, 1, 1, 1, pages, self.problem.page), self.problem, 1)
+        return self.kernel.launches(Sizes(1, 1, 1, 1, pages, self.problem.page), self.problem, Gpu(1, (0, 0)))
 
 
 def check_type(cache_type: str, capability: tuple[int, int], gpu: str, hint: str) -> None:
@@ -172,7 +183,7 @@ def partial_bytes(problem: Problem) -> int:
 # ---- V1
 
 
-def _v1(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
+def _v1(sizes: Sizes, problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
     shared = 5 * sizes.room  # a score, and whether the token is seen
     if shared > MAX_SHARED - 2048:
         raise UsageError(
@@ -189,11 +200,11 @@ def _partitions(sizes: Sizes) -> int:
     return max(1, ceil_div(sizes.room, PARTITION))
 
 
-def _v2(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
+def _v2(sizes: Sizes, problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
     return _partitioned("paged_v2", sizes, problem)
 
 
-def _grouped(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
+def _grouped(sizes: Sizes, problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
     return _partitioned("grouped", sizes, problem)
 
 
@@ -210,19 +221,23 @@ def _partials_of_partitions(sizes: Sizes, problem: Problem) -> int:
 # ---- pieces by the actual length
 
 
-def _split(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
-    return (_over_pieces("split", sizes, problem, (problem.tuning.blocks or 4) * sms),)
+def _split(sizes: Sizes, problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
+    return (_over_pieces("split", sizes, problem, (problem.tuning.blocks or 4) * gpu.multiprocessors),)
 
 
-def _over_pieces(function: str, sizes: Sizes, problem: Problem, at_once: int, shared: int = 0) -> Launch:
+def _over_pieces(function: str, sizes: Sizes, problem: Problem, at_once: int) -> Launch:
     """As many blocks as the GPU holds at a time, but no more than there can be pieces."""
-    return Launch(function, min(_all_pieces(sizes, problem), at_once), problem.tuning.threads, shared)
+    return Launch(function, min(_all_pieces(sizes, problem), at_once), problem.tuning.threads)
 
 
 def _all_pieces(sizes: Sizes, problem: Problem) -> int:
     """How many there can be, of all sequences."""
-    tiles = ceil_div(sizes.rows, problem.rows)
-    return sizes.sequences * sizes.kv_heads * tiles * _most_pieces(sizes, problem)
+    return _uncut(sizes, problem) * _most_pieces(sizes, problem)
+
+
+def _uncut(sizes: Sizes, problem: Problem) -> int:
+    """How many pieces there are if no sequence is cut: one for each head of the cache and tile of rows."""
+    return sizes.sequences * sizes.kv_heads * ceil_div(sizes.rows, problem.rows)
 
 
 def _piece(problem: Problem) -> int:
@@ -243,7 +258,7 @@ def _most_pieces(sizes: Sizes, problem: Problem) -> int:
 
 
 def _counters(sizes: Sizes, problem: Problem) -> int:
-    return 4 * (LAUNCH_COUNTERS + round_up(sizes.sequences * sizes.kv_heads * ceil_div(sizes.rows, problem.rows), 4))
+    return 4 * (LAUNCH_COUNTERS + round_up(_uncut(sizes, problem), 4))
 
 
 def _counters_and_partials(sizes: Sizes, problem: Problem) -> int:
@@ -260,7 +275,11 @@ def _one(rows: int, d: int) -> int:
 
 def _some(rows: int, d: int) -> int:
     """A number that few builds are needed for: 1, 2, 4 or 8."""
-    return min(MAX_ROWS, 1 << (rows - 1).bit_length())
+    return min(MAX_ROWS, _power_of_two(rows))
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
 
 
 def _piece_macros(problem: Problem) -> dict[str, int]:
@@ -292,6 +311,7 @@ def _tensor_blocks(problem: Problem) -> int:
 def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
     """A block a piece where all pieces have room at once; two tiles of a warp under way where they are few.
 
+    Blocks of a cluster are to be neighbours, which leaves multiprocessors idle where one has more than one block.
     Pieces are smaller where few rows share a head of the cache, so that partial answers are little beside it. They
     must not depend on the number of sequences.
     """
@@ -300,7 +320,9 @@ def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
     pieces = _all_pieces(sizes, problem._replace(tuning=cut))
     few = pieces * row <= 2 * MULTIPROCESSORS * 128  # a tile of each warp is less than the memory's rate needs
     if few and row <= 256:
-        return cut._replace(blocks=2, under_way=2)
+        cluster = _power_of_two(_most_pieces(sizes, problem._replace(tuning=cut)))  # few builds
+        fits = cluster <= MOST_IN_A_CLUSTER and _uncut(sizes, problem) * cluster <= MULTIPROCESSORS
+        return cut._replace(blocks=2, under_way=2, cluster=cluster if fits else 1)
     for blocks in (0, 4 if _few_registers(problem) else 2):
         tuning = cut._replace(blocks=blocks, under_way=1)
         if pieces <= _tensor_blocks(problem._replace(tuning=tuning)) * MULTIPROCESSORS:
@@ -309,7 +331,9 @@ def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
 
 
 def _tensor_macros(problem: Problem) -> dict[str, int]:
-    return _piece_macros(problem) | {"BLOCKS": _tensor_blocks(problem), "UNDER_WAY": problem.tuning.under_way}
+    tuning = problem.tuning
+    own = {"BLOCKS": _tensor_blocks(problem), "UNDER_WAY": tuning.under_way, "CLUSTER": tuning.cluster}
+    return _piece_macros(problem) | own
 
 
 def _of_warps(problem: Problem) -> int:
@@ -317,15 +341,24 @@ def _of_warps(problem: Problem) -> int:
     return problem.tuning.threads // 32 * problem.rows * 4 * (problem.d + 4)
 
 
-def _tensor(sizes: Sizes, problem: Problem, sms: int) -> tuple[Launch, ...]:
+def _tensor(sizes: Sizes, problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
     """What has to be there first, and what has to come last, only where it has."""
-    at_once = _all_pieces(sizes, problem) if problem.tuning.under_way else _tensor_blocks(problem) * sms
-    over, most = _over_pieces("tensor", sizes, problem, at_once, _of_warps(problem)), _most_pieces(sizes, problem)
-    begin = () if problem.tuning.under_way else (Launch("begin", 1, 32),)
-    warps = ceil_div(most, MERGED_BY_A_WARP)
-    scratch = warps * partial_bytes(problem) if warps > 1 else 0
-    merge = Launch("merge", sizes.places, 32 * warps, scratch, early=True)
-    return *begin, over._replace(early=bool(begin)), *((merge,) if most > 1 else ())
+    tuning, most = problem.tuning, _most_pieces(sizes, problem)
+    blocks = _uncut(sizes, problem) * (tuning.cluster if tuning.cluster > 1 else most)
+    if not tuning.under_way:
+        blocks = min(blocks, _tensor_blocks(problem) * gpu.multiprocessors)
+    over = Launch("tensor", blocks, tuning.threads, _of_warps(problem), early=not tuning.under_way)
+    begin = () if tuning.under_way else (Launch("begin", 1, 32),)
+    merged = most == 1 or (tuning.cluster > 1 and gpu.capability >= HAS_CLUSTERS)
+    return *begin, over, *(() if merged else (_merge(sizes, problem),))
+
+
+def _merge(sizes: Sizes, problem: Problem) -> Launch:
+    """A block has several rows, or as many warps as one row needs."""
+    warps = ceil_div(_most_pieces(sizes, problem), MERGED_BY_A_WARP)
+    if warps == 1:
+        return Launch("merge", ceil_div(sizes.places, MERGED_ROWS), 32 * MERGED_ROWS, early=True)
+    return Launch("merge", sizes.places, 32 * warps, warps * partial_bytes(problem), early=True)
 
 
 def _tensor_refuses(problem: Problem) -> str:
@@ -388,7 +421,7 @@ def _readers(problem: Problem) -> int:
 # What no kernel can be faster than: it reads the same bytes and computes nothing.
 CEILING = Kernel(
     "read", "decode/00_read.cu", "the same keys and values read, and nothing computed",
-    lambda sizes, problem, sms: (_over_pieces("read", sizes, problem, _readers(problem) * sms),),
+    lambda sizes, problem, gpu: (_over_pieces("read", sizes, problem, _readers(problem) * gpu.multiprocessors),),
     lambda sizes, problem: 4 * LAUNCH_COUNTERS, _some,
     lambda problem: _piece_macros(problem) | {"BLOCKS": _readers(problem)}, _reading_refuses,
     counters=lambda sizes, problem: 4 * LAUNCH_COUNTERS,

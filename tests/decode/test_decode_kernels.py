@@ -17,6 +17,7 @@ from flashcli.kernels.types import Launch
 from flashcli.measure.decode_shapes import TimedShape, outlined
 from flashcli.paged import LAYOUTS
 
+H200, BEFORE_HOPPER = decode.Gpu(132, (9, 0)), decode.Gpu(132, (8, 9))
 WRITE = write_kv.Build(write_kv.Problem(64, 16, "float16", "float8_e4m3fn", False))
 every_kernel = pytest.mark.parametrize("kernel", [*KERNELS.values(), CEILING], ids=[*KERNELS, "read"])
 needs_nvcc = pytest.mark.skipif(compiler.find_nvcc() is None, reason="there is no nvcc here")
@@ -70,7 +71,7 @@ def test_no_register_is_spilled_where_it_matters(resources, kernel):
         assert found.spilled == 0 and not found.warnings, function
 
 
-@pytest.mark.parametrize("tuning", [Tuning(), Tuning(under_way=1), Tuning(blocks=2, under_way=2)], ids=str)
+@pytest.mark.parametrize("tuning", [Tuning(), Tuning(under_way=1), Tuning(blocks=2, under_way=2, cluster=8)], ids=str)
 @pytest.mark.parametrize(
     ("d", "page", "cache_type"),
     [(64, 16, "float16"), (128, 16, "float8_e4m3fn"), (128, 16, "float16"), (128, 1, "float16"), (128, 8, "float16")],
@@ -94,7 +95,7 @@ PIECE_AFTER_PIECE = 0
 @pytest.mark.parametrize(
     ("sequences", "tokens", "d", "page", "layout", "blocks", "under_way"),
     [
-        (1, 4096, 128, 16, "hnd", 2, 2),
+        (2, 4096, 128, 16, "hnd", 2, 2),
         (4, 4096, 128, 16, "hnd", 3, 1),
         (8, 4096, 128, 16, "hnd", 4, 1),
         (9, 4096, 128, 16, "hnd", 3, PIECE_AFTER_PIECE),
@@ -114,7 +115,7 @@ def test_a_block_has_one_piece_where_all_have_room_and_two_tiles_of_a_warp_are_u
     asked = outlined(TimedShape("", sequences, 64, 8, d, str(tokens), page=page), layout)
     build = Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], asked))
     macros = build.macros()
-    *before, launch, merge = KERNELS["tensor"].launches(decode.sizes_of(asked), build.problem, 132)
+    *before, launch, merge = KERNELS["tensor"].launches(decode.sizes_of(asked), build.problem, BEFORE_HOPPER)
     assert (macros["BLOCKS"], macros["UNDER_WAY"]) == (blocks, under_way)
     pieces = sequences * 8 * tokens // macros["PIECE"]
     assert launch.grid == (min(pieces, blocks * 132) if under_way == PIECE_AFTER_PIECE else pieces)
@@ -128,13 +129,30 @@ def test_what_is_never_cut_is_never_merged_and_where_rows_are_few_pieces_are_sma
     def found(H: int, Hkv: int, tokens: int) -> tuple[int, list[tuple[str, int, int]]]:
         asked = outlined(TimedShape("", 100, H, Hkv, 128, str(tokens)), "hnd")
         problem = decode.problem_of(tensor, asked)
-        launches = tensor.launches(decode.sizes_of(asked), problem, 132)
+        launches = tensor.launches(decode.sizes_of(asked), problem, H200)
         return Build(tensor, problem).macros()["PIECE"], [one[:3] for one in launches if one.function != "tensor"]
 
     begin = ("begin", 1, 32)
-    assert found(32, 8, 512) == (512, [begin]) and found(32, 8, 513) == (512, [begin, ("merge", 3200, 32)])
+    assert found(32, 8, 512) == (512, [begin]) and found(32, 8, 513) == (512, [begin, ("merge", 800, 128)])
     assert found(16, 8, 512) == (256, [begin]) and found(16, 8, 2049) == (256, [begin, ("merge", 1600, 64)])
     assert found(24, 8, 10**6) == (512, [begin, ("merge", 2400, 192)])
+
+
+@pytest.mark.parametrize(
+    ("sequences", "tokens", "d", "cluster"),
+    [(1, 4096, 128, 8), (2, 4096, 128, 8), (3, 4096, 128, 1), (1, 4097, 128, 1), (5, 1500, 128, 1), (4, 1500, 128, 4),
+     (8, 1024, 128, 2), (16, 512, 128, 1), (4, 4096, 64, 4)],
+)  # fmt: skip
+def test_a_cluster_merges_the_pieces_of_few_sequences_on_gpus_that_have_some(sequences, tokens, d, cluster):
+    asked = outlined(TimedShape("", sequences, 64, 8, d, str(tokens)), "hnd")
+    tensor, sizes = KERNELS["tensor"], decode.sizes_of(asked)
+    problem = decode.problem_of(tensor, asked)
+    assert problem.tuning.cluster == Build(tensor, problem).macros()["CLUSTER"] == cluster
+    for gpu in (H200, BEFORE_HOPPER):
+        launch, *others = tensor.launches(sizes, problem, gpu)
+        assert launch.grid % cluster == 0 and (cluster == 1 or launch.grid == sequences * 8 * cluster)
+        merges = tokens > 512 and (cluster == 1 or gpu is BEFORE_HOPPER)
+        assert [other.function for other in others] == ["merge"] * merges
 
 
 @pytest.mark.gpu
@@ -146,7 +164,8 @@ def test_bytes_depend_neither_on_company_nor_on_how_many_pieces_a_block_has(gpu)
     )
     builds = [Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], one)) for one in (asked, some, alone)]
     assert [build.problem.tuning for build in builds] == [
-        Tuning(piece=2**17), Tuning(piece=2**17, blocks=4, under_way=1), Tuning(piece=2**17, blocks=2, under_way=2)
+        Tuning(piece=2**17), Tuning(piece=2**17, blocks=4, under_way=1),
+        Tuning(piece=2**17, blocks=2, under_way=2, cluster=8),
     ]  # fmt: skip
     with DecodeCuda("tensor") as backend:
         out, lse = backend.decode(asked, range(9))
@@ -161,7 +180,7 @@ def test_bytes_depend_neither_on_company_nor_on_how_many_pieces_a_block_has(gpu)
 @pytest.mark.parametrize("sizes", [Sizes(1, 1, 1, 1, 1, 1), Sizes(300, 8, 40, 8, 900, 16), Sizes(3, 1, 71, 1, 40, 1)])
 def test_every_launch_has_blocks(kernel, sizes):
     for launch in kernel.launches(
-        sizes, Problem(64, sizes.page, "float16", "float16", True, kernel.rows(sizes.rows, 64)), 132
+        sizes, Problem(64, sizes.page, "float16", "float16", True, kernel.rows(sizes.rows, 64)), H200
     ):
         assert 1 <= launch.grid < 2**31 and 1 <= launch.threads <= 1024
 
@@ -172,13 +191,13 @@ def test_counters_are_within_the_workspace_and_every_function_is_named(kernel):
     counters = kernel.counters(sizes, problem)
     assert counters <= kernel.workspace(sizes, problem) and (counters > 0) == (kernel.name in ("split", "read"))
     named = [launch.function for launch in Build(kernel, problem).functions()]
-    assert named == [launch.function for launch in kernel.launches(Sizes(3, 1, 8, 2, 400, 16), problem, 132)]
+    assert named == [launch.function for launch in kernel.launches(Sizes(3, 1, 8, 2, 400, 16), problem, H200)]
 
 
 def test_v1_refuses_what_its_shared_memory_does_not_hold():
     problem = Problem(64, 16, "float16", "float16", True, 1)
     with pytest.raises(decode.UsageError, match="100000 tokens"):
-        KERNELS["paged_v1"].launches(Sizes(1, 1, 1, 1, 6250, 16), problem, 132)
+        KERNELS["paged_v1"].launches(Sizes(1, 1, 1, 1, 6250, 16), problem, H200)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

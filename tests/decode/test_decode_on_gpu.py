@@ -97,6 +97,33 @@ def test_answers_from_any_number_of_pieces_are_right_and_the_same_however_blocks
         assert found[0].out.tobytes() == found[1].out.tobytes() and found[0].lse.tobytes() == found[1].lse.tobytes()
 
 
+@pytest.mark.parametrize(
+    ("case", "cluster"),
+    [
+        (Case(1, 32, 8, 128, "4096"), 8),
+        (Case(4, 15, 3, 128, "2001,700,0,5"), 4),
+        (Case(2, 24, 2, 64, "1025,3000", T=2, alibi=True), 4),  # three tiles of rows
+        (Case(3, 16, 8, 128, "600,257,31", window=300), 4),  # pieces of 256 tokens
+        (Case(5, 8, 1, 128, "4000,900,1700,0,2600", T=3, window=700, cache_type="float8_e5m2"), 4),
+        (Case(3, 8, 2, 64, "9000,5,12345"), 1),  # more pieces than a cluster has blocks
+        (Case(1, 8, 2, 128, "40000", window=9000), 1),  # the length says how long pieces are
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("layout", ["vllm", "nhd"])
+def test_pieces_found_by_the_numbers_of_blocks_and_merged_by_clusters_give_the_bytes_of_any(gpu, case, cluster, layout):
+    asked = make(dataclasses.replace(case, layout=layout))
+    tuning = problem_of(KERNELS["tensor"], asked).tuning
+    assert (tuning.under_way, tuning.cluster) == (2, cluster)
+    found = []
+    for retuned in (lambda tuning: tuning, lambda tuning: tuning._replace(cluster=1), Tuning.piece_after_piece):
+        with DecodeCuda("tensor", retuned) as backend:
+            found.append(Answer(*backend.decode(asked, range(asked.S))))
+    assert Judge(asked).problem(found[0]) == "" and found[0].out.any()
+    for other in found[1:]:
+        assert found[0].out.tobytes() == other.out.tobytes() and found[0].lse.tobytes() == other.lse.tobytes()
+
+
 class FewAtOnce(DecodeCuda):
     """A GPU whose memory holds few pages."""
 

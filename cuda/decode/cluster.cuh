@@ -1,0 +1,39 @@
+// Few pieces merged without another launch: the blocks that may have a piece of the same sequence, head of the cache and
+// rows are a cluster, from Hopper on, and read each other's partial answers in shared memory.
+//
+// Blocks that find no piece leave: nobody waits for them, or reads what is theirs. The others share the rows.
+#pragma once
+#include "merge.cuh"
+
+#if CLUSTER > 1 && __CUDA_ARCH__ >= 900
+#include "hopper.cuh"
+#define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)
+
+// Each block's number in its cluster is that of its piece.
+__device__ __forceinline__ void store_or_merge(const Decode &a, const Work &work, const Meeting &meeting,
+                                               const float *O) {
+    __shared__ __align__(16) float partials[ROWS * PARTIAL];
+    const Piece &piece = work.piece;
+    store_sums(a, work, meeting, O, [&](int r, int quad, const Part &sum) { keep_quad(partials, r, quad, sum); });
+    if (piece.count == 1) return;
+    const float v_scale = v_scale_of(a);
+    cluster_arrive();
+    cluster_wait();
+    const int warp = threadIdx.x / 32, rows = rows_of_piece(a, piece);
+    for (int r = warp * piece.count + piece.part; r < rows; r += WARPS * piece.count) {
+        const RowSum sum =
+            merged_by_warp([&](int part) { return in_block(partials + r * PARTIAL, part); }, piece.count);
+        for_each_quad(sum,
+                      [&](int quad, const Part &part) { answer_quad(a, work.rows[r].place, quad, part, v_scale); });
+    }
+    cluster_arrive();
+    cluster_wait();  // nobody leaves while others read what is its own
+}
+#else
+#define IN_CLUSTERS
+
+__device__ __forceinline__ void store_or_merge(const Decode &a, const Work &work, const Meeting &meeting,
+                                               const float *O) {
+    store_sums(a, work, meeting, O);
+}
+#endif
