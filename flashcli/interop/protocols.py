@@ -14,6 +14,7 @@ import numpy as np
 from flashcli.operands import Operand
 
 LEGACY_STREAM = 1  # how both protocols, and the driver, call the default stream
+TELLS_STREAM = 3  # the first version of ``__cuda_array_interface__`` that says when numbers are ready
 CPU, CUDA, CUDA_MANAGED = 1, 2, 13  # kinds of devices, in DLPack
 KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}  # of numbers, in DLPack
 REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # what arrays raise that are not to be shared
@@ -65,13 +66,18 @@ def speaks(array: object) -> bool:
 def find(name: str, array: Any, stream: int = LEGACY_STREAM) -> Found:
     """Where an argument of that name lies; what it is still being filled by is waited for, by ``stream``, or told.
 
+    DLPack is asked where the other protocol does not say what to wait for, as JAX's does not.
     Raises TypeError for what has none of the protocols, is not to be shared, or is not on a GPU.
     """
     interface = _interface(name, array)
+    has_dlpack = hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")
     if interface is not None:
-        return _by_cuda_array_interface(name, interface)
+        if name == "out" and interface["data"][1]:
+            raise ValueError("out must be writeable")
+        if interface.get("version", 0) >= TELLS_STREAM or not has_dlpack:
+            return _by_cuda_array_interface(name, interface)
     _refuse_other_devices(name, array)
-    if hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+    if has_dlpack:
         return _by_dlpack(name, array, stream)
     kind = type(array).__name__
     raise TypeError(f"{name} must be an array on a GPU, as q is, with __cuda_array_interface__ or DLPack, not {kind}")
@@ -114,10 +120,7 @@ def _by_cuda_array_interface(name: str, interface: dict[str, Any]) -> Found:
     if any(stride % dtype.itemsize for stride in in_bytes):
         raise ValueError(f"{name} must have strides of whole elements, not {list(in_bytes)} bytes")
     strides = tuple(stride // dtype.itemsize for stride in in_bytes)
-    address, read_only = interface["data"]
-    if read_only and name == "out":
-        raise ValueError("out must be writeable")
-    return Found(Operand(shape, strides, dtype.name), int(address or 0), interface.get("stream"))
+    return Found(Operand(shape, strides, dtype.name), int(interface["data"][0] or 0), interface.get("stream"))
 
 
 def _by_dlpack(name: str, array: Any, stream: int) -> Found:

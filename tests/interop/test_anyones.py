@@ -223,7 +223,7 @@ def test_the_answer_is_not_copied(qkv):
 
 
 class FromDlpack:
-    """What JAX's arrays look like."""
+    """An array of DLPack alone."""
 
     def __init__(self, array: OnGpu, kind: int = 2) -> None:
         self.array, self.kind, self.streams = array.array, kind, []
@@ -240,6 +240,25 @@ def test_dlpack_is_read(qkv):
     others = [FromDlpack(x) for x in qkv]
     np.testing.assert_allclose(numbers(attention(*others)), oracle(*(x.array for x in qkv))[0], rtol=1e-5, atol=1e-6)
     assert [x.streams for x in others] == [[1]] * 3  # the default stream, to which they then see
+
+
+class WithoutAStream(FromDlpack):
+    """What JAX's arrays look like: the other protocol does not say when their numbers are ready."""
+
+    @property
+    def __cuda_array_interface__(self):
+        found = self.array.__array_interface__
+        return {**found, "data": (found["data"][0], True), "strides": None, "version": 2}
+
+
+def test_what_does_not_say_when_it_is_ready_is_asked_for_by_dlpack_which_waits(qkv, driver):
+    q, k, v = qkv
+    others = [WithoutAStream(x) for x in qkv]
+    want = oracle(*(x.array for x in qkv))[0]
+    np.testing.assert_allclose(numbers(attention(*others)), want, rtol=1e-5, atol=1e-6)
+    assert [x.streams for x in others] == [[1]] * 3
+    with pytest.raises(ValueError, match="out must be writeable"):
+        attention(q, k, v, out=WithoutAStream(q))
 
 
 def test_several_threads_give_up_what_was_read(qkv, driver, monkeypatch):
