@@ -21,6 +21,7 @@ from flashcli.measure.rows import Decoded, Failure, Row, Skipped, over_all
 from flashcli.paged import Decode
 
 RUNS = 20
+WARM_UP = 0.03  # seconds: after a pause, kernels take up to an eighth longer for some milliseconds
 CACHE_FLUSH = 2**30  # bytes read between two runs: longer than the host takes to queue what is timed
 READ_RATE = 4.2e12  # bytes a second that an H200's memory gives
 WRONG = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}  # a relative L2 that no right answer comes near
@@ -61,14 +62,18 @@ def variants(text: str) -> list[Contender]:
 
 
 def seconds(work: Callable[[], object], runs: int) -> list[float]:
-    """Of each of so many runs, each with cold caches, after two that are not timed.
+    """Of each of so many runs, each with cold caches, after a first one and `WARM_UP` that are not timed.
 
     The second-level cache is filled by reading: had it been written to, what is timed would wait for that to be stored.
     """
     import torch
 
     flush = torch.zeros(CACHE_FLUSH // 4, device="cuda")
-    return [event_seconds(flush.sum, work)[0] for _ in range(runs + 2)][2:]
+    event_seconds(flush.sum, work)
+    warm = time.perf_counter() + WARM_UP
+    while time.perf_counter() < warm:
+        event_seconds(flush.sum, work)
+    return [event_seconds(flush.sum, work)[0] for _ in range(runs)]
 
 
 def times(
