@@ -55,7 +55,7 @@ def dtype(name: str) -> np.dtype:
 
 
 def has_tensors(path: str | os.PathLike) -> bool:
-    """Whether a file begins as `.safetensors` does. False for what is no regular file.
+    """Whether a file begins as `.safetensors` does, or has its name. False for what is no regular file.
 
     No input of attention can begin so, for d would be above 256; nor does an output, unless its first two numbers are
     (almost) zero.
@@ -67,6 +67,8 @@ def has_tensors(path: str | os.PathLike) -> bool:
             beginning = file.read(LENGTH.size + 2)
     except OSError:
         return False  # whoever reads it next will say why
+    if os.fspath(path).endswith(".safetensors"):
+        return True  # and if it is broken, this format's reader says how
     if beginning[LENGTH.size :] not in BEGINNINGS:
         return False
     return 2 <= LENGTH.unpack_from(beginning)[0] <= MAX_HEADER

@@ -222,6 +222,13 @@ def test_foreign_files_are_not_taken_for_tensors(tmp_path, code):
         read_decode(tmp_path / "x")
 
 
+@pytest.mark.parametrize("code", FOREIGN.values(), ids=list(FOREIGN))
+def test_files_that_only_have_the_name_are_told_what_such_a_file_is(tmp_path, code):
+    (path := tmp_path / "x.safetensors").write_bytes(code)
+    for command in (["inspect", path], ["compare", path, path]):
+        flashcli(*command).assert_error(65, "not a whole .safetensors file")
+
+
 def test_an_input_of_attention_is_not_taken_for_tensors(tmp_path):
     assert not has_tensors(write_input(tmp_path / "x.in", np.zeros((1, 3, 4, 123), np.float32)))
 
