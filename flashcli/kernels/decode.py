@@ -99,7 +99,7 @@ class Tuning(NamedTuple):
     pieces: int = 48  # what a long sequence is cut into at most
     blocks: int = 0  # to a multiprocessor; 0: as many as the kernel is fastest with
     under_way: int = 0  # of tensor, tiles of a warp at a time, where a block has one piece; 0: piece after piece
-    cluster: int = 1  # blocks that merge a sequence's pieces; 1: a launch of its own does
+    cluster: int = 1  # blocks that merge a sequence's pieces, no fewer than it may have; 1: a launch of its own does
 
     def piece_after_piece(self) -> Tuning:
         """The same pieces, as tensor computes them in large batches."""
