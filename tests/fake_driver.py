@@ -20,6 +20,7 @@ from oracle import Asked
 
 from flashcli.backends.decode_cpu import attend_group
 from flashcli.files.decode_file import dtype
+from flashcli.interop import memory
 from flashcli.kernels import backward, write_kv
 from flashcli.kernels.arguments import Attention
 from flashcli.kernels.decode import TYPE_NUMBERS, Argument
@@ -410,3 +411,26 @@ class OnGpu:
     @property
     def __cuda_array_interface__(self) -> dict:
         return {**self.array.__array_interface__, "strides": self.array.strides, "version": 3, "stream": self.stream}
+
+
+class FromDlpack:
+    """An array of DLPack alone."""
+
+    def __init__(self, array: OnGpu, kind: int = 2) -> None:
+        self.array, self.kind, self.streams = array.array, kind, []
+
+    def __dlpack_device__(self):
+        return self.kind, 0
+
+    def __dlpack__(self, *, stream=None):
+        self.streams.append(stream)
+        return memory.export(self, self.array.ctypes.data, self.array.shape, (self.kind, 0))
+
+
+class WithoutAStream(FromDlpack):
+    """What JAX's arrays look like: the other protocol does not say when their numbers are ready."""
+
+    @property
+    def __cuda_array_interface__(self):
+        found = self.array.__array_interface__
+        return {**found, "data": (found["data"][0], True), "strides": None, "version": 2}

@@ -53,6 +53,7 @@ CASES = {
     "more pieces than blocks, vllm": Case(300, 2, 1, 128, "700,0x298,600"),
     "more pieces than blocks, e4m3": Case(300, 2, 1, 128, "1100,5x298,600", layout="nhd", cache_type="float8_e4m3fn"),
     "clusters of four, some blocks without a piece": dataclasses.replace(PLAIN, lengths="1100,5,0,600", layout="nhd"),
+    "rows that fill no block of those that merge": Case(35, 5, 1, 128, "700,5x33,1100", layout="nhd"),
     "more than eight pieces": Case(2, 2, 1, 128, "4000,600", layout="hnd"),
     "more than eight pieces, heads of 80": Case(2, 3, 1, 80, "9000,1", layout="nhd"),
     "block-sparse": dataclasses.replace(PLAIN, sparse=BlockSparse(3, 32, 1, -1, 1)),

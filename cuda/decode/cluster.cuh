@@ -5,6 +5,9 @@
 #pragma once
 #include "merge.cuh"
 
+static_assert(CLUSTER == 1 || (UNDER_WAY > 1 && CLUSTER <= AT_ONCE),
+              "pieces by their numbers, as many as a warp merges");
+
 #if CLUSTER > 1 && __CUDA_ARCH__ >= 900
 #include "hopper.cuh"
 #define IN_CLUSTERS __cluster_dims__(CLUSTER, 1, 1)

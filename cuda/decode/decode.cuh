@@ -47,6 +47,7 @@ struct Decode {
 __host__ __device__ constexpr int bytes_of(int type) { return type == FP32 ? 4 : type <= BF16 ? 2 : 1; }
 __host__ __device__ constexpr int div_up(int a, int b) { return a / b + (a % b != 0); }  // a + b may be beyond 2^31
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+__host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 constexpr int CACHE_BYTES = bytes_of(CACHE_TYPE);
 constexpr int VECTOR_BYTES =
@@ -67,8 +68,7 @@ __device__ __forceinline__ float from_half(unsigned bits) {
     return y;
 }
 
-// The low or the high half of a word. Of a shifted word ptxas takes the low half; of this one that which is meant, for no
-// instruction.
+// The low or the high half of a word, which an instruction can name: shifting the high one down would take another.
 __device__ __forceinline__ unsigned short half_of(unsigned word, int which) {
     unsigned short low, high;
     asm("mov.b32 {%0, %1}, %2;" : "=h"(low), "=h"(high) : "r"(word));

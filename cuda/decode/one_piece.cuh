@@ -25,8 +25,8 @@ __device__ __forceinline__ int take_digit(unsigned &number, unsigned base) {
 }
 
 // Sequences have as many blocks as the tables have room for pieces, so that a block's number says what to ask for while the
-// length is on its way: that holds unless there is a window, or the length decides how long pieces are. Neighbours differ in
-// the head of the cache, which have the same pages; but in a cluster in the piece.
+// length is on its way. Where there is a window, or the length decides how long pieces are, that may be wrong, and pages are
+// asked for again. Neighbouring blocks have different heads of the same pages; those of a cluster have different pieces.
 __device__ __forceinline__ bool find_by_room(const Decode &a, Work &work, Piece &piece) {
     const int together = heads_and_tiles(a), most = CLUSTER > 1 ? CLUSTER : most_pieces(a);
     unsigned number = blockIdx.x;

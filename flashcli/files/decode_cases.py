@@ -80,14 +80,14 @@ def lengths(text: str, S: int, seed: int) -> np.ndarray:
 
 def make(case: Case) -> Decode:
     """The arrays of a case, in memory."""
-    asked = _outlined(case)
+    asked = outlined(case)
     caches = {name: np.empty(getattr(asked, name).shape, asked.key_cache.dtype) for name in CACHES}
     for name, first, some in _drawn_pages(case, asked):
         caches[name][first : first + len(some)] = some
     return replace(asked, key_cache=caches["key_cache"], value_cache=caches["value_cache"])
 
 
-def _outlined(case: Case) -> Decode:
+def outlined(case: Case) -> Decode:
     """A case with caches that take no memory, for they hold nothing."""
     seq_lens = lengths(case.lengths, case.S, case.seed)
     tables, pages = _tables(case, seq_lens)
@@ -178,7 +178,7 @@ def _in_layout(cache: np.ndarray, layout: str, name: str) -> np.ndarray:
 
 def generate(path: str, case: Case) -> Decode:
     """Write a case to a file, a part of its caches at a time; returns it with caches that hold nothing."""
-    asked = _outlined(case)
+    asked = outlined(case)
     whole = {"block_tables": asked.block_tables, "seq_lens": asked.seq_lens}
     if asked.alibi_slopes is not None:
         whole["alibi_slopes"] = asked.alibi_slopes

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from flashcli.gpu.launcher import Place, bindings
 from flashcli.interop import memory, paged, paged_write
+from flashcli.interop.anyones import keep_until_read
 from flashcli.interop.places import common_place
 from flashcli.interop.prepared import ALIGNMENT
-from flashcli.interop.protocols import Found, find
+from flashcli.interop.protocols import LEGACY_STREAM, Found, find
 from flashcli.paged import check_option_types
 
 
@@ -94,7 +95,10 @@ class Lies(NamedTuple):
 
     @contextlib.contextmanager
     def waited_for(self) -> Iterator[int]:
-        """The stream, after whatever somebody else still fills, with the place current during a ``with`` block."""
+        """The stream, after whatever somebody else still fills, with the place current during a ``with`` block.
+
+        Afterwards what others may give away is held on to until what has been queued there has read it.
+        """
         import cupy
 
         with cupy.cuda.Device(self.place.device), self.place.current():
@@ -102,6 +106,7 @@ class Lies(NamedTuple):
                 if x.stream is not None:
                     memory.wait_for(self.stream, x.stream)
             yield self.stream
+            keep_until_read(self.stream, [x.keep for x in self.found.values() if x.keep is not None])
 
 
 def _lies(first: str, given: dict[str, Any], options: dict[str, Any], scales: dict[str, Any]) -> Lies:
@@ -119,7 +124,7 @@ def _lies(first: str, given: dict[str, Any], options: dict[str, Any], scales: di
         if not hasattr(array, "__cuda_array_interface__"):
             raise TypeError(f"{name} must be a CuPy array, as {first} is, not {type(array).__name__}")
     stream = cupy.cuda.get_current_stream().ptr
-    found = {name: find(name, array) for name, array in given.items()}
+    found = {name: find(name, array, stream or LEGACY_STREAM) for name, array in given.items()}
     place = common_place(found)
     if place is None:
         raise ValueError("all arrays are empty")

@@ -163,8 +163,9 @@ class Build:
 
     def functions(self) -> tuple[Launch, ...]:
         """Every function of the kernel's file, launched as for one sequence of more than a piece."""
-        pages = ceil_div(2 * MOST_OF_A_PIECE, self.problem.page)
-        return self.kernel.launches(Sizes(1, 1, 1, 1, pages, self.problem.page), self.problem, Gpu(1, (0, 0)))
+        sizes = Sizes(1, 1, 1, 1, ceil_div(2 * MOST_OF_A_PIECE, self.problem.page), self.problem.page)
+        problem = self.problem._replace(tuning=self.problem.tuning._replace(cluster=1))  # then another launch merges
+        return self.kernel.launches(sizes, problem, Gpu(1, HAS_CLUSTERS))
 
 
 def check_type(cache_type: str, capability: tuple[int, int], gpu: str, hint: str) -> None:
@@ -311,7 +312,7 @@ def _tensor_blocks(problem: Problem) -> int:
 def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
     """A block a piece where all pieces have room at once; two tiles of a warp under way where they are few.
 
-    Blocks of a cluster are to be neighbours, which leaves multiprocessors idle where one has more than one block.
+    Clusters of blocks of which a multiprocessor has two are slower than another launch, by half (docs/tuning.md).
     Pieces are smaller where few rows share a head of the cache, so that partial answers are little beside it. They
     must not depend on the number of sequences.
     """
@@ -333,6 +334,7 @@ def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
 def _tensor_macros(problem: Problem) -> dict[str, int]:
     tuning = problem.tuning
     own = {"BLOCKS": _tensor_blocks(problem), "UNDER_WAY": tuning.under_way, "CLUSTER": tuning.cluster}
+    own["MERGED_ROWS"] = MERGED_ROWS
     return _piece_macros(problem) | own
 
 
@@ -344,6 +346,9 @@ def _of_warps(problem: Problem) -> int:
 def _tensor(sizes: Sizes, problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
     """What has to be there first, and what has to come last, only where it has."""
     tuning, most = problem.tuning, _most_pieces(sizes, problem)
+    if tuning.cluster > 1 and (tuning.under_way < 2 or tuning.cluster < most):
+        told = f"clusters of {tuning.cluster} blocks do not merge {most} pieces, under_way={tuning.under_way}."
+        raise UsageError(told, "choose under_way=2 and as many blocks as pieces, or cluster=1.")
     blocks = _uncut(sizes, problem) * (tuning.cluster if tuning.cluster > 1 else most)
     if not tuning.under_way:
         blocks = min(blocks, _tensor_blocks(problem) * gpu.multiprocessors)

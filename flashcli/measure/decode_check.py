@@ -12,7 +12,7 @@ import numpy as np
 
 from flashcli.backends.decode_cuda import DecodeCuda
 from flashcli.errors import FlashError
-from flashcli.files.decode_cases import Case, make
+from flashcli.files.decode_cases import Case, make, outlined
 from flashcli.kernels import decode
 from flashcli.kernels.decode import KERNELS
 from flashcli.measure.builds import compile_all
@@ -104,8 +104,7 @@ def check_kernels(names: list[str], every: int = 1) -> Found:
 
 def _compile(names: list[str], cases: list[Case]) -> None:
     """All that is needed for some cases, their builds side by side."""
-    smallest = [make(dataclasses.replace(case, S=1, lengths="1")) for case in cases]
-    pairs = itertools.product([KERNELS[name] for name in names], smallest)
+    pairs = itertools.product([KERNELS[name] for name in names], map(outlined, cases))
     problems = [(kernel, decode.problem_of(kernel, asked)) for kernel, asked in pairs]
     in_turn = [(kernel, problem._replace(tuning=IN_TURN(problem.tuning))) for kernel, problem in problems]
     compile_all(decode.Build(kernel, problem) for kernel, problem in problems + in_turn)

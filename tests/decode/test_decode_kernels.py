@@ -194,6 +194,14 @@ def test_counters_are_within_the_workspace_and_every_function_is_named(kernel):
     assert named == [launch.function for launch in kernel.launches(Sizes(3, 1, 8, 2, 400, 16), problem, H200)]
 
 
+@pytest.mark.parametrize("tuning", [Tuning(cluster=8), Tuning(under_way=1, cluster=8), Tuning(under_way=2, cluster=2)])
+def test_clusters_that_would_not_merge_all_pieces_are_refused(tuning):
+    problem = Problem(128, 16, "float16", "float16", False, 8, tuning)
+    with pytest.raises(decode.UsageError, match="do not merge 4 pieces"):
+        KERNELS["tensor"].launches(Sizes(1, 1, 32, 8, 128, 16), problem, H200)
+    assert [one.function for one in Build(KERNELS["tensor"], problem).functions()][-1] == "merge"
+
+
 def test_v1_refuses_what_its_shared_memory_does_not_hold():
     problem = Problem(64, 16, "float16", "float16", True, 1)
     with pytest.raises(decode.UsageError, match="100000 tokens"):

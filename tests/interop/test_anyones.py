@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from fake_driver import Driver, OnGpu
+from fake_driver import Driver, FromDlpack, OnGpu, WithoutAStream
 
 from flashcli.api import attention, attention_backward
 from flashcli.errors import FlashError, KernelFailure, OutOfMemory, UsageError
@@ -222,33 +222,10 @@ def test_the_answer_is_not_copied(qkv):
     assert o.__dlpack__(max_version=(1, 1), dl_device=(2, 0), copy=False)
 
 
-class FromDlpack:
-    """An array of DLPack alone."""
-
-    def __init__(self, array: OnGpu, kind: int = 2) -> None:
-        self.array, self.kind, self.streams = array.array, kind, []
-
-    def __dlpack_device__(self):
-        return self.kind, 0
-
-    def __dlpack__(self, *, stream=None):
-        self.streams.append(stream)
-        return memory.export(self, self.array.ctypes.data, self.array.shape, (self.kind, 0))
-
-
 def test_dlpack_is_read(qkv):
     others = [FromDlpack(x) for x in qkv]
     np.testing.assert_allclose(numbers(attention(*others)), oracle(*(x.array for x in qkv))[0], rtol=1e-5, atol=1e-6)
     assert [x.streams for x in others] == [[1]] * 3  # the default stream, to which they then see
-
-
-class WithoutAStream(FromDlpack):
-    """What JAX's arrays look like: the other protocol does not say when their numbers are ready."""
-
-    @property
-    def __cuda_array_interface__(self):
-        found = self.array.__array_interface__
-        return {**found, "data": (found["data"][0], True), "strides": None, "version": 2}
 
 
 def test_what_does_not_say_when_it_is_ready_is_asked_for_by_dlpack_which_waits(qkv, driver):

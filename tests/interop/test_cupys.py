@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_driver import OnGpu
+from fake_driver import OnGpu, WithoutAStream
 
 import flashcli
 from flashcli.backends.decode_cpu import DecodeCpu
 from flashcli.files.decode_cases import Case, make
+from flashcli.interop import anyones
 from flashcli.paged import Decode
 
 SMALL = Case(3, 4, 2, 64, "5,37,0", page=8)
@@ -83,6 +84,22 @@ def test_what_somebody_else_still_fills_is_waited_for(cupy, driver):
     given = {name: cupy(x, stream=9 if name == "seq_lens" else None) for name, x in arrays(make(SMALL)).items()}
     flashcli.decode(**given)
     assert driver.waits == [(STREAM, 9)]
+
+
+def test_what_does_not_say_when_it_is_ready_is_to_be_on_cupys_stream_and_is_kept_until_it_has_been_read(
+    cupy, driver, monkeypatch
+):
+    kept = []
+    monkeypatch.setattr(driver, "cuEventQuery", lambda event: (600,))
+    monkeypatch.setattr(anyones, "_unread", kept)
+    asked = make(dataclasses.replace(SMALL, cache_type="float8_e5m2"))
+    scale = WithoutAStream(cupy(np.array([asked.v_scale], np.float32)))
+    given = arrays(asked)
+    given |= {name: given[name].view(np.uint8) for name in ("key_cache", "value_cache")}
+    given = {name: cupy(x) for name, x in given.items()}
+    options = {"cache_dtype": "float8_e5m2", "k_scale": asked.k_scale, "v_scale": scale, "return_lse": True}
+    check(flashcli.decode(**given, **options), asked)
+    assert scale.streams == [STREAM] and [len(owners) for _, owners in kept] == [1]
 
 
 def test_what_is_not_cupys_is_refused(cupy, driver):
