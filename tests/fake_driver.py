@@ -344,7 +344,7 @@ def decode(given: Argument, macros: dict[str, str]) -> None:
     S, T, H, Hkv = given.sequences, given.tokens, given.heads, given.kv_heads
     names = {number: name for name, number in TYPE_NUMBERS.items()}
     query_type, cache_type = (dtype(names[int(macros[name])]) for name in ("QUERY_TYPE", "CACHE_TYPE"))
-    if macros.get("UNDER_WAY") == "0":
+    if macros.get("FINDS") == "0":
         drawn = _numbers_drawn(given)
         assert drawn == 0
         drawn[...] = 5

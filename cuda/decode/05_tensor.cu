@@ -92,8 +92,8 @@ extern "C" __global__ void begin(const __grid_constant__ Decode a) {
 
 extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, BLOCKS) tensor(const __grid_constant__ Decode a) {
     let_next_launch_begin();
-    if constexpr (UNDER_WAY > 0) one_piece(a);
-    else piece_after_piece(a);
+    if constexpr (FINDS == PIECE_AFTER_PIECE) piece_after_piece(a);
+    else one_piece(a);
 }
 
 // Where a sequence may have several pieces, which no cluster has merged.

@@ -5,8 +5,8 @@
 #pragma once
 #include "merge.cuh"
 
-static_assert(CLUSTER == 1 || (UNDER_WAY > 1 && CLUSTER <= AT_ONCE),
-              "pieces by their numbers, as many as a warp merges");
+static_assert(CLUSTER == 1 || (FINDS == AHEAD_OF_LENGTH && CLUSTER <= AT_ONCE),
+              "pieces by the numbers of blocks, as many as a warp merges");
 
 #if CLUSTER > 1 && __CUDA_ARCH__ >= 900
 #include "hopper.cuh"

@@ -1,11 +1,16 @@
 // Sequences cut into pieces by their lengths, and the way from a number of a piece to the sequence that has it.
 //
+// FINDS, a macro of the kernels whose blocks may have one piece alone, says how: they take piece after piece, or a block
+// finds its piece by all lengths, by its own number and the length, or by its number ahead of the length.
+//
 // How a sequence is cut depends on nothing but its own length, so that its answer has the same bytes in whatever company
 // and on whatever GPU. Up to WHOLE tokens are one piece; beyond, there are pieces of PIECE tokens, but no more than
 // MAX_PIECES, for partial answers need room for as many as there may be. Pieces of more than two PIECE are rounded to half
 // a PIECE: the more of them there are, the more evenly multiprocessors share them.
 #pragma once
 #include "answer.cuh"
+
+constexpr int PIECE_AFTER_PIECE = 0, BY_LENGTHS = 1, BY_NUMBER = 2, AHEAD_OF_LENGTH = 3;  // FINDS
 
 // Tokens in a piece of a sequence of which so many tokens are used.
 __device__ __forceinline__ int piece_size(int used) {
@@ -55,6 +60,40 @@ __device__ __forceinline__ Piece piece_of(const Decode &a, int s, int length, in
     piece.first = max(start, (long long)first_used(a, length));
     piece.end = min((long long)length, start + size);
     return piece;
+}
+
+// The last digit of a number, which loses it.
+__device__ __forceinline__ int take_digit(unsigned &number, unsigned base) {
+    const unsigned digit = number % base;
+    number /= base;
+    return digit;
+}
+
+// What a block's number stands for where sequences have as many blocks as the tables have room for pieces. Neighbouring
+// blocks have different heads of the same pages; those of a cluster have different pieces.
+struct Numbered {
+    int s, part, most, which;  // the piece's number among `most`, and of heads and tiles
+};
+
+template <int IN_CLUSTER = 1>
+__device__ __forceinline__ Numbered numbered(const Decode &a, unsigned number) {
+    const int together = heads_and_tiles(a);
+    Numbered found;
+    found.most = IN_CLUSTER > 1 ? IN_CLUSTER : most_pieces(a);
+    if (IN_CLUSTER > 1) found.part = take_digit(number, found.most);
+    found.which = take_digit(number, together);
+    if (IN_CLUSTER <= 1) found.part = take_digit(number, found.most);
+    found.s = number;
+    return found;
+}
+
+// The piece of the block of that number; false if its sequence is too short to have it.
+__device__ __forceinline__ bool find_by_number(const Decode &a, unsigned number, Piece &piece) {
+    const Numbered mine = numbered(a, number);
+    const int length = length_of(a, mine.s), count = pieces_of(a, length);
+    if (mine.part >= count) return false;
+    piece = piece_of(a, mine.s, length, mine.part, count, mine.which);
+    return true;
 }
 
 __device__ __forceinline__ int length_or_zero(const Decode &a, int s) { return s < a.sequences ? length_of(a, s) : 0; }

@@ -32,6 +32,7 @@ MULTIPROCESSORS = 132  # of an H100 or H200; on other GPUs answers are the same,
 HAS_CLUSTERS = (9, 0)  # the first compute capability that has
 MOST_IN_A_CLUSTER = 8  # blocks, on any GPU; as many as a warp merges
 MAX_ROWS = 8  # query rows that a block takes together
+PIECE_AFTER_PIECE, BY_LENGTHS, BY_NUMBER, AHEAD_OF_LENGTH = range(4)  # how a block finds its pieces, see pieces.cuh
 
 POINTERS = (
     "query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes", "k_scale", "v_scale", "out", "lse",
@@ -98,12 +99,13 @@ class Tuning(NamedTuple):
     piece: int = 2**18  # bytes of keys and values in a piece
     pieces: int = 48  # what a long sequence is cut into at most
     blocks: int = 0  # to a multiprocessor; 0: as many as the kernel is fastest with
-    under_way: int = 0  # of tensor, tiles of a warp at a time, where a block has one piece; 0: piece after piece
+    finds: int = PIECE_AFTER_PIECE  # of tensor and read; all others are ways for a block to have one piece
+    under_way: int = 1  # of tensor, tiles of a warp at a time, where a block has one piece
     cluster: int = 1  # blocks that merge a sequence's pieces, no fewer than it may have; 1: a launch of its own does
 
     def piece_after_piece(self) -> Tuning:
         """The same pieces, as tensor computes them in large batches."""
-        return self._replace(blocks=0, under_way=0, cluster=1)
+        return self._replace(blocks=0, finds=PIECE_AFTER_PIECE, under_way=1, cluster=1)
 
 
 class Problem(NamedTuple):
@@ -223,12 +225,15 @@ def _partials_of_partitions(sizes: Sizes, problem: Problem) -> int:
 
 
 def _split(sizes: Sizes, problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
-    return (_over_pieces("split", sizes, problem, (problem.tuning.blocks or 4) * gpu.multiprocessors),)
+    blocks = _over_pieces(sizes, problem, (problem.tuning.blocks or 4) * gpu.multiprocessors)
+    return (Launch("split", blocks, problem.tuning.threads),)
 
 
-def _over_pieces(function: str, sizes: Sizes, problem: Problem, at_once: int) -> Launch:
-    """As many blocks as the GPU holds at a time, but no more than there can be pieces."""
-    return Launch(function, min(_all_pieces(sizes, problem), at_once), problem.tuning.threads)
+def _over_pieces(sizes: Sizes, problem: Problem, at_once: int) -> int:
+    """How many blocks: one for each piece, or, if they take piece after piece, no more than the GPU holds at a time."""
+    if problem.tuning.finds == PIECE_AFTER_PIECE:
+        return min(_all_pieces(sizes, problem), at_once)
+    return _uncut(sizes, problem) * max(problem.tuning.cluster, _most_pieces(sizes, problem))
 
 
 def _all_pieces(sizes: Sizes, problem: Problem) -> int:
@@ -304,7 +309,7 @@ def _tensor_blocks(problem: Problem) -> int:
     """How many a multiprocessor holds. With rows of more than 128 bytes three are faster than four."""
     if problem.tuning.blocks:
         return problem.tuning.blocks
-    if not _few_registers(problem) or (problem.transposed and not problem.tuning.under_way):
+    if not _few_registers(problem) or (problem.transposed and problem.tuning.finds == PIECE_AFTER_PIECE):
         return 2
     return 3 if problem.d * _item_size(problem) > 128 else 4
 
@@ -323,9 +328,9 @@ def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
     if few and row <= 256:
         cluster = _power_of_two(_most_pieces(sizes, problem._replace(tuning=cut)))  # few builds
         fits = cluster <= MOST_IN_A_CLUSTER and _uncut(sizes, problem) * cluster <= MULTIPROCESSORS
-        return cut._replace(blocks=2, under_way=2, cluster=cluster if fits else 1)
+        return cut._replace(blocks=2, finds=AHEAD_OF_LENGTH, under_way=2, cluster=cluster if fits else 1)
     for blocks in (0, 4 if _few_registers(problem) else 2):
-        tuning = cut._replace(blocks=blocks, under_way=1)
+        tuning = cut._replace(blocks=blocks, finds=BY_LENGTHS)
         if pieces <= _tensor_blocks(problem._replace(tuning=tuning)) * MULTIPROCESSORS:
             return tuning
     return cut
@@ -333,9 +338,8 @@ def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
 
 def _tensor_macros(problem: Problem) -> dict[str, int]:
     tuning = problem.tuning
-    own = {"BLOCKS": _tensor_blocks(problem), "UNDER_WAY": tuning.under_way, "CLUSTER": tuning.cluster}
-    own["MERGED_ROWS"] = MERGED_ROWS
-    return _piece_macros(problem) | own
+    own = {"BLOCKS": _tensor_blocks(problem), "FINDS": tuning.finds, "UNDER_WAY": tuning.under_way}
+    return _piece_macros(problem) | own | {"CLUSTER": tuning.cluster, "MERGED_ROWS": MERGED_ROWS}
 
 
 def _of_warps(problem: Problem) -> int:
@@ -346,14 +350,13 @@ def _of_warps(problem: Problem) -> int:
 def _tensor(sizes: Sizes, problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
     """What has to be there first, and what has to come last, only where it has."""
     tuning, most = problem.tuning, _most_pieces(sizes, problem)
-    if tuning.cluster > 1 and (tuning.under_way < 2 or tuning.cluster < most):
-        told = f"clusters of {tuning.cluster} blocks do not merge {most} pieces, under_way={tuning.under_way}."
-        raise UsageError(told, "choose under_way=2 and as many blocks as pieces, or cluster=1.")
-    blocks = _uncut(sizes, problem) * (tuning.cluster if tuning.cluster > 1 else most)
-    if not tuning.under_way:
-        blocks = min(blocks, _tensor_blocks(problem) * gpu.multiprocessors)
-    over = Launch("tensor", blocks, tuning.threads, _of_warps(problem), early=not tuning.under_way)
-    begin = () if tuning.under_way else (Launch("begin", 1, 32),)
+    if tuning.cluster > 1 and (tuning.finds != AHEAD_OF_LENGTH or tuning.cluster < most):
+        told = f"clusters of {tuning.cluster} blocks do not merge {most} pieces, finds={tuning.finds}."
+        raise UsageError(told, f"choose finds={AHEAD_OF_LENGTH} and as many blocks as pieces, or cluster=1.")
+    blocks = _over_pieces(sizes, problem, _tensor_blocks(problem) * gpu.multiprocessors)
+    drawn = tuning.finds == PIECE_AFTER_PIECE
+    over = Launch("tensor", blocks, tuning.threads, _of_warps(problem), early=drawn)
+    begin = (Launch("begin", 1, 32),) if drawn else ()
     merged = most == 1 or (tuning.cluster > 1 and gpu.capability >= HAS_CLUSTERS)
     return *begin, over, *(() if merged else (_merge(sizes, problem),))
 
@@ -423,12 +426,22 @@ def _readers(problem: Problem) -> int:
     return problem.tuning.blocks or 4
 
 
+def _read(sizes: Sizes, problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
+    blocks = _over_pieces(sizes, problem, _readers(problem) * gpu.multiprocessors)
+    return (Launch("read", blocks, problem.tuning.threads),)
+
+
+def _all(rows: int, d: int) -> int:
+    """As many rows as there are, or more: each key and value is read once."""
+    return _power_of_two(rows)
+
+
 # What no kernel can be faster than: it reads the same bytes and computes nothing.
 CEILING = Kernel(
     "read", "decode/00_read.cu", "the same keys and values read, and nothing computed",
-    lambda sizes, problem, gpu: (_over_pieces("read", sizes, problem, _readers(problem) * gpu.multiprocessors),),
-    lambda sizes, problem: 4 * LAUNCH_COUNTERS, _some,
-    lambda problem: _piece_macros(problem) | {"BLOCKS": _readers(problem)}, _reading_refuses,
+    _read, lambda sizes, problem: 4 * LAUNCH_COUNTERS, _all,
+    lambda problem: _piece_macros(problem) | {"BLOCKS": _readers(problem), "FINDS": problem.tuning.finds},
+    _reading_refuses,
     counters=lambda sizes, problem: 4 * LAUNCH_COUNTERS,
 )  # fmt: skip
 

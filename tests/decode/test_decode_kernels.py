@@ -12,7 +12,19 @@ import pytest
 from flashcli.backends.decode_cuda import DecodeCuda
 from flashcli.files.decode_cases import Case, make
 from flashcli.kernels import compiler, decode, write_kv
-from flashcli.kernels.decode import CEILING, KERNELS, Argument, Build, Problem, Sizes, Tuning
+from flashcli.kernels.decode import (
+    AHEAD_OF_LENGTH,
+    BY_LENGTHS,
+    BY_NUMBER,
+    CEILING,
+    KERNELS,
+    PIECE_AFTER_PIECE,
+    Argument,
+    Build,
+    Problem,
+    Sizes,
+    Tuning,
+)
 from flashcli.kernels.types import Launch
 from flashcli.measure.decode_shapes import TimedShape, outlined
 from flashcli.paged import LAYOUTS
@@ -64,6 +76,12 @@ def test_the_compiler_and_python_agree_on_every_field_of_the_argument(tmp_path, 
     assert done.returncode == 0, done.stderr
 
 
+TUNINGS = [
+    Tuning(), Tuning(finds=BY_LENGTHS), Tuning(finds=BY_NUMBER),
+    Tuning(blocks=2, finds=AHEAD_OF_LENGTH, under_way=2, cluster=8),
+]  # fmt: skip
+
+
 @every_kernel
 def test_no_register_is_spilled_where_it_matters(resources, kernel):
     problem = Problem(128, 16, "float16", "float16", True, kernel.rows(4, 128))
@@ -71,7 +89,7 @@ def test_no_register_is_spilled_where_it_matters(resources, kernel):
         assert found.spilled == 0 and not found.warnings, function
 
 
-@pytest.mark.parametrize("tuning", [Tuning(), Tuning(under_way=1), Tuning(blocks=2, under_way=2, cluster=8)], ids=str)
+@pytest.mark.parametrize("tuning", TUNINGS, ids=str)
 @pytest.mark.parametrize(
     ("d", "page", "cache_type"),
     [(64, 16, "float16"), (128, 16, "float8_e4m3fn"), (128, 16, "float16"), (128, 1, "float16"), (128, 8, "float16")],
@@ -84,43 +102,41 @@ def test_tensor_spills_nothing_however_it_is_tuned(resources, d, page, cache_typ
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_four_blocks_of_tensor_with_long_rows_spill_nothing_either(resources, transposed):
-    problem = Problem(128, 16, "float16", "float16", transposed, 8, Tuning(blocks=4, under_way=1))
+    problem = Problem(128, 16, "float16", "float16", transposed, 8, Tuning(blocks=4, finds=BY_LENGTHS))
     found = resources(Build(KERNELS["tensor"], problem), "sm_90a")["tensor"]
     assert found.registers <= 128 and found.spilled == 0 and not found.warnings
 
 
-PIECE_AFTER_PIECE = 0
-
-
 @pytest.mark.parametrize(
-    ("sequences", "tokens", "d", "page", "layout", "blocks", "under_way"),
+    ("sequences", "tokens", "d", "page", "layout", "blocks", "finds"),
     [
-        (2, 4096, 128, 16, "hnd", 2, 2),
-        (4, 4096, 128, 16, "hnd", 3, 1),
-        (8, 4096, 128, 16, "hnd", 4, 1),
+        (2, 4096, 128, 16, "hnd", 2, AHEAD_OF_LENGTH),
+        (4, 4096, 128, 16, "hnd", 3, BY_LENGTHS),
+        (8, 4096, 128, 16, "hnd", 4, BY_LENGTHS),
         (9, 4096, 128, 16, "hnd", 3, PIECE_AFTER_PIECE),
-        (8, 4096, 128, 8, "hnd", 4, 1),
-        (8, 4096, 64, 16, "hnd", 2, 2),
-        (8, 8192, 64, 16, "hnd", 4, 1),
+        (8, 4096, 128, 8, "hnd", 4, BY_LENGTHS),
+        (8, 4096, 64, 16, "hnd", 2, AHEAD_OF_LENGTH),
+        (8, 8192, 64, 16, "hnd", 4, BY_LENGTHS),
         (8, 16384, 64, 16, "hnd", 4, PIECE_AFTER_PIECE),
-        (4, 4096, 128, 16, "vllm", 3, 1),
-        (8, 4096, 128, 16, "vllm", 4, 1),
+        (4, 4096, 128, 16, "vllm", 3, BY_LENGTHS),
+        (8, 4096, 128, 16, "vllm", 4, BY_LENGTHS),
         (9, 4096, 128, 16, "vllm", 2, PIECE_AFTER_PIECE),
-        (1, 4096, 256, 16, "hnd", 2, 1),
+        (1, 4096, 256, 16, "hnd", 2, BY_LENGTHS),
     ],
 )
 def test_a_block_has_one_piece_where_all_have_room_and_two_tiles_of_a_warp_are_under_way_where_they_are_few(
-    sequences, tokens, d, page, layout, blocks, under_way
+    sequences, tokens, d, page, layout, blocks, finds
 ):
     asked = outlined(TimedShape("", sequences, 64, 8, d, str(tokens), page=page), layout)
     build = Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], asked))
     macros = build.macros()
     *before, launch, merge = KERNELS["tensor"].launches(decode.sizes_of(asked), build.problem, BEFORE_HOPPER)
-    assert (macros["BLOCKS"], macros["UNDER_WAY"]) == (blocks, under_way)
+    assert (macros["BLOCKS"], macros["FINDS"]) == (blocks, finds)
+    assert macros["UNDER_WAY"] == (2 if finds == AHEAD_OF_LENGTH else 1)
     pieces = sequences * 8 * tokens // macros["PIECE"]
-    assert launch.grid == (min(pieces, blocks * 132) if under_way == PIECE_AFTER_PIECE else pieces)
-    assert [launch.function for launch in before] == ["begin"] * (under_way == PIECE_AFTER_PIECE)
-    assert (launch.early, merge.early) == (under_way == PIECE_AFTER_PIECE, True)
+    assert launch.grid == (min(pieces, blocks * 132) if finds == PIECE_AFTER_PIECE else pieces)
+    assert [launch.function for launch in before] == ["begin"] * (finds == PIECE_AFTER_PIECE)
+    assert (launch.early, merge.early) == (finds == PIECE_AFTER_PIECE, True)
 
 
 def test_what_is_never_cut_is_never_merged_and_where_rows_are_few_pieces_are_smaller():
@@ -164,8 +180,8 @@ def test_bytes_depend_neither_on_company_nor_on_how_many_pieces_a_block_has(gpu)
     )
     builds = [Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], one)) for one in (asked, some, alone)]
     assert [build.problem.tuning for build in builds] == [
-        Tuning(piece=2**17), Tuning(piece=2**17, blocks=4, under_way=1),
-        Tuning(piece=2**17, blocks=2, under_way=2, cluster=8),
+        Tuning(piece=2**17), Tuning(piece=2**17, blocks=4, finds=BY_LENGTHS),
+        Tuning(piece=2**17, blocks=2, finds=AHEAD_OF_LENGTH, under_way=2, cluster=8),
     ]  # fmt: skip
     with DecodeCuda("tensor") as backend:
         out, lse = backend.decode(asked, range(9))
@@ -194,7 +210,9 @@ def test_counters_are_within_the_workspace_and_every_function_is_named(kernel):
     assert named == [launch.function for launch in kernel.launches(Sizes(3, 1, 8, 2, 400, 16), problem, H200)]
 
 
-@pytest.mark.parametrize("tuning", [Tuning(cluster=8), Tuning(under_way=1, cluster=8), Tuning(under_way=2, cluster=2)])
+@pytest.mark.parametrize(
+    "tuning", [Tuning(cluster=8), Tuning(finds=BY_NUMBER, cluster=8), Tuning(finds=AHEAD_OF_LENGTH, cluster=2)]
+)
 def test_clusters_that_would_not_merge_all_pieces_are_refused(tuning):
     problem = Problem(128, 16, "float16", "float16", False, 8, tuning)
     with pytest.raises(decode.UsageError, match="do not merge 4 pieces"):

@@ -14,7 +14,7 @@ from support import flashcli
 
 from flashcli.backends.decode_cuda import DecodeCuda
 from flashcli.files.decode_cases import Case, generate, make
-from flashcli.kernels.decode import KERNELS, Build, Tuning, problem_of
+from flashcli.kernels.decode import AHEAD_OF_LENGTH, BY_LENGTHS, KERNELS, Build, Tuning, problem_of
 from flashcli.measure.builds import compile_all
 from flashcli.measure.decode_judge import Answer, Judge
 from flashcli.paged import BlockSparse
@@ -88,7 +88,7 @@ def test_answers_from_any_number_of_pieces_are_right_and_the_same_however_blocks
     for H in (2, 7):
         asked = make(Case(len(lengths), H, 1, D, ",".join(map(str, lengths)), layout="nhd"))
         build = Build(KERNELS["tensor"], problem_of(KERNELS["tensor"], asked))
-        assert build.problem.tuning.under_way == 1
+        assert build.problem.tuning.finds == BY_LENGTHS
         found = []
         for retuned in (lambda tuning: tuning, Tuning.piece_after_piece):
             with DecodeCuda("tensor", retuned) as backend:
@@ -114,7 +114,7 @@ def test_answers_from_any_number_of_pieces_are_right_and_the_same_however_blocks
 def test_pieces_found_by_the_numbers_of_blocks_and_merged_by_clusters_give_the_bytes_of_any(gpu, case, cluster, layout):
     asked = make(dataclasses.replace(case, layout=layout))
     tuning = problem_of(KERNELS["tensor"], asked).tuning
-    assert (tuning.under_way, tuning.cluster) == (2, cluster)
+    assert (tuning.finds, tuning.under_way, tuning.cluster) == (AHEAD_OF_LENGTH, 2, cluster)
     found = []
     for retuned in (lambda tuning: tuning, lambda tuning: tuning._replace(cluster=1), Tuning.piece_after_piece):
         with DecodeCuda("tensor", retuned) as backend:
