@@ -17,6 +17,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import tolerances
+from emulator.machine import why_not
 from fake_driver import Driver
 from support import (
     ENGINES,
@@ -90,6 +91,17 @@ def gpu() -> tuple[int, int]:
     if not found:
         pytest.skip("the driver finds no GPU")
     return found[0][1]
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where libraries of kernels for the CPU go, one for all processes; skips where none can be made."""
+    if reason := why_not():
+        pytest.skip(reason)
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if ONE_OF_MANY else base) / "emulated"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ __device__ __forceinline__ unsigned read_piece(const Decode &a, const Piece &pie
 #pragma unroll
         for (int i = 0; i < VALUE_LOADS * VALUE_WORDS; ++i) sum ^= values.of[i / VALUE_WORDS][i % VALUE_WORDS];
     }
-    wait_for_copies<0>();  // a warp that has no tile has not waited yet, and the next piece's pages go to the same place
+    wait_for_copies<0>();  // if there was no tile, too: the next pages go to the same place
     return sum;
 }
 

@@ -107,6 +107,10 @@ class Tuning(NamedTuple):
         """The same pieces, as tensor computes them in large batches."""
         return self._replace(blocks=0, finds=PIECE_AFTER_PIECE, under_way=1, cluster=1)
 
+    def a_block_a_piece(self) -> Tuning:
+        """The same pieces, each by a block of its own that knows it by its number, in batches of any size."""
+        return self._replace(blocks=0, finds=BY_NUMBER, under_way=1, cluster=1)
+
 
 class Problem(NamedTuple):
     """What a kernel is compiled for."""

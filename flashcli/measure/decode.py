@@ -16,7 +16,7 @@ from flashcli.errors import MISMATCH
 from flashcli.kernels.decode import CEILING, KERNELS
 from flashcli.measure import machine, scripts
 from flashcli.measure.decode_calls import calls
-from flashcli.measure.decode_check import check_kernels
+from flashcli.measure.decode_check import check_kernels, compile_for, grid
 from flashcli.measure.decode_shapes import SHAPES
 from flashcli.measure.decode_times import Contender, times, told, variants
 from flashcli.measure.rows import Row
@@ -52,7 +52,9 @@ def main(
     wrong: list[str] = []
     aside = json_path == as_json.PRINT
     if not times_only:
-        counted, void, wrong = check_kernels(names, every)
+        cases = list(itertools.islice(grid(), 0, None, every))
+        compile_for(names, cases)
+        counted, void, wrong = check_kernels(names, cases)
         click.echo(f"{counted} cases, {void} of them void, {len(names)} kernels: {len(wrong)} wrong", err=aside)
         for line in wrong[:40]:
             click.echo(f"  {line}", err=aside)

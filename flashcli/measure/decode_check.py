@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import click
 import numpy as np
@@ -14,12 +14,11 @@ from flashcli.backends.decode_cuda import DecodeCuda
 from flashcli.errors import FlashError
 from flashcli.files.decode_cases import Case, make, outlined
 from flashcli.kernels import decode
-from flashcli.kernels.decode import KERNELS
+from flashcli.kernels.decode import KERNELS, Build, Tuning
 from flashcli.measure.builds import compile_all
 from flashcli.measure.decode_judge import Answer, Judge
 from flashcli.paged import LAYOUTS, BlockSparse
 
-IN_TURN = decode.Tuning.piece_after_piece  # as tensor's blocks do in large batches only
 SMALL = Case(3, 8, 2, 128, "320,64,77", sharpness=4.0)
 
 
@@ -69,11 +68,21 @@ class Found(NamedTuple):
     wrong: list[str]
 
 
-def check_kernels(names: list[str], every: int = 1) -> Found:
-    """Each kernel on each ``every``-th case of the grid; other company and another tuning must give the same bytes."""
+def forms(build: Build) -> dict[str, Tuning]:
+    """Other tunings that are to give the same bytes, by what blocks do there."""
+    if "FINDS" not in build.macros():
+        return {}
+    own = build.problem.tuning
+    others = {"piece after piece": own.piece_after_piece(), "a block a piece": own.a_block_a_piece()}
+    return {name: tuning for name, tuning in others.items() if tuning != own}
+
+
+def check_kernels(names: list[str], cases: list[Case], opened: Callable[..., Any] = DecodeCuda) -> Found:
+    """Each kernel on each case; other company and other tunings must give the same bytes.
+
+    ``opened`` makes a backend of a kernel's name and what to retune, as DecodeCuda does.
+    """
     counted, void, wrong = 0, 0, []
-    cases = list(itertools.islice(grid(), 0, None, every))
-    _compile(names, cases)
     for case in cases:
         asked = make(case)
         judge = Judge(asked)
@@ -82,14 +91,17 @@ def check_kernels(names: list[str], every: int = 1) -> Found:
             click.echo(f"void, for {passed} would pass: {described(case)}", err=True)
         counted += 1
         for name in names:
-            if KERNELS[name].refuses(decode.problem_of(KERNELS[name], asked)):
+            build = Build(KERNELS[name], decode.problem_of(KERNELS[name], asked))
+            if build.kernel.refuses(build.problem):
                 continue
+            others: dict[str, Answer] = {}
             try:
-                with DecodeCuda(name) as backend:
+                with opened(name) as backend:
                     got = Answer(*backend.decode(asked, range(asked.S)))
                     alone = [backend.decode(asked, range(s, s + 1)) for s in range(asked.S)]
-                with DecodeCuda(name, IN_TURN) as backend:
-                    in_turn = Answer(*backend.decode(asked, range(asked.S)))
+                for form, tuning in forms(build).items():
+                    with opened(name, lambda own, tuning=tuning: tuning) as backend:
+                        others[form] = Answer(*backend.decode(asked, range(asked.S)))
             except FlashError as error:
                 wrong.append(f"{name}: {described(case)}: {error}")
                 continue
@@ -97,14 +109,21 @@ def check_kernels(names: list[str], every: int = 1) -> Found:
                 wrong.append(f"{name}: {described(case)}: {told}")
             if np.concatenate([out for out, _ in alone]).tobytes() != got.out.tobytes():
                 wrong.append(f"{name}: {described(case)}: a sequence alone has other bytes than in the batch")
-            if in_turn.out.tobytes() != got.out.tobytes():
-                wrong.append(f"{name}: {described(case)}: piece after piece it has other bytes")
+            wrong += [
+                f"{name}: {described(case)}: {form} it has other bytes"
+                for form, other in others.items()
+                if other.out.tobytes() != got.out.tobytes()
+            ]
     return Found(counted, void, wrong)
 
 
-def _compile(names: list[str], cases: list[Case]) -> None:
-    """All that is needed for some cases, their builds side by side."""
+def compile_for(names: list[str], cases: list[Case]) -> None:
+    """All that is needed to check kernels on some cases, their builds side by side."""
     pairs = itertools.product([KERNELS[name] for name in names], map(outlined, cases))
-    problems = [(kernel, decode.problem_of(kernel, asked)) for kernel, asked in pairs]
-    in_turn = [(kernel, problem._replace(tuning=IN_TURN(problem.tuning))) for kernel, problem in problems]
-    compile_all(decode.Build(kernel, problem) for kernel, problem in problems + in_turn)
+    builds = [Build(kernel, decode.problem_of(kernel, asked)) for kernel, asked in pairs]
+    others = [
+        Build(build.kernel, build.problem._replace(tuning=tuning))
+        for build in builds
+        for tuning in forms(build).values()
+    ]
+    compile_all(builds + others)

@@ -1,8 +1,9 @@
-"""Paged decode on a GPU: what may be asked for together, by every kernel, and the command from file to file."""
+"""What the kernels of paged decode answer, on a GPU and emulated on the CPU; and the command, on a GPU."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import random
 from collections.abc import Iterator
@@ -10,17 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import flashcli
+from emulator.decode import DecodeEmulated
+from support import THOROUGH, flashcli
 
 from flashcli.backends.decode_cuda import DecodeCuda
 from flashcli.files.decode_cases import Case, generate, make
 from flashcli.kernels.decode import AHEAD_OF_LENGTH, BY_LENGTHS, KERNELS, Build, Tuning, problem_of
 from flashcli.measure.builds import compile_all
+from flashcli.measure.decode_check import check_kernels, grid
 from flashcli.measure.decode_judge import Answer, Judge
 from flashcli.paged import BlockSparse
 from flashcli.run import decode
-
-pytestmark = pytest.mark.gpu
 
 BUILDS = [  # what kernels are compiled for; what comes with the argument is drawn
     Case(4, 15, 3, 64, page=16, layout="vllm"),
@@ -30,6 +31,19 @@ BUILDS = [  # what kernels are compiled for; what comes with the argument is dra
     Case(4, 7, 1, 80, page=128, layout="nhd", query_type="float32", cache_type="float8_e5m2"),
     Case(4, 16, 2, 96, page=4, layout="hnd", query_type="float32"),
 ]
+
+
+def as_it_is(tuning: Tuning) -> Tuning:
+    return tuning
+
+
+@pytest.fixture(params=["emulated", pytest.param("gpu", marks=pytest.mark.gpu)])
+def opened(request):
+    """``opened(kernel, retuned)`` is the backend; see DecodeCuda."""
+    if request.param == "gpu":
+        request.getfixturevalue("gpu")
+        return DecodeCuda
+    return functools.partial(DecodeEmulated, request.getfixturevalue("emulated"))
 
 
 def drawn(case: Case) -> Iterator[Case]:
@@ -47,21 +61,23 @@ def drawn(case: Case) -> Iterator[Case]:
 
 
 @pytest.mark.parametrize("build", BUILDS, ids=lambda build: f"{build.D}, {build.page}, {build.layout}")
-def test_every_kernel_is_right_whatever_is_asked_for_together(gpu, build):
-    requests = [make(case) for case in drawn(build)]
+def test_every_kernel_is_right_whatever_is_asked_for_together(opened, build):
+    cases = list(drawn(build))
+    requests = [make(case) for case in (cases if opened is DecodeCuda or THOROUGH else cases[::3])]
     builds = [[Build(kernel, problem_of(kernel, asked)) for kernel in KERNELS.values()] for asked in requests]
-    compile_all(itertools.chain(*builds))
+    if opened is DecodeCuda:
+        compile_all(itertools.chain(*builds))
     for asked, some in zip(requests, builds, strict=True):
         judge = Judge(asked)
         assert "zeros" not in judge.void()
         for name in (one.kernel.name for one in some if not one.kernel.refuses(one.problem)):
-            with DecodeCuda(name) as backend:
+            with opened(name) as backend:
                 told = judge.problem(Answer(*backend.decode(asked, range(asked.S))))
             assert told == "", (name, asked.seq_lens, asked.T, asked.window, asked.sparse)
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_bytes_depend_neither_on_the_order_of_pages_nor_on_company_nor_on_how_large_the_gpu_is(gpu, name):
+def test_bytes_depend_neither_on_the_order_of_pages_nor_on_company_nor_on_how_large_the_gpu_is(opened, name):
     query_type = "float16" if name == "tensor" else "float32"
     asked = make(Case(4, 8, 2, 64, "700,3,0,1030", layout="hnd", query_type=query_type))
     order = np.random.default_rng(1).permutation(asked.pages)
@@ -70,11 +86,11 @@ def test_bytes_depend_neither_on_the_order_of_pages_nor_on_company_nor_on_how_la
         asked, key_cache=asked.key_cache[order], value_cache=asked.value_cache[order],
         block_tables=np.where(asked.block_tables < 0, np.int32(-1), places[asked.block_tables]),
     )  # fmt: skip
-    with DecodeCuda(name) as backend:
+    with opened(name) as backend:
         out, lse = backend.decode(asked, range(4))
         elsewhere = backend.decode(moved, range(4))
         alone = [backend.decode(asked, range(s, s + 1)) for s in range(4)]
-    with DecodeCuda(name, Tuning.piece_after_piece) as backend:
+    with opened(name, Tuning.piece_after_piece) as backend:
         backend._session.multiprocessors = 1
         small = backend.decode(asked, range(4))
     assert out.any() and [x.tobytes() for x in elsewhere] == [out.tobytes(), lse.tobytes()]
@@ -82,19 +98,25 @@ def test_bytes_depend_neither_on_the_order_of_pages_nor_on_company_nor_on_how_la
     assert out.tobytes() == b"".join(found.tobytes() for found, _ in alone)
 
 
+def assert_same_bytes(opened, asked, *forms):
+    """All of these forms of the fastest kernel give a right answer, and the same bytes."""
+    found = []
+    for retuned in forms:
+        with opened("tensor", retuned) as backend:
+            found.append(Answer(*backend.decode(asked, range(asked.S))))
+    assert Judge(asked).problem(found[0]) == "" and found[0].out.any()
+    for other in found[1:]:
+        assert found[0].out.tobytes() == other.out.tobytes() and found[0].lse.tobytes() == other.lse.tobytes()
+
+
 @pytest.mark.parametrize("D", [80, 128, 256])
-def test_answers_from_any_number_of_pieces_are_right_and_the_same_however_blocks_share_them(gpu, D):
-    lengths = [1, 513, 4096, 12300, 70_000]  # up to 48 pieces, which some warps merge together
+def test_answers_from_any_number_of_pieces_are_right_and_the_same_however_blocks_share_them(opened, D):
+    lengths = [1, 513, 4096, 12300, 70_000 if opened is DecodeCuda else 25_000]  # up to 48 pieces, merged by some warps
     for H in (2, 7):
         asked = make(Case(len(lengths), H, 1, D, ",".join(map(str, lengths)), layout="nhd"))
         build = Build(KERNELS["tensor"], problem_of(KERNELS["tensor"], asked))
         assert build.problem.tuning.finds == BY_LENGTHS
-        found = []
-        for retuned in (lambda tuning: tuning, Tuning.piece_after_piece):
-            with DecodeCuda("tensor", retuned) as backend:
-                found.append(Answer(*backend.decode(asked, range(asked.S))))
-        assert Judge(asked).problem(found[0]) == ""
-        assert found[0].out.tobytes() == found[1].out.tobytes() and found[0].lse.tobytes() == found[1].lse.tobytes()
+        assert_same_bytes(opened, asked, as_it_is, Tuning.piece_after_piece, Tuning.a_block_a_piece)
 
 
 @pytest.mark.parametrize(
@@ -111,17 +133,14 @@ def test_answers_from_any_number_of_pieces_are_right_and_the_same_however_blocks
     ids=str,
 )
 @pytest.mark.parametrize("layout", ["vllm", "nhd"])
-def test_pieces_found_by_the_numbers_of_blocks_and_merged_by_clusters_give_the_bytes_of_any(gpu, case, cluster, layout):
+def test_pieces_found_by_the_numbers_of_blocks_and_merged_by_clusters_give_the_bytes_of_any(
+    opened, case, cluster, layout
+):
     asked = make(dataclasses.replace(case, layout=layout))
     tuning = problem_of(KERNELS["tensor"], asked).tuning
     assert (tuning.finds, tuning.under_way, tuning.cluster) == (AHEAD_OF_LENGTH, 2, cluster)
-    found = []
-    for retuned in (lambda tuning: tuning, lambda tuning: tuning._replace(cluster=1), Tuning.piece_after_piece):
-        with DecodeCuda("tensor", retuned) as backend:
-            found.append(Answer(*backend.decode(asked, range(asked.S))))
-    assert Judge(asked).problem(found[0]) == "" and found[0].out.any()
-    for other in found[1:]:
-        assert found[0].out.tobytes() == other.out.tobytes() and found[0].lse.tobytes() == other.lse.tobytes()
+    others = Tuning.piece_after_piece, Tuning.a_block_a_piece
+    assert_same_bytes(opened, asked, as_it_is, lambda tuning: tuning._replace(cluster=1), *others)
 
 
 class FewAtOnce(DecodeCuda):
@@ -130,6 +149,7 @@ class FewAtOnce(DecodeCuda):
     at_once = 40_000
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("window", [0, 50])
 def test_a_cache_that_is_too_large_goes_through_in_groups_and_gives_the_same_bytes(gpu, tmp_path, window):
     asked = generate(str(tmp_path / "x"), Case(6, 8, 2, 64, "40,300,0,7,1000,90", window=window))
@@ -139,6 +159,7 @@ def test_a_cache_that_is_too_large_goes_through_in_groups_and_gives_the_same_byt
     assert (tmp_path / "grouped").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
+@pytest.mark.gpu
 def test_the_command_has_the_cpus_answer_by_each_kernel(gpu, tmp_path: Path):
     options = ("--lengths", "900,5,0", "--query-tokens", 2, "--alibi", "--fp8", "e4m3", "--window", 100)
     flashcli("generate", "x", "--decode", "3,8,2,64", *options, cwd=tmp_path)
@@ -148,3 +169,19 @@ def test_the_command_has_the_cpus_answer_by_each_kernel(gpu, tmp_path: Path):
         assert done.code == 0 and f"kernel {name}" in done.out and "GB/s of keys and values" in done.out, done.err
         done = flashcli("compare", "got", "want", "--tolerance", "2e-3", cwd=tmp_path)
         assert done.code == 0, done.out
+
+
+def test_checking_finds_nothing_wrong_with_the_kernels_and_says_what_is_wrong_with_others(emulated, capsys):
+    opened = functools.partial(DecodeEmulated, emulated)
+    cases = [case for case in itertools.islice(grid(), 0, None, 90) if case.query_type == "float16"]
+    found = check_kernels(["grouped", "tensor"], cases, opened)
+    assert found.counted == len(cases) > 1 and found.wrong == []
+
+    class Wrong(DecodeEmulated):
+        def decode(self, asked, sequences):
+            out, lse = super().decode(asked, sequences)
+            out[-1] *= len(out)
+            return out, lse
+
+    wrong = check_kernels(["tensor"], cases[:1], functools.partial(Wrong, emulated)).wrong
+    assert len(wrong) == 2 and "error" in wrong[0] and "a sequence alone has other bytes" in wrong[1]

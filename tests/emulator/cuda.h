@@ -1,0 +1,446 @@
+// CUDA's language on a CPU, as far as the kernels need it that a CPU can run: what translate.py leaves of a kernel is C++.
+//
+// A block is an OS thread, and shared memory what is that thread's; a thread of the block is a fiber, which runs until it
+// has to wait for others. Stricter than a GPU: a copy has arrived when it is waited for, and not before; what threads that
+// wait for each other never get, lanes that do different things together, addresses that are not aligned, and what is
+// written beyond dynamic shared memory end the process, with a word. Not seen: what a GPU's threads do at the same time.
+#pragma once
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+// ---- words of the language
+
+#define __device__
+#define __host__
+#define __global__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define __shared__ static thread_local
+#define __CUDA_ARCH__ 900
+
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+template <class A, class B>
+inline std::common_type_t<A, B> min(A a, B b) {
+    return a < b ? a : b;
+}
+template <class A, class B>
+inline std::common_type_t<A, B> max(A a, B b) {
+    return a > b ? a : b;
+}
+
+template <class To, class From>
+inline To bits_as(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+inline float __int_as_float(int x) { return bits_as<float>(x); }
+inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
+inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline float __log2f(float x) { return std::log2(x); }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
+    unsigned y = 0;
+    for (int i = 0; i < 4; ++i) y |= (((uint64_t)b << 32 | a) >> (which >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return y;
+}
+
+namespace emulator {
+
+[[noreturn]] inline void fail(const char *what) {
+    fprintf(stderr, "the emulator: %s\n", what);
+    abort();
+}
+
+// ---- a block
+
+// Blocks that meet: all that are still there.
+struct Cluster {
+    std::mutex mutex;
+    int there, ready = 0, arrived = 0;
+    std::atomic<int> meetings{0};
+    std::vector<char *> shared;  // of each block
+    explicit Cluster(int blocks) : there(blocks), shared(blocks) {}
+    void arrive(bool to_leave = false) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (to_leave) --there;
+        else ++arrived;
+        if (arrived > 0 && arrived == there) arrived = 0, ++meetings;
+    }
+};
+
+struct Copy {
+    char *to;
+    const char *from;
+    int bytes;
+};
+
+constexpr int STACK = 1 << 18;
+
+// A thread, and after it the thread of that number of the next block: to make one takes longer than most of them run.
+struct Fiber {
+    int x;
+    std::unique_ptr<char[]> stack{new char[STACK]};
+    ucontext_t beginning;
+    jmp_buf where;
+    bool done;
+    unsigned exchanges;  // of its warp, that it has come to
+    int meetings;        // of its cluster
+    std::deque<std::vector<Copy>> groups;
+    std::vector<Copy> open;  // copies that are in no group yet
+    explicit Fiber(int x) : x(x) {}
+};
+inline thread_local std::deque<Fiber> fibers;
+
+constexpr int WORDS = 6;  // that a lane gives to an exchange at most
+
+// What the lanes of a warp do together. Who has gone on may already give to the next one, but never to one after that.
+struct Warp {
+    unsigned come = 0;  // lanes, to all exchanges
+    const char *what[2];
+    uint64_t given[2][32][WORDS];
+};
+
+inline thread_local struct Block *block;
+
+// Shared memory whose size comes with the launch.
+constexpr int MOST_SHARED = 227 * 1024, BEYOND = 1024;
+alignas(1024) inline thread_local char dynamic_shared[MOST_SHARED + BEYOND];
+
+template <class T>
+struct Dynamic {
+    operator T *() const { return reinterpret_cast<T *>(dynamic_shared); }
+};
+
+struct Block {
+    int threads, alive, shared, at_barrier = 0, barriers = 0, arrivals = 0, in_cluster = 0;
+    bool progress = false;
+    std::vector<Warp> warps;
+    Fiber *now = nullptr;
+    jmp_buf turn;
+    Cluster *cluster;
+    const std::function<void()> &body;
+
+    Block(const std::function<void()> &body, int threads, int shared, Cluster *cluster)
+        : threads(threads), alive(threads), shared(shared), warps((threads + 31) / 32), cluster(cluster), body(body) {}
+
+    void run(bool backwards) {
+        block = this;
+        memset(dynamic_shared, 0xff, shared + BEYOND);  // NaN
+        while ((int)fibers.size() < threads) begin(fibers.emplace_back(fibers.size()));
+        for (Fiber &fiber : fibers) fiber.done = false, fiber.exchanges = fiber.meetings = 0, fiber.groups.clear();
+        while (alive > 0) {
+            progress = false;
+            for (int i = 0; i < threads; ++i)
+                if (Fiber &fiber = fibers[backwards ? threads - 1 - i : i]; !fiber.done) go_on(fiber);
+            if (!progress && in_cluster == 0) fail("threads wait for each other");
+            if (!progress) std::this_thread::yield();
+        }
+        for (int i = shared; i < shared + BEYOND; ++i)
+            if (dynamic_shared[i] != (char)0xff) fail("something was written beyond dynamic shared memory");
+    }
+    // Until it waits, or has ended.
+    void go_on(Fiber &fiber) {
+        now = &fiber;
+        if (!_setjmp(turn)) _longjmp(fiber.where, 1);
+    }
+    void begin(Fiber &fiber) {
+        now = &fiber;
+        getcontext(&fiber.beginning);
+        fiber.beginning.uc_stack.ss_sp = fiber.stack.get(), fiber.beginning.uc_stack.ss_size = STACK;
+        makecontext(&fiber.beginning, live, 0);
+        if (!_setjmp(turn)) setcontext(&fiber.beginning);
+    }
+    static void live();
+};
+
+// Others' turn. Who comes back looks again at what it waits for.
+inline void wait() {
+    Block &b = *block;
+    if (!_setjmp(b.now->where)) _longjmp(b.turn, 1);
+}
+inline void Block::live() {
+    while (true) {
+        wait();
+        block->body();
+        block->now->done = block->progress = true, --block->alive;
+    }
+}
+
+inline void barrier() {
+    Block &b = *block;
+    const int mine = b.barriers;
+    ++b.at_barrier, b.progress = true;
+    while (b.barriers == mine && b.at_barrier < b.alive) wait();
+    if (b.barriers == mine) b.at_barrier = 0, ++b.barriers, b.progress = true;
+}
+
+inline void cluster_arrive() {
+    Block &b = *block;
+    ++b.now->meetings, ++b.in_cluster, b.progress = true;
+    if (++b.arrivals % b.alive == 0) b.cluster->arrive();
+}
+inline void cluster_wait() {
+    Block &b = *block;
+    while (b.cluster->meetings < b.now->meetings) wait();
+    --b.in_cluster, b.progress = true;
+}
+
+inline int lane() { return block->now->x % 32; }
+
+// What each lane of the warp has given.
+inline const uint64_t (&exchange(const char *what, std::initializer_list<uint64_t> words = {}))[32][WORDS] {
+    Warp &warp = block->warps[block->now->x / 32];
+    const unsigned mine = block->now->exchanges++, side = mine % 2;
+    if (warp.come == mine * 32) warp.what[side] = what;
+    if (strcmp(warp.what[side], what)) fail("lanes of a warp do different things together");
+    std::copy(words.begin(), words.end(), warp.given[side][lane()]);
+    ++warp.come, block->progress = true;
+    while (warp.come < (mine + 1) * 32) wait();
+    return warp.given[side];
+}
+template <class T>
+inline T of_lane(const char *what, T x, int which) {
+    uint64_t word = 0;
+    memcpy(&word, &x, sizeof x);
+    word = exchange(what, {word})[which][0];
+    memcpy(&x, &word, sizeof x);
+    return x;
+}
+
+template <class T>
+inline T *aligned(T *address, int bytes) {
+    if ((uintptr_t)address % bytes) fail("an address is not aligned");
+    return address;
+}
+
+// ---- a launch
+
+struct Index {
+    int x;
+};
+inline thread_local Index block_index, grid_size, block_size;
+
+// `cluster` blocks at a time; one after the other, or, where they meet, side by side.
+inline void launch(const std::function<void()> &body, int grid, int threads, int shared, int cluster, bool backwards) {
+    if (shared > MOST_SHARED) fail("that is more shared memory than a block can have");
+    for (int first = 0; first < grid; first += cluster) {
+        Cluster blocks(cluster);
+        const auto run = [&](int rank) {
+            block_index.x = first + rank, grid_size.x = grid, block_size.x = threads;
+            Block(body, threads, shared, &blocks).run(backwards);
+            blocks.arrive(true);
+        };
+        if (cluster == 1) {
+            run(0);
+            continue;
+        }
+        std::vector<std::thread> side_by_side;
+        std::atomic<int> ready{0};
+        for (int rank = 0; rank < cluster; ++rank)
+            side_by_side.emplace_back([&, rank] {
+                blocks.shared[rank] = dynamic_shared, ++ready;
+                while (ready < cluster) std::this_thread::yield();
+                run(rank);
+            });
+        for (std::thread &one : side_by_side) one.join();
+    }
+}
+
+}  // namespace emulator
+
+#define threadIdx (emulator::Index{emulator::block->now->x})
+#define blockIdx emulator::block_index
+#define gridDim emulator::grid_size
+#define blockDim emulator::block_size
+
+// ---- what threads do together
+
+inline void __syncthreads() { emulator::barrier(); }
+inline void __syncwarp(unsigned = ~0u) { emulator::exchange("syncwarp"); }
+inline void __nanosleep(unsigned) { emulator::wait(); }
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+template <class T>
+inline T __shfl_sync(unsigned, T x, int lane) {
+    return emulator::of_lane("shfl", x, lane % 32);
+}
+template <class T>
+inline T __shfl_xor_sync(unsigned, T x, int mask) {
+    return emulator::of_lane("shfl_xor", x, emulator::lane() ^ mask);
+}
+template <class T>
+inline T __shfl_up_sync(unsigned, T x, int by) {
+    return emulator::of_lane("shfl_up", x, max(emulator::lane() - by, emulator::lane() < by ? emulator::lane() : 0));
+}
+inline unsigned __ballot_sync(unsigned, bool x) {
+    const auto &given = emulator::exchange("ballot", {x});
+    unsigned y = 0;
+    for (int i = 0; i < 32; ++i) y |= (unsigned)given[i][0] << i;
+    return y;
+}
+inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
+inline int atomicAdd(int *to, int x) { return __atomic_fetch_add(to, x, __ATOMIC_SEQ_CST); }
+inline unsigned atomicInc(unsigned *to, unsigned most) {
+    unsigned before = *to;
+    while (!__atomic_compare_exchange_n(to, &before, before < most ? before + 1 : 0, false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST)) {}
+    return before;
+}
+template <class T>
+inline T __ldg(const T *from) {
+    return *emulator::aligned(from, sizeof(T));
+}
+inline long long __cvta_generic_to_shared(const void *p) { return (const char *)p - emulator::dynamic_shared; }
+
+// ---- instructions, each by its opcode
+
+namespace ptx {
+using emulator::aligned;
+using emulator::lane;
+
+// -- numbers
+
+// Of all numbers of 16 bits, for it takes a CPU long to find one.
+inline std::vector<float> all_halves() {
+    std::vector<float> y(1 << 16);
+    for (int x = 0; x < 1 << 16; ++x) y[x] = bits_as<_Float16>((unsigned short)x);
+    return y;
+}
+inline const std::vector<float> halves = all_halves();
+inline float from_half(unsigned short x) { return halves[x]; }
+inline unsigned to_half(float x) { return bits_as<unsigned short>((_Float16)x); }
+inline float from_bf16(unsigned short x) { return __uint_as_float((unsigned)x << 16); }
+inline unsigned to_bf16(float x) {
+    const unsigned wide = __float_as_uint(x);
+    return x != x ? 0x7fff : (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
+}
+inline float from_e4m3(unsigned char x) {
+    const int exponent = x >> 3 & 15, digits = x & 7;
+    const float y = exponent == 0 ? std::ldexp(digits, -9) : std::ldexp(8 + digits, exponent - 10);
+    return std::copysign((x & 127) == 127 ? NAN : y, x & 128 ? -1.0f : 1.0f);
+}
+inline void nothing(...) {}
+inline void ex2_approx_ftz_f32(float &y, float x) { y = std::exp2(x); }
+inline void lg2_approx_f32(float &y, float x) { y = std::log2(x); }
+inline void cvt_f32_f16(float &y, unsigned short x) { y = from_half(x); }
+inline void cvt_rn_f16_f32(unsigned short &y, float x) { y = to_half(x); }
+inline void cvt_rn_f16x2_f32(unsigned &y, float high, float low) { y = to_half(high) << 16 | to_half(low); }
+inline void cvt_rn_bf16x2_f32(unsigned &y, float high, float low) { y = to_bf16(high) << 16 | to_bf16(low); }
+inline void cvt_rn_f16x2_e4m3x2(unsigned &y, unsigned short x) {
+    y = to_half(from_e4m3(x >> 8)) << 16 | to_half(from_e4m3(x & 255));
+}
+inline void cvt_rn_f16x2_e5m2x2(unsigned &y, unsigned short x) { y = (x >> 8) << 24 | (x & 255) << 8; }
+inline void mov_b32(unsigned short &low, unsigned short &high, unsigned x) { low = x, high = x >> 16; }
+
+// -- memory
+
+inline void ld_global_nc_L1__no_allocate_v4_u32(unsigned &a, unsigned &b, unsigned &c, unsigned &d, const void *from,
+                                                bool wanted) {
+    if (!wanted) return;
+    const uint4 x = *aligned((const uint4 *)from, 16);
+    a = x.x, b = x.y, c = x.z, d = x.w;
+}
+inline void ld_global_nc_L1__no_allocate_v2_u32(unsigned &a, unsigned &b, const void *from, bool wanted) {
+    if (!wanted) return;
+    const uint2 x = *aligned((const uint2 *)from, 8);
+    a = x.x, b = x.y;
+}
+inline void ld_global_nc_L1__no_allocate_u32(unsigned &a, const void *from, bool wanted) {
+    if (wanted) a = *aligned((const unsigned *)from, 4);
+}
+inline void prefetch_global_L2(const void *) {}
+
+// -- copies to shared memory, until which nothing good is there
+
+inline void cp_async_ca_shared_global(int to, const void *from, int bytes) {  // 4, or less and zeros
+    emulator::Fiber &me = *emulator::block->now;
+    char *const there = aligned(emulator::dynamic_shared + to, 4);
+    for (const auto &group : me.groups)
+        for (const emulator::Copy &copy : group)
+            if (copy.to == there) emulator::fail("two copies to one place are under way");
+    memset(there, 0xdb, 4);
+    me.open.push_back({there, aligned((const char *)from, 4), bytes});
+}
+inline void cp_async_commit_group() {
+    emulator::Fiber &me = *emulator::block->now;
+    me.groups.push_back(std::move(me.open));
+    me.open.clear();
+}
+inline void cp_async_wait_group(unsigned left) {
+    auto &groups = emulator::block->now->groups;
+    for (; groups.size() > left; groups.pop_front())
+        for (const emulator::Copy &copy : groups.front()) memset(copy.to, 0, 4), memcpy(copy.to, copy.from, copy.bytes);
+}
+
+// -- products
+
+template <float number(unsigned short)>
+inline void m16n8k16(float &d0, float &d1, float &d2, float &d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                     unsigned b0, unsigned b1) {
+    const auto &given = emulator::exchange("mma", {a0, a1, a2, a3, b0, b1});
+    float *const d[] = {&d0, &d1, &d2, &d3};
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; ++k) {
+            const unsigned a = given[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+            const unsigned b = given[column * 4 + k % 8 / 2][4 + k / 8];
+            *d[i] += number(a >> k % 2 * 16) * number(b >> k % 2 * 16);
+        }
+    }
+}
+template <class... Registers>
+inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(Registers &&...all) {
+    m16n8k16<from_half>(all...);
+}
+template <class... Registers>
+inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(Registers &&...all) {
+    m16n8k16<from_bf16>(all...);
+}
+
+// -- launches and clusters
+
+inline void griddepcontrol_wait() {}  // launches run one after the other
+inline void griddepcontrol_launch_dependents() {}
+inline void barrier_cluster_arrive_release() { emulator::cluster_arrive(); }
+inline void barrier_cluster_wait_acquire() { emulator::cluster_wait(); }
+template <class T>
+inline void mapa_u64(T *&there, T *here, int rank) {
+    there = (T *)(emulator::block->cluster->shared[rank] + __cvta_generic_to_shared(here));
+}
+
+}  // namespace ptx

@@ -1,0 +1,63 @@
+"""Paged decode by its kernels, emulated on the CPU: what DecodeCuda is on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from emulator.machine import Emulated
+from flashcli.kernels import decode
+from flashcli.kernels.decode import Build, Gpu, Tuning
+from flashcli.paged import Decode
+
+FOR_KERNELS = ("query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes")
+
+
+class DecodeEmulated:
+    """Libraries are kept in ``folder``. What a kernel has to write before it reads it is NaN, or -1."""
+
+    def __init__(
+        self,
+        folder: Path,
+        kernel: str | None = None,
+        retuned: Callable[[Tuning], Tuning] = lambda tuning: tuning,
+        backwards: bool = False,
+    ) -> None:
+        self._folder, self._kernel, self._retuned, self._backwards = folder, kernel, retuned, backwards
+        self._session = SimpleNamespace(multiprocessors=132, capability=(9, 0))  # what is known of the GPU
+
+    def __enter__(self) -> DecodeEmulated:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def decode(self, asked: Decode, sequences: range) -> tuple[np.ndarray, np.ndarray]:
+        """The answer of some sequences [s, T, H, D], in the query's type, and their LSE, float32 [s, T, H]."""
+        some = slice(sequences.start, sequences.stop)
+        given = {name: getattr(asked, name)[some] for name in ("query", "block_tables", "seq_lens")}
+        asked = dataclasses.replace(asked, **given)
+        build = decode.build_of(self._kernel, asked)
+        build = Build(build.kernel, build.problem._replace(tuning=self._retuned(build.problem.tuning)))
+        out = np.full(asked.query.shape, np.nan, asked.query.dtype)
+        lse = np.full(out.shape[:-1], np.nan, np.float32)
+        self.launch(build, asked, out, lse)
+        return out, lse
+
+    def launch(self, build: Build, asked: Decode, out: np.ndarray, lse: np.ndarray) -> None:
+        sizes = decode.sizes_of(asked)
+        workspace = np.full(build.kernel.workspace(sizes, build.problem) + 16, 0xFF, np.uint8)
+        workspace[: build.kernel.counters(sizes, build.problem)] = 0
+        arrays = {name: getattr(asked, name) for name in FOR_KERNELS}
+        arrays |= {name: np.array([getattr(asked, name)], np.float32) for name in ("k_scale", "v_scale")}
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
+        arrays |= {"out": out, "lse": lse, "workspace": workspace}
+        argument = decode.argument(asked, {name: array.ctypes.data for name, array in arrays.items()})
+        machine = Emulated(build, self._folder)
+        gpu = Gpu(self._session.multiprocessors, self._session.capability)
+        for launch in build.kernel.launches(sizes, build.problem, gpu):
+            machine.launch(launch, argument, self._backwards)

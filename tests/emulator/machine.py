@@ -1,0 +1,60 @@
+"""Kernels compiled for the CPU, and launched there."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from emulator import translate
+from flashcli.kernels.compiler import SOURCES, Compilable
+from flashcli.kernels.types import Launch
+
+# No two rounded as one, unless a kernel says so; no `thread_local` of one library taken for that of another.
+OPTIONS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fvisibility=hidden")
+
+
+@functools.cache
+def why_not() -> str:
+    """Why nothing can be emulated on this machine, in words; empty if it can."""
+    if not shutil.which("c++"):
+        return "there is no C++ compiler here"
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "half.cpp")
+        source.write_text("_Float16 half = 1;")
+        done = subprocess.run(["c++", "-c", source, "-o", f"{folder}/half.o"], capture_output=True)
+    return "the C++ compiler knows no _Float16" if done.returncode else ""
+
+
+class Emulated:
+    """A build's kernels, whose libraries are kept in ``folder``. `backwards`: the last thread of a block begins."""
+
+    def __init__(self, build: Compilable, folder: Path) -> None:
+        source = SOURCES / build.kernel.file
+        self._library = library(source, [SOURCES, source.parent], build.macros(), folder)
+        self._cluster = build.macros().get("CLUSTER", 1)
+
+    def launch(self, launch: Launch, argument: ctypes.Structure, backwards: bool = False) -> None:
+        cluster = self._cluster if launch.function == "tensor" else 1
+        function = getattr(self._library, f"launch_{launch.function}")
+        function(ctypes.byref(argument), launch.grid, launch.threads, launch.shared, cluster, backwards)
+
+
+def library(source: Path, include: list[Path], macros: dict[str, int], folder: Path) -> ctypes.CDLL:
+    """With a ``launch_NAME`` for each kernel, see translate.write; compiled, if it is not in ``folder`` yet."""
+    defined = [f"-D{name}={value}" for name, value in macros.items()]
+    headers = [path for there in include for path in sorted(there.glob("*.cuh"))]
+    texts = [path.read_text() for path in (source, *headers)]
+    made = folder / (hashlib.sha256("\0".join([*texts, *defined]).encode()).hexdigest()[:20] + ".so")
+    if not made.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as own:  # another process may be making it, too
+            written = translate.write(source, headers, Path(own))
+            fresh = Path(own, "kernel.so")
+            found = (f"-I{translate.CUDA.parent}", f"-I{own}")
+            subprocess.run(["c++", *OPTIONS, *defined, *found, written, "-o", fresh], check=True)
+            fresh.replace(made)
+    return ctypes.CDLL(str(made))

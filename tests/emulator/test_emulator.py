@@ -1,0 +1,115 @@
+"""The emulator: what it computes, and what it does not let pass."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support import ROOT, python_path
+
+from emulator.machine import library
+
+KERNEL = """
+struct Given {
+    const float *in;
+    float *out;
+};
+extern __shared__ float room[];
+__device__ __forceinline__ unsigned address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void ask(float *to, const float *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address(to)), "l"(from), "r"(4) : "memory");
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ float half_of(unsigned short bits) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
+    return y;
+}
+extern "C" __global__ void __launch_bounds__(64) kernel(const Given a) {
+    __shared__ float shared[128];
+    const int i = threadIdx.x;
+    BODY
+}
+"""
+
+
+class Given(ctypes.Structure):
+    _fields_ = (("given", ctypes.c_void_p), ("out", ctypes.c_void_p))
+
+
+def launched(folder, body, backwards=False, cluster=1):
+    """64 numbers from 64, of two warps; of as many blocks, each its own 64."""
+    source = folder / "kernel.cu"
+    source.write_text(KERNEL.replace("BODY", body))
+    given, out = np.arange(64, dtype=np.float32), np.zeros((cluster, 64), np.float32)
+    argument = Given(given.ctypes.data, out.ctypes.data)
+    library(source, [], {}, folder).launch_kernel(ctypes.byref(argument), cluster, 64, 256, cluster, backwards)
+    return out[0] if cluster == 1 else out
+
+
+NUMBERS = np.arange(64)
+
+
+@pytest.mark.parametrize(
+    ("body", "want"),
+    [
+        ("a.out[i] = __shfl_xor_sync(~0u, a.in[i], 5);", NUMBERS ^ 5),
+        ("a.out[i] = __shfl_up_sync(~0u, a.in[i], 4);", np.where(NUMBERS % 32 < 4, NUMBERS, NUMBERS - 4)),
+        ("a.out[i] = __popc(__ballot_sync(~0u, i < 40));", np.where(NUMBERS < 32, 32, 8)),
+        ("shared[i] = a.in[i]; __syncthreads(); a.out[i] = shared[63 - i];", NUMBERS[::-1]),
+        ("room[i] = a.in[i]; __syncthreads(); a.out[i] = room[(i + 40) % 64];", (NUMBERS + 40) % 64),
+        ('ask(shared + i, a.in + i); asm("cp.async.wait_group %0;" ::"n"(0)); a.out[i] = shared[i];', NUMBERS),
+        ("a.out[i] = half_of(0x3c00 + i);", 1 + NUMBERS / 1024),
+        ("if (i == 0) atomicAdd((int *)a.out, 7);", np.where(NUMBERS == 0, np.float32(7 * 2.0**-149), 0)),
+        ("if (i > 9) return; __syncthreads(); a.out[i] = blockIdx.x + blockDim.x + 1;", np.where(NUMBERS > 9, 0, 65)),
+    ],
+    ids=["xor", "up", "ballot", "barrier", "dynamic", "copy", "half", "atomic", "some leave"],
+)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_what_threads_do_together(emulated, tmp_path, body, want, backwards):
+    np.testing.assert_array_equal(launched(tmp_path, body, backwards), want.astype(np.float32))
+
+
+def test_what_has_not_been_waited_for_is_not_there(emulated, tmp_path):
+    assert (launched(tmp_path, "ask(shared + i, a.in + i); a.out[i] = shared[i];") != NUMBERS).all()
+
+
+def test_without_a_barrier_there_is_an_order_in_which_the_answer_is_wrong(emulated, tmp_path):
+    found = [launched(tmp_path, "shared[i] = i; a.out[i] = shared[63 - i];", way) for way in (False, True)]
+    assert not (found[0] == found[1]).all()
+
+
+def test_blocks_of_a_cluster_read_each_others_shared_memory(emulated, tmp_path):
+    body = """
+    float *there;
+    shared[i] = 100 * blockIdx.x + i;
+    asm volatile("barrier.cluster.arrive.release;"); asm volatile("barrier.cluster.wait.acquire;");
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(&shared[i]), "r"((blockIdx.x + 1) % 3));
+    a.out[blockIdx.x * 64 + i] = *there;
+    asm volatile("barrier.cluster.arrive.release;"); asm volatile("barrier.cluster.wait.acquire;");
+    """
+    np.testing.assert_array_equal(launched(tmp_path, body, cluster=3), 100 * np.array([[1], [2], [0]]) + NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("if (i == 40) __syncwarp();", "threads wait for each other"),
+        ("if (i < 16) __syncwarp(); else __ballot_sync(~0u, true);", "lanes of a warp do different things together"),
+        ("room[64 + i] = 1;", "something was written beyond dynamic shared memory"),
+        ("ask(shared + i, (const float *)((const char *)a.in + 2));", "an address is not aligned"),
+        ("ask(shared + i, a.in + i); ask(shared + i, a.in);", "two copies to one place are under way"),
+        ('asm volatile("bar.warp.sync 1;");', "there is no bar_warp_sync here"),
+    ],
+)
+def test_what_no_kernel_may_do_ends_the_process_with_a_word(emulated, tmp_path, body, told):
+    code = "import pathlib, sys; from emulator.test_emulator import *; launched(pathlib.Path.cwd(), sys.argv[1])"
+    environment = os.environ | {"PYTHONPATH": python_path(ROOT / "tests")}
+    command = [sys.executable, "-c", code, body]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGABRT and done.stderr.startswith(f"the emulator: {told}"), done.stderr
