@@ -41,6 +41,12 @@ struct alignas(8) float2 {
 struct alignas(16) float4 {
     float x, y, z, w;
 };
+struct alignas(8) int2 {
+    int x, y;
+};
+struct alignas(16) int4 {
+    int x, y, z, w;
+};
 struct alignas(8) uint2 {
     unsigned x, y;
 };
@@ -49,6 +55,8 @@ struct alignas(16) uint4 {
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
@@ -71,6 +79,12 @@ inline To bits_as(From from) {
 inline float __int_as_float(int x) { return bits_as<float>(x); }
 inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
 inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
+inline int __float_as_int(float x) { return bits_as<int>(x); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __saturatef(float x) { return x > 0 ? std::min(x, 1.0f) : 0; }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __log2f(float x) { return std::log2(x); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
@@ -106,7 +120,7 @@ struct Cluster {
 struct Copy {
     char *to;
     const char *from;
-    int bytes;
+    int bytes, given;  // those that are read; the others are zeros
 };
 
 constexpr int STACK = 1 << 18;
@@ -146,9 +160,14 @@ struct Dynamic {
     operator T *() const { return reinterpret_cast<T *>(dynamic_shared); }
 };
 
+struct Barrier {
+    int come = 0, meetings = 0;
+};
+
 struct Block {
-    int threads, alive, shared, at_barrier = 0, barriers = 0, arrivals = 0, in_cluster = 0;
+    int threads, alive, shared, arrivals = 0, in_cluster = 0;
     bool progress = false;
+    Barrier barriers[16];
     std::vector<Warp> warps;
     Fiber *now = nullptr;
     jmp_buf turn;
@@ -201,12 +220,13 @@ inline void Block::live() {
     }
 }
 
-inline void barrier() {
-    Block &b = *block;
-    const int mine = b.barriers;
-    ++b.at_barrier, b.progress = true;
-    while (b.barriers == mine && b.at_barrier < b.alive) wait();
-    if (b.barriers == mine) b.at_barrier = 0, ++b.barriers, b.progress = true;
+// Of so many threads, or of all that are there.
+inline void barrier(int which = 0, int threads = 0) {
+    Barrier &here = block->barriers[which];
+    const int mine = here.meetings;
+    ++here.come, block->progress = true;
+    while (here.meetings == mine && here.come < (threads ? threads : block->alive)) wait();
+    if (here.meetings == mine) here.come = 0, ++here.meetings, block->progress = true;
 }
 
 inline void cluster_arrive() {
@@ -314,6 +334,12 @@ inline unsigned __ballot_sync(unsigned, bool x) {
     return y;
 }
 inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
+inline bool __all_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) == ~0u; }
+inline unsigned __reduce_max_sync(unsigned, unsigned x) {
+    const auto &given = emulator::exchange("reduce_max", {x});
+    for (int i = 0; i < 32; ++i) x = max(x, (unsigned)given[i][0]);
+    return x;
+}
 inline int atomicAdd(int *to, int x) { return __atomic_fetch_add(to, x, __ATOMIC_SEQ_CST); }
 inline unsigned atomicInc(unsigned *to, unsigned most) {
     unsigned before = *to;
@@ -358,6 +384,9 @@ inline void nothing(...) {}
 inline void ex2_approx_ftz_f32(float &y, float x) { y = std::exp2(x); }
 inline void lg2_approx_f32(float &y, float x) { y = std::log2(x); }
 inline void cvt_f32_f16(float &y, unsigned short x) { y = from_half(x); }
+inline void cvt_f32_f16(float &low, float &high, unsigned both) {  // two, of a word
+    low = from_half(both), high = from_half(both >> 16);
+}
 inline void cvt_rn_f16_f32(unsigned short &y, float x) { y = to_half(x); }
 inline void cvt_rn_f16x2_f32(unsigned &y, float high, float low) { y = to_half(high) << 16 | to_half(low); }
 inline void cvt_rn_bf16x2_f32(unsigned &y, float high, float low) { y = to_bf16(high) << 16 | to_bf16(low); }
@@ -387,15 +416,18 @@ inline void prefetch_global_L2(const void *) {}
 
 // -- copies to shared memory, until which nothing good is there
 
-inline void cp_async_ca_shared_global(int to, const void *from, int bytes) {  // 4, or less and zeros
+// So many bytes to there, of which the first are read and the others zeros.
+inline void cp_async(int to, const void *from, int bytes, int given) {
     emulator::Fiber &me = *emulator::block->now;
-    char *const there = aligned(emulator::dynamic_shared + to, 4);
+    char *const there = aligned(emulator::dynamic_shared + to, bytes);
     for (const auto &group : me.groups)
         for (const emulator::Copy &copy : group)
             if (copy.to == there) emulator::fail("two copies to one place are under way");
-    memset(there, 0xdb, 4);
-    me.open.push_back({there, aligned((const char *)from, 4), bytes});
+    memset(there, 0xdb, bytes);
+    me.open.push_back({there, given ? aligned((const char *)from, bytes) : nullptr, bytes, given});
 }
+inline void cp_async_ca_shared_global(int to, const void *from, int given) { cp_async(to, from, 4, given); }
+inline void cp_async_cg_shared_global(int to, const void *from, int given = 16) { cp_async(to, from, 16, given); }
 inline void cp_async_commit_group() {
     emulator::Fiber &me = *emulator::block->now;
     me.groups.push_back(std::move(me.open));
@@ -404,10 +436,32 @@ inline void cp_async_commit_group() {
 inline void cp_async_wait_group(unsigned left) {
     auto &groups = emulator::block->now->groups;
     for (; groups.size() > left; groups.pop_front())
-        for (const emulator::Copy &copy : groups.front()) memset(copy.to, 0, 4), memcpy(copy.to, copy.from, copy.bytes);
+        for (const emulator::Copy &copy : groups.front())
+            memset(copy.to, 0, copy.bytes), memcpy(copy.to, copy.from, copy.given);
 }
+inline void cp_async_wait_all() { cp_async_commit_group(), cp_async_wait_group(0); }
 
 // -- products
+
+// Four blocks of 8 x 8, a word of each to a lane; lane 8i + r knows where row r of block i is.
+template <bool TRANSPOSED, class... Words>
+inline void ldmatrix(int at, Words &...words) {
+    const auto &given = emulator::exchange("ldmatrix", {(uint64_t)aligned(emulator::dynamic_shared + at, 16)});
+    const int row = lane() / 4, column = lane() % 4 * 2;
+    int i = 0;
+    const auto number = [&](int r, int c) { return (unsigned)((const unsigned short *)given[8 * i + r][0])[c]; };
+    const auto word = [&] {
+        return TRANSPOSED ? number(column, row) | number(column + 1, row) << 16
+                          : number(row, column) | number(row, column + 1) << 16;
+    };
+    ((words = word(), ++i), ...);
+}
+inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(unsigned &a, unsigned &b, unsigned &c, unsigned &d, int at) {
+    ldmatrix<false>(at, a, b, c, d);
+}
+inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned &a, unsigned &b, unsigned &c, unsigned &d, int at) {
+    ldmatrix<true>(at, a, b, c, d);
+}
 
 template <float number(unsigned short)>
 inline void m16n8k16(float &d0, float &d1, float &d2, float &d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
@@ -432,8 +486,9 @@ inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(Registers &&...a
     m16n8k16<from_bf16>(all...);
 }
 
-// -- launches and clusters
+// -- barriers, launches and clusters
 
+inline void bar_sync(int which, int threads) { emulator::barrier(which, threads); }
 inline void griddepcontrol_wait() {}  // launches run one after the other
 inline void griddepcontrol_launch_dependents() {}
 inline void barrier_cluster_arrive_release() { emulator::cluster_arrive(); }

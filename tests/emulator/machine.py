@@ -47,8 +47,8 @@ class Emulated:
 def library(source: Path, include: list[Path], macros: dict[str, int], folder: Path) -> ctypes.CDLL:
     """With a ``launch_NAME`` for each kernel, see translate.write; compiled, if it is not in ``folder`` yet."""
     defined = [f"-D{name}={value}" for name, value in macros.items()]
-    headers = [path for there in include for path in sorted(there.glob("*.cuh"))]
-    texts = [path.read_text() for path in (source, *headers)]
+    headers = [path for there in include for path in sorted(there.glob("*.*h"))]
+    texts = [path.read_text() for path in (source, *headers, translate.CUDA, Path(translate.__file__))]
     made = folder / (hashlib.sha256("\0".join([*texts, *defined]).encode()).hexdigest()[:20] + ".so")
     if not made.exists():
         with tempfile.TemporaryDirectory(dir=folder) as own:  # another process may be making it, too

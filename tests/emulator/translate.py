@@ -11,26 +11,26 @@ from pathlib import Path
 
 CUDA = Path(__file__).parent / "cuda.h"
 KERNEL = re.compile(
-    r'extern "C" __global__ void (?:[A-Z_]+ )?(?:__launch_bounds__\([^{]*?\) )?(\w+)\(const (?:__\w+ )?(\w+) a\)'
+    r'extern "C" __global__ void\s+(?:[A-Z_]+ )?(?:__launch_bounds__\([^{]*?\)\s+)?(\w+)\(const (?:__\w+ )?(\w+) a\)'
 )
+LAUNCH = r"""static void \1(const \2);
+extern "C" __attribute__((visibility("default")))
+void launch_\1(const \2 *a, int grid, int threads, int shared, int cluster, bool backwards) {
+    emulator::launch([=] { \1(*a); }, grid, threads, shared, cluster, backwards);
+}
+static void \1(const \2 a)"""
 ASM = re.compile(r"\basm\s*(?:volatile\s*)?\(")
 CONSTRAINT = re.compile(r'"[=+]?[a-z]"\s*(?=\()')
 STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 BLANK = " \t\n\\"  # in macros, lines end with that
 PREDICATE = (".reg", "setp")  # begin what only prepares the instruction that comes last
-DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
+DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+) (\w+)\[\];")
 
 
 def write(source: Path, headers: list[Path], folder: Path) -> Path:
     """A file in ``folder`` to be compiled with its ``launch_NAME`` for each kernel, and beside it what it includes."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {path.name: path.read_text() for path in headers} | {"kernel.cpp": source.read_text()}
-    launches = [
-        f'extern "C" __attribute__((visibility("default")))\n'
-        f"void launch_{name}(const {argument} *a, int grid, int threads, int shared, int cluster, bool backwards) {{\n"
-        f"    emulator::launch([=] {{ {name}(*a); }}, grid, threads, shared, cluster, backwards);\n}}"
-        for name, argument in KERNEL.findall(texts["kernel.cpp"])
-    ]
     called: set[str] = set()
     for name, text in texts.items():
         texts[name] = translated(text, called)
@@ -39,9 +39,7 @@ def write(source: Path, headers: list[Path], folder: Path) -> Path:
         f'template <class... T> void {name}(T &&...) {{ emulator::fail("there is no {name} here"); }}'
         for name in sorted(called - known)
     ]
-    texts["kernel.cpp"] = "\n".join(
-        ['#include "cuda.h"', "namespace ptx {", *others, "}", texts["kernel.cpp"], *launches, ""]
-    )
+    texts["kernel.cpp"] = "\n".join(['#include "cuda.h"', "namespace ptx {", *others, "}", texts["kernel.cpp"]])
     for name, text in texts.items():
         (folder / name).write_text(text)
     return folder / "kernel.cpp"
@@ -59,7 +57,7 @@ def translated(text: str, called: set[str]) -> str:
         parts += [text[at : match.start()], f"ptx::{name}({', '.join(given)})"]
         at = end + sum(map(len, (template, *operands))) + len(operands) + 1
         called.add(name)
-    return "".join([*parts, text[at:]]).replace('extern "C" __global__', "static __global__")
+    return KERNEL.sub(LAUNCH, "".join([*parts, text[at:]]))
 
 
 def _name(template: str) -> str:

@@ -1,0 +1,39 @@
+"""Attention by a kernel of its ladder, emulated on the CPU: batches as files have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from emulator.machine import Emulated
+from flashcli.kernels.arguments import Matrix, attention
+from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.types import Build, Problem
+
+
+def attend(
+    kernel: str,
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    folder: Path,
+    causal: bool = False,
+    backwards: bool = False,
+) -> np.ndarray:
+    """O [B, M, d] of Q [B, M, d], K and V [B, N, d], float32. What is to be written is NaN before."""
+    B, M, d = Q.shape
+    N = K.shape[1]
+    build = Build(KERNELS[kernel], Problem(B, M, N, d, causal=causal))
+    O = np.full_like(Q, np.nan)
+    workspace = np.full(build.workspace(B, M, N) + 256, 0xFF, np.uint8)
+    nonfinite = np.zeros(1, np.int32)
+    matrices = [Matrix.of_batches(x.ctypes.data, x[0].size, d) for x in (Q, K, V, O)]
+    given = attention(
+        *matrices, B=B, M=M, N=N, scale=d**-0.5, workspace=workspace.ctypes.data, nonfinite=nonfinite.ctypes.data
+    )
+    machine = Emulated(build, folder)
+    for launch in (*build.prepare(B, N), *build.launches(B, M, N)):
+        given.tile_i, given.tile_j = launch.tile
+        machine.launch(launch, given, backwards)
+    return O
