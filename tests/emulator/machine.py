@@ -46,15 +46,14 @@ class Emulated:
 
 def library(source: Path, include: list[Path], macros: dict[str, int], folder: Path) -> ctypes.CDLL:
     """With a ``launch_NAME`` for each kernel, see translate.write; compiled, if it is not in ``folder`` yet."""
-    defined = [f"-D{name}={value}" for name, value in macros.items()]
     headers = [path for there in include for path in sorted(there.glob("*.*h"))]
     texts = [path.read_text() for path in (source, *headers, translate.CUDA, Path(translate.__file__))]
-    made = folder / (hashlib.sha256("\0".join([*texts, *defined]).encode()).hexdigest()[:20] + ".so")
+    made = folder / (hashlib.sha256("\0".join([*texts, repr(macros)]).encode()).hexdigest()[:20] + ".so")
     if not made.exists():
         with tempfile.TemporaryDirectory(dir=folder) as own:  # another process may be making it, too
-            written = translate.write(source, headers, Path(own))
+            written = translate.write(source, headers, macros, Path(own))
             fresh = Path(own, "kernel.so")
             found = (f"-I{translate.CUDA.parent}", f"-I{own}")
-            subprocess.run(["c++", *OPTIONS, *defined, *found, written, "-o", fresh], check=True)
+            subprocess.run(["c++", *OPTIONS, *found, written, "-o", fresh], check=True)
             fresh.replace(made)
     return ctypes.CDLL(str(made))

@@ -27,7 +27,7 @@ PREDICATE = (".reg", "setp")  # begin what only prepares the instruction that co
 DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+) (\w+)\[\];")
 
 
-def write(source: Path, headers: list[Path], folder: Path) -> Path:
+def write(source: Path, headers: list[Path], macros: dict[str, int], folder: Path) -> Path:
     """A file in ``folder`` to be compiled with its ``launch_NAME`` for each kernel, and beside it what it includes."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {path.name: path.read_text() for path in headers} | {"kernel.cpp": source.read_text()}
@@ -39,7 +39,9 @@ def write(source: Path, headers: list[Path], folder: Path) -> Path:
         f'template <class... T> void {name}(T &&...) {{ emulator::fail("there is no {name} here"); }}'
         for name in sorted(called - known)
     ]
-    texts["kernel.cpp"] = "\n".join(['#include "cuda.h"', "namespace ptx {", *others, "}", texts["kernel.cpp"]])
+    defined = [f"#define {name} {value}" for name, value in macros.items()]  # after cuda.h has been read
+    begin = ['#include "cuda.h"', "namespace ptx {", *others, "}", *defined]
+    texts["kernel.cpp"] = "\n".join([*begin, texts["kernel.cpp"]])
     for name, text in texts.items():
         (folder / name).write_text(text)
     return folder / "kernel.cpp"
