@@ -9,6 +9,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -17,9 +18,12 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 // ---- words of the language
@@ -135,7 +139,8 @@ struct Fiber {
     unsigned exchanges;  // of its warp, that it has come to
     int meetings;        // of its cluster
     std::deque<std::vector<Copy>> groups;
-    std::vector<Copy> open;  // copies that are in no group yet
+    std::vector<Copy> open;                                      // copies that are in no group yet
+    std::deque<std::vector<std::function<void()>>> products{1};  // of a warpgroup; the last group is open
     explicit Fiber(int x) : x(x) {}
 };
 inline thread_local std::deque<Fiber> fibers;
@@ -164,10 +169,22 @@ struct Barrier {
     int come = 0, meetings = 0;
 };
 
+// A barrier in shared memory, and the bulk copies that it counts: they arrive when somebody looks at it.
+struct CountingBarrier {
+    int count = 0, missing = 0, bytes = 0, phase = 0;
+    std::vector<Copy> copies;
+    void look() {
+        for (const Copy &copy : std::exchange(copies, {})) memcpy(copy.to, copy.from, copy.bytes), bytes -= copy.bytes;
+        if (missing == 0 && bytes == 0) missing = count, phase ^= 1, progressed();
+    }
+    static void progressed();
+};
+
 struct Block {
     int threads, alive, shared, arrivals = 0, in_cluster = 0;
     bool progress = false;
     Barrier barriers[16];
+    std::map<int, CountingBarrier> counting;  // by their addresses
     std::vector<Warp> warps;
     Fiber *now = nullptr;
     jmp_buf turn;
@@ -212,6 +229,7 @@ inline void wait() {
     Block &b = *block;
     if (!_setjmp(b.now->where)) _longjmp(b.turn, 1);
 }
+inline void CountingBarrier::progressed() { block->progress = true; }
 inline void Block::live() {
     while (true) {
         wait();
@@ -220,12 +238,13 @@ inline void Block::live() {
     }
 }
 
-// Of so many threads, or of all that are there.
-inline void barrier(int which = 0, int threads = 0) {
+// Of so many threads, or of all that are there; some may only come by.
+inline void barrier(int which = 0, int threads = 0, bool stay = true) {
     Barrier &here = block->barriers[which];
     const int mine = here.meetings;
     ++here.come, block->progress = true;
-    while (here.meetings == mine && here.come < (threads ? threads : block->alive)) wait();
+    while (stay && here.meetings == mine && here.come < (threads ? threads : block->alive)) wait();
+    if (!stay && here.come < threads) return;
     if (here.meetings == mine) here.come = 0, ++here.meetings, block->progress = true;
 }
 
@@ -463,6 +482,25 @@ inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned &a, unsigned
     ldmatrix<true>(at, a, b, c, d);
 }
 
+inline double power_of_two(int exponent) { return bits_as<double>((uint64_t)(1023 + exponent) << 52); }
+
+// c and 16 products, as Hopper's tensor cores add them (MTC, arXiv 2512.07004): all cut to the last place but two of the
+// largest, and their sum to the last place of a float, toward zero.
+template <class A, class B>
+inline float sum_of_products(float c, A a, B b) {
+    double terms[17] = {c}, largest = std::abs(c), sum = c;
+    for (int k = 0; k < 16; ++k) {
+        terms[k + 1] = (double)a(k) * b(k);
+        largest = max(largest, std::abs(terms[k + 1])), sum += terms[k + 1];
+    }
+    if (!std::isfinite(sum) || largest == 0) return sum;
+    const int place = (int)(bits_as<uint64_t>(largest) >> 52) - 1023 - 25;
+    int64_t units = 0;
+    for (const double term : terms) units += (int64_t)(term * power_of_two(-place));
+    const int cut = max(0, 40 - __builtin_clzll(std::abs(units) | 1));
+    return units / ((int64_t)1 << cut) * power_of_two(place + cut);
+}
+
 template <float number(unsigned short)>
 inline void m16n8k16(float &d0, float &d1, float &d2, float &d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                      unsigned b0, unsigned b1) {
@@ -470,11 +508,10 @@ inline void m16n8k16(float &d0, float &d1, float &d2, float &d3, unsigned a0, un
     float *const d[] = {&d0, &d1, &d2, &d3};
     for (int i = 0; i < 4; ++i) {
         const int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
-        for (int k = 0; k < 16; ++k) {
-            const unsigned a = given[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
-            const unsigned b = given[column * 4 + k % 8 / 2][4 + k / 8];
-            *d[i] += number(a >> k % 2 * 16) * number(b >> k % 2 * 16);
-        }
+        const auto part = [&](int lane, int word, int k) { return number(given[lane][word] >> k % 2 * 16); };
+        *d[i] = sum_of_products(
+            *d[i], [&](int k) { return part(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2, k); },
+            [&](int k) { return part(column * 4 + k % 8 / 2, 4 + k / 8, k); });
     }
 }
 template <class... Registers>
@@ -486,9 +523,104 @@ inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(Registers &&...a
     m16n8k16<from_bf16>(all...);
 }
 
+// -- Hopper's barriers that count, and bulk copies: what is copied is not there before somebody has waited for it
+
+inline emulator::CountingBarrier &counting(int at) { return emulator::block->counting[at]; }
+inline void mbarrier_init_shared__cta_b64(int at, int count) { counting(at) = {count, count}; }
+inline void mbarrier_arrive_shared__cta_b64(int at) {
+    if (--counting(at).missing < 0) emulator::fail("more threads arrive at a barrier than it counts");
+    emulator::block->progress = true;
+}
+inline void mbarrier_arrive_expect_tx_shared__cta_b64(int at, int bytes) {
+    counting(at).bytes += bytes;
+    mbarrier_arrive_shared__cta_b64(at);
+}
+inline void selp_u32(unsigned &ended, int at, unsigned parity) {  // the phase of that parity, by try_wait or test_wait
+    counting(at).look();
+    ended = counting(at).phase != (int)parity;
+    if (!ended) emulator::wait();
+}
+inline void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(int to, const void *from, int bytes,
+                                                                              int at) {
+    if (bytes % 16) emulator::fail("a bulk copy is not whole 16 bytes");
+    char *const there = aligned(emulator::dynamic_shared + to, 16);
+    memset(there, 0xdb, bytes);
+    counting(at).copies.push_back({there, aligned((const char *)from, 16), bytes, bytes});
+}
+inline void cp_async_mbarrier_arrive_noinc_shared__cta_b64(int at) {
+    cp_async_wait_all();
+    mbarrier_arrive_shared__cta_b64(at);
+}
+inline void fence_mbarrier_init_release_cluster() {}
+inline void fence_proxy_async_shared__cta() {}
+inline void fence_proxy_async_global() {}
+
+// -- products of a warpgroup: each lane computes its own numbers of D when they are waited for, from what is there then
+
+// Where a descriptor's number of a row and a column is: rows of 128 bytes, swizzled, each eight of them together.
+inline float of_descriptor(uint64_t descriptor, int row, int column) {
+    const unsigned at = (descriptor & 0x3fff) * 16 + row / 8 * 1024 + row % 8 * 128 + column * 2;
+    return from_half(*(const unsigned short *)(emulator::dynamic_shared + (at ^ (at >> 7 & 7) << 4)));
+}
+
+template <bool TRANSPOSED_B, class Operands, size_t... I>
+inline void multiply_by_warpgroup(Operands operands, std::index_sequence<I...>) {
+    constexpr int D = sizeof...(I), REST = std::tuple_size_v<Operands> - D;
+    const uint64_t B = std::get<D + REST - 2>(operands);
+    const bool accumulate = std::get<D + REST - 1>(operands);
+    const std::array<float *, D> d = {&std::get<I>(operands)...};
+    const int mine = emulator::block->now->x % 128 / 32 * 16 + lane() / 4;  // and the row eight below
+    std::array<float, 32> a;                                                // of both rows
+    uint64_t A = 0;
+    if constexpr (REST == 3) A = std::get<D>(operands);
+    else {
+        const auto &given = emulator::exchange("wgmma", {std::get<D>(operands), std::get<D + 1>(operands),
+                                                         std::get<D + 2>(operands), std::get<D + 3>(operands)});
+        for (int i = 0; i < 32; ++i) {
+            const int k = i % 16, row = i / 16;
+            a[i] = from_half(given[lane() / 4 * 4 + k % 8 / 2][row + k / 8 * 2] >> k % 2 * 16);
+        }
+    }
+    emulator::block->now->products.back().push_back([=]() mutable {
+        for (int i = 0; i < 32 && REST == 3; ++i) a[i] = of_descriptor(A, mine + i / 16 * 8, i % 16);
+        for (int i = 0; i < D; ++i) {
+            const int column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
+            *d[i] = sum_of_products(
+                accumulate ? *d[i] : 0, [&](int k) { return a[i / 2 % 2 * 16 + k]; },
+                [&](int k) { return TRANSPOSED_B ? of_descriptor(B, k, column) : of_descriptor(B, column, k); });
+        }
+    });
+}
+template <bool TRANSPOSED_B, class... Operands>
+inline void wgmma(Operands &&...operands) {
+    constexpr int REST = sizeof...(Operands) % 8 == 3 ? 3 : 6;  // A's descriptor, or its four registers; B's; a flag
+    multiply_by_warpgroup<TRANSPOSED_B>(std::forward_as_tuple(operands...),
+                                        std::make_index_sequence<sizeof...(Operands) - REST>());
+}
+template <class... Operands>
+inline void wgmma_mma_async_sync_aligned_m64nk16_f32_f16_f16(Operands &&...all) {  // of any number of columns
+    wgmma<false>(all...);
+}
+template <class... Operands>
+inline void wgmma_mma_async_sync_aligned_m64n64k16_f32_f16_f16(Operands &&...all) {
+    wgmma<true>(all...);
+}
+inline void wgmma_fence_sync_aligned() {}
+inline void wgmma_commit_group_sync_aligned() { emulator::block->now->products.emplace_back(); }
+inline void wgmma_wait_group_sync_aligned(int left) {
+    auto &products = emulator::block->now->products;
+    for (; (int)products.size() > left + 1; products.pop_front())
+        for (const auto &product : products.front()) product();
+}
+inline void setmaxnreg_dec_sync_aligned_u32(int) {}
+inline void setmaxnreg_inc_sync_aligned_u32(int) {}
+
 // -- barriers, launches and clusters
 
 inline void bar_sync(int which, int threads) { emulator::barrier(which, threads); }
+inline void bar_arrive(int which, int threads) { emulator::barrier(which, threads, false); }
+inline void atom_add_acq_rel_gpu_global_s32(int &before, int *to, int x) { before = atomicAdd(to, x); }
+inline void ld_acquire_gpu_global_s32(int &x, const int *from) { x = __atomic_load_n(from, __ATOMIC_SEQ_CST); }
 inline void griddepcontrol_wait() {}  // launches run one after the other
 inline void griddepcontrol_launch_dependents() {}
 inline void barrier_cluster_arrive_release() { emulator::cluster_arrive(); }

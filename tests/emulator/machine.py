@@ -8,6 +8,7 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from emulator import translate
@@ -36,15 +37,13 @@ class Emulated:
     def __init__(self, build: Compilable, folder: Path) -> None:
         source = SOURCES / build.kernel.file
         self._library = library(source, [SOURCES, source.parent], build.macros(), folder)
-        self._cluster = build.macros().get("CLUSTER", 1)
 
     def launch(self, launch: Launch, argument: ctypes.Structure, backwards: bool = False) -> None:
-        cluster = self._cluster if launch.function == "tensor" else 1
         function = getattr(self._library, f"launch_{launch.function}")
-        function(ctypes.byref(argument), launch.grid, launch.threads, launch.shared, cluster, backwards)
+        function(ctypes.byref(argument), launch.grid, launch.threads, launch.shared, backwards)
 
 
-def library(source: Path, include: list[Path], macros: dict[str, int], folder: Path) -> ctypes.CDLL:
+def library(source: Path, include: list[Path], macros: Mapping[str, object], folder: Path) -> ctypes.CDLL:
     """With a ``launch_NAME`` for each kernel, see translate.write; compiled, if it is not in ``folder`` yet."""
     headers = [path for there in include for path in sorted(there.glob("*.*h"))]
     texts = [path.read_text() for path in (source, *headers, translate.CUDA, Path(translate.__file__))]

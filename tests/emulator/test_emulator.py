@@ -30,7 +30,7 @@ __device__ __forceinline__ float half_of(unsigned short bits) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
     return y;
 }
-extern "C" __global__ void __launch_bounds__(64) kernel(const Given a) {
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(64) kernel(const Given a) {
     __shared__ float shared[128];
     const int i = threadIdx.x;
     BODY
@@ -48,7 +48,8 @@ def launched(folder, body, backwards=False, cluster=1):
     source.write_text(KERNEL.replace("BODY", body))
     given, out = np.arange(64, dtype=np.float32), np.zeros((cluster, 64), np.float32)
     argument = Given(given.ctypes.data, out.ctypes.data)
-    library(source, [], {}, folder).launch_kernel(ctypes.byref(argument), cluster, 64, 256, cluster, backwards)
+    found = library(source, [], {"CLUSTER": cluster, "IN_CLUSTERS": ""}, folder)
+    found.launch_kernel(ctypes.byref(argument), cluster, 64, 256, backwards)
     return out[0] if cluster == 1 else out
 
 

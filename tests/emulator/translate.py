@@ -7,18 +7,19 @@ not have end the process when they are come to.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 CUDA = Path(__file__).parent / "cuda.h"
 KERNEL = re.compile(
-    r'extern "C" __global__ void\s+(?:[A-Z_]+ )?(?:__launch_bounds__\([^{]*?\)\s+)?(\w+)\(const (?:__\w+ )?(\w+) a\)'
+    r'extern "C" __global__ void\s+(IN_CLUSTERS )?(?:__launch_bounds__\([^{]*?\)\s+)?(\w+)\(const (?:__\w+ )?(\w+) a\)'
 )
-LAUNCH = r"""static void \1(const \2);
+LAUNCH = """static void {name}(const {argument});
 extern "C" __attribute__((visibility("default")))
-void launch_\1(const \2 *a, int grid, int threads, int shared, int cluster, bool backwards) {
-    emulator::launch([=] { \1(*a); }, grid, threads, shared, cluster, backwards);
-}
-static void \1(const \2 a)"""
+void launch_{name}(const {argument} *a, int grid, int threads, int shared, bool backwards) {{
+    emulator::launch([=] {{ {name}(*a); }}, grid, threads, shared, {cluster}, backwards);
+}}
+static void {name}(const {argument} a)"""
 ASM = re.compile(r"\basm\s*(?:volatile\s*)?\(")
 CONSTRAINT = re.compile(r'"[=+]?[a-z]"\s*(?=\()')
 STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -27,7 +28,7 @@ PREDICATE = (".reg", "setp")  # begin what only prepares the instruction that co
 DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+) (\w+)\[\];")
 
 
-def write(source: Path, headers: list[Path], macros: dict[str, int], folder: Path) -> Path:
+def write(source: Path, headers: list[Path], macros: Mapping[str, object], folder: Path) -> Path:
     """A file in ``folder`` to be compiled with its ``launch_NAME`` for each kernel, and beside it what it includes."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {path.name: path.read_text() for path in headers} | {"kernel.cpp": source.read_text()}
@@ -59,7 +60,12 @@ def translated(text: str, called: set[str]) -> str:
         parts += [text[at : match.start()], f"ptx::{name}({', '.join(given)})"]
         at = end + sum(map(len, (template, *operands))) + len(operands) + 1
         called.add(name)
-    return KERNEL.sub(LAUNCH, "".join([*parts, text[at:]]))
+    return KERNEL.sub(_launched, "".join([*parts, text[at:]]))
+
+
+def _launched(kernel: re.Match[str]) -> str:
+    clustered, name, argument = kernel.groups()
+    return LAUNCH.format(name=name, argument=argument, cluster="CLUSTER" if clustered else 1)
 
 
 def _name(template: str) -> str:
