@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Where Python is told to keep no bytecode, each process of pytest would compile all tests anew, for 4 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help testcases test test-gpu torture sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-training bench-gpt2 bench-models bench-grid lint clean
+.PHONY: help testcases test test-gpu torture emulate sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-training bench-gpt2 bench-models bench-grid lint clean
 
 help:
 	@echo "make testcases      run all test cases and check every output (on the GPU if there is one)"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-gpu       run the tests that need a GPU"
 	@echo "make lint           check the style of the code, its types, and which module imports which"
 	@echo "make torture        hurt runs at random: by signals, and by system calls that fail"
+	@echo "make emulate        run every kernel on the CPU, emulated, on all that make sanitize has (15 minutes)"
 	@echo "make sanitize       run every kernel under compute-sanitizer (needs a GPU)"
 	@echo "make bench-cpu      time the CPU backend beside PyTorch's CPU attention"
 	@echo "make bench-e2e      time whole commands beside the homework's program in C++ (needs a GPU and nvcc)"
@@ -81,6 +82,9 @@ test-gpu: $(READY)
 
 torture: $(READY)
 	PYTHONPATH=tests $(BIN)/python tests/torture.py
+
+emulate: $(READY)
+	EMULATE_ALL=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --quiet tests/emulator
 
 sanitize: $(READY)
 	tests/sanitize.sh $(BIN)/python

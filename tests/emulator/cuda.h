@@ -160,11 +160,6 @@ inline thread_local struct Block *block;
 constexpr int MOST_SHARED = 227 * 1024, BEYOND = 1024;
 alignas(1024) inline thread_local char dynamic_shared[MOST_SHARED + BEYOND];
 
-template <class T>
-struct Dynamic {
-    operator T *() const { return reinterpret_cast<T *>(dynamic_shared); }
-};
-
 struct Barrier {
     int come = 0, meetings = 0;
 };
@@ -184,6 +179,7 @@ struct Block {
     int threads, alive, shared, arrivals = 0, in_cluster = 0;
     bool progress = false;
     Barrier barriers[16];
+    int against[3] = {};  // votes at one meeting of all, the one after it, and the one before, which all have counted
     std::map<int, CountingBarrier> counting;  // by their addresses
     std::vector<Warp> warps;
     Fiber *now = nullptr;
@@ -330,6 +326,13 @@ inline void launch(const std::function<void()> &body, int grid, int threads, int
 // ---- what threads do together
 
 inline void __syncthreads() { emulator::barrier(); }
+inline bool __syncthreads_and(bool vote) {
+    emulator::Block &b = *emulator::block;
+    const int turn = b.barriers[0].meetings % 3;
+    b.against[(turn + 1) % 3] = 0, b.against[turn] += !vote;
+    emulator::barrier();
+    return b.against[turn] == 0;
+}
 inline void __syncwarp(unsigned = ~0u) { emulator::exchange("syncwarp"); }
 inline void __nanosleep(unsigned) { emulator::wait(); }
 inline void __threadfence() {}
@@ -400,6 +403,21 @@ inline float from_e4m3(unsigned char x) {
     return std::copysign((x & 127) == 127 ? NAN : y, x & 128 ? -1.0f : 1.0f);
 }
 inline void nothing(...) {}
+// To the nearest number of so many digits after the first, or the largest.
+inline unsigned to_fp8(float x, int digits, int bias, unsigned largest) {
+    const unsigned sign = std::signbit(x) ? 128 : 0;
+    if (std::isnan(x)) return sign | 127;
+    if (std::isinf(x)) return sign | largest;
+    const int exponent = max(x == 0 ? 1 - bias : std::ilogb(x), 1 - bias);
+    const unsigned places = std::nearbyint(std::ldexp(std::abs(x), digits - exponent));
+    return sign | min(((exponent + bias - 1) << digits) + places, largest);
+}
+inline void cvt_rn_satfinite_e4m3x2_f32(unsigned short &y, float high, float low) {
+    y = to_fp8(high, 3, 7, 0x7e) << 8 | to_fp8(low, 3, 7, 0x7e);
+}
+inline void cvt_rn_satfinite_e5m2x2_f32(unsigned short &y, float high, float low) {
+    y = to_fp8(high, 2, 15, 0x7b) << 8 | to_fp8(low, 2, 15, 0x7b);
+}
 inline void ex2_approx_ftz_f32(float &y, float x) { y = std::exp2(x); }
 inline void lg2_approx_f32(float &y, float x) { y = std::log2(x); }
 inline void cvt_f32_f16(float &y, unsigned short x) { y = from_half(x); }
@@ -413,6 +431,10 @@ inline void cvt_rn_f16x2_e4m3x2(unsigned &y, unsigned short x) {
     y = to_half(from_e4m3(x >> 8)) << 16 | to_half(from_e4m3(x & 255));
 }
 inline void cvt_rn_f16x2_e5m2x2(unsigned &y, unsigned short x) { y = (x >> 8) << 24 | (x & 255) << 8; }
+inline void mul_rn_f16x2(unsigned &y, unsigned a, unsigned b) {
+    y = to_half(from_half(a >> 16) * from_half(b >> 16)) << 16 | to_half(from_half(a) * from_half(b));
+}
+inline void mov_u32_ctaid_x(unsigned &y) { y = emulator::block_index.x; }
 inline void mov_b32(unsigned short &low, unsigned short &high, unsigned x) { low = x, high = x >> 16; }
 
 // -- memory
@@ -430,6 +452,10 @@ inline void ld_global_nc_L1__no_allocate_v2_u32(unsigned &a, unsigned &b, const 
 }
 inline void ld_global_nc_L1__no_allocate_u32(unsigned &a, const void *from, bool wanted) {
     if (wanted) a = *aligned((const unsigned *)from, 4);
+}
+inline void ld_shared_v4_b32(unsigned &a, unsigned &b, unsigned &c, unsigned &d, int at) {
+    const uint4 x = *aligned((const uint4 *)(emulator::dynamic_shared + at), 16);
+    a = x.x, b = x.y, c = x.z, d = x.w;
 }
 inline void prefetch_global_L2(const void *) {}
 

@@ -53,6 +53,13 @@ def launched(folder, body, backwards=False, cluster=1):
     return out[0] if cluster == 1 else out
 
 
+def told(code, *arguments, cwd=None):
+    """What a process of its own says, and how it ends."""
+    environment = os.environ | {"PYTHONPATH": python_path(ROOT / "tests")}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
 NUMBERS = np.arange(64)
 
 
@@ -85,6 +92,14 @@ def test_without_a_barrier_there_is_an_order_in_which_the_answer_is_wrong(emulat
     assert not (found[0] == found[1]).all()
 
 
+def test_beyond_an_array_nothing_may_be_read():
+    code = "import ctypes; from emulator.driver import EmulatedDriver; driver = EmulatedDriver(); size = 4352"
+    code += "; _, at = driver.cuMemAlloc(size); print(at % 256, len(ctypes.string_at(at, size)), flush=True)"
+    code += "; ctypes.string_at(at + size, 1)"
+    done = told(code)
+    assert done.stdout == "0 4352\n" and done.returncode == -signal.SIGSEGV, done.stderr
+
+
 def test_blocks_of_a_cluster_read_each_others_shared_memory(emulated, tmp_path):
     body = """
     float *there;
@@ -98,7 +113,7 @@ def test_blocks_of_a_cluster_read_each_others_shared_memory(emulated, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "word"),
     [
         ("if (i == 40) __syncwarp();", "threads wait for each other"),
         ("if (i < 16) __syncwarp(); else __ballot_sync(~0u, true);", "lanes of a warp do different things together"),
@@ -108,9 +123,7 @@ def test_blocks_of_a_cluster_read_each_others_shared_memory(emulated, tmp_path):
         ('asm volatile("bar.warp.sync 1;");', "there is no bar_warp_sync here"),
     ],
 )
-def test_what_no_kernel_may_do_ends_the_process_with_a_word(emulated, tmp_path, body, told):
+def test_what_no_kernel_may_do_ends_the_process_with_a_word(emulated, tmp_path, body, word):
     code = "import pathlib, sys; from emulator.test_emulator import *; launched(pathlib.Path.cwd(), sys.argv[1])"
-    environment = os.environ | {"PYTHONPATH": python_path(ROOT / "tests")}
-    command = [sys.executable, "-c", code, body]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGABRT and done.stderr.startswith(f"the emulator: {told}"), done.stderr
+    done = told(code, body, cwd=tmp_path)
+    assert done.returncode == -signal.SIGABRT and done.stderr.startswith(f"the emulator: {word}"), done.stderr

@@ -25,6 +25,7 @@ CONSTRAINT = re.compile(r'"[=+]?[a-z]"\s*(?=\()')
 STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 BLANK = " \t\n\\"  # in macros, lines end with that
 PREDICATE = (".reg", "setp")  # begin what only prepares the instruction that comes last
+ROOM = r"static thread_local \1 *const \2 = reinterpret_cast<\1 *>(emulator::dynamic_shared);"
 DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+) (\w+)\[\];")
 
 
@@ -50,7 +51,7 @@ def write(source: Path, headers: list[Path], macros: Mapping[str, object], folde
 
 def translated(text: str, called: set[str]) -> str:
     """C++ in the place of CUDA; the names of instructions are added to ``called``."""
-    text = DYNAMIC.sub(r"static const emulator::Dynamic<\1> \2;", CONSTRAINT.sub("", text))
+    text = DYNAMIC.sub(ROOM, CONSTRAINT.sub("", text))
     parts, at = [], 0
     for match in ASM.finditer(text):
         end = match.end()
@@ -69,13 +70,13 @@ def _launched(kernel: re.Match[str]) -> str:
 
 
 def _name(template: str) -> str:
-    """Of the last instruction in it."""
+    """Of the last instruction in it, with the special register that it reads."""
     statements = [line.strip(" {}") for line in template.replace(r"\n", ";").split(";")]
     instructions = [line for line in statements if line and not line.startswith(PREDICATE)]
     if not instructions:
         return "nothing"
     opcode = re.sub(r"^@!?\w+ ", "", instructions[-1]).split()[0]
-    return re.sub(r"\W", "_", opcode)
+    return re.sub(r"\W", "_", "_".join([opcode, *re.findall(r"%%([\w.]+)", template)]))
 
 
 def _split(text: str, at: int, separator: str) -> list[str]:

@@ -1,0 +1,70 @@
+"""The sanitizers' cases, emulated: attention and gradients of arrays as they lie, paged decode, and writing a cache.
+
+Each array ends where nothing may be read, gaps between rows and what nobody uses hold NaN, and answers are compared
+with float64. These are some of the cases; `make emulate` takes all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+import sanitize_arrays
+import sanitize_backward
+import sanitize_decode
+from support import THOROUGH
+
+from emulator.driver import EmulatedDriver, machine_code
+from flashcli.gpu import launcher
+from flashcli.kernels import compiler
+
+ALL, TAKES_LONG = "EMULATE_ALL" in os.environ, "more of them than"
+
+
+@pytest.fixture
+def place(emulated, monkeypatch):
+    """A GPU of Hopper's."""
+    driver = EmulatedDriver()
+    for module in (launcher, sanitize_arrays, sanitize_backward, sanitize_decode):
+        monkeypatch.setattr(module, "bindings", lambda: driver)
+    monkeypatch.setattr(launcher, "_primary", {})
+    monkeypatch.setattr(compiler, "cubin", lambda build, architecture: machine_code(build, emulated))
+    return launcher.place_of_device(0)
+
+
+def cases(kernels, names):
+    """Of each kernel some, and not the same ones."""
+    pairs = list(itertools.product(kernels, names))
+    return pairs if ALL else [pair for pair in pairs[:: 8 if THOROUGH else 24] if TAKES_LONG not in pair[1]]
+
+
+@pytest.mark.parametrize(("kernel", "name"), cases(sanitize_arrays.STRIDED, sanitize_arrays.CASES))
+def test_attention_of_arrays_as_they_lie(place, kernel, name):
+    if name not in sanitize_arrays.taken(place, kernel):
+        pytest.skip("the kernel does not take it")
+    sanitize_arrays.check(place, kernel, sanitize_arrays.CASES[name])
+
+
+@pytest.mark.parametrize(("kernel", "name"), cases(sanitize_backward.KERNELS, sanitize_backward.CASES))
+def test_gradients_of_arrays_as_they_lie(place, kernel, name):
+    if name not in sanitize_backward.taken(place, kernel):
+        pytest.skip("the kernel does not take it")
+    sanitize_backward.check(place, kernel, sanitize_backward.CASES[name])
+
+
+@pytest.mark.parametrize(("kernel", "name"), cases(sanitize_decode.LADDER, sanitize_decode.CASES))
+def test_paged_decode(place, kernel, name):
+    if name not in sanitize_decode.taken(kernel):
+        pytest.skip("the kernel does not take it")
+    sanitize_decode.check(place, kernel, name)
+
+
+@pytest.mark.parametrize("kernel", sanitize_decode.LADDER)
+def test_lengths_and_pages_that_there_are_not_lead_nowhere(place, kernel):
+    sanitize_decode.check(place, kernel, sanitize_decode.RUBBISH)
+
+
+@pytest.mark.parametrize("name", sanitize_decode.WRITES)
+def test_writing_into_a_cache(place, name):
+    sanitize_decode.check_write(place, name)
