@@ -41,6 +41,8 @@ SHAPES = (
     TimedShape("fp8 32x4096 32/8", 32, 32, 8, 128, "4096", cache_type="float8_e4m3fn"),
     TimedShape("16x(1..2000) 32/8", 16, 32, 8, 128, "uniform:2000"),
     TimedShape("16x(1..2000), most short", 16, 32, 8, 128, MOST_SHORT),
+    TimedShape("64x(1..4096) 32/8", 64, 32, 8, 128, "uniform:4096"),
+    TimedShape("fp8 64x(1..4096) 32/8", 64, 32, 8, 128, "uniform:4096", cache_type="float8_e4m3fn"),
     TimedShape("fp32 8x4096 64/8", 8, 64, 8, 128, "4096", "float32", "float32"),
     TimedShape("fp32 1x32768 32/8", 1, 32, 8, 128, "32768", "float32", "float32"),
 )
