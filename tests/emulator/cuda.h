@@ -109,7 +109,7 @@ namespace emulator {
 // Blocks that meet: all that are still there.
 struct Cluster {
     std::mutex mutex;
-    int there, ready = 0, arrived = 0;
+    int there, arrived = 0;
     std::atomic<int> meetings{0};
     std::vector<char *> shared;  // of each block
     explicit Cluster(int blocks) : there(blocks), shared(blocks) {}
@@ -139,9 +139,13 @@ struct Fiber {
     unsigned exchanges;  // of its warp, that it has come to
     int meetings;        // of its cluster
     std::deque<std::vector<Copy>> groups;
-    std::vector<Copy> open;                                      // copies that are in no group yet
-    std::deque<std::vector<std::function<void()>>> products{1};  // of a warpgroup; the last group is open
+    std::vector<Copy> open;                                   // copies that are in no group yet
+    std::deque<std::vector<std::function<void()>>> products;  // of a warpgroup; the last group is open
     explicit Fiber(int x) : x(x) {}
+    void start() {
+        done = false, exchanges = meetings = 0;
+        groups.clear(), open.clear(), products.clear(), products.emplace_back();
+    }
 };
 inline thread_local std::deque<Fiber> fibers;
 
@@ -170,9 +174,15 @@ struct CountingBarrier {
     std::vector<Copy> copies;
     void look() {
         for (const Copy &copy : std::exchange(copies, {})) memcpy(copy.to, copy.from, copy.bytes), bytes -= copy.bytes;
-        if (missing == 0 && bytes == 0) missing = count, phase ^= 1, progressed();
+        end_phase();
     }
-    static void progressed();
+    void arrive() {
+        if (--missing < 0) fail("more threads arrive at a barrier than it counts");
+        end_phase();
+    }
+    void end_phase() {
+        if (missing == 0 && bytes == 0) missing = count, phase ^= 1;
+    }
 };
 
 struct Block {
@@ -194,7 +204,7 @@ struct Block {
         block = this;
         memset(dynamic_shared, 0xff, shared + BEYOND);  // NaN
         while ((int)fibers.size() < threads) begin(fibers.emplace_back(fibers.size()));
-        for (Fiber &fiber : fibers) fiber.done = false, fiber.exchanges = fiber.meetings = 0, fiber.groups.clear();
+        for (Fiber &fiber : fibers) fiber.start();
         while (alive > 0) {
             progress = false;
             for (int i = 0; i < threads; ++i)
@@ -225,7 +235,6 @@ inline void wait() {
     Block &b = *block;
     if (!_setjmp(b.now->where)) _longjmp(b.turn, 1);
 }
-inline void CountingBarrier::progressed() { block->progress = true; }
 inline void Block::live() {
     while (true) {
         wait();
@@ -314,6 +323,7 @@ inline void launch(const std::function<void()> &body, int grid, int threads, int
             });
         for (std::thread &one : side_by_side) one.join();
     }
+    fibers.clear();  // many libraries may be loaded
 }
 
 }  // namespace emulator
@@ -553,17 +563,17 @@ inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(Registers &&...a
 
 inline emulator::CountingBarrier &counting(int at) { return emulator::block->counting[at]; }
 inline void mbarrier_init_shared__cta_b64(int at, int count) { counting(at) = {count, count}; }
-inline void mbarrier_arrive_shared__cta_b64(int at) {
-    if (--counting(at).missing < 0) emulator::fail("more threads arrive at a barrier than it counts");
-    emulator::block->progress = true;
-}
+inline void mbarrier_arrive_shared__cta_b64(int at) { counting(at).arrive(), emulator::block->progress = true; }
 inline void mbarrier_arrive_expect_tx_shared__cta_b64(int at, int bytes) {
     counting(at).bytes += bytes;
     mbarrier_arrive_shared__cta_b64(at);
 }
 inline void selp_u32(unsigned &ended, int at, unsigned parity) {  // the phase of that parity, by try_wait or test_wait
-    counting(at).look();
-    ended = counting(at).phase != (int)parity;
+    emulator::CountingBarrier &barrier = counting(at);
+    const int before = barrier.phase;
+    barrier.look();
+    if (barrier.phase != before) emulator::block->progress = true;
+    ended = barrier.phase != (int)parity;
     if (!ended) emulator::wait();
 }
 inline void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(int to, const void *from, int bytes,

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ OPTIONS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-pthread", "-ffp-cont
 @functools.cache
 def why_not() -> str:
     """Why nothing can be emulated on this machine, in words; empty if it can."""
+    if sys.platform != "linux":
+        return "the emulator's fibers are made as Linux has them"
     if not shutil.which("c++"):
         return "there is no C++ compiler here"
     with tempfile.TemporaryDirectory() as folder:
