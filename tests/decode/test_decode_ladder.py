@@ -113,7 +113,7 @@ def assert_same_bytes(opened, asked, *forms):
 def test_answers_from_any_number_of_pieces_are_right_and_the_same_however_blocks_share_them(opened, D):
     lengths = [1, 513, 4096, 12300, 70_000]  # up to 48 pieces, which some warps merge together
     if opened is not DecodeCuda:
-        lengths = [1, 513, 25_000]
+        lengths = [1, 513, 2, 700, 25_000]
     for H in (2, 7):
         asked = make(Case(len(lengths), H, 1, D, ",".join(map(str, lengths)), layout="nhd"))
         build = Build(KERNELS["tensor"], problem_of(KERNELS["tensor"], asked))
