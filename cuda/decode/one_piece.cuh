@@ -18,7 +18,7 @@ __device__ __forceinline__ bool find_by_lengths(const Decode &a, Piece &piece) {
 // The block's number says what to ask for while the length is on its way. Where there is a window, or the length decides how
 // long pieces are, that may be wrong, and pages are asked for again.
 __device__ __forceinline__ bool find_ahead_of_length(const Decode &a, Work &work, Piece &piece) {
-    const Numbered mine = numbered<CLUSTER>(a, blockIdx.x);
+    const Numbered mine = numbered<CLUSTER>(a);
     const int length = length_of(a, mine.s);
     const Piece likely = piece_of(a, mine.s, room_of(a), mine.part, mine.most, mine.which);
     const Rows rows = rows_of_lane(a, likely.of);
@@ -39,7 +39,7 @@ __device__ __forceinline__ bool find_ahead_of_length(const Decode &a, Work &work
 
 __device__ __forceinline__ bool find(const Decode &a, Work &work, Piece &piece) {
     if (FINDS == AHEAD_OF_LENGTH) return find_ahead_of_length(a, work, piece);
-    if (!(FINDS == BY_NUMBER ? find_by_number(a, blockIdx.x, piece) : find_by_lengths(a, piece))) return false;
+    if (!(FINDS == BY_NUMBER ? find_by_number(a, piece) : find_by_lengths(a, piece))) return false;
     prepare(a, piece, work);
     return true;
 }

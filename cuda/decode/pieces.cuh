@@ -76,10 +76,11 @@ struct Numbered {
 };
 
 template <int IN_CLUSTER = 1>
-__device__ __forceinline__ Numbered numbered(const Decode &a, unsigned number) {
+__device__ __forceinline__ Numbered numbered(const Decode &a) {
     const int together = heads_and_tiles(a);
     Numbered found;
     found.most = IN_CLUSTER > 1 ? IN_CLUSTER : most_pieces(a);
+    unsigned number = blockIdx.x;
     if (IN_CLUSTER > 1) found.part = take_digit(number, found.most);
     found.which = take_digit(number, together);
     if (IN_CLUSTER <= 1) found.part = take_digit(number, found.most);
@@ -87,9 +88,9 @@ __device__ __forceinline__ Numbered numbered(const Decode &a, unsigned number) {
     return found;
 }
 
-// The piece of the block of that number; false if its sequence is too short to have it.
-__device__ __forceinline__ bool find_by_number(const Decode &a, unsigned number, Piece &piece) {
-    const Numbered mine = numbered(a, number);
+// The piece that the block's number stands for; false if its sequence is too short to have it.
+__device__ __forceinline__ bool find_by_number(const Decode &a, Piece &piece) {
+    const Numbered mine = numbered(a);
     const int length = length_of(a, mine.s), count = pieces_of(a, length);
     if (mine.part >= count) return false;
     piece = piece_of(a, mine.s, length, mine.part, count, mine.which);
