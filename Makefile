@@ -15,7 +15,7 @@ help:
 	@echo "make test-gpu       run the tests that need a GPU"
 	@echo "make lint           check the style of the code, its types, and which module imports which"
 	@echo "make torture        hurt runs at random: by signals, and by system calls that fail"
-	@echo "make emulate        run every kernel on the CPU, emulated, on all that make sanitize has (15 minutes)"
+	@echo "make emulate        run every kernel on the CPU, emulated, on all that make sanitize has (ten minutes)"
 	@echo "make sanitize       run every kernel under compute-sanitizer (needs a GPU)"
 	@echo "make bench-cpu      time the CPU backend beside PyTorch's CPU attention"
 	@echo "make bench-e2e      time whole commands beside the homework's program in C++ (needs a GPU and nvcc)"
