@@ -206,15 +206,20 @@ def _called(case: Case) -> tuple[Call, bool]:
     return what, is_aligned(what, math.gcd(*offsets))
 
 
+def takes(place: Place, kernel: str, case: Case) -> bool:
+    """Whether a kernel takes a case on this GPU."""
+    if case.precision not in KERNELS[kernel].precisions:
+        return False
+    try:
+        planned(place, *asked(case, kernel))
+    except BackendUnavailable:
+        return False
+    return True
+
+
 def taken(place: Place, kernel: str) -> Iterator[str]:
     """The names of the cases that a kernel takes on this GPU; none, if it does not run there."""
-    for name, case in CASES.items():
-        if case.precision in KERNELS[kernel].precisions:
-            try:
-                planned(place, *asked(case, kernel))
-            except BackendUnavailable:
-                continue
-            yield name
+    return (name for name, case in CASES.items() if takes(place, kernel, case))
 
 
 def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:

@@ -114,14 +114,18 @@ def asked(case: Case) -> tuple[Backward, bool]:
     return found, is_aligned(found, math.gcd(*(offset(whole[name], view[name]) for name in ("dO", "Q", "K", "V"))))
 
 
+def takes(place: Place, kernel: str, case: Case) -> bool:
+    """Whether a kernel takes a case on this GPU."""
+    try:
+        planned(place.capability, *asked(case), kernel)
+    except BackendUnavailable:
+        return False
+    return True
+
+
 def taken(place: Place, kernel: str) -> Iterator[str]:
     """The names of the cases that a kernel takes on this GPU; none, if it does not run there."""
-    for name, case in CASES.items():
-        try:
-            planned(place.capability, *asked(case), kernel)
-        except BackendUnavailable:
-            continue
-        yield name
+    return (name for name, case in CASES.items() if takes(place, kernel, case))
 
 
 def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:

@@ -73,11 +73,14 @@ def asked_for(name: str) -> Decode:
 # ---- the ladder
 
 
+def takes(kernel: str, case: Case) -> bool:
+    """Whether a kernel takes a case, which its lengths do not decide."""
+    return not LADDER[kernel].refuses(build_of(kernel, make(dataclasses.replace(case, S=1, lengths="1"))).problem)
+
+
 def taken(kernel: str) -> Iterator[str]:
     """The names of the cases that a kernel takes."""
-    for name, case in {**CASES, RUBBISH: PLAIN}.items():
-        if not LADDER[kernel].refuses(build_of(kernel, make(dataclasses.replace(case, S=1, lengths="1"))).problem):
-            yield name
+    return (name for name, case in {**CASES, RUBBISH: PLAIN}.items() if takes(kernel, case))
 
 
 def build_of(kernel: str, asked: Decode) -> decode.Build:

@@ -48,16 +48,15 @@ __device__ __forceinline__ void one_piece(const Decode &a) {
     __shared__ Meeting meeting;
     __shared__ __align__(16) Work work;
     __shared__ float factor;  // see factor_of
-    constexpr int N = UNDER_WAY;
 
     Piece piece;
     if (!find(a, work, piece)) return;
     wait_for_copies<1>();
     __syncwarp();
-    Keys keys[N] = {};
-    Values values[N] = {};
+    Keys keys[UNDER_WAY] = {};
+    Values values[UNDER_WAY] = {};
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
+    for (int i = 0; i < UNDER_WAY; ++i) {
         const Tile tile = tile_at(work.pages, piece, first_tile(piece) + i * APART);
         load_keys(a, tile, keys[i]), load_values(a, tile, values[i]);
     }
@@ -68,18 +67,19 @@ __device__ __forceinline__ void one_piece(const Decode &a) {
     State state;
     state.forget();
 #pragma unroll 1
-    for (int first = first_tile(work.piece); first < work.piece.end; first += N * APART) {
+    for (int first = first_tile(work.piece); first < work.piece.end; first += UNDER_WAY * APART) {
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
+        for (int i = 0; i < UNDER_WAY; ++i) {
             const int token0 = first + i * APART, end = work.piece.end;
             if (i > 0 && token0 >= end) break;
             const bool whole = token0 >= work.piece.first && end - token0 >= TILE;  // is all of the tile the piece's?
             work.pages.go_on(work.piece, token0);
-            if (((unsigned)token0 / APART + N) % AHEAD == 0) {
+            if (((unsigned)token0 / APART + UNDER_WAY) % AHEAD == 0) {
                 wait_for_copies<0>();
                 __syncwarp();
             }
-            take_tile(a, work, factor, token0, true, whole, work, token0 + N * APART, keys[i], values[i], state);
+            take_tile(a, work, factor, token0, true, whole, work, token0 + UNDER_WAY * APART, keys[i], values[i],
+                      state);
         }
     }
 

@@ -26,12 +26,9 @@ def attend(
     N = K.shape[1]
     build = Build(KERNELS[kernel], Problem(B, M, N, d, causal=causal))
     O = np.full_like(Q, np.nan)
-    workspace = np.full(build.workspace(B, M, N) + 256, 0xFF, np.uint8)
-    nonfinite = np.zeros(1, np.int32)
+    workspace = np.full(build.workspace(B, M, N), 0xFF, np.uint8)
     matrices = [Matrix.of_batches(x.ctypes.data, x[0].size, d) for x in (Q, K, V, O)]
-    given = attention(
-        *matrices, B=B, M=M, N=N, scale=d**-0.5, workspace=workspace.ctypes.data, nonfinite=nonfinite.ctypes.data
-    )
+    given = attention(*matrices, B=B, M=M, N=N, scale=d**-0.5, workspace=workspace.ctypes.data)
     machine = Emulated(build, folder)
     for launch in (*build.prepare(B, N), *build.launches(B, M, N)):
         given.tile_i, given.tile_j = launch.tile

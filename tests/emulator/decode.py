@@ -50,7 +50,7 @@ class DecodeEmulated:
 
     def launch(self, build: Build, asked: Decode, out: np.ndarray, lse: np.ndarray) -> None:
         sizes = decode.sizes_of(asked)
-        workspace = np.full(build.kernel.workspace(sizes, build.problem) + 16, 0xFF, np.uint8)
+        workspace = np.full(build.kernel.workspace(sizes, build.problem), 0xFF, np.uint8)
         workspace[: build.kernel.counters(sizes, build.problem)] = 0
         arrays = {name: getattr(asked, name) for name in FOR_KERNELS}
         arrays |= {name: np.array([getattr(asked, name)], np.float32) for name in ("k_scale", "v_scale")}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fake_driver import INVALID_VALUE, Driver
 
-from emulator.machine import library
-from flashcli.kernels.compiler import SOURCES, Compilable
+from emulator.machine import library_of
+from flashcli.kernels.compiler import Compilable
 
 ALIGNED = 256  # bytes, as memory of a GPU is
 NOTHING = 0  # PROT_NONE
@@ -21,8 +21,7 @@ NOTHING = 0  # PROT_NONE
 
 def machine_code(build: Compilable, folder: Path) -> bytes:
     """What `compiler.cubin` gives on this machine."""
-    source = SOURCES / build.kernel.file
-    return library(source, [SOURCES, source.parent], build.macros(), folder)._name.encode()
+    return library_of(build, folder)._name.encode()
 
 
 class EmulatedDriver(Driver):

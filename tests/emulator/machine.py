@@ -38,12 +38,16 @@ class Emulated:
     """A build's kernels, whose libraries are kept in ``folder``. `backwards`: the last thread of a block begins."""
 
     def __init__(self, build: Compilable, folder: Path) -> None:
-        source = SOURCES / build.kernel.file
-        self._library = library(source, [SOURCES, source.parent], build.macros(), folder)
+        self._library = library_of(build, folder)
 
     def launch(self, launch: Launch, argument: ctypes.Structure, backwards: bool = False) -> None:
         function = getattr(self._library, f"launch_{launch.function}")
         function(ctypes.byref(argument), launch.grid, launch.threads, launch.shared, backwards)
+
+
+def library_of(build: Compilable, folder: Path) -> ctypes.CDLL:
+    source = SOURCES / build.kernel.file
+    return library(source, [SOURCES, source.parent], build.macros(), folder)
 
 
 def library(source: Path, include: list[Path], macros: Mapping[str, object], folder: Path) -> ctypes.CDLL:

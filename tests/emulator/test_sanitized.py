@@ -41,21 +41,23 @@ def cases(kernels, names):
 
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_arrays.STRIDED, sanitize_arrays.CASES))
 def test_attention_of_arrays_as_they_lie(place, kernel, name):
-    if name not in sanitize_arrays.taken(place, kernel):
+    case = sanitize_arrays.CASES[name]
+    if not sanitize_arrays.takes(place, kernel, case):
         pytest.skip("the kernel does not take it")
-    sanitize_arrays.check(place, kernel, sanitize_arrays.CASES[name])
+    sanitize_arrays.check(place, kernel, case)
 
 
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_backward.KERNELS, sanitize_backward.CASES))
 def test_gradients_of_arrays_as_they_lie(place, kernel, name):
-    if name not in sanitize_backward.taken(place, kernel):
+    case = sanitize_backward.CASES[name]
+    if not sanitize_backward.takes(place, kernel, case):
         pytest.skip("the kernel does not take it")
-    sanitize_backward.check(place, kernel, sanitize_backward.CASES[name])
+    sanitize_backward.check(place, kernel, case)
 
 
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_decode.LADDER, sanitize_decode.CASES))
 def test_paged_decode(place, kernel, name):
-    if name not in sanitize_decode.taken(kernel):
+    if not sanitize_decode.takes(kernel, sanitize_decode.CASES[name]):
         pytest.skip("the kernel does not take it")
     sanitize_decode.check(place, kernel, name)
 
