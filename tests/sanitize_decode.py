@@ -32,6 +32,7 @@ WRITE = write_kv.KERNEL.name
 LADDER = {**KERNELS, CEILING.name: CEILING}
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-2}  # times the largest number of the answer
 PLAIN = Case(4, 6, 2, 128, "700,5,0,130")  # two pieces, or partitions; part of a page; nothing; a piece
+WIDE = "more of them than run at once, wide tables"
 CASES = {
     **{layout: dataclasses.replace(PLAIN, layout=layout) for layout in LAYOUTS},
     **{f"e4m3, {layout}": dataclasses.replace(PLAIN, layout=layout, cache_type="float8_e4m3fn") for layout in LAYOUTS},
@@ -47,11 +48,15 @@ CASES = {
     "seventeen heads on one": dataclasses.replace(PLAIN, H=17, Hkv=1),
     "three tokens": dataclasses.replace(PLAIN, T=3, alibi=True),
     "eight tokens, a window": dataclasses.replace(PLAIN, T=8, window=50, layout="hnd"),
-    "many sequences": Case(200, 2, 1, 128, "700,5x198,600", layout="hnd"),  # four blocks of tensor, not two
-    # tensor's blocks take piece after piece
-    "more pieces than blocks": Case(300, 2, 1, 128, "700,5x298,600", layout="hnd"),
-    "more pieces than blocks, vllm": Case(300, 2, 1, 128, "700,0x298,600"),
-    "more pieces than blocks, e4m3": Case(300, 2, 1, 128, "1100,5x298,600", layout="nhd", cache_type="float8_e4m3fn"),
+    "many sequences": Case(150, 2, 1, 128, "700,5x148,600", layout="hnd"),
+    # more pieces than tensor's blocks at a time, a block for each that there may be
+    "more of them than run at once": Case(300, 2, 1, 128, "700,5x298,600", layout="hnd"),
+    "more of them than run at once, vllm": Case(300, 2, 1, 128, "700,0x298,600"),
+    "more of them than run at once, heads of 64": Case(300, 2, 1, 64, "1100,5x298,600", layout="nhd"),
+    # many may be missing, so that tensor's blocks take piece after piece
+    WIDE: Case(430, 2, 1, 128, "700,5x428,600", layout="hnd"),
+    f"{WIDE}, vllm": Case(430, 2, 1, 128, "700,0x428,600"),
+    f"{WIDE}, e4m3": Case(560, 2, 1, 128, "1100,5x558,600", layout="nhd", cache_type="float8_e4m3fn"),
     "clusters of four, some blocks without a piece": dataclasses.replace(PLAIN, lengths="1100,5,0,600", layout="nhd"),
     "rows that fill no block of those that merge": Case(35, 5, 1, 128, "700,5x33,1100", layout="nhd"),
     "more than eight pieces": Case(2, 2, 1, 128, "4000,600", layout="hnd"),
@@ -62,6 +67,10 @@ RUBBISH = "lengths and pages that there are not"
 
 
 def asked_for(name: str) -> Decode:
+    if name.startswith(WIDE):
+        asked = make(CASES[name])
+        tables = np.pad(asked.block_tables, ((0, 0), (0, 17 * 1024 // asked.page)), constant_values=-1)
+        return dataclasses.replace(asked, block_tables=tables)
     if name != RUBBISH:
         return make(CASES[name])
     asked = make(PLAIN)

@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) read(const Decode 
     unsigned sum = 0;
     Piece piece;
     if constexpr (FINDS == PIECE_AFTER_PIECE) sum = read_piece_after_piece(a, pages);
-    else if (find_by_number(a, piece)) sum = read_piece(a, piece, pages);
+    else if (find_alone<FINDS>(a, piece)) sum = read_piece(a, piece, pages);
     if (sum == 0x9e3779b9)
         static_cast<unsigned *>(a.workspace)[2] = sum;  // or the compiler would leave the reading out
 }

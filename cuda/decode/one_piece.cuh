@@ -7,14 +7,6 @@
 
 // Each way to the block's piece leaves two groups of copies: its first tiles' pages, and its queries.
 
-// Sequences have as many blocks as they have pieces, and those left over are the last ones: so that many blocks are spread
-// evenly over multiprocessors.
-__device__ __forceinline__ bool find_by_lengths(const Decode &a, Piece &piece) {
-    const int length = length_or_zero(a, lane_of());  // what everything waits for
-    bring_tables_and_queries(a);
-    return find_alone(a, blockIdx.x, length, piece);
-}
-
 // The block's number says what to ask for while the length is on its way. Where there is a window, or the length decides how
 // long pieces are, that may be wrong, and pages are asked for again.
 __device__ __forceinline__ bool find_ahead_of_length(const Decode &a, Work &work, Piece &piece) {
@@ -39,7 +31,7 @@ __device__ __forceinline__ bool find_ahead_of_length(const Decode &a, Work &work
 
 __device__ __forceinline__ bool find(const Decode &a, Work &work, Piece &piece) {
     if (FINDS == AHEAD_OF_LENGTH) return find_ahead_of_length(a, work, piece);
-    if (!(FINDS == BY_NUMBER ? find_by_number(a, piece) : find_by_lengths(a, piece))) return false;
+    if (!find_alone<FINDS>(a, piece)) return false;
     prepare(a, piece, work);
     return true;
 }

@@ -1,7 +1,8 @@
 // Sequences cut into pieces by their lengths, and the way from a number of a piece to the sequence that has it.
 //
-// FINDS, a macro of the kernels whose blocks may have one piece alone, says how: they take piece after piece, or a block
-// finds its piece by all lengths, by its own number and the length, or by its number ahead of the length.
+// FINDS, a macro of the kernels whose blocks may have one piece alone, says how. Where all pieces run at once, a block finds
+// its own by all lengths; where they are few, by its number, ahead of the length; where they are many, by its number and the
+// length, which is the least to wait for. Blocks take piece after piece where most of them would find none.
 //
 // How a sequence is cut depends on nothing but its own length, so that its answer has the same bytes in whatever company
 // and on whatever GPU. Up to WHOLE tokens are one piece; beyond, there are pieces of PIECE tokens, but no more than
@@ -119,11 +120,15 @@ __device__ __forceinline__ void bring_tables_and_queries(const Decode &a) {
     bring(a.query, ((a.sequences - 1) * a.query_sequence + a.heads * HEAD_DIM) * bytes_of(QUERY_TYPE));
 }
 
-// The piece of a number, found by each warp for itself, which takes no barrier; false if there is none. Each lane has the
-// length of one of the first sequences.
-__device__ __forceinline__ bool find_alone(const Decode &a, unsigned number, int length, Piece &piece) {
+// The piece of the block's number among all that there are, found by each warp for itself, which takes no barrier; false if
+// there is none. Sequences have as many blocks as they have pieces, and those left over are the last ones: so that many
+// blocks are spread evenly over multiprocessors.
+__device__ __forceinline__ bool find_by_lengths(const Decode &a, Piece &piece) {
+    const int lane = threadIdx.x % 32;
+    int length = length_or_zero(a, lane);  // what everything waits for
+    bring_tables_and_queries(a);
     const unsigned together = heads_and_tiles(a);
-    const int lane = threadIdx.x % 32, wanted = number / together, which = number % together;
+    const int wanted = blockIdx.x / together, which = blockIdx.x % together;
     for (int s0 = 0, before = 0; s0 < a.sequences; s0 += 32) {
         if (s0 > 0) length = length_or_zero(a, s0 + lane);
         const int count = s0 + lane < a.sequences ? pieces_of(a, length) : 0;
@@ -135,6 +140,12 @@ __device__ __forceinline__ bool find_alone(const Decode &a, unsigned number, int
         return true;
     }
     return false;
+}
+
+// The block's only piece; false if it has none.
+template <int HOW>
+__device__ __forceinline__ bool find_alone(const Decode &a, Piece &piece) {
+    return HOW == BY_NUMBER ? find_by_number(a, piece) : find_by_lengths(a, piece);
 }
 
 // Finds one piece after the other by their numbers. It knows THREADS sequences at a time; all threads of the block call it

@@ -33,6 +33,8 @@ HAS_CLUSTERS = (9, 0)  # the first compute capability that has
 MOST_IN_A_CLUSTER = 8  # blocks, on any GPU; as many as a warp merges
 MAX_ROWS = 8  # query rows that a block takes together
 PIECE_AFTER_PIECE, BY_LENGTHS, BY_NUMBER, AHEAD_OF_LENGTH = range(4)  # how a block finds its pieces, see pieces.cuh
+MOST_BY_NUMBER = 16  # pieces of a sequence, where blocks know their own by number
+MOST_MISSING = 6144  # of these blocks, that may have none
 
 POINTERS = (
     "query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes", "k_scale", "v_scale", "out", "lse",
@@ -104,7 +106,7 @@ class Tuning(NamedTuple):
     cluster: int = 1  # blocks that merge a sequence's pieces, no fewer than it may have; 1: a launch of its own does
 
     def piece_after_piece(self) -> Tuning:
-        """The same pieces, as tensor computes them in large batches."""
+        """The same pieces, several to a block, which looks for the next one while it computes."""
         return self._replace(blocks=0, finds=PIECE_AFTER_PIECE, under_way=1, cluster=1)
 
     def a_block_a_piece(self) -> Tuning:
@@ -267,6 +269,18 @@ def _most_pieces(sizes: Sizes, problem: Problem) -> int:
     return max(1, min(problem.tuning.pieces, ceil_div(sizes.room, _piece(problem))))
 
 
+def _how_to_find(sizes: Sizes, problem: Problem, at_once: int) -> int:
+    """How blocks find pieces, of which the GPU computes so many at once: each its own, unless many may be missing.
+
+    A block whose piece is missing takes a nanosecond of the GPU, a short piece some ten (docs/tuning.md).
+    """
+    pieces = _all_pieces(sizes, problem)
+    if pieces <= at_once:
+        return BY_LENGTHS
+    few_missing = pieces - _uncut(sizes, problem) <= MOST_MISSING and _most_pieces(sizes, problem) <= MOST_BY_NUMBER
+    return BY_NUMBER if few_missing else PIECE_AFTER_PIECE
+
+
 def _counters(sizes: Sizes, problem: Problem) -> int:
     return 4 * (LAUNCH_COUNTERS + round_up(_uncut(sizes, problem), 4))
 
@@ -304,22 +318,18 @@ def _tensor_rows(rows: int, d: int) -> int:
     return 8 if rows <= 8 or d > 128 else 16
 
 
-def _few_registers(problem: Problem) -> bool:
-    """Whether three or four blocks of tensor fit into a multiprocessor, where each has one piece."""
-    return problem.d <= 128 and problem.rows == 8
-
-
 def _tensor_blocks(problem: Problem) -> int:
-    """How many a multiprocessor holds. With rows of more than 128 bytes three are faster than four."""
-    if problem.tuning.blocks:
-        return problem.tuning.blocks
-    if not _few_registers(problem) or (problem.transposed and problem.tuning.finds == PIECE_AFTER_PIECE):
-        return 2
-    return 3 if problem.d * _item_size(problem) > 128 else 4
+    """How many a multiprocessor holds: as registers allow, but piece after piece long rows are faster with three."""
+    if problem.tuning.blocks or problem.d > 128:
+        return problem.tuning.blocks or 2
+    piece_after_piece = problem.tuning.finds == PIECE_AFTER_PIECE
+    if problem.rows == 16 and problem.d > 64:
+        return 2 if piece_after_piece else 3
+    return 3 if piece_after_piece and problem.d * _item_size(problem) > 128 else 4
 
 
 def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
-    """A block a piece where all pieces have room at once; two tiles of a warp under way where they are few.
+    """A block a piece, unless many could be missing; where pieces are few, all that serves one that is alone.
 
     Clusters of blocks of which a multiprocessor has two are slower than another launch, by half (docs/tuning.md).
     Pieces are smaller where few rows share a head of the cache, so that partial answers are little beside it. They
@@ -327,17 +337,19 @@ def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
     """
     row = problem.d * _item_size(problem)
     cut = Tuning(piece=2**17) if sizes.rows <= 2 and row >= 256 else Tuning()
-    pieces = _all_pieces(sizes, problem._replace(tuning=cut))
-    few = pieces * row <= 2 * MULTIPROCESSORS * 128  # a tile of each warp is less than the memory's rate needs
+    problem = problem._replace(tuning=cut)
+    pieces = _all_pieces(sizes, problem)
+    few = pieces * max(row, 128) <= 2 * MULTIPROCESSORS * 128  # a tile of each warp is less than memory's rate needs
     if few and row <= 256:
-        cluster = _power_of_two(_most_pieces(sizes, problem._replace(tuning=cut)))  # few builds
+        cluster = _power_of_two(_most_pieces(sizes, problem))  # few builds
         fits = cluster <= MOST_IN_A_CLUSTER and _uncut(sizes, problem) * cluster <= MULTIPROCESSORS
         return cut._replace(blocks=2, finds=AHEAD_OF_LENGTH, under_way=2, cluster=cluster if fits else 1)
-    for blocks in (0, 4 if _few_registers(problem) else 2):
-        tuning = cut._replace(blocks=blocks, finds=BY_LENGTHS)
-        if pieces <= _tensor_blocks(problem._replace(tuning=tuning)) * MULTIPROCESSORS:
-            return tuning
-    return cut
+    at_once = _tensor_blocks(problem._replace(tuning=cut._replace(finds=BY_LENGTHS))) * MULTIPROCESSORS
+    finds = _how_to_find(sizes, problem, at_once)
+    if finds == PIECE_AFTER_PIECE or (finds == BY_NUMBER and problem.d > 128):
+        return cut
+    two = problem.rows == 8 and problem.d <= 64 and (finds == BY_NUMBER or row <= 64)
+    return cut._replace(finds=finds, under_way=2 if two else 1)
 
 
 def _tensor_macros(problem: Problem) -> dict[str, int]:
@@ -421,6 +433,10 @@ KERNELS = {
 }  # fmt: skip
 
 
+def _read_tuning(sizes: Sizes, problem: Problem) -> Tuning:
+    return Tuning(finds=_how_to_find(sizes, problem, _readers(problem) * MULTIPROCESSORS))
+
+
 def _reading_refuses(problem: Problem) -> str:
     """It reads as tensor cores' lanes do, but computes nothing."""
     return _tensor_refuses(problem._replace(query_type="float16"))
@@ -446,7 +462,7 @@ CEILING = Kernel(
     _read, lambda sizes, problem: 4 * LAUNCH_COUNTERS, _all,
     lambda problem: _piece_macros(problem) | {"BLOCKS": _readers(problem), "FINDS": problem.tuning.finds},
     _reading_refuses,
-    counters=lambda sizes, problem: 4 * LAUNCH_COUNTERS,
+    counters=lambda sizes, problem: 4 * LAUNCH_COUNTERS, tuning=_read_tuning,
 )  # fmt: skip
 
 

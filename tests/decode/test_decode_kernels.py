@@ -91,48 +91,59 @@ def test_no_register_is_spilled_where_it_matters(resources, kernel):
 
 @pytest.mark.parametrize("tuning", TUNINGS, ids=str)
 @pytest.mark.parametrize(
-    ("d", "page", "cache_type"),
-    [(64, 16, "float16"), (128, 16, "float8_e4m3fn"), (128, 16, "float16"), (128, 1, "float16"), (128, 8, "float16")],
-)
-def test_tensor_spills_nothing_however_it_is_tuned(resources, d, page, cache_type, tuning):
-    problem = Problem(d, page, "float16", cache_type, False, 8, tuning)
+    ("d", "page", "cache_type", "transposed", "rows"),
+    [
+        (64, 16, "float16", False, 8), (128, 16, "float8_e4m3fn", False, 8), (128, 16, "float16", False, 8),
+        (128, 16, "float16", True, 8), (128, 1, "float16", False, 8), (128, 8, "float16", False, 8),
+        (128, 16, "float16", False, 16), (64, 16, "float8_e4m3fn", False, 16),
+    ],
+)  # fmt: skip
+def test_tensor_spills_nothing_however_it_is_tuned(resources, d, page, cache_type, transposed, rows, tuning):
+    problem = Problem(d, page, "float16", cache_type, transposed, rows, tuning)
     for function, found in resources(Build(KERNELS["tensor"], problem), "sm_90a").items():
         assert found.spilled == 0 and not found.warnings, function
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-def test_four_blocks_of_tensor_with_long_rows_spill_nothing_either(resources, transposed):
-    problem = Problem(128, 16, "float16", "float16", transposed, 8, Tuning(blocks=4, finds=BY_LENGTHS))
+@pytest.mark.parametrize(("d", "cache_type"), [(32, "float16"), (48, "float16"), (64, "float16"), (64, "float8_e5m2")])
+def test_two_tiles_of_a_warp_leave_room_for_four_blocks_where_heads_are_short(resources, d, cache_type):
+    problem = Problem(d, 16, "float16", cache_type, False, 8, Tuning(finds=BY_NUMBER, under_way=2))
     found = resources(Build(KERNELS["tensor"], problem), "sm_90a")["tensor"]
     assert found.registers <= 128 and found.spilled == 0 and not found.warnings
 
 
 @pytest.mark.parametrize(
-    ("sequences", "tokens", "d", "page", "layout", "blocks", "finds"),
+    ("sequences", "tokens", "heads", "d", "page", "layout", "blocks", "finds", "under_way"),
     [
-        (2, 4096, 128, 16, "hnd", 2, AHEAD_OF_LENGTH),
-        (4, 4096, 128, 16, "hnd", 3, BY_LENGTHS),
-        (8, 4096, 128, 16, "hnd", 4, BY_LENGTHS),
-        (9, 4096, 128, 16, "hnd", 3, PIECE_AFTER_PIECE),
-        (8, 4096, 128, 8, "hnd", 4, BY_LENGTHS),
-        (8, 4096, 64, 16, "hnd", 2, AHEAD_OF_LENGTH),
-        (8, 8192, 64, 16, "hnd", 4, BY_LENGTHS),
-        (8, 16384, 64, 16, "hnd", 4, PIECE_AFTER_PIECE),
-        (4, 4096, 128, 16, "vllm", 3, BY_LENGTHS),
-        (8, 4096, 128, 16, "vllm", 4, BY_LENGTHS),
-        (9, 4096, 128, 16, "vllm", 2, PIECE_AFTER_PIECE),
-        (1, 4096, 256, 16, "hnd", 2, BY_LENGTHS),
+        (2, 4096, 64, 128, 16, "hnd", 2, AHEAD_OF_LENGTH, 2),
+        (8, 4096, 64, 128, 16, "hnd", 4, BY_LENGTHS, 1),
+        (9, 4096, 64, 128, 16, "hnd", 4, BY_NUMBER, 1),
+        (100, 4096, 64, 128, 16, "hnd", 4, BY_NUMBER, 1),  # of 6400 blocks 5600 may have no piece
+        (200, 4096, 64, 128, 16, "hnd", 3, PIECE_AFTER_PIECE, 1),
+        (9, 8192, 64, 128, 16, "hnd", 4, BY_NUMBER, 1),
+        (9, 8704, 64, 128, 16, "hnd", 3, PIECE_AFTER_PIECE, 1),  # 17 pieces a sequence
+        (8, 4096, 64, 128, 8, "hnd", 4, BY_LENGTHS, 1),
+        (9, 4096, 64, 128, 16, "vllm", 4, BY_NUMBER, 1),
+        (9, 8704, 64, 128, 16, "vllm", 3, PIECE_AFTER_PIECE, 1),
+        (8, 4096, 64, 64, 16, "hnd", 2, AHEAD_OF_LENGTH, 2),
+        (8, 8192, 64, 64, 16, "hnd", 4, BY_LENGTHS, 1),
+        (8, 16384, 64, 64, 16, "hnd", 4, BY_NUMBER, 2),
+        (8, 17408, 64, 64, 16, "hnd", 4, PIECE_AFTER_PIECE, 1),
+        (20, 8192, 64, 32, 16, "hnd", 4, BY_NUMBER, 2),
+        (1, 4096, 64, 256, 16, "hnd", 2, BY_LENGTHS, 1),
+        (9, 4096, 64, 256, 16, "hnd", 2, PIECE_AFTER_PIECE, 1),
+        (6, 4096, 128, 128, 16, "hnd", 3, BY_LENGTHS, 1),  # 16 rows share a head of the cache
+        (7, 4096, 128, 128, 16, "hnd", 3, BY_NUMBER, 1),
+        (16, 8192, 128, 64, 16, "hnd", 4, BY_NUMBER, 1),
     ],
 )
-def test_a_block_has_one_piece_where_all_have_room_and_two_tiles_of_a_warp_are_under_way_where_they_are_few(
-    sequences, tokens, d, page, layout, blocks, finds
+def test_a_block_has_a_piece_unless_many_may_be_missing_and_two_tiles_of_a_warp_are_under_way_where_memory_needs_them(
+    sequences, tokens, heads, d, page, layout, blocks, finds, under_way
 ):
-    asked = outlined(TimedShape("", sequences, 64, 8, d, str(tokens), page=page), layout)
+    asked = outlined(TimedShape("", sequences, heads, 8, d, str(tokens), page=page), layout)
     build = Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], asked))
     macros = build.macros()
     *before, launch, merge = KERNELS["tensor"].launches(decode.sizes_of(asked), build.problem, BEFORE_HOPPER)
-    assert (macros["BLOCKS"], macros["FINDS"]) == (blocks, finds)
-    assert macros["UNDER_WAY"] == (2 if finds == AHEAD_OF_LENGTH else 1)
+    assert (macros["BLOCKS"], macros["FINDS"], macros["UNDER_WAY"]) == (blocks, finds, under_way)
     pieces = sequences * 8 * tokens // macros["PIECE"]
     assert launch.grid == (min(pieces, blocks * 132) if finds == PIECE_AFTER_PIECE else pieces)
     assert [launch.function for launch in before] == ["begin"] * (finds == PIECE_AFTER_PIECE)
@@ -149,8 +160,8 @@ def test_what_is_never_cut_is_never_merged_and_where_rows_are_few_pieces_are_sma
         return Build(tensor, problem).macros()["PIECE"], [one[:3] for one in launches if one.function != "tensor"]
 
     begin = ("begin", 1, 32)
-    assert found(32, 8, 512) == (512, [begin]) and found(32, 8, 513) == (512, [begin, ("merge", 800, 128)])
-    assert found(16, 8, 512) == (256, [begin]) and found(16, 8, 2049) == (256, [begin, ("merge", 1600, 64)])
+    assert found(32, 8, 512) == (512, []) and found(32, 8, 513) == (512, [("merge", 800, 128)])
+    assert found(16, 8, 512) == (256, []) and found(16, 8, 2049) == (256, [begin, ("merge", 1600, 64)])
     assert found(24, 8, 10**6) == (512, [begin, ("merge", 2400, 192)])
 
 
@@ -172,23 +183,26 @@ def test_a_cluster_merges_the_pieces_of_few_sequences_on_gpus_that_have_some(seq
 
 
 @pytest.mark.gpu
-def test_bytes_depend_neither_on_company_nor_on_how_many_pieces_a_block_has(gpu):
+def test_bytes_depend_neither_on_company_nor_on_how_blocks_find_their_pieces(gpu):
     asked = make(Case(9, 16, 8, 128, "2048,5,700,0,130,1,2,3,1200", layout="hnd"))
     some, alone = (
         dataclasses.replace(asked, **{name: getattr(asked, name)[:n] for name in ("query", "block_tables", "seq_lens")})
         for n in (8, 1)
     )
-    builds = [Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], one)) for one in (asked, some, alone)]
+    wide = dataclasses.replace(asked, block_tables=np.pad(asked.block_tables, ((0, 0), (0, 200)), constant_values=-1))
+    builds = [Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], one)) for one in (asked, wide, some, alone)]
     assert [build.problem.tuning for build in builds] == [
-        Tuning(piece=2**17), Tuning(piece=2**17, blocks=4, finds=BY_LENGTHS),
+        Tuning(piece=2**17, finds=BY_NUMBER), Tuning(piece=2**17), Tuning(piece=2**17, finds=BY_LENGTHS),
         Tuning(piece=2**17, blocks=2, finds=AHEAD_OF_LENGTH, under_way=2, cluster=8),
     ]  # fmt: skip
     with DecodeCuda("tensor") as backend:
         out, lse = backend.decode(asked, range(9))
+        of_wide = backend.decode(wide, range(9))
         of_some = backend.decode(asked, range(8))
         of_one = [backend.decode(asked, range(s, s + 1)) for s in range(9)]
     assert np.any(out) and out.tobytes() == b"".join(found.tobytes() for found, _ in of_one)
     assert lse.tobytes() == b"".join(found.tobytes() for _, found in of_one)
+    assert [whole.tobytes() for whole in (out, lse)] == [found.tobytes() for found in of_wide]
     assert [whole[:8].tobytes() for whole in (out, lse)] == [found.tobytes() for found in of_some]
 
 
