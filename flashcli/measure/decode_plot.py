@@ -27,10 +27,11 @@ TITLE = "Paged decode on {}: times over that of reading the same bytes (line), l
 
 
 def draw_decode(record: Record, path: str) -> None:
-    """A group of bars for each batch; its floor in microseconds stands below its name."""
+    """A group of bars for each batch, in the first layout; its floor in microseconds stands below its name."""
     from matplotlib.figure import Figure
 
     rows = [row for row in of_kind(Decoded, record.rows) if not row.clock]
+    rows = [row for row in rows if row.layout == rows[0].layout]
     cases = {
         case: floor_and_others
         for case, some in by_case(rows).items()

@@ -276,10 +276,15 @@ def scaling_lines(rows: Sequence[Row]) -> tables.Lines:
 def decode_lines(rows: Sequence[Row]) -> tables.Lines:
     """For each batch the microseconds of each contender, at the median; nothing for those that cannot compute it."""
     timed = [row for row in of_kind(Decoded, rows) if not row.clock]
-    names = list(dict.fromkeys(row.contender for row in timed))
+    several = len({row.layout for row in timed}) > 1
+
+    def name_of(row: Decoded) -> str:
+        return f"{row.contender}, {row.layout}" if several else row.contender
+
+    names = list(dict.fromkeys(map(name_of, timed)))
     lines = [["batch", "MB", *names]]
     for case, some in by_case(timed).items():
-        cells = {row.contender: f"{row.seconds * 1e6:.1f}" for row in some}
+        cells = {name_of(row): f"{row.seconds * 1e6:.1f}" for row in some}
         megabytes = some[0].bytes / 1e6
         lines.append([case, f"{megabytes:.{0 if megabytes >= 10 else 2}f}", *(cells.get(name, "") for name in names)])
     return lines

@@ -28,6 +28,14 @@ def test_the_table_has_a_column_for_each_that_was_timed():
     )
 
 
+def test_of_several_layouts_each_has_columns_of_its_own():
+    other = Decoded(**ABOUT, contender="tensor", seconds=3.9e-5, **(TIMED | {"layout": "vllm"}))
+    assert records.VIEWS["decode"]([*ROWS, other]) == (
+        "| batch | MB | read, hnd | tensor, hnd | tensor, vllm |\n| --- | --- | --- | --- | --- |\n"
+        "| 8x4096 | 134 | 37.0 | 40.0 | 39.0 |\n"
+    )
+
+
 def test_below_the_times_are_those_of_calls():
     called = [
         Decoded(**ABOUT, contender=name, seconds=seconds, clock=clock, **TIMED)
