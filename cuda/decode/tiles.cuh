@@ -31,25 +31,26 @@ __device__ __forceinline__ int token_of_lane(int t, int i) {
 }
 
 // 16, 8 or 4 bytes into registers that keep what they have if it is not wanted: a branch would be a copy of each after it,
-// which waits for what has just been asked for. What is read once only need not stay in the first-level cache.
+// which waits for what has just been asked for. What is read once only need not stay in the first-level cache; and memory
+// gives whole lines of 128 bytes sooner than their halves, one for this load and one for the next.
 template <int BYTES>
 __device__ __forceinline__ void stream(const unsigned char *from, bool wanted, unsigned *to) {
     if constexpr (BYTES == 16)
         asm volatile(
             "{ .reg .pred p; setp.ne.u32 p, %5, 0;\n"
-            "@p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+            "@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4]; }"
             : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
             : "l"(from), "r"((unsigned)wanted));
     else if constexpr (BYTES == 8)
         asm volatile(
             "{ .reg .pred p; setp.ne.u32 p, %3, 0;\n"
-            "@p ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2]; }"
+            "@p ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2]; }"
             : "+r"(to[0]), "+r"(to[1])
             : "l"(from), "r"((unsigned)wanted));
     else
         asm volatile(
             "{ .reg .pred p; setp.ne.u32 p, %2, 0;\n"
-            "@p ld.global.nc.L1::no_allocate.u32 %0, [%1]; }"
+            "@p ld.global.nc.L1::no_allocate.L2::128B.u32 %0, [%1]; }"
             : "+r"(to[0])
             : "l"(from), "r"((unsigned)wanted));
 }
