@@ -329,7 +329,7 @@ def _tensor_blocks(problem: Problem) -> int:
 
 
 def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
-    """A block a piece, unless many could be missing; where pieces are few, all that serves one that is alone.
+    """A block a piece, unless many may be missing; where pieces are few, blocks ask for theirs ahead of the length.
 
     Clusters of blocks of which a multiprocessor has two are slower than another launch, by half (docs/tuning.md).
     Pieces are smaller where few rows share a head of the cache, so that partial answers are little beside it. They
@@ -339,7 +339,8 @@ def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
     cut = Tuning(piece=2**17) if sizes.rows <= 2 and row >= 256 else Tuning()
     problem = problem._replace(tuning=cut)
     pieces = _all_pieces(sizes, problem)
-    few = pieces * max(row, 128) <= 2 * MULTIPROCESSORS * 128  # a tile of each warp is less than memory's rate needs
+    # All run at once, two blocks to a multiprocessor, and a tile of each warp is less than the memory's rate needs.
+    few = pieces * max(row, 128) <= 2 * MULTIPROCESSORS * 128
     if few and row <= 256:
         cluster = _power_of_two(_most_pieces(sizes, problem))  # few builds
         fits = cluster <= MOST_IN_A_CLUSTER and _uncut(sizes, problem) * cluster <= MULTIPROCESSORS
