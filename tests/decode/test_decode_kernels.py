@@ -99,9 +99,11 @@ def test_no_register_is_spilled_where_it_matters(resources, kernel):
     ],
 )  # fmt: skip
 def test_tensor_spills_nothing_however_it_is_tuned(resources, d, page, cache_type, transposed, rows, tuning):
-    problem = Problem(d, page, "float16", cache_type, transposed, rows, tuning)
-    for function, found in resources(Build(KERNELS["tensor"], problem), "sm_90a").items():
+    build = Build(KERNELS["tensor"], Problem(d, page, "float16", cache_type, transposed, rows, tuning))
+    reported = resources(build, "sm_90a")
+    for function, found in reported.items():
         assert found.spilled == 0 and not found.warnings, function
+    assert reported["tensor"].registers * tuning.threads * build.macros()["BLOCKS"] <= 65536  # a multiprocessor's
 
 
 @pytest.mark.parametrize(("d", "cache_type"), [(32, "float16"), (48, "float16"), (64, "float16"), (64, "float8_e5m2")])

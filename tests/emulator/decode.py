@@ -25,9 +25,8 @@ class DecodeEmulated:
         folder: Path,
         kernel: str | None = None,
         retuned: Callable[[Tuning], Tuning] = lambda tuning: tuning,
-        backwards: bool = False,
     ) -> None:
-        self._folder, self._kernel, self._retuned, self._backwards = folder, kernel, retuned, backwards
+        self._folder, self._kernel, self._retuned = folder, kernel, retuned
         self._session = SimpleNamespace(multiprocessors=132, capability=(9, 0))  # what is known of the GPU
 
     def __enter__(self) -> DecodeEmulated:
@@ -60,4 +59,4 @@ class DecodeEmulated:
         machine = Emulated(build, self._folder)
         gpu = Gpu(self._session.multiprocessors, self._session.capability)
         for launch in build.kernel.launches(sizes, build.problem, gpu):
-            machine.launch(launch, argument, self._backwards)
+            machine.launch(launch, argument)

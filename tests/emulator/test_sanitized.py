@@ -39,20 +39,22 @@ def cases(kernels, names):
     return pairs if ALL else [pair for pair in pairs[:: 8 if THOROUGH else 24] if TAKES_LONG not in pair[1]]
 
 
+def check(sanitizer, place, kernel, name):
+    """A case of arrays as they lie, if the kernel takes it."""
+    case = sanitizer.CASES[name]
+    if not sanitizer.takes(place, kernel, case):
+        pytest.skip("the kernel does not take it")
+    sanitizer.check(place, kernel, case)
+
+
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_arrays.STRIDED, sanitize_arrays.CASES))
 def test_attention_of_arrays_as_they_lie(place, kernel, name):
-    case = sanitize_arrays.CASES[name]
-    if not sanitize_arrays.takes(place, kernel, case):
-        pytest.skip("the kernel does not take it")
-    sanitize_arrays.check(place, kernel, case)
+    check(sanitize_arrays, place, kernel, name)
 
 
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_backward.KERNELS, sanitize_backward.CASES))
 def test_gradients_of_arrays_as_they_lie(place, kernel, name):
-    case = sanitize_backward.CASES[name]
-    if not sanitize_backward.takes(place, kernel, case):
-        pytest.skip("the kernel does not take it")
-    sanitize_backward.check(place, kernel, case)
+    check(sanitize_backward, place, kernel, name)
 
 
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_decode.LADDER, sanitize_decode.CASES))
