@@ -1,4 +1,5 @@
-// Attention with tensor cores where the tables have room for many more pieces than there may be.
+// Attention with tensor cores where most blocks might find no piece if there were one for each that the tables have room for;
+// and in large batches with heads of more than 128 numbers, of which a multiprocessor has two blocks in either form.
 //
 // As many blocks as the GPU holds, each with its first piece by its own number, draw the numbers of others. While a piece's
 // first tile is on its way, the piece after it is found and its pages and queries are asked for; its first tile is asked for

@@ -2,7 +2,7 @@
 //
 // FINDS, a macro of the kernels whose blocks may have one piece alone, says how. Where all pieces run at once, a block finds
 // its own by all lengths; where they are few, by its number, ahead of the length; where they are many, by its number and the
-// length, which is the least to wait for. Blocks take piece after piece where most of them would find none.
+// length, which is the least to wait for. Blocks take piece after piece where none of these serves.
 //
 // How a sequence is cut depends on nothing but its own length, so that its answer has the same bytes in whatever company
 // and on whatever GPU. Up to WHOLE tokens are one piece; beyond, there are pieces of PIECE tokens, but no more than
