@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from flashcli.errors import BadInput, FlashError, explained
 from flashcli.files.distributions import generate
@@ -125,22 +125,31 @@ def _from_manifest(folder: Path, path: Path) -> list[Case]:
     """The cases that the manifest at ``path`` tells of, whose files are in ``folder``, or to be made there."""
     try:
         manifest = tomllib.loads(read_regular(path).decode())
-        limit = float(manifest.pop("time_limit", TIME_LIMIT))
-        if not 0 < limit < math.inf:
-            raise ValueError("time_limit must be a number of seconds above 0")
+        limit = _number("time_limit", manifest.pop("time_limit", TIME_LIMIT))
         cases = [_from_entry(folder, name, entry, limit) for name, entry in manifest.items()]
-    except (tomllib.TOMLDecodeError, TypeError, KeyError, ValueError) as error:
-        raise BadInput(f"{str(path)!r} is not a manifest of test cases: {error!r}.", CASE_HINT) from error
+    except ValueError as error:  # TOMLDecodeError is one
+        raise BadInput(f"{str(path)!r} is not a manifest of test cases: {error}.", CASE_HINT) from error
     if not cases:
         raise BadInput(f"{str(path)!r} has no cases.", CASE_HINT)
     return cases
 
 
-def _from_entry(folder: Path, name: str, entry: dict, limit: float) -> Case:
+def _number(name: str, value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < float(value) < math.inf:
+        raise ValueError(f"{name} must be a number above 0, not {value!r}")
+    return float(value)
+
+
+def _from_entry(folder: Path, name: str, entry: object, limit: float) -> Case:
     _check_name(name)
-    shape, seed = Shape(*entry["shape"]), entry["seed"]
-    if not all(type(number) is int for number in (*vars(shape).values(), seed)) or seed < 0:
-        raise ValueError(f"{name}: shape and seed are whole numbers, the seed not below 0")
+    if not isinstance(entry, dict):
+        raise ValueError(f"{name} is no table")
+    numbers, seed = entry.get("shape"), entry.get("seed")
+    if not isinstance(numbers, list) or [type(number) for number in numbers] != [int] * 3:
+        raise ValueError(f"{name}: shape must be three whole numbers, [B, N, d], not {numbers!r}")
+    if type(seed) is not int or seed < 0:
+        raise ValueError(f"{name}: seed must be a whole number, 0 or more, not {seed!r}")
+    shape = Shape(*numbers)
     if problem := shape_problem(shape):
         raise ValueError(f"{name}: {problem}")
     given = folder / f"{name}.in"

@@ -20,6 +20,7 @@ from flashcli.files.testcases import Case
 from flashcli.judge.answers import Compare
 from flashcli.judge.inputs import Damaged, NewInputs, OwnInputs, Ready
 from flashcli.judge.rules import Rules
+from flashcli.judge.runnable import not_started_inside, why_not_run
 from flashcli.judge.sandbox import confined, trusted
 from flashcli.judge.scratch import Scratch
 from flashcli.judge.submissions import Submission, build, python_path, stopped
@@ -175,9 +176,12 @@ class Judging:
         try:
             source.symlink_to(case.input.resolve())
             try:
-                finished = self._run([*entry.command, str(source), str(output)], entry, case, folder, rules)
+                command = [*entry.command, str(source), str(output)]
+                finished = self._run(command, entry, case, folder, rules)
             except OSError as error:
-                return Attempt(None, FAILED, f"it cannot be run{last_line((error.strerror or str(error)).lower())}")
+                return Attempt(None, FAILED, f"it cannot be run: {why_not_run(entry.command[0], error.errno)}")
+            if rules.sandbox and (number := not_started_inside(finished.printed)):
+                return Attempt(None, FAILED, f"in the sandbox {why_not_run(entry.command[0], number)}")
             verdict = _verdict(finished, output, case, ready.right, rules)
             seconds = None if finished.stopped == "lost" else finished.seconds
             return Attempt(seconds, *verdict, finished.printed, finished.returncode)
@@ -255,7 +259,8 @@ def _judged(fd: int, case: Case, right: Compare, tolerance: float) -> tuple[str,
     if not stat.S_ISREG(status.st_mode):
         return NO_OUTPUT, NO_FILE
     if status.st_size != case.shape.output_bytes:
-        return WRONG_SIZE, f"{status.st_size} bytes, not {case.shape.output_bytes}"
+        doubles = ", twice as many: float64, not float32?" if status.st_size == 2 * case.shape.output_bytes else ""
+        return WRONG_SIZE, f"{status.st_size} bytes, not {case.shape.output_bytes}{doubles}"
     return _compared(right, f"/proc/self/fd/{fd}", tolerance)
 
 

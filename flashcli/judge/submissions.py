@@ -13,6 +13,7 @@ import flashcli
 from flashcli.errors import BadInput, UsageError
 from flashcli.judge.copying import NotCopied, copy_folder
 from flashcli.judge.rules import Rules
+from flashcli.judge.runnable import complaint
 from flashcli.judge.sandbox import confined
 from flashcli.judge.scratch import Scratch
 from flashcli.judge.supervision import Finished, Supervision
@@ -94,10 +95,10 @@ def _in_folder(folder: Path, rules: Rules, name: str | None = None) -> Submissio
 def _program(place: str, rules: Rules, name: str) -> Submission:
     """A program named on the command line; with a build command, it need not be there yet."""
     path = os.path.abspath((None if rules.build else shutil.which(place)) or place)
-    if not os.path.exists(os.path.dirname(path) if rules.build else path):
-        raise UsageError(f"{place!r} cannot be run: no such file or directory.", "check --exe.")
-    if not rules.build and not os.access(path, os.X_OK):
-        raise UsageError(f"{place!r} cannot be run: permission denied.", "chmod +x it.")
+    if rules.build and not os.path.exists(os.path.dirname(path)):
+        raise UsageError(f"{place!r} cannot be built: its folder is not there.", "check --exe.")
+    if not rules.build and (told := complaint(place, path)):
+        raise UsageError(f"{place!r} cannot be run: {told[0]}.", told[1])
     return Submission(printable(name), (path,), Path(path).parent if rules.build else None)
 
 

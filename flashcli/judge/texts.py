@@ -5,6 +5,10 @@ from __future__ import annotations
 import signal
 
 LONGEST = 200
+WHY = {
+    signal.SIGXFSZ: ", for it wrote a file larger than the rules allow",
+    signal.SIGXCPU: ", for it used too much CPU time",
+}
 
 
 def printable(text: str) -> str:
@@ -36,6 +40,7 @@ def ended(returncode: int) -> str:
     if returncode >= 0:
         return f"exit code {returncode}"
     try:
-        return f"killed by {signal.Signals(-returncode).name}"
+        number = signal.Signals(-returncode)
     except ValueError:
         return f"killed by signal {-returncode}"
+    return f"killed by {number.name}{WHY.get(number, '')}"

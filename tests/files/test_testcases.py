@@ -151,6 +151,24 @@ def test_a_manifest_without_cases_is_bad_input(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[t01]\nshape = [2, 3]\nseed = 1", "t01: shape must be three whole numbers, [B, N, d], not [2, 3]."),
+        ("[t01]\nshape = 3\nseed = 1", "t01: shape must be three whole numbers, [B, N, d], not 3."),
+        ("[t01]\nseed = 1", "t01: shape must be three whole numbers, [B, N, d], not None."),
+        ("[t01]\nshape = [1, 8, 4]", "t01: seed must be a whole number, 0 or more, not None."),
+        ("t01 = 3", "t01 is no table."),
+        ("time_limit = [3]", "time_limit must be a number above 0, not [3]."),
+    ],
+)
+def test_a_manifest_that_is_wrong_is_told_in_a_sentence(tmp_path, text, said):
+    (tmp_path / "manifest.toml").write_text(text)
+    done = flashcli("judge", tmp_path)
+    done.assert_error(BadInput.exit_code, "is not a manifest of test cases", said)
+    assert "Error(" not in done.err
+
+
+@pytest.mark.parametrize(
     "name", ["../../../mine", "/abs/valid", "a/b", ".", "..", ".hidden", "a\\u0000b", "a\\u001bb", "", "x" * 201]
 )
 def test_a_name_that_leads_elsewhere_is_bad_input(tmp_path, name):

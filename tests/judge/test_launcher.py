@@ -65,7 +65,10 @@ def test_what_the_launcher_says_is_not_the_programs(rules, tmp_path):
 def test_limits_hold_there(rules, compiled):
     path = rules("", "processes = 50\ntime_limit = 10\nfile_size = 1048576\n")
     assert judged(path, compiled("fork_bomb"))["detail"] == "more than 50 processes"
-    assert judged(path, compiled("big_file"))["detail"] == "killed by SIGXFSZ"
+    assert (
+        judged(path, compiled("big_file"))["detail"]
+        == "killed by SIGXFSZ, for it wrote a file larger than the rules allow"
+    )
 
 
 def test_a_time_limit_ends_the_program_and_not_the_launcher(rules, tmp_path):

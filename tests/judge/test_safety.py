@@ -100,7 +100,10 @@ def test_children_left_behind(compiled, tmp_path, verdicts, survivors, way):
 
 def test_a_file_too_large(compiled, verdicts):
     bad = verdicts(compiled("big_file"), file_size=2**20)
-    assert (bad.verdict, bad.detail) == ("runtime error", "killed by SIGXFSZ")
+    assert (bad.verdict, bad.detail) == (
+        "runtime error",
+        "killed by SIGXFSZ, for it wrote a file larger than the rules allow",
+    )
 
 
 def test_too_much_memory(compiled, verdicts):
@@ -187,7 +190,7 @@ def test_odd_things(tmp_path, verdicts, text, verdict):
 
 def test_a_program_that_is_none(tmp_path, verdicts):
     bad = verdicts(script(tmp_path / "odd", "#!/no/such/interpreter\n"))
-    assert bad.verdict == "runtime error" and bad.detail == "it cannot be run: no such file or directory"
+    assert bad.verdict == "runtime error" and "there is no '/no/such/interpreter'" in bad.detail
 
 
 def test_a_program_removed_meanwhile(tmp_path, verdicts):

@@ -246,3 +246,9 @@ def test_wrong_usage(compiled, cases, tmp_path):
     flashcli("judge", cases, "--exe", "", cwd=tmp_path).assert_error(2, "--exe names nothing")
     flashcli("judge", cases, "--resume", "--exe", right).assert_error(2, "--resume")
     assert flashcli("judge", cases, "--exe", right, "--board", "x.pdf").code == 2
+
+
+def test_numbers_of_twice_the_size_are_told_as_such(cases, tmp_path):
+    doubles = script(tmp_path / "doubles", '#!/bin/sh\nhead -c 3072 /dev/zero > "$2"\n')
+    [found] = judge(cases, "--exe", doubles, "--case", "c1", code=1)
+    assert found["detail"] == "3072 bytes, not 1536, twice as many: float64, not float32?"
