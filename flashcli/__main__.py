@@ -32,7 +32,7 @@ def main() -> None:
 
     if _signal.getsignal(_signal.SIGINT) != _signal.SIG_IGN:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # for as long as it takes to listen: no traceback
-    from flashcli import signals
+    from flashcli.process import signals
 
     signals.listen()  # before anything that takes time
     if sys.argv[1:2] and sys.argv[1] in ONE_BLAS_THREAD:
@@ -40,8 +40,8 @@ def main() -> None:
     if sys.argv[1:2] == ["run"]:
         prepare_run(sys.argv[2:])
     try:
-        from flashcli import exits
         from flashcli.cli import main as run_command_line
+        from flashcli.process import exits
 
         exits.watch_libraries()
     except ModuleNotFoundError:

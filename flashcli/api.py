@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from flashcli.interop.protocols import speaks
-from flashcli.paged import BlockSparse
+from flashcli.arrays.protocols import speaks
+from flashcli.asked.decode import BlockSparse
 
 
 def attention(
@@ -249,10 +249,10 @@ def write_kv(
 
 # In which rooms each function is, for arrays that say where they lie, and for NumPy's. PyTorch's tensors have one.
 ROOMS = {
-    "attention": ("interop.anyones", "run.attention"),
-    "attention_backward": ("interop.anyones_backward", "run.backward"),
-    "decode": ("interop.cupys", "run.decode"),
-    "write_kv": ("interop.cupys", "run.write_kv"),
+    "attention": ("arrays.anyones", "arrays.numpys"),
+    "attention_backward": ("arrays.anyones_backward", "arrays.numpys_backward"),
+    "decode": ("arrays.cupys", "arrays.numpys_decode"),
+    "write_kv": ("arrays.cupys", "arrays.numpys_write_kv"),
 }
 _known: dict[tuple[str, type], Callable[..., Any]] = {}
 

@@ -9,9 +9,11 @@ import sys
 
 import click
 
-from flashcli import __version__, parameters, signals
+from flashcli import __version__
 from flashcli.errors import AlreadyTold
-from flashcli.messages import explain, trace
+from flashcli.process import signals
+from flashcli.terminal import parameters
+from flashcli.terminal.messages import explain, trace
 
 COMMANDS = {
     "run": "Compute attention from an input file to an output file.",

@@ -33,13 +33,15 @@ from support import (
 )
 from threadpoolctl import threadpool_limits
 
-from flashcli.backends.cores import usable_cores
+from flashcli.arrays import anyones, anyones_backward, cupys, memory
+from flashcli.compiler import compiler
+from flashcli.cpu.cores import usable_cores
 from flashcli.errors import FlashError
+from flashcli.gpu import decode as paged
 from flashcli.gpu import driver as cuda_driver
-from flashcli.gpu import launcher
+from flashcli.gpu import launcher, prepared, prepared_backward
+from flashcli.gpu import write_kv as paged_write
 from flashcli.gpu.session import devices
-from flashcli.interop import anyones, anyones_backward, cupys, memory, paged, paged_write, prepared, prepared_backward
-from flashcli.kernels import compiler
 from flashcli.kernels.attention import KERNELS
 
 # Examples overwrite one file in tmp_path, which is what the health check warns about; a first one may compile a kernel.

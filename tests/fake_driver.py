@@ -18,15 +18,15 @@ import numpy as np
 from gradients_oracle import gradients
 from oracle import Asked
 
-from flashcli.backends.decode_cpu import attend_group
-from flashcli.files.decode_file import dtype
-from flashcli.interop import memory
+from flashcli.arrays import memory
+from flashcli.asked.decode import BlockSparse, Decode, cache_shapes
+from flashcli.asked.write_kv import WriteKv
+from flashcli.cpu.decode import attend_group
+from flashcli.cpu.write_kv import write as write_numpy
+from flashcli.files.decode.tensors import dtype
 from flashcli.kernels import backward, write_kv
 from flashcli.kernels.arguments import Attention
 from flashcli.kernels.decode import TYPE_NUMBERS, Argument
-from flashcli.paged import BlockSparse, Decode, cache_shapes
-from flashcli.paged_write import WriteKv
-from flashcli.run.write_kv import write as write_numpy
 
 CUdevice_attribute = SimpleNamespace(
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR="major",

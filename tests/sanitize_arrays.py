@@ -20,12 +20,12 @@ import numpy as np
 import sanitizing
 from oracle import Asked, plain
 
+from flashcli.asked.attention import Call, Operand, call
+from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable
 from flashcli.gpu.launcher import Place, ask, bindings, place_of_device
-from flashcli.interop.prepared import Options, is_aligned, planned, prepare
-from flashcli.kernels import compiler
+from flashcli.gpu.prepared import Options, is_aligned, planned, prepare
 from flashcli.kernels.attention import KERNELS
-from flashcli.operands import Call, Operand, call
 
 B, H, Hkv, M, N = 2, 4, 2, 150, 201  # several tiles of rows and of keys, the last ones partly filled
 STRIDED = [name for name, kernel in KERNELS.items() if kernel.strided]

@@ -19,12 +19,12 @@ from gradients_oracle import NAMES, gradients
 from oracle import Asked, plain
 from sanitize_arrays import LAYOUTS, allocate, get, nan, offset, operand, put
 
+from flashcli.asked.attention import Backward, backward
+from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable
 from flashcli.gpu.launcher import Place, ask, bindings, place_of_device
-from flashcli.interop.prepared_backward import is_aligned, planned, prepare
-from flashcli.kernels import compiler
+from flashcli.gpu.prepared_backward import is_aligned, planned, prepare
 from flashcli.kernels.backward import KERNELS, POINTERS
-from flashcli.operands import Backward, backward
 
 TOLERANCE = 5e-5
 

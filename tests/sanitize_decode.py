@@ -18,15 +18,16 @@ import numpy as np
 import sanitizing
 from sanitize_arrays import allocate, get, put
 
-from flashcli.files.decode_cases import Case, make
-from flashcli.files.decode_file import dtype
+from flashcli.arrays.numpys_write_kv import write
+from flashcli.asked.decode import LAYOUTS, BlockSparse, Decode, cache_shapes
+from flashcli.asked.write_kv import WriteKv
+from flashcli.compiler import compiler
+from flashcli.files.decode.cases import Case, make
+from flashcli.files.decode.tensors import dtype
 from flashcli.gpu.launcher import Place, PreparedDecode, PreparedWrite, ask, bindings, place_of_device
-from flashcli.kernels import compiler, decode, write_kv
+from flashcli.kernels import decode, write_kv
 from flashcli.kernels.decode import CEILING, KERNELS
 from flashcli.measure.decode_judge import golden
-from flashcli.paged import LAYOUTS, BlockSparse, Decode, cache_shapes
-from flashcli.paged_write import WriteKv
-from flashcli.run.write_kv import write
 
 WRITE = write_kv.KERNEL.name
 LADDER = {**KERNELS, CEILING.name: CEILING}

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 import warm
 
-from flashcli.backends.request import Request, open_backend
+from flashcli.asked.shape import Shape
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import Problem
 from flashcli.run import arrays
-from flashcli.shape import Shape
+from flashcli.run.request import Request, open_backend
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,9 +10,9 @@ from support import python, random_qkv
 from tolerances import assert_accurate
 
 from flashcli.api import attention
+from flashcli.compiler.compiler import find_cc
 from flashcli.errors import UsageError
 from flashcli.files import cut
-from flashcli.kernels.compiler import find_cc
 
 
 def test_attention_of_arrays():

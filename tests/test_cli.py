@@ -144,9 +144,9 @@ def stopped(tmp_path, middle: str = "time.sleep(10)", before: str = "", modules:
 
 KILL = "os.kill(os.getpid(), signal.SIGTERM)"
 EARLY = f"""
-import flashcli.signals
-listen = flashcli.signals.listen
-flashcli.signals.listen = lambda: (listen(), {KILL})
+import flashcli.process.signals
+listen = flashcli.process.signals.listen
+flashcli.process.signals.listen = lambda: (listen(), {KILL})
 """
 IMPORTED = f"""
 import os, signal
@@ -182,7 +182,7 @@ finally:
     print("clean", file=sys.stderr)
 """
 HELD = f"""
-from flashcli import signals
+from flashcli.process import signals
 with signals.held():
     {KILL}
     time.sleep(0.1)

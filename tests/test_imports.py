@@ -53,7 +53,7 @@ def test_run_on_the_cpu_loads_no_extras(tmp_path):
     given = write_input(tmp_path / "x.in", random_qkv(1, 8, 8))
     modules = imported(tmp_path, "run", given, tmp_path / "x.out", "--backend", "cpu")
     assert "numpy" in modules
-    assert not modules & (EXTRAS | {"flashcli.backends.cuda", "flashcli.kernels.compiler"})
+    assert not modules & (EXTRAS | {"flashcli.run.slots_cuda", "flashcli.compiler.compiler"})
 
 
 def test_run_on_the_cpu_loads_little_of_its_own(tmp_path):
@@ -70,14 +70,14 @@ def test_a_warm_start_on_a_gpu_prepares_to_start_no_process(fake_gpu, tmp_path):
     arguments = "run", given, tmp_path / "x.out", "--backend", "cuda"
     flashcli(*arguments)
     modules = imported(tmp_path, *arguments)
-    assert "flashcli.kernels.compiler" in modules
+    assert "flashcli.compiler.compiler" in modules
     assert not modules & (EXTRAS - {"pycuda"} | {"subprocess", "tempfile", "threadpoolctl", "json"})
 
 
 def test_compare_loads_no_backend(tmp_path):
     path = write_output(tmp_path / "x.out", random_qkv(1, 2, 3))
     modules = imported(tmp_path, "compare", path, path)
-    assert not modules & (EXTRAS | {"flashcli.backends", "threadpoolctl"})
+    assert not modules & (EXTRAS | {"flashcli.cpu", "threadpoolctl"})
 
 
 def test_the_package_itself_loads_nothing():

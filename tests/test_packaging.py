@@ -7,8 +7,8 @@ from pathlib import Path
 
 from support import ROOT
 
+from flashcli.compiler.compiler import SOURCES
 from flashcli.files.testcases import OURS, load
-from flashcli.kernels.compiler import SOURCES
 
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 MAPPED = SETUPTOOLS["package-dir"]  # to folders outside of flashcli/

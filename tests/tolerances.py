@@ -26,7 +26,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from flashcli.backends.workers import blas_text
+from flashcli.cpu.workers import blas_text
 from flashcli.files import verify
 from flashcli.files.verify import reference
 

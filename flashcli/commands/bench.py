@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 from click.core import ParameterSource
 
-from flashcli import as_json, parameters
+from flashcli.asked.decode import LAYOUTS as PAGED_LAYOUTS
 from flashcli.commands import bench_decode, decode_options, options
 from flashcli.kernels import backward as backward_kernels
 from flashcli.kernels import decode as decode_kernels
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import PRECISIONS
 from flashcli.measure.tensors import LAYOUTS
-from flashcli.paged import LAYOUTS as PAGED_LAYOUTS
+from flashcli.terminal import as_json, parameters
 
 if TYPE_CHECKING:
-    from flashcli import tables
+    from flashcli.asked.shape import Shape
     from flashcli.commands.decode_options import What
     from flashcli.measure.bench import Conditions, Contender
     from flashcli.measure.records import Record
     from flashcli.measure.rows import Row
     from flashcli.measure.tensors import Problem
-    from flashcli.shape import Shape
+    from flashcli.terminal import tables
 
 RUNS, RUNS_ON_CPU = 20, 5  # which takes a hundred times as long
 FAST_FROM = "q_in_registers"  # the rungs below it would take hours for twenty runs on each case
@@ -275,7 +275,7 @@ def _decode_view(rows: list[Row]) -> Texts:
 
 
 def _table(lines: tables.Lines) -> Texts:
-    from flashcli import tables
+    from flashcli.terminal import tables
 
     return Texts(tables.text(lines), tables.markdown(lines))
 
@@ -304,7 +304,7 @@ def _show(record: Record, files: dict[str, str], view: Callable[[list[Row]], Tex
 def _on_cpu(
     record: Record, shapes: dict[str, Shape], against: tuple[str, ...], threads: int | None, conditions: Conditions
 ) -> Iterator[Row]:
-    from flashcli.backends.cores import usable_cores
+    from flashcli.cpu.cores import usable_cores
     from flashcli.measure import bench, machine
 
     threads = threads or len(usable_cores())

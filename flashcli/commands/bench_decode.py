@@ -6,16 +6,16 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from flashcli import parameters
+from flashcli.asked.decode import LAYOUTS
 from flashcli.commands.decode_options import What
 from flashcli.kernels.decode import CEILING, DEFAULTS, KERNELS
-from flashcli.paged import LAYOUTS
+from flashcli.terminal import parameters
 
 if TYPE_CHECKING:
+    from flashcli.asked.decode import Decode
     from flashcli.measure.decode_shapes import TimedShape
     from flashcli.measure.records import Record
     from flashcli.measure.rows import Row
-    from flashcli.paged import Decode
 
 OF_ATTENTION = ("--case", "--shape", "--precision", "--causal", "--heads", "--kv-heads", "--queries")
 OF_SHAPES = ("--lengths", "--page", "--type", "--fp8")
@@ -82,8 +82,8 @@ def on_gpu(record: Record, asked: Asked) -> Iterator[Row]:
 
 def on_cpu(record: Record, asked: Asked) -> Iterator[Row]:
     """The CPU backend."""
-    from flashcli.backends.cores import usable_cores
-    from flashcli.files.decode_cases import Case, make
+    from flashcli.cpu.cores import usable_cores
+    from flashcli.files.decode.cases import Case, make
     from flashcli.measure import machine
     from flashcli.measure.decode_times import on_cpu as timed
 
@@ -102,7 +102,7 @@ def on_cpu(record: Record, asked: Asked) -> Iterator[Row]:
 
 
 def _file(path: str) -> tuple[str, Decode]:
-    from flashcli.files.decode_file import read_decode
+    from flashcli.files.decode.tensors import read_decode
 
     return os.path.basename(path), read_decode(path)[0]
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from flashcli import as_json, errors, parameters
+from flashcli import errors
+from flashcli.asked.shape import Shape
 from flashcli.commands import options, standard
-from flashcli.shape import Shape
+from flashcli.terminal import as_json, parameters
 
 if TYPE_CHECKING:
     from flashcli.files.verify import Comparison
@@ -42,7 +43,8 @@ def command(
     the same name and the ending .in; without any, places are given as (0, element, 0). Of two answers of
     `flashcli decode`, `out` and `lse` are compared; they do say their shapes.
     """
-    from flashcli.files import decode_file, verify
+    from flashcli.files import verify
+    from flashcli.files.decode import tensors as decode_file
 
     got_path, want_path, input_path = standard.to_read(got, want, input_path)
     as_json.check_apart(json_path, got_path, want_path, input_path)
@@ -57,7 +59,7 @@ def command(
 def _compare_answers(
     got_path: str, want_path: str, names: tuple[str, str], tolerance: float, shape: object, json_path: str | None
 ) -> NoReturn:
-    from flashcli.files.decode_verify import compare_answers
+    from flashcli.files.decode.verify import compare_answers
 
     if shape:
         raise errors.UsageError("answers of `flashcli decode` say their shapes.", "leave out --shape and --input.")

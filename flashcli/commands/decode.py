@@ -4,9 +4,9 @@ import functools
 
 import click
 
-from flashcli import as_json
 from flashcli.commands import options, standard
 from flashcli.kernels.registry import OPERATIONS
+from flashcli.terminal import as_json
 
 KERNELS = OPERATIONS["decode"]
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from flashcli import parameters
-from flashcli.paged import LAYOUTS, MAX_QUERY_TOKENS, QUERY_TYPES, BlockSparse
+from flashcli.asked.decode import LAYOUTS, MAX_QUERY_TOKENS, QUERY_TYPES, BlockSparse
+from flashcli.terminal import parameters
 
 if TYPE_CHECKING:
-    from flashcli.files.decode_cases import Case
+    from flashcli.files.decode.cases import Case
 
 CACHE_TYPES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 PAGES = ("unique", "reversed", "shared")
@@ -167,7 +167,7 @@ def case_options(command: Callable) -> Callable:
     ) -> Any:
         case = None
         if heads is not None:
-            from flashcli.files.decode_cases import Case
+            from flashcli.files.decode.cases import Case
 
             cache_type = CACHE_TYPES[fp8] if fp8 else ""
             case = Case(
@@ -198,7 +198,7 @@ def make(output_path: str, case: Case, aside: bool) -> None:
     """Write the file, and say what it is."""
     import os
 
-    from flashcli.files.decode_cases import generate
+    from flashcli.files.decode.cases import generate
 
     asked = generate(output_path, case)
     size = os.path.getsize(output_path) if os.path.isfile(output_path) else 0

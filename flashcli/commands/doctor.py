@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from flashcli import as_json
 from flashcli.commands import options
+from flashcli.terminal import as_json
 
 if TYPE_CHECKING:
     from flashcli.measure.diagnosis import Finding

@@ -16,8 +16,8 @@ def command(folder: str, backend: str, kernel: str | None) -> None:
 
     With these, flashcli can be handed in to a judge of the homework, this one or another.
     """
-    from flashcli.backends.request import Request, refuse_conflicts
     from flashcli.judge.export import export
+    from flashcli.run.request import Request, refuse_conflicts
 
     refuse_conflicts(Request(backend, kernel=kernel), options.as_option)
     for path in export(Path(folder), backend, kernel):

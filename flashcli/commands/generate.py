@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from flashcli import parameters
+from flashcli.asked.shape import Shape
 from flashcli.commands import decode_options, options, standard
 from flashcli.errors import UsageError
-from flashcli.shape import Shape
+from flashcli.terminal import parameters
 
 # A test holds the names to those of files/distributions.py, which takes longer to import than help should.
 DISTRIBUTIONS = {

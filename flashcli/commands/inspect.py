@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import click
 
-from flashcli import as_json, parameters
 from flashcli.commands import options, standard
+from flashcli.terminal import as_json, parameters
 
 ANSWER = """out: {shape} of {type}, {out_min:.7g} to {out_max:.7g}
 lse: {lse_min:.7g} to {lse_max:.7g}, -inf of {see_nothing} queries that see nothing
@@ -28,7 +28,7 @@ def command(path: str, header_only: bool, json_path: str | None) -> None:
     FILE can be -, which is stdin. Of an input file of `flashcli decode`, whose cache may be larger than memory, sizes
     and lengths are shown; of its answer, the range of values.
     """
-    from flashcli.files.decode_file import has_tensors
+    from flashcli.files.decode.tensors import has_tensors
     from flashcli.files.summary import summarise
 
     [path] = standard.to_read(path)
@@ -41,8 +41,8 @@ def command(path: str, header_only: bool, json_path: str | None) -> None:
 
 
 def _inspect_decode(path: str, json_path: str | None) -> None:
-    from flashcli.files.decode_file import read_decode
-    from flashcli.files.decode_verify import summarise_answer
+    from flashcli.files.decode.tensors import read_decode
+    from flashcli.files.decode.verify import summarise_answer
     from flashcli.run.decode import what
 
     if answer := summarise_answer(path):

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from flashcli import as_json, errors, parameters
+from flashcli import errors
 from flashcli.commands import options
 from flashcli.commands.scoreboard import board_option, check_formats, rank_option, write_boards
 from flashcli.commands.status_line import StatusLine
 from flashcli.files.tolerance import TOLERANCE
+from flashcli.terminal import as_json, parameters
 
 if TYPE_CHECKING:
     from flashcli.files.testcases import Case

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from flashcli import as_json, parameters
+from flashcli.asked.shape import MAX_D, Shape
 from flashcli.commands import options
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.registry import OPERATIONS
 from flashcli.kernels.types import PRECISIONS, Build, Kernel, Problem
-from flashcli.shape import MAX_D, Shape
+from flashcli.terminal import as_json, parameters
 
 
 @click.command(
@@ -140,7 +140,7 @@ def _row(kernel: Kernel, d: int) -> dict[str, Any]:
 
 def _about(kernel: Any) -> dict[str, str]:
     """What there is to say of a kernel of any operation."""
-    from flashcli.kernels import compiler
+    from flashcli.compiler import compiler
 
     source = compiler.SOURCES / kernel.file
     if source.is_relative_to(Path.cwd()):  # of a checkout, probably
@@ -190,7 +190,7 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
 
 def _compiled(build: Build, arch: str | None) -> dict[str, Any]:
     """The architecture, and what each function takes there, where there is an nvcc to tell."""
-    from flashcli.kernels import compiler
+    from flashcli.compiler import compiler
 
     if arch:
         _check_arch(build.kernel, arch)
@@ -219,7 +219,7 @@ def _check_arch(kernel: Kernel, arch: str) -> None:
 
 
 def _resources(build: Build, arch: str) -> dict[str, dict[str, int]]:
-    from flashcli.kernels import compiler
+    from flashcli.compiler import compiler
 
     return {
         function: {"registers": found.registers, "spilled": found.spilled, "static_shared": found.shared}
@@ -229,8 +229,8 @@ def _resources(build: Build, arch: str) -> dict[str, dict[str, int]]:
 
 def _arch_here() -> str | None:
     """The architecture of the first GPU, if there is one."""
+    from flashcli.compiler import compiler
     from flashcli.errors import BackendUnavailable
-    from flashcli.kernels import compiler
     from flashcli.measure.machine import gpus
 
     try:

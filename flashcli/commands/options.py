@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from flashcli import parameters
 from flashcli.files.tolerance import TOLERANCE
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import PRECISIONS
-from flashcli.messages import say
+from flashcli.terminal import parameters
+from flashcli.terminal.messages import say
 
 if TYPE_CHECKING:
     from click._termui_impl import ProgressBar

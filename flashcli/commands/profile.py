@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import click
 
-from flashcli import as_json
 from flashcli.commands import options
 from flashcli.kernels.attention import KERNELS
+from flashcli.terminal import as_json
 
 PROFILED = ("t10",)  # of the report's cases the one that its lowest rungs have
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import click
 
-from flashcli import as_json, parameters
 from flashcli.commands import options, standard
+from flashcli.terminal import as_json, parameters
 
 
 def _finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
     if value is None:
         return None
-    from flashcli.shape import MAX_SCALE
+    from flashcli.asked.shape import MAX_SCALE
 
     if not abs(value) <= MAX_SCALE:
         raise click.BadParameter(f"must be finite, from {-MAX_SCALE:.5g} to {MAX_SCALE:.5g}.")
@@ -61,10 +61,10 @@ def command(
 
     Prints the times for reading, computing and writing. Started as several tasks by mpirun or srun, each does a share.
     """
-    from flashcli.backends.request import Request, refuse_conflicts
-    from flashcli.messages import explain
-    from flashcli.messages import trace as show_trace
     from flashcli.run import pipeline, ranks, report
+    from flashcli.run.request import Request, refuse_conflicts
+    from flashcli.terminal.messages import explain
+    from flashcli.terminal.messages import trace as show_trace
 
     with ranks.joined(show_trace, explain) as here:
         as_json.check_apart(json_path, input_path, output_path, trace)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from flashcli.asked.shape import Shape
 from flashcli.files.fileformat import create_input, create_output
-from flashcli.shape import Shape
 
 Draw = Callable[[np.random.Generator, tuple[int, int, int]], np.ndarray]
 

@@ -19,9 +19,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from flashcli.asked.shape import Chunk, Shape, shape_problem
 from flashcli.errors import BadInput, CannotCreate, explained
 from flashcli.files.outputs import AtomicFile
-from flashcli.shape import Chunk, Shape, shape_problem
 
 FLOAT = np.dtype("<f4")
 HEADER = struct.Struct("<3i")

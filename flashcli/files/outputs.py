@@ -11,8 +11,8 @@ import re
 import stat
 from typing import Self
 
-from flashcli import signals
 from flashcli.errors import CannotCreate, UsageError, explained
+from flashcli.process import signals
 
 MOST_LINKS = 40  # that lead from one to the next, as in Linux
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from flashcli.asked.shape import Chunk, Shape
 from flashcli.files.fileformat import InputFile
-from flashcli.shape import Chunk, Shape
 
 
 def course_bounds_broken(shape: Shape, largest: float = 0.0) -> list[str]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from flashcli.asked.shape import Shape, shape_problem
 from flashcli.errors import BadInput, FlashError, explained
 from flashcli.files.distributions import generate
 from flashcli.files.fileformat import InputFile, read_output
 from flashcli.files.regular import read_regular
-from flashcli.shape import Shape, shape_problem
 
 MANIFEST = "manifest.toml"
 FOLDER = "testcases"  # that of the thirty cases; its manifest is in flashcli/ once installed

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from flashcli.asked.shape import Shape
 from flashcli.files.fileformat import FLOAT, read_output
 from flashcli.files.tolerance import TOLERANCE
-from flashcli.shape import Shape
 
 MAX_PLACES = 5
 ROWS_AT_ONCE = 256

@@ -16,14 +16,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
+from flashcli.asked.shape import round_up
+from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable, FlashError, KernelFailure, OutOfMemory
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu.memory import FREE_THE_GPU
-from flashcli.kernels import backward, compiler, decode, write_kv
+from flashcli.kernels import backward, decode, write_kv
 from flashcli.kernels.arguments import Attention
 from flashcli.kernels.plan import Plan
 from flashcli.kernels.types import Launch
-from flashcli.shape import round_up
 
 FIRST_TO_BEGIN_EARLY = (9, 0)  # compute capability: on those before, nothing in kernels waits
 NO_MEMORY, INVALID_CONTEXT = 2, 201  # CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVALID_CONTEXT

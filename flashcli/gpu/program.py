@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
+from flashcli.compiler import compiler
 from flashcli.errors import KernelFailure, OutOfMemory
 from flashcli.gpu.memory import FREE_THE_GPU
-from flashcli.kernels import compiler
 from flashcli.kernels.arguments import Attention
 from flashcli.kernels.types import STATIC_SHARED, Build, Launch
 

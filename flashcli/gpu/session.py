@@ -10,15 +10,15 @@ import sys
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from flashcli import sizes
+from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu import warm_up
 from flashcli.gpu.memory import FREE_THE_GPU
 from flashcli.gpu.program import Program
-from flashcli.kernels import compiler
 from flashcli.kernels.choice import choose, named
 from flashcli.kernels.types import Build, Problem
+from flashcli.terminal import sizes
 
 WITHOUT_GPU = "go to a machine with a GPU and its driver, ask Slurm for one (--gres=gpu:1), or use --backend cpu."
 

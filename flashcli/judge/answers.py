@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from flashcli.asked.shape import ceil_div
 from flashcli.files.fileformat import InputFile, read_output
 from flashcli.files.testcases import Case
 from flashcli.files.verify import Comparison, compare_files, reference
-from flashcli.shape import ceil_div
 
 Compare = Callable[[str, float], Comparison]  # of (the path of an output, the tolerance)
 

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from flashcli import sizes
+from flashcli.terminal import sizes
 
 MOST_ENTRIES = 100_000
 BLOCK = 2**20

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from flashcli import sizes
 from flashcli.errors import BadInput
 from flashcli.files.regular import read_regular
 from flashcli.files.tolerance import TOLERANCE
 from flashcli.judge.containment import WAYS
+from flashcli.terminal import sizes
 
 RANKINGS = {
     "passed": "most cases accepted, then least time over them",

@@ -21,7 +21,7 @@ import time
 from typing import NoReturn
 
 from flashcli.judge import bubblewrap, containment
-from flashcli.signals import ENDING
+from flashcli.process.signals import ENDING
 
 CAPTURED = 64 * 1024  # bytes of what a command prints that are kept, the last ones
 TICK = 0.02  # seconds between looks at the number of processes

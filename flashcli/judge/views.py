@@ -7,11 +7,11 @@ import io
 import re
 import unicodedata
 
-from flashcli import as_json, tables
 from flashcli.judge import page
 from flashcli.judge.judging import ACCEPTED, Result
 from flashcli.judge.results import record
 from flashcli.judge.scoreboard import HEADINGS, Board, headings, headline, rows
+from flashcli.terminal import as_json, tables
 
 JOINER = "&#8288;"  # of no width: what it parts is no mention, and no link
 MARKUP = r"[\\`*_\[\]<>&|!~#@]|://|www\."  # some sites make links of addresses that nobody marked up

@@ -10,9 +10,9 @@ import functools
 import itertools
 from collections.abc import Iterator
 
+from flashcli.asked.shape import ceil_div, round_up
 from flashcli.kernels import chunks
 from flashcli.kernels.types import PREPARE_THREADS, STATIC_SHARED, Kernel, Launch, Problem, Tiling, block_per_row_tile
-from flashcli.shape import ceil_div, round_up
 
 # ---- sequential and baseline: one algorithm on the same tiles
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from flashcli.asked.attention import Backward
+from flashcli.asked.shape import ceil_div, round_up
 from flashcli.errors import UsageError
 from flashcli.kernels.arguments import Strides
 from flashcli.kernels.choice import check_able
 from flashcli.kernels.types import BIASES, STATIC_SHARED, Launch, Tiling
-from flashcli.operands import Backward
-from flashcli.shape import ceil_div, round_up
 
 ROW_THREADS = 256  # of a block that takes rows one by one
 AGAIN = 1024  # blocks, at most, that compute what is not finite: mostly they find that there is nothing

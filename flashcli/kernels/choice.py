@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from flashcli.asked.shape import ceil_div
+from flashcli.compiler.compiler import architecture
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels import cost
 from flashcli.kernels.attention import KERNELS, longest_short
-from flashcli.kernels.compiler import architecture
 from flashcli.kernels.types import Build, Kernel, Problem
-from flashcli.shape import ceil_div
 
 PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest first, for files
 TWINS = ("wgmma_short", "wgmma")  # the same arithmetic: with tiles of the same keys, they give the same bytes

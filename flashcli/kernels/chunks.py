@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
+from flashcli.asked.shape import ceil_div
 from flashcli.kernels.types import Problem
-from flashcli.shape import ceil_div
 
 SHORTEST = 1024  # keys: shorter sequences are not cut
 CHUNKS, MOST_CHUNKS = 4, 32  # of a row tile; and where rows are few, so that even one head fills a GPU

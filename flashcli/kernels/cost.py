@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from flashcli.asked.shape import ceil_div
 from flashcli.kernels import chunks
 from flashcli.kernels.costs import COSTS
 from flashcli.kernels.types import Kernel, Problem
-from flashcli.shape import ceil_div
 
 PAIR = 128 * 128  # scores of a pair of tiles, the unit of work
 LATE = 0.5  # of the longest row tile: when the last block ends, the others have been idle for about so long

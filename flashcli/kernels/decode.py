@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from flashcli.asked.shape import ceil_div, round_up
+from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable, UsageError
-from flashcli.kernels import compiler
 from flashcli.kernels.types import Launch
-from flashcli.shape import ceil_div, round_up
 
 if TYPE_CHECKING:
-    from flashcli.paged import Decode
+    from flashcli.asked.decode import Decode
 
 ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}  # bytes
 TYPE_NUMBERS = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "float8_e5m2": 4}  # see decode.cuh

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import NamedTuple
 
-from flashcli.shape import ceil_div, round_up
+from flashcli.asked.shape import ceil_div, round_up
 
 WARP = 32
 # How the hardware hands registers and shared memory out: NVIDIA's occupancy calculator (CUDA C++ Best Practices Guide).

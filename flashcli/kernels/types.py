@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from flashcli.asked.shape import ceil_div
 from flashcli.kernels.arguments import Attention
-from flashcli.shape import ceil_div
 
 PRECISIONS = {"fp32": 3, "fp16": 1}  # how many fp16 products make one of the inputs, where a kernel splits numbers
 BIASES = {"": 0, "float32": 1, "bool": 2}  # what may be added to scores, and its macro: nothing, numbers, a mask

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from flashcli.asked.shape import ceil_div
 from flashcli.kernels import decode
 from flashcli.kernels.types import Launch
-from flashcli.shape import ceil_div
 
 if TYPE_CHECKING:
-    from flashcli.paged_write import WriteKv
+    from flashcli.asked.write_kv import WriteKv
 
 THREADS = 256  # in a block
 POINTERS = ("key", "value", "key_cache", "value_cache", "slot_mapping", "k_scale", "v_scale")

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import click
 
-from flashcli import as_json
 from flashcli.errors import MISMATCH
 from flashcli.measure import bench, in_place, machine, peers, records, scripts
 from flashcli.measure.bench import Conditions
@@ -21,6 +20,7 @@ from flashcli.measure.in_place import Entrant
 from flashcli.measure.rows import Row
 from flashcli.measure.targets import LAYOUT_CASES
 from flashcli.measure.tensors import LAYOUTS, Problem
+from flashcli.terminal import as_json
 
 
 class Case(NamedTuple):

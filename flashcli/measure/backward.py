@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import click
 
-from flashcli import as_json
+from flashcli.asked.shape import Shape, ceil_div
 from flashcli.errors import MISMATCH
 from flashcli.measure import bench, clocks, in_place, machine, peers, records, scripts
 from flashcli.measure.bench import L2_BYTES, REFUSED_ABOVE, Conditions
 from flashcli.measure.rows import Failure, Gradients, Row, over_all
 from flashcli.measure.targets import BACKWARD
 from flashcli.measure.tensors import Inputs, Problem, random_inputs
-from flashcli.shape import Shape, ceil_div
+from flashcli.terminal import as_json
 
 CHECKED_HEADS = 2  # of K and V, with all of Q's that share them
 ROWS = 1024  # of scores in float64 at a time

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashcli.backends.request import Request, open_backend
+from flashcli.asked.shape import Shape, ceil_div, tflops
 from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference
 from flashcli.kernels.attention import KERNELS
@@ -17,8 +17,8 @@ from flashcli.kernels.types import Problem
 from flashcli.measure import peers
 from flashcli.measure.rows import Decoded, Failure, Row, Timed, over_all
 from flashcli.run import arrays
-from flashcli.shape import Shape, ceil_div, tflops
-from flashcli.timeline import wall_seconds
+from flashcli.run.request import Request, open_backend
+from flashcli.run.timeline import wall_seconds
 
 L2_BYTES = 256 * 2**20  # several inputs, more than any second-level cache holds, take turns
 CHECKED_ROWS = 512

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from flashcli.backends.cores import usable_cores
+from flashcli.compiler import compiler
+from flashcli.cpu.cores import usable_cores
 from flashcli.gpu.session import devices
-from flashcli.kernels import compiler
 from flashcli.kernels.decode import Build
 
 

@@ -11,7 +11,7 @@ import itertools
 
 import click
 
-from flashcli import as_json
+from flashcli.asked.decode import LAYOUTS
 from flashcli.errors import MISMATCH
 from flashcli.kernels.decode import CEILING, KERNELS
 from flashcli.measure import machine, scripts
@@ -20,7 +20,7 @@ from flashcli.measure.decode_check import check_kernels, compile_for, grid
 from flashcli.measure.decode_shapes import SHAPES
 from flashcli.measure.decode_times import Contender, times, told, variants
 from flashcli.measure.rows import Row
-from flashcli.paged import LAYOUTS
+from flashcli.terminal import as_json
 
 
 @click.command()

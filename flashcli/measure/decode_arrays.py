@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from flashcli.backends.decode_cpu import attend_group
+from flashcli.asked.decode import Decode
+from flashcli.asked.shape import ceil_div
+from flashcli.cpu.decode import attend_group
 from flashcli.gpu.launcher import PreparedDecode, place_of_device
 from flashcli.kernels import decode
 from flashcli.measure.decode_shapes import TimedShape, outlined
-from flashcli.paged import Decode
-from flashcli.shape import ceil_div
 
 
 class OnDevice:

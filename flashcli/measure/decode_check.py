@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
-from flashcli.backends.decode_cuda import DecodeCuda
+from flashcli.asked.decode import LAYOUTS, BlockSparse
 from flashcli.errors import FlashError
-from flashcli.files.decode_cases import Case, make, outlined
+from flashcli.files.decode.cases import Case, make, outlined
 from flashcli.kernels import decode
 from flashcli.kernels.decode import KERNELS, Build, Tuning
 from flashcli.measure.builds import compile_all
 from flashcli.measure.decode_judge import Answer, Judge
-from flashcli.paged import LAYOUTS, BlockSparse
+from flashcli.run.decode_cuda import DecodeCuda
 
 SMALL = Case(3, 8, 2, 128, "320,64,77", sharpness=4.0)
 

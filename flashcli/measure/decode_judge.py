@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashcli.backends.decode_cpu import attend_group, gather
-from flashcli.paged import Decode
+from flashcli.asked.decode import Decode
+from flashcli.cpu.decode import attend_group, gather
 
 EPSILON = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place of 1
 

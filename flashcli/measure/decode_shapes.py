@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from flashcli.files import decode_cases
-from flashcli.interop.paged import Element, Outline
+from flashcli.asked.decode import Decode, cache_shapes
+from flashcli.asked.shape import ceil_div
+from flashcli.files.decode import cases as decode_cases
+from flashcli.gpu.decode import Element, Outline
 from flashcli.kernels.decode import ITEM_SIZES
-from flashcli.paged import Decode, cache_shapes
-from flashcli.shape import ceil_div
 
 MOST_SHORT = "1,6,22,54,103,170,255,361,487,634,804,996,1211,1450,1713,2000"  # 1 + 1999 (i/15)^2.25
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashcli.backends.decode_cpu import DecodeCpu
+from flashcli.asked.decode import Decode
+from flashcli.cpu.decode import DecodeCpu
 from flashcli.errors import FlashError, UsageError
 from flashcli.kernels import decode
 from flashcli.kernels.decode import CEILING
@@ -18,7 +19,6 @@ from flashcli.measure.decode_arrays import Drawn, OnDevice, sampled, wanted_of
 from flashcli.measure.decode_shapes import TimedShape, outlined
 from flashcli.measure.peers import event_seconds
 from flashcli.measure.rows import Decoded, Failure, Row, Skipped, over_all
-from flashcli.paged import Decode
 
 RUNS = 20
 WARM_UP = 0.03  # seconds: after a pause, kernels take up to an eighth longer for some milliseconds

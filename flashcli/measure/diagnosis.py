@@ -9,19 +9,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashcli.backends.cores import usable_cores
-from flashcli.backends.request import Request, open_backend
-from flashcli.backends.workers import blas_text
+from flashcli.asked.shape import Shape
+from flashcli.compiler import cache, compiler, nvrtc
+from flashcli.cpu.cores import usable_cores
+from flashcli.cpu.workers import blas_text
 from flashcli.errors import BackendUnavailable, FlashError
 from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu.launcher import bindings
-from flashcli.kernels import cache, compiler, nvrtc
 from flashcli.measure.machine import gpus
 from flashcli.run.arrays import forward
 from flashcli.run.ranks import load_mpi
-from flashcli.shape import Shape
+from flashcli.run.request import Request, open_backend
 
 
 class Finding(NamedTuple):

@@ -15,14 +15,14 @@ from typing import Any
 
 import click
 
-from flashcli import as_json
-from flashcli.backends.cores import usable_cores
+from flashcli.asked.shape import Shape, ceil_div
+from flashcli.cpu.cores import usable_cores
 from flashcli.errors import BadInput
 from flashcli.files.fileformat import create_zeros
 from flashcli.files.testcases import REPORT_CASES, TIME_LIMIT, Case, load
 from flashcli.measure import race, scripts
 from flashcli.measure.rows import Row, WholeCommand, over_all
-from flashcli.shape import Shape, ceil_div
+from flashcli.terminal import as_json
 
 LARGE = (2048, 64)  # N, d of a large input
 DEVICE_MEMORY = re.compile(r'"device_mib": ([\d.]+)')

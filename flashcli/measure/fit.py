@@ -16,7 +16,6 @@ from typing import NamedTuple
 import click
 import numpy as np
 
-from flashcli import as_json
 from flashcli.kernels import cost, costs
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.choice import choose, refusal
@@ -25,6 +24,7 @@ from flashcli.measure import scripts
 from flashcli.measure.plots import load_record
 from flashcli.measure.records import by_case, of_kind
 from flashcli.measure.rows import Gridded, Row
+from flashcli.terminal import as_json
 
 WRITTEN = Path(costs.__file__)
 HOPPER = (9, 0)

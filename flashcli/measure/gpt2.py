@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from flashcli import as_json
+from flashcli.asked.shape import Shape
 from flashcli.errors import BadInput, FlashError, UsageError, explained
 from flashcli.files.outputs import check_distinct
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure import machine, plots, scripts
 from flashcli.measure.rows import Failure, Generated, Row, Skipped, over_all
-from flashcli.shape import Shape
+from flashcli.terminal import as_json
 
 if TYPE_CHECKING:
     from torch import Tensor

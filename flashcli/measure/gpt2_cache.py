@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from flashcli.shape import ceil_div
+from flashcli.asked.shape import ceil_div
 
 if TYPE_CHECKING:
     from flashcli.measure.gpt2_model import Attend, Config

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from flashcli.asked.shape import round_up
 from flashcli.errors import BadInput
 from flashcli.measure.gpt2_cache import Cache, Dense, Pages, at
-from flashcli.shape import round_up
 
 HEAD = 64  # numbers, in every GPT-2
 # Attention of q [B, H, M, d] to k and v [B, H, N, d], of which the last M tokens are the queries: [B, H, M, d].

@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 import click
 
-from flashcli import as_json
+from flashcli.compiler import compiler
 from flashcli.errors import MISMATCH
-from flashcli.kernels import compiler
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import Build
 from flashcli.kernels.types import Problem as Built
@@ -28,6 +27,7 @@ from flashcli.measure import bench, clocks, in_place, machine, peers, records, s
 from flashcli.measure.in_place import Contender, Entrant, Ready
 from flashcli.measure.rows import Gridded, Row, over_all
 from flashcli.measure.tensors import Inputs, Problem
+from flashcli.terminal import as_json
 
 # (B, N, d): small heads, short rows, few rows, long rows, and as much as fills 8 GB; and the same with the causal mask.
 PLAIN = (

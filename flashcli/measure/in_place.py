@@ -9,12 +9,12 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from flashcli.asked.shape import Shape, ceil_div
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure import clocks, peers
 from flashcli.measure.bench import L2_BYTES, REFUSED_ABOVE, Conditions
 from flashcli.measure.rows import Failure, InPlace, Row, over_all
 from flashcli.measure.tensors import Inputs, Problem, Sample, compared, random_inputs, sample
-from flashcli.shape import Shape, ceil_div
 
 Clock = Callable[[Sequence[clocks.Turns], int], list[list[float]]]
 CLOCKS: dict[str, Clock] = {

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from flashcli.asked.shape import Shape, tflops
+from flashcli.compiler import compiler
 from flashcli.errors import FlashError
 from flashcli.files.fileformat import create_input
-from flashcli.kernels import compiler
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure import bench, peers, race
 from flashcli.measure.bench import Conditions
 from flashcli.measure.rows import Failure, Row, Rung, Skipped
 from flashcli.run.report import PHASES
-from flashcli.shape import Shape, tflops
 
 EVERYWHERE_FROM = "float4"  # the report times the rungs below it on the first of its cases only
 SLOWEST = 10.0  # seconds that one run of a kernel may take

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from flashcli import __version__
-from flashcli.backends.workers import blas_text
+from flashcli.cpu.workers import blas_text
 from flashcli.errors import BackendUnavailable
 from flashcli.gpu.session import Gpu
 

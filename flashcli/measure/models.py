@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import click
 
-from flashcli import as_json
+from flashcli.asked.shape import Shape
 from flashcli.measure import clocks, machine, peers, scripts
 from flashcli.measure.rows import Failure, Forward, Row, over_all
-from flashcli.shape import Shape
+from flashcli.terminal import as_json
 
 VOCABULARY = 1000  # attention knows nothing of it
 OURS = "fp32"  # as `flashcli.torch.register_transformers` names it

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from flashcli.asked.shape import tflops
 from flashcli.errors import BackendUnavailable, BadInput, UsageError, explained
 from flashcli.files.outputs import check_creatable, write_whole
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure import records
 from flashcli.measure.records import Record, by_case, of_kind
 from flashcli.measure.rows import Failure, Profiled, Row, Rung, Skipped
-from flashcli.shape import tflops
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,18 +21,18 @@ from typing import Any
 
 import numpy as np
 
+from flashcli.asked.shape import Shape
+from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable, KernelFailure
 from flashcli.files.distributions import draw
 from flashcli.gpu.session import Session
 from flashcli.gpu.timing import kernel_seconds
-from flashcli.kernels import compiler
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.occupancy import Multiprocessor, occupancy, tightest
 from flashcli.kernels.types import Build, Launch, Problem
 from flashcli.measure import race
 from flashcli.measure.rows import Failure, Profiled, Row, Skipped
-from flashcli.messages import explain
-from flashcli.shape import Shape
+from flashcli.terminal.messages import explain
 
 LAUNCH = 2  # of each function, counted from one
 WAVEFRONT = 128  # bytes that shared memory moves in one pass: 32 banks of 4

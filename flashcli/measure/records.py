@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from flashcli import tables
 from flashcli.files.outputs import write_whole
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure import rows as kinds
@@ -40,6 +39,7 @@ from flashcli.measure.rows import (
 )
 from flashcli.measure.targets import BACKWARD, grid_target_lines, target_lines
 from flashcli.measure.tensors import Problem
+from flashcli.terminal import tables
 
 Kind = TypeVar("Kind", bound=Row)
 Titled = Iterable[tuple[str, tables.Lines]]  # tables, each with its title

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import click
 import numpy as np
 
-from flashcli import as_json
+from flashcli.asked.shape import Shape
 from flashcli.files.verify import Comparison, reference
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import Problem
 from flashcli.measure import machine, scripts
 from flashcli.measure.rows import Emulated, Row
-from flashcli.shape import Shape
+from flashcli.terminal import as_json
 
 DEPTH = 16  # products that the tensor core adds at a time
 EXTRA_BITS = 2

@@ -10,7 +10,7 @@ import statistics
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from flashcli.shape import Shape
+from flashcli.asked.shape import Shape
 
 
 @dataclass(frozen=True, kw_only=True)

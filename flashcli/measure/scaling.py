@@ -23,10 +23,8 @@ from typing import Any
 
 import click
 
-from flashcli import as_json, parameters
-from flashcli.backends.cores import usable_cores
-from flashcli.backends.cpu import CpuBackend
-from flashcli.backends.cuda import CudaBackend
+from flashcli.asked.shape import Shape
+from flashcli.cpu.cores import usable_cores
 from flashcli.errors import FlashError
 from flashcli.files.cut import CHUNK_BYTES
 from flashcli.files.distributions import draw
@@ -36,7 +34,9 @@ from flashcli.measure import race, scripts
 from flashcli.measure.machine import gpus
 from flashcli.measure.rows import PlainFiles, Row, Scaled, over_all
 from flashcli.run.report import busy
-from flashcli.shape import Shape
+from flashcli.run.slots_cpu import CpuBackend
+from flashcli.run.slots_cuda import CudaBackend
+from flashcli.terminal import as_json, parameters
 
 RUN = (*race.FLASHCLI, "run", "--json", "-")
 N, D = 2048, 64  # of the large input, which takes ten times as long to read as to compute

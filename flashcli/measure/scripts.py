@@ -6,11 +6,11 @@ import sys
 
 import click
 
-from flashcli import as_json
 from flashcli.errors import BackendUnavailable
 from flashcli.measure import machine, peers, records
 from flashcli.measure.rows import Row
-from flashcli.messages import explain
+from flashcli.terminal import as_json
+from flashcli.terminal.messages import explain
 
 
 def check_installed(*packages: str, gpu: bool = False) -> None:

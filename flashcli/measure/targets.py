@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from flashcli import tables
 from flashcli.measure.rows import Gridded, InPlace
 from flashcli.measure.tensors import Problem
+from flashcli.terminal import tables
 
 CONTIGUOUS = "bhnd"
 

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import click
 
-from flashcli import as_json
+from flashcli.asked.shape import Shape
+from flashcli.compiler.compiler import SOURCES
 from flashcli.errors import MISMATCH
 from flashcli.files.outputs import check_distinct
-from flashcli.kernels.compiler import SOURCES
 from flashcli.measure import machine, records, scripts
 from flashcli.measure.rows import Row, Trained, over_all
-from flashcli.shape import Shape
+from flashcli.terminal import as_json
 
 CLOSE_STEPS, CLOSE = 50, 1e-4  # so many first losses are to be as close as that
 OURS, AGAIN, PYTORCHS = "flashcli", "flashcli, again", "PyTorch SDPA"

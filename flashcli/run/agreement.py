@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from flashcli.backends.request import Request
 from flashcli.errors import BackendUnavailable, BadInput, UsageError
 from flashcli.files.fileformat import InputFile
 from flashcli.run.ranks import Alone
+from flashcli.run.request import Request
 
 
 def agree_on_order(ranks: Alone, source: InputFile, output_path: str, request: Request) -> None:

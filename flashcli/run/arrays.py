@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashcli.backends.base import Backend
+from flashcli.asked.shape import Chunk, Shape
 from flashcli.files.cut import cut
+from flashcli.run.slots import Backend
 from flashcli.run.stream import stream
-from flashcli.shape import Chunk, Shape
 
 
 class Arrays(NamedTuple):

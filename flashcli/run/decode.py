@@ -9,23 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from flashcli.backends.request import check_backend
-from flashcli.errors import BackendUnavailable
-from flashcli.files.decode_file import create_answer, dtype, read_decode
-from flashcli.files.outputs import check_distinct
-from flashcli.paged import (
-    BlockSparse,
+from flashcli.asked.decode import (
     Decode,
-    check_array,
-    check_cache_dtype,
-    check_layout,
-    check_option_types,
-    default_scale,
-    one_number,
-    problem,
 )
+from flashcli.errors import BackendUnavailable
+from flashcli.files.decode.tensors import create_answer, read_decode
+from flashcli.files.outputs import check_distinct
 from flashcli.run.report import PHASES, seconds_since_process_start
-from flashcli.timeline import Timeline
+from flashcli.run.timeline import Timeline
 
 AT_ONCE = 2**28  # bytes of keys and values that the CPU is given at a time, for progress to show
 
@@ -36,14 +27,14 @@ def open_backend(
     """A backend for paged decode. "auto" is the GPU if there is a usable one or a kernel is named, else the CPU."""
     if name != "cpu":
         try:
-            from flashcli.backends.decode_cuda import DecodeCuda
+            from flashcli.run.decode_cuda import DecodeCuda
 
             return DecodeCuda(kernel)
         except BackendUnavailable as error:
             if name == "cuda" or kernel is not None:
                 raise
             notice(f"no usable GPU, computing on the CPU: {error}")
-    from flashcli.backends.decode_cpu import DecodeCpu
+    from flashcli.cpu.decode import DecodeCpu
 
     return DecodeCpu(threads)
 
@@ -130,47 +121,3 @@ def report(record: dict[str, Any]) -> str:
             f"kernel: {seconds * 1e6:.1f} us, {record['cache_bytes'] / seconds / 1e9:.0f} GB/s of keys and values"
         )
     return "\n".join(lines)
-
-
-def decode(
-    query: np.ndarray,
-    key_cache: np.ndarray,
-    value_cache: np.ndarray,
-    block_tables: np.ndarray,
-    seq_lens: np.ndarray,
-    *,
-    alibi_slopes: np.ndarray | None = None,
-    k_scale: Any = 1.0,
-    v_scale: Any = 1.0,
-    layout: str = "vllm",
-    scale: float | None = None,
-    sliding_window: int = 0,
-    block_sparse: BlockSparse | None = None,
-    return_lse: bool = False,
-    backend: str = "auto",
-    cache_dtype: str | None = None,
-) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """`flashcli.decode` of NumPy's arrays."""
-    check_backend(backend)
-    arrays = {
-        "query": query, "key_cache": key_cache, "value_cache": value_cache, "block_tables": block_tables,
-        "seq_lens": seq_lens, **({} if alibi_slopes is None else {"alibi_slopes": alibi_slopes}),
-    }  # fmt: skip
-    for name, array in arrays.items():
-        check_array(name, array)
-    check_option_types({"scale": scale, "sliding_window": sliding_window, "block_sparse": block_sparse})
-    check_layout(layout)
-    check_cache_dtype(key_cache.dtype.name, value_cache.dtype.name, cache_dtype)
-    if cache_dtype is not None:
-        key_cache, value_cache = (cache.view(dtype(cache_dtype)) for cache in (key_cache, value_cache))
-    asked = Decode(
-        query[:, None] if query.ndim == 3 else query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes,
-        one_number("k_scale", k_scale), one_number("v_scale", v_scale), layout,
-        default_scale(query.shape) if scale is None else scale, sliding_window, block_sparse,
-    )  # fmt: skip
-    if wrong := problem(asked):
-        raise ValueError(f"cannot decode: {wrong}")
-    with open_backend(backend) as engine:
-        out, lse = engine.decode(asked, range(asked.S))
-    out, lse = out.reshape(query.shape), lse.reshape(query.shape[:-1])
-    return (out, lse) if return_lse else out

@@ -15,22 +15,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from flashcli import signals
-from flashcli.backends.base import ignore
-from flashcli.backends.request import Request, open_backend
+from flashcli.asked.shape import Shape
 from flashcli.errors import UsageError
 from flashcli.files.cut import Cut, batches, cut
 from flashcli.files.fileformat import ChunkWriter, InputFile, create_output
 from flashcli.files.outputs import check_creatable, check_distinct
 from flashcli.gpu import warm_up
+from flashcli.process import signals
 from flashcli.run.agreement import agree_on_backend, agree_on_order
 from flashcli.run.ranks import ALONE, Alone
 from flashcli.run.report import Part, phase_seconds, run_record, seconds_since_process_start, sharing, write_trace
+from flashcli.run.request import Request, open_backend
 from flashcli.run.shards import input_rows, shards
+from flashcli.run.slots import ignore
 from flashcli.run.stream import Watch, stream
 from flashcli.run.threads import together
-from flashcli.shape import Shape
-from flashcli.timeline import Timeline
+from flashcli.run.timeline import Timeline
 
 Progress = Callable[[int], contextlib.AbstractContextManager[Callable[[int], None]]]
 

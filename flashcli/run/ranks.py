@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from flashcli import signals
-from flashcli.backends.cores import usable_cores
+from flashcli.cpu.cores import usable_cores
 from flashcli.errors import AlreadyTold, BackendUnavailable, FlashError, Stopped
+from flashcli.process import signals
 from flashcli.run import launchers
 
 SHARE, OUTCOME, VERDICT = 1, 2, 3  # kinds of messages

@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from flashcli import tables
-from flashcli.shape import Shape, tflops
-from flashcli.timeline import Timeline
+from flashcli.asked.shape import Shape, tflops
+from flashcli.run.timeline import Timeline
+from flashcli.terminal import tables
 
 PHASES = {"input": "Input Time", "computation": "Computation Time", "output": "Output Time"}
 

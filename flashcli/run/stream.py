@@ -16,13 +16,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from flashcli.backends.base import Backend, Overlap, Slot, ignore
+from flashcli.asked.shape import Chunk, Shape
 from flashcli.files.cut import Cut, chunks
 from flashcli.files.summary import first_lost, first_nonfinite
-from flashcli.pool import Pool, awaited
-from flashcli.shape import Chunk, Shape
-from flashcli.signals import held
-from flashcli.timeline import Timeline
+from flashcli.process.pool import Pool, awaited
+from flashcli.process.signals import held
+from flashcli.run.slots import Backend, Overlap, Slot, ignore
+from flashcli.run.timeline import Timeline
 
 ONE_AFTER_ANOTHER = Overlap(reading=0, computing=0, writing=1)
 

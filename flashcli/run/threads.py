@@ -7,8 +7,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from flashcli.errors import Stopped
-from flashcli.pool import Pool, awaited, next_of
-from flashcli.signals import held
+from flashcli.process.pool import Pool, awaited, next_of
+from flashcli.process.signals import held
 
 
 def together(jobs: list[Callable[[Callable[[], None]], object]]) -> list:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from flashcli.arrays.numpys_backward import attention_backward as of_numpy
+from flashcli.asked.attention import Backward, backward, refuse_half
 from flashcli.gpu.launcher import PreparedBackward, place_of_device
-from flashcli.interop.prepared import ALIGNMENT
-from flashcli.interop.prepared_backward import check_names, is_aligned, prepare
-from flashcli.operands import Backward, backward, refuse_half
-from flashcli.run.backward import attention_backward as of_numpy
+from flashcli.gpu.prepared import ALIGNMENT
+from flashcli.gpu.prepared_backward import check_names, is_aligned, prepare
 from flashcli.torch import in_place, on_cpu, transforms
 from flashcli.torch.gradients import gradients
 

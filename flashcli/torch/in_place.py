@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
+from flashcli.asked.attention import Operand, call, contiguous
 from flashcli.gpu.launcher import Prepared, place_of_device
-from flashcli.interop.prepared import ALIGNMENT, SHAPES, Options, check_options, is_aligned, prepare, refuse_overlap
-from flashcli.operands import Operand, call, contiguous
+from flashcli.gpu.prepared import ALIGNMENT, SHAPES, Options, check_options, is_aligned, prepare, refuse_overlap
 
 KEPT = 2**20  # bytes of scratch that a thread keeps for PyTorch's default stream, instead of allocating it each time
 DEFAULT_STREAM = 0

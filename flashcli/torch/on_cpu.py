@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flashcli.run.attention import attention
+from flashcli.arrays.numpys import attention
 
 
 def compute(

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from flashcli.interop.prepared import Options, check_options
-from flashcli.operands import call
+from flashcli.asked.attention import call
+from flashcli.gpu.prepared import Options, check_options
 from flashcli.torch import backward, gradients, in_place, on_cpu, transforms
 
 SCHEMA = (

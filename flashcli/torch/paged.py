@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from flashcli.arrays.numpys_decode import decode as decode_numpy
+from flashcli.asked.decode import BlockSparse, check_option_types
+from flashcli.gpu.decode import Arrays, Options, prepare
 from flashcli.gpu.launcher import PreparedDecode, place_of_device
-from flashcli.interop.paged import Arrays, Options, prepare
-from flashcli.interop.prepared import ALIGNMENT
-from flashcli.paged import BlockSparse, check_option_types
-from flashcli.run.decode import decode as decode_numpy
+from flashcli.gpu.prepared import ALIGNMENT
 from flashcli.torch.in_place import operand, remember, scratch
 from flashcli.torch.paged_tensors import (
     address,

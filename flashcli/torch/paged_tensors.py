@@ -66,7 +66,7 @@ def numbers(tensor: torch.Tensor) -> np.ndarray:
     tensor = tensor.detach()
     if tensor.dtype not in foreign():
         return tensor.numpy()
-    from flashcli.files.decode_file import dtype
+    from flashcli.files.decode.tensors import dtype
 
     return tensor.view(BITS[tensor.element_size()]).numpy().view(dtype(foreign()[tensor.dtype]))
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from flashcli.arrays.numpys_write_kv import write_kv as write_numpy
+from flashcli.asked.decode import check_option_types
 from flashcli.gpu.launcher import PreparedWrite, place_of_device
-from flashcli.interop.paged_write import Arrays, Options, prepare
-from flashcli.interop.prepared import ALIGNMENT
-from flashcli.paged import check_option_types
-from flashcli.run.write_kv import write_kv as write_numpy
+from flashcli.gpu.prepared import ALIGNMENT
+from flashcli.gpu.write_kv import Arrays, Options, prepare
 from flashcli.torch.in_place import operand, remember
 from flashcli.torch.paged_tensors import address, described, named, numbers, refuse, refuse_no_tensor
 

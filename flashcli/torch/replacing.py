@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from flashcli.shape import round_up
+from flashcli.asked.shape import round_up
 from flashcli.torch import backward, in_place
 from flashcli.torch.sdpa import supported
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from flashcli.shape import MAX_D
+from flashcli.asked.shape import MAX_D
 from flashcli.torch import in_place, operator
 
 OTHERWISE = None, "fp32", True  # kernel, precision, batch_invariant

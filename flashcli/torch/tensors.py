@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flashcli.backends.request import BACKENDS
+from flashcli.run.request import BACKENDS
 from flashcli.torch import in_place, on_cpu, operator, transforms
 
 

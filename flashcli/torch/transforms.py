@@ -15,7 +15,7 @@ import torch
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from flashcli import operands
+from flashcli.asked import attention as operands
 
 _VMAP = torch._C._functorch.TransformType.Vmap
 
@@ -51,7 +51,7 @@ def has_tangent(*tensors: torch.Tensor | None) -> bool:
 
 
 def checked(causal: bool, scale: float | None, q_start: int) -> tuple[bool, float | None, int]:
-    """These arguments, as `flashcli.operands` checks them; as they are where they may be a compiler's symbols."""
+    """These arguments, as `asked.attention` checks them; as they are where they may be a compiler's symbols."""
     if torch.compiler.is_compiling() or isinstance(q_start, torch.SymInt):
         return causal, scale, q_start
     return operands.checked(causal, scale, q_start)

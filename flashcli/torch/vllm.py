@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from flashcli.paged import FP8_TYPES, BlockSparse
+from flashcli.asked.decode import FP8_TYPES, BlockSparse
 from flashcli.torch.paged import decode
 from flashcli.torch.paged_tensors import refuse_no_tensor
 from flashcli.torch.paged_write import write_kv

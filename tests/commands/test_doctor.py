@@ -7,8 +7,8 @@ import re
 import pytest
 from support import flashcli, python_path, script
 
+from flashcli.compiler import cache
 from flashcli.gpu import driver as cuda_driver
-from flashcli.kernels import cache
 from flashcli.measure import diagnosis
 
 

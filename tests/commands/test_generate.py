@@ -8,9 +8,9 @@ import pytest
 from support import command, environment, flashcli, input_bytes, random_qkv, read_floats, write_output
 from tolerances import float64
 
+from flashcli.asked.shape import Shape
 from flashcli.commands.generate import DISTRIBUTIONS
 from flashcli.files.distributions import draw
-from flashcli.shape import Shape
 
 
 def test_what_it_prints_and_writes(tmp_path):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from support import command, environment, flashcli, sparse_input, write_input
 
+from flashcli.asked.shape import Shape
 from flashcli.files.summary import course_bounds_broken
-from flashcli.shape import Shape
 
 
 def values() -> np.ndarray:

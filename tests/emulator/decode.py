@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from emulator.machine import Emulated
+from flashcli.asked.decode import Decode
 from flashcli.kernels import decode
 from flashcli.kernels.decode import Build, Gpu, Tuning
-from flashcli.paged import Decode
 
 FOR_KERNELS = ("query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from fake_driver import INVALID_VALUE, Driver
 
 from emulator.machine import library_of
-from flashcli.kernels.compiler import Compilable
+from flashcli.compiler.compiler import Compilable
 
 ALIGNED = 256  # bytes, as memory of a GPU is
 NOTHING = 0  # PROT_NONE

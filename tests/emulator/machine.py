@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from emulator import translate
-from flashcli.kernels.compiler import SOURCES, Compilable
+from flashcli.compiler.compiler import SOURCES, Compilable
 from flashcli.kernels.types import Launch
 
 # No two rounded as one, unless a kernel says so; no `thread_local` of one library taken for that of another.

@@ -16,8 +16,8 @@ import sanitize_decode
 from support import THOROUGH
 
 from emulator.driver import EmulatedDriver, machine_code
+from flashcli.compiler import compiler
 from flashcli.gpu import launcher
-from flashcli.kernels import compiler
 
 ALL, TAKES_LONG = "EMULATE_ALL" in os.environ, "more of them than"
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flashcli.asked.shape import Shape
 from flashcli.files.cut import CHUNK_BYTES, TILE, Cut, chunks, cut
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import Problem
-from flashcli.shape import Shape
 
 shapes = st.builds(Shape, st.integers(1, 5), st.integers(1, 5 * TILE), st.integers(1, 8))
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from flashcli.api import attention
+from flashcli.asked.shape import Shape
 from flashcli.commands import generate as command
 from flashcli.files.distributions import DISTRIBUTIONS, draw, generate
 from flashcli.files.verify import Comparison, reference
-from flashcli.shape import Shape
 
 SHAPE = Shape(3, 50, 32)
 

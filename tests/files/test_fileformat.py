@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import input_bytes, leftovers, random_qkv, sparse_input, write_input, write_output
 
+from flashcli.asked.shape import Chunk, Shape
 from flashcli.errors import BadInput, CannotCreate, InputOutputError
 from flashcli.files.fileformat import InputFile, create_input, create_output, flat_shape, read_output
-from flashcli.shape import Chunk, Shape
-from flashcli.signals import remove_half_written
+from flashcli.process.signals import remove_half_written
 
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 6))
 int32 = st.integers(-(2**31), 2**31 - 1)

@@ -9,10 +9,10 @@ import threading
 import pytest
 from support import command, environment, leftovers
 
-from flashcli import signals
 from flashcli.errors import CannotCreate, NoPermission, UsageError
 from flashcli.files import outputs
 from flashcli.files.outputs import AtomicFile, check_distinct, write_whole
+from flashcli.process import signals
 
 
 @pytest.mark.parametrize("link", [os.link, os.symlink])

@@ -9,10 +9,10 @@ import pytest
 from support import ROOT, flashcli, input_bytes, read_floats
 from tolerances import float64
 
+from flashcli.asked.shape import Shape
 from flashcli.errors import BadInput, NoPermission
 from flashcli.files.distributions import draw
 from flashcli.files.testcases import Case, load
-from flashcli.shape import Shape
 
 FOLDER = ROOT / "testcases"
 COMMITTED = ["t01", "t02", "t03", "t04", "t05", "t06"]

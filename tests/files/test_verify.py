@@ -10,13 +10,13 @@ import pytest
 from support import random_qkv, write_input, write_output
 from tolerances import float64, naive_fp32
 
+from flashcli.asked.shape import Shape
 from flashcli.files import verify
 from flashcli.files.fileformat import read_output
 from flashcli.files.testcases import Case
 from flashcli.files.tolerance import TOLERANCE
 from flashcli.files.verify import Comparison, compare_files, reference
 from flashcli.judge import answers
-from flashcli.shape import Shape
 
 SHAPE = Shape(3, 64, 32)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support import ROOT
 
+from flashcli.asked.shape import Shape
 from flashcli.errors import BackendUnavailable
 from flashcli.files.testcases import Case
 from flashcli.judge import containment
@@ -19,7 +20,6 @@ from flashcli.judge.judging import Judging
 from flashcli.judge.rules import Rules
 from flashcli.judge.scratch import Scratch
 from flashcli.judge.supervision import Request, Supervision
-from flashcli.shape import Shape
 
 PROGRAMS = Path(__file__).parent / "programs"
 

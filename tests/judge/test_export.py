@@ -9,13 +9,13 @@ import subprocess
 import pytest
 from support import ROOT, THOROUGH, flashcli
 
-from flashcli import parameters
 from flashcli.errors import InputOutputError
 from flashcli.files import testcases
 from flashcli.files.cut import cut
 from flashcli.judge.export import WARM_UP, export
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.types import Problem
+from flashcli.terminal import parameters
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
+from flashcli.compiler.compiler import SOURCES, find_nvcc
 from flashcli.kernels.arguments import NOWHERE, Attention, Matrix, Strides, attention
-from flashcli.kernels.compiler import SOURCES, find_nvcc
 
 HEADER = SOURCES / "attention" / "arguments.h"
 

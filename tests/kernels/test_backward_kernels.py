@@ -9,13 +9,13 @@ import subprocess
 
 import pytest
 
+from flashcli.asked.attention import Operand, backward, contiguous
+from flashcli.asked.shape import MAX_D
+from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable, UsageError
-from flashcli.kernels import compiler
 from flashcli.kernels.arguments import Strides
 from flashcli.kernels.attention import KERNELS as FORWARD
 from flashcli.kernels.backward import KERNELS, Argument, Build, Problem, Sizes, argument, choose, plan, sizes_of
-from flashcli.operands import Operand, backward, contiguous
-from flashcli.shape import MAX_D
 
 HEADER = compiler.SOURCES / "backward" / "arguments.h"
 SIZES = Sizes(2, 4, 2, 150, 201)

@@ -10,13 +10,13 @@ import pytest
 from click.testing import CliRunner
 from support import ROOT, flashcli
 
-from flashcli import as_json
 from flashcli.kernels import cost, costs
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.choice import AS_FAST, FULL, HOST, PREFERENCE, SHORT_HEAD, TWINS, candidates, choose
 from flashcli.kernels.types import Problem
 from flashcli.measure import fit, records
 from flashcli.measure.rows import Gridded
+from flashcli.terminal import as_json
 
 HOPPER, AMPERE = (9, 0), (8, 0)
 GRID = ROOT / "cuda/records/grid.json"

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from support import GPU_KERNELS, flashcli
 
+from flashcli.asked.shape import MAX_D, ceil_div
+from flashcli.compiler.compiler import SOURCES, find_nvcc
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.choice import SHORT_HEAD, choose, exact
 from flashcli.kernels.chunks import chunks
-from flashcli.kernels.compiler import SOURCES, find_nvcc
 from flashcli.kernels.types import Build, Problem
-from flashcli.shape import MAX_D, ceil_div
 
 PROBLEM = Problem(10, 2048, 2048, 64)
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)

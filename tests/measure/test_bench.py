@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 from support import ROOT, flashcli, leftovers
 
+from flashcli.asked.shape import Shape, tflops
 from flashcli.commands.bench import command
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.files.outputs import write_whole
 from flashcli.files.verify import reference
 from flashcli.measure import bench, peers
-from flashcli.shape import Shape, tflops
 
 TINY = ("bench", "--backend", "cpu", "--runs", 2, "--threads", 1, "--shape", "2,20,8")
 SHAPE = Shape(2, 20, 8)

@@ -75,7 +75,7 @@ def test_files_that_are_none_are_refused(tmp_path):
 
 
 def test_a_wrong_answer_is_told_and_not_timed(monkeypatch):
-    from flashcli.files.decode_cases import Case, make
+    from flashcli.files.decode.cases import Case, make
 
     asked = make(Case(1, 2, 1, 32, "9", query_type="float32"))
     monkeypatch.setattr(decode_times, "wanted_of", lambda asked, s: asked.query[s] * 0 + 1)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from support import ROOT, Finished, python, random_qkv, script, write_input
 
+from flashcli.asked.shape import Shape
+from flashcli.compiler.compiler import find_nvcc
 from flashcli.errors import BadInput, FlashError
-from flashcli.kernels.compiler import find_nvcc
 from flashcli.measure import end_to_end, race, records
 from flashcli.measure.rows import WholeCommand
-from flashcli.shape import Shape
 
 KERNEL = [
     ROOT / "cuda" / name

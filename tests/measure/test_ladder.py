@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from support import flashcli
 
+from flashcli.asked.shape import Shape
 from flashcli.commands.bench import command
 from flashcli.errors import FlashError, UsageError
 from flashcli.files.fileformat import InputFile
@@ -18,7 +19,6 @@ from flashcli.kernels.attention import KERNELS
 from flashcli.measure import bench, ladder, machine, records
 from flashcli.measure.records import of_kind
 from flashcli.measure.rows import Failure, Row, Rung, Skipped, Timed
-from flashcli.shape import Shape
 
 SHAPES = {"t10": Shape(2, 20, 8), "t30": Shape(4, 20, 8)}
 OPERATIONS = 4 * 2 * 20 * 20 * 8  # of the first

@@ -9,11 +9,11 @@ import sys
 import pytest
 from support import FAKE_NVCC, flashcli, script
 
+from flashcli.asked.shape import Shape
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels import occupancy
 from flashcli.measure import profiling, records
 from flashcli.measure.profiling import METRICS
-from flashcli.shape import Shape
 
 SHAPE = ("--shape", "2,20,32")
 # What a launch counts, as ncu's raw page prints it: values with commas, a line of units.

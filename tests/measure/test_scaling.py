@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from support import python, script
 
+from flashcli.asked.shape import Shape
 from flashcli.errors import FlashError
 from flashcli.files.fileformat import InputFile
 from flashcli.measure import records, scaling
 from flashcli.measure.rows import PlainFiles, Scaled
-from flashcli.shape import Shape
 
 
 def test_a_table_and_a_record(tmp_path):

@@ -12,7 +12,7 @@ from support import ROOT, Finished, drawing, python
 from flashcli.measure.plots import BLACK
 from flashcli.measure.trace_picture import COLOURS, picture
 from flashcli.run.report import write_trace
-from flashcli.timeline import Timeline
+from flashcli.run.timeline import Timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
 import flashcli  # noqa: E402
-from flashcli.backends.decode_cpu import DecodeCpu  # noqa: E402
+from flashcli.asked.decode import LAYOUTS, BlockSparse, Decode  # noqa: E402
+from flashcli.cpu.decode import DecodeCpu  # noqa: E402
 from flashcli.errors import BackendUnavailable, KernelFailure  # noqa: E402
-from flashcli.files.decode_cases import Case, make  # noqa: E402
+from flashcli.files.decode.cases import Case, make  # noqa: E402
 from flashcli.gpu import launcher  # noqa: E402
-from flashcli.interop.paged import Arrays, Options  # noqa: E402
-from flashcli.paged import LAYOUTS, BlockSparse, Decode  # noqa: E402
+from flashcli.gpu.decode import Arrays, Options  # noqa: E402
 from flashcli.torch import in_place, paged  # noqa: E402
 
 SMALL = Case(3, 4, 2, 64, "5,37,0", page=8)

@@ -32,7 +32,7 @@ from support import (
     write_input,
 )
 
-from flashcli.backends.cores import usable_cores
+from flashcli.cpu.cores import usable_cores
 from flashcli.files.cut import TILE
 from flashcli.run import launchers
 from flashcli.run.ranks import _share_of

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flashcli.asked.shape import Shape
 from flashcli.files.cut import TILE, batches, cut
 from flashcli.run.shards import SLACK, cost, input_rows, shards
-from flashcli.shape import Shape
 
 lengths = st.one_of(st.integers(1, 3 * TILE), st.integers(1, 10**6), st.sampled_from([TILE, 2 * TILE, 2**20]))
 shapes = st.builds(Shape, st.one_of(st.integers(1, 40), st.integers(1, 10**6)), lengths, st.sampled_from([1, 32, 256]))

@@ -13,14 +13,14 @@ import pytest
 from support import random_qkv
 from tolerances import assert_accurate
 
-from flashcli.backends.base import Overlap
-from flashcli.backends.cpu import CpuBackend
+from flashcli.asked.shape import Chunk, Shape
 from flashcli.files.cut import TILE, Cut
 from flashcli.files.summary import first_nonfinite
 from flashcli.run.arrays import Arrays
+from flashcli.run.slots import Overlap
+from flashcli.run.slots_cpu import CpuBackend
 from flashcli.run.stream import Watch, stream
-from flashcli.shape import Chunk, Shape
-from flashcli.timeline import Span, Timeline
+from flashcli.run.timeline import Span, Timeline
 
 ONE = Cut(whole=True, batches=1, rows=20)  # 40 chunks go through 6 slots
 QKV = random_qkv(40, 20, 8)

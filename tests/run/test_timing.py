@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from flashcli.asked.shape import tflops
 from flashcli.run.report import report, seconds_since_process_start, write_trace
-from flashcli.shape import tflops
-from flashcli.timeline import WAITING, Timeline
+from flashcli.run.timeline import WAITING, Timeline
 
 
 def timeline(*spans: tuple[float, float]) -> Timeline:

@@ -1,0 +1,1 @@
+"""Arrays of NumPy, CuPy and others: where they lie, and what is computed of them."""

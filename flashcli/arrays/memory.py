@@ -1,0 +1,164 @@
+"""An array on a GPU for whoever has no library with an allocator: it has both protocols, and is freed with its owner.
+
+Its memory is allocated and freed in the order of the stream on which it was computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import math
+from typing import Any
+
+from flashcli.arrays import protocols
+from flashcli.arrays.protocols import CUDA, LEGACY_STREAM
+from flashcli.asked.attention import contiguous
+from flashcli.gpu.launcher import Place, ask, bindings
+
+ITEM = 4  # bytes of a float32
+FLOAT32 = protocols.DataType(2, 8 * ITEM, 1)
+
+
+class DeviceArray:
+    """A contiguous float32 array on a GPU, with ``__cuda_array_interface__`` and DLPack.
+
+    ``cupy.asarray``, ``torch.from_dlpack``, ``jax.dlpack.from_dlpack`` and others take it without a copy.
+    """
+
+    def __init__(self, place: Place, stream: int, shape: tuple[int, ...]) -> None:
+        self.shape, self.stream, self._place = shape, stream, place
+        self._size = ITEM * math.prod(shape)
+        self._users: set[int] = set()  # streams on which others have been given it
+        self.address = allocate(stream, self._size)
+
+    def __del__(self) -> None:
+        # An allocation that failed has left nothing, and where the interpreter ends, nobody is to be told.
+        with contextlib.suppress(Exception), self._place.current():
+            for user in self._users - {self.stream}:
+                wait_for(self.stream, user)
+            free(self.stream, self.address)
+
+    @property
+    def dtype(self) -> str:
+        """Always float32."""
+        return "float32"
+
+    def __repr__(self) -> str:
+        return f"<float32 array of shape {list(self.shape)} on GPU {self._place.device}>"
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape, "typestr": "<f4", "data": (self.address, False), "strides": None,
+            "stream": self.stream or LEGACY_STREAM, "version": 3,
+        }  # fmt: skip
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA, self._place.device
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """A capsule for a consumer whose ``stream`` then waits for what is queued; -1: it need not.
+
+        It is of DLPack's first version, whatever a consumer may understand. BufferError: only a copy would do.
+        """
+        if copy or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError("a DeviceArray is given to others as it is, without a copy")
+        if stream != -1:
+            with self._place.current():
+                wait_for(stream or LEGACY_STREAM, self.stream)
+            self._users.add(stream or LEGACY_STREAM)
+        return export(self, self.address, self.shape, self.__dlpack_device__())
+
+
+def allocate(stream: int, size: int) -> int:
+    """Memory that may be used by what is queued on the stream from now on; 0 for no bytes."""
+    doing = f"{size} bytes cannot be allocated"
+    return int(ask(bindings().cuMemAllocAsync, size, stream, doing=doing)) if size else 0
+
+
+def free(stream: int, address: int) -> None:
+    """Once all that is queued on the stream has run."""
+    if address:
+        ask(bindings().cuMemFreeAsync, address, stream)
+
+
+def fill(stream: int, address: int, shape: tuple[int, ...], strides: tuple[int, ...], bits: int) -> None:
+    """Queue that every number of a float32 array is to have these bits."""
+    *outer, rows, columns = (1, 1, *shape)
+    *apart, row, _ = (0, 0, *strides)
+    for index in itertools.product(*map(range, outer)):
+        start = address + ITEM * sum(i * stride for i, stride in zip(index, apart, strict=True))
+        ask(bindings().cuMemsetD2D32Async, start, ITEM * max(row, columns), bits, columns, rows, stream)
+
+
+def wait_for(stream: int, other: int) -> None:
+    """What is queued on the stream from now on waits for what is queued on the other one by now."""
+    if (stream or LEGACY_STREAM) == (other or LEGACY_STREAM):
+        return
+    event = mark(other)
+    ask(bindings().cuStreamWaitEvent, stream, event, 0)
+    ask(bindings().cuEventDestroy, event)  # which the driver does when it has been waited for
+
+
+def mark(stream: int) -> Any:
+    """An event after all that is queued on the stream by now."""
+    driver = bindings()
+    event = ask(driver.cuEventCreate, int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+    ask(driver.cuEventRecord, event, stream)
+    return event
+
+
+# ---- DLPack, as a producer
+
+
+class _Managed(ctypes.Structure):
+    """``DLManagedTensor``."""
+
+
+_Delete = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+_Managed._fields_ = (
+    ("tensor", protocols.Tensor),
+    ("context", ctypes.c_void_p),
+    ("delete", _Delete),
+)  # fmt: skip
+_exported: dict[int, object] = {}  # what is to live for a capsule's consumer, by the address of its struct
+_new = ctypes.pythonapi.PyCapsule_New
+_new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p)
+_get = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
+    ctypes.cast(ctypes.pythonapi.PyCapsule_GetPointer, ctypes.c_void_p).value or 0
+)
+NAME = b"dltensor"  # for as long as nobody has taken the capsule
+
+
+@_Delete
+def _delete(address: int) -> None:
+    _exported.pop(address, None)
+
+
+@ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
+def _dropped(capsule: int) -> None:
+    """A capsule is gone: if nobody took it, what it kept is not needed."""
+    if _is_valid(capsule, NAME):
+        _exported.pop(_get(capsule, NAME), None)
+
+
+def export(owner: object, address: int, shape: tuple[int, ...], device: tuple[int, int]) -> object:
+    """A DLPack capsule of a contiguous float32 array, which keeps its owner alive."""
+    n = len(shape)
+    sizes = (ctypes.c_int64 * n)(*shape)
+    strides = (ctypes.c_int64 * n)(*contiguous(shape, "float32").strides)
+    managed = _Managed(protocols.Tensor(address, protocols.Device(*device), n, FLOAT32, sizes, strides, 0))
+    managed.delete = _delete
+    at = ctypes.addressof(managed)
+    _exported[at] = managed, sizes, strides, owner
+    return _new(at, NAME, ctypes.cast(_dropped, ctypes.c_void_p))

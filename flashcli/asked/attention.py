@@ -1,0 +1,351 @@
+"""What attention is given, whatever library its arrays come from: looked at by shape, strides and type alone.
+
+``call`` refuses what cannot be computed, in one sentence that names the argument, and says what is to be computed in
+one form for all backends. Names are the field's: B batches, H heads of Q, Hkv of K and V, M queries, N keys, d numbers
+a head.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from numbers import Integral, Real
+from typing import NamedTuple
+
+from flashcli.asked.shape import MAX_D, MAX_INT32, MAX_SCALE
+
+BIASES = ("float32", "bool")  # numbers to add to scores, and masks: false takes a key away
+ANY_STRIDES = ("bias", "lse", "dlse")  # arguments whose last axis need not be contiguous
+MAX_ROWS = MAX_INT32 - 1024  # kernels count rows in an int, and tiles go beyond the last row
+
+Strides = tuple[int, int, int]  # of batches, heads and rows, in elements; 0 where there is only one
+
+
+class Operand(NamedTuple):
+    """An array as it lies: ``strides`` in elements, and the name of its type, such as "float32" or "bool"."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+class Call(NamedTuple):
+    """What is to be computed, but for the addresses; hashable.
+
+    Q and O are [B, H, M, d], K and V [B, Hkv, N, d]; element (b, h, i, x) is ``strides · (b, h, i) + x`` elements from
+    the first. ``heads`` says whether Q was given with an axis of heads, which O and the LSE then have. With ``causal``,
+    query i sees keys 0 to ``q_start`` + i; ``q_start`` is brought to -M, from where no query sees a key, or to N, from
+    where each sees all, so that sums with it stay small, and is 0 where nothing is causal. ``bias`` is "" or one of
+    `BIASES`; ``bias_strides`` are those of its batches, heads, rows and columns, 0 where it is broadcast.
+    """
+
+    B: int
+    H: int
+    Hkv: int
+    M: int
+    N: int
+    d: int
+    heads: bool
+    causal: bool
+    scale: float
+    q_start: int
+    bias: str
+    q: Strides
+    k: Strides
+    v: Strides
+    o: Strides
+    bias_strides: tuple[int, int, int, int]
+
+    @property
+    def group(self) -> int:
+        """How many heads of Q share one of K and V."""
+        return self.H // self.Hkv
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of O: Q's."""
+        return (self.B, self.H, self.M, self.d) if self.heads else (self.B, self.M, self.d)
+
+    @property
+    def lse_shape(self) -> tuple[int, ...]:
+        return self.shape[:-1]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to compute: no row; or no key, and then O = 0 and LSE = -inf."""
+        return 0 in (self.B, self.M, self.N)
+
+
+def call(
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    bias: Operand | None = None,
+    out: Operand | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    q_start: int = 0,
+) -> Call:
+    """What these operands ask for; without ``out``, O is laid out like a contiguous Q.
+
+    Raises TypeError for an argument of the wrong type, ValueError for one of the wrong shape, strides or size.
+    """
+    return _call(q, k, v, bias, out, *checked(causal, scale, q_start))
+
+
+def checked(causal: bool, scale: float | None, q_start: int) -> tuple[bool, float | None, int]:
+    """These arguments, or TypeError or ValueError; ``q_start`` in 32 bits, beyond which nothing changes."""
+    return _causal(causal), _scale(scale), max(-MAX_INT32, min(_q_start(q_start), MAX_INT32))
+
+
+@functools.lru_cache(maxsize=256)  # a model asks the same again and again
+def _call(
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    bias: Operand | None,
+    out: Operand | None,
+    causal: bool,
+    scale: float | None,
+    q_start: int,
+) -> Call:
+    _check_types(q, k, v, bias, out)
+    B, H, Hkv, M, N, d = _sizes(q, k, v)
+    heads = len(q.shape) == 4
+    for name, operand in {"q": q, "k": k, "v": v}.items():
+        _check_strides(name, operand)
+    if out is None:
+        out = contiguous(q.shape, q.dtype)
+    else:
+        _check_out(out, q.shape)
+    return Call(
+        B, H, Hkv, M, N, d, heads, causal, 1 / math.sqrt(d) if scale is None else scale,
+        max(-M, min(q_start, N)) if causal else 0, "" if bias is None else bias.dtype,
+        _of_rows(q), _of_rows(k), _of_rows(v), _of_rows(out), _bias_strides(bias, (B, H, M, N), heads),
+    )  # fmt: skip
+
+
+class Backward(NamedTuple):
+    """What gradients are asked for, but for the addresses; hashable.
+
+    ``of`` is the call of `flashcli.attention` that they are gradients of, with O as it lies. dO and dQ are like Q, dK
+    and dV like K; ``lse`` and ``dlse`` are strides of batches, heads and rows, ``dlse`` None where it is not given.
+    ``dbias_shape`` is None where it is not wanted; ``dbias`` are its strides, 0 along axes that are summed over.
+    """
+
+    of: Call
+    do: Strides
+    lse: Strides
+    dlse: Strides | None
+    dq: Strides
+    dk: Strides
+    dv: Strides
+    dbias_shape: tuple[int, ...] | None
+    dbias: tuple[int, int, int, int]
+
+
+def backward(
+    do: Operand,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    o: Operand | None = None,
+    lse: Operand | None = None,
+    dlse: Operand | None = None,
+    bias: Operand | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    q_start: int = 0,
+    return_dbias: bool = False,
+    rows_first: bool = False,
+) -> Backward:
+    """The gradients that these operands ask for; without ``o`` and ``lse``, both are contiguous.
+
+    dQ, dK and dV [B, H, rows, d] are contiguous, or with ``rows_first`` laid out as [B, rows, H, d]. Errors are those
+    of `call`.
+    """
+    return _backward(do, q, k, v, o, lse, dlse, bias, *checked(causal, scale, q_start), bool(return_dbias), rows_first)
+
+
+@functools.lru_cache(maxsize=256)
+def _backward(
+    do: Operand,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    o: Operand | None,
+    lse: Operand | None,
+    dlse: Operand | None,
+    bias: Operand | None,
+    causal: bool,
+    scale: float | None,
+    q_start: int,
+    return_dbias: bool,
+    rows_first: bool,
+) -> Backward:
+    of = _call(q, k, v, bias, None, causal, scale, q_start)
+    refuse_half(o, lse)
+    for name, operand, shape in (
+        ("do", do, of.shape), ("o", o, of.shape), ("lse", lse, of.lse_shape), ("dlse", dlse, of.lse_shape)
+    ):  # fmt: skip
+        if operand is not None:
+            _check_like(name, operand, shape)
+    if return_dbias and (bias is None or bias.dtype == "bool"):
+        raise ValueError("return_dbias must be False where there is no bias of float32 numbers")
+    layout = _contiguous_rows_first if rows_first and of.heads else contiguous
+    dq, dk = _of_rows(layout(q.shape, "float32")), _of_rows(layout(k.shape, "float32"))
+    return Backward(
+        of if o is None else of._replace(o=_of_rows(o)), _of_rows(do),
+        _of_row_numbers(contiguous(of.lse_shape, "float32") if lse is None else lse),
+        None if dlse is None else _of_row_numbers(dlse), dq, dk, dk, *_dbias(bias if return_dbias else None, of),
+    )  # fmt: skip
+
+
+def refuse_half(o: object, lse: object) -> None:
+    """Raise ValueError where only one of O and its LSE is given."""
+    if (o is None) != (lse is None):
+        given, missing = ("lse", "o") if o is None else ("o", "lse")
+        raise ValueError(f"{given} must be given together with {missing}: attention(..., return_lse=True) has both")
+
+
+def _contiguous_rows_first(shape: tuple[int, ...], dtype: str) -> Operand:
+    _, H, rows, d = shape
+    return Operand(shape, (rows * H * d, d, H * d, 1), dtype)
+
+
+def _check_like(name: str, operand: Operand, shape: tuple[int, ...]) -> None:
+    if operand.dtype != "float32":
+        raise TypeError(f"{name} must be a float32 array, not {operand.dtype}")
+    if operand.shape != shape:
+        like = "one number for each row of q" if "lse" in name else "the shape of q"
+        raise ValueError(f"{name} must have {like}, {list(shape)}, not {list(operand.shape)}")
+    _check_strides(name, operand)
+
+
+def _of_row_numbers(operand: Operand) -> Strides:
+    """The strides of batches, heads and rows, of which each is one number."""
+    batch, *head, row = _several(operand)
+    return batch, *(head or [0]), row  # type: ignore[return-value]
+
+
+def _dbias(bias: Operand | None, of: Call) -> tuple[tuple[int, ...] | None, tuple[int, int, int, int]]:
+    """The shape of the bias, and the strides of a contiguous array of it."""
+    if bias is None:
+        return None, (0, 0, 0, 0)
+    dense = contiguous(bias.shape, "float32")
+    return bias.shape, _bias_strides(dense, (of.B, of.H, of.M, of.N), of.heads)
+
+
+def contiguous(shape: tuple[int, ...], dtype: str) -> Operand:
+    """An array without gaps, the last axis innermost."""
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= length
+    return Operand(shape, tuple(reversed(strides)), dtype)
+
+
+def _check_types(q: Operand, k: Operand, v: Operand, bias: Operand | None, out: Operand | None) -> None:
+    for name, operand in {"q": q, "k": k, "v": v, "out": out}.items():
+        if operand is not None and operand.dtype != "float32":
+            raise TypeError(f"{name} must be a float32 array, not {operand.dtype}")
+    if bias is not None and bias.dtype not in BIASES:
+        raise TypeError(f"bias must be a float32 or bool array, not {bias.dtype}")
+
+
+def _sizes(q: Operand, k: Operand, v: Operand) -> tuple[int, int, int, int, int, int]:
+    """B, H, Hkv, M, N, d."""
+    if len(q.shape) not in (3, 4):
+        raise ValueError(f"q must have shape [B, M, d] or [B, H, M, d], not {list(q.shape)}")
+    B, *several, M, d = q.shape
+    if not 1 <= d <= MAX_D:
+        raise ValueError(f"q must have a last axis, d, of 1 to {MAX_D}, not {d}: its shape is {list(q.shape)}")
+    axes = "[B, Hkv, N, d]" if several else "[B, N, d]"
+    if len(k.shape) != len(q.shape) or (k.shape[0], k.shape[-1]) != (B, d):
+        wanted = f"{axes} with B = {B} and d = {d}, as q has them"
+        raise ValueError(f"k must have shape {wanted}, not {list(k.shape)}")
+    if v.shape != k.shape:
+        raise ValueError(f"v must have the shape of k, {list(k.shape)}, not {list(v.shape)}")
+    [H], [Hkv], N = several or [1], k.shape[1:-2] or [1], k.shape[-2]
+    if H == 0:
+        raise ValueError(f"q must have at least one head, but its shape is {list(q.shape)}")
+    if Hkv == 0 or H % Hkv:
+        raise ValueError(f"k must have a number of heads that divides the {H} of q, not {Hkv}")
+    for name, rows in {"B·H·M": B * H * M, "B·Hkv·N": B * Hkv * N, "M + N": M + N}.items():
+        if rows > MAX_ROWS:
+            raise ValueError(f"q, k and v must have {name} of at most {MAX_ROWS}, not {rows}")
+    return B, H, Hkv, M, N, d
+
+
+def _check_strides(name: str, operand: Operand) -> None:
+    if 0 in operand.shape:
+        return
+    hint = "give another" if name == "out" else "give a copy"
+    used = [stride for length, stride in zip(operand.shape, operand.strides, strict=True) if length > 1]
+    if any(stride < 0 for stride in used):
+        raise ValueError(f"{name} must have no negative strides, not {list(operand.strides)}: {hint}")
+    if name not in ANY_STRIDES and operand.shape[-1] > 1 and operand.strides[-1] != 1:
+        apart = operand.strides[-1]
+        raise ValueError(f"{name} must be contiguous along its last axis, not {apart} elements apart: {hint}")
+
+
+def _check_out(out: Operand, shape: tuple[int, ...]) -> None:
+    if out.shape != shape:
+        raise ValueError(f"out must have the shape of q, {list(shape)}, not {list(out.shape)}")
+    _check_strides("out", out)
+    reach = 0  # of the axes of smaller strides: the next one has to step over them
+    for stride, length in sorted(zip(out.strides, out.shape, strict=True)):
+        if length > 1 and stride <= reach and 0 not in shape:
+            raise ValueError(f"out must not overlap itself: it has shape {list(shape)} and strides {list(out.strides)}")
+        reach += stride * (length - 1)
+
+
+def _bias_strides(bias: Operand | None, scores: tuple[int, int, int, int], heads: bool) -> tuple[int, int, int, int]:
+    if bias is None:
+        return 0, 0, 0, 0
+    wanted = scores if heads else (scores[0], *scores[2:])
+    missing = len(wanted) - len(bias.shape)
+    shape = (1,) * missing + bias.shape
+    if missing < 0 or any(length not in (1, want) for length, want in zip(shape, wanted, strict=True)):
+        axes = "[B, H, M, N]" if heads else "[B, M, N]"
+        raise ValueError(f"bias must be broadcastable to {axes} = {list(wanted)}, not have shape {list(bias.shape)}")
+    _check_strides("bias", bias)
+    batch, *head, row, column = [0] * missing + _several(bias)
+    return batch, *(head or [0]), row, column  # type: ignore[return-value]
+
+
+def _of_rows(operand: Operand) -> Strides:
+    """The strides of batches, heads and rows."""
+    batch, *head, row, _ = _several(operand)
+    return batch, *(head or [0]), row  # type: ignore[return-value]
+
+
+def _several(operand: Operand) -> list[int]:
+    """Strides, 0 for an axis on which there is no second element: libraries give any number there."""
+    return [stride if length > 1 else 0 for length, stride in zip(operand.shape, operand.strides, strict=True)]
+
+
+def _causal(causal: bool) -> bool:
+    if not isinstance(causal, Integral) and type(causal).__name__ not in ("bool", "bool_"):  # NumPy's is no bool
+        raise TypeError(f"causal must be True or False, not {type(causal).__name__}")
+    return bool(causal)
+
+
+def _scale(scale: float | None) -> float | None:
+    if scale is None:
+        return None
+    if not isinstance(scale, Real):
+        raise TypeError(f"scale must be a number, not {type(scale).__name__}")
+    try:
+        value = float(scale)
+    except OverflowError:
+        value = math.inf
+    if not abs(value) <= MAX_SCALE:
+        raise ValueError(f"scale must be finite, from {-MAX_SCALE:.5g} to {MAX_SCALE:.5g}, not {scale}")
+    return value
+
+
+def _q_start(q_start: int) -> int:
+    if not isinstance(q_start, Integral):
+        raise TypeError(f"q_start must be a whole number, not {type(q_start).__name__}")
+    return int(q_start)

@@ -1,1 +1,0 @@
-"""Where attention is computed."""

@@ -1,0 +1,267 @@
+"""From a kernel's source to machine code: finding a compiler, and compiling what is not in the cache.
+
+Cubins are made by nvcc, or by NVRTC where there is none; the sequential program's shared library by the host's C
+compiler. All are cached under a hash of everything they depend on, so that a warm start compiles nothing and starts no
+process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from flashcli.compiler import cache
+from flashcli.errors import BackendUnavailable, KernelFailure, explained
+
+if TYPE_CHECKING:
+    import subprocess
+
+# `cuda/` is the package flashcli.cuda once installed, and a folder beside flashcli/ in a checkout.
+SOURCES = next(
+    folder
+    for folder in (Path(__file__).parents[1] / "cuda", Path(__file__).parents[2] / "cuda")
+    if (folder / "common.cuh").exists()
+)
+OPTIONS = ("-std=c++17", "-O3", "-lineinfo")
+C_OPTIONS = ("-std=c99", "-O3", "-fPIC", "-shared")  # the arithmetic as it is written: no -ffast-math
+
+
+class Compilable(Protocol):
+    """What is to be known of a build of any operation's kernel, `kernels.types.Build` among them."""
+
+    @property
+    def kernel(self) -> Any: ...  # with its ``name``, ``file``, and whether it runs ``on_host``
+
+    @property
+    def problem(self) -> Any: ...  # with its ``d``
+
+    def macros(self) -> dict[str, int]: ...
+
+
+def find_nvcc() -> Path | None:
+    """The CUDA compiler: $NVCC (empty: none, use what is cached), $CUDA_HOME, the PATH, then the usual folder.
+
+    $NVCC may also be `nvrtc.NAME`: then there is none, and what is not cached is compiled by NVRTC.
+    """
+    if (named := os.environ.get("NVCC")) is not None:
+        found = shutil.which(named) if named else None
+        return Path(found) if found else None
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    candidates = [f"{home}/bin/nvcc" for home in homes] + ["nvcc", "/usr/local/cuda/bin/nvcc"]
+    return next((Path(path) for candidate in candidates if (path := shutil.which(candidate))), None)
+
+
+def find_cc() -> list[str] | None:
+    """The host's C compiler, with its options: $CC (empty: none, use what is cached), else cc, gcc or clang."""
+    named = os.environ.get("CC")
+    candidates = ["cc", "gcc", "clang"] if named is None else [named]
+    commands = [candidate.split() for candidate in candidates]
+    return next((command for command in commands if command and shutil.which(command[0])), None)
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """nvcc's name for a compute capability. Hopper's own instructions need the ``a``."""
+    return "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
+
+
+def options(build: Compilable) -> list[str]:
+    given = C_OPTIONS if build.kernel.on_host else OPTIONS
+    return [*given, *(f"-D{name}={value}" for name, value in build.macros().items())]
+
+
+def _include(build: Compilable) -> list[Path]:
+    """The folders of the headers: those of all operations, and of the kernel's own."""
+    return [SOURCES, (SOURCES / build.kernel.file).parent]
+
+
+def _stem(build: Compilable, arch: str) -> str:
+    """The name in the cache that a build for an architecture has, but for the compiler's part."""
+    headers = sorted(path for folder in _include(build) for path in folder.glob("*.*h"))
+    texts = [(SOURCES / build.kernel.file).read_text(), *(path.read_text() for path in headers)]
+    return f"{build.kernel.name}-{arch}-d{build.problem.d}-{_hash(*texts, *options(build))}"
+
+
+def _without_compiler(build: Compilable, stem: str, suffix: str, missing: str, hint: str) -> tuple[Path, bytes]:
+    """The same source and options, cached by whichever compiler."""
+    for path in sorted(cache.folder().glob(f"{stem}-*.{suffix}")):
+        if code := cache.load(path):
+            return path, code
+    raise BackendUnavailable(
+        f"there is no {missing}, and no cached {build.kernel.name} for d = {build.problem.d}.", hint
+    )
+
+
+def cubin(build: Compilable, arch: str) -> bytes:
+    """Machine code of a build for one architecture, from the cache if it is there.
+
+    Without nvcc, a cubin of the same source and options that any compiler made will do, and NVRTC makes what is
+    missing, unless $NVCC says otherwise.
+    """
+    stem, nvcc = _stem(build, arch), find_nvcc()
+    if nvcc is None:
+        return _without_nvcc(build, stem, arch)
+    path = cache.folder() / f"{stem}-{_identity(nvcc)}.cubin"
+    if code := cache.load(path):
+        return code
+    code = _compile(build, nvcc, arch)
+    cache.store(path, code)
+    return code
+
+
+def _without_nvcc(build: Compilable, stem: str, arch: str) -> bytes:
+    from flashcli.compiler import nvrtc
+
+    wanted = os.environ.get("NVCC", nvrtc.NAME) == nvrtc.NAME
+    problem = nvrtc.problem() if wanted else ""
+    try:
+        hint = "install the CUDA toolkit, load its module, or set CUDA_HOME (or use --backend cpu)."
+        missing = "nvcc (the CUDA compiler)" + (f", no NVRTC in its place ({problem})" if problem else "")
+        return _without_compiler(build, stem, "cubin", missing, hint)[1]
+    except BackendUnavailable:
+        if problem or not wanted:
+            raise
+    source = (SOURCES / build.kernel.file).read_text()
+    try:
+        code = nvrtc.cubin(source, build.kernel.file, arch, options(build), _include(build))
+    except nvrtc.CompileError as error:
+        raise compile_failure(str(error), arch, "NVRTC") from error
+    cache.store(cache.folder() / f"{stem}-{nvrtc.NAME}.cubin", code)
+    return code
+
+
+def library(build: Compilable) -> ctypes.CDLL:
+    """A kernel for the host, loaded, from the cache if it is there; the rules are those of `cubin`."""
+    stem, cc = _stem(build, os.uname().machine), find_cc()
+    if cc is None:
+        hint, sought = "install gcc (build-essential), or set CC.", os.environ.get("CC") or "cc, gcc or clang"
+        return _loaded(_without_compiler(build, stem, "so", f"C compiler ({sought})", hint)[0])
+    path = cache.folder() / f"{stem}-{_identity(Path(shutil.which(cc[0]) or cc[0]), *cc[1:])}.so"
+    with contextlib.suppress(OSError):
+        if cache.load(path):
+            return ctypes.CDLL(str(path))  # which does not mind the checksum at its end
+    return _compile_library(build, cc, path)
+
+
+def _hash(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:20]
+
+
+def _identity(compiler: Path, *arguments: str) -> str:
+    """Changes when another compiler is installed, at the price of a stat instead of `nvcc --version`."""
+    status = compiler.resolve().stat()
+    return _hash(str(compiler.resolve()), str(status.st_size), str(status.st_mtime_ns), *arguments)[:8]
+
+
+def _nvcc(build: Compilable, nvcc: Path, arch: str, made: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """nvcc, run to its end, which leaves the cubin in the file ``made``."""
+    import subprocess  # here, because a warm start compiles nothing
+
+    include = [f"-I{folder}" for folder in _include(build)]
+    source = str(SOURCES / build.kernel.file)
+    command = [str(nvcc), "-cubin", f"-arch={arch}", *more, *include, *options(build), source, "-o", made]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise BackendUnavailable(f"{nvcc} cannot be run: {error}.", "repair the CUDA toolkit, or set NVCC.") from error
+
+
+def _compile(build: Compilable, nvcc: Path, arch: str) -> bytes:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = os.path.join(folder, "kernel.cubin")
+        done = _nvcc(build, nvcc, arch, made)
+        if done.returncode:
+            raise compile_failure(done.stderr or done.stdout or f"exit code {done.returncode}", arch)
+        with explained("read", made, KernelFailure):
+            return Path(made).read_bytes()
+
+
+def _compile_library(build: Compilable, cc: list[str], path: Path) -> ctypes.CDLL:
+    """Compile, store under ``path`` if that can be written, and load."""
+    import subprocess  # here, because a warm start compiles nothing
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = os.path.join(folder, "library.so")
+        command = [*cc, *options(build), str(SOURCES / build.kernel.file), "-o", made, "-lm"]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        except OSError as error:
+            raise BackendUnavailable(f"{cc[0]} cannot be run: {error}.", "repair the C compiler, or set CC.") from error
+        if result.returncode or not os.path.exists(made):
+            silent = f"exit code {result.returncode}" if result.returncode else "it has written nothing"
+            complaint = next(iter(result.stderr.strip().splitlines()), silent)
+            raise BackendUnavailable(f"{cc[0]} does not compile {build.kernel.file}: {complaint}.", "is CC right?")
+        cache.store(path, Path(made).read_bytes())
+        return _loaded(Path(made))  # stays loaded when the file is gone
+
+
+def _loaded(library: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        hint = "is its folder mounted noexec? set FLASHCLI_CACHE_DIR and TMPDIR to folders on other file systems."
+        raise BackendUnavailable(f"the compiled kernel cannot be loaded: {error}.", hint) from error
+
+
+def compile_failure(output: str, arch: str, compiler: str = "nvcc") -> BackendUnavailable | KernelFailure:
+    """What the complaint of nvcc, or of NVRTC, means for the user."""
+    first = next((line.strip() for line in output.splitlines() if "error" in line or "fatal" in line), output.strip())
+    missing = r"cannot find compiler|cc1plus|g(cc|\+\+): (not found|no such file)|host compiler|unsupported GNU"
+    if re.search(missing, output, re.IGNORECASE):
+        return BackendUnavailable(f"nvcc has no host compiler it can use: {first}.", "install g++ (build-essential).")
+    unknown = r"Unsupported gpu architecture|not defined for option 'gpu-architecture'|invalid value for --gpu-arch"
+    if re.search(unknown, output):
+        return BackendUnavailable(
+            f"this CUDA toolkit cannot compile for {arch}.", "install a toolkit that knows the GPU."
+        )
+    return KernelFailure(f"{compiler} could not compile the kernel: {first}.", "run again with --debug, and report it.")
+
+
+class Resources(NamedTuple):
+    """What ptxas says of one function: registers a thread, bytes spilled, static shared bytes; and its warnings."""
+
+    registers: int
+    spilled: int
+    shared: int
+    warnings: list[str]
+
+
+def resources(build: Compilable, arch: str) -> dict[str, Resources]:
+    """What ptxas reports when nvcc compiles a build (no GPU), by function; the cache keeps the report."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        raise BackendUnavailable(
+            "the CUDA compiler, nvcc, was not found.", "install the CUDA toolkit, or set CUDA_HOME."
+        )
+    path = cache.folder() / f"{_stem(build, arch)}-{_identity(nvcc)}.ptxas"
+    if (report := cache.load(path)) is None:
+        result = _nvcc(build, nvcc, arch, os.devnull, "-Xptxas", "-v")
+        if result.returncode:
+            raise compile_failure(result.stderr, arch)
+        report = result.stderr.encode()
+        cache.store(path, report)
+    return parse_ptxas(report.decode())
+
+
+def parse_ptxas(report: str) -> dict[str, Resources]:
+    warning_lines = [line for line in report.splitlines() if re.search(r"warning|\(C75\d\d\)", line, re.IGNORECASE)]
+    found = {}
+    for part in re.split(r"Compiling entry function '", report)[1:]:
+        number = {
+            name: int(match[1]) if (match := re.search(pattern, part)) else 0
+            for name, pattern in {
+                "registers": r"Used (\d+) registers",
+                "stores": r"(\d+) bytes spill stores",
+                "shared": r"(\d+) bytes smem",
+            }.items()
+        }
+        found[part.split("'")[0]] = Resources(number["registers"], number["stores"], number["shared"], warning_lines)
+    return found

@@ -1,0 +1,1 @@
+"""The algorithms in NumPy, in their readable statement."""

@@ -1,0 +1,242 @@
+"""The gradients of attention in NumPy, a pair of tiles at a time: the readable statement of the algorithm.
+
+FlashAttention-2 (arXiv 2307.08691, algorithm 2), in two passes instead of one with additions in any order: P is
+computed again from S and the LSE; dV = Pᵀ dO; dS = P ∘ (dO Vᵀ - D), with D the row sums of dO ∘ O, less the gradient of
+the LSE; dQ = scale · dS K by tiles of rows, dK = scale · dSᵀ Q and dV by tiles of keys. So each number is the sum of
+the same terms in the same order, whatever there is beside it, and memory beyond the gradients is a few numbers a row.
+
+What is rounded of the LSE, of O, and otherwise in S than the forward pass did, is an error that a whole row has in
+common: it does not average out. So the first pass also sums up each row of P, and of dS. By the sums of P, which are 1
+but for roundings, P is divided; the sums of dS, 0 but for roundings, are an error of D: dQ is mended by that times P K.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from flashcli.asked.attention import Backward
+from flashcli.asked.shape import MAX_FLOAT32, round_up
+from flashcli.cpu.attention import for_each, in_groups
+from flashcli.cpu.tiled import Matrices, Tile, add, exceeds_float32, magnitude, tiles
+from flashcli.cpu.workers import Workers
+
+Part = tuple[slice, slice, slice, slice]
+# Rows, and keys, of a pair of tiles, whose S, P and dS should stay in a core's second-level cache. Both passes cut at
+# the same places, for BLAS rounds otherwise in other shapes: `total` is to be the sum of the very P that it divides.
+TILE = 256
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What gradients are made of: units [B, Hkv, group] of Q, dO [M, d], K, V [N, d], and of a bias [M, N].
+
+    ``above`` is the LSE [M], infinite for a row that sees nothing, so that its P = exp(S - inf) = 0; ``total`` the sum
+    of that P along a row; ``D``, in float64, is without ``dlse``, and ``mended`` what the first pass makes of it. What
+    several units share is repeated by strides of 0.
+    """
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    do: np.ndarray
+    bias: np.ndarray | None
+    above: np.ndarray
+    total: np.ndarray
+    D: np.ndarray
+    mended: np.ndarray
+    dlse: np.ndarray | None
+    scale: float
+    last: np.ndarray | None  # with a causal mask: the last key that each row sees
+
+    def of(self, units: tuple[slice, ...], rows: slice, columns: slice, dtype: type) -> Terms:
+        """Those of a pair of tiles, in this type."""
+
+        def matrix(whole: np.ndarray, part: slice) -> np.ndarray:
+            return whole[(*units, part)].astype(dtype, order="C", copy=False)
+
+        return replace(
+            self, q=matrix(self.q, rows), k=matrix(self.k, columns), v=matrix(self.v, columns),
+            do=matrix(self.do, rows), bias=None if self.bias is None else self.bias[(*units, rows, columns)],
+            above=matrix(self.above, rows), total=matrix(self.total, rows), D=matrix(self.D, rows),
+            dlse=None if self.dlse is None else matrix(self.dlse, rows),
+            last=None if self.last is None else self.last[rows] - columns.start,
+        )  # fmt: skip
+
+    def P_and_dS(self) -> tuple[np.ndarray, np.ndarray]:
+        """[.., rows, columns] each, times ``total``."""
+        S = self.q @ self.k.swapaxes(-1, -2)
+        S *= S.dtype.type(self.scale)
+        if self.bias is not None:
+            add(self.bias, S)
+        if self.last is not None:
+            S[..., np.arange(S.shape[-1]) > self.last[:, None]] = -np.inf
+        masked = None if self.bias is None and self.last is None else -np.inf == S
+        P = np.exp(np.subtract(S, self.above[..., None], out=S), out=S)
+        dS = self.do @ self.v.swapaxes(-1, -2)
+        dS -= (self.D if self.dlse is None else self.D - self.dlse)[..., None]
+        dS *= P
+        if masked is not None:  # though V, or dO, be not finite
+            dS[masked] = 0
+        return P, dS
+
+
+class Gradients(NamedTuple):
+    """What is written; dbias where it is wanted."""
+
+    dq: np.ndarray
+    dk: np.ndarray
+    dv: np.ndarray
+    dbias: np.ndarray | None = None
+
+
+def backward_arrays(asked: Backward, do: np.ndarray, dlse: np.ndarray | None, given: Matrices, into: Gradients) -> None:
+    """The gradients of what ``given``, with O and the LSE, is a call of. There is something to compute."""
+    call, by_group = asked.of, in_groups(asked.of, given)
+    units, lse = (call.B, call.Hkv, call.group), by_group.lse
+    assert lse is not None
+    of_do = do.reshape(by_group.q.shape)
+    D = np.einsum("...x,...x->...", of_do, by_group.out, dtype=np.float64, casting="same_kind")
+    terms = Terms(
+        by_group.q, by_group.k, by_group.v, of_do, by_group.bias, np.where(lse == -np.inf, np.float32(np.inf), lse),
+        np.ones(lse.shape, np.float32), D, D.copy(), None if dlse is None else dlse.reshape(D.shape), call.scale,
+        np.arange(call.M) + call.q_start if call.causal else None,
+    )  # fmt: skip
+    dq = into.dq.reshape(by_group.q.shape)
+    dk, dv = (x.reshape(call.B, call.Hkv, call.N, call.d) for x in (into.dk, into.dv))
+    huge = _exceeds(terms)
+
+    def rows(tile: Tile) -> None:
+        _dq(terms, tile, dq, np.float32)
+        for unit in _each(huge, tile):
+            _dq(terms, Tile(unit, tile.rows), dq, np.float64)
+
+    def keys(tile: Tile) -> None:
+        _dk_dv(terms, tile, dk, dv, np.float32)
+        for unit in _each(huge[..., 0], tile):
+            _dk_dv(terms, Tile(unit, tile.rows), dk, dv, np.float64)
+
+    with closing(Workers("attention")) as workers:
+        for_each(workers, rows, list(tiles(units, call.M, call.N, TILE, workers.count)))
+        terms = replace(terms, D=terms.mended)
+        for_each(workers, keys, list(tiles(units[:2], call.N, call.M, TILE, workers.count)))
+        if into.dbias is not None:
+            of_bias = DBias(terms, asked, into.dbias, np.float64 if huge.any() else np.float32)
+            for_each(workers, of_bias.compute, list(of_bias.parts()))
+
+
+@np.errstate(all="ignore")
+def _exceeds(terms: Terms) -> np.ndarray:
+    """Units [B, Hkv, group] whose numbers are such that float32 may have no room for something in between.
+
+    All of a group, if one: they share dK and dV.
+    """
+    q, k, v, do = (magnitude(x, (-2, -1)).astype(np.float64) for x in (terms.q, terms.k, terms.v, terms.do))
+    (*_, M, d), N, scale = terms.q.shape, terms.k.shape[-2], max(1.0, abs(terms.scale))
+    in_scores = exceeds_float32(q, k, v, N, d, terms.scale, MAX_FLOAT32 if terms.bias is None else 2.0**103)
+    dS = 2 * do * v * d
+    most = np.maximum(do * M, dS * scale * np.maximum(1, np.maximum(q * M, k * N)))
+    found = in_scores | (~(most < MAX_FLOAT32) & np.isfinite(q + k + v + do))
+    return np.broadcast_to(found.any(axis=2, keepdims=True), found.shape)
+
+
+def _each(huge: np.ndarray, tile: Tile) -> list[tuple[slice, ...]]:
+    """The units of a tile that are, one by one."""
+    first = [part.start for part in tile.units]
+    found = np.argwhere(huge[tile.units])
+    return [tuple(slice(a + b, a + b + 1) for a, b in zip(first, at, strict=True)) for at in found]
+
+
+def _slices(length: int, step: int, start: int = 0) -> list[slice]:
+    return [slice(first, min(first + step, length)) for first in range(start, length, step)]
+
+
+@np.errstate(all="ignore")
+def _dq(terms: Terms, tile: Tile, dq: np.ndarray, dtype: type) -> None:
+    """dQ of a tile of rows; the rows' ``total``, and their ``D`` mended."""
+    where, N = (*tile.units, tile.rows), terms.k.shape[-2]
+    if terms.last is not None:
+        N = min(N, round_up(max(int(terms.last[tile.rows.stop - 1]) + 1, 0), TILE))
+    total, error = np.zeros((2, *dq[where].shape[:-1], 1), dtype)
+    dS_K, P_K = np.zeros((2, *dq[where].shape), dtype)
+    for columns in _slices(N, TILE):
+        part = terms.of(tile.units, tile.rows, columns, dtype)
+        P, dS = part.P_and_dS()
+        total += P.sum(axis=-1, keepdims=True)
+        error += dS.sum(axis=-1, keepdims=True)
+        dS_K += dS @ part.k
+        P_K += P @ part.k
+    empty = np.isinf(terms.above[where])[..., None] & (total == 0)
+    np.copyto(total, 1, where=empty)
+    error /= total
+    if terms.dlse is not None:
+        error -= terms.dlse[where][..., None]
+    found = (dS_K - error * P_K) / total * dtype(terms.scale)
+    np.copyto(error, 0, where=empty)
+    np.copyto(found, 0, where=empty)
+    dq[where], terms.total[where] = found, total[..., 0]
+    terms.mended[where] = terms.D[where] + error[..., 0]
+
+
+@np.errstate(all="ignore")
+def _dk_dv(terms: Terms, tile: Tile, dk: np.ndarray, dv: np.ndarray, dtype: type) -> None:
+    """dK and dV of a tile of keys, summed over all rows that share them."""
+    (*_, group, M, _), where = terms.q.shape, (*tile.units, tile.rows)
+    start = 0
+    if terms.last is not None:  # before it, no row sees any of these keys
+        start = min(max(tile.rows.start - int(terms.last[0]), 0), M) // TILE * TILE
+    of_k, of_v = np.zeros((2, *dk[where].shape), dtype)
+    for head, rows in itertools.product(range(group), _slices(M, TILE, start)):
+        units = (*tile.units, slice(head, head + 1))
+        part = terms.of(units, rows, tile.rows, dtype)
+        P, dS = part.P_and_dS()
+        P /= part.total[..., None]
+        dS /= part.total[..., None]
+        of_v += (P.swapaxes(-1, -2) @ part.do)[:, :, 0]
+        of_k += (dS.swapaxes(-1, -2) @ part.q)[:, :, 0]
+    dk[where], dv[where] = of_k * dtype(terms.scale), of_v
+
+
+class DBias:
+    """The gradient of a bias, summed over the axes along which it is broadcast."""
+
+    def __init__(self, terms: Terms, asked: Backward, dbias: np.ndarray, dtype: type) -> None:
+        shape = dbias.shape if asked.of.heads or dbias.ndim < 3 else (dbias.shape[0], 1, *dbias.shape[1:])
+        self._terms, self._asked, self._dtype = terms, asked, dtype
+        self._dbias = dbias.reshape((1,) * (4 - len(shape)) + shape)
+
+    def parts(self) -> Iterator[Part]:
+        """Parts of batches, heads, rows and columns that share no sum: an axis that is summed over is taken whole."""
+        call = self._asked.of
+        lengths, steps = (call.B, call.H, call.M, call.N), (1, 1, TILE, TILE)
+        yield from itertools.product(
+            *(
+                _slices(length, step if n > 1 else length)
+                for length, step, n in zip(lengths, steps, self._dbias.shape, strict=True)
+            )
+        )
+
+    @np.errstate(all="ignore")
+    def compute(self, part: Part) -> None:
+        at = tuple(x if n > 1 else slice(None) for x, n in zip(part, self._dbias.shape, strict=True))
+        batches, heads, rows, columns = part
+        sums: np.ndarray = np.zeros(self._dbias[at].shape)
+        for b, h in itertools.product(*(range(x.start, x.stop) for x in (batches, heads))):
+            unit = tuple(slice(i, i + 1) for i in (b, *divmod(h, self._asked.of.group)))
+            for i, j in itertools.product(
+                _slices(rows.stop, TILE, rows.start), _slices(columns.stop, TILE, columns.start)
+            ):
+                tile = self._terms.of(unit, i, j, self._dtype)
+                dS = tile.P_and_dS()[1] / tile.total[..., None]
+                inside: tuple[slice, ...] = (
+                    slice(i.start - rows.start, i.stop - rows.start) if sums.shape[2] > 1 else slice(None),
+                    slice(j.start - columns.start, j.stop - columns.start) if sums.shape[3] > 1 else slice(None),
+                )
+                summed = tuple(axis for axis in (2, 3) if sums.shape[axis] == 1)
+                sums[(slice(None), slice(None), *inside)] += dS[:, 0].sum(axis=summed, keepdims=True, dtype=np.float64)
+        self._dbias[at] = sums

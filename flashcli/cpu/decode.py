@@ -1,0 +1,121 @@
+"""Paged decode in NumPy: the default where there is no GPU, and the readable statement of what is computed.
+
+For each query token of a sequence and each head of the cache: the keys and values of the tokens that it sees are
+gathered from their pages, some at a time, and meet the heads of the group together, with the running maximum m, sum l
+and unnormalised output O of FlashAttention-2 (arXiv 2307.08691, algorithm 1). What is not seen is not gathered, so that
+whatever is in the rest of the cache cannot reach an answer. (Sequence, cache head) pairs run in threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from flashcli.asked.decode import Decode
+from flashcli.cpu.workers import Workers
+
+TOKENS = 1024  # gathered at a time: keys and values of 256 float32 are then 2 MiB
+
+
+class DecodeCpu:
+    """A backend for paged decode; use as a context manager."""
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._workers = Workers("decode", threads)
+
+    def __enter__(self) -> DecodeCpu:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._workers.close()
+
+    @property
+    def description(self) -> str:
+        return str(self._workers)
+
+    def details(self) -> dict[str, object]:
+        return {"backend": "cpu", "threads": self._workers.count}
+
+    def decode(
+        self, asked: Decode, sequences: range, check: Callable[[], None] = lambda: None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The answer of some sequences [s, T, H, D], in the query's type, and their LSE, float32 [s, T, H]."""
+        out = np.zeros((len(sequences), *asked.query.shape[1:]), asked.query.dtype)
+        lse = np.full(out.shape[:-1], -np.inf, np.float32)
+
+        def work(task: tuple[int, int]) -> None:
+            s, kv_head = task
+            attend_group(asked, s, kv_head, out[s - sequences.start], lse[s - sequences.start])
+
+        for _ in self._workers.map(work, itertools.product(sequences, range(asked.Hkv))):
+            check()
+        return out, lse
+
+
+@np.errstate(all="ignore")  # exp(-inf) is wanted; NaN and Inf in the data give what IEEE arithmetic gives
+def attend_group(
+    asked: Decode, s: int, kv_head: int, out: np.ndarray, lse: np.ndarray, compute: type = np.float32
+) -> None:
+    """The heads of one group of sequence s into ``out`` [T, H, D] and ``lse`` [T, H], computed in a float type."""
+    of_group = range(kv_head * asked.group, (kv_head + 1) * asked.group)
+    for t in range(asked.T):
+        # A head of block-sparse attention sees tokens of its own.
+        for heads in [range(head, head + 1) for head in of_group] if asked.sparse else [of_group]:
+            rows = slice(heads.start, heads.stop)
+            tokens = asked.tokens_seen(s, t, heads.start)
+            out[t, rows], lse[t, rows] = _attend(asked, s, t, rows, kv_head, tokens, compute)
+
+
+def _attend(
+    asked: Decode, s: int, t: int, rows: slice, kv_head: int, tokens: np.ndarray | slice, compute: type
+) -> tuple[np.ndarray, np.ndarray]:
+    """O and LSE of some heads of one query token that see the same tokens: zeros and -inf if all scores are -inf.
+
+    Products of matrices are computed in ``compute``, and what is between them, D times fewer numbers, in float64.
+    """
+    Q: np.ndarray = np.ascontiguousarray(asked.query[s, t, rows], compute)
+    scale = asked.scale * asked.k_scale
+    position = int(asked.seq_lens[s]) - asked.T + t
+    m: np.ndarray = np.full((len(Q), 1), -np.inf)
+    l, O = np.zeros_like(m), np.zeros_like(Q, np.float64)
+    for some in _pieces(tokens):
+        K, V = gather(asked, s, kv_head, some, compute)
+        S = (Q @ K.T).astype(np.float64)
+        S *= scale
+        if asked.alibi_slopes is not None:
+            S += asked.alibi_slopes[rows, None].astype(np.float64) * (some - position)
+        m_new = np.maximum(m, S.max(axis=1, keepdims=True))
+        shift = np.where(m_new == -np.inf, 0, m_new)  # -inf - -inf would be NaN where exp(-inf) = 0 is meant
+        P = np.exp(S - shift)
+        rescale = np.exp(m - shift)
+        l = l * rescale + P.sum(axis=1, keepdims=True)
+        O = O * rescale + P.astype(compute) @ V
+        m = m_new
+    nothing = l == 0
+    O[nothing[:, 0]], l[nothing] = 0, 1
+    return O / l * asked.v_scale, (m + np.log(l))[:, 0]
+
+
+def _pieces(tokens: np.ndarray | slice) -> Iterator[np.ndarray]:
+    """The numbers of the tokens, some at a time; of a long sequence all at once would be gigabytes."""
+    if isinstance(tokens, slice):
+        for first in range(tokens.start, tokens.stop, TOKENS):
+            yield np.arange(first, min(first + TOKENS, tokens.stop))
+    else:
+        yield from (tokens[i : i + TOKENS] for i in range(0, len(tokens), TOKENS))
+
+
+def gather(asked: Decode, s: int, kv_head: int, tokens: np.ndarray, compute: type) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and values [tokens, D] of one head of the cache, as the cache has them, without its scales."""
+    pages, slots = asked.block_tables[s, tokens // asked.page], tokens % asked.page
+    if asked.layout == "vllm":  # keys [pages, Hkv, D / x, page, x], values [pages, Hkv, D, page]
+        keys = asked.key_cache[pages, kv_head, :, slots].reshape(len(tokens), asked.D)
+        values = asked.value_cache[pages, kv_head, :, slots]
+    elif asked.layout == "nhd":  # [pages, page, Hkv, D]
+        keys, values = (cache[pages, slots, kv_head] for cache in (asked.key_cache, asked.value_cache))
+    else:  # [pages, Hkv, page, D]
+        keys, values = (cache[pages, kv_head, slots] for cache in (asked.key_cache, asked.value_cache))
+    # Rows one after another, however the cache lies: products of matrices that lie otherwise have other bytes.
+    return np.ascontiguousarray(keys, compute), np.ascontiguousarray(values, compute)

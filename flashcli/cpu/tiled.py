@@ -1,0 +1,163 @@
+"""Attention in NumPy, a tile at a time: the readable statement of the algorithm.
+
+FlashAttention-2 (arXiv 2307.08691, algorithm 1): a tile of Br query rows meets one tile of Bc keys after the other and
+carries its row maxima m, its row sums l and its unnormalised output O along, so that memory is bounded by tiles
+whatever M and N are. Axes before a matrix's rows and columns, of batches or heads, are units: independent of each
+other, several in one tile where sequences are short.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from flashcli.asked.shape import MAX_FLOAT32, ceil_div
+from flashcli.files.cut import TILE
+
+# The S tile, Br x Bc floats = 0.75 MiB, should stay in a core's second-level cache between its five passes. Short
+# sequences fill it with several units instead, so that one NumPy call does enough work to pay for it.
+BR, BC = TILE, 512
+TILES = 16  # at least, where Br can be made smaller for that: work for every core
+
+
+class Tile(NamedTuple):
+    """Independent work: some rows of Q in each of some units."""
+
+    units: tuple[slice, ...]
+    rows: slice
+
+
+class Matrices(NamedTuple):
+    """Q and O [..., M, d], K and V [..., N, d], and what may come with them: a bias [..., M, N], the LSE [..., M].
+
+    All have the same units; what several units share is repeated by strides of 0. O and the LSE are written.
+    """
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    out: np.ndarray
+    bias: np.ndarray | None = None
+    lse: np.ndarray | None = None
+
+    def of(self, tile: Tile) -> Matrices:
+        """Those of a tile, with all keys of its units."""
+        units, of_rows = tile.units, (*tile.units, tile.rows)
+        q, k, v, out, bias, lse = self
+        return Matrices(
+            q[of_rows], k[units], v[units], out[of_rows],
+            None if bias is None else bias[of_rows], None if lse is None else lse[of_rows],
+        )  # fmt: skip
+
+
+def row_tile(B: int, N: int) -> int:
+    """Br for an input, a divisor of `TILE`. It depends on nothing else: BLAS may round otherwise in another Br."""
+    Br = TILE
+    while Br > TILE // 4 and TILES * Br > B * N:
+        Br //= 2
+    return Br
+
+
+def tiles(units: tuple[int, ...], M: int, N: int, Br: int, threads: int) -> Iterator[Tile]:
+    """Cut M rows of each unit into tiles of about one S tile, fewer units where threads would go without."""
+    Br = min(M, Br)
+    count = min(max(1, BR * BC // (Br * min(N, BC))), ceil_div(math.prod(units) * M, 4 * threads * Br))
+    for some in groups(units, count):
+        for i in reversed(range(0, M, Br)):  # the longest first, when causal
+            yield Tile(some, slice(i, min(i + Br, M)))
+
+
+def groups(units: tuple[int, ...], count: int) -> Iterator[tuple[slice, ...]]:
+    """Cut axes of units into blocks of up to ``count``, along the last axis first."""
+    axes = []
+    for length in reversed(units):
+        step = max(1, min(length, count))
+        axes.append([slice(first, min(first + step, length)) for first in range(0, length, step)])
+        count //= step
+    return itertools.product(*reversed(axes))
+
+
+@np.errstate(all="ignore")  # exp(-inf) is wanted; NaN and Inf in the data give what IEEE arithmetic gives
+def attend(given: Matrices, scale: float, causal: bool, first_row: int = 0, dtype: type = np.float32) -> None:
+    """O = softmax(scale Q Kᵀ + bias) V and its LSE, for the rows of one tile; float32, with ``dtype`` in between.
+
+    ``first_row`` is the position of Q's first row in the sequence: with ``causal``, row i sees keys 0 to first_row + i.
+    A row that sees no key, or with a bias none but at -inf, has O = 0 and LSE = -inf.
+    """
+    Q: np.ndarray = given.q.astype(dtype, order="C")
+    (*units, Br, d), N = Q.shape, given.k.shape[-2]
+    if causal:
+        N = min(N, max(first_row + Br, 0))
+    if abs(math.frexp(scale)[0]) == 0.5:  # a power of two scales Q exactly, and saves a pass over S
+        Q *= dtype(scale)
+        scale = 1
+    m = np.full((*units, Br, 1), -np.inf, dtype)
+    l = np.zeros((*units, Br, 1), dtype)
+    O = np.zeros((*units, Br, d), dtype)
+    tile = np.empty((*units, Br, min(BC, N)), dtype)  # one buffer for all S and P: fresh memory costs page faults
+    PV = np.empty_like(O)
+
+    for j in range(0, N, BC):
+        columns = slice(j, min(j + BC, N))
+        Kj, Vj = (for_blas(matrix[..., columns, :].astype(dtype, copy=False)) for matrix in (given.k, given.v))
+        S = np.matmul(Q, Kj.swapaxes(-1, -2), out=tile[..., : Kj.shape[-2]])
+        if scale != 1:
+            S *= dtype(scale)
+        if given.bias is not None:
+            add(given.bias[..., columns], S)
+        if causal and columns.stop > first_row:
+            S[..., np.arange(j, columns.stop) > np.arange(Br)[:, None] + first_row] = -np.inf
+        m_new = np.maximum(m, S.max(axis=-1, keepdims=True))
+        shift = np.where(m_new == -np.inf, dtype(0), m_new)  # -inf - -inf would be NaN: exp(-inf) = 0 is meant
+        P = np.exp(np.subtract(S, shift, out=S), out=S)
+        rescale = np.exp(m - shift)
+        l = l * rescale + P.sum(axis=-1, keepdims=True)
+        O *= rescale
+        O += np.matmul(P, Vj, out=PV)
+        m = m_new
+
+    if given.bias is not None or (causal and first_row < 0):
+        sees_nothing = m == -np.inf if given.bias is not None else (np.arange(Br) + first_row < 0)[:, None]
+        np.copyto(O, 0, where=sees_nothing)
+        np.copyto(l, 1, where=sees_nothing)
+    np.divide(O, l, out=given.out, casting="same_kind")
+    if given.lse is not None:
+        np.add(m, np.log(l), out=given.lse[..., None], casting="same_kind")
+
+
+def add(bias: np.ndarray, S: np.ndarray) -> None:
+    """Numbers are added to scores; where a mask is false, the score is -inf whatever it was."""
+    if bias.dtype == np.bool_:
+        np.copyto(S, -np.inf, where=~bias)
+    else:
+        S += bias
+
+
+def for_blas(matrix: np.ndarray) -> np.ndarray:
+    """Itself, or a copy where rows lie upon each other: NumPy would multiply it without BLAS."""
+    return matrix if matrix.strides[-2] >= matrix.shape[-1] * matrix.itemsize else np.ascontiguousarray(matrix)
+
+
+def magnitude(values: np.ndarray, axes: tuple[int, ...] | None = None) -> np.ndarray:
+    """The largest along some axes, or of all; NaN where one is NaN."""
+    with np.errstate(invalid="ignore"):
+        return np.maximum(values.max(axis=axes, initial=0), -values.min(axis=axes, initial=0))
+
+
+@np.errstate(invalid="ignore")
+def exceeds_float32(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, N: int, d: int, scale: float, limit: float = MAX_FLOAT32
+) -> np.ndarray:
+    """Where numbers of these magnitudes may make scores beyond ``limit``, or sums of V that float32 has no room for.
+
+    Not where one is infinite. Nor has float32 room for scores so small that only a huge scale brings them back.
+    """
+    q, k, v = (np.asarray(values, np.float64) for values in (q, k, v))
+    moderate = scale == 0 or 2**-100 <= abs(scale) <= 2**100
+    scores = (q * k * d * max(1.0, abs(scale)) < limit) & (q * abs(scale) < MAX_FLOAT32)  # Q may be scaled first
+    fits = scores & (v * N < MAX_FLOAT32) & moderate
+    return ~fits & np.isfinite(q + k + v)

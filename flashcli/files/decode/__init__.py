@@ -1,0 +1,1 @@
+"""Paged decode in .safetensors files: what is asked, answers, cases, comparisons."""

@@ -1,0 +1,228 @@
+"""Files of paged decode: `.safetensors`, by their header, whatever they are called.
+
+A file is 8 bytes that say how long the header is, the header, JSON that names each tensor's type, shape and place, and
+the tensors' bytes. Inputs are mapped: a tensor is read where it is used, and only so far as it is. `INPUT` has the
+tensors; what else there is to say stands in the header's metadata, as text (see `_metadata`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import reprlib
+import stat
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from flashcli.asked.decode import LAYOUTS, BlockSparse, Decode, default_scale, problem
+from flashcli.asked.shape import round_up
+from flashcli.errors import BackendUnavailable, BadInput, explained
+from flashcli.files.outputs import AtomicFile
+
+TYPES = {
+    "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "I32": "int32", "F64": "float64", "I64": "int64", "U8": "uint8",
+}  # fmt: skip
+NAMES = {name: tag for tag, name in TYPES.items()}
+REQUIRED = ("query", "key_cache", "value_cache", "block_tables", "seq_lens")
+SCALES = ("k_scale", "v_scale")
+OPTIONAL = ("alibi_slopes", *SCALES)
+SPARSE = ("vert_stride", "block_size", "local_blocks", "head_sliding_step", "tp_rank")
+METADATA = ("layout", "scale", "sliding_window", *SPARSE)
+SAID_BY_OTHERS = "format"  # metadata that PyTorch's users write: the library that a file was saved by
+LENGTH = struct.Struct("<Q")
+BEGINNINGS = (b'{"', b"{}", b"{ ", b"{\t", b"{\r", b"{\n")  # of a header
+MAX_HEADER = 100_000_000  # bytes; the library refuses a longer one
+ALIGNMENT = 64  # of the first tensor's bytes in a file of ours, and so of those whose sizes are multiples of it
+HINT = "`flashcli generate --decode` makes such a file; docs/decode.md says what is in one."
+
+
+def dtype(name: str) -> np.dtype:
+    """NumPy's type of a name such as "float16" or "bfloat16"."""
+    if name not in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"NumPy knows {name} by ml_dtypes, which is missing.", "pip install ml_dtypes."
+        ) from error
+    return np.dtype(getattr(ml_dtypes, name))
+
+
+def has_tensors(path: str | os.PathLike) -> bool:
+    """Whether a file begins as `.safetensors` does, or has its name. False for what is no regular file.
+
+    No input of attention can begin so, for d would be above 256; nor does an output, unless its first two numbers are
+    (almost) zero.
+    """
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return False
+        with open(path, "rb") as file:
+            beginning = file.read(LENGTH.size + 2)
+    except OSError:
+        return False  # whoever reads it next will say why
+    if os.fspath(path).endswith(".safetensors"):
+        return True  # and if it is broken, this format's reader says how
+    if beginning[LENGTH.size :] not in BEGINNINGS:
+        return False
+    return 2 <= LENGTH.unpack_from(beginning)[0] <= MAX_HEADER
+
+
+class Tensors:
+    """The tensors of a `.safetensors` file as arrays that are mapped from it, and its metadata."""
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self.path = os.fspath(path)
+        header, self._start = self._checked_header()
+        self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
+        self._header = header
+        with explained("read", path):
+            self._bytes = np.memmap(self.path, np.uint8, mode="r")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._header
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._header)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        entry = self._header[name]
+        if entry["dtype"] not in TYPES:
+            raise BadInput(f"{self.path!r} has {name} of type {entry['dtype']}, which is not known here.", HINT)
+        first, last = (self._start + offset for offset in entry["data_offsets"])
+        kind = dtype(TYPES[entry["dtype"]])
+        # Not .view(): the format does not promise that tensors start where their type would have them.
+        flat: np.ndarray = np.frombuffer(self._bytes, kind, (last - first) // kind.itemsize, first)
+        try:
+            return flat.reshape(entry["shape"])
+        except ValueError as error:  # NumPy has 64 dimensions, and empty arrays only of what would fit into memory
+            told = f"{self.path!r} has {name} of a shape that no array has, {reprlib.repr(entry['shape'])}."
+            raise BadInput(told, HINT) from error
+
+    def _checked_header(self) -> tuple[dict, int]:
+        """The header, and where the tensors begin; the library makes sure of what they say of sizes and places."""
+        try:
+            from safetensors import SafetensorError, safe_open
+        except ImportError as error:
+            raise BackendUnavailable("the library safetensors is missing.", "pip install safetensors.") from error
+        with explained("read", self.path):
+            if not stat.S_ISREG(os.stat(self.path).st_mode):
+                raise BadInput(f"{self.path!r} is not a regular file.", "copy the data to a file first.")
+            with open(self.path, "rb") as file:  # by us first: the library does not say why it cannot be opened
+                beginning = file.read(LENGTH.size)
+                try:
+                    with safe_open(self.path, framework="np"):
+                        pass
+                except SafetensorError as error:
+                    told = f"{self.path!r} is not a whole .safetensors file: {str(error).rpartition(': ')[2]}."
+                    raise BadInput(told, HINT) from error
+                size = LENGTH.unpack(beginning)[0]
+                return json.loads(file.read(size)), LENGTH.size + size
+
+
+def read_decode(
+    path: str | os.PathLike, notice: Callable[[str], None] = lambda text: None
+) -> tuple[Decode, tuple[int, ...]]:
+    """What a file asks for, checked, and the shape of its query as the file has it: [S, H, D], or [S, T, H, D].
+
+    ``notice`` is told of what has a name that means nothing here, such as one that is spelled wrong.
+    """
+    tensors = Tensors(path)
+    if missing := [name for name in REQUIRED if name not in tensors]:
+        raise BadInput(f"{tensors.path!r} has no tensor {missing[0]}.", HINT)
+    query = tensors["query"]
+    arrays: dict[str, Any] = {name: tensors[name] for name in REQUIRED[1:]}
+    if "alibi_slopes" in tensors:
+        arrays["alibi_slopes"] = tensors["alibi_slopes"]
+    scales: dict[str, Any] = {name: _number_of(tensors, name) for name in SCALES if name in tensors}
+    asked = Decode(query[:, None] if query.ndim == 3 else query, **arrays, **scales, **_metadata(tensors, query.shape))
+    if wrong := problem(asked):
+        raise BadInput(f"{tensors.path!r} cannot be decoded: {wrong}.", HINT)
+    for name in sorted({*tensors} - {*REQUIRED, *OPTIONAL}):
+        notice(f"{tensors.path!r} has a tensor {name}, which means nothing here: it is left out.")
+    for name in sorted({*tensors.metadata} - {*METADATA, SAID_BY_OTHERS}):
+        notice(f"{tensors.path!r} has {name} in its metadata, which means nothing here: it is left out.")
+    return asked, query.shape
+
+
+def _number_of(tensors: Tensors, name: str) -> float:
+    values = tensors[name]
+    if values.dtype != np.float32 or values.size != 1:
+        raise BadInput(
+            f"{tensors.path!r} has {name} of {values.size} numbers of {values.dtype}, not one float32.", HINT
+        )
+    return float(values.reshape(()))
+
+
+def _metadata(tensors: Tensors, query_shape: tuple[int, ...]) -> dict[str, Any]:
+    """What is said beside the tensors, all of it text: layout, scale, sliding_window, and block-sparse attention's."""
+    given = tensors.metadata
+
+    def number(name: str, otherwise: float, kind: type = int) -> float:
+        try:
+            return kind(given.get(name, otherwise))
+        except ValueError:
+            wanted = "a whole number" if kind is int else "a number"
+            raise BadInput(
+                f"{tensors.path!r} has {name} = {reprlib.repr(given[name])} in its metadata, not {wanted}.", HINT
+            ) from None
+
+    layout = given.get("layout", "vllm")
+    if layout not in LAYOUTS:
+        raise BadInput(f"{tensors.path!r} has layout {reprlib.repr(layout)}, not {', '.join(LAYOUTS)}.", HINT)
+    sparse: dict[str, Any] = {name: number(name, 0) for name in SPARSE}
+    return {
+        "layout": layout,
+        "scale": number("scale", default_scale(query_shape), float),
+        "window": number("sliding_window", 0),
+        "sparse": BlockSparse(**sparse) if sparse["vert_stride"] > 1 else None,
+    }
+
+
+def metadata(asked: Decode) -> dict[str, str]:
+    """The other way round: the metadata that a file of what is asked has."""
+    sparse = {name: getattr(asked.sparse, name) for name in SPARSE} if asked.sparse else {}
+    window = {"sliding_window": asked.window} if asked.window else {}
+    return {
+        name: str(value) for name, value in {"layout": asked.layout, "scale": asked.scale, **window, **sparse}.items()
+    }
+
+
+class TensorWriter(AtomicFile):
+    """A `.safetensors` file being written tensor by tensor, in any order; it appears under its name when complete."""
+
+    def __init__(
+        self, path: str | os.PathLike, tensors: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]
+    ) -> None:
+        """``tensors`` says the type and shape of each, in the file's order."""
+        header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+        end = 0
+        for name, (kind, shape) in tensors.items():
+            first, end = end, end + math.prod(shape) * dtype(kind).itemsize
+            header[name] = {"dtype": NAMES[kind], "shape": list(shape), "data_offsets": [first, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (round_up(LENGTH.size + len(text), ALIGNMENT) - LENGTH.size - len(text))
+        self._first = LENGTH.size + len(text)
+        self._places = {name: entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
+        super().__init__(path, self._first + end)
+        try:
+            self.write_at(0, memoryview(LENGTH.pack(len(text)) + text))
+        except BaseException:
+            self.discard()
+            raise
+
+    def write(self, name: str, values: np.ndarray, skip: int = 0) -> None:
+        """Numbers of a tensor, from the one after the first ``skip`` on. Where the file cannot seek, in its order."""
+        offset = self._first + self._places[name] + skip * values.itemsize
+        self.write_at(offset, np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
+
+
+def create_answer(path: str | os.PathLike, kind: str, query_shape: tuple[int, ...]) -> TensorWriter:
+    """The file of an answer: ``out``, of the query's shape and type, and ``lse``, one float32 a head."""
+    return TensorWriter(path, {"out": (kind, query_shape), "lse": ("float32", query_shape[:-1])}, {})

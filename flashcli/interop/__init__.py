@@ -1,1 +1,0 @@
-"""Arrays of other libraries, computed where they lie."""

@@ -1,0 +1,1 @@
+"""Signals, exits and threads of this process."""

@@ -1,0 +1,193 @@
+"""Paged decode on a GPU, for arrays in the host's memory: the cache goes there whole if it fits, else by groups."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from flashcli.asked.decode import Decode
+from flashcli.asked.shape import ceil_div
+from flashcli.compiler import compiler
+from flashcli.errors import KernelFailure, OutOfMemory
+from flashcli.gpu.session import Session
+from flashcli.gpu.timing import queued_seconds
+from flashcli.kernels import decode
+from flashcli.kernels.decode import Argument, Build, Sizes
+from flashcli.kernels.types import Launch
+from flashcli.run.slots import ignore
+
+SPARE = 2**28  # bytes of the GPU's memory that are left for queries, answers and scratch
+
+
+class DecodeProgram:
+    """A kernel's functions, loaded into the current context."""
+
+    def __init__(self, session: Session, build: Build) -> None:
+        build.check(session.capability, session.name, "use --backend cpu.")
+        self._build, self._session = build, session
+        self._module = session.driver.module_from_buffer(compiler.cubin(build, session.architecture))
+        self._functions: dict[str, Any] = {}
+        self._shared: dict[str, int] = {}  # bytes that were asked for
+
+    def launcher(self, sizes: Sizes) -> Callable[[Argument], None]:
+        """What queues the kernel's launches; ``sizes`` are those of the argument's arrays."""
+        gpu = decode.Gpu(self._session.multiprocessors, self._session.capability)
+        launches = self._build.kernel.launches(sizes, self._build.problem, gpu)
+        ready = [
+            (self._function(launch), (launch.grid, 1), (launch.threads, 1, 1), launch.shared) for launch in launches
+        ]
+
+        def launch_all(argument: Argument) -> None:
+            packed = bytes(argument)
+            for function, grid, block, shared in ready:
+                function.prepared_async_call(grid, block, None, packed, shared_size=shared)
+
+        return launch_all
+
+    def _function(self, launch: Launch) -> Any:
+        if launch.function not in self._functions:
+            function = self._functions[launch.function] = self._module.get_function(launch.function)
+            function.prepare([f"{ctypes.sizeof(Argument)}s"])  # one struct, by value
+        function = self._functions[launch.function]
+        if launch.shared > self._shared.get(launch.function, 0):  # even if little: there is what is static, too
+            self._shared[launch.function] = launch.shared
+            most = self._session.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+            function.set_attribute(most, launch.shared)
+        return function
+
+
+class DecodeCuda:
+    """A backend for paged decode on the first GPU; use as a context manager.
+
+    ``retuned`` gives another tuning for the kernel's own choice.
+    """
+
+    def __init__(
+        self, kernel: str | None = None, retuned: Callable[[decode.Tuning], decode.Tuning] = lambda tuning: tuning
+    ) -> None:
+        self._kernel, self._used = kernel, ""  # the kernel that was asked for, and what was used at last
+        self._retuned = retuned
+        if kernel is not None:
+            decode.named(kernel)
+        self._session = Session()
+        self._driver = self._session.driver
+        self._programs: dict[Build, DecodeProgram] = {}
+        self._cache: dict[str, object] = {}  # device memory of the caches of `_of`
+        self._of: Decode | None = None
+        self._seconds = 0.0
+
+    def __enter__(self) -> DecodeCuda:
+        self._session.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._programs.clear()
+        self._cache.clear()
+        self._session.__exit__(*exc)
+
+    @property
+    def description(self) -> str:
+        return f"cuda, {self._session.name}, kernel {self._used}"
+
+    def details(self) -> dict[str, object]:
+        return {
+            "backend": "cuda", "device": self._session.name, "kernel": self._used, "kernel_seconds": self._seconds,
+        }  # fmt: skip
+
+    @property
+    def at_once(self) -> int:
+        """How many bytes of keys and values a group of sequences may use."""
+        return max(1, self._session.free_bytes() - 2 * SPARE)
+
+    def decode(
+        self, asked: Decode, sequences: range, check: Callable[[], None] = ignore
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The answer of some sequences [s, T, H, D], in the query's type, and their LSE, float32 [s, T, H]."""
+        try:
+            return self._decode(asked, sequences)
+        except self._driver.MemoryError as error:
+            raise OutOfMemory(
+                f"the pages of sequences {sequences.start} to {sequences.stop - 1} do not fit into the GPU's memory.",
+                "free the GPU, use a larger one, or --backend cpu.",
+            ) from error
+        except self._driver.Error as error:
+            raise KernelFailure(f"kernel {self._used} failed: {error}.", "report it.") from error
+
+    def _decode(self, asked: Decode, sequences: range) -> tuple[np.ndarray, np.ndarray]:
+        some = slice(sequences.start, sequences.stop)
+        part = dataclasses.replace(
+            asked, query=asked.query[some], block_tables=asked.block_tables[some], seq_lens=asked.seq_lens[some]
+        )
+        if asked.key_cache.nbytes + asked.value_cache.nbytes <= self.at_once or self._of is asked:
+            self._keep(asked)
+        else:
+            part = only_used_pages(part)
+            self._keep(part)
+        return self._launch(part)
+
+    def _keep(self, asked: Decode) -> None:
+        """Have these caches on the device."""
+        if self._of is asked:
+            return
+        self._cache.clear()
+        self._of = None
+        for name in ("key_cache", "value_cache"):
+            self._cache[name] = self._to_device(getattr(asked, name))
+        self._of = asked
+
+    def _launch(self, part: Decode) -> tuple[np.ndarray, np.ndarray]:
+        build, sizes = decode.build_of(self._kernel, part), decode.sizes_of(part)
+        build = Build(build.kernel, build.problem._replace(tuning=self._retuned(build.problem.tuning)))
+        self._used, launch = build.kernel.name, self.launcher(build, sizes)
+        out = np.empty(part.query.shape, part.query.dtype)
+        lse = np.empty(out.shape[:-1], np.float32)
+        scales = {name: np.array([getattr(part, name)], np.float32) for name in ("k_scale", "v_scale")}
+        given = {name: getattr(part, name) for name in ("query", "block_tables", "seq_lens", "alibi_slopes")} | scales
+        memory = {name: self._to_device(array) for name, array in given.items() if array is not None and array.size}
+        memory |= {name: self._driver.mem_alloc(array.nbytes) for name, array in (("out", out), ("lse", lse))}
+        if size := build.kernel.workspace(sizes, build.problem):
+            memory["workspace"] = self._driver.mem_alloc(size)
+            self._driver.memset_d8(memory["workspace"], 0, size)
+        pointers = {name: int(where) for name, where in (memory | self._cache).items()}
+        argument = decode.argument(part, pointers)
+        self._seconds += queued_seconds(self._driver, lambda: launch(argument))
+        for array, name in ((out, "out"), (lse, "lse")):
+            self._driver.memcpy_dtoh(_bytes(array), memory[name])
+        return out, lse
+
+    def launcher(self, build: Build, sizes: Sizes) -> Callable[[Argument], None]:
+        """What queues a build's launches for arrays of these sizes."""
+        if build not in self._programs:
+            self._programs[build] = DecodeProgram(self._session, build)
+        return self._programs[build].launcher(sizes)
+
+    def _to_device(self, array: np.ndarray) -> Any:
+        array = np.ascontiguousarray(array)
+        memory = self._driver.mem_alloc(array.nbytes)
+        self._driver.memcpy_htod(memory, _bytes(array))
+        return memory
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """PyCUDA knows no bfloat16 and no fp8."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def only_used_pages(asked: Decode) -> Decode:
+    """The same with a cache of the pages that are used, each once, and tables that say where they are now."""
+    lengths = asked.seq_lens.astype(np.int64)
+    columns = np.arange(asked.block_tables.shape[1])
+    first, last = asked.first_used(lengths) // asked.page, ceil_div(lengths, asked.page)
+    used = (columns >= first[:, None]) & (columns < last[:, None])
+    pages, places = np.unique(asked.block_tables[used], return_inverse=True)
+    tables = np.full_like(asked.block_tables, -1)
+    tables[used] = places
+    if len(pages) == 0:
+        pages = np.array([0])  # all sequences are empty: some page there must be
+    return dataclasses.replace(
+        asked, key_cache=asked.key_cache[pages], value_cache=asked.value_cache[pages], block_tables=tables
+    )

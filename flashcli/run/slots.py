@@ -1,0 +1,113 @@
+"""What the backends have in common: slots of memory that chunks of an input pass through."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import Generic, NamedTuple, Self, TypeVar
+
+import numpy as np
+
+from flashcli.asked.shape import Chunk, Shape
+from flashcli.files.cut import Cut
+from flashcli.run import memory
+from flashcli.run.timeline import Timeline
+
+
+class Overlap(NamedTuple):
+    """How many chunks may be in each stage at a time; each takes a slot, and a thread for reading or writing it.
+
+    ``computing`` counts those submitted after the one whose result is waited for.
+    """
+
+    reading: int
+    computing: int
+    writing: int
+
+
+def ignore(*values: object) -> None:
+    """The callback of somebody who does not want to know."""
+
+
+class Slot:
+    """Host memory for a chunk and for its answer, in which chunks may be smaller."""
+
+    def __init__(self, shape: Shape, by: Cut, spare: int = 0) -> None:
+        """``spare`` is a number of floats between the two for the backend's own use."""
+        ends = by.input_floats(shape), by.input_floats(shape) + spare
+        self.shape = shape
+        self.memory = np.empty(ends[1] + by.output_floats(shape), np.float32)  # in one piece: page-locked sooner
+        self.input, self.spare, self.output = np.split(self.memory, ends)
+        self.chunk: Chunk  # what is in it
+        self.finite = True  # whether its input is, and
+        self.finite_answer = True  # whether its answer is, known once `Backend.wait` has returned
+        self.submitted = 0.0  # when, in seconds of time.perf_counter
+
+    def input_of(self, chunk: Chunk) -> np.ndarray:
+        """The part of ``input`` that a chunk fills."""
+        return self.input[: len(self.shape.input_rows(chunk)) * self.shape.d]
+
+    def output_of(self, chunk: Chunk) -> np.ndarray:
+        """The part of ``output`` that its answer fills."""
+        return self.output[: len(self.shape.output_rows(chunk)) * self.shape.d]
+
+
+S = TypeVar("S", bound=Slot)  # the slots of a backend
+
+
+class LongBatch:
+    """K and V of one batch in host memory, one below the other, which rows of its Q attend to chunk by chunk."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.rows = np.empty((2 * shape.N, shape.d), np.float32)
+        self.k, self.v = np.split(self.rows, 2)
+
+    @classmethod
+    def several(cls, count: int, shape: Shape) -> list[Self]:
+        """As many as there are batches, up to ``count``; refused where there is no memory for them."""
+        count = min(count, shape.B)
+        memory.require(count * 2 * shape.output_batch_bytes, f"K and V of {count} batch{'es' if count > 1 else ''}")
+        return [cls(shape) for _ in range(count)]
+
+    def keep(self, chunk: Chunk, floats: np.ndarray) -> None:
+        """Copy some of their rows."""
+        self.rows[chunk.rows.start : chunk.rows.stop] = floats.reshape(len(chunk.rows), -1)
+
+
+class Backend(abc.ABC, Generic[S]):
+    """A backend is opened by making it and closed by leaving its ``with`` block."""
+
+    overlap: Overlap
+
+    def __enter__(self) -> Self:
+        return self
+
+    @abc.abstractmethod
+    def __exit__(self, *exc: object) -> None:
+        """Give back all that was taken."""
+
+    @abc.abstractmethod
+    def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[S]]:
+        """Up to ``count`` slots for chunks cut ``by``; one short of memory gives smaller and fewer ones."""
+
+    @abc.abstractmethod
+    def submit(self, slot: S, chunk: Chunk, timeline: Timeline) -> None:
+        """Start computing what is in the slot. K and V of a batch come before rows of its Q."""
+
+    @abc.abstractmethod
+    def wait(self, slot: S, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
+        """Return when the slot's output is there, and its input no longer needed.
+
+        Then ``slot.finite`` is set, and ``slot.finite_answer`` by a backend that may have no room for large finite
+        numbers. K and V of a long batch are looked at in the slots that they came in. Where it may take long, ``check``
+        is called meanwhile, and may raise.
+        """
+
+    @property
+    @abc.abstractmethod
+    def description(self) -> str:
+        """One line for people: the device, the kernel, its tiles."""
+
+    @abc.abstractmethod
+    def details(self) -> dict[str, object]:
+        """The same as a flat dict, for programs."""

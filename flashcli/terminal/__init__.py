@@ -1,0 +1,1 @@
+"""The command line's types, JSON, tables, sizes and messages."""

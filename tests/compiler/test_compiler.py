@@ -1,0 +1,419 @@
+"""From source to cubin: when the compiler runs, when the cache answers, and what nvcc's complaints become."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import FAKE_NVCC, GPU_KERNELS, IN_USE, THOROUGH, script
+
+from flashcli.compiler import cache, compiler
+from flashcli.compiler.compiler import architecture, compile_failure, cubin, find_nvcc, parse_ptxas, resources
+from flashcli.errors import BackendUnavailable, KernelFailure
+from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.types import Build, Kernel, Problem
+
+PROBLEM = Problem(10, 2048, 2048, 64)
+BUILD = Build(KERNELS["q_in_registers"], PROBLEM)
+MASKED = replace(BUILD, problem=PROBLEM._replace(causal=True))
+SHORTER = replace(BUILD, problem=PROBLEM._replace(d=32))
+
+
+@pytest.fixture
+def compiled(tmp_path, monkeypatch) -> list[list[str]]:
+    """An empty cache, and a compiler that gives "code 1", "code 2", ... and the options of each call."""
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "cubins"))
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", "")))
+    calls = []
+
+    def compile(build, nvcc, arch):
+        calls.append([*compiler.options(build), arch])
+        return b"code %d" % len(calls)
+
+    monkeypatch.setattr(compiler, "_compile", compile)
+    return calls
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch) -> Path:
+    """A copy of cuda/ that may be changed."""
+    folder = Path(shutil.copytree(compiler.SOURCES, tmp_path / "cuda"))
+    monkeypatch.setattr(compiler, "SOURCES", folder)
+    return folder
+
+
+# The cache
+
+
+def test_a_hit_starts_no_process(compiled, monkeypatch):
+    code = cubin(BUILD, "sm_80")
+
+    def start(*args, **options):
+        raise AssertionError(f"a process was started: {args}")
+
+    for module, name in [(subprocess, "Popen"), (os, "system"), (os, "posix_spawn"), (os, "fork")]:
+        monkeypatch.setattr(module, name, start)
+    assert cubin(BUILD, "sm_80") == code == b"code 1"
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize(
+    ("build", "arch"),
+    [
+        (SHORTER, "sm_80"),
+        (MASKED, "sm_80"),
+        (BUILD, "sm_90a"),
+    ],
+)
+def test_another_build_is_another_cubin(compiled, build, arch):
+    assert cubin(BUILD, "sm_80") == b"code 1"
+    assert cubin(build, arch) == b"code 2"
+    assert cubin(BUILD, "sm_80") == b"code 1"
+
+
+@pytest.mark.parametrize("name", [BUILD.kernel.file, "common.cuh"])
+def test_a_changed_source_or_header_is_compiled_again(compiled, sources, name):
+    cubin(BUILD, "sm_80")
+    with open(sources / name, "a") as file:
+        file.write("// changed\n")
+    assert cubin(BUILD, "sm_80") == b"code 2"
+
+
+def test_changed_options_are_compiled_again(compiled, monkeypatch):
+    cubin(BUILD, "sm_80")
+    monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "-Xptxas=-O2"))
+    assert cubin(BUILD, "sm_80") == b"code 2"
+
+
+def test_another_compiler_compiles_again(compiled, tmp_path, monkeypatch):
+    cubin(BUILD, "sm_80")
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "other-nvcc", "#!/bin/sh\nexit 0\n# newer\n")))
+    assert cubin(BUILD, "sm_80") == b"code 2"
+
+
+def test_without_a_compiler_what_is_cached_will_do(compiled, monkeypatch):
+    code = cubin(BUILD, "sm_80")
+    monkeypatch.setenv("NVCC", "")
+    assert cubin(BUILD, "sm_80") == code
+    with pytest.raises(BackendUnavailable, match="there is no nvcc") as caught:
+        cubin(SHORTER, "sm_80")
+    assert "CUDA_HOME" in caught.value.hint
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link_to_a_device(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def flip_a_bit(path: Path) -> None:
+    kept = bytearray(path.read_bytes())
+    kept[3] ^= 1
+    path.write_bytes(kept)
+
+
+DAMAGES = {
+    "empty": lambda path: os.truncate(path, 0),
+    "cut off": lambda path: os.truncate(path, 20),
+    "a bit flipped": flip_a_bit,
+    "without its checksum": lambda path: path.write_bytes(b"code 7"),
+    "a FIFO": fifo,
+    "a device": link_to_a_device,
+    "unreadably large": lambda path: os.truncate(path, 2**40),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_what_is_damaged_in_the_cache_is_made_anew(compiled, monkeypatch, tmp_path, damage):
+    cubin(BUILD, "sm_80")
+    [path] = (tmp_path / "cubins").iterdir()
+    whole = path.read_bytes()
+    damage(path)
+    monkeypatch.setenv("NVCC", "")
+    with pytest.raises(BackendUnavailable, match="no cached"):
+        cubin(BUILD, "sm_80")
+    monkeypatch.setenv("NVCC", str(tmp_path / "nvcc"))
+    assert [cubin(BUILD, "sm_80") for _ in range(2)] == [b"code 2"] * 2
+    assert path.read_bytes()[:6] == b"code 2" and len(path.read_bytes()) == len(whole)
+
+
+def test_without_a_compiler_a_damaged_cubin_does_not_hide_a_whole_one(compiled, monkeypatch, tmp_path):
+    cubin(BUILD, "sm_80")
+    [path] = (tmp_path / "cubins").iterdir()
+    damaged = path.with_name(f"{path.stem.rpartition('-')[0]}-0.cubin")
+    damaged.write_bytes(b"damaged")
+    assert sorted([path, damaged])[0] == damaged
+    monkeypatch.setenv("NVCC", "")
+    assert cubin(BUILD, "sm_80") == b"code 1"
+
+
+def test_parallel_first_runs_never_read_a_torn_file(tmp_path):
+    path, whole = tmp_path / "cubins" / "x.cubin", [bytes([number]) * 300_000 for number in range(8)]
+
+    def store_and_load(code: bytes) -> bytes | None:
+        cache.store(path, code)
+        return cache.load(path)
+
+    with ThreadPoolExecutor(8) as pool:
+        for code in pool.map(store_and_load, whole * 8):
+            assert code in whole
+    assert os.listdir(path.parent) == ["x.cubin"]
+
+
+def test_a_failed_write_leaves_nothing_in_the_cache(compiled, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "replace", lambda *paths: (_ for _ in ()).throw(OSError("disk full")))
+    assert cubin(BUILD, "sm_80") == b"code 1"
+    assert os.listdir(tmp_path / "cubins") == []
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(compiled, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "file" / "inside"))
+    assert [cubin(BUILD, "sm_80") for _ in range(2)] == [b"code 1", b"code 2"]
+
+
+def test_the_macros_reach_the_compiler(compiled):
+    cubin(MASKED, "sm_90a")
+    [call] = compiled
+    assert {"-DHEAD_DIM=64", "-DCAUSAL=1", "-DBR=128", "-DBC=32", "-DTHREADS=128", "sm_90a"} <= set(call)
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"FLASHCLI_CACHE_DIR": "/one", "XDG_CACHE_HOME": "/two"}, "/one"),
+        ({"XDG_CACHE_HOME": "/two"}, "/two/flashcli"),
+        ({}, "/home/somebody/.cache/flashcli"),
+    ],
+)
+def test_where_the_cache_is(monkeypatch, variables, folder):
+    monkeypatch.delenv("FLASHCLI_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert str(cache.folder()) == folder
+
+
+# Finding nvcc
+
+
+@pytest.fixture
+def toolkits(tmp_path, monkeypatch) -> Path:
+    """Three toolkits, a/bin/nvcc to c/bin/nvcc, none of them found by default."""
+    for name in "abc":
+        (tmp_path / name / "bin").mkdir(parents=True)
+        script(tmp_path / name / "bin" / "nvcc", "")
+    for name in ("NVCC", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "c" / "bin"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, "c"),
+        ({"CUDA_HOME": "b"}, "b"),
+        ({"CUDA_PATH": "b"}, "b"),
+        ({"CUDA_HOME": "nowhere"}, "c"),
+        ({"CUDA_HOME": "b", "NVCC": "a/bin/nvcc"}, "a"),
+    ],
+)
+def test_where_nvcc_is_found(toolkits, monkeypatch, variables, found):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(toolkits / value))
+    assert find_nvcc() == toolkits / found / "bin" / "nvcc"
+
+
+@pytest.mark.parametrize("value", ["", "nonesuch-nvcc"])
+def test_an_nvcc_that_is_named_is_the_only_one(toolkits, monkeypatch, value):
+    monkeypatch.setenv("NVCC", value)
+    assert find_nvcc() is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"), [((6, 1), "sm_61"), ((8, 0), "sm_80"), ((9, 0), "sm_90a"), ((12, 0), "sm_120")]
+)
+def test_names_of_architectures(capability, name):
+    assert architecture(capability) == name
+
+
+# What nvcc says
+
+
+@pytest.mark.parametrize(
+    ("output", "kind", "message"),
+    [
+        ("nvcc fatal   : Failed to preprocess host compiler properties.", BackendUnavailable, "no host compiler"),
+        ("gcc: fatal error: cannot execute 'cc1plus': No such file", BackendUnavailable, "no host compiler"),
+        ("sh: 1: g++: not found\nnvcc error   : 'g++' died", BackendUnavailable, "no host compiler"),
+        ("error: -- unsupported GNU version! gcc versions later than 13 are", BackendUnavailable, "no host compiler"),
+        ("nvcc fatal   : Unsupported gpu architecture 'compute_120'", BackendUnavailable, "cannot compile for sm_80"),
+        ("nvcc fatal   : Value 'sm_61' is not defined for option 'gpu-architecture'", BackendUnavailable, "for sm_80"),
+        ('x.cu(3): error: identifier "foo" is undefined', KernelFailure, '"foo" is undefined'),
+    ],
+)  # fmt: skip
+def test_what_a_complaint_of_nvcc_means(output, kind, message):
+    failure = compile_failure(output, "sm_80")
+    assert type(failure) is kind
+    assert message in str(failure) and failure.hint
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "cubins"))
+
+
+def test_a_failing_nvcc_is_reported(empty_cache, tmp_path, monkeypatch):
+    failing = script(tmp_path / "nvcc", "#!/bin/sh\necho 'nvcc fatal   : Cannot find compiler g++' >&2\nexit 1\n")
+    monkeypatch.setenv("NVCC", str(failing))
+    with pytest.raises(BackendUnavailable, match="no host compiler"):
+        cubin(BUILD, "sm_80")
+
+
+def test_an_nvcc_that_cannot_be_run_is_reported(empty_cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", "no program\n")))
+    with pytest.raises(BackendUnavailable, match="cannot be run"):
+        cubin(BUILD, "sm_80")
+
+
+def test_an_nvcc_that_makes_nothing_is_reported(empty_cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", "#!/bin/sh\n")))
+    with pytest.raises(KernelFailure, match=r"cannot read .*kernel\.cubin"):
+        cubin(BUILD, "sm_80")
+
+
+def test_nvcc_is_given_the_source_the_headers_and_the_options(empty_cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", FAKE_NVCC)))
+    given = cubin(MASKED, "sm_80").decode().split()
+    assert {"-cubin", "-arch=sm_80", "-DCAUSAL=1", "-std=c++17", str(compiler.SOURCES / MASKED.kernel.file)} <= {*given}
+    assert f"-I{compiler.SOURCES}" in given and f"-I{compiler.SOURCES / 'attention'}" in given
+
+
+PTXAS = """\
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'split' for 'sm_90a'
+ptxas info    : Function properties for split
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 40 registers, used 0 barriers
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ... 'attention'
+ptxas info    : Compiling entry function 'attention' for 'sm_90a'
+ptxas info    : Function properties for attention
+    112 bytes stack frame, 108 bytes spill stores, 96 bytes spill loads
+ptxas info    : Used 255 registers, used 1 barriers, 112 bytes cumulative stack size, 49152 bytes smem
+"""
+
+
+def test_a_report_of_ptxas_is_understood():
+    found = parse_ptxas(PTXAS)
+    assert [(name, x.registers, x.spilled, x.shared) for name, x in found.items()] == [
+        ("split", 40, 0, 0),
+        ("attention", 255, 108, 49152),
+    ]
+    assert all("C7510" in x.warnings[0] for x in found.values())
+
+
+def test_a_report_is_kept_for_the_same_source_options_and_compiler(empty_cache, tmp_path, monkeypatch):
+    (tmp_path / "report").write_text(PTXAS)
+    reporting = f"#!/bin/sh\necho >> {tmp_path}/calls\ncat {tmp_path}/report >&2\n"
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", reporting)))
+    assert resources(BUILD, "sm_90a") == resources(BUILD, "sm_90a") == parse_ptxas(PTXAS)
+    resources(BUILD, "sm_80")
+    resources(MASKED, "sm_90a")
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "other-nvcc", reporting)))
+    resources(BUILD, "sm_90a")
+    assert (tmp_path / "calls").read_text().count("\n") == 4
+
+
+def test_the_report_of_what_does_not_compile_is_not_kept(empty_cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", "#!/bin/sh\necho 'x.cu(3): error: no.' >&2\nexit 1\n")))
+    for _ in range(2):
+        with pytest.raises(KernelFailure, match="could not compile the kernel"):
+            resources(BUILD, "sm_90a")
+
+
+# The kernels, in every tiling that some length asks for
+
+
+HEAD_SIZES = (1, 32, 64, 80, 128, 256)
+FEW_HEAD_SIZES = (33, 64, 256)  # for the first rungs: their tiles differ, their code hardly
+SIZES = [(10, 2048), (2, 32768), (1360, 128)]
+CHUNKED = [  # keys in chunks, shared by blocks or not
+    Problem(B, 2048, 2048, d, causal, in_place=True, lse=True, batch_invariant=True)
+    for B, d, causal in [
+        (4, 64, True), (500, 64, True), (1, 64, False), (4, 64, False), (500, 64, False),
+        (4, 32, True), (500, 32, False), (4, 96, True), (500, 96, False), (4, 128, True), (500, 128, True),
+        (500, 192, False), (500, 192, True), (1, 256, False), (1, 256, True), (16, 256, False), (16, 255, True),
+        (1, 160, False), (16, 160, True), (1, 200, False),
+    ]
+]  # fmt: skip
+CLUSTERED = [  # of four blocks, and of three
+    Problem(1, N, N, d, in_place=True, lse=True, batch_invariant=True)
+    for N, d in [(1024, 64), (1040, 32), (1500, 96), (1100, 128)]
+]
+PAIRED = [  # two warpgroups share 64 rows: of whole row tiles, and of chunks
+    Problem(2, N, N, d, causal, in_place=True, lse=True, dense=d != 64, batch_invariant=True)
+    for N, d, causal in [(600, 64, True), (1024, 96, False), (1024, 64, True), (600, 32, False), (777, 80, False)]
+]
+
+
+def builds(kernel: Kernel) -> list[tuple[Build, str]]:
+    """A kernel's builds for sm_80 and sm_90a: masked for one, unmasked for the other; both if it runs on one only.
+
+    Outside of CI each head size is masked or not, for one of the two.
+    """
+    archs = [architecture(capability) for capability in [(8, 0), (9, 0)] if kernel.runs_on(capability)]
+    head_sizes = HEAD_SIZES if kernel.name in IN_USE else FEW_HEAD_SIZES
+    chosen = {}
+    for (i, d), (B, N), (j, arch), causal in itertools.product(
+        enumerate(head_sizes), SIZES, enumerate(archs), [False, True]
+    ):
+        problem = Problem(B, N, N, d, causal)
+        if kernel.refuses(problem):
+            continue
+        if THOROUGH:
+            wanted = len(archs) == 1 or causal == ((i + j) % 2 == 1)
+        else:
+            wanted = j == i % len(archs) and causal == (i // len(archs) % 2 == 1)
+        if wanted:
+            build = Build(kernel, problem)
+            chosen[str(build.macros()), arch] = build, arch
+    for d in (28, 64) if "fp16" in kernel.precisions else ():  # 28: tiles of K and of V differ in size
+        build = Build(kernel, PROBLEM._replace(precision="fp16", d=d))
+        chosen[f"fp16 {d}"] = build, archs[-1]
+    if kernel.name == "wgmma":
+        few = [*CHUNKED[:2], CHUNKED[-6], *CLUSTERED[:2], *PAIRED[:2]]
+        for problem in [*CHUNKED, *CLUSTERED, *PAIRED] if THOROUGH else few:
+            chosen[f"chunks {problem}"] = Build(kernel, problem), "sm_90a"
+        biased = [(96, "bool"), (256, "float32"), (64, "float32"), (72, "float32"), (128, "bool"), (256, "bool")]
+        for d, bias in biased if THOROUGH else biased[:2]:
+            problem = Problem(200, 128, 128, d, True, in_place=True, bias=bias)
+            chosen[f"bias {problem}"] = Build(kernel, problem), "sm_90a"
+    return list(chosen.values())
+
+
+@pytest.mark.parametrize("kernel", [KERNELS[name] for name in GPU_KERNELS], ids=GPU_KERNELS)
+@pytest.mark.skipif(find_nvcc() is None, reason="there is no nvcc here")
+def test_a_kernel_compiles_without_spills_and_warnings(kernel):
+    bad, chosen = [], builds(kernel)
+    assert len(chosen) >= 2
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for (build, arch), report in zip(chosen, pool.map(lambda x: resources(*x), chosen), strict=True):
+            assert {launch.function for launch in build.functions()} == set(report)
+            bad += [
+                f"{function}, {build.problem}, {arch}: {found}"
+                for function, found in report.items()
+                if found.spilled or found.warnings
+            ]
+    assert not bad, "\n".join(bad)
