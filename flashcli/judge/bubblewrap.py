@@ -19,8 +19,9 @@ DEVICES = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")  # of GPUs
 TOOLKITS = ("CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH")  # variables that name folders outside of `SYSTEM`
 
 
-def command(folder: str, readable: list[str], environment: Mapping[str, str]) -> list[str]:
-    """What to put before a command: it can write ``folder`` and read ``readable``, the system and the GPU's toolkit.
+def command(folder: str, own: list[str], readable: list[str], environment: Mapping[str, str]) -> list[str]:
+    """What to put before a command: it can write ``folder`` and read its ``own`` files, what the rules say is
+    ``readable``, the system and the GPU's toolkit.
 
     It has no network, sees no other process, and everything that it writes elsewhere is in memory and gone with it.
     """
@@ -30,12 +31,11 @@ def command(folder: str, readable: list[str], environment: Mapping[str, str]) ->
             words += ["--symlink", os.readlink(place), place]
         else:
             words += ["--ro-bind-try", place, place]
-    own = [folder, *readable]
-    for place in [*(f"/etc/{name}" for name in SETTINGS), *_toolkits(environment, own)]:
+    for place in [*(f"/etc/{name}" for name in SETTINGS), *_toolkits(environment, [folder, *own])]:
         words += ["--ro-bind-try", place, place]
     for place in sorted({name for pattern in DEVICES for name in glob.glob(pattern)}):
         words += ["--dev-bind-try", place, place]
-    for place in readable:
+    for place in [*readable, *own]:
         words += ["--ro-bind", place, place]
     return [*words, "--bind", folder, folder, "--chdir", folder, "--"]
 

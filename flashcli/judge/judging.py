@@ -198,9 +198,9 @@ class Judging:
         if entry.trusted:
             extra = {"PYTHONPATH": python_path()}
             return trusted(self.supervision, command, rules, case.time_limit, extra, began)
-        readable = [entry.folder or Path(entry.command[0]), case.input.resolve()]
+        own = [entry.folder or Path(entry.command[0]), case.input.resolve()]
         size = case.shape.output_bytes
-        return confined(self.supervision, command, folder, rules, case.time_limit, size, readable, began)
+        return confined(self.supervision, command, folder, rules, case.time_limit, size, own, began)
 
     def _result(self, entry: Submission, case: Case, attempts: list[Attempt]) -> Result:
         last, runs = attempts[-1], [attempt.seconds for attempt in attempts if attempt.seconds is not None]

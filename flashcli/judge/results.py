@@ -6,7 +6,7 @@ import datetime
 import fcntl
 import json
 import os
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +19,7 @@ from flashcli.judge.texts import printable
 
 SAME = ("seed", "device", "rules")  # circumstances that results which belong together share
 IRRELEVANT = ("ranking", "select", "penalty")  # rules that do not change what a verdict is
+UNLIKE = (*IRRELEVANT, "cases")  # rules that are no part of the circumstances, or have no default in them
 LONGEST_TIME = 1e9  # seconds, thirty years: what is longer was not measured
 LONGEST_NAME = 200
 HINT = "`flashcli judge --results FILE` writes one."
@@ -95,6 +96,16 @@ def circumstances(rules: Rules, seed: int | None, device: str, containment: str)
     return json.loads(json.dumps(found))
 
 
+def _complete(conditions: dict[str, Any]) -> dict[str, Any]:
+    """The circumstances in a file, with the defaults of those rules that its judge did not know yet."""
+    rules = conditions.get("rules")
+    return conditions | {"rules": _defaults() | rules} if isinstance(rules, dict) else conditions
+
+
+def _defaults() -> dict[str, Any]:
+    return json.loads(json.dumps({name: value for name, value in vars(Rules()).items() if name not in UNLIKE}))
+
+
 def description(conditions: dict[str, object]) -> str:
     """The circumstances of a judging in a line, as far as a file has them: date, seed, and rules that were changed."""
     found = []
@@ -105,12 +116,10 @@ def description(conditions: dict[str, object]) -> str:
     if (way := conditions.get("containment")) in NAMES:
         found.append(f"contained by {NAMES[way]}")
     if isinstance(rules := conditions.get("rules"), dict):
-        defaults = {item.name: getattr(Rules(), item.name) for item in fields(Rules)}
-        defaults = json.loads(json.dumps(defaults | {"cases": None}))
         changed = [
             f"{name} = {json.dumps(rules[name])}"
-            for name in defaults
-            if name != "cases" and name in rules and rules[name] != defaults[name]
+            for name, default in _defaults().items()
+            if rules.get(name, default) != default
         ]
         found.append(f"rules: {', '.join(changed) or 'the defaults'}")
     return printable("; ".join(found))[:1000]
@@ -159,7 +168,7 @@ class Log:
             self.conditions = conditions
             self.add({"judging": conditions})
         for name in SAME:
-            if self.conditions.get(name) != conditions[name]:
+            if _complete(self.conditions).get(name) != conditions[name]:
                 hint = "--resume goes on under the same conditions only; begin anew with another --results file."
                 verb = "differ" if name == "rules" else "differs"
                 raise UsageError(f"the results in {str(self._path)!r} are of another judging: its {name} {verb}.", hint)

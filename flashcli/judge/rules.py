@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable
@@ -43,6 +44,7 @@ class Rules:
     build_time_limit: float = 300.0
     build_size: int = 2**30  # of that folder
     sandbox: str = ""  # or "bwrap"
+    readable: tuple[str, ...] = ()  # folders that are seen in the sandbox, beside the system's
     containment: str = "auto"  # or one of containment.WAYS: how processes are kept from outliving their run
     launcher: tuple[str, ...] = ()  # put before the program, such as srun -N1 -n1 --gres=gpu:1
     environment: dict[str, str] = field(default_factory=dict)  # added to the clean one
@@ -143,6 +145,13 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(_text(item) for item in value)
 
 
+def _places(value: object) -> tuple[str, ...]:
+    places = _texts(value)
+    if not all(map(os.path.isabs, places)):
+        raise ValueError
+    return places
+
+
 def _table(value: object) -> dict:
     if not isinstance(value, dict):
         raise TypeError
@@ -192,6 +201,7 @@ CHECKS: dict[str, tuple[Callable, str]] = {
     "build_time_limit": SECONDS,
     "build_size": SIZE,
     "sandbox": _choice("bwrap"),
+    "readable": (_places, 'a list of absolute paths, such as ["/home/course/venv"]'),
     "containment": _choice("auto", *WAYS),
     "launcher": (_texts, 'a list of words, such as ["srun", "-N1", "-n1", "--gres=gpu:1"]'),
     "environment": (_variables, 'a table of texts, such as OMP_NUM_THREADS = "4"'),

@@ -54,14 +54,14 @@ def confined(
     rules: Rules,
     time_limit: float,
     output_bytes: int = 0,
-    readable: Sequence[Path] = (),
+    own: Sequence[Path] = (),
     began: Callable[[], None] = lambda: None,
 ) -> Finished:
     """Run a command in a folder of its own, behind the launcher if the rules have one. OSError if it cannot start."""
     request = Request(
         command, str(folder), environment(folder, rules), time_limit, rules.grace, rules.processes,
         {"core": 0, "fsize": rules.file_size + output_bytes, "as": rules.memory}, rules.containment, rules.sandbox,
-        list(map(str, readable)),
+        list(map(str, own)), rules.readable,
     )  # fmt: skip
     return _run(supervision, request, rules, began)
 
@@ -116,7 +116,7 @@ def find_machine(supervision: Supervision, rules: Rules, folder: Path) -> Machin
         )
     request = Request(
         ["/bin/sh", "-c", WHERE], str(folder), dict(os.environ), SANDBOX_SECONDS, 1.0, containment=rules.containment,
-        sandbox=rules.sandbox,
+        sandbox=rules.sandbox, readable=rules.readable,
     )  # fmt: skip
     try:
         found = _run(supervision, request, rules, lambda: None)
@@ -124,6 +124,8 @@ def find_machine(supervision: Supervision, rules: Rules, folder: Path) -> Machin
         found = Finished(0.0, 127, "", (error.strerror or str(error)).lower(), "")
     if rules.sandbox and found.returncode:
         hint = "install bubblewrap, allow user namespaces, or judge without a sandbox."
+        if "Can't find source path" in found.printed:
+            hint = "correct readable in the rules."
         raise BackendUnavailable(f"the sandbox {rules.sandbox!r} does not work{last_line(found.printed)}.", hint)
     kind, _, name = found.printed.partition("\n")[0].partition(" ")
     if kind not in ("gpu", "cpu"):

@@ -47,7 +47,8 @@ class Request:
     limits: dict[str, int | None] | None = None  # by the names of `resource`
     containment: str = "auto"
     sandbox: str = ""
-    readable: list[str] = field(default_factory=list)  # in the sandbox
+    own: list[str] = field(default_factory=list)  # what of the program's is seen in the sandbox
+    readable: tuple[str, ...] = ()  # and what of others
 
 
 class Finished(NamedTuple):

@@ -352,7 +352,7 @@ def _become(request: dict, limits: dict[str, int], tell: int, printed: int) -> N
         if folder is not None:
             os.chdir(folder)
         if request["sandbox"]:
-            words = [*bubblewrap.command(folder, request["readable"], environment), *words]
+            words = [*bubblewrap.command(folder, request["own"], request["readable"], environment), *words]
         for name, value in limits.items():
             resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (value, value))
         os.execvpe(words[0], words, environment)

@@ -117,6 +117,18 @@ def test_results_are_not_overwritten(cases, spy, finished):
     assert finished.read_text() == before
 
 
+def test_a_file_from_before_a_rule_was_known_is_gone_on_with(cases, spy, tmp_path):
+    """Its judge did as the default says."""
+    file = tmp_path / "results.jsonl"
+    flashcli("judge", cases, "--exe", spy, "--results", file)
+    first, second, _ = file.read_text().splitlines(keepends=True)
+    judging = json.loads(first)
+    del judging["judging"]["rules"]["readable"]
+    file.write_text(json.dumps(judging) + "\n" + second)
+    done = flashcli("judge", cases, "--exe", spy, "--results", file, "--resume")
+    assert done.code == 1 and runs(tmp_path) == ["c1.in", "c2.in", "c2.in"], done.err
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -21,6 +21,7 @@ ranking = "relative"
 exe = "bin/hw4"
 build = "make hw4"
 build_time_limit = 60
+readable = ["/home/course/venv"]
 launcher = ["srun", "-N1", "-n1", "--gres=gpu:1"]
 memory = "8 GiB"
 file_size = 1000
@@ -94,6 +95,7 @@ def test_patterns(pattern, yes, no):
         ("exe = '../hw4'", "exe must be the name of a file"),
         ("[environment]\nA = 1", "environment must be a table of texts"),
         ("environment = 3", "environment must be a table of texts"),
+        ("readable = ['venv']", "readable must be a list of absolute paths"),
         ("case = 3", "case must be tables by pattern"),
         ("[case]\nt01 = 3", "case.t01: 3 is not a table"),
         ("[case.t01]\nlauncher = ['x']", "case.t01: there is no key 'launcher'"),

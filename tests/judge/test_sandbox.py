@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from pathlib import Path
 
+import numpy
 import pytest
 from support import flashcli, script
 
@@ -94,6 +97,38 @@ def test_one_submission_leaves_nothing_for_the_next(judging, case, compiled, tmp
     assert (first.verdict, second.verdict) == ("accepted", "runtime error")
 
 
+@needed
+def test_numpy_is_found_where_the_rules_make_it_readable(inside, tmp_path):
+    """A submission whose interpreter is the judge's own; without the rule, it has not even that."""
+    script(tmp_path / "course" / "alice" / "solve", f"#!{sys.executable}\nimport numpy\nraise SystemExit(7)\n")
+    run = 'exec "$(dirname "$0")/solve"'
+    places = tuple(dict.fromkeys([sys.prefix, sys.base_prefix, str(Path(numpy.__file__).parents[1])]))
+    assert inside(run).detail.startswith("exit code 127: ")
+    found = inside(run, readable=places)
+    assert (found.detail, found.printed) == ("exit code 7", "")
+    assert "Read-only" in inside(f"echo > {sys.prefix}/x", readable=places).printed
+
+
+@needed
+def test_an_interpreter_that_the_sandbox_hides_is_named(judging, case, tmp_path):
+    hidden = script(tmp_path / "python3", "#!/bin/sh\n")
+    home = tmp_path / "bob"
+    home.mkdir()
+    script(home / "hw4", f"#!{hidden}\n")
+    made = judging(sandbox="bwrap")
+    [found] = made.results([case], find([str(home)], made.rules))
+    assert found.detail == f"in the sandbox there is no '{hidden}', which its line #! names"
+
+
+@needed
+def test_a_readable_folder_that_is_not_there_is_told_before_anything_runs(cases, tmp_path):
+    rules = tmp_path / "rules.toml"
+    rules.write_text('cases = "cases"\nsandbox = "bwrap"\nreadable = ["/none/there"]\n')
+    done = flashcli("judge", rules, "--exe", script(tmp_path / "fails", "#!/bin/sh\nexit 1\n"))
+    done.assert_error(69, "Can't find source path /none/there")
+    assert "correct readable in the rules" in done.err
+
+
 def test_a_sandbox_that_does_not_work_is_told_before_anything_runs(cases, tmp_path):
     rules = tmp_path / "rules.toml"
     rules.write_text('cases = "cases"\nsandbox = "bwrap"\n')
@@ -108,7 +143,8 @@ def test_a_folder_of_libraries_is_not_shown_if_it_holds_what_is_to_be_hidden(tmp
     words = bubblewrap.command(
         str(tmp_path / "run"),
         ["/x/input"],
-        {"LD_LIBRARY_PATH": f"{libraries}:{tmp_path}:/:relative", "CUDA_HOME": "/x"},
+        ["/cuda/more"],
+        {"LD_LIBRARY_PATH": f"{libraries}:{tmp_path}:/:relative", "CUDA_HOME": "/x", "CUDA_PATH": "/cuda"},
     )
     shown = {words[place + 1] for place, word in enumerate(words) if word.startswith("--ro-bind")}
-    assert str(libraries) in shown and not {str(tmp_path), "/", "/x", "relative"} & shown
+    assert {str(libraries), "/cuda", "/cuda/more"} <= shown and not {str(tmp_path), "/", "/x", "relative"} & shown
