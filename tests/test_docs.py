@@ -161,6 +161,20 @@ def test_lines_are_at_most_120_columns(page):
     assert [line for line in long if not line.startswith(("|", "!["))] == []
 
 
+def sentences(page: Path) -> Iterator[str]:
+    """Sentences of the page's prose, list items and table cells; code is one word, links are their text."""
+    text = re.sub(r"\]\([^)\s]*\)", "]", INLINE.sub("code", FENCE.sub("", prose(page))))
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.) )|\|", text):
+        yield from re.split(r"(?<=[^.][.!?])[*_)\"]*\s", " ".join(paragraph.split()))
+
+
+@pytest.mark.parametrize("page", [PAGES[0], *(path for path in ROOT.glob("docs/*.md") if path.name != "tuning.md")])
+def test_no_sentence_has_more_than_40_words(page):
+    """Figures and symbols are no words."""
+    long = [text for text in sentences(page) if sum(bool(re.search("[A-Za-z]", word)) for word in text.split()) > 40]
+    assert long == []
+
+
 @page
 def test_every_command_line_names_a_command_and_options_that_exist(page):
     for words in command_lines(page):
