@@ -161,7 +161,7 @@ def decode(
     block_tables : int32 [S, most pages], each sequence's pages in order
     seq_lens : int32 [S], with the query tokens
     alibi_slopes : float32 [H]; slope · (token - query's own) is added to a score
-    k_scale, v_scale : factors on an fp8 cache, numbers or arrays of one float32
+    k_scale, v_scale : factors on an fp8 cache, numbers or arrays of one float32; ignored for a cache of another type
     layout : "vllm", keys [pages, Hkv, D/x, page, x] with x numbers in 16 bytes and values [pages, Hkv, D, page];
         "nhd", both [pages, page, Hkv, D]; "hnd", both [pages, Hkv, page, D]
     scale : factor on q·k; 1/sqrt(D) if None
@@ -222,7 +222,7 @@ def write_kv(
     slot_mapping : int64 [tokens]; token i goes to slot ``slot_mapping[i] % page`` of page ``slot_mapping[i] // page``,
         and nowhere if that number is negative
     k_scale, v_scale : what an fp8 cache's numbers are multiplied by when they are read; numbers, or arrays of one
-        float32
+        float32. For a cache of another type they are ignored
     layout : "vllm", "nhd" or "hnd"; see `decode`
     cache_dtype : "float8_e4m3fn" or "float8_e5m2": what the bytes of a cache of uint8 are
 

@@ -20,6 +20,7 @@ from flashcli.asked.shape import MAX_INT32, MAX_SCALE, ceil_div
 LAYOUTS = ("vllm", "nhd", "hnd")
 QUERY_TYPES = ("float32", "float16", "bfloat16")
 FP8_TYPES = ("float8_e4m3fn", "float8_e5m2")
+FACTORS = ("k_scale", "v_scale")
 MAX_HEAD = 256
 MAX_QUERY_TOKENS = 8
 CHUNK_BYTES = 16  # vLLM's layout splits keys into chunks of these
@@ -61,6 +62,15 @@ class InPages:
     key_cache: Any
     layout: str
 
+    def __post_init__(self) -> None:
+        """Factors are an fp8 cache's: those given for another one are ignored, as by vLLM."""
+        for name in () if self.is_fp8 else FACTORS:
+            object.__setattr__(self, name, 1.0)
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.key_cache.dtype.name in FP8_TYPES
+
     @property
     def Hkv(self) -> int:
         return self.key_cache.shape[2 if self.layout == "nhd" else 1]
@@ -84,8 +94,8 @@ class InPages:
 class Decode(InPages):
     """Queries [S, T, H, D] against a cache in pages, by arrays that may be mapped from a file.
 
-    ``scale`` is the factor on q·k, and ``k_scale`` and ``v_scale`` are those on the numbers of an fp8 cache. With a
-    ``window`` above 0 a query token sees that many tokens, itself the last of them.
+    ``scale`` is the factor on q·k, and ``k_scale`` and ``v_scale`` are those on the numbers of an fp8 cache, 1 for
+    every other one. With a ``window`` above 0 a query token sees that many tokens, itself the last of them.
     """
 
     query: np.ndarray
@@ -102,7 +112,8 @@ class Decode(InPages):
     sparse: BlockSparse | None = None
 
     def __post_init__(self) -> None:
-        _to_python(self, "scale", "k_scale", "v_scale", "window")
+        super().__post_init__()
+        _to_python(self, "scale", *FACTORS, "window")
 
     @property
     def S(self) -> int:
@@ -311,7 +322,7 @@ def exact_shape_problem(asked: Any, wanted: Mapping[str, tuple[int, ...]]) -> st
 
 
 def _number_problem(asked: Decode) -> str:
-    for name in ("scale", "k_scale", "v_scale"):
+    for name in ("scale", *FACTORS):
         if not abs(getattr(asked, name)) <= MAX_SCALE:
             return f"{name} is {getattr(asked, name)}, not a finite number of up to {MAX_SCALE:.5g}"
     if not 0 <= asked.window <= MAX_INT32:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flashcli.asked.decode import (
+    FACTORS,
     InPages,
     cache_ranks,
     cache_type_problem,
@@ -83,7 +84,7 @@ def _shape_problem(asked: WriteKv) -> str:
 
 @np.errstate(over="ignore")  # what float32 has no room for is told in words
 def _scale_problem(asked: WriteKv) -> str:
-    for name in ("k_scale", "v_scale"):
+    for name in FACTORS:
         scale = getattr(asked, name)
         if not 0 < abs(np.float32(scale)) < np.inf:
             return f"{name} is {scale}, in float32 not a finite number other than 0"

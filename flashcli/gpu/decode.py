@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from flashcli.asked.attention import Operand
 from flashcli.asked.decode import (
+    FACTORS,
     BlockSparse,
     Decode,
     InPages,
@@ -90,8 +91,8 @@ def prepare(place: Place, arrays: Arrays, addresses: int, options: Options) -> P
     build = decode.build_of(None, asked)
     build.check(place.capability, f"GPU {place.device}", "give a cache of the query's type.")
     given = decode.argument(asked, {}, strides)
-    scales = {name: getattr(options, name) for name in ("k_scale", "v_scale") if getattr(options, name) != 1}
-    return PreparedDecode(place, build, decode.sizes_of(asked), given, scales)
+    scales = {name: getattr(asked, name) for name in FACTORS if getattr(asked, name) != 1}
+    return PreparedDecode(place, build, decode.sizes_of(asked), given, scales, unread=() if asked.is_fp8 else FACTORS)
 
 
 def caches_of_type(arrays: Any, cache_dtype: str | None) -> dict[str, Operand]:
@@ -113,9 +114,7 @@ def _outlined(arrays: Arrays, options: Options) -> Decode:
     check_layout(options.layout)
     check_scales(arrays)
     outlines: dict[str, Any] = {
-        name: outline(array)
-        for name, array in arrays._asdict().items()
-        if array is not None and name not in ("k_scale", "v_scale")
+        name: outline(array) for name, array in arrays._asdict().items() if array is not None and name not in FACTORS
     }
     scale = options.scale
     if scale is None:
@@ -128,7 +127,7 @@ def _outlined(arrays: Arrays, options: Options) -> Decode:
 
 def check_scales(arrays: Any) -> None:
     """Refuse scales that are arrays of anything but one float32."""
-    for name in ("k_scale", "v_scale"):
+    for name in FACTORS:
         scale = getattr(arrays, name)
         if scale is not None and (scale.dtype, scale.shape) not in (("float32", ()), ("float32", (1,))):
             raise ValueError(f"{name} must be a number or one float32, not {scale.dtype} {list(scale.shape)}")

@@ -339,13 +339,16 @@ class PreparedDecode(Launches):
         sizes: decode.Sizes,
         given: decode.Argument,
         scales: Mapping[str, float],
+        unread: Iterable[str] = (),
     ) -> None:
+        """``unread`` names arrays that kernels are not to read where there are any."""
         launches = build.kernel.launches(sizes, build.problem, decode.Gpu(place.multiprocessors, place.capability))
         super().__init__(place, build.kernel.name, [(build, launch) for launch in launches], given, DECODE_POINTERS)
         end = round_up(build.kernel.workspace(sizes, build.problem), 16)
         self._lse = end + 4 * len(scales)
         self.workspace = self._lse + 4 * sizes.places
         self._scales = {decode.POINTERS.index(name): end + 4 * i for i, name in enumerate(scales)}
+        self._unread = [decode.POINTERS.index(name) for name in unread]
         counters = build.kernel.counters(sizes, build.problem) // 4
         self._sets = [(0, 0, counters)] if counters else []  # where, which word, how many of it
         self._sets += [(end + 4 * i, _bits(scale), 1) for i, scale in enumerate(scales.values())]
@@ -364,6 +367,8 @@ class PreparedDecode(Launches):
         *arrays, lse, workspace = addresses
         for where, word, count in self._sets:
             ask(bindings().cuMemsetD32Async, workspace + where, word, count, stream)
+        for which in self._unread:
+            arrays[which] = 0
         for which, where in self._scales.items():
             arrays[which] = workspace + where
         self.queue(stream, *arrays, lse or workspace + self._lse, workspace)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flashcli.asked.decode import Decode
+from flashcli.asked.decode import FACTORS, Decode
 from flashcli.asked.shape import ceil_div
 from flashcli.compiler import compiler
 from flashcli.errors import KernelFailure, OutOfMemory
@@ -145,7 +145,7 @@ class DecodeCuda:
         self._used, launch = build.kernel.name, self.launcher(build, sizes)
         out = np.empty(part.query.shape, part.query.dtype)
         lse = np.empty(out.shape[:-1], np.float32)
-        scales = {name: np.array([getattr(part, name)], np.float32) for name in ("k_scale", "v_scale")}
+        scales = {name: np.array([getattr(part, name)], np.float32) for name in FACTORS}
         given = {name: getattr(part, name) for name in ("query", "block_tables", "seq_lens", "alibi_slopes")} | scales
         memory = {name: self._to_device(array) for name, array in given.items() if array is not None and array.size}
         memory |= {name: self._driver.mem_alloc(array.nbytes) for name, array in (("out", out), ("lse", lse))}

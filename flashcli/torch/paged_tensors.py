@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from flashcli.asked.decode import FACTORS
 from flashcli.torch.in_place import refuse_other
 
 BITS = {1: torch.uint8, 2: torch.int16}  # types that NumPy has, by the bytes of one that it has not
@@ -16,7 +17,7 @@ BITS = {1: torch.uint8, 2: torch.int16}  # types that NumPy has, by the bytes of
 def named(kind: Any, tensors: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tensors by the names of the arguments, and by theirs the scales that are numbers."""
     given = dict(zip(kind._fields, tensors, strict=True))
-    scales = {name: given.pop(name) for name in ("k_scale", "v_scale") if not isinstance(given[name], torch.Tensor)}
+    scales = {name: given.pop(name) for name in FACTORS if not isinstance(given[name], torch.Tensor)}
     return {name: x for name, x in given.items() if x is not None or name not in kind._field_defaults}, scales
 
 

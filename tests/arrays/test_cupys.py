@@ -80,6 +80,13 @@ def test_bytes_are_fp8_if_the_caller_says_so_and_scales_may_be_arrays(cupy):
     check(flashcli.decode(**given, cache_dtype="float8_e5m2", k_scale=0.5, v_scale=scale, return_lse=True), asked)
 
 
+def test_factors_of_a_cache_that_is_not_fp8_are_ignored(cupy):
+    asked = make(SMALL)
+    given = {name: cupy(x) for name, x in arrays(asked).items()}
+    factors = {"k_scale": cupy(np.array([7.0], np.float32)), "v_scale": 2.0}
+    check(flashcli.decode(**given, **factors, return_lse=True), asked)
+
+
 def test_what_somebody_else_still_fills_is_waited_for(cupy, driver):
     given = {name: cupy(x, stream=9 if name == "seq_lens" else None) for name, x in arrays(make(SMALL)).items()}
     flashcli.decode(**given)

@@ -105,10 +105,6 @@ def test_of_two_tokens_with_one_slot_the_later_one_stays_and_no_token_changes_no
         ({"slot_mapping": SLOTS.astype(np.int32)}, "slot_mapping is int32, not int64"),
         ({"slot_mapping": SLOTS[:3]}, r"slot_mapping has shape \[3\], where \[4\] is wanted"),
         ({"slot_mapping": SLOTS + 1}, r"slot_mapping\[2\] is 24, not below 24, the cache's slots"),
-        ({"k_scale": 0.0}, "k_scale is 0.0, in float32 not a finite number other than 0"),
-        ({"k_scale": 1e300}, "k_scale is 1e\\+300, in float32"),
-        ({"v_scale": 1e-300}, "v_scale is 1e-300, in float32"),
-        ({"v_scale": np.nan}, "v_scale is nan"),
         ({"layout": "dhn"}, "layout must be one of vllm, nhd, hnd, not 'dhn'"),
         ({"cache_dtype": "float8_e5m2"}, "cache_dtype is for caches of uint8"),
     ],
@@ -123,6 +119,25 @@ def test_what_cannot_be_written_is_refused_in_words_and_nothing_is_written(chang
     with pytest.raises(ValueError, match=words):
         flashcli.write_kv(**given | change)
     assert (key_cache == 7).all() and (value_cache == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"k_scale": 0.0}, "k_scale is 0.0, in float32 not a finite number other than 0"),
+        ({"k_scale": 1e300}, "k_scale is 1e\\+300, in float32"),
+        ({"v_scale": 1e-300}, "v_scale is 1e-300, in float32"),
+        ({"v_scale": np.nan}, "v_scale is nan"),
+    ],
+    ids=str,
+)
+def test_factors_that_fp8_cannot_be_divided_by_are_refused_and_those_of_another_cache_are_ignored(change, words):
+    with pytest.raises(ValueError, match=words):
+        flashcli.write_kv(*rows(), *caches("nhd", "float8_e5m2"), SLOTS, layout="nhd", **change)
+    plain, given = caches("nhd", "float32"), caches("nhd", "float32")
+    flashcli.write_kv(*rows(), *plain, SLOTS, layout="nhd")
+    flashcli.write_kv(*rows(), *given, SLOTS, layout="nhd", **change)
+    np.testing.assert_array_equal(plain, given)
 
 
 @pytest.mark.parametrize(

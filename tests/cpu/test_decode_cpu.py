@@ -217,6 +217,13 @@ def test_the_function_names_the_argument_that_is_wrong(change, complaint):
     assert complaint in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+def test_factors_of_a_cache_that_is_not_fp8_are_ignored(kind):
+    given = arguments(make(dataclasses.replace(SMALL, query_type=kind)))
+    plain = flashcli.decode(**given)
+    assert plain.tobytes() == flashcli.decode(**given | {"k_scale": 2.0, "v_scale": np.float32(np.nan)}).tobytes()
+
+
 @pytest.mark.parametrize(
     ("short", "same"),
     [

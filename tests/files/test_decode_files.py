@@ -66,6 +66,27 @@ def test_what_was_written_is_read(whole):
         np.testing.assert_array_equal(getattr(asked, name), getattr(made, name))
 
 
+def test_a_factor_that_is_nan_is_refused(tmp_path):
+    generate(str(tmp_path / "x"), dataclasses.replace(SMALL, cache_type="float8_e5m2"))
+    content = (tmp_path / "x").read_bytes()
+    header = json.loads(content[8 : (first := 8 + int.from_bytes(content[:8], "little"))])
+    at = first + header["k_scale"]["data_offsets"][0]
+    (tmp_path / "wrong").write_bytes(content[:at] + np.float32(np.nan).tobytes() + content[at + 4 :])
+    with pytest.raises(BadInput, match="k_scale is nan, not a finite number"):
+        read_decode(tmp_path / "wrong")
+
+
+def test_a_factor_beside_a_cache_that_is_not_fp8_is_left_out_with_a_notice(whole, tmp_path):
+    factors = {"k_scale": np.array([7], np.float32), "v_scale": np.array([np.nan], np.float32)}
+    saved(tmp_path / "with.safetensors", contents(whole) | factors, {"layout": "vllm"})
+    answers = [flashcli("decode", name, "out", cwd=tmp_path) for name in ("with.safetensors", whole)]
+    assert [done.code for done in answers] == [0, 0] and "k_scale" not in answers[1].err
+    notice = "has a tensor k_scale, a factor on fp8 numbers, and the cache is float32: it is left out."
+    assert notice in answers[0].err and "has a tensor v_scale" in answers[0].err
+    asked = read_decode(tmp_path / "with.safetensors")[0]
+    assert (asked.k_scale, asked.v_scale) == (1, 1)
+
+
 def test_a_scale_that_float32_has_no_room_for_is_refused(whole, tmp_path):
     wrong = saved(tmp_path / "wrong.safetensors", contents(whole), {"scale": "1e300"})
     with pytest.raises(BadInput, match="scale is 1e\\+300, not a finite number"):
@@ -99,7 +120,6 @@ WRONG = {
     "a cache without a dimension": (changed("key_cache", lambda array: array[0]), "key_cache"),
     "a sequence too few": (changed("seq_lens", lambda array: array[:1]), "seq_lens"),
     "slopes of other heads": (lambda tensors: tensors.update(alibi_slopes=np.ones(3, np.float32)), "alibi_slopes"),
-    "a scale that is NaN": (lambda tensors: tensors.update(k_scale=np.array([np.nan], np.float32)), "k_scale"),
     "two scales": (lambda tensors: tensors.update(v_scale=np.ones(2, np.float32)), "v_scale"),
 }
 

@@ -220,6 +220,12 @@ def test_scales_may_be_tensors(stream):
         compute(arrays(asked) | {"k_scale": torch.ones(2)})
 
 
+@pytest.mark.parametrize("factor", [2.0, torch.tensor(2.0)], ids=["a number", "a tensor"])
+def test_factors_of_a_cache_that_is_not_fp8_are_ignored(stream, factor):
+    asked = make(SMALL)
+    check(compute(arrays(asked) | {"k_scale": factor, "v_scale": factor}, scale=asked.scale), asked)
+
+
 def test_lengths_are_not_looked_at_and_out_of_range_ones_are_cut(stream, monkeypatch):
     asked = make(dataclasses.replace(SMALL, lengths="40,40,0"))
     given = arrays(asked)

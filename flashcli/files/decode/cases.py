@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flashcli.asked.decode import CHUNK_BYTES, FP8_TYPES, LAYOUTS, BlockSparse, Decode, cache_shapes, problem
+from flashcli.asked.decode import CHUNK_BYTES, FACTORS, FP8_TYPES, LAYOUTS, BlockSparse, Decode, cache_shapes, problem
 from flashcli.asked.shape import MAX_INT32, ceil_div
 from flashcli.errors import UsageError
 from flashcli.files.decode.tensors import TensorWriter, dtype, metadata
@@ -182,8 +182,8 @@ def generate(path: str, case: Case) -> Decode:
     whole = {"block_tables": asked.block_tables, "seq_lens": asked.seq_lens}
     if asked.alibi_slopes is not None:
         whole["alibi_slopes"] = asked.alibi_slopes
-    if asked.key_cache.dtype.name in FP8_TYPES:
-        whole |= {name: np.array([getattr(asked, name)], np.float32) for name in ("k_scale", "v_scale")}
+    if asked.is_fp8:
+        whole |= {name: np.array([getattr(asked, name)], np.float32) for name in FACTORS}
     query = asked.query if case.T > 1 else asked.query[:, 0]
     arrays = {"query": query, **{name: getattr(asked, name) for name in CACHES}, **whole}
     kinds = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from flashcli.asked.decode import LAYOUTS, BlockSparse, Decode, default_scale, problem
+from flashcli.asked.decode import FACTORS, LAYOUTS, BlockSparse, Decode, default_scale, problem
 from flashcli.asked.shape import round_up
 from flashcli.errors import BackendUnavailable, BadInput, explained
 from flashcli.files.outputs import AtomicFile
@@ -29,8 +29,7 @@ TYPES = {
 }  # fmt: skip
 NAMES = {name: tag for tag, name in TYPES.items()}
 REQUIRED = ("query", "key_cache", "value_cache", "block_tables", "seq_lens")
-SCALES = ("k_scale", "v_scale")
-OPTIONAL = ("alibi_slopes", *SCALES)
+OPTIONAL = ("alibi_slopes", *FACTORS)
 SPARSE = ("vert_stride", "block_size", "local_blocks", "head_sliding_step", "tp_rank")
 METADATA = ("layout", "scale", "sliding_window", *SPARSE)
 SAID_BY_OTHERS = "format"  # metadata that PyTorch's users write: the library that a file was saved by
@@ -140,10 +139,13 @@ def read_decode(
     arrays: dict[str, Any] = {name: tensors[name] for name in REQUIRED[1:]}
     if "alibi_slopes" in tensors:
         arrays["alibi_slopes"] = tensors["alibi_slopes"]
-    scales: dict[str, Any] = {name: _number_of(tensors, name) for name in SCALES if name in tensors}
+    scales: dict[str, Any] = {name: _number_of(tensors, name) for name in FACTORS if name in tensors}
     asked = Decode(query[:, None] if query.ndim == 3 else query, **arrays, **scales, **_metadata(tensors, query.shape))
     if wrong := problem(asked):
         raise BadInput(f"{tensors.path!r} cannot be decoded: {wrong}.", HINT)
+    for name in () if asked.is_fp8 else scales:
+        told = f"a factor on fp8 numbers, and the cache is {asked.key_cache.dtype}"
+        notice(f"{tensors.path!r} has a tensor {name}, {told}: it is left out.")
     for name in sorted({*tensors} - {*REQUIRED, *OPTIONAL}):
         notice(f"{tensors.path!r} has a tensor {name}, which means nothing here: it is left out.")
     for name in sorted({*tensors.metadata} - {*METADATA, SAID_BY_OTHERS}):
