@@ -54,7 +54,8 @@ def replacing_sdpa() -> Replacement:
 
     It is so until the end of the ``with`` block, or until ``remove()`` of what is returned. Other types, dropout, heads
     of more than 256 numbers and what PyTorch does not send to its memory-efficient attention (grouped heads, for one)
-    stay PyTorch's. So do gradients of gradients. Modules compiled meanwhile are right before and after.
+    stay PyTorch's. So do gradients of gradients. Modules compiled meanwhile are right before and after. A build of
+    PyTorch without CUDA has nothing to replace, and stays as it is.
     """
     return Replacement()
 
@@ -62,7 +63,7 @@ def replacing_sdpa() -> Replacement:
 def _add() -> None:
     global _wanted, _library
     with _lock:
-        if _wanted == 0:
+        if _wanted == 0 and torch.backends.cuda.is_built():
             library = torch.library.Library("aten", "IMPL")
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=WARNING)
@@ -77,7 +78,7 @@ def _take_back() -> None:
     global _wanted, _library
     with _lock:
         _wanted -= 1
-        if _wanted == 0:
+        if _wanted == 0 and _library is not None:
             _library._destroy()
             _library = None
 

@@ -173,6 +173,16 @@ def test_it_is_taken_back_by_the_last_and_nothing_is_printed(replaceable, capfd)
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_build_without_cuda_has_nothing_to_replace(monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)  # as is true of PyTorch's build for the CPU
+    q = torch.randn(B, H, M, d)
+    right = functional.scaled_dot_product_attention(q, q, q)
+    with ours.replacing_sdpa():
+        assert torch.equal(functional.scaled_dot_product_attention(q, q, q), right)
+        ours.replacing_sdpa().remove()
+        assert replacing._library is None
+
+
 # transformers
 
 
