@@ -237,7 +237,7 @@ class _Gradients(torch.autograd.Function):
         with transforms.without_autocast(saved[0].device.type):
             # Whatever O was made of is not gone through here. (torch.func keeps a graph even of saved tensors whose
             # own transformation is over.)
-            found, pull = torch.func.vjp(wanted_of, *(saved[i] for i in at))
+            found, pull, *_ = torch.func.vjp(wanted_of, *(saved[i] for i in at))
             slopes = pull(tuple(y for y in of_found if y is not None)[: len(found)])
         by_index = dict(zip(at, slopes, strict=True))
         return None, *(by_index.get(i) for i in range(len(saved)))
@@ -264,7 +264,7 @@ def _with_gradients(
     if transforms.levels() > 1 or transforms.has_tangent(*tensors):  # gradients that are to be transformed themselves
         with transforms.without_autocast(q.device.type):
             dq, dk, dv, dbias = gradients(*tensors, causal, scale, q_start)
-        return dq, dk, dv, dbias if return_dbias else q.new_empty(0)
+        return dq, dk, dv, q.new_empty(0) if dbias is None or not return_dbias else dbias
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         return transforms.apply(_Gradients, options, *tensors)
     return _below_autograd(*tensors, *options)

@@ -45,7 +45,7 @@ def gradients(
     causal: bool,
     scale: float | None,
     q_start: int,
-) -> tuple[torch.Tensor | None, ...]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """dQ, dK, dV, and dbias for a bias of numbers; of what `flashcli.torch.attention` has made of these."""
     if scale is None:
         scale = q.shape[-1] ** -0.5

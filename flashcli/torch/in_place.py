@@ -114,7 +114,7 @@ def scratch(q: torch.Tensor, size: int, stream: int) -> torch.Tensor:
     """
     if stream != DEFAULT_STREAM or size > KEPT:
         return q.new_empty(size, dtype=torch.uint8)
-    kept = _kept.__dict__
+    kept: dict[Any, torch.Tensor] = _kept.__dict__
     found = kept.get(q.device)
     if found is None or found.numel() < size:
         found = kept[q.device] = q.new_empty(size, dtype=torch.uint8)

@@ -44,10 +44,10 @@ def attention(
             q, k, v, causal, scale, backend, bias, q_start, return_lse, out, kernel, precision, batch_invariant
         )
     if wanted:
-        o, lse = operator.in_place_with_gradients(
+        both = operator.in_place_with_gradients(
             q, k, v, bias, causal, scale, q_start, False, kernel, precision, batch_invariant
         )
-        return (o, lse) if return_lse else o
+        return both if return_lse else both[0]
     if q.is_cuda:
         o, lse = in_place.compute(
             q, k, v, causal, scale, bias, q_start, return_lse, out, backend, kernel, precision, batch_invariant

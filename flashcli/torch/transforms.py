@@ -30,7 +30,8 @@ def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
     if not levels():
         return function.apply(*arguments)
     with enable_single_level_autograd_function():
-        return super(torch.autograd.Function, function).apply(*arguments)
+        of_one_level: Any = super(torch.autograd.Function, function)
+        return of_one_level.apply(*arguments)
 
 
 @contextmanager
