@@ -197,9 +197,6 @@ def _check_options(
 
     if layout in PAGED_LAYOUTS:
         raise UsageError(f"--layout {layout} is one of pages.", f"add --decode, or choose one of {', '.join(LAYOUTS)}.")
-    for name in against:
-        if not peers.installed(name):
-            raise BackendUnavailable(f"{name} is not installed.", f"pip install {name}, or leave out --against {name}.")
     if "--plot" in given and not ladder:
         raise UsageError("--plot draws the ladder.", "add --ladder.")
     if ladder and backend == "cpu":
@@ -226,6 +223,9 @@ def _check_options(
         raise UsageError(f"{name} is for {of}.", f"leave out {name}, or change --backend.")
     if backend == "cpu" and "triton" in against:
         raise UsageError("--against triton is for GPUs, not for the cpu backend.", "leave it out.")
+    for name in against:
+        if not peers.installed(name):
+            raise BackendUnavailable(f"{name} is not installed.", f"pip install {name}, or leave out --against {name}.")
 
 
 def _is_cpu(backend: str, needs_gpu: bool, look_for_gpus: Callable[[], object]) -> bool:

@@ -62,11 +62,12 @@ def test_gradients(kernel):
         assert_right(compute(*given, mask, kernel=kernel), gradients(*given, mask))
 
 
-def test_a_gradient_of_the_lse_and_rows_first():
+def test_rows_first_is_a_layout_of_gradients_and_remembered_apart():
     given, dlse = four(), torch.randn(B, H, M)
-    got = compute(*given, None, dlse, rows_first=True)
-    assert_right(got, gradients(*given, dlse=dlse))
-    assert all(x.transpose(1, 2).is_contiguous() for x in got)
+    for rows_first in (True, False, True):
+        got = compute(*given, None, dlse, rows_first=rows_first)
+        assert_right(got, gradients(*given, dlse=dlse))
+        assert all((x.transpose(1, 2) if rows_first else x).is_contiguous() for x in got)
 
 
 @pytest.mark.parametrize("bias", [None, torch.randn(H, 1, N), torch.rand(M, N) > 0.3])

@@ -60,10 +60,11 @@ def test_layouts_are_told_apart(qkv, driver):
     assert found == [("1", "1"), ("0", "1"), ("1", "0")]
 
 
-def test_rows_first_is_a_layout_of_the_answer(qkv):
-    o, _ = in_place.compute(*qkv, rows_first=True)
-    assert o.transpose(1, 2).is_contiguous()
-    torch.testing.assert_close(o.double(), oracle(*qkv)[0], rtol=1e-5, atol=1e-5)
+def test_rows_first_is_a_layout_of_the_answer_and_remembered_apart(qkv):
+    for rows_first in (True, False, True):
+        o, _ = in_place.compute(*qkv, rows_first=rows_first)
+        assert (o.transpose(1, 2) if rows_first else o).is_contiguous()
+        torch.testing.assert_close(o.double(), oracle(*qkv)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_what_is_asked_again_is_remembered_and_not_without_end(qkv, monkeypatch):

@@ -75,7 +75,7 @@ def test_bench_times_gradients(tmp_path):
     [
         (["--backward", "--kernel", "q_in_registers"], "kernel q_in_registers does not compute gradients."),
         (["--backward", "--precision", "fp16"], "--precision has no meaning for gradients, which are in fp32."),
-        (["--backward", "--against", "triton"], "triton is not installed|--against triton has no gradients."),
+        (["--backward", "--against", "triton"], "--against triton has no gradients."),
         (["--kernel", "plain"], "kernel plain computes gradients only."),
     ],
 )

@@ -19,6 +19,8 @@ from flashcli.errors import BackendUnavailable, KernelFailure  # noqa: E402
 from flashcli.files.decode.cases import Case, make  # noqa: E402
 from flashcli.gpu import launcher  # noqa: E402
 from flashcli.gpu.decode import Arrays, Options  # noqa: E402
+from flashcli.kernels import decode  # noqa: E402
+from flashcli.kernels.decode import Tuning  # noqa: E402
 from flashcli.torch import in_place, paged  # noqa: E402
 
 SMALL = Case(3, 4, 2, 64, "5,37,0", page=8)
@@ -191,22 +193,30 @@ def test_a_part_of_the_tables_is_read_where_it_is(stream, monkeypatch):
         check(flashcli.decode(**given | {"block_tables": wide[:, :width]}, return_lse=True, backend="cpu"), asked)
 
 
+DRAWN, ONE_EACH = Tuning(finds=decode.PIECE_AFTER_PIECE), Tuning(finds=decode.BY_LENGTHS)
+MERGED_BY_CLUSTERS = Tuning(finds=decode.AHEAD_OF_LENGTH, cluster=4)
+
+
 @pytest.mark.parametrize(("current", "capability"), [(0, (9, 0)), (7, (12, 0)), (7, (8, 9))])
 @pytest.mark.parametrize(
-    ("case", "launches"),
+    ("tuning", "launches", "without_clusters"),
     [
-        (SMALL, ["tensor"]),
-        (dataclasses.replace(SMALL, lengths="40,1500,3"), ["tensor", "merge"]),
-        (dataclasses.replace(SMALL, S=150, lengths="7x149,1500"), ["begin", "tensor", "merge"]),
+        (DRAWN, ["begin", "tensor", "merge"], ["begin", "tensor", "merge"]),
+        (ONE_EACH, ["tensor", "merge"], ["tensor", "merge"]),
+        (MERGED_BY_CLUSTERS, ["tensor"], ["tensor", "merge"]),
     ],
+    ids=["drawn", "one each", "merged by clusters"],
 )
 def test_every_launch_is_on_the_stream_and_those_after_the_first_may_begin_early_where_kernels_wait(
-    stream, driver, current, capability, case, launches
+    stream, driver, monkeypatch, current, capability, tuning, launches, without_clusters
 ):
     stream[0], driver.capability = current, capability
-    asked = make(case)
+    tensor = dataclasses.replace(decode.KERNELS["tensor"], tuning=lambda sizes, problem: tuning)
+    monkeypatch.setitem(decode.KERNELS, "tensor", tensor)
+    asked = make(dataclasses.replace(SMALL, lengths="40,1500,3"))
     for _ in range(2):  # in the same scratch, where numbers of pieces have been drawn
         check(compute(arrays(asked), **options(asked)), asked)
+    launches = launches if capability >= decode.HAS_CLUSTERS else without_clusters
     assert [one[:2] for one in driver.launches] == [(name, current) for name in launches] * 2
     assert driver.early == ([False] + [capability >= (9, 0)] * (len(launches) - 1)) * 2
 
