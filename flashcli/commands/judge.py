@@ -12,7 +12,15 @@ import click
 
 from flashcli import errors
 from flashcli.commands import options
-from flashcli.commands.scoreboard import board_option, check_formats, rank_option, write_boards
+from flashcli.commands.scoreboard import (
+    board_option,
+    check_feedback,
+    check_formats,
+    feedback_option,
+    rank_option,
+    write_boards,
+    write_feedback,
+)
 from flashcli.commands.status_line import StatusLine
 from flashcli.files.tolerance import TOLERANCE
 from flashcli.terminal import as_json, parameters
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
     from flashcli.judge.scoreboard import Board
     from flashcli.judge.submissions import Submission
 
+WIDEST = 30  # columns of a submission's name, behind which verdicts stand below one another
 EXAMPLES = options.examples(
     "flashcli judge testcases",
     "flashcli judge testcases --exe ./hw4 --case 't[01-10]'",
@@ -69,6 +78,7 @@ EXAMPLES = options.examples(
 @click.option("--resume", is_flag=True, help="Go on with the judging in the file of --results.")
 @rank_option
 @board_option
+@feedback_option
 @options.backend_option
 @options.kernel_option
 @as_json.json_option
@@ -81,6 +91,7 @@ def command(
     results: str | None,
     resume: bool,
     boards: tuple[str, ...],
+    feedback: str | None,
     backend: str,
     kernel: str | None,
     json_path: str | None,
@@ -94,7 +105,7 @@ def command(
     """
     _check_platform()
     from flashcli.files.outputs import check_creatable, check_distinct
-    from flashcli.judge import scoreboard
+    from flashcli.judge import pseudonyms, scoreboard
     from flashcli.judge.judging import Judging
     from flashcli.judge.sandbox import find_machine
     from flashcli.judge.scratch import Scratch
@@ -109,6 +120,7 @@ def command(
     as_json.check_apart(json_path, *boards, results)
     for board in boards:
         check_creatable(board)
+    check_feedback(feedback)
     rules = _rules(place, overrides, names)
     submissions = _submissions(programs, rules, backend, kernel)
     cases = _cases(rules, by_option=bool(names))
@@ -124,8 +136,9 @@ def command(
     standings = scoreboard.boards(found, rules.ranking, [conditions])
     judged = {(entry.name, case.name) for entry in submissions for case in cases}  # not all that was in the file
     asked_for = [result for result in found if (result.submission, result.case) in judged]
-    code = _summarise(asked_for, standings, len(submissions) > 1, json_path)
+    code = _summarise(asked_for, standings, len(submissions), json_path)
     write_boards(standings, boards)
+    write_feedback(standings, feedback, pseudonyms.key_of([conditions] if results else []))
     raise SystemExit(code)
 
 
@@ -216,7 +229,7 @@ def _run(
     """Judge what is missing in ``found``, and tell of it as it comes."""
     from flashcli.judge.results import as_line
 
-    own = submissions[0].trusted
+    own, width = submissions[0].trusted, max(len(entry.name) for entry in submissions) if len(submissions) > 1 else 0
     done = {(result.submission, result.case) for result in found}
     missing = sum((entry.name, case.name) not in done for entry in submissions for case in cases)
     with StatusLine(missing) as status:
@@ -227,7 +240,7 @@ def _run(
             found.append(result)
             if log:
                 log.add(as_line(result))
-            status.done(None if quiet else _line(result, len(submissions) > 1, about=number == 0 and own))
+            status.done(None if quiet else _line(result, min(width, WIDEST), about=number == 0 and own))
 
 
 def _check_usable(result: Result) -> None:
@@ -237,15 +250,15 @@ def _check_usable(result: Result) -> None:
         raise SystemExit(result.returncode)
 
 
-def _line(result: Result, several: bool, about: bool) -> str:
-    """One result, of ``several`` programs maybe; ``about`` adds what flashcli says of its backend."""
+def _line(result: Result, width: int, about: bool) -> str:
+    """One result, with the submission's name in so many columns if any; ``about`` adds what flashcli says of itself."""
     from flashcli.judge.judging import ACCEPTED
 
     shape = f"({result.B}, {result.N}, {result.d})"
     seconds = f"{'-':>8}  " if result.seconds is None else f"{result.seconds:8.2f} s"
     verdict = _coloured(result.verdict, "green" if result.verdict == ACCEPTED else "red")
     detail = f": {result.detail}" if result.detail else ""
-    whose = f"{result.submission}  " if several else ""
+    whose = f"{result.submission:<{width}}  " if width else ""
     line = f"{result.case}  {shape:<17}{seconds}  {whose}{verdict}{detail}"
     said = [text for text in result.printed.splitlines() if text.startswith(("Notice:", "backend:"))] if about else []
     return "\n".join([*said, line])
@@ -256,8 +269,8 @@ def _coloured(text: str, colour: str) -> str:
     return text if os.environ.get("NO_COLOR") else click.style(text, fg=colour)
 
 
-def _summarise(found: list[Result], standings: list[Board], several: bool, json_path: str | None) -> int:
-    """Print it; returns the exit code."""
+def _summarise(found: list[Result], standings: list[Board], submissions: int, json_path: str | None) -> int:
+    """Print what came of so many submissions; returns the exit code."""
     from flashcli.judge import views
     from flashcli.judge.judging import ACCEPTED
     from flashcli.judge.results import record
@@ -266,8 +279,12 @@ def _summarise(found: list[Result], standings: list[Board], several: bool, json_
     summary: dict[str, Any] = {"accepted": accepted, "cases": [record(result) for result in found]}
     seconds = sum(result.seconds or 0.0 for result in found)
     text = f"{accepted} of {len(found)} accepted, {seconds:.2f} s in all"
-    if several:
+    if submissions > 1:
         summary["boards"] = views.as_record(standings)
+        failed = {result.submission for result in found if result.verdict != ACCEPTED}
+        text = (
+            f"{submissions - len(failed)} of {submissions} submissions have all cases accepted, {seconds:.2f} s in all"
+        )
         text += f"\n\n{views.text(standings)}"
     as_json.present(summary, text, json_path)
     return 0 if accepted == len(found) else errors.MISMATCH

@@ -43,6 +43,7 @@ class Case:
     reference: Path | None
     time_limit: float
     original: Path | None = None  # the file that ``input`` is to be a copy of
+    points: float = 1.0  # what it counts in a ranking
 
     def is_ready(self) -> bool:
         """Whether the input file is there and has the shape it should have."""
@@ -135,7 +136,7 @@ def _from_manifest(folder: Path, path: Path) -> list[Case]:
 
 
 def _number(name: str, value: Any) -> float:
-    if type(value) not in (int, float) or not 0 < float(value) < math.inf:
+    if type(value) not in (int, float) or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a number above 0, not {value!r}")
     return float(value)
 
@@ -152,15 +153,16 @@ def _from_entry(folder: Path, name: str, entry: object, limit: float) -> Case:
     shape = Shape(*numbers)
     if problem := shape_problem(shape):
         raise ValueError(f"{name}: {problem}")
+    points = _number(f"{name}: points", entry.get("points", 1))
     given = folder / f"{name}.in"
-    reference = _reference(given, shape)
+    made = Case(name, shape, seed, folder / GENERATED / given.name, _reference(given, shape), limit, points=points)
     if not given.exists():
-        return Case(name, shape, seed, folder / GENERATED / f"{name}.in", reference, limit)
+        return made
     with InputFile(given) as source:
         if source.shape != shape:  # it is somebody's file: not to be made anew
             hint = f"correct {MANIFEST}, or move the file away to have it generated."
             raise BadInput(f"{str(given)!r} has shape {source.shape}, not {shape} as {MANIFEST} says.", hint)
-    return Case(name, shape, seed, given, reference, limit)
+    return replace(made, input=given)
 
 
 def _reference(given: Path, shape: Shape) -> Path | None:

@@ -145,6 +145,15 @@ def descendants(root: int) -> dict[int, int]:
     return found
 
 
+def most_memory(root: int) -> int:
+    """Bytes of memory that the largest process below another one has had at its most."""
+    found = [0]
+    for pid in descendants(root):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+            found += [1024 * int(line.split()[1]) for line in file if line.startswith("VmHWM:")]
+    return max(found)
+
+
 def processes() -> Iterator[tuple[int, int, int, int]]:
     """Of each process that runs: its id, its parent's, the number of its threads, the id of its group."""
     for name in filter(str.isdigit, os.listdir("/proc")):

@@ -57,6 +57,8 @@ class Result(NamedTuple):
     runs: list[float]
     printed: str = ""  # the end of what the program, or its failed build, printed
     returncode: int | None = None
+    points: float = 1.0  # what the case counts
+    memory: int | None = None  # bytes, the most of any process of any run; None if that is not known
 
 
 class Attempt(NamedTuple):
@@ -67,6 +69,7 @@ class Attempt(NamedTuple):
     detail: str
     printed: str = ""
     returncode: int | None = None
+    memory: int | None = None
 
 
 def _say_nothing(about: str) -> None:
@@ -184,7 +187,7 @@ class Judging:
                 return Attempt(None, FAILED, f"in the sandbox {why_not_run(entry.command[0], number)}")
             verdict = _verdict(finished, output, case, ready.right, rules)
             seconds = None if finished.stopped == "lost" else finished.seconds
-            return Attempt(seconds, *verdict, finished.printed, finished.returncode)
+            return Attempt(seconds, *verdict, finished.printed, finished.returncode, finished.memory or None)
         finally:
             self.scratch.remove(folder)
 
@@ -205,10 +208,11 @@ class Judging:
     def _result(self, entry: Submission, case: Case, attempts: list[Attempt]) -> Result:
         last, runs = attempts[-1], [attempt.seconds for attempt in attempts if attempt.seconds is not None]
         seconds = statistics.median(runs) if last.verdict == ACCEPTED else last.seconds
-        penalty = self.rules.for_case(case.name).penalty
+        rules = self.rules.for_case(case.name)
+        memory = max((attempt.memory for attempt in attempts if attempt.memory), default=None)
         return Result(
             entry.name, case.name, case.shape.B, case.shape.N, case.shape.d, seconds, last.verdict, last.detail,
-            penalty, self.device, runs, last.printed, last.returncode,
+            rules.penalty, self.device, runs, last.printed, last.returncode, rules.points or case.points, memory,
         )  # fmt: skip
 
 

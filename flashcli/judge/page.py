@@ -73,14 +73,17 @@ def _number(text: str, key: float | None) -> str:
     return f'<td class="n" data-key="{"" if key is None else repr(key)}">{escape(text)}</td>'
 
 
+def _sorted(text: str, key: float | str | None) -> str:
+    return _cell(text) if isinstance(key, str) else _number(text, key)
+
+
 def _standings(board: Board) -> str:
-    lines = []
-    for standing, shown in zip(board.standings, scoreboard.rows(board), strict=True):
-        rank, name, *others = shown
-        keys = (standing.passed, standing.seconds, standing.score)
-        cells = [_number(rank, standing.rank), _cell(name), *map(_number, others, keys)]
+    lines, columns = [], scoreboard.columns(board)
+    for standing in board.standings:
+        cells = [_sorted(column.text(standing), column.key(standing)) for column in columns]
         lines.append(f'<tr data-of="{escape(standing.submission)}">{"".join(cells)}</tr>')
-    return _table(scoreboard.headings(board), lines, numbers="rank accepted time score", kind="standings")
+    headings = tuple(column.heading for column in columns)
+    return _table(headings, lines, numbers="rank accepted points time score memory", kind="standings")
 
 
 def _results(board: Board) -> str:

@@ -6,6 +6,7 @@ import datetime
 import fcntl
 import json
 import os
+import secrets
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +19,7 @@ from flashcli.judge.rules import Rules
 from flashcli.judge.texts import printable
 
 SAME = ("seed", "device", "rules")  # circumstances that results which belong together share
-IRRELEVANT = ("ranking", "select", "penalty")  # rules that do not change what a verdict is
+IRRELEVANT = ("ranking", "select", "penalty", "points")  # rules that do not change what a verdict is
 UNLIKE = (*IRRELEVANT, "cases")  # rules that are no part of the circumstances, or have no default in them
 LONGEST_TIME = 1e9  # seconds, thirty years: what is longer was not measured
 LONGEST_NAME = 200
@@ -54,6 +55,12 @@ def _seconds_or_none(value: object) -> float | None:
     return None if value is None else _seconds(value)
 
 
+def _bytes_or_none(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or not 0 <= value < 2**63):
+        raise ValueError
+    return value
+
+
 def _verdict(value: Any) -> str:
     if value not in VERDICTS:
         raise ValueError
@@ -66,7 +73,8 @@ def _times(value: object) -> list[float]:
     return [_seconds(item) for item in value]
 
 
-# What a line has, and what makes a value of a file, which anybody may have written, one that can be shown.
+# What a line has, without the last ones if an earlier judge wrote it; and what makes a value of a file, which anybody
+# may have written, one that can be shown.
 RECORDED = {
     **dict.fromkeys(("submission", "case", "device"), _name),
     **dict.fromkeys("BNd", _number),
@@ -75,6 +83,8 @@ RECORDED = {
     "detail": _text,
     "penalty": _seconds,
     "runs": _times,
+    "points": _seconds,
+    "memory": _bytes_or_none,
 }
 
 
@@ -88,11 +98,17 @@ def as_line(result: Result) -> dict[str, object]:
 
 
 def circumstances(rules: Rules, seed: int | None, device: str, containment: str) -> dict[str, Any]:
-    """What a judging is done with; `SAME` says which of it must be the same for results to belong together."""
+    """What a judging is done with; `SAME` says which of it must be the same for results to belong together.
+
+    Its ``secret`` is that of pseudonyms.
+    """
     kept = {name: value for name, value in asdict(rules).items() if name not in IRRELEVANT}
     kept["cases"] = str(rules.cases.resolve())
     began = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    found = {"seed": seed, "device": device, "rules": kept, "began": began, "containment": containment}
+    found = {
+        "seed": seed, "device": device, "rules": kept, "began": began, "containment": containment,
+        "secret": secrets.token_hex(16),
+    }  # fmt: skip
     return json.loads(json.dumps(found))
 
 
@@ -215,6 +231,8 @@ def _no_constant(name: str) -> None:
 def _result(line: dict) -> Result:
     values: dict[str, Any] = {}
     for name, checked in RECORDED.items():
+        if name not in line and name in Result._field_defaults:
+            continue  # what the judge that wrote it did not know yet
         try:
             values[name] = checked(line[name])
         except (ValueError, TypeError, OverflowError):

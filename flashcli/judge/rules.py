@@ -19,9 +19,9 @@ from flashcli.judge.containment import WAYS
 from flashcli.terminal import sizes
 
 RANKINGS = {
-    "passed": "most cases accepted, then least time over them",
+    "passed": "most points, one for a case accepted unless it is given others, then least time",
     "penalty": "least time, a case not accepted counting as its penalty",
-    "relative": "largest mean of (best time / own time), a case not accepted counting as 0",
+    "relative": "largest mean, by points, of (best time / own time), a case not accepted counting as 0",
 }
 
 
@@ -34,6 +34,7 @@ class Rules:
     time_limit: float | None = None  # None: what the case itself says
     grace: float = 1.0  # from SIGTERM, at the time limit, to SIGKILL
     penalty: float = 60.0  # what a case not accepted counts, in the ranking "penalty"
+    points: float | None = None  # what a case counts in the others; None: what the case itself says
     tolerance: float = TOLERANCE
     runs: int = 1  # each on new inputs and each checked; their median is the time
     ranking: str = "passed"
@@ -191,6 +192,7 @@ CHECKS: dict[str, tuple[Callable, str]] = {
     "time_limit": SECONDS,
     "grace": SECONDS_OR_0,
     "penalty": SECONDS_OR_0,
+    "points": (_number(0), "a number above 0"),
     "tolerance": (_number(0, including=True), "a number, 0 or more"),
     "runs": COUNT,
     "ranking": _choice(*RANKINGS),
@@ -210,5 +212,5 @@ CHECKS: dict[str, tuple[Callable, str]] = {
     "processes": COUNT,
     "case": (_table, 'tables by pattern, such as [case."t[29-30]"]'),
 }
-OVERRIDABLE = ("time_limit", "grace", "penalty", "tolerance", "runs", "memory", "file_size", "processes")
+OVERRIDABLE = ("time_limit", "grace", "penalty", "points", "tolerance", "runs", "memory", "file_size", "processes")
 assert set(CHECKS) == {item.name for item in fields(Rules)}, "every rule can be written in a file"

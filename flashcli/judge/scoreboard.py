@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from flashcli.judge.judging import ACCEPTED, Result
 from flashcli.judge.results import description
 from flashcli.judge.rules import RANKINGS
-
-HEADINGS = ("rank", "submission", "accepted", "time", "score")  # by time alone, there is no other score to show
+from flashcli.terminal import sizes
 
 
 @dataclass
 class Standing:
     """Where a submission stands. ``seconds`` is over the cases it has right; what ``score`` is, the ranking says.
 
-    Without a case that is right there is no time.
+    Without a case that is right there is neither a time nor a rank. ``memory`` is the most over all cases, in bytes.
     """
 
     submission: str
     results: dict[str, Result] = field(default_factory=dict)  # by case
-    rank: int = 0
+    rank: int | None = None
     passed: int = 0
+    points: float = 0.0
+    memory: int | None = None
     seconds: float | None = None
     score: float | None = None
 
@@ -34,9 +35,13 @@ class Board:
 
     device: str
     ranking: str
-    cases: list[str]
+    points: dict[str, float]  # by case
     standings: list[Standing]
     about: list[str] = field(default_factory=list)  # of each judging that it is of: when, the seed, the rules
+
+    @property
+    def cases(self) -> list[str]:
+        return list(self.points)
 
 
 def boards(results: list[Result], ranking: str, judgings: Iterable[dict[str, object]] = ()) -> list[Board]:
@@ -58,10 +63,12 @@ def _board(device: str, results: list[Result], ranking: str, about: list[str]) -
     for result in results:
         standings.setdefault(result.submission, Standing(result.submission)).results[result.case] = result
     penalties = {result.case: result.penalty for result in results}
-    best = {case: _best(case, standings) for case in penalties}
+    points = {result.case: result.points for result in results}
+    best = {case: _best(case, standings) for case in points}
     for standing in standings.values():
-        _score(standing, ranking, penalties, best)
-    return Board(device, ranking, list(penalties), _ranked(list(standings.values()), ranking), about)
+        _sum_up(standing, points)
+        standing.score = _score(standing, ranking, points, penalties, best)
+    return Board(device, ranking, points, _ranked(list(standings.values()), ranking), about)
 
 
 def _best(case: str, standings: dict[str, Standing]) -> float:
@@ -73,47 +80,84 @@ def _best(case: str, standings: dict[str, Standing]) -> float:
     )
 
 
-def _score(standing: Standing, ranking: str, penalties: dict[str, float], best: dict[str, float]) -> None:
-    """A case that a submission was not judged on counts like one it has wrong."""
-    accepted = {case: result.seconds for case, result in standing.results.items() if result.verdict == ACCEPTED}
-    times = {case: seconds for case, seconds in accepted.items() if seconds is not None}  # which all of them are
-    standing.passed, standing.seconds = len(times), sum(times.values()) if times else None
+def _times(standing: Standing) -> dict[str, float]:
+    """Seconds on each case that a submission has right. One that it was not judged on counts like one it has wrong."""
+    results = standing.results.items()
+    return {case: r.seconds for case, r in results if r.verdict == ACCEPTED and r.seconds is not None}  # all have one
+
+
+def _sum_up(standing: Standing, points: dict[str, float]) -> None:
+    times = _times(standing)
+    standing.passed, standing.points = len(times), sum(points[case] for case in times)
+    standing.seconds = sum(times.values()) if times else None
+    standing.memory = max((r.memory for r in standing.results.values() if r.memory is not None), default=None)
+
+
+def _score(
+    standing: Standing, ranking: str, points: dict[str, float], penalties: dict[str, float], best: dict[str, float]
+) -> float | None:
+    times = _times(standing)
     if ranking == "passed":
-        standing.score = standing.seconds
-    elif ranking == "penalty":
-        standing.score = sum(times.get(case, penalty) for case, penalty in penalties.items())
-    else:
-        # Those that took no time at all, as far as the clock tells, are as quick as the best.
-        shares = (best[case] / seconds if seconds else 1.0 for case, seconds in times.items())
-        standing.score = sum(shares) / len(penalties)
+        return standing.seconds
+    if ranking == "penalty":
+        return sum(times.get(case, penalty) for case, penalty in penalties.items())
+    # Those that took no time at all, as far as the clock tells, are as quick as the best.
+    shares = (points[case] * (best[case] / seconds if seconds else 1.0) for case, seconds in times.items())
+    return sum(shares) / sum(points.values())
 
 
 def _ranked(standings: list[Standing], ranking: str) -> list[Standing]:
-    def key(standing: Standing) -> tuple[float, float]:
+    """In the order of their ranks, which equals share; behind them, without one, who has no case right."""
+
+    def key(standing: Standing) -> tuple[float, ...]:
         if ranking == "passed":
-            return -standing.passed, math.inf if standing.seconds is None else standing.seconds
+            return standing.passed == 0, -standing.points, standing.seconds or 0.0
         score = standing.score or 0.0
-        return (score if ranking == "penalty" else -score), 0.0
+        return standing.passed == 0, (score if ranking == "penalty" else -score)
 
     ordered = sorted(standings, key=key)
     for place, standing in enumerate(ordered, start=1):
         tied = place > 1 and key(standing) == key(ordered[place - 2])
-        standing.rank = ordered[place - 2].rank if tied else place
+        standing.rank = None if not standing.passed else ordered[place - 2].rank if tied else place
     return ordered
 
 
-def headings(board: Board) -> tuple[str, ...]:
-    return HEADINGS[:-1] if board.ranking == "passed" else HEADINGS
+class Column(NamedTuple):
+    """A column of a board: what is shown of a standing, and by what it is sorted; None comes last."""
+
+    heading: str
+    text: Callable[[Standing], str]
+    key: Callable[[Standing], float | str | None]
 
 
-def rows(board: Board) -> list[tuple[str, ...]]:
-    return [_row(standing, board)[: len(headings(board))] for standing in board.standings]
+def columns(board: Board) -> list[Column]:
+    """Those that tell something: points if they differ, memory if it is known, a score that is more than the time."""
+    worth = sum(board.points.values())
+    score = "{:.3f}".format if board.ranking == "relative" else shown
+    found = [
+        Column("rank", lambda one: "-" if one.rank is None else str(one.rank), lambda one: one.rank),
+        Column("submission", lambda one: one.submission, lambda one: one.submission),
+        Column("accepted", lambda one: f"{one.passed} of {len(board.points)}", lambda one: one.passed),
+    ]
+    if set(board.points.values()) != {1.0}:
+        found.append(Column("points", lambda one: f"{one.points:g} of {worth:g}", lambda one: one.points))
+    found.append(Column("time", lambda one: shown(one.seconds), lambda one: one.seconds))
+    if board.ranking != "passed":
+        found.append(Column("score", lambda one: score(one.score or 0.0), lambda one: one.score))
+    if any(standing.memory is not None for standing in board.standings):
+        found.append(Column("memory", lambda one: size(one.memory), lambda one: one.memory))
+    return found
 
 
-def _row(standing: Standing, board: Board) -> tuple[str, ...]:
-    passed = f"{standing.passed} of {len(board.cases)}"
-    score = f"{standing.score:.3f}" if board.ranking == "relative" else shown(standing.score)
-    return str(standing.rank), standing.submission, passed, shown(standing.seconds), score
+def lines(board: Board) -> list[list[str]]:
+    """Its headings, then the cells of each standing."""
+    chosen = columns(board)
+    body = [[column.text(standing) for column in chosen] for standing in board.standings]
+    return [[column.heading for column in chosen], *body]
+
+
+def size(memory: int | None) -> str:
+    return "-" if memory is None else sizes.text(memory)
 
 
 def shown(seconds: float | None) -> str:

@@ -52,8 +52,9 @@ class Request:
 
 
 class Finished(NamedTuple):
-    """How a command ended. ``stopped`` says why it was ended before its time, or "":
+    """How a command ended, and the most ``memory`` that one of its processes had, in bytes; 0 where nobody knows.
 
+    ``stopped`` says why it was ended before its time, or "":
     "time", "processes" (too many), "lost" (whoever watched it was killed), "never" (some of it could not be ended).
     """
 
@@ -62,6 +63,7 @@ class Finished(NamedTuple):
     stopped: str
     printed: str
     containment: str
+    memory: int = 0
 
 
 class Supervision:

@@ -23,7 +23,8 @@ from typing import NoReturn
 from flashcli.judge import bubblewrap, containment
 from flashcli.process.signals import ENDING
 
-CAPTURED = 64 * 1024  # bytes of what a command prints that are kept, the last ones
+KIB = 1024
+CAPTURED = 64 * KIB  # bytes of what a command prints that are kept, the last ones
 TICK = 0.02  # seconds between looks at the number of processes
 LOOK = 1.0  # seconds between counts of them, if nothing tells that they have become more
 PROMPT = 0.05  # seconds that the kernel gets to end what is contained, before that is looked for
@@ -109,6 +110,7 @@ class Run:
         self._began: float | None = None
         self._ended: tuple[int, float, bool] | None = None  # status, when, whether nothing else was left
         self._stopped = ""
+        self._memory = 0  # bytes, of the largest of its processes
         self._over = False
         self._problem: int | None = None  # why the command could not be started
         self._refused = ""  # why the first process was not contained
@@ -197,17 +199,20 @@ class Run:
                 self._refused = os.strerror(int(number))
             case ["failed", number]:
                 self._problem = int(number)
-            case ["ended", status, moment, alone]:
+            case ["ended", status, moment, alone, most]:
+                self._memory = int(most)
                 self._ended = int(status), float(moment), alone == "True"
         self._over = True
 
     def _finish(self, way: containment.Freezing) -> float:
         """End whatever is left; returns when the last of it was gone."""
+        if self._stopped == "time":
+            self._memory = containment.most_memory(os.getpid())  # in a namespace, none that is killed is counted
         os.close(self._control)
         if not (self._ended and self._ended[2]):
             way.kill()
         start = time.perf_counter()
-        while _running():
+        while self._reap():
             waited = time.perf_counter() - start
             if waited > KILL_PATIENCE:
                 self._stopped = "never"  # a driver may hold it in the kernel: give up, go on
@@ -220,6 +225,15 @@ class Run:
         self._drain()
         os.close(self._status)
         return self._ended[1] if self._ended and self._ended[2] else gone
+
+    def _reap(self) -> bool:
+        """Reap what has ended below this process; whether anything goes on. The kernel tells how much memory it had."""
+        try:
+            while (ended := os.wait4(-1, os.WNOHANG))[0]:
+                self._memory = max(self._memory, KIB * ended[2].ru_maxrss)
+        except ChildProcessError:
+            return False
+        return True
 
     def _drain(self) -> None:
         """What the pipe still holds; not waiting, for something unkillable may hold its other end."""
@@ -241,6 +255,7 @@ class Run:
             "stopped": self._stopped,
             "printed": self._tail.text(),
             "containment": self._ways[0],
+            "memory": self._memory,
         }
 
     def _returncode(self) -> int | None:
@@ -249,16 +264,6 @@ class Run:
             return None
         code = os.waitstatus_to_exitcode(self._ended[0])
         return 128 - code if self._request["sandbox"] and code > 128 else code
-
-
-def _running() -> bool:
-    """Whether there is any process below this one; reaps those that have ended."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return False
-    return True
 
 
 def _limits(request: dict) -> dict[str, int]:
@@ -319,13 +324,17 @@ def _keep(
             elif fd == control:
                 _signal_group(command, signal.SIGKILL)
                 return
-            elif end := _reap(command):
-                os.write(tell, "ended {} {!r} {}\n".format(*end).encode())
+            elif end := _reap(command, PROMPT if request["sandbox"] else 0.0):
+                most = 0 if end[2] else containment.most_memory(os.getpid())  # of what is about to be killed
+                os.write(tell, "ended {} {!r} {} {}\n".format(*end, most).encode())
                 return
 
 
-def _reap(command: int) -> tuple[int, float, bool] | None:
-    """Reap all children that have ended; the command's status, when that was, and whether no other child is left."""
+def _reap(command: int, patience: float) -> tuple[int, float, bool] | None:
+    """Reap all children that have ended; the command's status, when that was, and whether no other child is left.
+
+    ``patience`` is for what bubblewrap leaves for a moment, without which nobody would know how much memory it had.
+    """
     end = None
     while True:
         try:
@@ -333,7 +342,9 @@ def _reap(command: int) -> tuple[int, float, bool] | None:
         except ChildProcessError:
             return end and (*end, True)
         if pid == 0:
-            return end and (*end, False)
+            if end is None or time.perf_counter() > end[1] + patience:
+                return end and (*end, False)
+            time.sleep(NAP)
         if pid == command:
             end = status, time.perf_counter()
 

@@ -10,9 +10,14 @@ import unicodedata
 from flashcli.judge import page
 from flashcli.judge.judging import ACCEPTED, Result
 from flashcli.judge.results import record
-from flashcli.judge.scoreboard import HEADINGS, Board, headings, headline, rows
+from flashcli.judge.scoreboard import Board, headline, lines
 from flashcli.terminal import as_json, tables
 
+# Heading in CSV -> what it is of a standing.
+NUMBERS = {
+    "rank": "rank", "submission": "submission", "accepted": "passed", "time": "seconds", "score": "score",
+    "points": "points", "memory": "memory",
+}  # fmt: skip
 JOINER = "&#8288;"  # of no width: what it parts is no mention, and no link
 MARKUP = r"[\\`*_\[\]<>&|!~#@]|://|www\."  # some sites make links of addresses that nobody marked up
 
@@ -22,7 +27,7 @@ def text(found: list[Board]) -> str:
 
 
 def _table(board: Board) -> str:
-    return tables.text([headings(board), *rows(board)])
+    return tables.text(lines(board))
 
 
 def markdown(found: list[Board]) -> str:
@@ -30,15 +35,15 @@ def markdown(found: list[Board]) -> str:
 
 
 def _markdown(board: Board) -> str:
-    about = "".join(f"{_escaped(line)}\n\n" for line in board.about)
-    return f"**{_escaped(headline(board))}**\n\n{about}{_markdown_table(board)}"
+    about = "".join(f"{escaped(line)}\n\n" for line in board.about)
+    return f"**{escaped(headline(board))}**\n\n{about}{_markdown_table(board)}"
 
 
 def _markdown_table(board: Board) -> str:
-    return tables.markdown([[_escaped(cell) for cell in line] for line in (headings(board), *rows(board))])
+    return tables.markdown([[escaped(cell) for cell in line] for line in lines(board)])
 
 
-def _escaped(cell: str) -> str:
+def escaped(cell: str) -> str:
     """Markdown of a text in which nothing is markup: no submission's name adds a link, a picture, or calls somebody."""
     return re.sub(MARKUP, lambda found: "".join(map(_entity, found[0])), cell, flags=re.IGNORECASE)
 
@@ -53,12 +58,12 @@ def csv_text(found: list[Board]) -> str:
     buffer = io.StringIO()
     # Texts in quotes, or some spreadsheets would take what follows a semicolon for another cell.
     writer = csv.writer(buffer, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC)
-    writer.writerow([_harmless(cell) for cell in ("device", "ranking", *HEADINGS, *cases)])
+    writer.writerow([_harmless(cell) for cell in ("device", "ranking", *NUMBERS, *cases)])
     for board in found:
         for standing in board.standings:
-            start = [board.device, board.ranking, standing.rank, standing.submission, standing.passed]
+            numbers = [getattr(standing, name) for name in NUMBERS.values()]
             times = [_csv_cell(standing.results.get(case)) for case in cases]
-            line = [*start, standing.seconds, standing.score, *times]
+            line = [board.device, board.ranking, *numbers, *times]
             writer.writerow([_harmless(cell) for cell in line])
     return buffer.getvalue()
 
@@ -82,10 +87,7 @@ def as_record(found: list[Board]) -> list[dict[str, object]]:
             "device": board.device,
             "ranking": board.ranking,
             "judgings": board.about,
-            "standings": [
-                {name: getattr(standing, name) for name in ("rank", "submission", "passed", "seconds", "score")}
-                for standing in board.standings
-            ],
+            "standings": [{name: getattr(standing, name) for name in NUMBERS.values()} for standing in board.standings],
             "results": [record(result) for standing in board.standings for result in standing.results.values()],
         }
         for board in found

@@ -157,6 +157,7 @@ def test_a_manifest_without_cases_is_bad_input(tmp_path):
         ("[t01]\nshape = 3\nseed = 1", "t01: shape must be three whole numbers, [B, N, d], not 3."),
         ("[t01]\nseed = 1", "t01: shape must be three whole numbers, [B, N, d], not None."),
         ("[t01]\nshape = [1, 8, 4]", "t01: seed must be a whole number, 0 or more, not None."),
+        ("[t01]\nshape = [1, 8, 4]\nseed = 1\npoints = -1", "t01: points must be a number above 0, not -1."),
         ("t01 = 3", "t01 is no table."),
         ("time_limit = [3]", "time_limit must be a number above 0, not [3]."),
     ],

@@ -42,6 +42,18 @@ def test_submissions_can_have_inputs_of_their_own(cases, spies, tmp_path):
         assert found["a", "c1"] != found["a", "c2"]
 
 
+def test_a_case_counts_what_its_manifest_or_the_rules_say(cases, spies, tmp_path):
+    (cases / "manifest.toml").write_text(
+        (cases / "manifest.toml").read_text().replace("seed = 1", "seed = 1\npoints = 3")
+    )
+    rules = tmp_path / "rules.toml"
+    for text, worth in (("", [3, 1]), ("[case.c2]\npoints = 2.5", [3, 2.5]), ("points = 2", [2, 2])):
+        rules.write_text(f'cases = "cases"\n{text}\n')
+        found = json.loads(flashcli("judge", rules, "--exe", spies / "a", "--json", "-").out)["cases"]
+        assert [one["points"] for one in found] == worth
+        assert all(one["memory"] > 0 for one in found)
+
+
 def test_each_has_its_own_right_answer(case, judging, compiled):
     programs = [Submission(name, (str(compiled("right")),)) for name in "ab"]
     assert [found.verdict for found in judging(inputs="each").results([case], programs)] == ["accepted"] * 2
@@ -136,7 +148,7 @@ def test_what_is_being_done_is_told(case, judging, tmp_path):
 def test_verdicts_have_a_colour_where_colour_is_wanted(case, judging, compiled, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     [found] = judging().results([case], [Submission("x", (str(compiled("right")),))])
-    assert "\x1b[32maccepted\x1b[0m" in command._line(found, several=False, about=False)
-    assert "\x1b[31mwrong" in command._line(found._replace(verdict="wrong answer"), several=False, about=False)
+    assert "\x1b[32maccepted\x1b[0m" in command._line(found, width=0, about=False)
+    assert "\x1b[31mwrong" in command._line(found._replace(verdict="wrong answer"), width=0, about=False)
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in command._line(found, several=False, about=False)
+    assert "\x1b" not in command._line(found, width=0, about=False)

@@ -34,6 +34,7 @@ OMP_NUM_THREADS = "4"
 time_limit = 30
 [case.t10]
 tolerance = 1e-2
+points = 5
 """
 
 
@@ -54,8 +55,10 @@ def test_everything_that_can_be_said(tmp_path):
 
 def test_overrides_of_single_cases(tmp_path):
     found = load(tmp_path, EVERYTHING)
-    limits = [(found.for_case(name).time_limit, found.for_case(name).tolerance) for name in ("t01", "t08", "t10")]
-    assert limits == [(10, 1e-3), (30, 1e-3), (30, 1e-2)]
+    values = [
+        [getattr(found.for_case(n), k) for k in ("time_limit", "tolerance", "points")] for n in ("t01", "t08", "t10")
+    ]
+    assert values == [[10, 1e-3, None], [30, 1e-3, None], [30, 1e-2, 5]]
 
 
 def test_an_empty_file_has_the_defaults(tmp_path):
@@ -87,6 +90,7 @@ def test_patterns(pattern, yes, no):
         ("time_limit = inf", "time_limit must be"),
         ("time_limit = true", "time_limit must be"),
         ("tolerance = nan", "tolerance must be"),
+        ("points = 0", "points must be a number above 0, not 0"),
         ("runs = 1.5", "runs must be a whole number above 0"),
         ("ranking = 'best'", "ranking must be one of passed, penalty, relative, not 'best'"),
         ("launcher = 'srun -N1'", "launcher must be a list of words"),

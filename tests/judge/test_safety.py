@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +111,24 @@ def test_too_much_memory(compiled, verdicts):
     assert verdicts(compiled("hungry"), memory=2**30).verdict == "accepted"
     bad = verdicts(compiled("hungry"), memory=2**28)
     assert (bad.verdict, bad.detail) == ("runtime error", "exit code 8: out of memory")
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "between"),
+    [
+        ("exec $hungry 0", 30, (2**25, 2**27)),
+        ("$hungry 60 & until [ -e $big ]; do sleep 0.01; done", 30, (2**25, 2**27)),
+        ("$hungry 60 & sleep 60", 1.5, (2**25, 2**27)),
+        ("exit 3", 30, (1, 2**24)),
+    ],
+)
+def test_the_most_memory_of_any_process_is_told(supervision, way, tmp_path, text, limit, between):
+    """Also of one that is killed, whose end the kernel tells nobody in a namespace."""
+    big = tmp_path / "big"
+    use = f"import sys, time; x = b'x' * 2**25; open('{big}', 'w'); time.sleep(int(sys.argv[1]))"
+    hungry = script(tmp_path / "hungry", f"#!{sys.executable} -IS\n{use}\n")
+    found = run(supervision, ["sh", "-c", f"hungry={hungry}; big={big}; {text}"], time_limit=limit, containment=way)
+    assert between[0] < found.memory < between[1]
 
 
 def test_what_a_program_sees(compiled, verdicts, monkeypatch):

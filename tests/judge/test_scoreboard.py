@@ -11,7 +11,7 @@ import re
 import pytest
 from support import flashcli
 
-from flashcli.judge import scoreboard, views
+from flashcli.judge import rules, scoreboard, views
 from flashcli.judge.judging import Result
 from flashcli.judge.results import record
 
@@ -65,9 +65,37 @@ def test_a_later_result_replaces_an_earlier_one():
     assert {standing.submission: standing.score for standing in board.standings} == {"y": 1.0, "x": 0.5}
 
 
-def test_nobody_right():
-    [board] = scoreboard.boards([result("x", "a", None)], "relative")
-    assert scoreboard.rows(board) == [("1", "x", "0 of 1", "-", "0.000")]
+@pytest.mark.parametrize("ranking", rules.RANKINGS)
+def test_who_has_nothing_right_comes_last_and_has_no_rank(ranking):
+    """A rank that all of them shared, the first if nobody else is there, would say that they have done something."""
+    results = [result("x", "a", None), result("y", "a", None), result("slow", "a", 1000.0)]
+    [board] = scoreboard.boards(results, ranking)
+    assert [(one.submission, one.rank) for one in board.standings] == [("slow", 1), ("x", None), ("y", None)]
+    [alone] = scoreboard.boards(results[:1], ranking)
+    assert scoreboard.lines(alone)[1][:4] == ["-", "x", "0 of 1", "-"]
+    assert json.loads(views.json_text([alone]))[0]["standings"][0]["rank"] is None
+
+
+def test_points_come_before_the_number_of_cases_and_are_shown_if_they_differ():
+    many = [result("many", case, 1.0) for case in "ab"] + [result("many", "c", None)]
+    heavy = [result("heavy", case, None) for case in "ab"] + [result("heavy", "c", 9.0)]
+    [plain] = scoreboard.boards(many + heavy, "passed")
+    weighted = [one._replace(points=5.0) if one.case == "c" else one for one in many + heavy]
+    [board] = scoreboard.boards(weighted, "passed")
+    assert [one.submission for one in plain.standings] == ["many", "heavy"]
+    assert [one.submission for one in board.standings] == ["heavy", "many"]
+    assert "points" not in scoreboard.lines(plain)[0] and scoreboard.lines(board)[1][2:4] == ["1 of 3", "5 of 7"]
+    [relative] = scoreboard.boards(weighted, "relative")
+    assert [one.score for one in relative.standings] == pytest.approx([5 / 7, 2 / 7])
+
+
+def test_the_most_memory_of_any_case_is_shown_if_it_is_known():
+    [board] = scoreboard.boards([result("x", "a", 1.0), result("x", "b", 1.0)._replace(memory=3 * 2**30)], "passed")
+    assert scoreboard.lines(board) == [
+        ["rank", "submission", "accepted", "time", "memory"],
+        ["1", "x", "2 of 2", "2.000 s", "3072.0 MiB"],
+    ]
+    assert f'"memory","a","b"\n"GPU","passed",1,"x",2,2.0,2.0,2.0,{3 * 2**30},1.0,1.0\n' in views.csv_text([board])
 
 
 NASTY = ["<script>alert(1)</script>", "a|b", "=HYPERLINK(1)", "[x](http://x)", "`c`", '"quoted", with comma']
@@ -137,8 +165,44 @@ def test_json_has_every_result():
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "results.jsonl"
-    path.write_text("\n".join(json.dumps(line) for line in [{"judging": {}}, *map(record, RESULTS)]) + "\n")
+    begins = {"judging": {"secret": "known to the judge"}}
+    path.write_text("\n".join(json.dumps(line) for line in [begins, *map(record, RESULTS)]) + "\n")
     return path
+
+
+def test_an_anonymous_board_has_pseudonyms_that_stay(file, tmp_path):
+    boards = [tmp_path / f"board{suffix}" for suffix in views.WRITERS]
+    words = [word for path in boards for word in ("--board", path)]
+    first, second = (flashcli("scoreboard", file, "--anonymous", *words) for _ in range(2))
+    assert first.code == 0 and first.out == second.out
+    assert len(set(re.findall(r"anon-[0-9a-f]{8}", first.out))) == 4
+    for text in (first.out, *(path.read_text() for path in boards)):
+        assert not [name for name in ("steady", "quick", "mixed", "known to") if name in text]
+    file.write_text(file.read_text().replace("known to the judge", "another"))
+    assert flashcli("scoreboard", file, "--anonymous").out != first.out, "they cannot be found out from the names"
+
+
+def test_an_anonymous_board_tells_nothing_that_a_program_has_said(file, tmp_path):
+    line = record(result("steady", "a", None, detail="exit code 1: I am steady"))
+    with file.open("a") as more:
+        more.write(json.dumps(line) + "\n")
+    flashcli("scoreboard", file, "--anonymous", "--board", tmp_path / "b.html")
+    assert "I am" not in (tmp_path / "b.html").read_text()
+
+
+def test_pseudonyms_of_results_without_a_secret_are_new_each_time(file):
+    file.write_text(file.read_text().replace("secret", "nothing"))
+    first, second = (flashcli("scoreboard", file, "--anonymous") for _ in range(2))
+    assert first.code == 0 and first.out != second.out and "Notice: " in first.err
+
+
+def test_a_file_from_an_earlier_judge_can_be_read(file):
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines[1:]:
+        del line["points"], line["memory"]
+    before = flashcli("scoreboard", file)
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert flashcli("scoreboard", file).out == before.out and before.code == 0
 
 
 def test_the_command(file, tmp_path):

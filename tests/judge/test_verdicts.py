@@ -198,14 +198,17 @@ def test_a_build_that_hangs_and_one_that_makes_nothing(cases, tmp_path):
 
 
 def test_several_programs_get_a_scoreboard(compiled, cases):
-    done = flashcli("judge", cases, "--exe", compiled("right"), "--exe", compiled("half"))
+    done = flashcli("judge", cases, "--exe", f"right={compiled('right')}", "--exe", f"half={compiled('half')}")
     assert done.code == 1
     lines = done.out.splitlines()
     assert len(lines) == 4 + 1 + 1 + 2 + 3
-    assert lines[4].startswith("2 of 4 accepted, ")
-    assert lines[-3].split() == ["rank", "submission", "accepted", "time"]
+    assert (
+        len({line.index(verdict) for line, verdict in zip(lines[:4], 2 * ["accepted", "wrong size"], strict=True)}) == 1
+    )
+    assert lines[4].startswith("1 of 2 submissions have all cases accepted, ")
+    assert lines[-3].split() == ["rank", "submission", "accepted", "time", "memory"]
     assert lines[-2].startswith("1     ") and "right" in lines[-2] and "2 of 2" in lines[-2]
-    assert lines[-1].startswith("2     ") and "half" in lines[-1] and "0 of 2" in lines[-1]
+    assert lines[-1].startswith("-     ") and "half" in lines[-1] and "0 of 2" in lines[-1]
 
 
 def test_a_program_here_needs_no_path(cases, compiled, tmp_path):
