@@ -272,7 +272,7 @@ def _most_pieces(sizes: Sizes, problem: Problem) -> int:
 def _how_to_find(sizes: Sizes, problem: Problem, at_once: int) -> int:
     """How blocks find pieces, of which the GPU computes so many at once: each its own, unless many may be missing.
 
-    A block whose piece is missing takes a nanosecond of the GPU, a short piece some ten (docs/tuning.md).
+    A block whose piece is missing takes a nanosecond of the GPU, a short piece some ten (docs/tuning/decode.md).
     """
     pieces = _all_pieces(sizes, problem)
     if pieces <= at_once:
@@ -331,7 +331,7 @@ def _tensor_blocks(problem: Problem) -> int:
 def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
     """A block a piece, unless many may be missing; where pieces are few, blocks ask for theirs ahead of the length.
 
-    Clusters of blocks of which a multiprocessor has two are slower than another launch, by half (docs/tuning.md).
+    Clusters of blocks of which a multiprocessor has two are slower than a launch more, by half (docs/tuning/decode.md).
     Pieces are smaller where few rows share a head of the cache, so that partial answers are little beside it. They
     must not depend on the number of sequences.
     """
