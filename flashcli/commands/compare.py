@@ -41,7 +41,8 @@ def command(
 
     An output file does not say its shape. It is taken from --shape or --input, or from an input file beside WANT with
     the same name and the ending .in; without any, places are given as (0, element, 0). Of two answers of
-    `flashcli decode`, `out` and `lse` are compared; they do say their shapes.
+    `flashcli decode`, `out` and `lse` are compared; they do say their shapes. A number of `out` in float16 or bfloat16
+    may be off by 2^-10 or 2^-7 of the largest in its row besides: that is what rounding to these types costs.
     """
     from flashcli.files import verify
     from flashcli.files.decode import tensors as decode_file
@@ -85,12 +86,15 @@ def _lines(result: Comparison, got: str, want: str) -> Iterator[str]:
     from flashcli.files.verify import place_text
 
     verdict, limit = "match" if result.matches else "DIFFER", f"{result.tolerance:g}"
-    counts = f"{result.mismatches} of {result.count} elements"
-    yield f"{got} and {want} {verdict}: {counts} off by more than {limit} + {limit}·|want|"
+    counts, rounding = f"{result.mismatches} of {result.count} elements", ""
+    if result.unit:
+        rounding = f" + {result.unit:g}·(largest |want| of the row)"
+    yield f"{got} and {want} {verdict}: {counts} off by more than {limit} + {limit}·|want|{rounding}"
     yield f"max abs error: {result.max_abs:.3e}"
     yield f"max rel error: {result.max_rel:.3e} of 1 + |want|"
     yield f"relative L2 error: {result.relative_l2:.3e}"
-    yield f"NaN or Inf: {result.got_nonfinite} in {got}, {result.want_nonfinite} in {want}"
+    left_out = "; these errors leave them out" if result.got_nonfinite or result.want_nonfinite else ""
+    yield f"NaN or Inf: {result.got_nonfinite} in {got}, {result.want_nonfinite} in {want}{left_out}"
     if result.worst:
         yield f"worst at {place_text(result.worst)}"
     for place in result.places:

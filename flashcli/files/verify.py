@@ -41,13 +41,15 @@ def reference(
 class Comparison:
     """What a comparison of outputs found, gathered piece by piece.
 
-    An element matches if |got - want| <= tolerance + tolerance |want|, or if both are the same NaN or infinity.
+    An element matches if |got - want| <= tolerance + tolerance |want|, or if both are the same NaN or infinity. Where
+    outputs are of a type with a ``unit`` in `UNITS`, this times the largest |want| of the row is allowed, too.
     ``max_rel`` is the largest |got - want| / (1 + |want|), which the tolerance is a limit of: relative to |want| alone,
     errors would look alarming where the right answer is close to 0. ``worst`` is where that is, or the first NaN or
     infinity where something else should be; None if there is no error at all.
     """
 
     tolerance: float = TOLERANCE
+    unit: float = 0.0
     count: int = 0
     mismatches: int = 0
     max_abs: float = 0.0
@@ -78,8 +80,12 @@ class Comparison:
             error = np.abs(got - want)
             same = (got == want) | (np.isnan(got) & np.isnan(want))
             finite = np.isfinite(got) & np.isfinite(want)
-            wrong = ~same & ~(finite & (error <= self.tolerance + self.tolerance * np.abs(want)))
-            error, magnitude = np.where(finite, error, 0), np.where(finite, np.abs(want), 0)
+            magnitude = np.where(finite, np.abs(want), 0)
+            limit = self.tolerance + self.tolerance * magnitude
+            if self.unit:
+                limit += self.unit * magnitude.max(axis=1, keepdims=True)
+            wrong = ~same & ~(finite & (error <= limit))
+            error = np.where(finite, error, 0)
             relative = error / (1 + magnitude)
         self.count += want.size
         self.mismatches += int(wrong.sum())
@@ -102,26 +108,19 @@ class Comparison:
 
     def record(self) -> dict[str, object]:
         names = (
-            "count",
-            "mismatches",
-            "max_abs",
-            "max_rel",
-            "relative_l2",
-            "got_nonfinite",
-            "want_nonfinite",
-            "places",
-            "worst",
-        )
-        return {"matches": self.matches, **{name: getattr(self, name) for name in names}, "tolerance": self.tolerance}
+            "count", "mismatches", "max_abs", "max_rel", "relative_l2", "got_nonfinite", "want_nonfinite", "places",
+            "worst", "tolerance", "unit",
+        )  # fmt: skip
+        return {"matches": self.matches, **{name: getattr(self, name) for name in names}}
 
     def first_place(self) -> str:
         return place_text(self.places[0], digits=7)
 
 
 def place_text(place: dict[str, object], digits: int = 9) -> str:
-    return "(batch, row, column) = ({batch}, {row}, {column}): got {got:.{digits}g}, want {want:.{digits}g}".format(
-        **place, digits=digits
-    )
+    axes = {name: index for name, index in place.items() if name not in ("got", "want")}
+    where = f"({', '.join(axes)}) = ({', '.join(map(str, axes.values()))})"
+    return f"{where}: got {place['got']:.{digits}g}, want {place['want']:.{digits}g}"
 
 
 def compare_files(got: str, want: str, shape: Shape, tolerance: float = TOLERANCE) -> Comparison:

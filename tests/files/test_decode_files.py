@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from support import flashcli, write_input
 
 from flashcli.asked.decode import BlockSparse
-from flashcli.cpu.decode import DecodeCpu
+from flashcli.cpu.decode import DecodeCpu, gather
 from flashcli.errors import BadInput
 from flashcli.files.decode import cases as decode_cases
 from flashcli.files.decode.cases import Case, generate, make
-from flashcli.files.decode.tensors import Tensors, has_tensors, read_decode
+from flashcli.files.decode.tensors import Tensors, TensorWriter, has_tensors, read_decode
 from flashcli.files.decode.verify import compare_answers
 from flashcli.kernels.decode import KERNELS
+from flashcli.measure import decode_judge
 
 SMALL = Case(2, 4, 2, 32, "20,5", page=8, query_type="float32")
 
@@ -354,6 +355,64 @@ def test_an_answer_may_be_compared_with_one_in_float64(tmp_path):
     theirs = saved(tmp_path / "theirs", {"out": out + 1e-5, "lse": lse})
     done = flashcli("compare", mine, theirs)
     assert done.code == 0 and "out: max abs error: 1.000e-05" in done.out.splitlines(), done.err
+
+
+def with_rounded_weights(asked) -> np.ndarray:
+    """An answer whose weights are rounded to the query's type before they meet the values, as fused kernels do."""
+    out = np.zeros(asked.query.shape, asked.query.dtype)
+    for s, t, head in np.ndindex(out.shape[:-1]):
+        tokens = np.arange(asked.seq_lens[s])
+        K, V = gather(asked, s, head // asked.group, tokens, np.float32)
+        P = np.exp((S := K @ asked.query[s, t, head].astype(np.float32) * asked.scale) - S.max())
+        out[s, t, head] = P.astype(out.dtype).astype(np.float32) @ V / P.sum()
+    return out
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize("lengths", ["7", "300"])
+def test_what_rounding_to_a_short_type_costs_is_allowed_and_no_more(tmp_path, kind, lengths):
+    asked = make(Case(4, 8, 2, 64, lengths, query_type=kind))
+    golden = decode_judge.golden(asked)
+    want = golden.out.astype(asked.query.dtype)
+    right = {"rounded": want, "float64": golden.out, "weights": with_rounded_weights(asked)}
+    swapped = np.concatenate([want[1:], want[:1]])
+    wrong = {"zeros": want * 0, "mean": np.full_like(want, golden.out.mean()), "another's": swapped}
+
+    def file(name: str, out: np.ndarray):
+        return saved_answer(tmp_path / name, out, golden.lse.astype(np.float32))
+
+    for name, out in right.items():
+        assert compare_answers(file(name, out), file("want", want))["out"].matches, name
+    for name, out in wrong.items():
+        assert compare_answers(file(name, out), file("want", want))["out"].mismatches > want.size / 2, name
+    told = flashcli("compare", tmp_path / "zeros", tmp_path / "want").out.splitlines()[0]
+    unit = {"float16": "0.000976562", "bfloat16": "0.0078125"}[kind]
+    assert told.endswith(f"off by more than 0.0001 + 0.0001·|want| + {unit}·(largest |want| of the row)")
+
+
+def saved_answer(path, out, lse):
+    with TensorWriter(path, {"out": (out.dtype.name, out.shape), "lse": ("float32", lse.shape)}, {}) as file:
+        file.write("out", out)
+        file.write("lse", lse)
+        file.commit()
+    return path
+
+
+def test_places_of_an_answer_are_named_by_its_own_axes_and_errors_tell_what_they_leave_out(tmp_path):
+    out, lse = np.ones((2, 3, 4, 8), np.float32), np.zeros((2, 3, 4), np.float32)
+    want = saved_answer(tmp_path / "want", out, lse)
+    out[1, 2, 3, 5], lse[1, 0, 2] = 3, np.nan
+    told = flashcli("compare", saved_answer(tmp_path / "got", out, lse), want).out
+    assert "out: worst at (sequence, token, head, number) = (1, 2, 3, 5): got 3, want 1\n" in told
+    assert "lse:   off at (sequence, token, head) = (1, 0, 2): got nan, want 0\n" in told
+    assert told.count("these errors leave them out") == 1
+    want = saved_answer(tmp_path / "want", out[:, 0], lse[:, 0])
+    place = compare_answers(saved_answer(tmp_path / "got", out[:, 1], lse[:, 0]), want)["lse"].worst
+    assert place is None
+    found = json.loads(
+        flashcli("compare", saved_answer(tmp_path / "got", out[:, 2], lse[:, 0]), want, "--json", "-").out
+    )
+    assert found["out"]["places"] == [{"sequence": 1, "head": 3, "number": 5, "got": 3, "want": 1}]
 
 
 def test_answers_of_other_shapes_are_no_answers_to_the_same(tmp_path):

@@ -201,6 +201,7 @@ def test_what_a_comparison_counts():
         "got_nonfinite": 2,
         "want_nonfinite": 1,
         "tolerance": 1e-4,
+        "unit": 0.0,
     }
     assert [(place["batch"], place["row"], place["column"]) for place in places] == [(7, 10, 1), (7, 10, 2), (7, 20, 0)]
     assert (worst["batch"], worst["row"], worst["column"]) == (7, 10, 2)  # a NaN is worse than any number

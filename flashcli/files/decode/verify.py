@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 
 from flashcli.errors import BadInput
 from flashcli.files.decode.tensors import Tensors
-from flashcli.files.tolerance import TOLERANCE
+from flashcli.files.tolerance import TOLERANCE, UNITS
 from flashcli.files.verify import Comparison
 
 ANSWER = ("out", "lse")
+AXES = {3: ("sequence", "head", "number"), 4: ("sequence", "token", "head", "number")}  # of `out`; `lse` has no numbers
 HINT = "name two files that `flashcli decode` has written for the same input."
 
 
@@ -34,7 +36,7 @@ def summarise_answer(path: str | os.PathLike) -> dict[str, object] | None:
 def compare_answers(
     got: str | os.PathLike, want: str | os.PathLike, tolerance: float = TOLERANCE
 ) -> dict[str, Comparison]:
-    """Every number of each of `ANSWER`: a batch is a sequence, a row one of its query tokens and heads."""
+    """Compare every number of each of `ANSWER`, of which one head of one query token has a row."""
     mine, theirs = Tensors(got), Tensors(want)
     return {name: _compared(mine, theirs, name, tolerance) for name in ANSWER}
 
@@ -44,10 +46,22 @@ def _compared(mine: Tensors, theirs: Tensors, name: str, tolerance: float) -> Co
         if name not in tensors:
             raise BadInput(f"{tensors.path!r} has no tensor {name}.", HINT)
     got, want = mine[name], theirs[name]
-    if got.shape != want.shape or want.ndim < 2 or want.size == 0:
-        raise BadInput(f"{name} has shape {got.shape} in {mine.path!r}, {want.shape} in {theirs.path!r}.", HINT)
-    comparison, columns = Comparison(tolerance), want.shape[-1] if name == "out" else 1
+    if name == "lse":
+        got, want = got[..., None], want[..., None]
+    if got.shape != want.shape or want.ndim not in AXES or want.size == 0:
+        shapes = mine[name].shape, theirs[name].shape
+        raise BadInput(f"{name} has shape {shapes[0]} in {mine.path!r}, {shapes[1]} in {theirs.path!r}.", HINT)
+    comparison = Comparison(tolerance, max(UNITS.get(x.dtype.name, 0) for x in (got, want)))
     for s in range(len(want)):
-        some_got, some_want = (x[s].reshape(-1, columns).astype(np.float64) for x in (got, want))
+        some_got, some_want = (x[s].reshape(-1, x.shape[-1]).astype(np.float64) for x in (got, want))
         comparison.add(some_got, some_want, s, range(len(some_want)))
+    axes = AXES[want.ndim] if name == "out" else AXES[want.ndim][:-1]
+    comparison.places = [_named(place, want.shape, axes) for place in comparison.places]
+    comparison.worst = comparison.worst and _named(comparison.worst, want.shape, axes)
     return comparison
+
+
+def _named(place: dict[str, Any], shape: tuple[int, ...], axes: tuple[str, ...]) -> dict[str, Any]:
+    """A place by the axes of an answer, in the place of batch, row and column."""
+    index = place.pop("batch"), *np.unravel_index(place.pop("row"), shape[1:-1]), place.pop("column")
+    return {name: int(i) for name, i in zip(axes, index, strict=False)} | place
