@@ -4,6 +4,10 @@ __version__ = "0.1.0"
 __all__ = ["FlashError", "attention", "attention_backward", "decode", "write_kv"]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     # Imported on first use, so that `flashcli --help` does not wait for NumPy; later uses do not come here.
     if name not in __all__:

@@ -10,7 +10,7 @@ import sys
 import click
 
 from flashcli import __version__
-from flashcli.errors import AlreadyTold
+from flashcli.errors import AlreadyTold, later_notes
 from flashcli.process import signals
 from flashcli.terminal import parameters
 from flashcli.terminal.messages import explain, trace
@@ -129,6 +129,6 @@ def _as_told(error: BaseException) -> BaseException:
     signal = signals.ending()
     if signal is None or isinstance(error, AlreadyTold):
         return error
-    for note in getattr(error, "__notes__", ()):
+    for note in later_notes(error):
         signal.add_note(note)
     return signal.with_traceback(error.__traceback__)

@@ -12,16 +12,27 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 class FlashError(Exception):
-    """Something the user can act on. ``str(error)`` is one sentence; ``hint`` says what to do about it."""
+    """Something the user can act on. ``str(error)`` is one sentence; ``hint`` says what to do about it.
+
+    A traceback shows the hint too, in Python's words; whoever prints it otherwise leaves that note out.
+    """
 
     exit_code = 70
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note("Hint: " + hint.replace("--backend cpu", 'backend="cpu"'))
 
 
-class UsageError(FlashError):
+def later_notes(error: BaseException) -> list[str]:
+    """The notes of an error but for the hint that a `FlashError` is made with."""
+    notes = getattr(error, "__notes__", [])
+    return notes[1:] if isinstance(error, FlashError) and error.hint else notes
+
+
+class UsageError(FlashError, ValueError):
     exit_code = 2
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import traceback
 import warnings
 
 import numpy as np
@@ -11,8 +13,9 @@ from tolerances import assert_accurate
 
 from flashcli.api import attention
 from flashcli.compiler.compiler import find_cc
-from flashcli.errors import UsageError
+from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.files import cut
+from flashcli.terminal.messages import explain
 
 
 def test_attention_of_arrays():
@@ -159,3 +162,23 @@ def test_heads_on_a_gpu_are_so_many_batches(gpu, causal):
     out = attention(*x.swapaxes(2, 3), causal=causal, backend="cuda")
     flat = (np.ascontiguousarray(part.swapaxes(1, 2)).reshape(8, 300, 64) for part in x)
     np.testing.assert_array_equal(out.reshape(8, 300, 64), attention(*flat, causal=causal, backend="cuda"))
+
+
+def test_a_fresh_session_lists_the_public_names():
+    done = python("-c", "import flashcli; print(set(flashcli.__all__) <= set(dir(flashcli)))", cold=True)
+    assert done.out == "True\n"
+
+
+def test_the_traceback_of_an_error_has_its_hint_in_pythons_words_and_the_command_line_tells_it_once(
+    monkeypatch, capsys
+):
+    error = BackendUnavailable("there is no GPU.", "or use --backend cpu.")
+    error.add_note("Where: rank 1.")
+    assert traceback.format_exception_only(error)[1:] == ['Hint: or use backend="cpu".\n', "Where: rank 1.\n"]
+    assert explain(pickle.loads(pickle.dumps(error))) == 69
+    assert capsys.readouterr().err == "Error: there is no GPU.\nHint: or use --backend cpu.\nWhere: rank 1.\n"
+
+
+def test_a_wrong_argument_is_a_value_error_whichever_it_is():
+    with pytest.raises(ValueError, match="there is no kernel 'wgm'"):
+        attention(GOOD, GOOD, GOOD, kernel="wgm")

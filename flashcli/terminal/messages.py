@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from flashcli.errors import INTERRUPTED, SHORT_OF, AlreadyTold, FlashError
+from flashcli.errors import INTERRUPTED, SHORT_OF, AlreadyTold, FlashError, later_notes
 from flashcli.process import signals
 
 # How the dynamic loader says that it lacks memory, or open files, for a library.
@@ -42,7 +42,7 @@ def explain(error: BaseException) -> int:
     for label, text in (("Error", message), ("Hint", hint)):
         if text:
             say(f"{label}: {text}")
-    for note in getattr(error, "__notes__", ()):
+    for note in later_notes(error):
         say(note)
     return code
 
