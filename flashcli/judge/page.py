@@ -27,7 +27,7 @@ MARKS = (
 )
 OTHER = ("#8a8a8a", "M-3 0A3 3 0 1 0 3 0A3 3 0 1 0-3 0Z")
 SHORTEST = 1e-6  # seconds
-LEFT, WIDTH, RIGHT, ROW, TOP = 190, 560, 110, 22, 30  # of the plot, in its own units
+ROW, TOP = 22, 30  # heights in the plot, of a line and of the axis, in pixels
 
 
 def html(boards: list[Board]) -> str:
@@ -97,12 +97,13 @@ def _results(board: Board) -> str:
                 + _cell(case)
                 + _number(shape, result.B * result.N**2 * result.d)
                 + _number(scoreboard.shown(result.seconds), result.seconds)
+                + _number(scoreboard.size(result.memory), result.memory)
                 + _cell(f"{'✓' if good else '✗'} {result.verdict}", kind="good" if good else "bad")
                 + _cell(result.detail, kind="detail")
                 + "</tr>"
             )
-    headings = ("submission", "case", "(B, N, d)", "time", "verdict", "detail")
-    return _table(headings, lines, numbers="(B, N, d) time", kind="results")
+    headings = ("submission", "case", "(B, N, d)", "time", "memory", "verdict", "detail")
+    return _table(headings, lines, numbers="(B, N, d) time memory", kind="results")
 
 
 def _shown(board: Board) -> list[Standing]:
@@ -127,18 +128,22 @@ def _legend(board: Board) -> str:
 
 
 def _plot(board: Board) -> str:
-    """A line for each case, a mark for each submission that has it right, at its time; the axis is logarithmic."""
+    """A line for each case, a mark for each submission that has it right, at its time; the axis is logarithmic.
+
+    Places along the axis are shares of the width, so that a narrow page has letters and marks as large as a wide one.
+    """
     accepted = [r.seconds for s in board.standings for r in s.results.values() if r.verdict == ACCEPTED]
     low, high = _decades([seconds for seconds in accepted if seconds is not None])
     height = TOP + ROW * len(board.cases) + 10
+    names = max(map(len, board.cases), default=0)
     parts = [
-        f'<svg class="plot" viewBox="0 0 {LEFT + WIDTH + RIGHT} {height}" role="img"'
+        f'<svg class="plot" height="{height}" style="--name: {names + 2}ch" role="img"'
         ' aria-label="Time on each case; the table of all results has the numbers.">'
     ]
     for power in range(low, high + 1):
         x = _x(10.0**power, low, high)
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{height - 10}"/>')
-        parts.append(f'<text x="{x:.1f}" y="{TOP - 12}" text-anchor="middle">{10.0**power:g} s</text>')
+        parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{TOP - 6}" y2="{height - 10}"/>')
+        parts.append(f'<text x="{x}" y="{TOP - 12}" text-anchor="middle">{10.0**power:g} s</text>')
     parts += [_plot_line(board, case, TOP + ROW * (line + 0.5), low, high) for line, case in enumerate(board.cases)]
     return "".join(parts) + "</svg>"
 
@@ -147,22 +152,23 @@ def _plot_line(board: Board, case: str, y: float, low: int, high: int) -> str:
     judged = {s.submission: s.results[case] for s in board.standings if case in s.results}
     some = next(iter(judged.values()))
     failed = [f"{name}: {result.verdict}" for name, result in judged.items() if result.verdict != ACCEPTED]
+    shape = f'<tspan class="more"> ({some.B}, {some.N}, {some.d})</tspan>'
     parts = [
-        f'<line class="grid" x1="{LEFT}" x2="{LEFT + WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>',
-        f'<text x="{LEFT - 12}" y="{y + 4:.1f}" text-anchor="end">{escape(case)} ({some.B}, {some.N}, {some.d})</text>',
+        f'<line class="grid" x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}"/>',
+        f'<text x="-12" y="{y + 4:.1f}" text-anchor="end">{escape(case)}{shape}</text>',
     ]
     for standing in reversed(board.standings):  # the best on top
         result = standing.results.get(case)
         if result is not None and result.verdict == ACCEPTED and result.seconds is not None:
-            colour, shape = _mark(board, standing)
+            colour, form = _mark(board, standing)
             parts.append(
-                f'<path class="mark" data-of="{escape(standing.submission)}" fill="{colour}" d="{shape}"'
-                f' transform="translate({_x(result.seconds, low, high):.1f} {y:.1f})">'
-                f"<title>{escape(standing.submission)}: {result.seconds:.3f} s</title></path>"
+                f'<svg class="mark" data-of="{escape(standing.submission)}" x="{_x(result.seconds, low, high)}"'
+                f' y="{y:.1f}"><title>{escape(standing.submission)}: {result.seconds:.3f} s</title>'
+                f'<path fill="{colour}" d="{form}"/></svg>'
             )
     if failed:
         parts.append(
-            f'<text class="bad" x="{LEFT + WIDTH + 14}" y="{y + 4:.1f}">✗ {len(failed)} failed'
+            f'<text class="bad" x="100%" dx="14" y="{y + 4:.1f}">✗ {len(failed)}<tspan class="more"> failed</tspan>'
             f"<title>{escape(chr(10).join(failed))}</title></text>"
         )
     return "".join(parts)
@@ -175,6 +181,6 @@ def _decades(times: list[float]) -> tuple[int, int]:
     return low, max(low + 1, math.ceil(math.log10(max(told))))
 
 
-def _x(seconds: float, low: int, high: int) -> float:
-    share = (math.log10(max(seconds, 10.0**low)) - low) / (high - low)
-    return LEFT + WIDTH * share
+def _x(seconds: float, low: int, high: int) -> str:
+    """Where on the axis a time is."""
+    return f"{100 * (math.log10(max(seconds, 10.0**low)) - low) / (high - low):.2f}%"

@@ -52,12 +52,12 @@ def test_it_is_self_contained_and_escaped(page):
 
 def test_a_mark_for_each_accepted_result_at_its_time(page):
     text = page.read_text(encoding="utf-8")
-    marks = re.findall(r'class="mark" data-of="(\w+)".*?translate\(([\d.]+) ([\d.]+)\).*?<title>\w+: ([\d.]+) s', text)
-    first = {(name, float(seconds)): float(x) for name, x, _, seconds in marks}
+    marks = re.findall(r'class="mark" data-of="(\w+)" x="([\d.]+)%"[^>]*><title>\w+: ([\d.]+) s', text)
+    first = {(name, float(seconds)): float(x) for name, x, seconds in marks}
     assert (
         first["carol", 0.25] < first["alice", 0.5] < first["alice", 9.0] < first["carol", 10.0] < first["erin", 100.0]
     )
-    assert "✗ 1 failed" in text and "erin: wrong answer" in text
+    assert '✗ 1<tspan class="more"> failed' in text and "erin: wrong answer" in text
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +121,24 @@ def test_what_has_no_time_comes_last_whichever_way_it_is_sorted(chromium, tmp_pa
     assert column(chromium, 0, 1) == ["x", "y", "none"]
     chromium.click(heading(0, "time"))
     assert column(chromium, 0, 1) == ["y", "x", "none"]
+
+
+EDGES = """return [...document.querySelector('table.results').rows].map(row => [...row.cells].map(cell => {
+    const inside = document.createRange(); inside.selectNodeContents(cell.querySelector('button') ?? cell);
+    const box = inside.getBoundingClientRect();
+    return cell.className === 'n' ? box.right : box.left; }).slice(0, 6))"""
+
+
+@pytest.mark.parametrize("width", [1200, 600])
+def test_results_stand_below_their_headings_and_within_the_page(opened, width):
+    """Letters of the plot are as large on a narrow page as on a wide one."""
+    opened.resize(width, 900)
+    heads, *rows = opened.run(EDGES)
+    assert rows and all(row == pytest.approx(heads, abs=1) for row in rows)
+    assert max(map(max, rows)) < width
+    boxes = "[...document.querySelectorAll('.plot text')].map(text => text.getBoundingClientRect())"
+    placed = opened.run(f"return {boxes}.map(box => [box.left, box.right, box.height])")
+    assert all(0 <= left < right <= width and height >= 12 for left, right, height in placed), "all can be read"
 
 
 def test_on_a_narrow_page_a_detail_is_as_wide_as_the_page(opened):
