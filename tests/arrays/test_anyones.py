@@ -13,8 +13,10 @@ from fake_driver import Driver, FromDlpack, OnGpu, WithoutAStream
 from flashcli.api import attention, attention_backward
 from flashcli.arrays import anyones, memory, protocols
 from flashcli.arrays.memory import DeviceArray
+from flashcli.asked.attention import Operand
 from flashcli.errors import FlashError, KernelFailure, OutOfMemory, UsageError
 from flashcli.gpu import driver as cuda_driver
+from flashcli.gpu.prepared import refuse_overlap
 
 B, H, Hkv, M, N, d = 2, 4, 2, 5, 9, 8
 
@@ -396,6 +398,18 @@ def test_an_out_between_the_inputs_is_none_that_overlaps(driver):
     right = oracle(q.array, k.array, v.array)[0]
     attention(q, k, v, out=out)
     np.testing.assert_allclose(out.array, right, rtol=1e-5, atol=1e-6)
+
+
+def test_an_out_of_which_it_takes_too_long_to_tell_whether_it_overlaps_is_refused():
+    """These two have no number in common, which NumPy does not find out within the steps that it is given."""
+    out, q = (
+        Operand((27, 4, 13, 6), strides, "float32")
+        for strides in ((17_537, 25_222, 7_129, 6), (394_335, 433_510, 31_050, 22))
+    )
+    places = [sum(np.ix_(*map(np.multiply, map(np.arange, x.shape), x.strides))) for x in (out, q)]
+    assert not np.isin(places[0], places[1] + 1758).any()
+    with pytest.raises(ValueError, match="out must not share memory with q"):
+        refuse_overlap(4096, out, {"q": (4096 + 4 * 1758, q)})
 
 
 OPTIONS = [
