@@ -61,21 +61,21 @@ bench-cpu: $(READY)
 
 bench-e2e: $(READY)
 	$(MAKE) -C testcases/hw4
-	$(BIN)/python -m flashcli.measure.end_to_end --json cuda/records/end-to-end.json
+	$(BIN)/python -m bench.end_to_end --json cuda/records/end-to-end.json
 
 bench-scaling: $(READY)
-	$(BIN)/python -m flashcli.measure.scaling --json cuda/records/scaling.json
+	$(BIN)/python -m bench.scaling --json cuda/records/scaling.json
 
 bench-arrays bench-backward bench-gpt2 bench-models: bench-%: $(READY)
-	$(BIN)/python -m flashcli.measure.$* --json cuda/records/$*.json
+	$(BIN)/python -m bench.$* --json cuda/records/$*.json
 
 bench-training: $(READY)
-	$(BIN)/python -m flashcli.measure.training --json cuda/records/training.json --plot cuda/records/training.png
+	$(BIN)/python -m bench.training --json cuda/records/training.json --plot cuda/records/training.png
 
 bench-grid: $(READY)
-	$(BIN)/python -m flashcli.measure.grid --json cuda/records/grid.json
-	$(BIN)/python -m flashcli.measure.fit cuda/records/grid.json
-	$(BIN)/python -m flashcli.measure.grid_plot cuda/records/grid.json cuda/records/grid.png
+	$(BIN)/python -m bench.grid --json cuda/records/grid.json
+	$(BIN)/python -m bench.fit cuda/records/grid.json
+	$(BIN)/python -m bench.grid_plot cuda/records/grid.json cuda/records/grid.png
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu --numprocesses=auto --dist=worksteal --quiet

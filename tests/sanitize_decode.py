@@ -18,6 +18,7 @@ import numpy as np
 import sanitizing
 from sanitize_arrays import allocate, get, put
 
+from bench.decode_judge import golden
 from flashcli.arrays.numpys_write_kv import write
 from flashcli.asked.decode import LAYOUTS, BlockSparse, Decode, cache_shapes
 from flashcli.asked.write_kv import WriteKv
@@ -27,7 +28,6 @@ from flashcli.files.decode.tensors import dtype
 from flashcli.gpu.launcher import Place, PreparedDecode, PreparedWrite, ask, bindings, place_of_device
 from flashcli.kernels import decode, write_kv
 from flashcli.kernels.decode import CEILING, KERNELS
-from flashcli.measure.decode_judge import golden
 
 WRITE = write_kv.KERNEL.name
 LADDER = {**KERNELS, CEILING.name: CEILING}

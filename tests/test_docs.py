@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 from support import ROOT
 
+from bench.documents import BLOCK, refreshed
 from flashcli import attention, errors
 from flashcli.cli import COMMANDS, group
 from flashcli.files.distributions import DISTRIBUTIONS
 from flashcli.judge import rules
 from flashcli.kernels.attention import KERNELS
-from flashcli.measure.records import BLOCK, refreshed
 
 PAGES = [
     ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md")), ROOT / "cuda/README.md",
@@ -206,19 +206,19 @@ def test_every_option_that_is_named_exists(page):
 @page
 def test_every_file_that_is_named_exists(page):
     for code in inline_code(page):
-        if code not in MADE and re.fullmatch(r"(flashcli|cuda|docs|testcases|tests)/[\w./-]*", code):
+        if code not in MADE and re.fullmatch(r"(flashcli|bench|cuda|docs|testcases|tests)/[\w./-]*", code):
             assert (ROOT / code).exists(), code
 
 
 def test_the_tables_are_those_of_the_records():
     for page in PAGES:
-        assert page.read_text() == refreshed(page), f"run: python -m flashcli.measure.records {page.relative_to(ROOT)}"
+        assert page.read_text() == refreshed(page), f"run: python -m bench.documents {page.relative_to(ROOT)}"
     shown = {match[3] for page in PAGES for match in BLOCK.finditer(page.read_text())}
     assert {Path(name).name for name in shown} >= {"h200.json", "ladder.json", "cpu.json", "end-to-end.json"}
 
 
 def test_no_text_installs_the_stranger_who_has_our_name_on_the_package_index():
-    folders = ("flashcli", "cuda", "docs", "tests", "testcases")
+    folders = ("flashcli", "bench", "cuda", "docs", "tests", "testcases")
     paths = [*ROOT.glob("*.*"), ROOT / "Makefile", *(path for name in folders for path in (ROOT / name).rglob("*.*"))]
     texts = [path for path in paths if path.suffix in (".py", ".md", ".toml", ".sh", ".cu", ".cuh", ".c", ".h", "")]
     assert len(texts) > 100

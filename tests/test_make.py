@@ -50,7 +50,7 @@ def test_an_index_that_cannot_be_reached_is_told_with_what_to_do(tmp_path):
 def test_a_target_for_each_script_makes_its_record(tmp_path, name):
     done, called = make(tmp_path, f"bench-{name}")
     assert done.returncode == 0, done.stderr
-    assert called == [f"-m flashcli.measure.{name} --json cuda/records/{name}.json"]
+    assert called == [f"-m bench.{name} --json cuda/records/{name}.json"]
 
 
 def test_make_alone_names_every_target(tmp_path):

@@ -23,6 +23,11 @@ def test_every_package_is_installed():
     assert set(SETUPTOOLS["packages"]) == packages | set(MAPPED)
 
 
+def test_what_measures_for_records_is_in_the_source_distribution_only():
+    assert not [name for name in SETUPTOOLS["packages"] if name.startswith("bench")]
+    assert "graft bench" in (ROOT / "MANIFEST.in").read_text().splitlines()
+
+
 def test_every_file_that_is_no_module_is_installed():
     packages = [name for name in SETUPTOOLS["packages"] if name not in MAPPED]
     installed = set().union(*(data_of(name, ROOT / name.replace(".", "/")) for name in packages))

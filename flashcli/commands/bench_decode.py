@@ -65,10 +65,10 @@ def check_options(given: set[str], asked: Asked, backend: str) -> None:
 
 def on_gpu(record: Record, asked: Asked) -> Iterator[Row]:
     """The floor, the kernels, and PyTorch's attention if that is wanted."""
-    from flashcli.measure import machine, scripts
+    from flashcli.measure import machine, peers
     from flashcli.measure.decode_times import Contender, times, times_of
 
-    scripts.check_installed("torch", gpu=True)
+    peers.check_installed("torch", gpu=True)
     record.circumstances |= machine.gpu_circumstances()
     everything = parameters.ALL in asked.kernels or (asked.ladder and not asked.kernels)
     names = [name for name in KERNELS if everything or name in (asked.kernels or DEFAULTS)]

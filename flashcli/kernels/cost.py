@@ -3,7 +3,7 @@
     time = launch + start · rounds + megabyte · megabytes + pair · max(path · longest, pairs)
 
 `Work` says what these count. `costs.py` has the constants of each kernel, ``pair`` for some sizes of heads;
-``python -m flashcli.measure.fit cuda/records/grid.json`` fits them anew. They are of an H200. On another GPU what they
+``python -m bench.fit cuda/records/grid.json`` fits them anew. They are of an H200. On another GPU what they
 say of times is wrong, but hardly which kernel is faster.
 """
 

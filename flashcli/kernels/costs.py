@@ -1,4 +1,4 @@
-"""The constants of `flashcli.kernels.cost`, as ``python -m flashcli.measure.fit`` has written them."""
+"""The constants of `flashcli.kernels.cost`, as ``python -m bench.fit`` has written them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Cost(NamedTuple):
     pair: dict[int, float]
 
 
-# TILINGS is a hash of how the kernels cut the shapes that they were timed on: `flashcli.measure.fit.tilings`.
+# TILINGS is a hash of how the kernels cut the shapes that they were timed on: `bench.fit.tilings`.
 # ---- fitted: what follows is written anew by each fit
 TILINGS = "b1b772f726c1"
 COSTS = {

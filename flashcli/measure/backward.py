@@ -1,7 +1,6 @@
 """Gradients of attention on PyTorch's tensors, timed beside PyTorch's on the same tensors: dQ, dK and dV together.
 
-``python -m flashcli.measure.backward [--json FILE]`` needs PyTorch and a GPU, and times the cases of the training page;
-``flashcli bench --backward`` any others. Every contender's gradients are compared with float64 first, on a few heads.
+Every contender's gradients are compared with float64 first, on a few heads.
 """
 
 from __future__ import annotations
@@ -10,16 +9,11 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import click
-
 from flashcli.asked.shape import Shape, ceil_div
-from flashcli.errors import MISMATCH
-from flashcli.measure import bench, clocks, in_place, machine, peers, records, scripts
+from flashcli.measure import clocks, in_place, peers
 from flashcli.measure.bench import L2_BYTES, REFUSED_ABOVE, Conditions
 from flashcli.measure.rows import Failure, Gradients, Row, over_all
-from flashcli.measure.targets import BACKWARD
 from flashcli.measure.tensors import Inputs, Problem, random_inputs
-from flashcli.terminal import as_json
 
 CHECKED_HEADS = 2  # of K and V, with all of Q's that share them
 ROWS = 1024  # of scores in float64 at a time
@@ -205,23 +199,3 @@ def _timed(
         tflops=problem.operations / 2 * products / times["seconds"] / 1e12, H=problem.H, Hkv=problem.Hkv, M=problem.M,
         layout=problem.layout, clock="gpu" if device == "cuda" else "cpu",
     )  # fmt: skip
-
-
-@click.command()
-@click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Time each contender so often.")
-@as_json.json_option
-def main(runs: int, json_path: str | None) -> None:
-    """Time the gradients of the training page's cases on this machine's first GPU."""
-    scripts.check_installed("torch", gpu=True)
-    rows: list[Row] = []
-    problems = {str(target.problem): target.problem for target in BACKWARD}
-    for row in measured(problems, contenders(["register_tiled"], ["torch"]), Conditions(runs, False, 0)):
-        rows.append(row)
-        click.echo(f"{row.case} {row.contender}: {records.outcome(row)}", err=True)
-    scripts.publish("backward", machine.pytorchs_circumstances("cuda"), rows, json_path)
-    if bench.failed(rows):
-        raise SystemExit(MISMATCH)
-
-
-if __name__ == "__main__":
-    scripts.run(main)

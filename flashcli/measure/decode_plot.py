@@ -1,18 +1,12 @@
 """Draw a record of paged decode: how long each kernel takes, and its peers, over the floor.
 
-``python -m flashcli.measure.decode_plot RECORD.json FILE.png`` draws a record of ``python -m flashcli.measure.decode``
-or of ``flashcli bench --decode --ladder``. Matplotlib is imported when there is something to draw.
+Matplotlib is imported when there is something to draw.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import click
-
 from flashcli.errors import BadInput
 from flashcli.kernels.decode import CEILING
-from flashcli.measure import plots
 from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, SKY, save_picture
 from flashcli.measure.records import Record, by_case, of_kind
 from flashcli.measure.rows import Decoded
@@ -59,18 +53,3 @@ def draw_decode(record: Record, path: str) -> None:
     handles, labels = ax.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     save_picture(figure, path)
-
-
-@click.command()
-@click.argument("record", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("picture")
-def main(record: Path, picture: str) -> None:
-    """Draw a RECORD of `flashcli bench --decode --ladder` to PICTURE."""
-    plots.check_picture(picture)
-    draw_decode(plots.load_record(record, "flashcli bench --decode --ladder", Decoded), picture)
-
-
-if __name__ == "__main__":
-    from flashcli.measure import scripts
-
-    scripts.run(main)

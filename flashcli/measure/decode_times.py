@@ -11,7 +11,7 @@ import numpy as np
 
 from flashcli.asked.decode import Decode
 from flashcli.cpu.decode import DecodeCpu
-from flashcli.errors import FlashError, UsageError
+from flashcli.errors import FlashError
 from flashcli.kernels import decode
 from flashcli.kernels.decode import CEILING
 from flashcli.measure.builds import compile_all
@@ -23,7 +23,6 @@ from flashcli.measure.rows import Decoded, Failure, Row, Skipped, over_all
 RUNS = 20
 WARM_UP = 0.03  # seconds: after a pause, kernels take up to an eighth longer for some milliseconds
 CACHE_FLUSH = 2**30  # bytes read between two runs: longer than the host takes to queue what is timed
-READ_RATE = 4.2e12  # bytes a second that an H200's memory gives
 WRONG = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}  # a relative L2 that no right answer comes near
 
 
@@ -41,24 +40,6 @@ class Contender(NamedTuple):
     def build(self, asked: Decode) -> decode.Build:
         problem = decode.problem_of(self.kernel, asked)
         return decode.Build(self.kernel, problem._replace(tuning=self.tuning) if self.tuning else problem)
-
-
-def variants(text: str) -> list[Contender]:
-    """``tensor:blocks=2/3,piece=65536`` is a kernel with each combination of such fields of `Tuning`."""
-    name, _, given = text.partition(":")
-    chosen = [part.partition("=") for part in given.split(",") if part]
-    unknown = [field for field, _, _ in chosen if field not in decode.Tuning._fields]
-    numbers = [values.split("/") for _, _, values in chosen]
-    if unknown or not all(number.isdecimal() for some in numbers for number in some):
-        hint = f"write it as tensor:blocks=2/3,threads=64; there are {', '.join(decode.Tuning._fields)}."
-        raise UsageError(f"--variant {text}: that is no kernel with numbers to try.", hint)
-    kernel = CEILING if name == CEILING.name else decode.named(name)
-    found = []
-    for tried in itertools.product(*numbers):
-        with_names = dict(zip((field for field, _, _ in chosen), map(int, tried), strict=True))
-        label = " ".join([name, *(f"{field}={number}" for field, number in with_names.items())])
-        found.append(Contender(kernel, decode.Tuning(**with_names) if with_names else None, label))
-    return found
 
 
 def seconds(work: Callable[[], object], runs: int) -> list[float]:
@@ -170,19 +151,3 @@ def on_cpu(name: str, asked: Decode, threads: int | None, runs: int) -> Row:
         told = f"the answer is wrong: relative L2 {off:.1e}"
         return Failure(**about(name, asked, "flashcli cpu"), relative_l2=off, error=told)
     return timed(name, asked, "flashcli cpu", found[1:], off)
-
-
-def told(row: Row) -> str:
-    """A row in a line."""
-    start = f"{row.case:>20} {row.contender:14}"
-    if isinstance(row, Skipped):
-        return f"{start} skipped: {row.skipped}"
-    if isinstance(row, Failure):
-        return f"{start} {row.error}"
-    assert isinstance(row, Decoded)
-    if row.clock:
-        return f"{start} {row.layout:4} {row.seconds * 1e6:8.1f} us, {row.clock}"
-    error = "" if row.relative_l2 is None else f", relative L2 {row.relative_l2:.1e}"
-    rate = row.bytes / row.seconds
-    figures = f"{row.seconds * 1e6:8.1f} us (least {row.min * 1e6:.1f}), {rate / 1e9:5.0f} GB/s"
-    return f"{start} {row.layout:4} {figures}, {rate / READ_RATE:4.0%} of the memory's rate{error}"

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flashcli.errors import BackendUnavailable
+from flashcli.measure import machine
+
 PRODUCTS = ("tf32x3", "bf16x6")  # of the Triton kernel: how it makes one fp32 product of several shorter ones
 
 
@@ -67,6 +70,15 @@ def _sdpa(backend: Any, causal: bool) -> Callable:
 
 def installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
+
+
+def check_installed(*packages: str, gpu: bool = False) -> None:
+    """Raise BackendUnavailable where one of the packages is missing, or where PyTorch finds no ``gpu``."""
+    for name in packages:
+        if not installed(name):
+            raise BackendUnavailable(f"{name} is not installed.", f"pip install {name}.")
+    if gpu:
+        machine.pytorchs_gpu()
 
 
 def reach_gpu() -> bool:

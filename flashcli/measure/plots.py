@@ -1,7 +1,6 @@
 """Draw the ladder: bars of each rung's command and kernel, as the report has them, and a roofline with every rung.
 
-``python -m flashcli.measure.plots RECORD.json FILE.png [--profile PROFILE.json]`` draws a record of
-``flashcli bench --ladder`` to FILE.png and FILE-roofline.png. Matplotlib is imported when there is something to draw.
+Matplotlib is imported when there is something to draw.
 """
 
 from __future__ import annotations
@@ -15,15 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from flashcli.asked.shape import tflops
-from flashcli.errors import BackendUnavailable, BadInput, UsageError, explained
+from flashcli.errors import BackendUnavailable, BadInput, UsageError
 from flashcli.files.outputs import check_creatable, write_whole
 from flashcli.kernels.attention import KERNELS
-from flashcli.measure import records
 from flashcli.measure.records import Record, by_case, of_kind
-from flashcli.measure.rows import Failure, Profiled, Row, Rung, Skipped
+from flashcli.measure.rows import Profiled, Rung
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -234,33 +230,3 @@ def _caption(rows: list[Rung], counted: list[Profiled], roofed: bool) -> str:
     roofs = "Roofs, measured in the same run: a copy, a matrix product in fp32, a third of one in fp16."
     without = "No roofs: there was no PyTorch to measure them with."
     return f"Operations: 4 B N² d, the exponentials not counted, over {what}. {roofs if roofed else without}"
-
-
-@click.command()
-@click.argument("record", type=Path)
-@click.argument("picture")
-@click.option("--profile", type=Path, help="A record of `flashcli profile`, for the bytes that rungs moved.")
-def main(record: Path, picture: str, profile: Path | None) -> None:
-    """Draw a RECORD of `flashcli bench --ladder` to PICTURE, and its roofline beside it."""
-    check_drawable(picture)
-    launches = load_record(profile, "flashcli profile", Profiled) if profile else None
-    draw_ladder(load_record(record, "flashcli bench --ladder", Rung), picture, launches)
-
-
-def load_record(path: Path, command: str, kind: type[Row]) -> Record:
-    """A record of ``command``, whose rows are of a kind that no other command's are."""
-    with explained("read", path):
-        content = path.read_bytes()
-    try:
-        record = records.read(content)
-    except ValueError:
-        record = Record({})
-    if not record.rows or not all(isinstance(row, kind | Failure | Skipped) for row in record.rows):
-        raise BadInput(f"{str(path)!r} is not a record of `{command}`.", f"`{command} --json FILE` writes one.")
-    return record
-
-
-if __name__ == "__main__":
-    from flashcli.measure import scripts
-
-    scripts.run(main)

@@ -14,12 +14,12 @@ import pytest
 from emulator.decode import DecodeEmulated
 from support import THOROUGH, flashcli
 
+from bench.decode_check import check_kernels, grid
+from bench.decode_judge import Answer, Judge
 from flashcli.asked.decode import BlockSparse
 from flashcli.files.decode.cases import Case, generate, make
 from flashcli.kernels.decode import AHEAD_OF_LENGTH, BY_LENGTHS, KERNELS, Build, Tuning, problem_of
 from flashcli.measure.builds import compile_all
-from flashcli.measure.decode_check import check_kernels, grid
-from flashcli.measure.decode_judge import Answer, Judge
 from flashcli.run import decode
 from flashcli.run.decode_cuda import DecodeCuda
 

@@ -10,17 +10,19 @@ import pytest
 from click.testing import CliRunner
 from support import ROOT, flashcli
 
+from bench import fit
+from bench.records import read
+from bench.rows import Gridded
 from flashcli.kernels import cost, costs
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.choice import AS_FAST, FULL, HOST, PREFERENCE, SHORT_HEAD, TWINS, candidates, choose
 from flashcli.kernels.types import Problem
-from flashcli.measure import fit, records
-from flashcli.measure.rows import Gridded
+from flashcli.measure import records
 from flashcli.terminal import as_json
 
 HOPPER, AMPERE = (9, 0), (8, 0)
 GRID = ROOT / "cuda/records/grid.json"
-ROWS = records.of_kind(Gridded, records.read(GRID.read_bytes()).rows)
+ROWS = records.of_kind(Gridded, read(GRID.read_bytes()).rows)
 CASES = list(records.by_case(row for row in ROWS if row.contender in KERNELS).values())
 ALLOWED = 1.05  # times the fastest of our kernels; where the GPU waits for the host,
 WAITING = 1.2  # so much, for a launch less
@@ -73,7 +75,7 @@ def test_the_record_says_which_kernel_was_chosen(some):
 
 @pytest.mark.usefixtures("of_these_kernels")
 def test_the_constants_are_those_of_the_record():
-    assert fit.fitted(ROWS) == cost.COSTS, "python -m flashcli.measure.fit cuda/records/grid.json"
+    assert fit.fitted(ROWS) == cost.COSTS, "python -m bench.fit cuda/records/grid.json"
     assert fit.WRITTEN.read_text() == fit.source(cost.COSTS, costs.TILINGS)
 
 
@@ -197,7 +199,7 @@ def test_a_fit_writes_the_constants_and_marks_the_record(tmp_path, monkeypatch):
     found: dict = {}
     exec(compile(written.read_text(), "costs", "exec"), found)
     assert found["COSTS"] == cost.COSTS == fit.fitted(other) and found["TILINGS"] == fit.tilings(other)
-    marks = [row.chosen for row in records.of_kind(Gridded, records.read(record.read_bytes()).rows)]
+    marks = [row.chosen for row in records.of_kind(Gridded, read(record.read_bytes()).rows)]
     assert sum(map(bool, marks)) == len(records.by_case(other))
 
 

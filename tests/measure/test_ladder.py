@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from support import flashcli
 
+from bench.records import read
 from flashcli.asked.shape import Shape
 from flashcli.commands.bench import command
 from flashcli.errors import FlashError, UsageError
@@ -187,7 +187,7 @@ def test_the_ladder_is_climbed(fake_gpu, tmp_path):
     kernels = ["--kernel", "wgmma", "--kernel", "mma", "--kernel", "q_in_registers"]
     done = flashcli("bench", "--ladder", *kernels, "--shape", "2,20,8", "--json", path)
     assert done.code == 0, done.err
-    record = records.read(path.read_text())
+    record = read(path.read_text())
     assert record.circumstances["gpu"] == "Fake GPU" and record.ceilings == {}
     assert [row.contender for row in record.rows] == ["q_in_registers", "mma", "wgmma"]
     first, second = of_kind(Rung, record.rows)
@@ -257,7 +257,7 @@ def test_a_table_for_each_case_with_a_line_for_neighbours_skipped_alike():
         replace(ROW, contender="d", **unnamed, seconds=2.2, over_previous=None, over_first=None),
         ROW,
     ]
-    lines = records.VIEWS["ladder"](rows).splitlines()
+    lines = records.markdowns(records.ladder_tables(rows)).splitlines()
     assert lines[0] == "**(2, 3, 4)**" and lines[8] == "**t10 (10, 2048, 64)**"
     assert lines[2] == f"| {' | '.join(records.RUNGS)} |"
     assert [line.split(" | ")[:2] for line in lines[4:6]] == [["| a, b", "skipped: too slow"], ["| c", "wrong: no"]]
@@ -266,17 +266,3 @@ def test_a_table_for_each_case_with_a_line_for_neighbours_skipped_alike():
         "| float4 | 2.500 ms | 2.400 to 2.600 | 4.29 | 1.23x | 1234x | 0.432 s | 0.001 s | 0.410 s | 0.002 s |"
     )
     assert all(line.count("|") == len(records.RUNGS) + 1 for line in lines if line.startswith("|"))
-
-
-def test_a_document_shows_a_ladder(tmp_path):
-    (tmp_path / "x.json").write_text(json.dumps(records.Record({"gpu": "GPU 1"}, [ROW]).written()))
-    document = tmp_path / "x.md"
-    document.write_text("before\n<!-- ladder: x.json -->\nold\n<!-- end -->\nafter\n")
-    table = records.VIEWS["ladder"]([ROW])
-    assert records.refreshed(document) == (f"before\n<!-- ladder: x.json -->\n{table}\nGPU 1\n<!-- end -->\nafter\n")
-
-
-def test_a_table_whose_record_is_not_there_yet_stays_as_it_is(tmp_path):
-    document = tmp_path / "page.md"
-    document.write_text("<!-- ladder: missing.json -->\nby hand\n<!-- end -->\n")
-    assert records.refreshed(document) == document.read_text()

@@ -82,13 +82,13 @@ def test_they_are_drawn_from_records(tmp_path):
     (tmp_path / "ladder.json").write_text(json.dumps(record(*ROWS, SKIPPED).written()))
     launches = Record({}, [counted(ROWS[0], 1, 1e8), counted(ROWS[0], 1, 2e8)])
     (tmp_path / "profile.json").write_text(json.dumps(launches.written()))
-    done = python("-m", "flashcli.measure.plots", "ladder.json", "x.svg", "--profile", "profile.json", cwd=tmp_path)
+    done = python("-m", "bench.ladder_plot", "ladder.json", "x.svg", "--profile", "profile.json", cwd=tmp_path)
     assert (done.code, done.out + done.err) == (0, "")
     assert (tmp_path / "x.svg").stat().st_size > 10_000 < (tmp_path / "x-roofline.svg").stat().st_size
 
 
 def draw(folder, *arguments) -> Finished:
-    return python("-m", "flashcli.measure.plots", arguments[0], folder / "x.png", *arguments[1:])
+    return python("-m", "bench.ladder_plot", arguments[0], folder / "x.png", *arguments[1:])
 
 
 @pytest.mark.parametrize("text", ["", "\xff", "[]", "{}", '{"rows": []}', '{"rows": [1], "circumstances": {}}'])

@@ -12,7 +12,7 @@ from support import FAKE_NVCC, flashcli, script
 from flashcli.asked.shape import Shape
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels import occupancy
-from flashcli.measure import profiling, records
+from flashcli.measure import profiling
 from flashcli.measure.profiling import METRICS
 
 SHAPE = ("--shape", "2,20,32")
@@ -254,18 +254,3 @@ A100 = occupancy.Multiprocessor(threads=2048, blocks=32, registers=65536, shared
 )
 def test_what_a_multiprocessor_holds(has, threads, registers, shared, blocks, percent, limited_by):
     assert occupancy.occupancy(has, threads, registers, shared) == (blocks, percent, limited_by)
-
-
-# In a document
-
-
-def test_a_document_shows_a_profile(tmp_path):
-    row = {"case": "t10", "B": 10, "N": 2048, "d": 64, "contender": "mma", "function": "attention", "launches": 1,
-           "registers": 64}  # fmt: skip
-    (tmp_path / "x.json").write_text(json.dumps({"circumstances": {"gpu": "GPU 1"}, "rows": [row]}))
-    document = tmp_path / "x.md"
-    document.write_text("<!-- profile: x.json -->\n<!-- end -->\n")
-    assert records.refreshed(document).splitlines() == [
-        "<!-- profile: x.json -->", "**t10 (10, 2048, 64)**", "", "| rung | function | registers |",
-        "| --- | --- | --- |", "| mma | attention | 64 |", "", "GPU 1", "<!-- end -->",
-    ]  # fmt: skip

@@ -9,11 +9,13 @@ from click.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from bench import grid, rows  # noqa: E402
+from bench.grid import GRID, OURS, name_of  # noqa: E402
+from bench.rows import Gridded  # noqa: E402
 from flashcli.errors import BackendUnavailable  # noqa: E402
 from flashcli.kernels.attention import KERNELS  # noqa: E402
-from flashcli.measure import clocks, grid, in_place, peers, rows  # noqa: E402
-from flashcli.measure.grid import GRID, OURS, name_of  # noqa: E402
-from flashcli.measure.rows import Failure, Gridded  # noqa: E402
+from flashcli.measure import clocks, in_place, peers  # noqa: E402
+from flashcli.measure.rows import Failure  # noqa: E402
 from flashcli.measure.tensors import Problem, random_inputs  # noqa: E402
 
 CEILINGS = {"fp16": 7.5e14, "fp32": 5e13, "bytes": 4.2e12}

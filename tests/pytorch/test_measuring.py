@@ -13,13 +13,22 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch_oracle import oracle  # noqa: E402
 
+from bench import (  # noqa: E402
+    arrays,
+    gpt2,
+    gpt2_model,
+    models,
+    views,
+)
+from bench.gpt2 import Contender, contenders, measure  # noqa: E402
+from bench.records import read  # noqa: E402
+from bench.rows import Generated  # noqa: E402
 from flashcli.commands.bench import command  # noqa: E402
 from flashcli.errors import BackendUnavailable, BadInput, UsageError  # noqa: E402
-from flashcli.measure import arrays, gpt2, gpt2_model, in_place, models, records  # noqa: E402
+from flashcli.measure import in_place  # noqa: E402
 from flashcli.measure.bench import Conditions  # noqa: E402
-from flashcli.measure.gpt2 import Contender, contenders, measure  # noqa: E402
 from flashcli.measure.in_place import race  # noqa: E402
-from flashcli.measure.rows import Failure, Generated, InPlace, Skipped  # noqa: E402
+from flashcli.measure.rows import Failure, InPlace, Skipped  # noqa: E402
 from flashcli.measure.tensors import LAYOUTS, Problem, random_inputs, sampled  # noqa: E402
 
 BENCH = ["--backend", "cpu", "--shape", "2,40,8", "--runs", "1"]
@@ -111,7 +120,7 @@ def test_bench_times_tensors(tmp_path, layout):
     asked = ["--heads", "4", "--kv-heads", "2", "--layout", layout, "--causal", "--against", "torch", "--json", path]
     done = CliRunner().invoke(command, [*BENCH, *map(str, asked)])
     assert done.exit_code == 0, done.output
-    found = records.read(path.read_bytes()).rows
+    found = read(path.read_bytes()).rows
     assert [(row.H, row.Hkv, row.M, row.layout, row.causal) for row in found] == [(4, 2, 40, layout, True)] * 2
     assert f"(2, 4/2, 40, 8) {layout}" in done.output
 
@@ -166,7 +175,7 @@ def test_every_attention_generates_the_same_tokens_with_a_cache_and_without(weig
     for row in rows:
         assert isinstance(row, Generated) and row.differs_at is None and row.runs == 2
         assert list(row.reached) == ["32", "40"] and 0 < row.reached["32"] < row.reached["40"]
-    assert "| the same 40 |" in records.VIEWS["gpt2"](rows)
+    assert "| the same 40 |" in views.VIEWS["gpt2"](rows)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16])
@@ -200,7 +209,7 @@ def test_what_is_generated_depends_on_attention(weights):
     naive = contenders("cpu")[gpt2.NAIVE]
     [right, row, *_] = measure(weights, {"naive": naive, "blind": Contender(blind)}, tokens=20, runs=1)
     assert isinstance(row, Generated) and row.differs_at is not None and row.gap > 0 and math.isfinite(row.gap)
-    assert "another at" in records.VIEWS["gpt2"]([right, row])
+    assert "another at" in views.VIEWS["gpt2"]([right, row])
 
 
 def test_an_attention_that_cannot_be_is_told_and_the_others_go_on(weights):
@@ -222,13 +231,13 @@ def test_a_file_of_weights_is_generated_from_and_drawn(tmp_path, weights):
     named = {f"transformer.{name}": weight for name, weight in weights.items()}
     safetensors.save_file(named | {"transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4)}, path)
     done = python(
-        "-m", "flashcli.measure.gpt2", "--backend", "cpu", "--tokens", "5", "--runs", "1", "--weights", path,
+        "-m", "bench.gpt2", "--backend", "cpu", "--tokens", "5", "--runs", "1", "--weights", path,
         *drawn, "--json", record,
     )  # fmt: skip
     assert done.code == 0, done.err
-    found = records.read(record.read_bytes())
+    found = read(record.read_bytes())
     assert len(found.rows) == 7 and found.circumstances["torch"] == torch.__version__
-    assert found.circumstances["command"].startswith("python -m flashcli.measure.gpt2 --backend cpu --tokens 5")
+    assert found.circumstances["command"].startswith("python -m bench.gpt2 --backend cpu --tokens 5")
     assert not drawn or ">KV cache</text>" in picture.read_text()
 
 
@@ -274,7 +283,7 @@ def test_models_of_transformers(monkeypatch, tmp_path):
     path = tmp_path / "x.json"
     done = CliRunner().invoke(models.main, ["--backend", "cpu", "--runs", "1", "--json", str(path)])
     assert done.exit_code == 0, done.output
-    found = records.read(path.read_bytes()).rows
+    found = read(path.read_bytes()).rows
     assert [row.contender for row in found] == [*models.IMPLEMENTATIONS] * 3
     assert (
         all(row.relative_l2 < 1e-6 for row in found) and json.loads(path.read_text())["circumstances"]["transformers"]

@@ -11,12 +11,19 @@ from support import drawing
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from bench import rows as rows_of  # noqa: E402
+from bench import (  # noqa: E402
+    training,
+    training_plot,
+    views,
+)
+from bench.records import read  # noqa: E402
+from bench.targets import BACKWARD  # noqa: E402
 from flashcli.commands.bench import command  # noqa: E402
 from flashcli.errors import UsageError  # noqa: E402
-from flashcli.measure import backward, records, training, training_plot  # noqa: E402
+from flashcli.measure import backward, records  # noqa: E402
 from flashcli.measure.bench import Conditions  # noqa: E402
 from flashcli.measure.rows import Failure, Gradients  # noqa: E402
-from flashcli.measure.targets import BACKWARD  # noqa: E402
 from flashcli.measure.tensors import Problem  # noqa: E402
 
 QUICK = Conditions(runs=2, causal=False, seed=0)
@@ -64,7 +71,7 @@ def test_bench_times_gradients(tmp_path):
     given = ["--backward", "--backend", "cpu", "--shape", "2,40,8", "--heads", "4", "--kv-heads", "2", "--causal"]
     done = CliRunner().invoke(command, [*given, "--runs", "1", "--against", "torch", "--json", str(file)])
     assert done.exit_code == 0, done.output
-    record = records.read(file.read_text())
+    record = read(file.read_text())
     assert [row.contender for row in record.rows] == ["flashcli", "PyTorch SDPA"]
     assert all(isinstance(row, Gradients) and row.causal and row.Hkv == 2 for row in record.rows)
     assert "dq" in json.loads(file.read_text())["rows"][0]
@@ -93,11 +100,11 @@ def test_a_record_is_told_beside_what_is_wanted():
         Gradients(**about, **rest, **errors, contender=name, seconds=seconds)
         for name, seconds in (("flashcli", 5e-4), ("PyTorch math", 1.2e-3))
     ]
-    assert records.backward_lines(rows) == [
+    assert views.backward_lines(rows) == [
         ["(B, H, N, d)", "wanted, ms", "flashcli, ms", "TFLOP/s", "relative L2 of dQ, dK, dV", "PyTorch math, ms"],
         ["(4, 12, 1024, 64) causal", "0.25", "0.500", "33", "3.0e-07, 2.0e-07, 1.0e-07", "1.200, 2.4x"],
     ]
-    assert [records.kinds.read(row.written()) for row in rows] == rows
+    assert [rows_of.read(row.written()) for row in rows] == rows
 
 
 # A training run
@@ -111,8 +118,8 @@ def test_a_model_is_trained_by_each_attention_from_the_same_weights(monkeypatch)
     assert [row.contender for row in rows] == ["flashcli", "flashcli, again", "PyTorch SDPA"]
     assert training.verdict(rows) == [] and rows[0].weights == rows[1].weights
     assert max(training.differences(rows)) < 1e-5 and rows[0].losses[3] < rows[0].losses[0]
-    assert len(records.training_lines(rows)) == 4
-    assert [records.kinds.read(row.written()) for row in rows] == rows
+    assert len(views.training_lines(rows)) == 4
+    assert [rows_of.read(row.written()) for row in rows] == rows
 
 
 def test_other_weights_and_losses_that_are_far_are_told():

@@ -1,0 +1,1 @@
+"""Scripts of the checkout that write records of measurements, and tables and pictures of them."""

@@ -1,0 +1,129 @@
+"""Is every kernel of paged decode right? Cases over all that may be asked for, each judged against float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+
+from bench.decode_judge import Answer, Judge
+from flashcli.asked.decode import LAYOUTS, BlockSparse
+from flashcli.errors import FlashError
+from flashcli.files.decode.cases import Case, make, outlined
+from flashcli.kernels import decode
+from flashcli.kernels.decode import KERNELS, Build, Tuning
+from flashcli.measure.builds import compile_all
+from flashcli.run.decode_cuda import DecodeCuda
+
+SMALL = Case(3, 8, 2, 128, "320,64,77", sharpness=4.0)
+
+
+def grid() -> Iterator[Case]:
+    """Cases over all that may be asked for."""
+    types = [
+        ("float32", ""), ("float16", ""), ("bfloat16", ""), ("float16", "float8_e4m3fn"), ("bfloat16", "float8_e5m2"),
+        ("float32", "float8_e4m3fn"),
+    ]  # fmt: skip
+    for (query, cache), layout in itertools.product(types, LAYOUTS):
+        small = dataclasses.replace(SMALL, query_type=query, cache_type=cache, layout=layout)
+        yield small
+        for D, page in itertools.product((32, 64, 80, 96, 112, 128, 192, 256), (8, 16, 32)):
+            if D != 112 or page == 16:
+                yield dataclasses.replace(small, D=D, page=page, alibi=(D // 16 + page // 8) % 2 == 0)
+        for page in (1, 2, 64, 256):
+            yield dataclasses.replace(small, page=page, lengths="512,256,77")
+        for H, Hkv in ((8, 8), (5, 1), (6, 1), (7, 1), (16, 1), (71, 1), (24, 2)):
+            yield dataclasses.replace(small, H=H, Hkv=Hkv)
+        for T in (2, 5, 8):
+            yield dataclasses.replace(small, T=T, alibi=T == 5)
+        yield dataclasses.replace(small, window=50)
+        yield dataclasses.replace(small, window=33, T=4)
+        yield dataclasses.replace(small, lengths="3008,0,1024", H=4)
+        yield dataclasses.replace(small, lengths="16,1,16")
+        yield dataclasses.replace(small, S=5, lengths="1,0,64,64,1500", pages="reversed")
+        yield dataclasses.replace(small, lengths="320,320,320", pages="shared")
+        yield dataclasses.replace(small, value_scale=100.0)
+        yield dataclasses.replace(small, sharpness=20.0)
+        for step in (0, 1, -1):
+            yield dataclasses.replace(small, sparse=BlockSparse(3, 32, 1, step, 1), lengths="640,64,77")
+    yield dataclasses.replace(SMALL, D=120, layout="hnd", cache_type="float8_e4m3fn")
+    yield dataclasses.replace(SMALL, D=56, layout="nhd")
+
+
+def described(case: Case) -> str:
+    """How a case differs from the first one."""
+    changes = {name: value for name, value in vars(case).items() if value != getattr(SMALL, name)}
+    return ", ".join(f"{name}={value}" for name, value in changes.items()) or "the plain case"
+
+
+class Found(NamedTuple):
+    """What checking found: cases that count, void ones, and what was wrong, in words."""
+
+    counted: int
+    void: int
+    wrong: list[str]
+
+
+def forms(build: Build) -> dict[str, Tuning]:
+    """Other tunings that are to give the same bytes, by what blocks do there."""
+    if "FINDS" not in build.macros():
+        return {}
+    own = build.problem.tuning
+    others = {"piece after piece": own.piece_after_piece(), "a block a piece": own.a_block_a_piece()}
+    return {name: tuning for name, tuning in others.items() if tuning != own}
+
+
+def check_kernels(names: list[str], cases: list[Case], opened: Callable[..., Any] = DecodeCuda) -> Found:
+    """Each kernel on each case; other company and other tunings must give the same bytes.
+
+    ``opened`` makes a backend of a kernel's name and what to retune, as DecodeCuda does.
+    """
+    counted, void, wrong = 0, 0, []
+    for case in cases:
+        asked = make(case)
+        judge = Judge(asked)
+        if passed := judge.void():
+            void += 1
+            click.echo(f"void, for {passed} would pass: {described(case)}", err=True)
+        counted += 1
+        for name in names:
+            build = Build(KERNELS[name], decode.problem_of(KERNELS[name], asked))
+            if build.kernel.refuses(build.problem):
+                continue
+            others: dict[str, Answer] = {}
+            try:
+                with opened(name) as backend:
+                    got = Answer(*backend.decode(asked, range(asked.S)))
+                    alone = [backend.decode(asked, range(s, s + 1)) for s in range(asked.S)]
+                for form, tuning in forms(build).items():
+                    with opened(name, lambda own, tuning=tuning: tuning) as backend:
+                        others[form] = Answer(*backend.decode(asked, range(asked.S)))
+            except FlashError as error:
+                wrong.append(f"{name}: {described(case)}: {error}")
+                continue
+            if told := judge.problem(got):
+                wrong.append(f"{name}: {described(case)}: {told}")
+            if np.concatenate([out for out, _ in alone]).tobytes() != got.out.tobytes():
+                wrong.append(f"{name}: {described(case)}: a sequence alone has other bytes than in the batch")
+            wrong += [
+                f"{name}: {described(case)}: {form} it has other bytes"
+                for form, other in others.items()
+                if other.out.tobytes() != got.out.tobytes()
+            ]
+    return Found(counted, void, wrong)
+
+
+def compile_for(names: list[str], cases: list[Case]) -> None:
+    """All that is needed to check kernels on some cases, their builds side by side."""
+    pairs = itertools.product([KERNELS[name] for name in names], map(outlined, cases))
+    builds = [Build(kernel, decode.problem_of(kernel, asked)) for kernel, asked in pairs]
+    others = [
+        Build(build.kernel, build.problem._replace(tuning=tuning))
+        for build in builds
+        for tuning in forms(build).values()
+    ]
+    compile_all(builds + others)

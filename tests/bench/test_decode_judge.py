@@ -1,0 +1,46 @@
+"""The judge of paged decode: what it lets pass, and what not."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from bench.decode_check import SMALL, described, grid
+from bench.decode_judge import Answer, Judge
+from flashcli.cpu.decode import DecodeCpu
+from flashcli.files.decode.cases import Case, make
+
+CASE = Case(3, 4, 2, 64, "64,48,30", sharpness=4.0)
+HARDEST = dataclasses.replace(SMALL, D=96, page=32, query_type="float32", alibi=True)  # for the CPU, of the grid
+SOME = [HARDEST, *itertools.islice(grid(), 3, None, 101)]
+
+
+@pytest.mark.parametrize("case", SOME, ids=described)
+def test_a_case_counts_and_the_cpu_passes_it(case):
+    asked = make(case)
+    judge = Judge(asked)
+    with DecodeCpu() as backend:
+        answer = Answer(*backend.decode(asked, range(asked.S)))
+    assert (judge.void(), judge.problem(answer)) == ("", "")
+
+
+@pytest.mark.parametrize("query_type", ["float32", "float16", "bfloat16"])
+def test_an_answer_that_is_a_little_off_does_not_pass(query_type):
+    judge = Judge(make(dataclasses.replace(CASE, query_type=query_type)))
+    off = judge.want.out * (1 + {"float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}[query_type])
+    assert "error" in judge.problem(Answer(off, judge.want.lse))
+    assert judge.problem(judge.want) == ""
+
+
+def test_a_wrong_lse_and_numbers_that_are_none_do_not_pass():
+    judge = Judge(make(CASE))
+    assert "LSE is off" in judge.problem(Answer(judge.want.out, judge.want.lse + 0.01))
+    assert "-inf elsewhere" in judge.problem(Answer(judge.want.out, np.where(judge.want.lse > 0, -np.inf, 1)))
+    assert "not finite" in judge.problem(Answer(judge.want.out * np.nan, judge.want.lse))
+
+
+def test_a_case_in_which_nonsense_passes_is_void():
+    assert "zeros" in Judge(make(dataclasses.replace(CASE, lengths="0,0,0"))).void()

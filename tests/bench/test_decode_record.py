@@ -1,0 +1,73 @@
+"""The record of paged decode: its rows, and the table made of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import decode, rows, views
+from flashcli.errors import UsageError
+from flashcli.measure.decode_shapes import SHAPES, outlined
+from flashcli.measure.rows import Decoded, Skipped
+
+ABOUT = {"case": "8x4096", "B": 8, "N": 4096, "d": 128}
+TIMED = {"layout": "hnd", "bytes": 134217728, "min": 3.6e-5, "max": 4.2e-5, "runs": 20}
+ROWS = [
+    Decoded(**ABOUT, contender="read", seconds=3.7e-5, **TIMED),
+    Skipped(**ABOUT, contender="paged_v1", skipped="too long"),
+    Decoded(**ABOUT, contender="tensor", seconds=4.0e-5, relative_l2=2e-4, **TIMED),
+]
+
+
+def test_rows_are_read_as_they_were_written():
+    assert [rows.read(row.written()) for row in ROWS] == ROWS
+
+
+def test_the_table_has_a_column_for_each_that_was_timed():
+    assert views.VIEWS["decode"](ROWS) == (
+        "| batch | MB | read | tensor |\n| --- | --- | --- | --- |\n| 8x4096 | 134 | 37.0 | 40.0 |\n"
+    )
+
+
+def test_of_several_layouts_each_has_columns_of_its_own():
+    other = Decoded(**ABOUT, contender="tensor", seconds=3.9e-5, **(TIMED | {"layout": "vllm"}))
+    assert views.VIEWS["decode"]([*ROWS, other]) == (
+        "| batch | MB | read, hnd | tensor, hnd | tensor, vllm |\n| --- | --- | --- | --- | --- |\n"
+        "| 8x4096 | 134 | 37.0 | 40.0 | 39.0 |\n"
+    )
+
+
+def test_below_the_times_are_those_of_calls():
+    called = [
+        Decoded(**ABOUT, contender=name, seconds=seconds, clock=clock, **TIMED)
+        for clock, some in (("host", (1.5e-5, 1.2e-5)), ("graph", (6e-5, 5e-5)))
+        for name, seconds in zip(("flashcli.decode", "PyTorch SDPA"), some, strict=True)
+    ]
+    text = views.VIEWS["decode"](ROWS + called)
+    assert text.startswith(views.VIEWS["decode"](ROWS))
+    assert "| 8x4096 | flashcli.decode | 15.0 | 60.0 | 1.25x |\n| 8x4096 | PyTorch SDPA | 12.0 | 50.0 | 1.00x |" in text
+    assert "15.0 us, host" in decode.told(called[0])
+
+
+def test_each_row_is_told_in_a_line():
+    read, skipped, tensor = map(decode.told, ROWS)
+    assert "37.0 us (least 36.0),  3628 GB/s,  86% of the memory's rate" in read and "relative" not in read
+    assert "skipped: too long" in skipped and "relative L2 2.0e-04" in tensor
+
+
+def test_a_variant_names_every_combination_of_its_numbers():
+    tried = decode.variants("tensor:blocks=2/3,piece=65536")
+    assert [contender.label for contender in tried] == ["tensor blocks=2 piece=65536", "tensor blocks=3 piece=65536"]
+    assert [contender.tuning.blocks for contender in tried] == [2, 3]
+    macros = tried[1].build(outlined(SHAPES[0], "hnd")).macros()
+    assert (macros["BLOCKS"], macros["PIECE"]) == (3, 128)
+
+
+def test_a_kernel_without_fields_is_a_variant_of_its_own_choices():
+    (alone,) = decode.variants("read")
+    assert (alone.label, alone.tuning) == ("read", None)
+
+
+@pytest.mark.parametrize("text", ["tensor:speed=3", "tensor:blocks", "tensor:blocks=two", "fastest:blocks=2"])
+def test_a_variant_that_is_none_is_refused_in_words(text):
+    with pytest.raises(UsageError, match=r"blocks|speed|fastest"):
+        decode.variants(text)
