@@ -269,7 +269,7 @@ def _shape_problem(asked: Decode) -> str:
     if not 1 <= asked.T <= MAX_QUERY_TOKENS:
         return f"query has {asked.T} tokens a sequence, not from 1 to {MAX_QUERY_TOKENS}"
     if asked.H % asked.Hkv:
-        return f"query has {asked.H} heads, no multiple of the cache's {asked.Hkv}"
+        return f"query has {asked.H} heads, no multiple of the cache's {asked.Hkv} (layout {asked.layout})"
     if wrong := head_problem(asked, asked.D):
         return wrong
     wanted = {**wanted_caches(asked, asked.D), "seq_lens": (asked.S,),

@@ -50,5 +50,5 @@ def command(
     [input_path], [output_path] = standard.to_read(input_path), standard.to_write(output_path)
     chosen = "cpu" if threads is not None else backend
     opener = functools.partial(decode.open_backend, chosen, threads, kernel, notice=options.notice)
-    record = decode.run(input_path, output_path, opener, options.late_progress, options.notice)
+    record = decode.run(input_path, output_path, opener, options.late_progress, options.notice, options.warn)
     as_json.present(record, decode.report(record), json_path, err=standard.is_stdout(output_path))

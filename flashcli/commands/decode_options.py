@@ -48,7 +48,8 @@ class SparseType(click.ParamType):
 
 LENGTHS = click.option(
     "--lengths", default="1024", show_default=True,
-    help="Tokens of the sequences: 4096, 131072,64x255, uniform:2000 or skewed:100000. For --decode.",
+    help="Tokens of the sequences: 4096 in each; a list, such as 131072,64x255, where 255 sequences have 64; "
+    "uniform:2000, from 1 to 2000; skewed:100000, one has 100000 and most far fewer. For --decode.",
 )  # fmt: skip
 PAGE = click.option(
     "--page", type=click.IntRange(1), default=16, show_default=True, help="Tokens a page. For --decode."

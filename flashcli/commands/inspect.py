@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import click
 
+from flashcli.asked.shape import Shape
 from flashcli.commands import options, standard
 from flashcli.terminal import as_json, parameters
 
@@ -16,28 +17,35 @@ NaN or Inf: {nonfinite}"""
     epilog=options.examples(
         "flashcli inspect testcases/t01.in",
         "flashcli inspect huge.in --header-only",
-        "flashcli inspect t.in --json -",
+        "flashcli inspect t01.out --shape 2,128,32 --json -",
     )
 )
 @click.argument("path", metavar="FILE", type=parameters.FILE_OR_STREAM)
 @click.option("--header-only", is_flag=True, help="Read B, N and d only, not the values.")
+@click.option("--shape", type=parameters.SHAPE, help="FILE is an output of this shape, which it does not say itself.")
 @as_json.json_option
-def command(path: str, header_only: bool, json_path: str | None) -> None:
+def command(path: str, header_only: bool, shape: Shape | None, json_path: str | None) -> None:
     """Show the shape of an input file, the range of its values, and whether it keeps to the course's bounds.
 
     FILE can be -, which is stdin. Of an input file of `flashcli decode`, whose cache may be larger than memory, sizes
-    and lengths are shown; of its answer, the range of values.
+    and lengths are shown; of its answer, and of an output with its --shape, the range of values.
     """
+    from flashcli.errors import UsageError
     from flashcli.files.decode.tensors import has_tensors
-    from flashcli.files.summary import summarise
+    from flashcli.files.summary import summarise, summarise_output
 
+    if shape and header_only:
+        raise UsageError("an output, which --shape is for, has no header.", "leave out --header-only.")
     [path] = standard.to_read(path)
     as_json.check_apart(json_path, path)
     if has_tensors(path):
+        if shape:
+            raise UsageError("--shape is for outputs of `flashcli run`; other files say their shapes.", "leave it out.")
         _inspect_decode(path, json_path)
         return
-    record = summarise(path, header_only)
-    as_json.present(record, "\n".join(_lines(record, header_only)), json_path)
+    record = summarise_output(path, shape) if shape else summarise(path, header_only)
+    lines = _of_output(record) if shape else _lines(record, header_only)
+    as_json.present(record, "\n".join(lines), json_path)
 
 
 def _inspect_decode(path: str, json_path: str | None) -> None:
@@ -71,14 +79,24 @@ def _besides(record: dict) -> Iterator[str]:
         yield "k_scale {k_scale:.7g}, v_scale {v_scale:.7g}".format(**record)
 
 
+def _values(record: dict, names: str) -> Iterator[str]:
+    for name in names:
+        low, high = record[f"{name}_min"], record[f"{name}_max"]
+        yield f"{name}: {low:.7g} to {high:.7g}" if low <= high else f"{name}: no numbers at all"
+    yield f"NaN or Inf: {record['nonfinite']}" + (f", first {record['place']}" if record["place"] else "")
+
+
+def _of_output(record: dict) -> Iterator[str]:
+    yield "(B, N, d): ({B}, {N}, {d})".format(**record)
+    yield f"size: {record['bytes']} bytes, as an output of this shape has"
+    yield from _values(record, "O")
+
+
 def _lines(record: dict, header_only: bool) -> Iterator[str]:
-    yield f"(B, N, d): ({record['B']}, {record['N']}, {record['d']})"
+    yield "(B, N, d): ({B}, {N}, {d})".format(**record)
     yield f"size: {record['bytes']} bytes, as the header says"
     if not header_only:
-        for name in "QKV":
-            low, high = record[f"{name}_min"], record[f"{name}_max"]
-            yield f"{name}: {low:.7g} to {high:.7g}" if low <= high else f"{name}: no numbers at all"
-        yield f"NaN or Inf: {record['nonfinite']}" + (f", first {record['place']}" if record["place"] else "")
+        yield from _values(record, "QKV")
     broken = record["course_bounds_broken"]
     kept = "kept by the header" if header_only else "kept"
     yield "course bounds: " + (f"broken by {', '.join(broken)}" if broken else kept)

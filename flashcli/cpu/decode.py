@@ -80,7 +80,7 @@ def _attend(
     position = int(asked.seq_lens[s]) - asked.T + t
     m: np.ndarray = np.full((len(Q), 1), -np.inf)
     l, O = np.zeros_like(m), np.zeros_like(Q, np.float64)
-    for some in _pieces(tokens):
+    for some in pieces(tokens):
         K, V = gather(asked, s, kv_head, some, compute)
         S = (Q @ K.T).astype(np.float64)
         S *= scale
@@ -98,7 +98,7 @@ def _attend(
     return O / l * asked.v_scale, (m + np.log(l))[:, 0]
 
 
-def _pieces(tokens: np.ndarray | slice) -> Iterator[np.ndarray]:
+def pieces(tokens: np.ndarray | slice) -> Iterator[np.ndarray]:
     """The numbers of the tokens, some at a time; of a long sequence all at once would be gigabytes."""
     if isinstance(tokens, slice):
         for first in range(tokens.start, tokens.stop, TOKENS):

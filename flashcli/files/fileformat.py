@@ -26,6 +26,7 @@ from flashcli.files.outputs import AtomicFile
 FLOAT = np.dtype("<f4")
 HEADER = struct.Struct("<3i")
 PIECES, PIECE_BYTES = 16, 4096  # of a fingerprint
+INSPECT_OUTPUT = "`flashcli inspect FILE --shape B,N,d`"
 FORMAT_HINT = "an input file is int32 B, N, d, then float32 Q, K, V of each batch; `flashcli generate` makes one."
 
 
@@ -34,8 +35,13 @@ class InputFile:
 
     def __init__(self, path: str | os.PathLike) -> None:
         self.path = os.fspath(path)
-        with explained("read", path):
-            self._file = open(self.path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115 (closed by close())
+        try:
+            with explained("read", path):
+                self._file = open(self.path, "rb", buffering=0, opener=_open_at_once)  # noqa: SIM115 (closed by close())
+        except BadInput as error:
+            if not os.path.exists(os.path.join(os.path.dirname(self.path), "manifest.toml")):
+                raise
+            raise BadInput(str(error), "large cases are made in large/ beside the manifest: make testcases.") from error
         try:
             with explained("read", path):
                 self.shape = self._check()
@@ -52,10 +58,8 @@ class InputFile:
             )
         shape = Shape(*HEADER.unpack(header))
         if problem := shape_problem(shape):
-            swapped = Shape(*struct.unpack(">3i", header))
-            big_endian = not shape_problem(swapped) and swapped.input_bytes == size
-            hint = "the file is big-endian; write it little-endian." if big_endian else FORMAT_HINT
-            raise BadInput(f"{self.path!r} is not an input file: its header says {problem}.", hint)
+            told = f"{self.path!r} is not an input file: its header says {problem}."
+            raise BadInput(told, _hint_of_another(self.path, header, size))
         if size != shape.input_bytes:
             word, difference = ("short", shape.input_bytes - size)
             if difference < 0:
@@ -111,6 +115,17 @@ class InputFile:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _hint_of_another(path: str, header: bytes, size: int) -> str:
+    """What a file may be that is no input file, and what to do with it."""
+    if path.endswith(".safetensors") or header.endswith(b'{"', 0, 10):  # after the 8 bytes of a length, JSON
+        return "it is a .safetensors file: use `flashcli decode`."
+    swapped = Shape(*struct.unpack(">3i", header))
+    if not shape_problem(swapped) and swapped.input_bytes == size:
+        return "the file is big-endian; write it little-endian."
+    output = "" if size % FLOAT.itemsize else f" An output has no header: {INSPECT_OUTPUT} shows it."
+    return FORMAT_HINT + output
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -184,16 +199,22 @@ def read_output(path: str | os.PathLike, shape: Shape, batches: range, rows: ran
     with explained("read", path):
         size = _size(path, os.stat(path))
         if size != shape.output_bytes:
-            short = size < shape.output_bytes
-            raise BadInput(
-                f"{str(path)!r} has {size} bytes; an output of (B, N, d) = {shape} has {shape.output_bytes}.",
-                "was the program stopped before it had written everything?" if short else "is it another case's?",
-            )
+            told = f"{str(path)!r} has {size} bytes; an output of (B, N, d) = {shape} has {shape.output_bytes}."
+            raise BadInput(told, _hint_of_size(size, shape.output_bytes))
         count = len(batches) * len(rows) * shape.d
         o = np.fromfile(path, FLOAT, count, offset=(batches.start * shape.N + rows.start) * shape.row_bytes)
         if o.size != count:
             raise BadInput(f"{str(path)!r} became shorter while it was read.", "do not change it meanwhile.")
     return o.reshape(len(batches), len(rows), shape.d)
+
+
+def _hint_of_size(size: int, wanted: int) -> str:
+    """How an output may have come to another size than is wanted."""
+    if size == 2 * wanted:
+        return "twice the bytes: are its numbers float64? Write float32, or name the right case."
+    if 2 * size == wanted:
+        return "half the bytes: are its numbers float16? Write float32; or was the program stopped?"
+    return "was the program stopped before it had written everything?" if size < wanted else "is it another case's?"
 
 
 def flat_shape(path: str | os.PathLike) -> Shape:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from flashcli.asked.shape import Chunk, Shape
-from flashcli.files.fileformat import InputFile
+from flashcli.files.fileformat import InputFile, read_output
 
 
 def course_bounds_broken(shape: Shape, largest: float = 0.0) -> list[str]:
-    """The course's bounds on its cases that a shape, or a largest magnitude, does not keep to."""
+    """What breaks the course's bounds on its cases in a shape, or in a largest magnitude."""
     bounds = {
-        "2 <= B <= 14000": 2 <= shape.B <= 14000,
-        "N = 128 * 2^k, k = 0..8": shape.N in [128 * 2**k for k in range(9)],
-        "d = 32 or 64": shape.d in (32, 64),
-        "B*N*d < 56000000": shape.B * shape.N * shape.d < 56_000_000,
-        "values in [-3, 3]": largest <= 3,
+        "B outside 2 to 14000": 2 <= shape.B <= 14000,
+        "N not 128 * 2^k, k = 0..8": shape.N in [128 * 2**k for k in range(9)],
+        "d neither 32 nor 64": shape.d in (32, 64),
+        "B*N*d not below 56000000": shape.B * shape.N * shape.d < 56_000_000,
+        "values outside [-3, 3]": largest <= 3,
     }
     return [text for text, kept in bounds.items() if not kept]
 
@@ -52,18 +55,37 @@ def summarise(path: str, header_only: bool = False) -> dict[str, object]:
     """A flat record of the file; the values are read a range of batches at a time."""
     with InputFile(path) as source:
         shape = source.shape
-        record: dict[str, object] = {**vars(shape), "bytes": shape.input_bytes}
+        record: dict[str, Any] = {**vars(shape), "bytes": shape.input_bytes}
         if header_only:
             return record | {"course_bounds_broken": course_bounds_broken(shape)}
-        low, high, nonfinite, place = np.full(3, np.inf), np.full(3, -np.inf), 0, ""
-        for batches in shape.batch_ranges(64 * 2**20):
-            qkv = source.read(batches)
-            low = np.fmin(low, np.fmin.reduce(qkv, axis=(0, 2, 3)))
-            high = np.fmax(high, np.fmax.reduce(qkv, axis=(0, 2, 3)))
-            place = place or first_nonfinite(qkv.ravel(), shape, shape.whole(batches))
-            nonfinite += qkv.size - int(np.isfinite(qkv).sum()) if place else 0
-    for index, name in enumerate("QKV"):
-        record |= {f"{name}_min": float(low[index]), f"{name}_max": float(high[index])}
-    largest = float("inf") if nonfinite else float(np.max(np.abs([low, high])))
-    broken = course_bounds_broken(shape, largest)
-    return record | {"nonfinite": nonfinite, "place": place, "course_bounds_broken": broken}
+        record |= _values(source.read, first_nonfinite, shape, "QKV")
+    limits = [record[f"{name}_{end}"] for name in "QKV" for end in ("min", "max")]
+    largest = float("inf") if record["nonfinite"] else float(np.max(np.abs(limits)))
+    return record | {"course_bounds_broken": course_bounds_broken(shape, largest)}
+
+
+def summarise_output(path: str, shape: Shape) -> dict[str, object]:
+    """The record of an output, which does not say its shape; read a range of batches at a time."""
+
+    def read(batches: range) -> np.ndarray:
+        return read_output(path, shape, batches)[:, None]
+
+    return {**vars(shape), "bytes": shape.output_bytes, **_values(read, first_lost, shape, "O")}
+
+
+def _values(
+    read: Callable[[range], np.ndarray], first: Callable[..., str], shape: Shape, names: str
+) -> dict[str, object]:
+    """The ranges of matrices that ``read`` gives as [batches, matrices, N, d], and the ``first`` NaN or Inf."""
+    low, high, nonfinite, place = np.full(len(names), np.inf), np.full(len(names), -np.inf), 0, ""
+    for batches in shape.batch_ranges(64 * 2**20):
+        matrices = read(batches)
+        low = np.fmin(low, np.fmin.reduce(matrices, axis=(0, 2, 3)))
+        high = np.fmax(high, np.fmax.reduce(matrices, axis=(0, 2, 3)))
+        bad = 0 if is_finite(matrices) else matrices.size - int(np.isfinite(matrices).sum())
+        place = place or (first(matrices.ravel(), shape, shape.whole(batches)) if bad else "")
+        nonfinite += bad
+    ranges = {
+        f"{name}_{end}": float(of[i]) for i, name in enumerate(names) for end, of in (("min", low), ("max", high))
+    }
+    return {**ranges, "nonfinite": nonfinite, "place": place}

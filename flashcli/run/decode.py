@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from flashcli.asked.decode import (
-    Decode,
-)
+from flashcli.asked.decode import Decode
 from flashcli.errors import BackendUnavailable
 from flashcli.files.decode.tensors import create_answer, read_decode
 from flashcli.files.outputs import check_distinct
+from flashcli.run import decode_finite
 from flashcli.run.report import PHASES, seconds_since_process_start
 from flashcli.run.timeline import Timeline
 
@@ -45,11 +44,12 @@ def run(
     opener: Callable[[], AbstractContextManager],
     progress: Callable[[int], AbstractContextManager] = lambda total: nullcontext(lambda count: None),
     notice: Callable[[str], None] = lambda text: None,
+    warn: Callable[[str], None] = lambda text: None,
 ) -> dict[str, object]:
     """Decode one file into another; returns the record of what was done and how long it took.
 
     ``progress(total)``, in bytes of keys and values, is a context manager that gives a function to be told of those
-    that are done with; ``notice`` is told of what in the file means nothing.
+    that are done with; ``notice`` is told of what in the file means nothing, ``warn`` of numbers that are not finite.
     """
     timeline = Timeline()
     check_distinct(input_path, output_path)
@@ -59,6 +59,8 @@ def run(
         with timeline.measure("computation"):
             opened = opener()
         lse = np.empty(asked.query.shape[:-1], np.float32)
+        if warned := decode_finite.in_query(asked):
+            warn(f"{input_path} {warned}")
         with opened as backend, progress(asked.used_bytes()) as tell:
             for sequences in groups(asked, getattr(backend, "at_once", AT_ONCE)):
                 with timeline.measure("computation"):
@@ -66,6 +68,8 @@ def run(
                 with timeline.measure("output"):
                     sink.write("out", out, sequences.start * out[0].size)
                 tell(sequence_bytes(asked, sequences))
+                if not warned and (warned := decode_finite.behind_answer(asked, sequences, out)):
+                    warn(f"{input_path} {warned}")
             details = {"description": backend.description, **backend.details()}
         with timeline.measure("output"):
             sink.write("lse", lse)

@@ -184,3 +184,10 @@ def test_a_stdin_that_finds_no_room_is_an_output_error(folder):
     content = (folder / "x.ref").read_bytes()
     done = subprocess.run(["bash", "-c", limit], env=env, cwd=folder, capture_output=True, input=content)
     assert done.returncode == 74 and b"cannot keep what stdin gives in '/dev/shm'" in done.stderr
+
+
+@pytest.mark.parametrize(("kind", "hint"), [("<f8", "are its numbers float64?"), ("<f2", "are its numbers float16?")])
+def test_an_output_of_another_type_is_told_as_what_it_may_be(folder, kind, hint):
+    float64(QKV).astype(kind).tofile(folder / "got")
+    (done := flashcli("compare", "got", "x.ref", cwd=folder)).assert_error(65, "has")
+    assert hint in done.err

@@ -5,7 +5,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from support import command, environment, flashcli, sparse_input, write_input
+from support import command, environment, flashcli, sparse_input, write_input, write_output
 
 from flashcli.asked.shape import Shape
 from flashcli.files.summary import course_bounds_broken
@@ -50,7 +50,7 @@ def test_nan_and_inf_are_counted_and_the_first_is_named(tmp_path):
         "K: 0 to inf",
         "V: -inf to 0.5",
         "NaN or Inf: 3, first inf in K at (batch, row, column) = (0, 3, 2)",
-        "course bounds: broken by values in [-3, 3]",
+        "course bounds: broken by values outside [-3, 3]",
     ]
 
 
@@ -71,7 +71,7 @@ def test_a_sparse_20_gigabyte_file_by_its_header(tmp_path):
     assert done.out.splitlines() == [
         "(B, N, d): (14000, 2048, 64)",
         "size: 22020096012 bytes, as the header says",
-        "course bounds: broken by B*N*d < 56000000",
+        "course bounds: broken by B*N*d not below 56000000",
     ]
 
 
@@ -79,14 +79,14 @@ def test_a_sparse_20_gigabyte_file_by_its_header(tmp_path):
     ("shape", "largest", "broken"),
     [
         ((2, 128, 32), 3.0, []),
-        ((14000, 128, 32), 0, ["B*N*d < 56000000"]),
+        ((14000, 128, 32), 0, ["B*N*d not below 56000000"]),
         ((13600, 128, 32), 0, []),
-        ((1, 128, 32), 0, ["2 <= B <= 14000"]),
-        ((14001, 128, 64), 0, ["2 <= B <= 14000", "B*N*d < 56000000"]),
+        ((1, 128, 32), 0, ["B outside 2 to 14000"]),
+        ((14001, 128, 64), 0, ["B outside 2 to 14000", "B*N*d not below 56000000"]),
         ((2, 32768, 64), 0, []),
-        ((2, 65536, 64), 0, ["N = 128 * 2^k, k = 0..8"]),
-        ((2, 129, 33), 3.1, ["N = 128 * 2^k, k = 0..8", "d = 32 or 64", "values in [-3, 3]"]),
-        ((500, 2048, 64), 0, ["B*N*d < 56000000"]),  # the course's own t22
+        ((2, 65536, 64), 0, ["N not 128 * 2^k, k = 0..8"]),
+        ((2, 129, 33), 3.1, ["N not 128 * 2^k, k = 0..8", "d neither 32 nor 64", "values outside [-3, 3]"]),
+        ((500, 2048, 64), 0, ["B*N*d not below 56000000"]),  # the course's own t22
     ],
 )
 def test_the_bounds_of_the_course(shape, largest, broken):
@@ -109,3 +109,19 @@ def test_a_stdin_that_is_cut_off_is_bad_input(tmp_path):
     content = write_input(tmp_path / "x.in", values()).read_bytes()[:-1]
     done = subprocess.run(command("inspect", "-"), env=environment(), input=content, capture_output=True)
     assert done.returncode == 65 and b"'/dev/stdin' is 1 bytes too short" in done.stderr
+
+
+def test_an_output_is_shown_by_the_shape_that_is_said(tmp_path):
+    out = np.linspace(-1, 2, 2 * 5 * 4, dtype=np.float32).reshape(2, 5, 4)
+    out[1, 3, 2] = np.nan
+    path = write_output(tmp_path / "x.out", out)
+    assert flashcli("inspect", path, "--shape", "2,5,4").out.splitlines() == [
+        "(B, N, d): (2, 5, 4)",
+        "size: 160 bytes, as an output of this shape has",
+        "O: -1 to 2",
+        "NaN or Inf: 1, first nan at (batch, row, column) = (1, 3, 2)",
+    ]
+    record = json.loads(flashcli("inspect", path, "--shape", "2,5,4", "--json", "-").out)
+    assert (record["O_max"], record["nonfinite"], record["bytes"]) == (2, 1, 160)
+    flashcli("inspect", path, "--shape", "2,5,5").assert_error(65, "an output of (B, N, d) = (2, 5, 5) has 200")
+    flashcli("inspect", path, "--shape", "2,5,4", "--header-only").assert_error(2, "has no header")

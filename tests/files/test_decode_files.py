@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import flashcli, write_input
 
+from bench import decode_judge
 from flashcli.asked.decode import BlockSparse
 from flashcli.cpu.decode import DecodeCpu, gather
 from flashcli.errors import BadInput
@@ -21,7 +22,6 @@ from flashcli.files.decode.cases import Case, generate, make
 from flashcli.files.decode.tensors import Tensors, TensorWriter, has_tensors, read_decode
 from flashcli.files.decode.verify import compare_answers
 from flashcli.kernels.decode import KERNELS
-from flashcli.measure import decode_judge
 
 SMALL = Case(2, 4, 2, 32, "20,5", page=8, query_type="float32")
 
@@ -67,14 +67,19 @@ def test_what_was_written_is_read(whole):
         np.testing.assert_array_equal(getattr(asked, name), getattr(made, name))
 
 
-def test_a_factor_that_is_nan_is_refused(tmp_path):
-    generate(str(tmp_path / "x"), dataclasses.replace(SMALL, cache_type="float8_e5m2"))
-    content = (tmp_path / "x").read_bytes()
+def with_factor(path, name: str, value: float):
+    """A file whose cache is fp8, with another factor. The library would write no fp8 of NumPy's."""
+    generate(str(path), dataclasses.replace(SMALL, query_type="float16", cache_type="float8_e5m2"))
+    content = path.read_bytes()
     header = json.loads(content[8 : (first := 8 + int.from_bytes(content[:8], "little"))])
-    at = first + header["k_scale"]["data_offsets"][0]
-    (tmp_path / "wrong").write_bytes(content[:at] + np.float32(np.nan).tobytes() + content[at + 4 :])
+    at = first + header[name]["data_offsets"][0]
+    path.write_bytes(content[:at] + np.float32(value).tobytes() + content[at + 4 :])
+    return path
+
+
+def test_a_factor_that_is_nan_is_refused(tmp_path):
     with pytest.raises(BadInput, match="k_scale is nan, not a finite number"):
-        read_decode(tmp_path / "wrong")
+        read_decode(with_factor(tmp_path / "x", "k_scale", np.nan))
 
 
 def test_a_factor_beside_a_cache_that_is_not_fp8_is_left_out_with_a_notice(whole, tmp_path):
@@ -456,3 +461,57 @@ def test_the_ladder_is_listed():
 def test_generate_refuses_what_would_make_another_file_than_asked_for(tmp_path, option, complaint):
     done = flashcli("generate", tmp_path / "x", "--decode", "2,4,2,32", "--lengths", "5", *option)
     assert (done.code, complaint in done.err) == (2, True) and not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "told"),
+    [
+        ("query", (1, 2, 3), "first nan in query at (sequence, token, head, number) = (1, 0, 2, 3); IEEE rules apply."),
+        (
+            "value_cache",
+            (2, 1, 5, 6),
+            "first nan in value_cache at (sequence, token, head, number) = (0, 6, 1, 5); IEEE",
+        ),
+    ],
+)
+def test_decode_warns_of_what_is_not_finite(whole, tmp_path, name, where, told):
+    tensors = contents(whole)
+    tensors["block_tables"][0, 0] = 2
+    tensors["value_cache"][2] = 0
+    tensors[name][where] = np.nan
+    done = flashcli("decode", saved(tmp_path / "x", tensors), tmp_path / "y", "--backend", "cpu")
+    assert done.code == 0 and done.err.count("Warning: ") == 1 and told in done.err
+
+
+def test_decode_warns_of_an_answer_that_its_type_has_no_room_for(tmp_path):
+    done = flashcli("decode", with_factor(tmp_path / "x", "v_scale", 1e9), tmp_path / "y", "--backend", "cpu")
+    assert done.code == 0 and "first inf in out at" in done.err.replace("-inf", "inf")
+    assert "though all it sees is: float16 has no room for its scores or sums." in done.err
+
+
+def test_a_file_for_another_command_is_told_which_one(whole, tmp_path):
+    run = write_input(tmp_path / "x.in", np.zeros((2, 3, 4, 8), np.float32))
+    for command, path, hint in (
+        ("run", whole, "it is a .safetensors file: use `flashcli decode`."),
+        ("decode", run, "it is an input of (B, N, d): use `flashcli run`."),
+    ):
+        (done := flashcli(command, path, tmp_path / "y")).assert_error(65, path.name)
+        assert f"Hint: {hint}\n" in done.err
+    (tmp_path / "z").write_bytes(b"\xff" * 64)
+    (done := flashcli("inspect", tmp_path / "z")).assert_error(65, "not an input file")
+    assert "An output has no header: `flashcli inspect FILE --shape B,N,d`" in done.err
+
+
+def test_hints_say_what_works(tmp_path):
+    def hint(*arguments: str) -> str:
+        done = flashcli("generate", tmp_path / "x", "--decode", *arguments)
+        assert done.code == 2
+        return done.err
+
+    assert "not a multiple of 8" in hint("2,4,2,60") and "nhd" not in hint("2,4,2,60")
+    assert "choose nhd or hnd" in hint("2,4,2,24", "--fp8", "e5m2")
+    assert "255 sequences of 64 tokens" in hint("256,4,2,64", "--lengths", "131072,255x64")
+    whole = tmp_path / "x"
+    generate(str(whole), Case(2, 4, 2, 32, "20,5", page=8, layout="nhd"))
+    named = saved(tmp_path / "y", contents(whole), {"layout": "hnd"})
+    flashcli("decode", named, tmp_path / "z").assert_error(65, "no multiple of the cache's 8 (layout hnd)")

@@ -364,3 +364,9 @@ def test_the_longest_file_names_can_be_written(tmp_path, name):
 def test_a_device_is_written_through_and_stays_a_device():
     write_all(Path("/dev/null"))
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_a_large_case_that_is_not_there_is_said_to_be_made(tmp_path):
+    (tmp_path / "manifest.toml").touch()
+    assert "make testcases" in refusal(tmp_path / "t10.in").hint
+    assert refusal(tmp_path / "other" / "t10.in").hint == "check the path."

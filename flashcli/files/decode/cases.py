@@ -21,7 +21,7 @@ STEP = 2**22  # numbers that are drawn at a time
 LARGEST_DRAWN = 8.0  # of numbers of the normal distribution: in 10^15 there is one beyond
 MAX_FLOAT16 = 65504.0
 MAX_BFLOAT16 = 2.0**127 * (2 - 2**-7)
-LENGTHS_HINT = "say 4096, a list such as 131072,64x255, uniform:2000 or skewed:100000."
+LENGTHS_HINT = "say 4096, a list such as 131072,64x255 (255 times 64), uniform:2000 or skewed:100000."
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Case:
 
 
 def lengths(text: str, S: int, seed: int) -> np.ndarray:
-    """S lengths: a number for all, a list with NxTIMES for repeated ones, ``uniform:MOST`` or ``skewed:MOST``.
+    """S lengths: a number for all, a list with LENGTHxTIMES for repeated ones, ``uniform:MOST`` or ``skewed:MOST``.
 
     Uniform ones are drawn from 1 to MOST; of skewed ones the first is MOST, and the others are mostly far shorter.
     """
@@ -74,7 +74,9 @@ def lengths(text: str, S: int, seed: int) -> np.ndarray:
         parts = [(parts[0][0], S)]
     count = sum(times for _, times in parts)
     if count != S or max(length for length, _ in parts) > MAX_INT32:
-        raise UsageError(f"{text!r} are {count} lengths for {S} sequences, or too large ones.", LENGTHS_HINT)
+        swapped = sum(length if times > 1 else 1 for length, times in parts)
+        hint = "64x255 is 255 sequences of 64 tokens: the length comes first." if swapped == S else LENGTHS_HINT
+        raise UsageError(f"{text!r} are {count} lengths for {S} sequences, or too large ones.", hint)
     return np.repeat(*np.array(parts).T).astype(np.int32)
 
 
@@ -93,7 +95,8 @@ def outlined(case: Case) -> Decode:
     tables, pages = _tables(case, seq_lens)
     rng = np.random.default_rng([case.seed, 1])
     kind = dtype(case.cache_type or case.query_type)
-    if case.layout == "vllm" and case.D % (x := CHUNK_BYTES // kind.itemsize):
+    x = CHUNK_BYTES // kind.itemsize
+    if case.layout == "vllm" and case.D % x and not case.D % 8:  # what is no multiple of 8 fits no layout
         raise UsageError(f"layout vllm has chunks of {x}, which do not divide {case.D}.", "choose nhd or hnd.")
     _check_size("sharpness", case.sharpness, case.query_type)
     if kind.name not in FP8_TYPES:

@@ -7,6 +7,7 @@ tensors; what else there is to say stands in the header's metadata, as text (see
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -20,7 +21,7 @@ import numpy as np
 
 from flashcli.asked.decode import FACTORS, LAYOUTS, BlockSparse, Decode, default_scale, problem
 from flashcli.asked.shape import round_up
-from flashcli.errors import BackendUnavailable, BadInput, explained
+from flashcli.errors import BackendUnavailable, BadInput, FlashError, explained
 from flashcli.files.outputs import AtomicFile
 
 TYPES = {
@@ -109,7 +110,9 @@ class Tensors:
         try:
             from safetensors import SafetensorError, safe_open
         except ImportError as error:
-            raise BackendUnavailable("the library safetensors is missing.", "pip install safetensors.") from error
+            raise BackendUnavailable(
+                "the library safetensors is missing.", "pip install safetensors ml_dtypes."
+            ) from error
         with explained("read", self.path):
             if not stat.S_ISREG(os.stat(self.path).st_mode):
                 raise BadInput(f"{self.path!r} is not a regular file.", "copy the data to a file first.")
@@ -120,9 +123,18 @@ class Tensors:
                         pass
                 except SafetensorError as error:
                     told = f"{self.path!r} is not a whole .safetensors file: {str(error).rpartition(': ')[2]}."
-                    raise BadInput(told, HINT) from error
+                    raise BadInput(told, _hint_of_another(self.path)) from error
                 size = LENGTH.unpack(beginning)[0]
                 return json.loads(file.read(size)), LENGTH.size + size
+
+
+def _hint_of_another(path: str) -> str:
+    """What a file may be that is no `.safetensors` file, and what to do with it."""
+    from flashcli.files.fileformat import InputFile
+
+    with contextlib.suppress(FlashError), InputFile(path):
+        return "it is an input of (B, N, d): use `flashcli run`."
+    return HINT
 
 
 def read_decode(
