@@ -93,7 +93,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	find cuda testcases/hw4 tests/emulator -name '*.c' -o -name '*.cu' -o -name '*.cuh' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+	find cuda testcases/hw4 tests/emulator -name '*.c' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
 
 clean:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from emulator import translate
@@ -17,7 +17,8 @@ from flashcli.compiler.compiler import SOURCES, Compilable
 from flashcli.kernels.types import Launch
 
 # No two rounded as one, unless a kernel says so; no `thread_local` of one library taken for that of another.
-OPTIONS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fvisibility=hidden")
+OPTIONS = ("-std=c++17", "-w", "-fPIC", "-pthread", "-ffp-contract=off", "-fvisibility=hidden")
+BLOCK = translate.CUDA.with_name("block.cpp")
 
 
 @functools.cache
@@ -53,13 +54,27 @@ def library_of(build: Compilable, folder: Path) -> ctypes.CDLL:
 def library(source: Path, include: list[Path], macros: Mapping[str, object], folder: Path) -> ctypes.CDLL:
     """With a ``launch_NAME`` for each kernel, see translate.write; compiled, if it is not in ``folder`` yet."""
     headers = [path for there in include for path in sorted(there.glob("*.*h"))]
-    texts = [path.read_text() for path in (source, *headers, translate.CUDA, Path(translate.__file__))]
-    made = folder / (hashlib.sha256("\0".join([*texts, repr(macros)]).encode()).hexdigest()[:20] + ".so")
+
+    def make(fresh: Path) -> None:
+        written = translate.write(source, headers, macros, fresh.parent)
+        _compile("-O1", "-shared", f"-I{fresh.parent}", written, block, "-o", fresh)
+
+    block = _made(folder, ".o", [BLOCK, translate.CUDA], "", lambda fresh: _compile("-O2", "-c", BLOCK, "-o", fresh))
+    sources = [source, *headers, BLOCK, translate.CUDA, Path(translate.__file__)]
+    return ctypes.CDLL(str(_made(folder, ".so", sources, repr(macros), make)))
+
+
+def _compile(*arguments: object) -> None:
+    subprocess.run(["c++", *OPTIONS, f"-I{translate.CUDA.parent}", *map(str, arguments)], check=True)
+
+
+def _made(folder: Path, suffix: str, sources: list[Path], options: str, make: Callable[[Path], None]) -> Path:
+    """The file in ``folder`` for these sources and options, which ``make`` leaves at a path where it is not yet."""
+    texts = [path.read_text() for path in sources]
+    made = folder / (hashlib.sha256("\0".join([*texts, options]).encode()).hexdigest()[:20] + suffix)
     if not made.exists():
         with tempfile.TemporaryDirectory(dir=folder) as own:  # another process may be making it, too
-            written = translate.write(source, headers, macros, Path(own))
-            fresh = Path(own, "kernel.so")
-            found = (f"-I{translate.CUDA.parent}", f"-I{own}")
-            subprocess.run(["c++", *OPTIONS, *found, written, "-o", fresh], check=True)
+            fresh = Path(own, "made")
+            make(fresh)
             fresh.replace(made)
-    return ctypes.CDLL(str(made))
+    return made

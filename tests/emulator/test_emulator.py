@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import signal
 import subprocess
@@ -43,8 +44,8 @@ class Given(ctypes.Structure):
 
 
 def launched(folder, body, backwards=False, cluster=1):
-    """64 numbers from 64, of two warps; of as many blocks, each its own 64."""
-    source = folder / "kernel.cu"
+    """64 numbers from 64, of two warps; of as many blocks, each its own 64. Libraries are kept in ``folder``."""
+    source = folder / f"{hashlib.sha256(body.encode()).hexdigest()}.cu"
     source.write_text(KERNEL.replace("BODY", body))
     given, out = np.arange(64, dtype=np.float32), np.zeros((cluster, 64), np.float32)
     argument = Given(given.ctypes.data, out.ctypes.data)
@@ -79,16 +80,16 @@ NUMBERS = np.arange(64)
     ids=["xor", "up", "ballot", "barrier", "dynamic", "copy", "half", "atomic", "some leave"],
 )
 @pytest.mark.parametrize("backwards", [False, True])
-def test_what_threads_do_together(emulated, tmp_path, body, want, backwards):
-    np.testing.assert_array_equal(launched(tmp_path, body, backwards), want.astype(np.float32))
+def test_what_threads_do_together(emulated, body, want, backwards):
+    np.testing.assert_array_equal(launched(emulated, body, backwards), want.astype(np.float32))
 
 
-def test_what_has_not_been_waited_for_is_not_there(emulated, tmp_path):
-    assert (launched(tmp_path, "ask(shared + i, a.in + i); a.out[i] = shared[i];") != NUMBERS).all()
+def test_what_has_not_been_waited_for_is_not_there(emulated):
+    assert (launched(emulated, "ask(shared + i, a.in + i); a.out[i] = shared[i];") != NUMBERS).all()
 
 
-def test_without_a_barrier_there_is_an_order_in_which_the_answer_is_wrong(emulated, tmp_path):
-    found = [launched(tmp_path, "shared[i] = i; a.out[i] = shared[63 - i];", way) for way in (False, True)]
+def test_without_a_barrier_there_is_an_order_in_which_the_answer_is_wrong(emulated):
+    found = [launched(emulated, "shared[i] = i; a.out[i] = shared[63 - i];", way) for way in (False, True)]
     assert not (found[0] == found[1]).all()
 
 
@@ -100,7 +101,7 @@ def test_beyond_an_array_nothing_may_be_read():
     assert done.stdout == "0 4352\n" and done.returncode == -signal.SIGSEGV, done.stderr
 
 
-def test_blocks_of_a_cluster_read_each_others_shared_memory(emulated, tmp_path):
+def test_blocks_of_a_cluster_read_each_others_shared_memory(emulated):
     body = """
     float *there;
     shared[i] = 100 * blockIdx.x + i;
@@ -109,7 +110,7 @@ def test_blocks_of_a_cluster_read_each_others_shared_memory(emulated, tmp_path):
     a.out[blockIdx.x * 64 + i] = *there;
     asm volatile("barrier.cluster.arrive.release;"); asm volatile("barrier.cluster.wait.acquire;");
     """
-    np.testing.assert_array_equal(launched(tmp_path, body, cluster=3), 100 * np.array([[1], [2], [0]]) + NUMBERS)
+    np.testing.assert_array_equal(launched(emulated, body, cluster=3), 100 * np.array([[1], [2], [0]]) + NUMBERS)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_blocks_of_a_cluster_read_each_others_shared_memory(emulated, tmp_path):
         ('asm volatile("bar.warp.sync 1;");', "there is no bar_warp_sync here"),
     ],
 )
-def test_what_no_kernel_may_do_ends_the_process_with_a_word(emulated, tmp_path, body, word):
+def test_what_no_kernel_may_do_ends_the_process_with_a_word(emulated, body, word):
     code = "import pathlib, sys; from emulator.test_emulator import *; launched(pathlib.Path.cwd(), sys.argv[1])"
-    done = told(code, body, cwd=tmp_path)
+    done = told(code, body, cwd=emulated)
     assert done.returncode == -signal.SIGABRT and done.stderr.startswith(f"the emulator: {word}"), done.stderr

@@ -17,7 +17,8 @@ KERNEL = re.compile(
 LAUNCH = """static void {name}(const {argument});
 extern "C" __attribute__((visibility("default")))
 void launch_{name}(const {argument} *a, int grid, int threads, int shared, bool backwards) {{
-    emulator::launch([=] {{ {name}(*a); }}, grid, threads, shared, {cluster}, backwards);
+    const auto call = [](const void *a) {{ {name}(*(const {argument} *)a); }};
+    emulator::launch(call, a, grid, threads, shared, {cluster}, backwards);
 }}
 static void {name}(const {argument} a)"""
 ASM = re.compile(r"\basm\s*(?:volatile\s*)?\(")
@@ -36,7 +37,7 @@ def write(source: Path, headers: list[Path], macros: Mapping[str, object], folde
     called: set[str] = set()
     for name, text in texts.items():
         texts[name] = translated(text, called)
-    known = set(re.findall(r"^inline void (\w+)\(", CUDA.read_text(), re.MULTILINE))
+    known = set(re.findall(r"^(?:inline )?void (\w+)\(", CUDA.read_text(), re.MULTILINE))
     others = [
         f'template <class... T> void {name}(T &&...) {{ emulator::fail("there is no {name} here"); }}'
         for name in sorted(called - known)

@@ -1,0 +1,419 @@
+// What the threads of a block do together on a CPU, compiled once for all kernels.
+//
+// A block is an OS thread, and shared memory what is that thread's; a thread of the block is a fiber, which runs until it
+// has to wait for others. Stricter than a GPU: a copy has arrived when it is waited for, and not before; what threads that
+// wait for each other never get, lanes that do different things together, addresses that are not aligned, and what is
+// written beyond dynamic shared memory end the process, with a word. Not seen: what a GPU's threads do at the same time.
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "cuda.h"
+
+namespace emulator {
+
+void fail(const char *what) {
+    fprintf(stderr, "the emulator: %s\n", what);
+    abort();
+}
+
+__thread Index thread_index, block_index, grid_size, block_size;
+alignas(1024) __thread char dynamic_shared[MOST_SHARED + BEYOND];
+
+// ---- a block
+
+// Blocks that meet: all that are still there.
+struct Cluster {
+    std::mutex mutex;
+    int there, arrived = 0;
+    std::atomic<int> meetings{0};
+    std::vector<char *> shared;  // of each block
+    explicit Cluster(int blocks) : there(blocks), shared(blocks) {}
+    void arrive(bool to_leave = false) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (to_leave) --there;
+        else ++arrived;
+        if (arrived > 0 && arrived == there) arrived = 0, ++meetings;
+    }
+};
+
+struct Copy {
+    char *to;
+    const char *from;
+    int bytes, given;  // those that are read; the others are zeros
+};
+
+// A warpgroup's product, as far as it is one lane's. A is in shared memory, or these two rows of 16.
+struct Product {
+    std::vector<float *> d;
+    std::array<float, 32> a;
+    uint64_t A, B;
+    bool in_shared, transposed_B, accumulate;
+    int row;  // of the lane; another one is eight below
+    void compute();
+};
+
+constexpr int STACK = 1 << 18;
+
+// A thread, and after it the thread of that number of the next block: to make one takes longer than most of them run.
+struct Fiber {
+    int x;
+    std::unique_ptr<char[]> stack{new char[STACK]};
+    ucontext_t beginning;
+    jmp_buf where;
+    bool done;
+    unsigned exchanges;  // of its warp, that it has come to
+    int meetings;        // of its cluster
+    std::deque<std::vector<Copy>> groups;
+    std::vector<Copy> open;                     // copies that are in no group yet
+    std::deque<std::vector<Product>> products;  // of a warpgroup; the last group is open
+    explicit Fiber(int x) : x(x) {}
+    void start() {
+        done = false, exchanges = meetings = 0;
+        groups.clear(), open.clear(), products.clear(), products.emplace_back();
+    }
+};
+thread_local std::deque<Fiber> fibers;
+
+// What the lanes of a warp do together. Who has gone on may already give to the next one, but never to one after that.
+struct Warp {
+    unsigned come = 0;  // lanes, to all exchanges
+    const char *what[2];
+    uint64_t given[2][32][WORDS];
+};
+
+__thread struct Block *block;
+
+struct Barrier {
+    int come = 0, meetings = 0;
+};
+
+// A barrier in shared memory, and the bulk copies that it counts: they arrive when somebody looks at it.
+struct CountingBarrier {
+    int count = 0, missing = 0, bytes = 0, phase = 0;
+    std::vector<Copy> copies;
+    void look() {
+        for (const Copy &copy : std::exchange(copies, {})) memcpy(copy.to, copy.from, copy.bytes), bytes -= copy.bytes;
+        end_phase();
+    }
+    void arrive() {
+        if (--missing < 0) fail("more threads arrive at a barrier than it counts");
+        end_phase();
+    }
+    void end_phase() {
+        if (missing == 0 && bytes == 0) missing = count, phase ^= 1;
+    }
+};
+
+struct Kernel {
+    void (*function)(const void *);
+    const void *given;
+};
+
+struct Block {
+    int threads, alive, shared, arrivals = 0, in_cluster = 0;
+    bool progress = false;
+    Barrier barriers[16];
+    int against[3] = {};  // votes at one meeting of all, the one after it, and the one before, which all have counted
+    std::map<int, CountingBarrier> counting;  // by their addresses
+    std::vector<Warp> warps;
+    Fiber *now = nullptr;
+    jmp_buf turn;
+    Cluster *cluster;
+    Kernel kernel;
+
+    Block(Kernel kernel, int threads, int shared, Cluster *cluster)
+        : threads(threads),
+          alive(threads),
+          shared(shared),
+          warps((threads + 31) / 32),
+          cluster(cluster),
+          kernel(kernel) {}
+
+    void run(bool backwards) {
+        block = this;
+        memset(dynamic_shared, 0xff, shared + BEYOND);  // NaN
+        while ((int)fibers.size() < threads) begin(fibers.emplace_back(fibers.size()));
+        for (Fiber &fiber : fibers) fiber.start();
+        while (alive > 0) {
+            progress = false;
+            for (int i = 0; i < threads; ++i)
+                if (Fiber &fiber = fibers[backwards ? threads - 1 - i : i]; !fiber.done) go_on(fiber);
+            if (!progress && in_cluster == 0) fail("threads wait for each other");
+            if (!progress) std::this_thread::yield();
+        }
+        for (int i = shared; i < shared + BEYOND; ++i)
+            if (dynamic_shared[i] != (char)0xff) fail("something was written beyond dynamic shared memory");
+    }
+    // Until it waits, or has ended.
+    void go_on(Fiber &fiber) {
+        now = &fiber, thread_index.x = fiber.x;
+        if (!_setjmp(turn)) _longjmp(fiber.where, 1);
+    }
+    void begin(Fiber &fiber) {
+        now = &fiber;
+        getcontext(&fiber.beginning);
+        fiber.beginning.uc_stack.ss_sp = fiber.stack.get(), fiber.beginning.uc_stack.ss_size = STACK;
+        makecontext(&fiber.beginning, live, 0);
+        if (!_setjmp(turn)) setcontext(&fiber.beginning);
+    }
+    static void live();
+};
+
+void wait() {
+    Block &b = *block;
+    if (!_setjmp(b.now->where)) _longjmp(b.turn, 1);
+}
+void Block::live() {
+    while (true) {
+        wait();
+        block->kernel.function(block->kernel.given);
+        block->now->done = block->progress = true, --block->alive;
+    }
+}
+
+void barrier(int which, int threads, bool stay) {
+    Barrier &here = block->barriers[which];
+    const int mine = here.meetings;
+    ++here.come, block->progress = true;
+    while (stay && here.meetings == mine && here.come < (threads ? threads : block->alive)) wait();
+    if (!stay && here.come < threads) return;
+    if (here.meetings == mine) here.come = 0, ++here.meetings, block->progress = true;
+}
+
+const uint64_t (&exchange(const char *what, std::initializer_list<uint64_t> words))[32][WORDS] {
+    Warp &warp = block->warps[block->now->x / 32];
+    const unsigned mine = block->now->exchanges++, side = mine % 2;
+    if (warp.come == mine * 32) warp.what[side] = what;
+    if (strcmp(warp.what[side], what)) fail("lanes of a warp do different things together");
+    std::copy(words.begin(), words.end(), warp.given[side][lane()]);
+    ++warp.come, block->progress = true;
+    while (warp.come < (mine + 1) * 32) wait();
+    return warp.given[side];
+}
+
+void launch(void (*kernel)(const void *), const void *given, int grid, int threads, int shared, int cluster,
+            bool backwards) {
+    if (shared > MOST_SHARED) fail("that is more shared memory than a block can have");
+    for (int first = 0; first < grid; first += cluster) {
+        Cluster blocks(cluster);
+        const auto run = [&](int rank) {
+            block_index.x = first + rank, grid_size.x = grid, block_size.x = threads;
+            Block({kernel, given}, threads, shared, &blocks).run(backwards);
+            blocks.arrive(true);
+        };
+        if (cluster == 1) {
+            run(0);
+            continue;
+        }
+        std::vector<std::thread> side_by_side;
+        std::atomic<int> ready{0};
+        for (int rank = 0; rank < cluster; ++rank)
+            side_by_side.emplace_back([&, rank] {
+                blocks.shared[rank] = dynamic_shared, ++ready;
+                while (ready < cluster) std::this_thread::yield();
+                run(rank);
+            });
+        for (std::thread &one : side_by_side) one.join();
+    }
+    fibers.clear();  // many libraries may be loaded
+}
+
+}  // namespace emulator
+
+bool __syncthreads_and(bool vote) {
+    emulator::Block &b = *emulator::block;
+    const int turn = b.barriers[0].meetings % 3;
+    b.against[(turn + 1) % 3] = 0, b.against[turn] += !vote;
+    emulator::barrier();
+    return b.against[turn] == 0;
+}
+
+namespace ptx {
+using emulator::aligned;
+using emulator::lane;
+
+// ---- numbers
+
+// Of all numbers of 16 bits, for it takes a CPU long to find one.
+static std::vector<float> all_halves() {
+    std::vector<float> y(1 << 16);
+    for (int x = 0; x < 1 << 16; ++x) y[x] = bits_as<_Float16>((unsigned short)x);
+    return y;
+}
+static const std::vector<float> halves = all_halves();
+float from_half(unsigned short x) { return halves[x]; }
+
+// ---- copies to shared memory, until which nothing good is there
+
+void cp_async(int to, const void *from, int bytes, int given) {
+    emulator::Fiber &me = *emulator::block->now;
+    char *const there = aligned(emulator::dynamic_shared + to, bytes);
+    for (const auto &group : me.groups)
+        for (const emulator::Copy &copy : group)
+            if (copy.to == there) emulator::fail("two copies to one place are under way");
+    memset(there, 0xdb, bytes);
+    me.open.push_back({there, given ? aligned((const char *)from, bytes) : nullptr, bytes, given});
+}
+void cp_async_commit_group() {
+    emulator::Fiber &me = *emulator::block->now;
+    me.groups.push_back(std::move(me.open));
+    me.open.clear();
+}
+void cp_async_wait_group(unsigned left) {
+    auto &groups = emulator::block->now->groups;
+    for (; groups.size() > left; groups.pop_front())
+        for (const emulator::Copy &copy : groups.front())
+            memset(copy.to, 0, copy.bytes), memcpy(copy.to, copy.from, copy.given);
+}
+
+// ---- products
+
+// Four blocks of 8 x 8, a word of each to a lane; lane 8i + r knows where row r of block i is.
+void ldmatrix(bool transposed, int at, std::initializer_list<unsigned *> words) {
+    const auto &given = emulator::exchange("ldmatrix", {(uint64_t)aligned(emulator::dynamic_shared + at, 16)});
+    const int row = lane() / 4, column = lane() % 4 * 2;
+    int i = 0;
+    const auto number = [&](int r, int c) { return (unsigned)((const unsigned short *)given[8 * i + r][0])[c]; };
+    for (unsigned *const word : words) {
+        *word = transposed ? number(column, row) | number(column + 1, row) << 16
+                           : number(row, column) | number(row, column + 1) << 16;
+        ++i;
+    }
+}
+
+static double power_of_two(int exponent) { return bits_as<double>((uint64_t)(1023 + exponent) << 52); }
+
+// c and 16 products, as Hopper's tensor cores add them (MTC, arXiv 2512.07004): all cut to the last place but two of the
+// largest, and their sum to the last place of a float, toward zero.
+template <class A, class B>
+static float sum_of_products(float c, A a, B b) {
+    double terms[17] = {c}, largest = std::abs(c), sum = c;
+    for (int k = 0; k < 16; ++k) {
+        terms[k + 1] = (double)a(k) * b(k);
+        largest = max(largest, std::abs(terms[k + 1])), sum += terms[k + 1];
+    }
+    if (!std::isfinite(sum) || largest == 0) return sum;
+    const int place = (int)(bits_as<uint64_t>(largest) >> 52) - 1023 - 25;
+    int64_t units = 0;
+    for (const double term : terms) units += (int64_t)(term * power_of_two(-place));
+    const int cut = max(0, 40 - __builtin_clzll(std::abs(units) | 1));
+    return units / ((int64_t)1 << cut) * power_of_two(place + cut);
+}
+
+void m16n8k16(float (*number)(unsigned short), std::initializer_list<float *> d,
+              std::initializer_list<uint64_t> words) {
+    const auto &given = emulator::exchange("mma", words);
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+        const auto part = [&](int lane, int word, int k) { return number(given[lane][word] >> k % 2 * 16); };
+        float &sum = *d.begin()[i];
+        sum = sum_of_products(
+            sum, [&](int k) { return part(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2, k); },
+            [&](int k) { return part(column * 4 + k % 8 / 2, 4 + k / 8, k); });
+    }
+}
+
+// ---- barriers that count
+
+static emulator::CountingBarrier &counting(int at) { return emulator::block->counting[at]; }
+void mbarrier_init_shared__cta_b64(int at, int count) { counting(at) = {count, count}; }
+void mbarrier_arrive_shared__cta_b64(int at) { counting(at).arrive(), emulator::block->progress = true; }
+void mbarrier_arrive_expect_tx_shared__cta_b64(int at, int bytes) {
+    counting(at).bytes += bytes;
+    mbarrier_arrive_shared__cta_b64(at);
+}
+void selp_u32(unsigned &ended, int at, unsigned parity) {
+    emulator::CountingBarrier &barrier = counting(at);
+    const int before = barrier.phase;
+    barrier.look();
+    if (barrier.phase != before) emulator::block->progress = true;
+    ended = barrier.phase != (int)parity;
+    if (!ended) emulator::wait();
+}
+void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(int to, const void *from, int bytes, int at) {
+    if (bytes % 16) emulator::fail("a bulk copy is not whole 16 bytes");
+    char *const there = aligned(emulator::dynamic_shared + to, 16);
+    memset(there, 0xdb, bytes);
+    counting(at).copies.push_back({there, aligned((const char *)from, 16), bytes, bytes});
+}
+
+// ---- products of a warpgroup
+
+// Where a descriptor's number of a row and a column is: rows of 128 bytes, swizzled, each eight of them together.
+static float of_descriptor(uint64_t descriptor, int row, int column) {
+    const unsigned at = (descriptor & 0x3fff) * 16 + row / 8 * 1024 + row % 8 * 128 + column * 2;
+    return from_half(*(const unsigned short *)(emulator::dynamic_shared + (at ^ (at >> 7 & 7) << 4)));
+}
+
+}  // namespace ptx
+
+void emulator::Product::compute() {
+    for (int i = 0; i < 32 && in_shared; ++i) a[i] = ptx::of_descriptor(A, row + i / 16 * 8, i % 16);
+    for (int i = 0; i < (int)d.size(); ++i) {
+        const int column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
+        *d[i] = ptx::sum_of_products(
+            accumulate ? *d[i] : 0, [&](int k) { return a[i / 2 % 2 * 16 + k]; },
+            [&](int k) { return transposed_B ? ptx::of_descriptor(B, k, column) : ptx::of_descriptor(B, column, k); });
+    }
+}
+
+namespace ptx {
+
+void wgmma(bool transposed_B, std::initializer_list<Operand> operands) {
+    const int rest = operands.size() % 8 == 3 ? 3 : 6;  // A's descriptor, or its four registers; B's; a flag
+    const Operand *const after = operands.end() - rest;
+    emulator::Product product{{},
+                              {},
+                              after[0].word,
+                              after[rest - 2].word,
+                              rest == 3,
+                              transposed_B,
+                              after[rest - 1].word != 0,
+                              emulator::thread_index.x % 128 / 32 * 16 + lane() / 4};
+    for (const Operand *one = operands.begin(); one < after; ++one) product.d.push_back(one->number);
+    if (!product.in_shared) {
+        const auto &given = emulator::exchange("wgmma", {after[0].word, after[1].word, after[2].word, after[3].word});
+        for (int i = 0; i < 32; ++i) {
+            const int k = i % 16, row = i / 16;
+            product.a[i] = from_half(given[lane() / 4 * 4 + k % 8 / 2][row + k / 8 * 2] >> k % 2 * 16);
+        }
+    }
+    emulator::block->now->products.back().push_back(std::move(product));
+}
+void wgmma_commit_group_sync_aligned() { emulator::block->now->products.emplace_back(); }
+void wgmma_wait_group_sync_aligned(int left) {
+    auto &products = emulator::block->now->products;
+    for (; (int)products.size() > left + 1; products.pop_front())
+        for (emulator::Product &product : products.front()) product.compute();
+}
+
+// ---- clusters
+
+void barrier_cluster_arrive_release() {
+    emulator::Block &b = *emulator::block;
+    ++b.now->meetings, ++b.in_cluster, b.progress = true;
+    if (++b.arrivals % b.alive == 0) b.cluster->arrive();
+}
+void barrier_cluster_wait_acquire() {
+    emulator::Block &b = *emulator::block;
+    while (b.cluster->meetings < b.now->meetings) emulator::wait();
+    --b.in_cluster, b.progress = true;
+}
+void *of_cluster(void *here, int rank) {
+    return emulator::block->cluster->shared[rank] + __cvta_generic_to_shared(here);
+}
+
+}  // namespace ptx
