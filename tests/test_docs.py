@@ -39,7 +39,12 @@ INLINE = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 OTHERS_OPTIONS = {"--help", "--bind-to"}  # click's, mpirun's
 MADE = {"testcases/large/"}  # by `make testcases`
 
-page = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+
+def on(pages: list[Path]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("page", pages, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+page = on(PAGES)
 
 
 def prose(page: Path) -> str:
@@ -168,9 +173,7 @@ def sentences(page: Path) -> Iterator[str]:
         yield from re.split(r"(?<=[^.][.!?])[*_)\"]*\s", " ".join(paragraph.split()))
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name != "CHANGELOG.md" and ROOT / "cuda" not in page.parents]
-)
+@on([page for page in PAGES if page.name != "CHANGELOG.md" and ROOT / "cuda" not in page.parents])
 def test_no_sentence_has_more_than_40_words(page):
     """Figures and symbols are no words."""
     long = [text for text in sentences(page) if sum(bool(re.search("[A-Za-z]", word)) for word in text.split()) > 40]
@@ -208,6 +211,14 @@ def test_every_file_that_is_named_exists(page):
     for code in inline_code(page):
         if code not in MADE and re.fullmatch(r"(flashcli|bench|cuda|docs|testcases|tests)/[\w./-]*", code):
             assert (ROOT / code).exists(), code
+
+
+def test_every_test_that_is_named_exists():
+    named = {name for page in PAGES for code in inline_code(page) for name in re.findall(r"^test_\w+$", code)}
+    there = {
+        name for path in ROOT.glob("tests/**/*.py") for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+    }
+    assert len(named) > 5 and named <= there
 
 
 def test_the_tables_are_those_of_the_records():

@@ -331,7 +331,7 @@ def _tensor_blocks(problem: Problem) -> int:
 def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
     """A block a piece, unless many may be missing; where pieces are few, blocks ask for theirs ahead of the length.
 
-    Clusters of blocks of which a multiprocessor has two are slower than a launch more, by half (docs/tuning/decode.md).
+    Clusters of blocks, two on a multiprocessor, are slower than another launch, by half (docs/tuning/decode.md).
     Pieces are smaller where few rows share a head of the cache, so that partial answers are little beside it. They
     must not depend on the number of sequences.
     """
