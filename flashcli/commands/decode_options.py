@@ -195,13 +195,27 @@ def _refuse_without_decode() -> None:
                 raise click.UsageError(f"{parameter.opts[0]} has a meaning with --decode only.", context)
 
 
-def make(output_path: str, case: Case, aside: bool) -> None:
-    """Write the file, and say what it is."""
+def make(output_path: str, case: Case, reference_path: str | None, aside: bool) -> None:
+    """Write the file, and its answer in float64 if that is wanted; say what the file is."""
     import os
 
+    from flashcli.errors import UsageError
     from flashcli.files.decode.cases import generate
+    from flashcli.files.outputs import check_creatable
 
+    if reference_path:
+        if os.path.exists(output_path) and not os.path.isfile(output_path):
+            raise UsageError("--reference is computed from OUT, which is to be a file then.", "name one.")
+        check_creatable(reference_path)
     asked = generate(output_path, case)
+    if reference_path:
+        import numpy as np
+
+        from flashcli.commands import options
+        from flashcli.cpu.decode import DecodeCpu
+        from flashcli.run.decode import run
+
+        run(output_path, reference_path, lambda: DecodeCpu(compute=np.float64), options.late_progress)
     size = os.path.getsize(output_path) if os.path.isfile(output_path) else 0
     click.echo(
         f"{output_path}: (S, T, H, Hkv, D) = ({asked.S}, {asked.T}, {asked.H}, {asked.Hkv}, {asked.D}), "

@@ -54,7 +54,7 @@ Distributions:
     "reference_path",
     metavar="REF",
     type=parameters.FILE_OR_STREAM,
-    help="Write the answer, computed in float64, to REF too.",
+    help="Write the answer, computed in float64, to REF too; of --decode rounded to its type.",
 )
 @click.option("--force", is_flag=True, help="Overwrite OUT and REF if they are there already.")
 @decode_options.case_options
@@ -78,9 +78,9 @@ def command(
         if not force and os.path.isfile(path) and not standard.is_stdout(path):
             raise UsageError(f"{path!r} is there already.", "name another file, or overwrite it with --force.")
     if decode:
-        if shape or reference_path or distribution != "uniform":
-            raise UsageError("--decode goes with none of --shape, --reference and --distribution.", "leave them out.")
-        decode_options.make(output_path, decode, aside)
+        if shape or distribution != "uniform":
+            raise UsageError("--decode goes with neither --shape nor --distribution.", "leave them out.")
+        decode_options.make(output_path, decode, reference_path, aside)
         return
     if not shape:
         raise click.MissingParameter(param_type="option", param_hint="'--shape'")

@@ -20,9 +20,10 @@ TOKENS = 1024  # gathered at a time: keys and values of 256 float32 are then 2 M
 
 
 class DecodeCpu:
-    """A backend for paged decode; use as a context manager."""
+    """A backend for paged decode, which computes in a float type; use as a context manager."""
 
-    def __init__(self, threads: int | None = None) -> None:
+    def __init__(self, threads: int | None = None, compute: type = np.float32) -> None:
+        self._compute = compute
         self._workers = Workers("decode", threads)
 
     def __enter__(self) -> DecodeCpu:
@@ -47,7 +48,7 @@ class DecodeCpu:
 
         def work(task: tuple[int, int]) -> None:
             s, kv_head = task
-            attend_group(asked, s, kv_head, out[s - sequences.start], lse[s - sequences.start])
+            attend_group(asked, s, kv_head, out[s - sequences.start], lse[s - sequences.start], self._compute)
 
         for _ in self._workers.map(work, itertools.product(sequences, range(asked.Hkv))):
             check()

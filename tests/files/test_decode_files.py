@@ -19,7 +19,7 @@ from flashcli.cpu.decode import DecodeCpu, gather
 from flashcli.errors import BadInput
 from flashcli.files.decode import cases as decode_cases
 from flashcli.files.decode.cases import Case, generate, make
-from flashcli.files.decode.tensors import Tensors, TensorWriter, has_tensors, read_decode
+from flashcli.files.decode.tensors import Tensors, TensorWriter, dtype, has_tensors, read_decode
 from flashcli.files.decode.verify import compare_answers
 from flashcli.kernels.decode import KERNELS
 
@@ -450,7 +450,7 @@ def test_the_ladder_is_listed():
         (("--sharpness", "nan"), "'nan' is not a finite number"),
         (("--value-scale", "inf"), "'inf' is not a finite number"),
         (("--lengths", "9" * 5000), "are no lengths"),
-        (("--distribution", "equal"), "--decode goes with none of --shape, --reference and --distribution"),
+        (("--distribution", "equal"), "--decode goes with neither --shape nor --distribution"),
         (("--decode", f"{'9' * 5000},1,1,8"), "is not four numbers"),
         (("--block-sparse", "8"), "'8' is not STRIDE,SIZE[,LOCAL[,STEP[,RANK]]], such as 8,64,16,1."),
         (("--block-sparse", "2,24"), "block-sparse block_size is 24, no multiple of the page's 16"),
@@ -487,6 +487,23 @@ def test_decode_warns_of_an_answer_that_its_type_has_no_room_for(tmp_path):
     done = flashcli("decode", with_factor(tmp_path / "x", "v_scale", 1e9), tmp_path / "y", "--backend", "cpu")
     assert done.code == 0 and "first inf in out at" in done.err.replace("-inf", "inf")
     assert "though all it sees is: float16 has no room for its scores or sums." in done.err
+
+
+def test_the_reference_is_the_float64_answer_in_the_query_s_type(tmp_path):
+    arguments = ["--decode", "3,4,2,32", "--lengths", "20,5,0", "--type", "bfloat16"]
+    assert flashcli("generate", "x", *arguments, "--reference", "ref", cwd=tmp_path).code == 0
+    reference, golden = Tensors(tmp_path / "ref"), decode_judge.golden(read_decode(tmp_path / "x")[0])
+    np.testing.assert_array_equal(reference["out"], golden.out[:, 0].astype(dtype("bfloat16")))
+    np.testing.assert_array_equal(reference["lse"], golden.lse[:, 0].astype(np.float32))
+    assert flashcli("decode", "x", "y", "--backend", "cpu", cwd=tmp_path).code == 0
+    assert flashcli("compare", "y", "ref", cwd=tmp_path).code == 0
+
+
+def test_a_reference_that_cannot_be_written_or_computed_leaves_no_input(tmp_path):
+    arguments = ["--decode", "1,4,2,32", "--lengths", "5", "--reference"]
+    flashcli("generate", "x", *arguments, "no/ref", cwd=tmp_path).assert_error(73, "no/ref")
+    flashcli("generate", "-", *arguments, "ref", cwd=tmp_path).assert_error(2, "computed from OUT")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_file_for_another_command_is_told_which_one(whole, tmp_path):
