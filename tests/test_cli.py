@@ -269,8 +269,6 @@ def test_a_dead_stdout_hides_no_other_error(tmp_path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["run", "-", "out"],
-        ["run", "in", "-"],
         ["judge", "-"],
         ["judge", "--results", "-"],
         ["scoreboard", "-"],

@@ -23,8 +23,8 @@ def _finite(context: click.Context, option: click.Parameter, value: float | None
         "srun -N2 --ntasks-per-node=4 --gpus-per-node=4 --mpi=pmix -K flashcli run in out",
     )
 )
-@click.argument("input_path", metavar="IN")
-@click.argument("output_path", metavar="OUT")
+@click.argument("input_path", metavar="IN", type=parameters.FILE_OR_STREAM)
+@click.argument("output_path", metavar="OUT", type=parameters.FILE_OR_STREAM)
 @options.backend_option
 @options.kernel_option
 @options.precision_option
@@ -59,14 +59,19 @@ def command(
 ) -> None:
     """Compute O = softmax(scale · Q Kᵀ) V for each batch of the file IN, and write O to OUT.
 
-    Prints the times for reading, computing and writing. Started as several tasks by mpirun or srun, each does a share.
+    IN can be -, stdin, and OUT -, stdout. Prints the times for reading, computing and writing. Started as several tasks
+    by mpirun or srun, each does a share.
     """
+    from flashcli.errors import UsageError
     from flashcli.run import pipeline, ranks, report
     from flashcli.run.request import Request, refuse_conflicts
     from flashcli.terminal.messages import explain
     from flashcli.terminal.messages import trace as show_trace
 
     with ranks.joined(show_trace, explain) as here:
+        if here.size > 1 and standard.NAME in (input_path, output_path):
+            raise UsageError("- is one process's stdin or stdout, and there are several.", "name files.")
+        [input_path], [output_path] = standard.to_read(input_path), standard.to_write(output_path)
         as_json.check_apart(json_path, input_path, output_path, trace)
         chosen = _devices(devices, device, backend, here.size)
         request = Request(

@@ -26,6 +26,7 @@ from flashcli.files.outputs import AtomicFile
 FLOAT = np.dtype("<f4")
 HEADER = struct.Struct("<3i")
 PIECES, PIECE_BYTES = 16, 4096  # of a fingerprint
+NPY, NPY_HINT = b"\x93NUMPY", "it is a .npy file: write the bytes alone, by array.tofile(FILE), as the README shows."
 INSPECT_OUTPUT = "`flashcli inspect FILE --shape B,N,d`"
 FORMAT_HINT = "an input file is int32 B, N, d, then float32 Q, K, V of each batch; `flashcli generate` makes one."
 
@@ -121,6 +122,8 @@ def _hint_of_another(path: str, header: bytes, size: int) -> str:
     """What a file may be that is no input file, and what to do with it."""
     if path.endswith(".safetensors") or header.endswith(b'{"', 0, 10):  # after the 8 bytes of a length, JSON
         return "it is a .safetensors file: use `flashcli decode`."
+    if header.startswith(NPY):
+        return NPY_HINT
     swapped = Shape(*struct.unpack(">3i", header))
     if not shape_problem(swapped) and swapped.input_bytes == size:
         return "the file is big-endian; write it little-endian."
@@ -200,7 +203,7 @@ def read_output(path: str | os.PathLike, shape: Shape, batches: range, rows: ran
         size = _size(path, os.stat(path))
         if size != shape.output_bytes:
             told = f"{str(path)!r} has {size} bytes; an output of (B, N, d) = {shape} has {shape.output_bytes}."
-            raise BadInput(told, _hint_of_size(size, shape.output_bytes))
+            raise BadInput(told, _hint_of_size(path, size, shape.output_bytes))
         count = len(batches) * len(rows) * shape.d
         o = np.fromfile(path, FLOAT, count, offset=(batches.start * shape.N + rows.start) * shape.row_bytes)
         if o.size != count:
@@ -208,8 +211,11 @@ def read_output(path: str | os.PathLike, shape: Shape, batches: range, rows: ran
     return o.reshape(len(batches), len(rows), shape.d)
 
 
-def _hint_of_size(size: int, wanted: int) -> str:
+def _hint_of_size(path: str | os.PathLike, size: int, wanted: int) -> str:
     """How an output may have come to another size than is wanted."""
+    with open(path, "rb") as file:
+        if file.read(len(NPY)) == NPY:
+            return NPY_HINT
     if size == 2 * wanted:
         return "twice the bytes: are its numbers float64? Write float32, or name the right case."
     if 2 * size == wanted:

@@ -191,3 +191,10 @@ def test_an_output_of_another_type_is_told_as_what_it_may_be(folder, kind, hint)
     float64(QKV).astype(kind).tofile(folder / "got")
     (done := flashcli("compare", "got", "x.ref", cwd=folder)).assert_error(65, "has")
     assert hint in done.err
+
+
+def test_npy_files_are_told_as_such(folder):
+    np.save(folder / "got.npy", float64(QKV).astype(np.float32))
+    for arguments in (["compare", "got.npy", "x.ref"], ["run", "got.npy", "y"]):
+        (done := flashcli(*arguments, cwd=folder)).assert_error(65, "got.npy")
+        assert "write the bytes alone, by array.tofile(FILE)" in done.err

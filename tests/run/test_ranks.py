@@ -484,3 +484,7 @@ def test_cores_are_divided_among_those_that_share_them():
     assert _share_of(four, [four, four]) == 2
     assert _share_of(lower, [lower, upper]) == 2
     assert _share_of(lower, [lower] * 5) == 1
+
+
+def test_stdin_of_several_processes_is_refused_once(out):
+    finish(launch(2, command("run", "-", out, *CPU))).assert_error(2, "there are several")

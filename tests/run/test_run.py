@@ -51,6 +51,15 @@ def test_the_output_is_right_and_nothing_is_on_stderr(given, out):
     assert os.listdir(out.parent) == ["x.out"]
 
 
+def test_stdin_and_stdout_are_as_good_as_files(given, out):
+    run(given, out)
+    done = subprocess.run(
+        command("run", "-", "-", "--backend", "cpu"), env=environment(), input=given.read_bytes(), capture_output=True
+    )
+    assert done.returncode == 0 and done.stdout == out.read_bytes()
+    assert done.stderr.startswith(b"(B, N, d): (3, 100, 32)\n")
+
+
 def test_the_first_five_lines_are_those_of_the_report(given, out):
     lines = run(given, out).out.splitlines()
     assert lines[0] == "(B, N, d): (3, 100, 32)"
