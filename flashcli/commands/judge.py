@@ -105,7 +105,7 @@ def command(
     """
     _check_platform()
     from flashcli.files.outputs import check_creatable, check_distinct
-    from flashcli.judge import pseudonyms, scoreboard
+    from flashcli.judge import containment, pseudonyms, scoreboard
     from flashcli.judge.judging import Judging
     from flashcli.judge.sandbox import find_machine
     from flashcli.judge.scratch import Scratch
@@ -121,6 +121,7 @@ def command(
     for board in boards:
         check_creatable(board)
     check_feedback(feedback)
+    containment.hide()  # the right answers, and the choice of rows that are checked
     rules = _rules(place, overrides, names)
     submissions = _submissions(programs, rules, backend, kernel)
     cases = _cases(rules, by_option=bool(names))

@@ -22,7 +22,9 @@ NAMES = {"namespace": "a PID namespace", "cgroup": "a control group", "freezing"
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000  # linux/sched.h
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 1 << 14, 1 << 19  # linux/mount.h
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER = 4, 24, 36  # linux/prctl.h
+# What root's programs do without: modules, raw devices, ptrace, mounts, reboots, the clock, perf, BPF, checkpoints.
+POWERS = (16, 17, 19, 21, 22, 25, 38, 39, 40)  # linux/capability.h
 ROUNDS = 20  # of stopping what is new
 
 
@@ -39,6 +41,18 @@ def adopt_orphans() -> None:
     _call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def hide(hidden: bool = True) -> None:
+    """Have no program of the same user look into this process: its memory and its open files, by ptrace or /proc."""
+    _call("prctl", PR_SET_DUMPABLE, int(not hidden), 0, 0, 0)
+
+
+def give_up_powers() -> None:
+    """Leave root's means to get round `hide` and containment to no program that is started from here."""
+    for power in POWERS:
+        with contextlib.suppress(OSError):  # who is not root has none to give up
+            _call("prctl", PR_CAPBSET_DROP, power, 0, 0, 0)
+
+
 class Freezing:
     """Nothing holds the processes: they are found in /proc when they are to end."""
 
@@ -46,7 +60,7 @@ class Freezing:
         """Called in the first process, before it starts anything. OSError if this way cannot be gone here."""
 
     def kill(self) -> None:
-        """Called in the first process's parent, when that one has been told to end and others may be left."""
+        """Called in the first process and in its parent, when all is to end and something may be left."""
         freeze_and_kill(os.getpid())
 
     def close(self) -> None:
@@ -56,10 +70,12 @@ class Freezing:
 class Namespace(Freezing):
     def enter(self) -> None:
         _unshare()
-        _call("mount", None, b"/", None, MS_REC | MS_SLAVE, None)  # so that the next mount is nobody else's
+        _call("mount", None, b"/", None, MS_REC | MS_SLAVE, None)  # so that the next mounts are nobody else's
         if os.fork():  # the first child is the init of the new namespace
             os._exit(0)
         _call("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
+        with contextlib.suppress(OSError):  # what is left in memory shared by name is gone with it; not all have that
+            _call("mount", b"shm", b"/dev/shm", b"tmpfs", MS_NOSUID | MS_NODEV, b"mode=1777")
 
     def kill(self) -> None:
         """The kernel does, as soon as the first process has ended."""
@@ -71,6 +87,7 @@ def _unshare() -> None:
     except PermissionError:
         user, group = os.geteuid(), os.getegid()
         _call("unshare", CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWUSER)
+        hide(False)  # or these files would be root's
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)

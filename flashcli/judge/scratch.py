@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import tempfile
@@ -10,6 +11,8 @@ import threading
 from pathlib import Path
 
 from flashcli.errors import CannotCreate, explained
+
+PREFIX = "flashcli-judging-"
 
 
 class Scratch:
@@ -20,14 +23,18 @@ class Scratch:
     """
 
     def __init__(self) -> None:
-        self._made: list[Path] = []
+        self._made: dict[Path, int] = {}  # folder -> its lock
         self._lock = threading.Lock()
+        _remove_abandoned()
         self._renew()
 
     def _renew(self) -> None:
         with explained("create a folder in", tempfile.gettempdir(), CannotCreate):
-            self.folder = Path(tempfile.mkdtemp(prefix="flashcli-judge-"))
-        self._made.append(self.folder)
+            new = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
+            lock = os.open(new, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.folder = new.rename(new.with_name(new.name[1:]))  # now that it is locked
+        self._made[self.folder] = lock
         self._stamp = stamp(self.folder)
 
     def intact(self) -> bool:
@@ -52,8 +59,22 @@ class Scratch:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for folder in self._made:
+        for folder, lock in self._made.items():
             remove(folder)
+            os.close(lock)
+
+
+def _remove_abandoned() -> None:
+    """Remove the folders of this user's judges that were killed, which no longer lock them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(fd).st_uid == os.geteuid():
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove(folder)
+            finally:
+                os.close(fd)
 
 
 def stamp(path: Path) -> tuple[int, ...] | None:

@@ -36,6 +36,7 @@ REQUESTS, ANSWERS = 0, 1  # descriptors
 
 def main() -> None:
     load_gpu_driver()
+    containment.hide()
     containment.adopt_orphans()
     for number in ENDING:  # it ends when its input does
         signal.signal(number, signal.SIG_IGN)
@@ -295,6 +296,7 @@ def _first_process(
 def _keep(
     way: containment.Freezing, request: dict, limits: dict[str, int], control: int, tell: int, printed: int
 ) -> None:
+    os.setsid()  # what is sent to its parent's group leaves it to clean up
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, REQUESTS)
     os.dup2(nothing, ANSWERS)
@@ -303,6 +305,7 @@ def _keep(
     except OSError as error:
         os.write(tell, f"refused {error.errno}\n".encode())
         return
+    containment.hide()  # a namespace may have shown it
     containment.adopt_orphans()
     children, woken = os.pipe()
     os.set_blocking(woken, False)
@@ -321,8 +324,9 @@ def _keep(
             heard = os.read(fd, 4096)
             if fd == control and heard:
                 _terminate(command, bool(request["sandbox"]))
-            elif fd == control:
+            elif fd == control:  # closed by its parent, or because that was killed
                 _signal_group(command, signal.SIGKILL)
+                way.kill()
                 return
             elif end := _reap(command, PROMPT if request["sandbox"] else 0.0):
                 most = 0 if end[2] else containment.most_memory(os.getpid())  # of what is about to be killed
@@ -363,7 +367,10 @@ def _become(request: dict, limits: dict[str, int], tell: int, printed: int) -> N
         if folder is not None:
             os.chdir(folder)
         if request["sandbox"]:
+            # Which needs powers to make the sandbox, and leaves none in it.
             words = [*bubblewrap.command(folder, request["own"], request["readable"], environment), *words]
+        elif limits:
+            containment.give_up_powers()
         for name, value in limits.items():
             resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (value, value))
         os.execvpe(words[0], words, environment)

@@ -77,7 +77,7 @@ def judging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, supervision: Superv
 
 
 @functools.cache
-def _possible(way: str) -> bool:
+def possible(way: str) -> bool:
     """Whether processes can be contained like this here."""
     try:
         with Supervision() as supervision:
@@ -89,7 +89,7 @@ def _possible(way: str) -> bool:
 @pytest.fixture(params=containment.WAYS)
 def way(request: pytest.FixtureRequest) -> str:
     """Each way to hold processes that can be gone here."""
-    if not _possible(request.param):
+    if not possible(request.param):
         pytest.skip(f"processes cannot be contained by {containment.NAMES[request.param]} here")
     return request.param
 

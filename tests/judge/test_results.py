@@ -70,7 +70,9 @@ def test_a_judge_killed_half_way(cases, tmp_path):
     judge.kill()
     judge.wait()
     (tmp_path / "go").touch()
-    done = flashcli("judge", cases, "--exe", slow, "--results", file, "--resume")
+    [left] = tmp_path.glob("flashcli-judging-*")
+    done = flashcli("judge", cases, "--exe", slow, "--results", file, "--resume", env={"TMPDIR": str(tmp_path)})
+    assert not left.exists(), "the next one removes what it could not"
     assert done.code == 1 and done.out.startswith("c2 ") and "0 of 2 accepted" in done.out
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import script, supervisors
+from conftest import possible, until
+from support import environment, script, supervisors
 
 from flashcli.judge import containment
-from flashcli.judge.scratch import remove
+from flashcli.judge.scratch import Scratch, remove
 from flashcli.judge.submissions import Submission, find
 from flashcli.judge.supervision import Request
 from flashcli.judge.supervisor import CAPTURED
@@ -207,6 +210,89 @@ def test_odd_things(tmp_path, verdicts, text, verdict):
     assert verdicts(script(tmp_path / "odd", f"#!/bin/sh\n{text}\n")).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("text", "verdict", "detail"),
+    [
+        ("kill -STOP $$", "time limit exceeded", "stopped after 1.5 s"),
+        ("kill -STOP 1; kill -TERM 1; kill -KILL 1; exit 5", "runtime error", "exit code 5"),
+        ("kill -KILL -1 2> /dev/null; exit 6", "runtime error", "exit code 6"),
+        ('ln "$(readlink "$1")" "$HOME/kept"', "runtime error", "it changed its input file"),
+        ('ln -f "$(readlink "$1")" "$2"', "runtime error", "it changed its input file"),
+        ('(sleep 0.3; echo late > "$2") & exit 0', "no output", "it ended well, but wrote no file"),
+        ("echo left > /dev/shm/$LEFT; exit 7", "runtime error", "exit code 7"),
+    ],
+)
+def test_attacks_from_a_namespace(tmp_path, verdicts, text, verdict, detail):
+    """Signals to whatever it sees, files it keeps a hold of, and what it hopes to do or to leave after its end."""
+    if not possible("namespace"):
+        pytest.skip("there is no namespace here, and without one these signals would reach others")
+    left = f"flashcli-test-{os.getpid()}"
+    program = script(tmp_path / "odd", f"#!/bin/sh\n{text}\n")
+    found = verdicts(program, containment="namespace", time_limit=1.5, grace=0.1, environment={"LEFT": left})
+    assert (found.verdict, found.detail) == (verdict, detail)
+    assert not os.path.exists(f"/dev/shm/{left}")
+
+
+SPIES = (
+    f"#!{sys.executable} -IS"
+    + """
+import ctypes, os
+libc = ctypes.CDLL(None)
+parent = os.getppid()
+above = int(open(f"/proc/{parent}/stat").read().rpartition(")")[2].split()[1])
+for pid in filter(None, (parent, above, {judge})):
+    for name in ("mem", "environ", "fd/0", "fd/1"):
+        try:
+            os.close(os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_NONBLOCK))
+            print("opened", name, "of", pid)
+        except OSError:
+            pass
+    if libc.ptrace(16, pid, 0, 0) == 0:
+        print("attached to", pid)
+try:
+    import time; time.clock_settime(time.CLOCK_REALTIME, time.time())
+    print("set the clock")
+except OSError:
+    pass
+"""
+)
+
+
+def test_no_program_looks_into_the_judges_processes(supervision, way, tmp_path):
+    """It could tell them another time than it took, and read what is right. The judge hides when it begins."""
+    judge = subprocess.Popen(
+        [sys.executable, "-c", "from flashcli.judge.containment import hide; hide(); print(flush=True); input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(),
+    )  # fmt: skip
+    judge.stdout.readline()
+    spies = script(tmp_path / "spies", SPIES.replace("{judge}", str(judge.pid)))
+    found = run(supervision, [str(spies)], containment=way, limits={"core": 0}, processes=100)
+    judge.communicate(b"\n")
+    assert (found.returncode, found.printed) == (0, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("generation", [0, 1], ids=["the first process", "the supervisor"])
+def test_who_watches_a_program_can_be_hurt_by_it_and_nothing_runs_on(
+    supervision, way, tmp_path, survivors, monkeypatch, number, generation
+):
+    monkeypatch.setattr("flashcli.judge.supervision.KILL_PATIENCE", 0.2)
+    text = f"""#!{sys.executable} -IS
+import os, subprocess, time
+pids = [os.getppid()]
+pids.append(int(open(f"/proc/{{pids[0]}}/stat").read().rpartition(")")[2].split()[1]))
+subprocess.Popen(["sleep", "60"])
+pids[{generation}] and os.kill(pids[{generation}], {int(number)})
+time.sleep(60)
+"""
+    bad = script(tmp_path / "bad", text)
+    request = Request([str(bad)], str(tmp_path), {"HOME": f"{tmp_path}/x", "PATH": os.environ["PATH"]}, 0.5)
+    request.containment = way
+    assert supervision.run(request).stopped in ("time", "lost")
+    assert until(lambda: not survivors(), 5)
+    assert run(supervision, ["true"], containment=way).returncode == 0, "another takes its place"
+
+
 def test_a_program_that_is_none(tmp_path, verdicts):
     bad = verdicts(script(tmp_path / "odd", "#!/no/such/interpreter\n"))
     assert bad.verdict == "runtime error" and "there is no '/no/such/interpreter'" in bad.detail
@@ -232,6 +318,16 @@ def test_limits_are_set_and_none_above_what_the_system_allows(supervision):
     text = "ulimit -H -n; ulimit -H -c; ulimit -H -f; ulimit -H -v"
     done = run(supervision, ["bash", "-c", text], processes=100, limits=limits)
     assert done.printed.split() == [str(most), "0", "3072", "unlimited"]
+
+
+def test_a_judges_folder_is_removed_by_nobody_else_while_it_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Scratch() as first:
+        with Scratch() as second:
+            first.mend()
+            assert first.folder.exists() and second.folder.exists()
+        assert first.intact()
+    assert not list(tmp_path.iterdir())
 
 
 def test_removing_goes_through_no_link(tmp_path):
