@@ -1,6 +1,7 @@
 """Gradients of attention on PyTorch's tensors, timed on the training page's cases.
 
-``python -m bench.backward [--json FILE]`` needs PyTorch and a GPU; ``flashcli bench --backward`` times any other shape.
+``python -m bench.backward [--json FILE]`` needs PyTorch and a GPU; ``flashcli bench-tensors --backward`` times any
+other shape.
 """
 
 from __future__ import annotations

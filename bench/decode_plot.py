@@ -1,6 +1,6 @@
 """Draw a record of paged decode again: ``python -m bench.decode_plot RECORD.json FILE.png``.
 
-RECORD.json is one of ``python -m bench.decode`` or of ``flashcli bench --decode --ladder``.
+RECORD.json is one of ``python -m bench.decode`` or of ``flashcli bench-decode --ladder``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from flashcli.measure.rows import Decoded
 @click.argument("record", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("picture")
 def main(record: Path, picture: str) -> None:
-    """Draw a RECORD of `flashcli bench --decode --ladder` to PICTURE."""
+    """Draw a RECORD of `flashcli bench-decode --ladder` to PICTURE."""
     check_picture(picture)
-    draw_decode(load_record(record, "flashcli bench --decode --ladder", Decoded), picture)
+    draw_decode(load_record(record, "flashcli bench-decode --ladder", Decoded), picture)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from flashcli.kernels.attention import KERNELS
 from flashcli.measure.records import (
     by_case,
     case_cells,
-    contender_lines,
-    decode_lines,
+    contender_tables,
+    decode_tables,
     ladder_tables,
     markdowns,
     ms,
@@ -98,7 +98,7 @@ def decode_text(rows: Sequence[Row]) -> str:
     """The times, and below them those of calls, if there are any."""
     called = call_lines(rows)
     more = f"\n{tables.markdown(called)}" if len(called) > 1 else ""
-    return tables.markdown(decode_lines(rows)) + more
+    return markdowns(decode_tables(rows)) + more
 
 
 IN_PLACE = (
@@ -314,7 +314,7 @@ def model_lines(rows: Sequence[Row]) -> tables.Lines:
 
 VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "headline": lambda rows: tables.markdown(fastest_lines(rows)),
-    "table": lambda rows: tables.markdown(contender_lines(rows)),
+    "table": lambda rows: markdowns(contender_tables(rows)),
     "end_to_end": lambda rows: tables.markdown(command_lines(rows)),
     "ladder": lambda rows: markdowns(ladder_tables(rows)),
     "profile": lambda rows: markdowns(profile_tables(rows)),

@@ -25,6 +25,8 @@ COMMANDS = {
     "scoreboard": "Rank what judge has found.",
     "export-hw4": "Write flashcli as a submission to a judge.",
     "bench": "Time kernels and their peers side by side.",
+    "bench-tensors": "Time attention on PyTorch's tensors, or its gradients.",
+    "bench-decode": "Time the kernels of paged decode beside the floor.",
     "profile": "Profile kernels with the GPU's counters, through Nsight Compute.",
     "kernels": "Show the ladder of kernels.",
     "doctor": "Show what this machine can run, and what is missing.",

@@ -1,15 +1,16 @@
-"""`flashcli bench --decode`: what goes with it, and what is timed."""
-
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
 
 from flashcli.asked.decode import LAYOUTS
-from flashcli.commands.decode_options import What
+from flashcli.commands import decode_options, options, timing
+from flashcli.errors import UsageError
 from flashcli.kernels.decode import CEILING, DEFAULTS, KERNELS
-from flashcli.terminal import parameters
 
 if TYPE_CHECKING:
     from flashcli.asked.decode import Decode
@@ -17,101 +18,117 @@ if TYPE_CHECKING:
     from flashcli.measure.records import Record
     from flashcli.measure.rows import Row
 
-OF_ATTENTION = ("--case", "--shape", "--precision", "--causal", "--heads", "--kv-heads", "--queries")
-OF_SHAPES = ("--lengths", "--page", "--type", "--fp8")
-ON_GPUS = ("--kernel", "--ladder", "--against")
+    Given = tuple[str, Decode] | list[TimedShape]  # a file, or shapes
+
+LAYOUT = "hnd"
 ON_CPU = "1x4096 32/8"  # of the record's shapes: the others take long there
 
 
-class Asked(NamedTuple):
-    """The options of that name."""
+@click.command(
+    epilog=options.examples(
+        "flashcli bench-decode --shape 8,32,8,128 --lengths 4096 --ladder --against torch",
+        "flashcli bench-decode --shape 4,32,8,128 --lengths 131072,64x3 --fp8 e4m3",
+        "flashcli bench-decode --backend cpu --shape 2,8,2,64",
+    )
+)
+@click.argument("path", metavar="[FILE]", required=False)
+@click.option(
+    "--shape", "heads", type=decode_options.HeadsType(), metavar="S,H,Hkv,D", multiple=True,
+    help="Time S sequences with H heads, Hkv in the cache, of D numbers each; repeatable.",
+)  # fmt: skip
+@decode_options.shape_options
+@click.option(
+    "--layout", type=click.Choice(LAYOUTS), help=f"How a page lies in memory: {LAYOUT} by default; a FILE says it."
+)
+@timing.options_of(
+    KERNELS, "the fastest, with --ladder all", ("torch",),
+    ladder=("Time all kernels.", "Draw the ladder, in times of the floor, to FILE, .png, .svg or .pdf."),
+)  # fmt: skip
+def command(
+    path: str | None, heads: tuple[tuple[int, int, int, int], ...], lengths: str, page: int, query_type: str,
+    fp8: str | None, layout: str | None, how: timing.How,
+) -> None:  # fmt: skip
+    """Time paged decode beside the floor: a kernel that reads the same keys and values, and computes nothing.
 
-    what: What
-    layout: str
-    kernels: tuple[str, ...]
-    ladder: bool
-    against: tuple[str, ...]
-    runs: int
-    seed: int
-    threads: int | None
+    FILE is one of `flashcli decode`. Without it and --shape, the shapes of the record are timed, on a CPU one of them.
+    What gives a wrong answer is refused, not timed: the exit code is 1 then, and if nothing could be timed.
+    """
+    from flashcli.measure import decode_plot, machine, plots, records
 
-    @property
-    def path(self) -> str:
-        """The name of a file; empty for shapes."""
-        return self.what.what if isinstance(self.what.what, str) else ""
-
-
-def check_options(given: set[str], asked: Asked, backend: str) -> None:
-    """Refuse what has no meaning with --decode, or with what else is asked for."""
-    from flashcli.errors import UsageError
-
-    for name in sorted(given.intersection(OF_ATTENTION)):
-        raise UsageError(f"{name} has no meaning with --decode.", f"leave out {name}, or --decode.")
-    for name in sorted(given.intersection(OF_SHAPES)) if isinstance(asked.what.what, str) else ():
-        raise UsageError(f"{name} goes with a shape.", "name one: --decode S,H,Hkv,D.")
-    if "--layout" in given and (asked.path or asked.layout not in LAYOUTS):
-        hint = "leave it out: the file says it." if asked.path else f"choose one of {', '.join(LAYOUTS)}."
-        raise UsageError(f"--layout {asked.layout} has no meaning here.", hint)
-    for name in sorted({*asked.kernels} - {*KERNELS, parameters.ALL}):
-        raise UsageError(f"kernel {name} is none of paged decode.", f"choose one of {', '.join(KERNELS)}.")
-    if "triton" in asked.against:
-        raise UsageError("Triton has no kernel of paged decode here.", "leave out --against triton.")
-    if "--plot" in given and not asked.ladder:
-        raise UsageError("--plot draws the ladder.", "add --ladder.")
-    for name in sorted(given.intersection(ON_GPUS) if backend == "cpu" else given & {"--threads"}):
-        of = "GPUs, not for the cpu backend" if backend == "cpu" else "the cpu backend"
-        raise UsageError(f"{name} is for {of}.", f"leave out {name}, or change --backend.")
-
-
-def on_gpu(record: Record, asked: Asked) -> Iterator[Row]:
-    """The floor, the kernels, and PyTorch's attention if that is wanted."""
-    from flashcli.measure import machine, peers
-    from flashcli.measure.decode_times import Contender, times, times_of
-
-    peers.check_installed("torch", gpu=True)
-    record.circumstances |= machine.gpu_circumstances()
-    everything = parameters.ALL in asked.kernels or (asked.ladder and not asked.kernels)
-    names = [name for name in KERNELS if everything or name in (asked.kernels or DEFAULTS)]
-    contenders = [Contender(CEILING), *(Contender(KERNELS[name]) for name in names)]
-    if asked.path:
-        from flashcli.measure.decode_arrays import Given
-
-        return times_of(Given(*_file(asked.path)), contenders, bool(asked.against), asked.runs)
-    return times(contenders, _shapes(asked.what), [asked.layout], bool(asked.against), asked.runs, asked.seed)
+    how.check(plots.check_picture)
+    _check_source(click.get_current_context(), path, bool(heads))
+    on_gpus = [*(f"--kernel {name}" for name in how.kernels), *(f"--against {name}" for name in how.against)]
+    on_cpu = how.is_cpu(on_gpus + ["--ladder"] * how.ladder, machine.gpus)
+    given = _read(path) if path else _shapes(heads, lengths, page, query_type, fp8, on_cpu)
+    record = records.Record(machine.circumstances())
+    rows = (_on_cpu if on_cpu else _on_gpu)(record, given, layout or LAYOUT, how)
+    how.finish(record, rows, records.decode_tables, decode_plot.draw_decode)
 
 
-def on_cpu(record: Record, asked: Asked) -> Iterator[Row]:
-    """The CPU backend."""
-    from flashcli.cpu.cores import usable_cores
-    from flashcli.files.decode.cases import Case, make
-    from flashcli.measure import machine
-    from flashcli.measure.decode_times import on_cpu as timed
-
-    threads = asked.threads or len(usable_cores())
-    record.circumstances |= machine.cpu_circumstances(threads)
-    if asked.path:
-        yield timed(*_file(asked.path), threads, asked.runs)
-        return
-    for shape in _shapes(asked.what):
-        if asked.what.what or shape.name == ON_CPU:
-            case = Case(
-                *shape[1:6], page=shape.page, layout=asked.layout, query_type=shape.query_type,
-                cache_type=shape.cache_type, seed=asked.seed,
-            )  # fmt: skip
-            yield timed(shape.name, make(case), threads, asked.runs)
+def _check_source(context: click.Context, path: str | None, shaped: bool) -> None:
+    """Refuse what the source of the numbers, a file, shapes or the record's shapes, says itself."""
+    given = {
+        option.name: option.opts[0]
+        for option in context.command.params
+        if context.get_parameter_source(str(option.name)) == ParameterSource.COMMANDLINE
+    }
+    if path and (mine := given.get("heads") or given.get("layout")):
+        raise UsageError(f"{mine} has no meaning with FILE, which says it.", "leave out one of the two.")
+    for name in decode_options.OF_SHAPES if not shaped else ():
+        if name in given:
+            raise UsageError(f"{given[name]} goes with a shape.", "name one: --shape S,H,Hkv,D.")
 
 
-def _file(path: str) -> tuple[str, Decode]:
+def _read(path: str) -> tuple[str, Decode]:
+    """The name of a file, and what it asks."""
     from flashcli.files.decode.tensors import read_decode
 
     return os.path.basename(path), read_decode(path)[0]
 
 
-def _shapes(what: What) -> tuple[TimedShape, ...]:
+def _shapes(
+    heads: Sequence[tuple[int, int, int, int]], lengths: str, page: int, query_type: str, fp8: str | None, on_cpu: bool
+) -> list[TimedShape]:
+    """The shapes that are named, or else those of the record, on a CPU one of them."""
     from flashcli.measure.decode_shapes import SHAPES, TimedShape
 
-    if isinstance(what.what, str):
-        return SHAPES
-    S, H, Hkv, D = what.what
-    name = f"{S}x({what.lengths}) {H}/{Hkv} D={D}"
-    return (TimedShape(name, S, H, Hkv, D, what.lengths, what.query_type, what.cache_type, what.page),)
+    if not heads:
+        return [shape for shape in SHAPES if not on_cpu or shape.name == ON_CPU]
+    cache_type = decode_options.CACHE_TYPES[fp8] if fp8 else query_type
+    return [
+        TimedShape(f"{S}x({lengths}) {H}/{Hkv} D={D}", S, H, Hkv, D, lengths, query_type, cache_type, page)
+        for S, H, Hkv, D in heads
+    ]
+
+
+def _on_gpu(record: Record, given: Given, layout: str, how: timing.How) -> Iterator[Row]:
+    """The floor, the kernels, and PyTorch's attention if that is wanted."""
+    from flashcli.measure import decode_arrays, machine, peers
+    from flashcli.measure.decode_times import Contender, times, times_of
+
+    peers.check_installed("torch", gpu=True)
+    record.circumstances |= machine.gpu_circumstances()
+    contenders = [Contender(CEILING), *(Contender(KERNELS[name]) for name in how.chosen(KERNELS, DEFAULTS))]
+    against, runs = bool(how.against), how.runs_on(on_cpu=False)
+    if isinstance(given, tuple):
+        return times_of(decode_arrays.Given(*given), contenders, against, runs)
+    return times(contenders, given, [layout], against, runs, how.seed)
+
+
+def _on_cpu(record: Record, given: Given, layout: str, how: timing.How) -> Iterator[Row]:
+    from flashcli.cpu.cores import usable_cores
+    from flashcli.files.decode.cases import Case, make
+    from flashcli.measure import machine
+    from flashcli.measure.decode_times import on_cpu
+
+    threads, runs = how.threads or len(usable_cores()), how.runs_on(on_cpu=True)
+    record.circumstances |= machine.cpu_circumstances(threads)
+    if isinstance(given, tuple):
+        yield on_cpu(*given, threads, runs)
+        return
+    for shape in given:
+        case = Case(
+            *shape[1:6], page=shape.page, layout=layout, query_type=shape.query_type, cache_type=shape.cache_type,
+            seed=how.seed,
+        )  # fmt: skip
+        yield on_cpu(shape.name, make(case), threads, runs)

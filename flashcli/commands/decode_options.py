@@ -1,11 +1,11 @@
-"""The options of `flashcli generate` and `flashcli bench` for paged decode, folded into one argument ``decode``."""
+"""Options of paged decode: those of a shape, and those of `flashcli generate`, folded into one argument ``decode``."""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -46,36 +46,40 @@ class SparseType(click.ParamType):
         return BlockSparse(*map(int, str(value).split(",")))
 
 
-LENGTHS = click.option(
-    "--lengths", default="1024", show_default=True,
-    help="Tokens of the sequences: 4096 in each; a list, such as 131072,64x255, where 255 sequences have 64; "
-    "uniform:2000, from 1 to 2000; skewed:100000, one has 100000 and most far fewer. For --decode.",
-)  # fmt: skip
-PAGE = click.option(
-    "--page", type=click.IntRange(1), default=16, show_default=True, help="Tokens a page. For --decode."
-)
-QUERY_TYPE = click.option(
-    "--type", "query_type", type=click.Choice(QUERY_TYPES), default="float16", show_default=True,
-    help="Of queries, and of the cache. For --decode.",
-)  # fmt: skip
-FP8 = click.option("--fp8", type=click.Choice(list(CACHE_TYPES)), help="Have a cache of fp8. For --decode.")
+def _of_shapes(more: str = "") -> tuple[Callable, ...]:
+    """What a shape has beside its heads; ``more`` ends each help."""
+    return (
+        click.option(
+            "--lengths", default="1024", show_default=True,
+            help="Tokens of the sequences: 4096 in each; a list, such as 131072,64x255, where 255 sequences have 64; "
+            f"uniform:2000, from 1 to 2000; skewed:100000, one has 100000 and most far fewer.{more}",
+        ),
+        click.option(
+            "--page", type=click.IntRange(1), default=16, show_default=True, help=f"Tokens a page.{more}"
+        ),
+        click.option(
+            "--type", "query_type", type=click.Choice(QUERY_TYPES), default="float16", show_default=True,
+            help=f"The type of queries, and of the cache.{more}",
+        ),
+        click.option("--fp8", type=click.Choice(list(CACHE_TYPES)), help=f"Have a cache of fp8.{more}"),
+    )  # fmt: skip
+
+
+OF_SHAPES = ("lengths", "page", "query_type", "fp8")
 OPTIONS = (
     click.option(
         "--decode", "heads", type=HeadsType(), metavar="S,H,Hkv,D",
         help="Make a file for `flashcli decode`: S sequences, H heads, Hkv in the cache, D numbers each.",
     ),
-    LENGTHS,
+    *_of_shapes(" For --decode."),
     click.option(
         "--query-tokens", type=click.IntRange(1, MAX_QUERY_TOKENS), default=1, show_default=True,
         help="How many of a sequence's last tokens ask. For --decode.",
     ),
-    PAGE,
     click.option(
         "--layout", type=click.Choice(LAYOUTS), default="vllm", show_default=True,
         help="How a page lies in memory. For --decode.",
     ),
-    QUERY_TYPE,
-    FP8,
     click.option(
         "--pages", type=click.Choice(PAGES), default="unique", show_default=True,
         help="Which pages sequences have: their own at random, their own the last first, the same. For --decode.",
@@ -101,47 +105,9 @@ OPTIONS = (
 )  # fmt: skip
 
 
-class WhatType(click.ParamType):
-    """The name of a file, or S,H,Hkv,D as four numbers; empty where neither is said."""
-
-    name = "file or shape"
-
-    def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> Any:
-        if isinstance(value, tuple) or not set(str(value)) <= set("0123456789,() ") or not value:
-            return value
-        return HeadsType().convert(value, param, context)
-
-
-class What(NamedTuple):
-    """What `flashcli bench --decode` is to time: a file, a shape, or, if empty, the shapes of the record."""
-
-    what: str | tuple[int, int, int, int]
-    lengths: str
-    page: int
-    query_type: str
-    cache_type: str
-
-
-def bench_options(command: Callable) -> Callable:
-    """Give a command the options of a shape; it is called with ``decode``, a `What`, None if no --decode is given."""
-
-    @functools.wraps(command)
-    def folded(
-        context: click.Context, *, what: Any, lengths: str, page: int, query_type: str, fp8: str | None, **others: Any
-    ) -> Any:  # fmt: skip
-        if what is None:
-            _refuse_without_decode()
-            return command(context, decode=None, **others)
-        cache_type = CACHE_TYPES[fp8] if fp8 else query_type
-        return command(context, decode=What(what, lengths, page, query_type, cache_type), **others)
-
-    asked = click.option(
-        "--decode", "what", type=WhatType(), metavar="FILE|S,H,Hkv,D", is_flag=False, flag_value="",
-        help="Time paged decode: a file of `flashcli decode`, a shape, or, if nothing is said, those of the record.",
-    )  # fmt: skip
-    for option in (FP8, QUERY_TYPE, PAGE, LENGTHS, asked):
-        folded = option(folded)
-    return folded
+def shape_options(command: Callable) -> Callable:
+    """Give a command the options of a shape, `OF_SHAPES`, but for its heads."""
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(_of_shapes()), command)
 
 
 def case_options(command: Callable) -> Callable:

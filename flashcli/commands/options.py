@@ -79,10 +79,23 @@ def late_progress(length: int) -> Iterator[Callable[[int], None]]:
                 bar.render_finish()
 
 
+def _complete_case(context: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
+    """The cases that a name may become, for a shell."""
+    from pathlib import Path
+
+    from flashcli.errors import FlashError
+    from flashcli.files import testcases
+
+    with contextlib.suppress(FlashError):  # which is for the command to tell
+        return [case.name for case in testcases.load(Path("testcases")) if case.name.startswith(incomplete)]
+    return []
+
+
 case_option = click.option(
     "--case",
     "cases",
     multiple=True,
+    shell_complete=_complete_case,
     help="A test case, such as t10; repeatable. By default those of the report.",
 )
 shape_option = click.option(

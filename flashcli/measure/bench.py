@@ -156,13 +156,16 @@ def _named(kernel: str, precision: str) -> tuple[str, str, str | None]:
     return kernel, "float32", "fp16/3" if KERNELS[kernel].splits else "fp32"
 
 
-def cpu_contenders(against: Collection[str], threads: int, causal: bool) -> list[Contender]:
-    ours = [Contender("flashcli cpu", "float32", None, _measure_backend(Request("cpu", causal, threads=threads)))]
+def cpu_contenders(
+    kernels: Collection[str], against: Collection[str], threads: int, causal: bool
+) -> list[Contender]:  # fmt: skip
+    """The kernels, which run on the host, or else the CPU backend; and PyTorch's attention if that is wanted."""
+    own = Contender("flashcli cpu", "float32", None, _measure_backend(Request("cpu", causal, threads=threads)))
     theirs = [
         Contender(peer.name, peer.dtype, None, _torch_cpu_measure(peer))
         for peer in (peers.cpu_peers(threads, causal) if "torch" in against else [])
     ]
-    return ours + theirs
+    return [*([kernel_contender(name, "fp32", causal) for name in kernels] or [own]), *theirs]
 
 
 def _torch_cpu_measure(peer: peers.Peer) -> Measure:

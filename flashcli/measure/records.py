@@ -21,7 +21,7 @@ from flashcli.measure.rows import (
 from flashcli.terminal import tables
 
 Kind = TypeVar("Kind", bound=Row)
-Titled = Iterable[tuple[str, tables.Lines]]  # tables, each with its title
+Tables = Iterable[tuple[str, tables.Lines]]  # each with its title, which is empty where one is enough
 
 
 @dataclass
@@ -79,8 +79,9 @@ def csv_text(rows: Sequence[Row]) -> str:
 CONTENDERS = ("case", "(B, N, d)", "contender", "median", "min to max", "TFLOP/s", "of floor", "relative L2", "max abs")
 
 
-def contender_lines(rows: Sequence[Row]) -> tables.Lines:
-    return [CONTENDERS, *map(_contender, rows)]
+def contender_tables(rows: Sequence[Row]) -> Tables:
+    """A line for each case and contender."""
+    yield "", filled([CONTENDERS, *map(_contender, rows)])
 
 
 def _contender(row: Row) -> list[str]:
@@ -110,7 +111,7 @@ RUNGS = (
 )  # fmt: skip
 
 
-def ladder_tables(rows: Sequence[Row]) -> Titled:
+def ladder_tables(rows: Sequence[Row]) -> Tables:
     """For each case: the kernel of each rung, how it compares with others on the case, the seconds of the command."""
     for some in by_case(rows).values():
         yield some[0].title, [RUNGS, *_rungs(some)]
@@ -145,7 +146,7 @@ def ms(seconds: float) -> str:
 
 # ---- flashcli profile
 
-# The head of each column, and the text of its cell; a column that no row has anything for is left out.
+# The head of each column, and the text of its cell.
 PROFILE: dict[str, Callable[[Any], str]] = {
     "rung": lambda row: row.contender,
     "function": lambda row: row.function,
@@ -166,12 +167,10 @@ PROFILE: dict[str, Callable[[Any], str]] = {
 }
 
 
-def profile_tables(rows: Sequence[Row]) -> Titled:
+def profile_tables(rows: Sequence[Row]) -> Tables:
     """For each case a line for each function of each rung."""
     for some in by_case(rows).values():
-        lines = [_profile(row) for row in some]
-        kept = [index for index in range(len(PROFILE)) if any(line[index] for line in lines)]
-        yield some[0].title, [[line[index] for index in kept] for line in [list(PROFILE), *lines]]
+        yield some[0].title, filled([list(PROFILE), *map(_profile, some)])
 
 
 def _profile(row: Row) -> list[str]:
@@ -187,10 +186,10 @@ def _cell(row: Profiled, text: Callable[[Profiled], str]) -> str:
         return ""
 
 
-# ---- The scripts
+# ---- flashcli bench-decode
 
 
-def decode_lines(rows: Sequence[Row]) -> tables.Lines:
+def decode_tables(rows: Sequence[Row]) -> Tables:
     """For each batch the microseconds of each contender, at the median; nothing for those that cannot compute it."""
     timed = [row for row in of_kind(Decoded, rows) if not row.clock]
     several = len({row.layout for row in timed}) > 1
@@ -204,7 +203,7 @@ def decode_lines(rows: Sequence[Row]) -> tables.Lines:
         cells = {name_of(row): f"{row.seconds * 1e6:.1f}" for row in some}
         megabytes = some[0].bytes / 1e6
         lines.append([case, f"{megabytes:.{0 if megabytes >= 10 else 2}f}", *(cells.get(name, "") for name in names)])
-    return lines
+    yield "", lines
 
 
 # ---- On tensors
@@ -222,11 +221,18 @@ def decode_lines(rows: Sequence[Row]) -> tables.Lines:
 # ---- In the documents
 
 
-def texts(titled: Titled) -> str:
+def texts(titled: Tables) -> str:
     """Several tables for a terminal."""
-    return "\n\n".join(f"{title}\n{tables.text(lines)}" for title, lines in titled)
+    return "\n\n".join((f"{title}\n" if title else "") + tables.text(lines) for title, lines in titled)
 
 
-def markdowns(titled: Titled) -> str:
-    """The same in Markdown."""
-    return "\n".join(f"**{title}**\n\n{tables.markdown(lines)}" for title, lines in titled)
+def markdowns(titled: Tables) -> str:
+    """Several tables in Markdown."""
+    return "\n".join((f"**{title}**\n\n" if title else "") + tables.markdown(lines) for title, lines in titled)
+
+
+def filled(lines: tables.Lines) -> tables.Lines:
+    """The table without the columns that no row has anything for."""
+    head, *body = lines
+    kept = [index for index in range(len(head)) if not body or any(line[index] for line in body)]
+    return [[line[index] for index in kept] for line in lines]

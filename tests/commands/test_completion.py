@@ -51,11 +51,19 @@ def press_tab(folder: Path, words: list[str], before: str = "") -> list[str]:
         (["run", "--max"], ["--max-device-memory"]),
         (["run", "--kernel", ""], list(KERNELS)),
         (["run", "--deb"], ["--debug"]),
+        (["bench", "--case", "t3"], ["t30"]),
         (["generate", "x3.in", "--distribution", "no"], ["normal"]),
     ],
 )
 def test_what_is_offered(folder, words, completions):
     assert press_tab(folder, words) == completions
+
+
+@bash
+def test_a_manifest_that_cannot_be_read_offers_no_cases(folder):
+    (folder / "testcases").mkdir()
+    (folder / "testcases" / "manifest.toml").write_text("[")
+    assert press_tab(folder, ["bench", "--case", "t3"]) == []
 
 
 @bash

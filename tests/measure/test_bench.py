@@ -14,11 +14,13 @@ from click.testing import CliRunner
 from support import ROOT, flashcli, leftovers
 
 from flashcli.asked.shape import Shape, tflops
+from flashcli.commands import bench_tensors
 from flashcli.commands.bench import command
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.files.outputs import write_whole
 from flashcli.files.verify import reference
 from flashcli.measure import bench, peers
+from flashcli.measure.rows import Row
 
 TINY = ("bench", "--backend", "cpu", "--runs", 2, "--threads", 1, "--shape", "2,20,8")
 SHAPE = Shape(2, 20, 8)
@@ -46,10 +48,52 @@ def rows_of(*measures, ceilings=None):
     return list(bench.bench({"tiny": SHAPE}, contenders, bench.Conditions(3, True, 0, ceilings or {})))
 
 
-@pytest.mark.parametrize("option", [("--shape", "2,20,8"), ("--decode", "1,2,1,32", "--lengths", "9")])
-def test_a_cpu_is_timed_five_times_if_nothing_is_said(option):
-    done = flashcli("bench", "--backend", "cpu", "--threads", 1, *option, "--json", "-")
+@pytest.mark.parametrize(
+    "words", [("bench", "--shape", "2,20,8"), ("bench-decode", "--shape", "1,2,1,32", "--lengths", "9")]
+)
+def test_a_cpu_is_timed_five_times_if_nothing_is_said(words):
+    done = flashcli(*words, "--backend", "cpu", "--threads", 1, "--json", "-")
     assert [row["runs"] for row in json.loads(done.out)["rows"]] == [5]
+
+
+def test_of_the_reports_cases_a_cpu_has_the_first_and_says_so(monkeypatch):
+    contender = bench.Contender("it", "float32", None, lambda inputs, out, runs: right(inputs, out, runs))
+    monkeypatch.setattr(bench, "cpu_contenders", lambda *_: [contender])
+    monkeypatch.setattr(
+        bench, "bench", lambda shapes, *_: [Row.about(name, shape, "it") for name, shape in shapes.items()]
+    )
+    done = CliRunner().invoke(command, ["--backend", "cpu"])
+    assert "Notice: timing t10 only: t11, t22, t29, t30 take minutes on a CPU, and --case names them." in done.stderr
+    assert "t10 it" in done.stderr and "t11 it" not in done.stderr
+
+
+@pytest.mark.parametrize("more", [(), ("--backend", "cpu"), ("--ladder",)], ids=str)
+def test_a_kernel_of_the_host_is_timed_without_a_gpu(no_pycuda, more):
+    done = flashcli("bench", "--kernel", "sequential", "--shape", "2,20,8", "--runs", 2, *more, "--json", "-")
+    assert done.code == 0 and "Notice" not in done.err, done.err
+    [row] = json.loads(done.out)["rows"]
+    assert (row["contender"], row["runs"]) == ("sequential", 2) and row["relative_l2"] < 1e-6
+
+
+def test_a_column_that_nothing_is_in_is_left_out():
+    done = flashcli(*TINY)
+    assert "relative L2" in done.out and "of floor" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("option", "name"),
+    [
+        ("--heads", "bench-tensors"),
+        ("--backward", "bench-tensors"),
+        ("--decode", "bench-decode"),
+        ("--fp8", "bench-decode"),
+    ],
+)
+def test_an_option_of_another_command_says_of_which(option, name):
+    done = flashcli("bench", option)
+    assert done.code == 2 and f"No such option '{option}'. See `flashcli {name} --help`." in done.err
+    done = flashcli("bench", "--nonesuch")
+    assert done.code == 2 and "See `" not in done.err
 
 
 def test_a_shape_needs_no_testcases(tmp_path):
@@ -198,18 +242,15 @@ def test_a_peer_that_is_not_installed_or_not_for_the_cpu(monkeypatch):
 
 def test_tensors_are_pytorchs(monkeypatch):
     monkeypatch.setattr(peers, "installed", lambda name: False)
-    for option, value in (("--heads", "4"), ("--kv-heads", "1"), ("--queries", "7"), ("--layout", "qkv")):
-        done = CliRunner().invoke(command, ["--shape", "2,20,8", option, value])
-        assert isinstance(done.exception, BackendUnavailable) and "torch is not installed" in str(done.exception)
-        done = CliRunner().invoke(command, ["--shape", "2,20,8", option, value, "--ladder"])
-        assert f"{option} has no meaning for the ladder" in str(done.exception)
+    done = CliRunner().invoke(bench_tensors.command, ["--shape", "2,20,8"])
+    assert isinstance(done.exception, BackendUnavailable) and "torch is not installed" in str(done.exception)
 
 
 def test_threads_are_for_the_cpu():
     flashcli("bench", "--shape", "2,20,8", "--threads", 2).assert_error(2, "--threads is for the cpu backend")
 
 
-@pytest.mark.parametrize(("option", "value"), [("--kernel", "all"), ("--precision", "fp32")])
+@pytest.mark.parametrize(("option", "value"), [("--kernel", "all"), ("--kernel", "mma"), ("--precision", "fp16")])
 def test_the_cpu_has_neither_kernels_nor_precisions(option, value):
     flashcli(*TINY, option, value).assert_error(2, option)
 

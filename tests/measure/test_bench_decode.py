@@ -1,4 +1,4 @@
-"""flashcli bench --decode: what is timed, what is refused, and the picture of its record."""
+"""flashcli bench-decode: what is timed, what is refused, and the picture of its record."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from flashcli.errors import BadInput
 from flashcli.measure import decode_plot, decode_times, records
 from flashcli.measure.rows import Decoded, Failure
 
-ON_CPU = ("bench", "--backend", "cpu", "--runs", 1, "--threads", 1)
+ON_CPU = ("bench-decode", "--backend", "cpu", "--runs", 1, "--threads", 1)
 
 
 def test_a_shape_is_timed_on_the_cpu(tmp_path):
     options = ("--lengths", "40,7", "--page", 8, "--type", "bfloat16", "--fp8", "e5m2", "--layout", "nhd")
-    done = flashcli(*ON_CPU, "--decode", "2,4,2,32", *options, "--json", "-", cwd=tmp_path)
+    done = flashcli(*ON_CPU, "--shape", "2,4,2,32", *options, "--json", "-", cwd=tmp_path)
     assert done.code == 0, done.err
     [row] = json.loads(done.out)["rows"]
     assert (row["case"], row["B"], row["N"], row["d"]) == ("2x(40,7) 4/2 D=32", 2, 40, 32)
@@ -30,7 +30,7 @@ def test_a_file_is_timed_as_it_is(tmp_path):
         "--window", 8, "--page", 4, cwd=tmp_path,
     )  # fmt: skip
     assert made.code == 0, made.err
-    done = flashcli(*ON_CPU, "--decode", "x.safetensors", "--markdown", "table.md", cwd=tmp_path)
+    done = flashcli(*ON_CPU, "x.safetensors", "--markdown", "table.md", cwd=tmp_path)
     assert done.code == 0, done.err
     [head, _, line] = (tmp_path / "table.md").read_text().splitlines()
     assert head == "| batch | MB | flashcli cpu |" and line.startswith("| x.safetensors | 0.00 |")
@@ -39,39 +39,41 @@ def test_a_file_is_timed_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--decode", "--shape", "1,2,3"], "--shape has no meaning with --decode"),
-        (["--decode", "--heads", 3], "--heads has no meaning with --decode"),
-        (["--decode", "x", "--page", 4], "--page goes with a shape"),
-        (["--decode", "--lengths", "5"], "--lengths goes with a shape"),
-        (["--decode", "x", "--layout", "nhd"], "--layout nhd has no meaning here"),
-        (["--decode", "--layout", "qkv"], "--layout qkv has no meaning here"),
-        (["--decode", "--kernel", "mma"], "kernel mma is none of paged decode"),
-        (["--kernel", "tensor"], "kernel tensor is one of paged decode"),
-        (["--layout", "hnd"], "--layout hnd is one of pages"),
-        (["--decode", "--plot", "x.png"], "--plot draws the ladder"),
-        (["--decode", "--ladder", "--backend", "cpu"], "--ladder is for GPUs"),
-        (["--decode", "--kernel", "split", "--backend", "cpu"], "--kernel is for GPUs"),
-        (["--decode", "--threads", 2], "--threads is for the cpu backend"),
+        (["x", "--page", 4], "--page goes with a shape"),
+        (["--lengths", "5"], "--lengths goes with a shape"),
+        (["x", "--layout", "nhd"], "--layout has no meaning with FILE"),
+        (["x", "--shape", "1,2,1,32"], "--shape has no meaning with FILE"),
+        (["--plot", "x.png"], "--plot draws the ladder"),
+        (["--ladder", "--backend", "cpu"], "--ladder is for GPUs"),
+        (["--kernel", "split", "--backend", "cpu"], "--kernel split is for GPUs"),
+        (["--against", "torch", "--backend", "cpu"], "--against torch is for GPUs"),
+        (["--threads", 2], "--threads is for the cpu backend"),
     ],
     ids=str,
 )
 def test_what_has_no_meaning_is_refused_in_words(tmp_path, arguments, words):
-    flashcli("bench", *arguments, cwd=tmp_path).assert_error(2, words)
+    flashcli("bench-decode", *arguments, cwd=tmp_path).assert_error(2, words)
 
 
 def test_what_is_no_usage_is_told_with_it(tmp_path):
     for arguments, words in (
-        (["--lengths", "5"], "--lengths has a meaning with --decode only"),
-        (["--decode", "1,2,3"], "is not four numbers"),
+        (["--shape", "1,2,3"], "is not four numbers"),
+        (["--layout", "qkv"], "'qkv' is not one of"),
+        (["--kernel", "mma"], "'mma' is not one of"),
     ):
-        done = flashcli("bench", *arguments, cwd=tmp_path)
+        done = flashcli("bench-decode", *arguments, cwd=tmp_path)
         assert done.code == 2 and words in done.err
 
 
+def test_several_shapes_are_timed_one_after_the_other():
+    done = flashcli(*ON_CPU, "--shape", "1,2,1,32", "--shape", "2,2,1,32", "--lengths", "9", "--json", "-")
+    assert [row["case"] for row in json.loads(done.out)["rows"]] == ["1x(9) 2/1 D=32", "2x(9) 2/1 D=32"]
+
+
 def test_files_that_are_none_are_refused(tmp_path):
-    flashcli(*ON_CPU, "--decode", "nonesuch", cwd=tmp_path).assert_error(65, "no such file")
+    flashcli(*ON_CPU, "nonesuch", cwd=tmp_path).assert_error(65, "no such file")
     (tmp_path / "x").write_text("no tensors")
-    flashcli(*ON_CPU, "--decode", "x", cwd=tmp_path).assert_error(65, "not a whole .safetensors file")
+    flashcli(*ON_CPU, "x", cwd=tmp_path).assert_error(65, "not a whole .safetensors file")
 
 
 def test_a_wrong_answer_is_told_and_not_timed(monkeypatch):
@@ -118,12 +120,12 @@ def test_the_ladder_is_timed_on_a_gpu(gpu, tmp_path):
         pytest.skip("PyTorch finds no GPU")
     options = ("--lengths", "300", "--ladder", "--runs", 2, "--against", "torch", "--json", "x.json")
     drawn = ("--plot", "x.svg") if can_draw() else ()
-    done = flashcli("bench", "--decode", "3,8,2,64", *options, *drawn, cwd=tmp_path)
+    done = flashcli("bench-decode", "--shape", "3,8,2,64", *options, *drawn, cwd=tmp_path)
     assert done.code == 0, done.err
     names = [row["contender"] for row in json.loads((tmp_path / "x.json").read_text())["rows"]]
     assert names[:6] == ["read", "paged_v1", "paged_v2", "grouped", "split", "tensor"] and "PyTorch flash" in names
     flashcli("generate", "x", "--decode", "3,8,2,64", "--lengths", "9,0,700", "--query-tokens", 3, "--alibi", "--fp8",
              "e4m3", cwd=tmp_path)  # fmt: skip
-    done = flashcli("bench", "--decode", "x", "--kernel", "all", "--runs", 2, "--json", "-", cwd=tmp_path)
+    done = flashcli("bench-decode", "x", "--kernel", "all", "--runs", 2, "--json", "-", cwd=tmp_path)
     assert done.code == 0, done.err
     assert all("relative_l2" in row for row in json.loads(done.out)["rows"][1:])

@@ -209,8 +209,9 @@ def test_a_ladder_that_nobody_climbs_is_code_1(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--backend", "cpu"], "the cpu backend is none of its rungs."),
+        (["--backend", "cpu"], "--ladder is for GPUs, not for the cpu backend."),
         (["--against", "torch"], "--against has no meaning for the ladder."),
+        (["--threads", "2", "--backend", "cpu"], "--threads has no meaning for the ladder."),
         (["--precision", "fp16"], "--precision has no meaning for the ladder."),
     ],
 )
@@ -232,7 +233,7 @@ def test_a_rung_of_the_host_needs_no_gpu(no_pycuda, monkeypatch, climbed):
 def test_plain_bench_leaves_the_slow_rungs_to_the_ladder(monkeypatch):
     chosen = []
     monkeypatch.setattr("flashcli.commands.bench.FAST_FROM", "mma")
-    monkeypatch.setattr("flashcli.commands.bench._is_cpu", lambda *_, **__: False)
+    monkeypatch.setattr("flashcli.commands.timing.How.is_cpu", lambda *_: False)
     monkeypatch.setattr(machine, "gpu_circumstances", dict)
     monkeypatch.setattr(bench, "gpu_contenders", lambda kernels, *rest: chosen.append(kernels) or [])
     for options in ([], ["--kernel", "all"], ["--kernel", "wgmma", "--kernel", "q_in_registers"]):

@@ -19,9 +19,9 @@ from bench import (  # noqa: E402
 )
 from bench.records import read  # noqa: E402
 from bench.targets import BACKWARD  # noqa: E402
-from flashcli.commands.bench import command  # noqa: E402
+from flashcli.commands.bench_tensors import command  # noqa: E402
 from flashcli.errors import UsageError  # noqa: E402
-from flashcli.measure import backward, records  # noqa: E402
+from flashcli.measure import backward, peers, records  # noqa: E402
 from flashcli.measure.bench import Conditions  # noqa: E402
 from flashcli.measure.rows import Failure, Gradients  # noqa: E402
 from flashcli.measure.tensors import Problem  # noqa: E402
@@ -80,13 +80,17 @@ def test_bench_times_gradients(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--backward", "--kernel", "q_in_registers"], "kernel q_in_registers does not compute gradients."),
-        (["--backward", "--precision", "fp16"], "--precision has no meaning for gradients, which are in fp32."),
-        (["--backward", "--against", "triton"], "--against triton has no gradients."),
-        (["--kernel", "plain"], "kernel plain computes gradients only."),
+        (
+            ["--backward", "--kernel", "mma", "--kernel", "wgmma_short"],
+            "kernel wgmma_short does not compute gradients.",
+        ),
+        (["--backward", "--precision", "fp16"], "--precision fp16 has no meaning for gradients, which are in fp32."),
+        (["--backward", "--against", "triton"], "--against triton has no meaning for gradients"),
+        (["--kernel", "plain"], "kernel plain does not take tensors as they lie."),
     ],
 )
-def test_what_has_no_meaning_for_gradients_is_wrong_usage(options, message):
+def test_what_has_no_meaning_for_gradients_is_wrong_usage(monkeypatch, options, message):
+    monkeypatch.setattr(peers, "installed", lambda name: True)
     with pytest.raises(UsageError, match=message):
         CliRunner().invoke(command, ["--shape", "2,40,8", *options], catch_exceptions=False)
 
