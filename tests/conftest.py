@@ -28,6 +28,7 @@ from support import (
     can_draw,
     give_up_roots_powers,
     python_path,
+    reasons_of,
     script,
     write_input,
 )
@@ -81,6 +82,12 @@ def pytest_sessionstart() -> None:
             signal.signal(number, heed)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         compileall.compile_dir(ROOT / "flashcli", quiet=2)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tell in one line for each reason how many tests were skipped for it; pytest's own -rs has one for each place."""
+    for line in reasons_of(terminalreporter.stats.get("skipped", [])):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

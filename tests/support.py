@@ -10,6 +10,7 @@ import shlex
 import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,9 +42,9 @@ ON_ONE_MACHINE = {"OMPI_MCA_btl": "^ofi"}
 THOROUGH = bool(os.environ.get("CI"))  # what takes long, and seldom finds more than its sample, is left to CI
 
 
-def sampled(cases: Sequence[T]) -> Sequence[T]:
-    """A test's cases: all in CI, elsewhere every other one."""
-    return cases if THOROUGH else cases[::2]
+def sampled(cases: Sequence[T], step: int = 2) -> Sequence[T]:
+    """A test's cases: all in CI, elsewhere one of each ``step``."""
+    return cases if THOROUGH else cases[::step]
 
 
 drawing = pytest.mark.usefixtures("matplotlib")  # of a test that draws
@@ -70,6 +71,12 @@ first_rungs = pytest.mark.parametrize(
     indirect=True,
     scope="module",
 )
+
+
+def reasons_of(skipped: Sequence[pytest.TestReport]) -> list[str]:
+    """How many tests, or modules, were skipped for each reason, the most frequent first."""
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    return [f"skipped {times:4}: {reason}" for reason, times in reasons.most_common()]
 
 
 def random_qkv(B: int, N: int, d: int, seed: int = 0) -> np.ndarray:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
-from support import ROOT, script
+from support import ROOT, reasons_of, script
 
 pytestmark = pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
 PYTHON = """#!/bin/sh
@@ -60,3 +61,8 @@ def test_make_alone_names_every_target(tmp_path):
     assert {f"make {name} " for name in phony.split()[1:] if name != "help"} <= {
         f"{line.partition('  ')[0]} " for line in done.stdout.splitlines()
     }
+
+
+def test_skipped_tests_are_told_in_a_line_for_each_reason():
+    skipped = [SimpleNamespace(longrepr=("x.py", 3, f"Skipped: no {what}")) for what in ("MPI", "GPU", "GPU")]
+    assert reasons_of(skipped) == ["skipped    2: no GPU", "skipped    1: no MPI"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulator.decode import DecodeEmulated
-from support import THOROUGH, flashcli
+from support import THOROUGH, flashcli, sampled
 
 from bench.decode_check import check_kernels, grid
 from bench.decode_judge import Answer, Judge
@@ -46,6 +46,13 @@ def opened(request):
     return functools.partial(DecodeEmulated, request.getfixturevalue("emulated"))
 
 
+def emulated_some(names: str, cases: list) -> pytest.MarkDecorator:
+    """Cases of a test that are all computed on a GPU; emulated outside CI, those that are `sampled`."""
+    pairs = [("emulated", *case) for case in sampled(cases)]
+    pairs += [pytest.param("gpu", *case, marks=pytest.mark.gpu) for case in cases]
+    return pytest.mark.parametrize(f"opened, {names}", pairs, indirect=["opened"], ids=str)
+
+
 def drawn(case: Case) -> Iterator[Case]:
     """Every option beside every other one, and sequences that are shorter than their query tokens."""
     rng = random.Random(0)
@@ -60,7 +67,7 @@ def drawn(case: Case) -> Iterator[Case]:
     yield dataclasses.replace(case, lengths="0,3,40,1", T=8, window=2**31 - 1)
 
 
-@pytest.mark.parametrize("build", BUILDS, ids=lambda build: f"{build.D}, {build.page}, {build.layout}")
+@emulated_some("build", [(build,) for build in BUILDS])
 def test_every_kernel_is_right_whatever_is_asked_for_together(opened, build):
     cases = list(drawn(build))
     requests = [make(case) for case in (cases if opened is DecodeCuda else cases[:: 3 if THOROUGH else 6])]
@@ -109,7 +116,7 @@ def assert_same_bytes(opened, asked, *forms):
         assert found[0].out.tobytes() == other.out.tobytes() and found[0].lse.tobytes() == other.lse.tobytes()
 
 
-@pytest.mark.parametrize("D", [80, 128, 256])
+@emulated_some("D", [(80,), (128,), (256,)])
 def test_answers_from_any_number_of_pieces_are_right_and_the_same_however_blocks_share_them(opened, D):
     lengths = [1, 513, 4096, 12300, 70_000]  # up to 48 pieces, which some warps merge together
     if opened is not DecodeCuda:
@@ -121,22 +128,20 @@ def test_answers_from_any_number_of_pieces_are_right_and_the_same_however_blocks
         assert_same_bytes(opened, asked, as_it_is, Tuning.piece_after_piece, Tuning.a_block_a_piece)
 
 
-@pytest.mark.parametrize(
-    ("case", "cluster"),
-    [
-        (Case(1, 32, 8, 128, "4096"), 8),
-        (Case(4, 15, 3, 128, "2001,700,0,5"), 4),
-        (Case(2, 24, 2, 64, "1025,3000", T=2, alibi=True), 4),  # three tiles of rows
-        (Case(3, 16, 8, 128, "600,257,31", window=300), 4),  # pieces of 256 tokens
-        (Case(5, 8, 1, 128, "4000,900,1700,0,2600", T=3, window=700, cache_type="float8_e5m2"), 4),
-        (Case(3, 8, 2, 64, "9000,5,12345"), 1),  # more pieces than a cluster has blocks
-        (Case(1, 8, 2, 128, "40000", window=9000), 1),  # the length says how long pieces are
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("layout", ["vllm", "nhd"])
+PIECES = [  # and how many blocks a cluster has
+    (Case(1, 32, 8, 128, "4096"), 8),
+    (Case(4, 15, 3, 128, "2001,700,0,5"), 4),
+    (Case(2, 24, 2, 64, "1025,3000", T=2, alibi=True), 4),  # three tiles of rows
+    (Case(3, 16, 8, 128, "600,257,31", window=300), 4),  # pieces of 256 tokens
+    (Case(5, 8, 1, 128, "4000,900,1700,0,2600", T=3, window=700, cache_type="float8_e5m2"), 4),
+    (Case(3, 8, 2, 64, "9000,5,12345"), 1),  # more pieces than a cluster has blocks
+    (Case(1, 8, 2, 128, "40000", window=9000), 1),  # the length says how long pieces are
+]
+
+
+@emulated_some("layout, case, cluster", [(layout, *piece) for layout in ("vllm", "nhd") for piece in PIECES])
 def test_pieces_found_by_the_numbers_of_blocks_and_merged_by_clusters_give_the_bytes_of_any(
-    opened, case, cluster, layout
+    opened, layout, case, cluster
 ):
     asked = make(dataclasses.replace(case, layout=layout))
     tuning = problem_of(KERNELS["tensor"], asked).tuning

@@ -8,6 +8,7 @@ import re
 import subprocess
 
 import pytest
+from support import sampled
 
 from flashcli.asked.attention import Operand, backward, contiguous
 from flashcli.asked.shape import MAX_D
@@ -56,7 +57,7 @@ def test_every_field_is_where_python_puts_it(tmp_path):
 
 
 @every_kernel
-@pytest.mark.parametrize("d", [32, 64, 128])
+@pytest.mark.parametrize("d", sampled([32, 64, 128]))
 @needs_nvcc
 def test_hardly_a_register_is_spilled(resources, kernel, d):
     builds = [] if kernel.refuses(Problem(d)) else [Build(kernel, Problem(d))]
@@ -66,14 +67,14 @@ def test_hardly_a_register_is_spilled(resources, kernel, d):
 
 @pytest.mark.parametrize(
     ("kernel", "problem"),
-    [
+    sampled([
         ("mma", Problem(32, True, "float32")), ("mma", Problem(64, bias="bool")), ("mma", Problem(64, True, "float32")),
         ("wgmma", Problem(17)), ("wgmma", Problem(32, True, "bool")), ("wgmma", Problem(64, True)),
         ("wgmma", Problem(64, aligned=False)), ("wgmma", Problem(64, bias="float32")),
         ("wgmma", Problem(80, True, "float32")), ("wgmma", Problem(128, True)), ("wgmma", Problem(112, bias="bool")),
         ("wgmma_short", Problem(17, True)), ("wgmma_short", Problem(32, bias="float32", tiles=(2, 2))),
         ("wgmma_short", Problem(64, True, tiles=(3, 2))),
-    ],
+    ], 3),
 )  # fmt: skip
 @needs_nvcc
 def test_no_register_is_spilled(resources, kernel, problem):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 import subprocess
 
 import numpy as np
 import pytest
+from support import sampled
 
 from flashcli.asked.decode import LAYOUTS
 from flashcli.compiler import compiler
@@ -81,6 +83,14 @@ TUNINGS = [
     Tuning(), Tuning(finds=BY_LENGTHS), Tuning(finds=BY_NUMBER),
     Tuning(blocks=2, finds=AHEAD_OF_LENGTH, under_way=2, cluster=8),
 ]  # fmt: skip
+TENSOR_PROBLEMS = [
+    Problem(d, page, "float16", cache_type, transposed, rows)
+    for d, page, cache_type, transposed, rows in [
+        (64, 16, "float16", False, 8), (128, 16, "float8_e4m3fn", False, 8), (128, 16, "float16", False, 8),
+        (128, 16, "float16", True, 8), (128, 1, "float16", False, 8), (128, 8, "float16", False, 8),
+        (128, 16, "float16", False, 16), (64, 16, "float8_e4m3fn", False, 16),
+    ]
+]  # fmt: skip
 
 
 @every_kernel
@@ -90,17 +100,9 @@ def test_no_register_is_spilled_where_it_matters(resources, kernel):
         assert found.spilled == 0 and not found.warnings, function
 
 
-@pytest.mark.parametrize("tuning", TUNINGS, ids=str)
-@pytest.mark.parametrize(
-    ("d", "page", "cache_type", "transposed", "rows"),
-    [
-        (64, 16, "float16", False, 8), (128, 16, "float8_e4m3fn", False, 8), (128, 16, "float16", False, 8),
-        (128, 16, "float16", True, 8), (128, 1, "float16", False, 8), (128, 8, "float16", False, 8),
-        (128, 16, "float16", False, 16), (64, 16, "float8_e4m3fn", False, 16),
-    ],
-)  # fmt: skip
-def test_tensor_spills_nothing_however_it_is_tuned(resources, d, page, cache_type, transposed, rows, tuning):
-    build = Build(KERNELS["tensor"], Problem(d, page, "float16", cache_type, transposed, rows, tuning))
+@pytest.mark.parametrize(("problem", "tuning"), sampled(list(itertools.product(TENSOR_PROBLEMS, TUNINGS)), 5), ids=str)
+def test_tensor_spills_nothing_however_it_is_tuned(resources, problem, tuning):
+    build = Build(KERNELS["tensor"], problem._replace(tuning=tuning))
     reported = resources(build, "sm_90a")
     for function, found in reported.items():
         assert found.spilled == 0 and not found.warnings, function
