@@ -91,7 +91,7 @@ def check_kernels(names: list[str], cases: list[Case], opened: Callable[..., Any
             click.echo(f"void, for {passed} would pass: {described(case)}", err=True)
         counted += 1
         for name in names:
-            build = Build(KERNELS[name], decode.problem_of(KERNELS[name], asked))
+            build = decode.build_of(KERNELS[name], asked.outline)
             if build.kernel.refuses(build.problem):
                 continue
             others: dict[str, Answer] = {}
@@ -120,7 +120,7 @@ def check_kernels(names: list[str], cases: list[Case], opened: Callable[..., Any
 def compile_for(names: list[str], cases: list[Case]) -> None:
     """All that is needed to check kernels on some cases, their builds side by side."""
     pairs = itertools.product([KERNELS[name] for name in names], map(outlined, cases))
-    builds = [Build(kernel, decode.problem_of(kernel, asked)) for kernel, asked in pairs]
+    builds = [decode.build_of(kernel, asked.outline) for kernel, asked in pairs]
     others = [
         Build(build.kernel, build.problem._replace(tuning=tuning))
         for build in builds

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashcli.asked.decode import Decode
 from flashcli.cpu.decode import attend_group, gather
+from flashcli.cpu.pages import DecodeArrays
 
 EPSILON = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place of 1
 
@@ -33,7 +33,7 @@ class Errors(NamedTuple):
     l2: float
 
 
-def golden(asked: Decode) -> Answer:
+def golden(asked: DecodeArrays) -> Answer:
     """The answer in float64."""
     answer = Answer(np.zeros(asked.query.shape), np.full(asked.query.shape[:-1], -np.inf))
     for s in range(asked.S):
@@ -43,7 +43,7 @@ def golden(asked: Decode) -> Answer:
 
 
 @np.errstate(all="ignore")
-def base(asked: Decode) -> np.ndarray:
+def base(asked: DecodeArrays) -> np.ndarray:
     """The answer of plain arithmetic in the query's type, all of a row's scores at once."""
     kind = asked.query.dtype
     out = np.zeros(asked.query.shape, kind)
@@ -75,7 +75,7 @@ def errors(got: np.ndarray, want: np.ndarray) -> Errors:
 class Judge:
     """Knows what an answer to one request has to be like."""
 
-    def __init__(self, asked: Decode) -> None:
+    def __init__(self, asked: DecodeArrays) -> None:
         self.want, self._kind = golden(asked), asked.query.dtype.name
         self.base = errors(base(asked), self.want.out)
         self._swapped = _with_two_pages_swapped(asked)
@@ -115,7 +115,7 @@ class Judge:
         return ", ".join(passed)
 
 
-def _with_two_pages_swapped(asked: Decode) -> np.ndarray | None:
+def _with_two_pages_swapped(asked: DecodeArrays) -> np.ndarray | None:
     """The golden answer to tables in which two sequences' last full pages have changed places; None if no two have.
 
     Of small pages, as many as hold 16 tokens: a token among hundreds may not matter.

@@ -22,7 +22,7 @@ from bench.rows import Gridded
 from flashcli.kernels import cost, costs
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.choice import choose, refusal
-from flashcli.kernels.types import Problem
+from flashcli.kernels.problem import Problem
 from flashcli.measure.records import by_case, of_kind
 from flashcli.measure.rows import Row
 from flashcli.terminal import as_json

@@ -20,11 +20,14 @@ import click
 
 from bench import scripts
 from bench.rows import Gridded
+from flashcli.asked.attention import call, contiguous
+from flashcli.asked.how import How
 from flashcli.compiler import compiler
 from flashcli.errors import MISMATCH
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.types import Build
-from flashcli.kernels.types import Problem as Built
+from flashcli.kernels.operation import Build, Gpu
+from flashcli.kernels.plan import ATTENTION
+from flashcli.kernels.problem import Problem as Built
 from flashcli.measure import bench, clocks, in_place, machine, peers, records
 from flashcli.measure.in_place import Contender, Entrant, Ready
 from flashcli.measure.rows import Row, over_all
@@ -152,28 +155,29 @@ def built(problem: Problem, multiprocessors: int = 132) -> Built:
     )  # fmt: skip
 
 
-def builds(problems: Iterable[Problem], kernels: Collection[str], capability: tuple[int, int]) -> list[Build]:
+def builds(problems: Iterable[Problem], kernels: Collection[str], gpu: Gpu) -> list[Build]:
     """All builds that the kernels launch, once each."""
-    from flashcli.kernels.plan import plan
-
     found: dict[tuple, Build] = {}
     for problem in problems:
+        q = contiguous((problem.B, problem.H, problem.M, problem.d), "float32")
+        k = contiguous((problem.B, problem.Hkv, problem.N, problem.d), "float32")
+        asked = call(q, k, k, causal=problem.causal).at(0)
         for name in kernels:
             if _can(name, problem):
-                steps = plan(capability, built(problem), problem.B, problem.H, problem.Hkv, name).steps
+                steps = ATTENTION.plan(asked, gpu, How(name)).steps
                 found |= {(step.build.kernel.name, *step.build.macros().items()): step.build for step in steps}
     return list(found.values())
 
 
 def compile_all(problems: Sequence[Problem], kernels: Collection[str], triton: bool) -> None:
     """Fill the caches, ours and Triton's, on all cores."""
-    from flashcli.gpu.launcher import place_of_device
+    from flashcli.gpu.place import place_of_device
 
-    capability = place_of_device(0).capability
-    arch, cores = compiler.architecture(capability), os.cpu_count() or 1
+    gpu = place_of_device(0).gpu
+    arch, cores = compiler.architecture(gpu.capability), os.cpu_count() or 1
     with ThreadPoolExecutor(cores) as threads, ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
         made: list[Future] = _compile_triton(problems, pool) if triton else []
-        made += [threads.submit(compiler.cubin, build, arch) for build in builds(problems, kernels, capability)]
+        made += [threads.submit(compiler.cubin, build, arch) for build in builds(problems, kernels, gpu)]
         for one in made:
             one.result()
 
@@ -251,11 +255,11 @@ def _row(case: str, entrant: Entrant, accuracy: dict[str, Any], times: Times, gi
 @functools.cache
 def _chosen(problem: Problem) -> str:
     """The kernel that computes when nobody names one."""
-    from flashcli.gpu.launcher import place_of_device
+    from flashcli.gpu.place import place_of_device
     from flashcli.kernels.choice import choose
 
     place = place_of_device(0)
-    return choose(place.capability, built(problem, place.multiprocessors)).name
+    return choose(place.gpu.capability, built(problem, place.gpu.multiprocessors)).name
 
 
 @click.command()

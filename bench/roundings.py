@@ -19,7 +19,7 @@ from bench.rows import Emulated
 from flashcli.asked.shape import Shape
 from flashcli.files.verify import Comparison, reference
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.types import Problem
+from flashcli.kernels.problem import Problem
 from flashcli.measure import machine
 from flashcli.measure.rows import Row
 from flashcli.terminal import as_json

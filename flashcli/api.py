@@ -249,10 +249,10 @@ def write_kv(
 
 # In which rooms each function is, for arrays that say where they lie, and for NumPy's. PyTorch's tensors have one.
 ROOMS = {
-    "attention": ("arrays.anyones", "arrays.numpys"),
-    "attention_backward": ("arrays.anyones_backward", "arrays.numpys_backward"),
-    "decode": ("arrays.cupys", "arrays.numpys_decode"),
-    "write_kv": ("arrays.cupys", "arrays.numpys_write_kv"),
+    "attention": ("arrays.on_gpu", "arrays.numpys"),
+    "attention_backward": ("arrays.on_gpu", "arrays.numpys_backward"),
+    "decode": ("arrays.on_gpu", "arrays.numpys_decode"),
+    "write_kv": ("arrays.on_gpu", "arrays.numpys_write_kv"),
 }
 _known: dict[tuple[str, type], Callable[..., Any]] = {}
 

@@ -34,15 +34,13 @@ from support import (
 )
 from threadpoolctl import threadpool_limits
 
-from flashcli.arrays import anyones, anyones_backward, cupys, memory
+from flashcli.arrays import memory, on_gpu
 from flashcli.compiler import compiler
 from flashcli.cpu.cores import usable_cores
 from flashcli.errors import FlashError
-from flashcli.gpu import decode as paged
 from flashcli.gpu import driver as cuda_driver
-from flashcli.gpu import launcher, prepared, prepared_backward
-from flashcli.gpu import write_kv as paged_write
-from flashcli.gpu.session import devices
+from flashcli.gpu import place, prepared
+from flashcli.gpu.pycuda import devices
 from flashcli.kernels.attention import KERNELS
 
 # Examples overwrite one file in tmp_path, which is what the health check warns about; a first one may compile a kernel.
@@ -193,15 +191,13 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     """tests/fake_driver.py in the place of NVIDIA's bindings, and a compiler that gives its options as machine code."""
     fake = Driver()
     for name in ("_primary", "_places"):
-        monkeypatch.setattr(launcher, name, {})
-    for module in (launcher, memory, anyones, anyones_backward, cupys):
+        monkeypatch.setattr(place, name, {})
+    for module in (place, prepared, memory, on_gpu):
         monkeypatch.setattr(module, "bindings", lambda: fake)
     monkeypatch.setattr(compiler, "cubin", lambda build, arch: " ".join(compiler.options(build)).encode())
-    for module in (prepared, prepared_backward, paged, paged_write):
-        module.prepare.cache_clear()
+    prepared.prepare.cache_clear()
     yield fake
-    for module in (prepared, prepared_backward, paged, paged_write):
-        module.prepare.cache_clear()
+    prepared.prepare.cache_clear()
 
 
 @pytest.fixture

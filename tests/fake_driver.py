@@ -19,14 +19,16 @@ from gradients_oracle import gradients
 from oracle import Asked
 
 from flashcli.arrays import memory
-from flashcli.asked.decode import BlockSparse, Decode, cache_shapes
-from flashcli.asked.write_kv import WriteKv
+from flashcli.arrays.protocols import DataType
+from flashcli.asked.decode import BlockSparse, cache_shapes
 from flashcli.cpu.decode import attend_group
+from flashcli.cpu.pages import DecodeArrays, WriteKvArrays
 from flashcli.cpu.write_kv import write as write_numpy
 from flashcli.files.decode.tensors import dtype
 from flashcli.kernels import backward, write_kv
 from flashcli.kernels.arguments import Attention
-from flashcli.kernels.decode import TYPE_NUMBERS, Argument
+from flashcli.kernels.decode import Argument
+from flashcli.kernels.pages import TYPE_NUMBERS
 
 CUdevice_attribute = SimpleNamespace(
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR="major",
@@ -360,7 +362,7 @@ def decode(given: Argument, macros: dict[str, str]) -> None:
     sparse = BlockSparse(given.sparse_stride, given.sparse_block, given.sparse_local, given.sparse_slide, given.tp_rank)
     width = given.table_width
     lengths = _view(given.seq_lens, np.int32, (S,), (1,))
-    asked = Decode(
+    asked = DecodeArrays(
         _view(given.query, query_type, (S, T, H, D), (given.query_sequence, given.query_token, D, 1)),
         _view(given.key_cache, cache_type, shapes[0], key_strides),
         _view(given.value_cache, cache_type, shapes[1], value_strides),
@@ -392,7 +394,7 @@ def write(given: write_kv.Argument, macros: dict[str, str]) -> None:
     scales = (_view(at, np.float32, (1,), (1,))[0].item() if at else factor
               for at, factor in ((given.k_scale, given.k_factor), (given.v_scale, given.v_factor)))  # fmt: skip
     write_numpy(
-        WriteKv(
+        WriteKvArrays(
             _view(given.key, kind, rows, (given.new_key_token, given.new_key_head, 1)),
             _view(given.value, kind, rows, (given.new_value_token, given.new_value_head, 1)),
             _view(given.key_cache, cache_type, shapes[0], key_strides),
@@ -400,6 +402,13 @@ def write(given: write_kv.Argument, macros: dict[str, str]) -> None:
             np.where(slots < given.pages * page, slots, -1), *scales, layout,
         )
     )  # fmt: skip
+
+
+DLPACK = {  # kind, bits and lanes of types
+    "float32": (2, 32, 1), "float16": (2, 16, 1), "bfloat16": (4, 16, 1), "int32": (0, 32, 1), "int64": (0, 64, 1),
+    "uint8": (1, 8, 1), "bool": (6, 8, 1), "float64": (2, 64, 1), "float8_e4m3fn": (10, 8, 1),
+    "float8_e5m2": (12, 8, 1),
+}  # fmt: skip
 
 
 class OnGpu:
@@ -424,7 +433,8 @@ class FromDlpack:
 
     def __dlpack__(self, *, stream=None):
         self.streams.append(stream)
-        return memory.export(self, self.array.ctypes.data, self.array.shape, (self.kind, 0))
+        kind = DataType(*DLPACK[self.array.dtype.name])
+        return memory.export(self, self.array.ctypes.data, self.array.shape, (self.kind, 0), kind)
 
 
 class WithoutAStream(FromDlpack):

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from flashcli.asked.decode import Decode
+from flashcli.cpu.pages import DecodeArrays
 
 
-def key_and_value(asked: Decode, s: int, token: int, kv_head: int) -> tuple[np.ndarray, np.ndarray]:
+def key_and_value(asked: DecodeArrays, s: int, token: int, kv_head: int) -> tuple[np.ndarray, np.ndarray]:
     page, slot = int(asked.block_tables[s, token // asked.page]), token % asked.page
     assert page >= 0
     if asked.layout == "vllm":
@@ -22,7 +22,7 @@ def key_and_value(asked: Decode, s: int, token: int, kv_head: int) -> tuple[np.n
     return np.asarray(key, np.float64) * asked.k_scale, np.asarray(value, np.float64) * asked.v_scale
 
 
-def sees(asked: Decode, s: int, t: int, head: int, token: int) -> bool:
+def sees(asked: DecodeArrays, s: int, t: int, head: int, token: int) -> bool:
     position = int(asked.seq_lens[s]) - asked.T + t
     if token > position or (asked.window and token <= position - asked.window):
         return False
@@ -36,7 +36,7 @@ def sees(asked: Decode, s: int, t: int, head: int, token: int) -> bool:
     return (block + offset) % sparse.vert_stride == 0 or block > query_block - sparse.local_blocks
 
 
-def oracle(asked: Decode) -> tuple[np.ndarray, np.ndarray]:
+def oracle(asked: DecodeArrays) -> tuple[np.ndarray, np.ndarray]:
     out = np.zeros((asked.S, asked.T, asked.H, asked.D))
     lse = np.full((asked.S, asked.T, asked.H), -np.inf)
     for s, t, head in np.ndindex(lse.shape):

@@ -14,7 +14,7 @@ gpu_kernels() { # D: those that take heads of so many numbers
 	"$PYTHON" -c '
 import sys
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.types import Problem
+from flashcli.kernels.problem import Problem
 d = int(sys.argv[1])
 print(*(name for name, kernel in KERNELS.items() if not kernel.on_host and not kernel.refuses(Problem(1, 1, 1, d))))' "$1"
 }

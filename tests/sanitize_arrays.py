@@ -21,11 +21,14 @@ import sanitizing
 from oracle import Asked, plain
 
 from flashcli.asked.attention import Call, Operand, call
+from flashcli.asked.how import How
 from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable
-from flashcli.gpu.launcher import Place, ask, bindings, place_of_device
-from flashcli.gpu.prepared import Options, is_aligned, planned, prepare
+from flashcli.gpu.place import Place, ask, bindings, place_of_device
+from flashcli.gpu.prepared import prepare
 from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.operation import Plan
+from flashcli.kernels.plan import ATTENTION
 
 B, H, Hkv, M, N = 2, 4, 2, 150, 201  # several tiles of rows and of keys, the last ones partly filled
 STRIDED = [name for name, kernel in KERNELS.items() if kernel.strided]
@@ -191,19 +194,24 @@ def offset(whole: np.ndarray, view: np.ndarray) -> int:
 # ---- what is launched
 
 
-def asked(case: Case, kernel: str) -> tuple[Call, bool, Options]:
-    """The call, whether its rows are aligned, its options."""
-    return *_called(case), Options("auto", kernel, case.precision, case.batch_invariant, case.lse)
+def asked(case: Case, kernel: str) -> tuple[Call, How]:
+    """The call, and how it is to be computed."""
+    return _called(case), How(kernel, case.precision, case.batch_invariant, case.lse)
 
 
 @functools.cache
-def _called(case: Case) -> tuple[Call, bool]:
+def _called(case: Case) -> Call:
     """Memory is allocated on far more than 16 bytes."""
     whole, view = arrays(case)
     of = {name: operand(x) for name, x in view.items()}
     what = call(of["q"], of["k"], of["v"], of.get("bias"), of["out"], case.causal, None, case.q_start)
     offsets = [offset(whole[name], x) for name, x in view.items() if name != "bias"]
-    return what, is_aligned(what, math.gcd(*offsets))
+    return what.at(math.gcd(*offsets))
+
+
+def planned(place: Place, case: Case, kernel: str) -> Plan:
+    call, how = asked(case, kernel)
+    return ATTENTION.plan(call, place.gpu, how)
 
 
 def takes(place: Place, kernel: str, case: Case) -> bool:
@@ -211,7 +219,7 @@ def takes(place: Place, kernel: str, case: Case) -> bool:
     if case.precision not in KERNELS[kernel].precisions:
         return False
     try:
-        planned(place, *asked(case, kernel))
+        planned(place, case, kernel)
     except BackendUnavailable:
         return False
     return True
@@ -224,9 +232,9 @@ def taken(place: Place, kernel: str) -> Iterator[str]:
 
 def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
     """Leave the code of all of these kernels and cases in the cache."""
-    steps = (step for kernel, name in cases for step in planned(place, *asked(CASES[name], kernel)).steps)
+    steps = (step for kernel, name in cases for step in planned(place, CASES[name], kernel).steps)
     builds = {(step.build.kernel.name, *step.build.macros().items()): step.build for step in steps}
-    architecture = compiler.architecture(place.capability)
+    architecture = compiler.architecture(place.gpu.capability)
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda build: compiler.cubin(build, architecture), builds.values()))
 
@@ -234,7 +242,7 @@ def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
 def check(place: Place, kernel: str, case: Case) -> None:
     """Compute it and compare it with float64; AssertionError says what is wrong."""
     whole, view = arrays(case)
-    prepared = prepare(place, *asked(case, kernel))
+    prepared = prepare(place, ATTENTION, *asked(case, kernel))
     lse = nan(case.B, case.H, case.M)
     with place.current():
         memory = {name: put(x) for name, x in whole.items()}

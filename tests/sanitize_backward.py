@@ -20,11 +20,12 @@ from oracle import Asked, plain
 from sanitize_arrays import LAYOUTS, allocate, get, nan, offset, operand, put
 
 from flashcli.asked.attention import Backward, backward
+from flashcli.asked.how import How
 from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable
-from flashcli.gpu.launcher import Place, ask, bindings, place_of_device
-from flashcli.gpu.prepared_backward import is_aligned, planned, prepare
-from flashcli.kernels.backward import KERNELS, POINTERS
+from flashcli.gpu.place import Place, ask, bindings, place_of_device
+from flashcli.gpu.prepared import prepare
+from flashcli.kernels.backward import BACKWARD, KERNELS, POINTERS
 
 TOLERANCE = 5e-5
 
@@ -103,21 +104,21 @@ def _question(case: Case, view: dict[str, np.ndarray]) -> Asked:
     return Asked(view["Q"], view["K"], view["V"], case.causal, None, view.get("bias"), case.q_start)
 
 
-def asked(case: Case) -> tuple[Backward, bool]:
-    """What is asked for, and whether rows are aligned. Memory is allocated on far more than 16 bytes."""
+def asked(case: Case) -> Backward:
+    """What is asked for. Memory is allocated on far more than 16 bytes."""
     whole, view = make(case)
     of = {name: operand(x) for name, x in view.items()}
     found = backward(
         of["dO"], of["Q"], of["K"], of["V"], of["O"], of["lse"], of.get("dlse"), of.get("bias"), case.causal, None,
         case.q_start, case.bias is not None,
     )  # fmt: skip
-    return found, is_aligned(found, math.gcd(*(offset(whole[name], view[name]) for name in ("dO", "Q", "K", "V"))))
+    return found.at(math.gcd(*(offset(whole[name], view[name]) for name in ("dO", "Q", "K", "V"))))
 
 
 def takes(place: Place, kernel: str, case: Case) -> bool:
     """Whether a kernel takes a case on this GPU."""
     try:
-        planned(place.capability, *asked(case), kernel)
+        BACKWARD.plan(asked(case), place.gpu, How(kernel))
     except BackendUnavailable:
         return False
     return True
@@ -130,9 +131,9 @@ def taken(place: Place, kernel: str) -> Iterator[str]:
 
 def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
     """Leave the code of all of these kernels and cases in the cache."""
-    steps = (step for kernel, name in cases for step in planned(place.capability, *asked(CASES[name]), kernel).steps)
+    steps = (step for kernel, name in cases for step in BACKWARD.plan(asked(CASES[name]), place.gpu, How(kernel)).steps)
     builds = {(step.build.kernel.name, *step.build.macros().items()): step.build for step in steps}
-    architecture = compiler.architecture(place.capability)
+    architecture = compiler.architecture(place.gpu.capability)
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda build: compiler.cubin(build, architecture), builds.values()))
 
@@ -140,7 +141,7 @@ def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
 def check(place: Place, kernel: str, case: Case) -> None:
     """Compute them and compare them with float64; AssertionError says what is wrong."""
     whole, view = make(case)
-    prepared = prepare(place, *asked(case), kernel)
+    prepared = prepare(place, BACKWARD, asked(case), How(kernel))
     answer = {name: nan(*view[like].shape) for name, like in (("dQ", "Q"), ("dK", "K"), ("dV", "V"))}
     if case.bias:
         answer["dbias"] = nan(*case.bias)
@@ -150,7 +151,7 @@ def check(place: Place, kernel: str, case: Case) -> None:
         memory |= {name: allocate(x.nbytes) for name, x in answer.items()}
         memory["workspace"] = allocate(prepared.workspace)
         addresses = memory | at
-        prepared.launch(0, *(addresses.get(name, 0) for name in POINTERS[:-1]))
+        prepared.launch(0, *(addresses.get(name, 0) for name in POINTERS))
         for name, x in answer.items():
             get(x, memory[name])
         for address in memory.values():

@@ -19,15 +19,17 @@ import sanitizing
 from sanitize_arrays import allocate, get, put
 
 from bench.decode_judge import golden
-from flashcli.arrays.numpys_write_kv import write
-from flashcli.asked.decode import LAYOUTS, BlockSparse, Decode, cache_shapes
-from flashcli.asked.write_kv import WriteKv
+from flashcli.asked.decode import LAYOUTS, BlockSparse, cache_shapes
 from flashcli.compiler import compiler
+from flashcli.cpu.pages import DecodeArrays, WriteKvArrays
+from flashcli.cpu.write_kv import write
 from flashcli.files.decode.cases import Case, make
 from flashcli.files.decode.tensors import dtype
-from flashcli.gpu.launcher import Place, PreparedDecode, PreparedWrite, ask, bindings, place_of_device
+from flashcli.gpu.place import Place, ask, bindings, place_of_device
+from flashcli.gpu.prepared import Prepared
 from flashcli.kernels import decode, write_kv
 from flashcli.kernels.decode import CEILING, KERNELS
+from flashcli.kernels.operation import Build, Gpu
 
 WRITE = write_kv.KERNEL.name
 LADDER = {**KERNELS, CEILING.name: CEILING}
@@ -67,7 +69,7 @@ CASES = {
 RUBBISH = "lengths and pages that there are not"
 
 
-def asked_for(name: str) -> Decode:
+def asked_for(name: str) -> DecodeArrays:
     if name.startswith(WIDE):
         asked = make(CASES[name])
         tables = np.pad(asked.block_tables, ((0, 0), (0, 17 * 1024 // asked.page)), constant_values=-1)
@@ -93,17 +95,15 @@ def taken(kernel: str) -> Iterator[str]:
     return (name for name, case in {**CASES, RUBBISH: PLAIN}.items() if takes(kernel, case))
 
 
-def build_of(kernel: str, asked: Decode) -> decode.Build:
-    return decode.Build(LADDER[kernel], decode.problem_of(LADDER[kernel], asked))
+def build_of(kernel: str, asked: DecodeArrays, gpu: Gpu = decode.HOPPER) -> Build:
+    return decode.build_of(LADDER[kernel], asked.outline, gpu)
 
 
 def check(place: Place, kernel: str, name: str) -> None:
     """Compute it and compare it with float64; AssertionError says what is wrong."""
     asked = asked_for(name)
-    scales = {name: scale for name in ("k_scale", "v_scale") if (scale := getattr(asked, name)) != 1}
-    prepared = PreparedDecode(
-        place, build_of(kernel, asked), decode.sizes_of(asked), decode.argument(asked, {}), scales
-    )
+    plan = decode.plan_of(build_of(kernel, asked, place.gpu), asked.outline)
+    prepared = Prepared(place, decode.DECODE, plan)
     out, lse = np.full_like(asked.query, np.nan), np.full(asked.query.shape[:-1], np.nan, np.float32)
     arrays = {name: getattr(asked, name, None) for name in decode.POINTERS[:6]}
     with place.current():
@@ -130,19 +130,19 @@ WRITES = {f"{key}, {cache}, {layout}": (key, cache, layout) for layout in LAYOUT
 )}  # fmt: skip
 
 
-def to_write(name: str, slots: Iterable[int] = (5, -1, 39, 8, 0)) -> WriteKv:
+def to_write(name: str, slots: Iterable[int] = (5, -1, 39, 8, 0)) -> WriteKvArrays:
     """Five tokens of three heads of 80 for five pages of eight slots."""
     key, cache, layout = WRITES[name]
     rows = np.random.default_rng(0).normal(size=(2, 5, 3, 80)).astype(dtype(key))
     caches = (np.full(shape, 7, dtype(cache)) for shape in cache_shapes(layout, 5, 3, 8, 80, dtype(cache).itemsize))
-    return WriteKv(*rows, *caches, np.array(slots), 0.3, 3.0, layout)
+    return WriteKvArrays(*rows, *caches, np.array(slots), 0.3, 3.0, layout)
 
 
 def check_write(place: Place, name: str) -> None:
     """Write what NumPy does; AssertionError says what is wrong."""
     asked, want = to_write(name, (5, -1, 39, 2**40, 0)), to_write(name, (5, -1, 39, -1, 0))
     write(want)
-    prepared = PreparedWrite(place, write_kv.build_of(asked), write_kv.argument(asked, NEW_STRIDES))
+    prepared = Prepared(place, write_kv.WRITE_KV, write_kv.plan(asked.outline, place.gpu))
     with place.current():
         memory = {name: put(_bytes(getattr(asked, name))) for name in write_kv.POINTERS[:5]}
         prepared.launch(0, *(memory.get(name, 0) for name in write_kv.POINTERS))
@@ -151,8 +151,6 @@ def check_write(place: Place, name: str) -> None:
             np.testing.assert_array_equal(_bytes(getattr(asked, cache)), _bytes(getattr(want, cache)), err_msg=cache)
         _free(memory.values())
 
-
-NEW_STRIDES = {"new_key_token": 240, "new_key_head": 80, "new_value_token": 240, "new_value_head": 80}
 
 # ---- both
 
@@ -169,11 +167,10 @@ def _free(addresses: Iterable[int]) -> None:
 
 def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
     """Leave the code of all of these kernels and cases in the cache."""
-    builds: set[compiler.Compilable] = {
-        write_kv.build_of(to_write(name)) if kernel == WRITE else build_of(kernel, asked_for(name))
-        for kernel, name in cases
-    }
-    architecture = compiler.architecture(place.capability)
+    written = [write_kv.plan(to_write(name).outline, place.gpu) for kernel, name in cases if kernel == WRITE]
+    builds = {step.build for plan in written for step in plan.steps}
+    builds |= {build_of(kernel, asked_for(name), place.gpu) for kernel, name in cases if kernel != WRITE}
+    architecture = compiler.architecture(place.gpu.capability)
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda build: compiler.cubin(build, architecture), builds))
 

@@ -23,7 +23,7 @@ import warm
 
 from flashcli.asked.shape import Shape
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.types import Problem
+from flashcli.kernels.problem import Problem
 from flashcli.run import arrays
 from flashcli.run.request import Request, open_backend
 

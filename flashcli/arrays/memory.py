@@ -14,21 +14,23 @@ from typing import Any
 from flashcli.arrays import protocols
 from flashcli.arrays.protocols import CUDA, LEGACY_STREAM
 from flashcli.asked.attention import contiguous
-from flashcli.gpu.launcher import Place, ask, bindings
+from flashcli.gpu.place import Place, ask, bindings
 
 ITEM = 4  # bytes of a float32
-FLOAT32 = protocols.DataType(2, 8 * ITEM, 1)
+# Bytes of a number; its type in __cuda_array_interface__, which knows no bfloat16; its kind in DLPack.
+TYPES = {"float32": (4, "<f4", 2), "float16": (2, "<f2", 2), "bfloat16": (2, "", 4), "uint8": (1, "|u1", 1)}
 
 
 class DeviceArray:
-    """A contiguous float32 array on a GPU, with ``__cuda_array_interface__`` and DLPack.
+    """A contiguous array on a GPU, with ``__cuda_array_interface__`` and DLPack; its ``dtype`` is a key of `TYPES`.
 
     ``cupy.asarray``, ``torch.from_dlpack``, ``jax.dlpack.from_dlpack`` and others take it without a copy.
     """
 
-    def __init__(self, place: Place, stream: int, shape: tuple[int, ...]) -> None:
-        self.shape, self.stream, self._place = shape, stream, place
-        self._size = ITEM * math.prod(shape)
+    def __init__(self, place: Place, stream: int, shape: tuple[int, ...], dtype: str = "float32") -> None:
+        self.shape, self.stream, self.dtype, self._place = shape, stream, dtype, place
+        self._itemsize, self._typestr, self._kind = TYPES[dtype]
+        self._size = self._itemsize * math.prod(shape)
         self._users: set[int] = set()  # streams on which others have been given it
         self.address = allocate(stream, self._size)
 
@@ -39,18 +41,15 @@ class DeviceArray:
                 wait_for(self.stream, user)
             free(self.stream, self.address)
 
-    @property
-    def dtype(self) -> str:
-        """Always float32."""
-        return "float32"
-
     def __repr__(self) -> str:
-        return f"<float32 array of shape {list(self.shape)} on GPU {self._place.device}>"
+        return f"<{self.dtype} array of shape {list(self.shape)} on GPU {self._place.device}>"
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
+        if not self._typestr:
+            raise AttributeError(f"__cuda_array_interface__ has no {self.dtype}: take the array by DLPack")
         return {
-            "shape": self.shape, "typestr": "<f4", "data": (self.address, False), "strides": None,
+            "shape": self.shape, "typestr": self._typestr, "data": (self.address, False), "strides": None,
             "stream": self.stream or LEGACY_STREAM, "version": 3,
         }  # fmt: skip
 
@@ -75,7 +74,8 @@ class DeviceArray:
             with self._place.current():
                 wait_for(stream or LEGACY_STREAM, self.stream)
             self._users.add(stream or LEGACY_STREAM)
-        return export(self, self.address, self.shape, self.__dlpack_device__())
+        kind = protocols.DataType(self._kind, 8 * self._itemsize, 1)
+        return export(self, self.address, self.shape, self.__dlpack_device__(), kind)
 
 
 def allocate(stream: int, size: int) -> int:
@@ -152,12 +152,14 @@ def _dropped(capsule: int) -> None:
         _exported.pop(_get(capsule, NAME), None)
 
 
-def export(owner: object, address: int, shape: tuple[int, ...], device: tuple[int, int]) -> object:
-    """A DLPack capsule of a contiguous float32 array, which keeps its owner alive."""
+def export(
+    owner: object, address: int, shape: tuple[int, ...], device: tuple[int, int], kind: protocols.DataType
+) -> object:
+    """A DLPack capsule of a contiguous array, which keeps its owner alive."""
     n = len(shape)
     sizes = (ctypes.c_int64 * n)(*shape)
     strides = (ctypes.c_int64 * n)(*contiguous(shape, "float32").strides)
-    managed = _Managed(protocols.Tensor(address, protocols.Device(*device), n, FLOAT32, sizes, strides, 0))
+    managed = _Managed(protocols.Tensor(address, protocols.Device(*device), n, kind, sizes, strides, 0))
     managed.delete = _delete
     at = ctypes.addressof(managed)
     _exported[at] = managed, sizes, strides, owner

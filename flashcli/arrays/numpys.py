@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from flashcli.asked.attention import ANY_STRIDES, Call, Operand, call, checked
+from flashcli.asked.how import check_precision
 from flashcli.asked.shape import Shape
 from flashcli.cpu.attention import attend_arrays
 from flashcli.cpu.tiled import Matrices
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.files.cut import cut
-from flashcli.kernels.types import check_precision
 from flashcli.run.arrays import attend
 from flashcli.run.request import Request, open_backend, refuse_conflicts
 

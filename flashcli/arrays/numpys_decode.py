@@ -6,17 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from flashcli.asked.decode import (
-    BlockSparse,
-    Decode,
-    check_array,
-    check_cache_dtype,
-    check_layout,
-    check_option_types,
-    default_scale,
-    one_number,
-    problem,
-)
+from flashcli.asked.decode import BlockSparse, check_cache_dtype, check_layout, check_option_types, default_scale
+from flashcli.cpu.pages import DecodeArrays, check_array, one_number
+from flashcli.cpu.pages import decode_problem as problem
 from flashcli.files.decode.tensors import dtype
 from flashcli.run.decode import open_backend
 from flashcli.run.request import check_backend
@@ -53,7 +45,7 @@ def decode(
     check_cache_dtype(key_cache.dtype.name, value_cache.dtype.name, cache_dtype)
     if cache_dtype is not None:
         key_cache, value_cache = (cache.view(dtype(cache_dtype)) for cache in (key_cache, value_cache))
-    asked = Decode(
+    asked = DecodeArrays(
         query[:, None] if query.ndim == 3 else query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes,
         one_number("k_scale", k_scale), one_number("v_scale", v_scale), layout,
         default_scale(query.shape) if scale is None else scale, sliding_window, block_sparse,

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from flashcli.asked.decode import check_array, check_cache_dtype, check_layout, one_number
-from flashcli.asked.write_kv import WriteKv, problem
+from flashcli.asked.decode import check_cache_dtype, check_layout
+from flashcli.cpu.pages import WriteKvArrays, check_array, one_number
+from flashcli.cpu.pages import write_problem as problem
 from flashcli.cpu.write_kv import write
 from flashcli.files.decode.tensors import dtype
 
@@ -34,7 +35,7 @@ def write_kv(
     check_cache_dtype(key_cache.dtype.name, value_cache.dtype.name, cache_dtype)
     if cache_dtype is not None:
         key_cache, value_cache = (cache.view(dtype(cache_dtype)) for cache in (key_cache, value_cache))
-    asked = WriteKv(
+    asked = WriteKvArrays(
         key, value, key_cache, value_cache, slot_mapping, one_number("k_scale", k_scale),
         one_number("v_scale", v_scale), layout,
     )  # fmt: skip

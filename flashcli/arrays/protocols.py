@@ -16,7 +16,8 @@ from flashcli.asked.attention import Operand
 LEGACY_STREAM = 1  # how both protocols, and the driver, call the default stream
 TELLS_STREAM = 3  # the first version of ``__cuda_array_interface__`` that says when numbers are ready
 CPU, CUDA, CUDA_MANAGED = 1, 2, 13  # kinds of devices, in DLPack
-KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}  # of numbers, in DLPack
+KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat"}  # of numbers, in DLPack, before their bits
+WHOLE_KINDS = {6: "bool", 10: "float8_e4m3fn", 12: "float8_e5m2"}  # whose bits are known
 REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # what arrays raise that are not to be shared
 
 
@@ -132,7 +133,7 @@ def _by_dlpack(name: str, array: Any, stream: int) -> Found:
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _contiguous(shape, 1)
     number = tensor.dtype
-    dtype = KINDS.get(number.kind, "unknown") + ("" if number.kind == 6 else str(number.bits))
+    dtype = WHOLE_KINDS.get(number.kind) or KINDS.get(number.kind, "unknown") + str(number.bits)
     if number.lanes != 1:
         dtype += f"x{number.lanes}"
     return Found(Operand(shape, strides, dtype), (tensor.data or 0) + tensor.byte_offset, None, capsule)

@@ -18,6 +18,8 @@ BIASES = ("float32", "bool")  # numbers to add to scores, and masks: false takes
 ANY_STRIDES = ("bias", "lse", "dlse")  # arguments whose last axis need not be contiguous
 MAX_ROWS = MAX_INT32 - 1024  # kernels count rows in an int, and tiles go beyond the last row
 
+ALIGNMENT = 16  # bytes on which rows start, for kernels to move four numbers at a time
+
 Strides = tuple[int, int, int]  # of batches, heads and rows, in elements; 0 where there is only one
 
 
@@ -36,7 +38,8 @@ class Call(NamedTuple):
     the first. ``heads`` says whether Q was given with an axis of heads, which O and the LSE then have. With ``causal``,
     query i sees keys 0 to ``q_start`` + i; ``q_start`` is brought to -M, from where no query sees a key, or to N, from
     where each sees all, so that sums with it stay small, and is 0 where nothing is causal. ``bias`` is "" or one of
-    `BIASES`; ``bias_strides`` are those of its batches, heads, rows and columns, 0 where it is broadcast.
+    `BIASES`; ``bias_strides`` are those of its batches, heads, rows and columns, 0 where it is broadcast. ``aligned``
+    is known once addresses are.
     """
 
     B: int
@@ -55,6 +58,11 @@ class Call(NamedTuple):
     v: Strides
     o: Strides
     bias_strides: tuple[int, int, int, int]
+    aligned: bool = False
+
+    def at(self, addresses: int) -> Call:
+        """The call of arrays at these addresses, or'ed: whether all rows of matrices start on `ALIGNMENT` bytes."""
+        return self._replace(aligned=_rows_aligned(addresses, self.q, self.k, self.v, self.o))
 
     @property
     def group(self) -> int:
@@ -125,6 +133,10 @@ def _call(
     )  # fmt: skip
 
 
+def _rows_aligned(addresses: int, *matrices: Strides) -> bool:
+    return addresses % ALIGNMENT == 0 and not any(stride % 4 for strides in matrices for stride in strides)
+
+
 class Backward(NamedTuple):
     """What gradients are asked for, but for the addresses; hashable.
 
@@ -142,6 +154,13 @@ class Backward(NamedTuple):
     dv: Strides
     dbias_shape: tuple[int, ...] | None
     dbias: tuple[int, int, int, int]
+    aligned: bool = False
+
+    def at(self, addresses: int) -> Backward:
+        """The gradients of arrays at these addresses, or'ed: whether all rows of matrices start on `ALIGNMENT`."""
+        of = self.of
+        by = of.q, of.k, of.v, of.o, self.do, self.dq, self.dk, self.dv
+        return self._replace(aligned=_rows_aligned(addresses, *by))
 
 
 def backward(
@@ -199,6 +218,12 @@ def _backward(
         _of_row_numbers(contiguous(of.lse_shape, "float32") if lse is None else lse),
         None if dlse is None else _of_row_numbers(dlse), dq, dk, dk, *_dbias(bias if return_dbias else None, of),
     )  # fmt: skip
+
+
+def check_backend_on_gpu(backend: str) -> None:
+    """Raise ValueError for a backend that there is not for arrays on a GPU."""
+    if backend not in ("auto", "cuda"):
+        raise ValueError(f"backend must be 'auto' or 'cuda' for arrays on a GPU, not {backend!r}")
 
 
 def refuse_half(o: object, lse: object) -> None:

@@ -8,16 +8,17 @@ those of vLLM where it has one; S sequences, T query tokens, H heads, Hkv heads 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-import numpy as np
-
-from flashcli.asked.shape import MAX_INT32, MAX_SCALE, ceil_div
+from flashcli.asked.attention import Operand
+from flashcli.asked.shape import MAX_INT32, MAX_SCALE
 
 LAYOUTS = ("vllm", "nhd", "hnd")
+ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}  # bytes
 QUERY_TYPES = ("float32", "float16", "bfloat16")
 FP8_TYPES = ("float8_e4m3fn", "float8_e5m2")
 FACTORS = ("k_scale", "v_scale")
@@ -29,7 +30,7 @@ CHUNK_BYTES = 16  # vLLM's layout splits keys into chunks of these
 def _to_python(frozen: object, *names: str) -> None:
     """NumPy's short numbers become Python's: they would overflow in products, and in sums with places of tokens."""
     for name in names:
-        if isinstance(value := getattr(frozen, name), np.generic):
+        if hasattr(value := getattr(frozen, name), "item"):
             object.__setattr__(frozen, name, value.item())
 
 
@@ -57,10 +58,11 @@ class BlockSparse:
 
 
 class InPages:
-    """What the shape of a cache says, for whoever has ``key_cache`` and its ``layout``."""
+    """What the shape and the type of a cache say, for whoever has ``key_cache`` and its ``layout``."""
 
     key_cache: Any
     layout: str
+    D: int
 
     def __post_init__(self) -> None:
         """Factors are an fp8 cache's: those given for another one are ignored, as by vLLM."""
@@ -69,7 +71,7 @@ class InPages:
 
     @property
     def is_fp8(self) -> bool:
-        return self.key_cache.dtype.name in FP8_TYPES
+        return self.cache_type in FP8_TYPES
 
     @property
     def Hkv(self) -> int:
@@ -85,31 +87,34 @@ class InPages:
         return self.key_cache.shape[0]
 
     @property
+    def cache_type(self) -> str:
+        return type_of(self.key_cache)
+
+    @property
+    def cache_itemsize(self) -> int:
+        """Bytes of a number of the cache."""
+        return ITEM_SIZES.get(self.cache_type, 1)
+
+    @property
     def chunk(self) -> int:
         """How many numbers of the cache are in a chunk of `CHUNK_BYTES`."""
-        return CHUNK_BYTES // self.key_cache.dtype.itemsize
+        return CHUNK_BYTES // self.cache_itemsize
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of the cache that kernels move at a time, on multiples of which its rows start."""
+        return 16 if self.D * self.cache_itemsize % 16 == 0 else 8
 
 
-@dataclass(frozen=True, eq=False)
-class Decode(InPages):
-    """Queries [S, T, H, D] against a cache in pages, by arrays that may be mapped from a file.
+def type_of(array: Any) -> str:
+    """The name of the type of an array of NumPy's, or of an outline."""
+    return array.dtype if isinstance(array.dtype, str) else array.dtype.name
 
-    ``scale`` is the factor on q·k, and ``k_scale`` and ``v_scale`` are those on the numbers of an fp8 cache, 1 for
-    every other one. With a ``window`` above 0 a query token sees that many tokens, itself the last of them.
-    """
 
-    query: np.ndarray
-    key_cache: np.ndarray
-    value_cache: np.ndarray
-    block_tables: np.ndarray
-    seq_lens: np.ndarray
-    alibi_slopes: np.ndarray | None = None
-    k_scale: float = 1.0
-    v_scale: float = 1.0
-    layout: str = "vllm"
-    scale: float = 1.0
-    window: int = 0
-    sparse: BlockSparse | None = None
+class Queries(InPages):
+    """What the shape of a ``query`` [S, T, H, D] says, beside a cache in pages."""
+
+    query: Any
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +133,7 @@ class Decode(InPages):
         return self.query.shape[2]
 
     @property
-    def D(self) -> int:
+    def D(self) -> int:  # type: ignore[override]
         return self.query.shape[3]
 
     @property
@@ -136,31 +141,88 @@ class Decode(InPages):
         """How many heads share a head of the cache."""
         return self.H // self.Hkv
 
-    @property
-    def longest(self) -> int:
-        return int(self.seq_lens.max())
 
-    def first_used(self, length: np.ndarray) -> np.ndarray:
-        """The first token of a sequence that any of its query tokens may see."""
-        return np.maximum(0, length - self.T - self.window + 1) if self.window else length * 0
+@dataclass(frozen=True)
+class Decode(Queries):
+    """Queries [S, T, H, D] against a cache in pages: outlines of arrays, and options; hashable.
 
-    def used_bytes(self) -> int:
-        """Bytes of keys and values that have to be read, each once: those of the tokens that may be seen."""
-        tokens = int((self.seq_lens.astype(np.int64) - self.first_used(self.seq_lens.astype(np.int64))).sum())
-        return 2 * tokens * self.Hkv * self.D * self.key_cache.dtype.itemsize
+    ``scale`` is the factor on q·k, and ``k_scale`` and ``v_scale`` are those on the numbers of an fp8 cache, 1 for
+    every other one and where they are arrays. With a ``window`` above 0 a query token sees that many tokens, itself
+    the last of them.
+    """
 
-    def tokens_seen(self, s: int, t: int, head: int) -> np.ndarray | slice:
-        """The tokens of sequence s that a head of query token t sees: a slice, or their numbers where it is sparse."""
-        position = int(self.seq_lens[s]) - self.T + t
-        first = max(0, position - self.window + 1) if self.window else 0
-        if not self.sparse:
-            return slice(first, max(first, position + 1))
-        size, stride = self.sparse.block_size, self.sparse.vert_stride
-        blocks = np.arange(first // size, position // size + 1)
-        offset = self.sparse.offset(head, self.H, head // self.group, self.Hkv) % stride
-        kept = ((blocks + offset) % stride == 0) | (blocks > position // size - self.sparse.local_blocks)
-        tokens = (blocks[kept, None] * size + np.arange(min(size, position + 1))).reshape(-1)
-        return tokens[(tokens >= first) & (tokens <= position)]
+    query: Operand
+    key_cache: Operand
+    value_cache: Operand
+    block_tables: Operand
+    seq_lens: Operand
+    alibi_slopes: Operand | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    layout: str = "vllm"
+    scale: float = 1.0
+    window: int = 0
+    sparse: BlockSparse | None = None
+
+    def at(self, addresses: int) -> Decode:
+        """What is asked of a query and a cache at these addresses, or'ed; ValueError where kernels do not read them."""
+        if addresses % self.vector_bytes:
+            unit = self.vector_bytes
+            raise ValueError(f"query, key_cache and value_cache must start on multiples of {unit} bytes")
+        return self
+
+
+@functools.lru_cache(maxsize=256)  # a model asks the same again and again
+def ask(
+    query: Operand,
+    key_cache: Operand,
+    value_cache: Operand,
+    block_tables: Operand,
+    seq_lens: Operand,
+    alibi_slopes: Operand | None = None,
+    k_scale: Operand | float = 1.0,
+    v_scale: Operand | float = 1.0,
+    layout: str = "vllm",
+    scale: float | None = None,
+    sliding_window: int = 0,
+    block_sparse: BlockSparse | None = None,
+    cache_dtype: str | None = None,
+) -> Decode:
+    """What `flashcli.decode` is asked for with arrays of these outlines; ValueError says what cannot be decoded."""
+    check_layout(layout)
+    caches = caches_of_type(key_cache, value_cache, cache_dtype)
+    factors = (one_factor("k_scale", k_scale), one_factor("v_scale", v_scale))
+    scale = default_scale(query.shape) if scale is None else scale
+    if len(query.shape) == 3:  # a query of one token a sequence may have no axis of tokens
+        (S, *of_rows), (apart, *strides) = query.shape, query.strides
+        query = Operand((S, 1, *of_rows), (apart, 0, *strides), query.dtype)
+    asked = Decode(
+        query, *caches, block_tables, seq_lens, alibi_slopes, *factors, layout, scale, sliding_window, block_sparse
+    )
+    if wrong := outer_problem(asked):
+        raise ValueError(f"cannot decode: {wrong}")
+    return asked
+
+
+def caches_of_type(keys: Operand, values: Operand, cache_dtype: str | None) -> tuple[Operand, Operand]:
+    """Both caches, those of bytes as what the caller says they are."""
+    check_cache_dtype(keys.dtype, values.dtype, cache_dtype)
+    if cache_dtype is None:
+        return keys, values
+    return keys._replace(dtype=cache_dtype), values._replace(dtype=cache_dtype)
+
+
+def one_factor(name: str, scale: Operand | float) -> float:
+    """A scale that is a number, or 1 for an array, which is to have one float32."""
+    if not isinstance(scale, Operand):
+        return scale
+    if (scale.dtype, scale.shape) not in (("float32", ()), ("float32", (1,))):
+        raise ValueError(f"{name} must be {ONE_NUMBER}, not {scale.dtype} {list(scale.shape)}")
+    return 1.0
+
+
+ARRAYS = ("query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes")
+OPTIONS = ("layout", "scale", "sliding_window", "block_sparse", "cache_dtype")  # of `ask`, in order
 
 
 def cache_shapes(layout: str, pages: int, kv_heads: int, page: int, D: int, itemsize: int) -> tuple[tuple, tuple]:
@@ -211,48 +273,25 @@ def check_option_types(given: Mapping[str, Any]) -> None:
             raise TypeError(f"{name} must be {wanted}, not {type(value).__name__}")
 
 
-def check_array(name: str, array: object) -> None:
-    """Refuse what is no array of NumPy's, or masked, or in the byte order of another machine."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
-    if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{name} must not be a masked array: give its data")
-    if not array.dtype.isnative:
-        raise TypeError(f"{name} must have this machine's byte order, not that of {array.dtype}")
-
-
-def one_number(name: str, scale: Any) -> float:
-    """A scale, which may be an array of one number."""
-    array = np.asarray(scale)
-    if array.size != 1 or array.dtype.kind not in "fiu":
-        raise ValueError(f"{name} must be {ONE_NUMBER}, not {array.dtype} {list(array.shape)}")
-    return float(array.item())
-
-
-def problem(asked: Decode) -> str:
-    """What is wrong with it, as the rest of a sentence that begins with "its"; empty if nothing is."""
-    return outer_problem(asked) or _slope_problem(asked) or _table_problem(asked)
-
-
 def outer_problem(asked: Decode) -> str:
-    """The same by types, shapes and numbers alone, without a look into any array."""
+    """What is wrong by types, shapes and numbers alone, as the rest of a sentence; empty if nothing is."""
     return _type_problem(asked) or _shape_problem(asked) or _number_problem(asked)
 
 
 def _type_problem(asked: Decode) -> str:
-    if wrong := cache_type_problem(asked, "query", asked.query.dtype.name):
+    if wrong := cache_type_problem(asked, "query", asked.query.dtype):
         return wrong
     for name in ("block_tables", "seq_lens"):
-        if getattr(asked, name).dtype.name != "int32":
-            return f"{name} is {getattr(asked, name).dtype.name}, not int32"
-    if asked.alibi_slopes is not None and asked.alibi_slopes.dtype.name != "float32":
-        return f"alibi_slopes is {asked.alibi_slopes.dtype.name}, not float32"
+        if getattr(asked, name).dtype != "int32":
+            return f"{name} is {getattr(asked, name).dtype}, not int32"
+    if asked.alibi_slopes is not None and asked.alibi_slopes.dtype != "float32":
+        return f"alibi_slopes is {asked.alibi_slopes.dtype}, not float32"
     return ""
 
 
 def cache_type_problem(asked: Any, name: str, kind: str) -> str:
     """What is wrong with the types of a cache for an array of that ``name`` and ``kind``."""
-    cache, values = asked.key_cache.dtype.name, asked.value_cache.dtype.name
+    cache, values = asked.key_cache.dtype, asked.value_cache.dtype
     if kind not in QUERY_TYPES:
         return f"{name} is {kind}, not {', '.join(QUERY_TYPES)}"
     if values != cache:
@@ -309,8 +348,7 @@ def head_problem(asked: Any, D: int) -> str:
 
 def wanted_caches(asked: Any, D: int) -> dict[str, tuple[int, ...]]:
     """The shapes that the caches are to have."""
-    size = asked.key_cache.dtype.itemsize
-    keys, values = cache_shapes(asked.layout, asked.pages, asked.Hkv, asked.page, D, size)
+    keys, values = cache_shapes(asked.layout, asked.pages, asked.Hkv, asked.page, D, asked.cache_itemsize)
     return {"key_cache": keys, "value_cache": values}
 
 
@@ -330,12 +368,6 @@ def _number_problem(asked: Decode) -> str:
     return _sparse_problem(asked.sparse, asked.page) if asked.sparse else ""
 
 
-def _slope_problem(asked: Decode) -> str:
-    if asked.alibi_slopes is not None and not np.isfinite(asked.alibi_slopes).all():
-        return "alibi_slopes hold a number that is not finite"
-    return ""
-
-
 def _sparse_problem(sparse: BlockSparse, page: int) -> str:
     for name, value in vars(sparse).items():
         if not isinstance(value, Integral):
@@ -346,21 +378,4 @@ def _sparse_problem(sparse: BlockSparse, page: int) -> str:
     for name, least in lowest.items():
         if not least <= (value := getattr(sparse, name)) <= MAX_INT32:
             return f"{name} is {value}, not from {least} to {MAX_INT32}"
-    return ""
-
-
-def _table_problem(asked: Decode) -> str:
-    """Of lengths and pages. What is past a sequence's last page, or before its window, is not looked at."""
-    lengths, room = asked.seq_lens.astype(np.int64), asked.block_tables.shape[1] * asked.page
-    if (bad := (lengths < 0) | (lengths > room)).any():
-        s = int(bad.argmax())
-        return (
-            f"seq_lens[{s}] is {lengths[s]}, not from 0 to the {room} tokens that its row of block_tables has room for"
-        )
-    first, last = asked.first_used(lengths) // asked.page, ceil_div(lengths, asked.page)
-    for s in range(asked.S):
-        used = asked.block_tables[s, first[s] : last[s]]
-        if (bad := (used < 0) | (used >= asked.pages)).any():
-            j = int(bad.argmax())
-            return f"block_tables[{s}, {first[s] + j}] is {used[j]}, not from 0 to {asked.pages - 1}, the cache's pages"
     return ""

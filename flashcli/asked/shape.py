@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 Whole = TypeVar("Whole", int, "np.ndarray")  # a whole number, or an array of them
 
 MAX_D = 256  # the longest head that the kernels have registers and shared memory for
+TILE = 384
 MAX_INT32 = 2**31 - 1
 MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
 MAX_SCALE = MAX_FLOAT32 / math.log2(math.e)  # beyond it scale · log2(e), in kernels, is infinite

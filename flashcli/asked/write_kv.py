@@ -6,42 +6,87 @@ whose number is negative goes nowhere. This is vLLM's `reshape_and_cache`, and t
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
+from flashcli.asked.attention import ALIGNMENT, Operand
 from flashcli.asked.decode import (
     FACTORS,
     InPages,
     cache_ranks,
     cache_type_problem,
+    caches_of_type,
+    check_layout,
     exact_shape_problem,
     head_problem,
+    one_factor,
     rank_problem,
     wanted_caches,
 )
+from flashcli.asked.shape import MAX_FLOAT32
+
+LEAST_FLOAT32 = 2.0**-150  # rounds to 0; what is larger does not
+ARRAYS = ("key", "value", "key_cache", "value_cache", "slot_mapping")
 
 
-@dataclass(frozen=True, eq=False)
-class WriteKv(InPages):
-    """Keys and values [tokens, Hkv, D] for the slots of a cache; an fp8 one gets them divided by the scales."""
+class Rows(InPages):
+    """What the shape of a ``key`` [tokens, Hkv, D] says, beside a cache in pages."""
 
-    key: np.ndarray
-    value: np.ndarray
-    key_cache: np.ndarray
-    value_cache: np.ndarray
-    slot_mapping: np.ndarray
-    k_scale: float = 1.0
-    v_scale: float = 1.0
-    layout: str = "vllm"
+    key: Any
 
     @property
     def tokens(self) -> int:
         return self.key.shape[0]
 
     @property
-    def D(self) -> int:
+    def D(self) -> int:  # type: ignore[override]
         return self.key.shape[2]
+
+
+@dataclass(frozen=True)
+class WriteKv(Rows):
+    """Keys and values for the slots of a cache: outlines of arrays, and options; hashable.
+
+    An fp8 cache gets the numbers divided by the scales, which are 1 where they are arrays.
+    """
+
+    key: Operand
+    value: Operand
+    key_cache: Operand
+    value_cache: Operand
+    slot_mapping: Operand
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    layout: str = "vllm"
+
+    def at(self, addresses: int) -> WriteKv:
+        """What is asked of arrays at these addresses, or'ed; ValueError where the kernel does not move them."""
+        if addresses % ALIGNMENT:
+            raise ValueError(f"key, value, key_cache and value_cache must start on multiples of {ALIGNMENT} bytes")
+        return self
+
+
+@functools.lru_cache(maxsize=256)
+def ask(
+    key: Operand,
+    value: Operand,
+    key_cache: Operand,
+    value_cache: Operand,
+    slot_mapping: Operand,
+    k_scale: Operand | float = 1.0,
+    v_scale: Operand | float = 1.0,
+    layout: str = "vllm",
+    cache_dtype: str | None = None,
+) -> WriteKv:
+    """What `flashcli.write_kv` is asked for with arrays of these outlines; ValueError says what cannot be written."""
+    check_layout(layout)
+    factors = (one_factor("k_scale", k_scale), one_factor("v_scale", v_scale))
+    caches = caches_of_type(key_cache, value_cache, cache_dtype)
+    asked = WriteKv(key, value, *caches, slot_mapping, *factors, layout)
+    if wrong := outer_problem(asked):
+        raise ValueError(f"cannot write: {wrong}")
+    return asked
 
 
 def outer_problem(asked: WriteKv) -> str:
@@ -49,25 +94,14 @@ def outer_problem(asked: WriteKv) -> str:
     return _type_problem(asked) or _shape_problem(asked) or _scale_problem(asked)
 
 
-def problem(asked: WriteKv) -> str:
-    """The same with a look at the slots."""
-    if wrong := outer_problem(asked):
-        return wrong
-    slots = asked.pages * asked.page
-    if (bad := asked.slot_mapping >= slots).any():
-        i = int(bad.argmax())
-        return f"slot_mapping[{i}] is {asked.slot_mapping[i]}, not below {slots}, the cache's slots"
-    return ""
-
-
 def _type_problem(asked: WriteKv) -> str:
-    key, value = asked.key.dtype.name, asked.value.dtype.name
+    key, value = asked.key.dtype, asked.value.dtype
     if wrong := cache_type_problem(asked, "key", key):
         return wrong
     if value != key:
         return f"value is {value}, not {key}, as key is"
-    if asked.slot_mapping.dtype.name != "int64":
-        return f"slot_mapping is {asked.slot_mapping.dtype.name}, not int64"
+    if asked.slot_mapping.dtype != "int64":
+        return f"slot_mapping is {asked.slot_mapping.dtype}, not int64"
     return ""
 
 
@@ -82,10 +116,9 @@ def _shape_problem(asked: WriteKv) -> str:
     return exact_shape_problem(asked, {**given_shapes, **wanted_caches(asked, asked.D)})
 
 
-@np.errstate(over="ignore")  # what float32 has no room for is told in words
 def _scale_problem(asked: WriteKv) -> str:
     for name in FACTORS:
         scale = getattr(asked, name)
-        if not 0 < abs(np.float32(scale)) < np.inf:
+        if not LEAST_FLOAT32 < abs(scale) <= MAX_FLOAT32:
             return f"{name} is {scale}, in float32 not a finite number other than 0"
     return ""

@@ -13,12 +13,12 @@ from flashcli.errors import UsageError
 from flashcli.kernels.decode import CEILING, DEFAULTS, KERNELS
 
 if TYPE_CHECKING:
-    from flashcli.asked.decode import Decode
+    from flashcli.cpu.pages import DecodeArrays
     from flashcli.measure.decode_shapes import TimedShape
     from flashcli.measure.records import Record
     from flashcli.measure.rows import Row
 
-    Given = tuple[str, Decode] | list[TimedShape]  # a file, or shapes
+    Given = tuple[str, DecodeArrays] | list[TimedShape]  # a file, or shapes
 
 LAYOUT = "hnd"
 ON_CPU = "1x4096 32/8"  # of the record's shapes: the others take long there
@@ -79,7 +79,7 @@ def _check_source(context: click.Context, path: str | None, shaped: bool) -> Non
             raise UsageError(f"{given[name]} goes with a shape.", "name one: --shape S,H,Hkv,D.")
 
 
-def _read(path: str) -> tuple[str, Decode]:
+def _read(path: str) -> tuple[str, DecodeArrays]:
     """The name of a file, and what it asks."""
     from flashcli.files.decode.tensors import read_decode
 

@@ -8,7 +8,7 @@ from flashcli.commands import options, standard
 from flashcli.kernels.registry import OPERATIONS
 from flashcli.terminal import as_json
 
-KERNELS = OPERATIONS["decode"]
+KERNELS = OPERATIONS["decode"].kernels
 
 
 @click.command(

@@ -9,11 +9,13 @@ from typing import Any
 
 import click
 
+from flashcli.asked.how import PRECISIONS
 from flashcli.asked.shape import MAX_D, Shape
 from flashcli.commands import options
 from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.operation import Build, Kernel
+from flashcli.kernels.problem import Problem
 from flashcli.kernels.registry import OPERATIONS
-from flashcli.kernels.types import PRECISIONS, Build, Kernel, Problem
 from flashcli.terminal import as_json, parameters
 
 
@@ -79,7 +81,7 @@ def command(
     if operation != "attention":
         if name is not None:
             raise click.UsageError(f"{name} is a kernel of attention; those of {operation} are only listed.")
-        listed = [_about(kernel) for kernel in OPERATIONS[operation].values()]
+        listed = [_about(kernel) for kernel in OPERATIONS[operation].kernels.values()]
         as_json.present(listed, "\n".join("{name}: {source}\n    {summary}".format(**row) for row in listed), json_path)
         return
     if name is not None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from flashcli.asked.how import PRECISIONS
 from flashcli.files.tolerance import TOLERANCE
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.types import PRECISIONS
 from flashcli.terminal import parameters
 from flashcli.terminal.messages import say
 

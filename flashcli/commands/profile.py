@@ -35,7 +35,7 @@ def command(kernels: tuple[str, ...], cases: tuple[str, ...], shapes: tuple, see
     One launch of each function of a kernel is counted. Where counters cannot be had, this shows what the compiler
     knows, and the exit code is 69.
     """
-    from flashcli.gpu import session
+    from flashcli.gpu import pycuda as session
     from flashcli.kernels import occupancy
     from flashcli.measure import machine, profiling, records
     from flashcli.measure.rows import Row

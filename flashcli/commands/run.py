@@ -106,7 +106,7 @@ def _devices(several: tuple[int, ...] | str | None, one: int | None, backend: st
         )
     if isinstance(several, tuple):
         return several
-    from flashcli.gpu.session import devices
+    from flashcli.gpu.pycuda import devices
 
     if not (found := devices()):
         raise BackendUnavailable("there is no GPU.", "see `flashcli doctor`.")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from flashcli.asked.how import PRECISIONS
 from flashcli.commands import options
 from flashcli.errors import MISMATCH, BackendUnavailable, UsageError
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.types import PRECISIONS
 from flashcli.terminal import as_json, parameters
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from flashcli.compiler import cache
+from flashcli.compiler.architecture import architecture as architecture
 from flashcli.errors import BackendUnavailable, KernelFailure, explained
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ C_OPTIONS = ("-std=c99", "-O3", "-fPIC", "-shared")  # the arithmetic as it is w
 
 
 class Compilable(Protocol):
-    """What is to be known of a build of any operation's kernel, `kernels.types.Build` among them."""
+    """What is to be known of a build of any operation's kernel, such as `kernels.operation.Build`."""
 
     @property
     def kernel(self) -> Any: ...  # with its ``name``, ``file``, and whether it runs ``on_host``
@@ -63,11 +64,6 @@ def find_cc() -> list[str] | None:
     candidates = ["cc", "gcc", "clang"] if named is None else [named]
     commands = [candidate.split() for candidate in candidates]
     return next((command for command in commands if command and shutil.which(command[0])), None)
-
-
-def architecture(capability: tuple[int, int]) -> str:
-    """nvcc's name for a compute capability. Hopper's own instructions need the ``a``."""
-    return "sm_{}{}".format(*capability) + ("a" if capability == (9, 0) else "")
 
 
 def options(build: Compilable) -> list[str]:

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from flashcli.asked.attention import Call
-from flashcli.asked.shape import MAX_FLOAT32
+from flashcli.asked.shape import MAX_FLOAT32, TILE
 from flashcli.cpu.tiled import Matrices, Tile, attend, exceeds_float32, groups, magnitude, tiles
 from flashcli.cpu.workers import Workers
-from flashcli.files.cut import TILE
 
 BR_FULL, BR_CAUSAL = TILE // 2, TILE // 4  # a causal tile computes what its last row sees for all its rows
 AT_A_LOOK = 2**18  # numbers of K that a thread looks at in one task, about

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from flashcli.asked.decode import Decode
+from flashcli.cpu.pages import DecodeArrays
 from flashcli.cpu.workers import Workers
 
 TOKENS = 1024  # gathered at a time: keys and values of 256 float32 are then 2 MiB
@@ -40,7 +40,7 @@ class DecodeCpu:
         return {"backend": "cpu", "threads": self._workers.count}
 
     def decode(
-        self, asked: Decode, sequences: range, check: Callable[[], None] = lambda: None
+        self, asked: DecodeArrays, sequences: range, check: Callable[[], None] = lambda: None
     ) -> tuple[np.ndarray, np.ndarray]:
         """The answer of some sequences [s, T, H, D], in the query's type, and their LSE, float32 [s, T, H]."""
         out = np.zeros((len(sequences), *asked.query.shape[1:]), asked.query.dtype)
@@ -57,7 +57,7 @@ class DecodeCpu:
 
 @np.errstate(all="ignore")  # exp(-inf) is wanted; NaN and Inf in the data give what IEEE arithmetic gives
 def attend_group(
-    asked: Decode, s: int, kv_head: int, out: np.ndarray, lse: np.ndarray, compute: type = np.float32
+    asked: DecodeArrays, s: int, kv_head: int, out: np.ndarray, lse: np.ndarray, compute: type = np.float32
 ) -> None:
     """The heads of one group of sequence s into ``out`` [T, H, D] and ``lse`` [T, H], computed in a float type."""
     of_group = range(kv_head * asked.group, (kv_head + 1) * asked.group)
@@ -70,7 +70,7 @@ def attend_group(
 
 
 def _attend(
-    asked: Decode, s: int, t: int, rows: slice, kv_head: int, tokens: np.ndarray | slice, compute: type
+    asked: DecodeArrays, s: int, t: int, rows: slice, kv_head: int, tokens: np.ndarray | slice, compute: type
 ) -> tuple[np.ndarray, np.ndarray]:
     """O and LSE of some heads of one query token that see the same tokens: zeros and -inf if all scores are -inf.
 
@@ -108,7 +108,9 @@ def pieces(tokens: np.ndarray | slice) -> Iterator[np.ndarray]:
         yield from (tokens[i : i + TOKENS] for i in range(0, len(tokens), TOKENS))
 
 
-def gather(asked: Decode, s: int, kv_head: int, tokens: np.ndarray, compute: type) -> tuple[np.ndarray, np.ndarray]:
+def gather(
+    asked: DecodeArrays, s: int, kv_head: int, tokens: np.ndarray, compute: type
+) -> tuple[np.ndarray, np.ndarray]:
     """Keys and values [tokens, D] of one head of the cache, as the cache has them, without its scales."""
     pages, slots = asked.block_tables[s, tokens // asked.page], tokens % asked.page
     if asked.layout == "vllm":  # keys [pages, Hkv, D / x, page, x], values [pages, Hkv, D, page]

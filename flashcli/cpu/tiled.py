@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flashcli.asked.shape import MAX_FLOAT32, ceil_div
-from flashcli.files.cut import TILE
+from flashcli.asked.shape import MAX_FLOAT32, TILE, ceil_div
 
 # The S tile, Br x Bc floats = 0.75 MiB, should stay in a core's second-level cache between its five passes. Short
 # sequences fill it with several units instead, so that one NumPy call does enough work to pay for it.

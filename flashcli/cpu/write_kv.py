@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from flashcli.asked.write_kv import WriteKv
+from flashcli.cpu.pages import WriteKvArrays
 
 
-def write(asked: WriteKv) -> None:
+def write(asked: WriteKvArrays) -> None:
     """Put the tokens into their slots; of two with one slot, the later one stays."""
     kept = np.flatnonzero(asked.slot_mapping >= 0)
     pages, slots = np.divmod(asked.slot_mapping[kept], asked.page)

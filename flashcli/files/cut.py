@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from flashcli.asked.shape import Chunk, Shape, ceil_div, round_up
+from flashcli.asked.shape import TILE, Chunk, Shape, ceil_div, round_up
 
 CHUNK_BYTES = 8 * 2**20  # of input: enough to keep a GPU busy, little enough to start computing and writing early
 CHUNKS = 8  # at least, as far as there are batches: so that small files overlap too
-TILE = 384
 
 
 class Cut(NamedTuple):

@@ -1,109 +1,104 @@
-"""From what is asked of arrays on a GPU to launches that can be repeated, whatever library the arrays are of."""
+"""From what is asked of arrays on a GPU to launches that can be repeated, whatever library the arrays are of.
+
+Nothing here waits for the GPU, and nothing is allocated: so a launch can be captured in a CUDA graph. Nothing reads an
+array, either. Kernels cut a length to its row of the table, and leave alone a page or slot that the cache has not, so
+that no memory but the arrays' is touched.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import functools
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
+from flashcli.asked.how import How
+from flashcli.gpu.place import Place, ask, bindings, failure
+from flashcli.kernels.operation import Launch, Operation, Plan
 
-from flashcli.asked.attention import Call, Operand
-from flashcli.errors import UsageError
-from flashcli.gpu.launcher import Place, Prepared
-from flashcli.kernels.arguments import Attention, Bias, Matrix, attention
-from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.plan import Plan, plan
-from flashcli.kernels.types import Problem, check_precision
-
-ALIGNMENT = 16  # bytes on which rows start, for kernels to move four numbers at a time
 SHAPES = 1024  # that are remembered: a growing cache of keys asks for another one with each token
-CANNOT_TELL = 10**5  # steps after which two arrays count as overlapping
-
-
-class Options(NamedTuple):
-    """How attention is to be computed: the arguments of that name of `flashcli.attention`."""
-
-    backend: str = "auto"
-    kernel: str | None = None
-    precision: str = "fp32"
-    batch_invariant: bool = True
-    return_lse: bool = False
-
-
-def check_options(options: Options) -> None:
-    """Refuse what there is not, or not for arrays on a GPU."""
-    if options.backend not in ("auto", "cuda"):
-        raise ValueError(f"backend must be 'auto' or 'cuda' for arrays on a GPU, not {options.backend!r}")
-    check_precision(options.precision)
-    able = [name for name, kernel in KERNELS.items() if kernel.strided]
-    if options.kernel is not None and options.kernel not in able:
-        raise UsageError(
-            f"there is no kernel {options.kernel!r} for arrays on a GPU.", f"choose one of {', '.join(able)}."
-        )
-    if options.kernel is not None and options.precision not in KERNELS[options.kernel].precisions:
-        has = ", ".join(KERNELS[options.kernel].precisions)
-        raise UsageError(f"kernel {options.kernel} has no {options.precision}.", f"it has {has}.")
-
-
-def is_aligned(call: Call, addresses: int) -> bool:
-    """Whether the rows of all matrices start on `ALIGNMENT`; ``addresses`` are those of all, or'ed."""
-    return addresses % ALIGNMENT == 0 and not any(
-        stride % 4 for by in (call.q, call.k, call.v, call.o) for stride in by
-    )
-
-
-def _is_dense(call: Call) -> bool:
-    """Whether the rows of each head follow one another."""
-    strides = (call.q, call.M), (call.k, call.N), (call.v, call.N), (call.o, call.M)
-    return all(row == call.d or rows == 1 for (_, _, row), rows in strides)
+FIRST_TO_BEGIN_EARLY = (9, 0)  # compute capability: on those before, nothing in kernels waits
 
 
 @functools.lru_cache(maxsize=SHAPES)
-def prepare(place: Place, call: Call, aligned: bool, options: Options) -> Prepared:
-    """Its kernels compiled and loaded, its arguments packed but for the addresses. There is something to compute."""
-    check_options(options)
-    return Prepared(place, planned(place, call, aligned, options), _arguments(call))
+def prepare(place: Place, operation: Operation, asked: Any, how: How = How()) -> Prepared:  # noqa: B008  never changed
+    """Kernels compiled and loaded, arguments packed but for the addresses. There is something to compute.
+
+    ``asked`` is of `flashcli.asked`, at its addresses. Errors are those of the operation's plan.
+    """
+    return Prepared(place, operation, operation.plan(asked, place.gpu, how))
 
 
-def planned(place: Place, call: Call, aligned: bool, options: Options) -> Plan:
-    """The launches, of which nothing is compiled yet."""
-    problem = Problem(
-        call.B * call.H, call.M, call.N, call.d, call.causal, options.precision, place.multiprocessors,
-        lse=bool(options.return_lse), dense=_is_dense(call), aligned=aligned, bias=call.bias,
-        bias_contiguous=call.bias_strides[3] == 1, batch_invariant=bool(options.batch_invariant),
-    )  # fmt: skip
-    return plan(place.capability, problem, call.B, call.H, call.Hkv, options.kernel)
+class Prepared:
+    """A plan in one place, to be launched with any addresses, any number of times, from any thread.
+
+    ``workspace`` is how many bytes of scratch a launch needs for itself, whatever they hold; their address is to be
+    divisible by 16.
+    """
+
+    def __init__(self, place: Place, operation: Operation, plan: Plan) -> None:
+        self.place, self.kernel, self.workspace = place, plan.kernel, plan.workspace
+        self._plan, self._given, self._lock = plan, plan.argument, threading.Lock()
+        self._pack = struct.Struct(f"{len(operation.pointers)}Q").pack_into
+        self._scratch = operation.pointers.index("workspace") if plan.workspace else None
+        self._changes = bool(plan.clear or plan.inside or plan.unread)
+        pointer = self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(plan.argument))
+        self._parameters = ctypes.addressof(pointer)
+        self._launch = bindings().cuLaunchKernelEx
+        self._stream = 0  # of all configurations
+        self._steps: list[tuple[Any, int]] = []
+        for build, launch in plan.steps:
+            function, size = place.functions(build)[launch.function], launch.shared
+            place.give_shared(function, size, f"kernel {plan.kernel} gets no {size} bytes of shared memory")
+            early = launch.early and place.gpu.capability >= FIRST_TO_BEGIN_EARLY
+            self._steps.append((_configuration(launch._replace(early=early)), function))
+
+    def launch(self, stream: int, *addresses: int) -> None:
+        """Queue it on a stream, with arrays at these addresses, in the order of the operation's pointers; none is 0."""
+        if self.place.is_current():
+            return self._queue(stream, addresses)
+        with self.place.current():
+            return self._queue(stream, addresses)
+
+    def _queue(self, stream: int, addresses: Sequence[int]) -> None:
+        if self._changes:
+            addresses = self._with_scratch(stream, list(addresses))
+        launch, parameters = self._launch, self._parameters
+        with self._lock:  # the driver copies the arguments before it lets go of them
+            self._pack(self._given, 0, *addresses)
+            if stream != self._stream:
+                for configuration, _ in self._steps:
+                    configuration.hStream = stream
+                self._stream = stream
+            for configuration, function in self._steps:
+                [code] = launch(configuration, function, parameters, 0)
+                if code:
+                    raise failure(code, f"kernel {self.kernel} failed on GPU {self.place.device}")
+
+    def _with_scratch(self, stream: int, addresses: list[int]) -> list[int]:
+        """Addresses as kernels are given them, after what is cleared of the scratch."""
+        start = 0 if self._scratch is None else addresses[self._scratch]
+        for offset, word, count in self._plan.clear:
+            ask(bindings().cuMemsetD32Async, start + offset, word, count, stream)
+        for which in self._plan.unread:
+            addresses[which] = 0
+        for which, offset in self._plan.inside:
+            addresses[which] = addresses[which] or start + offset
+        return addresses
 
 
-def _arguments(call: Call) -> Attention:
-    q, k, v, o = (Matrix(0, *strides) for strides in (call.q, call.k, call.v, call.o))
-    return attention(
-        q, k, v, o, B=call.B, M=call.M, N=call.N, scale=call.scale, H=call.H, Hkv=call.Hkv, q_start=call.q_start,
-        bias=Bias(0, *call.bias_strides),
-    )  # fmt: skip
-
-
-def refuse_overlap(out: int, of_out: Operand, inputs: Mapping[str, tuple[int, Operand]]) -> None:
-    """Raise ValueError where ``out`` shares memory with an input: each is an address and what lies there."""
-    for name, (address, operand) in inputs.items():
-        if _overlap(_there(out, of_out), _there(address, operand)):
-            raise ValueError(f"out must not share memory with {name}")
-
-
-def _there(address: int, operand: Operand) -> np.ndarray:
-    """An array that only says where it is: it is never read."""
-    size = np.dtype(operand.dtype).itemsize
-    there = {"shape": tuple(operand.shape), "strides": tuple(size * stride for stride in operand.strides)}
-    lies: Any = type("Lies", (), {})()
-    lies.__array_interface__ = {
-        **there, "typestr": np.dtype(operand.dtype).str, "data": (address, False), "version": 3
-    }  # fmt: skip
-    return np.asarray(lies)
-
-
-def _overlap(a: np.ndarray, b: np.ndarray) -> bool:
-    try:
-        return np.shares_memory(a, b, max_work=CANNOT_TELL)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True
+def _configuration(launch: Launch) -> Any:
+    """How the driver is told of a launch, but for the stream."""
+    driver = bindings()
+    configuration = driver.CUlaunchConfig()
+    configuration.gridDimX, configuration.blockDimX = launch.grid, launch.threads
+    configuration.gridDimY = configuration.gridDimZ = configuration.blockDimY = configuration.blockDimZ = 1
+    configuration.sharedMemBytes = launch.shared
+    if launch.early:
+        early = driver.CUlaunchAttribute()
+        early.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        early.value.programmaticStreamSerializationAllowed = 1
+        configuration.attrs, configuration.numAttrs = [early], 1
+    return configuration

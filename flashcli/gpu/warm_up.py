@@ -2,7 +2,7 @@
 
 Driver and context take a tenth of a second each on a large machine. ctypes lets go of the interpreter lock meanwhile,
 PyCUDA not: with several devices, their contexts start side by side only here. The contexts that
-`flashcli.gpu.session` retains later are these.
+`flashcli.gpu.pycuda` retains later are these.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import NamedTuple, SupportsInt
 
+from flashcli.asked.attention import Call
+
+POINTERS = ("Q", "K", "V", "O", "lse", "bias", "workspace")  # what arrays' calls give; 0 where there is none
+
 
 class Strides(ctypes.Structure):
     """How many floats apart the batches, the heads and the rows of a matrix [B, H, rows, d] are."""
@@ -16,7 +20,7 @@ class Attention(ctypes.Structure):
     """The arguments of every function of every attention kernel; the header says what each means."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("Q", "K", "V", "O", "lse", "bias", "workspace", "nonfinite")),
+        *((name, ctypes.c_void_p) for name in (*POINTERS, "nonfinite")),
         *((name, Strides) for name in (*"qkvo", "bias_strides")),
         ("bias_column", ctypes.c_longlong),
         *((name, ctypes.c_int) for name in ("B", "H", "Hkv", "M", "N", "q_start")),
@@ -41,21 +45,19 @@ class Matrix(NamedTuple):
         return cls(int(address), batch, 0, d)
 
 
-class Bias(NamedTuple):
-    """Where a bias [B, H, M, N] lies: the address of its first element, and its strides in elements."""
-
-    address: int
-    batch: int
-    head: int
-    row: int
-    column: int
+def argument(call: Call, chunk: int) -> Attention:
+    """The arguments for arrays as they lie, but for the addresses; a ``chunk`` is so many tiles of keys."""
+    strides = {"q": call.q, "k": call.k, "v": call.v, "o": call.o, "bias_strides": call.bias_strides[:3]}
+    return Attention(
+        **{name: Strides(*by) for name, by in strides.items()}, bias_column=call.bias_strides[3], B=call.B, H=call.H,
+        Hkv=call.Hkv, M=call.M, N=call.N, q_start=call.q_start, scale=call.scale, chunk=chunk,
+    )  # fmt: skip
 
 
 NOWHERE = Matrix(0, 0, 0, 0)
-NO_BIAS = Bias(0, 0, 0, 0, 0)
 
 
-def attention(
+def of_batches(
     q: Matrix,
     k: Matrix,
     v: Matrix,
@@ -65,21 +67,14 @@ def attention(
     M: int,
     N: int,
     scale: float = 0.0,
-    H: int = 1,
-    Hkv: int = 1,
     q_start: int = 0,
-    bias: Bias = NO_BIAS,
-    lse: int = 0,
     workspace: SupportsInt = 0,
     nonfinite: int = 0,
-    chunk: int = 0,
 ) -> Attention:
-    """The arguments for M query rows at position ``q_start`` and N keys, of B batches of H heads, Hkv of K and V."""
+    """The arguments for M query rows at position ``q_start`` and N keys, of B batches as files have them."""
     given = Attention(
-        Q=q.address, K=k.address, V=v.address, O=o.address, lse=lse, bias=bias.address,
-        workspace=int(workspace), nonfinite=nonfinite,
-        bias_strides=Strides(bias.batch, bias.head, bias.row), bias_column=bias.column,
-        B=B, H=H, Hkv=Hkv, M=M, N=N, q_start=q_start, scale=scale, chunk=chunk,
+        Q=q.address, K=k.address, V=v.address, O=o.address, workspace=int(workspace), nonfinite=nonfinite, B=B, H=1,
+        Hkv=1, M=M, N=N, q_start=q_start, scale=scale,
     )  # fmt: skip
     for name, matrix in {"q": q, "k": k, "v": v, "o": o}.items():
         setattr(given, name, Strides(*matrix[1:]))

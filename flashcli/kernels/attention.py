@@ -6,13 +6,65 @@ benchmark and the table of ``flashcli kernels`` all derive from it.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import itertools
 from collections.abc import Iterator
 
 from flashcli.asked.shape import ceil_div, round_up
 from flashcli.kernels import chunks
-from flashcli.kernels.types import PREPARE_THREADS, STATIC_SHARED, Kernel, Launch, Problem, Tiling, block_per_row_tile
+from flashcli.kernels.arguments import Attention
+from flashcli.kernels.operation import STATIC_SHARED, Kernel, Launch, Tiling
+from flashcli.kernels.problem import BIAS_NUMBERS, Problem
+
+PREPARE_THREADS = 256  # of a block of the pre-pass that splits K and V
+LOOK_THREADS = 256  # of a block that looks for NaN and Inf, a warp a row
+
+
+def look(problem: Problem, rows: int) -> Launch:
+    """The launch that looks for NaN and Inf among that many rows of Q, K and V."""
+    enough = 8 * problem.sms  # blocks; each goes on to further rows
+    return Launch("find_nonfinite", min(ceil_div(rows, LOOK_THREADS // 32), enough), LOOK_THREADS)
+
+
+def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
+    """Macros that every kernel of the ladder is compiled with."""
+    return {
+        "HEAD_DIM": problem.d, "BR": tiling.Br, "BC": tiling.Bc, "THREADS": tiling.threads, "SHARED": tiling.shared,
+        "CAUSAL": int(problem.causal), "ARGUMENT_BYTES": ctypes.sizeof(Attention),
+    }  # fmt: skip
+
+
+def _strided_macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
+    """Macros of kernels that take arrays as they lie."""
+    macros = _macros(tiling, problem) | {"IN_PLACE": int(problem.in_place), "DENSE": int(problem.dense)}
+    macros |= {"ALIGNED": int(problem.aligned and problem.d % 4 == 0), "LSE": int(problem.lse)}
+    if problem.bias:
+        macros |= {"BIAS": BIAS_NUMBERS[problem.bias], "BIAS_COLUMN": int(problem.bias_contiguous)}
+    return macros
+
+
+def _split_macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
+    """Macros of kernels that split numbers into halves."""
+    macros = _strided_macros(tiling, problem)
+    return macros | {"PRODUCTS": problem.products, "PREPARE_THREADS": PREPARE_THREADS}
+
+
+def block_per_row_tile(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    """One block for each of the B * Tr row tiles: what most kernels launch."""
+    return (Launch("attention", problem.B * ceil_div(problem.M, tiling.Br), tiling.threads, tiling.shared),)
+
+
+# A rung of the ladder: most launch a block for each row tile.
+_rung = functools.partial(
+    Kernel,
+    launches=block_per_row_tile,
+    macros=_macros,
+    smallest=lambda problem: problem._replace(B=1, M=1, N=1),
+    beside=lambda problem: (look(problem, rows=1),),
+)
+_strided_rung = functools.partial(_rung, macros=_strided_macros, strided=True)
+_split_rung = functools.partial(_rung, macros=_split_macros, strided=True, splits=True)
 
 # ---- sequential and baseline: one algorithm on the same tiles
 
@@ -124,11 +176,18 @@ def _tile_bytes(Bc: int, problem: Problem, least: int = 32) -> int:
 
 def _split_workspace(tiling: Tiling, problem: Problem, least: int = 32) -> int:
     """All tiles of K and V, and the exponents of their scales."""
-    return problem.B * ceil_div(problem.N, tiling.Bc) * (_tile_bytes(tiling.Bc, problem, least) + 2 * 16)
+    heads = problem.B // problem.group
+    return heads * ceil_div(problem.N, tiling.Bc) * (_tile_bytes(tiling.Bc, problem, least) + 2 * 16)
 
 
-def _split_keys(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    return (Launch("prepare", 2 * problem.B * ceil_div(problem.N, tiling.Bc), PREPARE_THREADS),)
+def _split_keys(tiling: Tiling, problem: Problem) -> Launch:
+    """The pre-pass: a block splits a tile of K, or of V."""
+    tiles = problem.B // problem.group * ceil_div(problem.N, tiling.Bc)
+    return Launch("prepare", 2 * tiles, PREPARE_THREADS, once=True)
+
+
+def _split_then_block_per_row_tile(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    return _split_keys(tiling, problem), *block_per_row_tile(tiling, problem)
 
 
 # ---- mma
@@ -258,28 +317,41 @@ def _is_spread(tiling: Tiling) -> bool:
 
 
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    """The same, or with a share of all chunks; but causal, a block for each row tile or each chunk of one, so that the
-    hardware balances long rows and short ones. In clusters, each has a row tile; two warpgroups that share one have no
-    more than that, or a chunk."""
+    """The pre-pass, and blocks that may begin before it has ended.
+
+    Not causal: a block a multiprocessor, each with many row tiles, or a share of all chunks. Causal: a block for each
+    row tile, or each chunk of one, so that the hardware balances long rows and short ones. In clusters, each has a row
+    tile; two warpgroups that share one have no more than that, or a chunk.
+    """
+    return _split_keys(tiling, problem), _wgmma_products(tiling, problem)._replace(early=True)
+
+
+def _wgmma_products(tiling: Tiling, problem: Problem) -> Launch:
     macros = dict(tiling.macros)
     cluster, single = macros.get("CLUSTER", 1), problem.causal or macros.get("PAIRED")
     if not _is_spread(tiling) and cluster == 1:
-        return (block_per_row_tile if single else _block_per_multiprocessor)(tiling, problem)
+        [launch] = (block_per_row_tile if single else _block_per_multiprocessor)(tiling, problem)
+        return launch
     pieces = problem.B * ceil_div(problem.M, tiling.Br) * chunks.chunks(problem, tiling.Bc)
     grid = pieces if single or cluster > 1 else min(pieces, problem.sms)
-    return (Launch("attention", grid, tiling.threads, tiling.shared),)
+    return Launch("attention", grid, tiling.threads, tiling.shared)
 
 
-def _wgmma_chunk(tiling: Tiling, problem: Problem) -> int:
+def chunk_tiles(tiling: Tiling, problem: Problem) -> int:
+    """How many tiles of keys are a chunk; 0 where a kernel cuts none."""
     return chunks.chunk_tiles(problem, tiling.Bc) if "SPLIT" in dict(tiling.macros) else 0
 
 
-def _wgmma_partial(tiling: Tiling, problem: Problem) -> int:
+def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
+    return _split_workspace(tiling, problem, LEAST_HEAD) + wgmma_partial(tiling, problem)
+
+
+def wgmma_partial(tiling: Tiling, problem: Problem) -> int:
     """What chunks of keys have come to, and how many of a row tile's are there (chunks.cuh)."""
     macros, row_tiles = dict(tiling.macros), problem.B * ceil_div(problem.M, tiling.Br)
     if "SPLIT" not in macros or macros["PARK_SHARED"]:
         return 0
-    [launch] = _wgmma_launches(tiling, problem)
+    launch = _wgmma_products(tiling, problem)
     warpgroups, alignment, spread = tiling.Br // 64, 16, _is_spread(tiling)
     slots = chunks.chunks(problem, tiling.Bc) if spread else 1  # of a set, for a warpgroup
     sets = launch.grid if not spread else row_tiles if row_tiles <= launch.grid else 2 * launch.grid
@@ -335,14 +407,14 @@ def _refused_by_wgmma_short(problem: Problem) -> str:
 KERNELS = {
     kernel.name: kernel
     for kernel in [
-        Kernel(
+        _rung(
             name="sequential",
             file="attention/00_sequential.c",
             summary="plain C on one CPU core: the zero point",
             tiling=_sequential,
             on_host=True,
         ),
-        Kernel(
+        _rung(
             name="baseline",
             file="attention/01_baseline.cu",
             summary="five kernels for each pair of tiles, launched from the host; everything in global memory",
@@ -350,7 +422,7 @@ KERNELS = {
             launches=_steps_of_each_tile_pair,
             workspace=_baseline_workspace,
         ),
-        Kernel(
+        _rung(
             name="fused",
             file="attention/02_fused.cu",
             summary="one kernel, one block a batch; tiles and S in shared memory, m, l and O in global memory",
@@ -358,7 +430,7 @@ KERNELS = {
             launches=_block_per_batch,
             workspace=_maxima_and_sums,
         ),
-        Kernel(
+        _rung(
             name="max_shared",
             file="attention/03_max_shared.cu",
             summary="tiles as large as 48 KB of shared memory allow, one query row a thread",
@@ -366,97 +438,86 @@ KERNELS = {
             launches=_block_per_batch,
             workspace=_maxima_and_sums,
         ),
-        Kernel(
+        _rung(
             name="split_q",
             file="attention/04_split_q.cu",
             summary="a block for each tile of Q, not for each batch",
             tiling=_row_per_thread,
             workspace=_maxima_and_sums,
         ),
-        Kernel(
+        _rung(
             name="float4",
             file="attention/05_float4.cu",
             summary="four numbers to an instruction, in global and in shared memory",
             tiling=_row_per_thread,
             workspace=_maxima_and_sums,
         ),
-        Kernel(
+        _rung(
             name="restructured",
             file="attention/06_restructured.cu",
             summary="Q loaded once, one division a row, 2^x for exp",
             tiling=_row_per_thread,
             workspace=_maxima_and_sums,
         ),
-        Kernel(
+        _rung(
             name="coalesced",
             file="attention/07_coalesced.cu",
             summary="neighbouring threads touch neighbouring addresses of global memory",
             tiling=_row_per_thread,
             workspace=_rows_of_O_m_l,
         ),
-        Kernel(
+        _rung(
             name="ml_in_registers",
             file="attention/08_ml_in_registers.cu",
             summary="m and l in registers of the thread that owns the row",
             tiling=_row_per_thread,
             workspace=_rows_of_O,
         ),
-        Kernel(
+        _rung(
             name="no_bank_conflicts",
             file="attention/09_no_bank_conflicts.cu",
             summary="S by keys, Q swizzled: the threads of a warp do not meet in a bank of shared memory",
             tiling=_row_per_thread,
             workspace=_rows_of_O,
         ),
-        Kernel(
+        _rung(
             name="q_in_registers",
             file="attention/10_q_in_registers.cu",
             summary="Q and O in registers too, larger tiles of K and V in the room that Q leaves (the report's last)",
             tiling=_q_in_registers,
         ),
-        Kernel(
+        _strided_rung(
             name="register_tiled",
             file="attention/11_register_tiled.cu",
             summary="a register tile of S and of O a thread, so that shared memory feeds FFMA at full rate",
             tiling=_register_tiled,
-            strided=True,
         ),
-        Kernel(
+        _split_rung(
             name="mma",
             file="attention/12_mma.cu",
             summary="tensor cores at fp32 accuracy: three fp16 products for one, mma.sync",
             tiling=_mma,
-            strided=True,
             needs=(8, 0),
-            splits=True,
-            prepare=_split_keys,
+            launches=_split_then_block_per_row_tile,
             workspace=_split_workspace,
         ),
-        Kernel(
+        _split_rung(
             name="wgmma",
             file="attention/13_wgmma.cu",
             summary="the same with Hopper's wgmma: warps that copy, warps that multiply, everything overlapped",
             tiling=_wgmma,
-            strided=True,
-            waits=True,
             needs=(9, 0),
             arch_only=True,
-            splits=True,
-            prepare=_split_keys,
             launches=_wgmma_launches,
-            workspace=functools.partial(_split_workspace, least=LEAST_HEAD),
-            partial=_wgmma_partial,
-            chunk=_wgmma_chunk,
+            workspace=_wgmma_workspace,
         ),
-        Kernel(
+        _split_rung(
             name="wgmma_short",
             file="attention/14_wgmma_short.cu",
             summary="for short sequences: K and V split in shared memory, without a pre-pass (heads of 4, 8, .. 64)",
             tiling=_wgmma_short,
-            strided=True,
             needs=(9, 0),
             arch_only=True,
-            splits=True,
             refuses=_refused_by_wgmma_short,
             launches=_block_per_multiprocessor,
         ),

@@ -7,16 +7,17 @@ is wanted, in the same steps: numbers of a row, dQ by tiles of queries, dK and d
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from flashcli.asked.attention import Backward
+from flashcli.asked.how import How
 from flashcli.asked.shape import ceil_div, round_up
 from flashcli.errors import UsageError
 from flashcli.kernels.arguments import Strides
-from flashcli.kernels.choice import check_able
-from flashcli.kernels.types import BIASES, STATIC_SHARED, Launch, Tiling
+from flashcli.kernels.operation import STATIC_SHARED, Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling
+from flashcli.kernels.problem import BIAS_NUMBERS
 
 ROW_THREADS = 256  # of a block that takes rows one by one
 AGAIN = 1024  # blocks, at most, that compute what is not finite: mostly they find that there is nothing
@@ -54,10 +55,11 @@ def argument(asked: Backward) -> Argument:
 
 
 class Problem(NamedTuple):
-    """What a kernel is compiled for; ``aligned``: whether all rows start on 16 bytes. ``bias`` is one of `BIASES`.
+    """What gradients are computed of; ``aligned``: whether all rows start on 16 bytes.
 
-    ``tiles``: of 64 queries and of 64 keys, for a kernel whose blocks have whole heads; (0, 0) where several heads of Q
-    share one of K.
+    ``bias`` is a key of `BIAS_NUMBERS`. ``dbias`` is the number of batches, heads, queries and keys that the bias's
+    gradient has, 1 along axes that it has not, and 0 each where it is not wanted. Sizes decide launches and scratch,
+    and with `wgmma_short` the machine code.
     """
 
     d: int
@@ -65,154 +67,52 @@ class Problem(NamedTuple):
     bias: str = ""
     bias_contiguous: bool = True
     aligned: bool = True
-    tiles: tuple[int, int] = (1, 1)
-
-
-class Sizes(NamedTuple):
-    """What is computed; ``dbias`` is the number of batches, heads, queries and keys that it has, 0 where there is none.
-
-    An axis that it has not, or is of one element, counts as 1.
-    """
-
-    B: int
-    H: int
-    Hkv: int
-    M: int
-    N: int
+    B: int = 1
+    H: int = 1
+    Hkv: int = 1
+    M: int = 1
+    N: int = 1
     dbias: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     @property
     def rows(self) -> int:
+        """Rows of Q of all heads."""
         return self.B * self.H * self.M
 
 
-def sizes_of(asked: Backward) -> Sizes:
+def problem_of(asked: Backward) -> Problem:
     call, dbias = asked.of, (0, 0, 0, 0)
     if asked.dbias_shape is not None:
         lengths = (call.B, call.H, call.M, call.N)
         dbias = tuple(n if stride else 1 for n, stride in zip(lengths, asked.dbias, strict=True))  # type: ignore[assignment]
-    return Sizes(call.B, call.H, call.Hkv, call.M, call.N, dbias)
+    sizes = call.B, call.H, call.Hkv, call.M, call.N, dbias
+    return Problem(call.d, call.causal, call.bias, call.bias_strides[3] == 1, asked.aligned, *sizes)
 
 
-def takes_all(problem: Problem) -> str:
-    """There is no problem that the kernel cannot be built for."""
-    return ""
+def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
+    """Macros that every kernel of the ladder is compiled with."""
+    macros = {
+        "HEAD_DIM": problem.d, "BR": tiling.Br, "BC": tiling.Bc, "THREADS": tiling.threads, "SHARED": tiling.shared,
+        "CAUSAL": int(problem.causal), "ALIGNED": int(problem.aligned and problem.d % 4 == 0),
+        "ROW_THREADS": ROW_THREADS, "ARGUMENT_BYTES": ctypes.sizeof(Argument),
+    }  # fmt: skip
+    if problem.bias:
+        macros |= {"BIAS": BIAS_NUMBERS[problem.bias], "BIAS_COLUMN": int(problem.bias_contiguous)}
+    return macros
 
 
-def of_any_size(problem: Problem, sizes: Sizes) -> Problem:
-    """The kernel is the same for all sizes."""
-    return problem
+# A rung of the ladder. Its tiles have Br rows that a block owns in `dq`, and Bc that pass it by.
+_rung = functools.partial(
+    Kernel,
+    macros=_macros,
+    smallest=lambda problem: problem._replace(B=1, H=1, Hkv=1, M=1, N=1, dbias=(1, 1, 1, 1)),
+    workspace=lambda tiling, problem: ROW_BYTES * problem.rows,
+)
 
 
-def always(sizes: Sizes) -> bool:
-    """There is no size for which another kernel is to be preferred."""
-    return True
-
-
-def nothing(*of_call: object) -> int:
-    """It needs none of them."""
-    return 0
-
-
-class Halves(NamedTuple):
-    """How a kernel splits numbers into fp16 halves: the launches of all steps, and the bytes of scratch beyond rows.
-
-    ``counters(sizes)`` ints, 0 at first, are behind the notes of what is not finite.
-    """
-
-    launches: Callable[[Build, Sizes], Iterator[Launch]]
-    scratch: Callable[[Build, Sizes], int] = nothing
-    counters: Callable[[Sizes], int] = nothing
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One rung. ``tiling(problem)`` gives Br, the rows that a block owns in `dq`, and Bc, those that pass it by.
-
-    In `dk_dv` a block owns ``owned_keys(tiling)`` keys. ``dbias_blocks(tiling, sizes)`` are those of `dbias`; a kernel
-    that has none leaves it to the exact one. ``needs`` is the lowest compute capability; ``arch_only`` says that only
-    that very architecture runs it. ``fitted(problem, sizes)`` is the problem with what in it follows from sizes,
-    ``pays(sizes)`` whether the kernel is worth choosing. A kernel that splits numbers into fp16 ``halves`` turns an
-    infinity into NaN. ``refuses(problem)`` says why it cannot be built for a problem; empty if it can.
-    """
-
-    name: str
-    file: str
-    summary: str
-    tiling: Callable[[Problem], Tiling]
-    owned_keys: Callable[[Tiling], int]
-    dbias_blocks: Callable[[Tiling, Sizes], int] | None
-    needs: tuple[int, int] = (5, 0)
-    arch_only: bool = False
-    fitted: Callable[[Problem, Sizes], Problem] = of_any_size
-    pays: Callable[[Sizes], bool] = always
-    halves: Halves | None = None
-    refuses: Callable[[Problem], str] = takes_all
-    on_host: bool = False
-
-    def runs_on(self, capability: tuple[int, int]) -> bool:
-        """Whether a GPU of this compute capability runs it."""
-        return capability == self.needs if self.arch_only else capability >= self.needs
-
-
-@dataclass(frozen=True)
-class Build:
-    """A kernel compiled for a problem."""
-
-    kernel: Kernel
-    problem: Problem
-
-    @property
-    def tiling(self) -> Tiling:
-        return self.kernel.tiling(self.problem)
-
-    def macros(self) -> dict[str, int]:
-        asked, tiling = self.problem, self.tiling
-        macros = {
-            "HEAD_DIM": asked.d, "BR": tiling.Br, "BC": tiling.Bc, "THREADS": tiling.threads, "SHARED": tiling.shared,
-            "CAUSAL": int(asked.causal), "ALIGNED": int(asked.aligned and asked.d % 4 == 0),
-            "ROW_THREADS": ROW_THREADS, "ARGUMENT_BYTES": ctypes.sizeof(Argument), **dict(tiling.macros),
-        }  # fmt: skip
-        if asked.bias:
-            macros |= {"BIAS": BIASES[asked.bias], "BIAS_COLUMN": int(asked.bias_contiguous)}
-        return macros
-
-    def functions(self) -> tuple[Launch, ...]:
-        """Every function of the kernel's file, launched as for the smallest input."""
-        smallest = Sizes(1, 1, 1, 1, 1, (1, 1, 1, 1))
-        return (*self.gradients(smallest), *self.dbias(smallest))
-
-    def gradients(self, sizes: Sizes) -> Iterator[Launch]:
-        """Those that compute dQ, dK and dV, in order."""
-        if self.kernel.halves:
-            yield from self.kernel.halves.launches(self, sizes)
-            return
-        yield self.delta(sizes)
-        yield from self.passes(sizes)
-
-    def delta(self, sizes: Sizes) -> Launch:
-        """That which finds what is known of rows beforehand."""
-        return Launch("delta", ceil_div(sizes.rows, ROW_THREADS // _row_lanes(self.problem.d)), ROW_THREADS)
-
-    def passes(self, sizes: Sizes) -> tuple[Launch, Launch]:
-        """Those that compute them of what is known of rows."""
-        tiling, keys = self.tiling, self.kernel.owned_keys(self.tiling)
-        rows = sizes.B * sizes.H * ceil_div(sizes.M, tiling.Br)
-        return (
-            Launch("dq", rows, tiling.threads, tiling.shared),
-            Launch("dk_dv", sizes.B * sizes.Hkv * ceil_div(sizes.N, keys), tiling.threads, tiling.shared),
-        )
-
-    def dbias(self, sizes: Sizes) -> Iterator[Launch]:
-        """Those that compute dbias of what `dq` has found of rows."""
-        if self.kernel.dbias_blocks and any(sizes.dbias):
-            blocks = self.kernel.dbias_blocks(self.tiling, sizes)
-            yield Launch("dbias", blocks, self.tiling.threads, self.tiling.shared)
-
-    def workspace(self, sizes: Sizes) -> int:
-        """Bytes of scratch that all launches share."""
-        rows = ROW_BYTES * sizes.rows
-        return round_up(rows, 128) + self.kernel.halves.scratch(self, sizes) if self.kernel.halves else rows
+def _delta(problem: Problem) -> Launch:
+    """The launch of `delta`: D = rowsum(dO ∘ O) of every row."""
+    return Launch("delta", ceil_div(problem.rows, ROW_THREADS // _row_lanes(problem.d)), ROW_THREADS)
 
 
 def _row_lanes(d: int) -> int:
@@ -220,51 +120,50 @@ def _row_lanes(d: int) -> int:
     return next(lanes for lanes in (4, 8, 16, 32) if lanes == 32 or d <= 4 * lanes)
 
 
-class Step(NamedTuple):
-    """A launch, and the build whose function it is."""
+def _passes(tiling: Tiling, problem: Problem, owned_keys: int) -> tuple[Launch, Launch]:
+    """The launches of dQ, and of dK and dV, whose blocks own so many keys."""
+    rows = problem.B * problem.H * ceil_div(problem.M, tiling.Br)
+    keys = problem.B * problem.Hkv * ceil_div(problem.N, owned_keys)
+    return (
+        Launch("dq", rows, tiling.threads, tiling.shared),
+        Launch("dk_dv", keys, tiling.threads, tiling.shared),
+    )
 
-    build: Build
-    launch: Launch
 
+def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
+    """The launches of gradients where there is something to compute; BackendUnavailable says why a kernel cannot.
 
-class Plan(NamedTuple):
-    """The launches of one call, all given the same arguments, and the bytes of scratch that they need.
-
-    ``notes`` is where in the scratch there are so many ``zeros``, ints that are 0 at first; None where there are none.
-    The first notes whether something is not finite, the next ones, of each head of K and V, where; behind them are the
-    kernel's counters. The heads noted are computed once more, without splitting numbers; those launches return at once
-    where there are none, so that the host need not wait for anything.
+    A kernel that splits numbers notes in its scratch whether something is not finite, and which heads of K and V that
+    concerns. Those are computed once more, without splitting numbers; the launches return at once where there are
+    none, so that the host need not wait for anything.
     """
-
-    steps: tuple[Step, ...]
-    workspace: int
-    notes: int | None
-    zeros: int
-
-    @property
-    def kernel(self) -> str:
-        """The name of the kernel that computes, or nearly always does."""
-        return self.steps[0].build.kernel.name
-
-
-def plan(capability: tuple[int, int], problem: Problem, sizes: Sizes, name: str | None = None) -> Plan:
-    """By the kernel of that name, or the fastest, on a GPU of this compute capability."""
-    kernel = choose(capability, problem, sizes, name)
-    build = Build(kernel, kernel.fitted(problem, sizes))
-    steps = [Step(build, launch) for launch in build.gradients(sizes)]
-    scratch, exact = build.workspace(sizes), build
-    if build.kernel.halves:
-        exact = Build(KERNELS["register_tiled"], problem)
-        few = (launch._replace(grid=min(launch.grid, AGAIN)) for launch in exact.passes(sizes))
-        steps += [Step(exact, launch) for launch in few]
-    steps += [Step(exact, launch) for launch in exact.dbias(sizes)]
-    if not build.kernel.halves:
-        return Plan(tuple(steps), scratch, None, 0)
-    notes, zeros = round_up(scratch, 16), 1 + sizes.B * sizes.Hkv + build.kernel.halves.counters(sizes)
-    return Plan(tuple(steps), notes + 4 * zeros, notes, zeros)
+    problem = problem_of(asked)
+    build = Build(choose(gpu.capability, problem, how.kernel), problem)
+    steps = [Step(build, launch) for launch in build.launches()]
+    if not build.kernel.splits:
+        return Plan(tuple(steps), argument(asked), build.workspace())
+    exact = Build(KERNELS["register_tiled"], problem)
+    for launch in exact.launches():
+        if launch.function in ("dq", "dk_dv"):
+            steps.append(Step(exact, launch._replace(grid=min(launch.grid, AGAIN))))
+        elif launch.function == "dbias":
+            steps.append(Step(exact, launch))
+    notes = round_up(build.workspace(), 16)
+    words = 1 + problem.B * problem.Hkv + build.counters()
+    inside = ((POINTERS.index("notes"), notes),)
+    return Plan(tuple(steps), argument(asked), notes + 4 * words, ((notes, 0, words),), inside)
 
 
 # ---- plain
+
+
+def _plain_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
+    yield _delta(problem)
+    yield from _passes(tiling, problem, tiling.Bc)
+    if any(problem.dbias):
+        batches, heads, rows, keys = problem.dbias
+        blocks = ceil_div(batches * heads * rows * keys, tiling.threads)  # a thread for each number
+        yield Launch("dbias", blocks, tiling.threads, tiling.shared)
 
 
 def _plain(problem: Problem) -> Tiling:
@@ -273,15 +172,6 @@ def _plain(problem: Problem) -> Tiling:
 
     rows = 16 if shared(16) <= STATIC_SHARED else 8
     return Tiling(rows, rows, rows * rows, shared(rows))
-
-
-def _key_tile(tiling: Tiling) -> int:
-    return tiling.Bc
-
-
-def _thread_per_element(tiling: Tiling, sizes: Sizes) -> int:
-    batches, heads, rows, keys = sizes.dbias
-    return ceil_div(batches * heads * rows * keys, tiling.threads)
 
 
 # ---- register_tiled
@@ -297,13 +187,13 @@ def _register_tiled(problem: Problem) -> Tiling:
     return Tiling(own, passing, threads, 4 * 2 * ((own + passing) * D + own * passing))
 
 
-def _row_tile(tiling: Tiling) -> int:
-    return tiling.Br
-
-
-def _block_per_tile(tiling: Tiling, sizes: Sizes) -> int:
-    batches, heads, rows, keys = sizes.dbias
-    return batches * heads * ceil_div(rows, tiling.Br) * ceil_div(keys, tiling.Bc)
+def _register_tiled_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
+    yield _delta(problem)
+    yield from _passes(tiling, problem, tiling.Br)
+    if any(problem.dbias):
+        batches, heads, rows, keys = problem.dbias
+        blocks = batches * heads * ceil_div(rows, tiling.Br) * ceil_div(keys, tiling.Bc)
+        yield Launch("dbias", blocks, tiling.threads, tiling.shared)
 
 
 # ---- mma
@@ -323,20 +213,21 @@ def _mma(problem: Problem) -> Tiling:
     return Tiling(own, passing, threads, pairs + owned, (("PREPARE_THREADS", prepare),))
 
 
-def _mma_launches(build: Build, sizes: Sizes) -> Iterator[Launch]:
-    yield build.delta(sizes)
-    yield Launch("prepare", 2 * sum(_tiles(build.tiling, sizes)), build.macros()["PREPARE_THREADS"])
-    yield from build.passes(sizes)
+def _mma_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
+    yield _delta(problem)
+    yield Launch("prepare", 2 * sum(_tiles(tiling, problem)), dict(tiling.macros)["PREPARE_THREADS"])
+    yield from _passes(tiling, problem, tiling.Br)
 
 
-def _mma_scratch(build: Build, sizes: Sizes) -> int:
-    return sum(_tiles(build.tiling, sizes)) * (2 * build.tiling.Bc * _split_row(build.problem.d) + 8)
+def _mma_workspace(tiling: Tiling, problem: Problem) -> int:
+    tile = 2 * tiling.Bc * _split_row(problem.d) + 8
+    return round_up(ROW_BYTES * problem.rows, 128) + sum(_tiles(tiling, problem)) * tile
 
 
-def _tiles(tiling: Tiling, sizes: Sizes) -> tuple[int, int]:
+def _tiles(tiling: Tiling, problem: Problem) -> tuple[int, int]:
     """Tiles of Bc rows of Q, and of K, each with one of dO or V."""
     Bc = tiling.Bc
-    return sizes.B * sizes.H * ceil_div(sizes.M, Bc), sizes.B * sizes.Hkv * ceil_div(sizes.N, Bc)
+    return problem.B * problem.H * ceil_div(problem.M, Bc), problem.B * problem.Hkv * ceil_div(problem.N, Bc)
 
 
 def _up_to_128(problem: Problem) -> str:
@@ -363,58 +254,50 @@ def _wgmma(problem: Problem) -> Tiling:
     return Tiling(own, 64, 128 + 2 * own, shared, tuple(macros.items()))
 
 
-def _wgmma_launches(build: Build, sizes: Sizes) -> Iterator[Launch]:
-    _, keys = _tiles(build.tiling, sizes)
-    dq, dk_dv = build.passes(sizes)
-    yield Launch("prepare_keys", 2 * keys, build.macros()["PREPARE_THREADS"])
-    yield dq._replace(early=True)
-    yield dk_dv._replace(early=True)
+def _wgmma_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
+    _, keys = _tiles(tiling, problem)
+    yield Launch("prepare_keys", 2 * keys, dict(tiling.macros)["PREPARE_THREADS"])
+    for launch in _passes(tiling, problem, tiling.Br):
+        yield launch._replace(early=True)
 
 
-def _wgmma_scratch(build: Build, sizes: Sizes) -> int:
-    tile = build.tiling.Bc * 2 * 2 * round_up(build.problem.d, build.macros()["PAD"])
-    return sum(_tiles(build.tiling, sizes)) * (2 * tile + TAIL)
+def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
+    tile = tiling.Bc * 2 * 2 * round_up(problem.d, dict(tiling.macros)["PAD"])
+    return round_up(ROW_BYTES * problem.rows, 128) + sum(_tiles(tiling, problem)) * (2 * tile + TAIL)
 
 
-def _of_each_head(sizes: Sizes) -> int:
-    """How many of its records of Q and dO are whole."""
-    return sizes.B * sizes.H
+def _heads(tiling: Tiling, problem: Problem) -> int:
+    """A counter for each head of Q: how many of its records of Q and dO are whole."""
+    return problem.B * problem.H
 
 
 # ---- wgmma_short
 
 
+def _whole_heads(problem: Problem) -> tuple[int, int]:
+    """Tiles of 64 queries and of 64 keys of a head, whose block has all of it; none where heads of Q share one of K."""
+    return (ceil_div(problem.M, 64), ceil_div(problem.N, 64)) if problem.Hkv == problem.H else (0, 0)
+
+
 def _wgmma_short(problem: Problem) -> Tiling:
     """Two blocks of a warpgroup, where a multiprocessor has room for two heads, or one of two."""
-    pad = 32 if problem.d <= 32 else 64
-    shared = sum(problem.tiles) * 2 * 64 * 2 * 2 * round_up(problem.d, pad) + 1024
+    pad, tiles = 32 if problem.d <= 32 else 64, _whole_heads(problem)
+    shared = sum(tiles) * 2 * 64 * 2 * 2 * round_up(problem.d, pad) + 1024
     blocks = 2 if shared <= HALF_SHARED else 1
     macros = {
-        "PASS": 64, "PAD": pad, "BLOCKS": blocks, "TAIL": TAIL, "ROW_TILES": problem.tiles[0],
-        "KEY_TILES": problem.tiles[1],
+        "PASS": 64, "PAD": pad, "BLOCKS": blocks, "TAIL": TAIL, "ROW_TILES": tiles[0], "KEY_TILES": tiles[1],
     }  # fmt: skip
     return Tiling(64, 64, 256 // blocks, shared, tuple(macros.items()))
 
 
-def _wgmma_short_fitted(problem: Problem, sizes: Sizes) -> Problem:
-    own = sizes.Hkv == sizes.H
-    return problem._replace(tiles=(ceil_div(sizes.M, 64), ceil_div(sizes.N, 64)) if own else (0, 0))
-
-
-def _wgmma_short_pays(sizes: Sizes) -> bool:
-    """A block takes the tiles of a head one after the other: one has one tile, or many heads are under way."""
-    return sizes.B * sizes.H >= MANY_HEADS or max(sizes.M, sizes.N) <= 64
-
-
-def _wgmma_short_launches(build: Build, sizes: Sizes) -> Iterator[Launch]:
-    tiling = build.tiling
-    yield Launch("gradients", sizes.B * sizes.H, tiling.threads, tiling.shared)
+def _wgmma_short_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    return (Launch("gradients", problem.B * problem.H, tiling.threads, tiling.shared),)
 
 
 def _refused_by_wgmma_short(problem: Problem) -> str:
     if problem.d > 64:
         return "it takes heads of up to 64 numbers"
-    if problem.tiles == (0, 0):
+    if _whole_heads(problem) == (0, 0):
         return "each head of Q must have its own of K"
     return "its heads are too long" if _wgmma_short(problem).shared > MOST_SHARED else ""
 
@@ -422,54 +305,92 @@ def _refused_by_wgmma_short(problem: Problem) -> str:
 KERNELS = {
     kernel.name: kernel
     for kernel in (
-        Kernel(
-            "plain", "backward/01_plain.cu", "the formulas as they stand, a thread a score: for any GPU",
-            _plain, _key_tile, _thread_per_element,
+        _rung(
+            name="plain",
+            file="backward/01_plain.cu",
+            summary="the formulas as they stand, a thread a score: for any GPU",
+            tiling=_plain,
+            launches=_plain_launches,
         ),
-        Kernel(
-            "register_tiled", "backward/02_register_tiled.cu",
-            "a register tile of scores and of sums a thread: FFMA near its full rate",
-            _register_tiled, _row_tile, _block_per_tile, needs=(8, 0),
+        _rung(
+            name="register_tiled",
+            file="backward/02_register_tiled.cu",
+            summary="a register tile of scores and of sums a thread: FFMA near its full rate",
+            tiling=_register_tiled,
+            launches=_register_tiled_launches,
+            needs=(8, 0),
         ),
-        Kernel(
-            "mma", "backward/03_mma.cu", "tensor cores at fp32 accuracy: three fp16 products for one, mma.sync",
-            _mma, _row_tile, None, needs=(8, 0), halves=Halves(_mma_launches, _mma_scratch), refuses=_up_to_128,
+        _rung(
+            name="mma",
+            file="backward/03_mma.cu",
+            summary="tensor cores at fp32 accuracy: three fp16 products for one, mma.sync",
+            tiling=_mma,
+            launches=_mma_launches,
+            workspace=_mma_workspace,
+            needs=(8, 0),
+            splits=True,
+            refuses=_up_to_128,
         ),
-        Kernel(
-            "wgmma", "backward/04_wgmma.cu", "the same on Hopper: wgmma, warps specialised, copies in the background",
-            _wgmma, _row_tile, None, needs=(9, 0), arch_only=True,
-            halves=Halves(_wgmma_launches, _wgmma_scratch, _of_each_head), refuses=_up_to_128,
+        _rung(
+            name="wgmma",
+            file="backward/04_wgmma.cu",
+            summary="the same on Hopper: wgmma, warps specialised, copies in the background",
+            tiling=_wgmma,
+            launches=_wgmma_launches,
+            workspace=_wgmma_workspace,
+            counters=_heads,
+            needs=(9, 0),
+            arch_only=True,
+            splits=True,
+            refuses=_up_to_128,
         ),
-        Kernel(
-            "wgmma_short", "backward/05_wgmma_short.cu", "short heads on Hopper: a block has all of one",
-            _wgmma_short, _row_tile, None, needs=(9, 0), arch_only=True, fitted=_wgmma_short_fitted,
-            pays=_wgmma_short_pays, halves=Halves(_wgmma_short_launches),
+        _rung(
+            name="wgmma_short",
+            file="backward/05_wgmma_short.cu",
+            summary="short heads on Hopper: a block has all of one",
+            tiling=_wgmma_short,
+            launches=_wgmma_short_launches,
+            needs=(9, 0),
+            arch_only=True,
+            splits=True,
             refuses=_refused_by_wgmma_short,
         ),
     )
-}  # fmt: skip
+}
 
 PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled", "plain")  # the fastest first
 SHORT_HEAD = 16  # where inputs have outliers, dK of fewer numbers shows the halves
 
 
 def check_name(name: str | None) -> None:
-    """UsageError for a name that no kernel has."""
+    """Raise UsageError for a name that no kernel has."""
     if name is not None and name not in KERNELS:
         raise UsageError(f"there is no kernel {name!r} for gradients.", f"choose one of {', '.join(KERNELS)}.")
 
 
-def choose(capability: tuple[int, int], problem: Problem, sizes: Sizes, name: str | None = None) -> Kernel:
+def choose(capability: tuple[int, int], problem: Problem, name: str | None = None) -> Kernel:
     """The kernel of that name, or the fastest for the problem on a GPU of this compute capability.
 
-    BackendUnavailable says why it cannot be. Heads shorter than `SHORT_HEAD` are left to FFMA.
+    BackendUnavailable says why it cannot be.
     """
     check_name(name)
     if name is None:
         able = (KERNELS[each] for each in PREFERENCE if KERNELS[each].runs_on(capability))
-        wanted = (x for x in able if x.pays(sizes) and not (x.halves and problem.d < SHORT_HEAD))
-        fits = (x for x in wanted if not x.refuses(x.fitted(problem, sizes)))
+        fits = (kernel for kernel in able if _pays(kernel, problem) and not kernel.refuses(problem))
         return next(fits, KERNELS[PREFERENCE[-1]])
-    kernel = KERNELS[name]
-    check_able(kernel, capability, kernel.fitted(problem, sizes), "see `flashcli kernels --operation backward`.")
-    return kernel
+    KERNELS[name].check(capability, problem, "see `flashcli kernels --operation backward`.")
+    return KERNELS[name]
+
+
+def _pays(kernel: Kernel, problem: Problem) -> bool:
+    """Whether a kernel that can compute is worth choosing.
+
+    Heads shorter than `SHORT_HEAD` are left to FFMA. A block of wgmma_short takes the tiles of a head one after the
+    other: one has one tile, or many heads are under way.
+    """
+    if kernel.name == "wgmma_short" and problem.B * problem.H < MANY_HEADS and max(problem.M, problem.N) > 64:
+        return False
+    return not kernel.splits or problem.d >= SHORT_HEAD
+
+
+BACKWARD = Operation("backward", POINTERS, KERNELS, plan)

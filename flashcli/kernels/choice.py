@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flashcli.asked.shape import ceil_div
-from flashcli.compiler.compiler import architecture
+from flashcli.compiler.architecture import architecture
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels import cost
 from flashcli.kernels.attention import KERNELS, longest_short
-from flashcli.kernels.types import Build, Kernel, Problem
+from flashcli.kernels.operation import Build, Kernel
+from flashcli.kernels.problem import Problem
 
 PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest first, for files
 TWINS = ("wgmma_short", "wgmma")  # the same arithmetic: with tiles of the same keys, they give the same bytes
@@ -119,17 +120,8 @@ def _not_worth_it(kernel: Kernel, problem: Problem) -> str:
 
 def named(name: str, capability: tuple[int, int], problem: Problem, device: str = "this GPU") -> Kernel:
     """The kernel of that name; BackendUnavailable if it cannot compute the problem on the device."""
-    check_able(KERNELS[name], capability, problem, "see `flashcli kernels`.", device)
+    KERNELS[name].check(capability, problem, "see `flashcli kernels`.", device)
     return KERNELS[name]
-
-
-def check_able(kernel: Any, capability: tuple[int, int], problem: Any, hint: str, device: str = "this GPU") -> None:
-    """BackendUnavailable if a kernel, of any operation on Q, K and V, cannot compute its problem on the device."""
-    if not kernel.runs_on(capability):
-        needed, found = architecture(kernel.needs), architecture(capability)
-        raise BackendUnavailable(f"kernel {kernel.name} needs {needed}, {device} is {found}.", hint)
-    if reason := kernel.refuses(problem):
-        raise BackendUnavailable(f"kernel {kernel.name} cannot compute d = {problem.d}: {reason}.", hint)
 
 
 def exact(kernel: Kernel) -> Kernel:

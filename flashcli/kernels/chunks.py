@@ -12,7 +12,7 @@ import functools
 from typing import NamedTuple
 
 from flashcli.asked.shape import ceil_div
-from flashcli.kernels.types import Problem
+from flashcli.kernels.problem import Problem
 
 SHORTEST = 1024  # keys: shorter sequences are not cut
 CHUNKS, MOST_CHUNKS = 4, 32  # of a row tile; and where rows are few, so that even one head fills a GPU

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from flashcli.asked.shape import ceil_div
 from flashcli.kernels import chunks
 from flashcli.kernels.costs import COSTS
-from flashcli.kernels.types import Kernel, Problem
+from flashcli.kernels.operation import Kernel
+from flashcli.kernels.problem import Problem
 
 PAIR = 128 * 128  # scores of a pair of tiles, the unit of work
 LATE = 0.5  # of the longest row tile: when the last block ends, the others have been idle for about so long
@@ -45,7 +46,7 @@ def work(kernel: Kernel, problem: Problem) -> Work:
     *_, launch = kernel.launches(tiling, problem)
     macros = dict(tiling.macros)
     if macros.get("SPREAD") or macros.get("CLUSTER", 1) > 1:
-        chunk = kernel.chunk(tiling, problem)
+        chunk = chunks.chunk_tiles(problem, Bc)
         pieces = problem.B * Tr * mean / chunk
         rounds, longest = ceil_div(math.ceil(pieces), problem.sms), float(chunk)
         if not problem.causal:

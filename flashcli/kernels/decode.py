@@ -1,26 +1,23 @@
-"""The ladder of kernels for paged decode: their builds, their launches, their scratch, the argument they all take.
+"""The ladder of kernels for paged decode: their tunings, their launches, their scratch, the argument they all take.
 
-One kernel is one file in ``cuda/decode/`` and one entry in `KERNELS`. A kernel is compiled for what `Problem` names;
-the rest comes with the argument.
+One kernel is one file in ``cuda/decode/`` and one entry in `KERNELS`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from flashcli.asked.decode import FACTORS, ITEM_SIZES, Decode
+from flashcli.asked.how import How
 from flashcli.asked.shape import ceil_div, round_up
-from flashcli.compiler import compiler
-from flashcli.errors import BackendUnavailable, UsageError
-from flashcli.kernels.types import Launch
+from flashcli.errors import UsageError
+from flashcli.kernels import pages
+from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling
 
-if TYPE_CHECKING:
-    from flashcli.asked.decode import Decode
-
-ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}  # bytes
-TYPE_NUMBERS = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "float8_e5m2": 4}  # see decode.cuh
 THREADS = 128
 PARTITION = 512  # tokens, as in 02_paged_v2.cu and 03_grouped.cu
 LAUNCH_COUNTERS = 4  # at the beginning of the workspace, see pieces.cuh
@@ -30,8 +27,10 @@ MOST_OF_A_PIECE = 1024  # tokens
 MAX_SHARED = 227 * 1024  # bytes of shared memory that a block can have on Hopper
 MULTIPROCESSORS = 132  # of an H100 or H200; on other GPUs answers are the same, and may come later
 HAS_CLUSTERS = (9, 0)  # the first compute capability that has
+HOPPER = Gpu(HAS_CLUSTERS, MULTIPROCESSORS)
 MOST_IN_A_CLUSTER = 8  # blocks, on any GPU; as many as a warp merges
 MAX_ROWS = 8  # query rows that a block takes together
+QUERY_UNIT = 4  # bytes of a query that are read at a time
 PIECE_AFTER_PIECE, BY_LENGTHS, BY_NUMBER, AHEAD_OF_LENGTH = range(4)  # how a block finds its pieces, see pieces.cuh
 MOST_BY_NUMBER = 16  # pieces of a sequence, where blocks know their own by number
 MOST_MISSING = 6144  # of these blocks, that may have none
@@ -61,39 +60,6 @@ class Argument(ctypes.Structure):
     )
 
 
-class Sizes(NamedTuple):
-    """What the number of blocks and the scratch depend on: known without a look at lengths or pages."""
-
-    sequences: int
-    tokens: int
-    heads: int
-    kv_heads: int
-    table_width: int
-    page: int
-
-    @property
-    def rows(self) -> int:
-        """Query rows that share a head of the cache."""
-        return self.tokens * self.heads // self.kv_heads
-
-    @property
-    def places(self) -> int:
-        """Rows of all sequences and heads: answers to be written."""
-        return self.sequences * self.tokens * self.heads
-
-    @property
-    def room(self) -> int:
-        """The longest sequence that the tables have room for."""
-        return self.table_width * self.page
-
-
-class Gpu(NamedTuple):
-    """What launches depend on of a GPU."""
-
-    multiprocessors: int
-    capability: tuple[int, int]
-
-
 class Tuning(NamedTuple):
     """What may be chosen freely, within what a GPU has room for; ``measure.decode --variant`` tries others."""
 
@@ -115,73 +81,87 @@ class Tuning(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What a kernel is compiled for."""
+    """What is decoded, known without a look at lengths or pages; ``rows`` and ``tuning`` are what a kernel chooses.
+
+    The machine code follows from all up to ``tuning``. The sizes behind it, and the GPU, decide the number of blocks
+    and the scratch.
+    """
 
     d: int
     page: int
     query_type: str
     cache_type: str
     transposed: bool  # vLLM's layout of values
-    rows: int  # query rows that a block takes together
+    rows: int = 1  # query rows that a block takes together
     tuning: Tuning = Tuning()
+    sequences: int = 1
+    tokens: int = 1  # of a query
+    heads: int = 1
+    kv_heads: int = 1
+    table_width: int = 1
+    gpu: Gpu = HOPPER
+
+    @property
+    def head_rows(self) -> int:
+        """Query rows that share a head of the cache."""
+        return self.tokens * self.heads // self.kv_heads
+
+    @property
+    def places(self) -> int:
+        """Rows of all sequences and heads: answers to be written."""
+        return self.sequences * self.tokens * self.heads
+
+    @property
+    def room(self) -> int:
+        """The longest sequence that the tables have room for."""
+        return self.table_width * self.page
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """One rung. ``launches(sizes, problem, gpu)`` are in order; ``workspace(sizes, problem)`` is its scratch in bytes.
-
-    The first ``counters(sizes, problem)`` of those are to be zero before a launch, which leaves zeros again; nothing
-    else of it is read before it is written. Two launches that may run at a time need a workspace each.
-    ``rows(rows, d)`` says how many of a cache head's rows a block takes together, ``tuning(sizes, problem)`` what is
-    fastest for these sizes, and ``macros(problem)`` are those beyond the ones that all have. ``refuses(problem)`` says
-    why it cannot be built for a problem; empty if it can.
-    """
-
-    name: str
-    file: str
-    summary: str
-    launches: Callable[[Sizes, Problem, Gpu], tuple[Launch, ...]]
-    workspace: Callable[[Sizes, Problem], int]
-    rows: Callable[[int, int], int]
-    macros: Callable[[Problem], dict[str, int]] = lambda problem: {}
-    refuses: Callable[[Problem], str] = lambda problem: ""
-    counters: Callable[[Sizes, Problem], int] = lambda sizes, problem: 0
-    tuning: Callable[[Sizes, Problem], Tuning] = lambda sizes, problem: Tuning()
-    on_host: bool = False
+def problem_of(asked: Decode, gpu: Gpu = HOPPER) -> Problem:
+    """What kernels are told of what is asked, before one of them has chosen anything."""
+    return Problem(
+        asked.D, asked.page, asked.query.dtype, asked.cache_type, asked.layout == "vllm", sequences=asked.S,
+        tokens=asked.T, heads=asked.H, kv_heads=asked.Hkv, table_width=asked.block_tables.shape[1], gpu=gpu,
+    )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Build:
-    """A kernel compiled for a problem."""
-
-    kernel: Kernel
-    problem: Problem
-
-    def macros(self) -> dict[str, int]:
-        asked = self.problem
-        return {
-            "HEAD_DIM": asked.d, "PAGE": asked.page, "QUERY_TYPE": TYPE_NUMBERS[asked.query_type],
-            "CACHE_TYPE": TYPE_NUMBERS[asked.cache_type], "TRANSPOSED": int(asked.transposed), "ROWS": asked.rows,
-            "THREADS": asked.tuning.threads, **self.kernel.macros(asked),
-        }  # fmt: skip
-
-    def check(self, capability: tuple[int, int], gpu: str, hint: str) -> None:
-        """Raise BackendUnavailable if a GPU of this compute capability does not run it."""
-        check_type(self.problem.cache_type, capability, gpu, hint)
-
-    def functions(self) -> tuple[Launch, ...]:
-        """Every function of the kernel's file, launched as for one sequence of more than a piece."""
-        sizes = Sizes(1, 1, 1, 1, ceil_div(2 * MOST_OF_A_PIECE, self.problem.page), self.problem.page)
-        problem = self.problem._replace(tuning=self.problem.tuning._replace(cluster=1))  # then another launch merges
-        return self.kernel.launches(sizes, problem, Gpu(1, HAS_CLUSTERS))
+def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
+    """Macros that every kernel of the ladder is compiled with."""
+    own = pages.macros(problem.d, problem.page, problem.query_type, problem.cache_type, problem.transposed)
+    return own | {"ROWS": problem.rows, "THREADS": tiling.threads}
 
 
-def check_type(cache_type: str, capability: tuple[int, int], gpu: str, hint: str) -> None:
-    """Raise BackendUnavailable for a type that a GPU lacks: fp8 is converted by instructions that came with Ada."""
-    needed = (8, 9) if ITEM_SIZES[cache_type] == 1 else (6, 0)
-    if capability < needed:
-        has, needs = compiler.architecture(capability), compiler.architecture(needed)
-        raise BackendUnavailable(f"{cache_type} needs {needs} or later, {gpu} is {has}.", hint)
+def _smallest(problem: Problem) -> Problem:
+    """One sequence of more than a piece, which another launch merges."""
+    width = ceil_div(2 * MOST_OF_A_PIECE, problem.page)
+    return problem._replace(
+        tuning=problem.tuning._replace(cluster=1), sequences=1, tokens=1, heads=1, kv_heads=1, table_width=width,
+        gpu=Gpu(HAS_CLUSTERS, 1),
+    )  # fmt: skip
+
+
+def _chooses(
+    rows: Callable[[Problem], int], tuning: Callable[[Problem], Tuning] = lambda problem: Tuning()
+) -> Callable:
+    """What a kernel chooses: how many of a cache head's rows a block takes together, and the tuning for the problem."""
+
+    def fitted(problem: Problem) -> Problem:
+        problem = problem._replace(rows=rows(problem), tuning=Tuning())
+        return problem._replace(tuning=tuning(problem))
+
+    return fitted
+
+
+def _tiles(macros: Callable[[Problem], dict[str, int]] = lambda problem: {}) -> Callable[[Problem], Tiling]:
+    """Tiles of a kernel with these macros beyond the ones that all have."""
+
+    def tiling(problem: Problem) -> Tiling:
+        return Tiling(problem.rows, 0, problem.tuning.threads, macros=tuple(macros(problem).items()))
+
+    return tiling
+
+
+_rung = functools.partial(Kernel, macros=_macros, smallest=_smallest)
 
 
 def partial_bytes(problem: Problem) -> int:
@@ -192,69 +172,69 @@ def partial_bytes(problem: Problem) -> int:
 # ---- V1
 
 
-def _v1(sizes: Sizes, problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
-    shared = 5 * sizes.room  # a score, and whether the token is seen
+def _v1(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    shared = 5 * problem.room  # a score, and whether the token is seen
     if shared > MAX_SHARED - 2048:
         raise UsageError(
-            f"kernel paged_v1 keeps the scores of a sequence in shared memory: {sizes.room} tokens are too many.",
+            f"kernel paged_v1 keeps the scores of a sequence in shared memory: {problem.room} tokens are too many.",
             "choose another kernel.",
         )
-    return (Launch("paged_v1", sizes.places, problem.tuning.threads, shared),)
+    return (Launch("paged_v1", problem.places, problem.tuning.threads, shared),)
 
 
 # ---- V2, and all heads of a group together
 
 
-def _partitions(sizes: Sizes) -> int:
-    return max(1, ceil_div(sizes.room, PARTITION))
+def _partitions(problem: Problem) -> int:
+    return max(1, ceil_div(problem.room, PARTITION))
 
 
-def _v2(sizes: Sizes, problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
-    return _partitioned("paged_v2", sizes, problem)
+def _v2(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    return _partitioned("paged_v2", problem)
 
 
-def _grouped(sizes: Sizes, problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
-    return _partitioned("grouped", sizes, problem)
+def _grouped(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    return _partitioned("grouped", problem)
 
 
-def _partitioned(function: str, sizes: Sizes, problem: Problem) -> tuple[Launch, ...]:
-    tiles = ceil_div(sizes.rows, problem.rows)
-    blocks = sizes.sequences * sizes.kv_heads * tiles * _partitions(sizes)
-    return Launch(function, blocks, problem.tuning.threads), Launch("merge", sizes.places, problem.d // 4)
+def _partitioned(function: str, problem: Problem) -> tuple[Launch, ...]:
+    tiles = ceil_div(problem.head_rows, problem.rows)
+    blocks = problem.sequences * problem.kv_heads * tiles * _partitions(problem)
+    return Launch(function, blocks, problem.tuning.threads), Launch("merge", problem.places, problem.d // 4)
 
 
-def _partials_of_partitions(sizes: Sizes, problem: Problem) -> int:
-    return sizes.places * _partitions(sizes) * partial_bytes(problem)
+def _partials_of_partitions(tiling: Tiling, problem: Problem) -> int:
+    return problem.places * _partitions(problem) * partial_bytes(problem)
 
 
 # ---- pieces by the actual length
 
 
-def _split(sizes: Sizes, problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
-    blocks = _over_pieces(sizes, problem, (problem.tuning.blocks or 4) * gpu.multiprocessors)
+def _split(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    blocks = _over_pieces(problem, (problem.tuning.blocks or 4) * problem.gpu.multiprocessors)
     return (Launch("split", blocks, problem.tuning.threads),)
 
 
-def _over_pieces(sizes: Sizes, problem: Problem, at_once: int) -> int:
+def _over_pieces(problem: Problem, at_once: int) -> int:
     """How many blocks: one for each piece, or, if they take piece after piece, no more than the GPU holds at a time."""
     if problem.tuning.finds == PIECE_AFTER_PIECE:
-        return min(_all_pieces(sizes, problem), at_once)
-    return _uncut(sizes, problem) * max(problem.tuning.cluster, _most_pieces(sizes, problem))
+        return min(_all_pieces(problem), at_once)
+    return _uncut(problem) * max(problem.tuning.cluster, _most_pieces(problem))
 
 
-def _all_pieces(sizes: Sizes, problem: Problem) -> int:
+def _all_pieces(problem: Problem) -> int:
     """How many there can be, of all sequences."""
-    return _uncut(sizes, problem) * _most_pieces(sizes, problem)
+    return _uncut(problem) * _most_pieces(problem)
 
 
-def _uncut(sizes: Sizes, problem: Problem) -> int:
+def _uncut(problem: Problem) -> int:
     """How many pieces there are if no sequence is cut: one for each head of the cache and tile of rows."""
-    return sizes.sequences * sizes.kv_heads * ceil_div(sizes.rows, problem.rows)
+    return problem.sequences * problem.kv_heads * ceil_div(problem.head_rows, problem.rows)
 
 
 def _piece(problem: Problem) -> int:
     """Tokens of a piece, a power of two."""
-    tokens = problem.tuning.piece // (2 * problem.d * _item_size(problem))
+    tokens = problem.tuning.piece // (2 * problem.d * ITEM_SIZES[problem.cache_type])
     return 1 << min(max(tokens, 64), MOST_OF_A_PIECE).bit_length() - 1
 
 
@@ -263,43 +243,44 @@ def _whole(problem: Problem) -> int:
     return max(_piece(problem), _piece(problem._replace(tuning=Tuning())))
 
 
-def _most_pieces(sizes: Sizes, problem: Problem) -> int:
-    if sizes.room <= _whole(problem):
+def _most_pieces(problem: Problem) -> int:
+    if problem.room <= _whole(problem):
         return 1
-    return max(1, min(problem.tuning.pieces, ceil_div(sizes.room, _piece(problem))))
+    return max(1, min(problem.tuning.pieces, ceil_div(problem.room, _piece(problem))))
 
 
-def _how_to_find(sizes: Sizes, problem: Problem, at_once: int) -> int:
+def _how_to_find(problem: Problem, at_once: int) -> int:
     """How blocks find pieces, of which the GPU computes so many at once: each its own, unless many may be missing.
 
     A block whose piece is missing takes a nanosecond of the GPU, a short piece some ten (docs/tuning/decode.md).
     """
-    pieces = _all_pieces(sizes, problem)
+    pieces = _all_pieces(problem)
     if pieces <= at_once:
         return BY_LENGTHS
-    few_missing = pieces - _uncut(sizes, problem) <= MOST_MISSING and _most_pieces(sizes, problem) <= MOST_BY_NUMBER
+    few_missing = pieces - _uncut(problem) <= MOST_MISSING and _most_pieces(problem) <= MOST_BY_NUMBER
     return BY_NUMBER if few_missing else PIECE_AFTER_PIECE
 
 
-def _counters(sizes: Sizes, problem: Problem) -> int:
-    return 4 * (LAUNCH_COUNTERS + round_up(_uncut(sizes, problem), 4))
+def _counters(tiling: Tiling, problem: Problem) -> int:
+    return LAUNCH_COUNTERS + round_up(_uncut(problem), 4)
 
 
-def _counters_and_partials(sizes: Sizes, problem: Problem) -> int:
-    return _counters(sizes, problem) + _partials(sizes, problem)
+def _counters_and_partials(tiling: Tiling, problem: Problem) -> int:
+    return 4 * _counters(tiling, problem) + _partials(problem)
 
 
-def _partials(sizes: Sizes, problem: Problem) -> int:
-    return sizes.places * _most_pieces(sizes, problem) * partial_bytes(problem)
+def _partials(problem: Problem) -> int:
+    return problem.places * _most_pieces(problem) * partial_bytes(problem)
 
 
-def _one(rows: int, d: int) -> int:
+def _one(problem: Problem) -> int:
+    """Return 1: a block takes a row."""
     return 1
 
 
-def _some(rows: int, d: int) -> int:
+def _some(problem: Problem) -> int:
     """A number that few builds are needed for: 1, 2, 4 or 8."""
-    return min(MAX_ROWS, _power_of_two(rows))
+    return min(MAX_ROWS, _power_of_two(problem.head_rows))
 
 
 def _power_of_two(least: int) -> int:
@@ -313,9 +294,9 @@ def _piece_macros(problem: Problem) -> dict[str, int]:
 # ---- tensor cores
 
 
-def _tensor_rows(rows: int, d: int) -> int:
+def _tensor_rows(problem: Problem) -> int:
     """Eight, or sixteen where there are more and registers hold them."""
-    return 8 if rows <= 8 or d > 128 else 16
+    return 8 if problem.head_rows <= 8 or problem.d > 128 else 16
 
 
 def _tensor_blocks(problem: Problem) -> int:
@@ -325,28 +306,28 @@ def _tensor_blocks(problem: Problem) -> int:
     piece_after_piece = problem.tuning.finds == PIECE_AFTER_PIECE
     if problem.rows == 16 and problem.d > 64:
         return 2 if piece_after_piece else 3
-    return 3 if piece_after_piece and problem.d * _item_size(problem) > 128 else 4
+    return 3 if piece_after_piece and problem.d * ITEM_SIZES[problem.cache_type] > 128 else 4
 
 
-def _tensor_tuning(sizes: Sizes, problem: Problem) -> Tuning:
+def _tensor_tuning(problem: Problem) -> Tuning:
     """A block a piece, unless many may be missing; where pieces are few, blocks ask for theirs ahead of the length.
 
     Clusters of blocks, two on a multiprocessor, are slower than another launch, by half (docs/tuning/decode.md).
     Pieces are smaller where few rows share a head of the cache, so that partial answers are little beside it. They
     must not depend on the number of sequences.
     """
-    row = problem.d * _item_size(problem)
-    cut = Tuning(piece=2**17) if sizes.rows <= 2 and row >= 256 else Tuning()
+    row = problem.d * ITEM_SIZES[problem.cache_type]
+    cut = Tuning(piece=2**17) if problem.head_rows <= 2 and row >= 256 else Tuning()
     problem = problem._replace(tuning=cut)
-    pieces = _all_pieces(sizes, problem)
+    pieces = _all_pieces(problem)
     # All run at once, two blocks to a multiprocessor, and a tile of each warp is less than the memory's rate needs.
     few = pieces * max(row, 128) <= 2 * MULTIPROCESSORS * 128
     if few and row <= 256:
-        cluster = _power_of_two(_most_pieces(sizes, problem))  # few builds
-        fits = cluster <= MOST_IN_A_CLUSTER and _uncut(sizes, problem) * cluster <= MULTIPROCESSORS
+        cluster = _power_of_two(_most_pieces(problem))  # few builds
+        fits = cluster <= MOST_IN_A_CLUSTER and _uncut(problem) * cluster <= MULTIPROCESSORS
         return cut._replace(blocks=2, finds=AHEAD_OF_LENGTH, under_way=2, cluster=cluster if fits else 1)
     at_once = _tensor_blocks(problem._replace(tuning=cut._replace(finds=BY_LENGTHS))) * MULTIPROCESSORS
-    finds = _how_to_find(sizes, problem, at_once)
+    finds = _how_to_find(problem, at_once)
     if finds == PIECE_AFTER_PIECE or (finds == BY_NUMBER and problem.d > 128):
         return cut
     two = problem.rows == 8 and problem.d <= 64 and (finds == BY_NUMBER or row <= 64)
@@ -364,30 +345,30 @@ def _of_warps(problem: Problem) -> int:
     return problem.tuning.threads // 32 * problem.rows * 4 * (problem.d + 4)
 
 
-def _tensor(sizes: Sizes, problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
+def _tensor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     """What has to be there first, and what has to come last, only where it has."""
-    tuning, most = problem.tuning, _most_pieces(sizes, problem)
+    tuning, most = problem.tuning, _most_pieces(problem)
     if tuning.cluster > 1 and (tuning.finds != AHEAD_OF_LENGTH or tuning.cluster < most):
         told = f"clusters of {tuning.cluster} blocks do not merge {most} pieces, finds={tuning.finds}."
         raise UsageError(told, f"choose finds={AHEAD_OF_LENGTH} and as many blocks as pieces, or cluster=1.")
-    blocks = _over_pieces(sizes, problem, _tensor_blocks(problem) * gpu.multiprocessors)
+    blocks = _over_pieces(problem, _tensor_blocks(problem) * problem.gpu.multiprocessors)
     drawn = tuning.finds == PIECE_AFTER_PIECE
     over = Launch("tensor", blocks, tuning.threads, _of_warps(problem), early=drawn)
     begin = (Launch("begin", 1, 32),) if drawn else ()
-    merged = most == 1 or (tuning.cluster > 1 and gpu.capability >= HAS_CLUSTERS)
-    return *begin, over, *(() if merged else (_merge(sizes, problem),))
+    merged = most == 1 or (tuning.cluster > 1 and problem.gpu.capability >= HAS_CLUSTERS)
+    return *begin, over, *(() if merged else (_merge(problem),))
 
 
-def _merge(sizes: Sizes, problem: Problem) -> Launch:
+def _merge(problem: Problem) -> Launch:
     """A block has several rows, or as many warps as one row needs."""
-    warps = ceil_div(_most_pieces(sizes, problem), MERGED_BY_A_WARP)
+    warps = ceil_div(_most_pieces(problem), MERGED_BY_A_WARP)
     if warps == 1:
-        return Launch("merge", ceil_div(sizes.places, MERGED_ROWS), 32 * MERGED_ROWS, early=True)
-    return Launch("merge", sizes.places, 32 * warps, warps * partial_bytes(problem), early=True)
+        return Launch("merge", ceil_div(problem.places, MERGED_ROWS), 32 * MERGED_ROWS, early=True)
+    return Launch("merge", problem.places, 32 * warps, warps * partial_bytes(problem), early=True)
 
 
 def _tensor_refuses(problem: Problem) -> str:
-    size = _item_size(problem)
+    size = ITEM_SIZES[problem.cache_type]
     if problem.query_type == "float32":
         return "tensor cores have no float32"
     if problem.d * size % 16:
@@ -397,45 +378,65 @@ def _tensor_refuses(problem: Problem) -> str:
     return ""
 
 
-def _draws_and_partials(sizes: Sizes, problem: Problem) -> int:
-    return 4 * LAUNCH_COUNTERS + _partials(sizes, problem)
-
-
-def _item_size(problem: Problem) -> int:
-    """Bytes of a number in the cache."""
-    return ITEM_SIZES[problem.cache_type]
+def _draws_and_partials(tiling: Tiling, problem: Problem) -> int:
+    return 4 * LAUNCH_COUNTERS + _partials(problem)
 
 
 KERNELS = {
     kernel.name: kernel
     for kernel in (
-        Kernel(
-            "paged_v1", "decode/01_paged_v1.cu",
-            "vLLM's V1: one block a sequence and head, with all scores in shared memory",
-            _v1, lambda sizes, problem: 0, _one,
+        _rung(
+            name="paged_v1",
+            file="decode/01_paged_v1.cu",
+            summary="vLLM's V1: one block a sequence and head, with all scores in shared memory",
+            tiling=_tiles(),
+            launches=_v1,
+            fitted=_chooses(_one),
         ),
-        Kernel(
-            "paged_v2", "decode/02_paged_v2.cu", "vLLM's V2: partitions of 512 tokens, and a reduction",
-            _v2, _partials_of_partitions, _one,
+        _rung(
+            name="paged_v2",
+            file="decode/02_paged_v2.cu",
+            summary="vLLM's V2: partitions of 512 tokens, and a reduction",
+            tiling=_tiles(),
+            launches=_v2,
+            workspace=_partials_of_partitions,
+            fitted=_chooses(_one),
         ),
-        Kernel(
-            "grouped", "decode/03_grouped.cu", "all heads of a group together: keys and values are read once",
-            _grouped, _partials_of_partitions, _some,
+        _rung(
+            name="grouped",
+            file="decode/03_grouped.cu",
+            summary="all heads of a group together: keys and values are read once",
+            tiling=_tiles(),
+            launches=_grouped,
+            workspace=_partials_of_partitions,
+            fitted=_chooses(_some),
         ),
-        Kernel(
-            "split", "decode/04_split.cu", "pieces by the actual lengths, in one launch",
-            _split, _counters_and_partials, _some, _piece_macros, counters=_counters,
+        _rung(
+            name="split",
+            file="decode/04_split.cu",
+            summary="pieces by the actual lengths, in one launch",
+            tiling=_tiles(_piece_macros),
+            launches=_split,
+            workspace=_counters_and_partials,
+            counters=_counters,
+            fitted=_chooses(_some),
         ),
-        Kernel(
-            "tensor", "decode/05_tensor.cu", "tensor cores, fed straight from memory",
-            _tensor, _draws_and_partials, _tensor_rows, _tensor_macros, _tensor_refuses, tuning=_tensor_tuning,
+        _rung(
+            name="tensor",
+            file="decode/05_tensor.cu",
+            summary="tensor cores, fed straight from memory",
+            tiling=_tiles(_tensor_macros),
+            launches=_tensor,
+            workspace=_draws_and_partials,
+            fitted=_chooses(_tensor_rows, _tensor_tuning),
+            refuses=_tensor_refuses,
         ),
     )
-}  # fmt: skip
+}
 
 
-def _read_tuning(sizes: Sizes, problem: Problem) -> Tuning:
-    return Tuning(finds=_how_to_find(sizes, problem, _readers(problem) * MULTIPROCESSORS))
+def _read_tuning(problem: Problem) -> Tuning:
+    return Tuning(finds=_how_to_find(problem, _readers(problem) * MULTIPROCESSORS))
 
 
 def _reading_refuses(problem: Problem) -> str:
@@ -447,91 +448,112 @@ def _readers(problem: Problem) -> int:
     return problem.tuning.blocks or 4
 
 
-def _read(sizes: Sizes, problem: Problem, gpu: Gpu) -> tuple[Launch, ...]:
-    blocks = _over_pieces(sizes, problem, _readers(problem) * gpu.multiprocessors)
+def _read(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    blocks = _over_pieces(problem, _readers(problem) * problem.gpu.multiprocessors)
     return (Launch("read", blocks, problem.tuning.threads),)
 
 
-def _all(rows: int, d: int) -> int:
+def _all(problem: Problem) -> int:
     """As many rows as there are, or more: each key and value is read once."""
-    return _power_of_two(rows)
+    return _power_of_two(problem.head_rows)
 
 
 # What no kernel can be faster than: it reads the same bytes and computes nothing.
-CEILING = Kernel(
-    "read", "decode/00_read.cu", "the same keys and values read, and nothing computed",
-    _read, lambda sizes, problem: 4 * LAUNCH_COUNTERS, _all,
-    lambda problem: _piece_macros(problem) | {"BLOCKS": _readers(problem), "FINDS": problem.tuning.finds},
-    _reading_refuses,
-    counters=lambda sizes, problem: 4 * LAUNCH_COUNTERS, tuning=_read_tuning,
-)  # fmt: skip
-
-
+CEILING = _rung(
+    name="read",
+    file="decode/00_read.cu",
+    summary="the same keys and values read, and nothing computed",
+    tiling=_tiles(
+        lambda problem: _piece_macros(problem) | {"BLOCKS": _readers(problem), "FINDS": problem.tuning.finds}
+    ),
+    launches=_read,
+    workspace=lambda tiling, problem: 4 * LAUNCH_COUNTERS,
+    counters=lambda tiling, problem: LAUNCH_COUNTERS,
+    fitted=_chooses(_all, _read_tuning),
+    refuses=_reading_refuses,
+)
 DEFAULTS = ("tensor", "grouped")  # the fastest, and the fastest of those that take every problem
 
 
-def build_of(name: str | None, asked: Decode) -> Build:
-    """The build of the kernel of that name, or of the first of `DEFAULTS` that does not refuse what is asked."""
-    builds = [Build(kernel, problem_of(kernel, asked)) for kernel in map(named, (name,) if name else DEFAULTS)]
-    build = next((build for build in builds if not build.kernel.refuses(build.problem)), builds[-1])
-    if reason := build.kernel.refuses(build.problem):
+def choose(problem: Problem, name: str | None = None) -> Build:
+    """The build of the kernel of that name, or of the first of `DEFAULTS` that does not refuse the problem.
+
+    UsageError says why a kernel that was named cannot compute it.
+    """
+    kernels = [named(one) for one in ((name,) if name else DEFAULTS)]
+    kernel = next((one for one in kernels if not one.refuses(problem)), kernels[-1])
+    if reason := kernel.refuses(problem):
         raise UsageError(f"kernel {name} cannot compute this: {reason}.", "choose another kernel.")
-    return build
+    return Build(kernel, kernel.fitted(problem))
+
+
+def build_of(kernel: Kernel, asked: Decode, gpu: Gpu = HOPPER) -> Build:
+    """The build of a kernel, with what it chooses for itself, whether it refuses the problem or not."""
+    return Build(kernel, kernel.fitted(problem_of(asked, gpu)))
 
 
 def named(name: str) -> Kernel:
+    """The kernel of that name, or UsageError."""
     if name not in KERNELS:
         raise UsageError(f"there is no kernel {name!r} for paged decode.", f"choose one of {', '.join(KERNELS)}.")
     return KERNELS[name]
 
 
-def problem_of(kernel: Kernel, asked: Decode) -> Problem:
-    """What the kernel is compiled for to compute this."""
-    rows = kernel.rows(asked.T * asked.group, asked.D)
-    types = asked.query.dtype.name, asked.key_cache.dtype.name
-    problem = Problem(asked.D, asked.page, *types, asked.layout == "vllm", rows)
-    return problem._replace(tuning=kernel.tuning(sizes_of(asked), problem))
+def plan(asked: Decode, gpu: Gpu, how: How = How()) -> Plan:  # noqa: B008  it is never changed
+    """The launches of `flashcli.decode`; ValueError for arrays that lie as no kernel reads them."""
+    pages.check_type(asked.cache_type, gpu, "give a cache of the query's type.")
+    return plan_of(choose(problem_of(asked, gpu), how.kernel), asked)
 
 
-def sizes_of(asked: Decode) -> Sizes:
-    return Sizes(asked.S, asked.T, asked.H, asked.Hkv, asked.block_tables.shape[1], asked.page)
+def plan_of(build: Build, asked: Decode) -> Plan:
+    """The launches by a build.
 
-
-def vector_bytes(D: int, itemsize: int) -> int:
-    """Bytes of the cache that are loaded at a time, on multiples of which its rows start."""
-    return 16 if D * itemsize % 16 == 0 else 8
-
-
-def cache_strides(layout: str, kv_heads: int, page: int, D: int, itemsize: int) -> dict[str, int]:
-    """How far apart pages, heads, slots and chunks are in contiguous caches, in numbers; see decode.cuh."""
-    x = vector_bytes(D, itemsize) // itemsize
-    whole = kv_heads * page * D
-    if layout == "vllm":
-        keys = {"key_page": whole, "key_head": page * D, "key_slot": x, "key_chunk": page * x}
-        return keys | {"value_page": whole, "value_head": page * D, "value_slot": 1}
-    head, slot = (D, kv_heads * D) if layout == "nhd" else (page * D, D)
-    keys = {"key_page": whole, "key_head": head, "key_slot": slot, "key_chunk": x}
-    return keys | {"value_page": whole, "value_head": head, "value_slot": slot}
-
-
-def argument(asked: Decode, pointers: Mapping[str, int], strides: Mapping[str, int] | None = None) -> Argument:
-    """The argument for arrays that are on the device at these addresses; what has none there is null.
-
-    ``strides``, in numbers, are those of `STRIDES` that contiguous arrays do not have.
+    At the end of the scratch are the factors of an fp8 cache that are not 1, and an LSE that nobody wants.
     """
-    sparse = asked.sparse
+    factors = {name: getattr(asked, name) for name in FACTORS if getattr(asked, name) != 1}
+    counters, end = build.counters(), round_up(build.workspace(), 16)
+    lse = end + 4 * len(factors)
+    clear = [(0, 0, counters)] if counters else []
+    clear += [(end + 4 * i, _bits(factor), 1) for i, factor in enumerate(factors.values())]
+    inside = (*((POINTERS.index(name), end + 4 * i) for i, name in enumerate(factors)), (POINTERS.index("lse"), lse))
+    unread = () if asked.is_fp8 else tuple(POINTERS.index(name) for name in FACTORS)
+    steps = tuple(Step(build, launch) for launch in build.launches())
+    return Plan(steps, argument(asked), lse + 4 * build.problem.places, tuple(clear), inside, unread)
+
+
+def _bits(number: float) -> int:
+    """The bits of a number as float32."""
+    return struct.unpack("I", struct.pack("f", number))[0]
+
+
+def argument(asked: Decode, pointers: Mapping[str, int] | None = None) -> Argument:
+    """The argument for arrays as they lie, with these addresses; what has none is null."""
+    sparse, room = asked.sparse, asked.block_tables.shape[1] * asked.page
     numbers = {
-        "query_sequence": asked.T * asked.H * asked.D, "query_token": asked.H * asked.D,
-        "table_row": asked.block_tables.shape[1],
-        **cache_strides(asked.layout, asked.Hkv, asked.page, asked.D, asked.key_cache.dtype.itemsize),
-        **(strides or {}),
-        "sequences": asked.S, "tokens": asked.T, "heads": asked.H, "kv_heads": asked.Hkv, "group": asked.group,
-        "pages": asked.pages, "table_width": asked.block_tables.shape[1], "scale": asked.scale,
-        "window": min(asked.window, sizes_of(asked).room),  # where a larger one begins may be beyond what an int holds
+        **_strides(asked), "sequences": asked.S, "tokens": asked.T, "heads": asked.H, "kv_heads": asked.Hkv,
+        "group": asked.group, "pages": asked.pages, "table_width": asked.block_tables.shape[1], "scale": asked.scale,
+        "window": min(asked.window, room),  # where a larger one begins may be beyond what an int holds
     }  # fmt: skip
     if sparse:
         numbers |= {
             "sparse_stride": sparse.vert_stride, "sparse_block": sparse.block_size, "tp_rank": sparse.tp_rank,
             "sparse_local": sparse.local_blocks, "sparse_slide": sparse.head_sliding_step,
         }  # fmt: skip
-    return Argument(**numbers, **{name: pointers.get(name) for name in POINTERS})
+    return Argument(**numbers, **{name: (pointers or {}).get(name) for name in POINTERS})
+
+
+def _strides(asked: Decode) -> dict[str, int]:
+    """Strides that kernels are told, in numbers; ValueError for an array that lies as no kernel reads it."""
+    fixed: dict[str, tuple[int, ...]] = {
+        "query": (pages.FREE, pages.FREE, asked.D, 1), "block_tables": (pages.FREE, 1), "seq_lens": (1,),
+        "alibi_slopes": (1,),
+    }  # fmt: skip
+    for name, wanted in fixed.items():
+        if (array := getattr(asked, name)) is not None:
+            pages.check_strides(name, array, wanted)
+    query = {"query_sequence": pages.stride(asked.query, 0), "query_token": pages.stride(asked.query, 1)}
+    pages.check_rows("query", query.values(), ITEM_SIZES[asked.query.dtype], QUERY_UNIT)
+    return query | {"table_row": pages.stride(asked.block_tables, 0)} | pages.cache_strides(asked)
+
+
+DECODE = Operation("decode", POINTERS, KERNELS, plan)

@@ -2,45 +2,53 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from flashcli.asked.attention import Call
+from flashcli.asked.how import How, check_precision
+from flashcli.errors import UsageError
+from flashcli.kernels.arguments import POINTERS, argument
+from flashcli.kernels.attention import KERNELS, chunk_tiles
 from flashcli.kernels.choice import choose, named
-from flashcli.kernels.types import Build, Launch, Problem
+from flashcli.kernels.operation import Build, Gpu, Operation, Plan, Step
+from flashcli.kernels.problem import Problem
 
 
-class Step(NamedTuple):
-    """A launch, and the build whose function it is."""
+def check(how: How) -> None:
+    """Raise ValueError or UsageError for a precision or a kernel that there is not for arrays on a GPU."""
+    check_precision(how.precision)
+    able = [name for name, kernel in KERNELS.items() if kernel.strided]
+    if how.kernel is not None and how.kernel not in able:
+        raise UsageError(f"there is no kernel {how.kernel!r} for arrays on a GPU.", f"choose one of {', '.join(able)}.")
+    if how.kernel is not None and how.precision not in KERNELS[how.kernel].precisions:
+        has = ", ".join(KERNELS[how.kernel].precisions)
+        raise UsageError(f"kernel {how.kernel} has no {how.precision}.", f"it has {has}.")
 
-    build: Build
-    launch: Launch
 
+def plan(call: Call, gpu: Gpu, how: How) -> Plan:
+    """The launches for a call in which there is something to compute.
 
-class Plan(NamedTuple):
-    """The launches of one call, all given the same arguments, and the bytes of scratch that they need.
-
-    ``chunk`` is the argument of that name.
+    BackendUnavailable says why a kernel that was named does not compute it.
     """
-
-    steps: tuple[Step, ...]
-    workspace: int
-    chunk: int
-
-    @property
-    def kernel(self) -> str:
-        return self.steps[-1].build.kernel.name
+    check(how)
+    problem = problem_of(call, gpu, how)
+    kernel = choose(gpu.capability, problem) if how.kernel is None else named(how.kernel, gpu.capability, problem)
+    build = Build(kernel, problem)
+    steps = tuple(Step(build, launch) for launch in build.launches())
+    return Plan(steps, argument(call, chunk_tiles(build.tiling, problem)), build.workspace())
 
 
-def plan(capability: tuple[int, int], problem: Problem, B: int, H: int, Hkv: int, kernel: str | None = None) -> Plan:
-    """For B batches of H heads, Hkv of K and V, on a GPU of this compute capability.
+def problem_of(call: Call, gpu: Gpu, how: How) -> Problem:
+    """What a kernel is built for to compute this call where its arrays lie."""
+    return Problem(
+        call.B * call.H, call.M, call.N, call.d, call.causal, how.precision, gpu.multiprocessors, in_place=True,
+        lse=bool(how.return_lse), dense=_is_dense(call), aligned=call.aligned, bias=call.bias,
+        bias_contiguous=call.bias_strides[3] == 1, batch_invariant=bool(how.batch_invariant), group=call.group,
+    )  # fmt: skip
 
-    ``problem`` says what is compiled, its B being B * H. BackendUnavailable says why a ``kernel`` that was named does
-    not do it.
-    """
-    problem = problem._replace(in_place=True)
-    chosen = choose(capability, problem) if kernel is None else named(kernel, capability, problem)
-    build, (M, N) = Build(chosen, problem), (problem.M, problem.N)
-    before, launches = build.prepare(B * Hkv, N), build.launches(B * H, M, N)
-    early = chosen.waits and build.prepares
-    steps = [*before, *(launch._replace(early=early) for launch in launches)]
-    workspace = build.workspace(B * Hkv, M, N) + build.partial(B * H, M, N)
-    return Plan(tuple(Step(build, launch) for launch in steps), workspace, build.chunk(M, N))
+
+def _is_dense(call: Call) -> bool:
+    """Whether the rows of each head follow one another."""
+    strides = (call.q, call.M), (call.k, call.N), (call.v, call.N), (call.o, call.M)
+    return all(row == call.d or rows == 1 for (_, _, row), rows in strides)
+
+
+ATTENTION = Operation("attention", POINTERS, KERNELS, plan)

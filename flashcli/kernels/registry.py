@@ -1,13 +1,10 @@
-"""All kernels, by the operation that they compute: what can be compiled, listed and checked for each."""
+"""All operations: what can be compiled, listed and checked for each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from flashcli.kernels.backward import BACKWARD
+from flashcli.kernels.decode import DECODE
+from flashcli.kernels.plan import ATTENTION
+from flashcli.kernels.write_kv import WRITE_KV
 
-from flashcli.kernels import attention, backward, decode, write_kv
-
-OPERATIONS: dict[str, Mapping[str, Any]] = {
-    "attention": attention.KERNELS, "backward": backward.KERNELS, "decode": decode.KERNELS,
-    "write_kv": write_kv.KERNELS,
-}  # fmt: skip
+OPERATIONS = {operation.name: operation for operation in (ATTENTION, BACKWARD, DECODE, WRITE_KV)}

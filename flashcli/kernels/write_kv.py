@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from flashcli.asked.attention import ALIGNMENT
+from flashcli.asked.decode import ITEM_SIZES
+from flashcli.asked.how import How
 from flashcli.asked.shape import ceil_div
-from flashcli.kernels import decode
-from flashcli.kernels.types import Launch
-
-if TYPE_CHECKING:
-    from flashcli.asked.write_kv import WriteKv
+from flashcli.asked.write_kv import WriteKv
+from flashcli.kernels import pages
+from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling
 
 THREADS = 256  # in a block
 POINTERS = ("key", "value", "key_cache", "value_cache", "slot_mapping", "k_scale", "v_scale")
@@ -34,68 +33,69 @@ class Argument(ctypes.Structure):
 
 
 class Problem(NamedTuple):
-    """What the kernel is compiled for."""
+    """What the kernel is compiled for, and what it writes: rows of so many ``vectors`` of the cache."""
 
     d: int
     page: int
     key_type: str
     cache_type: str
     transposed: bool  # vLLM's layout of values
+    vectors: int = 1
+    tokens: int = 1
+    kv_heads: int = 1
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """Its name, its file, and what it does."""
-
-    name: str
-    file: str
-    summary: str
-    on_host: bool = False
+def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
+    own = pages.macros(problem.d, problem.page, problem.key_type, problem.cache_type, problem.transposed)
+    return own | {"ROWS": 1, "THREADS": tiling.threads}
 
 
-KERNEL = Kernel("write_kv", "decode/write_kv.cu", "new keys and values into the slots of a cache")
+def _launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    """A thread for each vector of a token's key; none where there are no tokens."""
+    blocks = ceil_div(problem.tokens * problem.kv_heads * problem.vectors, tiling.threads)
+    return (Launch("write_kv", blocks, tiling.threads),) if blocks else ()
+
+
+KERNEL = Kernel(
+    name="write_kv",
+    file="decode/write_kv.cu",
+    summary="new keys and values into the slots of a cache",
+    tiling=lambda problem: Tiling(1, 0, THREADS),
+    launches=_launches,
+    macros=_macros,
+    smallest=lambda problem: problem._replace(tokens=1, kv_heads=1),
+)
 KERNELS = {KERNEL.name: KERNEL}
 
 
-@dataclass(frozen=True)
-class Build:
-    """The kernel compiled for a problem."""
-
-    problem: Problem
-    kernel: Kernel = KERNEL
-
-    def macros(self) -> dict[str, int]:
-        asked = self.problem
-        return {
-            "HEAD_DIM": asked.d, "PAGE": asked.page, "QUERY_TYPE": decode.TYPE_NUMBERS[asked.key_type],
-            "CACHE_TYPE": decode.TYPE_NUMBERS[asked.cache_type], "TRANSPOSED": int(asked.transposed), "ROWS": 1,
-            "THREADS": THREADS,
-        }  # fmt: skip
-
-    def check(self, capability: tuple[int, int], gpu: str, hint: str) -> None:
-        """Raise BackendUnavailable if a GPU of this compute capability does not run it."""
-        decode.check_type(self.problem.cache_type, capability, gpu, hint)
-
-    def functions(self) -> Iterable[Launch]:
-        return (Launch(KERNEL.name, 1, THREADS),)
-
-    def launches(self, tokens: int, kv_heads: int) -> tuple[Launch, ...]:
-        """A thread for each vector of a token's key; none where there are no tokens."""
-        size = decode.ITEM_SIZES[self.problem.cache_type]
-        chunks = self.problem.d * size // decode.vector_bytes(self.problem.d, size)
-        blocks = ceil_div(tokens * kv_heads * chunks, THREADS)
-        return (Launch(KERNEL.name, blocks, THREADS),) if blocks else ()
+def plan(asked: WriteKv, gpu: Gpu, how: How = How()) -> Plan:  # noqa: B008  it is never changed
+    """The launch of `flashcli.write_kv`; ValueError for arrays that lie as the kernel does not read them."""
+    pages.check_type(asked.cache_type, gpu, "give a cache of the key's type.")
+    vectors = asked.D * asked.cache_itemsize // asked.vector_bytes
+    types = asked.key.dtype, asked.cache_type, asked.layout == "vllm"
+    build = Build(KERNEL, Problem(asked.D, asked.page, *types, vectors, asked.tokens, asked.Hkv))
+    return Plan(tuple(Step(build, launch) for launch in build.launches()), argument(asked))
 
 
-def build_of(asked: WriteKv) -> Build:
-    types = asked.key.dtype.name, asked.key_cache.dtype.name
-    return Build(Problem(asked.D, asked.page, *types, asked.layout == "vllm"))
-
-
-def argument(asked: WriteKv, strides: Mapping[str, int]) -> Argument:
-    """The argument but for the addresses; ``strides``, in numbers, are those that contiguous arrays do not have."""
-    cache = decode.cache_strides(asked.layout, asked.Hkv, asked.page, asked.D, asked.key_cache.dtype.itemsize)
+def argument(asked: WriteKv) -> Argument:
+    """The argument for arrays as they lie, but for the addresses."""
     return Argument(
-        **{**cache, **strides}, tokens=asked.tokens, kv_heads=asked.Hkv, pages=asked.pages, k_factor=asked.k_scale,
+        **_strides(asked), tokens=asked.tokens, kv_heads=asked.Hkv, pages=asked.pages, k_factor=asked.k_scale,
         v_factor=asked.v_scale,
     )  # fmt: skip
+
+
+def _strides(asked: WriteKv) -> dict[str, int]:
+    """Strides that the kernel is told, in numbers; rows are read so many bytes at a time, on multiples of which."""
+    told: dict[str, int] = {}
+    for name in ("key", "value"):
+        array = getattr(asked, name)
+        pages.check_strides(name, array, (pages.FREE, pages.FREE, 1))
+        apart = {f"new_{name}_token": pages.stride(array, 0), f"new_{name}_head": pages.stride(array, 1)}
+        pages.check_rows(name, apart.values(), ITEM_SIZES[array.dtype], ALIGNMENT)
+        told |= apart
+    pages.check_strides("slot_mapping", asked.slot_mapping, (1,))
+    return told | pages.cache_strides(asked)
+
+
+WRITE_KV = Operation("write_kv", POINTERS, KERNELS, plan)

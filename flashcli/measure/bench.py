@@ -13,7 +13,7 @@ from flashcli.asked.shape import Shape, ceil_div, tflops
 from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.types import Problem
+from flashcli.kernels.problem import Problem
 from flashcli.measure import peers
 from flashcli.measure.rows import Decoded, Failure, Row, Timed, over_all
 from flashcli.run import arrays
@@ -129,8 +129,7 @@ def kernel_contender(kernel: str, precision: str, causal: bool) -> Contender:
 
 def _measure_kernel(request: Request) -> Measure:
     def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-        from flashcli.gpu.session import Session
-        from flashcli.gpu.timing import kernel_seconds
+        from flashcli.gpu.pycuda import Session, kernel_seconds
 
         B, N, d = out.shape
         with Session() as session:

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from flashcli.compiler import compiler
 from flashcli.cpu.cores import usable_cores
-from flashcli.gpu.session import devices
-from flashcli.kernels.decode import Build
+from flashcli.gpu.pycuda import devices
+from flashcli.kernels.operation import Build
 
 
 def compile_all(builds: Iterable[Build]) -> None:

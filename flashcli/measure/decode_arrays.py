@@ -6,30 +6,32 @@ from typing import Any
 
 import numpy as np
 
-from flashcli.asked.decode import Decode
 from flashcli.asked.shape import ceil_div
 from flashcli.cpu.decode import attend_group
-from flashcli.gpu.launcher import PreparedDecode, place_of_device
+from flashcli.cpu.pages import DecodeArrays
+from flashcli.gpu.place import place_of_device
+from flashcli.gpu.prepared import Prepared
 from flashcli.kernels import decode
+from flashcli.kernels.operation import Build
 from flashcli.measure.decode_shapes import TimedShape, outlined
 
 
 class OnDevice:
     """What is asked for, its tensors, with room for an answer; and how far that is from one in float64."""
 
-    def __init__(self, name: str, asked: Decode, tensors: dict[str, Any]) -> None:
+    def __init__(self, name: str, asked: DecodeArrays, tensors: dict[str, Any]) -> None:
         import torch
 
         query = tensors["query"]
         answer = {"out": torch.zeros_like(query), "lse": torch.zeros(query.shape[:-1], device="cuda")}
         self.name, self.asked, self.tensors = name, asked, tensors | answer
-        self.sizes, self.bytes = decode.sizes_of(asked), asked.used_bytes()
+        self.bytes = asked.used_bytes()
         self._wanted: dict[int, Any] = {}
 
-    def prepared(self, build: decode.Build) -> PreparedDecode:
+    def prepared(self, build: Build) -> Prepared:
         """The build's launches for these tensors' sizes, where they are."""
         place = place_of_device(self.tensors["query"].device.index)
-        return PreparedDecode(place, build, self.sizes, decode.argument(self.asked, {}), {})
+        return Prepared(place, decode.DECODE, decode.plan_of(build, self.asked.outline))
 
     def addresses(self, workspace: int) -> list[int]:
         """What the launches are given."""
@@ -83,12 +85,12 @@ class OnDevice:
         return self.tensors["query"].transpose(1, 2), K, V
 
 
-def sampled(asked: Decode) -> list[int]:
+def sampled(asked: DecodeArrays) -> list[int]:
     """The first sequence, the one in the middle, the last, and the longest."""
     return sorted({0, asked.S // 2, asked.S - 1, int(asked.seq_lens.argmax())})
 
 
-def wanted_of(asked: Decode, s: int) -> np.ndarray:
+def wanted_of(asked: DecodeArrays, s: int) -> np.ndarray:
     """The answer of sequence s [T, H, D] in float64, on the CPU."""
     out, lse = np.zeros(asked.query.shape[1:]), np.zeros(asked.query.shape[1:-1])
     for kv_head in range(asked.Hkv):
@@ -136,7 +138,7 @@ class Drawn(OnDevice):
 class Given(OnDevice):
     """The arrays of a file."""
 
-    def __init__(self, name: str, asked: Decode) -> None:
+    def __init__(self, name: str, asked: DecodeArrays) -> None:
         import torch
 
         arrays = {name: getattr(asked, name) for name in decode.POINTERS[:6]}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
-from flashcli.asked.decode import Decode, cache_shapes
+import numpy as np
+
+from flashcli.asked.decode import cache_shapes
 from flashcli.asked.shape import ceil_div
+from flashcli.cpu.pages import DecodeArrays
 from flashcli.files.decode import cases as decode_cases
-from flashcli.gpu.decode import Element, Outline
-from flashcli.kernels.decode import ITEM_SIZES
+from flashcli.files.decode.tensors import dtype
 
 MOST_SHORT = "1,6,22,54,103,170,255,361,487,634,804,996,1211,1450,1713,2000"  # 1 + 1999 (i/15)^2.25
 
@@ -48,16 +51,21 @@ SHAPES = (
 )
 
 
-def outlined(shape: TimedShape, layout: str, seed: int = 0) -> Decode:
+def outlined(shape: TimedShape, layout: str, seed: int = 0) -> DecodeArrays:
     """What is asked for, with lengths, but without any other numbers; each page is used once."""
     lengths = decode_cases.lengths(shape.lengths, shape.S, seed)
     counts = ceil_div(lengths.astype("int64"), shape.page)
-    kind = Element(shape.cache_type, ITEM_SIZES[shape.cache_type])
-    pages = max(1, int(counts.sum()))
+    kind, pages = dtype(shape.cache_type), max(1, int(counts.sum()))
     keys, values = cache_shapes(layout, pages, shape.Hkv, shape.page, shape.D, kind.itemsize)
     arrays: dict[str, Any] = {
-        "query": Outline((shape.S, 1, shape.H, shape.D), Element(shape.query_type, ITEM_SIZES[shape.query_type])),
-        "key_cache": Outline(keys, kind), "value_cache": Outline(values, kind),
-        "block_tables": Outline((shape.S, max(1, int(counts.max()))), Element("int32", 4)),
+        "query": _unread((shape.S, 1, shape.H, shape.D), dtype(shape.query_type)),
+        "key_cache": _unread(keys, kind), "value_cache": _unread(values, kind),
+        "block_tables": _unread((shape.S, max(1, int(counts.max()))), np.dtype(np.int32)),
     }  # fmt: skip
-    return Decode(**arrays, seq_lens=lengths, layout=layout, scale=shape.D**-0.5)
+    return DecodeArrays(**arrays, seq_lens=lengths, layout=layout, scale=shape.D**-0.5)
+
+
+def _unread(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """A contiguous array that is never read: there is memory for its first number only."""
+    strides = tuple(kind.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return np.lib.stride_tricks.as_strided(np.zeros(1, kind), shape, strides, writeable=False)

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashcli.asked.decode import Decode
 from flashcli.cpu.decode import DecodeCpu
+from flashcli.cpu.pages import DecodeArrays
 from flashcli.errors import FlashError
 from flashcli.kernels import decode
 from flashcli.kernels.decode import CEILING
+from flashcli.kernels.operation import Build, Kernel
 from flashcli.measure.builds import compile_all
 from flashcli.measure.decode_arrays import Drawn, OnDevice, sampled, wanted_of
 from flashcli.measure.decode_shapes import TimedShape, outlined
@@ -29,7 +30,7 @@ WRONG = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}  # a relative L2 th
 class Contender(NamedTuple):
     """A kernel, and what it is tuned to where that is not its own choice."""
 
-    kernel: decode.Kernel
+    kernel: Kernel
     tuning: decode.Tuning | None = None
     name: str = ""
 
@@ -37,9 +38,9 @@ class Contender(NamedTuple):
     def label(self) -> str:
         return self.name or self.kernel.name
 
-    def build(self, asked: Decode) -> decode.Build:
-        problem = decode.problem_of(self.kernel, asked)
-        return decode.Build(self.kernel, problem._replace(tuning=self.tuning) if self.tuning else problem)
+    def build(self, asked: DecodeArrays) -> Build:
+        build = decode.build_of(self.kernel, asked.outline)
+        return Build(self.kernel, build.problem._replace(tuning=self.tuning)) if self.tuning else build
 
 
 def seconds(work: Callable[[], object], runs: int) -> list[float]:
@@ -83,13 +84,18 @@ def times_of(given: OnDevice, contenders: list[Contender], peers: bool, runs: in
         yield from _of_torch(arrays, given, runs)
 
 
-def about(name: str, asked: Decode, contender: str) -> dict[str, Any]:
+def about(name: str, asked: DecodeArrays, contender: str) -> dict[str, Any]:
     """The beginning of a row."""
     return {"case": name, "B": asked.S, "N": asked.longest, "d": asked.D, "contender": contender}
 
 
 def timed(
-    name: str, asked: Decode, contender: str, seconds: list[float], error: float | None = None, clock: str | None = None
+    name: str,
+    asked: DecodeArrays,
+    contender: str,
+    seconds: list[float],
+    error: float | None = None,
+    clock: str | None = None,
 ) -> Row:
     figures = over_all(seconds) | {"bytes": asked.used_bytes(), "relative_l2": error, "clock": clock}
     return Decoded(**about(name, asked, contender), layout=asked.layout, **figures)
@@ -107,7 +113,7 @@ def _of_ours(contender: Contender, given: OnDevice, runs: int) -> Row:
         prepared = given.prepared(build)
         workspace = torch.zeros(prepared.workspace, dtype=torch.uint8, device="cuda")  # as counters are to be
         stream, addresses = torch.cuda.current_stream().cuda_stream, given.addresses(workspace.data_ptr())
-        found = seconds(lambda: prepared.queue(stream, *addresses), runs)
+        found = seconds(lambda: prepared.launch(stream, *addresses), runs)
     except FlashError as error:
         return Skipped(**start, skipped=str(error))
     off = None if build.kernel is CEILING else given.error()
@@ -136,7 +142,7 @@ def _of_torch(arrays: tuple[Any, ...], given: OnDevice, runs: int) -> Iterator[R
             yield Skipped(**about(given.name, given.asked, name), skipped=told)
 
 
-def on_cpu(name: str, asked: Decode, threads: int | None, runs: int) -> Row:
+def on_cpu(name: str, asked: DecodeArrays, threads: int | None, runs: int) -> Row:
     """The row of the CPU backend, after a run that is not timed."""
     found = []
     with DecodeCpu(threads) as backend:

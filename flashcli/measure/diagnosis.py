@@ -17,7 +17,7 @@ from flashcli.errors import BackendUnavailable, FlashError
 from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference
 from flashcli.gpu import driver as cuda_driver
-from flashcli.gpu.launcher import bindings
+from flashcli.gpu.place import bindings
 from flashcli.measure.machine import gpus
 from flashcli.run.arrays import forward
 from flashcli.run.ranks import load_mpi

@@ -15,14 +15,14 @@ import numpy as np
 from flashcli import __version__
 from flashcli.cpu.workers import blas_text
 from flashcli.errors import BackendUnavailable
-from flashcli.gpu.session import Gpu
+from flashcli.gpu.pycuda import Gpu
 
 PACKAGES = ("torch", "triton", "transformers")  # whose versions are told where they were used
 
 
 def gpus() -> list[Gpu]:
     """The GPUs that this process can use; BackendUnavailable if there is none."""
-    from flashcli.gpu import session
+    from flashcli.gpu import pycuda as session
 
     if not (found := session.devices()):
         raise BackendUnavailable("the driver finds no GPU.", "is one allocated to this job?")
@@ -64,7 +64,7 @@ def cpu_circumstances(threads: int) -> dict[str, object]:
 
 def gpu_circumstances() -> dict[str, object]:
     """The same of the first GPU and its driver; BackendUnavailable if there is none."""
-    from flashcli.gpu import session
+    from flashcli.gpu import pycuda as session
 
     return _of_gpu(gpus()[0], session.load_driver().get_driver_version())
 

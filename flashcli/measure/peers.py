@@ -91,7 +91,7 @@ def reach_gpu() -> bool:
 
 
 def measure(peer: Peer, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-    """Seconds on the GPU of each run, by CUDA events, in the same way as `flashcli.gpu.timing`."""
+    """Seconds on the GPU of each run, by CUDA events, in the same way as `flashcli.gpu.pycuda`."""
     import torch
 
     dtype = getattr(torch, peer.dtype)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import csv
-import itertools
 import operator
 import re
 import shutil
@@ -25,11 +24,11 @@ from flashcli.asked.shape import Shape
 from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable, KernelFailure
 from flashcli.files.distributions import draw
-from flashcli.gpu.session import Session
-from flashcli.gpu.timing import kernel_seconds
+from flashcli.gpu.pycuda import Session, kernel_seconds
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.occupancy import Multiprocessor, occupancy, tightest
-from flashcli.kernels.types import Build, Launch, Problem
+from flashcli.kernels.operation import Build, Launch
+from flashcli.kernels.problem import Problem
 from flashcli.measure import race
 from flashcli.measure.rows import Failure, Profiled, Row, Skipped
 from flashcli.terminal.messages import explain
@@ -110,8 +109,7 @@ class Profiler:
         build = Build(kernel, Problem(shape.B, shape.N, shape.N, shape.d, sms=self._sms))
         times: collections.Counter[str] = collections.Counter()
         launches: dict[str, Launch] = {}
-        for_keys, for_rows = build.prepare(shape.B, shape.N), build.launches(shape.B, shape.N, shape.N)
-        for launch in itertools.chain(for_keys, for_rows):
+        for launch in build.launches():
             times[launch.function] += 1
             launches.setdefault(launch.function, launch)
         known: dict[str, dict[str, Any]] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from flashcli.asked.decode import Decode
+from flashcli.cpu.pages import DecodeArrays
 from flashcli.errors import BackendUnavailable
 from flashcli.files.decode.tensors import create_answer, read_decode
 from flashcli.files.outputs import check_distinct
@@ -78,14 +78,14 @@ def run(
     return {**what(asked), "total": seconds_since_process_start(), **phases, **details}
 
 
-def sequence_bytes(asked: Decode, sequences: range) -> int:
+def sequence_bytes(asked: DecodeArrays, sequences: range) -> int:
     """Bytes of keys and values that some sequences use."""
     tokens = asked.seq_lens[sequences.start : sequences.stop].astype(np.int64)
     per_token = 2 * asked.Hkv * asked.D * asked.key_cache.dtype.itemsize
     return int((tokens - asked.first_used(tokens)).sum()) * per_token
 
 
-def groups(asked: Decode, most: int) -> list[range]:
+def groups(asked: DecodeArrays, most: int) -> list[range]:
     """Consecutive ranges of sequences that use at most so many bytes of the cache each, but at least one sequence."""
     found, first, size = [], 0, 0
     for s in range(asked.S):
@@ -97,7 +97,7 @@ def groups(asked: Decode, most: int) -> list[range]:
     return [*found, range(first, asked.S)]
 
 
-def what(asked: Decode) -> dict[str, object]:
+def what(asked: DecodeArrays) -> dict[str, object]:
     """What was asked for, in figures."""
     lengths = asked.seq_lens
     return {

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from flashcli.asked.decode import FACTORS, Decode
+from flashcli.asked.decode import ARRAYS, FACTORS
 from flashcli.asked.shape import ceil_div
 from flashcli.compiler import compiler
+from flashcli.cpu.pages import DecodeArrays
 from flashcli.errors import KernelFailure, OutOfMemory
-from flashcli.gpu.session import Session
-from flashcli.gpu.timing import queued_seconds
+from flashcli.gpu.pycuda import Session, queued_seconds
 from flashcli.kernels import decode
-from flashcli.kernels.decode import Argument, Build, Sizes
-from flashcli.kernels.types import Launch
+from flashcli.kernels.decode import Argument
+from flashcli.kernels.operation import Build, Gpu, Launch
+from flashcli.kernels.pages import check_type
 from flashcli.run.slots import ignore
 
 SPARE = 2**28  # bytes of the GPU's memory that are left for queries, answers and scratch
@@ -27,16 +28,13 @@ class DecodeProgram:
     """A kernel's functions, loaded into the current context."""
 
     def __init__(self, session: Session, build: Build) -> None:
-        build.check(session.capability, session.name, "use --backend cpu.")
-        self._build, self._session = build, session
+        self._driver = session.driver
         self._module = session.driver.module_from_buffer(compiler.cubin(build, session.architecture))
         self._functions: dict[str, Any] = {}
         self._shared: dict[str, int] = {}  # bytes that were asked for
 
-    def launcher(self, sizes: Sizes) -> Callable[[Argument], None]:
-        """What queues the kernel's launches; ``sizes`` are those of the argument's arrays."""
-        gpu = decode.Gpu(self._session.multiprocessors, self._session.capability)
-        launches = self._build.kernel.launches(sizes, self._build.problem, gpu)
+    def launcher(self, launches: Iterable[Launch]) -> Callable[[Argument], None]:
+        """What queues these launches."""
         ready = [
             (self._function(launch), (launch.grid, 1), (launch.threads, 1, 1), launch.shared) for launch in launches
         ]
@@ -55,7 +53,7 @@ class DecodeProgram:
         function = self._functions[launch.function]
         if launch.shared > self._shared.get(launch.function, 0):  # even if little: there is what is static, too
             self._shared[launch.function] = launch.shared
-            most = self._session.driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+            most = self._driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
             function.set_attribute(most, launch.shared)
         return function
 
@@ -77,7 +75,7 @@ class DecodeCuda:
         self._driver = self._session.driver
         self._programs: dict[Build, DecodeProgram] = {}
         self._cache: dict[str, object] = {}  # device memory of the caches of `_of`
-        self._of: Decode | None = None
+        self._of: DecodeArrays | None = None
         self._seconds = 0.0
 
     def __enter__(self) -> DecodeCuda:
@@ -104,7 +102,7 @@ class DecodeCuda:
         return max(1, self._session.free_bytes() - 2 * SPARE)
 
     def decode(
-        self, asked: Decode, sequences: range, check: Callable[[], None] = ignore
+        self, asked: DecodeArrays, sequences: range, check: Callable[[], None] = ignore
     ) -> tuple[np.ndarray, np.ndarray]:
         """The answer of some sequences [s, T, H, D], in the query's type, and their LSE, float32 [s, T, H]."""
         try:
@@ -117,7 +115,7 @@ class DecodeCuda:
         except self._driver.Error as error:
             raise KernelFailure(f"kernel {self._used} failed: {error}.", "report it.") from error
 
-    def _decode(self, asked: Decode, sequences: range) -> tuple[np.ndarray, np.ndarray]:
+    def _decode(self, asked: DecodeArrays, sequences: range) -> tuple[np.ndarray, np.ndarray]:
         some = slice(sequences.start, sequences.stop)
         part = dataclasses.replace(
             asked, query=asked.query[some], block_tables=asked.block_tables[some], seq_lens=asked.seq_lens[some]
@@ -129,7 +127,7 @@ class DecodeCuda:
             self._keep(part)
         return self._launch(part)
 
-    def _keep(self, asked: Decode) -> None:
+    def _keep(self, asked: DecodeArrays) -> None:
         """Have these caches on the device."""
         if self._of is asked:
             return
@@ -139,31 +137,34 @@ class DecodeCuda:
             self._cache[name] = self._to_device(getattr(asked, name))
         self._of = asked
 
-    def _launch(self, part: Decode) -> tuple[np.ndarray, np.ndarray]:
-        build, sizes = decode.build_of(self._kernel, part), decode.sizes_of(part)
+    def _launch(self, part: DecodeArrays) -> tuple[np.ndarray, np.ndarray]:
+        session = self._session
+        gpu = Gpu(session.capability, session.multiprocessors, session.name)
+        check_type(part.cache_type, gpu, "use --backend cpu.")
+        build = decode.choose(decode.problem_of(part.outline, gpu), self._kernel)
         build = Build(build.kernel, build.problem._replace(tuning=self._retuned(build.problem.tuning)))
-        self._used, launch = build.kernel.name, self.launcher(build, sizes)
+        self._used, launch = build.kernel.name, self.launcher(build)
         out = np.empty(part.query.shape, part.query.dtype)
         lse = np.empty(out.shape[:-1], np.float32)
         scales = {name: np.array([getattr(part, name)], np.float32) for name in FACTORS}
         given = {name: getattr(part, name) for name in ("query", "block_tables", "seq_lens", "alibi_slopes")} | scales
         memory = {name: self._to_device(array) for name, array in given.items() if array is not None and array.size}
         memory |= {name: self._driver.mem_alloc(array.nbytes) for name, array in (("out", out), ("lse", lse))}
-        if size := build.kernel.workspace(sizes, build.problem):
+        if size := build.workspace():
             memory["workspace"] = self._driver.mem_alloc(size)
             self._driver.memset_d8(memory["workspace"], 0, size)
         pointers = {name: int(where) for name, where in (memory | self._cache).items()}
-        argument = decode.argument(part, pointers)
+        argument = decode.argument(contiguous(part).outline, pointers)
         self._seconds += queued_seconds(self._driver, lambda: launch(argument))
         for array, name in ((out, "out"), (lse, "lse")):
             self._driver.memcpy_dtoh(_bytes(array), memory[name])
         return out, lse
 
-    def launcher(self, build: Build, sizes: Sizes) -> Callable[[Argument], None]:
-        """What queues a build's launches for arrays of these sizes."""
+    def launcher(self, build: Build) -> Callable[[Argument], None]:
+        """What queues a build's launches."""
         if build not in self._programs:
             self._programs[build] = DecodeProgram(self._session, build)
-        return self._programs[build].launcher(sizes)
+        return self._programs[build].launcher(build.launches())
 
     def _to_device(self, array: np.ndarray) -> Any:
         array = np.ascontiguousarray(array)
@@ -177,8 +178,15 @@ def _bytes(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)
 
 
-def only_used_pages(asked: Decode) -> Decode:
-    """The same with a cache of the pages that are used, each once, and tables that say where they are now."""
+def contiguous(asked: DecodeArrays) -> DecodeArrays:
+    """Arrays as they lie on the device, without gaps."""
+    arrays = {name: x for name in ARRAYS if (x := getattr(asked, name)) is not None}
+    dense: dict[str, Any] = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
+    return dataclasses.replace(asked, **dense)
+
+
+def only_used_pages(asked: DecodeArrays) -> DecodeArrays:
+    """What is asked, with a cache of the pages that are used, each once, and tables that say where they are now."""
     lengths = asked.seq_lens.astype(np.int64)
     columns = np.arange(asked.block_tables.shape[1])
     first, last = asked.first_used(lengths) // asked.page, ceil_div(lengths, asked.page)

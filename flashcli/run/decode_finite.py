@@ -6,20 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from flashcli.asked.decode import Decode
 from flashcli.cpu.decode import gather, pieces
+from flashcli.cpu.pages import DecodeArrays
 
 HELD = "holds a value that is not finite, first {}; IEEE rules apply."
 LOST = "has an answer that is not finite, first {}, though all it sees is: {} has no room for its scores or sums."
 
 
-def in_query(asked: Decode) -> str:
+def in_query(asked: DecodeArrays) -> str:
     """A NaN or Inf of the query; empty if there is none."""
     found = _not_finite(asked.query)
     return HELD.format(_place("query", asked.query[tuple(found[0])], *found[0])) if len(found) else ""
 
 
-def behind_answer(asked: Decode, sequences: range, out: np.ndarray) -> str:
+def behind_answer(asked: DecodeArrays, sequences: range, out: np.ndarray) -> str:
     """What made a number of the answer [s, T, H, D] not finite; empty if all are finite.
 
     Of the cache, which may be larger than memory, only what the first such answer has seen is looked at.

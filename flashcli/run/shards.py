@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 
-from flashcli.asked.shape import Shape, ceil_div
-from flashcli.files.cut import TILE, Cut, batches, cut
+from flashcli.asked.shape import TILE, Shape, ceil_div
+from flashcli.files.cut import Cut, batches, cut
 
 SLACK = 8  # whole batches are divided if the largest shard then is at most 1/8 above the mean
 

@@ -15,10 +15,11 @@ import numpy as np
 from flashcli.asked.shape import FLOAT_BYTES, Chunk, Shape, ceil_div
 from flashcli.files.cut import Cut
 from flashcli.gpu import memory
-from flashcli.gpu.session import Session, failure, out_of_memory
-from flashcli.kernels.arguments import NOWHERE, Attention, Matrix, attention
+from flashcli.gpu.pycuda import Session, failure, out_of_memory
+from flashcli.kernels.arguments import NOWHERE, Attention, Matrix, of_batches
 from flashcli.kernels.choice import exact
-from flashcli.kernels.types import Build, Problem
+from flashcli.kernels.operation import Build
+from flashcli.kernels.problem import Problem
 from flashcli.run.slots import Backend, Overlap, Slot, ignore
 from flashcli.run.timeline import Timeline
 
@@ -269,14 +270,14 @@ class CudaBackend(Backend[CudaSlot]):
             B, M, first = 1, len(chunk.rows), chunk.rows.start
             workspace = batch.workspace if self._build.prepares else slot.workspace
         o = Matrix.of_batches(slot.device_output, M * d, d)
-        return attention(
+        return of_batches(
             q, k, v, o, B=B, M=M, N=N, scale=self._scale, q_start=first, workspace=workspace, nonfinite=int(slot.note)
         )
 
     def _look_at_rows(self, slot: CudaSlot, where: int, rows: int, word: int = 0) -> None:
         """Queue a look for NaN and Inf in some rows on the device, whichever matrix they are of."""
         matrix, note = Matrix.of_batches(where, 0, slot.shape.d), int(slot.note) + 4 * word
-        given = attention(matrix, NOWHERE, NOWHERE, NOWHERE, B=1, M=rows, N=0, nonfinite=note)
+        given = of_batches(matrix, NOWHERE, NOWHERE, NOWHERE, B=1, M=rows, N=0, nonfinite=note)
         self._program.look(given, slot.stream)
 
     def _keep(self, slot: CudaSlot) -> None:
@@ -297,7 +298,7 @@ class CudaBackend(Backend[CudaSlot]):
         slot.events[2].record(stream)
         if last:
             k, v = (Matrix.of_batches(int(batch.rows) + n * shape.output_batch_bytes, 0, shape.d) for n in range(2))
-            given = attention(NOWHERE, k, v, NOWHERE, B=1, M=0, N=shape.N, workspace=batch.workspace)
+            given = of_batches(NOWHERE, k, v, NOWHERE, B=1, M=0, N=shape.N, workspace=batch.workspace)
             self._program.prepare(given, stream)
             batch.ready.record(stream)
         self._give_back(slot)
@@ -347,7 +348,7 @@ class CudaBackend(Backend[CudaSlot]):
         """Scratch of a slot, in bytes."""
         if not by.whole and self._build.prepares:
             return 0
-        return self._build.workspace(by.batches, by.rows, shape.N)
+        return self._build.workspace(B=by.batches, M=by.rows, N=shape.N)
 
     def _long_bytes(self, shape: Shape) -> int:
         """Device memory of a long batch."""
@@ -355,4 +356,4 @@ class CudaBackend(Backend[CudaSlot]):
 
     def _long_workspace(self, shape: Shape) -> int:
         """What is prepared of its K and V, in bytes."""
-        return self._build.workspace(1, 0, shape.N) if self._build.prepares else 0
+        return self._build.workspace(B=1, M=0, N=shape.N) if self._build.prepares else 0

@@ -10,9 +10,10 @@ from flashcli.asked.shape import Chunk, Shape
 from flashcli.compiler import compiler
 from flashcli.files.cut import Cut
 from flashcli.files.summary import is_finite
-from flashcli.kernels.arguments import Attention, Matrix, attention
+from flashcli.kernels.arguments import Attention, Matrix, of_batches
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.types import Build, Problem
+from flashcli.kernels.operation import Build
+from flashcli.kernels.problem import Problem
 from flashcli.run.slots import Backend, LongBatch, Overlap, Slot, ignore
 from flashcli.run.timeline import Timeline
 
@@ -79,4 +80,4 @@ class SequentialBackend(Backend[Slot]):
         """Rows [M, d] of Q, the first at position ``first_row``, to K and V [N, d] of one batch; all contiguous."""
         M, N = len(q), len(k)
         matrices = (Matrix.of_batches(array.ctypes.data, 0, array.shape[1]) for array in (q, k, v, out))
-        self._attention(attention(*matrices, B=1, M=M, N=N, scale=self._scale, q_start=first_row))
+        self._attention(of_batches(*matrices, B=1, M=M, N=N, scale=self._scale, q_start=first_row))

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from flashcli.arrays.numpys_backward import attention_backward as of_numpy
-from flashcli.asked.attention import Backward, backward, refuse_half
-from flashcli.gpu.launcher import PreparedBackward, place_of_device
-from flashcli.gpu.prepared import ALIGNMENT
-from flashcli.gpu.prepared_backward import check_names, is_aligned, prepare
+from flashcli.asked.attention import ALIGNMENT, Backward, backward, check_backend_on_gpu, refuse_half
+from flashcli.asked.how import How
+from flashcli.gpu.place import place_of_device
+from flashcli.gpu.prepared import Prepared, prepare
+from flashcli.kernels.backward import BACKWARD, check_name
 from flashcli.torch import in_place, on_cpu, transforms
 from flashcli.torch.gradients import gradients
 
@@ -32,7 +33,7 @@ Four: TypeAlias = tuple[
 class Ready(NamedTuple):
     """What a call needs once its tensors' shapes and strides are known; ``prepared`` is None if nothing is computed."""
 
-    prepared: PreparedBackward | None
+    prepared: Prepared | None
     dbias_shape: tuple[int, ...] | None
 
 
@@ -59,7 +60,8 @@ def attention_backward(
     """`flashcli.attention_backward` of tensors, with its parameters, its answer and its errors."""
     _refuse_mixed({"q": q, "do": do, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias})
     if q.is_cuda:
-        check_names(backend, kernel)
+        check_backend_on_gpu(backend)
+        check_name(kernel)
     elif backend not in ("auto", "cpu") or kernel is not None:
         raise ValueError(f"backend must be 'auto' or 'cpu', and kernel None, for tensors on {q.device}")
     refuse_half(o, lse)
@@ -138,8 +140,8 @@ def on_gpu(
         asked = _asked(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start, return_dbias, rows_first)
         prepared = None
         if not asked.of.empty:
-            aligned = is_aligned(asked, lowest_bits)
-            prepared = prepare(place_of_device(q.get_device()), asked, aligned, kernel_name)
+            place = place_of_device(q.get_device())
+            prepared = prepare(place, BACKWARD, asked.at(lowest_bits), How(kernel_name))
         ready = Ready(prepared, asked.dbias_shape)
         in_place.remember(_ready, key, ready)
     prepared, dbias_shape = ready
@@ -151,7 +153,7 @@ def on_gpu(
     prepared.launch(
         stream, at_do, at_q, at_k, at_v, at_o, lse.data_ptr(), 0 if dlse is None else dlse.data_ptr(),
         0 if bias is None else bias.data_ptr(), at_dq, at_dk, at_dv, 0 if dbias is None else dbias.data_ptr(),
-        memory.data_ptr(),
+        memory.data_ptr(), 0,
     )  # fmt: skip
     return dq, dk, dv, dbias
 

@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from flashcli.asked.attention import Operand, call, contiguous
-from flashcli.gpu.launcher import Prepared, place_of_device
-from flashcli.gpu.prepared import ALIGNMENT, SHAPES, Options, check_options, is_aligned, prepare, refuse_overlap
+from flashcli.asked.attention import ALIGNMENT, Operand, call, check_backend_on_gpu, contiguous
+from flashcli.asked.how import How
+from flashcli.gpu.overlap import refuse_overlap
+from flashcli.gpu.place import place_of_device
+from flashcli.gpu.prepared import SHAPES, Prepared, prepare
+from flashcli.kernels.plan import ATTENTION, check
 
 KEPT = 2**20  # bytes of scratch that a thread keeps for PyTorch's default stream, instead of allocating it each time
 DEFAULT_STREAM = 0
@@ -72,8 +75,9 @@ def compute(
         refuse_mixed(q, k, v, bias, out)
         key, ready = (), None
     if ready is None:
-        options = Options(backend, kernel, precision, batch_invariant, return_lse)
-        ready = _make_ready(q, k, v, causal, scale, bias, q_start, out, options, rows_first)
+        check_backend_on_gpu(backend)
+        how = How(kernel, precision, batch_invariant, return_lse)
+        ready = _make_ready(q, k, v, causal, scale, bias, q_start, out, how, rows_first)
         remember(_ready, key, ready)
     prepared, shape, strides, lse_shape, lse_strides = ready
     o = q.new_empty_strided(shape, strides) if out is None else out
@@ -130,10 +134,10 @@ def _make_ready(
     bias: torch.Tensor | None,
     q_start: int,
     out: torch.Tensor | None,
-    options: Options,
+    how: How,
     rows_first: bool,
 ) -> Ready:
-    check_options(options)
+    check(how)
     refuse_mixed(q, k, v, bias, out)
     to = _rows_first(q) if rows_first and out is None and q.ndim == 4 else None if out is None else operand(out)
     what = call(operand(q), operand(k), operand(v), None if bias is None else operand(bias), to, causal, scale, q_start)
@@ -142,7 +146,7 @@ def _make_ready(
     if what.empty:
         return Ready(None, *layout)
     addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | (0 if out is None else out.data_ptr())
-    prepared = prepare(place_of_device(q.get_device()), what, is_aligned(what, addresses), options)
+    prepared = prepare(place_of_device(q.get_device()), ATTENTION, what.at(addresses), how)
     return Ready(prepared, *layout)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from flashcli.asked.attention import call
-from flashcli.gpu.prepared import Options, check_options
+from flashcli.asked.how import How
+from flashcli.kernels.plan import check
 from flashcli.torch import backward, gradients, in_place, on_cpu, transforms
 
 SCHEMA = (
@@ -90,7 +91,7 @@ def _without_numbers(
     batch_invariant: bool = True,
 ) -> Both:
     if not q.is_cpu:
-        check_options(Options("auto", kernel_name, precision, batch_invariant))
+        check(How(kernel_name, precision, batch_invariant))
     tensors = [x for x in (q, k, v, bias) if x is not None]
     if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), q_start)):
         of_bias = None if bias is None else in_place.operand(bias)

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 
 from flashcli.arrays.numpys_decode import decode as decode_numpy
-from flashcli.asked.decode import BlockSparse, check_option_types
-from flashcli.gpu.decode import Arrays, Options, prepare
-from flashcli.gpu.launcher import PreparedDecode, place_of_device
-from flashcli.gpu.prepared import ALIGNMENT
+from flashcli.asked.attention import ALIGNMENT, check_backend_on_gpu
+from flashcli.asked.decode import ARRAYS, OPTIONS, BlockSparse, ask, check_option_types
+from flashcli.gpu.place import place_of_device
+from flashcli.gpu.prepared import Prepared, prepare
+from flashcli.kernels.decode import DECODE
 from flashcli.torch.in_place import operand, remember, scratch
 from flashcli.torch.paged_tensors import (
     address,
@@ -25,7 +26,7 @@ from flashcli.torch.paged_tensors import (
     refuse_without_numbers,
 )
 
-_ready: dict[tuple, PreparedDecode] = {}
+_ready: dict[tuple, Prepared] = {}
 
 
 def decode(
@@ -60,16 +61,16 @@ def decode(
     refuse_no_tensor("query", query)
     if out is not None:
         _refuse_out(out, query)
-    options = layout, scale, sliding_window, block_sparse, backend, cache_dtype
+    options = layout, scale, sliding_window, block_sparse, cache_dtype
     if query.is_cuda:
         return compute(
-            query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, k_scale, v_scale, options, out,
-            return_lse,
+            query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, k_scale, v_scale, options, backend,
+            out, return_lse,
         )  # fmt: skip
     tensors = query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, k_scale, v_scale
-    by_name, scales = named(Arrays, tensors)
+    by_name, factors = named(ARRAYS, tensors)
     refuse(by_name)
-    answer, lse = _on_cpu(by_name, Options(*options, **scales))
+    answer, lse = _on_cpu(by_name, dict(zip(OPTIONS, options, strict=True), backend=backend, **factors))
     out = answer if out is None else out.copy_(answer)
     return (out, lse) if return_lse else out
 
@@ -91,12 +92,13 @@ def compute(
     k_scale: float | torch.Tensor,
     v_scale: float | torch.Tensor,
     options: tuple,
+    backend: str = "auto",
     out: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """The answer, and its LSE if that is wanted, queued on the current stream of PyTorch's on the tensors' GPU.
 
-    ``options`` are those of `Options`, but for the scales.
+    ``options`` are those of `flashcli.asked.decode.OPTIONS`.
     """
     try:
         at_query, at_keys, at_values = query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr()
@@ -111,19 +113,21 @@ def compute(
             None if alibi_slopes is None else described(alibi_slopes),
             k_scale if k_scale.__class__ is float else described(k_scale),
             v_scale if v_scale.__class__ is float else described(v_scale),
-            options, graded and torch.is_grad_enabled(), query.is_neg() or key_cache.is_neg() or value_cache.is_neg(),
+            options, backend, graded and torch.is_grad_enabled(),
+            query.is_neg() or key_cache.is_neg() or value_cache.is_neg(),
         )  # fmt: skip
         prepared = _ready.get(key)
     except (AttributeError, TypeError, RuntimeError):  # something is no tensor, or not in memory, or no number
         key, prepared, at_query = (), None, 0
     if prepared is None or not (at_query and at_keys and at_values and at_lengths):
         tensors = query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, k_scale, v_scale
-        by_name, scales = named(Arrays, tensors)
+        by_name, given = named(ARRAYS, tensors)
         refuse(by_name)
-        arrays = Arrays(**{name: operand(tensor) for name, tensor in by_name.items()})
-        asked = Options(*options, **scales)
-        check_option_types(asked._asdict())
-        prepared = prepare(place_of_device(query.get_device()), arrays, lowest, asked)
+        check_backend_on_gpu(backend)
+        given |= zip(OPTIONS, options, strict=True)
+        check_option_types(given)
+        asked = ask(**{name: operand(tensor) for name, tensor in by_name.items()}, **given)
+        prepared = prepare(place_of_device(query.get_device()), DECODE, asked.at(lowest))
         remember(_ready, key, prepared)
     stream = torch._C._cuda_getCurrentRawStream(prepared.place.device)
     if out is None:
@@ -151,10 +155,9 @@ def _refuse_out(out: torch.Tensor, query: torch.Tensor) -> None:
         raise ValueError("out must be contiguous, and no view whose numbers are in memory with the other sign")
 
 
-def _on_cpu(tensors: Mapping[str, torch.Tensor], options: Options) -> tuple[torch.Tensor, torch.Tensor]:
-    arrays = {name: numbers(tensor) for name, tensor in tensors.items()}
-    asked: dict[str, Any] = {**options._asdict(), **arrays}
-    out, lse = decode_numpy(**asked, return_lse=True)
+def _on_cpu(tensors: Mapping[str, torch.Tensor], options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    arrays: dict[str, Any] = {name: numbers(tensor) for name, tensor in tensors.items()}
+    out, lse = decode_numpy(**arrays, **options, return_lse=True)
     kind = tensors["query"].dtype
     out = torch.from_numpy(out) if kind not in foreign() else torch.from_numpy(out.view(np.int16)).view(kind)
     return out, torch.from_numpy(lse)

@@ -14,11 +14,11 @@ from flashcli.torch.in_place import refuse_other
 BITS = {1: torch.uint8, 2: torch.int16}  # types that NumPy has, by the bytes of one that it has not
 
 
-def named(kind: Any, tensors: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tensors by the names of the arguments, and by theirs the scales that are numbers."""
-    given = dict(zip(kind._fields, tensors, strict=True))
-    scales = {name: given.pop(name) for name in FACTORS if not isinstance(given[name], torch.Tensor)}
-    return {name: x for name, x in given.items() if x is not None or name not in kind._field_defaults}, scales
+def named(names: Sequence[str], tensors: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors by the names of the arguments, the last of them factors, and by theirs the ones that are numbers."""
+    given = dict(zip((*names, *FACTORS), tensors, strict=True))
+    factors = {name: given.pop(name) for name in FACTORS if not isinstance(given[name], torch.Tensor)}
+    return {name: x for name, x in given.items() if x is not None or name != "alibi_slopes"}, factors
 
 
 def described(x: Any) -> Any:

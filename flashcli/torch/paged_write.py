@@ -7,14 +7,16 @@ from typing import Any
 import torch
 
 from flashcli.arrays.numpys_write_kv import write_kv as write_numpy
+from flashcli.asked.attention import ALIGNMENT
 from flashcli.asked.decode import check_option_types
-from flashcli.gpu.launcher import PreparedWrite, place_of_device
-from flashcli.gpu.prepared import ALIGNMENT
-from flashcli.gpu.write_kv import Arrays, Options, prepare
+from flashcli.asked.write_kv import ARRAYS, ask
+from flashcli.gpu.place import place_of_device
+from flashcli.gpu.prepared import Prepared, prepare
+from flashcli.kernels.write_kv import WRITE_KV
 from flashcli.torch.in_place import operand, remember
 from flashcli.torch.paged_tensors import address, described, named, numbers, refuse, refuse_no_tensor
 
-_ready: dict[tuple, PreparedWrite] = {}
+_ready: dict[tuple, Prepared] = {}
 
 
 def write_kv(
@@ -38,10 +40,10 @@ def write_kv(
     refuse_no_tensor("key", key)
     if key.is_cuda:
         return write(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale, (layout, cache_dtype))
-    by_name, scales = named(Arrays, (key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale))
+    by_name, factors = named(ARRAYS, (key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale))
     refuse(by_name)
     arrays: dict[str, Any] = {name: numbers(tensor) for name, tensor in by_name.items()}
-    write_numpy(**arrays, **scales, layout=layout, cache_dtype=cache_dtype)
+    write_numpy(**arrays, **factors, layout=layout, cache_dtype=cache_dtype)
 
 
 _uncompiled = torch.compiler.disable(write_kv)  # a break in the graph: the compiler is not to follow what is below
@@ -59,7 +61,7 @@ def write(
 ) -> None:
     """Write, queued on the current stream of PyTorch's on the tensors' GPU.
 
-    ``options`` are those of `Options`, but for the scales.
+    ``options`` are the layout, and what the bytes of a cache of uint8 are.
     """
     try:
         at_key, at_value, at_slots = key.data_ptr(), value.data_ptr(), slot_mapping.data_ptr()
@@ -81,12 +83,12 @@ def write(
         looked_at, prepared, at_key = (), None, 0
     if prepared is None or not (at_key and at_value and at_slots and at_keys and at_values):
         tensors = key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale
-        by_name, scales = named(Arrays, tensors)
+        by_name, given = named(ARRAYS, tensors)
         refuse(by_name)
-        arrays = Arrays(**{name: operand(tensor) for name, tensor in by_name.items()})
-        asked = Options(*options, **scales)
-        check_option_types(asked._asdict())
-        prepared = prepare(place_of_device(key.get_device()), arrays, lowest, asked)
+        given |= zip(("layout", "cache_dtype"), options, strict=True)
+        check_option_types(given)
+        asked = ask(**{name: operand(tensor) for name, tensor in by_name.items()}, **given)
+        prepared = prepare(place_of_device(key.get_device()), WRITE_KV, asked.at(lowest))
         remember(_ready, looked_at, prepared)
     prepared.launch(
         torch._C._cuda_getCurrentRawStream(prepared.place.device), at_key, at_value, at_keys, at_values, at_slots,

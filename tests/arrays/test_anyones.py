@@ -8,15 +8,16 @@ import threading
 
 import numpy as np
 import pytest
-from fake_driver import Driver, FromDlpack, OnGpu, WithoutAStream
+from fake_driver import DLPACK, Driver, FromDlpack, OnGpu, WithoutAStream
 
 from flashcli.api import attention, attention_backward
-from flashcli.arrays import anyones, memory, protocols
+from flashcli.arrays import memory
+from flashcli.arrays import on_gpu as room
 from flashcli.arrays.memory import DeviceArray
 from flashcli.asked.attention import Operand
 from flashcli.errors import FlashError, KernelFailure, OutOfMemory, UsageError
 from flashcli.gpu import driver as cuda_driver
-from flashcli.gpu.prepared import refuse_overlap
+from flashcli.gpu.overlap import refuse_overlap
 
 B, H, Hkv, M, N, d = 2, 4, 2, 5, 9, 8
 
@@ -243,11 +244,11 @@ def test_what_does_not_say_when_it_is_ready_is_asked_for_by_dlpack_which_waits(q
 def test_several_threads_give_up_what_was_read(qkv, driver, monkeypatch):
     destroyed, wrong = [], []
     monkeypatch.setattr(driver, "cuEventDestroy", lambda event: destroyed.append(event) or (0,))
-    monkeypatch.setattr(anyones, "_unread", [(event, []) for event in range(-3000, 0)])
+    monkeypatch.setattr(room, "_unread", [(event, []) for event in range(-3000, 0)])
 
     def give_up():
         try:
-            anyones.keep_until_read(0, [])
+            room._keep_until_read(0, [])
         except ValueError as error:
             wrong.append(error)
 
@@ -346,8 +347,7 @@ def test_arrays_that_are_not_to_be_shared_are_told_by_name(qkv, driver, make, na
 
 
 def test_numbers_that_are_several_in_one_are_refused(qkv, monkeypatch):
-    lanes = protocols.DataType(2, 32, 4)
-    monkeypatch.setattr(memory, "FLOAT32", lanes)
+    monkeypatch.setitem(DLPACK, "float32", (2, 32, 4))
     with pytest.raises(TypeError, match="k must be a float32 array, not float32x4"):
         attention(qkv[0], FromDlpack(qkv[1]), qkv[2])
 

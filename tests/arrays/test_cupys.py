@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_driver import OnGpu, WithoutAStream
+from fake_driver import FromDlpack, OnGpu, WithoutAStream
 
 import flashcli
-from flashcli.arrays import anyones
-from flashcli.asked.decode import Decode
+from flashcli.arrays import on_gpu
 from flashcli.cpu.decode import DecodeCpu
+from flashcli.cpu.pages import DecodeArrays
 from flashcli.files.decode.cases import Case, make
 
 SMALL = Case(3, 4, 2, 64, "5,37,0", page=8)
@@ -35,6 +36,8 @@ def cupy(monkeypatch, driver):
         def dtype(self):
             return self.array.dtype
 
+        device = SimpleNamespace(id=0)
+
         @property
         def data(self):
             return SimpleNamespace(ptr=self.array.ctypes.data)
@@ -49,12 +52,12 @@ def cupy(monkeypatch, driver):
     return lambda array, **options: Array(driver, array.copy(), **options)
 
 
-def arrays(asked: Decode) -> dict[str, np.ndarray]:
+def arrays(asked: DecodeArrays) -> dict[str, np.ndarray]:
     names = "query", "key_cache", "value_cache", "block_tables", "seq_lens"
     return {name: getattr(asked, name) for name in names}
 
 
-def check(got, asked: Decode) -> None:
+def check(got, asked: DecodeArrays) -> None:
     with DecodeCpu(1) as backend:
         want, want_lse = backend.decode(asked, range(asked.S))
     np.testing.assert_allclose(got[0].array, want, rtol=2e-3, atol=2e-3)
@@ -98,7 +101,7 @@ def test_what_does_not_say_when_it_is_ready_is_to_be_on_cupys_stream_and_is_kept
 ):
     kept = []
     monkeypatch.setattr(driver, "cuEventQuery", lambda event: (600,))
-    monkeypatch.setattr(anyones, "_unread", kept)
+    monkeypatch.setattr(on_gpu, "_unread", kept)
     asked = make(dataclasses.replace(SMALL, cache_type="float8_e5m2"))
     scale = WithoutAStream(cupy(np.array([asked.v_scale], np.float32)))
     given = arrays(asked)
@@ -109,13 +112,36 @@ def test_what_does_not_say_when_it_is_ready_is_to_be_on_cupys_stream_and_is_kept
     assert scale.streams == [STREAM] and [len(owners) for _, owners in kept] == [1]
 
 
-def test_what_is_not_cupys_is_refused(cupy, driver):
+def test_what_is_on_the_cpu_is_refused(cupy):
     host = arrays(make(SMALL))
     given = {name: cupy(x) for name, x in host.items()}
-    with pytest.raises(TypeError, match="seq_lens must be a CuPy array, as query is, not ndarray"):
+    with pytest.raises(TypeError, match="seq_lens must be an array on a GPU, but it is on the CPU"):
         flashcli.decode(**given | {"seq_lens": host["seq_lens"]})
-    with pytest.raises(TypeError, match="query must be a NumPy or CuPy array or a PyTorch tensor, not OnGpu"):
-        flashcli.decode(**given | {"query": OnGpu(driver, host["query"].copy())})
+
+
+@pytest.mark.parametrize("query_type", ["float32", "float16", "bfloat16"])
+def test_arrays_of_any_library_are_decoded_where_they_lie(driver, query_type):
+    driver.capability = 9, 0
+    asked = make(dataclasses.replace(SMALL, query_type=query_type, layout="hnd"))
+    given = {name: FromDlpack(OnGpu(driver, x.copy())) for name, x in arrays(asked).items()}
+    out, lse = flashcli.decode(**given, layout="hnd", return_lse=True)
+    with DecodeCpu(1) as backend:
+        want, want_lse = backend.decode(asked, range(asked.S))
+    assert (out.dtype, out.shape) == (query_type, want.shape)
+    got = np.ctypeslib.as_array((ctypes.c_uint8 * want.nbytes).from_address(out.address)).view(want.dtype)
+    np.testing.assert_allclose(got.reshape(want.shape).astype(float), want.astype(float), rtol=2e-2, atol=2e-2)
+    assert lse.shape == want_lse.shape and hasattr(out, "__cuda_array_interface__") == (query_type != "bfloat16")
+
+
+def test_arrays_of_any_library_are_written_where_they_lie(driver):
+    asked = make(SMALL)
+    rows = np.random.default_rng(0).normal(size=(2, 3, 2, 64)).astype(np.float16)
+    caches, slots = [asked.key_cache, asked.value_cache], np.array([9, -1, 3])
+    there = [OnGpu(driver, x.copy()) for x in (*rows, *caches, slots)]
+    flashcli.write_kv(*there)
+    flashcli.write_kv(*rows, *caches, slots)
+    for array, want in zip(there[2:4], caches, strict=True):
+        np.testing.assert_array_equal(array.array, want)
 
 
 @pytest.mark.parametrize("layout", ["vllm", "hnd"])
@@ -129,7 +155,7 @@ def test_cupys_arrays_are_written_where_they_lie_on_its_stream(cupy, driver, lay
     for array, want in zip(there[2:4], caches, strict=True):
         np.testing.assert_array_equal(array.array, want)
     assert driver.launches == [("write_kv", STREAM, 1000)]
-    with pytest.raises(TypeError, match="slot_mapping must be a CuPy array, as key is, not ndarray"):
+    with pytest.raises(TypeError, match="slot_mapping must be an array on a GPU, but it is on the CPU"):
         flashcli.write_kv(*there[:4], slots, layout=layout)
 
 

@@ -7,7 +7,7 @@ import sanitize_arrays
 from sanitize_arrays import CASES, STRIDED, check, compile_all, taken
 from support import sampled
 
-from flashcli.gpu.launcher import place_of_device
+from flashcli.gpu.place import place_of_device
 
 LONG_OR_ODD = [
     "odd", "odd, causal", "heads of 30", "heads of 96, fused", "heads of 200, causal", "heads of 256, fused",

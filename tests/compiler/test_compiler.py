@@ -17,7 +17,8 @@ from flashcli.compiler import cache, compiler
 from flashcli.compiler.compiler import architecture, compile_failure, cubin, find_nvcc, parse_ptxas, resources
 from flashcli.errors import BackendUnavailable, KernelFailure
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.types import Build, Kernel, Problem
+from flashcli.kernels.operation import Build, Kernel
+from flashcli.kernels.problem import Problem
 
 PROBLEM = Problem(10, 2048, 2048, 64)
 BUILD = Build(KERNELS["q_in_registers"], PROBLEM)

@@ -12,9 +12,10 @@ import pytest
 from paged_oracle import oracle
 
 import flashcli
-from flashcli.asked.decode import LAYOUTS, BlockSparse, Decode
+from flashcli.asked.decode import LAYOUTS, BlockSparse
 from flashcli.cpu import decode as decode_cpu
 from flashcli.cpu.decode import DecodeCpu
+from flashcli.cpu.pages import DecodeArrays
 from flashcli.files.decode.cases import Case, make
 from flashcli.run.decode_cuda import only_used_pages
 
@@ -22,7 +23,7 @@ SMALL = Case(3, 4, 2, 32, "5,37,0", page=8, query_type="float32")
 ERROR = {"float32": 2e-6, "float16": 1e-3, "bfloat16": 8e-3}  # of the answer's own rounding
 
 
-def answer(asked: Decode, threads: int = 2) -> tuple[np.ndarray, np.ndarray]:
+def answer(asked: DecodeArrays, threads: int = 2) -> tuple[np.ndarray, np.ndarray]:
     with DecodeCpu(threads) as backend:
         return backend.decode(asked, range(asked.S))
 
@@ -171,7 +172,7 @@ def test_a_cache_of_the_used_pages_alone_gives_the_same_bytes(changes):
 # flashcli.decode of NumPy's arrays
 
 
-def arguments(asked: Decode) -> dict[str, object]:
+def arguments(asked: DecodeArrays) -> dict[str, object]:
     names = "query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes", "layout", "scale"
     return {name: getattr(asked, name) for name in names} | {"sliding_window": asked.window, "backend": "cpu"}
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from emulator.machine import Emulated
-from flashcli.kernels.arguments import Matrix, attention
+from flashcli.kernels.arguments import Matrix, of_batches
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.types import Build, Problem
+from flashcli.kernels.operation import Build
+from flashcli.kernels.problem import Problem
 
 
 def attend(
@@ -26,11 +27,11 @@ def attend(
     N = K.shape[1]
     build = Build(KERNELS[kernel], Problem(B, M, N, d, causal=causal))
     O = np.full_like(Q, np.nan)
-    workspace = np.full(build.workspace(B, M, N), 0xFF, np.uint8)
+    workspace = np.full(build.workspace(), 0xFF, np.uint8)
     matrices = [Matrix.of_batches(x.ctypes.data, x[0].size, d) for x in (Q, K, V, O)]
-    given = attention(*matrices, B=B, M=M, N=N, scale=d**-0.5, workspace=workspace.ctypes.data)
+    given = of_batches(*matrices, B=B, M=M, N=N, scale=d**-0.5, workspace=workspace.ctypes.data)
     machine = Emulated(build, folder)
-    for launch in (*build.prepare(B, N), *build.launches(B, M, N)):
+    for launch in build.launches():
         given.tile_i, given.tile_j = launch.tile
         machine.launch(launch, given, backwards)
     return O

@@ -10,9 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 
 from emulator.machine import Emulated
-from flashcli.asked.decode import Decode
+from flashcli.cpu.pages import DecodeArrays
 from flashcli.kernels import decode
-from flashcli.kernels.decode import Build, Gpu, Tuning
+from flashcli.kernels.decode import Tuning
+from flashcli.kernels.operation import Build, Gpu
+from flashcli.run.decode_cuda import contiguous
 
 FOR_KERNELS = ("query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes")
 
@@ -35,28 +37,28 @@ class DecodeEmulated:
     def __exit__(self, *exc: object) -> None:
         pass
 
-    def decode(self, asked: Decode, sequences: range) -> tuple[np.ndarray, np.ndarray]:
+    def decode(self, asked: DecodeArrays, sequences: range) -> tuple[np.ndarray, np.ndarray]:
         """The answer of some sequences [s, T, H, D], in the query's type, and their LSE, float32 [s, T, H]."""
         some = slice(sequences.start, sequences.stop)
         given = {name: getattr(asked, name)[some] for name in ("query", "block_tables", "seq_lens")}
         asked = dataclasses.replace(asked, **given)
-        build = decode.build_of(self._kernel, asked)
+        gpu = Gpu(self._session.capability, self._session.multiprocessors)
+        build = decode.choose(decode.problem_of(asked.outline, gpu), self._kernel)
         build = Build(build.kernel, build.problem._replace(tuning=self._retuned(build.problem.tuning)))
         out = np.full(asked.query.shape, np.nan, asked.query.dtype)
         lse = np.full(out.shape[:-1], np.nan, np.float32)
         self.launch(build, asked, out, lse)
         return out, lse
 
-    def launch(self, build: Build, asked: Decode, out: np.ndarray, lse: np.ndarray) -> None:
-        sizes = decode.sizes_of(asked)
-        workspace = np.full(build.kernel.workspace(sizes, build.problem), 0xFF, np.uint8)
-        workspace[: build.kernel.counters(sizes, build.problem)] = 0
+    def launch(self, build: Build, asked: DecodeArrays, out: np.ndarray, lse: np.ndarray) -> None:
+        workspace = np.full(build.workspace(), 0xFF, np.uint8)
+        workspace[: 4 * build.counters()] = 0
+        asked = contiguous(asked)
         arrays = {name: getattr(asked, name) for name in FOR_KERNELS}
         arrays |= {name: np.array([getattr(asked, name)], np.float32) for name in ("k_scale", "v_scale")}
-        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items() if array is not None}
+        arrays = {name: array for name, array in arrays.items() if array is not None}
         arrays |= {"out": out, "lse": lse, "workspace": workspace}
-        argument = decode.argument(asked, {name: array.ctypes.data for name, array in arrays.items()})
+        argument = decode.argument(asked.outline, {name: array.ctypes.data for name, array in arrays.items()})
         machine = Emulated(build, self._folder)
-        gpu = Gpu(self._session.multiprocessors, self._session.capability)
-        for launch in build.kernel.launches(sizes, build.problem, gpu):
+        for launch in build.launches():
             machine.launch(launch, argument)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from emulator import translate
 from flashcli.compiler.compiler import SOURCES, Compilable
-from flashcli.kernels.types import Launch
+from flashcli.kernels.operation import Launch
 
 # No two rounded as one, unless a kernel says so; no `thread_local` of one library taken for that of another.
 OPTIONS = ("-std=c++17", "-w", "-fPIC", "-pthread", "-ffp-contract=off", "-fvisibility=hidden")

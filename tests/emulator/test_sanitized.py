@@ -17,7 +17,8 @@ from support import THOROUGH
 
 from emulator.driver import EmulatedDriver, machine_code
 from flashcli.compiler import compiler
-from flashcli.gpu import launcher
+from flashcli.gpu import place as places
+from flashcli.gpu import prepared
 
 ALL, TAKES_LONG = "EMULATE_ALL" in os.environ, "more of them than"
 
@@ -26,11 +27,11 @@ ALL, TAKES_LONG = "EMULATE_ALL" in os.environ, "more of them than"
 def place(emulated, monkeypatch):
     """A GPU of Hopper's."""
     driver = EmulatedDriver()
-    for module in (launcher, sanitize_arrays, sanitize_backward, sanitize_decode):
+    for module in (places, prepared, sanitize_arrays, sanitize_backward, sanitize_decode):
         monkeypatch.setattr(module, "bindings", lambda: driver)
-    monkeypatch.setattr(launcher, "_primary", {})
+    monkeypatch.setattr(places, "_primary", {})
     monkeypatch.setattr(compiler, "cubin", lambda build, architecture: machine_code(build, emulated))
-    return launcher.place_of_device(0)
+    return places.place_of_device(0)
 
 
 def cases(kernels, names):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from flashcli.asked.shape import Shape
 from flashcli.files.cut import CHUNK_BYTES, TILE, Cut, chunks, cut
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.types import Problem
+from flashcli.kernels.problem import Problem
 
 shapes = st.builds(Shape, st.integers(1, 5), st.integers(1, 5 * TILE), st.integers(1, 8))
 

@@ -18,7 +18,7 @@ from bench.decode_check import check_kernels, grid
 from bench.decode_judge import Answer, Judge
 from flashcli.asked.decode import BlockSparse
 from flashcli.files.decode.cases import Case, generate, make
-from flashcli.kernels.decode import AHEAD_OF_LENGTH, BY_LENGTHS, KERNELS, Build, Tuning, problem_of
+from flashcli.kernels.decode import AHEAD_OF_LENGTH, BY_LENGTHS, KERNELS, Tuning, build_of
 from flashcli.measure.builds import compile_all
 from flashcli.run import decode
 from flashcli.run.decode_cuda import DecodeCuda
@@ -71,7 +71,7 @@ def drawn(case: Case) -> Iterator[Case]:
 def test_every_kernel_is_right_whatever_is_asked_for_together(opened, build):
     cases = list(drawn(build))
     requests = [make(case) for case in (cases if opened is DecodeCuda else cases[:: 3 if THOROUGH else 6])]
-    builds = [[Build(kernel, problem_of(kernel, asked)) for kernel in KERNELS.values()] for asked in requests]
+    builds = [[build_of(kernel, asked.outline) for kernel in KERNELS.values()] for asked in requests]
     if opened is DecodeCuda:
         compile_all(itertools.chain(*builds))
     for asked, some in zip(requests, builds, strict=True):
@@ -123,7 +123,7 @@ def test_answers_from_any_number_of_pieces_are_right_and_the_same_however_blocks
         lengths = [1, 513, 2, 700, 25_000]
     for H in (2, 7):
         asked = make(Case(len(lengths), H, 1, D, ",".join(map(str, lengths)), layout="nhd"))
-        build = Build(KERNELS["tensor"], problem_of(KERNELS["tensor"], asked))
+        build = build_of(KERNELS["tensor"], asked.outline)
         assert build.problem.tuning.finds == BY_LENGTHS
         assert_same_bytes(opened, asked, as_it_is, Tuning.piece_after_piece, Tuning.a_block_a_piece)
 
@@ -144,7 +144,7 @@ def test_pieces_found_by_the_numbers_of_blocks_and_merged_by_clusters_give_the_b
     opened, layout, case, cluster
 ):
     asked = make(dataclasses.replace(case, layout=layout))
-    tuning = problem_of(KERNELS["tensor"], asked).tuning
+    tuning = build_of(KERNELS["tensor"], asked.outline).problem.tuning
     assert (tuning.finds, tuning.under_way, tuning.cluster) == (AHEAD_OF_LENGTH, 2, cluster)
     others = Tuning.piece_after_piece, Tuning.a_block_a_piece
     assert_same_bytes(opened, asked, as_it_is, lambda tuning: tuning._replace(cluster=1), *others)

@@ -14,7 +14,7 @@ from flashcli.files import testcases
 from flashcli.files.cut import cut
 from flashcli.judge.export import WARM_UP, export
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.types import Problem
+from flashcli.kernels.problem import Problem
 from flashcli.terminal import parameters
 
 

@@ -8,8 +8,9 @@ import subprocess
 
 import pytest
 
+from flashcli.asked.attention import Operand, call, contiguous
 from flashcli.compiler.compiler import SOURCES, find_nvcc
-from flashcli.kernels.arguments import NOWHERE, Attention, Matrix, Strides, attention
+from flashcli.kernels.arguments import NOWHERE, Attention, Matrix, Strides, argument, of_batches
 
 HEADER = SOURCES / "attention" / "arguments.h"
 
@@ -41,8 +42,18 @@ def test_every_field_is_where_python_puts_it(tmp_path):
 
 def test_arguments_are_where_their_names_say():
     q = Matrix(address=4096, batch=600, head=20, row=10)
-    given = attention(q, NOWHERE, NOWHERE, Matrix.of_batches(8192, 70, 10), B=3, M=5, N=7, scale=0.5, H=4, Hkv=2)
+    given = of_batches(q, NOWHERE, NOWHERE, Matrix.of_batches(8192, 70, 10), B=3, M=5, N=7, scale=0.5)
     assert (given.Q, given.K, given.O) == (4096, None, 8192)
     assert [getattr(given.q, name) for name in ("batch", "head", "row")] == [600, 20, 10]
     assert [getattr(given.o, name) for name in ("batch", "head", "row")] == [70, 0, 10]
-    assert [getattr(given, name) for name in ("B", "H", "Hkv", "M", "N", "q_start", "scale")] == [3, 4, 2, 5, 7, 0, 0.5]
+    assert [getattr(given, name) for name in ("B", "H", "Hkv", "M", "N", "q_start", "scale")] == [3, 1, 1, 5, 7, 0, 0.5]
+
+
+def test_arguments_of_arrays_are_where_their_names_say():
+    q, k = Operand((2, 4, 5, 8), (320, 8, 32, 1), "float32"), contiguous((2, 2, 7, 8), "float32")
+    given = argument(call(q, k, k, bias=contiguous((4, 1, 7), "bool"), causal=True, scale=0.5, q_start=2), chunk=3)
+    assert [getattr(given.q, name) for name in ("batch", "head", "row")] == [320, 8, 32]
+    assert [getattr(given.k, name) for name in ("batch", "head", "row")] == [112, 56, 8]
+    assert [getattr(given.bias_strides, name) for name in ("batch", "head", "row")] == [0, 7, 0]
+    names = ("B", "H", "Hkv", "M", "N", "q_start", "scale", "bias_column", "chunk")
+    assert [getattr(given, name) for name in names] == [2, 4, 2, 5, 7, 2, 0.5, 1, 3]

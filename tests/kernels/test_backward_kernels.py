@@ -11,15 +11,18 @@ import pytest
 from support import sampled
 
 from flashcli.asked.attention import Operand, backward, contiguous
+from flashcli.asked.how import How
 from flashcli.asked.shape import MAX_D
 from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.kernels.arguments import Strides
 from flashcli.kernels.attention import KERNELS as FORWARD
-from flashcli.kernels.backward import KERNELS, Argument, Build, Problem, Sizes, argument, choose, plan, sizes_of
+from flashcli.kernels.backward import KERNELS, POINTERS, Argument, Problem, argument, choose, plan, problem_of
+from flashcli.kernels.operation import Build, Gpu, Plan
 
 HEADER = compiler.SOURCES / "backward" / "arguments.h"
-SIZES = Sizes(2, 4, 2, 150, 201)
+SIZES = {"B": 2, "H": 4, "Hkv": 2, "M": 150, "N": 201}
+HOPPER = Gpu((9, 0), 132)
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 needs_nvcc = pytest.mark.skipif(compiler.find_nvcc() is None, reason="there is no nvcc here")
 
@@ -72,8 +75,8 @@ def test_hardly_a_register_is_spilled(resources, kernel, d):
         ("wgmma", Problem(17)), ("wgmma", Problem(32, True, "bool")), ("wgmma", Problem(64, True)),
         ("wgmma", Problem(64, aligned=False)), ("wgmma", Problem(64, bias="float32")),
         ("wgmma", Problem(80, True, "float32")), ("wgmma", Problem(128, True)), ("wgmma", Problem(112, bias="bool")),
-        ("wgmma_short", Problem(17, True)), ("wgmma_short", Problem(32, bias="float32", tiles=(2, 2))),
-        ("wgmma_short", Problem(64, True, tiles=(3, 2))),
+        ("wgmma_short", Problem(17, True)), ("wgmma_short", Problem(32, bias="float32", M=128, N=128)),
+        ("wgmma_short", Problem(64, True, M=192, N=128)),
     ], 3),
 )  # fmt: skip
 @needs_nvcc
@@ -92,13 +95,20 @@ def test_every_head_size_has_tiles_that_fit(kernel):
             assert tiling.shared <= most * 1024
 
 
+def planned(name: str, B: int, H: int, Hkv: int, M: int, N: int, dbias: bool = False) -> Plan:
+    """Gradients of heads of 64 numbers, with those of a bias of each head and key if that is wanted."""
+    q, k = contiguous((B, H, M, 64), "float32"), contiguous((B, Hkv, N, 64), "float32")
+    bias = contiguous((H, 1, N), "float32") if dbias else None
+    return plan(backward(q, q, k, k, bias=bias, return_dbias=dbias).at(0), HOPPER, How(name))
+
+
 @every_kernel
-@pytest.mark.parametrize("sizes", [Sizes(1, 1, 1, 1, 1), Sizes(14000, 2, 1, 128, 3, (1, 2, 1, 3))])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (14000, 2, 1, 128, 3, True)])
 def test_every_launch_has_blocks_and_a_function(kernel, sizes):
-    if kernel.refuses(kernel.fitted(Problem(64), sizes)):
-        sizes = sizes._replace(Hkv=sizes.H)
-    steps = plan((9, 0), Problem(64), sizes, kernel.name).steps
-    assert [step.launch.function for step in steps][-1] == ("dbias" if any(sizes.dbias) else "dk_dv")
+    if kernel.name == "wgmma_short":  # each head of Q has its own of K
+        sizes = (*sizes[:2], sizes[1], *sizes[3:])
+    steps = planned(kernel.name, *sizes).steps
+    assert [step.launch.function for step in steps][-1] == ("dbias" if len(sizes) > 5 else "dk_dv")
     for step in steps:
         assert step.launch.function in {launch.function for launch in step.build.functions()}
         assert 1 <= step.launch.grid < 2**31 and step.launch.threads % 32 == 0
@@ -106,14 +116,15 @@ def test_every_launch_has_blocks_and_a_function(kernel, sizes):
 
 @pytest.mark.parametrize("name", ["mma", "wgmma"])
 def test_a_kernel_that_splits_is_followed_by_one_that_does_not(name):
-    found = plan((9, 0), Problem(64), SIZES, name)
-    assert found.kernel == name and found.notes is not None and found.zeros >= 1 + 4
-    assert found.workspace >= found.notes + 4 * found.zeros and found.notes % 16 == 0
+    found = planned(name, **SIZES)
+    [(notes, word, count)], [(place, inside)] = found.clear, found.inside
+    assert found.kernel == name and word == 0 and count >= 1 + 4 and POINTERS[place] == "notes"
+    assert found.workspace >= notes + 4 * count and notes == inside and notes % 16 == 0
     assert [(s.build.kernel.name, s.launch.function) for s in found.steps][-2:] == [
         ("register_tiled", "dq"), ("register_tiled", "dk_dv")
     ]  # fmt: skip
-    exact = plan((9, 0), Problem(64), SIZES, "register_tiled")
-    assert exact.notes is None and len({step.build.kernel.name for step in exact.steps}) == 1
+    exact = planned("register_tiled", **SIZES)
+    assert not exact.clear and len({step.build.kernel.name for step in exact.steps}) == 1
 
 
 @pytest.mark.parametrize(
@@ -124,41 +135,46 @@ def test_a_kernel_that_splits_is_followed_by_one_that_does_not(name):
     ],
 )  # fmt: skip
 def test_the_fastest_kernel_that_runs_is_chosen(capability, d, chosen):
-    assert choose(capability, Problem(d), SIZES).name == chosen
+    assert choose(capability, Problem(d, **SIZES)).name == chosen
+
+
+def problem(d: int, sizes: tuple[int, ...]) -> Problem:
+    """Heads of ``d`` numbers, and B, H, Hkv, M and N."""
+    return Problem(d, **dict(zip(SIZES, sizes, strict=True)))
 
 
 @pytest.mark.parametrize(
     ("sizes", "chosen"),
     [
-        (Sizes(200, 1, 1, 128, 128), "wgmma_short"), (Sizes(1, 2, 2, 60, 64), "wgmma_short"),
-        (Sizes(20, 1, 1, 128, 128), "wgmma"), (Sizes(200, 2, 1, 128, 128), "wgmma"),
-        (Sizes(200, 1, 1, 128, 1000), "wgmma"),
+        ((200, 1, 1, 128, 128), "wgmma_short"), ((1, 2, 2, 60, 64), "wgmma_short"),
+        ((20, 1, 1, 128, 128), "wgmma"), ((200, 2, 1, 128, 128), "wgmma"),
+        ((200, 1, 1, 128, 1000), "wgmma"),
     ],
 )  # fmt: skip
 def test_whole_heads_where_they_are_short_and_many(sizes, chosen):
-    assert choose((9, 0), Problem(64), sizes).name == chosen
+    assert choose((9, 0), problem(64, sizes)).name == chosen
 
 
 @pytest.mark.parametrize(
     ("d", "sizes", "why"),
     [
-        (64, Sizes(1, 2, 1, 64, 64), "each head of Q must have its own of K"),
-        (64, Sizes(1, 2, 2, 300, 200), "its heads are too long"),
-        (80, Sizes(1, 1, 1, 5, 5), "heads of up to 64 numbers"),
+        (64, (1, 2, 1, 64, 64), "each head of Q must have its own of K"),
+        (64, (1, 2, 2, 300, 200), "its heads are too long"),
+        (80, (1, 1, 1, 5, 5), "heads of up to 64 numbers"),
     ],
 )  # fmt: skip
 def test_a_head_that_does_not_fit_a_block_is_refused(d, sizes, why):
     with pytest.raises(BackendUnavailable, match=why):
-        choose((9, 0), Problem(d), sizes, "wgmma_short")
+        choose((9, 0), problem(d, sizes), "wgmma_short")
 
 
 def test_a_kernel_that_cannot_be_says_why():
     with pytest.raises(UsageError, match="there is no kernel 'foo' for gradients"):
-        choose((9, 0), Problem(64), SIZES, "foo")
+        choose((9, 0), Problem(64, **SIZES), "foo")
     with pytest.raises(BackendUnavailable, match="kernel mma needs sm_80, this GPU is sm_75"):
-        choose((7, 5), Problem(64), SIZES, "mma")
+        choose((7, 5), Problem(64, **SIZES), "mma")
     with pytest.raises(BackendUnavailable, match="kernel mma cannot compute d = 129: it takes heads of up to 128"):
-        choose((9, 0), Problem(129), SIZES, "mma")
+        choose((9, 0), Problem(129, **SIZES), "mma")
 
 
 def test_arguments_are_where_their_names_say():
@@ -174,7 +190,7 @@ def test_arguments_are_where_their_names_say():
     assert strides("k") == strides("dv") == [112, 56, 8] and strides("lse_at") == [20, 5, 1]
     assert strides("bias_at") == strides("dbias_at") == [0, 7, 0] and given.bias_column == given.dbias_column == 1
     assert (given.B, given.H, given.Hkv, given.M, given.N, given.q_start) == (2, 4, 2, 5, 7, 2)
-    assert sizes_of(asked) == Sizes(2, 4, 2, 5, 7, (1, 4, 1, 7))
+    assert problem_of(asked)[5:] == (2, 4, 2, 5, 7, (1, 4, 1, 7))
 
 
 def test_operations_do_not_share_names_by_chance():
@@ -188,5 +204,5 @@ def test_a_longer_input_never_needs_less_workspace():
         if kernel.refuses(Problem(d)):
             continue
         build = Build(kernel, Problem(d))
-        assert build.workspace(SIZES) >= 16 * SIZES.rows
-        assert build.workspace(SIZES._replace(N=2000)) >= build.workspace(SIZES)
+        assert build.workspace(**SIZES) >= 16 * 2 * 4 * 150
+        assert build.workspace(**SIZES | {"N": 2000}) >= build.workspace(**SIZES)

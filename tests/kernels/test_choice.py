@@ -16,7 +16,7 @@ from bench.rows import Gridded
 from flashcli.kernels import cost, costs
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.choice import AS_FAST, FULL, HOST, PREFERENCE, SHORT_HEAD, TWINS, candidates, choose
-from flashcli.kernels.types import Problem
+from flashcli.kernels.problem import Problem
 from flashcli.measure import records
 from flashcli.terminal import as_json
 

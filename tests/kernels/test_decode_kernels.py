@@ -23,17 +23,19 @@ from flashcli.kernels.decode import (
     KERNELS,
     PIECE_AFTER_PIECE,
     Argument,
-    Build,
     Problem,
-    Sizes,
     Tuning,
+    build_of,
+    choose,
+    problem_of,
 )
-from flashcli.kernels.types import Launch
+from flashcli.kernels.operation import Build, Gpu, Launch
+from flashcli.kernels.pages import cache_strides
 from flashcli.measure.decode_shapes import TimedShape, outlined
 from flashcli.run.decode_cuda import DecodeCuda
 
-H200, BEFORE_HOPPER = decode.Gpu(132, (9, 0)), decode.Gpu(132, (8, 9))
-WRITE = write_kv.Build(write_kv.Problem(64, 16, "float16", "float8_e4m3fn", False))
+H200, BEFORE_HOPPER = Gpu((9, 0), 132), Gpu((8, 9), 132)
+WRITE = Build(write_kv.KERNEL, write_kv.Problem(64, 16, "float16", "float8_e4m3fn", False, vectors=4))
 every_kernel = pytest.mark.parametrize("kernel", [*KERNELS.values(), CEILING], ids=[*KERNELS, "read"])
 needs_nvcc = pytest.mark.skipif(compiler.find_nvcc() is None, reason="there is no nvcc here")
 
@@ -95,7 +97,7 @@ TENSOR_PROBLEMS = [
 
 @every_kernel
 def test_no_register_is_spilled_where_it_matters(resources, kernel):
-    problem = Problem(128, 16, "float16", "float16", True, kernel.rows(4, 128))
+    problem = kernel.fitted(Problem(128, 16, "float16", "float16", True, heads=4))._replace(tuning=Tuning())
     for function, found in resources(Build(kernel, problem), "sm_90a").items():
         assert found.spilled == 0 and not found.warnings, function
 
@@ -145,9 +147,9 @@ def test_a_block_has_a_piece_unless_many_may_be_missing_and_two_tiles_of_a_warp_
     sequences, tokens, heads, d, page, layout, blocks, finds, under_way
 ):
     asked = outlined(TimedShape("", sequences, heads, 8, d, str(tokens), page=page), layout)
-    build = Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], asked))
+    build = build_of(KERNELS["tensor"], asked.outline, BEFORE_HOPPER)
     macros = build.macros()
-    *before, launch, merge = KERNELS["tensor"].launches(decode.sizes_of(asked), build.problem, BEFORE_HOPPER)
+    *before, launch, merge = build.launches()
     assert (macros["BLOCKS"], macros["FINDS"], macros["UNDER_WAY"]) == (blocks, finds, under_way)
     pieces = sequences * 8 * tokens // macros["PIECE"]
     assert launch.grid == (min(pieces, blocks * 132) if finds == PIECE_AFTER_PIECE else pieces)
@@ -160,9 +162,8 @@ def test_what_is_never_cut_is_never_merged_and_where_rows_are_few_pieces_are_sma
 
     def found(H: int, Hkv: int, tokens: int) -> tuple[int, list[tuple[str, int, int]]]:
         asked = outlined(TimedShape("", 100, H, Hkv, 128, str(tokens)), "hnd")
-        problem = decode.problem_of(tensor, asked)
-        launches = tensor.launches(decode.sizes_of(asked), problem, H200)
-        return Build(tensor, problem).macros()["PIECE"], [one[:3] for one in launches if one.function != "tensor"]
+        build = build_of(tensor, asked.outline)
+        return build.macros()["PIECE"], [one[:3] for one in build.launches() if one.function != "tensor"]
 
     begin = ("begin", 1, 32)
     assert found(32, 8, 512) == (512, []) and found(32, 8, 513) == (512, [("merge", 800, 128)])
@@ -177,11 +178,10 @@ def test_what_is_never_cut_is_never_merged_and_where_rows_are_few_pieces_are_sma
 )  # fmt: skip
 def test_a_cluster_merges_the_pieces_of_few_sequences_on_gpus_that_have_some(sequences, tokens, d, cluster):
     asked = outlined(TimedShape("", sequences, 64, 8, d, str(tokens)), "hnd")
-    tensor, sizes = KERNELS["tensor"], decode.sizes_of(asked)
-    problem = decode.problem_of(tensor, asked)
-    assert problem.tuning.cluster == Build(tensor, problem).macros()["CLUSTER"] == cluster
+    build = build_of(KERNELS["tensor"], asked.outline)
+    assert build.problem.tuning.cluster == build.macros()["CLUSTER"] == cluster
     for gpu in (H200, BEFORE_HOPPER):
-        launch, *others = tensor.launches(sizes, problem, gpu)
+        launch, *others = build.launches(gpu=gpu)
         assert launch.grid % cluster == 0 and (cluster == 1 or launch.grid == sequences * 8 * cluster)
         merges = tokens > 512 and (cluster == 1 or gpu is BEFORE_HOPPER)
         assert [other.function for other in others] == ["merge"] * merges
@@ -195,7 +195,7 @@ def test_bytes_depend_neither_on_company_nor_on_how_blocks_find_their_pieces(gpu
         for n in (8, 1)
     )
     wide = dataclasses.replace(asked, block_tables=np.pad(asked.block_tables, ((0, 0), (0, 200)), constant_values=-1))
-    builds = [Build(KERNELS["tensor"], decode.problem_of(KERNELS["tensor"], one)) for one in (asked, wide, some, alone)]
+    builds = [build_of(KERNELS["tensor"], one.outline) for one in (asked, wide, some, alone)]
     assert [build.problem.tuning for build in builds] == [
         Tuning(piece=2**17, finds=BY_NUMBER), Tuning(piece=2**17), Tuning(piece=2**17, finds=BY_LENGTHS),
         Tuning(piece=2**17, blocks=2, finds=AHEAD_OF_LENGTH, under_way=2, cluster=8),
@@ -211,44 +211,61 @@ def test_bytes_depend_neither_on_company_nor_on_how_blocks_find_their_pieces(gpu
     assert [whole[:8].tobytes() for whole in (out, lse)] == [found.tobytes() for found in of_some]
 
 
+def sized(page: int = 16, **sizes: int) -> Problem:
+    """What is decoded by heads of 64 numbers."""
+    return Problem(64, page, "float16", "float16", True, **sizes)
+
+
+LARGE = sized(sequences=300, tokens=8, heads=40, kv_heads=8, table_width=900)
+
+
 @every_kernel
-@pytest.mark.parametrize("sizes", [Sizes(1, 1, 1, 1, 1, 1), Sizes(300, 8, 40, 8, 900, 16), Sizes(3, 1, 71, 1, 40, 1)])
-def test_every_launch_has_blocks(kernel, sizes):
-    for launch in kernel.launches(
-        sizes, Problem(64, sizes.page, "float16", "float16", True, kernel.rows(sizes.rows, 64)), H200
-    ):
+@pytest.mark.parametrize("problem", [sized(1), LARGE, sized(1, sequences=3, heads=71, table_width=40)])
+def test_every_launch_has_blocks(kernel, problem):
+    for launch in Build(kernel, kernel.fitted(problem)).launches():
         assert 1 <= launch.grid < 2**31 and 1 <= launch.threads <= 1024
 
 
 @every_kernel
 def test_counters_are_within_the_workspace_and_every_function_is_named(kernel):
-    sizes, problem = Sizes(300, 8, 40, 8, 900, 16), Problem(64, 16, "float16", "float16", True, kernel.rows(40, 64))
-    counters = kernel.counters(sizes, problem)
-    assert counters <= kernel.workspace(sizes, problem) and (counters > 0) == (kernel.name in ("split", "read"))
-    named = [launch.function for launch in Build(kernel, problem).functions()]
-    assert named == [launch.function for launch in kernel.launches(Sizes(3, 1, 8, 2, 400, 16), problem, H200)]
+    build = Build(kernel, kernel.fitted(LARGE)._replace(tuning=Tuning()))
+    counters = build.counters()
+    assert 4 * counters <= build.workspace() and (counters > 0) == (kernel.name in ("split", "read"))
+    small = build.launches(sequences=3, tokens=1, heads=8, kv_heads=2, table_width=400)
+    assert [launch.function for launch in build.functions()] == [launch.function for launch in small]
 
 
 @pytest.mark.parametrize(
     "tuning", [Tuning(cluster=8), Tuning(finds=BY_NUMBER, cluster=8), Tuning(finds=AHEAD_OF_LENGTH, cluster=2)]
 )
 def test_clusters_that_would_not_merge_all_pieces_are_refused(tuning):
-    problem = Problem(128, 16, "float16", "float16", False, 8, tuning)
+    problem = Problem(128, 16, "float16", "float16", False, 8, tuning, heads=32, kv_heads=8, table_width=128)
+    build = Build(KERNELS["tensor"], problem)
     with pytest.raises(decode.UsageError, match="do not merge 4 pieces"):
-        KERNELS["tensor"].launches(Sizes(1, 1, 32, 8, 128, 16), problem, H200)
-    assert [one.function for one in Build(KERNELS["tensor"], problem).functions()][-1] == "merge"
+        build.launches()
+    assert build.functions()[-1].function == "merge"
 
 
 def test_v1_refuses_what_its_shared_memory_does_not_hold():
-    problem = Problem(64, 16, "float16", "float16", True, 1)
     with pytest.raises(decode.UsageError, match="100000 tokens"):
-        KERNELS["paged_v1"].launches(Sizes(1, 1, 1, 1, 6250, 16), problem, H200)
+        Build(KERNELS["paged_v1"], sized(table_width=6250)).launches()
+
+
+def test_factors_and_an_lse_that_nobody_wants_are_in_the_scratch_and_counters_are_cleared():
+    asked = make(Case(3, 4, 2, 64, "5,700,0", cache_type="float8_e5m2", query_type="float32"))
+    asked = dataclasses.replace(asked, k_scale=0.5, v_scale=1.0).outline
+    build = build_of(KERNELS["split"], asked)
+    found = decode.plan_of(build, asked)
+    end = build.workspace()
+    assert found.clear == ((0, 0, build.counters()), (end, 0x3F000000, 1)) and build.counters() > 4
+    assert found.inside == ((decode.POINTERS.index("k_scale"), end), (decode.POINTERS.index("lse"), end + 4))
+    assert found.workspace == end + 4 + 4 * 3 * 4 and end % 16 == 0 and found.unread == ()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strides_lead_to_the_numbers_that_numpy_finds(layout):
     asked = make(Case(2, 4, 2, 32, "40", page=8, layout=layout))
-    strides = decode.cache_strides(layout, asked.Hkv, asked.page, asked.D, asked.key_cache.itemsize)
+    strides = cache_strides(asked.outline)
     keys, values = asked.key_cache.reshape(-1), asked.value_cache.reshape(-1)
     page, head, slot, d, x = 3, 1, 5, 21, 8
     at = page * strides["key_page"] + head * strides["key_head"] + slot * strides["key_slot"]
@@ -268,17 +285,17 @@ def test_strides_lead_to_the_numbers_that_numpy_finds(layout):
 def test_a_window_beyond_the_tables_is_as_long_as_they_have_room_so_that_no_int_overflows_in_a_kernel():
     asked = make(Case(1, 2, 1, 64, "5", T=8))
     given = [dataclasses.replace(asked, window=window) for window in (0, 9, 16, 17, 2**31 - 1)]
-    assert [decode.argument(one, {}).window for one in given] == [0, 9, 16, 16, 16]
+    assert [decode.argument(one.outline).window for one in given] == [0, 9, 16, 16, 16]
 
 
 @pytest.mark.parametrize(("query_type", "kernel"), [("float16", "tensor"), ("float32", "grouped")])
 def test_without_a_name_the_fastest_kernel_that_takes_the_problem_is_built(query_type, kernel):
-    assert decode.build_of(None, make(Case(1, 2, 1, 64, "5", query_type=query_type))).kernel.name == kernel
+    assert choose(problem_of(make(Case(1, 2, 1, 64, "5", query_type=query_type)).outline)).kernel.name == kernel
 
 
 def test_a_named_kernel_that_refuses_says_why():
     with pytest.raises(decode.UsageError, match="kernel tensor cannot compute this: tensor cores have no float32"):
-        decode.build_of("tensor", make(Case(1, 2, 1, 64, "5", query_type="float32")))
+        choose(problem_of(make(Case(1, 2, 1, 64, "5", query_type="float32")).outline), "tensor")
 
 
 def test_writing_has_a_thread_for_each_vector_and_spills_nothing(resources):

@@ -9,7 +9,7 @@ from oracle import Asked, assert_accurate
 from support import THOROUGH, sampled
 
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.types import Problem
+from flashcli.kernels.problem import Problem
 
 LADDER = [name for name, kernel in KERNELS.items() if not kernel.on_host]
 SHAPES = [(2, 130, 64), (1, 33, 80), (3, 1, 5), (1, 150, 256)]  # (B, N, d): several tiles, the last ones partly filled

@@ -14,10 +14,11 @@ from support import GPU_KERNELS, flashcli
 from flashcli.asked.shape import MAX_D, ceil_div
 from flashcli.compiler.compiler import SOURCES, find_nvcc
 from flashcli.errors import BackendUnavailable
-from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.attention import KERNELS, chunk_tiles, wgmma_partial
 from flashcli.kernels.choice import SHORT_HEAD, choose, exact
 from flashcli.kernels.chunks import chunks
-from flashcli.kernels.types import Build, Problem
+from flashcli.kernels.operation import Build
+from flashcli.kernels.problem import Problem
 
 PROBLEM = Problem(10, 2048, 2048, 64)
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
@@ -56,8 +57,7 @@ def test_every_head_size_has_tiles_that_fit(kernel):
 def test_every_launch_has_blocks_and_a_function(kernel, B, N):
     build = Build(kernel, Problem(10, 2048, 2048, 64))
     known = {launch.function for launch in build.functions()}
-    launches = [*build.prepare(B, N), *itertools.islice(build.launches(B, N, N), 10_000)]  # there may be 10^8
-    for launch in launches:
+    for launch in itertools.islice(build.launches(B=B, M=N, N=N), 10_000):  # there may be 10^8
         assert launch.function in known
         assert 1 <= launch.grid < 2**31
         assert launch.threads % 32 == 0
@@ -65,7 +65,7 @@ def test_every_launch_has_blocks_and_a_function(kernel, B, N):
 
 @pytest.mark.parametrize(("M", "N"), [(1, 1), (32, 33), (100, 64)])
 def test_the_baseline_takes_five_steps_for_each_pair_of_tiles(M, N):
-    launches = list(Build(KERNELS["baseline"], Problem(10, 2048, 2048, 64)).launches(3, M, N))
+    launches = list(Build(KERNELS["baseline"], Problem(10, 2048, 2048, 64)).launches(B=3, M=M, N=N))
     pairs = [(i, j) for i in range(-(-M // 32)) for j in range(-(-N // 32))]
     assert [launch.tile for launch in launches] == [pair for pair in pairs for _ in range(5)]
     assert [launch.function for launch in launches[:5]] == [launch.function for launch in launches[-5:]]
@@ -76,7 +76,7 @@ def test_the_baseline_takes_five_steps_for_each_pair_of_tiles(M, N):
 def test_a_longer_input_never_needs_less_workspace(kernel):
     build = Build(kernel, Problem(10, 2048, 2048, 40))
     shapes = [(1, 1, 1), (1, 1, 200), (1, 200, 200), (3, 200, 200), (3, 3000, 3000)]
-    sizes = [build.workspace(*shape) for shape in shapes]
+    sizes = [build.workspace(B=B, M=M, N=N) for B, M, N in shapes]
     assert sizes == sorted(sizes) and sizes[0] >= 0
 
 
@@ -223,12 +223,13 @@ IN_PLACE = Problem(1, 2048, 2048, 64, in_place=True, batch_invariant=True)
 def test_where_keys_are_cut_depends_on_neither_batch_nor_gpu(M, N, d, causal):
     problem = IN_PLACE._replace(M=M, N=N, d=d, causal=causal)
     others = [problem._replace(B=B, sms=sms) for B in (1, 10, 500) for sms in (16, 132)]
-    assert len({(Build(KERNELS["wgmma"], p).chunk(M, N), Build(KERNELS["wgmma"], p).tiling.Bc) for p in others}) == 1
+    tilings = [KERNELS["wgmma"].tiling(one) for one in others]
+    assert len({(chunk_tiles(tiling, one), tiling.Bc) for tiling, one in zip(tilings, others, strict=True)}) == 1
 
 
 def test_few_row_tiles_are_shared_by_many_blocks_and_many_are_not():
     def blocks(B: int) -> int:
-        [launch] = Build(KERNELS["wgmma"], IN_PLACE._replace(B=B)).launches(B, 2048, 2048)
+        _, launch = Build(KERNELS["wgmma"], IN_PLACE._replace(B=B)).launches()
         return launch.grid
 
     assert blocks(1) > 2048 // 64 and blocks(4) > 100
@@ -237,9 +238,9 @@ def test_few_row_tiles_are_shared_by_many_blocks_and_many_are_not():
 
 def test_a_few_row_tiles_are_those_of_clusters_and_need_no_memory():
     build = Build(KERNELS["wgmma"], IN_PLACE._replace(M=1024, N=1024))
-    [launch] = build.launches(1, 1024, 1024)
+    _, launch = build.launches()
     assert dict(build.tiling.macros)["CLUSTER"] == 4 and launch.grid == 4 * 1024 // 64
-    assert build.partial(1, 1024, 1024) == 0
+    assert wgmma_partial(build.tiling, build.problem) == 0
 
 
 @pytest.mark.parametrize("other", [{"B": 2}, {"causal": True}, {"N": 1023}, {"M": 100, "N": 3000}, {"sms": 64}])
@@ -267,7 +268,7 @@ def test_where_row_tiles_are_few_two_warpgroups_share_one_if_there_is_room(B, N,
 def test_two_warpgroups_that_share_rows_have_one_row_tile_or_chunk_for_any_number_of_heads(causal):
     for N, B in itertools.product((600, 1024, 1100), (1, 2, 300)):
         build = Build(KERNELS["wgmma"], IN_PLACE._replace(B=2, M=N, N=N, causal=causal))
-        [launch] = build.launches(B, N, N)
+        _, launch = build.launches(B=B)
         assert is_paired(build.problem) and launch.grid == B * ceil_div(N, 64) * chunks(build.problem, 128)
 
 
@@ -288,5 +289,5 @@ def test_chunks_of_every_head_size_fit(B):
 
 def test_short_sequences_are_not_cut():
     build = Build(KERNELS["wgmma"], IN_PLACE._replace(M=512, N=512))
-    assert build.chunk(512, 512) == 0 and "SPLIT" not in build.macros()
-    assert build.partial(1, 512, 512) == 0
+    assert chunk_tiles(build.tiling, build.problem) == 0 and "SPLIT" not in build.macros()
+    assert wgmma_partial(build.tiling, build.problem) == 0

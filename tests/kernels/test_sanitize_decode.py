@@ -7,7 +7,7 @@ import sanitize_arrays
 import sanitize_decode
 from sanitize_decode import CASES, LADDER, RUBBISH, WRITE, WRITES, check, check_write, compile_all, taken
 
-from flashcli.gpu.launcher import place_of_device
+from flashcli.gpu.place import place_of_device
 
 REFUSED = {"tensor": {"float32", "float32, hnd", "pages of 1"}, "read": {"pages of 1"}}
 

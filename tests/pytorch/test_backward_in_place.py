@@ -14,7 +14,7 @@ from oracle import Asked  # noqa: E402
 from torch_oracle import gradients, oracle  # noqa: E402
 
 import flashcli  # noqa: E402
-from flashcli.gpu import launcher  # noqa: E402
+from flashcli.gpu import place as launcher  # noqa: E402
 from flashcli.torch import backward, in_place, operator  # noqa: E402
 
 B, H, Hkv, M, N, d = 2, 4, 2, 7, 9, 32

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch_oracle import oracle  # noqa: E402
 
-from flashcli.gpu import launcher  # noqa: E402
+from flashcli.gpu import place as launcher  # noqa: E402
 from flashcli.torch import in_place  # noqa: E402
 
 B, H, Hkv, M, N, d = 2, 4, 2, 7, 9, 32

@@ -20,7 +20,7 @@ from flashcli import torch as ours  # noqa: E402
 from flashcli.errors import BackendUnavailable  # noqa: E402
 from flashcli.kernels.attention import KERNELS  # noqa: E402
 from flashcli.kernels.choice import TWINS  # noqa: E402
-from flashcli.kernels.types import Problem  # noqa: E402
+from flashcli.kernels.problem import Problem  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

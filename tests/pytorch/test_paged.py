@@ -10,15 +10,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from flashcli.gpu.decode import Arrays, Options  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
 import flashcli  # noqa: E402
-from flashcli.asked.decode import LAYOUTS, BlockSparse, Decode  # noqa: E402
+from flashcli.asked.decode import LAYOUTS, BlockSparse  # noqa: E402
 from flashcli.cpu.decode import DecodeCpu  # noqa: E402
+from flashcli.cpu.pages import DecodeArrays  # noqa: E402
 from flashcli.errors import BackendUnavailable, KernelFailure  # noqa: E402
 from flashcli.files.decode.cases import Case, make  # noqa: E402
-from flashcli.gpu import launcher  # noqa: E402
-from flashcli.gpu.decode import Arrays, Options  # noqa: E402
+from flashcli.gpu import place as launcher  # noqa: E402
 from flashcli.kernels import decode  # noqa: E402
 from flashcli.kernels.decode import Tuning  # noqa: E402
 from flashcli.torch import in_place, paged  # noqa: E402
@@ -39,23 +40,23 @@ def tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array)
 
 
-def arrays(asked: Decode) -> dict[str, torch.Tensor]:
+def arrays(asked: DecodeArrays) -> dict[str, torch.Tensor]:
     names = "query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes"
     return {name: tensor(getattr(asked, name)) for name in names if getattr(asked, name) is not None}
 
 
-def options(asked: Decode) -> dict[str, object]:
+def options(asked: DecodeArrays) -> dict[str, object]:
     same = {name: getattr(asked, name) for name in ("k_scale", "v_scale", "layout", "scale")}
     return {**same, "sliding_window": asked.window, "block_sparse": asked.sparse}
 
 
-def right(asked: Decode) -> tuple[torch.Tensor, torch.Tensor]:
+def right(asked: DecodeArrays) -> tuple[torch.Tensor, torch.Tensor]:
     with DecodeCpu(1) as backend:
         out, lse = backend.decode(asked, range(asked.S))
     return tensor(out), tensor(lse)
 
 
-def check(got, asked: Decode) -> None:
+def check(got, asked: DecodeArrays) -> None:
     want, want_lse = right(asked)
     assert got[0].dtype == want.dtype and got[0].is_contiguous() and want.any()
     bound = ERROR[want.dtype] * max(1.0, float(want.abs().max()))  # products are of rounded weights
@@ -328,7 +329,7 @@ def on_gpu():
         pytest.skip("PyTorch finds no GPU")
 
 
-def to_gpu(asked: Decode) -> dict[str, torch.Tensor]:
+def to_gpu(asked: DecodeArrays) -> dict[str, torch.Tensor]:
     return {name: x.cuda() for name, x in arrays(asked).items()}
 
 

@@ -13,14 +13,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+from flashcli.gpu.write_kv import Arrays  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
 import flashcli  # noqa: E402
 import flashcli.torch  # noqa: E402
 from flashcli.asked.decode import LAYOUTS, cache_shapes  # noqa: E402
 from flashcli.errors import BackendUnavailable  # noqa: E402
-from flashcli.gpu import launcher  # noqa: E402
-from flashcli.gpu.write_kv import Arrays  # noqa: E402
+from flashcli.gpu import place as launcher  # noqa: E402
 from flashcli.torch import paged_tensors, paged_write, vllm  # noqa: E402
 
 HEADS, D, PAGE, PAGES = 2, 64, 8, 5

@@ -31,8 +31,8 @@ from flashcli.files.cut import TILE, Cut
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu import memory, warm_up
 from flashcli.gpu.memory import allocate
-from flashcli.gpu.session import devices
-from flashcli.kernels.arguments import Matrix, attention
+from flashcli.gpu.pycuda import devices
+from flashcli.kernels.arguments import Matrix, of_batches
 from flashcli.kernels.attention import KERNELS
 from flashcli.run.arrays import Arrays
 from flashcli.run.request import Request, open_backend
@@ -215,7 +215,7 @@ def in_ranges(backend: CudaBackend, qkv: np.ndarray, ends: list[int]) -> np.ndar
     for index, (first, end) in enumerate(itertools.pairwise([0, *ends, N])):
         q, k, v = (Matrix.of_batches(int(inputs) + 4 * n * N * d, 3 * N * d, d) for n in range(3))
         rows = np.empty((B, end - first, d), np.float32)
-        given = attention(
+        given = of_batches(
             q._replace(address=q.address + 4 * first * d), k, v, Matrix.of_batches(output, (end - first) * d, d),
             B=B, M=end - first, N=N, scale=d**-0.5, q_start=first, workspace=workspace,
         )  # fmt: skip

@@ -16,10 +16,10 @@ import pytest
 from support import SOON, command, environment, flashcli, leftovers, random_qkv, write_input
 
 from flashcli.__main__ import prepare_run
+from flashcli.asked.shape import TILE
 from flashcli.errors import Stopped
-from flashcli.files.cut import TILE
 from flashcli.gpu import warm_up
-from flashcli.gpu.session import devices
+from flashcli.gpu.pycuda import devices
 from flashcli.run import launchers, pipeline
 from flashcli.run.request import Request
 from flashcli.run.slots_cpu import CpuBackend

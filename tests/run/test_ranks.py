@@ -32,8 +32,8 @@ from support import (
     write_input,
 )
 
+from flashcli.asked.shape import TILE
 from flashcli.cpu.cores import usable_cores
-from flashcli.files.cut import TILE
 from flashcli.run import launchers
 from flashcli.run.ranks import _share_of
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flashcli.asked.decode import CHUNK_BYTES, FACTORS, FP8_TYPES, LAYOUTS, BlockSparse, Decode, cache_shapes, problem
+from flashcli.asked.decode import CHUNK_BYTES, FACTORS, FP8_TYPES, LAYOUTS, BlockSparse, cache_shapes
 from flashcli.asked.shape import MAX_INT32, ceil_div
+from flashcli.cpu.pages import DecodeArrays
+from flashcli.cpu.pages import decode_problem as problem
 from flashcli.errors import UsageError
 from flashcli.files.decode.tensors import TensorWriter, dtype, metadata
 
@@ -80,7 +82,7 @@ def lengths(text: str, S: int, seed: int) -> np.ndarray:
     return np.repeat(*np.array(parts).T).astype(np.int32)
 
 
-def make(case: Case) -> Decode:
+def make(case: Case) -> DecodeArrays:
     """The arrays of a case, in memory."""
     asked = outlined(case)
     caches = {name: np.empty(getattr(asked, name).shape, asked.key_cache.dtype) for name in CACHES}
@@ -89,7 +91,7 @@ def make(case: Case) -> Decode:
     return replace(asked, key_cache=caches["key_cache"], value_cache=caches["value_cache"])
 
 
-def outlined(case: Case) -> Decode:
+def outlined(case: Case) -> DecodeArrays:
     """A case with caches that take no memory, for they hold nothing."""
     seq_lens = lengths(case.lengths, case.S, case.seed)
     tables, pages = _tables(case, seq_lens)
@@ -106,7 +108,7 @@ def outlined(case: Case) -> Decode:
     k_scale, v_scale = (0.5, case.value_scale / 4) if kind.name in FP8_TYPES else (1.0, 1.0)
     slopes = 2.0 ** (-8.0 * np.arange(1, case.H + 1) / case.H)  # as ALiBi has them for a power of two heads
     keys, values = (np.broadcast_to(np.zeros((), kind), shape) for shape in shapes)
-    asked = Decode(
+    asked = DecodeArrays(
         query.astype(dtype(case.query_type)), keys, values, tables, seq_lens,
         slopes.astype(np.float32) if case.alibi else None, k_scale, v_scale, case.layout, case.D**-0.5, case.window,
         case.sparse,
@@ -146,7 +148,7 @@ def _used_slots(case: Case, seq_lens: np.ndarray, tables: np.ndarray, pages: int
     return used
 
 
-def _drawn_pages(case: Case, asked: Decode) -> Iterator[tuple[str, int, np.ndarray]]:
+def _drawn_pages(case: Case, asked: DecodeArrays) -> Iterator[tuple[str, int, np.ndarray]]:
     """The caches, some pages at a time: the name of one, which page is the first, and the pages as the layout has them.
 
     What stands for one of fp8, of small range, is about as large whatever its scale is.
@@ -179,7 +181,7 @@ def _in_layout(cache: np.ndarray, layout: str, name: str) -> np.ndarray:
     return np.ascontiguousarray(chunks.transpose(0, 2, 3, 1, 4))
 
 
-def generate(path: str, case: Case) -> Decode:
+def generate(path: str, case: Case) -> DecodeArrays:
     """Write a case to a file, a part of its caches at a time; returns it with caches that hold nothing."""
     asked = outlined(case)
     whole = {"block_tables": asked.block_tables, "seq_lens": asked.seq_lens}

@@ -19,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from flashcli.asked.decode import FACTORS, LAYOUTS, BlockSparse, Decode, default_scale, problem
+from flashcli.asked.decode import FACTORS, LAYOUTS, BlockSparse, default_scale
 from flashcli.asked.shape import round_up
+from flashcli.cpu.pages import DecodeArrays
+from flashcli.cpu.pages import decode_problem as problem
 from flashcli.errors import BackendUnavailable, BadInput, FlashError, explained
 from flashcli.files.outputs import AtomicFile
 
@@ -139,7 +141,7 @@ def _hint_of_another(path: str) -> str:
 
 def read_decode(
     path: str | os.PathLike, notice: Callable[[str], None] = lambda text: None
-) -> tuple[Decode, tuple[int, ...]]:
+) -> tuple[DecodeArrays, tuple[int, ...]]:
     """What a file asks for, checked, and the shape of its query as the file has it: [S, H, D], or [S, T, H, D].
 
     ``notice`` is told of what has a name that means nothing here, such as one that is spelled wrong.
@@ -152,7 +154,9 @@ def read_decode(
     if "alibi_slopes" in tensors:
         arrays["alibi_slopes"] = tensors["alibi_slopes"]
     scales: dict[str, Any] = {name: _number_of(tensors, name) for name in FACTORS if name in tensors}
-    asked = Decode(query[:, None] if query.ndim == 3 else query, **arrays, **scales, **_metadata(tensors, query.shape))
+    asked = DecodeArrays(
+        query[:, None] if query.ndim == 3 else query, **arrays, **scales, **_metadata(tensors, query.shape)
+    )
     if wrong := problem(asked):
         raise BadInput(f"{tensors.path!r} cannot be decoded: {wrong}.", HINT)
     for name in () if asked.is_fp8 else scales:
@@ -199,7 +203,7 @@ def _metadata(tensors: Tensors, query_shape: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def metadata(asked: Decode) -> dict[str, str]:
+def metadata(asked: DecodeArrays) -> dict[str, str]:
     """The other way round: the metadata that a file of what is asked has."""
     sparse = {name: getattr(asked.sparse, name) for name in SPARSE} if asked.sparse else {}
     window = {"sliding_window": asked.window} if asked.window else {}

@@ -1,4 +1,4 @@
-"""A GPU in use by this thread, through PyCUDA: its primary context, what it is, the programs loaded on it.
+"""A GPU in use by this thread, through PyCUDA, as the homework wants it: context, programs, times.
 
 Nothing here runs at import, and nothing here knows of files: arrays are computed in a session as well as slots.
 """
@@ -6,18 +6,25 @@ Nothing here runs at import, and nothing here knows of files: arrays are compute
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
+from collections.abc import Callable, Iterable
+from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsInt
+
+import numpy as np
 
 from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu import warm_up
-from flashcli.gpu.memory import FREE_THE_GPU
-from flashcli.gpu.program import Program
+from flashcli.gpu.memory import FREE_THE_GPU, allocate
+from flashcli.kernels.arguments import Attention, Matrix, of_batches
+from flashcli.kernels.attention import look
 from flashcli.kernels.choice import choose, named
-from flashcli.kernels.types import Build, Problem
+from flashcli.kernels.operation import STATIC_SHARED, Build, Launch
+from flashcli.kernels.problem import Problem
 from flashcli.terminal import sizes
 
 WITHOUT_GPU = "go to a machine with a GPU and its driver, ask Slurm for one (--gres=gpu:1), or use --backend cpu."
@@ -153,3 +160,107 @@ class Session:
             context.detach()
 
         stack.callback(close)
+
+
+class Program:
+    """A kernel's functions, loaded into the current context."""
+
+    def __init__(self, driver: ModuleType, build: Build, capability: tuple[int, int]) -> None:
+        self.build = build
+        code = compiler.cubin(build, compiler.architecture(capability))
+        try:
+            self._module = driver.module_from_buffer(code)
+            self._functions = {launch.function: self._function(driver, launch) for launch in build.functions()}
+        except driver.MemoryError as error:
+            raise OutOfMemory(f"the GPU has no memory left for kernel {build.kernel.name}.", FREE_THE_GPU) from error
+        except driver.Error as error:
+            raise KernelFailure(
+                f"the GPU does not load kernel {build.kernel.name}: {error}.", "is the driver too old for the toolkit?"
+            ) from error
+
+    def _function(self, driver: ModuleType, launch: Launch) -> Any:
+        function = self._module.get_function(launch.function)
+        function.prepare([f"{ctypes.sizeof(Attention)}s"])  # one struct, by value
+        if launch.shared > STATIC_SHARED:  # more has to be asked for
+            function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared)
+        return function
+
+    def look(self, given: Attention, stream: Any) -> None:
+        """Queue a look for NaN and Inf in Q, K and V, as far as they are given: it sets ``nonfinite`` to 1."""
+        rows = given.B * max(given.M if given.Q else 0, given.N)
+        self._call([look(self.build.problem, rows)], given, stream)
+
+    def prepare(self, given: Attention, stream: Any) -> None:
+        """Queue what `attend` needs once for the same K and V, however many rows attend to them afterwards."""
+        launches = self.build.launches(B=given.B, M=0, N=given.N)
+        self._call((launch for launch in launches if launch.once), given, stream)
+
+    def attend(self, given: Attention, stream: Any) -> None:
+        """Queue attention of Q to what was prepared of K and V, into O."""
+        launches = self.build.launches(B=given.B, M=given.M, N=given.N)
+        self._call((launch for launch in launches if not launch.once), given, stream)
+
+    def _call(self, launches: Iterable[Launch], given: Attention, stream: Any) -> None:
+        for launch in launches:
+            given.tile_i, given.tile_j = launch.tile
+            self._functions[launch.function].prepared_async_call(
+                (launch.grid, 1), (launch.threads, 1, 1), stream, bytes(given), shared_size=launch.shared
+            )
+
+
+# ---- times, by the GPU's own clock
+
+
+def kernel_seconds(session: Session, build: Build, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
+    """Seconds of a kernel, its pre-pass included, in each of ``runs`` runs, taking turns among inputs [B, 3, N, d].
+
+    Each timed run follows an untimed one without a gap, so that its first launch is not in the time. The first input's
+    answer is left in ``out`` [B, N, d]. The scale is 1/sqrt(d).
+    """
+    try:
+        return _timed(session, build, inputs, out, runs)
+    except session.driver.MemoryError:
+        pass  # and what was taken is free again
+    except session.driver.Error as error:
+        raise failure(session, build, error) from error
+    B, _, N, d = inputs[0].shape
+    needed = sum(qkv.nbytes for qkv in inputs) + out.nbytes + build.workspace(B=B, M=N, N=N)
+    raise out_of_memory(session, f"timing (B, N, d) = ({B}, {N}, {d})", needed)
+
+
+def queued_seconds(driver: Any, work: Callable[[], object], stream: Any = None) -> float:
+    """Seconds on the GPU of what ``work`` queues on a stream, waited for; ``driver`` is PyCUDA's."""
+    start, end = driver.Event(), driver.Event()
+    start.record(stream)
+    work()
+    end.record(stream)
+    end.synchronize()
+    return end.time_since(start) / 1e3
+
+
+def _timed(session: Session, build: Build, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
+    driver, program, stream = session.driver, session.program(build), session.driver.Stream()
+    B, _, N, _ = inputs[0].shape
+    on_device = [driver.to_device(qkv) for qkv in inputs]
+    output = driver.to_device(np.full_like(out, np.nan))
+    workspace = allocate(driver, build.workspace(B=B, M=N, N=N))
+    given = [_of_file(qkv, output, workspace, inputs[0].shape) for qkv in on_device]
+
+    def compute(arguments: Attention) -> None:
+        program.prepare(arguments, stream)
+        program.attend(arguments, stream)
+
+    seconds = []
+    for turn in range(runs + 1, -1, -1):  # ends with the first input
+        compute(given[(turn + 1) % len(given)])
+        seconds.append(queued_seconds(driver, partial(compute, given[turn % len(given)]), stream))
+    driver.memcpy_dtoh(out, output)
+    return seconds[2:]
+
+
+def _of_file(qkv: SupportsInt, output: SupportsInt, workspace: SupportsInt, shape: tuple[int, ...]) -> Attention:
+    """The arguments for Q, K and V as files have them: batch for batch one after the other."""
+    B, _, N, d = shape
+    q, k, v = (Matrix.of_batches(int(qkv) + 4 * index * N * d, 3 * N * d, d) for index in range(3))
+    o = Matrix.of_batches(int(output), N * d, d)
+    return of_batches(q, k, v, o, B=B, M=N, N=N, scale=d**-0.5, workspace=workspace)

@@ -1,0 +1,294 @@
+"""The four functions on CuPy's arrays, and any others on a GPU that tell where they lie, read and written there.
+
+An answer is CuPy's if the first array is, else a `DeviceArray`, or what the caller gives as ``out``. It is queued on
+CuPy's current stream; for others on the one that the first array says it is ready on, or the default stream.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import sys
+import threading
+from collections.abc import Iterator
+from numbers import Real
+from typing import Any
+
+from flashcli.arrays import memory
+from flashcli.arrays.memory import DeviceArray
+from flashcli.arrays.protocols import LEGACY_STREAM, Found, find, refuse_host
+from flashcli.asked import decode as pages
+from flashcli.asked import write_kv as writing
+from flashcli.asked.attention import Operand, backward, call, check_backend_on_gpu
+from flashcli.asked.how import How
+from flashcli.gpu.overlap import refuse_overlap
+from flashcli.gpu.place import Place, allowed_while_capturing, bindings, place_of_device, place_of_memory
+from flashcli.gpu.prepared import Prepared, prepare
+from flashcli.kernels import plan
+from flashcli.kernels.backward import BACKWARD, check_name
+from flashcli.kernels.decode import DECODE
+from flashcli.kernels.operation import Operation
+from flashcli.kernels.plan import ATTENTION
+from flashcli.kernels.write_kv import WRITE_KV
+
+ZERO, MINUS_INFINITY = 0, 0xFF800000  # as float32
+GRADIENTS = {"do": "dO", "q": "Q", "k": "K", "v": "V", "o": "O"}  # how kernels call what gradients are made of
+_unread: list[tuple[Any, list[object]]] = []  # events, and what has to live until they have happened
+_looking = threading.Lock()
+
+
+class Arguments:
+    """The arrays of one call: where each lies, on which GPU, and the caller's stream, which follows from the first."""
+
+    def __init__(self, given: dict[str, Any], optional: tuple[str, ...] = ()) -> None:
+        """Find all of them; those that are ``optional`` may be None."""
+        self._first = next(iter(given.values()))
+        refuse_host(next(iter(given)), self._first)
+        bindings()  # first: where there is no driver, nothing else would say so
+        self.stream = _stream_of(self._first)
+        self.found: dict[str, Found] = {}
+        self.find(**{name: x for name, x in given.items() if x is not None or name not in optional})
+        self.place = _common_place(self.found) or place_of_device(0)
+
+    def find(self, **arrays: Any) -> None:
+        """Add arrays that have come about since."""
+        for name, x in arrays.items():
+            self.found[name] = find(name, x, self.stream or LEGACY_STREAM)
+
+    def of(self, name: str) -> Operand:
+        return self.found[name].operand
+
+    def get(self, name: str) -> Operand | None:
+        """The outline of an argument that may not be there."""
+        return self.found[name].operand if name in self.found else None
+
+    def addresses(self, *names: str) -> int:
+        """Addresses, or'ed, of those that are there."""
+        return functools.reduce(operator.or_, (self.found[name].address for name in names if name in self.found), 0)
+
+    @contextlib.contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """The place is current during a ``with`` block, after whatever somebody else still fills.
+
+        Afterwards what others may give away is held on to until what has been queued has read it.
+        """
+        with self.place.current():
+            for x in self.found.values():
+                if x.stream is not None:
+                    memory.wait_for(self.stream, x.stream)
+            yield
+            _keep_until_read(self.stream, [x.keep for x in self.found.values() if x.keep is not None])
+
+    def empty(self, shape: tuple[int, ...], dtype: str = "float32") -> Any:
+        """An array for an answer, of the library of the first argument if it is CuPy's."""
+        cupy = _cupy(self._first)
+        if cupy is None:
+            return DeviceArray(self.place, self.stream, shape, dtype)
+        with cupy.cuda.Device(self._first.device.id):
+            return cupy.empty(shape, dtype)
+
+    def launch(self, prepared: Prepared, operation: Operation, names: dict[str, str] | None = None) -> None:
+        """Queue it, with all arrays in the order of the operation's pointers; ``names`` are other ones for them."""
+        at = {(names or {}).get(name, name): x.address for name, x in self.found.items()}
+        if prepared.workspace:  # what comes later on the stream may have it again
+            scratch = self.empty((prepared.workspace,), "uint8")
+            at["workspace"] = find("scratch", scratch).address
+        prepared.launch(self.stream, *(at.get(name, 0) for name in operation.pointers))
+
+    def fill(self, name: str, bits: int) -> None:
+        """Queue that every number of a float32 array is to have these bits."""
+        if name in self.found and 0 not in self.of(name).shape:
+            memory.fill(self.stream, self.found[name].address, *self.of(name)[:2], bits)
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool = False,
+    scale: float | None = None,
+    backend: str = "auto",
+    *,
+    bias: Any = None,
+    q_start: int = 0,
+    return_lse: bool = False,
+    out: Any = None,
+    **options: Any,
+) -> Any:
+    """`flashcli.attention` of these arrays."""
+    how = How(**options, return_lse=return_lse)
+    refuse_host("q", q)
+    check_backend_on_gpu(backend)
+    plan.check(how)
+    given = Arguments({"q": q, "k": k, "v": v, "bias": bias, "out": out}, optional=("bias", "out"))
+    of, get = given.of, given.get
+    asked = call(of("q"), of("k"), of("v"), get("bias"), get("out"), causal, scale, q_start)
+    if out is not None:
+        places = {name: (x.address, x.operand) for name, x in given.found.items()}
+        refuse_overlap(*places.pop("out"), places)
+    prepared = None
+    if not asked.empty:  # what is allocated is aligned
+        prepared = prepare(given.place, ATTENTION, asked.at(given.addresses("q", "k", "v", "out")), how)
+    with given.waited_for():
+        o = given.empty(asked.shape) if out is None else out
+        lse = given.empty(asked.lse_shape) if return_lse else None
+        given.found |= {name: find(name, x) for name, x in {"out": o, "lse": lse}.items() if x is not None}
+        if prepared is None:
+            given.fill("out", ZERO)
+            given.fill("lse", MINUS_INFINITY)
+        else:
+            given.launch(prepared, ATTENTION, {"q": "Q", "k": "K", "v": "V", "out": "O"})
+    return o if lse is None else (o, lse)
+
+
+def attention_backward(
+    do: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    causal: bool = False,
+    scale: float | None = None,
+    backend: str = "auto",
+    *,
+    bias: Any = None,
+    q_start: int = 0,
+    o: Any = None,
+    lse: Any = None,
+    dlse: Any = None,
+    return_dbias: bool = False,
+    kernel: str | None = None,
+) -> tuple[Any, ...]:
+    """`flashcli.attention_backward` of these arrays."""
+    refuse_host("q", q)
+    check_backend_on_gpu(backend)
+    check_name(kernel)
+    optional = {"o": o, "lse": lse, "dlse": dlse, "bias": bias}
+    given = Arguments({"q": q, "do": do, "k": k, "v": v, **optional}, tuple(optional))
+    outlines: dict[str, Any] = {name: given.get(name) for name in ("do", "q", "k", "v", *optional)}
+    asked = backward(**outlines, causal=causal, scale=scale, q_start=q_start, return_dbias=return_dbias)
+    if o is None and not asked.of.empty:  # what is computed again is contiguous, as `asked` has it
+        o, lse = attention(q, k, v, causal, scale, bias=bias, q_start=q_start, return_lse=True)
+        given.find(o=o, lse=lse)
+    with given.waited_for():
+        answer = {f"d{name.upper()}": given.empty(given.of(name).shape) for name in "qkv"}
+        if asked.dbias_shape is not None:
+            answer["dbias"] = given.empty(asked.dbias_shape)
+        given.found |= {name: find("out", x) for name, x in answer.items()}
+        if asked.of.empty:
+            for name in answer:
+                given.fill(name, ZERO)
+        else:
+            at = given.addresses("do", "q", "k", "v", "o", "dQ", "dK", "dV")
+            given.launch(prepare(given.place, BACKWARD, asked.at(at), How(kernel)), BACKWARD, GRADIENTS)
+    return tuple(answer.values())
+
+
+def decode(
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_tables: Any,
+    seq_lens: Any,
+    *,
+    alibi_slopes: Any = None,
+    k_scale: Any = 1.0,
+    v_scale: Any = 1.0,
+    return_lse: bool = False,
+    backend: str = "auto",
+    **options: Any,
+) -> Any:
+    """`flashcli.decode` of these arrays."""
+    check_backend_on_gpu(backend)
+    arrays = {
+        "query": query, "key_cache": key_cache, "value_cache": value_cache, "block_tables": block_tables,
+        "seq_lens": seq_lens, "alibi_slopes": alibi_slopes,
+    }  # fmt: skip
+    given, factors = _with_factors(arrays, {"k_scale": k_scale, "v_scale": v_scale}, optional=("alibi_slopes",))
+    pages.check_option_types(options)
+    asked = pages.ask(*map(given.get, arrays), **factors, **options)
+    prepared = prepare(given.place, DECODE, asked.at(given.addresses("query", "key_cache", "value_cache")))
+    with given.waited_for():
+        shape = given.of("query").shape
+        out, lse = given.empty(shape, asked.query.dtype), given.empty(shape[:-1])
+        given.found |= {"out": find("out", out), "lse": find("lse", lse)}
+        given.launch(prepared, DECODE)
+    return (out, lse) if return_lse else out
+
+
+def write_kv(
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    slot_mapping: Any,
+    *,
+    k_scale: Any = 1.0,
+    v_scale: Any = 1.0,
+    **options: Any,
+) -> None:
+    """`flashcli.write_kv` of these arrays."""
+    arrays = {
+        "key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache, "slot_mapping": slot_mapping,
+    }  # fmt: skip
+    given, factors = _with_factors(arrays, {"k_scale": k_scale, "v_scale": v_scale})
+    pages.check_option_types(options)
+    asked = writing.ask(*map(given.of, arrays), **factors, **options)
+    prepared = prepare(given.place, WRITE_KV, asked.at(given.addresses("key", "value", "key_cache", "value_cache")))
+    with given.waited_for():
+        given.launch(prepared, WRITE_KV)
+
+
+def _with_factors(
+    arrays: dict[str, Any], factors: dict[str, Any], optional: tuple[str, ...] = ()
+) -> tuple[Arguments, dict[str, Any]]:
+    """Arrays, with factors that are arrays among them, and what is to be told of all factors: numbers or outlines."""
+    numbers = {name: factor for name, factor in factors.items() if isinstance(factor, Real)}
+    given = Arguments(arrays | {name: x for name, x in factors.items() if name not in numbers}, optional)
+    return given, {name: numbers[name] if name in numbers else given.of(name) for name in factors}
+
+
+def _common_place(found: dict[str, Found]) -> Place | None:
+    """Where all arrays are; those without elements are nowhere. ValueError names one that is somewhere else."""
+    places = {}
+    for name, x in found.items():
+        if 0 not in x.operand.shape:
+            place = place_of_memory(x.address)
+            if place is None:
+                raise ValueError(f"{name} must be in the memory of a GPU")
+            places[name] = place
+    if not places:
+        return None
+    first, place = next(iter(places.items()))
+    for name, other in places.items():
+        if other is not place:
+            raise ValueError(f"{name} must be on GPU {place.device}, as {first} is, not on GPU {other.device}")
+    return place
+
+
+def _stream_of(array: Any) -> int:
+    """The stream on which the caller would do the next thing with an array."""
+    if cupy := _cupy(array):
+        return cupy.cuda.get_current_stream().ptr
+    return (getattr(array, "__cuda_array_interface__", None) or {}).get("stream") or 0
+
+
+def _cupy(array: Any) -> Any:
+    """CuPy, if an array is of its."""
+    cupy = sys.modules.get("cupy")
+    return cupy if cupy is not None and isinstance(array, cupy.ndarray) else None
+
+
+def _keep_until_read(stream: int, owners: list[object]) -> None:
+    """Hold on to what others may give away as soon as this call is over, until the GPU has read it."""
+    if not owners and not _unread:
+        return
+    driver, read = bindings(), []  # what is given up lives until the lock is free: anything may follow from its end
+    with _looking, allowed_while_capturing(driver):  # else to ask for an event would end somebody's capture
+        for entry in [*_unread]:
+            if int(driver.cuEventQuery(entry[0])[0]) == 0:
+                _unread.remove(entry)
+                driver.cuEventDestroy(entry[0])
+                read.append(entry)
+        if owners:
+            _unread.append((memory.mark(stream), owners))

@@ -1,0 +1,147 @@
+"""NumPy's arrays of a cache in pages: what `flashcli.asked` outlines, with its numbers, and a look at them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flashcli.asked import decode as decoding
+from flashcli.asked import write_kv as writing
+from flashcli.asked.attention import Operand
+from flashcli.asked.decode import ARRAYS, ONE_NUMBER, BlockSparse, Decode, Queries
+from flashcli.asked.shape import ceil_div
+from flashcli.asked.write_kv import Rows, WriteKv
+
+
+def outline(array: np.ndarray) -> Operand:
+    """The outline of an array of NumPy's, as it lies."""
+    return Operand(array.shape, tuple(stride // array.itemsize for stride in array.strides), array.dtype.name)
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeArrays(Queries):
+    """NumPy's arrays of what a `Decode` outlines, which may be mapped from a file, and its options."""
+
+    query: np.ndarray
+    key_cache: np.ndarray
+    value_cache: np.ndarray
+    block_tables: np.ndarray
+    seq_lens: np.ndarray
+    alibi_slopes: np.ndarray | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    layout: str = "vllm"
+    scale: float = 1.0
+    window: int = 0
+    sparse: BlockSparse | None = None
+
+    @property
+    def outline(self) -> Decode:
+        """What is asked, without the numbers."""
+        arrays = {name: None if x is None else outline(x) for name, x in vars(self).items() if name in ARRAYS}
+        return Decode(**{**vars(self), **arrays})
+
+    @property
+    def longest(self) -> int:
+        return int(self.seq_lens.max())
+
+    def first_used(self, length: np.ndarray) -> np.ndarray:
+        """The first token of a sequence that any of its query tokens may see."""
+        return np.maximum(0, length - self.T - self.window + 1) if self.window else length * 0
+
+    def used_bytes(self) -> int:
+        """Bytes of keys and values that have to be read, each once: those of the tokens that may be seen."""
+        tokens = int((self.seq_lens.astype(np.int64) - self.first_used(self.seq_lens.astype(np.int64))).sum())
+        return 2 * tokens * self.Hkv * self.D * self.cache_itemsize
+
+    def tokens_seen(self, s: int, t: int, head: int) -> np.ndarray | slice:
+        """The tokens of sequence s that a head of query token t sees: a slice, or their numbers where it is sparse."""
+        position = int(self.seq_lens[s]) - self.T + t
+        first = max(0, position - self.window + 1) if self.window else 0
+        if not self.sparse:
+            return slice(first, max(first, position + 1))
+        size, stride = self.sparse.block_size, self.sparse.vert_stride
+        blocks = np.arange(first // size, position // size + 1)
+        offset = self.sparse.offset(head, self.H, head // self.group, self.Hkv) % stride
+        kept = ((blocks + offset) % stride == 0) | (blocks > position // size - self.sparse.local_blocks)
+        tokens = (blocks[kept, None] * size + np.arange(min(size, position + 1))).reshape(-1)
+        return tokens[(tokens >= first) & (tokens <= position)]
+
+
+@dataclass(frozen=True, eq=False)
+class WriteKvArrays(Rows):
+    """NumPy's arrays of what a `WriteKv` outlines, and its options."""
+
+    key: np.ndarray
+    value: np.ndarray
+    key_cache: np.ndarray
+    value_cache: np.ndarray
+    slot_mapping: np.ndarray
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    layout: str = "vllm"
+
+    @property
+    def outline(self) -> WriteKv:
+        """What is asked, without the numbers."""
+        arrays = {name: outline(x) for name, x in vars(self).items() if isinstance(x, np.ndarray)}
+        return WriteKv(**{**vars(self), **arrays})
+
+
+def check_array(name: str, array: object) -> None:
+    """Refuse what is no array of NumPy's, or masked, or in the byte order of another machine."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name} must not be a masked array: give its data")
+    if not array.dtype.isnative:
+        raise TypeError(f"{name} must have this machine's byte order, not that of {array.dtype}")
+
+
+def one_number(name: str, scale: Any) -> float:
+    """A scale, which may be an array of one number."""
+    array = np.asarray(scale)
+    if array.size != 1 or array.dtype.kind not in "fiu":
+        raise ValueError(f"{name} must be {ONE_NUMBER}, not {array.dtype} {list(array.shape)}")
+    return float(array.item())
+
+
+def decode_problem(asked: DecodeArrays) -> str:
+    """What is wrong with it, as the rest of a sentence that begins with "its"; empty if nothing is."""
+    return decoding.outer_problem(asked.outline) or _slope_problem(asked) or _table_problem(asked)
+
+
+def _slope_problem(asked: DecodeArrays) -> str:
+    if asked.alibi_slopes is not None and not np.isfinite(asked.alibi_slopes).all():
+        return "alibi_slopes hold a number that is not finite"
+    return ""
+
+
+def _table_problem(asked: DecodeArrays) -> str:
+    """Of lengths and pages. What is past a sequence's last page, or before its window, is not looked at."""
+    lengths, room = asked.seq_lens.astype(np.int64), asked.block_tables.shape[1] * asked.page
+    if (bad := (lengths < 0) | (lengths > room)).any():
+        s = int(bad.argmax())
+        return (
+            f"seq_lens[{s}] is {lengths[s]}, not from 0 to the {room} tokens that its row of block_tables has room for"
+        )
+    first, last = asked.first_used(lengths) // asked.page, ceil_div(lengths, asked.page)
+    for s in range(asked.S):
+        used = asked.block_tables[s, first[s] : last[s]]
+        if (bad := (used < 0) | (used >= asked.pages)).any():
+            j = int(bad.argmax())
+            return f"block_tables[{s}, {first[s] + j}] is {used[j]}, not from 0 to {asked.pages - 1}, the cache's pages"
+    return ""
+
+
+def write_problem(asked: WriteKvArrays) -> str:
+    """What is wrong with it, its slots included, as the rest of a sentence; empty if nothing is."""
+    if wrong := writing.outer_problem(asked.outline):
+        return wrong
+    slots = asked.pages * asked.page
+    if (bad := asked.slot_mapping >= slots).any():
+        i = int(bad.argmax())
+        return f"slot_mapping[{i}] is {asked.slot_mapping[i]}, not below {slots}, the cache's slots"
+    return ""

@@ -1,0 +1,202 @@
+"""A context on a GPU, through NVIDIA's own ``cuda-bindings``: what the GPU is, where memory is, loaded code.
+
+PyCUDA wraps no stream that somebody else has made, and keeps a stack of contexts for each thread. Where code has to be
+loaded, that is allowed while a graph is being captured, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from flashcli.compiler import compiler
+from flashcli.errors import BackendUnavailable, FlashError, KernelFailure, OutOfMemory
+from flashcli.gpu import driver as cuda_driver
+from flashcli.gpu.memory import FREE_THE_GPU
+from flashcli.kernels.operation import Build, Gpu
+
+NO_MEMORY, INVALID_CONTEXT = 2, 201  # CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVALID_CONTEXT
+
+
+@functools.cache
+def bindings() -> ModuleType:
+    """The driver's functions, started; BackendUnavailable says what is missing."""
+    if missing := cuda_driver.problem():
+        raise BackendUnavailable(f"{missing}.", "go to a machine with a GPU and its driver.")
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"arrays on a GPU are computed through cuda-bindings, which cannot be loaded: {error}.",
+            "pip install cuda-bindings.",
+        ) from error
+    ask(driver.cuInit, 0)
+    return driver
+
+
+def ask(function: Any, *arguments: object, doing: str = "the CUDA driver refuses") -> Any:
+    """What a function of the driver gives, beyond its code; OutOfMemory or KernelFailure with its words."""
+    code, *found = function(*arguments)
+    if code:
+        raise failure(code, doing)
+    return found[0] if found else None
+
+
+def failure(code: Any, doing: str) -> FlashError:
+    """The error for a code of the driver's."""
+    if code == NO_MEMORY:
+        return OutOfMemory(f"{doing}: the GPU has no memory left.", FREE_THE_GPU)
+    _, words = bindings().cuGetErrorString(code)
+    text = words.decode() if words else f"error {int(code)}"
+    return KernelFailure(f"{doing}: {text}.", "errors of earlier kernels show late: try CUDA_LAUNCH_BLOCKING=1.")
+
+
+class Place:
+    """A context on a GPU, what the GPU is, and the functions that have been loaded there."""
+
+    def __init__(self, device: int, context: int) -> None:
+        driver = bindings()
+        attributes, handle = driver.CUdevice_attribute, ask(driver.cuDeviceGet, device)
+
+        def attribute(name: str) -> int:
+            found = getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}")
+            return ask(driver.cuDeviceGetAttribute, found, handle)
+
+        self.device, self.context = device, context
+        capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
+        self.gpu = Gpu(capability, attribute("MULTIPROCESSOR_COUNT"), f"GPU {device}")
+        self._functions: dict[tuple, dict[str, int]] = {}
+        self._shared: dict[int, int] = {}  # bytes that a function may have
+        self._lock = threading.Lock()
+        self._get_current = driver.cuCtxGetCurrent
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """The context is this thread's during a ``with`` block; and afterwards, if the thread had none."""
+        driver = bindings()
+        if self.is_current():
+            yield
+            return
+        ask(driver.cuCtxPushCurrent, self.context)
+        try:
+            yield
+        finally:
+            ask(driver.cuCtxPopCurrent)
+
+    def is_current(self) -> bool:
+        """Whether the context is this thread's, which it becomes if the thread has none."""
+        code, context = self._get_current()  # not by `ask`, whose time counts in each call
+        if code:
+            raise failure(code, "the CUDA driver refuses")
+        if found := int(context):
+            return found == self.context
+        ask(bindings().cuCtxSetCurrent, self.context)
+        return True
+
+    def functions(self, build: Build) -> dict[str, int]:
+        """The handles of a build's functions, compiled and loaded when they are first asked for."""
+        key = build.kernel.name, *build.macros().items()  # shapes of the same tiles share them
+        with self._lock:
+            if key not in self._functions:
+                self._functions[key] = self._load(build)
+            return self._functions[key]
+
+    def give_shared(self, function: int, size: int, doing: str) -> None:
+        """Let a function have so many bytes of dynamic shared memory.
+
+        With what is static, even few may be more than a block has without asking.
+        """
+        driver = bindings()
+        most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        with self._lock:
+            if size > self._shared.get(function, 0):
+                with self.current(), allowed_while_capturing(driver):
+                    ask(driver.cuFuncSetAttribute, function, most, size, doing=doing)
+                self._shared[function] = size
+
+    def _load(self, build: Build) -> dict[str, int]:
+        driver, doing = bindings(), f"the GPU does not load kernel {build.kernel.name}"
+        code = compiler.cubin(build, compiler.architecture(self.gpu.capability))
+        found = {}
+        with self.current(), allowed_while_capturing(driver):
+            module = ask(driver.cuModuleLoadData, code, doing=doing)
+            for launch in build.functions():
+                function = ask(driver.cuModuleGetFunction, module, launch.function.encode(), doing=doing)
+                ask(driver.cuFuncLoad, function, doing=doing)  # else the driver might put it off to the first launch
+                found[launch.function] = int(function)
+        return found
+
+
+@contextlib.contextmanager
+def allowed_while_capturing(driver: ModuleType) -> Iterator[None]:
+    """What is not of the graph that is being captured, and so need not be, may be done during a ``with`` block."""
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = ask(driver.cuThreadExchangeStreamCaptureMode, relaxed)
+    try:
+        yield
+    finally:
+        ask(driver.cuThreadExchangeStreamCaptureMode, before)
+
+
+_primary: dict[int, Place] = {}  # by the number of the GPU
+_places: dict[int, Place] = {}  # by the number of the context
+_making = threading.Lock()
+
+
+def place_of_device(device: int) -> Place:
+    """A GPU's primary context: where PyTorch, CuPy and JAX are."""
+    driver = bindings()
+    with _making:
+        if device not in _primary:
+            handle = ask(driver.cuDeviceGet, device)
+            context = ask(driver.cuDevicePrimaryCtxRetain, handle, doing=f"GPU {device} gives no context")
+            _primary[device] = Place(device, int(context))
+        return _primary[device]
+
+
+def place_of_memory(address: int) -> Place | None:
+    """Where memory is, by its address; None if it is not a GPU's."""
+    driver = bindings()
+    attributes = driver.CUpointer_attribute
+    code, context = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_CONTEXT, address)
+    if code == INVALID_CONTEXT and place_of_device(0).is_current():  # now it is: the thread had none
+        code, context = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_CONTEXT, address)
+    if code:
+        return None
+    _, kind = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)
+    if int(kind) == int(driver.CUmemorytype.CU_MEMORYTYPE_HOST):
+        return None
+    return _place_of_context(int(context)) if context and int(context) else place_of_device(_device_of_pool(address))
+
+
+def _device_of_pool(address: int) -> int:
+    """On which GPU memory of a pool is, which is of no context.
+
+    Asked past the bindings, whose answer is 0 for every GPU in many versions (NVIDIA/cuda-python, issue 2928).
+    """
+    driver = cuda_driver.libcuda()
+    assert driver is not None, "the bindings are its"
+    device, ordinal = ctypes.c_int(-1), int(bindings().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+    code = driver.cuPointerGetAttribute(ctypes.byref(device), ordinal, ctypes.c_uint64(address))
+    if code:
+        raise failure(bindings().CUresult(code), "the driver does not say where the memory is")
+    return device.value
+
+
+def _place_of_context(context: int) -> Place:
+    driver = bindings()
+    number = int(ask(driver.cuCtxGetId, context))  # unlike its address, never given to another one
+    if number not in _places:
+        ask(driver.cuCtxPushCurrent, context)
+        try:
+            device = int(ask(driver.cuCtxGetDevice))
+        finally:
+            ask(driver.cuCtxPopCurrent)
+        primary = place_of_device(device)
+        _places.setdefault(number, primary if primary.context == context else Place(device, context))
+    return _places[number]

@@ -1,0 +1,77 @@
+"""A cache in pages as kernels are told of it: its types, where its numbers lie, and which GPUs read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flashcli.asked.attention import Operand
+from flashcli.asked.decode import ITEM_SIZES, Decode
+from flashcli.asked.write_kv import WriteKv
+from flashcli.compiler.architecture import architecture
+from flashcli.errors import BackendUnavailable
+from flashcli.kernels.operation import Gpu
+
+TYPE_NUMBERS = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "float8_e5m2": 4}  # see decode.cuh
+FREE = -1  # a stride that kernels are told
+
+
+def macros(d: int, page: int, kind: str, cache_type: str, transposed: bool) -> dict[str, int]:
+    """Macros that say of what type a query, or new keys, and the cache are, and how values lie in a page."""
+    return {
+        "HEAD_DIM": d, "PAGE": page, "QUERY_TYPE": TYPE_NUMBERS[kind], "CACHE_TYPE": TYPE_NUMBERS[cache_type],
+        "TRANSPOSED": int(transposed),
+    }  # fmt: skip
+
+
+def check_type(cache_type: str, gpu: Gpu, hint: str) -> None:
+    """Raise BackendUnavailable for a type that a GPU lacks: fp8 is converted by instructions that came with Ada."""
+    needed = (8, 9) if ITEM_SIZES[cache_type] == 1 else (6, 0)
+    if gpu.capability < needed:
+        has, needs = architecture(gpu.capability), architecture(needed)
+        raise BackendUnavailable(f"{cache_type} needs {needs} or later, {gpu.name} is {has}.", hint)
+
+
+def cache_strides(asked: Decode | WriteKv) -> dict[str, int]:
+    """Strides of both caches that kernels are told, in numbers; ValueError for one that lies as no kernel reads it.
+
+    Pages, heads and slots may be any number of aligned bytes apart; the rest is contiguous. See decode.cuh.
+    """
+    unit = asked.vector_bytes
+    told = {"key_chunk": unit // asked.cache_itemsize}
+    axes: tuple[str, ...]
+    if asked.layout == "vllm":
+        keys = (FREE, FREE, asked.page * asked.chunk, asked.chunk, 1)
+        wanted, axes = {"key": keys, "value": (FREE, FREE, asked.page, 1)}, ("page", "head")
+        told = {"key_slot": told["key_chunk"], "key_chunk": asked.page * told["key_chunk"], "value_slot": 1}
+    else:
+        wanted = dict.fromkeys(("key", "value"), (FREE, FREE, FREE, 1))
+        axes = ("page", "slot", "head") if asked.layout == "nhd" else ("page", "head", "slot")
+    for cache, strides in wanted.items():
+        name, array = f"{cache}_cache", getattr(asked, f"{cache}_cache")
+        check_strides(name, array, strides)
+        apart = {f"{cache}_{axis}": stride(array, i) for i, axis in enumerate(axes)}
+        check_rows(name, apart.values(), asked.cache_itemsize, unit)
+        told |= apart
+    return told
+
+
+def stride(array: Operand, axis: int) -> int:
+    """The stride along an axis; 0 where there is only one element: what the array says then means nothing."""
+    return array.strides[axis] if array.shape[axis] > 1 else 0
+
+
+def check_strides(name: str, array: Operand, wanted: tuple[int, ...]) -> None:
+    """Raise ValueError for an array that has other strides than these, of which some are `FREE`."""
+    for n, found, right in zip(array.shape, array.strides, wanted, strict=True):
+        if n > 1 and right not in (FREE, found):
+            rule = ["any" if one == FREE else one for one in wanted]
+            raise ValueError(
+                f"{name} has strides {list(array.strides)}, where {rule} are wanted: give a contiguous copy"
+            )
+
+
+def check_rows(name: str, strides: Iterable[int], itemsize: int, unit: int) -> None:
+    """Raise ValueError for rows of an array that do not start on multiples of so many bytes."""
+    for apart in strides:
+        if apart * itemsize % unit:
+            raise ValueError(f"{name} has rows {apart * itemsize} bytes apart, no multiple of {unit}: give a copy")
