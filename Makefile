@@ -14,7 +14,7 @@ help:
 	@echo "make test           run all tests that can be run here"
 	@echo "make test-gpu       run the tests that need a GPU"
 	@echo "make lint           check the style of the code, its types, and which module imports which"
-	@echo "make torture        hurt runs at random: by signals, and by system calls that fail"
+	@echo "make torture        hurt runs and judgings at random: by signals, and by system calls that fail"
 	@echo "make emulate        run every kernel on the CPU, emulated, on all that make sanitize has (ten minutes)"
 	@echo "make sanitize       run every kernel under compute-sanitizer (needs a GPU)"
 	@echo "make bench-cpu      time the CPU backend beside PyTorch's CPU attention"
@@ -82,6 +82,7 @@ test-gpu: $(READY)
 
 torture: $(READY)
 	PYTHONPATH=tests $(BIN)/python tests/torture.py
+	PYTHONPATH=tests $(BIN)/python tests/torture_judge.py
 
 emulate: $(READY)
 	EMULATE_ALL=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --quiet tests/emulator
