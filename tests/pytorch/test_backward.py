@@ -14,7 +14,7 @@ from torch_oracle import gradients, oracle  # noqa: E402
 import flashcli  # noqa: E402
 from flashcli import torch as ours  # noqa: E402
 from flashcli.errors import BackendUnavailable  # noqa: E402
-from flashcli.kernels.backward import KERNELS, Problem, Sizes  # noqa: E402
+from flashcli.kernels.backward import KERNELS, Problem  # noqa: E402
 from flashcli.torch import backward, replacing, sdpa  # noqa: E402
 
 B, H, Hkv, M, N, d = 2, 4, 2, 150, 200, 64
@@ -41,7 +41,7 @@ def kernel(request, gpu):
     kernel = KERNELS[request.param]
     if not kernel.runs_on(torch.cuda.get_device_capability()):
         pytest.skip(f"{request.param} does not run on this GPU")
-    if reason := kernel.refuses(kernel.fitted(Problem(d), Sizes(B, H, Hkv, M, N))):
+    if reason := kernel.refuses(Problem(d, B=B, H=H, Hkv=Hkv, M=M, N=N)):
         pytest.skip(reason)
     return request.param
 

@@ -10,11 +10,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from flashcli.gpu.decode import Arrays, Options  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
 import flashcli  # noqa: E402
-from flashcli.asked.decode import LAYOUTS, BlockSparse  # noqa: E402
+from flashcli.asked.decode import ARRAYS, FACTORS, LAYOUTS, OPTIONS, BlockSparse  # noqa: E402
 from flashcli.cpu.decode import DecodeCpu  # noqa: E402
 from flashcli.cpu.pages import DecodeArrays  # noqa: E402
 from flashcli.errors import BackendUnavailable, KernelFailure  # noqa: E402
@@ -128,9 +127,9 @@ def stream(monkeypatch, driver):
 
 
 def compute(given: dict[str, torch.Tensor], **options) -> tuple[torch.Tensor, torch.Tensor]:
-    tensors = [given.get(name, options.pop(name, OTHERWISE.get(name))) for name in Arrays._fields]
-    asked = Options(**options)[: -len(OTHERWISE)]
-    return paged.compute(*tensors, asked, return_lse=True)
+    tensors = [given.get(name, options.pop(name, OTHERWISE.get(name))) for name in (*ARRAYS, *FACTORS)]
+    given_options = [options.pop(name, {"layout": "vllm", "sliding_window": 0}.get(name)) for name in OPTIONS]
+    return paged.compute(*tensors, tuple(given_options), **options, return_lse=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -212,7 +211,8 @@ def test_every_launch_is_on_the_stream_and_those_after_the_first_may_begin_early
     stream, driver, monkeypatch, current, capability, tuning, launches, without_clusters
 ):
     stream[0], driver.capability = current, capability
-    tensor = dataclasses.replace(decode.KERNELS["tensor"], tuning=lambda sizes, problem: tuning)
+    own = decode.KERNELS["tensor"]
+    tensor = dataclasses.replace(own, fitted=lambda problem: own.fitted(problem)._replace(tuning=tuning))
     monkeypatch.setitem(decode.KERNELS, "tensor", tensor)
     asked = make(dataclasses.replace(SMALL, lengths="40,1500,3"))
     for _ in range(2):  # in the same scratch, where numbers of pieces have been drawn

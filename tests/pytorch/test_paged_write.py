@@ -13,12 +13,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from flashcli.gpu.write_kv import Arrays  # noqa: E402
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
 import flashcli  # noqa: E402
 import flashcli.torch  # noqa: E402
-from flashcli.asked.decode import LAYOUTS, cache_shapes  # noqa: E402
+from flashcli.asked.decode import (  # noqa: E402
+    FACTORS,
+    LAYOUTS,
+    cache_shapes,
+)
+from flashcli.asked.write_kv import ARRAYS  # noqa: E402
 from flashcli.errors import BackendUnavailable  # noqa: E402
 from flashcli.gpu import place as launcher  # noqa: E402
 from flashcli.torch import paged_tensors, paged_write, vllm  # noqa: E402
@@ -100,7 +104,7 @@ def stream(monkeypatch, driver):
 
 
 def write(given: dict[str, torch.Tensor], **options) -> None:
-    tensors = [given.get(name, options.get(name, 1.0)) for name in Arrays._fields]
+    tensors = [given.get(name, options.get(name, 1.0)) for name in (*ARRAYS, *FACTORS)]
     paged_write.write(*tensors, (options["layout"], None))
 
 
