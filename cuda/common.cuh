@@ -16,8 +16,9 @@
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 
-// The same number, but ptxas does not know: what depends on it is computed where it is needed, not kept from before.
-__device__ __forceinline__ int again(int x) {
+// x, of which the compiler then knows nothing: what depends on it is computed where it is needed, not kept in a
+// register.
+__device__ __forceinline__ int opaque(int x) {
     asm volatile("" : "+r"(x));
     return x;
 }
@@ -35,8 +36,8 @@ __device__ __forceinline__ float quad_max(float x) {
 // The 128 bytes of global memory there to the second-level cache.
 __device__ __forceinline__ void prefetch(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
-// Launches that may begin before the one before has ended (Hopper on; elsewhere, and for other launches, these do nothing):
-// the wait is for its end, with all that it has written; the hint says that the next one may begin now.
+// Launches that may begin before the one before has ended (Hopper on; elsewhere, and for other launches, these do
+// nothing): the wait is for its end, with all that it has written; the hint says that the next one may begin now.
 __device__ __forceinline__ void await_launch_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

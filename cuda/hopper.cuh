@@ -5,7 +5,8 @@
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
-// ---- mbarrier: a phase ends when `count` threads arrived and all announced bytes landed. Phases alternate parity 0, 1.
+// ---- mbarrier: a phase ends when `count` threads arrived and all announced bytes landed. Phases alternate parity 0,
+// 1.
 
 __device__ __forceinline__ void barrier_init(uint64_t *barrier, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
@@ -85,7 +86,8 @@ __device__ __forceinline__ void bulk_copy(uint32_t to_shared, const void *from, 
         : "memory");
 }
 
-// 16 bytes, both addresses multiples of 16, by each thread for itself; it arrives at the barrier when all its copies landed.
+// 16 bytes, both addresses multiples of 16, by each thread for itself; it arrives at the barrier when all its copies
+// landed.
 __device__ __forceinline__ void copy16(uint32_t to_shared, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to_shared), "l"(from) : "memory");
 }
@@ -100,8 +102,8 @@ __device__ __forceinline__ void fence_for_async_global() { asm volatile("fence.p
 
 // ---- atomics
 
-// Adds to a number in global memory and returns what it was. What is before it, here and in threads that this one has met
-// at a barrier, is before what comes after another's that has seen it.
+// Adds to a number in global memory and returns what it was. What is before it, here and in threads that this one has
+// met at a barrier, is before what comes after another's that has seen it.
 __device__ __forceinline__ int add_in_order(int *to, int x) {
     int before;
     asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(x) : "memory");
@@ -137,12 +139,13 @@ __device__ __forceinline__ void registers_up() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// What lane 0 has. The compiler knows that the lanes of a warp then have the same, which saves registers and instructions.
+// What lane 0 has. The compiler knows that the lanes of a warp then have the same, which saves registers and
+// instructions.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
-// A number in shared memory, for all lanes, read by lane 0. Where that is the one which then gives the number's slot free,
-// its own order is enough for the read to come before what is written next; else it would take a __syncwarp, which is no
-// instruction where a warp has converged, so that racecheck does not see it.
+// A number in shared memory, for all lanes, read by lane 0. Where that is the one which then gives the number's slot
+// free, its own order is enough for the read to come before what is written next; else it would take a __syncwarp,
+// which is no instruction where a warp has converged, so that racecheck does not see it.
 __device__ __forceinline__ int read_by_lane_0(const int &from) {
     int x = 0;
     if (threadIdx.x % 32 == 0) x = from;

@@ -1,8 +1,8 @@
 // The tensor cores of sm_80 and later, as a warp uses them on split tiles (split.cuh): mma.sync, ldmatrix, cp.async.
 //
-// In an accumulator of 16 x 8 a thread holds rows g and g + 8 and columns 2t, 2t + 1 of each: c[0], c[1] and c[2], c[3],
-// with g = lane / 4, t = lane % 4: the four threads of a quad share a row. As a left operand, two such blocks side by side
-// are one fragment: x[0] and x[1] are rows g and g + 8 of the first, x[2] and x[3] of the second.
+// In an accumulator of 16 x 8 a thread holds rows g and g + 8 and columns 2t, 2t + 1 of each: c[0], c[1] and c[2],
+// c[3], with g = lane / 4, t = lane % 4: the four threads of a quad share a row. As a left operand, two such blocks
+// side by side are one fragment: x[0] and x[1] are rows g and g + 8 of the first, x[2] and x[3] of the second.
 #pragma once
 #include "split.cuh"
 
@@ -39,8 +39,8 @@ __device__ __forceinline__ void mma(float (&c)[4], const Fragment &a, const unsi
         : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Rows `row` to `row` + 15 and columns `column` to `column` + 15 of a split tile of R rows, both multiples of 16, as the
-// right operands of two mma that sum over columns: x[0..1] for the first eight rows, x[2..3] for the others. Only
+// Rows `row` to `row` + 15 and columns `column` to `column` + 15 of a split tile of R rows, both multiples of 16, as
+// the right operands of two mma that sum over columns: x[0..1] for the first eight rows, x[2..3] for the others. Only
 // row % 8 enters the swizzle, and it is the lane's.
 template <int R>
 __device__ __forceinline__ Fragment right_operand(const unsigned char *tile, int row, int column) {

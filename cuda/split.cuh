@@ -1,16 +1,17 @@
 // Split precision: fp32 products on fp16 tensor cores, and the tiles of shared memory that feed them.
 //
 // A matrix is scaled by a power of two (exact) so that its largest finite magnitude lies in [2^14, 2^15), just below
-// fp16's end, and each number becomes hi + lo, hi = fp16(x), lo = fp16(x - hi): 22 bits. A product of two such numbers is
-// lo*hi + hi*lo + hi*hi; the lo*lo left out is below 2^-22 of it. K and V are scaled per tile, Q per row: an outlier
+// fp16's end, and each number becomes hi + lo, hi = fp16(x), lo = fp16(x - hi): 22 bits. A product of two such numbers
+// is lo*hi + hi*lo + hi*hi; the lo*lo left out is below 2^-22 of it. K and V are scaled per tile, Q per row: an outlier
 // coarsens only its own tile. Inf and NaN are ignored when choosing the scale and survive the split (lo = Inf - Inf).
 //
-// A split tile of R rows and C columns, as wgmma (128-byte swizzle, K-major) and ldmatrix read it without bank conflicts:
+// A split tile of R rows and C columns, as wgmma (128-byte swizzle, K-major) and ldmatrix read it without bank
+// conflicts:
 //   hi and lo stand side by side, [hi | lo], 2C fp16 columns (PRODUCTS == 1: only hi, C columns);
 //   the columns are cut into panels of 64 (128 bytes); a panel is R rows of 128 bytes, panels follow one another;
 //   in row r, the 16-byte chunk c of a panel lies at chunk c ^ (r % 8).
-// So (row, column) is at split_offset<R>(row, column), and column c of lo is column C + c. R is a multiple of 8, C of 16.
-// D is HEAD_DIM padded with zeros to a multiple of PAD.
+// So (row, column) is at split_offset<R>(row, column), and column c of lo is column C + c. R is a multiple of 8, C of
+// 16. D is HEAD_DIM padded with zeros to a multiple of PAD.
 #pragma once
 #include "common.cuh"
 
@@ -45,8 +46,8 @@ __device__ __forceinline__ int scale_exponent(float largest) {
     return largest == 0 ? 0 : min(14 + 127 - (__float_as_int(largest) >> 23), 126);
 }
 
-// The largest magnitude of n numbers, in several parts, so that one need not wait for the other: NaN is never the larger
-// one, Inf counts.
+// The largest magnitude of n numbers, in several parts, so that one need not wait for the other: NaN is never the
+// larger one, Inf counts.
 template <int n>
 __device__ __forceinline__ float largest_of(const float *x) {
     float largest[4] = {};
@@ -111,12 +112,12 @@ __device__ __forceinline__ void store_split(unsigned char *tile, int row, int co
 
 // ---- what truncation takes
 
-// Tensor cores round every sum towards zero. So a sum of products comes out too small, on average by some units of 2^-24
-// of itself, and two factors that are there anyway give it back (docs/measuring.md, "Whose rounding", has the emulation
-// that found them): log2(e), in that of the scores, which are sums of `depth` products; and 1 / l, in that of O. Of a V of
-// one sign more is lost than of one with both: the constant is between. Nothing is lost of a row that looks at one key
-// only, whose l is `largest`, that of its largest p; or less, where scores are so huge that rounding has taken the bias from
-// p: there, too, one key has all the weight, or some have the very same.
+// Tensor cores round every sum towards zero. So a sum of products comes out too small, on average by some units of
+// 2^-24 of itself, and two factors that are there anyway give it back (docs/measuring.md, "Whose rounding", has the
+// emulation that found them): log2(e), in that of the scores, which are sums of `depth` products; and 1 / l, in that of
+// O. Of a V of one sign more is lost than of one with both: the constant is between. Nothing is lost of a row that
+// looks at one key only, whose l is `largest`, that of its largest p; or less, where scores are so huge that rounding
+// has taken the bias from p: there, too, one key has all the weight, or some have the very same.
 constexpr float TRUNCATED = 0x1p-24f;
 __host__ __device__ constexpr float log2e_given_back(int depth) {
     return float(1.44269504088896340736 * (1 + (0.38 + 0.0175 * depth) * TRUNCATED));
@@ -139,8 +140,8 @@ __device__ __forceinline__ float4 load4(const float *matrix, long long stride, i
 
 // ---- one tile by a group of threads: load, agree on the scale, split, store. The tile may overlay what is read
 
-// The largest of the group's numbers, none of them negative; `scratch` is a word a warp, if there are several. In it is a
-// barrier.
+// The largest of the group's numbers, none of them negative; `scratch` is a word a warp, if there are several. In it is
+// a barrier.
 template <int GROUP>
 __device__ __forceinline__ float group_max(float largest, unsigned *scratch, int thread, int barrier) {
     unsigned bits = __reduce_max_sync(~0u, __float_as_uint(largest));  // not negative: they order like integers
@@ -165,9 +166,9 @@ __device__ __forceinline__ int group_scale(const float *x, unsigned *scratch, in
     return scale_exponent(largest);
 }
 
-// Where fp32 numbers are read from. A tile in shared memory: each thread keeps to its columns, so that its addresses differ by
-// constants only, and those of V that are neighbours in pairs take other keys, so that eight threads neither read nor write
-// the same bank. (A bank is 4 bytes wide, and 32 banks are as long as 8 pieces are wide.)
+// Where fp32 numbers are read from. A tile in shared memory: each thread keeps to its columns, so that its addresses
+// differ by constants only, and those of V that are neighbours in pairs take other keys, so that eight threads neither
+// read nor write the same bank. (A bank is 4 bytes wide, and 32 banks are as long as 8 pieces are wide.)
 enum class From { MEMORY, TILE };
 
 // K: a piece of work is 8 columns of one key, one 16-byte chunk of hi and one of lo. Returns the scale's exponent.

@@ -1,12 +1,13 @@
 // Sequential: plain C on one CPU core, the zero point of the ladder.
 //
-// What it does: algorithm 1 of the FlashAttention paper (arXiv 2205.14135). Q is cut into tiles of Br rows, K and V into
-// tiles of Bc rows; each pair of tiles takes five steps, a function each: the scores S, the largest score of each row,
-// P = exp(S - max), the sum of each row of P, and the update of the running row maxima m, row sums l and output O.
-// Why in tiles, where a plain loop over rows would do: the steps and the tiles are those of the kernels after it, so that
-// the next file differs only in who does the work; and a tile of K and V stays in the first-level cache for Br rows.
-// What it costs: a dot product adds one product at a time, since without -ffast-math C keeps the order of additions. The
-// sums of P V run along a row of V, where the compiler may use vector instructions.
+// What it does: algorithm 1 of the FlashAttention paper (arXiv 2205.14135). Q is cut into tiles of Br rows, K and V
+// into tiles of Bc rows; each pair of tiles takes five steps, a function each: the scores S, the largest score of each
+// row, P = exp(S - max), the sum of each row of P, and the update of the running row maxima m, row sums l and output O.
+// Why in tiles, where a plain loop over rows would do: the steps and the tiles are those of the kernels after it, so
+// that the next file differs only in who does the work; and a tile of K and V stays in the first-level cache for Br
+// rows.
+// What it costs: a dot product adds one product at a time, since without -ffast-math C keeps the order of additions.
+// The sums of P V run along a row of V, where the compiler may use vector instructions.
 #include "arguments.h"
 
 #include <math.h>
@@ -18,8 +19,8 @@ static int min(int a, int b) { return a < b ? a : b; }
 // How many keys, of N, the query at a position in the sequence sees: keys 0 to that many - 1.
 static int keys_seen(int position, int N) { return CAUSAL ? min(N, position + 1) : N; }
 
-// The value to subtract from scores whose maximum is m. Where all are -inf, subtracting -inf would make NaN of what must
-// be exp(-inf) = 0.
+// The value to subtract from scores whose maximum is m. Where all are -inf, subtracting -inf would make NaN of what
+// must be exp(-inf) = 0.
 static float finite_or_zero(float m) { return m == -INFINITY ? 0 : m; }
 
 // S = Q Kᵀ · scale; -inf where a row, at its position in the sequence, does not see the key

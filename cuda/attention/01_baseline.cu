@@ -1,10 +1,10 @@
 // Baseline: the five steps of the sequential program as five kernels, launched for each pair of tiles from the host.
 //
-// What changed: a block for each batch takes the tile pair (tile_i, tile_j): a thread for each of the Br x Bc scores, or for
-// each of the Br rows. S, m and l are in the workspace in global memory, O in its place there.
+// What changed: a block for each batch takes the tile pair (tile_i, tile_j): a thread for each of the Br x Bc scores,
+// or for each of the Br rows. S, m and l are in the workspace in global memory, O in its place there.
 // Why it is faster: a thousand threads a batch instead of one, and all batches at a time.
-// What it costs: everything passes through global memory between one kernel and the next, five launches take their time for
-// each tile pair, however little work it is, and a batch keeps only one multiprocessor busy.
+// What it costs: everything passes through global memory between one kernel and the next, five launches take their time
+// for each tile pair, however little work it is, and a batch keeps only one multiprocessor busy.
 #include "attention.cuh"
 
 static_assert(THREADS == BR * BC, "one thread a score");

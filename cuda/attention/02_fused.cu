@@ -1,11 +1,11 @@
 // Fused: one kernel for all five steps, with the tiles in shared memory.
 //
-// What changed: the loops over tile pairs moved from the host into the kernel, one block a batch. A pair's tiles of Q, K
-// and V are copied into shared memory, and S and P never leave it. O, m and l stay in global memory.
-// Why it is faster: one launch instead of five for each tile pair; a barrier instead of a launch between the steps; and each
-// number of a tile is read from global memory once for the whole block, not once for each score that needs it.
-// What it costs: the tiles must fit 48 KB of shared memory, so that they are smaller for a long head. A batch still keeps
-// one multiprocessor busy, and Q and O travel to and fro for every tile of keys.
+// What changed: the loops over tile pairs moved from the host into the kernel, one block a batch. A pair's tiles of Q,
+// K and V are copied into shared memory, and S and P never leave it. O, m and l stay in global memory.
+// Why it is faster: one launch instead of five for each tile pair; a barrier instead of a launch between the steps; and
+// each number of a tile is read from global memory once for the whole block, not once for each score that needs it.
+// What it costs: the tiles must fit 48 KB of shared memory, so that they are smaller for a long head. A batch still
+// keeps one multiprocessor busy, and Q and O travel to and fro for every tile of keys.
 #include "attention.cuh"
 
 static_assert(BR == BC && THREADS == BR * BC, "one thread a score; and r counts the rows of all tiles");

@@ -1,12 +1,15 @@
 // Maximum shared memory: tiles as large as the 48 KB that a block may have.
 //
-// What changed: Br = 128 query rows and, as d allows, Bc = 16 or 32 keys, where both were 32. And with so many rows a thread
-// owns one: it takes the five steps for its row alone. Q is stored by columns, so that a warp's 32 rows are neighbours.
-// Why it is faster: a tile of K and V in shared memory serves 128 rows instead of 32, so that both are read a quarter as
-// often. A pair of tiles needs two barriers instead of seven, and the numbers that a row needs twice are in registers.
-// What it costs: 48 KB a block at d = 64, 40 KB at d = 32. A multiprocessor with 96 KB, as the report's GTX 1080 has, holds two such blocks: 8 of its 64
-// warps, the occupancy of 12.5 % that the report measured. Each thread copies a row of its own, so that a warp's reads
-// are scattered over memory; and the rows of S are Bc floats apart, so that a warp's accesses to it fall into the same banks.
+// What changed: Br = 128 query rows and, as d allows, Bc = 16 or 32 keys, where both were 32. And with so many rows a
+// thread owns one: it takes the five steps for its row alone. Q is stored by columns, so that a warp's 32 rows are
+// neighbours.
+// Why it is faster: a tile of K and V in shared memory serves 128 rows instead of 32, so that both are read a quarter
+// as often. A pair of tiles needs two barriers instead of seven, and the numbers that a row needs twice are in
+// registers.
+// What it costs: 48 KB a block at d = 64, 40 KB at d = 32. A multiprocessor with 96 KB, as the report's GTX 1080 has,
+// holds two such blocks: 8 of its 64 warps, the occupancy of 12.5 % that the report measured. Each thread copies a row
+// of its own, so that a warp's reads are scattered over memory; and the rows of S are Bc floats apart, so that a warp's
+// accesses to it fall into the same banks.
 #include "attention.cuh"
 
 static_assert(THREADS == BR, "one thread a row");

@@ -1,6 +1,7 @@
 // Split Q: a block for each tile of Q, where there was one for each batch.
 //
-// What changed: the loop over Q tiles is gone. Block number b * Tr + i takes tile i of batch b: a grid of B x Tr blocks.
+// What changed: the loop over Q tiles is gone. Block number b * Tr + i takes tile i of batch b: a grid of B x Tr
+// blocks.
 // Why it is faster: rows of Q do not depend on each other, so a batch can keep Tr multiprocessors busy, not one. A few
 // batches of long sequences were the worst case, and are now as good as many short ones.
 // What it costs: K and V are read by Tr blocks at a time, which the second-level cache must make up for.

@@ -2,8 +2,8 @@
 //
 // What changed: Q, K, V and O are read and written as float4, in global and in shared memory; the tiles are padded with
 // zeros to a multiple of four columns. Four products are added to four sums, which are added at the end.
-// Why it is faster: a quarter of the instructions that move numbers, and of the addresses that they need; one p read from S
-// serves four columns of V; and the four sums do not wait for each other.
+// Why it is faster: a quarter of the instructions that move numbers, and of the addresses that they need; one p read
+// from S serves four columns of V; and the four sums do not wait for each other.
 // What it costs: where d is no multiple of four, rows do not start on 16 bytes, and numbers still come one by one.
 #include "attention.cuh"
 

@@ -1,8 +1,9 @@
 // Restructured: what does not depend on the tile of keys moves out of the loop over them.
 //
 // What changed: Q is loaded once. O carries the factor l until the end and is divided by it there, as in the second
-// FlashAttention paper (arXiv 2307.08691, algorithm 1), with one division a row; and P is taken relative to the new m, not to
-// the tile's own maximum, which leaves one factor of two. The scale carries log2(e), so that exp is one instruction, 2^x.
+// FlashAttention paper (arXiv 2307.08691, algorithm 1), with one division a row; and P is taken relative to the new m,
+// not to the tile's own maximum, which leaves one factor of two. The scale carries log2(e), so that exp is one
+// instruction, 2^x.
 // Why it is faster: Tc loads of a tile of Q become one; and for each tile of keys, d divisions a row, of some ten
 // instructions each, become multiplications.
 // What it costs: 2^x of the special-function unit may be off by twice as much as expf: some 2^-22 of the result.

@@ -1,12 +1,13 @@
 // Coalesced: neighbouring threads touch neighbouring addresses of global memory.
 //
-// What changed: tiles are copied by all threads in the order in which they lie in memory, not each row by a thread. And O,
-// which grows in global memory, grows in the workspace, by columns of float4 [d/4][Br], where the threads, one row each, are
-// neighbours; it is moved to its place at the end. So are m and l.
-// Why it is faster: a warp's 32 reads of 16 bytes are the 512 bytes that memory delivers together, in 4 pieces of 128, where
-// they were 32 pieces of which 16 bytes each were asked for. And all threads copy K and V, not the first 16 or 32.
-// What it costs: copying Q now meets its rows crosswise: a warp writes one row of Q to addresses in the same banks, once.
-// The final O still goes out row by row, also once.
+// What changed: tiles are copied by all threads in the order in which they lie in memory, not each row by a thread. And
+// O, which grows in global memory, grows in the workspace, by columns of float4 [d/4][Br], where the threads, one row
+// each, are neighbours; it is moved to its place at the end. So are m and l.
+// Why it is faster: a warp's 32 reads of 16 bytes are the 512 bytes that memory delivers together, in 4 pieces of 128,
+// where they were 32 pieces of which 16 bytes each were asked for. And all threads copy K and V, not the first 16 or
+// 32.
+// What it costs: copying Q now meets its rows crosswise: a warp writes one row of Q to addresses in the same banks,
+// once. The final O still goes out row by row, also once.
 #include "attention.cuh"
 
 constexpr int D = round_up(HEAD_DIM, 4);

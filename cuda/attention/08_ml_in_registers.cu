@@ -2,8 +2,8 @@
 //
 // What changed: the running maximum m and sum l of a row are variables of the thread that owns the row, no longer two
 // arrays in global memory.
-// Why it is faster: two reads and two writes of global memory fewer for each row and tile of keys; and the first of them, of
-// m, was one that the whole softmax had to wait for.
+// Why it is faster: two reads and two writes of global memory fewer for each row and tile of keys; and the first of
+// them, of m, was one that the whole softmax had to wait for.
 // What it costs: two registers. (O is wanted there too, but d registers for it are not free beside all else: rung 10.)
 #include "attention.cuh"
 

@@ -1,11 +1,12 @@
 // No bank conflicts: the layout of shared memory follows the threads.
 //
-// What changed: S is stored by keys, [Bc][Br], not by rows. And a row r of Q is stored at r ^ c % 8 of its float4 column c.
-// Why it is faster: shared memory has 32 banks of 4 bytes, and serves one address of each at a time. The threads of a warp own
-// 32 rows: S[r][j], Bc floats apart, was in one or two banks, so that each access took 16 or 32 turns; S[j][r] is in 32
-// banks. Eight threads that copy a row of Q write eight columns of it, Br float4s apart and so in the same four banks; the
-// ^ moves each to banks of its own, and the eight rows that a warp reads at once stay eight different ones. (Where no 8
-// divides d / 4, as at d = 40, eight threads write parts of two rows, and a few still meet.)
+// What changed: S is stored by keys, [Bc][Br], not by rows. And a row r of Q is stored at r ^ c % 8 of its float4
+// column c.
+// Why it is faster: shared memory has 32 banks of 4 bytes, and serves one address of each at a time. The threads of a
+// warp own 32 rows: S[r][j], Bc floats apart, was in one or two banks, so that each access took 16 or 32 turns; S[j][r]
+// is in 32 banks. Eight threads that copy a row of Q write eight columns of it, Br float4s apart and so in the same
+// four banks; the ^ moves each to banks of its own, and the eight rows that a warp reads at once stay eight different
+// ones. (Where no 8 divides d / 4, as at d = 40, eight threads write parts of two rows, and a few still meet.)
 // What it costs: an exclusive or in the addresses of Q.
 #include "attention.cuh"
 

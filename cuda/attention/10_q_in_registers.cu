@@ -1,13 +1,13 @@
 // Q in registers: the last rung of the course report, and the first that ours are measured against.
 //
-// What changed: a thread keeps its row of Q, which was in shared memory, and of O, which went to global memory and back for
-// every tile of keys, in registers, beside m and l. The room that Q leaves in shared memory goes to tiles of K and V that are
-// twice as large.
-// Why it is faster: O is written once. Half as many tiles are half as many barriers. (The throughput of global memory falls:
-// fewer round trips are the point, not a cost.)
-// What it costs: 2 d registers a thread. And what is left is a limit: every four FFMA take their K or V operands from shared
-// memory. All threads of a warp read the same address (a broadcast), yet each 16-byte read still delivers 512 bytes to
-// registers, through a pipe that the SM's four quarters share; it ends at half of the fp32 rate.
+// What changed: a thread keeps its row of Q, which was in shared memory, and of O, which went to global memory and back
+// for every tile of keys, in registers, beside m and l. The room that Q leaves in shared memory goes to tiles of K and
+// V that are twice as large.
+// Why it is faster: O is written once. Half as many tiles are half as many barriers. (The throughput of global memory
+// falls: fewer round trips are the point, not a cost.)
+// What it costs: 2 d registers a thread. And what is left is a limit: every four FFMA take their K or V operands from
+// shared memory. All threads of a warp read the same address (a broadcast), yet each 16-byte read still delivers 512
+// bytes to registers, through a pipe that the SM's four quarters share; it ends at half of the fp32 rate.
 //
 // A head longer than 64 does not fit one thread's registers twice (Q and O). Then LANES threads share a row, each with
 // every LANES-th float4, and BR shrinks to THREADS / LANES.
@@ -106,8 +106,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention 
         l = l * rescale + row_sum;
         __syncwarp();
 
-        // T = P V from zero, O = O * rescale + T: rounding errors grow with the terms of a tile, not with N. Some columns
-        // at a time, for registers.
+        // T = P V from zero, O = O * rescale + T: rounding errors grow with the terms of a tile, not with N. Some
+        // columns at a time, for registers.
 #pragma unroll
         for (int c0 = 0; c0 < CHUNKS; c0 += GROUP) {
             float4 t[GROUP] = {};

@@ -1,17 +1,17 @@
 // Register tiles: the fp32 kernel for any GPU.
 //
-// What changed: a thread no longer owns a row. The threads of a warp, 4 down and 8 across, own a tile of S together, each
-// a register tile of ROWS x BC/8 elements of it, and afterwards a register tile of O, ROWS x 8 columns a panel.
-// Why it is faster: a float4 of Q read from shared memory now serves BC/8 keys and a float4 of K serves ROWS queries, so
-// that with 8 x 8 tiles one 16-byte read feeds 16 FFMA instead of 4 and the memory pipe keeps up with the arithmetic.
-// Half as many shared reads would do no good any more; the FFMA are what is left. The next panel of K or V travels from
-// global memory (cp.async, where there is such a thing) while this one is multiplied.
+// What changed: a thread no longer owns a row. The threads of a warp, 4 down and 8 across, own a tile of S together,
+// each a register tile of ROWS x BC/8 elements of it, and afterwards a register tile of O, ROWS x 8 columns a panel.
+// Why it is faster: a float4 of Q read from shared memory now serves BC/8 keys and a float4 of K serves ROWS queries,
+// so that with 8 x 8 tiles one 16-byte read feeds 16 FFMA instead of 4 and the memory pipe keeps up with the
+// arithmetic. Half as many shared reads would do no good any more; the FFMA are what is left. The next panel of K or V
+// travels from global memory (cp.async, where there is such a thing) while this one is multiplied.
 // What it costs: P must change owners between the two products, through shared memory; few threads, with up to 255
 // registers each; and a barrier a panel.
 //
-// Accuracy: rounding errors grow with the number of additions to a large sum. So S adds up eight products at a time, each
-// eight starting from zero (one FADD to eight FFMA), and each tile's P V and row sum start from zero too: an element of O
-// meets Bc + N / Bc roundings, not N.
+// Accuracy: rounding errors grow with the number of additions to a large sum. So S adds up eight products at a time,
+// each eight starting from zero (one FADD to eight FFMA), and each tile's P V and row sum start from zero too: an
+// element of O meets Bc + N / Bc roundings, not N.
 #include "attention.cuh"
 #include "float4.cuh"
 
@@ -55,8 +55,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     const int M = a.M, N = a.N;
     float4 *const Qi = shared, *const panels = Qi + Q_SIZE, *const P = panels + 2 * PANEL_SIZE;
 
-    // Neighbours in a row are lanes 1, 4 and 8 apart, neighbours in a column 2 and 16: the pipe merges the 16-byte reads
-    // of a half warp into one transaction only if lanes 1 apart, or lanes 2 apart, read the same address.
+    // Neighbours in a row are lanes 1, 4 and 8 apart, neighbours in a column 2 and 16: the pipe merges the 16-byte
+    // reads of a half warp into one transaction only if lanes 1 apart, or lanes 2 apart, read the same address.
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int across = (lane & 1) | (lane >> 1 & 6), down = (lane >> 1 & 1) | (lane >> 3 & 2);
     const int r0 = (warp * 4 + down) * ROWS;  // this thread's rows of the tile: r0 to r0 + ROWS
@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         if (BIAS || j0 + BC > keys_seen(a.q_start + i0, N)) {
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
-                const int row = (BIAS ? again(i0) : i0) + r0 + i, key = j0 + 4 * across;  // else it keeps offsets
+                const int row = (BIAS ? opaque(i0) : i0) + r0 + i, key = j0 + 4 * across;  // else it keeps offsets
                 float bias[KEYS];
 #pragma unroll
                 for (int j = 0; BIAS && j < KEYS; ++j) bias[j] = bias_of(a, head, row, key + j / 4 * 32 + j % 4);
@@ -193,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         l[i] += __shfl_xor_sync(~0u, l[i], 1);
         l[i] += __shfl_xor_sync(~0u, l[i], 4);
         l[i] += __shfl_xor_sync(~0u, l[i], 8);
-        const int row_index = again(i0) + r0 + i;
+        const int row_index = opaque(i0) + r0 + i;
         if (row_index >= M) continue;
         const float factor = inverse(a, row_index, l[i]);
         float *const row = rows_of(a.O, a.o, head.b, head.h) + row_index * row_stride(a.o);

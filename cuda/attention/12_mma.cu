@@ -2,13 +2,14 @@
 //
 // What changed: the tile products S = Q Kᵀ and P V no longer run as FFMA. Every number is scaled by a power of two and
 // split into fp16 hi + lo (split.cuh), x y = lo hi + hi lo + hi hi, and a warp multiplies 16 x 8 x 16 blocks at a time.
-// `prepare` splits K and V once, into tiles that lie in global memory just as shared memory wants them; Q and P are split
-// in registers, for the accumulator of one product has the layout of the other's left operand: P never leaves the warp.
+// `prepare` splits K and V once, into tiles that lie in global memory just as shared memory wants them; Q and P are
+// split in registers, for the accumulator of one product has the layout of the other's left operand: P never leaves the
+// warp.
 // Why it is faster: fp16 tensor cores do 8 to 15 times the rate of FFMA, so three products instead of one still win. A
 // warp owns ROW_TILES x 16 rows, so that what ldmatrix reads from shared memory serves several mma.
 // What it costs: a pass over K and V before the first product, and care for the last bits, since the tensor cores round
-// every sum towards zero: small products come first, while the accumulator is small; each tile's P V starts from zero and
-// is added to O in fp32; P carries a factor of 2^P_BIAS, so that small p keep the bits of their lo.
+// every sum towards zero: small products come first, while the accumulator is small; each tile's P V starts from zero
+// and is added to O in fp32; P carries a factor of 2^P_BIAS, so that small p keep the bits of their lo.
 #include "exact.cuh"
 #include "mma.cuh"
 #include "prepare.cuh"
@@ -31,8 +32,8 @@ static_assert(BC % STRIP == 0 && D % STRIP == 0, "a tile is multiplied strip by 
 static_assert(SHARED == K_TILE + V_TILE + (Q_IN_REGISTERS ? 0 : 2 * D / 16 * THREADS * 16), "room for these");
 extern __shared__ __align__(1024) unsigned char shared[];
 
-// This thread's share of a tile of R rows and C columns, as `prepare` laid it out, but for what it left out at the end of
-// the last panel, where that is not full; both addresses are already the thread's own.
+// This thread's share of a tile of R rows and C columns, as `prepare` laid it out, but for what it left out at the end
+// of the last panel, where that is not full; both addresses are already the thread's own.
 template <int R, int C>
 __device__ __forceinline__ void copy_share(unsigned char *to, const unsigned char *from) {
     constexpr int AT_ONCE = 16 * THREADS, BYTES = split_bytes(R, C), COLUMNS = PRODUCTS == 3 ? 2 * C : C;
@@ -45,8 +46,8 @@ __device__ __forceinline__ void copy_share(unsigned char *to, const unsigned cha
             copy16(to + x, from + x);
 }
 
-// False, but ptxas does not know: it would fetch the right operands of all strips at once, more than there are registers
-// for, and does not look beyond a branch.
+// False, but ptxas does not know: it would fetch the right operands of all strips at once, more than there are
+// registers for, and does not look beyond a branch.
 __device__ __forceinline__ bool never(int exponent) {
     asm volatile("" : "+r"(exponent));
     return exponent > 1000;
@@ -100,8 +101,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
 
     copy_share<BC, D>(Kj + 16 * threadIdx.x, tile);
 
-    // Q = hi + lo, as left operands: x[0..3] are columns 2t of row g, of row g + 8, columns 8 + 2t of row g, of row g + 8.
-    // It carries the scale, so that S is in powers of two, and each row a power of two of its own, q_exponent.
+    // Q = hi + lo, as left operands: x[0..3] are columns 2t of row g, of row g + 8, columns 8 + 2t of row g, of row g +
+    // 8. It carries the scale, so that S is in powers of two, and each row a power of two of its own, q_exponent.
     Fragment q_registers[Q_IN_REGISTERS ? ROW_TILES : 1][Q_IN_REGISTERS ? D / 16 : 1][2];
     const float scale = a.scale * log2e_given_back(HEAD_DIM < DEPTH ? HEAD_DIM : DEPTH);
     int q_exponent[ROWS];
@@ -246,9 +247,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     }
 
     const Head out =
-        head_of(a, blockIdx.x / ceil_div(again(a.M), BR));  // again: kept from above, it would take registers
+        head_of(a, blockIdx.x / ceil_div(opaque(a.M), BR));  // opaque: kept from above, it would take registers
     float *const O = rows_of(a.O, a.o, out.b, out.h);
-    const int first = position - again(a.q_start) + row0;  // of this thread's rows
+    const int first = position - opaque(a.q_start) + row0;  // of this thread's rows
     bool finite = true;
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {

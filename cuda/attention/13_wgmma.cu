@@ -1,39 +1,40 @@
-// Tensor cores at fp32 accuracy on Hopper: every number split into two fp16, warps specialised, copies in the background.
+// Tensor cores at fp32 accuracy on Hopper: warps specialised, copies in the background.
 //
-// What changed: the matrix products run on wgmma, three fp16 products for one in fp32 (split.cuh). `prepare` writes K and
-// V once as scaled, split, swizzled tiles. In `attention` one warpgroup only copies tiles to shared memory; each of the
-// other BR / 64 owns 64 rows of Q and O, and overlaps its exponentials with its products (warpgroup.cuh). Heads of more
-// than 128 numbers have too much of both for that (long.cuh).
-// Why it is faster: wgmma reads its operands from shared memory by itself, at twice the rate of mma.sync; and nothing waits
-// for copies, which run ahead by STAGES tiles, or panels of them.
+// What changed: the matrix products run on wgmma, still three fp16 products for one in fp32 (split.cuh). `prepare`
+// writes K and V once as scaled, split, swizzled tiles. In `attention` one warpgroup, the producer, only copies tiles
+// to shared memory; each of the others, the consumers, owns 64 rows of Q and O, and takes the exponentials of a tile
+// while the tensor cores multiply P V of the tile before. The products of its neighbour fill the gaps that are left.
+// Why it is faster: wgmma reads its operands from shared memory by itself, at twice the rate of mma.sync; and nothing
+// waits for copies, which run ahead by STAGES tiles.
 // What it costs: three times the products, hi and lo of K and V in memory (as many bytes as fp32), and a pre-pass.
 //
-// Where row tiles are fewer than multiprocessors, or do not go round evenly, several blocks share one (chunks.cuh);
-// and where blocks have but 64 rows, two warpgroups share those (paired.cuh).
+// This is the plain form, in reading order: the tiles, the producer, a consumer, the kernel. The steps of a consumer
+// are functions in warpgroup.cuh. Where several blocks share a row tile, or two warpgroups share 64 rows, or heads are
+// longer than 128 numbers, another form is compiled (forms.cuh).
 //
 // Launches: `prepare`, then `attention` with any number of blocks.
+#define PAIRED (THREADS == 128 + 4 * BR)  // two warpgroups have the same 64 rows
 #define PAD (HEAD_DIM <= 16 ? 16 : HEAD_DIM <= 128 ? 32 : 64)
-#include "chunks.cuh"
-#include "long.cuh"
+#include "prepare.cuh"
+#include "warpgroup.cuh"
 #include "mma.cuh"
-#include "paired.cuh"
 
-static_assert(THREADS == 128 * (1 + WARPGROUPS * (1 + PAIRED)), "one warpgroup copies");
-// An SM has 512 registers for each of 128 threads.
+// An SM has 512 registers for each of 128 threads. A block of 256 threads has all that they can address.
+constexpr bool MOVE_REGISTERS = THREADS > 256;
 constexpr int PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24, CONSUMER_REGISTERS = WARPGROUPS == 3 ? 160 : 240;
-constexpr bool MOVE_REGISTERS = WARPGROUPS > 1 || PAIRED;  // else 256 threads have all they can address
 
 static_assert(K_TILE % 1024 == 0 && V_TILE % 1024 == 0 && Q_TILE % 1024 == 0, "the swizzle repeats every 1024 bytes");
 
-// Whole tiles in shared memory, first all of K's: rings of them, and the exponents of their scales.
-struct Tiles {
-    static constexpr int K_BYTES = K_STAGES * K_TILE, V_END = K_BYTES + STAGES * V_TILE;
-    static constexpr int BYTES = V_END + PAIRED * MAIL_BYTES;
-    static constexpr int WARPS = 1 + PAIRED;  // that copy: one for both matrices, or one for each
+// ---- the tiles in shared memory
+
+// Rings of `K_STAGES` tiles of K and `STAGES` of V: barriers that tell that a tile is there, or that its place is free
+// again, and the exponents of the tiles' scales, each four times.
+template <int K_STAGES>
+struct Rings {
     uint64_t *const K_full, *const K_free, *const V_full, *const V_free;
     int4 *const K_exponent, *const V_exponent;
 
-    static __device__ __forceinline__ Tiles here() {
+    static __device__ __forceinline__ Rings here() {
         __shared__ uint64_t K_full[K_STAGES], K_free[K_STAGES], V_full[STAGES], V_free[STAGES];
         __shared__ int4 K_exponent[K_STAGES], V_exponent[STAGES];
         return {K_full, K_free, V_full, V_free, K_exponent, V_exponent};
@@ -47,60 +48,60 @@ struct Tiles {
             if (K) barrier_init(&K_free[s], 4 * WARPGROUPS);  // each warp for itself
             barrier_init(&V_free[s], 4 * WARPGROUPS);
         }
-        if (PAIRED) PairShared::here().init();
     }
 
-    // Tile t, of those of all heads, by a warp, or by two: their lanes 0 copy. They wait for `prepare` as late as they can:
+    // One thread has tile t of K, or of V, copied, of those of all heads. It waits for `prepare` as late as it can:
     // then what comes before has run, and the code is there.
+    __device__ __forceinline__ void copy_K(int stage, unsigned char *K_tiles, const Attention &a, int t) const {
+        arrive_expecting(&K_full[stage], K_TILE + 16);
+        await_launch_before();
+        bulk_copy(shared_address(K_tiles + stage * K_TILE), split_tile(a, t), K_TILE, &K_full[stage]);
+        bulk_copy(shared_address(&K_exponent[stage]), tile_exponents(a) + 2ll * t, 16, &K_full[stage]);
+    }
+    __device__ __forceinline__ void copy_V(int stage, unsigned char *V_tiles, const Attention &a, int t) const {
+        arrive_expecting(&V_full[stage], V_TILE + 16);
+        await_launch_before();
+        bulk_copy(shared_address(V_tiles + stage * V_TILE), split_tile(a, t) + K_TILE, V_TILE, &V_full[stage]);
+        bulk_copy(shared_address(&V_exponent[stage]), tile_exponents(a) + 2ll * t + 1, 16, &V_full[stage]);
+    }
+};
+
+struct Consumer;
+
+// Tiles of K in shared memory, then tiles of V.
+struct Tiles : Rings<STAGES> {
+    static constexpr int K_BYTES = STAGES * K_TILE, BYTES = K_BYTES + STAGES * V_TILE;
+    static constexpr int WARPS = 1;  // that copy
+
+    static __device__ __forceinline__ Tiles here() { return {Rings<STAGES>::here()}; }
+
+    // Lane 0 of a warp has tile t copied as soon as there is a place. Its warp goes along, so that branches are the
+    // same for all lanes.
     __device__ __forceinline__ void copy_tile(Ring &ring, unsigned char *tiles, const Attention &a, int t) const {
-        const unsigned char *const from = a.workspace + (long long)t * (K_TILE + V_TILE);
-        const int4 *const exponents = tile_exponents(a) + 2ll * t;
-        const bool K = !PAIRED || uniform(threadIdx.x / 32) == 0;
-        if (K) {
-            wait(&K_free[ring.stage], ring.parity ^ 1);
-            if (threadIdx.x == 0) {
-                arrive_expecting(&K_full[ring.stage], K_TILE + 16);
-                await_launch_before();
-                bulk_copy(shared_address(tiles + ring.stage * K_TILE), from, K_TILE, &K_full[ring.stage]);
-                bulk_copy(shared_address(&K_exponent[ring.stage]), exponents, 16, &K_full[ring.stage]);
-            }
-        }
-        if (!PAIRED || !K) {
-            wait(&V_free[ring.stage], ring.parity ^ 1);
-            if (threadIdx.x == (PAIRED ? 32 : 0)) {
-                arrive_expecting(&V_full[ring.stage], V_TILE + 16);
-                await_launch_before();
-                bulk_copy(shared_address(tiles + K_BYTES + ring.stage * V_TILE), from + K_TILE, V_TILE,
-                          &V_full[ring.stage]);
-                bulk_copy(shared_address(&V_exponent[ring.stage]), exponents + 1, 16, &V_full[ring.stage]);
-            }
-        }
-        if (PAIRED && K && ring.stage == K_STAGES - 1) ring.stage = STAGES - 1;  // K has fewer
+        wait(&K_free[ring.stage], ring.parity ^ 1);
+        if (threadIdx.x == 0) copy_K(ring.stage, tiles, a, t);
+        wait(&V_free[ring.stage], ring.parity ^ 1);
+        if (threadIdx.x == 0) copy_V(ring.stage, tiles + K_BYTES, a, t);
         ring.next();
     }
 
-    __device__ __forceinline__ typename Choose<PAIRED, Pair, Consumer<K_TILE, V_TILE>>::Type consumer(
-        unsigned char *tiles, int group) const {
-        const Rings rings = {K_full, K_free, V_full, V_free, K_exponent, V_exponent};
-        return consumer_of(rings, tiles, group, Bool<PAIRED>());
-    }
-    static __device__ __forceinline__ Consumer<K_TILE, V_TILE> consumer_of(const Rings &rings, unsigned char *tiles,
-                                                                           int group, Bool<false>) {
-        return {rings, tiles, tiles + K_BYTES, group};
-    }
-    static __device__ __forceinline__ Pair consumer_of(const Rings &rings, unsigned char *tiles, int, Bool<true>) {
-        return {rings, tiles, tiles + K_BYTES, PairShared::here(), tiles + V_END};
-    }
+    __device__ __forceinline__ Consumer consumer(unsigned char *tiles, int group) const;
 };
-using Source = Choose<IS_LONG, Panels, Tiles>::Type;
 
-static_assert(SHARED == WARPGROUPS * Q_TILE + Source::BYTES + PARKED + 1024, "tiles start on 1024 bytes");
-static_assert(SHARED + 1024 <= 227 * 1024, "tiles must fit shared memory");
+// The number of a head's first tile, of those of all heads.
+__device__ __forceinline__ int first_tile_of(const Attention &a, Head head) {
+    return (head.b * a.Hkv + head.kv) * ceil_div(a.N, BC);
+}
 
-// Q as an operand: where its tile is; or, of short heads, in registers, for which there is room, so that shared memory has
-// only K to feed S with.
-constexpr bool Q_IN_REGISTERS = D <= 32 && WARPGROUPS <= 2 && PRODUCTS == 3 && !BIAS && !PAIRED;
-using Query = Choose<Q_IN_REGISTERS, QFragments, uint64_t>::Type;
+// ---- a consumer
+
+// Q as an operand: the descriptor of its tile in shared memory; or, of short heads, fragments in registers, for which
+// there is room, so that shared memory has only K to feed S with.
+#if HEAD_DIM <= 32 && BR <= 128 && PRODUCTS == 3 && !BIAS && !PAIRED
+using Query = QFragments;
+#else
+using Query = uint64_t;
+#endif
 __device__ __forceinline__ void take(uint64_t &Q, const unsigned char *tile) { Q = descriptor(shared_address(tile)); }
 __device__ __forceinline__ void take(QFragments &Q, const unsigned char *tile) {
     const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16, column = threadIdx.x % 32 / 16 * 8;
@@ -113,81 +114,208 @@ __device__ __forceinline__ void take(QFragments &Q, const unsigned char *tile) {
     }
 }
 
-// The producer: a thread keeps the rings full. Its warp goes along, so that branches are the same for all lanes.
-__device__ __forceinline__ void copy_tiles(const Attention &a, Source &source, unsigned char *tiles) {
+// A warpgroup that multiplies whole tiles, and where it is in their rings.
+struct Consumer : Warpgroup {
+    const Tiles rings;
+    const uint64_t K_desc, V_desc;
+    Ring K_ring, V_ring;
+
+    __device__ __forceinline__ Consumer(const Tiles &rings, const unsigned char *tiles, int group)
+        : Warpgroup(group),
+          rings(rings),
+          K_desc(descriptor(shared_address(tiles))),
+          V_desc(descriptor(shared_address(tiles + Tiles::K_BYTES))) {}
+
+    // The tile of K whose turn it is, once it is there, and the exponent of its scale.
+    __device__ __forceinline__ int await_K() const {
+        wait(&rings.K_full[K_ring.stage], K_ring.parity);
+        return read_by_lane_0(rings.K_exponent[K_ring.stage].x);
+    }
+    __device__ __forceinline__ void await_V() const { wait(&rings.V_full[V_ring.stage], V_ring.parity); }
+    __device__ __forceinline__ uint64_t K() const { return K_desc + K_ring.stage * (K_TILE / 16); }
+    __device__ __forceinline__ uint64_t V() const { return V_desc + V_ring.stage * (V_TILE / 16); }
+    __device__ __forceinline__ void release_K() {
+        release(&rings.K_free[K_ring.stage]);
+        K_ring.next();
+    }
+    __device__ __forceinline__ void release_V() {
+        release(&rings.V_free[V_ring.stage]);
+        V_ring.next();
+    }
+};
+
+__device__ __forceinline__ Consumer Tiles::consumer(unsigned char *tiles, int group) const {
+    return {*this, tiles, group};
+}
+
+// A consumer's 64 rows on their way past the tiles of keys: what one of its threads has in registers.
+struct Passage {
+    Consumer &by;
+    const Attention &a;
+    const Query &Q;
+    const Head head;
+    const int first, i;  // rows: the first of the 64, and the first of this thread's two
+    RowState rows;
+    Partial sum = {};
+    float S[S_REGISTERS], T[T_REGISTERS], bias[S_REGISTERS];
+    uint32_t P_hi[V_STEPS][4], P_lo[V_STEPS][4];
+
+    // The exponents of the rows' scales are `q_exponent`, that of scale * log2(e) is `factor_exponent`.
+    __device__ __forceinline__ Passage(Consumer &by, const Attention &a, const FirstRow &here, const Query &Q,
+                                       int2 q_exponent, int factor_exponent)
+        : by(by),
+          a(a),
+          Q(Q),
+          head(here.head),
+          first(here.i0 + by.group * 64),
+          i(first + by.row),
+          rows(RowState::fresh(factor_exponent, q_exponent)) {}
+
+    // S = Q Kᵀ of tile j, the first one. Returns the exponent of K's scale.
+    __device__ __forceinline__ int first_S(int j) {
+        const int k_exponent = by.await_K();
+        issue_S(S, Q, by.K());
+        read_bias<S_REGISTERS>(bias, a, head, i, first_key(j));
+        wgmma_wait<0>();
+        pin(S);
+        by.release_K();
+        return k_exponent;
+    }
+
+    // S = Q Kᵀ of tile j, and T = P V of the tile before, which still runs when S is there.
+    __device__ __forceinline__ int next_S_and_T(int j) {
+        const int k_exponent = by.await_K();
+        by.await_V();
+        by.await_turn();
+        issue_S(S, Q, by.K());
+        issue_T(T, P_hi, P_lo, by.V());
+        by.pass_turn();
+        read_bias<S_REGISTERS>(bias, a, head, i, first_key(j));
+        wgmma_wait<1>();
+        pin(S);
+        by.release_K();
+        return k_exponent;
+    }
+
+    // T = P V of the last tile.
+    __device__ __forceinline__ void last_T() {
+        by.await_V();
+        issue_T(T, P_hi, P_lo, by.V());
+    }
+
+    // m, l, and S := P, of tile j.
+    __device__ __forceinline__ void exponentiate(int j, int k_exponent) {
+        softmax(S, rows, k_exponent, (j + 1) * BC > keys_of(first),
+                {keys_of(i) - first_key(j), keys_of(i + 8) - first_key(j)}, bias);
+    }
+
+    // O = O r + T, once T is there: until then P is an operand.
+    __device__ __forceinline__ void add(const float (&r)[2]) {
+        float O_factor;
+        const float T_factor = sum.unit.next(read_by_lane_0(by.rings.V_exponent[by.V_ring.stage].x), &O_factor);
+        const float c[2] = {r[0] * O_factor, r[1] * O_factor};
+        wgmma_wait<0>();
+        pin(T);
+        add_T(sum.O[0], T, c, T_factor);
+        by.release_V();
+    }
+
+    // The first key of tile j that this thread has, and the number of keys that a row sees.
+    __device__ __forceinline__ int first_key(int j) const { return j * BC + by.lane % 4 * 2; }
+    __device__ __forceinline__ int keys_of(int row) const { return by.keys_of(a, row); }
+};
+
+// ---- the kernel
+
+#if SHARING == WHOLE && HEAD_DIM <= 128 && !PAIRED
+
+static_assert(THREADS == 128 * (1 + WARPGROUPS), "one warpgroup copies");
+static_assert(SHARED == WARPGROUPS * Q_TILE + Tiles::BYTES + 1024, "tiles start on 1024 bytes");
+static_assert(SHARED + 1024 <= 227 * 1024, "tiles must fit shared memory");
+
+// The producer keeps the rings full, for the same row tiles as the consumers.
+__device__ __forceinline__ void produce(const Attention &a, const Tiles &source, unsigned char *tiles) {
     Ring ring;
-    Part part;
-    for (part.next = first_piece(a); part.find(a);) {
-        const Work &here = part.work;
-        const int before = (here.head.b * a.Hkv + here.head.kv) * ceil_div(a.N, BC);  // tiles of other heads
+    for (unsigned w = blockIdx.x; w < RowTile::count(a); w += gridDim.x) {
+        const RowTile here(w, a);
+        const int first = first_tile_of(a, here.head);
 #pragma unroll 1
-        for (int t = before + part.first_tile(a), end = before + part.end_tile(a, here); t < end; ++t)
-            source.copy_tile(ring, tiles, a, t);
+        for (int t = first; t < first + here.tiles; ++t) source.copy_tile(ring, tiles, a, t);
     }
 }
 
-extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(const Attention a) {
-    extern __shared__ unsigned char unaligned[];
-    auto &&source = Source::here();
-    __shared__ int message[WARPGROUPS];
-    __shared__ Part current[WARPGROUPS];  // what each warpgroup is doing
-    unsigned char *const Q_tiles = unaligned + (-shared_address(unaligned) & 1023);
-    unsigned char *const tiles = Q_tiles + WARPGROUPS * Q_TILE, *const parked = tiles + Source::BYTES;
+// A consumer's rows of a row tile.
+__device__ __forceinline__ void consume(Consumer &consumer, const Attention &a, const RowTile &here, const Query &Q,
+                                        int2 q_exponent, int factor_exponent) {
+    Passage pass(consumer, a, here, Q, q_exponent, factor_exponent);
 
+    // S = Q Kᵀ
+    int k_exponent = pass.first_S(0);
+    // softmax: m, P, l
+    pass.exponentiate(0, k_exponent);
+    split_P(pass.S, pass.P_hi, pass.P_lo);
+
+    for (int j = 1; j < here.tiles; ++j) {
+        const float r[2] = {pass.rows.rescale[0], pass.rows.rescale[1]};  // of the tile before
+        // S = Q Kᵀ, and T = P V of the tile before
+        k_exponent = pass.next_S_and_T(j);
+        // softmax: m, P, l
+        pass.exponentiate(j, k_exponent);
+        // O = O r + T
+        pass.add(r);
+        split_P(pass.S, pass.P_hi, pass.P_lo);
+    }
+
+    // O = O r + P V of the last tile
+    pass.last_T();
+    pass.add(pass.rows.rescale);
+
+    // the epilogue: O / l, and the LSE
+    pass.sum.take(pass.rows);
+    consumer.deliver(a, here, pass.sum);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
+    extern __shared__ unsigned char unaligned[];
+    unsigned char *const Q_tiles = unaligned + (-shared_address(unaligned) & 1023);
+    unsigned char *const tiles = Q_tiles + WARPGROUPS * Q_TILE;
+    const Tiles source = Tiles::here();
     if (threadIdx.x == 0) {
         source.init();
         barrier_init_done();
     }
-    if (CLUSTER > 1) cluster_arrive();
     __syncthreads();
 
     if (threadIdx.x < 128) {
         if (MOVE_REGISTERS) registers_down<PRODUCER_REGISTERS>();
-        if (unsigned(uniform(threadIdx.x / 32)) < Source::WARPS) copy_tiles(a, source, tiles);
-        if (CLUSTER > 1) cluster_wait(), cluster_arrive();  // as `meet` does, with nothing to send
+        if (uniform(threadIdx.x / 32) == 0) produce(a, source, tiles);
         return;
     }
     if (MOVE_REGISTERS) registers_up<CONSUMER_REGISTERS>();
-    // With a bias, to know that all lanes have the same costs registers, instead of saving them.
-    const int number = BIAS ? threadIdx.x / 128 : uniform(threadIdx.x / 128);
-    const int group = WARPGROUPS == 1 ? 0 : number - 1, q_barrier = 1 + group;
-    constexpr int Q_THREADS = 128 * (1 + PAIRED);  // that split the same rows of Q
-    const bool first_of_pair = !PAIRED || number == 1;
-    auto consumer = source.consumer(tiles, group);
-    unsigned char *const Q_tile = Q_tiles + group * Q_TILE;
 
+    // With a bias, to know that all lanes have the same costs registers, instead of saving them.
+    const int group = WARPGROUPS == 1 ? 0 : (BIAS ? threadIdx.x / 128 : uniform(threadIdx.x / 128)) - 1;
+    unsigned char *const Q_tile = Q_tiles + group * Q_TILE;
+    Consumer consumer(source, tiles, group);
     if (group == WARPGROUPS - 1) consumer.pass_turn();
-    Part part;
-    for (part.next = first_piece(a); part.find(a);) {
-        const Work here = part.work;
-        const float *const Q = rows_of(a.Q, a.q, here.head.b, here.head.h);
+    for (unsigned w = blockIdx.x; w < RowTile::count(a); w += gridDim.x) {
+        const RowTile here(w, a);
+        // Q, scaled and split. S comes in powers of two: exp(x) = 2^(x log2(e)).
+        const float *const rows = rows_of(a.Q, a.q, here.head.b, here.head.h);
         int factor_exponent;
-        // S in powers of two: exp(x) = 2^(x log2(e))
         const float factor = frexpf(a.scale * log2e_given_back(HEAD_DIM), &factor_exponent);
-        named_sync(q_barrier, Q_THREADS);  // the tile was last read by products for which each thread has waited before
-        const int2 s = split_Q(Q, row_stride(a.q), here.i0 + group * 64 + consumer.row, a.M, Q_tile, factor, [] {});
+        named_sync(1 + group, 128);  // all threads have waited for the products that read the tile last
+        const int2 s = consumer.split_Q(rows, row_stride(a.q), here.i0 + group * 64, a.M, Q_tile, factor);
         fence_for_async();
         await_launch_before();  // Q needs nothing of `prepare`, what follows does
-        if (SPLIT && first_of_pair && threadIdx.x % 128 == 0) {
-            part.slots = slots_of(a, part, group, parked);
-            current[group] = part;
-        }
-        named_sync(q_barrier, Q_THREADS);
-        const Chunks chunks = {a,
-                               current[group],
-                               &message[group],
-                               group,
-                               q_barrier + PAIRED,
-                               part.first_tile(a),
-                               part.end_tile(a, here),
-                               part.first};
+        named_sync(1 + group, 128);
         Query query;
         take(query, Q_tile);
-        consumer.attend(a, here, query, s, factor_exponent, chunks);
-        if (PAIRED) break;
-        if (SPLIT)
-            part.next = const_cast<volatile Part &>(current[group]).next;  // rather than to keep it in a register
+        consume(consumer, a, here, query, s, factor_exponent);
     }
-    if (CLUSTER > 1 && !first_of_pair) cluster_wait(), cluster_arrive();
     if (group == 0) consumer.await_turn();  // the turn that nobody took
 }
+
+#else
+#include "forms.cuh"
+#endif

@@ -1,15 +1,15 @@
 // Short sequences on Hopper: K and V are split in shared memory, without a pre-pass.
 //
 // What changed: the copies bring K and V in fp32, and a warpgroup splits them in place, where there was one that only
-// copied. The others, three or four, take row tiles of 64 in turn, each for itself, while a head's tiles of K and V stay
-// where they are; each keeps its Q in registers, as fragments. There is no workspace.
+// copied. The others, three or four, take row tiles of 64 in turn, each for itself, while a head's tiles of K and V
+// stay where they are; each keeps its Q in registers, as fragments. There is no workspace.
 // Why it is faster: up to some hundred keys few blocks read the same K and V; to write both split to memory and to read
-// them again would be most of the traffic. A head is split once, not once a row tile. Of a last tile of few keys only those
-// are multiplied. And warpgroups that wait for nobody but the tiles fill each other's gaps: with so few keys, most of them
-// are where a row tile begins and ends.
-// What it costs: a head that does not fit is split over and over; a warpgroup that multiplies has registers for one S or
-// P only, so that its own products and exponentials follow one another; and copies move 16 bytes at a time: heads of 4, 8,
-// .. 64 numbers whose rows start on 16 bytes.
+// them again would be most of the traffic. A head is split once, not once a row tile. Of a last tile of few keys only
+// those are multiplied. And warpgroups that wait for nobody but the tiles fill each other's gaps: with so few keys,
+// most of them are where a row tile begins and ends.
+// What it costs: a head that does not fit is split over and over; a warpgroup that multiplies has registers for one S
+// or P only, so that its own products and exponentials follow one another; and copies move 16 bytes at a time: heads of
+// 4, 8, .. 64 numbers whose rows start on 16 bytes.
 //
 // Launch: `attention` with any number of blocks.
 #define PAD (IN_PLACE && HEAD_DIM <= 16 ? 16 : 32)  // files' time is that of reading and writing
@@ -17,8 +17,8 @@
 
 constexpr int CONSUMERS = THREADS / 128 - 1;
 static_assert(BR == 64 && CONSUMERS >= 3, "a row tile is one warpgroup's; one splits, the others multiply");
-// Threads that split a tile, 32 numbers each: all, or half of them, or a warp. So one tile is split at a time, or one of K
-// and one of V, or two of each.
+// Threads that split a tile, 32 numbers each: all, or half of them, or a warp. So one tile is split at a time, or one
+// of K and one of V, or two of each.
 constexpr int SPLITTERS = BC * D / 32, AT_A_TIME = 128 / SPLITTERS;
 static_assert(AT_A_TIME == 1 || AT_A_TIME == 2 || AT_A_TIME == 4, "a splitting thread has registers for 32 floats");
 static_assert(ALIGNED && STAGES >= 4, "bulk copies move 16 bytes; tiles are copied ahead");
@@ -34,89 +34,90 @@ static_assert(SHARED == STAGES * 2 * SLOT + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 2048 <= 227 * 1024, "tiles must fit shared memory");
 static_assert(SLOT % 1024 == 0, "the swizzle repeats every 1024 bytes");
 
-// What a block does at a time: row tiles of a head, while the tiles of K and V that they see are brought once. That is all
-// of a head's, as long as there are whole heads for all blocks, if K and V fit shared memory; the row tiles of the heads
-// that are left are shared out.
-struct Units {
-    int Tr, Tc, share,
-        parts;  // row tiles and key tiles of a head; row tiles of a unit, and units of a head that is left
-    unsigned wholes, count;
-    __device__ __forceinline__ Units(const Attention &a) : Tr(ceil_div(a.M, BR)), Tc(max(1, ceil_div(a.N, BC))) {
+// What a block does at a time, a job: row tiles of a head, while the tiles of K and V that they see are brought once.
+// That is all of a head's, as long as there are whole heads for all blocks, if K and V fit shared memory; the row tiles
+// of the heads that are left are shared out.
+struct Jobs {
+    int Tr, Tc;              // row tiles and key tiles of a head
+    int share, of_head;      // row tiles of a job, and jobs of a head that is left
+    unsigned wholes, count;  // jobs that are a whole head, and all jobs
+    __device__ __forceinline__ Jobs(const Attention &a) : Tr(ceil_div(a.M, BR)), Tc(max(1, ceil_div(a.N, BC))) {
         const bool fits = Tc <= STAGES;
         const unsigned heads = unsigned(a.B) * a.H;
         wholes = fits ? heads - heads % gridDim.x : 0;
         share = max(1, ((heads - wholes) * Tr + gridDim.x - 1) / gridDim.x);
         if (!fits) share = min(share, CONSUMERS);
-        parts = ceil_div(Tr, share);
-        count = wholes + (heads - wholes) * parts;
+        of_head = ceil_div(Tr, share);
+        count = wholes + (heads - wholes) * of_head;
     }
-    __device__ __forceinline__ int row_tiles(unsigned unit) const {
-        return unit < wholes ? Tr : min(share, Tr - int((unit - wholes) % parts) * share);
+    __device__ __forceinline__ int row_tiles(unsigned job) const {
+        return job < wholes ? Tr : min(share, Tr - int((job - wholes) % of_head) * share);
     }
-    // A row tile of a unit. Number 0 sees as many tiles of K as any.
-    __device__ __forceinline__ Work work(unsigned unit, int row_tile, const Attention &a) const {
-        if (unit >= wholes) {
-            const unsigned left = unit - wholes;
-            unit = wholes + left / parts, row_tile += left % parts * share;
+    // A row tile of a job. Number 0 sees as many tiles of K as any.
+    __device__ __forceinline__ RowTile row_tile(unsigned job, int number, const Attention &a) const {
+        if (job >= wholes) {
+            const unsigned left = job - wholes;
+            job = wholes + left / of_head, number += left % of_head * share;
         }
-        return Work(unit, (CAUSAL ? Tr - 1 - row_tile : row_tile) * BR, a);
+        return RowTile(job, (CAUSAL ? Tr - 1 - number : number) * BR, a);
     }
-    __device__ __forceinline__ int key_tiles(unsigned unit, const Attention &a) const {
-        return CAUSAL ? work(unit, 0, a).tiles : Tc;
+    __device__ __forceinline__ int key_tiles(unsigned job, const Attention &a) const {
+        return CAUSAL ? row_tile(job, 0, a).tiles : Tc;
     }
 };
 
-// The row tiles of a block's units that are for one of the warpgroups: they take turns.
+// The row tiles of a block's jobs that are for one of the warpgroups: they take turns.
 struct Turns {
-    unsigned unit = blockIdx.x;
+    unsigned job = blockIdx.x;
     int row_tile;
-    __device__ __forceinline__ Turns(int group, const Units &units) : row_tile(group) { into(units); }
-    __device__ __forceinline__ void next(const Units &units) { row_tile += CONSUMERS, into(units); }
-    __device__ __forceinline__ void into(const Units &units) {  // the unit in which that row tile is
-        for (int n; unit < units.count && row_tile >= (n = units.row_tiles(unit)); unit += gridDim.x) row_tile -= n;
+    __device__ __forceinline__ Turns(int group, const Jobs &jobs) : row_tile(group) { into(jobs); }
+    __device__ __forceinline__ void next(const Jobs &jobs) { row_tile += CONSUMERS, into(jobs); }
+    __device__ __forceinline__ void into(const Jobs &jobs) {  // the job in which that row tile is
+        for (int n; job < jobs.count && row_tile >= (n = jobs.row_tiles(job)); job += gridDim.x) row_tile -= n;
     }
 };
 
-// What tells that a tile was copied to a slot, was split, and is not needed any more; and the exponents of its scale. Of a
-// stage slot 0 is of K, slot 1 of V.
+// What tells that a tile was copied to a slot, was split, and is not needed any more; and the exponents of its scale.
+// Of a stage slot 0 is of K, slot 1 of V.
 struct Slots {
     uint64_t raw[STAGES][2], full[STAGES][2], free[STAGES][2];
     int exponent[STAGES][2];
     bool redo[THREADS / 32];  // whether a warp has written a row that is not finite
 };
 
-// The tiles of K, or of V, of all of a block's units, one after the other: their rows go to shared memory, where they follow
-// one another. If they do so in memory, one thread of a warp copies them in one piece; else two warps do, 16 bytes at a time.
+// The tiles of K, or of V, of all of a block's jobs, one after the other: their rows go to shared memory, where they
+// follow one another. If they do so in memory, one thread of a warp copies them in one piece; else two warps do, 16
+// bytes at a time.
 constexpr int COPYING_WARPS = DENSE ? 1 : 2, COPIERS = DENSE ? 1 : 64;
 constexpr int AHEAD = AT_A_TIME == 4 ? 4 : 3;  // tiles that are on their way, or there, before they are split: at most
 struct Copies {
     const bool values;
-    unsigned unit = blockIdx.x, turn = 0;  // it is the lane with the number `turn` that knows where the unit begins
+    unsigned job = blockIdx.x, turn = 0;  // it is the lane with the number `turn` that knows where the job begins
     Ring ring;
     const float *mine = nullptr, *from;
     int my_rows = 0, rows;  // from there on
     int lead = 0;           // tiles that were copied and are not split yet
 
-    __device__ __forceinline__ Copies(bool values, const Units &units, const Attention &a) : values(values) {
-        begin(units, a);
+    __device__ __forceinline__ Copies(bool values, const Jobs &jobs, const Attention &a) : values(values) {
+        begin(jobs, a);
     }
-    __device__ __forceinline__ void begin(const Units &units, const Attention &a) {
+    __device__ __forceinline__ void begin(const Jobs &jobs, const Attention &a) {
         if (turn == 0) {
-            const unsigned next = unit + threadIdx.x % 32 * gridDim.x;
-            if (next < units.count) {
-                const Work work = units.work(next, 0, a);
-                mine = values ? rows_of(a.V, a.v, work.head.b, work.head.kv)
-                              : rows_of(a.K, a.k, work.head.b, work.head.kv);
-                my_rows = CAUSAL ? min(a.N, work.tiles * BC) : a.N;
+            const unsigned next = job + threadIdx.x % 32 * gridDim.x;
+            if (next < jobs.count) {
+                const RowTile tile = jobs.row_tile(next, 0, a);
+                mine = values ? rows_of(a.V, a.v, tile.head.b, tile.head.kv)
+                              : rows_of(a.K, a.k, tile.head.b, tile.head.kv);
+                my_rows = CAUSAL ? min(a.N, tile.tiles * BC) : a.N;
             }
         }
         from = reinterpret_cast<const float *>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), turn));
         rows = CAUSAL ? __shfl_sync(~0u, my_rows, turn) : a.N;
         turn = (turn + 1) % 32;
     }
-    __device__ __forceinline__ void go_on(const Units &units, const Attention &a, unsigned char *tiles, Slots &slots) {
+    __device__ __forceinline__ void go_on(const Jobs &jobs, const Attention &a, unsigned char *tiles, Slots &slots) {
         const long long stride = row_stride(values ? a.v : a.k);
-        while (unit < units.count && lead < AHEAD) {
+        while (job < jobs.count && lead < AHEAD) {
             uint64_t *const free = &slots.free[ring.stage][values];
             if (lead == 0) wait(free, ring.parity ^ 1);
             else if (!__all_sync(~0u, has_ended(free, ring.parity ^ 1))) break;
@@ -124,7 +125,7 @@ struct Copies {
             ++lead;
             ring.next();
             rows -= BC, from += BC * stride;
-            if (rows <= 0) unit += gridDim.x, begin(units, a);
+            if (rows <= 0) job += gridDim.x, begin(jobs, a);
         }
     }
     __device__ __forceinline__ void copy(unsigned char *to, long long stride, int count, uint64_t *arrival) const {
@@ -134,37 +135,36 @@ struct Copies {
             bulk_copy(shared_address(to), from, count * HEAD_DIM * 4, arrival);
             return;
         }
-        constexpr int PIECES = HEAD_DIM / 4, ACROSS = PIECES > 8   ? 16
-                                                      : PIECES > 4 ? 8
-                                                                   : 4;  // threads for the pieces of a row
-        constexpr int DOWN = COPIERS / ACROSS;                           // rows at a time
-        const int piece = threadIdx.x % ACROSS, first = threadIdx.x % COPIERS / ACROSS;
-        uint32_t target = shared_address(to) + (first * PIECES + piece) * 16;
-        const float *source = from + first * stride + piece * 4;
-        const auto copy_pieces = [&](int rows) {
+        constexpr int FOURS = HEAD_DIM / 4, ACROSS = FOURS > 8   ? 16
+                                                     : FOURS > 4 ? 8
+                                                                 : 4;  // of a row, and threads for them
+        constexpr int DOWN = COPIERS / ACROSS;                         // rows at a time
+        const int four = threadIdx.x % ACROSS, first = threadIdx.x % COPIERS / ACROSS;
+        uint32_t target = shared_address(to) + (first * FOURS + four) * 16;
+        const float *source = from + first * stride + four * 4;
+        const auto copy_rows = [&](int rows) {
 #pragma unroll
             for (int r = 0; r < rows; r += DOWN) {
                 copy16(target, source);
-                target += DOWN * PIECES * 16, source += DOWN * stride;
+                target += DOWN * FOURS * 16, source += DOWN * stride;
             }
         };
         // The others wait for these copies: where their number is known, nothing is compared between them.
-        if (piece < PIECES && count == BC) {
-            copy_pieces(BC);
-        } else if (piece < PIECES) {
+        if (four < FOURS && count == BC) {
+            copy_rows(BC);
+        } else if (four < FOURS) {
             int r = first;
-            if (count >= 32) copy_pieces(32), r += 32;
+            if (count >= 32) copy_rows(32), r += 32;
 #pragma unroll 1
-            for (; r < count; r += DOWN) copy_pieces(DOWN);
+            for (; r < count; r += DOWN) copy_rows(DOWN);
         }
         arrive_after_copies(arrival);
     }
 };
 
-// The producer: tiles are copied in fp32, then split in place. Its first 64 threads copy K, the others V; all of them split
-// a tile of K and then one of V, or each half splits what it has copied, or its warps do so in turn.
-__device__ __forceinline__ void split_tiles(const Attention &a, const Units &units, unsigned char *tiles,
-                                            Slots &slots) {
+// The producer: tiles are copied in fp32, then split in place. Its first 64 threads copy K, the others V; all of them
+// split a tile of K and then one of V, or each half splits what it has copied, or its warps do so in turn.
+__device__ __forceinline__ void split_tiles(const Attention &a, const Jobs &jobs, unsigned char *tiles, Slots &slots) {
     __shared__ unsigned scratch[2][2][8];  // two in turn: a slow warp may still read the one before
     const int thread = threadIdx.x % SPLITTERS, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), half = warp / 2;
     const auto split = [&](Ring ring, int rows, int values, int barrier) {
@@ -179,17 +179,18 @@ __device__ __forceinline__ void split_tiles(const Attention &a, const Units &uni
         arrive(&slots.full[ring.stage][values]);
     };
 
-    // To ask for a piece takes no time. To copy rows does, and the others wait for the tile that is to be split: so it is
-    // split first, but for long rows, with which that gains nothing.
+    // To ask for a whole tile takes no time. To copy rows does, and the others wait for the tile that is to be split:
+    // so it is split first, but for long rows, with which that gains nothing.
     constexpr bool SPLIT_FIRST = !DENSE && D <= 32;
-    Copies copies(half, units, a);
+    Copies copies(half, jobs, a);
     const auto copy = [&] {
-        if (warp % 2 < COPYING_WARPS) copies.go_on(units, a, tiles, slots);
+        if (warp % 2 < COPYING_WARPS) copies.go_on(jobs, a, tiles, slots);
     };
     if (SPLIT_FIRST) copy();
     Ring ring;
-    for (unsigned unit = blockIdx.x; unit < units.count; unit += gridDim.x)
-        for (int left = CAUSAL ? min(a.N, units.work(unit, 0, a).tiles * BC) : a.N; left > 0; left -= BC, ring.next()) {
+    for (unsigned job = blockIdx.x; job < jobs.count; job += gridDim.x)
+        for (int left = CAUSAL ? min(a.N, jobs.row_tile(job, 0, a).tiles * BC) : a.N; left > 0;
+             left -= BC, ring.next()) {
             if (!SPLIT_FIRST) copy();
             --copies.lead;
             const int rows = min(BC, left);
@@ -209,7 +210,7 @@ struct Multiplier {
         : slots(slots), desc(descriptor(shared_address(tiles))) {}
 
     // Q has no place in shared memory: it is read from the cache, where this brings it.
-    __device__ __forceinline__ void prefetch_Q(const Attention &a, const Work &next) const {
+    __device__ __forceinline__ void prefetch_Q(const Attention &a, const RowTile &next) const {
         const int thread = threadIdx.x % 128, i = min(next.i0 + thread % 64, a.M - 1);
         if (HEAD_DIM > 32 || thread < 64)
             prefetch(rows_of(a.Q, a.q, next.head.b, next.head.h) + i * row_stride(a.q) + thread / 64 * 32);
@@ -217,7 +218,7 @@ struct Multiplier {
 
     // What a thread wants of its two rows of Q as fragments.
     using Numbers = float[2][K_STEPS][2][2];
-    __device__ __forceinline__ void load_Q(Numbers &x, const Attention &a, const Work &next) const {
+    __device__ __forceinline__ void load_Q(Numbers &x, const Attention &a, const RowTile &next) const {
         const int t = threadIdx.x % 4 * 2;
         const float *const Q = rows_of(a.Q, a.q, next.head.b, next.head.h) + t;
 #pragma unroll
@@ -269,15 +270,14 @@ struct Multiplier {
             }
     }
 
-    // Attention of the rows of a row tile; its tiles of K and V are released, if they need not `stay` for other rows. Calls
-    // after_products() where there are registers again.
+    // Attention of the rows of a row tile; its tiles of K and V are released, if they need not `stay` for other rows.
+    // Calls after_products() where there are registers again.
     template <class Function>
-    __device__ __forceinline__ void attend(const Attention &a, const Work &here, const QFragments &Q, int2 q_exponent,
-                                           int factor_exponent, bool stay, Function after_products) {
+    __device__ __forceinline__ void attend(const Attention &a, const RowTile &here, const QFragments &Q,
+                                           int2 q_exponent, int factor_exponent, bool stay, Function after_products) {
         const int i = here.i0 + row;
-        Rows rows = {
-            {NEG_INF, NEG_INF}, {0, 0}, {0, 0}, {factor_exponent - q_exponent.x, factor_exponent - q_exponent.y}};
-        Sum sum = {};
+        RowState rows = RowState::fresh(factor_exponent, q_exponent);
+        Partial sum = {};
         // O += P V of tile j, or of its first keys: two for each number that S has.
         const auto step = [&](auto &S, int j) {
             constexpr int STEPS = sizeof(S) / 32;
@@ -286,11 +286,7 @@ struct Multiplier {
             issue_S(S, Q, K);
             float bias[S_REGISTERS];
             const int column = j * BC + threadIdx.x % 4 * 2;
-            if (BIAS) {
-#pragma unroll
-                for (int x = 0; x < 4 * (2 * STEPS); ++x)
-                    bias[x] = bias_of(a, here.head, i + x / 2 % 2 * 8, column + x / 4 * 8 + x % 2);
-            }
+            read_bias<8 * STEPS>(bias, a, here.head, i, column);
             const auto end_of = [&](int x) { return keys_seen(a.q_start + x, a.N); };
             const int k_exponent = read_by_lane_0(slots.exponent[ring.stage][0]);
             wgmma_wait<0>();
@@ -327,8 +323,7 @@ struct Multiplier {
             step(S, whole);
         }
         after_products();
-#pragma unroll
-        for (int r = 0; r < 2; ++r) sum.shift[r] = rows.shift[r], sum.l[r] = rows.l[r];
+        sum.take(rows);
         if (!__all_sync(~0u, give_rows(a, here.head, i, sum)) && threadIdx.x % 32 == 0)
             slots.redo[threadIdx.x / 32] = true;
     }
@@ -347,13 +342,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     }
     if (threadIdx.x < THREADS / 32) slots.redo[threadIdx.x] = false;
     __syncthreads();
-    const Units units(a);
+    const Jobs jobs(a);
 
-    // From one lane, so that ptxas sees that all of a warp have the same, and keeps what follows from it but once a warp.
+    // From one lane, so that ptxas sees that all of a warp have the same, and keeps what follows from it but once a
+    // warp.
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         registers_down<PRODUCER_REGISTERS>();
-        split_tiles(a, units, tiles, slots);
+        split_tiles(a, jobs, tiles, slots);
         return;
     }
     registers_up<CONSUMER_REGISTERS>();
@@ -362,39 +358,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     // S in powers of two: exp(x) = 2^(x log2(e))
     const float factor = frexpf(a.scale * log2e_given_back(HEAD_DIM), &factor_exponent);
 
-    Turns mine(warpgroup - 1, units);
-    const auto next = [&] { return units.work(mine.unit, mine.row_tile, a); };
-    unsigned unit = blockIdx.x;  // whose first tile is the ring's
+    Turns mine(warpgroup - 1, jobs);
+    const auto next = [&] { return jobs.row_tile(mine.job, mine.row_tile, a); };
+    unsigned job = blockIdx.x;  // whose first tile is the ring's
     Multiplier::Numbers numbers;
     const auto load_next = [&] {
-        if (mine.unit < units.count) multiplier.load_Q(numbers, a, next());
+        if (mine.job < jobs.count) multiplier.load_Q(numbers, a, next());
         else multiplier.forget(numbers);
     };
     load_next();
-    while (mine.unit < units.count) {
-        for (; unit < mine.unit; unit += gridDim.x) multiplier.pass_by(units.key_tiles(unit, a));
-        const Work here = next();
+    while (mine.job < jobs.count) {
+        for (; job < mine.job; job += gridDim.x) multiplier.pass_by(jobs.key_tiles(job, a));
+        const RowTile here = next();
         QFragments Q;
         const int2 s = multiplier.split_Q(Q, numbers, factor);
-        mine.next(units);
-        const bool stay = mine.unit == unit;
-        if (mine.unit < units.count) multiplier.prefetch_Q(a, next());
+        mine.next(jobs);
+        const bool stay = mine.job == job;
+        if (mine.job < jobs.count) multiplier.prefetch_Q(a, next());
         const Ring first = multiplier.ring;
         multiplier.attend(a, here, Q, s, factor_exponent, stay, load_next);
         if (stay) {
             multiplier.ring = first;
         } else {
-            multiplier.pass_by(units.key_tiles(unit, a) - here.tiles);
-            unit += gridDim.x;
+            multiplier.pass_by(jobs.key_tiles(job, a) - here.tiles);
+            job += gridDim.x;
         }
     }
-    for (; unit < units.count; unit += gridDim.x) multiplier.pass_by(units.key_tiles(unit, a));
+    for (; job < jobs.count; job += gridDim.x) multiplier.pass_by(jobs.key_tiles(job, a));
 
     // Seldom: here, and not in the loop, where registers end.
     __syncwarp();
     if (IN_PLACE && slots.redo[threadIdx.x / 32])
-        for (Turns done(warpgroup - 1, units); done.unit < units.count; done.next(units)) {
-            const Work work = units.work(done.unit, done.row_tile, a);
-            redo_rows(a, work.head, work.i0 + threadIdx.x % 128 / 32 * 16, 16);
+        for (Turns done(warpgroup - 1, jobs); done.job < jobs.count; done.next(jobs)) {
+            const RowTile tile = jobs.row_tile(done.job, done.row_tile, a);
+            redo_rows(a, tile.head, tile.i0 + threadIdx.x % 128 / 32 * 16, 16);
         }
 }

@@ -1,5 +1,5 @@
-// What the attention kernels share: their arguments, the causal mask, the bias, the log-sum-exp, and what is done about NaN
-// and Inf.
+// What the attention kernels share: their arguments, the causal mask, the bias, the log-sum-exp, and what is done about
+// NaN and Inf.
 #pragma once
 #include "arguments.h"
 #include "common.cuh"
@@ -22,6 +22,15 @@
 #ifndef DENSE
 #define DENSE 1  // the rows of a head follow one another; 0: they are as far apart as the arguments say
 #endif
+// How blocks share the keys of a row tile, where these are cut into chunks (chunks.cuh).
+#define WHOLE 0        // they do not: a block has all keys of its row tiles, uncut
+#define FOLD 1         // a block has all chunks of its row tiles, and merges each as it ends, in the workspace
+#define FOLD_SHARED 2  // as FOLD, but in shared memory
+#define SPREAD 3  // blocks may have chunks of the same row tile: all go to the workspace, the last block merges them
+#define MEET 4    // a cluster of blocks has a row tile, a chunk each: they merge through each other's shared memory
+#ifndef SHARING
+#define SHARING WHOLE
+#endif
 #ifdef ARGUMENT_BYTES  // not in testcases/hw4, which has no Python that packs them
 static_assert(sizeof(Attention) == ARGUMENT_BYTES, "as flashcli/kernels/arguments.py packs them");
 #endif
@@ -35,8 +44,8 @@ __device__ __forceinline__ Batch batch_of(const Attention &a, long long b) {
     return {a.Q + b * a.q.batch, a.K + b * a.k.batch, a.V + b * a.v.batch, a.O + b * a.o.batch};
 }
 
-// The batch of the index-th head of all batches, its number there, and that of its head of K and V. Files have a single one,
-// whose rows follow one another: there, all of this costs nothing.
+// The batch of the index-th head of all batches, its number there, and that of its head of K and V. Files have a single
+// one, whose rows follow one another: there, all of this costs nothing.
 struct Head {
     int b, h, kv;
 };
@@ -58,16 +67,16 @@ __device__ __forceinline__ int keys_seen(int position, int N) { return CAUSAL ? 
 
 // ---- the bias, where there is one
 
-// That of query i of a head and a key, or of the last ones there are: as it is in memory. To be read for many keys before
-// any is used.
+// That of query i of a head and a key, or of the last ones there are: as it is in memory. To be read for many keys
+// before any is used.
 __device__ __forceinline__ float bias_of(const Attention &a, Head head, int i, int key) {
     const long long at = head.b * a.bias_strides.batch + head.h * a.bias_strides.head +
                          min(i, a.M - 1) * a.bias_strides.row + min(key, a.N - 1) * (BIAS_COLUMN ? 1 : a.bias_column);
     return BIAS == 1 ? static_cast<const float *>(a.bias)[at] : static_cast<const unsigned char *>(a.bias)[at];
 }
 
-// A score, in powers of two, with its bias. What is finite stays so: a row whose biases are all the lowest float has equal
-// scores, while one whose biases are all -inf sees nothing.
+// A score, in powers of two, with its bias. What is finite stays so: a row whose biases are all the lowest float has
+// equal scores, while one whose biases are all -inf sees nothing.
 __device__ __forceinline__ float biased(float score, float bias) {
     if (BIAS == 2) return bias == 0 ? NEG_INF : score;
     return score + (fabsf(bias) < INFINITY_F ? fmaxf(-LARGEST, fminf(LARGEST, bias * LOG2E)) : bias);
@@ -75,8 +84,8 @@ __device__ __forceinline__ float biased(float score, float bias) {
 
 // ---- after the last key
 
-// What a row's sum of P V is multiplied with, l being its sum of exponentials. A row that sees no key is zero, as is one
-// whose biases are all -inf.
+// What a row's sum of P V is multiplied with, l being its sum of exponentials. A row that sees no key is zero, as is
+// one whose biases are all -inf.
 __device__ __forceinline__ float inverse(const Attention &a, int i, float l) {
     return l == 0 && (BIAS || (CAUSAL && a.q_start + i < 0)) ? 0 : 1 / l;
 }
@@ -95,11 +104,11 @@ __device__ __forceinline__ void give_lse(const Attention &a, Head head, int i, f
 // ---- NaN and Inf
 
 // Kernels that split numbers into halves make NaN of an Inf. Into a file's answer they write it, and the host, who has
-// looked with find_nonfinite, has another kernel do the chunk again. On arrays they look at what they write, and do rows
-// that are not finite again themselves, without splitting (exact.cuh).
+// looked with find_nonfinite, has another kernel do the chunk again. On arrays they look at what they write, and do
+// rows that are not finite again themselves, without splitting (exact.cuh).
 
-// Sets *nonfinite where Q, K or V holds NaN or Inf; a null matrix is passed over. A warp takes a row at a time; any number
-// of blocks.
+// Sets *nonfinite where Q, K or V holds NaN or Inf; a null matrix is passed over. A warp takes a row at a time; any
+// number of blocks.
 __device__ __forceinline__ bool rows_finite(const float *x, Strides by, int B, int H, int rows) {
     const long long count = x == nullptr ? 0 : (long long)B * H * rows;
     const int warps = blockDim.x / 32, lane = threadIdx.x % 32;

@@ -1,9 +1,10 @@
 // Rows whose answer is not finite, computed once more without splitting: NaN and Inf are as IEEE arithmetic has them.
 //
-// Splitting makes NaN of an Inf, and a product of two tiles brings it to rows that do not see it. The warp that has written
-// a row has seen whether it is finite. If not, it takes Q, K and V as they are in memory, and multiplies in fp32: some rows
-// at a time, for which K and V are read once; for scores each lane has a key, for O some columns. So it needs neither shared
-// memory nor a barrier, and other warps go on meanwhile. It hardly ever runs: it is short rather than fast.
+// Splitting makes NaN of an Inf, and a product of two tiles brings it to rows that do not see it. The warp that has
+// written a row has seen whether it is finite. If not, it takes Q, K and V as they are in memory, and multiplies in
+// fp32: some rows at a time, for which K and V are read once; for scores each lane has a key, for O some columns. So it
+// needs neither shared memory nor a barrier, and other warps go on meanwhile. It hardly ever runs: it is short rather
+// than fast.
 #pragma once
 #include "attention.cuh"
 #include "split.cuh"
@@ -12,7 +13,8 @@ constexpr int EXACT_ROWS = HEAD_DIM <= 128 ? 4 : 2;    // at a time: O and T tak
 constexpr int EXACT_AHEAD = 8 / EXACT_ROWS;            // steps of S whose loads are under way
 constexpr int EXACT_COLUMNS = ceil_div(HEAD_DIM, 32);  // of O, for each lane
 
-// The sum of magnitudes, from which to tell whether numbers are finite: several, so that one need not wait for the other.
+// The sum of magnitudes, from which to tell whether numbers are finite: several, so that one need not wait for the
+// other.
 struct Magnitude {
     float sums[4] = {};
     int next = 0;
@@ -33,7 +35,7 @@ __device__ __forceinline__ float over_warp(float x, Function both) {
 // Rows i0 + r of a head where bit r of `rows` is set, by all lanes of a warp.
 __device__ __forceinline__ void compute_exactly(const Attention &a, Head head, int i0, unsigned rows) {
     constexpr float UNSEEN = -1;  // which no p is
-    const int lane = again(threadIdx.x) % 32;
+    const int lane = opaque(threadIdx.x) % 32;
     const float *const Q = rows_of(a.Q, a.q, head.b, head.h);
     const float *const K = rows_of(a.K, a.k, head.b, head.kv), *const V = rows_of(a.V, a.v, head.b, head.kv);
     const float factor = a.scale * LOG2E;
@@ -106,18 +108,18 @@ __device__ __forceinline__ void compute_exactly(const Attention &a, Head head, i
     }
 }
 
-// Those of `count` rows of a head from i0 on, up to 32, whose answer in memory is not finite, by all lanes of the warp that
-// has written it.
+// Those of `count` rows of a head from i0 on, up to 32, whose answer in memory is not finite, by all lanes of the warp
+// that has written it.
 __device__ __forceinline__ void redo_rows(const Attention &a, Head head, int i0, int count) {
     // Nothing is kept from before for this, where registers are few.
-    i0 = again(i0), head = {again(head.b), again(head.h), again(head.h) / (a.H / a.Hkv)};
+    i0 = opaque(i0), head = {opaque(head.b), opaque(head.h), opaque(head.h) / (a.H / a.Hkv)};
     unsigned rows = 0;
     __syncwarp();
 #pragma unroll 1
     for (int r = 0; r < min(count, a.M - i0); ++r) {
         const float *const row = rows_of(a.O, a.o, head.b, head.h) + (i0 + r) * row_stride(a.o);
         bool finite = true;
-        for (int c = again(threadIdx.x) % 32; c < HEAD_DIM; c += 32) finite &= fabsf(row[c]) < INFINITY_F;
+        for (int c = opaque(threadIdx.x) % 32; c < HEAD_DIM; c += 32) finite &= fabsf(row[c]) < INFINITY_F;
         rows |= unsigned(!__all_sync(~0u, finite)) << r;
     }
     compute_exactly(a, head, i0, rows);

@@ -1,18 +1,17 @@
 // Heads of more than 128 numbers on Hopper's warpgroups: K and V in panels, and one tile after the other.
 //
-// What is different: hi and lo of Q take half of shared memory and more, so that K and V have room for a tile of 32 keys and
-// a half of the next. But products with so few columns wait for shared memory, for Q is read again for each. So tiles have
-// 64 keys, and come in panels: 64 keys and 64 columns of K, from the first columns to the last; then 64 columns of V and
-// its 64 keys. A panel is free again as soon as both warpgroups have multiplied it, and STAGES of them are on their way.
-// S is summed in two parts, small products and large ones, so that K can come in turn and yet no small product meets a
-// large sum.
+// What is different: hi and lo of Q take half of shared memory and more, so that K and V have room for a tile of 32
+// keys and a half of the next. But products with so few columns wait for shared memory, for Q is read again for each.
+// So tiles have 64 keys, and come in panels: 64 keys and 64 columns of K, from the first columns to the last; then 64
+// columns of V and its 64 keys. A panel is free again as soon as both warpgroups have multiplied it, and STAGES of them
+// are on their way. S is summed in two parts, small products and large ones, so that K can come in turn and yet no
+// small product meets a large sum.
 // O takes more than half of the registers, which leaves none for two tiles at a time. A warpgroup's P V waits for its
 // exponentials (elsewhere they overlap: warpgroup.cuh), and the products of the other fill the gap.
 //
 // Macros: as warpgroup.cuh; STAGES are panels, PINGPONG is turns at S.
 #pragma once
-#include "prepare.cuh"
-#include "warpgroup.cuh"
+#include "chunks.cuh"
 
 constexpr int PANEL = split_bytes(64, 64);  // bytes: 64 rows, 64 columns of hi, and 64 of lo
 constexpr int HALF_PANEL = 64 * 128;        // that of hi, or of lo
@@ -20,8 +19,8 @@ constexpr int PANELS = ceil_div(D, 64);     // of a tile of K; and of V
 
 struct LongConsumer;
 
-// A ring of panels in shared memory: what tells that one is there, or free again; and the exponent of the scale of the tile
-// that it is of, four times.
+// A ring of panels in shared memory: what tells that one is there, or free again; and the exponent of the scale of the
+// tile that it is of, four times.
 struct Panels {
     static constexpr int BYTES = STAGES * PANEL, WARPS = 1;  // that copy
     uint64_t full[STAGES], free[STAGES];
@@ -38,7 +37,7 @@ struct Panels {
 
     // Tile t, of those of all heads, by a warp: its lane 0 copies, and waits for `prepare` as late as it can.
     __device__ __forceinline__ void copy_tile(Ring &ring, unsigned char *panels, const Attention &a, int t) {
-        const unsigned char *const K = a.workspace + (long long)t * (K_TILE + V_TILE), *const V = K + K_TILE;
+        const unsigned char *const K = split_tile(a, t), *const V = K + K_TILE;
         const int4 *const exponents = tile_exponents(a) + 2ll * t;
 #pragma unroll 1
         for (int p = 0; p < PANELS; ++p) copy(ring, panels, K + p * HALF_PANEL, exponents);
@@ -139,9 +138,8 @@ struct LongConsumer : Warpgroup {
         return exponent;
     }
 
-    // O += P V of a tile of V. (Of `Sums`, so that it is compiled where heads are long.)
-    template <class Sums>
-    __device__ __forceinline__ void add_PV(Sums &sum, const uint32_t (&P_hi)[4][4], const uint32_t (&P_lo)[4][4],
+    // O += P V of a tile of V.
+    __device__ __forceinline__ void add_PV(Partial &sum, const uint32_t (&P_hi)[4][4], const uint32_t (&P_lo)[4][4],
                                            const float (&rescale)[2]) {
         float T[32], c[2], T_factor;
 #pragma unroll
@@ -160,48 +158,37 @@ struct LongConsumer : Warpgroup {
         }
     }
 
-    // As Consumer::attend.
-    template <class Keys>
-    __device__ __forceinline__ void attend(const Attention &a, const Work &here, uint64_t Q_desc, int2 q_exponent,
-                                           int factor_exponent, Keys keys) {
+    // Attention of this warpgroup's rows of a row tile, for the keys of an assignment.
+    __device__ __forceinline__ void attend(const Attention &a, const RowTile &here, uint64_t Q_desc, int2 q_exponent,
+                                           int factor_exponent, Policy chunks) {
         const int first = here.i0 + group * 64, i = first + row;
-        Rows rows = {
-            {NEG_INF, NEG_INF}, {0, 0}, {0, 0}, {factor_exponent - q_exponent.x, factor_exponent - q_exponent.y}};
-        Sum sum = {};
+        RowState rows = RowState::fresh(factor_exponent, q_exponent);
+        Partial sum = {};
 
-        // Keys below this are visible to row x.
-        const auto end_of = [&](int x) { return keys_seen(a.q_start + (Keys::MANY ? again(x) : x), a.N); };
         const auto step = [&](int j) {
             const int key = j * BC + lane % 4 * 2;
             float S[32], bias[32];
             uint32_t P_hi[4][4], P_lo[4][4];
+            // S = Q Kᵀ
             const int exponent = take_S(S, Q_desc);
-            if (BIAS)
-#pragma unroll
-                for (int x = 0; x < 32; ++x)
-                    bias[x] = bias_of(a, here.head, i + x / 2 % 2 * 8, key + x / 4 * 8 + x % 2);
-            softmax(S, rows, exponent, (j + 1) * BC > end_of(first), {end_of(i) - key, end_of(i + 8) - key}, bias);
+            // softmax: m, P, l
+            read_bias<32>(bias, a, here.head, i, key);
+            softmax(S, rows, exponent, (j + 1) * BC > keys_of(a, first), {keys_of(a, i) - key, keys_of(a, i + 8) - key},
+                    bias);
             split_P(S, P_hi, P_lo);
+            // O = O r + P V
             add_PV(sum, P_hi, P_lo, rows.rescale);
         };
 
-        const int end_tile = keys.end_tile(here);
-        for (int j = keys.first_tile();;) {
-            for (const int stop = min(keys.next_chunk(), end_tile); j < stop; ++j) step(j);
-#pragma unroll
-            for (int r = 0; r < 2; ++r) sum.shift[r] = rows.shift[r], sum.l[r] = rows.l[r];
-            if (!Keys::MANY || j == end_tile) break;
-            keys.close(sum);
+        for (int j = chunks.first_tile;;) {
+            for (const int stop = min(chunks.next_chunk(), chunks.end_tile); j < stop; ++j) step(j);
+            sum.take(rows);
+            if (SHARING == WHOLE || j == chunks.end_tile) break;
+            chunks.close(sum);
             sum = {};
-#pragma unroll
-            for (int r = 0; r < 2; ++r) rows.shift[r] = NEG_INF, rows.l[r] = 0;
+            rows.restart();
         }
-        if (!keys.finish(sum)) return;
-
-        const Place there = keys.recall(here);  // rather than to keep it in registers
-        const int i_there = there.i0 + group * 64 + row;
-        const bool finite = give_rows(a, there.head, i_there, sum);
-        if (IN_PLACE && !__all_sync(~0u, finite)) redo_rows(a, there.head, i_there - lane / 4, 16);
+        if (chunks.finish(sum)) deliver(a, chunks.recall(here), sum);
     }
 };
 

@@ -1,17 +1,17 @@
 // Two warpgroups for the same 64 rows, which take tiles of keys in turn.
 //
-// Where row tiles are few, a block has but 64 rows. One warpgroup alone would wait for its own products and exponentials in
-// turn; two fill each other's gaps. What a tile needs of those before it is little: the rows' maxima so far, for which its
-// exponentials wait, and which the other warpgroup tells as soon as it has scores. The first warpgroup has O and l, and adds
-// to them, in the order of the tiles, also what P V of the other's tiles come to. So each number is computed by the same
-// arithmetic as if one warpgroup had all tiles, and no byte depends on it.
+// Where row tiles are few, a block has but 64 rows. One warpgroup alone would wait for its own products and
+// exponentials in turn; two fill each other's gaps. What a tile needs of those before it is little: the rows' maxima so
+// far, for which its exponentials wait, and which the other warpgroup tells as soon as it has scores. The first
+// warpgroup has O and l, and adds to them, in the order of the tiles, also what P V of the other's tiles come to. So
+// each number is computed by the same arithmetic as if one warpgroup had all tiles, and no byte depends on it.
 //
 // Macros: as warpgroup.cuh. PAIRED 1: it is so; there is a block for each row tile, or each chunk of one.
 #pragma once
 #include "chunks.cuh"
 
-static_assert(!PAIRED || (WARPGROUPS == 1 && !IS_LONG && !BIAS), "two have 64 rows, and registers for no bias");
-static_assert(!PAIRED || !FOLDS || CLUSTER > 1, "what several chunks come to would have no registers");
+static_assert(WARPGROUPS == 1 && HEAD_DIM <= 128 && !BIAS, "two have 64 rows, and registers for no bias");
+static_assert(!(SHARING == FOLD || SHARING == FOLD_SHARED), "what several chunks come to would have no registers");
 
 // From the second warpgroup to the first, of each thread: T, and what is to be known to add it.
 constexpr int MAIL_BYTES = SLOT_BYTES;
@@ -30,23 +30,71 @@ struct PairShared {
     }
 };
 
+struct Pair;
+
+// Tiles in shared memory: of K as many as there are warpgroups, for a tile of K is soon free again; and room for the
+// mail. One warp copies K, another one V.
+struct PairTiles : Rings<2> {
+    static constexpr int K_STAGES = 2, K_BYTES = K_STAGES * K_TILE, V_END = K_BYTES + STAGES * V_TILE;
+    static constexpr int BYTES = V_END + MAIL_BYTES;
+    static constexpr int WARPS = 2;
+
+    static __device__ __forceinline__ PairTiles here() { return {Rings<2>::here()}; }
+
+    __device__ __forceinline__ void init() const {
+        Rings<2>::init();
+        PairShared::here().init();
+    }
+
+    __device__ __forceinline__ void copy_tile(Ring &ring, unsigned char *tiles, const Attention &a, int t) const {
+        const bool K = uniform(threadIdx.x / 32) == 0;
+        if (K) {
+            wait(&K_free[ring.stage], ring.parity ^ 1);
+            if (threadIdx.x == 0) copy_K(ring.stage, tiles, a, t);
+        } else {
+            wait(&V_free[ring.stage], ring.parity ^ 1);
+            if (threadIdx.x == 32) copy_V(ring.stage, tiles + K_BYTES, a, t);
+        }
+        if (K && ring.stage == K_STAGES - 1) ring.stage = STAGES - 1;  // K's ring is shorter
+        ring.next();
+    }
+
+    __device__ __forceinline__ Pair consumer(unsigned char *tiles, int group) const;
+};
+
 struct Pair : Warpgroup {
-    const Rings rings;
+    const PairTiles rings;
     const uint64_t K_desc, V_desc;
     PairShared &shared;
     float4 *const mail;
     const int member;
     RingOf<1> told, mails;  // parities of what is to be waited for
 
-    __device__ __forceinline__ Pair(const Rings &rings, const unsigned char *K_tiles, const unsigned char *V_tiles,
-                                    PairShared &shared, unsigned char *mail)
+    __device__ __forceinline__ Pair(const PairTiles &rings, unsigned char *tiles)
         : Warpgroup(0),
           rings(rings),
-          K_desc(descriptor(shared_address(K_tiles))),
-          V_desc(descriptor(shared_address(V_tiles))),
-          shared(shared),
-          mail(reinterpret_cast<float4 *>(mail) + threadIdx.x % 128),
+          K_desc(descriptor(shared_address(tiles))),
+          V_desc(descriptor(shared_address(tiles + PairTiles::K_BYTES))),
+          shared(PairShared::here()),
+          mail(reinterpret_cast<float4 *>(tiles + PairTiles::V_END) + threadIdx.x % 128),
           member(uniform(threadIdx.x / 128) - 1) {}
+
+    // As Warpgroup::split_Q; but both have the same rows, and each stores one of two.
+    __device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i, int rows, unsigned char *tile,
+                                            float factor) const {
+        const TwoRows two(Q, stride, i + row, rows);
+        const int2 s = two.scales();
+        const bool second = threadIdx.x / 128 == 2;
+        const float scale = power_of_two(second ? s.y : s.x);
+#pragma unroll
+        for (int c = 0; c < TwoRows::EIGHTS; ++c) {
+            float mine[8];
+#pragma unroll
+            for (int e = 0; e < 8; ++e) mine[e] = (second ? two.x[1][c][e] : two.x[0][c][e]) * scale;
+            store_split<64, D>(tile, row + 8 * second, two.column(c), mine, factor);
+        }
+        return s;
+    }
 
     // They take no turns.
     __device__ __forceinline__ void pass_turn() const {}
@@ -73,7 +121,7 @@ struct Pair : Warpgroup {
     struct Factors {
         float O[2], T;
     };
-    static __device__ __forceinline__ Factors add_rows(Sum &sum, const Tile &tile) {
+    static __device__ __forceinline__ Factors add_rows(Partial &sum, const Tile &tile) {
         float O_factor;
         const float T_factor = sum.unit.next(tile.V_exponent, &O_factor);
 #pragma unroll
@@ -81,7 +129,7 @@ struct Pair : Warpgroup {
         return {{tile.rescale[0] * O_factor, tile.rescale[1] * O_factor}, T_factor};
     }
 
-    __device__ __forceinline__ void add_mail(Sum &sum) {
+    __device__ __forceinline__ void add_mail(Partial &sum) {
         wait(&shared.sent, mails.parity);
         mails.next();
         const float4 x = mail[128 * SLOT_NUMBERS], y = mail[128 * (SLOT_NUMBERS + 1)];
@@ -101,18 +149,16 @@ struct Pair : Warpgroup {
         arrive(&shared.read);
     }
 
-    // As Consumer::attend.
-    template <class Keys>
-    __device__ __forceinline__ void attend(const Attention &a, const Work &here, uint64_t Q_desc, int2 q_exponent,
-                                           int factor_exponent, Keys keys) {
-        const int i = here.i0 + row, first_tile = keys.first_tile(), end_tile = keys.end_tile(here);
+    // Attention of the 64 rows of a row tile, for the keys of an assignment.
+    __device__ __forceinline__ void attend(const Attention &a, const RowTile &here, uint64_t Q_desc, int2 q_exponent,
+                                           int factor_exponent, Policy chunks) {
+        const int i = here.i0 + row, first_tile = chunks.first_tile, end_tile = chunks.end_tile;
         float S[S_REGISTERS], T[T_REGISTERS];
         uint32_t P_hi[V_STEPS][4], P_lo[V_STEPS][4];
-        Rows rows = {
-            {NEG_INF, NEG_INF}, {0, 0}, {0, 0}, {factor_exponent - q_exponent.x, factor_exponent - q_exponent.y}};
-        Sum sum = {};
+        RowState rows = RowState::fresh(factor_exponent, q_exponent);
+        Partial sum = {};
 
-        RingOf<K_STAGES> K;
+        RingOf<PairTiles::K_STAGES> K;
         RingOf<STAGES> V;
         K.stage = V.stage = member;
 
@@ -139,8 +185,12 @@ struct Pair : Warpgroup {
             const int column = j * BC + lane % 4 * 2;
             const float no_bias[S_REGISTERS] = {};
             rows.l[0] = rows.l[1] = 0;
-            softmax(S, rows, k_exponent, (j + 1) * BC > end_of(here.i0), {end_of(i) - column, end_of(i + 8) - column},
-                    no_bias, [&](const float (&m)[2]) { exchange(j, m); });
+            const float2 factor = mask_scores(S, rows, k_exponent, (j + 1) * BC > end_of(here.i0),
+                                              {end_of(i) - column, end_of(i + 8) - column}, no_bias);
+            const float m[2] = {maximum_of_row(S, 0, factor.x), maximum_of_row(S, 1, factor.y)};
+            exchange(j, m);
+            exponentiate_row(S, rows, 0, m[0], factor.x);
+            exponentiate_row(S, rows, 1, m[1], factor.y);
         };
         const auto K_done = [&] {
             release(&rings.K_free[K.stage]);
@@ -194,11 +244,8 @@ struct Pair : Warpgroup {
         if (member == 1) return;
         sum.shift[0] = rows.shift[0], sum.shift[1] = rows.shift[1];
         if (j - 1 < end_tile) add_mail(sum);
-        if (!keys.finish(sum)) return;
-
-        const Place there = keys.recall(here);  // rather than to keep it in registers
-        const int i_there = there.i0 + row;
-        const bool finite = give_rows(a, there.head, i_there, sum);
-        if (!__all_sync(~0u, finite)) redo_rows(a, there.head, i_there - lane / 4, 16);
+        if (chunks.finish(sum)) deliver(a, chunks.recall(here), sum);
     }
 };
+
+__device__ __forceinline__ Pair PairTiles::consumer(unsigned char *tiles, int) const { return {*this, tiles}; }

@@ -4,17 +4,19 @@
 // The workspace holds, for B * Hkv heads of Tc = ceil(N / BC) tiles each, tile t = (b * Hkv + head) * Tc + j:
 //   at workspace + t * (K_TILE + V_TILE): K_TILE bytes, the keys of tile j: BC rows, D columns, keys beyond N zero;
 //                                   then V_TILE bytes, the values transposed: D rows, BC columns (keys);
-//   after all tiles, at 32 * t: the exponents s of K's and then of V's scale 2^s, each four times: 16 bytes are what a bulk
-//                                   copy moves at least, and so they come by the same way as the tiles.
-//   SPREAD: after those, an int for each 64 rows of each tile of Q, set to zero (chunks.cuh).
+//   after all tiles, at 32 * t: the exponents s of K's and then of V's scale 2^s, each four times: 16 bytes are what a
+//                                   bulk copy moves at least, and so they come by the same way as the tiles;
+//   after those, where blocks may share a row tile (SHARING is SPREAD): an int for each 64 rows of each tile of Q, set
+//                                   to zero (chunks.cuh).
 // Launch: 2 * B * Hkv * Tc blocks of PREPARE_THREADS, even ones do K, odd ones V.
 #pragma once
 #include "attention.cuh"
 #include "split.cuh"
 
-#ifndef SPREAD
-#define SPREAD 0
-#endif
+// Where tile t of K is, of those of all heads; the one of V follows it.
+__device__ __forceinline__ unsigned char *split_tile(const Attention &a, long long t) {
+    return a.workspace + t * (K_TILE + V_TILE);
+}
 
 // Where the exponents are, those of K and V in turn.
 __device__ __forceinline__ int4 *tile_exponents(const Attention &a) {
@@ -37,12 +39,12 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Atte
     const unsigned h = blockIdx.x / 2 % heads, rows = blockIdx.x / 2 / heads, b = rows / Tc, j = rows - b * Tc;
     const unsigned t = (b * heads + h) * Tc + j;
     const int j0 = j * BC;
-    if (SPREAD)
+    if (SHARING == SPREAD)
         for (unsigned x = blockIdx.x * PREPARE_THREADS + threadIdx.x; x < ticket_count(a);
              x += gridDim.x * PREPARE_THREADS)
             tickets(a)[x] = 0;
     const bool values = blockIdx.x % 2;
-    unsigned char *const tile = a.workspace + (long long)t * (K_TILE + V_TILE) + (values ? K_TILE : 0);
+    unsigned char *const tile = split_tile(a, t) + (values ? K_TILE : 0);
     const float *const K = rows_of(a.K, a.k, b, h), *const V = rows_of(a.V, a.v, b, h);
     const int s = values ? split_V<PREPARE_THREADS>(V, row_stride(a.v), j0, a.N, tile, scratch, threadIdx.x, 0)
                          : split_K<PREPARE_THREADS>(K, row_stride(a.k), j0, a.N, tile, scratch, threadIdx.x, 0);

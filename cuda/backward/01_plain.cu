@@ -1,11 +1,11 @@
 // The formulas as they stand, tile by tile: the backward kernel for any GPU.
 //
-// What it computes, for each pair of a tile of Br queries and one of Bc keys: S = scale Q Kᵀ, P = exp(S - LSE), dP = dO Vᵀ,
-// dS = P (dP - D), and then dQ += scale dS K, dK += scale dSᵀ Q, dV += Pᵀ dO. The first four are computed twice: once by
-// blocks that own a tile of queries and meet all tiles of keys (`dq`), once by blocks that own keys and meet all queries
-// (`dk_dv`). So each block adds up what it owns by itself, in one order: the answer is the same every time.
-// What it costs: a thread owns one score, then some elements of the sums, and reads two numbers of shared memory for each
-// FFMA; and seven products where five would do, with additions to memory in any order, plus one to mend D with.
+// What it computes, for each pair of a tile of Br queries and one of Bc keys: S = scale Q Kᵀ, P = exp(S - LSE), dP = dO
+// Vᵀ, dS = P (dP - D), and then dQ += scale dS K, dK += scale dSᵀ Q, dV += Pᵀ dO. The first four are computed twice:
+// once by blocks that own a tile of queries and meet all tiles of keys (`dq`), once by blocks that own keys and meet
+// all queries (`dk_dv`). So each block adds up what it owns by itself, in one order: the answer is the same every time.
+// What it costs: a thread owns one score, then some elements of the sums, and reads two numbers of shared memory for
+// each FFMA; and seven products where five would do, with additions to memory in any order, plus one to mend D with.
 //
 // Accuracy: each tile's sums start from zero, as do those of eight products in a score.
 #include "backward.cuh"

@@ -1,12 +1,12 @@
 // Register tiles: FFMA near its full rate.
 //
-// What changed: a thread owns a register tile of scores, OWN_ROWS x PASS_ROWS, instead of one, and afterwards a register
-// tile of each sum, as in the attention kernel of this name. Both passes are the same block: it owns OWN rows of two
-// matrices (`dq`: of Q and dO; `dk_dv`: of K and V), of which the others pass by, PASS rows at a time. X = own1 pass1ᵀ are
-// the scores and own2 pass2ᵀ their dP; P and dS change owners in shared memory; then sum1 += dS pass1 (dQ, or dK), and
-// sum2 += P pass2 (dV), or P pass1, which is what dQ is mended with.
-// Why it is faster: one 16-byte read of shared memory feeds 10 to 21 FFMA instead of 2; a float4 goes to shared memory by
-// cp.async, past the registers.
+// What changed: a thread owns a register tile of scores, OWN_ROWS x PASS_ROWS, instead of one, and afterwards a
+// register tile of each sum, as in the attention kernel of this name. Both passes are the same block: it owns OWN rows
+// of two matrices (`dq`: of Q and dO; `dk_dv`: of K and V), of which the others pass by, PASS rows at a time. X = own1
+// pass1ᵀ are the scores and own2 pass2ᵀ their dP; P and dS change owners in shared memory; then sum1 += dS pass1 (dQ,
+// or dK), and sum2 += P pass2 (dV), or P pass1, which is what dQ is mended with.
+// Why it is faster: one 16-byte read of shared memory feeds 10 to 21 FFMA instead of 2; a float4 goes to shared memory
+// by cp.async, past the registers.
 // What it costs: 96 KB of shared memory a block and up to 255 registers a thread: two blocks a multiprocessor, of which
 // one multiplies while the other waits for its tile.
 //
@@ -47,8 +47,8 @@ __device__ __forceinline__ void copy_pass(float4 *to, const float *matrix, long 
     copy_tile<PASS, false>(to, matrix, stride, first, rows);
 }
 
-// Where a thread is. Neighbours in a row are lanes 1, 4 and 8 apart, neighbours in a column 2 and 16: the pipe merges the
-// 16-byte reads of a half warp into one transaction only if lanes 1 apart, or lanes 2 apart, read the same address.
+// Where a thread is. Neighbours in a row are lanes 1, 4 and 8 apart, neighbours in a column 2 and 16: the pipe merges
+// the 16-byte reads of a half warp into one transaction only if lanes 1 apart, or lanes 2 apart, read the same address.
 struct Thread {
     int across, r0;  // its own rows are r0 to r0 + OWN_ROWS, passing row x is at `passing(x)`
     __device__ __forceinline__ Thread() {
@@ -98,8 +98,8 @@ __device__ __forceinline__ void store(float4 *to, const Scores &s, const Thread 
                 make_float4(s[i][j], s[i][j + 1], s[i][j + 2], s[i][j + 3]);
 }
 
-// The first sum += x1 pass1, the second += x2 pass2, both from zero. The thread's columns are 4 * across + 32 * (y / 4) + y % 4,
-// SOME columns of the tile at a time, for which there are registers.
+// The first sum += x1 pass1, the second += x2 pass2, both from zero. The thread's columns are 4 * across + 32 * (y / 4)
+// + y % 4, SOME columns of the tile at a time, for which there are registers.
 template <bool SAME>
 __device__ __forceinline__ void accumulate(Sum &first, Sum &second, const float4 *x1, const float4 *x2,
                                            const float4 *pass1, const float4 *pass2, const Thread &t) {
@@ -167,7 +167,8 @@ struct Shared {
                   *const pass2 = pass1 + PASS_SIZE, *const P = pass2 + PASS_SIZE, *const dS = P + SCORES;
 };
 
-// The tiles of all heads, `of_head` each, by blocks of which there may be fewer: what another kernel leaves is mostly nothing.
+// The tiles of all heads, `of_head` each, by blocks of which there may be fewer: what another kernel leaves is mostly
+// nothing.
 template <class Compute>
 __device__ __forceinline__ void for_each_tile(const Backward &a, unsigned heads, unsigned of_head, Compute compute) {
     if (none_is_wanted(a)) return;
@@ -293,7 +294,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dk_dv(const Backward a)
     for_each_tile(a, a.B * a.Hkv, ceil_div(a.N, OWN), [&](int head, int tile) { dk_dv_of(a, head, tile); });
 }
 
-// dbias is dS, summed over the axes that it has not: a block a tile of it, OWN x PASS, or of the rows or keys that it has.
+// dbias is dS, summed over the axes that it has not: a block a tile of it, OWN x PASS, or of the rows or keys that it
+// has.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) dbias(const Backward a) {
     const Shared at;
     const Thread t;
@@ -345,7 +347,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dbias(const Backward a)
                 sum[e / PASS_ROWS][e % PASS_ROWS] += of_head[e / PASS_ROWS][e % PASS_ROWS];
         }
 
-    // What is left to be summed is in this block: OWN x PASS numbers, of which thread e sums up what element e is made of.
+    // What is left to be summed is in this block: OWN x PASS numbers, of which thread e sums up what element e is made
+    // of.
     float *const sums = reinterpret_cast<float *>(at.P);
     store(at.P, sum, t);
     __syncthreads();

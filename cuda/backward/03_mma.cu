@@ -1,16 +1,16 @@
 // Tensor cores: each fp32 product becomes three fp16 products on mma.sync (sm_80 and later).
 //
-// What changed: the products no longer run as FFMA. Every number is scaled by a power of two and split into fp16 hi + lo
-// (split.cuh), x y = lo hi + hi lo + hi hi, and a warp multiplies 16 x 8 x 16 blocks (mma.cuh). `prepare` splits Q, dO, K
-// and V once, into tiles of PASS rows that lie in global memory just as shared memory wants them. A warp owns 16 rows of
-// two matrices, the left operands; the others pass by. One tile in shared memory serves both products that it is in: read
-// as it lies to sum over columns (S, dP), read transposed to sum over rows (dQ, dK, dV). The accumulator of one product
-// has the layout of the other's left operand: P and dS never leave the warp's registers.
-// Why it is faster: fp16 tensor cores do 8 to 15 times the rate of FFMA, so three products instead of one still win. While
-// one pair of tiles is multiplied, the next one travels.
+// What changed: the products no longer run as FFMA. Every number is scaled by a power of two and split into fp16 hi +
+// lo (split.cuh), x y = lo hi + hi lo + hi hi, and a warp multiplies 16 x 8 x 16 blocks (mma.cuh). `prepare` splits Q,
+// dO, K and V once, into tiles of PASS rows that lie in global memory just as shared memory wants them. A warp owns 16
+// rows of two matrices, the left operands; the others pass by. One tile in shared memory serves both products that it
+// is in: read as it lies to sum over columns (S, dP), read transposed to sum over rows (dQ, dK, dV). The accumulator of
+// one product has the layout of the other's left operand: P and dS never leave the warp's registers.
+// Why it is faster: fp16 tensor cores do 8 to 15 times the rate of FFMA, so three products instead of one still win.
+// While one pair of tiles is multiplied, the next one travels.
 // What it costs: a pass over the matrices before the first product, as much scratch as they take; and care for the last
-// bits, as in the attention kernel of this name. dS may be of any size: in each tile a row takes its power of two from the
-// row's largest. P K, with which dQ is mended by a millionth, is one product of hi.
+// bits, as in the attention kernel of this name. dS may be of any size: in each tile a row takes its power of two from
+// the row's largest. P K, with which dQ is mended by a millionth, is one product of hi.
 #include "backward.cuh"
 #include "mma.cuh"
 
@@ -111,8 +111,8 @@ __device__ __forceinline__ float unit(int exponent) { return power_of_two(max(-1
 
 // ---- products of a warp
 
-// False, but ptxas does not know: it would fetch the right operands of all strips at once, or all biases, more than there are
-// registers for, and does not look beyond a branch.
+// False, but ptxas does not know: it would fetch the right operands of all strips at once, or all biases, more than
+// there are registers for, and does not look beyond a branch.
 __device__ __forceinline__ bool never(int x) {
     asm volatile("" : "+r"(x));
     return x > 1000;
@@ -172,7 +172,8 @@ struct Split {
     }
 };
 
-// sum += x tile, summed over rows, times `units` of rows g and g + 8; with MEND, coarse += rough tile, by their hi alone.
+// sum += x tile, summed over rows, times `units` of rows g and g + 8; with MEND, coarse += rough tile, by their hi
+// alone.
 template <bool MEND>
 __device__ __forceinline__ void accumulate(Sum &sum, const Split &x, const float (&units)[2], const unsigned char *tile,
                                            Sum &coarse, const Split &rough, float coarse_unit) {
@@ -302,8 +303,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) dq(const Backwa
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         total[r] = quad_sum(total[r]), sum_ds[r] = quad_sum(sum_ds[r]);
-        const Head out = head_of(a, blockIdx.x / ceil_div(again(a.M), OWN));  // again: kept, it would take registers
-        const int i = again(own + lane / 4) + 8 * r;
+        const Head out = head_of(a, blockIdx.x / ceil_div(opaque(a.M), OWN));  // opaque: kept, it would take registers
+        const int i = opaque(own + lane / 4) + 8 * r;
         if (i >= a.M) continue;
         const Found found(a, out, i, above[r], total[r], sum_ds[r]);
 #pragma unroll
@@ -374,7 +375,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DK_DV_BLOCKS) dk_dv(const 
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        const int key = again(own + lane / 4) + 8 * r;
+        const int key = opaque(own + lane / 4) + 8 * r;
         if (key >= a.N) continue;
         write(rows_of(a.dK, a.dk, b, kv) + key * a.dk.row, dK, r, a.scale);
         write(rows_of(a.dV, a.dv, b, kv) + key * a.dv.row, dV, r, 1);

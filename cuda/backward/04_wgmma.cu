@@ -1,15 +1,16 @@
 // Tensor cores at fp32 accuracy on Hopper: products on wgmma, warps specialised, copies in the background.
 //
-// What changed: a warpgroup owns 64 rows of two matrices, and multiplies with wgmma (warpgroup.cuh); a thread of another one
-// brings what passes by into shared memory, STAGES tiles ahead. K and V are split beforehand, Q and dO at the end of `dq`, by
-// the warpgroup that has their rows. Blocks of `dk_dv` begin while the last ones of `dq` compute, and wait for their heads.
-// Why it is faster: wgmma reads its right operands, and half of the left ones, from shared memory by itself, at twice the
-// rate of mma.sync; and one warpgroup's exponentials run beside the other's products: two blocks of a multiprocessor have one
-// each, or, for heads of more than 64 numbers, which are padded to 128, one block has two.
+// What changed: a warpgroup owns 64 rows of two matrices, and multiplies with wgmma (warpgroup.cuh); a thread of
+// another one brings what passes by into shared memory, STAGES tiles ahead. K and V are split beforehand, Q and dO at
+// the end of `dq`, by the warpgroup that has their rows. Blocks of `dk_dv` begin while the last ones of `dq` compute,
+// and wait for their heads.
+// Why it is faster: wgmma reads its right operands, and half of the left ones, from shared memory by itself, at twice
+// the rate of mma.sync; and one warpgroup's exponentials run beside the other's products: two blocks of a
+// multiprocessor have one each, or, for heads of more than 64 numbers, which are padded to 128, one block has two.
 // What it costs: as much scratch as the matrices take, and 10 % and more of the time to fill it where heads are short.
 //
-// Macros beyond those of warpgroup.cuh: STAGES; BLOCKS of a multiprocessor; PREPARE_THREADS. Launches: `prepare_keys`, `dq`,
-// `dk_dv`.
+// Macros beyond those of warpgroup.cuh: STAGES; BLOCKS of a multiprocessor; PREPARE_THREADS. Launches: `prepare_keys`,
+// `dq`, `dk_dv`.
 #include "warpgroup.cuh"
 
 constexpr int GROUPS = BR / OWN;  // warpgroups of a block that multiply, with OWN rows each
@@ -69,8 +70,8 @@ struct Shared {
     __device__ __forceinline__ unsigned char *stage(int s) const { return tiles + GROUPS * 2 * OWN_TILE + s * STAGE; }
 };
 
-// A slot is free again when each thread of so many warpgroups has said so: its own arrival is what orders what it has read
-// there before what comes next.
+// A slot is free again when each thread of so many warpgroups has said so: its own arrival is what orders what it has
+// read there before what comes next.
 __device__ __forceinline__ Shared begin(int groups) {
     extern __shared__ __align__(1024) unsigned char tiles[];
     __shared__ uint64_t full[STAGES], free[STAGES];
@@ -175,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const Backward 
     named_sync(1 + group, 128);
     Ring ring;
 #pragma unroll 1
-    for (int j = 0; j * PASS < end_of_keys(CAUSAL ? again(own) : own); ++j, ring.next()) {
+    for (int j = 0; j * PASS < end_of_keys(CAUSAL ? opaque(own) : own); ++j, ring.next()) {
         wait(&shared.full[ring.stage], ring.parity);
         if (!CAUSAL || j * PASS < keys_seen(a, own + OWN - 1)) {  // else no row of this warpgroup sees any of these
             const uint64_t K = descriptor(shared_address(shared.stage(ring.stage))), V = K + PASS_TILE / 16;

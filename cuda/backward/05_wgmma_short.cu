@@ -1,13 +1,13 @@
 // Tensor cores for short heads on Hopper: a block has all of a head in shared memory, and computes dQ, dK and dV of it.
 //
-// What changed: nothing of a head is split beforehand, kept in global memory or waited for. Each of GROUPS warpgroups splits
-// 64 keys of K and V at a time; then it owns 64 rows of Q and dO, multiplies them with all of K and V, writes their dQ, and
-// splits them as dK and dV want them, in their place; then it owns 64 keys. The arithmetic is `wgmma`'s (warpgroup.cuh), and
-// so are the bytes.
-// Why it is faster: each matrix is read once and written once, where `wgmma` reads and writes some 3 times as much; and while
-// one block of a multiprocessor waits for memory, another one multiplies.
-// What it costs: shared memory has room for 6 tiles of 64 rows, 13 where heads have up to 32 numbers; each head of Q needs
-// its own of K.
+// What changed: nothing of a head is split beforehand, kept in global memory or waited for. Each of GROUPS warpgroups
+// splits 64 keys of K and V at a time; then it owns 64 rows of Q and dO, multiplies them with all of K and V, writes
+// their dQ, and splits them as dK and dV want them, in their place; then it owns 64 keys. The arithmetic is `wgmma`'s
+// (warpgroup.cuh), and so are the bytes.
+// Why it is faster: each matrix is read once and written once, where `wgmma` reads and writes some 3 times as much; and
+// while one block of a multiprocessor waits for memory, another one multiplies.
+// What it costs: shared memory has room for 6 tiles of 64 rows, 13 where heads have up to 32 numbers; each head of Q
+// needs its own of K.
 //
 // Macros beyond those of warpgroup.cuh: ROW_TILES and KEY_TILES, of 64 rows, of a head; BLOCKS of a multiprocessor.
 #include "warpgroup.cuh"

@@ -3,9 +3,10 @@
 // With s = scale * q . k + bias, in powers of two, and dP = dO . v:
 //   P = 2^(s - above) * inverse, above being the row's LSE, infinite where the row sees nothing, so that its P is 0;
 //   dS = P (dP - D), D being dO . O less the gradient of the LSE.
-// `delta` writes above and D. What is rounded of O and of the LSE, and otherwise in S than the forward pass did, is an error
-// that a whole row has in common, and does not average out. So `dq`, which has all of a row, sums it up: the sum of
-// 2^(s - above) is 1 but for roundings, its inverse a factor for P; the sum of dS is 0 but for roundings, an error of D.
+// `delta` writes above and D. What is rounded of O and of the LSE, and otherwise in S than the forward pass did, is an
+// error that a whole row has in common, and does not average out. So `dq`, which has all of a row, sums it up: the sum
+// of 2^(s - above) is 1 but for roundings, its inverse a factor for P; the sum of dS is 0 but for roundings, an error
+// of D.
 #pragma once
 #include "arguments.h"
 #include "common.cuh"
@@ -39,7 +40,8 @@ __device__ __forceinline__ Float *rows_of(Float *matrix, Strides by, int b, int 
     return matrix + b * by.batch + h * by.head;
 }
 
-// What is kept of a row, at the beginning of the workspace: `delta` writes above and D, `dq` the others for what follows.
+// What is kept of a row, at the beginning of the workspace: `delta` writes above and D, `dq` the others for what
+// follows.
 struct __align__(16) Row {
     float above;    // the LSE in powers of two; infinite where the row sees nothing
     float D;        // dO . O - dlse
@@ -50,15 +52,15 @@ __device__ __forceinline__ Row &row_of(const Backward &a, Head head, int i) {
     return reinterpret_cast<Row *>(a.workspace)[((long long)head.b * a.H + head.h) * a.M + i];
 }
 
-// The workspace of a kernel that splits matrices: what is kept of rows; then records of ROWS rows of Q and dO, and after
-// them of K and V, of BYTES each.
+// The workspace of a kernel that splits matrices: what is kept of rows; then records of ROWS rows of Q and dO, and
+// after them of K and V, of BYTES each.
 template <int ROWS, int BYTES>
 struct Records {
     unsigned char *records;
     int first_of_keys;  // numbers of records, fewer than there are rows, fit an int
     __device__ __forceinline__ explicit Records(const Backward &a) {
         const long long rows =
-            (long long)a.B * a.H * again(a.M);  // again: kept through a loop, it would take registers
+            (long long)a.B * a.H * opaque(a.M);  // opaque: kept through a loop, it would take registers
         records = a.workspace + (rows * sizeof(Row) + 127) / 128 * 128;
         first_of_keys = a.B * a.H * ceil_div(a.M, ROWS);
     }
@@ -164,9 +166,9 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS) delta(const Backward a
 
 // ---- NaN and Inf
 
-// Kernels that split numbers into halves make NaN of an Inf. They note each head of K and V of which a matrix, or one of a
-// query, is not finite, behind the note that there is one; next are launched those of a kernel that does not split: for the
-// heads noted.
+// Kernels that split numbers into halves make NaN of an Inf. They note each head of K and V of which a matrix, or one
+// of a query, is not finite, behind the note that there is one; next are launched those of a kernel that does not
+// split: for the heads noted.
 __device__ __forceinline__ int &note_of(const Backward &a, int b, int kv) {
     return a.notes[1 + (long long)b * a.Hkv + kv];
 }

@@ -1,12 +1,12 @@
-// What a warpgroup does with tiles, in the kernels that multiply with wgmma: it splits 64 rows of two matrices, multiplies
-// rows of Q and dO with tiles of K and V (`OfQueries`: dQ), and keys with tiles of Q and dO (`OfKeys`: dK, dV). How tiles get
-// to shared memory is each kernel's own; the arithmetic is one, and so are the bytes.
+// What a warpgroup does with tiles, in the kernels that multiply with wgmma: it splits 64 rows of two matrices,
+// multiplies rows of Q and dO with tiles of K and V (`OfQueries`: dQ), and keys with tiles of Q and dO (`OfKeys`: dK,
+// dV). How tiles get to shared memory is each kernel's own; the arithmetic is one, and so are the bytes.
 //
-// Each number is two fp16 halves, each product three (split.cuh). S and dP are products of tiles that lie in shared memory; P
-// and dS are split in registers, where the next products want them. One tile serves both: K-major to sum over columns,
-// MN-major to sum over rows. Scales ask for no look at dS: `OfQueries` bounds it by sums of P that it needs anyway, and hands
-// the bound to `OfKeys`. 1 / the sum of 2^(s - above), by which `OfKeys` would multiply each P, is a factor of dO, before that
-// is split.
+// Each number is two fp16 halves, each product three (split.cuh). S and dP are products of tiles that lie in shared
+// memory; P and dS are split in registers, where the next products want them. One tile serves both: K-major to sum over
+// columns, MN-major to sum over rows. Scales ask for no look at dS: `OfQueries` bounds it by sums of P that it needs
+// anyway, and hands the bound to `OfKeys`. 1 / the sum of 2^(s - above), by which `OfKeys` would multiply each P, is a
+// factor of dO, before that is split.
 //
 // Macros beyond those of backward.cuh: PASS, rows of a tile that is multiplied with; TAIL, bytes.
 #pragma once
@@ -43,8 +43,8 @@ __device__ __forceinline__ float unit(int exponent) { return power_of_two(max(-1
 
 // ---- splitting 64 rows
 
-// A tile of 64 rows of a matrix, row i times factor(i), by a group of threads that meets at a barrier of its own; `scratch` is
-// two words a warp. `sum` is of the magnitudes that this thread has read.
+// A tile of 64 rows of a matrix, row i times factor(i), by a group of threads that meets at a barrier of its own;
+// `scratch` is two words a warp. `sum` is of the magnitudes that this thread has read.
 struct Taken {
     int exponent;
     float sum;
@@ -83,9 +83,9 @@ __device__ __forceinline__ float largest_of_scale(int exponent, bool zero) {
 
 constexpr int K_STEPS = ceil_div(HEAD_DIM, 16);  // of S and dP: beyond HEAD_DIM all is zero
 
-// Each wgmma reads its left operand anew, and with 32 rows as the right one shared memory cannot feed it. So hi and lo of these
-// lie side by side, a panel of hi and then that of lo, and S is multiplied with both as one operand of 64 rows; the registers
-// for it are those that biases would want.
+// Each wgmma reads its left operand anew, and with 32 rows as the right one shared memory cannot feed it. So hi and lo
+// of these lie side by side, a panel of hi and then that of lo, and S is multiplied with both as one operand of 64
+// rows; the registers for it are those that biases would want.
 constexpr bool SIDE_BY_SIDE = PASS == 32 && BIAS == 0;
 
 // Where in a tile that passes by a panel of its record lies.
@@ -116,9 +116,9 @@ __device__ __forceinline__ void multiply(Scores &s, uint32_t own, uint64_t tile)
     wgmma_commit();
 }
 
-// The same for S, of which `both` is a part until it is collected: products with hi, then those with lo. hi hi is by itself:
-// `OfQueries` and `OfKeys`, of which one owns what passes the other by, then round it alike, and what `OfQueries` finds that a
-// row has in common holds for both.
+// The same for S, of which `both` is a part until it is collected: products with hi, then those with lo. hi hi is by
+// itself: `OfQueries` and `OfKeys`, of which one owns what passes the other by, then round it alike, and what
+// `OfQueries` finds that a row has in common holds for both.
 typedef float Both[2 * SCORES];
 __device__ __forceinline__ void multiply_S(Scores &s, Both &both, uint32_t own, uint64_t tile) {
     if constexpr (!SIDE_BY_SIDE) return multiply(s, own, tile);
@@ -204,14 +204,14 @@ struct Flag {
 
 // A warpgroup's threads: its row g of 64, and 8 on; its columns 2t, 2t + 1 of each 8.
 __device__ __forceinline__ int row_of_thread() {
-    const int thread = BIAS ? threadIdx.x : again(threadIdx.x);  // again: kept through a loop, it would take a register
+    const int thread = BIAS ? threadIdx.x : opaque(threadIdx.x);  // kept through a loop, it would take a register
     return thread % 128 / 32 * 16 + thread % 32 / 4;
 }
 
 // ---- biases
 
-// Those of this thread's scores, fetched while the tensor cores multiply. A warpgroup owns the queries, or, with OF_KEYS, the
-// keys from `own` on; from `passing` on are the others.
+// Those of this thread's scores, fetched while the tensor cores multiply. A warpgroup owns the queries, or, with
+// OF_KEYS, the keys from `own` on; from `passing` on are the others.
 template <bool OF_KEYS>
 struct Biases {
     float of[BIAS ? SCORES : 1];
@@ -219,7 +219,7 @@ struct Biases {
 #pragma unroll
         for (int x = 0; x < (BIAS ? SCORES : 0); ++x) {
             const int mine = own + row_of_thread() + x / 2 % 2 * 8;
-            const int other = (D > 64 ? again(passing) : passing) + x / 4 * 8 + threadIdx.x % 4 * 2 + x % 2;
+            const int other = (D > 64 ? opaque(passing) : passing) + x / 4 * 8 + threadIdx.x % 4 * 2 + x % 2;
             of[x] = OF_KEYS ? bias_of(a, head, other, mine) : bias_of(a, head, mine, other);
         }
     }
@@ -316,8 +316,8 @@ struct OfQueries {
         above[r] -= P_BIAS;
     }
 
-    // With the keys from j0 on: descriptors of their tiles, whose `numbers` are the end of a Tail. Q is the address of these
-    // rows' tiles.
+    // With the keys from j0 on: descriptors of their tiles, whose `numbers` are the end of a Tail. Q is the address of
+    // these rows' tiles.
     __device__ __forceinline__ void multiply_with(const Backward &a, Head head, uint32_t Q, uint64_t K, uint64_t V,
                                                   int4 numbers, int j0) {
         const int row = row_of_thread(), t = threadIdx.x % 4;
@@ -402,7 +402,8 @@ struct OfQueries {
         for (int c = 0; c < CHUNKS; ++c) pin(P_K[c]);
     }
 
-    // Writes dQ; then splits the rows once more, as `OfKeys` wants them, into `record`, with `tail`. `scratch` is 24 words.
+    // Writes dQ; then splits the rows once more, as `OfKeys` wants them, into `record`, with `tail`. `scratch` is 24
+    // words.
     __device__ __forceinline__ void finish(const Backward &a, Head head, int own, unsigned char *record, Tail &tail,
                                            float *inverses, unsigned *scratch, int barrier) {
         const int row = row_of_thread(), t = threadIdx.x % 4, thread = threadIdx.x % 128;
@@ -450,8 +451,8 @@ struct OfKeys {
     int k_exponent, v_exponent;  // of their tiles
     Sum dK = {}, dV = {};
 
-    // With the queries from i0 on: descriptors of their tiles, and what there is of them in shared memory. K is the address of
-    // these keys' tiles.
+    // With the queries from i0 on: descriptors of their tiles, and what there is of them in shared memory. K is the
+    // address of these keys' tiles.
     __device__ __forceinline__ void multiply_with(const Backward &a, Head head, uint32_t K, uint64_t Q, uint64_t dO,
                                                   const float *above, const float *mended, int4 numbers, int i0) {
         const int row = row_of_thread(), t = threadIdx.x % 4;

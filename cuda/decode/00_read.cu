@@ -1,6 +1,7 @@
 // Read: the floor.
 //
-// What it does: it reads the keys and values that an answer needs, page by page through the tables, and computes nothing.
+// What it does: it reads the keys and values that an answer needs, page by page through the tables, and computes
+// nothing.
 // Why: decoding does hardly anything but read, so no kernel is faster than this one, which reads as the last one does.
 // `python -m bench.decode` times it beside the others.
 #include "tiles.cuh"

@@ -1,13 +1,14 @@
 // Paged V1: one block for each query token and head.
 //
-// What it does: vLLM's first kernel, written anew from what it computes. A block walks through the pages of its sequence and
-// keeps the scores of all tokens in shared memory; then their softmax; then it walks through the pages of values. Two
-// threads share a token's key, so that 64 tokens are met at a time and a warp reads whole sectors of 32 bytes.
-// Why so: no token waits for another, and a score is computed once. As many blocks as there are heads and sequences fill
-// the GPU in a large batch.
-// What it costs: shared memory holds one sequence of some 57,000 tokens at most, and the longer it is, the fewer blocks a
-// multiprocessor has. A single sequence leaves most of the GPU idle, and the longest one of a batch is waited for. All heads
-// of a group read the same keys and values, each for itself.
+// What it does: vLLM's first kernel, written anew from what it computes. A block walks through the pages of its
+// sequence and keeps the scores of all tokens in shared memory; then their softmax; then it walks through the pages of
+// values. Two threads share a token's key, so that 64 tokens are met at a time and a warp reads whole sectors of 32
+// bytes.
+// Why so: no token waits for another, and a score is computed once. As many blocks as there are heads and sequences
+// fill the GPU in a large batch.
+// What it costs: shared memory holds one sequence of some 57,000 tokens at most, and the longer it is, the fewer blocks
+// a multiprocessor has. A single sequence leaves most of the GPU idle, and the longest one of a batch is waited for.
+// All heads of a group read the same keys and values, each for itself.
 #include "piece.cuh"
 
 static_assert(ROWS == 1, "a block has one row");

@@ -1,12 +1,13 @@
 // Paged V2: partitions of 512 tokens, and a reduction.
 //
 // What changed: a block takes one partition of a sequence, not all of it, and leaves its maximum m, sum l and O in the
-// workspace. A second launch merges the partitions of each row: with M the largest m, O = sum 2^(m - M) O / sum 2^(m - M) l.
+// workspace. A second launch merges the partitions of each row: with M the largest m, O = sum 2^(m - M) O / sum 2^(m -
+// M) l.
 // Why it is faster: a long sequence has many blocks, and the scores of one partition always fit in shared memory: any
 // length, and many blocks to a multiprocessor.
-// What it costs: a launch more, and partial answers that travel to and fro. The grid is as wide as the tables: where one
-// sequence is long and the others are short, most blocks find nothing to do. (vLLM keeps partial answers in the query's
-// type; here they are float.) The heads of a group still read the same keys and values each for itself.
+// What it costs: a launch more, and partial answers that travel to and fro. The grid is as wide as the tables: where
+// one sequence is long and the others are short, most blocks find nothing to do. (vLLM keeps partial answers in the
+// query's type; here they are float.) The heads of a group still read the same keys and values each for itself.
 #include "piece.cuh"
 
 static_assert(ROWS == 1, "a block has one row");

@@ -1,11 +1,12 @@
 // Grouped: all heads of a group together.
 //
-// What changed: a block takes ROWS query rows that share a head of the cache: the heads of its group, and all query tokens.
-// A number of a key that has come from memory meets all of them while it is in a register, and so does one of a value.
+// What changed: a block takes ROWS query rows that share a head of the cache: the heads of its group, and all query
+// tokens. A number of a key that has come from memory meets all of them while it is in a register, and so does one of a
+// value.
 // Why it is faster: with 32 heads on 8 of the cache, keys and values are read once instead of four times; decoding does
 // hardly anything but read.
-// What it costs: registers for the sums of all rows, and shared memory for their queries and scores, so fewer blocks to a
-// multiprocessor. More than ROWS rows take several blocks, which read the same keys and values again.
+// What it costs: registers for the sums of all rows, and shared memory for their queries and scores, so fewer blocks to
+// a multiprocessor. More than ROWS rows take several blocks, which read the same keys and values again.
 #include "piece.cuh"
 
 constexpr int PARTITION = 512;

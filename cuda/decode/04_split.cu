@@ -1,18 +1,18 @@
 // Split: pieces by the actual length, in one launch.
 //
-// What changed: the grid is as large as the GPU, whatever the tables are. Each block counts the pieces that the sequences
-// really have, and takes one after the other, whoever is ready the next one. Long pieces are gone through in steps, with the
-// running maximum and sum of FlashAttention. The block that finishes the last piece of a sequence merges them, in order; a
-// sequence of one piece is answered at once.
-// Why it is faster: no block finds nothing to do, one long sequence among short ones is spread over all multiprocessors,
-// and there is no second launch to wait for.
-// What it costs: the counting, some microseconds with thousands of sequences; and a counter for each sequence and head, to
-// be zero before the first launch (each launch leaves zeros).
+// What changed: the grid is as large as the GPU, whatever the tables are. Each block counts the pieces that the
+// sequences really have, and takes one after the other, whoever is ready the next one. Long pieces are gone through in
+// steps, with the running maximum and sum of FlashAttention. The block that finishes the last piece of a sequence
+// merges them, in order; a sequence of one piece is answered at once.
+// Why it is faster: no block finds nothing to do, one long sequence among short ones is spread over all
+// multiprocessors, and there is no second launch to wait for.
+// What it costs: the counting, some microseconds with thousands of sequences; and a counter for each sequence and head,
+// to be zero before the first launch (each launch leaves zeros).
 #include "pieces.cuh"
 #include "piece.cuh"
 
-// Behind the counters of the launch there is one for each sequence, tile of rows and head of the cache; then, from a multiple
-// of 16 bytes on, there are partial answers.
+// Behind the counters of the launch there is one for each sequence, tile of rows and head of the cache; then, from a
+// multiple of 16 bytes on, there are partial answers.
 __device__ __forceinline__ int *counter_of(const Decode &a, const Piece &piece) {
     const long long which = ((long long)piece.of.s * div_up(rows_of(a), ROWS) + piece.tile) * a.kv_heads;
     return static_cast<int *>(a.workspace) + LAUNCH_COUNTERS + which + piece.of.kv_head;
@@ -22,8 +22,8 @@ __device__ __forceinline__ float *partials_of(const Decode &a) {
     return static_cast<float *>(a.workspace) + LAUNCH_COUNTERS + (counters + 3) / 4 * 4;
 }
 
-// Whether this block is the last of `count` that have come here with this counter, each after it has written what the last
-// one will read. The counter is zero again afterwards.
+// Whether this block is the last of `count` that have come here with this counter, each after it has written what the
+// last one will read. The counter is zero again afterwards.
 __device__ __forceinline__ bool last_of(int *counter, int count) {
     __shared__ bool is_last;
     __threadfence();

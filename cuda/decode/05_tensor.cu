@@ -1,20 +1,20 @@
 // Tensor: products on tensor cores, keys and values straight from memory into their registers.
 //
-// What changed: a warp takes 16 tokens at a time and computes S = Q Kᵀ and Oᵀ = Vᵀ Pᵀ on tensor cores (see tensor.cuh). Each
-// lane loads what it will multiply (see tiles.cuh); shared memory has the query and the numbers of pages. The next tile's
-// keys are asked for as soon as S has been computed, its values as soon as O has. Warps have maxima and sums of their own,
-// and meet at the end of a piece. A block has one piece (see one_piece.cuh), and the GPU begins one where another ends; where
-// that does not serve, blocks take piece after piece (see piece_after_piece.cuh). Nobody counts a sequence's pieces: partial
-// answers are merged by a launch of its own, which begins while this one runs and waits for its end, or, where they are few,
-// by clusters of blocks (see cluster.cuh). fp8 becomes half in registers.
-// Why it is faster: between the arrival of a tile and the next, a warp has some 250 instructions to do instead of thousands,
-// so it mostly waits for memory, not memory for it; 12 to 16 warps to a multiprocessor have 64 to 128 KB under way, more than
-// the memory's rate needs, also while a block among them begins or ends. To count and merge in between took them 2 to 4 % of
-// the time.
-// What it costs: P and the query are rounded to 16 bits, so there is no fp32, for which grouped is there. A tile's registers
-// leave room for few warps: what can wait in shared memory does. In small batches much of the time is that of beginning and
-// ending: there blocks know their pieces sooner. All forms give the same bytes, for a piece's tiles have the same warps and
-// the same order.
+// What changed: a warp takes 16 tokens at a time and computes S = Q Kᵀ and Oᵀ = Vᵀ Pᵀ on tensor cores (see tensor.cuh).
+// Each lane loads what it will multiply (see tiles.cuh); shared memory has the query and the numbers of pages. The next
+// tile's keys are asked for as soon as S has been computed, its values as soon as O has. Warps have maxima and sums of
+// their own, and meet at the end of a piece. A block has one piece (see one_piece.cuh), and the GPU begins one where
+// another ends; where that does not serve, blocks take piece after piece (see piece_after_piece.cuh). Nobody counts a
+// sequence's pieces: partial answers are merged by a launch of its own, which begins while this one runs and waits for
+// its end, or, where they are few, by clusters of blocks (see cluster.cuh). fp8 becomes half in registers.
+// Why it is faster: between the arrival of a tile and the next, a warp has some 250 instructions to do instead of
+// thousands, so it mostly waits for memory, not memory for it; 12 to 16 warps to a multiprocessor have 64 to 128 KB
+// under way, more than the memory's rate needs, also while a block among them begins or ends. To count and merge in
+// between took them 2 to 4 % of the time.
+// What it costs: P and the query are rounded to 16 bits, so there is no fp32, for which grouped is there. A tile's
+// registers leave room for few warps: what can wait in shared memory does. In small batches much of the time is that of
+// beginning and ending: there blocks know their pieces sooner. All forms give the same bytes, for a piece's tiles have
+// the same warps and the same order.
 #include "one_piece.cuh"
 #include "piece_after_piece.cuh"
 

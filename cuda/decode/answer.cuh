@@ -11,8 +11,8 @@ __device__ __forceinline__ void answer_number(const Decode &a, long long place, 
     if (d == 0) a.lse[place] = l == 0 ? NEG_INF : m * LN2 + logf(l);
 }
 
-// Partial answers in the workspace: of each place, `parts` times m, l, and HEAD_DIM numbers of O from the fourth on, which
-// are read and written four at a time.
+// Partial answers in the workspace: of each place, `parts` times m, l, and HEAD_DIM numbers of O from the fourth on,
+// which are read and written four at a time.
 constexpr int PARTIAL = HEAD_DIM + 4, QUADS = HEAD_DIM / 4;
 
 __device__ __forceinline__ void keep_number(float *partials, long long which, int d, float m, float l, float o) {

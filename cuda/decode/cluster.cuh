@@ -1,5 +1,5 @@
-// Few pieces merged without another launch: the blocks that may have a piece of the same sequence, head of the cache and
-// rows are a cluster, from Hopper on, and read each other's partial answers in shared memory.
+// Few pieces merged without another launch: the blocks that may have a piece of the same sequence, head of the cache
+// and rows are a cluster, from Hopper on, and read each other's partial answers in shared memory.
 //
 // Blocks that find no piece leave: nobody waits for them, or reads what is theirs. The others share the rows.
 #pragma once

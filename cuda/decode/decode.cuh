@@ -1,5 +1,5 @@
-// What every kernel of paged decode shares: its argument, the macros it is built with, and where numbers are and how they
-// are stored.
+// What every kernel of paged decode shares: its argument, the macros it is built with, and where numbers are and how
+// they are stored.
 //
 // Macros, set by flashcli/kernels/decode.py so that launch and kernel cannot disagree:
 //   HEAD_DIM    D, a multiple of 8 up to 256            PAGE        tokens a page has room for, a power of two
@@ -13,8 +13,9 @@
 #endif
 #include "common.cuh"
 
-// The one argument of every __global__ function, by value. Strides are in numbers, not bytes; null pointers stand for what
-// was not given. A row is a query token t and a head: the rows of a head of the cache are t * group + head % group.
+// The one argument of every __global__ function, by value. Strides are in numbers, not bytes; null pointers stand for
+// what was not given. A row is a query token t and a head: the rows of a head of the cache are t * group + head %
+// group.
 struct Decode {
     const void *query;        // [S, T, H, D]; heads follow each other, sequences and tokens are strides apart
     const void *key_cache;    // a page, a head and a slot are strides apart, and within a slot the chunks of 16 bytes
@@ -141,8 +142,8 @@ __device__ __forceinline__ void store_answer(const Decode &a, long long at, floa
 
 // ---- where things are
 
-// A sequence as a block sees it, with one head of the cache and the rows from row0 on. A length that its row of the table
-// has no room for is cut to it: memory that is not the table's is never read.
+// A sequence as a block sees it, with one head of the cache and the rows from row0 on. A length that its row of the
+// table has no room for is cut to it: memory that is not the table's is never read.
 struct Sequence {
     int s, kv_head, row0, length;
     const int *table;
@@ -161,8 +162,8 @@ __device__ __forceinline__ Sequence sequence_of(const Decode &a, int s, int kv_h
     return {s, kv_head, row0, length_of(a, s), a.block_tables + s * a.table_row};
 }
 
-// The page of a token. Products of it need 64 bits: a cache may have more than 2^31 numbers. A page that the cache has not
-// is replaced by one that it has.
+// The page of a token. Products of it need 64 bits: a cache may have more than 2^31 numbers. A page that the cache has
+// not is replaced by one that it has.
 __device__ __forceinline__ long long page_of(const Decode &a, const Sequence &of, int token) {
     const int page = __ldg(of.table + token / PAGE);
     return (unsigned)page < (unsigned)a.pages ? page : 0;

@@ -24,8 +24,9 @@ __device__ __forceinline__ float sum_of_lanes(float x) {
     return x;
 }
 
-// That of `count` partial answers, which are at partial_of(0), partial_of(1) and so on, in this order. All are asked for at
-// once: each lane has m and l of one of them, and its quads of all. NaN in m is not lost: it comes back in l and O.
+// That of `count` partial answers, which are at partial_of(0), partial_of(1) and so on, in this order. All are asked
+// for at once: each lane has m and l of one of them, and its quads of all. NaN in m is not lost: it comes back in l and
+// O.
 template <typename Of>
 __device__ __forceinline__ RowSum merged_by_warp(Of partial_of, int count) {
     const int lane = threadIdx.x % 32, which = lane % AT_ONCE;
@@ -65,8 +66,8 @@ __device__ __forceinline__ void for_each_quad(const RowSum &sum, Do what) {
 // By a warp for each AT_ONCE partial answers that there may be.
 __device__ __forceinline__ void merge_row(const Decode &a, int place, int warp, float *scratch) {
     const int count = pieces_of(a, length_of(a, place / a.heads / a.tokens));
-    // What is launched next waits for this launch alone, which therefore must not end before the one before it: its first
-    // block waits, even if all rows have been answered.
+    // What is launched next waits for this launch alone, which therefore must not end before the one before it: its
+    // first block waits, even if all rows have been answered.
     if (count == 1 && place > 0) return;
     const float v_scale = v_scale_of(a);
     await_launch_before();

@@ -1,14 +1,14 @@
 // Attention with tensor cores where a block has one piece, or none.
 //
-// Nothing is to be found or asked for beyond it, so its registers and instructions serve its tiles alone: UNDER_WAY of a
-// warp at a time. The bytes are those of the other form, for a piece's tiles have the same warps and the same order.
+// Nothing is to be found or asked for beyond it, so its registers and instructions serve its tiles alone: UNDER_WAY of
+// a warp at a time. The bytes are those of the other form, for a piece's tiles have the same warps and the same order.
 #pragma once
 #include "cluster.cuh"
 
 // Each way to the block's piece leaves two groups of copies: its first tiles' pages, and its queries.
 
-// The block's number says what to ask for while the length is on its way. Where there is a window, or the length decides how
-// long pieces are, that may be wrong, and pages are asked for again.
+// The block's number says what to ask for while the length is on its way. Where there is a window, or the length
+// decides how long pieces are, that may be wrong, and pages are asked for again.
 __device__ __forceinline__ bool find_ahead_of_length(const Decode &a, Work &work, Piece &piece) {
     const Numbered mine = numbered<CLUSTER>(a);
     const int length = length_of(a, mine.s);

@@ -1,5 +1,5 @@
-// The three steps of attention for some tokens of one sequence, with CUDA cores: scores, softmax, the sum of values. The
-// first four kernels differ in which tokens and rows a block takes, not in these.
+// The three steps of attention for some tokens of one sequence, with CUDA cores: scores, softmax, the sum of values.
+// The first four kernels differ in which tokens and rows a block takes, not in these.
 //
 // Scores are in powers of two: their factor is scale * k_scale * log2(e). What a block keeps in shared memory:
 //   q [ROWS][HEAD_DIM]    the queries           S [ROWS][stride]   scores, then P = 2^(S - m)
@@ -27,8 +27,8 @@ __device__ __forceinline__ void load_queries(const Decode &a, const Sequence &of
     __syncthreads();
 }
 
-// S[r][j] = q_r · k_(first + j) + ALiBi's share, for tokens first to end - 1; -inf where row r does not see the token. What
-// no row sees is not read. seen[j] says whether some row does.
+// S[r][j] = q_r · k_(first + j) + ALiBi's share, for tokens first to end - 1; -inf where row r does not see the token.
+// What no row sees is not read. seen[j] says whether some row does.
 __device__ __forceinline__ void scores(const Decode &a, const Sequence &of, const float *q, int first, int end,
                                        float *S, int stride, unsigned char *seen) {
     const int lane = threadIdx.x % LANES;

@@ -1,9 +1,11 @@
-// Attention with tensor cores where most blocks might find no piece if there were one for each that the tables have room for;
-// and in large batches with heads of more than 128 numbers, of which a multiprocessor has two blocks in either form.
+// Attention with tensor cores where most blocks might find no piece if there were one for each that the tables have
+// room for; and in large batches with heads of more than 128 numbers, of which a multiprocessor has two blocks in
+// either form.
 //
-// As many blocks as the GPU holds, each with its first piece by its own number, draw the numbers of others. While a piece's
-// first tile is on its way, the piece after it is found and its pages and queries are asked for; its first tile is asked for
-// like any next one. So a block never waits between two pieces, which takes registers and instructions, also of each tile.
+// As many blocks as the GPU holds, each with its first piece by its own number, draw the numbers of others. While a
+// piece's first tile is on its way, the piece after it is found and its pages and queries are asked for; its first tile
+// is asked for like any next one. So a block never waits between two pieces, which takes registers and instructions,
+// also of each tile.
 #pragma once
 #include "tensor.cuh"
 

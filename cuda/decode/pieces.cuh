@@ -1,13 +1,13 @@
 // Sequences cut into pieces by their lengths, and the way from a number of a piece to the sequence that has it.
 //
-// FINDS, a macro of the kernels whose blocks may have one piece alone, says how. Where all pieces run at once, a block finds
-// its own by all lengths; where they are few, by its number, ahead of the length; where they are many, by its number and the
-// length, which is the least to wait for. Blocks take piece after piece where none of these serves.
+// FINDS, a macro of the kernels whose blocks may have one piece alone, says how. Where all pieces run at once, a block
+// finds its own by all lengths; where they are few, by its number, ahead of the length; where they are many, by its
+// number and the length, which is the least to wait for. Blocks take piece after piece where none of these serves.
 //
-// How a sequence is cut depends on nothing but its own length, so that its answer has the same bytes in whatever company
-// and on whatever GPU. Up to WHOLE tokens are one piece; beyond, there are pieces of PIECE tokens, but no more than
-// MAX_PIECES, for partial answers need room for as many as there may be. Pieces of more than two PIECE are rounded to half
-// a PIECE: the more of them there are, the more evenly multiprocessors share them.
+// How a sequence is cut depends on nothing but its own length, so that its answer has the same bytes in whatever
+// company and on whatever GPU. Up to WHOLE tokens are one piece; beyond, there are pieces of PIECE tokens, but no more
+// than MAX_PIECES, for partial answers need room for as many as there may be. Pieces of more than two PIECE are rounded
+// to half a PIECE: the more of them there are, the more evenly multiprocessors share them.
 #pragma once
 #include "answer.cuh"
 
@@ -46,8 +46,8 @@ __device__ __forceinline__ int pieces_of(const Decode &a, int length) {
     return size == PIECE ? div_up(used, PIECE) : div_up(used, size);  // dividing takes a while
 }
 
-// Pieces are counted over all sequences, with the heads of the cache as neighbours, which they are in a page, and then the
-// tiles of rows: how many a sequence has for each of its own.
+// Pieces are counted over all sequences, with the heads of the cache as neighbours, which they are in a page, and then
+// the tiles of rows: how many a sequence has for each of its own.
 __device__ __forceinline__ unsigned heads_and_tiles(const Decode &a) { return a.kv_heads * div_up(rows_of(a), ROWS); }
 
 // One of `count` pieces of a sequence, for the head and tile that `which` of `heads_and_tiles` stands for.
@@ -120,9 +120,9 @@ __device__ __forceinline__ void bring_tables_and_queries(const Decode &a) {
     bring(a.query, ((a.sequences - 1) * a.query_sequence + a.heads * HEAD_DIM) * bytes_of(QUERY_TYPE));
 }
 
-// The piece of the block's number among all that there are, found by each warp for itself, which takes no barrier; false if
-// there is none. Sequences have as many blocks as they have pieces, and those left over are the last ones: so that many
-// blocks are spread evenly over multiprocessors.
+// The piece of the block's number among all that there are, found by each warp for itself, which takes no barrier;
+// false if there is none. Sequences have as many blocks as they have pieces, and those left over are the last ones: so
+// that many blocks are spread evenly over multiprocessors.
 __device__ __forceinline__ bool find_by_lengths(const Decode &a, Piece &piece) {
     const int lane = threadIdx.x % 32;
     int length = length_or_zero(a, lane);  // what everything waits for
@@ -148,8 +148,8 @@ __device__ __forceinline__ bool find_alone(const Decode &a, Piece &piece) {
     return HOW == BY_NUMBER ? find_by_number(a, piece) : find_by_lengths(a, piece);
 }
 
-// Finds one piece after the other by their numbers. It knows THREADS sequences at a time; all threads of the block call it
-// together, with numbers that only grow.
+// Finds one piece after the other by their numbers. It knows THREADS sequences at a time; all threads of the block call
+// it together, with numbers that only grow.
 struct Pieces {
     int s0, before;     // the first of these sequences, and how many pieces the ones before it have
     int ends[THREADS];  // how many pieces the sequences from s0 to s0 + i have
@@ -168,7 +168,8 @@ struct Pieces {
         const int s = s0 + THREADS + threadIdx.x;
         learn(a, before + ends[THREADS - 1], s, length_or_zero(a, s));
     }
-    // `passed` pieces are of sequences before these. Each thread has the length of sequence s, the first one that of s0.
+    // `passed` pieces are of sequences before these. Each thread has the length of sequence s, the first one that of
+    // s0.
     __device__ void learn(const Decode &a, int passed, int s, int length) {
         const int warp = threadIdx.x / 32;
         int end = sum_up_to_lane(s < a.sequences ? pieces_of(a, length) : 0);
@@ -197,13 +198,12 @@ struct Pieces {
     }
 };
 
-// The workspace of a launch over pieces begins with two counters of the launch: how many numbers of pieces have been drawn,
-// and how many blocks have left.
+// The workspace of a launch over pieces begins with two counters of the launch: how many numbers of pieces have been
+// drawn, and how many blocks have left.
 constexpr int LAUNCH_COUNTERS = 4;
 
-// The number of another piece, for one thread of a block, beyond those that follow from the block's own number. Who is early
-// takes more. For one thread alone: the compiler would have a warp add together, and so wait
-// for the sum at once.
+// The number of another piece, for one thread of a block, beyond those that follow from the block's own number. Who is
+// early takes more. For one thread alone: the compiler would have a warp add together, and so wait for the sum at once.
 __device__ __forceinline__ int take(const Decode &a) {
     return atomicInc(static_cast<unsigned *>(a.workspace), 0x7fffffff);
 }

@@ -1,8 +1,8 @@
 // Attention with tensor cores by pieces: what a warp does with a tile, and how the warps of a block meet.
 //
-// S = Q Kᵀ has the query rows where tensor cores want 16 rows (half of them zeros with ROWS = 8) and tokens where they want 8
-// columns, Oᵀ = Vᵀ Pᵀ numbers of the head and query rows: so S comes out where Pᵀ goes in, keys are multiplied as they
-// came from memory, and a group of up to 8 heads needs no sums for 16.
+// S = Q Kᵀ has the query rows where tensor cores want 16 rows (half of them zeros with ROWS = 8) and tokens where they
+// want 8 columns, Oᵀ = Vᵀ Pᵀ numbers of the head and query rows: so S comes out where Pᵀ goes in, keys are multiplied
+// as they came from memory, and a group of up to 8 heads needs no sums for 16.
 #pragma once
 #include "tiles.cuh"
 
@@ -15,9 +15,9 @@ static_assert((ROWS == 8 || ROWS == 16) && QUERY_TYPE != FP32, "what tensor core
 
 // ---- instructions
 
-// d += a b: a is 16 x 16, b 16 x 8. Lane 4g + t has of a rows g and g + 8, columns 2t, 2t + 1 (a[0], a[1]) and 8 more to the
-// right (a[2], a[3]); of b rows 2t, 2t + 1 (b[0]) and 8 further down (b[1]) of column g; of d rows g (d[0], d[1]) and g + 8
-// (d[2], d[3]), columns 2t, 2t + 1.
+// d += a b: a is 16 x 16, b 16 x 8. Lane 4g + t has of a rows g and g + 8, columns 2t, 2t + 1 (a[0], a[1]) and 8 more
+// to the right (a[2], a[3]); of b rows 2t, 2t + 1 (b[0]) and 8 further down (b[1]) of column g; of d rows g (d[0],
+// d[1]) and g + 8 (d[2], d[3]), columns 2t, 2t + 1.
 __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #if QUERY_TYPE == FP16
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
@@ -164,7 +164,8 @@ __device__ __forceinline__ void know_rows(const Decode &a, const Sequence &seque
     }
 }
 
-// Everything that a piece needs besides its tiles. It leaves two groups of copies: the first tiles' pages, and the queries.
+// Everything that a piece needs besides its tiles. It leaves two groups of copies: the first tiles' pages, and the
+// queries.
 __device__ __forceinline__ void prepare(const Decode &a, const Piece &piece, Work &work) {
     const Rows rows = rows_of_lane(a, piece.of);
     work.pages.start(piece);
@@ -179,8 +180,8 @@ __device__ __forceinline__ bool is_seen(const Decode &a, const Row &row, int tok
     return block > row.block || ((unsigned)block + row.phase) % (unsigned)a.sparse_stride == 0;
 }
 
-// What a warp has of its tokens so far: a lane has m and l of row g of each eight, l of its own tokens only; of Oᵀ rows 2t
-// and 2t + 1.
+// What a warp has of its tokens so far: a lane has m and l of row g of each eight, l of its own tokens only; of Oᵀ rows
+// 2t and 2t + 1.
 struct State {
     float m[COLUMNS], l[COLUMNS];
     float o[COLUMNS][VALUE_STEPS][4];
@@ -218,12 +219,12 @@ __device__ __forceinline__ void multiply_keys(const Keys &keys, const Work &work
     }
 }
 
-// By how much, in powers of two, scores may exceed the maximum that P is taken from before that is renewed: most tiles need
-// not rescale O. P has 16 bits, so its largest must stay far from the largest half.
+// By how much, in powers of two, scores may exceed the maximum that P is taken from before that is renewed: most tiles
+// need not rescale O. P has 16 bits, so its largest must stay far from the largest half.
 constexpr float SLACK = 8;
 
-// S becomes P, as b of the product for Oᵀ, and the state is that after this tile, but for the product. `whole`: all its tokens
-// are the piece's.
+// S becomes P, as b of the product for Oᵀ, and the state is that after this tile, but for the product. `whole`: all its
+// tokens are the piece's.
 __device__ __forceinline__ void softmax(const Decode &a, const Work &work, Scores &scores, float factor, int token0,
                                         bool whole, State &state, unsigned (&p)[COLUMNS][2]) {
 #pragma unroll
@@ -276,14 +277,14 @@ __device__ __forceinline__ Tile tile_at(const Pages &pages, const Piece &piece, 
     return {pages.of_tile(token0), piece.of.kv_head, token0, token0 < piece.end};
 }
 
-// A tile's keys and values go into the state, if there is `any`, and those of the next one that the registers are for, at
-// token `first` of `of`, are asked for, each as soon as can be. `whole`: all of the tile is the piece's.
+// A tile's keys and values go into the state, if there is `any`, and those of the next one that the registers are for,
+// at token `first` of `of`, are asked for, each as soon as can be. `whole`: all of the tile is the piece's.
 __device__ __forceinline__ void take_tile(const Decode &a, const Work &work, const float &factor, int token0, bool any,
                                           bool whole, const Work &of, int first, Keys &keys, Values &values,
                                           State &state) {
     Scores s = {};
-    // Without a tile it is of no use, but a branch would keep addresses from being computed meanwhile. Those of 16 pages are
-    // too many for that.
+    // Without a tile it is of no use, but a branch would keep addresses from being computed meanwhile. Those of 16
+    // pages are too many for that.
     if (PAGE > 1 || any) multiply_keys(keys, work, s);
     const Tile next = tile_at(of.pages, of.piece, first);
     load_keys(a, next, keys);
@@ -354,8 +355,8 @@ __device__ __forceinline__ int rows_of_piece(const Decode &a, const Piece &piece
     return smaller(ROWS, rows_of(a) - piece.of.row0);
 }
 
-// What the warps have handed in: an answer if the piece is all of its sequence, else a partial one, which keep(r, quad, sum)
-// puts where it is to be.
+// What the warps have handed in: an answer if the piece is all of its sequence, else a partial one, which keep(r, quad,
+// sum) puts where it is to be.
 template <typename Keep>
 __device__ __forceinline__ void store_sums(const Decode &a, const Work &work, const Meeting &meeting, const float *O,
                                            Keep keep) {

@@ -1,10 +1,12 @@
 // Which numbers of a tile of 16 tokens a lane multiplies, and where in memory they are.
 //
-// Lane 4g + t has of tokens g and g + 8 every fourth 16 bytes of the keys, from the t-th on; and of four tokens, 2t, 2t + 1,
-// 2t + 8 and 2t + 9, every eighth 16 bytes of the values, from the g-th on. So a warp's load takes whole sectors of memory,
-// and each number is in the lane that multiplies it: how columns of Q and rows of O are numbered is ours to choose.
+// Lane 4g + t has of tokens g and g + 8 every fourth 16 bytes of the keys, from the t-th on; and of four tokens, 2t, 2t
+// + 1, 2t + 8 and 2t + 9, every eighth 16 bytes of the values, from the g-th on. So a warp's load takes whole sectors
+// of memory, and each number is in the lane that multiplies it: how columns of Q and rows of O are numbered is ours to
+// choose.
 //
-// With TRANSPOSED, values of neighbouring tokens are neighbours: the lane has tokens 4t to 4t + 3 of numbers g, g + 8, ..
+// With TRANSPOSED, values of neighbouring tokens are neighbours: the lane has tokens 4t to 4t + 3 of numbers g, g + 8,
+// ..
 #pragma once
 #include "pieces.cuh"
 
@@ -30,9 +32,9 @@ __device__ __forceinline__ int token_of_lane(int t, int i) {
     return TRANSPOSED ? 4 * t + i : 2 * t + i % 2 + i / 2 * 8;
 }
 
-// 16, 8 or 4 bytes into registers that keep what they have if it is not wanted: a branch would be a copy of each after it,
-// which waits for what has just been asked for. What is read once only need not stay in the first-level cache; and memory
-// gives whole lines of 128 bytes sooner than their halves, one for this load and one for the next.
+// 16, 8 or 4 bytes into registers that keep what they have if it is not wanted: a branch would be a copy of each after
+// it, which waits for what has just been asked for. What is read once only need not stay in the first-level cache; and
+// memory gives whole lines of 128 bytes sooner than their halves, one for this load and one for the next.
 template <int BYTES>
 __device__ __forceinline__ void stream(const unsigned char *from, bool wanted, unsigned *to) {
     if constexpr (BYTES == 16)
@@ -89,7 +91,8 @@ struct Tile {
     bool wanted;         // or there is none
 };
 
-// The pages of the tiles that each warp has of a piece, as far as they are known: those of AHEAD tiles, a run, and of the next.
+// The pages of the tiles that each warp has of a piece, as far as they are known: those of AHEAD tiles, a run, and of
+// the next.
 struct Pages {
     int of[WARPS][2 * AHEAD * PAGES];
 
@@ -134,8 +137,8 @@ __device__ __forceinline__ unsigned slot_of_token(const Tile &tile, int token) {
     return (unsigned)(tile.first + token) % PAGE;
 }
 
-// Loads what the lane multiplies of a tile. What lies after the end of the sequence, or before the window, is loaded too, and
-// may be anything.
+// Loads what the lane multiplies of a tile. What lies after the end of the sequence, or before the window, is loaded
+// too, and may be anything.
 __device__ __forceinline__ void load_keys(const Decode &a, const Tile &tile, Keys &keys) {
     const unsigned char *const cache =
         static_cast<const unsigned char *>(a.key_cache) + tile.kv_head * a.key_head * CACHE_BYTES;
@@ -172,7 +175,8 @@ __device__ __forceinline__ void load_values(const Decode &a, const Tile &tile, V
     }
 }
 
-// Zeros in place of values of tokens of the tile at token0 that are not among those from `first` to the end: 0 * NaN is NaN.
+// Zeros in place of values of tokens of the tile at token0 that are not among those from `first` to the end: 0 * NaN is
+// NaN.
 __device__ __forceinline__ void clear(int token0, int first, int end, Values &values) {
 #pragma unroll
     for (int n = 0; n < VALUE_LOADS; ++n)

@@ -1,13 +1,15 @@
-// Write: new keys and values into the slots of the cache. No rung of the ladder, but what fills the cache that they read.
+// Write: new keys and values into the slots of the cache. No rung of the ladder, but what fills the cache that they
+// read.
 //
-// What it does: a thread takes one vector of a token's key and of its value, as many numbers as the cache has in 16 bytes,
-// and stores them where the token's slot is; fp8 as the number divided by the scale, rounded to even, and cut to the largest
-// finite one. What goes nowhere is not read: a token whose slot is negative, or beyond the cache.
-// Why: it is vLLM's reshape_and_cache. A key's vector is whole in every layout. In vLLM's layout of values, neighbouring
-// numbers of a token are PAGE numbers apart, so they are stored one by one.
+// What it does: a thread takes one vector of a token's key and of its value, as many numbers as the cache has in 16
+// bytes, and stores them where the token's slot is; fp8 as the number divided by the scale, rounded to even, and cut to
+// the largest finite one. What goes nowhere is not read: a token whose slot is negative, or beyond the cache.
+// Why: it is vLLM's reshape_and_cache. A key's vector is whole in every layout. In vLLM's layout of values,
+// neighbouring numbers of a token are PAGE numbers apart, so they are stored one by one.
 #include "decode.cuh"
 
-// The one argument, by value. Strides are in numbers. A scale that is on the device is read there, else it is the factor.
+// The one argument, by value. Strides are in numbers. A scale that is on the device is read there, else it is the
+// factor.
 struct WriteKv {
     const void *key, *value;  // [tokens, Hkv, D]: tokens and heads are strides apart
     void *key_cache, *value_cache;

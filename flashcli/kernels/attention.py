@@ -256,7 +256,7 @@ def _paired_tiling(problem: Problem, Bc: int) -> Tiling:
     D, Br, stages = _padded(problem.d), 64, 3
     K, V = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
     shared = _beside_tiles(problem, Br) + (stages - 1) * K + stages * V + _slot_bytes(problem)
-    return Tiling(Br, Bc, 3 * 128, shared, (("STAGES", stages), ("PINGPONG", 0), ("PAIRED", 1)))
+    return Tiling(Br, Bc, 3 * 128, shared, (("STAGES", stages), ("PINGPONG", 0)))
 
 
 def _with_chunks(tiling: Tiling, problem: Problem, sharing: chunks.Sharing) -> Tiling:
@@ -264,10 +264,14 @@ def _with_chunks(tiling: Tiling, problem: Problem, sharing: chunks.Sharing) -> T
     if chunks.chunks(problem, tiling.Bc) == 1:
         return tiling
     cluster, parked = chunks.cluster(problem, tiling.Bc, sharing), tiling.Br // 64 * _slot_bytes(problem)
-    spread, fits = sharing.spread and cluster == 1, tiling.shared + parked <= HOPPER_SHARED - STATIC
-    park = fits and not spread
-    macros = ("SPLIT", 1), ("SPREAD", int(spread)), ("PARK_SHARED", int(park)), ("CLUSTER", cluster)
-    return tiling._replace(shared=tiling.shared + parked * park, macros=tiling.macros + macros)
+    fits = tiling.shared + parked <= HOPPER_SHARED - STATIC
+    if cluster > 1:
+        way = chunks.MEET
+    else:
+        way = chunks.SPREAD if sharing.spread else chunks.FOLD_SHARED if fits else chunks.FOLD
+    in_shared = parked if way in (chunks.FOLD_SHARED, chunks.MEET) else 0
+    macros = ("SHARING", way), ("CLUSTER", cluster)
+    return tiling._replace(shared=tiling.shared + in_shared, macros=tiling.macros + macros)
 
 
 def _is_best(sharing: chunks.Sharing, Bc: int, problem: Problem) -> bool:
@@ -312,8 +316,14 @@ def _slot_bytes(problem: Problem) -> int:
     return 64 * _padded(problem.d, LEAST_HEAD) * 4 + 128 * 2 * 16
 
 
-def _is_spread(tiling: Tiling) -> bool:
-    return dict(tiling.macros).get("SPREAD") == 1
+def way_of(tiling: Tiling) -> int:
+    """How blocks share the keys of a row tile: `chunks.WHOLE`, where they do not, to `chunks.MEET`."""
+    return dict(tiling.macros).get("SHARING", chunks.WHOLE)
+
+
+def is_paired(tiling: Tiling) -> bool:
+    """Whether two warpgroups have the same 64 rows."""
+    return tiling.threads > 128 + 2 * tiling.Br
 
 
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
@@ -327,19 +337,18 @@ def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
 
 
 def _wgmma_products(tiling: Tiling, problem: Problem) -> Launch:
-    macros = dict(tiling.macros)
-    cluster, single = macros.get("CLUSTER", 1), problem.causal or macros.get("PAIRED")
-    if not _is_spread(tiling) and cluster == 1:
+    way, single = way_of(tiling), problem.causal or is_paired(tiling)
+    if way not in (chunks.SPREAD, chunks.MEET):
         [launch] = (block_per_row_tile if single else _block_per_multiprocessor)(tiling, problem)
         return launch
     pieces = problem.B * ceil_div(problem.M, tiling.Br) * chunks.chunks(problem, tiling.Bc)
-    grid = pieces if single or cluster > 1 else min(pieces, problem.sms)
+    grid = pieces if single or way == chunks.MEET else min(pieces, problem.sms)
     return Launch("attention", grid, tiling.threads, tiling.shared)
 
 
 def chunk_tiles(tiling: Tiling, problem: Problem) -> int:
     """How many tiles of keys are a chunk; 0 where a kernel cuts none."""
-    return chunks.chunk_tiles(problem, tiling.Bc) if "SPLIT" in dict(tiling.macros) else 0
+    return chunks.chunk_tiles(problem, tiling.Bc) if way_of(tiling) != chunks.WHOLE else 0
 
 
 def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
@@ -348,11 +357,11 @@ def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
 
 def wgmma_partial(tiling: Tiling, problem: Problem) -> int:
     """What chunks of keys have come to, and how many of a row tile's are there (chunks.cuh)."""
-    macros, row_tiles = dict(tiling.macros), problem.B * ceil_div(problem.M, tiling.Br)
-    if "SPLIT" not in macros or macros["PARK_SHARED"]:
+    row_tiles, spread = problem.B * ceil_div(problem.M, tiling.Br), way_of(tiling) == chunks.SPREAD
+    if not spread and way_of(tiling) != chunks.FOLD:
         return 0
     launch = _wgmma_products(tiling, problem)
-    warpgroups, alignment, spread = tiling.Br // 64, 16, _is_spread(tiling)
+    warpgroups, alignment = tiling.Br // 64, 16
     slots = chunks.chunks(problem, tiling.Bc) if spread else 1  # of a set, for a warpgroup
     sets = launch.grid if not spread else row_tiles if row_tiles <= launch.grid else 2 * launch.grid
     return 4 * row_tiles * warpgroups + alignment + sets * slots * warpgroups * _slot_bytes(problem)

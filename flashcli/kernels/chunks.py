@@ -14,6 +14,7 @@ from typing import NamedTuple
 from flashcli.asked.shape import ceil_div
 from flashcli.kernels.problem import Problem
 
+WHOLE, FOLD, FOLD_SHARED, SPREAD, MEET = range(5)  # macro SHARING: see cuda/attention/attention.cuh
 SHORTEST = 1024  # keys: shorter sequences are not cut
 CHUNKS, MOST_CHUNKS = 4, 32  # of a row tile; and where rows are few, so that even one head fills a GPU
 FEW_ROWS = 512
@@ -24,7 +25,7 @@ IN_CACHE = 32 * 2**20  # bytes of K and V, split, for which blocks need not shar
 START = 3.0  # of a block: until its first products, and from its last ones on
 NEXT = 1.5  # the same of a further row tile of the block's, if it has all of its chunks
 MERGE = 2.5  # from the last chunk until all are merged
-MEET = 1.0  # the same in a cluster
+MEETING = 1.0  # from the last chunk until a cluster has merged them
 PAIRED = 0.85  # of the time of a further tile of one warpgroup, where two share 64 rows
 
 
@@ -106,7 +107,7 @@ def microseconds(problem: Problem, Bc: int, sharing: Sharing) -> float:
         rounds = ceil_div(row_tiles, problem.sms)
         return rounds * (take(Tc) + NEXT) + START - NEXT
     if cluster(problem, Bc, sharing) > 1:
-        return take(tiles) + START + MEET
+        return take(tiles) + START + MEETING
     pieces_of_all = row_tiles * chunks(problem, Bc)
     each = ceil_div(pieces_of_all, min(pieces_of_all, problem.sms))
     further = ceil_div(each - 1, chunks(problem, Bc))  # row tiles

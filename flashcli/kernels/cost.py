@@ -44,8 +44,7 @@ def work(kernel: Kernel, problem: Problem) -> Work:
         cut = max(0.0, 1 - Br / Bc) / 2  # the part of a tile of keys, on average, that is beyond the last row's
         mean = min(Tc, (max(problem.N - problem.M, 0) + (problem.M + Br) / 2) / Bc + cut)
     *_, launch = kernel.launches(tiling, problem)
-    macros = dict(tiling.macros)
-    if macros.get("SPREAD") or macros.get("CLUSTER", 1) > 1:
+    if dict(tiling.macros).get("SHARING") in (chunks.SPREAD, chunks.MEET):
         chunk = chunks.chunk_tiles(problem, Bc)
         pieces = problem.B * Tr * mean / chunk
         rounds, longest = ceil_div(math.ceil(pieces), problem.sms), float(chunk)

@@ -14,9 +14,9 @@ from support import GPU_KERNELS, flashcli
 from flashcli.asked.shape import MAX_D, ceil_div
 from flashcli.compiler.compiler import SOURCES, find_nvcc
 from flashcli.errors import BackendUnavailable
-from flashcli.kernels.attention import KERNELS, chunk_tiles, wgmma_partial
+from flashcli.kernels.attention import KERNELS, chunk_tiles, is_paired, way_of, wgmma_partial
 from flashcli.kernels.choice import SHORT_HEAD, choose, exact
-from flashcli.kernels.chunks import chunks
+from flashcli.kernels.chunks import FOLD, FOLD_SHARED, SPREAD, WHOLE, chunks
 from flashcli.kernels.operation import Build
 from flashcli.kernels.problem import Problem
 
@@ -233,7 +233,7 @@ def test_few_row_tiles_are_shared_by_many_blocks_and_many_are_not():
         return launch.grid
 
     assert blocks(1) > 2048 // 64 and blocks(4) > 100
-    assert not dict(Build(KERNELS["wgmma"], IN_PLACE._replace(B=500)).tiling.macros)["SPREAD"]
+    assert way_of(Build(KERNELS["wgmma"], IN_PLACE._replace(B=500)).tiling) == FOLD_SHARED
 
 
 def test_a_few_row_tiles_are_those_of_clusters_and_need_no_memory():
@@ -252,16 +252,13 @@ def test_there_are_no_clusters_of_more_row_tiles_than_run_at_once_nor_where_chun
 FEW = [(8, 1000, 32, False), (7, 777, 80, False), (12, 512, 64, True), (1, 1024, 64, False)]
 
 
-def is_paired(problem: Problem) -> bool:
-    return bool(dict(Build(KERNELS["wgmma"], problem).tiling.macros).get("PAIRED"))
-
-
 @pytest.mark.parametrize(("B", "N", "d", "causal"), FEW)
 def test_where_row_tiles_are_few_two_warpgroups_share_one_if_there_is_room(B, N, d, causal):
     few = IN_PLACE._replace(B=B, M=N, N=N, d=d, causal=causal)
-    assert is_paired(few)
+    wgmma = KERNELS["wgmma"]
+    assert is_paired(wgmma.tiling(few))
     for other in ({"B": 2000}, {"d": 128}, {"bias": "bool"}, {"precision": "fp16"}):
-        assert not is_paired(few._replace(**other))
+        assert not is_paired(wgmma.tiling(few._replace(**other)))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -269,25 +266,25 @@ def test_two_warpgroups_that_share_rows_have_one_row_tile_or_chunk_for_any_numbe
     for N, B in itertools.product((600, 1024, 1100), (1, 2, 300)):
         build = Build(KERNELS["wgmma"], IN_PLACE._replace(B=2, M=N, N=N, causal=causal))
         _, launch = build.launches(B=B)
-        assert is_paired(build.problem) and launch.grid == B * ceil_div(N, 64) * chunks(build.problem, 128)
+        assert is_paired(build.tiling) and launch.grid == B * ceil_div(N, 64) * chunks(build.problem, 128)
 
 
 def test_only_what_a_block_folds_is_parked_in_shared_memory():
     """Beside Q of a long head, and panels of K and V, there is no room for it: long.cuh."""
     for d in (32, 64, 96, 128, 160, 192, 256):
-        macros = dict(Build(KERNELS["wgmma"], IN_PLACE._replace(B=500, d=d)).tiling.macros)
-        assert not macros["SPREAD"] and macros["PARK_SHARED"] <= (d <= 128)
+        way = way_of(Build(KERNELS["wgmma"], IN_PLACE._replace(B=500, d=d)).tiling)
+        assert way == FOLD or (way == FOLD_SHARED and d <= 128)
 
 
 @pytest.mark.parametrize("B", [1, 500])
 def test_chunks_of_every_head_size_fit(B):
     for d in range(1, MAX_D + 1):
         tiling = Build(KERNELS["wgmma"], IN_PLACE._replace(B=B, d=d)).tiling
-        assert tiling.shared <= 226 * 1024 and dict(tiling.macros)["SPLIT"]
-        assert d <= 128 or not dict(tiling.macros)["PARK_SHARED"]  # where there would be no room
+        assert tiling.shared <= 226 * 1024 and way_of(tiling) != WHOLE
+        assert d <= 128 or way_of(tiling) in (FOLD, SPREAD)  # in shared memory there would be no room
 
 
 def test_short_sequences_are_not_cut():
     build = Build(KERNELS["wgmma"], IN_PLACE._replace(M=512, N=512))
-    assert chunk_tiles(build.tiling, build.problem) == 0 and "SPLIT" not in build.macros()
+    assert chunk_tiles(build.tiling, build.problem) == 0 and way_of(build.tiling) == WHOLE
     assert wgmma_partial(build.tiling, build.problem) == 0

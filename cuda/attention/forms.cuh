@@ -1,0 +1,131 @@
+// The forms of 13_wgmma.cu where the plain one does not do: the keys of row tiles in chunks (chunks.cuh), two
+// warpgroups for the same 64 rows (paired.cuh), heads of more than 128 numbers (long.cuh).
+//
+// What differs from the plain kernel: a block has assignments, some chunks of a row tile's keys each, instead of row
+// tiles.
+#pragma once
+#include "chunks.cuh"
+
+#if PAIRED
+#include "paired.cuh"
+using Source = PairTiles;
+#elif HEAD_DIM > 128
+#include "long.cuh"
+using Source = Panels;
+#else
+
+// As the plain consumer, for the keys of an assignment: where a chunk of them begins, what is before it is closed.
+struct ChunkedConsumer : Consumer {
+    using Consumer::Consumer;
+
+    __device__ __forceinline__ void attend(const Attention &a, const RowTile &here, const Query &Q, int2 q_exponent,
+                                           int factor_exponent, Policy chunks) {
+        Passage pass(*this, a, here, Q, q_exponent, factor_exponent);
+        pass.exponentiate(chunks.first_tile, pass.first_S(chunks.first_tile));
+        split_P(pass.S, pass.P_hi, pass.P_lo);
+        for (int j = chunks.first_tile + 1;; ++j) {
+            for (const int stop = min(chunks.next_chunk(), chunks.end_tile); j < stop; ++j) {
+                const float r[2] = {pass.rows.rescale[0], pass.rows.rescale[1]};
+                pass.exponentiate(j, pass.next_S_and_T(j));
+                pass.add(r);
+                split_P(pass.S, pass.P_hi, pass.P_lo);
+            }
+            if (j == chunks.end_tile) break;
+            const float r[2] = {pass.rows.rescale[0], pass.rows.rescale[1]};
+            const int k_exponent = pass.next_S_and_T(j);
+            pass.sum.take(pass.rows);
+            pass.rows.restart();
+            pass.exponentiate(j, k_exponent);
+            pass.add(r);
+            chunks.close(pass.sum);
+            pass.sum = {};
+            split_P(pass.S, pass.P_hi, pass.P_lo);
+        }
+        pass.last_T();
+        pass.add(pass.rows.rescale);
+        pass.sum.take(pass.rows);
+        if (chunks.finish(pass.sum)) deliver(a, chunks.recall(here), pass.sum);
+    }
+};
+struct Source : Tiles {
+    static __device__ __forceinline__ Source here() { return {Tiles::here()}; }
+    __device__ __forceinline__ ChunkedConsumer consumer(unsigned char *tiles, int group) const {
+        return {*this, tiles, group};
+    }
+};
+#endif
+
+static_assert(THREADS == 128 * (1 + WARPGROUPS * (1 + PAIRED)), "one warpgroup copies");
+static_assert(SHARED == WARPGROUPS * Q_TILE + Source::BYTES + PARKED + 1024, "tiles start on 1024 bytes");
+static_assert(SHARED + 1024 <= 227 * 1024, "tiles must fit shared memory");
+
+__device__ __forceinline__ void produce(const Attention &a, Source &source, unsigned char *tiles) {
+    Ring ring;
+    Assignment mine;
+    for (mine.next = Policy::begin(a); Policy::find(mine, a);) {
+        const RowTile &here = mine.rows;
+        const int before = first_tile_of(a, here.head);
+#pragma unroll 1
+        for (int t = before + mine.first_tile(a), end = before + mine.end_tile(a, here); t < end; ++t)
+            source.copy_tile(ring, tiles, a, t);
+    }
+}
+
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(const Attention a) {
+    extern __shared__ unsigned char unaligned[];
+    auto &&source = Source::here();
+    __shared__ int message[WARPGROUPS];
+    __shared__ Assignment current[WARPGROUPS];  // what each warpgroup is doing
+    unsigned char *const Q_tiles = unaligned + (-shared_address(unaligned) & 1023);
+    unsigned char *const tiles = Q_tiles + WARPGROUPS * Q_TILE, *const parked = tiles + Source::BYTES;
+
+    if (threadIdx.x == 0) {
+        source.init();
+        barrier_init_done();
+    }
+    if (SHARING == MEET) cluster_arrive();
+    __syncthreads();
+
+    if (threadIdx.x < 128) {
+        if (MOVE_REGISTERS) registers_down<PRODUCER_REGISTERS>();
+        if (unsigned(uniform(threadIdx.x / 32)) < Source::WARPS) produce(a, source, tiles);
+        if (SHARING == MEET) cluster_wait(), cluster_arrive();  // as Meet::finish does, with nothing to send
+        return;
+    }
+    if (MOVE_REGISTERS) registers_up<CONSUMER_REGISTERS>();
+    // With a bias, to know that all lanes have the same costs registers, instead of saving them.
+    const int number = BIAS ? threadIdx.x / 128 : uniform(threadIdx.x / 128);
+    const int group = WARPGROUPS == 1 ? 0 : number - 1, q_barrier = 1 + group;
+    constexpr int Q_THREADS = 128 * (1 + PAIRED);  // that split the same rows of Q
+    const bool first_of_pair = !PAIRED || number == 1;
+    auto consumer = source.consumer(tiles, group);
+    unsigned char *const Q_tile = Q_tiles + group * Q_TILE;
+
+    if (group == WARPGROUPS - 1) consumer.pass_turn();
+    Assignment mine;
+    for (mine.next = Policy::begin(a); Policy::find(mine, a);) {
+        const RowTile here = mine.rows;
+        const float *const rows = rows_of(a.Q, a.q, here.head.b, here.head.h);
+        int factor_exponent;
+        const float factor = frexpf(a.scale * log2e_given_back(HEAD_DIM), &factor_exponent);
+        named_sync(q_barrier, Q_THREADS);
+        const int2 s = consumer.split_Q(rows, row_stride(a.q), here.i0 + group * 64, a.M, Q_tile, factor);
+        fence_for_async();
+        await_launch_before();
+        if (SHARING != WHOLE && first_of_pair && threadIdx.x % 128 == 0) {
+            mine.slots = Policy::slots_of(a, mine, group, parked);
+            current[group] = mine;
+        }
+        named_sync(q_barrier, Q_THREADS);
+        const Policy chunks{{a, current[group], &message[group], group, q_barrier + PAIRED, mine.first_tile(a),
+                             mine.end_tile(a, here), mine.first}};
+        Query query;
+        take(query, Q_tile);
+        consumer.attend(a, here, query, s, factor_exponent, chunks);
+        if (PAIRED) break;  // there is a block for each assignment
+        // rather than to keep it in a register
+        if (SHARING != WHOLE) mine.next = const_cast<volatile Assignment &>(current[group]).next;
+    }
+    if (SHARING == MEET && !first_of_pair) cluster_wait(), cluster_arrive();
+    if (group == 0) consumer.await_turn();
+}
