@@ -15,6 +15,11 @@
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
+// ceil_div of a number as large as an int can be, by an instruction more.
+__host__ __device__ constexpr int ceil_div_large(int a, int b) { return a / b + (a % b != 0); }
+// min and max, of which constants can be made.
+__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+__host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 // x, of which the compiler then knows nothing: what depends on it is computed where it is needed, not kept in a
 // register.

@@ -27,7 +27,6 @@ constexpr int REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = BC > 64 
 constexpr int CONSUMER_REGISTERS = (REGISTERS * THREADS - 128 * PRODUCER_REGISTERS) / (128 * CONSUMERS) / 8 * 8;
 
 // A slot holds the fp32 tile first, then the split one. K and V have slots of one size, in turn.
-constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int SLOT = larger(larger(K_TILE, V_TILE), round_up(BC * HEAD_DIM * 4, 1024));
 constexpr int CUT = 32;  // keys of the last tile that one product has at full rate; of long heads also half as many
 static_assert(SHARED == STAGES * 2 * SLOT + 1024, "tiles start on 1024 bytes");

@@ -101,12 +101,12 @@ struct Pair : Warpgroup {
     __device__ __forceinline__ void await_turn() const {}
 
     // What a tile comes to, to be added to the sum of those before it.
-    struct Tile {
+    struct TileSum {
         float rescale[2], l[2];
         int V_exponent;
     };
 
-    __device__ __forceinline__ void send(float (&T)[T_REGISTERS], const Tile &tile, const float (&shift)[2]) {
+    __device__ __forceinline__ void send(float (&T)[T_REGISTERS], const TileSum &tile, const float (&shift)[2]) {
         wait(&shared.read, mails.parity ^ 1);
         mails.next();
 #pragma unroll
@@ -121,7 +121,7 @@ struct Pair : Warpgroup {
     struct Factors {
         float O[2], T;
     };
-    static __device__ __forceinline__ Factors add_rows(Partial &sum, const Tile &tile) {
+    static __device__ __forceinline__ Factors add_rows(Partial &sum, const TileSum &tile) {
         float O_factor;
         const float T_factor = sum.unit.next(tile.V_exponent, &O_factor);
 #pragma unroll
@@ -198,7 +198,7 @@ struct Pair : Warpgroup {
         };
 
         // T of tile j, which is on its way, and what was before it, if that is this warpgroup's to add.
-        const auto finish = [&](int j, Tile tile) {
+        const auto finish = [&](int j, TileSum tile) {
             tile.V_exponent = read_by_lane_0(rings.V_exponent[V.stage].x);
             wgmma_wait<0>();
             pin(T);
@@ -210,7 +210,9 @@ struct Pair : Warpgroup {
                 add_T(sum.O[0], T, by.O, by.T);
             } else send(T, tile, rows.shift);
         };
-        const auto present = [&]() -> Tile { return {{rows.rescale[0], rows.rescale[1]}, {rows.l[0], rows.l[1]}, 0}; };
+        const auto present = [&]() -> TileSum {
+            return {{rows.rescale[0], rows.rescale[1]}, {rows.l[0], rows.l[1]}, 0};
+        };
 
         int j = first_tile + member;
         if (j < end_tile) {
@@ -224,7 +226,7 @@ struct Pair : Warpgroup {
             split_P(S, P_hi, P_lo);
 #pragma unroll 1
             for (j += 2; j < end_tile; j += 2) {
-                const Tile tile = present();
+                const TileSum tile = present();
                 wait(&rings.K_full[K.stage], K.parity);
                 k_exponent = read_by_lane_0(rings.K_exponent[K.stage].x);
                 wait(&rings.V_full[V.stage], V.parity);

@@ -109,9 +109,9 @@ __device__ __forceinline__ void copy_tile(const Shared &shared, Ring &ring, cons
 // ---- which rows a block owns: causal, of some heads at a time those with most to do first
 
 constexpr unsigned TOGETHER = 256;  // blocks
-struct Place {
+struct HeadAndTile {
     int head, tile;
-    __device__ __forceinline__ Place(unsigned w, int heads, int tiles) : head(w / tiles), tile(w % tiles) {
+    __device__ __forceinline__ HeadAndTile(unsigned w, int heads, int tiles) : head(w / tiles), tile(w % tiles) {
         if (!CAUSAL) return;
         const int together = max(1u, TOGETHER / tiles), first = w / (together * tiles) * together;
         const int some = min(together, heads - first), within = w - first * tiles;
@@ -142,8 +142,8 @@ struct Queries {
     int first;
     __device__ __forceinline__ Queries(const Backward &a, unsigned block) {
         const int Tr = ceil_div(a.M, BR);
-        const Place place(block, a.B * a.H, Tr);
-        head = head_of(a, place.head), first = (CAUSAL ? Tr - 1 - place.tile : place.tile) * BR;
+        const HeadAndTile at(block, a.B * a.H, Tr);
+        head = head_of(a, at.head), first = (CAUSAL ? Tr - 1 - at.tile : at.tile) * BR;
     }
 };
 
@@ -200,17 +200,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const Backward 
 // ---- dK, dV
 
 // The keys that a block owns.
-struct Keys {
+struct OwnedKeys {
     int b, kv, first;
-    __device__ __forceinline__ Keys(const Backward &a, unsigned block) {
-        const Place place(block, a.B * a.Hkv, ceil_div(a.N, BR));
-        b = place.head / a.Hkv, kv = place.head % a.Hkv, first = place.tile * BR;
+    __device__ __forceinline__ OwnedKeys(const Backward &a, unsigned block) {
+        const HeadAndTile at(block, a.B * a.Hkv, ceil_div(a.N, BR));
+        b = at.head / a.Hkv, kv = at.head % a.Hkv, first = at.tile * BR;
     }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dk_dv(const Backward a) {
     __shared__ uint64_t owned[GROUPS];
-    const Keys keys(a, blockIdx.x);
+    const OwnedKeys keys(a, blockIdx.x);
     const int b = keys.b, kv = keys.kv, first = keys.first, heads = a.H / a.Hkv;
     const int groups = min(GROUPS, ceil_div(a.N - first, OWN));  // with keys
     const int end = ceil_div(a.M, PASS), begin_ = first_query(a, first) / PASS;
@@ -262,6 +262,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dk_dv(const Backwa
         }
         arrive(&shared.free[ring.stage]);
     }
-    const Keys out(a, block_index());
+    const OwnedKeys out(a, block_index());
     rows.finish(a, out.b, out.kv, out.first + group_of_thread() * OWN);
 }

@@ -237,17 +237,17 @@ struct Biases {
 __device__ __forceinline__ int pack_exponents(int low, int high) { return high << 16 | (low & 0xffff); }
 
 // Of a row of a matrix what a lane of the quad has that splits it: of each 32 columns 8.
-struct Part {
+struct QuarterRow {
     float x[D / 32][8];
     __device__ __forceinline__ static int column(int c) { return 32 * c + threadIdx.x % 4 * 8; }
-    __device__ __forceinline__ Part(const float *matrix, long long stride, int i, int rows) {
+    __device__ __forceinline__ QuarterRow(const float *matrix, long long stride, int i, int rows) {
 #pragma unroll
         for (int c = 0; c < D / 32; ++c)
 #pragma unroll
             for (int e = 0; e < 8; e += 4)
                 *reinterpret_cast<float4 *>(&x[c][e]) = load4(matrix, stride, i, column(c) + e, rows);
     }
-    __device__ __forceinline__ float dot(const Part &other) const {
+    __device__ __forceinline__ float dot(const QuarterRow &other) const {
         float sum = 0;
 #pragma unroll
         for (int c = 0; c < D / 32; ++c)
@@ -284,24 +284,25 @@ struct OfQueries {
 
     // Splits them into `tiles`.
     __device__ __forceinline__ OfQueries(const Backward &a, Head head, int own, unsigned char *tiles) : own(own) {
-        const auto part = [&](const float *matrix, Strides by, int r) {
-            return Part(rows_of(matrix, by, head.b, head.h), by.row, own + row_of_thread() + 8 * r, a.M);
+        const auto quarter = [&](const float *matrix, Strides by, int r) {
+            return QuarterRow(rows_of(matrix, by, head.b, head.h), by.row, own + row_of_thread() + 8 * r, a.M);
         };
         if (D <= 64) {  // both rows at once, for it is the way from memory that takes the time
-            Part q[2] = {part(a.Q, a.q, 0), part(a.Q, a.q, 1)}, d_o[2] = {part(a.dO, a.d_o, 0), part(a.dO, a.d_o, 1)};
-            const Part o[2] = {part(a.O, a.o, 0), part(a.O, a.o, 1)};
+            QuarterRow q[2] = {quarter(a.Q, a.q, 0), quarter(a.Q, a.q, 1)},
+                       d_o[2] = {quarter(a.dO, a.d_o, 0), quarter(a.dO, a.d_o, 1)};
+            const QuarterRow o[2] = {quarter(a.O, a.o, 0), quarter(a.O, a.o, 1)};
             take(a, head, tiles, 0, q[0], d_o[0], o[0]);
             take(a, head, tiles, 1, q[1], d_o[1], o[1]);
         } else {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                Part q = part(a.Q, a.q, r), d_o = part(a.dO, a.d_o, r);
-                take(a, head, tiles, r, q, d_o, part(a.O, a.o, r));
+                QuarterRow q = quarter(a.Q, a.q, r), d_o = quarter(a.dO, a.d_o, r);
+                take(a, head, tiles, r, q, d_o, quarter(a.O, a.o, r));
             }
         }
     }
-    __device__ __forceinline__ void take(const Backward &a, Head head, unsigned char *tiles, int r, Part &q, Part &d_o,
-                                         const Part &o) {
+    __device__ __forceinline__ void take(const Backward &a, Head head, unsigned char *tiles, int r, QuarterRow &q,
+                                         QuarterRow &d_o, const QuarterRow &o) {
         const int row = row_of_thread() + 8 * r, i = own + row;
         D_[r] = d_o.dot(o);
         reach[r] = d_o.magnitude();

@@ -28,12 +28,12 @@ __device__ __forceinline__ unsigned read_piece(const Decode &a, const Piece &pie
 }
 
 __device__ __forceinline__ unsigned read_piece_after_piece(const Decode &a, Pages &pages) {
-    __shared__ Pieces pieces;
+    __shared__ PieceFinder finder;
     __shared__ int taken;
     unsigned sum = 0;
     Piece piece;
-    pieces.start(a);
-    for (int number = blockIdx.x; pieces.find(a, number, piece); number = taken) {
+    finder.start(a);
+    for (int number = blockIdx.x; finder.find(a, number, piece); number = taken) {
         int next = 0;
         if (threadIdx.x == 0) next = take(a);
         sum ^= read_piece(a, piece, pages);

@@ -23,11 +23,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) paged_v2(const Decode a
     __shared__ float S[PARTITION], O[HEAD_DIM];
     __shared__ unsigned char seen[PARTITION];
     __shared__ Running running;
-    const int parts = partitions(a), part = blockIdx.x % parts, which = blockIdx.x / parts;
+    const int count = partitions(a), partition = blockIdx.x % count, which = blockIdx.x / count;
     const int rows = rows_of(a), row = which % rows, rest = which / rows;
     const Sequence of = sequence_of(a, rest / a.kv_heads, rest % a.kv_heads, row);
-    const int first = max((long long)first_used(a, of.length), (long long)part * PARTITION);
-    const int end = min((long long)of.length, (part + 1LL) * PARTITION);
+    const int first = max((long long)first_used(a, of.length), (long long)partition * PARTITION);
+    const int end = min((long long)of.length, (partition + 1LL) * PARTITION);
     if (first >= end) return;
 
     load_queries(a, of, q, running);
@@ -36,13 +36,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) paged_v2(const Decode a
     float o[ROWS][OWN] = {};
     add_values(a, of, first, end, S, PARTITION, seen, running, o);
     collect(o, O);
-    keep_partials(a, of, static_cast<float *>(a.workspace), parts, part, running, O);
+    keep_partials(a, of, static_cast<float *>(a.workspace), count, partition, running, O);
 }
 
 // One block a row, a thread for each number of the head.
 extern "C" __global__ void __launch_bounds__(QUADS) merge(const Decode a) {
-    const int length = length_of(a, blockIdx.x / a.heads / a.tokens), parts = partitions(a);
-    const float *const partials = static_cast<const float *>(a.workspace) + (long long)blockIdx.x * parts * PARTIAL;
-    const int from = first_used(a, length) / PARTITION, until = div_up(length, PARTITION);
+    const int length = length_of(a, blockIdx.x / a.heads / a.tokens), count = partitions(a);
+    const float *const partials = static_cast<const float *>(a.workspace) + (long long)blockIdx.x * count * PARTIAL;
+    const int from = first_used(a, length) / PARTITION, until = ceil_div_large(length, PARTITION);
     answer_quad(a, blockIdx.x, threadIdx.x, merged(partials, from, until, threadIdx.x), v_scale_of(a));
 }

@@ -20,12 +20,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) grouped(const Decode a)
     __shared__ float S[ROWS * PARTITION], O[ROWS * HEAD_DIM];
     __shared__ unsigned char seen[PARTITION];
     __shared__ Running running;
-    const int parts = partitions(a), part = blockIdx.x / a.kv_heads % parts, which = blockIdx.x / a.kv_heads / parts;
-    const int tiles = div_up(rows_of(a), ROWS);
+    const int count = partitions(a), partition = blockIdx.x / a.kv_heads % count,
+              which = blockIdx.x / a.kv_heads / count;
+    const int tiles = ceil_div_large(rows_of(a), ROWS);
     // Neighbouring blocks have neighbouring heads of the cache, which are neighbours in a page.
     const Sequence of = sequence_of(a, which / tiles, blockIdx.x % a.kv_heads, which % tiles * ROWS);
-    const int first = max((long long)first_used(a, of.length), (long long)part * PARTITION);
-    const int end = min((long long)of.length, (part + 1LL) * PARTITION);
+    const int first = max((long long)first_used(a, of.length), (long long)partition * PARTITION);
+    const int end = min((long long)of.length, (partition + 1LL) * PARTITION);
     if (first >= end) return;
 
     load_queries(a, of, q, running);
@@ -34,12 +35,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) grouped(const Decode a)
     float o[ROWS][OWN] = {};
     add_values(a, of, first, end, S, PARTITION, seen, running, o);
     collect(o, O);
-    keep_partials(a, of, static_cast<float *>(a.workspace), parts, part, running, O);
+    keep_partials(a, of, static_cast<float *>(a.workspace), count, partition, running, O);
 }
 
 extern "C" __global__ void __launch_bounds__(QUADS) merge(const Decode a) {
-    const int length = length_of(a, blockIdx.x / a.heads / a.tokens), parts = partitions(a);
-    const float *const partials = static_cast<const float *>(a.workspace) + (long long)blockIdx.x * parts * PARTIAL;
-    const int from = first_used(a, length) / PARTITION, until = div_up(length, PARTITION);
+    const int length = length_of(a, blockIdx.x / a.heads / a.tokens), count = partitions(a);
+    const float *const partials = static_cast<const float *>(a.workspace) + (long long)blockIdx.x * count * PARTIAL;
+    const int from = first_used(a, length) / PARTITION, until = ceil_div_large(length, PARTITION);
     answer_quad(a, blockIdx.x, threadIdx.x, merged(partials, from, until, threadIdx.x), v_scale_of(a));
 }

@@ -14,11 +14,11 @@
 // Behind the counters of the launch there is one for each sequence, tile of rows and head of the cache; then, from a
 // multiple of 16 bytes on, there are partial answers.
 __device__ __forceinline__ int *counter_of(const Decode &a, const Piece &piece) {
-    const long long which = ((long long)piece.of.s * div_up(rows_of(a), ROWS) + piece.tile) * a.kv_heads;
+    const long long which = ((long long)piece.of.s * ceil_div_large(rows_of(a), ROWS) + piece.tile) * a.kv_heads;
     return static_cast<int *>(a.workspace) + LAUNCH_COUNTERS + which + piece.of.kv_head;
 }
 __device__ __forceinline__ float *partials_of(const Decode &a) {
-    const long long counters = (long long)a.sequences * div_up(rows_of(a), ROWS) * a.kv_heads;
+    const long long counters = (long long)a.sequences * ceil_div_large(rows_of(a), ROWS) * a.kv_heads;
     return static_cast<float *>(a.workspace) + LAUNCH_COUNTERS + (counters + 3) / 4 * 4;
 }
 
@@ -39,7 +39,7 @@ __device__ __forceinline__ bool last_of(int *counter, int count) {
 
 // The answers of the piece's rows from the partial ones of all pieces.
 __device__ __forceinline__ void merge_pieces(const Decode &a, const Piece &piece) {
-    const int rows = smaller(ROWS, rows_of(a) - piece.of.row0);
+    const int rows = min(ROWS, rows_of(a) - piece.of.row0);
     for (int i = threadIdx.x; i < rows * QUADS; i += THREADS) {
         const long long place = place_of_row(a, piece.of, piece.of.row0 + i / QUADS);
         const float *const partials = partials_of(a) + place * most_pieces(a) * PARTIAL;
@@ -54,13 +54,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, ROWS > 4 ? 2 : 3) split(co
     __shared__ __align__(16) float S[ROWS * STEP], O[ROWS * HEAD_DIM];
     __shared__ unsigned char seen[STEP];
     __shared__ Running running;
-    __shared__ Pieces pieces;
+    __shared__ PieceFinder finder;
     __shared__ int taken;
     float *const partials = partials_of(a);
     Piece piece;
 
-    pieces.start(a);
-    for (int number = blockIdx.x; pieces.find(a, number, piece); number = taken) {
+    finder.start(a);
+    for (int number = blockIdx.x; finder.find(a, number, piece); number = taken) {
         int next = 0;  // asked for now, for the answer takes a while
         if (threadIdx.x == 0) next = take(a);
         load_queries(a, piece.of, q, running);
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, ROWS > 4 ? 2 : 3) split(co
 
         if (piece.count == 1) answer(a, piece.of, running, O);
         else {
-            keep_partials(a, piece.of, partials, most_pieces(a), piece.part, running, O);
+            keep_partials(a, piece.of, partials, most_pieces(a), piece.index, running, O);
             if (last_of(counter_of(a, piece), piece.count)) merge_pieces(a, piece);
         }
         if (threadIdx.x == 0) taken = next + gridDim.x;

@@ -31,7 +31,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, BLOCKS) tensor
 }
 
 // Where a sequence may have several pieces, which no cluster has merged.
-constexpr int MERGING = larger(MERGED_ROWS, div_up(MAX_PIECES, AT_ONCE));  // warps at most
+constexpr int MERGING = larger(MERGED_ROWS, ceil_div(MAX_PIECES, AT_ONCE));  // warps at most
 extern "C" __global__ void __launch_bounds__(32 * MERGING) merge(const __grid_constant__ Decode a) {
     extern __shared__ __align__(16) float scratch[];
     merge_rows(a, scratch);

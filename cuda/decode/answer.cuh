@@ -11,7 +11,7 @@ __device__ __forceinline__ void answer_number(const Decode &a, long long place, 
     if (d == 0) a.lse[place] = l == 0 ? NEG_INF : m * LN2 + logf(l);
 }
 
-// Partial answers in the workspace: of each place, `parts` times m, l, and HEAD_DIM numbers of O from the fourth on,
+// Partial answers in the workspace: of each place, as many as it may have times m, l, and HEAD_DIM numbers of O from the fourth on,
 // which are read and written four at a time.
 constexpr int PARTIAL = HEAD_DIM + 4, QUADS = HEAD_DIM / 4;
 
@@ -22,49 +22,49 @@ __device__ __forceinline__ void keep_number(float *partials, long long which, in
 }
 
 // What some tokens have given a row: maximum, sum, and four numbers of O.
-struct Part {
+struct Partial {
     float m, l;
     float4 o;
 };
 
-__device__ __forceinline__ Part nothing() { return {NEG_INF, 0, make_float4(0, 0, 0, 0)}; }
+__device__ __forceinline__ Partial nothing() { return {NEG_INF, 0, make_float4(0, 0, 0, 0)}; }
 
-__device__ __forceinline__ Part part_of(const float *partial, int quad) {
+__device__ __forceinline__ Partial read_partial(const float *partial, int quad) {
     return {partial[0], partial[1], reinterpret_cast<const float4 *>(partial)[1 + quad]};
 }
 
-// NaN in m is not lost: it comes back in l and O.
+// Adds N partial answers to `sum`. NaN in m is not lost: it comes back in l and O.
 template <int N>
-__device__ __forceinline__ void join_parts(Part &sum, const Part (&parts)[N]) {
+__device__ __forceinline__ void join(Partial &sum, const Partial (&partials)[N]) {
     float m = sum.m;
 #pragma unroll
-    for (int i = 0; i < N; ++i) m = fmaxf(m, parts[i].m);
+    for (int i = 0; i < N; ++i) m = fmaxf(m, partials[i].m);
     const float shift = finite_or_zero(m), rescale = exp2_fast(sum.m - shift);
     sum = {m, sum.l * rescale, make_float4(sum.o.x * rescale, sum.o.y * rescale, sum.o.z * rescale, sum.o.w * rescale)};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        const float weight = exp2_fast(parts[i].m - shift);
-        sum.l += weight * parts[i].l;
-        sum.o.x += weight * parts[i].o.x, sum.o.y += weight * parts[i].o.y;
-        sum.o.z += weight * parts[i].o.z, sum.o.w += weight * parts[i].o.w;
+        const float weight = exp2_fast(partials[i].m - shift);
+        sum.l += weight * partials[i].l;
+        sum.o.x += weight * partials[i].o.x, sum.o.y += weight * partials[i].o.y;
+        sum.o.z += weight * partials[i].o.z, sum.o.w += weight * partials[i].o.w;
     }
 }
 
-// That of the partial answers `from` to `until` - 1, in this order, eight under way at a time.
-__device__ __forceinline__ Part merged(const float *partials, int from, int until, int quad) {
+// The sum of the partial answers `from` to `until` - 1, in this order, eight under way at a time.
+__device__ __forceinline__ Partial merged(const float *partials, int from, int until, int quad) {
     constexpr int AT_ONCE = 8;
-    Part sum = nothing();
+    Partial sum = nothing();
     for (int first = from; first < until; first += AT_ONCE) {
-        Part some[AT_ONCE];
+        Partial some[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i)
-            some[i] = first + i < until ? part_of(partials + (long long)(first + i) * PARTIAL, quad) : nothing();
-        join_parts(sum, some);
+            some[i] = first + i < until ? read_partial(partials + (long long)(first + i) * PARTIAL, quad) : nothing();
+        join(sum, some);
     }
     return sum;
 }
 
-__device__ __forceinline__ void answer_quad(const Decode &a, long long place, int quad, const Part &sum,
+__device__ __forceinline__ void answer_quad(const Decode &a, long long place, int quad, const Partial &sum,
                                             float v_scale) {
     const float factor = sum.l == 0 ? 0.0f : v_scale / sum.l;
     const float o[4] = {sum.o.x, sum.o.y, sum.o.z, sum.o.w};
@@ -73,7 +73,7 @@ __device__ __forceinline__ void answer_quad(const Decode &a, long long place, in
     if (quad == 0) a.lse[place] = sum.l == 0 ? NEG_INF : (sum.m + __log2f(sum.l)) * LN2;
 }
 
-__device__ __forceinline__ void keep_quad(float *partials, long long which, int quad, const Part &sum) {
+__device__ __forceinline__ void keep_quad(float *partials, long long which, int quad, const Partial &sum) {
     float *const partial = partials + which * PARTIAL;
     if (quad == 0) partial[0] = sum.m, partial[1] = sum.l;
     reinterpret_cast<float4 *>(partial)[1 + quad] = sum.o;

@@ -46,9 +46,6 @@ struct Decode {
 #define E5M2 4
 
 __host__ __device__ constexpr int bytes_of(int type) { return type == FP32 ? 4 : type <= BF16 ? 2 : 1; }
-__host__ __device__ constexpr int div_up(int a, int b) { return a / b + (a % b != 0); }  // a + b may be beyond 2^31
-__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
-__host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 constexpr int CACHE_BYTES = bytes_of(CACHE_TYPE);
 constexpr int VECTOR_BYTES =

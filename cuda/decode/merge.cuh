@@ -2,8 +2,8 @@
 #pragma once
 #include "tensor.cuh"
 
-constexpr int AT_ONCE = 8;                  // partial answers that a warp merges
-constexpr int OF_LANE = div_up(QUADS, 32);  // of O, four numbers each
+constexpr int AT_ONCE = 8;                    // partial answers that a warp merges
+constexpr int OF_LANE = ceil_div(QUADS, 32);  // of O, four numbers each
 static_assert(MAX_PIECES <= AT_ONCE * AT_ONCE, "a warp can merge what the warps of a block have merged");
 
 // What a warp has of a row: m and l in each lane, and of O quads lane, lane + 32 and so on.
@@ -55,12 +55,12 @@ __device__ __forceinline__ RowSum merged_by_warp(Of partial_of, int count) {
     return sum;
 }
 
-// The lane's quads, each as a Part.
+// What a lane has of a row, quad by quad.
 template <typename Do>
 __device__ __forceinline__ void for_each_quad(const RowSum &sum, Do what) {
 #pragma unroll
     for (int k = 0; k < OF_LANE; ++k)
-        if (const int quad = threadIdx.x % 32 + k * 32; quad < QUADS) what(quad, Part{sum.m, sum.l, sum.o[k]});
+        if (const int quad = threadIdx.x % 32 + k * 32; quad < QUADS) what(quad, Partial{sum.m, sum.l, sum.o[k]});
 }
 
 // By a warp for each AT_ONCE partial answers that there may be.
@@ -72,15 +72,16 @@ __device__ __forceinline__ void merge_row(const Decode &a, int place, int warp, 
     const float v_scale = v_scale_of(a);
     await_launch_before();
     if (count == 1) return;
-    const int warps = div_up(count, AT_ONCE), first = warp * AT_ONCE;
+    const int warps = ceil_div_large(count, AT_ONCE), first = warp * AT_ONCE;
     const float *const partials = partials_of_row(a, place) + first * PARTIAL;
-    RowSum sum = merged_by_warp([&](int i) { return partials + i * PARTIAL; }, smaller(AT_ONCE, count - first));
+    RowSum sum = merged_by_warp([&](int i) { return partials + i * PARTIAL; }, min(AT_ONCE, count - first));
     if (warps > 1) {
-        if (warp < warps) for_each_quad(sum, [&](int quad, const Part &part) { keep_quad(scratch, warp, quad, part); });
+        if (warp < warps)
+            for_each_quad(sum, [&](int quad, const Partial &sum) { keep_quad(scratch, warp, quad, sum); });
         __syncthreads();
         if (warp == 0) sum = merged_by_warp([&](int i) { return scratch + i * PARTIAL; }, warps);
     }
-    if (warp == 0) for_each_quad(sum, [&](int quad, const Part &part) { answer_quad(a, place, quad, part, v_scale); });
+    if (warp == 0) for_each_quad(sum, [&](int quad, const Partial &sum) { answer_quad(a, place, quad, sum, v_scale); });
 }
 
 // Where a warp is enough for a row, a block has several: many blocks take longer to begin than to merge.

@@ -9,73 +9,74 @@
 
 // The block's number says what to ask for while the length is on its way. Where there is a window, or the length
 // decides how long pieces are, that may be wrong, and pages are asked for again.
-__device__ __forceinline__ bool find_ahead_of_length(const Decode &a, Work &work, Piece &piece) {
+__device__ __forceinline__ bool find_ahead_of_length(const Decode &a, SharedPiece &present, Piece &piece) {
     const Numbered mine = numbered<CLUSTER>(a);
     const int length = length_of(a, mine.s);
-    const Piece likely = piece_of(a, mine.s, room_of(a), mine.part, mine.most, mine.which);
-    const Rows rows = rows_of_lane(a, likely.of);
-    work.pages.start(likely);
-    ask_for_queries(a, likely.of, rows, work);
+    const Piece likely = piece_of(a, mine.s, room_of(a), mine.index, mine.most, mine.which);
+    const RowsOfLane rows = rows_of_lane(a, likely.of);
+    present.pages.start(likely);
+    ask_for_queries(a, likely.of, rows, present);
     const int count = pieces_of(a, length);
-    if (mine.part < count) piece = piece_of(a, mine.s, length, mine.part, count, mine.which);
-    if (mine.part >= count || piece.first != likely.first || piece.end > likely.end) {
+    if (mine.index < count) piece = piece_of(a, mine.s, length, mine.index, count, mine.which);
+    if (mine.index >= count || piece.first != likely.first || piece.end > likely.end) {
         wait_for_copies<0>();
         __syncwarp();
-        if (mine.part >= count) return false;
-        work.pages.start(piece);
+        if (mine.index >= count) return false;
+        present.pages.start(piece);
         commit_copies();
     }
-    know_rows(a, piece.of, rows, work);
+    know_rows(a, piece.of, rows, present);
     return true;
 }
 
-__device__ __forceinline__ bool find(const Decode &a, Work &work, Piece &piece) {
-    if (FINDS == AHEAD_OF_LENGTH) return find_ahead_of_length(a, work, piece);
+__device__ __forceinline__ bool find(const Decode &a, SharedPiece &present, Piece &piece) {
+    if (FINDS == AHEAD_OF_LENGTH) return find_ahead_of_length(a, present, piece);
     if (!find_alone<FINDS>(a, piece)) return false;
-    prepare(a, piece, work);
+    prepare(a, piece, present);
     return true;
 }
 
 __device__ __forceinline__ void one_piece(const Decode &a) {
     __shared__ Meeting meeting;
-    __shared__ __align__(16) Work work;
+    __shared__ __align__(16) SharedPiece present;
     __shared__ float factor;  // see factor_of
 
     Piece piece;
-    if (!find(a, work, piece)) return;
+    if (!find(a, present, piece)) return;
     wait_for_copies<1>();
     __syncwarp();
     Keys keys[UNDER_WAY] = {};
     Values values[UNDER_WAY] = {};
 #pragma unroll
     for (int i = 0; i < UNDER_WAY; ++i) {
-        const Tile tile = tile_at(work.pages, piece, first_tile(piece) + i * APART);
+        const Tile tile = tile_at(present.pages, piece, first_tile(piece) + i * APART);
         load_keys(a, tile, keys[i]), load_values(a, tile, values[i]);
     }
-    if (threadIdx.x == 0) factor = factor_of(a), work.piece = piece;
+    if (threadIdx.x == 0) factor = factor_of(a), present.piece = piece;
     wait_for_copies<0>();
     __syncthreads();
 
     State state;
     state.forget();
 #pragma unroll 1
-    for (int first = first_tile(work.piece); first < work.piece.end; first += UNDER_WAY * APART) {
+    for (int first = first_tile(present.piece); first < present.piece.end; first += UNDER_WAY * APART) {
 #pragma unroll
         for (int i = 0; i < UNDER_WAY; ++i) {
-            const int token0 = first + i * APART, end = work.piece.end;
+            const int token0 = first + i * APART, end = present.piece.end;
             if (i > 0 && token0 >= end) break;
-            const bool whole = token0 >= work.piece.first && end - token0 >= TILE;  // is all of the tile the piece's?
-            work.pages.go_on(work.piece, token0);
+            const bool whole =
+                token0 >= present.piece.first && end - token0 >= TILE;  // is all of the tile the piece's?
+            present.pages.go_on(present.piece, token0);
             if (((unsigned)token0 / APART + UNDER_WAY) % AHEAD == 0) {
                 wait_for_copies<0>();
                 __syncwarp();
             }
-            take_tile(a, work, factor, token0, true, whole, work, token0 + UNDER_WAY * APART, keys[i], values[i],
+            take_tile(a, present, factor, token0, true, whole, present, token0 + UNDER_WAY * APART, keys[i], values[i],
                       state);
         }
     }
 
     hand_in(state, meeting, O_of_warps);
     __syncthreads();
-    store_or_merge(a, work, meeting, O_of_warps);
+    store_or_merge(a, present, meeting, O_of_warps);
 }

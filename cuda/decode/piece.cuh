@@ -45,7 +45,7 @@ __device__ __forceinline__ void scores(const Decode &a, const Sequence &of, cons
         if (some) {
             const unsigned char *const key = key_of(a, of, token);
 #pragma unroll
-            for (int i = 0; i < div_up(CHUNKS, LANES); ++i) {
+            for (int i = 0; i < ceil_div(CHUNKS, LANES); ++i) {
                 const int c = i * LANES + lane;
                 if (CHUNKS % LANES != 0 && c >= CHUNKS) break;
                 float k[X];
@@ -108,7 +108,8 @@ __device__ __forceinline__ void softmax(float *S, int stride, int count, Running
 constexpr int TEAMS = THREADS / CHUNKS, OWN = X;
 #else
 // A vector is some slots of one number d: four threads take a number, vectors of tokens in turn, each several numbers.
-constexpr int V_SLOTS = smaller(X, PAGE), V_LANES = 4, D_AT_ONCE = THREADS / V_LANES, OWN = div_up(HEAD_DIM, D_AT_ONCE);
+constexpr int V_SLOTS = smaller(X, PAGE), V_LANES = 4, D_AT_ONCE = THREADS / V_LANES,
+              OWN = ceil_div(HEAD_DIM, D_AT_ONCE);
 #endif
 
 __device__ __forceinline__ void add_values(const Decode &a, const Sequence &of, int first, int end, const float *P,
@@ -199,12 +200,13 @@ __device__ __forceinline__ void answer(const Decode &a, const Sequence &of, cons
     }
 }
 
-// The partial answer of each of the block's rows, the one numbered `part` of `parts`.
-__device__ __forceinline__ void keep_partials(const Decode &a, const Sequence &of, float *partials, int parts, int part,
-                                              const Running &running, const float *O) {
+// The partial answer of each of the block's rows, with this number among `count`.
+__device__ __forceinline__ void keep_partials(const Decode &a, const Sequence &of, float *partials, int count,
+                                              int number, const Running &running, const float *O) {
     for (int i = threadIdx.x; i < ROWS * HEAD_DIM; i += THREADS) {
         const int r = i / HEAD_DIM, row = of.row0 + r;
         if (row >= rows_of(a)) break;
-        keep_number(partials, place_of_row(a, of, row) * parts + part, i % HEAD_DIM, running.m[r], running.l[r], O[i]);
+        keep_number(partials, place_of_row(a, of, row) * count + number, i % HEAD_DIM, running.m[r], running.l[r],
+                    O[i]);
     }
 }

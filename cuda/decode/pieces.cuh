@@ -6,7 +6,7 @@
 //
 // How a sequence is cut depends on nothing but its own length, so that its answer has the same bytes in whatever
 // company and on whatever GPU. Up to WHOLE tokens are one piece; beyond, there are pieces of PIECE tokens, but no more
-// than MAX_PIECES, for partial answers need room for as many as there may be. Pieces of more than two PIECE are rounded
+// than MAX_PIECES, for partial answers need room for as many as there may be. PieceFinder of more than two PIECE are rounded
 // to half a PIECE: the more of them there are, the more evenly multiprocessors share them.
 #pragma once
 #include "answer.cuh"
@@ -16,8 +16,8 @@ constexpr int PIECE_AFTER_PIECE = 0, BY_LENGTHS = 1, BY_NUMBER = 2, AHEAD_OF_LEN
 // Tokens in a piece of a sequence of which so many tokens are used.
 __device__ __forceinline__ int piece_size(int used) {
     if (used <= WHOLE) return WHOLE;
-    const int least = max(PIECE, div_up(used, MAX_PIECES)), unit = least > 2 * PIECE ? PIECE / 2 : PIECE;
-    return (least + unit - 1) & -unit;
+    const int least = max(PIECE, ceil_div_large(used, MAX_PIECES)), step = least > 2 * PIECE ? PIECE / 2 : PIECE;
+    return (least + step - 1) & -step;
 }
 
 // Where a sequence's first piece begins.
@@ -34,30 +34,32 @@ __device__ __forceinline__ int most_pieces(const Decode &a) {
 // A piece of a sequence, for one head of the cache and the rows from `of.row0` on.
 struct Piece {
     Sequence of;
-    int first, end;   // its tokens, less those before the first that any query token sees
-    int part, count;  // which of how many pieces of the sequence
-    int tile;         // of rows
+    int first, end;    // its tokens, less those before the first that any query token sees
+    int index, count;  // which of how many pieces of the sequence
+    int tile;          // of rows
 };
 
 // How many pieces a sequence of this length has: an empty one has an answer, too.
 __device__ __forceinline__ int pieces_of(const Decode &a, int length) {
     const int used = length - first_begin(a, length), size = piece_size(used);
     if (used <= WHOLE) return 1;
-    return size == PIECE ? div_up(used, PIECE) : div_up(used, size);  // dividing takes a while
+    return size == PIECE ? ceil_div_large(used, PIECE) : ceil_div_large(used, size);  // dividing takes a while
 }
 
-// Pieces are counted over all sequences, with the heads of the cache as neighbours, which they are in a page, and then
+// PieceFinder are counted over all sequences, with the heads of the cache as neighbours, which they are in a page, and then
 // the tiles of rows: how many a sequence has for each of its own.
-__device__ __forceinline__ unsigned heads_and_tiles(const Decode &a) { return a.kv_heads * div_up(rows_of(a), ROWS); }
+__device__ __forceinline__ unsigned heads_and_tiles(const Decode &a) {
+    return a.kv_heads * ceil_div_large(rows_of(a), ROWS);
+}
 
 // One of `count` pieces of a sequence, for the head and tile that `which` of `heads_and_tiles` stands for.
-__device__ __forceinline__ Piece piece_of(const Decode &a, int s, int length, int part, int count, int which) {
+__device__ __forceinline__ Piece piece_of(const Decode &a, int s, int length, int index, int count, int which) {
     Piece piece;
     const int begin = first_begin(a, length), size = piece_size(length - begin);
     piece.tile = rows_of(a) > ROWS ? (unsigned)which / (unsigned)a.kv_heads : 0;
     piece.of = {s, which - piece.tile * a.kv_heads, piece.tile * ROWS, length, a.block_tables + s * a.table_row};
-    piece.part = part, piece.count = count;
-    const long long start = begin + (long long)part * size;
+    piece.index = index, piece.count = count;
+    const long long start = begin + (long long)index * size;
     piece.first = max(start, (long long)first_used(a, length));
     piece.end = min((long long)length, start + size);
     return piece;
@@ -73,7 +75,7 @@ __device__ __forceinline__ int take_digit(unsigned &number, unsigned base) {
 // What a block's number stands for where sequences have as many blocks as the tables have room for pieces. Neighbouring
 // blocks have different heads of the same pages; those of a cluster have different pieces.
 struct Numbered {
-    int s, part, most, which;  // the piece's number among `most`, and of heads and tiles
+    int s, index, most, which;  // the piece's number among `most`, and of heads and tiles
 };
 
 template <int IN_CLUSTER = 1>
@@ -82,9 +84,9 @@ __device__ __forceinline__ Numbered numbered(const Decode &a) {
     Numbered found;
     found.most = IN_CLUSTER > 1 ? IN_CLUSTER : most_pieces(a);
     unsigned number = blockIdx.x;
-    if (IN_CLUSTER > 1) found.part = take_digit(number, found.most);
+    if (IN_CLUSTER > 1) found.index = take_digit(number, found.most);
     found.which = take_digit(number, together);
-    if (IN_CLUSTER <= 1) found.part = take_digit(number, found.most);
+    if (IN_CLUSTER <= 1) found.index = take_digit(number, found.most);
     found.s = number;
     return found;
 }
@@ -93,8 +95,8 @@ __device__ __forceinline__ Numbered numbered(const Decode &a) {
 __device__ __forceinline__ bool find_by_number(const Decode &a, Piece &piece) {
     const Numbered mine = numbered(a);
     const int length = length_of(a, mine.s), count = pieces_of(a, length);
-    if (mine.part >= count) return false;
-    piece = piece_of(a, mine.s, length, mine.part, count, mine.which);
+    if (mine.index >= count) return false;
+    piece = piece_of(a, mine.s, length, mine.index, count, mine.which);
     return true;
 }
 
@@ -135,8 +137,8 @@ __device__ __forceinline__ bool find_by_lengths(const Decode &a, Piece &piece) {
         const int end = before + sum_up_to_lane(count), low = __popc(__ballot_sync(~0u, end <= wanted));
         before = __shfl_sync(~0u, end, 31);
         if (low == 32) continue;
-        const int its = __shfl_sync(~0u, count, low), part = wanted - (__shfl_sync(~0u, end, low) - its);
-        piece = piece_of(a, s0 + low, __shfl_sync(~0u, length, low), part, its, which);
+        const int its = __shfl_sync(~0u, count, low), index = wanted - (__shfl_sync(~0u, end, low) - its);
+        piece = piece_of(a, s0 + low, __shfl_sync(~0u, length, low), index, its, which);
         return true;
     }
     return false;
@@ -150,7 +152,7 @@ __device__ __forceinline__ bool find_alone(const Decode &a, Piece &piece) {
 
 // Finds one piece after the other by their numbers. It knows THREADS sequences at a time; all threads of the block call
 // it together, with numbers that only grow.
-struct Pieces {
+struct PieceFinder {
     int s0, before;     // the first of these sequences, and how many pieces the ones before it have
     int ends[THREADS];  // how many pieces the sequences from s0 to s0 + i have
     int lengths[THREADS];

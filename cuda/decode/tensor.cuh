@@ -103,7 +103,7 @@ struct Row {
 struct __align__(8 * COLUMNS) Query {
     unsigned of[2][COLUMNS];  // a of the product for S, without rows 8 to 15 where those are zeros
 };
-struct Work {
+struct SharedPiece {
     Query query[KEY_STEPS][32];
     Row rows[ROWS];
     Piece piece;
@@ -112,12 +112,12 @@ struct Work {
 };
 
 // What a lane knows of the rows that it asks for: g of each eight.
-struct Rows {
+struct RowsOfLane {
     int row[COLUMNS], token[COLUMNS], head[COLUMNS];
 };
 
-__device__ __forceinline__ Rows rows_of_lane(const Decode &a, const Sequence &sequence) {
-    Rows rows;
+__device__ __forceinline__ RowsOfLane rows_of_lane(const Decode &a, const Sequence &sequence) {
+    RowsOfLane rows;
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
         const int row = rows.row[n] = sequence.row0 + n * 8 + lane_g(), token = rows.token[n] = token_of_row(a, row);
@@ -126,19 +126,19 @@ __device__ __forceinline__ Rows rows_of_lane(const Decode &a, const Sequence &se
     return rows;
 }
 
-// A group of copies: the queries. Rows that there are none of are zero.
-__device__ __forceinline__ void ask_for_queries(const Decode &a, const Sequence &sequence, const Rows &rows,
-                                                Work &work) {
+// A group of copies: the queries. RowsOfLane that there are none of are zero.
+__device__ __forceinline__ void ask_for_queries(const Decode &a, const Sequence &sequence, const RowsOfLane &rows,
+                                                SharedPiece &present) {
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
         const unsigned short *const from = static_cast<const unsigned short *>(a.query) +
                                            sequence.s * a.query_sequence + rows.token[n] * a.query_token;
 #pragma unroll
-        for (int i = 0; i < div_up(KEY_STEPS, WARPS); ++i) {
+        for (int i = 0; i < ceil_div(KEY_STEPS, WARPS); ++i) {
             const int step = i * WARPS + threadIdx.x / 32, d = column_of(step, lane_t());
             if (step >= KEY_STEPS) break;
             const bool wanted = rows.row[n] < rows_of(a) && d < HEAD_DIM;
-            unsigned *const to = work.query[step][lane_of()].of[0] + n;
+            unsigned *const to = present.query[step][lane_of()].of[0] + n;
             const long long at = wanted ? rows.head[n] * HEAD_DIM + d : 0;
             copy(to, from + at, wanted), copy(to + COLUMNS, from + at + (wanted ? 2 : 0), wanted);
         }
@@ -147,14 +147,15 @@ __device__ __forceinline__ void ask_for_queries(const Decode &a, const Sequence 
 }
 
 // What scores depend on besides: a warp's to write.
-__device__ __forceinline__ void know_rows(const Decode &a, const Sequence &sequence, const Rows &rows, Work &work) {
+__device__ __forceinline__ void know_rows(const Decode &a, const Sequence &sequence, const RowsOfLane &rows,
+                                          SharedPiece &present) {
     if (threadIdx.x / 32 != 0 || lane_t() != 0) return;
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
         const int token = rows.token[n], head = rows.head[n];
         const bool there = rows.row[n] < rows_of(a);
         const int position = there ? sequence.length - a.tokens + token : -1;
-        Row &known = work.rows[n * 8 + lane_g()];
+        Row &known = present.rows[n * 8 + lane_g()];
         known.place = ((long long)sequence.s * a.tokens + token) * a.heads + head, known.position = position;
         known.slope = a.alibi_slopes && there ? a.alibi_slopes[head] * LOG2E : 0;
         if (a.sparse_stride > 1) {
@@ -166,11 +167,11 @@ __device__ __forceinline__ void know_rows(const Decode &a, const Sequence &seque
 
 // Everything that a piece needs besides its tiles. It leaves two groups of copies: the first tiles' pages, and the
 // queries.
-__device__ __forceinline__ void prepare(const Decode &a, const Piece &piece, Work &work) {
-    const Rows rows = rows_of_lane(a, piece.of);
-    work.pages.start(piece);
-    ask_for_queries(a, piece.of, rows, work);
-    know_rows(a, piece.of, rows, work);
+__device__ __forceinline__ void prepare(const Decode &a, const Piece &piece, SharedPiece &present) {
+    const RowsOfLane rows = rows_of_lane(a, piece.of);
+    present.pages.start(piece);
+    ask_for_queries(a, piece.of, rows, present);
+    know_rows(a, piece.of, rows, present);
 }
 
 __device__ __forceinline__ bool is_seen(const Decode &a, const Row &row, int token) {
@@ -203,10 +204,10 @@ struct Scores {
     float of[2][4];
 };
 
-__device__ __forceinline__ void multiply_keys(const Keys &keys, const Work &work, Scores &s) {
+__device__ __forceinline__ void multiply_keys(const Keys &keys, const SharedPiece &present, Scores &s) {
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; ++step) {
-        const Query words = work.query[step][lane_of()];
+        const Query words = present.query[step][lane_of()];
         unsigned q[4] = {};
 #pragma unroll
         for (int i = 0; i < 2 * COLUMNS; ++i) q[i / COLUMNS * 2 + i % COLUMNS] = words.of[i / COLUMNS][i % COLUMNS];
@@ -225,19 +226,19 @@ constexpr float SLACK = 8;
 
 // S becomes P, as b of the product for Oᵀ, and the state is that after this tile, but for the product. `whole`: all its
 // tokens are the piece's.
-__device__ __forceinline__ void softmax(const Decode &a, const Work &work, Scores &scores, float factor, int token0,
-                                        bool whole, State &state, unsigned (&p)[COLUMNS][2]) {
+__device__ __forceinline__ void softmax(const Decode &a, const SharedPiece &present, Scores &scores, float factor,
+                                        int token0, bool whole, State &state, unsigned (&p)[COLUMNS][2]) {
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
         float s[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) s[i] = scores.of[i / 2][n * 2 + i % 2] * factor;
         if (!whole || a.tokens > 1 || a.sparse_stride > 1 || a.alibi_slopes) {
-            const Row row = work.rows[n * 8 + lane_g()];
+            const Row row = present.rows[n * 8 + lane_g()];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int token = token0 + token_of_column(i / 2 * 8 + lane_t() * 2 + i % 2);
-                const bool seen = token >= work.piece.first && token < work.piece.end && is_seen(a, row, token);
+                const bool seen = token >= present.piece.first && token < present.piece.end && is_seen(a, row, token);
                 s[i] = seen ? s[i] + row.slope * (token - row.position) : NEG_INF;
             }
         }
@@ -279,19 +280,19 @@ __device__ __forceinline__ Tile tile_at(const Pages &pages, const Piece &piece, 
 
 // A tile's keys and values go into the state, if there is `any`, and those of the next one that the registers are for,
 // at token `first` of `of`, are asked for, each as soon as can be. `whole`: all of the tile is the piece's.
-__device__ __forceinline__ void take_tile(const Decode &a, const Work &work, const float &factor, int token0, bool any,
-                                          bool whole, const Work &of, int first, Keys &keys, Values &values,
-                                          State &state) {
+__device__ __forceinline__ void take_tile(const Decode &a, const SharedPiece &present, const float &factor, int token0,
+                                          bool any, bool whole, const SharedPiece &of, int first, Keys &keys,
+                                          Values &values, State &state) {
     Scores s = {};
     // Without a tile it is of no use, but a branch would keep addresses from being computed meanwhile. Those of 16
     // pages are too many for that.
-    if (PAGE > 1 || any) multiply_keys(keys, work, s);
+    if (PAGE > 1 || any) multiply_keys(keys, present, s);
     const Tile next = tile_at(of.pages, of.piece, first);
     load_keys(a, next, keys);
     if (any) {
         unsigned p[COLUMNS][2];
-        softmax(a, work, s, factor, token0, whole, state, p);
-        if (!whole) clear(token0, work.piece.first, work.piece.end, values);
+        softmax(a, present, s, factor, token0, whole, state, p);
+        if (!whole) clear(token0, present.piece.first, present.piece.end, values);
         multiply_values(values, p, state);
     }
     load_values(a, next, values);
@@ -335,13 +336,13 @@ __device__ __forceinline__ void hand_in(const State &state, Meeting &meeting, fl
 }
 
 // All warps' parts of row r, in their order.
-__device__ __forceinline__ Part sum_of(const Meeting &meeting, const float *O, int r, int quad) {
-    Part sum = nothing(), parts[WARPS];
+__device__ __forceinline__ Partial sum_of(const Meeting &meeting, const float *O, int r, int quad) {
+    Partial sum = nothing(), parts[WARPS];
 #pragma unroll
     for (int warp = 0; warp < WARPS; ++warp)
         parts[warp] = {meeting.m[warp][r], meeting.l[warp][r],
                        reinterpret_cast<const float4 *>(O + (warp * ROWS + r) * O_ROW)[quad]};
-    join_parts(sum, parts);
+    join(sum, parts);
     return sum;
 }
 
@@ -352,27 +353,28 @@ __device__ __forceinline__ float *partials_of_row(const Decode &a, long long pla
 
 // How many of the block's rows there are.
 __device__ __forceinline__ int rows_of_piece(const Decode &a, const Piece &piece) {
-    return smaller(ROWS, rows_of(a) - piece.of.row0);
+    return min(ROWS, rows_of(a) - piece.of.row0);
 }
 
 // What the warps have handed in: an answer if the piece is all of its sequence, else a partial one, which keep(r, quad,
 // sum) puts where it is to be.
 template <typename Keep>
-__device__ __forceinline__ void store_sums(const Decode &a, const Work &work, const Meeting &meeting, const float *O,
-                                           Keep keep) {
-    const int rows = rows_of_piece(a, work.piece);
+__device__ __forceinline__ void store_sums(const Decode &a, const SharedPiece &present, const Meeting &meeting,
+                                           const float *O, Keep keep) {
+    const int rows = rows_of_piece(a, present.piece);
     for (int i = threadIdx.x; i < rows * QUADS; i += THREADS) {
         const int r = i / QUADS, quad = i % QUADS;
-        const Part sum = sum_of(meeting, O, r, quad);
-        if (work.piece.count == 1) answer_quad(a, work.rows[r].place, quad, sum, v_scale_of(a));
+        const Partial sum = sum_of(meeting, O, r, quad);
+        if (present.piece.count == 1) answer_quad(a, present.rows[r].place, quad, sum, v_scale_of(a));
         else keep(r, quad, sum);
     }
 }
 
 // The same with partial answers in the workspace.
-__device__ __forceinline__ void store_sums(const Decode &a, const Work &work, const Meeting &meeting, const float *O) {
-    store_sums(a, work, meeting, O, [&](int r, int quad, const Part &sum) {
-        keep_quad(partials_of_row(a, work.rows[r].place), work.piece.part, quad, sum);
+__device__ __forceinline__ void store_sums(const Decode &a, const SharedPiece &present, const Meeting &meeting,
+                                           const float *O) {
+    store_sums(a, present, meeting, O, [&](int r, int quad, const Partial &sum) {
+        keep_quad(partials_of_row(a, present.rows[r].place), present.piece.index, quad, sum);
     });
 }
 

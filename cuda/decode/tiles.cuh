@@ -12,9 +12,9 @@
 
 constexpr int WARPS = THREADS / 32, TILE = 16;
 constexpr int KEY_CHUNK = TRANSPOSED ? PAGE * X : X;  // what a.key_chunk is, without a register for each multiple of it
-constexpr int KEY_VECTORS = div_up(CHUNKS, 4);        // of a token, in a lane
+constexpr int KEY_VECTORS = ceil_div(CHUNKS, 4);      // of a token, in a lane
 constexpr int VALUE_BYTES = TRANSPOSED ? 4 * CACHE_BYTES : 16, VALUE_WORDS = VALUE_BYTES / 4;
-constexpr int VALUE_VECTORS = TRANSPOSED ? 2 * div_up(HEAD_DIM, 16) : div_up(CHUNKS, 8);  // TRANSPOSED: of all four
+constexpr int VALUE_VECTORS = TRANSPOSED ? 2 * ceil_div(HEAD_DIM, 16) : ceil_div(CHUNKS, 8);  // TRANSPOSED: of all four
 constexpr int VALUE_LOADS = TRANSPOSED ? VALUE_VECTORS : 4 * VALUE_VECTORS;
 static_assert(VECTOR_BYTES == 16, "rows are read 16 bytes at a time");
 static_assert(!TRANSPOSED || PAGE >= 4, "a lane's tokens have one page");
