@@ -1,4 +1,4 @@
-// What every kernel shares: the macros it is built with, and a few one-line helpers.
+// Shared by every kernel: the macros it is built with, and a few one-line helpers.
 //
 // Macros, set by flashcli/kernels/types.py so that launch and kernel cannot disagree:
 //   HEAD_DIM  d, the length of a row of Q, K, V and O       BR, BC   rows of a Q tile and of a K/V tile
@@ -28,7 +28,7 @@ __device__ __forceinline__ int opaque(int x) {
     return x;
 }
 
-// Of the four lanes of a quad, which have numbers of the same rows in what tensor cores give.
+// The sum and the maximum over the four lanes of a quad, which have numbers of the same rows of an accumulator.
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
@@ -66,7 +66,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// Its inverse, with one instruction too: relative error below 2^-22, or absolute between 1/2 and 2.
+// log2(x), with one instruction too: relative error below 2^-22, or absolute between 1/2 and 2.
 __device__ __forceinline__ float log2_fast(float x) {
     float y;
     asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -64,7 +64,8 @@ struct RingOf {
 
 // ---- clusters: blocks that run at the same time, and reach each other's shared memory
 
-// What is at the same place in the shared memory of the block with that rank.
+// The address, in the shared memory of the cluster's block with that rank, of what is there where `here` is in this
+// one.
 template <class T>
 __device__ __forceinline__ T *in_block(T *here, int rank) {
     T *there;
@@ -97,7 +98,8 @@ __device__ __forceinline__ void arrive_after_copies(uint64_t *barrier) {
 
 // Ordinary stores to shared memory become visible to wgmma and the copy engine (after this, a barrier).
 __device__ __forceinline__ void fence_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// The same of global memory and the copy engine: by who has stored, and, where it is not another launch, by who copies.
+// Ordinary stores to global memory become visible to the copy engine: called by the thread that has stored and, within
+// a launch, by the one that copies.
 __device__ __forceinline__ void fence_for_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // ---- atomics
@@ -139,7 +141,7 @@ __device__ __forceinline__ void registers_up() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// What lane 0 has. The compiler knows that the lanes of a warp then have the same, which saves registers and
+// The number that lane 0 has. The compiler knows that the lanes of a warp then have the same, which saves registers and
 // instructions.
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
@@ -212,7 +214,7 @@ WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
 WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
 WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
 
-// The same with A in registers and 64 columns, for a B that lies the other way, K rows of 128 bytes: moving 16 rows on
+// wgmma with A in registers and 64 columns, for a B that lies the other way, K rows of 128 bytes: moving 16 rows on
 // adds 2048 bytes = 128 to the descriptor.
 __device__ __forceinline__ void wgmma_transposed(float (&d)[32], const uint32_t (&a)[4], uint64_t B, int accumulate) {
     asm volatile(

@@ -21,7 +21,7 @@ __device__ __forceinline__ Fragment ldmatrix(const unsigned char *row) {
     return f;
 }
 
-// The same, each block transposed.
+// Four 8 x 8 blocks of fp16, each transposed; lane 8i + r names row r of block i.
 __device__ __forceinline__ Fragment ldmatrix_transposed(const unsigned char *row) {
     Fragment f;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -49,7 +49,7 @@ __device__ __forceinline__ Fragment right_operand(const unsigned char *tile, int
     return ldmatrix(tile + (at ^ column % 64 / 8 * 16) + row * 128 + column / 64 * (R * 128));
 }
 
-// The same numbers as the right operands of two mma that sum over rows: x[0..1] for the first eight columns.
+// A 16 x 16 block of a tile as the right operands of two mma that sum over rows: x[0..1] for the first eight columns.
 template <int R>
 __device__ __forceinline__ Fragment right_operand_transposed(const unsigned char *tile, int row, int column) {
     const int lane = threadIdx.x % 32, lane_row = lane % 16, lane_chunk = lane / 16;

@@ -56,7 +56,7 @@ __device__ __forceinline__ float largest_of(const float *x) {
     return fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
 }
 
-// The same of those that are finite, for where an Inf was found: volatile, else it is computed ahead for all.
+// `largest_of` among finite numbers, for where an Inf was found. Volatile: else the compiler computes it ahead for all.
 template <int n>
 __device__ __forceinline__ float largest_finite_of(const float *x) {
     float largest = 0;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void split(float x, float y, unsigned &hi, unsigned &
     lo = pack(x - h.x, y - h.y);
 }
 
-// The same of x * factor and y * factor: exact but for the last rounding.
+// hi + lo of x * factor and y * factor, exact but for the last rounding.
 __device__ __forceinline__ void split_scaled(float x, float y, float factor, unsigned &hi, unsigned &lo) {
     hi = pack(x * factor, y * factor);
     const float2 h = unpack(hi);

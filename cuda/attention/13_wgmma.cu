@@ -27,8 +27,8 @@ static_assert(K_TILE % 1024 == 0 && V_TILE % 1024 == 0 && Q_TILE % 1024 == 0, "t
 
 // ---- the tiles in shared memory
 
-// Rings of `K_STAGES` tiles of K and `STAGES` of V: barriers that tell that a tile is there, or that its place is free
-// again, and the exponents of the tiles' scales, each four times.
+// The state of a ring of `K_STAGES` tiles of K and one of `STAGES` tiles of V: for each place a barrier that tells when
+// the tile is there (full), one that tells when its place may be overwritten (free), and the exponent of its scale.
 template <int K_STAGES>
 struct Rings {
     uint64_t *const K_full, *const K_free, *const V_full, *const V_free;
@@ -50,8 +50,8 @@ struct Rings {
         }
     }
 
-    // One thread has tile t of K, or of V, copied, of those of all heads. It waits for `prepare` as late as it can:
-    // then what comes before has run, and the code is there.
+    // Copies tile t of K, counted over all heads, to a place of the ring; called by one thread. The wait for `prepare`
+    // is here, as late as can be: what comes before has run then, and the code has been fetched.
     __device__ __forceinline__ void copy_K(int stage, unsigned char *K_tiles, const Attention &a, int t) const {
         arrive_expecting(&K_full[stage], K_TILE + 16);
         await_launch_before();
@@ -66,8 +66,6 @@ struct Rings {
     }
 };
 
-struct Consumer;
-
 // Tiles of K in shared memory, then tiles of V.
 struct Tiles : Rings<STAGES> {
     static constexpr int K_BYTES = STAGES * K_TILE, BYTES = K_BYTES + STAGES * V_TILE;
@@ -75,8 +73,8 @@ struct Tiles : Rings<STAGES> {
 
     static __device__ __forceinline__ Tiles here() { return {Rings<STAGES>::here()}; }
 
-    // Lane 0 of a warp has tile t copied as soon as there is a place. Its warp goes along, so that branches are the
-    // same for all lanes.
+    // Copies tile t of K and of V as soon as there is room; called by a whole warp, so that its lanes take the same
+    // branches, of which lane 0 copies.
     __device__ __forceinline__ void copy_tile(Ring &ring, unsigned char *tiles, const Attention &a, int t) const {
         wait(&K_free[ring.stage], ring.parity ^ 1);
         if (threadIdx.x == 0) copy_K(ring.stage, tiles, a, t);
@@ -84,19 +82,17 @@ struct Tiles : Rings<STAGES> {
         if (threadIdx.x == 0) copy_V(ring.stage, tiles + K_BYTES, a, t);
         ring.next();
     }
-
-    __device__ __forceinline__ Consumer consumer(unsigned char *tiles, int group) const;
 };
 
-// The number of a head's first tile, of those of all heads.
+// The number of a head's first tile of keys, counted over all heads.
 __device__ __forceinline__ int first_tile_of(const Attention &a, Head head) {
     return (head.b * a.Hkv + head.kv) * ceil_div(a.N, BC);
 }
 
 // ---- a consumer
 
-// Q as an operand: the descriptor of its tile in shared memory; or, of short heads, fragments in registers, for which
-// there is room, so that shared memory has only K to feed S with.
+// Q as an operand: the descriptor of its tile in shared memory. Short heads leave registers for its fragments, so that
+// S asks shared memory only for K.
 #if HEAD_DIM <= 32 && BR <= 128 && PRODUCTS == 3 && !BIAS && !PAIRED
 using Query = QFragments;
 #else
@@ -143,10 +139,6 @@ struct Consumer : Warpgroup {
         V_ring.next();
     }
 };
-
-__device__ __forceinline__ Consumer Tiles::consumer(unsigned char *tiles, int group) const {
-    return {*this, tiles, group};
-}
 
 // A consumer's 64 rows on their way past the tiles of keys: what one of its threads has in registers.
 struct Passage {

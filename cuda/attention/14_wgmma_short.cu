@@ -22,7 +22,8 @@ static_assert(BR == 64 && CONSUMERS >= 3, "a row tile is one warpgroup's; one sp
 constexpr int SPLITTERS = BC * D / 32, AT_A_TIME = 128 / SPLITTERS;
 static_assert(AT_A_TIME == 1 || AT_A_TIME == 2 || AT_A_TIME == 4, "a splitting thread has registers for 32 floats");
 static_assert(ALIGNED && STAGES >= 4, "bulk copies move 16 bytes; tiles are copied ahead");
-// Those that a block has at its launch are moved: some for each thread, a multiple of 8.
+// Registers of a thread: as many at the launch, then fewer for the one that splits and more for the others; each a
+// multiple of 8.
 constexpr int REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = BC > 64 ? 56 : 64;
 constexpr int CONSUMER_REGISTERS = (REGISTERS * THREADS - 128 * PRODUCER_REGISTERS) / (128 * CONSUMERS) / 8 * 8;
 
@@ -33,9 +34,9 @@ static_assert(SHARED == STAGES * 2 * SLOT + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 2048 <= 227 * 1024, "tiles must fit shared memory");
 static_assert(SLOT % 1024 == 0, "the swizzle repeats every 1024 bytes");
 
-// What a block does at a time, a job: row tiles of a head, while the tiles of K and V that they see are brought once.
-// That is all of a head's, as long as there are whole heads for all blocks, if K and V fit shared memory; the row tiles
-// of the heads that are left are shared out.
+// The jobs of all blocks. A job is some row tiles of a head, for which the tiles of K and V that they see are brought
+// once. It has all of a head's row tiles, if K and V fit shared memory, as long as there are whole heads for all
+// blocks; the row tiles of the heads that are left are shared out.
 struct Jobs {
     int Tr, Tc;              // row tiles and key tiles of a head
     int share, of_head;      // row tiles of a job, and jobs of a head that is left
@@ -76,8 +77,8 @@ struct Turns {
     }
 };
 
-// What tells that a tile was copied to a slot, was split, and is not needed any more; and the exponents of its scale.
-// Of a stage slot 0 is of K, slot 1 of V.
+// The state of the slots: barriers that tell that a tile was copied (raw), was split (full), and is not needed any more
+// (free); and the exponent of its scale. In a stage slot 0 is K's, slot 1 is V's.
 struct Slots {
     uint64_t raw[STAGES][2], full[STAGES][2], free[STAGES][2];
     int exponent[STAGES][2];
@@ -215,7 +216,7 @@ struct Multiplier {
             prefetch(rows_of(a.Q, a.q, next.head.b, next.head.h) + i * row_stride(a.q) + thread / 64 * 32);
     }
 
-    // What a thread wants of its two rows of Q as fragments.
+    // The numbers of its two rows of Q that a thread needs for its fragments.
     using Numbers = float[2][K_STEPS][2][2];
     __device__ __forceinline__ void load_Q(Numbers &x, const Attention &a, const RowTile &next) const {
         const int t = threadIdx.x % 4 * 2;
@@ -232,7 +233,7 @@ struct Multiplier {
         }
     }
 
-    // Else what was there before would be kept.
+    // Where there is no next row tile: zeros, so that no register keeps what was there before.
     __device__ __forceinline__ void forget(Numbers &x) const {
 #pragma unroll
         for (int e = 0; e < 8 * K_STEPS; ++e) (&x[0][0][0][0])[e] = 0;

@@ -1,4 +1,4 @@
-// What the attention kernels share: their arguments, the causal mask, the bias, the log-sum-exp, and what is done about
+// Shared by the attention kernels: their arguments, the causal mask, the bias, the log-sum-exp, and what is done about
 // NaN and Inf.
 #pragma once
 #include "arguments.h"
@@ -67,8 +67,8 @@ __device__ __forceinline__ int keys_seen(int position, int N) { return CAUSAL ? 
 
 // ---- the bias, where there is one
 
-// That of query i of a head and a key, or of the last ones there are: as it is in memory. To be read for many keys
-// before any is used.
+// The bias of query i of a head and a key, or of the last ones there are, as it is in memory. It is to be read for many
+// keys before any is used.
 __device__ __forceinline__ float bias_of(const Attention &a, Head head, int i, int key) {
     const long long at = head.b * a.bias_strides.batch + head.h * a.bias_strides.head +
                          min(i, a.M - 1) * a.bias_strides.row + min(key, a.N - 1) * (BIAS_COLUMN ? 1 : a.bias_column);
@@ -84,8 +84,8 @@ __device__ __forceinline__ float biased(float score, float bias) {
 
 // ---- after the last key
 
-// What a row's sum of P V is multiplied with, l being its sum of exponentials. A row that sees no key is zero, as is
-// one whose biases are all -inf.
+// The factor that makes O of a row's sum of P V, l being its sum of exponentials: 1 / l; or 0 for a row that sees no
+// key, or whose biases are all -inf.
 __device__ __forceinline__ float inverse(const Attention &a, int i, float l) {
     return l == 0 && (BIAS || (CAUSAL && a.q_start + i < 0)) ? 0 : 1 / l;
 }

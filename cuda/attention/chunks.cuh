@@ -52,7 +52,7 @@ struct Share {
     }
 };
 
-// What a block does at a time: of a row tile chunks `first` to before `end`, of `all`.
+// A block's task at a time: of a row tile chunks `first` to before `end`, of `all`.
 struct Assignment {
     unsigned number;  // of the row tile
     int first, end, all;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void save(const Partial &sum, float4 *slot) {
         make_float4(__int_as_float(sum.unit.exponent), __int_as_float(sum.unit.smallest), 0, 0);
 }
 
-// What is in a slot, or as much of it as there are registers for.
+// The content of a slot, or as much of it as there are registers for.
 constexpr int HELD = SLOT_NUMBERS <= 16 ? SLOT_NUMBERS : 8;
 struct Held {
     float4 O[HELD], state;
@@ -187,7 +187,7 @@ __device__ __forceinline__ void merge_all(Partial &sum, const float4 *slot, int 
 
 // ---- the policies
 
-// What they have in common: the chunks of an assignment, as one warpgroup sees them.
+// The base of all policies: the chunks of an assignment, as one warpgroup sees them.
 struct Chunks {
     const Attention &a;
     const volatile Assignment &assigned;  // in shared memory: it is needed seldom, and registers are few

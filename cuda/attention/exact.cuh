@@ -24,7 +24,7 @@ struct Magnitude {
     __device__ __forceinline__ bool finite() const { return sums[0] + sums[1] + (sums[2] + sums[3]) < INFINITY_F; }
 };
 
-// What all lanes have of a sum, or of a maximum.
+// The sum, or the maximum, of what all lanes of a warp have: `both` joins two.
 template <class Function>
 __device__ __forceinline__ float over_warp(float x, Function both) {
 #pragma unroll
@@ -108,8 +108,8 @@ __device__ __forceinline__ void compute_exactly(const Attention &a, Head head, i
     }
 }
 
-// Those of `count` rows of a head from i0 on, up to 32, whose answer in memory is not finite, by all lanes of the warp
-// that has written it.
+// Computes rows of a head once more whose answer in memory is not finite, of `count` rows from i0 on, up to 32. Called
+// by all lanes of the warp that has written them.
 __device__ __forceinline__ void redo_rows(const Attention &a, Head head, int i0, int count) {
     // Nothing is kept from before for this, where registers are few.
     i0 = opaque(i0), head = {opaque(head.b), opaque(head.h), opaque(head.h) / (a.H / a.Hkv)};

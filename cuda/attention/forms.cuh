@@ -1,8 +1,8 @@
 // The forms of 13_wgmma.cu where the plain one does not do: the keys of row tiles in chunks (chunks.cuh), two
 // warpgroups for the same 64 rows (paired.cuh), heads of more than 128 numbers (long.cuh).
 //
-// What differs from the plain kernel: a block has assignments, some chunks of a row tile's keys each, instead of row
-// tiles.
+// The kernel differs from the plain one in that a block has assignments, some chunks of a row tile's keys each, instead
+// of row tiles.
 #pragma once
 #include "chunks.cuh"
 
@@ -14,7 +14,7 @@ using Source = PairTiles;
 using Source = Panels;
 #else
 
-// As the plain consumer, for the keys of an assignment: where a chunk of them begins, what is before it is closed.
+// The plain consumer's way past the keys of an assignment: where a chunk begins, the one before it is closed.
 struct ChunkedConsumer : Consumer {
     using Consumer::Consumer;
 

@@ -1,6 +1,6 @@
 // Heads of more than 128 numbers on Hopper's warpgroups: K and V in panels, and one tile after the other.
 //
-// What is different: hi and lo of Q take half of shared memory and more, so that K and V have room for a tile of 32
+// What changed: hi and lo of Q take half of shared memory and more, so that K and V have room for a tile of 32
 // keys and a half of the next. But products with so few columns wait for shared memory, for Q is read again for each.
 // So tiles have 64 keys, and come in panels: 64 keys and 64 columns of K, from the first columns to the last; then 64
 // columns of V and its 64 keys. A panel is free again as soon as both warpgroups have multiplied it, and STAGES of them

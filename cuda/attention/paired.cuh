@@ -16,7 +16,8 @@ static_assert(!(SHARING == FOLD || SHARING == FOLD_SHARED), "what several chunks
 // From the second warpgroup to the first, of each thread: T, and what is to be known to add it.
 constexpr int MAIL_BYTES = SLOT_BYTES;
 
-// What the two tell each other, in shared memory. Each thread arrives for itself, and waits for what it is told.
+// The messages of the two warpgroups to each other, in shared memory. Each thread arrives for itself, and waits for
+// what it is told.
 struct PairShared {
     uint64_t told[2], sent, read;  // maxima of each; T; and that it has been read
     float maxima[2][64];           // of the rows, up to the last tile of each warpgroup
@@ -79,7 +80,7 @@ struct Pair : Warpgroup {
           mail(reinterpret_cast<float4 *>(tiles + PairTiles::V_END) + threadIdx.x % 128),
           member(uniform(threadIdx.x / 128) - 1) {}
 
-    // As Warpgroup::split_Q; but both have the same rows, and each stores one of two.
+    // Splits Q like Warpgroup::split_Q. But both warpgroups have the same rows, and each stores one of two.
     __device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i, int rows, unsigned char *tile,
                                             float factor) const {
         const TwoRows two(Q, stride, i + row, rows);
@@ -100,7 +101,7 @@ struct Pair : Warpgroup {
     __device__ __forceinline__ void pass_turn() const {}
     __device__ __forceinline__ void await_turn() const {}
 
-    // What a tile comes to, to be added to the sum of those before it.
+    // A tile's own sums, to be added to those of the tiles before it.
     struct TileSum {
         float rescale[2], l[2];
         int V_exponent;

@@ -160,8 +160,8 @@ __device__ __forceinline__ void issue_S(float (&S)[n], const QFragments &Q, uint
 
 // ---- softmax
 
-// What the softmax keeps of a thread's two rows. Their quad of lanes has the same, but for l: each lane sums its own
-// keys.
+// The softmax of a thread's two rows so far. Their quad of lanes has the same numbers, but for l: each lane sums its
+// own keys.
 struct RowState {
     float shift[2];  // m - P_BIAS, in powers of two
     float l[2];
@@ -302,7 +302,8 @@ struct Unit {
     }
 };
 
-// What some keys come to, as a thread has it of its two rows: O in units, of each row m - P_BIAS, and its share of l.
+// A partial answer, the sum over some keys, as a thread has it of its two rows: O in units, m - P_BIAS, and its share
+// of l.
 struct Partial {
     float O[T_CHUNKS][T_REGISTERS];
     float shift[2], l[2];

@@ -347,8 +347,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dbias(const Backward a)
                 sum[e / PASS_ROWS][e % PASS_ROWS] += of_head[e / PASS_ROWS][e % PASS_ROWS];
         }
 
-    // What is left to be summed is in this block: OWN x PASS numbers, of which thread e sums up what element e is made
-    // of.
+    // OWN x PASS numbers are left to be summed in this block: thread e sums up those of element e.
     float *const sums = reinterpret_cast<float *>(at.P);
     store(at.P, sum, t);
     __syncthreads();

@@ -161,7 +161,7 @@ __device__ __forceinline__ void multiply(Scores &s, const Left &own, const unsig
 // Scores as left operands: hi and lo.
 struct Split {
     Fragment fragments[PASS / 16][2];
-    // Those of row g times factor[0], of row g + 8 times factor[1].
+    // Splits the scores of row g times factor[0], and those of row g + 8 times factor[1].
     __device__ __forceinline__ Split(const Scores &s, const float (&factor)[2]) {
 #pragma unroll
         for (int x = 0; x < PASS / 8; ++x)

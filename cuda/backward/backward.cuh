@@ -1,4 +1,4 @@
-// What the backward kernels share: their arguments, the mask, the bias, P and dS of one score, and numbers of a row.
+// Shared by the backward kernels: their arguments, the mask, the bias, P and dS of one score, and numbers of a row.
 //
 // With s = scale * q . k + bias, in powers of two, and dP = dO . v:
 //   P = 2^(s - above) * inverse, above being the row's LSE, infinite where the row sees nothing, so that its P is 0;
@@ -40,7 +40,7 @@ __device__ __forceinline__ Float *rows_of(Float *matrix, Strides by, int b, int 
     return matrix + b * by.batch + h * by.head;
 }
 
-// What is kept of a row, at the beginning of the workspace: `delta` writes above and D, `dq` the others for what
+// A row's numbers at the beginning of the workspace: `delta` writes above and D, `dq` the others for what
 // follows.
 struct __align__(16) Row {
     float above;    // the LSE in powers of two; infinite where the row sees nothing
@@ -107,8 +107,8 @@ __device__ __forceinline__ float in_powers_of_two(float bias) {
     return fabsf(bias) < INFINITY_F ? fmaxf(-LARGEST, fminf(LARGEST, bias * LOG2E)) : bias;
 }
 
-// Of a product q . k in `p` and one dO . v in `ds`, in units of their own, P and dS: in powers of two scale * q . k is
-// p * factor, and dO . v is ds * unit. P is times `inverse`, where that is known already.
+// Makes P and dS of a product q . k in `p` and a product dO . v in `ds`, in units of their own: in powers of two scale
+// * q . k is p * factor, and dO . v is ds * unit. P is times `inverse`, where that is known already.
 __device__ __forceinline__ void p_and_ds(float &p, float &ds, float factor, float above, float D, float bias, bool seen,
                                          float unit = 1, float inverse = 1) {
     float exponent;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void p_and_ds(float &p, float &ds, float factor, floa
     ds = seen ? p * fmaf(ds, unit, -D) : 0;  // though dO or V be not finite
 }
 
-// What `dq` has found of a row: the sum of 2^(s - above), and of dS times that.
+// Two sums over a row that `dq` has found: of 2^(s - above), and of dS times that.
 struct Found {
     float inverse, error;  // 0 for a row that sees nothing
     __device__ __forceinline__ Found(const Backward &a, Head head, int i, float above, float total, float sum_ds) {

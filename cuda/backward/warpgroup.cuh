@@ -1,4 +1,4 @@
-// What a warpgroup does with tiles, in the kernels that multiply with wgmma: it splits 64 rows of two matrices,
+// The work of a warpgroup on tiles, in the kernels that multiply with wgmma: it splits 64 rows of two matrices,
 // multiplies rows of Q and dO with tiles of K and V (`OfQueries`: dQ), and keys with tiles of Q and dO (`OfKeys`: dK,
 // dV). How tiles get to shared memory is each kernel's own; the arithmetic is one, and so are the bytes.
 //
@@ -30,7 +30,7 @@ constexpr float LEAST = 0x1p-30f;  // that a tile's sum of P counts for: smaller
 typedef float Scores[SCORES];
 typedef float Sum[CHUNKS][SUM];
 
-// Of 64 rows: two split tiles one after the other, and:
+// The end of a record of 64 rows, behind its two split tiles.
 struct Tail {
     float above[OWN], D[OWN];  // of queries: what `OfKeys` needs of rows
     int first, second;         // exponents of the tiles' scales
@@ -74,7 +74,7 @@ __device__ __forceinline__ Taken split_tile(const float *matrix, long long strid
     return {s, sum};
 }
 
-// What of V bounds its numbers: none is larger.
+// A bound on the numbers of a tile of V, from the exponent of its scale: none is larger.
 __device__ __forceinline__ float largest_of_scale(int exponent, bool zero) {
     return zero ? 0 : ldexpf(1, 15 - exponent);
 }
@@ -92,7 +92,7 @@ constexpr bool SIDE_BY_SIDE = PASS == 32 && BIAS == 0;
 __host__ __device__ constexpr int place_of_panel(int panel) {
     return SIDE_BY_SIDE ? panel % (PANELS / 2) * 2 + panel / (PANELS / 2) : panel;
 }
-// What a descriptor of such a tile moves on by, to a panel or to a column.
+// The steps of such a tile's descriptor to a panel, and to a column.
 __host__ __device__ constexpr int panel_offset(int panel) { return place_of_panel(panel) * PASS * 128 / 16; }
 __host__ __device__ constexpr int column_offset(int column) { return panel_offset(column / 64) + column % 64 * 2 / 16; }
 
@@ -116,7 +116,7 @@ __device__ __forceinline__ void multiply(Scores &s, uint32_t own, uint64_t tile)
     wgmma_commit();
 }
 
-// The same for S, of which `both` is a part until it is collected: products with hi, then those with lo. hi hi is by
+// `multiply` for S, of which `both` is a part until it is collected: products with hi, then those with lo. hi hi is by
 // itself: `OfQueries` and `OfKeys`, of which one owns what passes the other by, then round it alike, and what
 // `OfQueries` finds that a row has in common holds for both.
 typedef float Both[2 * SCORES];
@@ -210,7 +210,7 @@ __device__ __forceinline__ int row_of_thread() {
 
 // ---- biases
 
-// Those of this thread's scores, fetched while the tensor cores multiply. A warpgroup owns the queries, or, with
+// The biases of this thread's scores, fetched while the tensor cores multiply. A warpgroup owns the queries, or, with
 // OF_KEYS, the keys from `own` on; from `passing` on are the others.
 template <bool OF_KEYS>
 struct Biases {
@@ -236,7 +236,7 @@ struct Biases {
 // Two exponents in a register.
 __device__ __forceinline__ int pack_exponents(int low, int high) { return high << 16 | (low & 0xffff); }
 
-// Of a row of a matrix what a lane of the quad has that splits it: of each 32 columns 8.
+// A quarter of a row of a matrix, as a lane of the quad that splits it has it: of each 32 columns 8.
 struct QuarterRow {
     float x[D / 32][8];
     __device__ __forceinline__ static int column(int c) { return 32 * c + threadIdx.x % 4 * 8; }

@@ -1,8 +1,8 @@
-// What leaves a block: answers, or partial answers, which somebody merges.
+// Answers of a block, and partial answers, which another block or launch merges.
 #pragma once
 #include "decode.cuh"
 
-// What all answers are multiplied by.
+// The factor of all answers.
 __device__ __forceinline__ float v_scale_of(const Decode &a) { return a.v_scale ? *a.v_scale : 1.0f; }
 
 // A number of the answer of a row that has its maximum m, sum l and O: zeros and -inf if it saw nothing.
@@ -11,8 +11,8 @@ __device__ __forceinline__ void answer_number(const Decode &a, long long place, 
     if (d == 0) a.lse[place] = l == 0 ? NEG_INF : m * LN2 + logf(l);
 }
 
-// Partial answers in the workspace: of each place, as many as it may have times m, l, and HEAD_DIM numbers of O from the fourth on,
-// which are read and written four at a time.
+// Partial answers in the workspace: of each place, as many as it may have times m, l, and HEAD_DIM numbers of O from
+// the fourth on, which are read and written four at a time.
 constexpr int PARTIAL = HEAD_DIM + 4, QUADS = HEAD_DIM / 4;
 
 __device__ __forceinline__ void keep_number(float *partials, long long which, int d, float m, float l, float o) {
@@ -21,7 +21,7 @@ __device__ __forceinline__ void keep_number(float *partials, long long which, in
     partial[4 + d] = o;
 }
 
-// What some tokens have given a row: maximum, sum, and four numbers of O.
+// A partial answer, the sum over some tokens, of a row: maximum, sum of exponentials, and four numbers of O.
 struct Partial {
     float m, l;
     float4 o;

@@ -1,4 +1,4 @@
-// What every kernel of paged decode shares: its argument, the macros it is built with, and where numbers are and how
+// Shared by every kernel of paged decode: its argument, the macros it is built with, and where numbers are and how
 // they are stored.
 //
 // Macros, set by flashcli/kernels/decode.py so that launch and kernel cannot disagree:

@@ -6,13 +6,13 @@ constexpr int AT_ONCE = 8;                    // partial answers that a warp mer
 constexpr int OF_LANE = ceil_div(QUADS, 32);  // of O, four numbers each
 static_assert(MAX_PIECES <= AT_ONCE * AT_ONCE, "a warp can merge what the warps of a block have merged");
 
-// What a warp has of a row: m and l in each lane, and of O quads lane, lane + 32 and so on.
+// A row's sum as a warp has it: m and l in each lane; of O quads lane, lane + 32 and so on.
 struct RowSum {
     float m, l;
     float4 o[OF_LANE];
 };
 
-// Of AT_ONCE neighbouring lanes.
+// The maximum, and the sum, over AT_ONCE neighbouring lanes.
 __device__ __forceinline__ float max_of_lanes(float x) {
 #pragma unroll
     for (int apart = 1; apart < AT_ONCE; apart *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
@@ -24,7 +24,7 @@ __device__ __forceinline__ float sum_of_lanes(float x) {
     return x;
 }
 
-// That of `count` partial answers, which are at partial_of(0), partial_of(1) and so on, in this order. All are asked
+// The sum of `count` partial answers, which are at partial_of(0), partial_of(1) and so on, in this order. All are asked
 // for at once: each lane has m and l of one of them, and its quads of all. NaN in m is not lost: it comes back in l and
 // O.
 template <typename Of>
@@ -55,7 +55,7 @@ __device__ __forceinline__ RowSum merged_by_warp(Of partial_of, int count) {
     return sum;
 }
 
-// What a lane has of a row, quad by quad.
+// Calls what(quad, partial answer) for each quad that a lane has of a row.
 template <typename Do>
 __device__ __forceinline__ void for_each_quad(const RowSum &sum, Do what) {
 #pragma unroll
@@ -66,7 +66,7 @@ __device__ __forceinline__ void for_each_quad(const RowSum &sum, Do what) {
 // By a warp for each AT_ONCE partial answers that there may be.
 __device__ __forceinline__ void merge_row(const Decode &a, int place, int warp, float *scratch) {
     const int count = pieces_of(a, length_of(a, place / a.heads / a.tokens));
-    // What is launched next waits for this launch alone, which therefore must not end before the one before it: its
+    // The next launch waits for this one alone, which therefore must not end before the one before it: its
     // first block waits, even if all rows have been answered.
     if (count == 1 && place > 0) return;
     const float v_scale = v_scale_of(a);

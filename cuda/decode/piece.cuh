@@ -28,7 +28,7 @@ __device__ __forceinline__ void load_queries(const Decode &a, const Sequence &of
 }
 
 // S[r][j] = q_r · k_(first + j) + ALiBi's share, for tokens first to end - 1; -inf where row r does not see the token.
-// What no row sees is not read. seen[j] says whether some row does.
+// Tokens that no row sees are not read. seen[j] says whether some row does.
 __device__ __forceinline__ void scores(const Decode &a, const Sequence &of, const float *q, int first, int end,
                                        float *S, int stride, unsigned char *seen) {
     const int lane = threadIdx.x % LANES;

@@ -6,8 +6,8 @@
 //
 // How a sequence is cut depends on nothing but its own length, so that its answer has the same bytes in whatever
 // company and on whatever GPU. Up to WHOLE tokens are one piece; beyond, there are pieces of PIECE tokens, but no more
-// than MAX_PIECES, for partial answers need room for as many as there may be. PieceFinder of more than two PIECE are rounded
-// to half a PIECE: the more of them there are, the more evenly multiprocessors share them.
+// than MAX_PIECES, for partial answers need room for as many as there may be. PieceFinder of more than two PIECE are
+// rounded to half a PIECE: the more of them there are, the more evenly multiprocessors share them.
 #pragma once
 #include "answer.cuh"
 
@@ -46,8 +46,8 @@ __device__ __forceinline__ int pieces_of(const Decode &a, int length) {
     return size == PIECE ? ceil_div_large(used, PIECE) : ceil_div_large(used, size);  // dividing takes a while
 }
 
-// PieceFinder are counted over all sequences, with the heads of the cache as neighbours, which they are in a page, and then
-// the tiles of rows: how many a sequence has for each of its own.
+// PieceFinder are counted over all sequences, with the heads of the cache as neighbours, which they are in a page, and
+// then the tiles of rows: how many a sequence has for each of its own.
 __device__ __forceinline__ unsigned heads_and_tiles(const Decode &a) {
     return a.kv_heads * ceil_div_large(rows_of(a), ROWS);
 }
@@ -72,7 +72,7 @@ __device__ __forceinline__ int take_digit(unsigned &number, unsigned base) {
     return digit;
 }
 
-// What a block's number stands for where sequences have as many blocks as the tables have room for pieces. Neighbouring
+// The meaning of a block's number where sequences have as many blocks as the tables have room for pieces. Neighbouring
 // blocks have different heads of the same pages; those of a cluster have different pieces.
 struct Numbered {
     int s, index, most, which;  // the piece's number among `most`, and of heads and tiles
@@ -102,7 +102,7 @@ __device__ __forceinline__ bool find_by_number(const Decode &a, Piece &piece) {
 
 __device__ __forceinline__ int length_or_zero(const Decode &a, int s) { return s < a.sequences ? length_of(a, s) : 0; }
 
-// Of the warp's lanes up to this one.
+// The sum over the warp's lanes up to this one.
 __device__ __forceinline__ int sum_up_to_lane(int x) {
 #pragma unroll
     for (int apart = 1; apart < 32; apart *= 2) {

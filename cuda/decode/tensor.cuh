@@ -93,7 +93,7 @@ __device__ __forceinline__ int number_of(int step, int g, int half) {
     return TRANSPOSED ? step * 16 + half * 8 + g : (step / (X / 2) * 8 + g) * X + step % (X / 2) * 2 + half;
 }
 
-// A piece as all threads of the block see it.
+// A row of a piece: where its answer goes, and what it sees.
 struct Row {
     long long place;   // see place_of_row
     int position;      // -1: there is no such row
@@ -103,6 +103,7 @@ struct Row {
 struct __align__(8 * COLUMNS) Query {
     unsigned of[2][COLUMNS];  // a of the product for S, without rows 8 to 15 where those are zeros
 };
+// A piece in shared memory, as all threads of the block see it.
 struct SharedPiece {
     Query query[KEY_STEPS][32];
     Row rows[ROWS];
@@ -111,7 +112,7 @@ struct SharedPiece {
     int after;  // the number of the piece after this one
 };
 
-// What a lane knows of the rows that it asks for: g of each eight.
+// The rows that a lane asks for: g of each eight.
 struct RowsOfLane {
     int row[COLUMNS], token[COLUMNS], head[COLUMNS];
 };
@@ -146,7 +147,7 @@ __device__ __forceinline__ void ask_for_queries(const Decode &a, const Sequence 
     commit_copies();
 }
 
-// What scores depend on besides: a warp's to write.
+// Writes what scores depend on besides queries and keys; the first warp does.
 __device__ __forceinline__ void know_rows(const Decode &a, const Sequence &sequence, const RowsOfLane &rows,
                                           SharedPiece &present) {
     if (threadIdx.x / 32 != 0 || lane_t() != 0) return;
@@ -181,7 +182,7 @@ __device__ __forceinline__ bool is_seen(const Decode &a, const Row &row, int tok
     return block > row.block || ((unsigned)block + row.phase) % (unsigned)a.sparse_stride == 0;
 }
 
-// What a warp has of its tokens so far: a lane has m and l of row g of each eight, l of its own tokens only; of Oᵀ rows
+// A warp's sum over its tokens so far: a lane has m and l of row g of each eight, l of its own tokens only; of Oᵀ rows
 // 2t and 2t + 1.
 struct State {
     float m[COLUMNS], l[COLUMNS];
@@ -346,7 +347,7 @@ __device__ __forceinline__ Partial sum_of(const Meeting &meeting, const float *O
     return sum;
 }
 
-// Of each row as many as there may be pieces.
+// The partial answers of a row in the workspace: as many as it may have pieces.
 __device__ __forceinline__ float *partials_of_row(const Decode &a, long long place) {
     return static_cast<float *>(a.workspace) + LAUNCH_COUNTERS + place * most_pieces(a) * PARTIAL;
 }
@@ -356,8 +357,8 @@ __device__ __forceinline__ int rows_of_piece(const Decode &a, const Piece &piece
     return min(ROWS, rows_of(a) - piece.of.row0);
 }
 
-// What the warps have handed in: an answer if the piece is all of its sequence, else a partial one, which keep(r, quad,
-// sum) puts where it is to be.
+// Adds up what the warps have handed in. That is an answer if the piece is all of its sequence, else a partial one,
+// which keep(r, quad, sum) puts where it is to be.
 template <typename Keep>
 __device__ __forceinline__ void store_sums(const Decode &a, const SharedPiece &present, const Meeting &meeting,
                                            const float *O, Keep keep) {
@@ -370,7 +371,7 @@ __device__ __forceinline__ void store_sums(const Decode &a, const SharedPiece &p
     }
 }
 
-// The same with partial answers in the workspace.
+// `store_sums` with partial answers in the workspace.
 __device__ __forceinline__ void store_sums(const Decode &a, const SharedPiece &present, const Meeting &meeting,
                                            const float *O) {
     store_sums(a, present, meeting, O, [&](int r, int quad, const Partial &sum) {

@@ -84,7 +84,7 @@ constexpr int PAGES = PAGE < TILE ? TILE / PAGE : 1;  // that a tile has tokens 
 constexpr int AHEAD = 32 / PAGES;                     // tiles whose pages a warp asks for at a time, a lane each
 constexpr int APART = WARPS * TILE;                   // tokens from one tile of a warp to its next
 
-// What a warp needs to know to ask for a tile.
+// A tile, as a warp needs to know it to ask for it.
 struct Tile {
     const int *pages;
     int kv_head, first;  // its first token
@@ -111,7 +111,7 @@ struct Pages {
         ask(piece.of, token0 + AHEAD * APART, piece.end);
         commit_copies();
     }
-    // Of the run that token0 is in.
+    // Asks for the pages of the run that token0 is in.
     __device__ __forceinline__ void ask(const Sequence &sequence, int token0, int end) {
         const unsigned run = (unsigned)token0 / (AHEAD * APART), at = threadIdx.x / 32 * TILE + run * AHEAD * APART;
         const unsigned token = at + lane_of() / PAGES * APART + lane_of() % PAGES * PAGE;
