@@ -182,9 +182,8 @@ struct RowState {
 // The biases of a thread's n numbers of S, of rows i and i + 8 and keys from `key` on: to be read while products run.
 template <int n>
 __device__ __forceinline__ void read_bias(float (&bias)[S_REGISTERS], const Attention &a, Head head, int i, int key) {
-    if (!BIAS) return;
 #pragma unroll
-    for (int x = 0; x < n; ++x) bias[x] = bias_of(a, head, i + x / 2 % 2 * 8, key + x / 4 * 8 + x % 2);
+    for (int x = 0; x < n && BIAS; ++x) bias[x] = bias_of(a, head, i + x / 2 % 2 * 8, key + x / 4 * 8 + x % 2);
 }
 
 // Scores as they came from the tensor cores: with their biases, and -inf for keys that a row does not see, those from
