@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,36 @@ import click
 from flashcli.asked.how import PRECISIONS
 from flashcli.asked.shape import MAX_D, Shape
 from flashcli.commands import options
+from flashcli.kernels import backward, decode, write_kv
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build, Kernel
 from flashcli.kernels.problem import Problem
 from flashcli.kernels.registry import OPERATIONS
 from flashcli.terminal import as_json, parameters
 
+ATTENTION = "attention"
+NAMES = tuple(dict.fromkeys(name for operation in OPERATIONS.values() for name in operation.kernels))
+# What a kernel is shown for, by operation: a problem with heads of d numbers and so many tokens.
+PROBLEMS: dict[str, Callable[[int, int], Any]] = {
+    ATTENTION: lambda d, tokens: Problem(1, tokens, tokens, d),
+    "backward": lambda d, tokens: backward.Problem(d, M=tokens, N=tokens),
+    "decode": lambda d, tokens: decode.Problem(d, 16, "float16", "float16", False, table_width=tokens // 16),
+    "write_kv": lambda d, tokens: write_kv.Problem(d, 16, "float16", "float16", False),
+}
+IN_PAGES = "as for pages of 16 tokens, float16, layout hnd"
+TAKES = {ATTENTION: "any d from 1 to 256", "backward": "as without a bias", "decode": IN_PAGES, "write_kv": IN_PAGES}
+# Those that nvcc of CUDA 12 or 13 knows.
+ARCHITECTURES = (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
+
 
 @click.command(
     epilog=options.examples(
         "flashcli kernels mma --arch sm_80 --json -",
         "flashcli kernels --shape 8,1000,32 --causal",
-        "flashcli kernels --operation decode",
+        "flashcli kernels tensor --d 128",
     )
 )
-@click.argument("name", metavar="[NAME]", required=False, type=options.KERNEL_TYPE)
+@click.argument("name", metavar="[NAME]", required=False, type=click.Choice(NAMES))
 @click.option(
     "--d",
     default=64,
@@ -38,10 +53,8 @@ from flashcli.terminal import as_json, parameters
 @click.option(
     "--operation",
     type=click.Choice(list(OPERATIONS)),
-    default="attention",
-    show_default=True,
-    help="The ladder to show: attention is that of `flashcli run`, backward that of gradients, decode that of "
-    "`flashcli decode`; write_kv fills its cache.",
+    help="The ladder to show: attention, if nothing is said, is that of `flashcli run`, backward that of gradients, "
+    "decode that of `flashcli decode`; write_kv fills its cache. A NAME is looked for in all of them.",
 )
 @click.option(
     "--shape",
@@ -61,7 +74,7 @@ def command(
     name: str | None,
     d: int,
     arch: str | None,
-    operation: str,
+    operation: str | None,
     shape: Shape | None,
     causal: bool,
     precision: str,
@@ -73,24 +86,43 @@ def command(
     shape, tell which one computes it.
     """
     if shape is not None:
-        if name is not None or operation != "attention":
+        if name is not None or operation not in (None, ATTENTION):
             raise click.UsageError("--shape asks which kernel of attention is chosen: leave out NAME and --operation.")
         choice = _choice(shape, causal, precision, arch)
         as_json.present(choice, "\n".join(_choice_lines(choice)), json_path)
         return
-    if operation != "attention":
-        if name is not None:
-            raise click.UsageError(f"{name} is a kernel of attention; those of {operation} are only listed.")
+    if name is not None:
+        record = _one(*_found(name, operation), d, arch)
+        as_json.present(record, "\n".join(_lines(record)), json_path)
+        return
+    if operation not in (None, ATTENTION):
         listed = [_about(kernel) for kernel in OPERATIONS[operation].kernels.values()]
         as_json.present(listed, "\n".join("{name}: {source}\n    {summary}".format(**row) for row in listed), json_path)
         return
-    if name is not None:
-        record = _one(name, d, arch)
-        as_json.present(record, "\n".join(_lines(record)), json_path)
-        return
-    rows = [_row(kernel, d) for kernel in KERNELS.values()]
+    rows = [_row(kernel, _problem(ATTENTION, kernel, d)) for kernel in KERNELS.values()]
     told = "{name}: {tiles}, needs {needs}; {source}\n    {summary}"
     as_json.present(rows, "\n".join(told.format(tiles=_tiles(row), **row) for row in rows), json_path)
+
+
+def _found(name: str, operation: str | None) -> tuple[str, Kernel]:
+    """The operation, the first that has a kernel of that name if none is asked for, and the kernel."""
+    able = [one.name for one in OPERATIONS.values() if name in one.kernels]
+    if operation not in (None, *able):
+        raise click.UsageError(f"{name} is a kernel of {' and '.join(able)}, not of {operation}.")
+    operation = operation or able[0]
+    return operation, OPERATIONS[operation].kernels[name]
+
+
+def _problem(operation: str, kernel: Kernel, d: int) -> Any:
+    """A problem with heads of d numbers and long sequences, or short ones if the kernel is for those alone."""
+    from flashcli.errors import UsageError
+
+    problems = [kernel.fitted(PROBLEMS[operation](d, tokens)) for tokens in (2048, 128)]
+    for problem in problems:
+        if not kernel.refuses(problem):
+            return problem
+    reason = kernel.refuses(problems[-1])
+    raise UsageError(f"kernel {kernel.name} has no heads of {d} numbers: {reason}.", "choose another --d.")
 
 
 def _choice(shape: Shape, causal: bool, precision: str, arch: str | None) -> dict[str, Any]:
@@ -116,31 +148,34 @@ def _choice(shape: Shape, causal: bool, precision: str, arch: str | None) -> dic
 
 def _choice_lines(choice: dict[str, Any]) -> Iterator[str]:
     mask = " causal" if choice["causal"] else ""
-    yield "({B}, {N}, {d}){mask} in {precision} on {arch}: {chosen}".format(mask=mask, **choice)
+    arrays, files = choice["chosen"], choice["chosen_for_files"]
+    taken = f"{arrays} for arrays, {files} for files" if arrays != files else f"{arrays} for arrays and files"
+    yield "({B}, {N}, {d}){mask} in {precision} on {arch}: {taken}".format(mask=mask, taken=taken, **choice)
     width = max(len(one["name"]) for one in choice["kernels"])
     for one in choice["kernels"]:
         time = one["microseconds"]
         yield f"  {one['name']:{width}}  " + (one["refused"] or ("unknown" if time is None else _time(time)))
-    yield "{chosen} {why}.".format(**choice)
+    yield "For arrays, {chosen} {why}.".format(**choice)
     yield "Times are those that the model of flashcli/kernels/cost.py expects on an H200."
     if choice["chosen_by_B"] != choice["chosen"]:
         yield f"With batch_invariant=False, where the kernel may depend on B, it is {choice['chosen_by_B']}."
-    if choice["chosen_for_files"] != choice["chosen"]:
-        yield f"For files it is {choice['chosen_for_files']}."
+    if arrays != files:
+        yield f"For files, as `flashcli run` computes them, {files} comes first of all that can."
 
 
 def _time(microseconds: float) -> str:
     return f"{microseconds:.1f} us" if microseconds < 1000 else f"{microseconds / 1000:.3f} ms"
 
 
-def _row(kernel: Kernel, d: int) -> dict[str, Any]:
-    tiling = kernel.tiling(Problem(1, 2048, 2048, d))
+def _row(kernel: Kernel, problem: Any) -> dict[str, Any]:
+    tiling = kernel.tiling(problem)
     return {
-        **_about(kernel), "needs": _needs(kernel), "d": d, "Br": tiling.Br, "Bc": tiling.Bc, "threads": tiling.threads,
+        **_about(kernel), "needs": _needs(kernel), "d": problem.d, "Br": tiling.Br, "Bc": tiling.Bc,
+        "threads": tiling.threads,
     }  # fmt: skip
 
 
-def _about(kernel: Any) -> dict[str, str]:
+def _about(kernel: Kernel) -> dict[str, str]:
     """What there is to say of a kernel of any operation."""
     from flashcli.compiler import compiler
 
@@ -157,19 +192,22 @@ def _needs(kernel: Kernel) -> str:
 
 
 def _tiles(row: dict[str, Any]) -> str:
-    return "Br={Br}, Bc={Bc}, {threads} thread{s}".format(s="s" if row["threads"] > 1 else "", **row)
+    tiles = "Br={Br}, Bc={Bc}, " if row["Bc"] else ""  # a kernel of paged decode has pieces of its own
+    return (tiles + "{threads} thread{s}").format(s="s" if row["threads"] > 1 else "", **row)
 
 
-def _one(name: str, d: int, arch: str | None) -> dict[str, Any]:
+def _one(operation: str, kernel: Kernel, d: int, arch: str | None) -> dict[str, Any]:
     """What `_row` says of a kernel, and what each of its functions takes."""
     from flashcli.errors import UsageError
 
-    build = Build(KERNELS[name], Problem(1, 2048, 2048, d))
-    record = _row(build.kernel, d) | {"dynamic_shared": build.tiling.shared, "functions": {}}
+    build = Build(kernel, _problem(operation, kernel, d))
+    record = _row(kernel, build.problem) | {
+        "operation": operation, "dynamic_shared": build.tiling.shared, "functions": {},
+    }  # fmt: skip
     if not build.kernel.on_host:
         record |= _compiled(build, arch)
     elif arch:
-        raise UsageError(f"kernel {name} runs on the CPU, not on {arch}.", "leave out --arch.")
+        raise UsageError(f"kernel {kernel.name} runs on the CPU, not on {arch}.", "leave out --arch.")
     return record
 
 
@@ -178,7 +216,7 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     source = Path(record["source"]).read_text().splitlines()
     for line in itertools.takewhile(lambda line: line.startswith("//"), source):
         yield line.removeprefix("//").removeprefix(" ")
-    yield "\n{source}\nneeds {needs}; any d from 1 to 256".format(**record)
+    yield "\n{source}\nneeds {needs}; {takes}".format(takes=TAKES[record["operation"]], **record)
     shared = f", {record['dynamic_shared']} bytes of dynamic shared memory" if "arch" in record else ""
     yield f"d = {record['d']}: {_tiles(record)}{shared}"
     for function, found in record["functions"].items():
@@ -205,8 +243,9 @@ def _capability(arch: str) -> tuple[int, int]:
     from flashcli.errors import UsageError
 
     number = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
-    if not number:
-        raise UsageError(f"{arch!r} is not an architecture.", "name one like sm_80.")
+    if not number or int(number[1] + number[2]) not in ARCHITECTURES:
+        known = ", ".join(f"sm_{known}" for known in ARCHITECTURES)
+        raise UsageError(f"{arch!r} is not an architecture.", f"name one of {known}; sm_90a has Hopper's own.")
     return int(number[1]), int(number[2])
 
 
@@ -233,9 +272,10 @@ def _arch_here() -> str | None:
     """The architecture of the first GPU, if there is one."""
     from flashcli.compiler import compiler
     from flashcli.errors import BackendUnavailable
-    from flashcli.measure.machine import gpus
+    from flashcli.gpu.pycuda import devices
 
     try:
-        return compiler.architecture(gpus()[0].capability)
+        found = devices()
     except BackendUnavailable:
         return None
+    return compiler.architecture(found[0].capability) if found else None

@@ -214,7 +214,9 @@ def test_the_command_tells_what_is_chosen_and_what_is_expected():
     assert [one["name"] for one in told["kernels"]] == list(PREFERENCE)
     assert [one["microseconds"] for one in told["kernels"]] == [one.microseconds for one in candidates(HOPPER, problem)]
     text = flashcli("kernels", "--shape", "8,200,32", "--causal", "--arch", "sm_90a").out.splitlines()
-    assert text[0] == f"(8, 200, 32) causal in fp32 on sm_90a: {told['chosen']}"
+    assert text[0] == (
+        f"(8, 200, 32) causal in fp32 on sm_90a: {told['chosen']} for arrays, {told['chosen_for_files']} for files"
+    )
     assert all(line.endswith((" us", " ms")) for line in text[1:5])
 
 
@@ -222,7 +224,13 @@ def test_the_command_tells_why_a_kernel_is_none():
     done = flashcli("kernels", "--shape", "8,1000,7", "--arch", "sm_80")
     assert "  wgmma           it needs sm_90a" in done.out.splitlines()
     assert "  mma             heads of less than 8 numbers are left to FFMA in fp32" in done.out.splitlines()
-    assert done.out.startswith("(8, 1000, 7) in fp32 on sm_80: register_tiled\n")
+    assert done.out.startswith("(8, 1000, 7) in fp32 on sm_80: register_tiled for arrays and files\n")
+
+
+def test_the_command_tells_what_run_takes_too():
+    done = flashcli("kernels", "--shape", "10,448,64", "--arch", "sm_90a").out.splitlines()
+    assert done[0].endswith("on sm_90a: wgmma for arrays, wgmma_short for files")
+    assert done[-1] == "For files, as `flashcli run` computes them, wgmma_short comes first of all that can."
 
 
 @pytest.mark.parametrize(
@@ -236,7 +244,7 @@ def test_the_command_tells_why_a_kernel_is_none():
 )
 def test_the_command_tells_why_a_kernel_is_chosen(shape, why):
     done = flashcli("kernels", "--shape", shape, "--arch", "sm_90a")
-    assert any(line.startswith(why) for line in done.out.splitlines()), done.out
+    assert any(line.startswith(f"For arrays, {why}") for line in done.out.splitlines()), done.out
 
 
 @pytest.mark.parametrize(
@@ -246,6 +254,7 @@ def test_the_command_tells_why_a_kernel_is_chosen(shape, why):
         (["mma", "--shape", "8,200,32"], "leave out NAME and --operation"),
         (["--operation", "decode", "--shape", "8,200,32"], "leave out NAME and --operation"),
         (["--shape", "8,200,32", "--arch", "x"], "'x' is not an architecture."),
+        (["--shape", "8,200,32", "--arch", "sm_99"], "'sm_99' is not an architecture."),
         (["--shape", "8,200,32", "--arch", "sm_61", "--precision", "fp16"], "no kernel computes in fp16 on sm_61."),
     ],
 )

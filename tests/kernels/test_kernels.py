@@ -19,6 +19,7 @@ from flashcli.kernels.choice import SHORT_HEAD, choose, exact
 from flashcli.kernels.chunks import FOLD, FOLD_SHARED, SPREAD, WHOLE, chunks
 from flashcli.kernels.operation import Build
 from flashcli.kernels.problem import Problem
+from flashcli.kernels.registry import OPERATIONS
 
 PROBLEM = Problem(10, 2048, 2048, 64)
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
@@ -182,6 +183,7 @@ def test_one_kernel_is_shown_with_what_it_takes():
         ("wgmma", "sm_90", "kernel wgmma is for sm_90a only, not for sm_90."),
         ("wgmma", "sm_100", "kernel wgmma is for sm_90a only, not for sm_100."),
         ("mma", "hopper", "'hopper' is not an architecture."),
+        ("mma", "sm_99", "'sm_99' is not an architecture."),
         ("sequential", "sm_80", "kernel sequential runs on the CPU, not on sm_80."),
     ],
 )
@@ -204,7 +206,31 @@ def test_help_names_no_kernels_in_one_word(arguments):
 def test_a_name_that_is_no_kernels_is_answered_with_those_that_are():
     done = flashcli("kernels", "foo")
     assert done.code == 2 and "|" not in done.err
-    assert f"'foo' is not one of {', '.join(map(repr, KERNELS))}." in done.err
+    names = dict.fromkeys(name for operation in OPERATIONS.values() for name in operation.kernels)
+    assert f"'foo' is not one of {', '.join(map(repr, names))}." in done.err
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"), [(one.name, name) for one in OPERATIONS.values() for name in one.kernels]
+)
+def test_every_kernel_of_every_operation_is_shown(operation, name):
+    done = flashcli("kernels", name, "--operation", operation, "--json", "-", env={"NVCC": ""})
+    assert done.code == 0, done.err
+    kernel, told = OPERATIONS[operation].kernels[name], json.loads(done.out)
+    assert (told["operation"], told["file"], told["summary"]) == (operation, kernel.file, kernel.summary)
+    assert told["threads"] > 0 and told["functions"] == {}
+
+
+@pytest.mark.parametrize(("name", "operation"), [("tensor", "decode"), ("plain", "backward"), ("mma", "attention")])
+def test_a_name_alone_is_looked_for_in_all_operations(name, operation):
+    told = json.loads(flashcli("kernels", name, "--json", "-", env={"NVCC": ""}).out)
+    assert told["operation"] == operation
+
+
+def test_a_name_of_another_operation_and_heads_that_a_kernel_has_not_are_refused():
+    done = flashcli("kernels", "mma", "--operation", "decode")
+    assert done.code == 2 and "mma is a kernel of attention and backward, not of decode." in done.err
+    flashcli("kernels", "tensor", "--d", 60).assert_error(2, "kernel tensor has no heads of 60 numbers: rows of")
 
 
 def test_a_kernel_for_one_architecture_is_shown_for_that_on_any_gpu(fake_gpu):
