@@ -8,9 +8,11 @@ from pathlib import Path
 
 from flashcli.errors import CannotCreate, explained
 from flashcli.files.outputs import write_whole
+from flashcli.judge import device_code
+from flashcli.judge.device_code import THREADS, cells
 from flashcli.judge.judging import ACCEPTED, Result
 from flashcli.judge.pseudonyms import pseudonym
-from flashcli.judge.scoreboard import Board, Standing, columns, shown, size
+from flashcli.judge.scoreboard import Board, Standing, columns, kernels, shown, size
 from flashcli.judge.texts import LONGEST, printable
 from flashcli.judge.views import escaped
 from flashcli.terminal import tables
@@ -55,6 +57,9 @@ def _section(board: Board, standing: Standing) -> Iterator[str]:
     yield tables.markdown(
         [["case", "(B, N, d)", "points", "time", "memory", "verdict"], *map(_line, _results(standing))]
     )
+    if found := kernels(standing):
+        yield f"### Kernels\n\nOccupancy is that of blocks of {THREADS} threads without dynamic shared memory."
+        yield tables.markdown([device_code.HEADINGS, *([escaped(cell) for cell in cells(one)] for one in found)])
     failures: dict[tuple[str, str, str], list[str]] = {}
     for result in _results(standing):
         if result.verdict != ACCEPTED:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from flashcli.errors import FlashError
 from flashcli.files.testcases import Case
 from flashcli.judge.answers import Compare
+from flashcli.judge.device_code import Kernel, kernels
 from flashcli.judge.inputs import Damaged, NewInputs, OwnInputs, Ready
 from flashcli.judge.rules import Rules
 from flashcli.judge.runnable import not_started_inside, why_not_run
@@ -59,6 +60,7 @@ class Result(NamedTuple):
     returncode: int | None = None
     points: float = 1.0  # what the case counts
     memory: int | None = None  # bytes, the most of any process of any run; None if that is not known
+    kernels: tuple[Kernel, ...] = ()  # of the program
 
 
 class Attempt(NamedTuple):
@@ -89,6 +91,7 @@ class Judging:
     tell: Callable[[str], None] = _say_nothing  # what is being done
     secret: int = field(default_factory=lambda: secrets.randbits(64))  # chooses the rows that are checked
     _built: dict[str, Submission] = field(default_factory=dict)
+    _kernels: dict[str, tuple[Kernel, ...]] = field(default_factory=dict)  # by submission
     _too_slow: Counter = field(default_factory=Counter)  # time limits exceeded, by submission
 
     def results(
@@ -151,6 +154,9 @@ class Judging:
         entry = self._ready(entry)
         if entry.failure:
             return Attempt(None, BUILD_FAILED, entry.failure, entry.printed)
+        if entry.name not in self._kernels and not entry.trusted:
+            found = kernels(entry.command[0], rules, self.scratch, self.supervision)
+            self._kernels[entry.name] = tuple(found)
         try:
             with inputs.lent(entry.name) as ready:
                 attempt = self._run_and_check(entry, ready, rules)
@@ -213,6 +219,7 @@ class Judging:
         return Result(
             entry.name, case.name, case.shape.B, case.shape.N, case.shape.d, seconds, last.verdict, last.detail,
             rules.penalty, self.device, runs, last.printed, last.returncode, rules.points or case.points, memory,
+            self._kernels.get(entry.name, ()),
         )  # fmt: skip
 
 

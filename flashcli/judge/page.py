@@ -12,7 +12,7 @@ import math
 import string
 from html import escape
 
-from flashcli.judge import scoreboard
+from flashcli.judge import device_code, scoreboard
 from flashcli.judge.judging import ACCEPTED
 from flashcli.judge.scoreboard import Board, Standing
 
@@ -50,6 +50,7 @@ def _section(board: Board) -> str:
         _plot(board),
         "<h3>All results</h3>",
         _results(board),
+        _kernels(board),
         "</section>",
     ])  # fmt: skip
 
@@ -104,6 +105,23 @@ def _results(board: Board) -> str:
             )
     headings = ("submission", "case", "(B, N, d)", "time", "memory", "verdict", "detail")
     return _table(headings, lines, numbers="(B, N, d) time memory", kind="results")
+
+
+def _kernels(board: Board) -> str:
+    """What is known of the submissions' kernels; nothing where none was looked into."""
+    lines = []
+    for standing in board.standings:
+        for kernel in scoreboard.kernels(standing):
+            name, arch, *numbers = device_code.cells(kernel)
+            keys = (kernel.registers, kernel.shared, kernel.local, kernel.occupancy)
+            row = [_cell(standing.submission), _cell(name), _cell(arch), *map(_number, numbers, keys)]
+            lines.append(f'<tr data-of="{escape(standing.submission)}">{"".join(row)}</tr>')
+    if not lines:
+        return ""
+    about = f"Occupancy is that of blocks of {device_code.THREADS} threads without dynamic shared memory."
+    headings = ("submission", *device_code.HEADINGS)
+    table = _table(headings, lines, numbers="registers shared local occupancy", kind="kernels")
+    return f'<h3>Kernels</h3><p class="about">{about}</p>{table}'
 
 
 def _shown(board: Board) -> list[Standing]:

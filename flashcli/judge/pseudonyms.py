@@ -20,5 +20,5 @@ def pseudonym(submission: str, key: str) -> str:
 
 
 def disguised(result: Result, key: str) -> Result:
-    """A result under a pseudonym, without the detail and the print-out, in which a program may name its author."""
-    return result._replace(submission=pseudonym(result.submission, key), detail="", printed="")
+    """A result under a pseudonym, without what a program has said or named, which may tell its author."""
+    return result._replace(submission=pseudonym(result.submission, key), detail="", printed="", kernels=())

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from flashcli.errors import BadInput, CannotCreate, UsageError, explained
 from flashcli.files.regular import check_regular, read_regular
 from flashcli.judge.containment import NAMES
+from flashcli.judge.device_code import Kernel
 from flashcli.judge.judging import ACCEPTED, VERDICTS, Result
 from flashcli.judge.rules import Rules
 from flashcli.judge.texts import printable
@@ -73,6 +74,17 @@ def _times(value: object) -> list[float]:
     return [_seconds(item) for item in value]
 
 
+def _kernels(value: Any) -> tuple[Kernel, ...]:
+    return tuple(map(_kernel, value))
+
+
+def _kernel(value: Any) -> Kernel:
+    registers, shared, local = (int(_seconds(value[name])) for name in ("registers", "shared", "local"))
+    return Kernel(
+        _name(value["name"]), _text(value["arch"]), registers, shared, local, _seconds_or_none(value["occupancy"])
+    )
+
+
 # What a line has, without the last ones if an earlier judge wrote it; and what makes a value of a file, which anybody
 # may have written, one that can be shown.
 RECORDED = {
@@ -85,11 +97,13 @@ RECORDED = {
     "runs": _times,
     "points": _seconds,
     "memory": _bytes_or_none,
+    "kernels": _kernels,
 }
 
 
 def record(result: Result) -> dict[str, object]:
-    return {name: getattr(result, name) for name in RECORDED}
+    found = {name: getattr(result, name) for name in RECORDED}
+    return found | {"kernels": [kernel._asdict() for kernel in result.kernels]}
 
 
 def as_line(result: Result) -> dict[str, object]:

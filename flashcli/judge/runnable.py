@@ -62,6 +62,10 @@ def not_started_inside(printed: str) -> int | None:
     return errno.ENOENT if said else None
 
 
+def is_compiled(program: str) -> bool:
+    return _first_line(program).startswith(b"\x7fELF")
+
+
 def _first_line(program: str) -> bytes:
     """As much of a regular file as Linux reads to find out what runs it; nothing of anything else."""
     with contextlib.suppress(OSError), open(os.open(program, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:

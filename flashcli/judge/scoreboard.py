@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from flashcli.judge.device_code import Kernel
 from flashcli.judge.judging import ACCEPTED, Result
 from flashcli.judge.results import description
 from flashcli.judge.rules import RANKINGS
@@ -154,6 +155,11 @@ def lines(board: Board) -> list[list[str]]:
     chosen = columns(board)
     body = [[column.text(standing) for column in chosen] for standing in board.standings]
     return [[column.heading for column in chosen], *body]
+
+
+def kernels(standing: Standing) -> list[Kernel]:
+    """Those of a submission's program, which all its results have alike."""
+    return next((list(result.kernels) for result in standing.results.values() if result.kernels), [])
 
 
 def size(memory: int | None) -> str:
