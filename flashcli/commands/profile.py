@@ -33,19 +33,20 @@ def command(kernels: tuple[str, ...], cases: tuple[str, ...], shapes: tuple, see
     """Tell what the GPU's counters say of kernels, through Nsight Compute: what the course's report had of nvprof.
 
     One launch of each function of a kernel is counted. Where counters cannot be had, this shows what the compiler
-    knows, and the exit code is 69.
+    knows, and the exit code is 69; without a GPU, what it knows for an H200.
     """
-    from flashcli.gpu import pycuda as session
-    from flashcli.kernels import occupancy
+    from flashcli.errors import BackendUnavailable
     from flashcli.measure import machine, profiling, records
     from flashcli.measure.rows import Row
 
     chosen = options.named_shapes(cases, shapes, PROFILED)
-    record = records.Record(machine.circumstances() | machine.gpu_circumstances())
-    driver = session.load_driver()
-    device = driver.Device(0)
-    sms = device.get_attribute(driver.device_attribute.MULTIPROCESSOR_COUNT)
-    profiler = profiling.Profiler(device.compute_capability(), sms, occupancy.multiprocessor(driver))
+    record = records.Record(machine.circumstances())
+    try:
+        record.circumstances |= machine.gpu_circumstances()
+        profiler = profiling.Profiler.of_first_gpu()
+    except BackendUnavailable as error:
+        profiler = profiling.Profiler.of_no_gpu(error)
+        options.notice("no usable GPU: this is what the compiler knows of an H200.")
     for case, shape in chosen.items():
         for name in kernels or KERNELS:
             record.rows += profiler.rows(Row.about(case, shape, name), seed)

@@ -25,6 +25,10 @@ class Multiprocessor(NamedTuple):
     reserved: int
 
 
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", 9.0.
+OF_AN_H200 = Multiprocessor(threads=2048, blocks=32, registers=65536, shared=228 * 1024, reserved=1024)
+
+
 class Occupancy(NamedTuple):
     """Blocks a multiprocessor, the warps they are in percent of those it could hold, and what allows no more."""
 

@@ -24,9 +24,9 @@ from flashcli.asked.shape import Shape
 from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable, KernelFailure
 from flashcli.files.distributions import draw
-from flashcli.gpu.pycuda import Session, kernel_seconds
+from flashcli.gpu.pycuda import Session, kernel_seconds, load_driver
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.occupancy import Multiprocessor, occupancy, tightest
+from flashcli.kernels.occupancy import OF_AN_H200, Multiprocessor, multiprocessor, occupancy, tightest
 from flashcli.kernels.operation import Build, Launch
 from flashcli.kernels.problem import Problem
 from flashcli.measure import race
@@ -87,17 +87,38 @@ def find_ncu() -> str:
 class Profiler:
     """Makes rows for one GPU. ``unavailable`` becomes the reason when counters cannot be had; rows go on without."""
 
-    def __init__(self, capability: tuple[int, int], sms: int, multiprocessor: Multiprocessor) -> None:
+    def __init__(
+        self, capability: tuple[int, int], sms: int, multiprocessor: Multiprocessor,
+        unavailable: BackendUnavailable | None = None,
+    ) -> None:  # fmt: skip
         self._capability = capability
         self._arch = compiler.architecture(capability)
         self._sms = sms
         self._multiprocessor = multiprocessor
         self._metrics = dict(METRICS)
-        self.unavailable: BackendUnavailable | None = None
+        self.unavailable = unavailable
         try:
             self._ncu = find_ncu()
         except BackendUnavailable as error:
-            self.unavailable = error
+            self.unavailable = unavailable or error
+
+    @classmethod
+    def of_first_gpu(cls) -> Profiler:
+        """For the first GPU of this machine; BackendUnavailable if there is none."""
+        driver = load_driver()
+        device = driver.Device(0)
+        sms = device.get_attribute(driver.device_attribute.MULTIPROCESSOR_COUNT)
+        return cls(device.compute_capability(), sms, multiprocessor(driver))
+
+    @classmethod
+    def of_no_gpu(cls, error: BackendUnavailable) -> Profiler:
+        """For an H200, of which the compiler knows something where there is no GPU; the error, where there is no nvcc.
+
+        ``error`` says why there is no GPU, and so are no counters.
+        """
+        if compiler.find_nvcc() is None:
+            raise error
+        return cls((9, 0), 132, OF_AN_H200, error)
 
     def rows(self, about: Row, seed: int) -> Iterator[Row]:
         """A row for each function of a rung; one that says why where there is none."""

@@ -221,8 +221,23 @@ def test_a_rung_that_does_not_run_here_is_skipped(ncu):
     assert "wgmma           skipped: it needs sm_90a" in done.out.splitlines()[-1]
 
 
-def test_without_a_gpu(no_pycuda):
-    flashcli("profile", *SHAPE).assert_error(69, "PyCUDA")
+def test_without_a_gpu_the_compilers_figures_are_shown(no_pycuda, monkeypatch, tmp_path):
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "ptxas", PTXAS)))
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "cubins"))
+    done = flashcli("profile", *SHAPE, "--kernel", "mma", "--kernel", "sequential", "--json", "-")
+    done.assert_error(69, "PyCUDA is not installed")
+    assert done.err.count("Notice: no usable GPU: this is what the compiler knows of an H200.") == 1
+    prepare, attention, host = json.loads(done.out)["rows"]
+    assert (prepare["registers"], attention["registers"], attention["spilled"]) == (64, 245, 108)
+    assert (attention["possible_occupancy"], attention["limited_by"]) == (12.5, "registers")
+    assert host["skipped"] == "it runs on the host"
+
+
+def test_without_a_gpu_and_a_compiler_there_is_nothing_to_show(no_pycuda, monkeypatch):
+    monkeypatch.setenv("NVCC", "")
+    done = flashcli("profile", *SHAPE)
+    done.assert_error(69, "PyCUDA")
+    assert done.out == "" and "Notice" not in done.err
 
 
 # What ncu runs
