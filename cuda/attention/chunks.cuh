@@ -196,6 +196,16 @@ struct Chunks {
     const int first_tile, end_tile;
     int c;  // the present chunk
 
+    // A block's assignments: row tiles as far apart as there are blocks; in a cluster, a chunk of each.
+    static __device__ __forceinline__ unsigned begin(const Attention &) { return blockIdx.x; }
+    static __device__ __forceinline__ bool find(Assignment &next, const Attention &a) {
+        next.number = next.next / CLUSTER, next.first = next.next % CLUSTER, next.next += gridDim.x;
+        if (next.number >= RowTile::count(a)) return false;
+        next.rows = RowTile(next.number, a), next.all = SHARING == WHOLE ? 1 : ceil_div(next.rows.tiles, a.chunk);
+        next.end = SHARING == MEET ? next.first + 1 : next.all;
+        return true;
+    }
+
     __device__ __forceinline__ int next_chunk() const { return (c + 1) * a.chunk; }  // its first tile
     __device__ __forceinline__ FirstRow recall(const RowTile &) const {  // rather than to keep it in registers
         const volatile FirstRow &first = assigned.rows;
@@ -205,13 +215,6 @@ struct Chunks {
 
 // A block has whole row tiles, whose keys are not cut.
 struct Whole : Chunks {
-    static __device__ __forceinline__ unsigned begin(const Attention &) { return blockIdx.x; }
-    static __device__ __forceinline__ bool find(Assignment &next, const Attention &a) {
-        next.number = next.next, next.first = 0, next.next += gridDim.x;
-        if (next.number >= RowTile::count(a)) return false;
-        next.rows = RowTile(next.number, a), next.all = next.end = 1;
-        return true;
-    }
     static __device__ __forceinline__ float4 *slots_of(const Attention &, const Assignment &, int, unsigned char *) {
         return nullptr;
     }
@@ -223,13 +226,6 @@ struct Whole : Chunks {
 
 // A block has all chunks of its row tiles, and merges each as it ends: one slot is enough.
 struct Fold : Chunks {
-    static __device__ __forceinline__ unsigned begin(const Attention &) { return blockIdx.x; }
-    static __device__ __forceinline__ bool find(Assignment &next, const Attention &a) {
-        next.number = next.next, next.first = 0, next.next += gridDim.x;
-        if (next.number >= RowTile::count(a)) return false;
-        next.rows = RowTile(next.number, a), next.all = next.end = ceil_div(next.rows.tiles, a.chunk);
-        return true;
-    }
     static __device__ __forceinline__ float4 *slots_of(const Attention &a, const Assignment &, int group,
                                                        unsigned char *parked) {
         if (PARKED) return reinterpret_cast<float4 *>(parked + group * SLOT_BYTES);
@@ -302,15 +298,8 @@ struct Spread : Chunks {
 
 // A cluster of blocks has a row tile, a chunk each. Each block merges the rows of some warps, in turn: the first block
 // those of the first warp, and so on. Others send it what they have of them. The first block keeps the first chunk in
-// registers, so that a slot is enough, however many blocks there are.
+// registers, so that a slot is enough, however many blocks there are. With one chunk a block, nothing is left to fold.
 struct Meet : Fold {
-    static __device__ __forceinline__ bool find(Assignment &next, const Attention &a) {
-        next.number = next.next / CLUSTER, next.first = next.next % CLUSTER, next.next += gridDim.x;
-        if (next.number >= RowTile::count(a)) return false;
-        next.rows = RowTile(next.number, a), next.all = ceil_div(next.rows.tiles, a.chunk);
-        next.end = next.first + 1;
-        return true;
-    }
     __device__ __forceinline__ bool finish(Partial &sum) const {
         if (assigned.all == 1) return true;
         const int rank = assigned.first, warp = uniform(threadIdx.x % 128 / 32), owner = warp % CLUSTER;

@@ -1,12 +1,16 @@
 // Two warpgroups for the same 64 rows, which take tiles of keys in turn.
 //
-// Where row tiles are few, a block has but 64 rows. One warpgroup alone would wait for its own products and
-// exponentials in turn; two fill each other's gaps. What a tile needs of those before it is little: the rows' maxima so
-// far, for which its exponentials wait, and which the other warpgroup tells as soon as it has scores. The first
-// warpgroup has O and l, and adds to them, in the order of the tiles, also what P V of the other's tiles come to. So
-// each number is computed by the same arithmetic as if one warpgroup had all tiles, and no byte depends on it.
+// What changed: where row tiles are few, a block has 64 rows, for which it has two consumers instead of one. A tile
+// needs little of those before it: the rows' maxima so far. Its exponentials wait for them, and the other warpgroup
+// tells them as soon as it has scores. The first warpgroup has O and l, and adds to them, in the order of the tiles,
+// also the other's P V. So each number is computed by the same arithmetic as if one warpgroup had all tiles: no byte
+// depends on it.
+// Why it is faster: one warpgroup alone would wait for its own products and exponentials in turn; two fill each other's
+// gaps.
+// What it costs: messages through shared memory, for each tile the maxima, and for every other one its P V.
 //
-// Macros: as warpgroup.cuh. PAIRED 1: it is so; there is a block for each row tile, or each chunk of one.
+// Blocks have a third warpgroup then: THREADS, which is 128 + 4 BR, tells it. There is a block for each row tile, or
+// for each chunk of one.
 #pragma once
 #include "chunks.cuh"
 

@@ -263,15 +263,13 @@ def _with_chunks(tiling: Tiling, problem: Problem, sharing: chunks.Sharing) -> T
     """The same tiles, where their keys are cut into chunks."""
     if chunks.chunks(problem, tiling.Bc) == 1:
         return tiling
-    cluster, parked = chunks.cluster(problem, tiling.Bc, sharing), tiling.Br // 64 * _slot_bytes(problem)
-    fits = tiling.shared + parked <= HOPPER_SHARED - STATIC
-    if cluster > 1:
-        way = chunks.MEET
-    else:
-        way = chunks.SPREAD if sharing.spread else chunks.FOLD_SHARED if fits else chunks.FOLD
-    in_shared = parked if way in (chunks.FOLD_SHARED, chunks.MEET) else 0
-    macros = ("SHARING", way), ("CLUSTER", cluster)
-    return tiling._replace(shared=tiling.shared + in_shared, macros=tiling.macros + macros)
+    cluster = chunks.cluster(problem, tiling.Bc, sharing)
+    with_slots = tiling.shared + tiling.Br // 64 * _slot_bytes(problem)
+    way = chunks.FOLD_SHARED if with_slots <= HOPPER_SHARED - STATIC else chunks.FOLD
+    if sharing.spread:
+        way = chunks.MEET if cluster > 1 else chunks.SPREAD
+    shared = with_slots if way in (chunks.FOLD_SHARED, chunks.MEET) else tiling.shared
+    return tiling._replace(shared=shared, macros=(*tiling.macros, ("SHARING", way), ("CLUSTER", cluster)))
 
 
 def _is_best(sharing: chunks.Sharing, Bc: int, problem: Problem) -> bool:
