@@ -25,7 +25,7 @@ from flashcli.terminal import as_json
 
 
 class Case(NamedTuple):
-    """What races, and by which clock; the first is the one that others are compared with."""
+    """Entrants of a race, and its clock; the first is the one that others are compared with."""
 
     name: str
     clock: str  # one of `in_place.CLOCKS`

@@ -61,7 +61,7 @@ def described(case: Case) -> str:
 
 
 class Found(NamedTuple):
-    """What checking found: cases that count, void ones, and what was wrong, in words."""
+    """The findings of a check: cases that count, void ones, and what was wrong, in words."""
 
     counted: int
     void: int

@@ -81,7 +81,7 @@ class Judge:
         self._swapped = _with_two_pages_swapped(asked)
 
     def problem(self, got: Answer) -> str:
-        """What is wrong with an answer, in words; empty if nothing is."""
+        """The fault of an answer, in words; empty if there is none."""
         out = np.asarray(got.out, np.float64)
         if not np.isfinite(out).all():
             return f"{(~np.isfinite(out)).sum()} numbers are not finite"
@@ -106,7 +106,7 @@ class Judge:
         return f"LSE is off by {off.max():.2e}" if (off > allowed).any() else ""
 
     def void(self) -> str:
-        """What nonsense would pass, in words; empty if none does, and so the case counts."""
+        """The nonsense that would pass, in words; empty if none does, and so the case counts."""
         zeros, mean = np.zeros_like(self.want.out), np.full_like(self.want.out, self.want.out.mean())
         nonsense = {"zeros": zeros, "a uniform mean": mean}
         if self._swapped is not None:

@@ -117,7 +117,7 @@ class Regret(NamedTuple):
 
 
 def regrets(rows: Iterable[Row], capability: tuple[int, int] = HOPPER, batch_invariant: bool = True) -> list[Regret]:
-    """Of every shape of a record of the grid, in single calls, with the constants that there are."""
+    """The regret on every shape of a record of the grid, in single calls, with the constants that there are."""
     found = []
     for case, some in by_case(of_kind(Gridded, rows)).items():
         if seconds := {row.contender: row.seconds for row in some if row.contender in KERNELS}:

@@ -139,7 +139,7 @@ def _with_memory(model: GPT2, generation: Callable[[], Generation]) -> tuple[Gen
 
 
 def _times(timed: list[Generation]) -> dict[str, Any]:
-    """What a row says of several runs."""
+    """The fields of a row that tell of several runs."""
     totals = [max(run.reached.values()) for run in timed]
     middle = sorted(timed, key=lambda run: max(run.reached.values()))[(len(timed) - 1) // 2]
     return over_all(totals) | {"reached": {str(count): seconds for count, seconds in middle.reached.items()}}

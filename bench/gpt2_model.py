@@ -86,7 +86,7 @@ class GPT2:
         return Pages(self.config, like, self._pages) if self._pages else Dense(self.config, like, self.attend)
 
     def logits(self, tokens: Tensor, start: int | Tensor = 0, cache: Cache | None = None) -> Tensor:
-        """What is to come after ``tokens`` [1, M], which are at position ``start`` and after it: [1, vocabulary].
+        """Logits of the token after ``tokens`` [1, M], which are at position ``start`` and after it: [1, vocabulary].
 
         With a ``cache``, their keys and values go there, and those before ``start`` are in it already. Without one, the
         tokens are all that there is.
@@ -118,7 +118,7 @@ class GPT2:
 
 
 class Generation(NamedTuple):
-    """What was generated, and the seconds until so many tokens were there."""
+    """The generated tokens, and the seconds until so many tokens were there."""
 
     tokens: list[int]
     reached: dict[int, float]
@@ -147,7 +147,7 @@ def generate(
 
 
 def _stepping(model: GPT2, tokens: Tensor, cached: bool) -> Callable[[int], None]:
-    """What computes token n."""
+    """The function that computes token n."""
     cache = model.new_cache() if cached else None
 
     def step(n: int) -> None:
@@ -158,7 +158,7 @@ def _stepping(model: GPT2, tokens: Tensor, cached: bool) -> Callable[[int], None
 
 
 def _replaying(model: GPT2, tokens: Tensor) -> Callable[[int], object]:
-    """What computes the token after the last one, by a CUDA graph: the position is on the GPU, and the graph moves it.
+    """A function for the token after the last one, by a CUDA graph: the position is on the GPU, and the graph moves it.
 
     So the cache is to be one that takes it from there.
     """

@@ -99,7 +99,7 @@ def name_of(problem: Problem) -> str:
 
 
 def entrants(problem: Problem, kernels: Collection[str], against: Collection[str]) -> list[Entrant]:
-    """Those of the kernels and of the peers that can compute a problem, and do not take far too long."""
+    """The kernels and peers that can compute a problem, and do not take far too long."""
     found = [in_place.ours(name) for name in kernels if _can(name, problem)]
     if "torch" in against:
         math, efficient, *_ = in_place.pytorchs()
@@ -137,7 +137,7 @@ def _triton() -> Contender:
 
 
 def _seconds(call: Any) -> float:
-    """Of one call; a tiling that does not fit the GPU takes for ever."""
+    """Seconds of one call; a tiling that does not fit the GPU takes for ever."""
     try:
         return peers.event_seconds(call, call)[0]
     except Exception:  # Triton's own kind, for what exceeds shared memory
@@ -148,7 +148,7 @@ def _seconds(call: Any) -> float:
 
 
 def built(problem: Problem, multiprocessors: int = 132) -> Built:
-    """What our kernels are built for."""
+    """The problem that our kernels are built for."""
     return Built(
         problem.B * problem.H, problem.M, problem.N, problem.d, problem.causal, sms=multiprocessors, in_place=True,
         batch_invariant=True,
@@ -205,7 +205,7 @@ def measured(
 
 
 def _race(entered: Sequence[Entrant], conditions: Conditions) -> list[Row]:
-    """Those with a right answer are timed in turn; those that are slow only once."""
+    """A row for each entrant. Right ones are timed in turn, slow ones only once."""
     case = name_of(entered[0][1])
     found = in_place.checked(case, entered, conditions.seed)
     ready = [one for one in found if isinstance(one, Ready)]
@@ -229,7 +229,7 @@ class Times(NamedTuple):
 
 
 def _times(contenders: list[clocks.Turns], first: list[float]) -> list[Times]:
-    """Of contenders that took so long for a ``first`` call."""
+    """The times of contenders that took so long for a ``first`` call."""
     quick = [turns for turns, seconds in zip(contenders, first, strict=True) if seconds < SLOW]
     if not quick:
         return [Times([seconds]) for seconds in first]

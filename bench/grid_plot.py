@@ -29,7 +29,7 @@ GROUPS = {"d = 8 to 24": 24, "32": 32, "40 to 64": 64, "80 to 128": 128, "160 to
 
 
 class Panel(NamedTuple):
-    """What the cells of a heat map show, and from which value to which its colours go."""
+    """A heat map: what its cells show, and from which value to which its colours go."""
 
     title: str
     value: Callable[[Against], float | None]

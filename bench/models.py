@@ -52,7 +52,7 @@ MODELS = (
 
 
 def configuration(model: Model) -> Any:
-    """What transformers makes a model of."""
+    """The configuration that transformers makes a model of."""
     import transformers
 
     width = model.H * model.d

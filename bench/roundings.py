@@ -35,7 +35,7 @@ Halves = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What is rounded as the kernel does it, and not left in float64."""
+    """The parts that are rounded as the kernel does it, and not left in float64."""
 
     splits: bool = True  # each number to hi + lo, 22 bits
     scores: bool = True  # S, as the tensor core adds
@@ -46,7 +46,7 @@ class Arithmetic:
 
 
 def given_back(d: int, Bc: int) -> tuple[float, float]:
-    """What truncation takes on average, in units of 2^-24: of S with uniform or normal inputs, by regression over
+    """The loss by truncation on average, in units of 2^-24: of S with uniform or normal inputs, by regression over
     d = 16 to 256; and of P V of a tile, between that with a V of both signs, 0.4 + 0.015 Bc, and that with a positive
     one. As cuda/split.cuh has it."""
     return 0.38 + 0.0175 * d, 0.4 + 0.022 * Bc
@@ -79,7 +79,7 @@ def truncated(x: np.ndarray, bits: int = 24) -> np.ndarray:
 
 
 def multiplied_and_added(accumulator: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """What the tensor core makes of accumulator [R, C] + a [R, 16] b [C, 16]ᵀ."""
+    """The tensor core's sum of accumulator [R, C] + a [R, 16] b [C, 16]ᵀ."""
     products = a[:, None, :] * b[None]
     largest = np.maximum(np.abs(products).max(-1), np.abs(accumulator))
     unit = np.ldexp(1.0, np.frexp(largest)[1] - 24 - EXTRA_BITS)
@@ -139,7 +139,7 @@ def attention(
 
 
 def _row_sums(P: np.ndarray, rounds: bool) -> np.ndarray:
-    """Of a tile: four threads share a row, each adds pairs of columns in order."""
+    """Sums of a tile's rows: four threads share a row, each adds pairs of columns in order."""
     if not rounds:
         return P.sum(1, keepdims=True)
     parts = P.reshape(len(P), -1, 4, 2).transpose(0, 2, 1, 3).reshape(len(P), 4, -1).astype(np.float32)

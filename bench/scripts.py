@@ -1,4 +1,4 @@
-"""What the scripts share that measure for records and are no commands: ``python -m bench.NAME``."""
+"""Common parts of the scripts that measure for records and are no commands: ``python -m bench.NAME``."""
 
 from __future__ import annotations
 

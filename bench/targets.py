@@ -83,7 +83,7 @@ class BackwardTarget(NamedTuple):
 
 
 def _same(B: int, H: int, N: int, d: int, causal: bool = False) -> Problem:
-    """As many heads and rows of K as of Q."""
+    """A problem with as many heads and rows of K as of Q."""
     return Problem(B, H, H, N, N, d, causal)
 
 

@@ -47,7 +47,7 @@ class Config(NamedTuple):
 
 
 def text() -> str:
-    """What there is to read wherever flashcli is: the CUDA code, then the package's own."""
+    """Text that is there wherever flashcli is: the CUDA code, then the package's own."""
     package = SOURCES.parent if (SOURCES.parent / "api.py").exists() else SOURCES.parent / "flashcli"
     files = [*sorted(SOURCES.rglob("*.cu*")), *sorted(package.rglob("*.py"))]
     return "".join(path.read_text() for path in files if "testcases" not in path.parts)
@@ -107,7 +107,7 @@ def model_of(config: Config, vocabulary: int, attend: Callable[..., Any]) -> Any
 
 
 class Run(NamedTuple):
-    """What a training run came to: the loss of each step, its seconds, and a hash of the weights at the end."""
+    """The outcome of a training run: the loss of each step, its seconds, and a hash of the weights at the end."""
 
     losses: list[float]
     seconds: list[float]
@@ -168,7 +168,7 @@ def differences(rows: list[Trained]) -> list[float]:
 
 
 def verdict(rows: list[Trained]) -> list[str]:
-    """What is wrong: weights that another run has not, losses that are too far from PyTorch's."""
+    """The faults found: weights that another run has not, losses that are too far from PyTorch's."""
     weights = {row.contender: row.weights for row in rows}
     found = [] if weights[OURS] == weights[AGAIN] else ["two runs by our attention have other weights"]
     if (most := max(differences(rows)[:CLOSE_STEPS])) > CLOSE:

@@ -131,7 +131,7 @@ def _in_place(row: InPlace) -> list[str]:
 
 
 def arrays_text(rows: Sequence[Row]) -> str:
-    """What is wanted and measured, and below it all that was measured."""
+    """The targets and what was measured of them, and below that all that was measured."""
     return f"{tables.markdown(target_lines(of_kind(InPlace, rows)))}\n{tables.markdown(in_place_lines(rows))}"
 
 
@@ -220,7 +220,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def grid_text(rows: Sequence[Row]) -> str:
-    """What is wanted and measured, and below it the whole grid."""
+    """The targets and what was measured of them, and below that the whole grid."""
     return f"{tables.markdown(grid_target_lines(of_kind(Gridded, rows)))}\n{tables.markdown(grid_lines(rows))}"
 
 

@@ -68,9 +68,9 @@ def command(
 
     peers.check_installed("torch", *how.against)
     how.check(plots.check_drawable)
-    able, does = (GRADIENTS, "compute gradients") if gradients else (ABLE, "take tensors as they lie")
+    able, what = (GRADIENTS, "gradients") if gradients else (ABLE, "attention")
     if unable := set(how.kernels) - {*able, parameters.ALL}:
-        raise UsageError(f"kernel {min(unable)} does not {does}.", f"choose one of {', '.join(able)}.")
+        raise UsageError(f"kernel {min(unable)} does not compute {what}.", f"choose one of {', '.join(able)}.")
     on_gpus = timing.on_gpus([], precisions, how.against)
     if gradients and on_gpus:
         raise UsageError(f"{on_gpus[0]} has no meaning for gradients, which are in fp32.", "leave it out.")

@@ -47,7 +47,7 @@ class SparseType(click.ParamType):
 
 
 def _of_shapes(more: str = "") -> tuple[Callable, ...]:
-    """What a shape has beside its heads; ``more`` ends each help."""
+    """The options of a shape beside its heads; ``more`` ends each help."""
     return (
         click.option(
             "--lengths", default="1024", show_default=True,

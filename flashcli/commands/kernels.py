@@ -21,7 +21,7 @@ from flashcli.terminal import as_json, parameters
 
 ATTENTION = "attention"
 NAMES = tuple(dict.fromkeys(name for operation in OPERATIONS.values() for name in operation.kernels))
-# What a kernel is shown for, by operation: a problem with heads of d numbers and so many tokens.
+# The problem that a kernel is shown for, by operation: heads of d numbers, so many tokens.
 PROBLEMS: dict[str, Callable[[int, int], Any]] = {
     ATTENTION: lambda d, tokens: Problem(1, tokens, tokens, d),
     "backward": lambda d, tokens: backward.Problem(d, M=tokens, N=tokens),
@@ -176,7 +176,7 @@ def _row(kernel: Kernel, problem: Any) -> dict[str, Any]:
 
 
 def _about(kernel: Kernel) -> dict[str, str]:
-    """What there is to say of a kernel of any operation."""
+    """The name, source and summary of a kernel of any operation."""
     from flashcli.compiler import compiler
 
     source = compiler.SOURCES / kernel.file
@@ -197,7 +197,7 @@ def _tiles(row: dict[str, Any]) -> str:
 
 
 def _one(operation: str, kernel: Kernel, d: int, arch: str | None) -> dict[str, Any]:
-    """What `_row` says of a kernel, and what each of its functions takes."""
+    """A kernel as in `_row`, with the resources of each of its functions."""
     from flashcli.errors import UsageError
 
     build = Build(kernel, _problem(operation, kernel, d))

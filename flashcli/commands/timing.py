@@ -1,4 +1,4 @@
-"""What the commands that time something share: options, the place that is timed, and what becomes of the rows."""
+"""Parts of the commands that time something: options, the place that is timed, and what becomes of the rows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class How:
             check_drawable(self.plot)
 
     def chosen(self, names: Iterable[str], otherwise: Collection[str]) -> list[str]:
-        """Of the names, in their order, those of kernels that are named; all of a ladder, or ``otherwise``, if none."""
+        """The names of the kernels that are asked for, in order; if none is, all of a ladder, or else ``otherwise``."""
         everything = parameters.ALL in self.kernels or (self.ladder and not self.kernels)
         return [name for name in names if everything or name in (self.kernels or otherwise)]
 

@@ -148,7 +148,7 @@ def _checked(case: str, problem: Problem, contender: Contender, seed: int, devic
 
 
 def relative_errors(problem: Problem, inputs: Inputs, do: Any, got: Any) -> dict[str, float]:
-    """Of dQ, dK and dV: ‖got - want‖ / ‖want‖, want in float64, over the first heads."""
+    """‖got - want‖ / ‖want‖ of dQ, dK and dV, want in float64, over the first heads."""
     heads = range(min(CHECKED_HEADS, problem.B * problem.Hkv))
     of_each: dict[str, list[Any]] = {"dq": [], "dk": [], "dv": []}
     for index in heads:

@@ -74,7 +74,7 @@ def bench(shapes: dict[str, Shape], contenders: list[Contender], conditions: Con
 
 
 def measured(about: Row, contender: Contender, inputs: list[np.ndarray], conditions: Conditions) -> Timed | Failure:
-    """What a contender takes for the inputs; or why there are no times."""
+    """The row of a contender on the inputs: its times, or why there are none."""
     runs, causal, seed, ceilings = conditions
     shape, beginning = about.shape, vars(about)
     out = np.full(astuple(shape), np.nan, np.float32)

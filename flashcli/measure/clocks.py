@@ -1,4 +1,4 @@
-"""What is timed of calls on PyTorch's tensors, contenders in turn, so that all see the same clocks of the GPU.
+"""Times of calls on PyTorch's tensors, contenders in turn, so that all see the same clocks of the GPU.
 
 A contender is a list of calls without arguments, one for each set of inputs; they take turns, so that a cache that
 holds one of them does not hold all.
@@ -40,7 +40,7 @@ def occupy() -> None:
 
 
 def in_a_graph(contenders: Sequence[Turns], runs: int, calls: int = GRAPHED) -> list[list[float]]:
-    """The same of a call in a CUDA graph of so many, replayed: the host's time is not in it."""
+    """Seconds on the GPU of a call in a CUDA graph of so many, replayed: the host's time is not in it."""
     import torch
 
     graphs = []

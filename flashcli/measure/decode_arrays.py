@@ -17,7 +17,7 @@ from flashcli.measure.decode_shapes import TimedShape, outlined
 
 
 class OnDevice:
-    """What is asked for, its tensors, with room for an answer; and how far that is from one in float64."""
+    """A problem and its tensors on the GPU, with room for an answer, and how far that is from one in float64."""
 
     def __init__(self, name: str, asked: DecodeArrays, tensors: dict[str, Any]) -> None:
         import torch
@@ -34,7 +34,7 @@ class OnDevice:
         return Prepared(place, decode.DECODE, decode.plan_of(build, self.asked.outline))
 
     def addresses(self, workspace: int) -> list[int]:
-        """What the launches are given."""
+        """The addresses that the launches are given."""
         known = {name: tensor.data_ptr() for name, tensor in self.tensors.items()} | {"workspace": workspace}
         return [known.get(name, 0) for name in decode.POINTERS]
 

@@ -52,7 +52,7 @@ SHAPES = (
 
 
 def outlined(shape: TimedShape, layout: str, seed: int = 0) -> DecodeArrays:
-    """What is asked for, with lengths, but without any other numbers; each page is used once."""
+    """The problem of a shape: its lengths, but no other numbers; each page is used once."""
     lengths = decode_cases.lengths(shape.lengths, shape.S, seed)
     counts = ceil_div(lengths.astype("int64"), shape.page)
     kind, pages = dtype(shape.cache_type), max(1, int(counts.sum()))

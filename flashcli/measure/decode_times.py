@@ -44,7 +44,7 @@ class Contender(NamedTuple):
 
 
 def seconds(work: Callable[[], object], runs: int) -> list[float]:
-    """Of each of so many runs, each with cold caches, after a first one and `WARM_UP` that are not timed.
+    """Seconds of so many runs, each with cold caches, after a first one and `WARM_UP` that are not timed.
 
     The second-level cache is filled by reading: had it been written to, what is timed would wait for that to be stored.
     """
@@ -102,7 +102,7 @@ def timed(
 
 
 def _of_ours(contender: Contender, given: OnDevice, runs: int) -> Row:
-    """What is found of a kernel, launched as a call does: its seconds and its error, or why it was skipped."""
+    """The row of a kernel, launched as a call does: its seconds and its error, or why it was skipped."""
     import torch
 
     build, start = contender.build(given.asked), about(given.name, given.asked, contender.label)

@@ -1,4 +1,4 @@
-"""What this machine can run: each part in one finding."""
+"""Findings on what this machine can run, one for each part."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _mpi() -> Finding:
 
 
 def _in_place() -> Finding:
-    """What arrays on a GPU need to be computed where they lie."""
+    """Whether there is all that arrays on a GPU need to be computed where they lie."""
     name, nvcc = "arrays on a GPU", compiler.find_nvcc()
     try:
         bindings()

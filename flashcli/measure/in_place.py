@@ -165,7 +165,7 @@ class Ready(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """What entrants with the same problem share: inputs, and rows of the right answer for the first."""
+    """Things that entrants with the same problem share: inputs, and rows of the right answer for the first."""
 
     inputs: list[Inputs]
     known: Sample
@@ -211,7 +211,7 @@ def _checked(case: str, entrant: Entrant, seed: int, device: str, drawn: dict[tu
 
 
 def _draw_all(problem: Problem, contender: Contender, seed: int, device: str) -> list[Inputs]:
-    """As many inputs as no cache holds."""
+    """Inputs, as many as no cache holds."""
     count = min(8, max(2, ceil_div(L2_BYTES, problem.bytes)))
     found = [random_inputs(problem, seed + index, device, contender.takes) for index in range(count)]
     for inputs in found if contender.gradients else ():

@@ -91,7 +91,7 @@ def _too_slow(rate: float | None, shape: Shape, causal: bool) -> str:
 
 
 def _inputs(path: Path, shape: Shape, seed: int) -> list[np.ndarray]:
-    """What kernels take turns at, and the first of it as a file, which is in the page cache from then on."""
+    """Inputs that kernels take turns at, and the first as a file, which is in the page cache from then on."""
     inputs = bench.inputs_for(shape, seed)
     with create_input(path, shape) as file:
         file.write(shape.whole(range(shape.B)), inputs[0])

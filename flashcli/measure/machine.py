@@ -1,4 +1,4 @@
-"""What this machine is: its GPUs, and what a record must say of it so that others can repeat the measurement."""
+"""The machine: its GPUs, and what a record must say of it so that others can repeat the measurement."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def cpu_circumstances(threads: int) -> dict[str, object]:
 
 
 def gpu_circumstances() -> dict[str, object]:
-    """The same of the first GPU and its driver; BackendUnavailable if there is none."""
+    """Circumstances: the first GPU and its driver; BackendUnavailable if there is none."""
     from flashcli.gpu import pycuda as session
 
     return _of_gpu(gpus()[0], session.load_driver().get_driver_version())
 
 
 def pytorchs_circumstances(backend: str) -> dict[str, object]:
-    """The same, without PyCUDA, of what PyTorch computes on a GPU, "cuda", or on the "cpu"."""
+    """Circumstances of what PyTorch computes on a GPU, "cuda", or on the "cpu"; without PyCUDA."""
     import torch
 
     from flashcli.gpu import driver
@@ -102,7 +102,7 @@ def _driver_version() -> str:
 
 
 def _first_line(*command: str) -> str:
-    """What a command prints, if it is installed and has something to say."""
+    """The first line that a command prints, if it is installed and has something to say."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:

@@ -1,4 +1,4 @@
-"""What flashcli is measured against: PyTorch's attention on CPU and GPU, and a Triton kernel.
+"""Peers that flashcli is measured against: PyTorch's attention on CPU and GPU, and a Triton kernel.
 
 PyTorch and Triton are imported when a peer is made; where they are not installed there are no peers.
 """
@@ -132,7 +132,7 @@ def release() -> None:
 
 
 def ceilings() -> dict[str, float]:
-    """What this GPU does at best, measured with PyTorch.
+    """The best rates of this GPU, measured with PyTorch.
 
     Operations a second of 8192³ matrix products, and bytes a second of a copy (read plus written).
     """

@@ -80,7 +80,7 @@ def draw_ladder(record: Record, path: str, profile: Record | None = None) -> Non
 
 
 def save_picture(figure: Figure, path: str, dpi: int = 110) -> None:
-    """The same bytes for the same figure, whenever that is."""
+    """Write a figure to a file: a figure has the same bytes whenever it is drawn."""
     import matplotlib
 
     buffer, undated = io.BytesIO(), {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(Path(path).suffix)
@@ -221,7 +221,7 @@ def spread(heights: list[float], gap: float) -> list[float]:
 
 
 def _caption(rows: list[Rung], counted: list[Profiled], roofed: bool) -> str:
-    """What the roofline's axes and lines stand for."""
+    """The meaning of the roofline's axes and lines."""
     known = sum(_dram_bytes(row, counted) is not None for row in rows)
     must = "the bytes of Q, K, V once in and O once out"
     dram = "the bytes that a launch with empty caches moves through DRAM, as counted by Nsight Compute"

@@ -1,4 +1,4 @@
-"""What the GPU's counters say of a rung: the metrics that the report took with nvprof, through Nsight Compute.
+"""Figures of a rung from the GPU's counters: the metrics that the report took with nvprof, through Nsight Compute.
 
 ``ncu`` runs ``python -m flashcli.measure.profiling KERNEL B,N,d SEED``, which launches the kernel on a whole input, and
 counts during the second launch of each of its functions, with its caches emptied before: the first warms up, and a
@@ -147,7 +147,7 @@ class Profiler:
             yield Profiled(**vars(about), function=function, launches=number, **known.get(function, {}))
 
     def _by_the_compiler(self, build: Build, launches: dict[str, Launch]) -> dict[str, dict[str, Any]]:
-        """What can be known without counters, if there is a compiler."""
+        """Figures that are known without counters, if there is a compiler."""
         found = compiler.resources(build, self._arch) if compiler.find_nvcc() else {}
         return {
             function: _static(found[function], launch, self._multiprocessor)
@@ -253,7 +253,7 @@ def _tightest(*blocks: float) -> str:
 
 
 def exercise(name: str, shape: Shape, seed: int) -> None:
-    """What ncu is to look at: some launches of a kernel on a whole input, without a file."""
+    """Launch a kernel some times on a whole input, without a file, for ncu to look at."""
     qkv = draw(shape, range(shape.B), seed)
     with Session() as session:
         build = session.build(name, Problem(shape.B, shape.N, shape.N, shape.d))

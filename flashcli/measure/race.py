@@ -19,7 +19,7 @@ FLASHCLI = (sys.executable, "-m", "flashcli")
 
 
 class Ended(NamedTuple):
-    """What a command did. ``code`` is negative, the number of the signal, if one ended it."""
+    """A command that has ended. ``code`` is negative, the number of the signal, if one ended it."""
 
     code: int
     out: str
@@ -65,7 +65,7 @@ def _text(file: IO[bytes]) -> str:
 
 
 def succeed(command: Command, limit: float | None = None, environment: Mapping[str, str] | None = None) -> Ended:
-    """The same for a command that must not fail; FlashError has the first line of its complaint."""
+    """Run a command to its end that must not fail; FlashError has the first line of its complaint."""
     done = finish(command, limit, environment)
     if done.code:
         told = (done.err.strip() or done.out.strip() or f"exit code {done.code}").splitlines()[0]

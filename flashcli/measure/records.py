@@ -1,4 +1,4 @@
-"""Records of measurements, and views of them: tables for a terminal, in Markdown, as CSV, in the documents."""
+"""Records of measurements, and views of them: tables for a terminal and in Markdown, and CSV."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Tables = Iterable[tuple[str, tables.Lines]]  # each with its title, which is emp
 
 @dataclass
 class Record:
-    """What was measured, and under which circumstances."""
+    """Rows that were measured, and under which circumstances."""
 
     circumstances: dict[str, object]
     rows: list[Row] = field(default_factory=list)
@@ -51,7 +51,7 @@ def by_case(rows: Iterable[Kind]) -> dict[str, list[Kind]]:
 
 
 def outcome(row: Row) -> str:
-    """What came of a contender, in a word."""
+    """The outcome of a contender, in a word."""
     match row:
         case Failure():
             return row.error
@@ -206,19 +206,7 @@ def decode_tables(rows: Sequence[Row]) -> Tables:
     yield "", lines
 
 
-# ---- On tensors
-
-
-# ---- The grid
-
-
-# ---- Gradients
-
-
-# ---- Models
-
-
-# ---- In the documents
+# ---- Tables
 
 
 def texts(titled: Tables) -> str:

@@ -15,7 +15,7 @@ from flashcli.asked.shape import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What every row begins with."""
+    """The beginning of every row."""
 
     case: str  # the name of a test case; a shape that is none has itself as its name
     B: int
@@ -165,5 +165,5 @@ class Decoded(Row):
 
 
 def over_all(seconds: list[float]) -> dict[str, Any]:
-    """What rows say of the times of several runs."""
+    """The fields of rows that tell of the times of several runs."""
     return {"seconds": statistics.median(seconds), "min": min(seconds), "max": max(seconds), "runs": len(seconds)}

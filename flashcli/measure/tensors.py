@@ -40,7 +40,7 @@ class Problem:
 
     @property
     def bytes(self) -> int:
-        """Of Q, K and V."""
+        """Bytes of Q, K and V."""
         return 4 * self.B * self.d * (self.H * self.M + 2 * self.Hkv * self.N)
 
     @property
