@@ -80,7 +80,6 @@ def test_bench_times_gradients(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--backward", "--kernel", "mma", "--kernel", "wgmma_short"],),
         (["--backward", "--precision", "fp16"], "--precision fp16 has no meaning for gradients, which are in fp32."),
         (["--backward", "--against", "triton"], "--against triton has no meaning for gradients"),
         (["--kernel", "plain"], "kernel plain does not compute attention."),
