@@ -61,7 +61,7 @@ class Argument(ctypes.Structure):
 
 
 class Tuning(NamedTuple):
-    """What may be chosen freely, within what a GPU has room for; ``measure.decode --variant`` tries others."""
+    """Free choices, within what a GPU has room for; ``python -m bench.decode --variant`` tries others."""
 
     threads: int = THREADS  # in a block
     piece: int = 2**18  # bytes of keys and values in a piece
