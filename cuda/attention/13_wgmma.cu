@@ -50,19 +50,21 @@ struct Rings {
         }
     }
 
-    // Copies tile t of K, counted over all heads, to a place of the ring; called by one thread. The wait for `prepare`
-    // is here, as late as can be: what comes before has run then, and the code has been fetched.
-    __device__ __forceinline__ void copy_K(int stage, unsigned char *K_tiles, const Attention &a, int t) const {
+    // Copies a tile of K, or of V, and its exponents to a place of the ring; called by one thread. The wait for
+    // `prepare` is here, as late as can be: what comes before has run then, and the code has been fetched.
+    __device__ __forceinline__ void copy_K(int stage, unsigned char *K_tiles, const unsigned char *from,
+                                           const int4 *exponents) const {
         arrive_expecting(&K_full[stage], K_TILE + 16);
         await_launch_before();
-        bulk_copy(shared_address(K_tiles + stage * K_TILE), split_tile(a, t), K_TILE, &K_full[stage]);
-        bulk_copy(shared_address(&K_exponent[stage]), tile_exponents(a) + 2ll * t, 16, &K_full[stage]);
+        bulk_copy(shared_address(K_tiles + stage * K_TILE), from, K_TILE, &K_full[stage]);
+        bulk_copy(shared_address(&K_exponent[stage]), exponents, 16, &K_full[stage]);
     }
-    __device__ __forceinline__ void copy_V(int stage, unsigned char *V_tiles, const Attention &a, int t) const {
+    __device__ __forceinline__ void copy_V(int stage, unsigned char *V_tiles, const unsigned char *from,
+                                           const int4 *exponents) const {
         arrive_expecting(&V_full[stage], V_TILE + 16);
         await_launch_before();
-        bulk_copy(shared_address(V_tiles + stage * V_TILE), split_tile(a, t) + K_TILE, V_TILE, &V_full[stage]);
-        bulk_copy(shared_address(&V_exponent[stage]), tile_exponents(a) + 2ll * t + 1, 16, &V_full[stage]);
+        bulk_copy(shared_address(V_tiles + stage * V_TILE), from, V_TILE, &V_full[stage]);
+        bulk_copy(shared_address(&V_exponent[stage]), exponents, 16, &V_full[stage]);
     }
 };
 
@@ -73,13 +75,15 @@ struct Tiles : Rings<STAGES> {
 
     static __device__ __forceinline__ Tiles here() { return {Rings<STAGES>::here()}; }
 
-    // Copies tile t of K and of V as soon as there is room; called by a whole warp, so that its lanes take the same
-    // branches, of which lane 0 copies.
+    // Copies tile t of K and of V, counted over all heads, as soon as there is room; called by a whole warp, so that
+    // its lanes take the same branches, of which lane 0 copies.
     __device__ __forceinline__ void copy_tile(Ring &ring, unsigned char *tiles, const Attention &a, int t) const {
+        const unsigned char *const from = split_tile(a, t);
+        const int4 *const exponents = tile_exponents(a) + 2ll * t;
         wait(&K_free[ring.stage], ring.parity ^ 1);
-        if (threadIdx.x == 0) copy_K(ring.stage, tiles, a, t);
+        if (threadIdx.x == 0) copy_K(ring.stage, tiles, from, exponents);
         wait(&V_free[ring.stage], ring.parity ^ 1);
-        if (threadIdx.x == 0) copy_V(ring.stage, tiles + K_BYTES, a, t);
+        if (threadIdx.x == 0) copy_V(ring.stage, tiles + K_BYTES, from + K_TILE, exponents + 1);
         ring.next();
     }
 };
@@ -232,7 +236,7 @@ __device__ __forceinline__ void produce(const Attention &a, const Tiles &source,
         const RowTile here(w, a);
         const int first = first_tile_of(a, here.head);
 #pragma unroll 1
-        for (int t = first; t < first + here.tiles; ++t) source.copy_tile(ring, tiles, a, t);
+        for (int t = first, end = first + here.tiles; t < end; ++t) source.copy_tile(ring, tiles, a, t);
     }
 }
 
@@ -297,7 +301,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         int factor_exponent;
         const float factor = frexpf(a.scale * log2e_given_back(HEAD_DIM), &factor_exponent);
         named_sync(1 + group, 128);  // all threads have waited for the products that read the tile last
-        const int2 s = consumer.split_Q(rows, row_stride(a.q), here.i0 + group * 64, a.M, Q_tile, factor);
+        const int2 s =
+            consumer.split_Q(rows, row_stride(a.q), here.i0 + group * 64 + consumer.row, a.M, Q_tile, factor);
         fence_for_async();
         await_launch_before();  // Q needs nothing of `prepare`, what follows does
         named_sync(1 + group, 128);

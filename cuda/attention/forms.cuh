@@ -109,7 +109,8 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
         int factor_exponent;
         const float factor = frexpf(a.scale * log2e_given_back(HEAD_DIM), &factor_exponent);
         named_sync(q_barrier, Q_THREADS);
-        const int2 s = consumer.split_Q(rows, row_stride(a.q), here.i0 + group * 64, a.M, Q_tile, factor);
+        const int2 s =
+            consumer.split_Q(rows, row_stride(a.q), here.i0 + group * 64 + consumer.row, a.M, Q_tile, factor);
         fence_for_async();
         await_launch_before();
         if (SHARING != WHOLE && first_of_pair && threadIdx.x % 128 == 0) {

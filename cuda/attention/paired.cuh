@@ -52,13 +52,15 @@ struct PairTiles : Rings<2> {
     }
 
     __device__ __forceinline__ void copy_tile(Ring &ring, unsigned char *tiles, const Attention &a, int t) const {
+        const unsigned char *const from = split_tile(a, t);
+        const int4 *const exponents = tile_exponents(a) + 2ll * t;
         const bool K = uniform(threadIdx.x / 32) == 0;
         if (K) {
             wait(&K_free[ring.stage], ring.parity ^ 1);
-            if (threadIdx.x == 0) copy_K(ring.stage, tiles, a, t);
+            if (threadIdx.x == 0) copy_K(ring.stage, tiles, from, exponents);
         } else {
             wait(&V_free[ring.stage], ring.parity ^ 1);
-            if (threadIdx.x == 32) copy_V(ring.stage, tiles + K_BYTES, a, t);
+            if (threadIdx.x == 32) copy_V(ring.stage, tiles + K_BYTES, from + K_TILE, exponents + 1);
         }
         if (K && ring.stage == K_STAGES - 1) ring.stage = STAGES - 1;  // K's ring is shorter
         ring.next();
@@ -87,7 +89,7 @@ struct Pair : Warpgroup {
     // Splits Q like Warpgroup::split_Q. But both warpgroups have the same rows, and each stores one of two.
     __device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i, int rows, unsigned char *tile,
                                             float factor) const {
-        const TwoRows two(Q, stride, i + row, rows);
+        const TwoRows two(Q, stride, i, rows);
         const int2 s = two.scales();
         const bool second = threadIdx.x / 128 == 2;
         const float scale = power_of_two(second ? s.y : s.x);

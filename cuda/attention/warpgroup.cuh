@@ -385,11 +385,11 @@ struct Warpgroup {
         if (lane == 0) arrive(free);
     }
 
-    // Rows of Q from i on, scaled, split and stored by the threads that will own them; `factor` in [0.5, 1) is the
+    // Rows i and i + 8 of Q, scaled, split and stored by the threads that will own them; `factor` in [0.5, 1) is the
     // mantissa of scale * log2(e). Returns the exponents of the two rows' scales.
     __device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i, int rows, unsigned char *tile,
                                             float factor) const {
-        TwoRows two(Q, stride, i + row, rows);
+        TwoRows two(Q, stride, i, rows);
         const int2 s = two.scales();
 #pragma unroll
         for (int r = 0; r < 2; ++r)
