@@ -211,7 +211,7 @@ def in_ranges(backend: CudaBackend, qkv: np.ndarray, ends: list[int]) -> np.ndar
     (B, _, N, d), out = qkv.shape, np.full(qkv[:, 0].shape, np.nan, np.float32)
     inputs, output = driver.mem_alloc(qkv.nbytes), driver.mem_alloc(out.nbytes)
     driver.memcpy_htod_async(inputs, qkv, stream)
-    workspace = allocate(driver, backend._build.workspace(B, N, N))
+    workspace = allocate(driver, backend._build.workspace(B=B, M=N, N=N))
     for index, (first, end) in enumerate(itertools.pairwise([0, *ends, N])):
         q, k, v = (Matrix.of_batches(int(inputs) + 4 * n * N * d, 3 * N * d, d) for n in range(3))
         rows = np.empty((B, end - first, d), np.float32)
