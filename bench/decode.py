@@ -18,6 +18,7 @@ from flashcli.asked.decode import LAYOUTS
 from flashcli.errors import MISMATCH, UsageError
 from flashcli.kernels import decode
 from flashcli.kernels.decode import CEILING, KERNELS
+from flashcli.kernels.tuning.decode import Tuning
 from flashcli.measure import machine
 from flashcli.measure.decode_shapes import SHAPES
 from flashcli.measure.decode_times import Contender, times
@@ -31,17 +32,17 @@ def variants(text: str) -> list[Contender]:
     """``tensor:blocks=2/3,piece=65536`` is a kernel with each combination of such fields of `Tuning`."""
     name, _, given = text.partition(":")
     chosen = [part.partition("=") for part in given.split(",") if part]
-    unknown = [field for field, _, _ in chosen if field not in decode.Tuning._fields]
+    unknown = [field for field, _, _ in chosen if field not in Tuning._fields]
     numbers = [values.split("/") for _, _, values in chosen]
     if unknown or not all(number.isdecimal() for some in numbers for number in some):
-        hint = f"write it as tensor:blocks=2/3,threads=64; there are {', '.join(decode.Tuning._fields)}."
+        hint = f"write it as tensor:blocks=2/3,threads=64; there are {', '.join(Tuning._fields)}."
         raise UsageError(f"--variant {text}: that is no kernel with numbers to try.", hint)
     kernel = CEILING if name == CEILING.name else decode.named(name)
     found = []
     for tried in itertools.product(*numbers):
         with_names = dict(zip((field for field, _, _ in chosen), map(int, tried), strict=True))
         label = " ".join([name, *(f"{field}={number}" for field, number in with_names.items())])
-        found.append(Contender(kernel, decode.Tuning(**with_names) if with_names else None, label))
+        found.append(Contender(kernel, Tuning(**with_names) if with_names else None, label))
     return found
 
 

@@ -15,7 +15,9 @@ from flashcli.asked.decode import LAYOUTS, BlockSparse
 from flashcli.errors import FlashError
 from flashcli.files.decode.cases import Case, make, outlined
 from flashcli.kernels import decode
-from flashcli.kernels.decode import KERNELS, Build, Tuning
+from flashcli.kernels.decode import KERNELS
+from flashcli.kernels.operation import Build
+from flashcli.kernels.tuning.decode import Tuning
 from flashcli.measure.builds import compile_all
 from flashcli.run.decode_cuda import DecodeCuda
 

@@ -1,6 +1,6 @@
-"""Fit the constants of `flashcli.kernels.cost` to a record of the grid: none below 0, and the least relative errors.
+"""Fit the constants of `tuning.cost` to a record of the grid: none below 0, and the least relative errors.
 
-``python -m bench.fit RECORD.json`` writes ``flashcli/kernels/costs.py``, and marks in the record which
+``python -m bench.fit RECORD.json`` writes ``flashcli/kernels/tuning/costs.py``, and marks in the record which
 kernel is chosen with them.
 """
 
@@ -19,10 +19,10 @@ import numpy as np
 from bench import scripts
 from bench.records import load_record
 from bench.rows import Gridded
-from flashcli.kernels import cost, costs
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.choice import choose, refusal
 from flashcli.kernels.problem import Problem
+from flashcli.kernels.tuning import cost, costs
 from flashcli.measure.records import by_case, of_kind
 from flashcli.measure.rows import Row
 from flashcli.terminal import as_json
@@ -97,7 +97,7 @@ def tilings(rows: Iterable[Row]) -> str:
 
 
 def source(found: dict[str, costs.Cost], fitted_to: str) -> str:
-    """The text of `flashcli.kernels.costs` with other constants."""
+    """The text of `flashcli.kernels.tuning.costs` with other constants."""
     kept = WRITTEN.read_text().partition(MARK)[0]
     lines = [f"{kept}{MARK}: what follows is written anew by each fit", f'TILINGS = "{fitted_to}"', "COSTS = {"]
     for name, one in found.items():

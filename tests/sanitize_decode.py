@@ -30,6 +30,7 @@ from flashcli.gpu.prepared import Prepared
 from flashcli.kernels import decode, write_kv
 from flashcli.kernels.decode import CEILING, KERNELS
 from flashcli.kernels.operation import Build, Gpu
+from flashcli.kernels.tuning.decode import HOPPER
 
 WRITE = write_kv.KERNEL.name
 LADDER = {**KERNELS, CEILING.name: CEILING}
@@ -95,7 +96,7 @@ def taken(kernel: str) -> Iterator[str]:
     return (name for name, case in {**CASES, RUBBISH: PLAIN}.items() if takes(kernel, case))
 
 
-def build_of(kernel: str, asked: DecodeArrays, gpu: Gpu = decode.HOPPER) -> Build:
+def build_of(kernel: str, asked: DecodeArrays, gpu: Gpu = HOPPER) -> Build:
     return decode.build_of(LADDER[kernel], asked.outline, gpu)
 
 

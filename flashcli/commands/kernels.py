@@ -12,11 +12,12 @@ import click
 from flashcli.asked.how import PRECISIONS
 from flashcli.asked.shape import MAX_D, Shape
 from flashcli.commands import options
-from flashcli.kernels import backward, decode, write_kv
+from flashcli.kernels import backward, write_kv
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build, Kernel
 from flashcli.kernels.problem import Problem
 from flashcli.kernels.registry import OPERATIONS
+from flashcli.kernels.tuning.decode import Problem as Paged
 from flashcli.terminal import as_json, parameters
 
 ATTENTION = "attention"
@@ -25,7 +26,7 @@ NAMES = tuple(dict.fromkeys(name for operation in OPERATIONS.values() for name i
 PROBLEMS: dict[str, Callable[[int, int], Any]] = {
     ATTENTION: lambda d, tokens: Problem(1, tokens, tokens, d),
     "backward": lambda d, tokens: backward.Problem(d, M=tokens, N=tokens),
-    "decode": lambda d, tokens: decode.Problem(d, 16, "float16", "float16", False, table_width=tokens // 16),
+    "decode": lambda d, tokens: Paged(d, 16, "float16", "float16", False, table_width=tokens // 16),
     "write_kv": lambda d, tokens: write_kv.Problem(d, 16, "float16", "float16", False),
 }
 IN_PAGES = "as for pages of 16 tokens, float16, layout hnd"
@@ -156,7 +157,7 @@ def _choice_lines(choice: dict[str, Any]) -> Iterator[str]:
         time = one["microseconds"]
         yield f"  {one['name']:{width}}  " + (one["refused"] or ("unknown" if time is None else _time(time)))
     yield "For arrays, {chosen} {why}.".format(**choice)
-    yield "Times are those that the model of flashcli/kernels/cost.py expects on an H200."
+    yield "Times are those that the model of flashcli/kernels/tuning/cost.py expects on an H200."
     if choice["chosen_by_B"] != choice["chosen"]:
         yield f"With batch_invariant=False, where the kernel may depend on B, it is {choice['chosen_by_B']}."
     if arrays != files:

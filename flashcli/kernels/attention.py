@@ -12,10 +12,10 @@ import itertools
 from collections.abc import Iterator
 
 from flashcli.asked.shape import ceil_div, round_up
-from flashcli.kernels import chunks
 from flashcli.kernels.arguments import Attention
 from flashcli.kernels.operation import STATIC_SHARED, Kernel, Launch, Tiling
 from flashcli.kernels.problem import BIAS_NUMBERS, Problem
+from flashcli.kernels.tuning import chunks
 
 PREPARE_THREADS = 256  # of a block of the pre-pass that splits K and V
 LOOK_THREADS = 256  # of a block that looks for NaN and Inf, a warp a row

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from flashcli.asked.shape import ceil_div
 from flashcli.compiler.architecture import architecture
 from flashcli.errors import BackendUnavailable
-from flashcli.kernels import cost
 from flashcli.kernels.attention import KERNELS, longest_short
 from flashcli.kernels.operation import Build, Kernel
 from flashcli.kernels.problem import Problem
+from flashcli.kernels.tuning import cost
 
 PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest first, for files
 TWINS = ("wgmma_short", "wgmma")  # the same arithmetic: with tiles of the same keys, they give the same bytes
@@ -22,7 +22,7 @@ FULL = 16 * SMS  # tiles of 128 rows that keep it busy
 
 
 class Candidate(NamedTuple):
-    """A kernel that might compute, and the microseconds that `flashcli.kernels.cost` expects of it; why it cannot."""
+    """A kernel that might compute, and the microseconds that `tuning.cost` expects of it; or why it cannot."""
 
     name: str
     microseconds: float | None = None
@@ -32,10 +32,10 @@ class Candidate(NamedTuple):
 def choose(capability: tuple[int, int], problem: Problem) -> Kernel:
     """The fastest kernel for a problem on a device of this compute capability; BackendUnavailable if there is none.
 
-    Arrays where they lie get the one that the model of `flashcli.kernels.cost` expects to be, or one without a pre-pass
-    that is as good as that, or as fast as the host. Where a row's bytes shall not depend on its company, neither may
-    the kernel: so it is the one for `FULL` row tiles, or that one's twin. Files, whose time is that of reading and
-    writing, go by `PREFERENCE`, so that an answer keeps its bytes when a kernel becomes faster.
+    Arrays where they lie get the one that `tuning.cost` expects to be the fastest, or one without a pre-pass that is as
+    good as that, or as fast as the host. Where a row's bytes shall not depend on its company, neither may the kernel:
+    so it is the one for `FULL` row tiles, or that one's twin. Files, whose time is that of reading and writing, go by
+    `PREFERENCE`, so that an answer keeps its bytes when a kernel becomes faster.
     """
     able = [name for name in PREFERENCE if not refusal(name, capability, problem)]
     if not able:

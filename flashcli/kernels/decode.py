@@ -9,7 +9,6 @@ import ctypes
 import functools
 import struct
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from flashcli.asked.decode import FACTORS, ITEM_SIZES, Decode
 from flashcli.asked.how import How
@@ -17,23 +16,35 @@ from flashcli.asked.shape import ceil_div, round_up
 from flashcli.errors import UsageError
 from flashcli.kernels import pages
 from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling
+from flashcli.kernels.tuning.decode import (
+    AHEAD_OF_LENGTH,
+    HAS_CLUSTERS,
+    HOPPER,
+    MOST_OF_A_PIECE,
+    PIECE_AFTER_PIECE,
+    Problem,
+    Tuning,
+    all_pieces,
+    all_rows,
+    most_pieces,
+    most_uncut,
+    one_row,
+    piece_tokens,
+    read_tuning,
+    readers,
+    some_rows,
+    tensor_blocks,
+    tensor_rows,
+    tensor_tuning,
+    uncut,
+)
 
-THREADS = 128
 PARTITION = 512  # tokens, as in 02_paged_v2.cu and 03_grouped.cu
 LAUNCH_COUNTERS = 4  # at the beginning of the workspace, see pieces.cuh
 MERGED_BY_A_WARP = 8  # partial answers of a row, see merge.cuh
 MERGED_ROWS = 4  # that a block merges, where a warp is enough for each
-MOST_OF_A_PIECE = 1024  # tokens
 MAX_SHARED = 227 * 1024  # bytes of shared memory that a block can have on Hopper
-MULTIPROCESSORS = 132  # of an H100 or H200; on other GPUs answers are the same, and may come later
-HAS_CLUSTERS = (9, 0)  # the first compute capability that has
-HOPPER = Gpu(HAS_CLUSTERS, MULTIPROCESSORS)
-MOST_IN_A_CLUSTER = 8  # blocks, on any GPU; as many as a warp merges
-MAX_ROWS = 8  # query rows that a block takes together
 QUERY_UNIT = 4  # bytes of a query that are read at a time
-PIECE_AFTER_PIECE, BY_LENGTHS, BY_NUMBER, AHEAD_OF_LENGTH = range(4)  # how a block finds its pieces, see pieces.cuh
-MOST_BY_NUMBER = 16  # pieces of a sequence, where blocks know their own by number
-MOST_MISSING = 6144  # of these blocks, that may have none
 
 POINTERS = (
     "query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes", "k_scale", "v_scale", "out", "lse",
@@ -58,63 +69,6 @@ class Argument(ctypes.Structure):
         *((name, ctypes.c_int) for name in NUMBERS),
         ("scale", ctypes.c_float),
     )
-
-
-class Tuning(NamedTuple):
-    """Free choices, within what a GPU has room for; ``python -m bench.decode --variant`` tries others."""
-
-    threads: int = THREADS  # in a block
-    piece: int = 2**18  # bytes of keys and values in a piece
-    pieces: int = 48  # what a long sequence is cut into at most
-    blocks: int = 0  # to a multiprocessor; 0: as many as the kernel is fastest with
-    finds: int = PIECE_AFTER_PIECE  # of tensor and read; all others are ways for a block to have one piece
-    under_way: int = 1  # of tensor, tiles of a warp at a time, where a block has one piece
-    cluster: int = 1  # blocks that merge a sequence's pieces, no fewer than it may have; 1: a launch of its own does
-
-    def piece_after_piece(self) -> Tuning:
-        """The same pieces, several to a block, which looks for the next one while it computes."""
-        return self._replace(blocks=0, finds=PIECE_AFTER_PIECE, under_way=1, cluster=1)
-
-    def a_block_a_piece(self) -> Tuning:
-        """The same pieces, each by a block of its own that knows it by its number, in batches of any size."""
-        return self._replace(blocks=0, finds=BY_NUMBER, under_way=1, cluster=1)
-
-
-class Problem(NamedTuple):
-    """What is decoded, known without a look at lengths or pages; ``rows`` and ``tuning`` are what a kernel chooses.
-
-    The machine code follows from all up to ``tuning``. The sizes behind it, and the GPU, decide the number of blocks
-    and the scratch.
-    """
-
-    d: int
-    page: int
-    query_type: str
-    cache_type: str
-    transposed: bool  # vLLM's layout of values
-    rows: int = 1  # query rows that a block takes together
-    tuning: Tuning = Tuning()
-    sequences: int = 1
-    tokens: int = 1  # of a query
-    heads: int = 1
-    kv_heads: int = 1
-    table_width: int = 1
-    gpu: Gpu = HOPPER
-
-    @property
-    def head_rows(self) -> int:
-        """Query rows that share a head of the cache."""
-        return self.tokens * self.heads // self.kv_heads
-
-    @property
-    def places(self) -> int:
-        """Rows of all sequences and heads: answers to be written."""
-        return self.sequences * self.tokens * self.heads
-
-    @property
-    def room(self) -> int:
-        """The longest sequence that the tables have room for."""
-        return self.table_width * self.page
 
 
 def problem_of(asked: Decode, gpu: Gpu = HOPPER) -> Problem:
@@ -218,51 +172,12 @@ def _split(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
 def _over_pieces(problem: Problem, at_once: int) -> int:
     """How many blocks: one for each piece, or, if they take piece after piece, no more than the GPU holds at a time."""
     if problem.tuning.finds == PIECE_AFTER_PIECE:
-        return min(_all_pieces(problem), at_once)
-    return _uncut(problem) * max(problem.tuning.cluster, _most_pieces(problem))
-
-
-def _all_pieces(problem: Problem) -> int:
-    """How many there can be, of all sequences."""
-    return _uncut(problem) * _most_pieces(problem)
-
-
-def _uncut(problem: Problem) -> int:
-    """How many pieces there are if no sequence is cut: one for each head of the cache and tile of rows."""
-    return problem.sequences * problem.kv_heads * ceil_div(problem.head_rows, problem.rows)
-
-
-def _piece(problem: Problem) -> int:
-    """Tokens of a piece, a power of two."""
-    tokens = problem.tuning.piece // (2 * problem.d * ITEM_SIZES[problem.cache_type])
-    return 1 << min(max(tokens, 64), MOST_OF_A_PIECE).bit_length() - 1
-
-
-def _whole(problem: Problem) -> int:
-    """The most tokens that are not cut."""
-    return max(_piece(problem), _piece(problem._replace(tuning=Tuning())))
-
-
-def _most_pieces(problem: Problem) -> int:
-    if problem.room <= _whole(problem):
-        return 1
-    return max(1, min(problem.tuning.pieces, ceil_div(problem.room, _piece(problem))))
-
-
-def _how_to_find(problem: Problem, at_once: int) -> int:
-    """How blocks find pieces, of which the GPU computes so many at once: each its own, unless many may be missing.
-
-    A block whose piece is missing takes a nanosecond of the GPU, a short piece some ten (docs/tuning/decode.md).
-    """
-    pieces = _all_pieces(problem)
-    if pieces <= at_once:
-        return BY_LENGTHS
-    few_missing = pieces - _uncut(problem) <= MOST_MISSING and _most_pieces(problem) <= MOST_BY_NUMBER
-    return BY_NUMBER if few_missing else PIECE_AFTER_PIECE
+        return min(all_pieces(problem), at_once)
+    return uncut(problem) * max(problem.tuning.cluster, most_pieces(problem))
 
 
 def _counters(tiling: Tiling, problem: Problem) -> int:
-    return LAUNCH_COUNTERS + round_up(_uncut(problem), 4)
+    return LAUNCH_COUNTERS + round_up(uncut(problem), 4)
 
 
 def _counters_and_partials(tiling: Tiling, problem: Problem) -> int:
@@ -270,73 +185,19 @@ def _counters_and_partials(tiling: Tiling, problem: Problem) -> int:
 
 
 def _partials(problem: Problem) -> int:
-    return problem.places * _most_pieces(problem) * partial_bytes(problem)
-
-
-def _one(problem: Problem) -> int:
-    """Return 1: a block takes a row."""
-    return 1
-
-
-def _some(problem: Problem) -> int:
-    """A number that few builds are needed for: 1, 2, 4 or 8."""
-    return min(MAX_ROWS, _power_of_two(problem.head_rows))
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
+    return problem.places * most_pieces(problem) * partial_bytes(problem)
 
 
 def _piece_macros(problem: Problem) -> dict[str, int]:
-    return {"PIECE": _piece(problem), "WHOLE": _whole(problem), "MAX_PIECES": problem.tuning.pieces}
+    return {"PIECE": piece_tokens(problem), "WHOLE": most_uncut(problem), "MAX_PIECES": problem.tuning.pieces}
 
 
 # ---- tensor cores
 
 
-def _tensor_rows(problem: Problem) -> int:
-    """Eight, or sixteen where there are more and registers hold them."""
-    return 8 if problem.head_rows <= 8 or problem.d > 128 else 16
-
-
-def _tensor_blocks(problem: Problem) -> int:
-    """How many a multiprocessor holds: as registers allow, but piece after piece long rows are faster with three."""
-    if problem.tuning.blocks or problem.d > 128:
-        return problem.tuning.blocks or 2
-    piece_after_piece = problem.tuning.finds == PIECE_AFTER_PIECE
-    if problem.rows == 16 and problem.d > 64:
-        return 2 if piece_after_piece else 3
-    return 3 if piece_after_piece and problem.d * ITEM_SIZES[problem.cache_type] > 128 else 4
-
-
-def _tensor_tuning(problem: Problem) -> Tuning:
-    """A block a piece, unless many may be missing; where pieces are few, blocks ask for theirs ahead of the length.
-
-    Clusters of blocks, two on a multiprocessor, are slower than another launch, by half (docs/tuning/decode.md).
-    Pieces are smaller where few rows share a head of the cache, so that partial answers are little beside it. They
-    must not depend on the number of sequences.
-    """
-    row = problem.d * ITEM_SIZES[problem.cache_type]
-    cut = Tuning(piece=2**17) if problem.head_rows <= 2 and row >= 256 else Tuning()
-    problem = problem._replace(tuning=cut)
-    pieces = _all_pieces(problem)
-    # All run at once, two blocks to a multiprocessor, and a tile of each warp is less than the memory's rate needs.
-    few = pieces * max(row, 128) <= 2 * MULTIPROCESSORS * 128
-    if few and row <= 256:
-        cluster = _power_of_two(_most_pieces(problem))  # few builds
-        fits = cluster <= MOST_IN_A_CLUSTER and _uncut(problem) * cluster <= MULTIPROCESSORS
-        return cut._replace(blocks=2, finds=AHEAD_OF_LENGTH, under_way=2, cluster=cluster if fits else 1)
-    at_once = _tensor_blocks(problem._replace(tuning=cut._replace(finds=BY_LENGTHS))) * MULTIPROCESSORS
-    finds = _how_to_find(problem, at_once)
-    if finds == PIECE_AFTER_PIECE or (finds == BY_NUMBER and problem.d > 128):
-        return cut
-    two = problem.rows == 8 and problem.d <= 64 and (finds == BY_NUMBER or row <= 64)
-    return cut._replace(finds=finds, under_way=2 if two else 1)
-
-
 def _tensor_macros(problem: Problem) -> dict[str, int]:
     tuning = problem.tuning
-    own = {"BLOCKS": _tensor_blocks(problem), "FINDS": tuning.finds, "UNDER_WAY": tuning.under_way}
+    own = {"BLOCKS": tensor_blocks(problem), "FINDS": tuning.finds, "UNDER_WAY": tuning.under_way}
     return _piece_macros(problem) | own | {"CLUSTER": tuning.cluster, "MERGED_ROWS": MERGED_ROWS}
 
 
@@ -347,11 +208,11 @@ def _of_warps(problem: Problem) -> int:
 
 def _tensor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     """What has to be there first, and what has to come last, only where it has."""
-    tuning, most = problem.tuning, _most_pieces(problem)
+    tuning, most = problem.tuning, most_pieces(problem)
     if tuning.cluster > 1 and (tuning.finds != AHEAD_OF_LENGTH or tuning.cluster < most):
         told = f"clusters of {tuning.cluster} blocks do not merge {most} pieces, finds={tuning.finds}."
         raise UsageError(told, f"choose finds={AHEAD_OF_LENGTH} and as many blocks as pieces, or cluster=1.")
-    blocks = _over_pieces(problem, _tensor_blocks(problem) * problem.gpu.multiprocessors)
+    blocks = _over_pieces(problem, tensor_blocks(problem) * problem.gpu.multiprocessors)
     drawn = tuning.finds == PIECE_AFTER_PIECE
     over = Launch("tensor", blocks, tuning.threads, _of_warps(problem), early=drawn)
     begin = (Launch("begin", 1, 32),) if drawn else ()
@@ -361,7 +222,7 @@ def _tensor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
 
 def _merge(problem: Problem) -> Launch:
     """A block has several rows, or as many warps as one row needs."""
-    warps = ceil_div(_most_pieces(problem), MERGED_BY_A_WARP)
+    warps = ceil_div(most_pieces(problem), MERGED_BY_A_WARP)
     if warps == 1:
         return Launch("merge", ceil_div(problem.places, MERGED_ROWS), 32 * MERGED_ROWS, early=True)
     return Launch("merge", problem.places, 32 * warps, warps * partial_bytes(problem), early=True)
@@ -391,7 +252,7 @@ KERNELS = {
             summary="vLLM's V1: one block a sequence and head, with all scores in shared memory",
             tiling=_tiles(),
             launches=_v1,
-            fitted=_chooses(_one),
+            fitted=_chooses(one_row),
         ),
         _rung(
             name="paged_v2",
@@ -400,7 +261,7 @@ KERNELS = {
             tiling=_tiles(),
             launches=_v2,
             workspace=_partials_of_partitions,
-            fitted=_chooses(_one),
+            fitted=_chooses(one_row),
         ),
         _rung(
             name="grouped",
@@ -409,7 +270,7 @@ KERNELS = {
             tiling=_tiles(),
             launches=_grouped,
             workspace=_partials_of_partitions,
-            fitted=_chooses(_some),
+            fitted=_chooses(some_rows),
         ),
         _rung(
             name="split",
@@ -419,7 +280,7 @@ KERNELS = {
             launches=_split,
             workspace=_counters_and_partials,
             counters=_counters,
-            fitted=_chooses(_some),
+            fitted=_chooses(some_rows),
         ),
         _rung(
             name="tensor",
@@ -428,15 +289,11 @@ KERNELS = {
             tiling=_tiles(_tensor_macros),
             launches=_tensor,
             workspace=_draws_and_partials,
-            fitted=_chooses(_tensor_rows, _tensor_tuning),
+            fitted=_chooses(tensor_rows, tensor_tuning),
             refuses=_tensor_refuses,
         ),
     )
 }
-
-
-def _read_tuning(problem: Problem) -> Tuning:
-    return Tuning(finds=_how_to_find(problem, _readers(problem) * MULTIPROCESSORS))
 
 
 def _reading_refuses(problem: Problem) -> str:
@@ -444,18 +301,9 @@ def _reading_refuses(problem: Problem) -> str:
     return _tensor_refuses(problem._replace(query_type="float16"))
 
 
-def _readers(problem: Problem) -> int:
-    return problem.tuning.blocks or 4
-
-
 def _read(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    blocks = _over_pieces(problem, _readers(problem) * problem.gpu.multiprocessors)
+    blocks = _over_pieces(problem, readers(problem) * problem.gpu.multiprocessors)
     return (Launch("read", blocks, problem.tuning.threads),)
-
-
-def _all(problem: Problem) -> int:
-    """As many rows as there are, or more: each key and value is read once."""
-    return _power_of_two(problem.head_rows)
 
 
 # What no kernel can be faster than: it reads the same bytes and computes nothing.
@@ -463,13 +311,11 @@ CEILING = _rung(
     name="read",
     file="decode/00_read.cu",
     summary="the same keys and values read, and nothing computed",
-    tiling=_tiles(
-        lambda problem: _piece_macros(problem) | {"BLOCKS": _readers(problem), "FINDS": problem.tuning.finds}
-    ),
+    tiling=_tiles(lambda problem: _piece_macros(problem) | {"BLOCKS": readers(problem), "FINDS": problem.tuning.finds}),
     launches=_read,
     workspace=lambda tiling, problem: 4 * LAUNCH_COUNTERS,
     counters=lambda tiling, problem: LAUNCH_COUNTERS,
-    fitted=_chooses(_all, _read_tuning),
+    fitted=_chooses(all_rows, read_tuning),
     refuses=_reading_refuses,
 )
 DEFAULTS = ("tensor", "grouped")  # the fastest, and the fastest of those that take every problem

@@ -15,6 +15,7 @@ from flashcli.errors import FlashError
 from flashcli.kernels import decode
 from flashcli.kernels.decode import CEILING
 from flashcli.kernels.operation import Build, Kernel
+from flashcli.kernels.tuning.decode import Tuning
 from flashcli.measure.builds import compile_all
 from flashcli.measure.decode_arrays import Drawn, OnDevice, sampled, wanted_of
 from flashcli.measure.decode_shapes import TimedShape, outlined
@@ -31,7 +32,7 @@ class Contender(NamedTuple):
     """A kernel, and what it is tuned to where that is not its own choice."""
 
     kernel: Kernel
-    tuning: decode.Tuning | None = None
+    tuning: Tuning | None = None
     name: str = ""
 
     @property

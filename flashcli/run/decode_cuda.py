@@ -19,6 +19,7 @@ from flashcli.kernels import decode
 from flashcli.kernels.decode import Argument
 from flashcli.kernels.operation import Build, Gpu, Launch
 from flashcli.kernels.pages import check_type
+from flashcli.kernels.tuning.decode import Tuning
 from flashcli.run.slots import ignore
 
 SPARE = 2**28  # bytes of the GPU's memory that are left for queries, answers and scratch
@@ -64,9 +65,7 @@ class DecodeCuda:
     ``retuned`` gives another tuning for the kernel's own choice.
     """
 
-    def __init__(
-        self, kernel: str | None = None, retuned: Callable[[decode.Tuning], decode.Tuning] = lambda tuning: tuning
-    ) -> None:
+    def __init__(self, kernel: str | None = None, retuned: Callable[[Tuning], Tuning] = lambda tuning: tuning) -> None:
         self._kernel, self._used = kernel, ""  # the kernel that was asked for, and what was used at last
         self._retuned = retuned
         if kernel is not None:

@@ -18,7 +18,7 @@ from flashcli.asked.attention import Operand
 from flashcli.errors import FlashError, KernelFailure, OutOfMemory, UsageError
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu.overlap import refuse_overlap
-from flashcli.kernels.chunks import SPREAD
+from flashcli.kernels.tuning.chunks import SPREAD
 
 B, H, Hkv, M, N, d = 2, 4, 2, 5, 9, 8
 

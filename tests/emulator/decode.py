@@ -12,8 +12,8 @@ import numpy as np
 from emulator.machine import Emulated
 from flashcli.cpu.pages import DecodeArrays
 from flashcli.kernels import decode
-from flashcli.kernels.decode import Tuning
 from flashcli.kernels.operation import Build, Gpu
+from flashcli.kernels.tuning.decode import Tuning
 from flashcli.run.decode_cuda import contiguous
 
 FOR_KERNELS = ("query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes")

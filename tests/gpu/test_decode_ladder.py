@@ -18,7 +18,8 @@ from bench.decode_check import check_kernels, grid
 from bench.decode_judge import Answer, Judge
 from flashcli.asked.decode import BlockSparse
 from flashcli.files.decode.cases import Case, generate, make
-from flashcli.kernels.decode import AHEAD_OF_LENGTH, BY_LENGTHS, KERNELS, Tuning, build_of
+from flashcli.kernels.decode import KERNELS, build_of
+from flashcli.kernels.tuning.decode import AHEAD_OF_LENGTH, BY_LENGTHS, Tuning
 from flashcli.measure.builds import compile_all
 from flashcli.run import decode
 from flashcli.run.decode_cuda import DecodeCuda

@@ -13,10 +13,10 @@ from support import ROOT, flashcli
 from bench import fit
 from bench.records import read
 from bench.rows import Gridded
-from flashcli.kernels import cost, costs
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.choice import AS_FAST, FULL, HOST, PREFERENCE, SHORT_HEAD, TWINS, candidates, choose
 from flashcli.kernels.problem import Problem
+from flashcli.kernels.tuning import cost, costs
 from flashcli.measure import records
 from flashcli.terminal import as_json
 

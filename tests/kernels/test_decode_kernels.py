@@ -15,22 +15,10 @@ from flashcli.asked.decode import LAYOUTS
 from flashcli.compiler import compiler
 from flashcli.files.decode.cases import Case, make
 from flashcli.kernels import decode, write_kv
-from flashcli.kernels.decode import (
-    AHEAD_OF_LENGTH,
-    BY_LENGTHS,
-    BY_NUMBER,
-    CEILING,
-    KERNELS,
-    PIECE_AFTER_PIECE,
-    Argument,
-    Problem,
-    Tuning,
-    build_of,
-    choose,
-    problem_of,
-)
+from flashcli.kernels.decode import CEILING, KERNELS, Argument, build_of, choose, problem_of
 from flashcli.kernels.operation import Build, Gpu, Launch
 from flashcli.kernels.pages import cache_strides
+from flashcli.kernels.tuning.decode import AHEAD_OF_LENGTH, BY_LENGTHS, BY_NUMBER, PIECE_AFTER_PIECE, Problem, Tuning
 from flashcli.measure.decode_shapes import TimedShape, outlined
 from flashcli.run.decode_cuda import DecodeCuda
 

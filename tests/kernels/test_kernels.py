@@ -16,10 +16,10 @@ from flashcli.compiler.compiler import SOURCES, find_nvcc
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels.attention import KERNELS, chunk_tiles, is_paired, way_of, wgmma_partial
 from flashcli.kernels.choice import SHORT_HEAD, choose, exact
-from flashcli.kernels.chunks import FOLD, FOLD_SHARED, SPREAD, WHOLE, chunks
 from flashcli.kernels.operation import Build
 from flashcli.kernels.problem import Problem
 from flashcli.kernels.registry import OPERATIONS
+from flashcli.kernels.tuning.chunks import FOLD, FOLD_SHARED, SPREAD, WHOLE, chunks
 
 PROBLEM = Problem(10, 2048, 2048, 64)
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)

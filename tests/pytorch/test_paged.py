@@ -20,7 +20,7 @@ from flashcli.errors import BackendUnavailable, KernelFailure  # noqa: E402
 from flashcli.files.decode.cases import Case, make  # noqa: E402
 from flashcli.gpu import place as launcher  # noqa: E402
 from flashcli.kernels import decode  # noqa: E402
-from flashcli.kernels.decode import Tuning  # noqa: E402
+from flashcli.kernels.tuning.decode import Tuning  # noqa: E402
 from flashcli.torch import in_place, paged  # noqa: E402
 
 SMALL = Case(3, 4, 2, 64, "5,37,0", page=8)

@@ -1,4 +1,4 @@
-"""The constants of `flashcli.kernels.cost`, as ``python -m bench.fit`` has written them."""
+"""The constants of `flashcli.kernels.tuning.cost`, as ``python -m bench.fit`` has written them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """Microseconds of a kernel: for its launches; for each of what `flashcli.kernels.cost.Work` counts.
+    """Microseconds of a kernel: for its launches; for each of what `flashcli.kernels.tuning.cost.Work` counts.
 
     ``pair`` has those for a pair, by the longest head that they are for; ``path`` is a factor on it for ``path``.
     """

@@ -13,10 +13,10 @@ import math
 from typing import NamedTuple
 
 from flashcli.asked.shape import ceil_div
-from flashcli.kernels import chunks
-from flashcli.kernels.costs import COSTS
 from flashcli.kernels.operation import Kernel
 from flashcli.kernels.problem import Problem
+from flashcli.kernels.tuning import chunks
+from flashcli.kernels.tuning.costs import COSTS
 
 PAIR = 128 * 128  # scores of a pair of tiles, the unit of work
 LATE = 0.5  # of the longest row tile: when the last block ends, the others have been idle for about so long

@@ -1,0 +1,186 @@
+"""How paged decode is cut into pieces, and tuned: the rules that choose what is fastest, on an H200.
+
+Their numbers are those of the tries in docs/tuning/decode.md, and of cuda/records/decode.json.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flashcli.asked.decode import ITEM_SIZES
+from flashcli.asked.shape import ceil_div
+from flashcli.kernels.operation import Gpu
+
+THREADS = 128
+MOST_OF_A_PIECE = 1024  # tokens
+MULTIPROCESSORS = 132  # of an H100 or H200; on other GPUs answers are the same, and may come later
+HAS_CLUSTERS = (9, 0)  # the first compute capability that has
+HOPPER = Gpu(HAS_CLUSTERS, MULTIPROCESSORS)
+MOST_IN_A_CLUSTER = 8  # blocks, on any GPU; as many as a warp merges
+MAX_ROWS = 8  # query rows that a block takes together
+PIECE_AFTER_PIECE, BY_LENGTHS, BY_NUMBER, AHEAD_OF_LENGTH = range(4)  # how a block finds its pieces, see pieces.cuh
+MOST_BY_NUMBER = 16  # pieces of a sequence, where blocks know their own by number
+MOST_MISSING = 6144  # of these blocks, that may have none
+
+
+class Tuning(NamedTuple):
+    """Free choices, within what a GPU has room for; ``python -m bench.decode --variant`` tries others."""
+
+    threads: int = THREADS  # in a block
+    piece: int = 2**18  # bytes of keys and values in a piece
+    pieces: int = 48  # what a long sequence is cut into at most
+    blocks: int = 0  # to a multiprocessor; 0: as many as the kernel is fastest with
+    finds: int = PIECE_AFTER_PIECE  # of tensor and read; all others are ways for a block to have one piece
+    under_way: int = 1  # of tensor, tiles of a warp at a time, where a block has one piece
+    cluster: int = 1  # blocks that merge a sequence's pieces, no fewer than it may have; 1: a launch of its own does
+
+    def piece_after_piece(self) -> Tuning:
+        """The same pieces, several to a block, which looks for the next one while it computes."""
+        return self._replace(blocks=0, finds=PIECE_AFTER_PIECE, under_way=1, cluster=1)
+
+    def a_block_a_piece(self) -> Tuning:
+        """The same pieces, each by a block of its own that knows it by its number, in batches of any size."""
+        return self._replace(blocks=0, finds=BY_NUMBER, under_way=1, cluster=1)
+
+
+class Problem(NamedTuple):
+    """What is decoded, known without a look at lengths or pages; ``rows`` and ``tuning`` are what a kernel chooses.
+
+    The machine code follows from all up to ``tuning``. The sizes behind it, and the GPU, decide the number of blocks
+    and the scratch.
+    """
+
+    d: int
+    page: int
+    query_type: str
+    cache_type: str
+    transposed: bool  # vLLM's layout of values
+    rows: int = 1  # query rows that a block takes together
+    tuning: Tuning = Tuning()
+    sequences: int = 1
+    tokens: int = 1  # of a query
+    heads: int = 1
+    kv_heads: int = 1
+    table_width: int = 1
+    gpu: Gpu = HOPPER
+
+    @property
+    def head_rows(self) -> int:
+        """Query rows that share a head of the cache."""
+        return self.tokens * self.heads // self.kv_heads
+
+    @property
+    def places(self) -> int:
+        """Rows of all sequences and heads: answers to be written."""
+        return self.sequences * self.tokens * self.heads
+
+    @property
+    def room(self) -> int:
+        """The longest sequence that the tables have room for."""
+        return self.table_width * self.page
+
+
+def all_pieces(problem: Problem) -> int:
+    """How many there can be, of all sequences."""
+    return uncut(problem) * most_pieces(problem)
+
+
+def uncut(problem: Problem) -> int:
+    """How many pieces there are if no sequence is cut: one for each head of the cache and tile of rows."""
+    return problem.sequences * problem.kv_heads * ceil_div(problem.head_rows, problem.rows)
+
+
+def piece_tokens(problem: Problem) -> int:
+    """Tokens of a piece, a power of two."""
+    tokens = problem.tuning.piece // (2 * problem.d * ITEM_SIZES[problem.cache_type])
+    return 1 << min(max(tokens, 64), MOST_OF_A_PIECE).bit_length() - 1
+
+
+def most_uncut(problem: Problem) -> int:
+    """The most tokens that are not cut."""
+    return max(piece_tokens(problem), piece_tokens(problem._replace(tuning=Tuning())))
+
+
+def most_pieces(problem: Problem) -> int:
+    if problem.room <= most_uncut(problem):
+        return 1
+    return max(1, min(problem.tuning.pieces, ceil_div(problem.room, piece_tokens(problem))))
+
+
+def how_to_find(problem: Problem, at_once: int) -> int:
+    """How blocks find pieces, of which the GPU computes so many at once: each its own, unless many may be missing.
+
+    A block whose piece is missing takes a nanosecond of the GPU, a short piece some ten (docs/tuning/decode.md).
+    """
+    pieces = all_pieces(problem)
+    if pieces <= at_once:
+        return BY_LENGTHS
+    few_missing = pieces - uncut(problem) <= MOST_MISSING and most_pieces(problem) <= MOST_BY_NUMBER
+    return BY_NUMBER if few_missing else PIECE_AFTER_PIECE
+
+
+def one_row(problem: Problem) -> int:
+    """Return 1: a block takes a row."""
+    return 1
+
+
+def some_rows(problem: Problem) -> int:
+    """A number that few builds are needed for: 1, 2, 4 or 8."""
+    return min(MAX_ROWS, power_of_two(problem.head_rows))
+
+
+def power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def tensor_rows(problem: Problem) -> int:
+    """Eight, or sixteen where there are more and registers hold them."""
+    return 8 if problem.head_rows <= 8 or problem.d > 128 else 16
+
+
+def tensor_blocks(problem: Problem) -> int:
+    """How many a multiprocessor holds: as registers allow, but piece after piece long rows are faster with three."""
+    if problem.tuning.blocks or problem.d > 128:
+        return problem.tuning.blocks or 2
+    piece_after_piece = problem.tuning.finds == PIECE_AFTER_PIECE
+    if problem.rows == 16 and problem.d > 64:
+        return 2 if piece_after_piece else 3
+    return 3 if piece_after_piece and problem.d * ITEM_SIZES[problem.cache_type] > 128 else 4
+
+
+def tensor_tuning(problem: Problem) -> Tuning:
+    """A block a piece, unless many may be missing; where pieces are few, blocks ask for theirs ahead of the length.
+
+    Clusters of blocks, two on a multiprocessor, are slower than another launch, by half (docs/tuning/decode.md).
+    Pieces are smaller where few rows share a head of the cache, so that partial answers are little beside it. They
+    must not depend on the number of sequences.
+    """
+    row = problem.d * ITEM_SIZES[problem.cache_type]
+    cut = Tuning(piece=2**17) if problem.head_rows <= 2 and row >= 256 else Tuning()
+    problem = problem._replace(tuning=cut)
+    pieces = all_pieces(problem)
+    # All run at once, two blocks to a multiprocessor, and a tile of each warp is less than the memory's rate needs.
+    few = pieces * max(row, 128) <= 2 * MULTIPROCESSORS * 128
+    if few and row <= 256:
+        cluster = power_of_two(most_pieces(problem))  # few builds
+        fits = cluster <= MOST_IN_A_CLUSTER and uncut(problem) * cluster <= MULTIPROCESSORS
+        return cut._replace(blocks=2, finds=AHEAD_OF_LENGTH, under_way=2, cluster=cluster if fits else 1)
+    at_once = tensor_blocks(problem._replace(tuning=cut._replace(finds=BY_LENGTHS))) * MULTIPROCESSORS
+    finds = how_to_find(problem, at_once)
+    if finds == PIECE_AFTER_PIECE or (finds == BY_NUMBER and problem.d > 128):
+        return cut
+    two = problem.rows == 8 and problem.d <= 64 and (finds == BY_NUMBER or row <= 64)
+    return cut._replace(finds=finds, under_way=2 if two else 1)
+
+
+def read_tuning(problem: Problem) -> Tuning:
+    return Tuning(finds=how_to_find(problem, readers(problem) * MULTIPROCESSORS))
+
+
+def readers(problem: Problem) -> int:
+    return problem.tuning.blocks or 4
+
+
+def all_rows(problem: Problem) -> int:
+    """As many rows as there are, or more: each key and value is read once."""
+    return power_of_two(problem.head_rows)
