@@ -263,7 +263,8 @@ def _with_gradients(
 ) -> Four:
     tensors = do, dlse, q, k, v, bias, o, lse
     options = causal, scale, q_start, return_dbias, rows_first, kernel_name
-    if transforms.levels() > 1 or transforms.has_tangent(*tensors):  # gradients that are to be transformed themselves
+    # Gradients that are to be transformed themselves.
+    if transforms.is_left_to_pytorch() or transforms.levels() > 1 or transforms.has_tangent(*tensors):
         with transforms.without_autocast(q.device.type):
             dq, dk, dv, dbias = gradients(*tensors, causal, scale, q_start)
         return dq, dk, dv, q.new_empty(0) if dbias is None or not return_dbias else dbias

@@ -179,7 +179,7 @@ def _with_gradients(
     batch_invariant: bool = True,
 ) -> Both:
     options = causal, scale, q_start, rows_first, kernel_name, precision, batch_invariant
-    if transforms.has_tangent(q, k, v, bias):
+    if transforms.is_left_to_pytorch() or transforms.has_tangent(q, k, v, bias):
         _without_numbers(q, k, v, bias, *options)  # which refuses what cannot be computed
         with transforms.without_autocast(q.device.type):
             out, lse = gradients.attention(q, k, v, bias, *options[:3])

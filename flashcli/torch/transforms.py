@@ -1,23 +1,26 @@
 """How an operator's kernel for autograd goes on where transformations of torch.func (grad, jacrev, ..) are going on.
 
 They lie in levels. PyTorch calls the kernel at the innermost one; what that calls below autograd comes to the next. A
-`torch.autograd.Function` is refused there, unless it is said that it is of one level only, and while its ``forward``
-runs, gradients and tangents are switched off, at the outer levels as well.
+`torch.autograd.Function` is refused there, one for a single level is not, and while its ``forward`` runs, gradients
+and tangents are switched off, at the outer levels as well. How to make one for a single level is PyTorch's own affair
+and no part of its interface: where it is made otherwise, PyTorch's operations compute, which it transforms itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
-from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from flashcli.asked import attention as operands
 
 _VMAP = torch._C._functorch.TransformType.Vmap
+_allowed: Any = getattr(torch._functorch.utils, "enable_single_level_autograd_function", None)
+_SingleLevelFunction: Any = _allowed and getattr(torch.autograd.function, "_SingleLevelFunction", None)
 
 
 def levels() -> int:
@@ -25,13 +28,23 @@ def levels() -> int:
     return sum(level.key() != _VMAP for level in torch._C._functorch.get_interpreter_stack() or ())
 
 
-def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+def is_left_to_pytorch() -> bool:
+    """Whether a transformation is going on for which no function of a single level can be made."""
+    return _SingleLevelFunction is None and levels() > 0
+
+
+@cache
+def _of_one_level(function: type[torch.autograd.Function]) -> Any:
+    parts = {name: staticmethod(getattr(function, name)) for name in ("forward", "backward")}
+    return type(function.__name__, (_SingleLevelFunction,), parts)
+
+
+def apply(function: Any, *arguments: Any) -> Any:
     """``function.apply(*arguments)``, at this level."""
     if not levels():
         return function.apply(*arguments)
-    with enable_single_level_autograd_function():
-        of_one_level: Any = super(torch.autograd.Function, function)
-        return of_one_level.apply(*arguments)
+    with _allowed():
+        return _of_one_level(function).apply(*arguments)
 
 
 @contextmanager

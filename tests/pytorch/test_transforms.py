@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flashcli  # noqa: E402
-from flashcli.torch import attention  # noqa: E402
+from flashcli.torch import attention, transforms  # noqa: E402
 from flashcli.torch.gradients import attention as formula  # noqa: E402
 
 B, H, Hkv, M, N, d = 2, 4, 2, 5, 7, 8
@@ -85,6 +85,13 @@ def test_transformations_are_those_of_the_formula(way, device):
     for mine, other in zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(wanted), strict=True):
         assert mine.dtype == torch.float32
         assert (mine.double() - other).norm() <= 3e-6 * other.norm()
+
+
+def test_a_pytorch_of_other_private_parts_transforms_the_formula(monkeypatch):
+    monkeypatch.setattr(transforms, "_SingleLevelFunction", None)
+    monkeypatch.setattr(transforms, "_of_one_level", None)
+    for way in ("grad", "jacrev", "hessian", "vmap of gradients"):
+        test_transformations_are_those_of_the_formula(way, "cpu")
 
 
 @pytest.mark.parametrize("shape", [(B, H, M, N), (1, 1, 1, N), (M, 1), (H, M, N)], ids=str)
