@@ -7,11 +7,12 @@ READY := $(VENV)/.ready
 # Where Python is told to keep no bytecode, each process of pytest would compile all tests anew, for 4 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help testcases test test-gpu torture emulate sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-training bench-gpt2 bench-models bench-grid lint clean
+.PHONY: help testcases test torch test-gpu torture emulate sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-training bench-gpt2 bench-models bench-grid lint clean
 
 help:
 	@echo "make testcases      run all test cases and check every output (on the GPU if there is one)"
 	@echo "make test           run all tests that can be run here"
+	@echo "make torch          install PyTorch's build for the CPU: its tests run in make test then"
 	@echo "make test-gpu       run the tests that need a GPU"
 	@echo "make lint           check the style of the code, its types, and which module imports which"
 	@echo "make torture        hurt runs and judgings at random: by signals, and by system calls that fail"
@@ -49,14 +50,18 @@ test: $(READY)
 	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --quiet
 
 # Where PyTorch's builds for the CPU are; on Linux the package index has those with CUDA, which are gigabytes.
+TORCH ?= 2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-bench-cpu: $(READY)
+# "+cpu" is in no build with CUDA; the package index has what else it needs.
+torch: $(READY)
 	@$(BIN)/python -c "import torch" 2>/dev/null \
-		|| $(BIN)/python -m pip install --quiet --retries 1 --timeout 15 --index-url $(TORCH_INDEX) torch \
+		|| $(BIN)/python -m pip install --quiet --no-compile --retries 1 --timeout 15 --extra-index-url $(TORCH_INDEX) torch==$(TORCH)+cpu \
 		|| { echo "PyTorch's build for the CPU is not to be had from $(TORCH_INDEX)."; \
-			echo "Name another index (make bench-cpu TORCH_INDEX=URL), or take the build with CUDA: $(BIN)/python -m pip install torch"; \
+			echo "Name another index (make torch TORCH_INDEX=URL), or take the build with CUDA: $(BIN)/python -m pip install torch"; \
 			exit 69; } >&2
+
+bench-cpu: torch
 	$(BIN)/flashcli bench --backend cpu --threads 2 --against torch --shape 10,2048,64 --shape 1360,128,32 --shape 1,8192,32
 
 bench-e2e: $(READY)

@@ -32,7 +32,9 @@ def make(folder, *arguments: str, has_torch: bool = True, pip_works: bool = True
 def test_pytorch_for_the_cpu_is_installed_where_there_is_none(tmp_path):
     done, called = make(tmp_path, "bench-cpu", has_torch=False)
     assert done.returncode == 0, done.stderr
-    assert [line for line in called if "--index-url https://download.pytorch.org/whl/cpu torch" in line]
+    assert [
+        line for line in called if "--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu" in line
+    ]
     assert called[-1].startswith("flashcli bench --backend cpu")
 
 
