@@ -18,7 +18,7 @@ import click
 from bench import scripts
 from bench.rows import WholeCommand
 from flashcli.asked.shape import Shape, ceil_div
-from flashcli.cpu.cores import usable_cores
+from flashcli.cpu.workers import usable_cores
 from flashcli.errors import BadInput
 from flashcli.files.fileformat import create_zeros
 from flashcli.files.testcases import REPORT_CASES, TIME_LIMIT, Case, load

@@ -26,7 +26,7 @@ import click
 from bench import scripts
 from bench.rows import PlainFiles, Scaled
 from flashcli.asked.shape import Shape
-from flashcli.cpu.cores import usable_cores
+from flashcli.cpu.workers import usable_cores
 from flashcli.errors import FlashError
 from flashcli.files.cut import CHUNK_BYTES
 from flashcli.files.distributions import draw

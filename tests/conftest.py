@@ -36,7 +36,7 @@ from threadpoolctl import threadpool_limits
 
 from flashcli.arrays import memory, on_gpu
 from flashcli.compiler import compiler
-from flashcli.cpu.cores import usable_cores
+from flashcli.cpu.workers import usable_cores
 from flashcli.errors import FlashError
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu import place, prepared

@@ -9,8 +9,7 @@ import numpy as np
 from flashcli.asked.attention import ANY_STRIDES, Call, Operand, call, checked
 from flashcli.asked.how import check_precision
 from flashcli.asked.shape import Shape
-from flashcli.cpu.attention import attend_arrays
-from flashcli.cpu.tiled import Matrices
+from flashcli.cpu.attention import Matrices, attend_arrays
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.files.cut import cut
 from flashcli.run.arrays import attend
@@ -62,37 +61,31 @@ def attention(
 
 
 def _compute(request: Request, asked: Call, given: Matrices) -> None:
-    """By the way of files where files can hold it; heads take it to a GPU only."""
+    """On a GPU where there is one and files could hold what is asked for, else on the CPU."""
     as_files = (asked.Hkv, asked.N, asked.q_start, asked.bias) == (asked.H, asked.M, 0, "") and given.lse is None
-    if as_files and not asked.heads:
-        return _by_chunks(request, given)
-    if as_files and request.backend != "cpu":
-        try:
-            on_gpu = request if request.on_host else replace(request, backend="cuda")
-            return _heads_as_batches(on_gpu, given)
-        except BackendUnavailable:
-            if request.needs_gpu:
-                raise
-    elif request.needs_gpu:
+    if request.needs_gpu and not as_files:
         raise UsageError(
             "arrays on the CPU with a bias, an LSE, grouped heads, q_start or M != N are computed by the cpu backend.",
             'leave out backend="cuda", kernel and precision, or give arrays that are on a GPU.',
         )
+    if as_files and request.backend != "cpu":
+        try:
+            return _by_chunks(request if request.on_host else replace(request, backend="cuda"), given)
+        except BackendUnavailable:
+            if request.needs_gpu:
+                raise
     attend_arrays(asked, given)
 
 
 def _by_chunks(request: Request, given: Matrices) -> None:
-    shape = Shape(*given.q.shape)
+    """By the way of files, heads as batches."""
+    q, k, v = (matrix.reshape(-1, *matrix.shape[-2:]) for matrix in (given.q, given.k, given.v))
+    shape, out = Shape(*q.shape), given.out if given.out.ndim == 3 else np.empty(q.shape, np.float32)
     by = cut(shape)
     with open_backend(request, replace(shape, B=by.batches), by.rows) as engine:
-        attend(engine, given.q, given.k, given.v, given.out)
-
-
-def _heads_as_batches(request: Request, given: Matrices) -> None:
-    q, k, v = (matrix.reshape(-1, *matrix.shape[-2:]) for matrix in (given.q, given.k, given.v))
-    out = np.empty(q.shape, np.float32)
-    _by_chunks(request, Matrices(q, k, v, out))
-    given.out[...] = out.reshape(given.out.shape)
+        attend(engine, q, k, v, out)
+    if out is not given.out:
+        given.out[...] = out.reshape(given.out.shape)
 
 
 def as_it_lies(name: str, array: np.ndarray) -> np.ndarray:

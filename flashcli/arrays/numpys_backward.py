@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from flashcli.arrays.numpys import as_it_lies, operand
-from flashcli.asked.attention import Backward, backward
-from flashcli.cpu.attention import attend_arrays
+from flashcli.asked.attention import backward
+from flashcli.cpu.attention import Matrices, attend_arrays
 from flashcli.cpu.backward import Gradients, backward_arrays
-from flashcli.cpu.tiled import Matrices
 from flashcli.errors import UsageError
 from flashcli.run.request import check_backend
 
@@ -53,18 +52,9 @@ def attention_backward(
     dq, dk, dv = (np.zeros(x.shape, np.float32) for x in (q, k, v))
     dbias = None if asked.dbias_shape is None else np.zeros(asked.dbias_shape, np.float32)
     if not asked.of.empty:
-        given = Matrices(q, k, v, *_answer(asked, q, k, v, others))
+        o = others.get("o")
+        given = Matrices(q, k, v, np.empty(q.shape, np.float32) if o is None else o, others.get("bias"))
+        if o is None:
+            attend_arrays(asked.of, given)
         backward_arrays(asked, do, others.get("dlse"), given, Gradients(dq, dk, dv, dbias))
     return (dq, dk, dv) if dbias is None else (dq, dk, dv, dbias)
-
-
-def _answer(
-    asked: Backward, q: np.ndarray, k: np.ndarray, v: np.ndarray, others: dict[str, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """O, the bias and the LSE: what was given, or else computed again."""
-    bias = others.get("bias")
-    if "o" in others:
-        return others["o"], bias, others["lse"]
-    o, lse = np.empty(q.shape, np.float32), np.empty(asked.of.lse_shape, np.float32)
-    attend_arrays(asked.of, Matrices(q, k, v, o, bias, lse))
-    return o, bias, lse

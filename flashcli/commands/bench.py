@@ -96,7 +96,7 @@ def _on_cpu(
     record: Record, shapes: dict[str, Shape], kernels: list[str], conditions: Conditions, how: timing.How
 ) -> Iterator[Row]:
     """The kernels, which run on the host, or else the NumPy backend; and the peers."""
-    from flashcli.cpu.cores import usable_cores
+    from flashcli.cpu.workers import usable_cores
     from flashcli.measure import bench, machine
 
     threads = how.threads or len(usable_cores())

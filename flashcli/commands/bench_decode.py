@@ -116,7 +116,7 @@ def _on_gpu(record: Record, given: Given, layout: str, how: timing.How) -> Itera
 
 
 def _on_cpu(record: Record, given: Given, layout: str, how: timing.How) -> Iterator[Row]:
-    from flashcli.cpu.cores import usable_cores
+    from flashcli.cpu.workers import usable_cores
     from flashcli.files.decode.cases import Case, make
     from flashcli.measure import machine
     from flashcli.measure.decode_times import on_cpu

@@ -1,50 +1,85 @@
-"""Attention of NumPy arrays as they lie: heads, grouped heads, strides, a bias, other numbers of queries than of keys.
+"""Attention in NumPy, a tile at a time: the readable statement of the algorithm.
 
-The algorithm is that of the file path (`flashcli.cpu.tiled`). Br is fixed here: a row has the same neighbours in
-its tile, and the same bits in the answer, whatever other batches and heads there are, and with any number of threads.
+FlashAttention-2 (arXiv 2307.08691, algorithm 1): a tile of Br query rows meets one tile of Bc keys after the other and
+carries its row maxima m, its row sums l and its unnormalised output O along, so that memory is bounded by tiles
+whatever M and N are. Axes before a matrix's rows and columns, of batches or heads, are units: independent of each
+other, several in one tile where sequences are short.
+
+A row has the same bytes whatever else is computed with it: Br depends on M and the mask alone, so that the row has the
+same neighbours in its tile; and each product is the same call of BLAS (`packed`, `one_blas_thread`).
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from contextlib import closing
-from typing import Any
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from flashcli.asked.attention import Call
-from flashcli.asked.shape import MAX_FLOAT32, TILE
-from flashcli.cpu.tiled import Matrices, Tile, attend, exceeds_float32, groups, magnitude, tiles
-from flashcli.cpu.workers import Workers
+from flashcli.asked.shape import MAX_FLOAT32, TILE, ceil_div
+from flashcli.cpu.workers import for_each, one_blas_thread, usable_cores
 
-BR_FULL, BR_CAUSAL = TILE // 2, TILE // 4  # a causal tile computes what its last row sees for all its rows
+# The S tile, Br x Bc floats = 0.75 MiB, should stay in a core's second-level cache between its five passes. Short
+# sequences fill it with several units instead, so that one NumPy call does enough work to pay for it.
+BR, BC = TILE, 512
+LONG = 2048  # rows that give work to several cores in tiles of `BR`
 AT_A_LOOK = 2**18  # numbers of K that a thread looks at in one task, about
 BESIDE_BIAS = 2.0**103  # scores below it plus any float32 are at most the largest float32
 
 
+class Tile(NamedTuple):
+    """Independent work: some rows of Q in each of some units."""
+
+    units: tuple[slice, ...]
+    rows: slice
+
+
+class Matrices(NamedTuple):
+    """Q and O [..., M, d], K and V [..., N, d], and what may come with them: a bias [..., M, N], the LSE [..., M].
+
+    All have the same units; what several units share is repeated by strides of 0. O and the LSE are written.
+    """
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    out: np.ndarray
+    bias: np.ndarray | None = None
+    lse: np.ndarray | None = None
+
+    def of(self, tile: Tile) -> Matrices:
+        """Those of a tile, with all keys of its units."""
+        units, of_rows = tile.units, (*tile.units, tile.rows)
+        q, k, v, out, bias, lse = self
+        return Matrices(
+            q[of_rows], k[units], v[units], out[of_rows],
+            None if bias is None else bias[of_rows], None if lse is None else lse[of_rows],
+        )  # fmt: skip
+
+
 def attend_arrays(asked: Call, given: Matrices, threads: int | None = None) -> None:
-    """What is asked for, of arrays in the shapes that it was asked for with, into ``given.out`` and ``given.lse``."""
-    by_group, units = in_groups(asked, given), (asked.B, asked.Hkv, asked.group)
-    limit = BESIDE_BIAS if asked.bias else MAX_FLOAT32
-    with closing(Workers("attention", threads)) as workers:
-        k_largest, v_largest = (np.broadcast_to(keys, units) for keys in largest_keys(asked, by_group, workers))
+    """Attention of arrays as they lie, in the shapes of ``asked``, into ``given.out`` and ``given.lse``."""
+    by_group, units = in_groups(asked, given), (asked.B, asked.Hkv, asked.H // asked.Hkv)
+    limit, threads = BESIDE_BIAS if asked.bias else MAX_FLOAT32, threads or len(usable_cores())
+    k_largest, v_largest = (np.broadcast_to(keys, units) for keys in largest_keys(asked, by_group, threads))
 
-        def compute(tile: Tile) -> None:
-            part, row = by_group.of(tile), asked.q_start + tile.rows.start
-            attend(part, asked.scale, asked.causal, row)
-            q, k, v = magnitude(part.q, (-2, -1)), k_largest[tile.units], v_largest[tile.units]
-            for unit in np.argwhere(exceeds_float32(q, k, v, asked.N, asked.d, asked.scale, limit)):
-                one = part.of(Tile(tuple(slice(index, index + 1) for index in unit), slice(None)))
-                attend(one, asked.scale, asked.causal, row, np.float64)
+    def compute(tile: Tile) -> None:
+        part, row = by_group.of(tile), asked.q_start + tile.rows.start
+        attend(part, asked.scale, asked.causal, row)
+        q, k, v = magnitude(part.q, (-2, -1)), k_largest[tile.units], v_largest[tile.units]
+        for unit in np.argwhere(exceeds_float32(q, k, v, asked.N, asked.d, asked.scale, limit)):
+            one = part.of(Tile(tuple(slice(index, index + 1) for index in unit), slice(None)))
+            attend(one, asked.scale, asked.causal, row, np.float64)
 
-        Br = BR_CAUSAL if asked.causal else BR_FULL
-        for_each(workers, compute, list(tiles(units, asked.M, asked.N, Br, workers.count)))
+    for_each(compute, list(tiles(units, asked.M, asked.N, row_tile(asked.M, asked.causal), threads)), threads)
 
 
 def in_groups(asked: Call, given: Matrices) -> Matrices:
-    """The same arrays, not copied, with units [B, Hkv, H / Hkv]: heads of Q that share one of K and V side by side."""
-    B, H, Hkv, group, M, N, d = asked.B, asked.H, asked.Hkv, asked.group, asked.M, asked.N, asked.d
+    """These arrays, not copied, with units [B, Hkv, H / Hkv]: heads of Q that share one of K and V side by side."""
+    B, H, Hkv, group, M, N, d = asked.B, asked.H, asked.Hkv, asked.H // asked.Hkv, asked.M, asked.N, asked.d
     q, out = (matrix.reshape(B, Hkv, group, M, d) for matrix in (given.q, given.out))
     k, v = (np.broadcast_to(matrix.reshape(B, Hkv, 1, N, d), (B, Hkv, group, N, d)) for matrix in (given.k, given.v))
     bias, lse = given.bias, given.lse
@@ -54,7 +89,7 @@ def in_groups(asked: Call, given: Matrices) -> Matrices:
     return Matrices(q, k, v, out, bias, None if lse is None else lse.reshape(B, Hkv, group, M))
 
 
-def largest_keys(asked: Call, by_group: Matrices, workers: Workers) -> tuple[np.ndarray, np.ndarray]:
+def largest_keys(asked: Call, by_group: Matrices, threads: int) -> tuple[np.ndarray, np.ndarray]:
     """The largest magnitude in K, and in V, of each head of theirs: [B, Hkv, 1]."""
     k, v = (np.empty((asked.B, asked.Hkv, 1), np.float32) for _ in "kv")
 
@@ -62,10 +97,127 @@ def largest_keys(asked: Call, by_group: Matrices, workers: Workers) -> tuple[np.
         for largest, matrix in ((k, by_group.k), (v, by_group.v)):
             largest[units] = magnitude(matrix[units], (-2, -1))
 
-    for_each(workers, look, list(groups(k.shape, max(1, AT_A_LOOK // (asked.N * asked.d)))))
+    for_each(look, list(groups(k.shape, max(1, AT_A_LOOK // (asked.N * asked.d)))), threads)
     return k, v
 
 
-def for_each(workers: Workers, function: Callable[[Any], None], tasks: list) -> None:
-    """A single task does not wait for a thread to start. Raises what a worker raises."""
-    deque((workers.map if len(tasks) > 1 else map)(function, tasks), maxlen=0)
+def row_tile(M: int, causal: bool) -> int:
+    """Br, a divisor of `TILE`: smaller where a causal tile computes for all its rows what its last row sees."""
+    Br = BR if M >= LONG else BR // 2
+    return Br // 2 if causal else Br
+
+
+def tiles(units: tuple[int, ...], M: int, N: int, Br: int, threads: int) -> Iterator[Tile]:
+    """Cut M rows of each unit into tiles of about one S tile, fewer units where threads would go without."""
+    Br = min(M, Br)
+    count = min(max(1, BR * BC // (Br * min(N, BC))), ceil_div(math.prod(units) * M, 4 * threads * Br))
+    for some in groups(units, count):
+        for i in reversed(range(0, M, Br)):  # the longest first, when causal
+            yield Tile(some, slice(i, min(i + Br, M)))
+
+
+def groups(units: tuple[int, ...], count: int) -> Iterator[tuple[slice, ...]]:
+    """Cut axes of units into blocks of up to ``count``, along the last axis first."""
+    axes = []
+    for length in reversed(units):
+        step = max(1, min(length, count))
+        axes.append([slice(first, min(first + step, length)) for first in range(0, length, step)])
+        count //= step
+    return itertools.product(*reversed(axes))
+
+
+@one_blas_thread()
+@np.errstate(all="ignore")  # exp(-inf) is wanted; NaN and Inf in the data give what IEEE arithmetic gives
+def attend(given: Matrices, scale: float, causal: bool, first_row: int = 0, dtype: type = np.float32) -> None:
+    """O = softmax(scale Q Kᵀ + bias) V and its LSE, for the rows of one tile; float32, with ``dtype`` in between.
+
+    ``first_row`` is the position of Q's first row in the sequence: with ``causal``, row i sees keys 0 to first_row + i.
+    A row that sees no key, or with a bias none but at -inf, has O = 0 and LSE = -inf.
+    """
+    Q: np.ndarray = given.q.astype(dtype, order="C")
+    (*units, Br, d), N = Q.shape, given.k.shape[-2]
+    if causal:
+        N = min(N, max(first_row + Br, 0))
+    if abs(math.frexp(scale)[0]) == 0.5:  # a power of two scales Q exactly, and saves a pass over S
+        Q *= dtype(scale)
+        scale = 1
+    m = np.full((*units, Br, 1), -np.inf, dtype)
+    l = np.zeros((*units, Br, 1), dtype)
+    O = np.zeros((*units, Br, d), dtype)
+    tile = np.empty((*units, Br, min(BC, N)), dtype)  # one buffer for all S and P: fresh memory costs page faults
+    PV = np.empty_like(O)
+
+    for j in range(0, N, BC):
+        columns = slice(j, min(j + BC, N))
+        Kj, Vj = (packed(matrix[..., columns, :], dtype, Br) for matrix in (given.k, given.v))
+        S = np.matmul(Q, Kj.swapaxes(-1, -2), out=tile[..., : Kj.shape[-2]])
+        if scale != 1:
+            S *= dtype(scale)
+        if given.bias is not None:
+            add(given.bias[..., columns], S)
+        if causal:
+            hide(S, first_row - j)
+        m_new = np.maximum(m, S.max(axis=-1, keepdims=True))
+        shift = np.where(m_new == -np.inf, dtype(0), m_new)  # -inf - -inf would be NaN: exp(-inf) = 0 is meant
+        P = np.exp(np.subtract(S, shift, out=S), out=S)
+        rescale = np.exp(m - shift)
+        l = l * rescale + P.sum(axis=-1, keepdims=True)
+        O *= rescale
+        O += np.matmul(P, Vj, out=PV)
+        m = m_new
+
+    if given.bias is not None or (causal and first_row < 0):
+        sees_nothing = m == -np.inf if given.bias is not None else (np.arange(Br) + first_row < 0)[:, None]
+        np.copyto(O, 0, where=sees_nothing)
+        np.copyto(l, 1, where=sees_nothing)
+    np.divide(O, l, out=given.out, casting="same_kind")
+    if given.lse is not None:
+        np.add(m, np.log(l), out=given.lse[..., None], casting="same_kind")
+
+
+def packed(matrix: np.ndarray, dtype: type = np.float32, rows: int = 1) -> np.ndarray:
+    """The matrix as it lies, or a copy in which rows follow one another, if a product with ``rows`` rows depends on it.
+
+    Where a side has length 1, NumPy and BLAS look at strides to choose a way, and round otherwise in another one; where
+    none has, it makes no difference how far apart rows are, as long as they do not overlap.
+    """
+    (row, step), width = matrix.strides[-2:], matrix.shape[-1] * matrix.itemsize
+    apart = row == width or (row > width and 1 not in (rows, *matrix.shape[-2:]))
+    return matrix if matrix.dtype == dtype and step == matrix.itemsize and apart else matrix.astype(dtype, order="C")
+
+
+def add(bias: np.ndarray, S: np.ndarray) -> None:
+    """Numbers are added to scores; where a mask is false, the score is -inf whatever it was."""
+    if bias.dtype == np.bool_:
+        np.copyto(S, -np.inf, where=~bias)
+    else:
+        S += bias
+
+
+def hide(S: np.ndarray, last: int) -> None:
+    """Scores of what causal rows do not see become -inf: row i of the tile sees columns 0 to ``last`` + i."""
+    Br, seen_by_all = S.shape[-2], max(last + 1, 0)
+    if seen_by_all < S.shape[-1]:
+        columns = np.arange(seen_by_all, S.shape[-1])
+        np.copyto(S[..., seen_by_all:], -np.inf, where=columns > np.arange(last, last + Br)[:, None])
+
+
+def magnitude(values: np.ndarray, axes: tuple[int, ...] | None = None) -> np.ndarray:
+    """The largest along some axes, or of all; NaN where one is NaN."""
+    with np.errstate(invalid="ignore"):
+        return np.maximum(values.max(axis=axes, initial=0), -values.min(axis=axes, initial=0))
+
+
+@np.errstate(invalid="ignore")
+def exceeds_float32(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, N: int, d: int, scale: float, limit: float = MAX_FLOAT32
+) -> np.ndarray:
+    """Where numbers of these magnitudes may make scores beyond ``limit``, or sums of V that float32 has no room for.
+
+    Not where one is infinite. Nor has float32 room for scores so small that only a huge scale brings them back.
+    """
+    q, k, v = (np.asarray(values, np.float64) for values in (q, k, v))
+    moderate = scale == 0 or 2**-100 <= abs(scale) <= 2**100
+    scores = (q * k * d * max(1.0, abs(scale)) < limit) & (q * abs(scale) < MAX_FLOAT32)  # Q may be scaled first
+    fits = scores & (v * N < MAX_FLOAT32) & moderate
+    return ~fits & np.isfinite(q + k + v)

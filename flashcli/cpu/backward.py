@@ -1,20 +1,20 @@
 """The gradients of attention in NumPy, a pair of tiles at a time: the readable statement of the algorithm.
 
-FlashAttention-2 (arXiv 2307.08691, algorithm 2), in two passes instead of one with additions in any order: P is
-computed again from S and the LSE; dV = Pᵀ dO; dS = P ∘ (dO Vᵀ - D), with D the row sums of dO ∘ O, less the gradient of
+FlashAttention-2 (arXiv 2307.08691, algorithm 2), in two passes instead of one with additions in any order: P =
+exp(S - m) / l is computed again; dV = Pᵀ dO; dS = P ∘ (dO Vᵀ - D), with D the row sums of dO ∘ O, less the gradient of
 the LSE; dQ = scale · dS K by tiles of rows, dK = scale · dSᵀ Q and dV by tiles of keys. So each number is the sum of
 the same terms in the same order, whatever there is beside it, and memory beyond the gradients is a few numbers a row.
 
-What is rounded of the LSE, of O, and otherwise in S than the forward pass did, is an error that a whole row has in
-common: it does not average out. So the first pass also sums up each row of P, and of dS. By the sums of P, which are 1
-but for roundings, P is divided; the sums of dS, 0 but for roundings, are an error of D: dQ is mended by that times P K.
+What is rounded of O, and otherwise in S than the forward pass did, is an error that a whole row has in common: it does
+not average out. So the first pass also finds each row's maximum m of S and its sum l of P, which the LSE would tell
+less exactly: where there are many keys, S - LSE is a larger number than S - m, and rounded more coarsely. The sums of
+dS, 0 but for roundings, are an error of D: dQ is mended by that times P K.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -22,13 +22,12 @@ import numpy as np
 
 from flashcli.asked.attention import Backward
 from flashcli.asked.shape import MAX_FLOAT32, round_up
-from flashcli.cpu.attention import for_each, in_groups
-from flashcli.cpu.tiled import Matrices, Tile, add, exceeds_float32, magnitude, tiles
-from flashcli.cpu.workers import Workers
+from flashcli.cpu.attention import Matrices, Tile, add, exceeds_float32, hide, in_groups, magnitude, packed, tiles
+from flashcli.cpu.workers import for_each, one_blas_thread, usable_cores
 
 Part = tuple[slice, slice, slice, slice]
 # Rows, and keys, of a pair of tiles, whose S, P and dS should stay in a core's second-level cache. Both passes cut at
-# the same places, for BLAS rounds otherwise in other shapes: `total` is to be the sum of the very P that it divides.
+# the same places, for BLAS rounds otherwise in other shapes: l is to be the sum of the very P that it divides.
 TILE = 256
 
 
@@ -36,20 +35,20 @@ TILE = 256
 class Terms:
     """What gradients are made of: units [B, Hkv, group] of Q, dO [M, d], K, V [N, d], and of a bias [M, N].
 
-    ``above`` is the LSE [M], infinite for a row that sees nothing, so that its P = exp(S - inf) = 0; ``total`` the sum
-    of that P along a row; ``D``, in float64, is without ``dlse``, and ``mended`` what the first pass makes of it. What
-    several units share is repeated by strides of 0.
+    The first pass finds ``m``, the maximum of each row of S, ``l``, the sum of exp(S - m), and ``D``, without ``dlse``:
+    in float64, [M]. For a row that sees nothing ``m`` is 0 and ``l`` 1, and P = exp(-inf - 0) = 0. What several units
+    share is repeated by strides of 0.
     """
 
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
     do: np.ndarray
+    o: np.ndarray
     bias: np.ndarray | None
-    above: np.ndarray
-    total: np.ndarray
+    m: np.ndarray
+    l: np.ndarray
     D: np.ndarray
-    mended: np.ndarray
     dlse: np.ndarray | None
     scale: float
     last: np.ndarray | None  # with a causal mask: the last key that each row sees
@@ -57,32 +56,40 @@ class Terms:
     def of(self, units: tuple[slice, ...], rows: slice, columns: slice, dtype: type) -> Terms:
         """Those of a pair of tiles, in this type."""
 
-        def matrix(whole: np.ndarray, part: slice) -> np.ndarray:
-            return whole[(*units, part)].astype(dtype, order="C", copy=False)
+        of_rows = (*units, rows)
 
+        def numbers(whole: np.ndarray) -> np.ndarray:
+            return whole[of_rows].astype(dtype)[..., None]
+
+        # Q and dO are copies: the product of a matrix with its own transpose is another way of BLAS.
         return replace(
-            self, q=matrix(self.q, rows), k=matrix(self.k, columns), v=matrix(self.v, columns),
-            do=matrix(self.do, rows), bias=None if self.bias is None else self.bias[(*units, rows, columns)],
-            above=matrix(self.above, rows), total=matrix(self.total, rows), D=matrix(self.D, rows),
-            dlse=None if self.dlse is None else matrix(self.dlse, rows),
+            self, q=self.q[of_rows].astype(dtype, order="C"), do=self.do[of_rows].astype(dtype, order="C"),
+            k=packed(self.k[(*units, columns)], dtype), v=packed(self.v[(*units, columns)], dtype),
+            bias=None if self.bias is None else self.bias[(*of_rows, columns)],
+            m=numbers(self.m), l=numbers(self.l), D=numbers(self.D),
+            dlse=None if self.dlse is None else numbers(self.dlse),
             last=None if self.last is None else self.last[rows] - columns.start,
         )  # fmt: skip
 
-    def P_and_dS(self) -> tuple[np.ndarray, np.ndarray]:
-        """[.., rows, columns] each, times ``total``."""
+    def S(self) -> np.ndarray:
+        """Scores [.., rows, columns]."""
         S = self.q @ self.k.swapaxes(-1, -2)
         S *= S.dtype.type(self.scale)
         if self.bias is not None:
             add(self.bias, S)
         if self.last is not None:
-            S[..., np.arange(S.shape[-1]) > self.last[:, None]] = -np.inf
+            hide(S, int(self.last[0]))
+        return S
+
+    def P_and_dS(self, S: np.ndarray, m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """[.., rows, columns] each, times ``l``; P takes the place of S."""
         masked = None if self.bias is None and self.last is None else -np.inf == S
-        P = np.exp(np.subtract(S, self.above[..., None], out=S), out=S)
+        P = np.exp(np.subtract(S, m, out=S), out=S)
         dS = self.do @ self.v.swapaxes(-1, -2)
-        dS -= (self.D if self.dlse is None else self.D - self.dlse)[..., None]
+        dS -= self.D if self.dlse is None else self.D - self.dlse
         dS *= P
         if masked is not None:  # though V, or dO, be not finite
-            dS[masked] = 0
+            np.copyto(dS, 0, where=masked)
         return P, dS
 
 
@@ -96,15 +103,13 @@ class Gradients(NamedTuple):
 
 
 def backward_arrays(asked: Backward, do: np.ndarray, dlse: np.ndarray | None, given: Matrices, into: Gradients) -> None:
-    """The gradients of what ``given``, with O and the LSE, is a call of. There is something to compute."""
+    """The gradients of what ``given``, with O, is a call of. There is something to compute."""
     call, by_group = asked.of, in_groups(asked.of, given)
-    units, lse = (call.B, call.Hkv, call.group), by_group.lse
-    assert lse is not None
-    of_do = do.reshape(by_group.q.shape)
-    D = np.einsum("...x,...x->...", of_do, by_group.out, dtype=np.float64, casting="same_kind")
+    units = call.B, call.Hkv, call.group
+    m, l, D = np.empty((3, *units, call.M))
     terms = Terms(
-        by_group.q, by_group.k, by_group.v, of_do, by_group.bias, np.where(lse == -np.inf, np.float32(np.inf), lse),
-        np.ones(lse.shape, np.float32), D, D.copy(), None if dlse is None else dlse.reshape(D.shape), call.scale,
+        by_group.q, by_group.k, by_group.v, do.reshape(by_group.q.shape), by_group.out, by_group.bias, m, l, D,
+        None if dlse is None else dlse.reshape(D.shape), call.scale,
         np.arange(call.M) + call.q_start if call.causal else None,
     )  # fmt: skip
     dq = into.dq.reshape(by_group.q.shape)
@@ -121,13 +126,12 @@ def backward_arrays(asked: Backward, do: np.ndarray, dlse: np.ndarray | None, gi
         for unit in _each(huge[..., 0], tile):
             _dk_dv(terms, Tile(unit, tile.rows), dk, dv, np.float64)
 
-    with closing(Workers("attention")) as workers:
-        for_each(workers, rows, list(tiles(units, call.M, call.N, TILE, workers.count)))
-        terms = replace(terms, D=terms.mended)
-        for_each(workers, keys, list(tiles(units[:2], call.N, call.M, TILE, workers.count)))
-        if into.dbias is not None:
-            of_bias = DBias(terms, asked, into.dbias, np.float64 if huge.any() else np.float32)
-            for_each(workers, of_bias.compute, list(of_bias.parts()))
+    threads = len(usable_cores())
+    for_each(rows, list(tiles(units, call.M, call.N, TILE, threads)), threads)
+    for_each(keys, list(tiles(units[:2], call.N, call.M, TILE, threads)), threads)
+    if into.dbias is not None:
+        of_bias = DBias(terms, asked, into.dbias, np.float64 if huge.any() else np.float32)
+        for_each(of_bias.compute, list(of_bias.parts()), threads)
 
 
 @np.errstate(all="ignore")
@@ -156,33 +160,44 @@ def _slices(length: int, step: int, start: int = 0) -> list[slice]:
     return [slice(first, min(first + step, length)) for first in range(start, length, step)]
 
 
+@one_blas_thread()
 @np.errstate(all="ignore")
 def _dq(terms: Terms, tile: Tile, dq: np.ndarray, dtype: type) -> None:
-    """dQ of a tile of rows; the rows' ``total``, and their ``D`` mended."""
+    """dQ of a tile of rows, and the rows' ``m``, ``l`` and ``D``."""
     where, N = (*tile.units, tile.rows), terms.k.shape[-2]
     if terms.last is not None:
         N = min(N, round_up(max(int(terms.last[tile.rows.stop - 1]) + 1, 0), TILE))
-    total, error = np.zeros((2, *dq[where].shape[:-1], 1), dtype)
+    terms.D[where] = (terms.do[where].astype(np.float64, order="C") * terms.o[where]).sum(axis=-1)
+    m = np.full((*dq[where].shape[:-1], 1), -np.inf, dtype)
+    l, error = np.zeros((2, *m.shape))
     dS_K, P_K = np.zeros((2, *dq[where].shape), dtype)
     for columns in _slices(N, TILE):
         part = terms.of(tile.units, tile.rows, columns, dtype)
-        P, dS = part.P_and_dS()
-        total += P.sum(axis=-1, keepdims=True)
-        error += dS.sum(axis=-1, keepdims=True)
-        dS_K += dS @ part.k
-        P_K += P @ part.k
-    empty = np.isinf(terms.above[where])[..., None] & (total == 0)
-    np.copyto(total, 1, where=empty)
-    error /= total
+        S = part.S()
+        m_new = np.maximum(m, S.max(axis=-1, keepdims=True))
+        shift = np.where(m_new == -np.inf, dtype(0), m_new)
+        P, dS = part.P_and_dS(S, shift)
+        rescale = np.exp(m - shift, dtype=np.float64)
+        l = l * rescale + P.sum(axis=-1, keepdims=True)
+        error = error * rescale + dS.sum(axis=-1, keepdims=True)
+        for sums, product in ((dS_K, dS @ part.k), (P_K, P @ part.k)):
+            sums *= rescale.astype(dtype)
+            sums += product
+        m = m_new
+    empty = m == -np.inf
+    np.copyto(m, 0, where=empty)
+    np.copyto(l, 1, where=empty)
+    error /= l
     if terms.dlse is not None:
         error -= terms.dlse[where][..., None]
-    found = (dS_K - error * P_K) / total * dtype(terms.scale)
+    found = (dS_K - error.astype(dtype) * P_K) / l.astype(dtype) * dtype(terms.scale)
     np.copyto(error, 0, where=empty)
     np.copyto(found, 0, where=empty)
-    dq[where], terms.total[where] = found, total[..., 0]
-    terms.mended[where] = terms.D[where] + error[..., 0]
+    dq[where], terms.m[where], terms.l[where] = found, m[..., 0], l[..., 0]
+    terms.D[where] += error[..., 0]
 
 
+@one_blas_thread()
 @np.errstate(all="ignore")
 def _dk_dv(terms: Terms, tile: Tile, dk: np.ndarray, dv: np.ndarray, dtype: type) -> None:
     """dK and dV of a tile of keys, summed over all rows that share them."""
@@ -194,11 +209,9 @@ def _dk_dv(terms: Terms, tile: Tile, dk: np.ndarray, dv: np.ndarray, dtype: type
     for head, rows in itertools.product(range(group), _slices(M, TILE, start)):
         units = (*tile.units, slice(head, head + 1))
         part = terms.of(units, rows, tile.rows, dtype)
-        P, dS = part.P_and_dS()
-        P /= part.total[..., None]
-        dS /= part.total[..., None]
-        of_v += (P.swapaxes(-1, -2) @ part.do)[:, :, 0]
-        of_k += (dS.swapaxes(-1, -2) @ part.q)[:, :, 0]
+        P, dS = part.P_and_dS(part.S(), part.m)
+        of_v += (P.swapaxes(-1, -2) @ (part.do / part.l))[:, :, 0]
+        of_k += (dS.swapaxes(-1, -2) @ (part.q / part.l))[:, :, 0]
     dk[where], dv[where] = of_k * dtype(terms.scale), of_v
 
 
@@ -221,6 +234,7 @@ class DBias:
             )
         )
 
+    @one_blas_thread()
     @np.errstate(all="ignore")
     def compute(self, part: Part) -> None:
         at = tuple(x if n > 1 else slice(None) for x, n in zip(part, self._dbias.shape, strict=True))
@@ -232,7 +246,7 @@ class DBias:
                 _slices(rows.stop, TILE, rows.start), _slices(columns.stop, TILE, columns.start)
             ):
                 tile = self._terms.of(unit, i, j, self._dtype)
-                dS = tile.P_and_dS()[1] / tile.total[..., None]
+                dS = tile.P_and_dS(tile.S(), tile.m)[1] / tile.l
                 inside: tuple[slice, ...] = (
                     slice(i.start - rows.start, i.stop - rows.start) if sums.shape[2] > 1 else slice(None),
                     slice(j.start - columns.start, j.stop - columns.start) if sums.shape[3] > 1 else slice(None),

@@ -9,12 +9,13 @@ whatever is in the rest of the cache cannot reach an answer. (Sequence, cache he
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
+from flashcli.cpu.attention import packed
 from flashcli.cpu.pages import DecodeArrays
-from flashcli.cpu.workers import Workers
+from flashcli.cpu.workers import description, for_each, one_blas_thread, usable_cores
 
 TOKENS = 1024  # gathered at a time: keys and values of 256 float32 are then 2 MiB
 
@@ -23,25 +24,22 @@ class DecodeCpu:
     """A backend for paged decode, which computes in a float type; use as a context manager."""
 
     def __init__(self, threads: int | None = None, compute: type = np.float32) -> None:
-        self._compute = compute
-        self._workers = Workers("decode", threads)
+        self._threads, self._compute = threads or len(usable_cores()), compute
 
     def __enter__(self) -> DecodeCpu:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._workers.close()
+        """Nothing is kept open."""
 
     @property
     def description(self) -> str:
-        return str(self._workers)
+        return description(self._threads)
 
     def details(self) -> dict[str, object]:
-        return {"backend": "cpu", "threads": self._workers.count}
+        return {"backend": "cpu", "threads": self._threads}
 
-    def decode(
-        self, asked: DecodeArrays, sequences: range, check: Callable[[], None] = lambda: None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def decode(self, asked: DecodeArrays, sequences: range) -> tuple[np.ndarray, np.ndarray]:
         """The answer of some sequences [s, T, H, D], in the query's type, and their LSE, float32 [s, T, H]."""
         out = np.zeros((len(sequences), *asked.query.shape[1:]), asked.query.dtype)
         lse = np.full(out.shape[:-1], -np.inf, np.float32)
@@ -50,11 +48,11 @@ class DecodeCpu:
             s, kv_head = task
             attend_group(asked, s, kv_head, out[s - sequences.start], lse[s - sequences.start], self._compute)
 
-        for _ in self._workers.map(work, itertools.product(sequences, range(asked.Hkv))):
-            check()
+        for_each(work, list(itertools.product(sequences, range(asked.Hkv))), self._threads)
         return out, lse
 
 
+@one_blas_thread()
 @np.errstate(all="ignore")  # exp(-inf) is wanted; NaN and Inf in the data give what IEEE arithmetic gives
 def attend_group(
     asked: DecodeArrays, s: int, kv_head: int, out: np.ndarray, lse: np.ndarray, compute: type = np.float32
@@ -76,7 +74,7 @@ def _attend(
 
     Products of matrices are computed in ``compute``, and what is between them, D times fewer numbers, in float64.
     """
-    Q: np.ndarray = np.ascontiguousarray(asked.query[s, t, rows], compute)
+    Q = packed(asked.query[s, t, rows], compute)
     scale = asked.scale * asked.k_scale
     position = int(asked.seq_lens[s]) - asked.T + t
     m: np.ndarray = np.full((len(Q), 1), -np.inf)
@@ -120,5 +118,4 @@ def gather(
         keys, values = (cache[pages, slots, kv_head] for cache in (asked.key_cache, asked.value_cache))
     else:  # [pages, Hkv, page, D]
         keys, values = (cache[pages, kv_head, slots] for cache in (asked.key_cache, asked.value_cache))
-    # Rows one after another, however the cache lies: products of matrices that lie otherwise have other bytes.
-    return np.ascontiguousarray(keys, compute), np.ascontiguousarray(values, compute)
+    return packed(keys, compute), packed(values, compute)

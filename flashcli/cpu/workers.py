@@ -1,61 +1,103 @@
-"""Threads that compute with NumPy: it lets go of the interpreter lock inside its loops."""
+"""Threads that compute with NumPy, which lets go of the interpreter lock inside its loops; and BLAS's own threads."""
 
 from __future__ import annotations
 
 import functools
+import os
 import threading
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 from threadpoolctl import ThreadpoolController, threadpool_info
 
-from flashcli.cpu.cores import usable_cores
-from flashcli.process.pool import Pool
+from flashcli.process.signals import held
+
+T = TypeVar("T")
 
 
-class SingleBlas:
-    """NumPy's BLAS is held to one thread as long as anybody in this process wants that, and then has its own number."""
+def usable_cores() -> frozenset[int]:
+    """The cores that this process may use: fewer than the machine's under a launcher, taskset or in a container."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return frozenset(usable)
 
-    _lock = threading.Lock()
-    _wanted = 0
-    _limits: Any
 
-    @classmethod
-    def want(cls) -> None:
-        with cls._lock:
-            cls._wanted += 1
-            if cls._wanted == 1:
-                cls._limits = _libraries().limit(limits=1, user_api="blas")
+def for_each(work: Callable[[T], object], tasks: Sequence[T], threads: int | None = None) -> None:
+    """Do all tasks, in this thread and in others beside it; on all usable cores by default.
 
-    @classmethod
-    def no_more(cls) -> None:
-        with cls._lock:
-            cls._wanted -= 1
-            if cls._wanted == 0:
-                cls._limits.restore_original_limits()
+    Raises the first error, once all threads have ended; tasks that have not begun are dropped then.
+    """
+    left, errors = iter(tasks), []
+
+    def take_part() -> None:
+        try:
+            for task in left:
+                work(task)
+        except BaseException as error:
+            errors.append(error)
+            deque(left, maxlen=0)
+
+    count = min(threads or len(usable_cores()), len(tasks))
+    others = [threading.Thread(target=take_part, name="flashcli", daemon=True) for _ in range(1, count)]
+    try:
+        for thread in others:
+            with held():
+                thread.start()
+        take_part()
+    finally:
+        deque(left, maxlen=0)
+        with held():
+            for thread in others:
+                if thread.ident is not None:
+                    thread.join()
+    if errors:
+        raise errors[0]
+
+
+class _Blas:
+    """How many threads are in a block of `one_blas_thread`, and how many BLAS had before the first."""
+
+    lock = threading.Lock()
+    inside = 0
+    before: tuple[int, ...] = ()
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """A block, or a function, in which NumPy's BLAS has one thread: with more it rounds otherwise.
+
+    Their number is the whole process's. So it is one as long as any thread is in such a block, and then what it was.
+    """
+    with held(), _Blas.lock:
+        _Blas.inside += 1
+        if _Blas.inside == 1:
+            _Blas.before = tuple(library.num_threads for library in _libraries())
+            _set_threads((1,) * len(_Blas.before))
+    try:
+        yield
+    finally:
+        with held(), _Blas.lock:
+            _Blas.inside -= 1
+            if _Blas.inside == 0:
+                _set_threads(_Blas.before)
+
+
+def _set_threads(counts: tuple[int, ...]) -> None:
+    for library, count in zip(_libraries(), counts, strict=True):
+        # Since threadpoolctl 3.8, `set_num_threads` silently does nothing but in the first thread that called it.
+        getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
 
 
 @functools.cache  # looking for them takes a millisecond, more than a small call
-def _libraries() -> ThreadpoolController:
-    return ThreadpoolController()
+def _libraries() -> list[Any]:
+    return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
-class Workers:
-    """A pool of ``count`` threads, all usable cores by default; BLAS is held to one thread for each until `close`."""
-
-    def __init__(self, name: str, count: int | None = None) -> None:
-        self.count = count or len(usable_cores())
-        self._pool = Pool(self.count, thread_name_prefix=name)
-        SingleBlas.want()
-        self.map = self._pool.results
-
-    def close(self) -> None:
-        """Work that has not begun is dropped, and BLAS has its own number of threads again."""
-        self._pool.shutdown(cancel_futures=True)
-        SingleBlas.no_more()
-
-    def __str__(self) -> str:
-        return f"cpu, NumPy {np.__version__}, {self.count} thread{'s' if self.count > 1 else ''}"
+def description(threads: int) -> str:
+    """One line for people: what computes."""
+    return f"cpu, NumPy {np.__version__}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def blas_text() -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from flashcli.compiler import compiler
-from flashcli.cpu.cores import usable_cores
+from flashcli.cpu.workers import usable_cores
 from flashcli.gpu.pycuda import devices
 from flashcli.kernels.operation import Build
 

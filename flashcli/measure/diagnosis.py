@@ -11,8 +11,7 @@ import numpy as np
 
 from flashcli.asked.shape import Shape
 from flashcli.compiler import cache, compiler, nvrtc
-from flashcli.cpu.cores import usable_cores
-from flashcli.cpu.workers import blas_text
+from flashcli.cpu.workers import blas_text, usable_cores
 from flashcli.errors import BackendUnavailable, FlashError
 from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference

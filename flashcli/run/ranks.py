@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from flashcli.cpu.cores import usable_cores
+from flashcli.cpu.workers import usable_cores
 from flashcli.errors import AlreadyTold, BackendUnavailable, FlashError, Stopped
 from flashcli.process import signals
 from flashcli.run import launchers

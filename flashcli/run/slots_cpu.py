@@ -1,6 +1,7 @@
 """The NumPy backend of the file pipeline: the default where there is no GPU.
 
-Independent pieces of a chunk (`flashcli.cpu.tiled`) run in threads, the next chunk's after them.
+Tiles of a chunk (`flashcli.cpu.attention`) run in threads, the next chunk's after them. A file's answers have the bytes
+that `flashcli.attention` gives for the same numbers in arrays.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from flashcli.asked.shape import Chunk, Shape
-from flashcli.cpu.tiled import BC, BR, Matrices, Tile, attend, exceeds_float32, magnitude, row_tile, tiles
-from flashcli.cpu.workers import Workers
+from flashcli.cpu.attention import BC, Matrices, Tile, attend, exceeds_float32, magnitude, row_tile, tiles
+from flashcli.cpu.workers import description, usable_cores
 from flashcli.files.cut import Cut
+from flashcli.process.pool import Pool
 from flashcli.run.slots import Backend, LongBatch, Overlap, Slot, ignore
 from flashcli.run.timeline import Timeline
 
@@ -58,26 +60,27 @@ class CpuBackend(Backend[CpuSlot]):
     def __init__(self, causal: bool = False, scale: float | None = None, threads: int | None = None) -> None:
         self._causal = causal
         self._scale = scale
-        self._Br = BR
-        self._workers = Workers("attention", threads)
+        self._Br = row_tile(1, causal)
+        self._threads = threads or len(usable_cores())
+        self._pool = Pool(self._threads, thread_name_prefix="attention")
 
     def __enter__(self) -> CpuBackend:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._workers.close()
+        self._pool.shutdown(cancel_futures=True)
 
     @property
     def description(self) -> str:
-        return f"{self._workers} (Br={self._Br}, Bc={BC})"
+        return f"{description(self._threads)} (Br={self._Br}, Bc={BC})"
 
     def details(self) -> dict[str, object]:
-        return {"backend": "cpu", "threads": self._workers.count, "Br": self._Br, "Bc": BC}
+        return {"backend": "cpu", "threads": self._threads, "Br": self._Br, "Bc": BC}
 
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[CpuSlot]]:
-        self._Br = row_tile(shape.B, shape.N)
+        self._Br = row_tile(shape.N, self._causal)
         smaller = by.smaller()  # what waits in few small slots may still be in a cache
-        if smaller and smaller.batches * smaller.rows >= self._workers.count * self._Br:
+        if smaller and smaller.batches * smaller.rows >= self._threads * self._Br:
             by = smaller
         # Two, so that one fills while the other is used. Of the batch before the last, all is done: at least two chunks
         # came since, and `overlap` lets one be computed beside another.
@@ -95,7 +98,7 @@ class CpuBackend(Backend[CpuSlot]):
         batch = self._long_of(slot)
         if chunk.matrices == "KV":
             batch.keep(chunk, given)
-            slot.running = self._workers.map(magnitude, np.split(given, [max(N - chunk.rows.start, 0) * d]))
+            slot.running = self._pool.results(magnitude, np.split(given, [max(N - chunk.rows.start, 0) * d]))
         else:
             q = given.reshape(1, -1, d)
             matrices = Matrices(q, batch.k[None], batch.v[None], answer.reshape(q.shape))
@@ -110,7 +113,7 @@ class CpuBackend(Backend[CpuSlot]):
         else:
             slot.finite = all(np.isfinite(largest).all() for _, largest in done)
             compute = functools.partial(self._compute, slot.work, dtype=np.float64)
-            for _ in checking(self._workers.map(compute, self._huge(slot, done)), check):
+            for _ in checking(self._pool.results(compute, self._huge(slot, done)), check):
                 """Their input has been looked at before."""
         timeline.add("computation", slot.submitted, time.perf_counter(), f"compute {slot.chunk}")
 
@@ -120,15 +123,17 @@ class CpuBackend(Backend[CpuSlot]):
     def _start(self, slot: CpuSlot, work: Work) -> None:
         (B, M, _), N = work.matrices.q.shape, work.matrices.k.shape[1]
         slot.work = work
-        slot.running = self._workers.map(
-            functools.partial(self._compute, work), tiles((B,), M, N, self._Br, self._workers.count)
+        slot.running = self._pool.results(
+            functools.partial(self._compute, work), tiles((B,), M, N, self._Br, self._threads)
         )
+
+    def _scale_of(self, d: int) -> float:
+        return 1 / math.sqrt(d) if self._scale is None else self._scale
 
     def _compute(self, work: Work, tile: Tile, dtype: type = np.float32) -> Done:
         """The answer of a tile; its input is looked at while it is in a cache."""
         part, [batches] = work.matrices.of(tile), tile.units
-        scale = 1 / math.sqrt(part.q.shape[-1]) if self._scale is None else self._scale
-        attend(part, scale, self._causal, work.first_row + tile.rows.start, dtype)
+        attend(part, self._scale_of(part.q.shape[-1]), self._causal, work.first_row + tile.rows.start, dtype)
         return Done(tile, magnitude(work.given[batches, :, tile.rows], (2, 3)))
 
     def _huge(self, slot: CpuSlot, done: list[Done]) -> Iterator[Tile]:
@@ -143,10 +148,9 @@ class CpuBackend(Backend[CpuSlot]):
             keys = np.zeros((B, 2), np.float32)
             for tile, largest in done:
                 keys[tile.units] = np.maximum(keys[tile.units], largest[:, 1:])
-        scale = 1.0 if self._scale is None else self._scale
         for ([batches], rows), largest in done:
             k, v = keys[batches].T
-            for b in batches.start + np.flatnonzero(exceeds_float32(largest[:, 0], k, v, N, d, scale)):
+            for b in batches.start + np.flatnonzero(exceeds_float32(largest[:, 0], k, v, N, d, self._scale_of(d))):
                 yield Tile((slice(b, b + 1),), rows)
 
 

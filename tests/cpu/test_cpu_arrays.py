@@ -17,9 +17,8 @@ from oracle import Asked, assert_accurate, plain
 from flashcli import attention
 from flashcli.asked.attention import Operand, call
 from flashcli.asked.shape import Shape
-from flashcli.cpu.attention import attend_arrays
-from flashcli.cpu.cores import usable_cores
-from flashcli.cpu.tiled import Matrices, groups
+from flashcli.cpu.attention import Matrices, attend_arrays, groups
+from flashcli.cpu.workers import usable_cores
 from flashcli.files.distributions import DISTRIBUTIONS, draw
 
 FLOAT32 = np.finfo(np.float32)

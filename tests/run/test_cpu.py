@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import random_qkv
-from threadpoolctl import threadpool_info
 from tolerances import assert_accurate
 
 from flashcli.asked.shape import Shape
-from flashcli.cpu.cores import usable_cores
-from flashcli.cpu.tiled import row_tile, tiles
-from flashcli.cpu.workers import Workers
+from flashcli.cpu.attention import row_tile, tiles
+from flashcli.cpu.workers import usable_cores
 from flashcli.files.cut import TILE, Cut
 from flashcli.files.verify import reference
 from flashcli.run import arrays
@@ -34,9 +32,10 @@ def test_tiles_cover_every_row_of_every_batch_once(B, N, Br, threads):
     assert (seen == 1).all()
 
 
-@given(B=st.integers(1, 10**6), N=st.integers(1, 10**6))
-def test_rows_are_cut_where_tiles_end(B, N):
-    assert TILE % row_tile(B, N) == 0
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("N", [1, 2047, 2048, 10**6])
+def test_rows_are_cut_where_tiles_end(N, causal):
+    assert TILE % row_tile(N, causal) == 0
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
@@ -104,30 +103,6 @@ def test_scores_that_are_lost_on_the_way_to_their_sum():
     qkv[0, 1, ::2] = np.array([-3e19, -3e19, 3e19, 3e19], np.float32)
     qkv[0, 2, ::2] = 1
     np.testing.assert_array_equal(by_chunks(qkv, Cut(True, 1, 64)), 0.5)
-
-
-def blas_threads() -> list[int]:
-    return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
-
-
-def test_blas_has_one_thread_while_open_and_its_own_number_after():
-    before = blas_threads()
-    if not before:
-        pytest.skip("NumPy uses a BLAS that threadpoolctl does not know")
-    with CpuBackend():
-        assert set(blas_threads()) == {1}
-    assert blas_threads() == before
-
-
-def test_blas_has_one_thread_until_the_last_of_several_has_closed():
-    before = blas_threads()
-    if not before:
-        pytest.skip("NumPy uses a BLAS that threadpoolctl does not know")
-    first, second = Workers("first"), Workers("second")
-    first.close()
-    assert set(blas_threads()) == {1}
-    second.close()
-    assert blas_threads() == before
 
 
 def test_memory_is_bounded_by_tiles():

@@ -33,7 +33,7 @@ from support import (
 )
 
 from flashcli.asked.shape import TILE
-from flashcli.cpu.cores import usable_cores
+from flashcli.cpu.workers import usable_cores
 from flashcli.run import launchers
 from flashcli.run.ranks import _share_of
 
