@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
-from threadpoolctl import ThreadpoolController, threadpool_info
 
 from flashcli.process.signals import held
 
@@ -92,6 +91,8 @@ def _set_threads(counts: tuple[int, ...]) -> None:
 
 @functools.cache  # looking for them takes a millisecond, more than a small call
 def _libraries() -> list[Any]:
+    from threadpoolctl import ThreadpoolController  # which a run on a GPU does not need
+
     return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
@@ -102,6 +103,8 @@ def description(threads: int) -> str:
 
 def blas_text() -> str:
     """The BLAS that NumPy uses and the kind of core it computes for, such as "openblas 0.3.31 (SkylakeX)"."""
+    from threadpoolctl import threadpool_info
+
     pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     return (
         ", ".join(f"{p['internal_api']} {p['version']} ({p.get('architecture', 'unknown')})" for p in pools)

@@ -178,7 +178,11 @@ def test_scale_zero_gives_the_mean_of_v(engine, qkv):
 @engines_in_use
 @given(qkv=arrays)
 def test_the_answer_of_a_batch_does_not_depend_on_the_others(engine, qkv):
-    assert_close(engine(qkv)[-1:], engine(qkv[-1:]))
+    together, alone = engine(qkv)[-1:], engine(qkv[-1:])
+    if engine.name == "cpu":
+        assert together.tobytes() == alone.tobytes()
+    else:  # files' kernels have the tiles that are fastest for the batch
+        assert_close(together, alone)
 
 
 # NaN and Inf in the data

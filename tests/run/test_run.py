@@ -65,7 +65,7 @@ def test_the_first_five_lines_are_those_of_the_report(given, out):
     assert lines[0] == "(B, N, d): (3, 100, 32)"
     for line, label in zip(lines[1:5], ["Total", "Input", "Computation", "Output"], strict=True):
         assert re.fullmatch(rf"{label} Time: \d+\.\d{{3}} seconds", line)
-    assert re.fullmatch(r"backend: cpu, NumPy \S+, \d+ threads? \(Br=96, Bc=512\)", lines[5])
+    assert re.fullmatch(r"backend: cpu, NumPy \S+, \d+ threads? \(Br=192, Bc=512\)", lines[5])
     assert len(lines) == 6
 
 
