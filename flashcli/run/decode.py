@@ -13,6 +13,7 @@ from flashcli.cpu.pages import DecodeArrays
 from flashcli.errors import BackendUnavailable
 from flashcli.files.decode.tensors import create_answer, read_decode
 from flashcli.files.outputs import check_distinct
+from flashcli.process import mapped
 from flashcli.run import decode_finite
 from flashcli.run.report import PHASES, seconds_since_process_start
 from flashcli.run.timeline import Timeline
@@ -73,6 +74,7 @@ def run(
             details = {"description": backend.description, **backend.details()}
         with timeline.measure("output"):
             sink.write("lse", lse)
+            mapped.check()
             sink.commit()
     phases = {phase: timeline.active(phase) for phase in PHASES}
     return {**what(asked), "total": seconds_since_process_start(), **phases, **details}

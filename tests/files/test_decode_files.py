@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import flashcli, write_input
+from support import environment, flashcli, write_input
 
 from bench import decode_judge
 from flashcli.asked.decode import BlockSparse
@@ -503,6 +505,31 @@ def test_a_reference_that_cannot_be_written_or_computed_leaves_no_input(tmp_path
     flashcli("generate", "x", *arguments, "no/ref", cwd=tmp_path).assert_error(73, "no/ref")
     flashcli("generate", "-", *arguments, "ref", cwd=tmp_path).assert_error(2, "computed from OUT")
     assert not [*tmp_path.iterdir()]
+
+
+SHORTENED = """
+import os, sys
+import flashcli.cpu.decode as decode
+from flashcli.cli import main
+
+def gather(*args, whole=decode.gather):
+    os.truncate(sys.argv[2], int(os.environ["LEFT"]))
+    return whole(*args)
+
+decode.gather = gather
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("left", [4096, -1], ids=["what is read", "what is not"])
+def test_a_file_that_is_cut_short_meanwhile_is_bad_input_and_nothing_is_left(tmp_path, left):
+    path = tmp_path / "x"
+    generate(str(path), dataclasses.replace(SMALL, lengths="2000,30"))
+    changes = environment(LEFT=str(left % path.stat().st_size))
+    line = [sys.executable, "-c", SHORTENED, "decode", path, tmp_path / "y", "--backend", "cpu", "--threads", "2"]
+    done = subprocess.run(line, env=changes, capture_output=True, text=True, timeout=60)
+    told = f"Error: '{path}' became shorter while it was read.\nHint: do not change it meanwhile.\n"
+    assert (done.returncode, done.stderr, [*tmp_path.iterdir()]) == (65, told, [path])
 
 
 def test_a_file_for_another_command_is_told_which_one(whole, tmp_path):

@@ -25,6 +25,7 @@ from flashcli.cpu.pages import DecodeArrays
 from flashcli.cpu.pages import decode_problem as problem
 from flashcli.errors import BackendUnavailable, BadInput, FlashError, explained
 from flashcli.files.outputs import AtomicFile
+from flashcli.process import mapped
 
 TYPES = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
@@ -85,7 +86,7 @@ class Tensors:
         self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
         self._header = header
         with explained("read", path):
-            self._bytes = np.memmap(self.path, np.uint8, mode="r")
+            self._bytes = mapped.mapped(self.path)
 
     def __contains__(self, name: str) -> bool:
         return name in self._header
