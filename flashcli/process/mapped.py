@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import threading
+import time
 import weakref
 
 import numpy as np
@@ -20,6 +22,7 @@ from flashcli.process import signals
 TOLD, HINT = "{!r} became shorter while it was read.", "do not change it meanwhile."
 
 _mapped: list[weakref.ref[np.memmap]] = []
+_telling = threading.Lock()
 _callback = None  # to be kept for as long as the process lives
 
 
@@ -53,7 +56,9 @@ def _watch() -> None:
 
 
 def _unreadable(number: int) -> None:
-    """End the process: to return would be to read, and to be called, again and again."""
+    """End the process: to return would be to read, and to be called, again and again. Of several threads one tells."""
+    while not _telling.acquire(blocking=False):
+        time.sleep(1)
     try:
         path = _shortened()
         signals.remove_half_written()
