@@ -30,6 +30,17 @@ Four: TypeAlias = tuple[
 ]  # dQ, dK, dV, and dbias, which may be empty
 
 
+class Options(NamedTuple):
+    """Options of the operator, in the order of its schema. PyTorch leaves out the last ones where they are default."""
+
+    causal: bool = False
+    scale: float | None = None
+    q_start: int = 0
+    return_dbias: bool = False
+    rows_first: bool = False
+    kernel_name: str | None = None
+
+
 class Ready(NamedTuple):
     """What a call needs once its tensors' shapes and strides are known; ``prepared`` is None if nothing is computed."""
 
@@ -79,17 +90,7 @@ def _refuse_mixed(tensors: dict[str, Any]) -> None:
             in_place.refuse_other(name, x, tensors["q"])
 
 
-def _asked(
-    do: torch.Tensor,
-    dlse: Optional,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: Optional,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    *options: Any,
-) -> Backward:
+def _asked(do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, o: Any, lse: Any, *options: Any) -> Backward:
     of_do, of_q, of_k, of_v, of_o, of_lse = (in_place.operand(x) for x in (do, q, k, v, o, lse))
     of_dlse, of_bias = (None if x is None else in_place.operand(x) for x in (dlse, bias))
     return backward(of_do, of_q, of_k, of_v, of_o, of_lse, of_dlse, of_bias, *options)
@@ -108,22 +109,10 @@ def _empty_like(x: torch.Tensor, rows_first: bool) -> torch.Tensor:
 
 
 def on_gpu(
-    do: torch.Tensor,
-    dlse: Optional,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: Optional,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool = False,
-    scale: float | None = None,
-    q_start: int = 0,
-    return_dbias: bool = False,
-    rows_first: bool = False,
-    kernel_name: str | None = None,
+    do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, o: Any, lse: Any, *options: Any, **named: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Optional]:
     """dQ, dK, dV, and dbias where it is wanted, of tensors on a GPU, queued on PyTorch's current stream there."""
+    causal, scale, q_start, return_dbias, rows_first, kernel_name = options = Options(*options, **named)
     do, o = _rows_contiguous(do), _rows_contiguous(o)
     dq, dk, dv = _empty_like(q, rows_first), _empty_like(k, rows_first), _empty_like(v, rows_first)
     at_do, at_q, at_k, at_v, at_o = do.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
@@ -134,7 +123,7 @@ def on_gpu(
         v.stride(), v.dtype, o.shape, o.stride(), o.dtype, lse.shape, lse.stride(), lse.dtype,
         None if dlse is None else (dlse.shape, dlse.stride(), dlse.dtype),
         None if bias is None else (bias.shape, bias.stride(), bias.dtype),
-        q.device, lowest_bits, causal, scale, q_start, return_dbias, rows_first, kernel_name,
+        q.device, lowest_bits, options,
     )  # fmt: skip
     if (ready := _ready.get(key)) is None:
         asked = _asked(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start, return_dbias, rows_first)
@@ -165,21 +154,9 @@ def compute(do: torch.Tensor, dlse: Optional, q: torch.Tensor, *others: Any, **n
 
 
 def _on_cpu(
-    do: torch.Tensor,
-    dlse: Optional,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: Optional,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool = False,
-    scale: float | None = None,
-    q_start: int = 0,
-    return_dbias: bool = False,
-    rows_first: bool = False,
-    kernel_name: str | None = None,
+    do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, o: Any, lse: Any, *options: Any, **named: Any
 ) -> Four:
+    causal, scale, q_start, return_dbias, rows_first, _ = Options(*options, **named)
     tensors = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias}
     numbers: dict[str, Any] = {name: on_cpu.numbers(name, x) for name, x in tensors.items() if x is not None}
     found = of_numpy(**numbers, causal=causal, scale=scale, q_start=q_start, return_dbias=return_dbias)
@@ -190,21 +167,9 @@ def _on_cpu(
 
 
 def _without_numbers(
-    do: torch.Tensor,
-    dlse: Optional,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: Optional,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool = False,
-    scale: float | None = None,
-    q_start: int = 0,
-    return_dbias: bool = False,
-    rows_first: bool = False,
-    kernel_name: str | None = None,
+    do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, o: Any, lse: Any, *options: Any, **named: Any
 ) -> Four:
+    causal, scale, q_start, return_dbias, rows_first, _ = Options(*options, **named)
     tensors = [x for x in (do, dlse, q, k, v, bias, o, lse) if x is not None]
     if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), q_start)):
         contiguous = _rows_contiguous(do), dlse, q, k, v, bias, _rows_contiguous(o), lse
@@ -246,31 +211,17 @@ class _Gradients(torch.autograd.Function):
 
 
 def _with_gradients(
-    do: torch.Tensor,
-    dlse: Optional,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: Optional,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool = False,
-    scale: float | None = None,
-    q_start: int = 0,
-    return_dbias: bool = False,
-    rows_first: bool = False,
-    kernel_name: str | None = None,
+    do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, o: Any, lse: Any, *options: Any, **named: Any
 ) -> Four:
-    tensors = do, dlse, q, k, v, bias, o, lse
-    options = causal, scale, q_start, return_dbias, rows_first, kernel_name
+    tensors, given = (do, dlse, q, k, v, bias, o, lse), Options(*options, **named)
     # Gradients that are to be transformed themselves.
     if transforms.is_left_to_pytorch() or transforms.levels() > 1 or transforms.has_tangent(*tensors):
         with transforms.without_autocast(q.device.type):
-            dq, dk, dv, dbias = gradients(*tensors, causal, scale, q_start)
-        return dq, dk, dv, q.new_empty(0) if dbias is None or not return_dbias else dbias
+            dq, dk, dv, dbias = gradients(*tensors, *given[:3])
+        return dq, dk, dv, q.new_empty(0) if dbias is None or not given.return_dbias else dbias
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        return transforms.apply(_Gradients, options, *tensors)
-    return _below_autograd(*tensors, *options)
+        return transforms.apply(_Gradients, given, *tensors)
+    return _below_autograd(*tensors, *given)
 
 
 def _below_autograd(*arguments: Any) -> Four:

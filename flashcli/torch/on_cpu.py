@@ -10,27 +10,13 @@ import torch
 from flashcli.arrays.numpys import attention
 
 
-def compute(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    scale: float | None,
-    backend: str,
-    bias: torch.Tensor | None,
-    q_start: int,
-    return_lse: bool,
-    out: torch.Tensor | None,
-    **options: Any,
-) -> Any:
-    """`flashcli.attention` of tensors without gradients, of whatever ``backend``."""
+def compute(q: Any, k: Any, v: Any, bias: Any, out: Any, **options: Any) -> Any:
+    """Attention of tensors without gradients; ``options`` are those of `flashcli.attention`."""
     given: dict[str, Any] = {
         name: None if tensor is None else numbers(name, tensor)
         for name, tensor in {"q": q, "k": k, "v": v, "bias": bias, "out": out}.items()
     }
-    found = attention(
-        **given, causal=causal, scale=scale, backend=backend, q_start=q_start, return_lse=return_lse, **options
-    )
+    found = attention(**given, **options)
     answer, *lse = found if isinstance(found, tuple) else (found,)
     o = torch.from_numpy(answer) if out is None else out
     return (o, torch.from_numpy(lse[0])) if lse else o

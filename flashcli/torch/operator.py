@@ -7,7 +7,7 @@ compiler.) Its outputs' strides do not depend on the inputs', so that a compiler
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,48 +23,44 @@ SCHEMA = (
 )
 Both = tuple[torch.Tensor, torch.Tensor]
 
+
+class Options(NamedTuple):
+    """Options of the operator, in the order of its schema. PyTorch leaves out the last ones where they are default."""
+
+    causal: bool = False
+    scale: float | None = None
+    q_start: int = 0
+    rows_first: bool = False
+    kernel_name: str | None = None
+    precision: str = "fp32"
+    batch_invariant: bool = True
+
+
 library = torch.library.Library("flashcli", "DEF")
 library.define(SCHEMA)
 attention = torch.ops.flashcli.attention.default
 
 
 def _on_gpu(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    q_start: int = 0,
-    rows_first: bool = False,
-    kernel_name: str | None = None,
-    precision: str = "fp32",
-    batch_invariant: bool = True,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None, *options: Any, **named: Any
 ) -> Both:
+    causal, scale, q_start, rows_first, kernel, precision, batch_invariant = Options(*options, **named)
     out, lse = in_place.compute(
-        q, k, v, causal, scale, bias, q_start, True, None, "cuda", kernel_name, precision, batch_invariant, rows_first
+        q, k, v, causal, scale, bias, q_start, True, None, "cuda", kernel, precision, batch_invariant, rows_first
     )
     assert lse is not None
     return out, lse
 
 
 def _on_cpu(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    q_start: int = 0,
-    rows_first: bool = False,
-    kernel_name: str | None = None,
-    precision: str = "fp32",
-    batch_invariant: bool = True,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None, *options: Any, **named: Any
 ) -> Both:
-    out, _ = _empty(q, rows_first)
+    given = Options(*options, **named)
+    out, _ = _empty(q, given.rows_first)
+    backend = "cpu" if given.kernel_name is None else "auto"
     return on_cpu.compute(
-        q, k, v, causal, scale, "cpu" if kernel_name is None else "auto", bias, q_start, True, out, kernel=kernel_name,
-        precision=precision, batch_invariant=batch_invariant,
+        q, k, v, bias, out, causal=given.causal, scale=given.scale, backend=backend, q_start=given.q_start,
+        return_lse=True, kernel=given.kernel_name, precision=given.precision, batch_invariant=given.batch_invariant,
     )  # fmt: skip
 
 
@@ -78,20 +74,11 @@ def _empty(q: torch.Tensor, rows_first: bool) -> Both:
 
 
 def _without_numbers(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    q_start: int = 0,
-    rows_first: bool = False,
-    kernel_name: str | None = None,
-    precision: str = "fp32",
-    batch_invariant: bool = True,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None, *options: Any, **named: Any
 ) -> Both:
+    causal, scale, q_start, rows_first, kernel, precision, batch_invariant = Options(*options, **named)
     if not q.is_cpu:
-        check(How(kernel_name, precision, batch_invariant))
+        check(How(kernel, precision, batch_invariant))
     tensors = [x for x in (q, k, v, bias) if x is not None]
     if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), q_start)):
         of_bias = None if bias is None else in_place.operand(bias)
@@ -166,27 +153,17 @@ def _below_autograd(*arguments: Any) -> Both:
 
 
 def _with_gradients(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    q_start: int = 0,
-    rows_first: bool = False,
-    kernel_name: str | None = None,
-    precision: str = "fp32",
-    batch_invariant: bool = True,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None, *options: Any, **named: Any
 ) -> Both:
-    options = causal, scale, q_start, rows_first, kernel_name, precision, batch_invariant
+    given = Options(*options, **named)
     if transforms.is_left_to_pytorch() or transforms.has_tangent(q, k, v, bias):
-        _without_numbers(q, k, v, bias, *options)  # which refuses what cannot be computed
+        _without_numbers(q, k, v, bias, *given)  # which refuses what cannot be computed
         with transforms.without_autocast(q.device.type):
-            out, lse = gradients.attention(q, k, v, bias, *options[:3])
-        return (out.transpose(1, 2).contiguous().transpose(1, 2) if rows_first and q.ndim == 4 else out), lse
+            out, lse = gradients.attention(q, k, v, bias, *given[:3])
+        return (out.transpose(1, 2).contiguous().transpose(1, 2) if given.rows_first and q.ndim == 4 else out), lse
     if wants_gradients(q, k, v, bias):
-        return transforms.apply(_Attention, q, k, v, bias, (_below_autograd, options))
-    return _below_autograd(q, k, v, bias, *options)
+        return transforms.apply(_Attention, q, k, v, bias, (_below_autograd, given))
+    return _below_autograd(q, k, v, bias, *given)
 
 
 library.impl("attention", _on_gpu, "CUDA")

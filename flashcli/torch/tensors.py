@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from flashcli.run.request import BACKENDS
@@ -30,23 +32,19 @@ def attention(
     The memory for gradients grows with M + N; theirs, in turn, take all scores, [B, H, M, N].
     """
     if torch.compiler.is_compiling() or not in_place.is_quiet(q, k, v, bias):
-        return _by_operator(
-            q, k, v, causal, scale, backend, bias, q_start, return_lse, out, kernel, precision, batch_invariant
-        )
+        options = operator.Options(causal, scale, q_start, False, kernel, precision, batch_invariant)
+        return _by_operator(q, k, v, bias, out, backend, return_lse, options)
     wanted = operator.wants_gradients(q, k, v, bias)
     if out is not None:
         in_place.refuse_mixed(q, k, v, bias, out)
         _refuse_gradients(wanted, out)
         if out.is_neg():
             raise ValueError("out must not be a view whose numbers are in memory with the other sign")
-    if wanted and (not q.is_cuda or backend not in ("auto", "cuda")):
-        return _by_operator(
-            q, k, v, causal, scale, backend, bias, q_start, return_lse, out, kernel, precision, batch_invariant
-        )
     if wanted:
-        both = operator.in_place_with_gradients(
-            q, k, v, bias, causal, scale, q_start, False, kernel, precision, batch_invariant
-        )
+        options = operator.Options(causal, scale, q_start, False, kernel, precision, batch_invariant)
+        if not q.is_cuda or backend not in ("auto", "cuda"):
+            return _by_operator(q, k, v, bias, out, backend, return_lse, options)
+        both = operator.in_place_with_gradients(q, k, v, bias, *options)
         return both if return_lse else both[0]
     if q.is_cuda:
         o, lse = in_place.compute(
@@ -56,8 +54,8 @@ def attention(
     else:
         in_place.refuse_mixed(q, k, v, bias, out)
         answer = on_cpu.compute(
-            q, k, v, causal, scale, backend, bias, q_start, return_lse, out, kernel=kernel, precision=precision,
-            batch_invariant=batch_invariant,
+            q, k, v, bias, out, causal=causal, scale=scale, backend=backend, q_start=q_start, return_lse=return_lse,
+            kernel=kernel, precision=precision, batch_invariant=batch_invariant,
         )  # fmt: skip
     if out is not None and not out.is_inference():  # whoever has kept it for gradients is to know
         torch.autograd.graph.increment_version(out)
@@ -71,31 +69,20 @@ def _refuse_gradients(wanted: bool, out: torch.Tensor) -> None:
 
 
 def _by_operator(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    scale: float | None,
-    backend: str,
-    bias: torch.Tensor | None,
-    q_start: int,
-    return_lse: bool,
-    out: torch.Tensor | None,
-    kernel: str | None,
-    precision: str,
-    batch_invariant: bool,
+    q: Any, k: Any, v: Any, bias: Any, out: Any, backend: str, return_lse: bool, options: operator.Options
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     in_place.refuse_mixed(q, k, v, bias, out)
     wanted = BACKENDS if q.is_meta else ("auto", "cpu" if q.is_cpu else "cuda")
     if backend not in wanted:
         names = " or ".join(map(repr, wanted))
         raise ValueError(f"backend must be {names} for tensors on {q.device}, not {backend!r}")
-    causal, scale, q_start = transforms.checked(causal, scale, q_start)
+    causal, scale, q_start = transforms.checked(*options[:3])
+    options = options._replace(causal=causal, scale=scale, q_start=q_start)
     if out is not None:
         _refuse_gradients(operator.wants_gradients(q, k, v, bias), out)
     # Here, too: in transformations of torch.func, autocast is as it was where an operator is called.
     with transforms.without_autocast(q.device.type):
-        o, lse = operator.attention(q, k, v, bias, causal, scale, q_start, False, kernel, precision, batch_invariant)
+        o, lse = operator.attention(q, k, v, bias, *options)
     if out is not None:
         if out.shape != o.shape or out.dtype != o.dtype:
             raise ValueError(f"out must be float32 and have the shape of q, {list(q.shape)}, not {list(out.shape)}")

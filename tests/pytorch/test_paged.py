@@ -20,7 +20,7 @@ from flashcli.errors import BackendUnavailable, KernelFailure  # noqa: E402
 from flashcli.files.decode.cases import Case, make  # noqa: E402
 from flashcli.gpu import place as launcher  # noqa: E402
 from flashcli.kernels import decode  # noqa: E402
-from flashcli.kernels.tuning.decode import Tuning  # noqa: E402
+from flashcli.kernels.tuning.decode import AHEAD_OF_LENGTH, BY_LENGTHS, PIECE_AFTER_PIECE, Tuning  # noqa: E402
 from flashcli.torch import in_place, paged  # noqa: E402
 
 SMALL = Case(3, 4, 2, 64, "5,37,0", page=8)
@@ -193,8 +193,8 @@ def test_a_part_of_the_tables_is_read_where_it_is(stream, monkeypatch):
         check(flashcli.decode(**given | {"block_tables": wide[:, :width]}, return_lse=True, backend="cpu"), asked)
 
 
-DRAWN, ONE_EACH = Tuning(finds=decode.PIECE_AFTER_PIECE), Tuning(finds=decode.BY_LENGTHS)
-MERGED_BY_CLUSTERS = Tuning(finds=decode.AHEAD_OF_LENGTH, cluster=4)
+DRAWN, ONE_EACH = Tuning(finds=PIECE_AFTER_PIECE), Tuning(finds=BY_LENGTHS)
+MERGED_BY_CLUSTERS = Tuning(finds=AHEAD_OF_LENGTH, cluster=4)
 
 
 @pytest.mark.parametrize(("current", "capability"), [(0, (9, 0)), (7, (12, 0)), (7, (8, 9))])
