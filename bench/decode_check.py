@@ -120,7 +120,7 @@ def check_kernels(names: list[str], cases: list[Case], opened: Callable[..., Any
 
 
 def compile_for(names: list[str], cases: list[Case]) -> None:
-    """All that is needed to check kernels on some cases, their builds side by side."""
+    """Compile every build that checking these kernels on these cases needs, side by side."""
     pairs = itertools.product([KERNELS[name] for name in names], map(outlined, cases))
     builds = [decode.build_of(kernel, asked.outline) for kernel, asked in pairs]
     others = [

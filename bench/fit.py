@@ -54,7 +54,7 @@ def fitted(rows: Iterable[Row]) -> dict[str, costs.Cost]:
 
 
 def _fit(rows: Sequence[Gridded]) -> costs.Cost:
-    """With the best of `PATHS`: what is left is linear."""
+    """Fit a kernel's cost to its rows: linear least squares with each of `PATHS`, the best of them taken."""
     return min((_linear(rows, path) for path in PATHS), key=lambda found: found[0])[1]
 
 

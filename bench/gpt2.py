@@ -197,7 +197,7 @@ def main(
         )
     found = contenders(backend)
     if unknown := {*names} - {*found}:
-        raise UsageError(f"--attention {min(unknown)} is none of these.", f"choose from {', '.join(found)}.")
+        raise UsageError(f"there is no --attention {min(unknown)}.", f"choose from {', '.join(found)}.")
     chosen = {name: one for name, one in found.items() if name in (NAIVE, *names) or not names}
     weights = {name: tensor.to(backend) for name, tensor in weights.items()}
     rows: list[Row] = []

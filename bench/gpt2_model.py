@@ -190,7 +190,7 @@ def _wait(tensor: Tensor) -> None:
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """By PyTorch's operations, all scores in memory."""
+    """Attention by PyTorch's operations, with all scores in memory."""
     M, N = q.shape[2], k.shape[2]
     scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]))
     if M > 1:

@@ -46,9 +46,11 @@ class Arithmetic:
 
 
 def given_back(d: int, Bc: int) -> tuple[float, float]:
-    """The loss by truncation on average, in units of 2^-24: of S with uniform or normal inputs, by regression over
-    d = 16 to 256; and of P V of a tile, between that with a V of both signs, 0.4 + 0.015 Bc, and that with a positive
-    one. As cuda/split.cuh has it."""
+    """The loss by truncation on average, (of S, of P V of a tile), in units of 2^-24, as cuda/split.cuh has it.
+
+    That of S is a regression over d = 16 to 256, with uniform or normal inputs. That of P V lies between the loss with
+    a V of both signs, 0.4 + 0.015 Bc, and the loss with a positive one.
+    """
     return 0.38 + 0.0175 * d, 0.4 + 0.022 * Bc
 
 

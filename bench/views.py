@@ -66,8 +66,8 @@ def command_lines(rows: Sequence[Row]) -> tables.Lines:
 
 
 def scaling_lines(rows: Sequence[Row]) -> tables.Lines:
-    """For each way to use several GPUs: the kernel on the slowest of them, the pipeline, the whole command, and how
-    many times as fast each is as on one; and the rates of reading and writing, while that went on."""
+    """For each way to use several GPUs: seconds of the slowest kernel, of the pipeline and of the whole command, with
+    speed-ups over one GPU. The rates of plain reading and writing meanwhile are beside them."""
     lines = [["(B, N, d)", "", "GPUs", "kernel, s", "pipeline, s", "command, s", "reads, GB/s", "writes, GB/s"]]
     for some in by_case(of_kind(PlainFiles, rows)).values():
         [one, *_] = of_kind(Scaled, some)

@@ -11,7 +11,7 @@ ONE_BLAS_THREAD = ("run", "compare", "inspect")  # run has threads of its own, t
 
 
 def prepare_run(arguments: list[str]) -> None:
-    """What makes `flashcli run` start and end sooner, before even click is imported."""
+    """Make `flashcli run` start and end sooner; called before even click is imported."""
     # A queue between host and GPU takes 8 ms to make and 5 ms to take down, and the driver makes eight. One is enough:
     # chunks come one after the other.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
@@ -47,7 +47,8 @@ def main() -> None:
     except ModuleNotFoundError:
         raise
     except (ImportError, OSError, MemoryError) as error:
-        os.write(2, f"Error: there is too little of something to begin: {error}.\nHint: see ulimit -a.\n".encode())
+        told = f"Error: cannot start: too little memory or too few file handles ({error}).\nHint: see ulimit -a.\n"
+        os.write(2, told.encode())
         os._exit(71)
     code = run_command_line()
     # Unloading CUDA and Python piece by piece takes 0.1 s, and the system frees everything anyway. But a launcher may

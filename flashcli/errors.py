@@ -69,7 +69,7 @@ class Stopped(Exception):
 
 
 class AlreadyTold(Exception):
-    """This process ends because of ``args[0]``, an error that has been told, here or by another process."""
+    """An end of this process because of ``args[0]``, an error already told to the user, here or by another process."""
 
 
 SHORT_OF = (errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # memory, or open files
@@ -95,5 +95,5 @@ def explained(doing: str, path: str | os.PathLike, missing: type[FlashError] = B
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP):
             raise missing(message, "check the path.") from error
         if error.errno == errno.EPIPE:
-            raise InputOutputError(message, "whoever was to read it has gone.") from error
+            raise InputOutputError(message, "the reader closed the pipe.") from error
         raise InputOutputError(message, "check the disk or file system.") from error

@@ -73,10 +73,10 @@ def _check_source(context: click.Context, path: str | None, shaped: bool) -> Non
         if context.get_parameter_source(str(option.name)) == ParameterSource.COMMANDLINE
     }
     if path and (mine := given.get("heads") or given.get("layout")):
-        raise UsageError(f"{mine} has no meaning with FILE, which says it.", "leave out one of the two.")
+        raise UsageError(f"{mine} has no meaning with FILE, which says it.", f"leave out {mine}, or FILE.")
     for name in decode_options.OF_SHAPES if not shaped else ():
         if name in given:
-            raise UsageError(f"{given[name]} goes with a shape.", "name one: --shape S,H,Hkv,D.")
+            raise UsageError(f"{given[name]} goes with a shape.", "name a shape: --shape S,H,Hkv,D.")
 
 
 def _read(path: str) -> tuple[str, DecodeArrays]:

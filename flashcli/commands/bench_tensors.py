@@ -73,7 +73,7 @@ def command(
         raise UsageError(f"kernel {min(unable)} does not compute {what}.", f"choose one of {', '.join(able)}.")
     on_gpus = timing.on_gpus([], precisions, how.against)
     if gradients and on_gpus:
-        raise UsageError(f"{on_gpus[0]} has no meaning for gradients, which are in fp32.", "leave it out.")
+        raise UsageError(f"{on_gpus[0]} has no meaning for gradients, which are in fp32.", f"leave out {on_gpus[0]}.")
     on_cpu = how.is_cpu([*on_gpus, *(f"--kernel {name}" for name in how.kernels)], machine.pytorchs_gpu)
     device, conditions = "cpu" if on_cpu else "cuda", bench.Conditions(how.runs_on(on_cpu), causal, how.seed)
     problems = _problems(timing.shapes(cases, shapes, on_cpu), causal, heads, kv_heads, queries, layout)

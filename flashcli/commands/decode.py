@@ -43,9 +43,9 @@ def command(
     from flashcli.run import decode
 
     if threads is not None and backend == "cuda":
-        raise UsageError("--threads is for the cpu backend, not for GPUs.", "leave it out.")
+        raise UsageError("--threads is for the cpu backend, not for GPUs.", "leave out --threads.")
     if kernel is not None and (backend == "cpu" or threads is not None):
-        raise UsageError("--kernel is for GPUs, not for the cpu backend.", "leave it out.")
+        raise UsageError("--kernel is for GPUs, not for the cpu backend.", "leave out --kernel.")
     as_json.check_apart(json_path, input_path, output_path)
     [input_path], [output_path] = standard.to_read(input_path), standard.to_write(output_path)
     chosen = "cpu" if threads is not None else backend

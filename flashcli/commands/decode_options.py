@@ -171,7 +171,7 @@ def make(output_path: str, case: Case, reference_path: str | None, aside: bool) 
 
     if reference_path:
         if os.path.exists(output_path) and not os.path.isfile(output_path):
-            raise UsageError("--reference is computed from OUT, which is to be a file then.", "name one.")
+            raise UsageError("--reference is computed from OUT, which has to be a regular file.", "name a file as OUT.")
         check_creatable(reference_path)
     asked = generate(output_path, case)
     if reference_path:

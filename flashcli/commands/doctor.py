@@ -23,7 +23,7 @@ def command(json_path: str | None) -> None:
 
 
 def _judge() -> list:
-    """What `judge` has here to keep programs of others at bay."""
+    """Find how `flashcli judge` can confine other people's programs on this machine; empty where it is not Linux."""
     if sys.platform != "linux":
         return []
     from flashcli.judge.containment import NAMES

@@ -79,7 +79,10 @@ def command(
             raise UsageError(f"{path!r} is there already.", "name another file, or overwrite it with --force.")
     if decode:
         if shape or distribution != "uniform":
-            raise UsageError("--decode goes with neither --shape nor --distribution.", "leave them out.")
+            raise UsageError(
+                "--decode goes with neither --shape nor --distribution.",
+                "leave out --shape and --distribution, or --decode.",
+            )
         decode_options.make(output_path, decode, reference_path, aside)
         return
     if not shape:

@@ -40,7 +40,9 @@ def command(path: str, header_only: bool, shape: Shape | None, json_path: str | 
     as_json.check_apart(json_path, path)
     if has_tensors(path):
         if shape:
-            raise UsageError("--shape is for outputs of `flashcli run`; other files say their shapes.", "leave it out.")
+            raise UsageError(
+                "--shape is for outputs of `flashcli run`; other files say their shapes.", "leave out --shape."
+            )
         _inspect_decode(path, json_path)
         return
     record = summarise_output(path, shape) if shape else summarise(path, header_only)
@@ -68,7 +70,7 @@ def _inspect_decode(path: str, json_path: str | None) -> None:
 
 
 def _besides(record: dict) -> Iterator[str]:
-    """What else a file asks for, that most do not."""
+    """Name the rarer options that a paged decode file asks for: ALiBi, a window, block-sparse attention, scales."""
     if record["alibi"]:
         yield "ALiBi"
     if record["sliding_window"]:

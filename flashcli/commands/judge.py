@@ -112,9 +112,9 @@ def command(
     from flashcli.judge.supervision import Supervision
 
     if overrides["build"] and not programs:
-        raise errors.UsageError("--build is for the programs of --exe, and there are none.", "name them by --exe.")
+        raise errors.UsageError("--build is for the programs of --exe, and there are none.", "name programs by --exe.")
     if resume and not results:
-        raise errors.UsageError("--resume needs the file to go on with.", "name it by --results.")
+        raise errors.UsageError("--resume needs the file to go on with.", "name the file by --results.")
     check_formats(boards)
     check_distinct(*boards, results)
     as_json.check_apart(json_path, *boards, results)
@@ -166,7 +166,10 @@ def _submissions(programs: tuple[str, ...], rules: Rules, backend: str, kernel: 
     if not programs:
         return [submissions.own_program(backend, kernel)]
     if backend != "auto" or kernel is not None:
-        raise errors.UsageError("--backend and --kernel are for flashcli itself, not for --exe.", "leave them out.")
+        raise errors.UsageError(
+            "--backend and --kernel are for flashcli itself, not for --exe.",
+            "leave out --backend and --kernel, or --exe.",
+        )
     return submissions.find(programs, rules)
 
 
@@ -266,7 +269,7 @@ def _line(result: Result, width: int, about: bool) -> str:
 
 
 def _coloured(text: str, colour: str) -> str:
-    """On a terminal; echo() leaves the colour out elsewhere, and here who says so (see no-color.org)."""
+    """Colour a text, unless NO_COLOR is set (see no-color.org); click.echo drops colours outside a terminal."""
     return text if os.environ.get("NO_COLOR") else click.style(text, fg=colour)
 
 

@@ -60,7 +60,9 @@ class How:
         from flashcli.files.outputs import check_distinct
 
         if self.threads and self.backend != "cpu":
-            raise UsageError("--threads is for the cpu backend, not for GPUs.", "leave it out, or add --backend cpu.")
+            raise UsageError(
+                "--threads is for the cpu backend, not for GPUs.", "leave out --threads, or add --backend cpu."
+            )
         if self.plot and not self.ladder:
             raise UsageError("--plot draws the ladder.", "add --ladder.")
         check_distinct(*(path for path in self.files.values() if path != as_json.PRINT), self.plot)

@@ -1,1 +1,1 @@
-"""What lies on disk: the homework's files, how they are cut, drawn, summarised and compared; test cases."""
+"""Files on disk: the homework's format, how files are cut, drawn, summarised and compared; test cases."""

@@ -47,7 +47,7 @@ def cut(shape: Shape, whole: bool = True) -> Cut:
 
 
 def batches(shape: Shape, rows: range) -> range:
-    """Those that some rows of the output, a matrix [B N, d], belong to."""
+    """The batches to which some rows of the output, a matrix [B N, d], belong."""
     return range(rows.start // shape.N, ceil_div(rows.stop, shape.N)) if rows else range(0)
 
 

@@ -92,7 +92,7 @@ class InputFile:
             os.posix_fadvise(self._file.fileno(), *where, os.POSIX_FADV_WILLNEED)
 
     def fingerprint(self) -> bytes:
-        """Of some pieces all over the file: files of other values have another one, but for a few values."""
+        """SHA-256 of a few pieces spread over the file: tells different files apart, not single changed values."""
         import hashlib  # here, since one process alone asks for none, and it takes a millisecond
 
         last = self.shape.input_bytes - PIECE_BYTES
@@ -119,7 +119,7 @@ class InputFile:
 
 
 def _hint_of_another(path: str, header: bytes, size: int) -> str:
-    """What a file may be that is no input file, and what to do with it."""
+    """A hint for a file that is no input: which file it may be, and what to do with it."""
     if path.endswith(".safetensors") or header.endswith(b'{"', 0, 10):  # after the 8 bytes of a length, JSON
         return "it is a .safetensors file: use `flashcli decode`."
     if header.startswith(NPY):
@@ -187,7 +187,7 @@ def create_output(path: str | os.PathLike, shape: Shape, shared: str | None = No
 
 
 def _size(path: str | os.PathLike, status: os.stat_result) -> int:
-    """In bytes, of a regular file; what is none has no size."""
+    """The bytes of a regular file; BadInput for any other kind of file."""
     if not stat.S_ISREG(status.st_mode):
         raise BadInput(f"{str(path)!r} is not a regular file.", "copy the data to a file first.")
     return status.st_size

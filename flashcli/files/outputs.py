@@ -83,7 +83,7 @@ class AtomicFile:
             os.fchmod(self._fd, stat.S_IMODE(replaced.st_mode))
 
     def share(self) -> str:
-        """Where other processes write their parts of it."""
+        """The path at which other processes write their parts of the file."""
         if self._temporary is None:
             return self.path
         with explained("write", self.path):
@@ -138,7 +138,7 @@ class AtomicFile:
 
 
 def _status(path: str) -> os.stat_result | None:
-    """That of a file; None if there is none."""
+    """The `os.stat` of a path, links followed; None if nothing is there."""
     try:
         return os.stat(path)
     except FileNotFoundError:

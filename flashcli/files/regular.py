@@ -10,7 +10,7 @@ from flashcli.errors import BadInput, explained
 
 
 def read_regular(path: Path) -> bytes:
-    """What is in a regular file. BadInput if it is none."""
+    """Read the bytes of a regular file; BadInput if it is another kind of file."""
     with explained("read", path), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         check_regular(path, file.fileno())
         return file.read()

@@ -1,4 +1,4 @@
-"""What an input file holds: ranges, NaN and Inf, and whether it keeps to the course's bounds."""
+"""Summaries of input files: ranges, NaN and Inf, and whether the course's bounds are kept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flashcli.files.fileformat import InputFile, read_output
 
 
 def course_bounds_broken(shape: Shape, largest: float = 0.0) -> list[str]:
-    """What breaks the course's bounds on its cases in a shape, or in a largest magnitude."""
+    """Name the course's bounds that a shape, or the largest magnitude of a case, breaks."""
     bounds = {
         "B outside 2 to 14000": 2 <= shape.B <= 14000,
         "N not 128 * 2^k, k = 0..8": shape.N in [128 * 2**k for k in range(9)],
@@ -46,7 +46,7 @@ def first_lost(floats: np.ndarray, shape: Shape, chunk: Chunk) -> str:
 
 
 def _first_nonfinite(floats: np.ndarray, d: int) -> tuple[np.float32, int, int]:
-    """It, and its row and column in a matrix of ``d`` columns."""
+    """The first NaN or Inf of an array, and its row and column in a matrix of ``d`` columns."""
     index = int(np.argmax(~np.isfinite(floats)))
     return floats.flat[index], *divmod(index, d)
 

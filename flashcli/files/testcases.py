@@ -65,7 +65,7 @@ class Case:
             yield from generate(str(self.input), self.shape, self.seed, "uniform")
 
     def anew(self, folder: Path, seed: int) -> Case:
-        """The same case with an input file in another folder: new values, or if its input is given, a copy of that."""
+        """Copy a case to another folder: with new values, or if its input was given, with a copy of that input."""
         path = folder / f"{self.name}.in"
         if self.seed is None:
             return replace(self, input=path, original=self.input)
@@ -81,7 +81,7 @@ class Case:
 
 
 def _new_file(path: Path) -> BinaryIO:
-    """For a name at which there is nothing, not even a link that would lead elsewhere."""
+    """Create a file where there is nothing yet, not even a link that would lead elsewhere."""
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb")
 
 

@@ -39,7 +39,7 @@ def reference(
 
 @dataclass
 class Comparison:
-    """What a comparison of outputs found, gathered piece by piece.
+    """The result of comparing two outputs, gathered piece by piece.
 
     An element matches if |got - want| <= tolerance + tolerance |want|, or if both are the same NaN or infinity. Where
     outputs are of a type with a ``unit`` in `UNITS`, this times the largest |want| of the row is allowed, too.

@@ -1,4 +1,4 @@
-"""What the right output of a case is: computed once, in float64, and kept in memory where no submission finds it."""
+"""Right outputs of cases: computed once, in float64, and kept in memory where no submission finds them."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ TOOLKITS = ("CUDA_HOME", "CUDA_PATH", "LD_LIBRARY_PATH")  # variables that name 
 
 
 def command(folder: str, own: list[str], readable: list[str], environment: Mapping[str, str]) -> list[str]:
-    """What to put before a command: it can write ``folder`` and read its ``own`` files, what the rules say is
-    ``readable``, the system and the GPU's toolkit.
+    """The words to put before a command, so that it can only write ``folder``, and read its ``own`` files, the rules'
+    ``readable`` folders, the system and the GPU's toolkit.
 
     It has no network, sees no other process, and everything that it writes elsewhere is in memory and gone with it.
     """

@@ -172,7 +172,7 @@ def most_memory(root: int) -> int:
 
 
 def processes() -> Iterator[tuple[int, int, int, int]]:
-    """Of each process that runs: its id, its parent's, the number of its threads, the id of its group."""
+    """List the running processes, each as (its id, its parent's id, its number of threads, its group's id)."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
             values = file.read().rpartition(b")")[2].split()  # the name before it may hold anything

@@ -33,20 +33,18 @@ REGISTERS = 65536  # of each of them
 
 
 class Kernel(NamedTuple):
-    """A kernel of a program, for one architecture: registers a thread, bytes of static shared memory a block, bytes a
-    thread of local memory (the stack, with what was spilled), and the percentage of the warps of a multiprocessor that
-    blocks of `THREADS` can be at most; None for an architecture that is not known here."""
+    """A kernel of a program, compiled for one architecture."""
 
     name: str
     arch: str
-    registers: int
-    shared: int
-    local: int
-    occupancy: float | None
+    registers: int  # a thread
+    shared: int  # static bytes a block
+    local: int  # bytes a thread: the stack, with what was spilled
+    occupancy: float | None  # most warps of a multiprocessor that blocks of `THREADS` fill, in %; None: unknown `arch`
 
 
 def kernels(program: str, rules: Rules, scratch: Scratch, supervision: Supervision) -> list[Kernel]:
-    """Those that cuobjdump finds, run as confined as the program itself, which may be made to mislead it."""
+    """List a program's kernels by cuobjdump, confined like the program itself, which may be made to attack it."""
     search = os.pathsep.join(
         [os.environ.get("PATH", os.defpath), f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin"]
     )

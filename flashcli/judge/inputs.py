@@ -94,7 +94,7 @@ class NewInputs:
 
 
 class Damaged(Exception):
-    """What a program did to its input."""
+    """The error that a program damaged its input file; its text says how."""
 
 
 def _make(case: Case, tell: Callable[[str], None]) -> None:
@@ -113,7 +113,7 @@ def _settle(path: Path) -> None:
 
 
 def _what_is_there(path: Path) -> str:
-    """What a program did to its input, by what is in its place."""
+    """Say what a program did to its input file, judging by what is at its path now."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:

@@ -80,7 +80,7 @@ def _say_nothing(about: str) -> None:
 
 @dataclass
 class Judging:
-    """What one judging is done with. With a ``seed`` inputs are made anew from it; without, the cases' own are used."""
+    """The settings and tools of one judging. A ``seed`` makes new inputs; without one, the cases' own are used."""
 
     rules: Rules
     scratch: Scratch

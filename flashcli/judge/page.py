@@ -108,7 +108,7 @@ def _results(board: Board) -> str:
 
 
 def _kernels(board: Board) -> str:
-    """What is known of the submissions' kernels; nothing where none was looked into."""
+    """The page's table of the submissions' kernels; empty where no program was looked into."""
     lines = []
     for standing in board.standings:
         for kernel in scoreboard.kernels(standing):
@@ -125,7 +125,7 @@ def _kernels(board: Board) -> str:
 
 
 def _shown(board: Board) -> list[Standing]:
-    """Those that have a mark in the plot."""
+    """The standings that have a mark in the plot: submissions with a case accepted."""
     return [standing for standing in board.standings if standing.passed]
 
 
@@ -200,5 +200,5 @@ def _decades(times: list[float]) -> tuple[int, int]:
 
 
 def _x(seconds: float, low: int, high: int) -> str:
-    """Where on the axis a time is."""
+    """The place of a time on the plot's logarithmic axis, as a percentage."""
     return f"{100 * (math.log10(max(seconds, 10.0**low)) - low) / (high - low):.2f}%"

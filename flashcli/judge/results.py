@@ -112,9 +112,9 @@ def as_line(result: Result) -> dict[str, object]:
 
 
 def circumstances(rules: Rules, seed: int | None, device: str, containment: str) -> dict[str, Any]:
-    """What a judging is done with; `SAME` says which of it must be the same for results to belong together.
+    """The settings of a judging, as JSON has them; those in `SAME` must agree for results to belong together.
 
-    Its ``secret`` is that of pseudonyms.
+    The ``secret`` among them makes the pseudonyms.
     """
     kept = {name: value for name, value in asdict(rules).items() if name not in IRRELEVANT}
     kept["cases"] = str(rules.cases.resolve())

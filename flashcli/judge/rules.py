@@ -27,7 +27,7 @@ RANKINGS = {
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds for a case. Times are in seconds, sizes in bytes."""
+    """The rules by which cases are judged. Times are in seconds, sizes in bytes."""
 
     cases: Path = Path("testcases")  # the folder with the test cases
     select: tuple[str, ...] = ()  # patterns of case names; empty: all

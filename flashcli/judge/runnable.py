@@ -67,7 +67,7 @@ def is_compiled(program: str) -> bool:
 
 
 def _first_line(program: str) -> bytes:
-    """As much of a regular file as Linux reads to find out what runs it; nothing of anything else."""
+    """The first bytes of a regular file, by which Linux finds out what runs it; nothing of any other file."""
     with contextlib.suppress(OSError), open(os.open(program, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
         return (file.read(LONGEST_LINE) or b"") if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     return b""

@@ -1,5 +1,5 @@
-"""What a submission gets to run in: a clean environment, a folder of its own, limits, containment; and if the rules say
-so, a sandbox.
+"""The place where a submission runs: a clean environment, a folder of its own, limits, containment; and a sandbox if
+the rules say so.
 
 Without one, all this keeps mistakes from spoiling a judging, and no process outlives its run; but the program runs as
 the judging user, and can read and write what that user can.

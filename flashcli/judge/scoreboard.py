@@ -108,7 +108,7 @@ def _score(
 
 
 def _ranked(standings: list[Standing], ranking: str) -> list[Standing]:
-    """In the order of their ranks, which equals share; behind them, without one, who has no case right."""
+    """Order standings by rank: equals share one; behind them, without a rank, those with no case accepted."""
 
     def key(standing: Standing) -> tuple[float, ...]:
         if ranking == "passed":
@@ -132,7 +132,7 @@ class Column(NamedTuple):
 
 
 def columns(board: Board) -> list[Column]:
-    """Those that tell something: points if they differ, memory if it is known, a score that is more than the time."""
+    """The board's columns that tell something: points only if they differ, memory if known, a score if not the time."""
     worth = sum(board.points.values())
     score = "{:.3f}".format if board.ranking == "relative" else shown
     found = [
@@ -151,14 +151,14 @@ def columns(board: Board) -> list[Column]:
 
 
 def lines(board: Board) -> list[list[str]]:
-    """Its headings, then the cells of each standing."""
+    """The rows of a board as text: the headings, then the cells of each standing."""
     chosen = columns(board)
     body = [[column.text(standing) for column in chosen] for standing in board.standings]
     return [[column.heading for column in chosen], *body]
 
 
 def kernels(standing: Standing) -> list[Kernel]:
-    """Those of a submission's program, which all its results have alike."""
+    """The kernels of a submission's program, which all its results repeat."""
     return next((list(result.kernels) for result in standing.results.values() if result.kernels), [])
 
 

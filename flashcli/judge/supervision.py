@@ -182,7 +182,7 @@ class Supervisor:
         )
 
     def _next(self, deadline: float | None) -> dict | None:
-        """Its next answer; None if there will be none. Meanwhile whatever its launcher says is kept."""
+        """Wait for the supervisor's next answer; None if none comes. Its launcher's own output is kept meanwhile."""
         answers, said = self._process.stdout.fileno(), self._process.stderr.fileno()
         poller = select.poll()
         poller.register(answers, select.POLLIN)
@@ -235,7 +235,7 @@ class Supervisor:
             os.killpg(self._process.pid, number)
 
     def _cancel(self) -> None:
-        """What Slurm may still hold for a launcher that had to be killed."""
+        """Cancel the Slurm job that a launcher may have left when it had to be killed."""
         if self._launcher and shutil.which("scancel"):
             command = ["scancel", f"--name={self._name}"]
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def load_gpu_driver(device: str = "/dev/nvidia-uvm") -> None:
-    """Where nobody has used the GPU since the machine was started.
+    """Load the GPU's driver where nobody has used the GPU since the machine was started.
 
     A program does it by itself, through a setuid program of the driver, which gains no rights in a user namespace.
     """
@@ -188,7 +188,7 @@ class Run:
                 self._hear(line.decode().split())
 
     def _hear(self, words: list[str]) -> None:
-        """What the first process tells."""
+        """Take in one message of the contained command's first process: began, refused, failed, or ended."""
         match words:
             case ["began", moment]:
                 self._began = float(moment)
@@ -237,7 +237,7 @@ class Run:
         return True
 
     def _drain(self) -> None:
-        """What the pipe still holds; not waiting, for something unkillable may hold its other end."""
+        """Read the rest of the output's pipe without waiting: something unkillable may hold its other end."""
         os.set_blocking(self._output, False)
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._output, CAPTURED):
@@ -260,7 +260,7 @@ class Run:
         }
 
     def _returncode(self) -> int | None:
-        """As of `subprocess`: below 0, the signal by which it was killed, which bubblewrap tells as shells do."""
+        """The program's exit code as `subprocess` has it: -n if signal n killed it, told by bubblewrap as 128 + n."""
         if self._ended is None:
             return None
         code = os.waitstatus_to_exitcode(self._ended[0])

@@ -107,7 +107,7 @@ def _only(backend: Any) -> Callable[..., Any]:
 
 
 def _repeating_heads(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """For what takes no grouped heads: those of k and v are repeated in memory, which is timed too."""
+    """Wrap an attention that takes no grouped heads: k's and v's heads are repeated in memory, which is timed too."""
 
     def repeating(q: Any, k: Any, v: Any, enable_gqa: bool = False, **options: Any) -> Any:
         if enable_gqa:

@@ -139,7 +139,7 @@ def _whole_command(name: str, given: Path, causal: bool) -> dict[str, Any]:
 
 
 def _beside(row: Rung, timed: list[Rung]) -> Rung:
-    """With how many times faster it is than the rung before on this case, and than the first."""
+    """Copy a rung with its speed-up over the rung before on this case, and over the first."""
     if not timed:
         return row
     previous, first = timed[-1].seconds, timed[0].seconds

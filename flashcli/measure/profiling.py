@@ -1,8 +1,8 @@
 """Figures of a rung from the GPU's counters: the metrics that the report took with nvprof, through Nsight Compute.
 
-``ncu`` runs ``python -m flashcli.measure.profiling KERNEL B,N,d SEED``, which launches the kernel on a whole input, and
-counts during the second launch of each of its functions, with its caches emptied before: the first warms up, and a
-rung of thousands of launches is not profiled whole. A rung has a row for each function, because the
+``ncu`` runs ``python -m flashcli.measure.profiling KERNEL B,N,d SEED``, which launches the kernel on a whole input.
+It counts during the second launch of each of the kernel's functions, with caches emptied before: the first launch warms
+up, and a rung of thousands of launches is not profiled whole. A rung has a row for each function, because the
 mean of a pre-pass and of the attention is of neither.
 """
 
@@ -104,7 +104,7 @@ class Profiler:
 
     @classmethod
     def of_first_gpu(cls) -> Profiler:
-        """For the first GPU of this machine; BackendUnavailable if there is none."""
+        """Make a profiler for the first GPU of this machine; BackendUnavailable if there is none."""
         driver = load_driver()
         device = driver.Device(0)
         sms = device.get_attribute(driver.device_attribute.MULTIPROCESSOR_COUNT)
@@ -112,9 +112,9 @@ class Profiler:
 
     @classmethod
     def of_no_gpu(cls, error: BackendUnavailable) -> Profiler:
-        """For an H200, of which the compiler knows something where there is no GPU; the error, where there is no nvcc.
+        """Make a profiler of what nvcc alone tells about an H200's kernels; raises ``error`` if there is no nvcc.
 
-        ``error`` says why there is no GPU, and so are no counters.
+        ``error`` says why there is no GPU, and hence no counters.
         """
         if compiler.find_nvcc() is None:
             raise error

@@ -22,7 +22,7 @@ _callback = None  # to be kept for as long as the process lives
 
 
 def watch_libraries() -> None:
-    """From now on nothing is left half-written when a library ends the process, and the exit code says why.
+    """Leave nothing half-written from now on when a library ends the process, and tell why by the exit code.
 
     Such a library calls exit(), which calls what is registered here. Python must not be taken down before that: the
     process has to be left by `leave`.

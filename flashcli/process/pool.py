@@ -28,9 +28,9 @@ class Pool(ThreadPoolExecutor):
             return super().submit(fn, *args, **kwargs)
 
     def results(self, work: Callable[..., T], *arguments: Iterable) -> Iterator[T]:
-        """What ``work`` returns for each set of arguments, in their order; all are begun at once.
+        """Call ``work`` on each set of arguments, all begun at once; the results come in the arguments' order.
 
-        What has not begun when one of them raises is dropped.
+        When one raises, those that have not begun are dropped.
         """
         return _results(deque(self.submit(work, *given) for given in zip(*arguments, strict=False)))
 
@@ -46,7 +46,7 @@ def _results(futures: deque[Future[T]]) -> Iterator[T]:
 
 
 def awaited(future: Future[T]) -> T:
-    """Its result, or what it raises, once it is there."""
+    """Wait for a future; returns its result, or raises its error."""
     arrived: SimpleQueue[Future[T]] = SimpleQueue()
     with held():
         future.add_done_callback(arrived.put)
@@ -56,7 +56,7 @@ def awaited(future: Future[T]) -> T:
 
 
 def next_of(queue: SimpleQueue[T]) -> T:
-    """What arrives there next.
+    """Wait for the next item of a queue, and take it.
 
     A signal that comes just before a thread goes to sleep does not wake it: so it sleeps for short times.
     """

@@ -89,7 +89,7 @@ def ignore_from_now_on() -> None:
 
 
 def ending() -> BaseException | None:
-    """What the first signal that was heard is raised as; None if there was none."""
+    """The exception that stands for the first signal heard; None if there was none."""
     if not _listener.heard:
         return None
     return Interrupted() if _listener.heard == signal.SIGINT else Terminated(_listener.heard)

@@ -1,4 +1,4 @@
-"""What all ranks must have in common; otherwise each would do its share of something else."""
+"""Checks that all ranks were asked for one thing; otherwise each would do its share of another."""
 
 from __future__ import annotations
 

@@ -47,5 +47,5 @@ def attend(backend: Backend, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: n
 
 
 def forward(backend: Backend, qkv: np.ndarray, out: np.ndarray) -> None:
-    """The same for Q, K and V in one array [B, 3, N, d], as files have them."""
+    """Attention of Q, K and V in one array [B, 3, N, d], as files have them, written to ``out`` [B, N, d]."""
     attend(backend, qkv[:, 0], qkv[:, 1], qkv[:, 2], out)

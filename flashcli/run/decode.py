@@ -49,8 +49,8 @@ def run(
 ) -> dict[str, object]:
     """Decode one file into another; returns the record of what was done and how long it took.
 
-    ``progress(total)``, in bytes of keys and values, is a context manager that gives a function to be told of those
-    that are done with; ``notice`` is told of what in the file means nothing, ``warn`` of numbers that are not finite.
+    ``progress(total)``, in bytes of keys and values, is a context manager that gives a function to call with the bytes
+    done since the last call. ``notice`` is told of names in the file that mean nothing, ``warn`` of NaN and Inf.
     """
     timeline = Timeline()
     check_distinct(input_path, output_path)
@@ -100,7 +100,7 @@ def groups(asked: DecodeArrays, most: int) -> list[range]:
 
 
 def what(asked: DecodeArrays) -> dict[str, object]:
-    """What was asked for, in figures."""
+    """The record's figures of a paged decode: its sizes, types and options."""
     lengths = asked.seq_lens
     return {
         "S": asked.S, "T": asked.T, "H": asked.H, "Hkv": asked.Hkv, "D": asked.D, "page": asked.page,

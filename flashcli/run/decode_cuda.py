@@ -35,7 +35,7 @@ class DecodeProgram:
         self._shared: dict[str, int] = {}  # bytes that were asked for
 
     def launcher(self, launches: Iterable[Launch]) -> Callable[[Argument], None]:
-        """What queues these launches."""
+        """Make the function that queues these launches with an argument."""
         ready = [
             (self._function(launch), (launch.grid, 1), (launch.threads, 1, 1), launch.shared) for launch in launches
         ]
@@ -160,7 +160,7 @@ class DecodeCuda:
         return out, lse
 
     def launcher(self, build: Build) -> Callable[[Argument], None]:
-        """What queues a build's launches."""
+        """Make the function that queues a build's launches; its program is loaded once."""
         if build not in self._programs:
             self._programs[build] = DecodeProgram(self._session, build)
         return self._programs[build].launcher(build.launches())
@@ -185,7 +185,7 @@ def contiguous(asked: DecodeArrays) -> DecodeArrays:
 
 
 def only_used_pages(asked: DecodeArrays) -> DecodeArrays:
-    """What is asked, with a cache of the pages that are used, each once, and tables that say where they are now."""
+    """Copy a decode with a cache of only the used pages, each once, and block tables that point into that cache."""
     lengths = asked.seq_lens.astype(np.int64)
     columns = np.arange(asked.block_tables.shape[1])
     first, last = asked.first_used(lengths) // asked.page, ceil_div(lengths, asked.page)

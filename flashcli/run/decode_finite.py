@@ -1,4 +1,4 @@
-"""What a file of paged decode, or its answer, has that is not finite: in words that follow the name of the file."""
+"""NaN and Inf in a paged decode file or its answer, told in words that follow the name of the file."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def in_query(asked: DecodeArrays) -> str:
 
 
 def behind_answer(asked: DecodeArrays, sequences: range, out: np.ndarray) -> str:
-    """What made a number of the answer [s, T, H, D] not finite; empty if all are finite.
+    """Say what made a number of the answer [s, T, H, D] not finite; empty if all are finite.
 
-    Of the cache, which may be larger than memory, only what the first such answer has seen is looked at.
+    The cache may be larger than memory: only the tokens that the first such answer sees are looked at.
     """
     if not len(found := _not_finite(out)):
         return ""

@@ -1,4 +1,4 @@
-"""What the launchers of MPI and Slurm tell each task that they start, in its environment."""
+"""Variables that the launchers of MPI and Slurm set in the environment of each task that they start."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def _cgroups() -> Iterator[str]:
 
 
 def _of_cgroup(folder: str) -> int:
-    """Its limit less what is used; files that are only cached can go."""
+    """Bytes of memory left in a cgroup: its limit less what is used, where files that are only cached do not count."""
     limit = _number(folder, "memory.max", "memory.limit_in_bytes")
     used = _number(folder, "memory.current", "memory.usage_in_bytes")
     if limit is None or used is None:
@@ -55,7 +55,7 @@ def _of_cgroup(folder: str) -> int:
 
 
 def _number(folder: str, *names: str) -> int | None:
-    """What the first of these files holds that is there; None if that is no number."""
+    """The number in the first of these files that exists; None if there is none, or it is no number."""
     for name in names:
         for line in _lines(os.path.join(folder, name)):
             return int(line) if line.strip().isdecimal() else None

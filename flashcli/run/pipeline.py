@@ -36,7 +36,7 @@ Progress = Callable[[int], contextlib.AbstractContextManager[Callable[[int], Non
 
 
 class Order(NamedTuple):
-    """What `flashcli run` is asked for.
+    """The options of `flashcli run`.
 
     input_path, output_path : from where to where
     request : what to compute, and with what
@@ -83,8 +83,8 @@ class Plan:
     """Who computes what.
 
     by : the largest chunk
-    shares : those of this process, in order
-    count : of the shares of all processes
+    shares : the shares of this process, in order
+    count : the number of shares of all processes
     """
 
     shape: Shape
@@ -94,7 +94,7 @@ class Plan:
 
     @property
     def batches(self) -> range:
-        """Those that this process reads."""
+        """The batches that this process reads."""
         return batches(self.shape, range(self.shares[0].rows.start, self.shares[-1].rows.stop))
 
     @property
@@ -142,7 +142,7 @@ def run(order: Order, audience: Audience = NOBODY, ranks: Alone = ALONE) -> dict
 
 
 def _start_up() -> Timeline:
-    """What went on before the run: of the process, and of the driver on other threads."""
+    """The timeline before the run: Python's start, and the driver's on other threads."""
     timeline, now = Timeline(), time.perf_counter()
     timeline.add("start", now - seconds_since_process_start(), now, "start Python")
     for about, begin, end in warm_up.steps:
@@ -197,7 +197,7 @@ class Execution:
         self.timeline = Timeline(keeps=order.trace is not None)  # of all shares of this process
 
     def parts(self) -> list[Part]:
-        """What became of each share; of several, each has a thread of its own, as PyCUDA's contexts want it."""
+        """Do each share, and tell how; several have a thread each, as PyCUDA's contexts want it."""
         shares = self._plan.shares
         if len(shares) == 1:
             return [self._part(shares[0], self._ranks.check)]

@@ -1,7 +1,7 @@
 """Which of the processes of an MPI or Slurm launch this is, and how they come to one outcome.
 
-Shares of the work need nothing of each other, so little is said: rank 0 tells all where the output is; each of the
-others tells rank 0, once, what it has done or what went wrong; rank 0 gives each, once, the verdict, at once when
+Shares of the work need nothing of each other, so little is said. Rank 0 tells all where the output is. Each of the
+others tells rank 0, once, what it has done or what went wrong. Rank 0 gives each, once, the verdict, at once when
 something went wrong. Nobody waits within MPI: a signal, and the verdict, are heeded at any time.
 """
 
@@ -26,7 +26,7 @@ FIRST_TELLS = 2.0  # seconds for the first task to start, and to tell why all re
 
 
 class Outcome(NamedTuple):
-    """What a rank has done, or what went wrong."""
+    """The result of a rank's share, or the error that ended it."""
 
     error: BaseException | None = None
     value: object = None
@@ -45,11 +45,11 @@ class Alone:
         return value
 
     def gather(self, value: object = None) -> list:
-        """At rank 0, the values of all others, in order, when they are there; nothing elsewhere."""
+        """Collect the values of all other ranks, in order, at rank 0; an empty list elsewhere."""
         return []
 
     def check(self) -> None:
-        """To be called now and then: raises when the work of another rank has failed."""
+        """Raise an error if the work of another rank has failed; called now and then."""
 
 
 ALONE = Alone()
@@ -160,7 +160,7 @@ class Ranks(Alone):
             raise AlreadyTold(verdict) from error
 
     def _verdict_on(self, error: BaseException | None, patience: float) -> tuple[BaseException | None, bool]:
-        """What rank 0 says, and whether it has; the error itself, if not."""
+        """Report to rank 0 and wait for its verdict; returns (verdict, True), or (error, False) if none comes."""
         if not self._told:
             if error is not None:
                 error.add_note(f"Where: {self.name}.")
@@ -200,7 +200,7 @@ class Ranks(Alone):
 
 
 def _refusal(message: str, hint: str) -> Exception:
-    """What each task is to raise where all refuse alike, but cannot speak to each other: the first one tells it."""
+    """The error to raise where all tasks refuse alike but cannot speak to each other: only the first tells the user."""
     error = BackendUnavailable(message, hint)
     if not launchers.rank(os.environ):
         return error

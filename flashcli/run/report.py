@@ -1,4 +1,4 @@
-"""What a run took, in the course report's phases: as a record, as text, and as a trace."""
+"""Reports of a run's time in the course report's phases: as a record, as text, and as a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PHASES = {"input": "Input Time", "computation": "Computation Time", "output": "O
 
 
 class Part(NamedTuple):
-    """What one device, or one process, has done."""
+    """The work of one device, or of one process: its rows, times and findings."""
 
     name: str  # of the device or process; empty if it is the only one
     who: dict[str, Any]  # the same, for programs

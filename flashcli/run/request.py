@@ -1,4 +1,4 @@
-"""What is asked of a backend, and the backend that can do it."""
+"""The request to a backend, and the choice of a backend that can do it."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ def refuse_conflicts(request: Request, spelled: Callable[..., str] = as_argument
     if kernel is not None and precision not in KERNELS[kernel].precisions:
         raise UsageError(f"kernel {kernel} has no {precision}.", f"it has {', '.join(KERNELS[kernel].precisions)}.")
     if request.threads is not None and request.needs_gpu:
-        raise UsageError(f"{spelled('threads')} is for the cpu backend, not for GPUs or kernels.", "leave it out.")
+        raise UsageError(
+            f"{spelled('threads')} is for the cpu backend, not for GPUs or kernels.", f"leave out {spelled('threads')}."
+        )
     if request.on_host:
         given = {
             spelled("backend", "cuda"): request.backend == "cuda",
@@ -79,12 +81,18 @@ def refuse_conflicts(request: Request, spelled: Callable[..., str] = as_argument
             spelled("max_device_bytes"): request.max_device_bytes is not None,
         }
         if names := " and ".join(name for name, is_given in given.items() if is_given):
-            raise UsageError(f"{names}: for GPUs, but kernel {kernel} runs on the CPU.", "leave out one of the two.")
+            raise UsageError(
+                f"{names}: for GPUs, but kernel {kernel} runs on the CPU.",
+                f"leave out {names}, or {spelled('kernel')}.",
+            )
     elif on_cpu and (kernel is not None or request.device is not None):
         names = f"{spelled('kernel')} and {spelled('device')}"
         raise UsageError(f"{names} are for GPUs, not for the cpu backend.", f"leave out {spelled('backend', 'cpu')}.")
     elif on_cpu and request.max_device_bytes is not None:
-        raise UsageError(f"{spelled('max_device_bytes')} is for GPUs, not for the cpu backend.", "leave it out.")
+        raise UsageError(
+            f"{spelled('max_device_bytes')} is for GPUs, not for the cpu backend.",
+            f"leave out {spelled('max_device_bytes')}.",
+        )
     elif on_cpu and precision != "fp32":
         raise UsageError(f"the cpu backend has no {precision}.", f"leave out {spelled('precision')}.")
 

@@ -31,12 +31,12 @@ def shards(shape: Shape, count: int, causal: bool = False) -> tuple[Cut, list[ra
 
 
 def input_rows(shape: Shape, rows: range) -> int:
-    """How many of the input, a matrix [3 B N, d], it takes: its own of Q, all of K and V of its batches."""
+    """Count the rows of the input [3 B N, d] that a shard reads: its own of Q, all of K and V of its batches."""
     return len(rows) + 2 * shape.N * len(batches(shape, rows))
 
 
 def cost(rows: int, N: int, causal: bool) -> int:
-    """Of the first ``rows`` of a batch, in pairs of a query and a key."""
+    """The work of the first ``rows`` of a batch, counted in pairs of a query and a key."""
     return rows * (rows + 1) // 2 if causal else rows * N
 
 

@@ -1,4 +1,4 @@
-"""What the backends have in common: slots of memory that chunks of an input pass through."""
+"""The common frame of backends: slots of memory that chunks of an input pass through."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Overlap(NamedTuple):
 
 
 def ignore(*values: object) -> None:
-    """The callback of somebody who does not want to know."""
+    """Do nothing: the callback where nobody wants to be told."""
 
 
 class Slot:
@@ -64,13 +64,13 @@ class LongBatch:
 
     @classmethod
     def several(cls, count: int, shape: Shape) -> list[Self]:
-        """As many as there are batches, up to ``count``; refused where there is no memory for them."""
+        """Make a long batch for each batch, at most ``count``; OutOfMemory where there is no memory for them."""
         count = min(count, shape.B)
         memory.require(count * 2 * shape.output_batch_bytes, f"K and V of {count} batch{'es' if count > 1 else ''}")
         return [cls(shape) for _ in range(count)]
 
     def keep(self, chunk: Chunk, floats: np.ndarray) -> None:
-        """Copy some of their rows."""
+        """Copy a chunk's rows of K and V to their places."""
         self.rows[chunk.rows.start : chunk.rows.stop] = floats.reshape(len(chunk.rows), -1)
 
 
@@ -110,4 +110,4 @@ class Backend(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def details(self) -> dict[str, object]:
-        """The same as a flat dict, for programs."""
+        """The device, the kernel and its tiles as a flat dict, for programs."""

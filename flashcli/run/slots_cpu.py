@@ -155,7 +155,7 @@ class CpuBackend(Backend[CpuSlot]):
 
 
 def checking(running: Iterable[T], check: Callable[[], None]) -> Iterator[T]:
-    """What comes, with a look at what else there is after each; raises here what a worker raised."""
+    """Pass on each result, and call ``check`` after it; an error of a worker is raised here."""
     for result in running:
         yield result
         check()

@@ -68,7 +68,7 @@ class CudaSlot(Slot):
         self._driver.memset_d8(self.note, 0, NOTE * FLOAT_BYTES)
 
     def close(self) -> None:
-        """To be called before the host's memory may be given back, whatever has happened."""
+        """Wait for the GPU and unpin the host's memory: called before it is freed, even after an error."""
         if self.locked:
             with contextlib.suppress(self._driver.Error):
                 self.stream.synchronize()
@@ -87,7 +87,7 @@ class CudaLongBatch:
         self.users: list[CudaSlot] = []  # whose rows of Q attend to it
 
     def forget(self, slot: CudaSlot) -> None:
-        """What the slot had to do with it is done."""
+        """Forget a slot that is done with this long batch."""
         for slots in (self.filling, self.users):
             if slot in slots:
                 slots.remove(slot)
@@ -196,7 +196,7 @@ class CudaBackend(Backend[CudaSlot]):
         return by, slots
 
     def _take(self, shape: Shape, by: Cut, count: int, long: int) -> list[CudaSlot] | None:
-        """That many slots and long batches; None if there is no room for them."""
+        """Allocate ``count`` slots and ``long`` long batches; returns the slots, or None if there is no room."""
         self._long = []  # frees those of an earlier input
         self._taken = self._slot_bytes(shape, by) * count + self._long_bytes(shape) * long
         if self._taken > self._max_device_bytes:
@@ -258,7 +258,7 @@ class CudaBackend(Backend[CudaSlot]):
         slot.events[4].record(slot.stream)
 
     def _arguments(self, slot: CudaSlot) -> Attention:
-        """Of a chunk with rows of Q: those of whole batches, or some of one whose K and V are there already."""
+        """The kernel's argument for a chunk's rows of Q: whole batches, or rows of one whose K and V are on the GPU."""
         chunk, (_, N, d) = slot.chunk, vars(slot.shape).values()
         start, matrix = int(slot.device_input), N * d
         if chunk.matrices == "QKV":
@@ -355,5 +355,5 @@ class CudaBackend(Backend[CudaSlot]):
         return 2 * shape.output_batch_bytes + self._long_workspace(shape)
 
     def _long_workspace(self, shape: Shape) -> int:
-        """What is prepared of its K and V, in bytes."""
+        """The bytes of workspace that the kernel prepares from a long batch's K and V."""
         return self._build.workspace(B=1, M=0, N=shape.N) if self._build.prepares else 0

@@ -1,8 +1,9 @@
-"""From a source to a sink in chunks: reading, computing and writing overlap, and memory stays bounded.
+"""A stream from a source to a sink in chunks: reading, computing and writing overlap, and memory stays bounded.
 
-A ring of slots, each with room for one chunk, goes round: a thread reads a chunk into a slot, the backend computes it
-(on a GPU: copies it there, runs the kernel, copies the result back, all in the slot's own CUDA stream), a thread writes
-it, and the slot is free for a later chunk. The number of slots is the only bound on how far reading runs ahead.
+A ring of slots, each with room for one chunk, goes round. A thread reads a chunk into a slot, the backend computes it,
+a thread writes it, and the slot is free for a later chunk. A GPU's backend copies a chunk there, runs the kernel and
+copies the result back, all in the slot's own CUDA stream. The number of slots is the only bound on how far reading
+runs ahead.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from flashcli.process.signals import held
 
 
 def together(jobs: list[Callable[[Callable[[], None]], object]]) -> list:
-    """What each of the jobs returns; if any fails, or this thread is interrupted, the others stop.
+    """Run each job on a thread, and return their results; if one fails, or this thread is interrupted, all others stop.
 
-    Each is called with a function that it has to call now and then, and that raises once it is to stop. The error
-    raised here is the first.
+    Each is called with a function that it has to call now and then, and that raises once it is to stop. The first error
+    of a job is raised here.
     """
     stopping, errors = threading.Event(), []
 

@@ -61,7 +61,7 @@ class Timeline:
     """Spans, gathered from any thread: their sums, and, for a trace, each of them."""
 
     def __init__(self, keeps: bool = True, within: Timeline | None = None) -> None:
-        """It ``keeps`` each span, for a trace, or only their sums; its spans are also of the one it is ``within``."""
+        """Keep each span, for a trace, if ``keeps``, else only sums; spans also go to the timeline ``within``."""
         self.spans: list[Span] = []
         self.clock = time.time() - time.perf_counter()  # the calendar's time at 0, to compare hosts
         self._keeps, self._within = keeps, within

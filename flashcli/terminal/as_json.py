@@ -1,4 +1,4 @@
-"""What a command or a script has found, as JSON: the option ``--json``, and how it is written."""
+"""Results of a command or a script as JSON: the option ``--json``, and how it is written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PRINT = "-"  # in the place of a file's name
 
 
 def creatable(context: click.Context, option: click.Parameter, path: str | None) -> str | None:
-    """As an option's callback, find out before the work whether the FILE for its results can be written."""
+    """Check before the work, as an option's callback, that the FILE for the results can be written."""
     if path not in (None, PRINT) and not context.resilient_parsing:
         check_creatable(path)
     return path

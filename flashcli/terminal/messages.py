@@ -77,7 +77,7 @@ def wording(error: BaseException) -> tuple[int, str, str]:
 
 
 def _what_is_left() -> str:
-    """Of a command that a signal has ended."""
+    """The end of the message about a command that a signal ended: whether its output is complete."""
     return f", but {signals.complete[-1]!r} is complete." if signals.complete else "; nothing is left half-written."
 
 

@@ -1,4 +1,4 @@
-"""What people write on a command line, and what it means: shapes, sizes, devices, numbers."""
+"""Types of command-line options: shapes, sizes, devices, numbers."""
 
 from __future__ import annotations
 

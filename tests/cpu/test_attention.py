@@ -238,14 +238,22 @@ def test_a_nan_key_does_not_reach_earlier_causal_rows(engine):
     ("request_", "message", "hint"),
     [
         (Request(kernel="nonesuch"), "there is no kernel 'nonesuch'.", "choose one of"),
-        (Request(threads=2, kernel="mma"), "threads is for the cpu backend, not for GPUs or kernels.", "leave it out."),
+        (
+            Request(threads=2, kernel="mma"),
+            "threads is for the cpu backend, not for GPUs or kernels.",
+            "leave out threads.",
+        ),
         (Request("cpu", device=0), "kernel and device are for GPUs, not for the cpu backend.", "leave out backend="),
         (Request("cpu", precision="fp16"), "the cpu backend has no fp16.", "leave out precision."),
-        (Request("cpu", max_device_bytes=1), "max_device_bytes is for GPUs, not for the cpu backend.", "leave it out."),
+        (
+            Request("cpu", max_device_bytes=1),
+            "max_device_bytes is for GPUs, not for the cpu backend.",
+            "leave out max_device_bytes.",
+        ),
         (
             Request("cuda", kernel="sequential", device=0),
             "backend='cuda' and device: for GPUs, but kernel sequential runs on the CPU.",
-            "leave out one of the two.",
+            "leave out backend='cuda' and device, or kernel.",
         ),
     ],
 )

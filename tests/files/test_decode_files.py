@@ -450,7 +450,7 @@ def test_the_ladder_is_listed():
     [
         (("--sharpness", "nan"), "'nan' is not a finite number"),
         (("--value-scale", "inf"), "'inf' is not a finite number"),
-        (("--lengths", "9" * 5000), "are no lengths"),
+        (("--lengths", "9" * 5000), "is no list of lengths"),
         (("--distribution", "equal"), "--decode goes with neither --shape nor --distribution"),
         (("--decode", f"{'9' * 5000},1,1,8"), "is not four numbers"),
         (("--block-sparse", "8"), "'8' is not STRIDE,SIZE[,LOCAL[,STEP[,RANK]]], such as 8,64,16,1."),

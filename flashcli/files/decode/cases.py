@@ -28,7 +28,7 @@ LENGTHS_HINT = "say 4096, a list such as 131072,64x255 (255 times 64), uniform:2
 
 @dataclass(frozen=True)
 class Case:
-    """What to make: S sequences, H and Hkv heads of D; queries are ``sharpness`` times as large as normal numbers are.
+    """A file to make: S sequences, H and Hkv heads of D; queries are normal numbers times ``sharpness``.
 
     With numbers of the normal distribution in queries and keys, that is the standard deviation of a row's scores.
     ``pages`` are "unique", each once, in random order; "reversed", each once, the last first; or "shared", those of the
@@ -63,14 +63,14 @@ def lengths(text: str, S: int, seed: int) -> np.ndarray:
     if match := re.fullmatch(r"(uniform|skewed):(\d{1,18})", text):
         most = int(match[2])
         if not 1 <= most <= MAX_INT32:
-            raise UsageError(f"{text!r} are no lengths from 1 to {MAX_INT32}.", LENGTHS_HINT)
+            raise UsageError(f"lengths {text!r} must be from 1 to {MAX_INT32}.", LENGTHS_HINT)
         if match[1] == "uniform":
             return rng.integers(1, most, S, np.int32, endpoint=True)
         drawn = np.maximum(1, most * rng.random(S) ** 8).astype(np.int32)
         drawn[0] = most
         return drawn
     if not re.fullmatch(r"\d{1,18}(x\d{1,18})?(,\d{1,18}(x\d{1,18})?)*", text):
-        raise UsageError(f"{text!r} are no lengths.", LENGTHS_HINT)
+        raise UsageError(f"{text!r} is no list of lengths.", LENGTHS_HINT)
     parts = [(int(length), int(times or 1)) for length, _, times in (part.partition("x") for part in text.split(","))]
     if len(parts) == 1 and "x" not in text:
         parts = [(parts[0][0], S)]

@@ -132,7 +132,7 @@ class Tensors:
 
 
 def _hint_of_another(path: str) -> str:
-    """What a file may be that is no `.safetensors` file, and what to do with it."""
+    """A hint for a file that is no `.safetensors` file: which file it may be, and what to do with it."""
     from flashcli.files.fileformat import InputFile
 
     with contextlib.suppress(FlashError), InputFile(path):
@@ -143,9 +143,9 @@ def _hint_of_another(path: str) -> str:
 def read_decode(
     path: str | os.PathLike, notice: Callable[[str], None] = lambda text: None
 ) -> tuple[DecodeArrays, tuple[int, ...]]:
-    """What a file asks for, checked, and the shape of its query as the file has it: [S, H, D], or [S, T, H, D].
+    """Read and check a paged decode file; also returns the shape of its query: [S, H, D], or [S, T, H, D].
 
-    ``notice`` is told of what has a name that means nothing here, such as one that is spelled wrong.
+    ``notice`` is told of names in the file that mean nothing here, such as misspelled ones.
     """
     tensors = Tensors(path)
     if missing := [name for name in REQUIRED if name not in tensors]:
@@ -180,7 +180,7 @@ def _number_of(tensors: Tensors, name: str) -> float:
 
 
 def _metadata(tensors: Tensors, query_shape: tuple[int, ...]) -> dict[str, Any]:
-    """What is said beside the tensors, all of it text: layout, scale, sliding_window, and block-sparse attention's."""
+    """The options in the file's metadata, which is text: layout, scale, sliding_window, block-sparse attention."""
     given = tensors.metadata
 
     def number(name: str, otherwise: float, kind: type = int) -> float:

@@ -18,7 +18,7 @@ HINT = "name two files that `flashcli decode` has written for the same input."
 
 
 def summarise_answer(path: str | os.PathLike) -> dict[str, object] | None:
-    """Of a file with an answer, and no question: its shape and type, and the ranges of its finite numbers."""
+    """Summarise an answer's file: shape, type, ranges of its finite numbers; None if the file is no answer."""
     tensors = Tensors(path)
     if "query" in tensors or any(name not in tensors for name in ANSWER):
         return None
