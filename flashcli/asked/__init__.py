@@ -1,1 +1,1 @@
-"""What can be asked, as hashable data: shapes, strides and types of arrays, options, and their checks."""
+"""Calls of the operations, as hashable data: shapes, strides and types of arrays, options, and their checks."""

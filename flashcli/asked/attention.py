@@ -1,8 +1,8 @@
-"""What attention is given, whatever library its arrays come from: looked at by shape, strides and type alone.
+"""Calls of attention and of its gradients, for arrays of any library: shape, strides and type alone are looked at.
 
-``call`` refuses what cannot be computed, in one sentence that names the argument, and says what is to be computed in
-one form for all backends. Names are the field's: B batches, H heads of Q, Hkv of K and V, M queries, N keys, d numbers
-a head.
+`call` and `backward` refuse what cannot be computed, in one sentence that names the argument. Else they give one
+record for all backends. Names are the field's: B batches, H heads of Q, Hkv of K and V, M queries, N keys, d numbers a
+head.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Strides = tuple[int, int, int]  # of batches, heads and rows, in elements; 0 whe
 
 
 class Operand(NamedTuple):
-    """An array as it lies: ``strides`` in elements, and the name of its type, such as "float32" or "bool"."""
+    """The outline of an array: ``shape``, ``strides`` in elements, and its type's name, such as "float32" or "bool"."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -32,14 +32,13 @@ class Operand(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What is to be computed, but for the addresses; hashable.
+    """A call of attention: sizes, strides and options, without the arrays' addresses; hashable.
 
     Q and O are [B, H, M, d], K and V [B, Hkv, N, d]; element (b, h, i, x) is ``strides · (b, h, i) + x`` elements from
     the first. ``heads`` says whether Q was given with an axis of heads, which O and the LSE then have. With ``causal``,
-    query i sees keys 0 to ``q_start`` + i; ``q_start`` is brought to -M, from where no query sees a key, or to N, from
-    where each sees all, so that sums with it stay small, and is 0 where nothing is causal. ``bias`` is "" or one of
-    `BIASES`; ``bias_strides`` are those of its batches, heads, rows and columns, 0 where it is broadcast. ``aligned``
-    is known once addresses are.
+    query i sees keys 0 to ``q_start`` + i. ``q_start`` is cut to -M (no query sees a key) and to N (each sees all), so
+    that sums with it stay small; it is 0 where nothing is causal. ``bias`` is "" or one of `BIASES`; ``bias_strides``
+    are those of its batches, heads, rows and columns, 0 where it is broadcast. ``aligned`` is set by `at`.
     """
 
     B: int
@@ -61,12 +60,12 @@ class Call(NamedTuple):
     aligned: bool = False
 
     def at(self, addresses: int) -> Call:
-        """The call of arrays at these addresses, or'ed: whether all rows of matrices start on `ALIGNMENT` bytes."""
+        """This call with ``aligned`` set: whether rows of arrays at these addresses, or'ed, start on `ALIGNMENT`."""
         return self._replace(aligned=_rows_aligned(addresses, self.q, self.k, self.v, self.o))
 
     @property
     def group(self) -> int:
-        """How many heads of Q share one of K and V."""
+        """The number of heads of Q that share one head of K and V."""
         return self.H // self.Hkv
 
     @property
@@ -94,7 +93,7 @@ def call(
     scale: float | None = None,
     q_start: int = 0,
 ) -> Call:
-    """What these operands ask for; without ``out``, O is laid out like a contiguous Q.
+    """The `Call` of operands q, k, v; without ``out``, O is laid out like a contiguous Q.
 
     Raises TypeError for an argument of the wrong type, ValueError for one of the wrong shape, strides or size.
     """
@@ -102,7 +101,7 @@ def call(
 
 
 def checked(causal: bool, scale: float | None, q_start: int) -> tuple[bool, float | None, int]:
-    """These arguments, or TypeError or ValueError; ``q_start`` in 32 bits, beyond which nothing changes."""
+    """Return causal, scale and q_start, or raise TypeError or ValueError; ``q_start`` is cut to 32 bits."""
     return _causal(causal), _scale(scale), max(-MAX_INT32, min(_q_start(q_start), MAX_INT32))
 
 
@@ -138,11 +137,11 @@ def _rows_aligned(addresses: int, *matrices: Strides) -> bool:
 
 
 class Backward(NamedTuple):
-    """What gradients are asked for, but for the addresses; hashable.
+    """A call of the gradients: sizes, strides and options, without the arrays' addresses; hashable.
 
-    ``of`` is the call of `flashcli.attention` that they are gradients of, with O as it lies. dO and dQ are like Q, dK
-    and dV like K; ``lse`` and ``dlse`` are strides of batches, heads and rows, ``dlse`` None where it is not given.
-    ``dbias_shape`` is None where it is not wanted; ``dbias`` are its strides, 0 along axes that are summed over.
+    ``of`` is the call of `flashcli.attention` that they are gradients of, with O as it lies. dO and dQ have Q's shape,
+    dK and dV K's. ``lse`` and ``dlse`` are strides of batches, heads and rows, ``dlse`` None where it is not given.
+    ``dbias_shape`` is None where dbias is not wanted; ``dbias`` are its strides, 0 along axes that are summed over.
     """
 
     of: Call
@@ -157,7 +156,7 @@ class Backward(NamedTuple):
     aligned: bool = False
 
     def at(self, addresses: int) -> Backward:
-        """The gradients of arrays at these addresses, or'ed: whether all rows of matrices start on `ALIGNMENT`."""
+        """This call with ``aligned`` set: whether rows of arrays at these addresses, or'ed, start on `ALIGNMENT`."""
         of = self.of
         by = of.q, of.k, of.v, of.o, self.do, self.dq, self.dk, self.dv
         return self._replace(aligned=_rows_aligned(addresses, *by))
@@ -178,7 +177,7 @@ def backward(
     return_dbias: bool = False,
     rows_first: bool = False,
 ) -> Backward:
-    """The gradients that these operands ask for; without ``o`` and ``lse``, both are contiguous.
+    """The `Backward` of operands do, q, k, v; without ``o`` and ``lse``, both are contiguous.
 
     dQ, dK and dV [B, H, rows, d] are contiguous, or with ``rows_first`` laid out as [B, rows, H, d]. Errors are those
     of `call`.
@@ -221,13 +220,13 @@ def _backward(
 
 
 def check_backend_on_gpu(backend: str) -> None:
-    """Raise ValueError for a backend that there is not for arrays on a GPU."""
+    """Raise ValueError for a backend that does not compute arrays on a GPU."""
     if backend not in ("auto", "cuda"):
         raise ValueError(f"backend must be 'auto' or 'cuda' for arrays on a GPU, not {backend!r}")
 
 
 def refuse_half(o: object, lse: object) -> None:
-    """Raise ValueError where only one of O and its LSE is given."""
+    """Raise ValueError if only one of O and its LSE is given."""
     if (o is None) != (lse is None):
         given, missing = ("lse", "o") if o is None else ("o", "lse")
         raise ValueError(f"{given} must be given together with {missing}: attention(..., return_lse=True) has both")
@@ -248,13 +247,13 @@ def _check_like(name: str, operand: Operand, shape: tuple[int, ...]) -> None:
 
 
 def _of_row_numbers(operand: Operand) -> Strides:
-    """The strides of batches, heads and rows, of which each is one number."""
+    """The strides of batches, heads and rows of an array with one number a row: [B, M] or [B, H, M]."""
     batch, *head, row = _several(operand)
     return batch, *(head or [0]), row  # type: ignore[return-value]
 
 
 def _dbias(bias: Operand | None, of: Call) -> tuple[tuple[int, ...] | None, tuple[int, int, int, int]]:
-    """The shape of the bias, and the strides of a contiguous array of it."""
+    """The shape of dbias, that of the bias, and the strides of a contiguous array of it; None and 0 for no bias."""
     if bias is None:
         return None, (0, 0, 0, 0)
     dense = contiguous(bias.shape, "float32")
@@ -262,7 +261,7 @@ def _dbias(bias: Operand | None, of: Call) -> tuple[tuple[int, ...] | None, tupl
 
 
 def contiguous(shape: tuple[int, ...], dtype: str) -> Operand:
-    """An array without gaps, the last axis innermost."""
+    """The outline of a contiguous array in C order: no gaps, the last axis innermost."""
     strides, step = [], 1
     for length in reversed(shape):
         strides.append(step)
@@ -279,7 +278,7 @@ def _check_types(q: Operand, k: Operand, v: Operand, bias: Operand | None, out: 
 
 
 def _sizes(q: Operand, k: Operand, v: Operand) -> tuple[int, int, int, int, int, int]:
-    """B, H, Hkv, M, N, d."""
+    """The sizes B, H, Hkv, M, N, d; ValueError for shapes that do not fit together."""
     if len(q.shape) not in (3, 4):
         raise ValueError(f"q must have shape [B, M, d] or [B, H, M, d], not {list(q.shape)}")
     B, *several, M, d = q.shape
@@ -340,7 +339,7 @@ def _bias_strides(bias: Operand | None, scores: tuple[int, int, int, int], heads
 
 
 def _of_rows(operand: Operand) -> Strides:
-    """The strides of batches, heads and rows."""
+    """The strides of batches, heads and rows of a matrix [B, rows, d] or [B, H, rows, d]."""
     batch, *head, row, _ = _several(operand)
     return batch, *(head or [0]), row  # type: ignore[return-value]
 

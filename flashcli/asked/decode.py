@@ -1,4 +1,4 @@
-"""Paged decode: what is asked for, where its numbers lie, and whether it can be answered.
+"""Calls of paged decode: the outlines of a query and of a cache in pages, options, and their checks.
 
 A cache of keys and values is an array of pages, each with room for ``page`` tokens of every head. Row s of
 ``block_tables`` says which pages sequence s has, in order: its token j is in slot ``j % page`` of page
@@ -28,7 +28,7 @@ CHUNK_BYTES = 16  # vLLM's layout splits keys into chunks of these
 
 
 def _to_python(frozen: object, *names: str) -> None:
-    """NumPy's short numbers become Python's: they would overflow in products, and in sums with places of tokens."""
+    """Turn NumPy's short numbers into Python's: they would overflow in products, and in sums with token numbers."""
     for name in names:
         if hasattr(value := getattr(frozen, name), "item"):
             object.__setattr__(frozen, name, value.item())
@@ -36,10 +36,10 @@ def _to_python(frozen: object, *names: str) -> None:
 
 @dataclass(frozen=True)
 class BlockSparse:
-    """Which blocks of ``block_size`` tokens a head sees: the last ``local_blocks``, and every ``vert_stride``-th.
+    """The blocks of ``block_size`` tokens that a head sees: the last ``local_blocks``, and every ``vert_stride``-th.
 
-    Which every ``vert_stride``-th differs from head to head by ``head_sliding_step``: of all heads, counted over
-    ``tp_rank`` ranks that have H each; or, if it is negative, of the cache's heads by its magnitude.
+    The first of every ``vert_stride``-th block moves by ``head_sliding_step`` from head to head. Heads are counted over
+    ``tp_rank`` earlier ranks of H heads each. A negative step moves by its magnitude from head to head of the cache.
     """
 
     vert_stride: int
@@ -58,14 +58,14 @@ class BlockSparse:
 
 
 class InPages:
-    """What the shape and the type of a cache say, for whoever has ``key_cache`` and its ``layout``."""
+    """Sizes and type of a cache in pages, for classes that have ``key_cache`` and its ``layout``."""
 
     key_cache: Any
     layout: str
     D: int
 
     def __post_init__(self) -> None:
-        """Factors are an fp8 cache's: those given for another one are ignored, as by vLLM."""
+        """Set k_scale and v_scale to 1 unless the cache is fp8: for other types they are ignored, as by vLLM."""
         for name in () if self.is_fp8 else FACTORS:
             object.__setattr__(self, name, 1.0)
 
@@ -79,7 +79,7 @@ class InPages:
 
     @property
     def page(self) -> int:
-        """How many tokens a page has room for."""
+        """The number of tokens that a page has room for."""
         return self.key_cache.shape[{"vllm": 3, "nhd": 1, "hnd": 2}[self.layout]]
 
     @property
@@ -97,7 +97,7 @@ class InPages:
 
     @property
     def chunk(self) -> int:
-        """How many numbers of the cache are in a chunk of `CHUNK_BYTES`."""
+        """The number of the cache's elements in a chunk of `CHUNK_BYTES`."""
         return CHUNK_BYTES // self.cache_itemsize
 
     @property
@@ -112,7 +112,7 @@ def type_of(array: Any) -> str:
 
 
 class Queries(InPages):
-    """What the shape of a ``query`` [S, T, H, D] says, beside a cache in pages."""
+    """Sizes of a ``query`` [S, T, H, D], for classes that have it beside a cache in pages."""
 
     query: Any
 
@@ -138,7 +138,7 @@ class Queries(InPages):
 
     @property
     def group(self) -> int:
-        """How many heads share a head of the cache."""
+        """The number of query heads that share a head of the cache."""
         return self.H // self.Hkv
 
 
@@ -165,7 +165,7 @@ class Decode(Queries):
     sparse: BlockSparse | None = None
 
     def at(self, addresses: int) -> Decode:
-        """What is asked of a query and a cache at these addresses, or'ed; ValueError where kernels do not read them."""
+        """This call; ValueError if a query or cache at these addresses, or'ed, is not aligned to `vector_bytes`."""
         if addresses % self.vector_bytes:
             unit = self.vector_bytes
             raise ValueError(f"query, key_cache and value_cache must start on multiples of {unit} bytes")
@@ -188,7 +188,7 @@ def ask(
     block_sparse: BlockSparse | None = None,
     cache_dtype: str | None = None,
 ) -> Decode:
-    """What `flashcli.decode` is asked for with arrays of these outlines; ValueError says what cannot be decoded."""
+    """The `Decode` of a call of `flashcli.decode` with arrays of these outlines; ValueError says why it cannot be."""
     check_layout(layout)
     caches = caches_of_type(key_cache, value_cache, cache_dtype)
     factors = (one_factor("k_scale", k_scale), one_factor("v_scale", v_scale))
@@ -205,7 +205,7 @@ def ask(
 
 
 def caches_of_type(keys: Operand, values: Operand, cache_dtype: str | None) -> tuple[Operand, Operand]:
-    """Both caches, those of bytes as what the caller says they are."""
+    """The outlines of both caches, with type ``cache_dtype`` instead of uint8 where the caller gives one."""
     check_cache_dtype(keys.dtype, values.dtype, cache_dtype)
     if cache_dtype is None:
         return keys, values
@@ -213,7 +213,7 @@ def caches_of_type(keys: Operand, values: Operand, cache_dtype: str | None) -> t
 
 
 def one_factor(name: str, scale: Operand | float) -> float:
-    """A scale that is a number, or 1 for an array, which is to have one float32."""
+    """The scale if it is a number; 1 for an outline of one float32, which the GPU reads; else ValueError."""
     if not isinstance(scale, Operand):
         return scale
     if (scale.dtype, scale.shape) not in (("float32", ()), ("float32", (1,))):
@@ -235,18 +235,18 @@ def cache_shapes(layout: str, pages: int, kv_heads: int, page: int, D: int, item
 
 
 def default_scale(query_shape: tuple[int, ...]) -> float:
-    """1/sqrt(D), of a shape that need not be a query's yet."""
+    """The factor 1/sqrt(D), D the last number of a shape that need not be checked yet."""
     return max(1, *query_shape[-1:], 1) ** -0.5
 
 
 def check_layout(layout: str) -> None:
-    """Refuse a layout that there is not."""
+    """Raise ValueError for a layout that is none of `LAYOUTS`."""
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
 
 
 def check_cache_dtype(key_type: str, value_type: str, cache_dtype: str | None) -> None:
-    """Refuse a ``cache_dtype`` that there is not, or for a cache whose type speaks for itself."""
+    """Raise ValueError for a ``cache_dtype`` that is none of `FP8_TYPES`, or is given for caches that are not uint8."""
     if cache_dtype is None:
         return
     if cache_dtype not in FP8_TYPES:
@@ -266,7 +266,7 @@ OPTION_KINDS: dict[str, tuple[Any, str]] = {  # the types that an option may hav
 
 
 def check_option_types(given: Mapping[str, Any]) -> None:
-    """Refuse options, by their names, of types that they cannot have."""
+    """Raise TypeError for an option, by its name, of a type that it cannot have; see `OPTION_KINDS`."""
     for name, value in given.items():
         kind, wanted = OPTION_KINDS.get(name, (object, ""))
         if not isinstance(value, kind):
@@ -274,7 +274,7 @@ def check_option_types(given: Mapping[str, Any]) -> None:
 
 
 def outer_problem(asked: Decode) -> str:
-    """What is wrong by types, shapes and numbers alone, as the rest of a sentence; empty if nothing is."""
+    """The fault in a call by types, shapes and options, without a look at the arrays; empty if there is none."""
     return _type_problem(asked) or _shape_problem(asked) or _number_problem(asked)
 
 
@@ -290,7 +290,7 @@ def _type_problem(asked: Decode) -> str:
 
 
 def cache_type_problem(asked: Any, name: str, kind: str) -> str:
-    """What is wrong with the types of a cache for an array of that ``name`` and ``kind``."""
+    """The fault in the types of both caches beside an array ``name`` of type ``kind``; empty if there is none."""
     cache, values = asked.key_cache.dtype, asked.value_cache.dtype
     if kind not in QUERY_TYPES:
         return f"{name} is {kind}, not {', '.join(QUERY_TYPES)}"
@@ -319,7 +319,7 @@ def _shape_problem(asked: Decode) -> str:
 
 
 def cache_ranks(layout: str) -> dict[str, int]:
-    """How many dimensions the caches have."""
+    """The number of dimensions of each cache in a layout, by its argument's name."""
     return {"key_cache": 5 if layout == "vllm" else 4, "value_cache": 4}
 
 
@@ -336,7 +336,7 @@ def rank_problem(asked: Any, ranks: Mapping[str, int], may_be_empty: tuple[str, 
 
 
 def head_problem(asked: Any, D: int) -> str:
-    """What is wrong with heads of D numbers in the cache's pages."""
+    """The fault in the size of heads, D numbers, or of the cache's pages; empty if there is none."""
     if D % 8 or D > MAX_HEAD:
         return f"heads have {D} numbers, not a multiple of 8 up to {MAX_HEAD}"
     if asked.layout == "vllm" and D % asked.chunk:
@@ -347,7 +347,7 @@ def head_problem(asked: Any, D: int) -> str:
 
 
 def wanted_caches(asked: Any, D: int) -> dict[str, tuple[int, ...]]:
-    """The shapes that the caches are to have."""
+    """The shapes that both caches must have for heads of D numbers, by their arguments' names."""
     keys, values = cache_shapes(asked.layout, asked.pages, asked.Hkv, asked.page, D, asked.cache_itemsize)
     return {"key_cache": keys, "value_cache": values}
 

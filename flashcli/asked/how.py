@@ -1,4 +1,4 @@
-"""How an operation is to be computed, beside what: one record of the options that go through to a plan."""
+"""Options that decide how an operation is computed, not what: one record that goes through to a plan."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ PRECISIONS = {"fp32": 3, "fp16": 1}  # how many fp16 products make one of the in
 
 
 class How(NamedTuple):
-    """Options of that name of `flashcli.attention` and its siblings.
+    """Options of `flashcli.attention` and its siblings that are passed on unread, by their public names.
 
-    ``kernel`` is the name of the one that computes, the fastest if None.
+    ``kernel`` is the name of the kernel that computes; None takes the fastest.
     """
 
     kernel: str | None = None
@@ -20,6 +20,6 @@ class How(NamedTuple):
 
 
 def check_precision(name: object) -> None:
-    """Raise ValueError for a precision that there is not, or what is no name."""
+    """Raise ValueError for a precision that is none of `PRECISIONS`."""
     if name not in tuple(PRECISIONS):  # which a list can be looked for in
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {name!r}")

@@ -30,11 +30,11 @@ def round_up(a: int, b: int) -> int:
 
 
 class Chunk(NamedTuple):
-    """A contiguous piece of an input, and the part of the output that can be computed of it.
+    """A contiguous piece of an input file: some rows of some batches, and the output that follows from it.
 
-    ``matrices`` says what of each of its ``batches`` is in it: "QKV", all; "Q", some rows of Q; "KV", some rows of K
-    and V, which one below the other are a matrix of 2 N rows. ``rows`` are those of the matrices named. "KV" gives no
-    output.
+    ``matrices`` says what it has of each of its ``batches``. "QKV" is all; "Q" is some rows of Q; "KV" is some rows of
+    the matrix of 2 N rows that K and V form one below the other. ``rows`` are rows of the matrices named. "KV" gives
+    no output.
     """
 
     matrices: str
@@ -86,23 +86,23 @@ class Shape:
         return (range(b, min(b + step, self.B)) for b in range(0, self.B, step))
 
     def whole(self, batches: range) -> Chunk:
-        """All of some batches."""
+        """The chunk with all of Q, K and V of some batches."""
         return Chunk("QKV", batches, range(3 * self.N))
 
     def input_rows(self, chunk: Chunk) -> range:
-        """Where a chunk is in the input, a matrix [3 B N, d]."""
+        """The rows of a chunk in the input, a matrix [3 B N, d]."""
         first = (3 * chunk.batches.start + "QKV".index(chunk.matrices[0])) * self.N + chunk.rows.start
         return range(first, first + len(chunk.batches) * len(chunk.rows))
 
     def output_rows(self, chunk: Chunk) -> range:
-        """Where its answer is in the output, a matrix [B N, d]."""
+        """The rows of a chunk's answer in the output, a matrix [B N, d]; empty for chunks of K and V."""
         if chunk.matrices == "QKV":
             return range(chunk.batches.start * self.N, chunk.batches.stop * self.N)
         first = chunk.batches.start * self.N + chunk.rows.start
         return range(first, first + (len(chunk.rows) if chunk.matrices == "Q" else 0))
 
     def place(self, input_row: int) -> tuple[int, str, int]:
-        """Of a row of the input: its batch, the name of its matrix, its number in that."""
+        """The batch, the matrix's name ("Q", "K", "V") and the row in that matrix of a row of the input [3 B N, d]."""
         matrix, row = divmod(input_row, self.N)
         return matrix // 3, "QKV"[matrix % 3], row
 
@@ -111,7 +111,7 @@ class Shape:
 
 
 def shape_problem(shape: Shape) -> str:
-    """What is wrong with a header, in words; empty if nothing is."""
+    """The fault in a header's B, N or d, in words; empty if there is none."""
     limits = {"B": MAX_INT32, "N": MAX_INT32, "d": MAX_D}
     return " and ".join(
         f"{name} = {value}, not from 1 to {limits[name]}"

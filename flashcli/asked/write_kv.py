@@ -1,4 +1,4 @@
-"""New keys and values for a cache in pages: what is asked for, and whether it can be done.
+"""Calls of write_kv: the outlines of new keys and values and of a cache in pages, and their checks.
 
 Token i of ``key`` and ``value`` goes into slot ``slot_mapping[i] % page`` of page ``slot_mapping[i] // page``; a token
 whose number is negative goes nowhere. This is vLLM's `reshape_and_cache`, and the names are vLLM's.
@@ -31,7 +31,7 @@ ARRAYS = ("key", "value", "key_cache", "value_cache", "slot_mapping")
 
 
 class Rows(InPages):
-    """What the shape of a ``key`` [tokens, Hkv, D] says, beside a cache in pages."""
+    """Sizes of a ``key`` [tokens, Hkv, D], for classes that have it beside a cache in pages."""
 
     key: Any
 
@@ -61,7 +61,7 @@ class WriteKv(Rows):
     layout: str = "vllm"
 
     def at(self, addresses: int) -> WriteKv:
-        """What is asked of arrays at these addresses, or'ed; ValueError where the kernel does not move them."""
+        """This call; ValueError if arrays at these addresses, or'ed, are not aligned to `ALIGNMENT` bytes."""
         if addresses % ALIGNMENT:
             raise ValueError(f"key, value, key_cache and value_cache must start on multiples of {ALIGNMENT} bytes")
         return self
@@ -79,7 +79,7 @@ def ask(
     layout: str = "vllm",
     cache_dtype: str | None = None,
 ) -> WriteKv:
-    """What `flashcli.write_kv` is asked for with arrays of these outlines; ValueError says what cannot be written."""
+    """The `WriteKv` of a call of `flashcli.write_kv` with arrays of these outlines; ValueError says why not."""
     check_layout(layout)
     factors = (one_factor("k_scale", k_scale), one_factor("v_scale", v_scale))
     caches = caches_of_type(key_cache, value_cache, cache_dtype)
@@ -90,7 +90,7 @@ def ask(
 
 
 def outer_problem(asked: WriteKv) -> str:
-    """What is wrong with it by types, shapes and numbers alone, as the rest of a sentence; empty if nothing is."""
+    """The fault in a call by types, shapes and scales, without a look at the arrays; empty if there is none."""
     return _type_problem(asked) or _shape_problem(asked) or _scale_problem(asked)
 
 

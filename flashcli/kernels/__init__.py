@@ -1,1 +1,1 @@
-"""What is launched, as data: the ladder of kernels, which of them computes, and how machine code is made of them."""
+"""Kernels as data: the ladder of each operation, the choice among them, their tiles, launches and scratch."""

@@ -1,4 +1,4 @@
-"""What an attention kernel is told: one struct, passed by value. Its twin is ``cuda/attention/arguments.h``."""
+"""The argument of attention kernels: one struct, passed by value, as in ``cuda/attention/arguments.h``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ POINTERS = ("Q", "K", "V", "O", "lse", "bias", "workspace")  # what arrays' call
 
 
 class Strides(ctypes.Structure):
-    """How many floats apart the batches, the heads and the rows of a matrix [B, H, rows, d] are."""
+    """Strides of batches, heads and rows of a matrix [B, H, rows, d], in floats."""
 
     _fields_ = (("batch", ctypes.c_longlong), ("head", ctypes.c_longlong), ("row", ctypes.c_longlong))
 
@@ -32,7 +32,7 @@ class Attention(ctypes.Structure):
 
 
 class Matrix(NamedTuple):
-    """Where a matrix [B, H, rows, d] of float32 lies: the address of its first number, and its strides in floats."""
+    """The address of a float32 matrix [B, H, rows, d] in bytes, and its strides in floats."""
 
     address: int
     batch: int
@@ -46,7 +46,7 @@ class Matrix(NamedTuple):
 
 
 def argument(call: Call, chunk: int) -> Attention:
-    """The arguments for arrays as they lie, but for the addresses; a ``chunk`` is so many tiles of keys."""
+    """The argument for a call, without addresses; ``chunk`` is the number of tiles of keys in a chunk, 0 for none."""
     strides = {"q": call.q, "k": call.k, "v": call.v, "o": call.o, "bias_strides": call.bias_strides[:3]}
     return Attention(
         **{name: Strides(*by) for name, by in strides.items()}, bias_column=call.bias_strides[3], B=call.B, H=call.H,
@@ -71,7 +71,7 @@ def of_batches(
     workspace: SupportsInt = 0,
     nonfinite: int = 0,
 ) -> Attention:
-    """The arguments for M query rows at position ``q_start`` and N keys, of B batches as files have them."""
+    """The argument for B batches of one head, as files have them: M queries from position ``q_start``, and N keys."""
     given = Attention(
         Q=q.address, K=k.address, V=v.address, O=o.address, workspace=int(workspace), nonfinite=nonfinite, B=B, H=1,
         Hkv=1, M=M, N=N, q_start=q_start, scale=scale,

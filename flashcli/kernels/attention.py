@@ -36,7 +36,7 @@ def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
 
 
 def _strided_macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
-    """Macros of kernels that take arrays as they lie."""
+    """Macros of kernels that take arrays with any strides."""
     macros = _macros(tiling, problem) | {"IN_PLACE": int(problem.in_place), "DENSE": int(problem.dense)}
     macros |= {"ALIGNED": int(problem.aligned and problem.d % 4 == 0), "LSE": int(problem.lse)}
     if problem.bias:
@@ -51,7 +51,7 @@ def _split_macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
 
 
 def block_per_row_tile(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    """One block for each of the B * Tr row tiles: what most kernels launch."""
+    """The launch of most kernels: a block for each of the B * Tr row tiles."""
     return (Launch("attention", problem.B * ceil_div(problem.M, tiling.Br), tiling.threads, tiling.shared),)
 
 
@@ -91,12 +91,12 @@ def _block_per_batch(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
 
 
 def _maxima_and_sums(tiling: Tiling, problem: Problem) -> int:
-    """m and l of every row."""
+    """Bytes of m and l of every row, in float."""
     return problem.B * problem.M * 2 * 4
 
 
 def _baseline_workspace(tiling: Tiling, problem: Problem) -> int:
-    """m and l of every row; and of one tile in each batch, the row maxima and sums, and the scores."""
+    """Bytes of m and l of every row, and of one tile's row maxima, row sums and scores in each batch, in float."""
     return _maxima_and_sums(tiling, problem) + problem.B * (2 * tiling.Br + tiling.Br * tiling.Bc) * 4
 
 
@@ -120,12 +120,12 @@ def _row_per_thread(problem: Problem) -> Tiling:
 
 
 def _rows_of_O(tiling: Tiling, problem: Problem) -> int:
-    """O, unfinished, padded to whole tiles."""
+    """Bytes of an unfinished O, padded to whole tiles, in float."""
     return problem.B * round_up(problem.M, tiling.Br) * round_up(problem.d, 4) * 4
 
 
 def _rows_of_O_m_l(tiling: Tiling, problem: Problem) -> int:
-    """The same, with m and l."""
+    """Bytes of an unfinished O with m and l of every row, padded to whole tiles, in float."""
     return _rows_of_O(tiling, problem) + problem.B * round_up(problem.M, tiling.Br) * 2 * 4
 
 
@@ -164,24 +164,24 @@ def _padded(d: int, least: int = 32) -> int:
 
 
 def _split_bytes(rows: int, columns: int, products: int) -> int:
-    """A tile of fp16 hi (and lo, beside it): panels of 64 columns, 128 bytes a row."""
+    """Bytes of a split tile, fp16 hi with lo beside it: panels of 64 columns, 128 bytes a row; fp16 has hi alone."""
     return ceil_div(2 * columns if products == 3 else columns, 64) * rows * 128
 
 
 def _tile_bytes(Bc: int, problem: Problem, least: int = 32) -> int:
-    """One tile of K and one of V."""
+    """Bytes of a split tile of K and of a split tile of V, Bc keys each."""
     D = _padded(problem.d, least)
     return _split_bytes(Bc, D, problem.products) + _split_bytes(D, Bc, problem.products)
 
 
 def _split_workspace(tiling: Tiling, problem: Problem, least: int = 32) -> int:
-    """All tiles of K and V, and the exponents of their scales."""
+    """Bytes of all split tiles of K and V, and of the exponents of their scales."""
     heads = problem.B // problem.group
     return heads * ceil_div(problem.N, tiling.Bc) * (_tile_bytes(tiling.Bc, problem, least) + 2 * 16)
 
 
 def _split_keys(tiling: Tiling, problem: Problem) -> Launch:
-    """The pre-pass: a block splits a tile of K, or of V."""
+    """The launch of the pre-pass: a block splits a tile of K, or of V, into fp16 halves."""
     tiles = problem.B // problem.group * ceil_div(problem.N, tiling.Bc)
     return Launch("prepare", 2 * tiles, PREPARE_THREADS, once=True)
 
@@ -242,7 +242,7 @@ def _wgmma(problem: Problem) -> Tiling:
 
 
 def _shared_out(problem: Problem, Bc: int, stages: int) -> Tiling:
-    """With row tiles, and chunks of keys, as they are expected to be done soonest."""
+    """wgmma's tiling with the row tiles and chunks that `chunks.best` expects to be fastest; for files, 128 rows."""
     if not problem.in_place:
         return _wgmma_tiling(problem, 128, Bc, stages, pingpong=1)
     sharing = chunks.best(problem, Bc)
@@ -252,7 +252,7 @@ def _shared_out(problem: Problem, Bc: int, stages: int) -> Tiling:
 
 
 def _paired_tiling(problem: Problem, Bc: int) -> Tiling:
-    """Two tiles of K and three of V in flight, and what one warpgroup sends the other (paired.cuh)."""
+    """wgmma's tiling for two warpgroups that share 64 rows: two tiles of K and three of V in flight (paired.cuh)."""
     D, Br, stages = _padded(problem.d), 64, 3
     K, V = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
     shared = _beside_tiles(problem, Br) + (stages - 1) * K + stages * V + _slot_bytes(problem)
@@ -260,7 +260,7 @@ def _paired_tiling(problem: Problem, Bc: int) -> Tiling:
 
 
 def _with_chunks(tiling: Tiling, problem: Problem, sharing: chunks.Sharing) -> Tiling:
-    """The same tiles, where their keys are cut into chunks."""
+    """A tiling of wgmma, with the shared memory and macros for chunks of keys where keys are cut."""
     if chunks.chunks(problem, tiling.Bc) == 1:
         return tiling
     cluster = chunks.cluster(problem, tiling.Bc, sharing)
@@ -273,30 +273,30 @@ def _with_chunks(tiling: Tiling, problem: Problem, sharing: chunks.Sharing) -> T
 
 
 def _is_best(sharing: chunks.Sharing, Bc: int, problem: Problem) -> bool:
-    """Whether it is expected to be faster than tiles of 128 keys are."""
+    """Whether tiles of Bc keys, shared out so, are expected to be faster than the best with tiles of 128 keys."""
     other = chunks.microseconds(problem, 128, chunks.best(problem, 128))
     return chunks.microseconds(problem, Bc, sharing) < other
 
 
 def _rounds(Br: int, problem: Problem) -> int:
-    """How many row tiles the busiest multiprocessor gets."""
+    """The number of row tiles that the busiest multiprocessor gets."""
     return ceil_div(problem.B * ceil_div(problem.M, Br), problem.sms)
 
 
 def _beside_tiles(problem: Problem, Br: int) -> int:
-    """Bytes of shared memory for Q, and for tiles of K and V to start where they should."""
+    """Bytes of shared memory for Q, and for the alignment of the tiles of K and V."""
     return Br // 64 * _split_bytes(64, _padded(problem.d, LEAST_HEAD), problem.products) + ALIGNMENT
 
 
 def _wgmma_tiling(problem: Problem, Br: int, Bc: int, stages: int, pingpong: int = 0, stage: int = 0) -> Tiling:
-    """``stage``: bytes of K and V that are copied at a time; a tile of each, if not given."""
+    """wgmma's tiling, ``stages`` deep; a ``stage`` is so many bytes of K and V, by default a tile of each."""
     threads = 128 + 2 * Br  # a warpgroup that copies, and one for each 64 rows
     shared = _beside_tiles(problem, Br) + stages * (stage or _tile_bytes(Bc, problem, LEAST_HEAD))
     return Tiling(Br, Bc, threads, shared, (("STAGES", stages), ("PINGPONG", pingpong)))
 
 
 def _wgmma_long(problem: Problem) -> Tiling:
-    """Long heads: K and V come in panels of 64 rows and 64 columns, as many as fit beside Q (long.cuh)."""
+    """wgmma's tiling for d > 128: panels of 64 rows and 64 columns of K and V, as many as fit beside Q (long.cuh)."""
     sharing, panel = chunks.best(problem, LONG_BC), _split_bytes(64, 64, problem.products)
     stages = min(MOST_PANELS, (HOPPER_SHARED - STATIC - _beside_tiles(problem, sharing.Br)) // panel)
     tiling = _wgmma_tiling(problem, sharing.Br, LONG_BC, stages, int(sharing.Br > 64), panel)
@@ -304,32 +304,31 @@ def _wgmma_long(problem: Problem) -> Tiling:
 
 
 def _block_per_multiprocessor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    """As many blocks as run at once, each with many row tiles."""
+    """The launch of a block a multiprocessor, each for many row tiles; fewer blocks where there are fewer tiles."""
     tiles = problem.B * ceil_div(problem.M, tiling.Br)
     return (Launch("attention", min(tiles, problem.sms), tiling.threads, tiling.shared),)
 
 
 def _slot_bytes(problem: Problem) -> int:
-    """What a chunk has come to, for 64 rows: O, and of each thread m and l of two rows and the units of O."""
+    """Bytes of a chunk's partial answer for 64 rows: O, and for each of 128 threads m, l and O's units of two rows."""
     return 64 * _padded(problem.d, LEAST_HEAD) * 4 + 128 * 2 * 16
 
 
 def way_of(tiling: Tiling) -> int:
-    """How blocks share the keys of a row tile: `chunks.WHOLE`, where they do not, to `chunks.MEET`."""
+    """The way in which blocks share the keys of a row tile, `chunks.WHOLE` (not at all) to `chunks.MEET`."""
     return dict(tiling.macros).get("SHARING", chunks.WHOLE)
 
 
 def is_paired(tiling: Tiling) -> bool:
-    """Whether two warpgroups have the same 64 rows."""
+    """Whether two warpgroups share each 64 rows, so that a block has more threads than its rows need."""
     return tiling.threads > 128 + 2 * tiling.Br
 
 
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    """The pre-pass, and blocks that may begin before it has ended.
+    """wgmma's launches: the pre-pass, and the products, whose blocks may begin before it has ended.
 
-    Not causal: a block a multiprocessor, each with many row tiles, or a share of all chunks. Causal: a block for each
-    row tile, or each chunk of one, so that the hardware balances long rows and short ones. In clusters, each has a row
-    tile; two warpgroups that share one have no more than that, or a chunk.
+    Not causal: one block a multiprocessor, looping over row tiles or chunks. Causal: one block a row tile or chunk,
+    balanced by the hardware. Clusters, and pairs of warpgroups that share 64 rows: one block a row tile or chunk.
     """
     return _split_keys(tiling, problem), _wgmma_products(tiling, problem)._replace(early=True)
 
@@ -345,7 +344,7 @@ def _wgmma_products(tiling: Tiling, problem: Problem) -> Launch:
 
 
 def chunk_tiles(tiling: Tiling, problem: Problem) -> int:
-    """How many tiles of keys are a chunk; 0 where a kernel cuts none."""
+    """The number of tiles of keys in a chunk; 0 where the tiling does not cut keys."""
     return chunks.chunk_tiles(problem, tiling.Bc) if way_of(tiling) != chunks.WHOLE else 0
 
 
@@ -354,7 +353,7 @@ def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
 
 
 def wgmma_partial(tiling: Tiling, problem: Problem) -> int:
-    """What chunks of keys have come to, and how many of a row tile's are there (chunks.cuh)."""
+    """Bytes of scratch for chunks of keys: their partial answers, and a counter of those done (chunks.cuh)."""
     row_tiles, spread = problem.B * ceil_div(problem.M, tiling.Br), way_of(tiling) == chunks.SPREAD
     if not spread and way_of(tiling) != chunks.FOLD:
         return 0
@@ -369,19 +368,16 @@ def wgmma_partial(tiling: Tiling, problem: Problem) -> int:
 
 
 def longest_short(problem: Problem) -> int:
-    """The N up to which splitting in shared memory is worth more than a pre-pass: while a head's K and V stay there.
-
-    Longer ones would be split over and over.
-    """
+    """The largest N for `wgmma_short`: a head's K and V stay in shared memory; longer ones are split over and over."""
     tiling = _wgmma_short(problem)
     return tiling.Bc * dict(tiling.macros)["STAGES"]
 
 
 def _short_Bc(problem: Problem) -> int:
-    """128 where registers suffice for such a tile of S, and it is filled.
+    """wgmma_short's Bc: 128 where registers suffice for such a tile of S and it is filled, else 64.
 
-    They do not with long heads, a mask or a bias; nor on arrays, whose rows may lie apart, which shall change no byte.
-    (And with heads of 4 and 8 ptxas finds too few.)
+    Registers do not suffice with long heads, a mask, a bias, or heads of 4 and 8 (there ptxas finds too few). Nor do
+    they on arrays whose rows lie apart; so all arrays get 64, lest the layout change a byte.
     """
     masked = problem.causal or bool(problem.bias)
     return 128 if 8 < problem.d <= 32 and problem.N > 64 and not (masked or problem.in_place) else 64
@@ -389,9 +385,9 @@ def _short_Bc(problem: Problem) -> int:
 
 @functools.lru_cache(maxsize=8)
 def _wgmma_short(problem: Problem) -> Tiling:
-    """A warpgroup splits K and V in shared memory, where their fp32 tiles were copied before; as many as fit stay.
+    """wgmma_short's tiling: as many slots for split tiles of K and V as fit shared memory.
 
-    The others multiply; of short heads on arrays there are registers for one more.
+    One warpgroup splits the tiles, the others multiply. Short heads on arrays leave registers for one more warpgroup.
     """
     D = _padded(problem.d, LEAST_HEAD if problem.in_place else 32)
     Bc = _short_Bc(problem)

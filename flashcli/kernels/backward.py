@@ -1,4 +1,4 @@
-"""The ladder of backward kernels: their tiles, their launches, their scratch, and what they are told.
+"""The ladder of backward kernels: their tiles, their launches, their scratch and their argument.
 
 One kernel is one file in ``cuda/backward/`` and one entry in `KERNELS`. Each computes dQ, dK and dV, and dbias where it
 is wanted, in the same steps: numbers of a row, dQ by tiles of queries, dK and dV by tiles of keys, dbias.
@@ -28,7 +28,7 @@ STRIDES = "d_o", "q", "k", "v", "o", "lse_at", "dlse_at", "dq", "dk", "dv", "bia
 
 
 class Argument(ctypes.Structure):
-    """``Backward`` of cuda/backward/arguments.h, where it says what each means."""
+    """The argument of backward kernels: ``Backward`` of cuda/backward/arguments.h, which says what each field means."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in POINTERS),
@@ -40,7 +40,7 @@ class Argument(ctypes.Structure):
 
 
 def argument(asked: Backward) -> Argument:
-    """The arguments but for the addresses."""
+    """The argument for a call, without addresses."""
     call = asked.of
     strides = {
         "d_o": asked.do, "q": call.q, "k": call.k, "v": call.v, "o": call.o, "lse_at": asked.lse,
@@ -55,7 +55,7 @@ def argument(asked: Backward) -> Argument:
 
 
 class Problem(NamedTuple):
-    """What gradients are computed of; ``aligned``: whether all rows start on 16 bytes.
+    """Sizes and types that backward kernels are built for; ``aligned``: whether all rows start on 16 bytes.
 
     ``bias`` is a key of `BIAS_NUMBERS`. ``dbias`` is the number of batches, heads, queries and keys that the bias's
     gradient has, 1 along axes that it has not, and 0 each where it is not wanted. Sizes decide launches and scratch,
@@ -76,7 +76,7 @@ class Problem(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of Q of all heads."""
+        """The number of rows of Q in all batches and heads."""
         return self.B * self.H * self.M
 
 
@@ -116,12 +116,12 @@ def _delta(problem: Problem) -> Launch:
 
 
 def _row_lanes(d: int) -> int:
-    """Threads that take a row together, as in cuda/backward/backward.cuh."""
+    """The number of threads that take a row together, as in cuda/backward/backward.cuh."""
     return next(lanes for lanes in (4, 8, 16, 32) if lanes == 32 or d <= 4 * lanes)
 
 
 def _passes(tiling: Tiling, problem: Problem, owned_keys: int) -> tuple[Launch, Launch]:
-    """The launches of dQ, and of dK and dV, whose blocks own so many keys."""
+    """The launches of dQ, a block for Br rows, and of dK and dV, a block for ``owned_keys`` keys."""
     rows = problem.B * problem.H * ceil_div(problem.M, tiling.Br)
     keys = problem.B * problem.Hkv * ceil_div(problem.N, owned_keys)
     return (
@@ -131,11 +131,11 @@ def _passes(tiling: Tiling, problem: Problem, owned_keys: int) -> tuple[Launch, 
 
 
 def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
-    """The launches of gradients where there is something to compute; BackendUnavailable says why a kernel cannot.
+    """The launches of gradients that are not empty; BackendUnavailable says why the kernel named cannot.
 
     A kernel that splits numbers notes in its scratch whether something is not finite, and which heads of K and V that
-    concerns. Those are computed once more, without splitting numbers; the launches return at once where there are
-    none, so that the host need not wait for anything.
+    concerns. These heads are computed once more, without splitting numbers. Where there are none, those launches return
+    at once, so that the host need not wait for anything.
     """
     problem = problem_of(asked)
     build = Build(choose(gpu.capability, problem, how.kernel), problem)
@@ -225,7 +225,7 @@ def _mma_workspace(tiling: Tiling, problem: Problem) -> int:
 
 
 def _tiles(tiling: Tiling, problem: Problem) -> tuple[int, int]:
-    """Tiles of Bc rows of Q, and of K, each with one of dO or V."""
+    """The numbers of tiles of Bc rows of Q (and dO), and of K (and V), in all batches and heads."""
     Bc = tiling.Bc
     return problem.B * problem.H * ceil_div(problem.M, Bc), problem.B * problem.Hkv * ceil_div(problem.N, Bc)
 
@@ -242,7 +242,7 @@ HALF_SHARED, MOST_SHARED = 110 * 1024, 220 * 1024  # of two blocks, and of one, 
 
 
 def _wgmma(problem: Problem) -> Tiling:
-    """A warpgroup that multiplies and one that copies, two blocks a multiprocessor; for long heads two and one."""
+    """wgmma's tiling: a warpgroup that copies, one that multiplies, two blocks a multiprocessor; if d > 64, 2 and 1."""
     own, blocks, pad, passing, stages = (64, 2, 32, 64, 4 if problem.d <= 32 else 2)
     if problem.d > 64:
         own, blocks, pad, passing, stages = (128, 1, 64, 32, 3)
@@ -267,7 +267,7 @@ def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
 
 
 def _heads(tiling: Tiling, problem: Problem) -> int:
-    """A counter for each head of Q: how many of its records of Q and dO are whole."""
+    """The number of counters, one a head of Q: each counts the head's records of Q and dO that are whole."""
     return problem.B * problem.H
 
 
@@ -275,12 +275,12 @@ def _heads(tiling: Tiling, problem: Problem) -> int:
 
 
 def _whole_heads(problem: Problem) -> tuple[int, int]:
-    """Tiles of 64 queries and of 64 keys of a head, whose block has all of it; none where heads of Q share one of K."""
+    """The numbers of tiles of 64 queries and 64 keys of a head that one block takes; (0, 0) if heads of Q share K."""
     return (ceil_div(problem.M, 64), ceil_div(problem.N, 64)) if problem.Hkv == problem.H else (0, 0)
 
 
 def _wgmma_short(problem: Problem) -> Tiling:
-    """Two blocks of a warpgroup, where a multiprocessor has room for two heads, or one of two."""
+    """wgmma_short's tiling: two blocks of one warpgroup if a multiprocessor has room for two heads, else one of two."""
     pad, tiles = 32 if problem.d <= 32 else 64, _whole_heads(problem)
     shared = sum(tiles) * 2 * 64 * 2 * 2 * round_up(problem.d, pad) + 1024
     blocks = 2 if shared <= HALF_SHARED else 1
@@ -363,7 +363,7 @@ SHORT_HEAD = 16  # where inputs have outliers, dK of fewer numbers shows the hal
 
 
 def check_name(name: str | None) -> None:
-    """Raise UsageError for a name that no kernel has."""
+    """Raise UsageError for a name that no backward kernel has; None is allowed."""
     if name is not None and name not in KERNELS:
         raise UsageError(f"there is no kernel {name!r} for gradients.", f"choose one of {', '.join(KERNELS)}.")
 
@@ -371,7 +371,7 @@ def check_name(name: str | None) -> None:
 def choose(capability: tuple[int, int], problem: Problem, name: str | None = None) -> Kernel:
     """The kernel of that name, or the fastest for the problem on a GPU of this compute capability.
 
-    BackendUnavailable says why it cannot be.
+    BackendUnavailable says why a kernel that is named cannot compute the problem.
     """
     check_name(name)
     if name is None:
@@ -386,7 +386,7 @@ def _pays(kernel: Kernel, problem: Problem) -> bool:
     """Whether a kernel that can compute is worth choosing.
 
     Heads shorter than `SHORT_HEAD` are left to FFMA. A block of wgmma_short takes the tiles of a head one after the
-    other: one has one tile, or many heads are under way.
+    other. So it pays only with one tile a head, or with many heads.
     """
     if kernel.name == "wgmma_short" and problem.B * problem.H < MANY_HEADS and max(problem.M, problem.N) > 64:
         return False

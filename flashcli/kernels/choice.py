@@ -1,4 +1,4 @@
-"""Which kernel computes when nobody names one, and whether one that is named can."""
+"""The choice of an attention kernel: the fastest when nobody names one, and a check of one that is named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FULL = 16 * SMS  # tiles of 128 rows that keep it busy
 
 
 class Candidate(NamedTuple):
-    """A kernel that might compute, and the microseconds that `tuning.cost` expects of it; or why it cannot."""
+    """A kernel's name with the microseconds that `tuning.cost` expects, or with the reason why it cannot compute."""
 
     name: str
     microseconds: float | None = None
@@ -32,9 +32,9 @@ class Candidate(NamedTuple):
 def choose(capability: tuple[int, int], problem: Problem) -> Kernel:
     """The fastest kernel for a problem on a device of this compute capability; BackendUnavailable if there is none.
 
-    Arrays where they lie get the one that `tuning.cost` expects to be the fastest, or one without a pre-pass that is as
-    good as that, or as fast as the host. Where a row's bytes shall not depend on its company, neither may the kernel:
-    so it is the one for `FULL` row tiles, or that one's twin. Files, whose time is that of reading and writing, go by
+    Arrays where they lie get the kernel that `tuning.cost` expects to be the fastest, or one without a pre-pass that is
+    as good, or as fast as the host. Where a row's bytes must not depend on its company, the kernel must not either: it
+    is the best one for `FULL` row tiles, or its twin. Files, whose time is that of reading and writing, go by
     `PREFERENCE`, so that an answer keeps its bytes when a kernel becomes faster.
     """
     able = [name for name in PREFERENCE if not refusal(name, capability, problem)]
@@ -51,7 +51,7 @@ def choose(capability: tuple[int, int], problem: Problem) -> Kernel:
 
 
 def why(capability: tuple[int, int], problem: Problem) -> str:
-    """Why `choose` takes the kernel that it does for arrays, as the rest of a sentence that begins with its name."""
+    """The reason why `choose` takes its kernel for arrays, as the rest of a sentence that begins with its name."""
     able = [name for name in PREFERENCE if not refusal(name, capability, problem)]
     fastest = min(able, key=lambda name: _expected(name, problem))
     if len(able) == 1:
@@ -64,7 +64,7 @@ def why(capability: tuple[int, int], problem: Problem) -> str:
 
 
 def _invariant(able: list[str], capability: tuple[int, int], problem: Problem) -> list[str]:
-    """Those that give the bytes of the best one for `FULL` row tiles that are dense and aligned."""
+    """The names of kernels that give the bytes of the best kernel for `FULL` dense and aligned row tiles."""
     many = ceil_div(FULL, ceil_div(problem.M, 128))
     full = problem._replace(B=many, sms=SMS, aligned=True, dense=True, lse=False)
     may = [name for name in PREFERENCE if not refusal(name, capability, full)]
@@ -73,7 +73,7 @@ def _invariant(able: list[str], capability: tuple[int, int], problem: Problem) -
 
 
 def candidates(capability: tuple[int, int], problem: Problem) -> list[Candidate]:
-    """All kernels that may be chosen, and what is expected of them, in the order of `PREFERENCE`."""
+    """The kernels of `PREFERENCE`, in its order, each with its expected microseconds or why it is refused."""
     return [
         Candidate(name, refused=reason)
         if (reason := refusal(name, capability, problem))
@@ -83,13 +83,13 @@ def candidates(capability: tuple[int, int], problem: Problem) -> list[Candidate]
 
 
 def _expected(name: str, problem: Problem) -> float:
-    """Microseconds; what is not known is not expected to be fast, and then `PREFERENCE` decides."""
+    """The microseconds that `tuning.cost` expects of a kernel, infinity if it has no figure: `PREFERENCE` decides."""
     known = cost.microseconds(KERNELS[name], problem)
     return float("inf") if known is None else known
 
 
 def refusal(name: str, capability: tuple[int, int], problem: Problem) -> str:
-    """Why a kernel is none to choose; empty if it is one."""
+    """The reason why a kernel must not be chosen for a problem; empty if it may be."""
     kernel = KERNELS[name]
     if not kernel.runs_on(capability):
         return f"it needs {architecture(kernel.needs)}"
@@ -106,9 +106,9 @@ def _same_bytes(one: str, other: str, problem: Problem) -> bool:
 
 
 def _not_worth_it(kernel: Kernel, problem: Problem) -> str:
-    """Why a kernel that could compute is not chosen, whatever its time; empty if it may be.
+    """The reason not to choose a kernel that could compute, whatever its time; empty if there is none.
 
-    Heads of a few numbers are left to FFMA in fp32, which is more accurate there.
+    Heads of less than `SHORT_HEAD` numbers are left to FFMA in fp32, which is more accurate there.
     """
     if kernel.splits and problem.precision == "fp32" and problem.d < SHORT_HEAD:
         return f"heads of less than {SHORT_HEAD} numbers are left to FFMA in fp32"

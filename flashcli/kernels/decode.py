@@ -61,7 +61,7 @@ NUMBERS = (
 
 
 class Argument(ctypes.Structure):
-    """``struct Decode`` of cuda/decode/decode.cuh; a test has the compiler hold the two together."""
+    """The argument of decode kernels: ``struct Decode`` of cuda/decode/decode.cuh; a test compares the two layouts."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in POINTERS),
@@ -72,7 +72,7 @@ class Argument(ctypes.Structure):
 
 
 def problem_of(asked: Decode, gpu: Gpu = HOPPER) -> Problem:
-    """What kernels are told of what is asked, before one of them has chosen anything."""
+    """The problem of a call of decode, with the rows and tuning that a kernel chooses still at their defaults."""
     return Problem(
         asked.D, asked.page, asked.query.dtype, asked.cache_type, asked.layout == "vllm", sequences=asked.S,
         tokens=asked.T, heads=asked.H, kv_heads=asked.Hkv, table_width=asked.block_tables.shape[1], gpu=gpu,
@@ -86,7 +86,7 @@ def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
 
 
 def _smallest(problem: Problem) -> Problem:
-    """One sequence of more than a piece, which another launch merges."""
+    """The problem of one sequence longer than a piece, so that every launch, the merge too, occurs."""
     width = ceil_div(2 * MOST_OF_A_PIECE, problem.page)
     return problem._replace(
         tuning=problem.tuning._replace(cluster=1), sequences=1, tokens=1, heads=1, kv_heads=1, table_width=width,
@@ -97,7 +97,7 @@ def _smallest(problem: Problem) -> Problem:
 def _chooses(
     rows: Callable[[Problem], int], tuning: Callable[[Problem], Tuning] = lambda problem: Tuning()
 ) -> Callable:
-    """What a kernel chooses: how many of a cache head's rows a block takes together, and the tuning for the problem."""
+    """Return a kernel's ``fitted``: it sets how many of a cache head's rows a block takes, and then the tuning."""
 
     def fitted(problem: Problem) -> Problem:
         problem = problem._replace(rows=rows(problem), tuning=Tuning())
@@ -107,7 +107,7 @@ def _chooses(
 
 
 def _tiles(macros: Callable[[Problem], dict[str, int]] = lambda problem: {}) -> Callable[[Problem], Tiling]:
-    """Tiles of a kernel with these macros beyond the ones that all have."""
+    """Return a kernel's ``tiling``, which has these macros beside those of all decode kernels."""
 
     def tiling(problem: Problem) -> Tiling:
         return Tiling(problem.rows, 0, problem.tuning.threads, macros=tuple(macros(problem).items()))
@@ -119,7 +119,7 @@ _rung = functools.partial(Kernel, macros=_macros, smallest=_smallest)
 
 
 def partial_bytes(problem: Problem) -> int:
-    """Of one partial answer: m, l and O in float, O on a multiple of 16 bytes."""
+    """Bytes of one partial answer: m, l and O in float, O on a multiple of 16 bytes."""
     return 4 * (problem.d + 4)
 
 
@@ -170,7 +170,7 @@ def _split(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
 
 
 def _over_pieces(problem: Problem, at_once: int) -> int:
-    """How many blocks: one for each piece, or, if they take piece after piece, no more than the GPU holds at a time."""
+    """The number of blocks: one a piece, or, if a block takes piece after piece, at most ``at_once``."""
     if problem.tuning.finds == PIECE_AFTER_PIECE:
         return min(all_pieces(problem), at_once)
     return uncut(problem) * max(problem.tuning.cluster, most_pieces(problem))
@@ -207,7 +207,7 @@ def _of_warps(problem: Problem) -> int:
 
 
 def _tensor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    """What has to be there first, and what has to come last, only where it has."""
+    """The launches of tensor: ``begin`` where blocks draw pieces, then the pieces, then a merge where one is needed."""
     tuning, most = problem.tuning, most_pieces(problem)
     if tuning.cluster > 1 and (tuning.finds != AHEAD_OF_LENGTH or tuning.cluster < most):
         told = f"clusters of {tuning.cluster} blocks do not merge {most} pieces, finds={tuning.finds}."
@@ -221,7 +221,7 @@ def _tensor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
 
 
 def _merge(problem: Problem) -> Launch:
-    """A block has several rows, or as many warps as one row needs."""
+    """The launch that merges partial answers: several rows a block, or a block a row with as many warps as it needs."""
     warps = ceil_div(most_pieces(problem), MERGED_BY_A_WARP)
     if warps == 1:
         return Launch("merge", ceil_div(problem.places, MERGED_ROWS), 32 * MERGED_ROWS, early=True)
@@ -297,7 +297,7 @@ KERNELS = {
 
 
 def _reading_refuses(problem: Problem) -> str:
-    """It reads as tensor cores' lanes do, but computes nothing."""
+    """The reason why `CEILING` cannot read a cache: the same as tensor's, but any type of query will do."""
     return _tensor_refuses(problem._replace(query_type="float16"))
 
 
@@ -306,7 +306,7 @@ def _read(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     return (Launch("read", blocks, problem.tuning.threads),)
 
 
-# What no kernel can be faster than: it reads the same bytes and computes nothing.
+# A lower bound of every kernel's time: it reads the same bytes and computes nothing.
 CEILING = _rung(
     name="read",
     file="decode/00_read.cu",
@@ -334,27 +334,27 @@ def choose(problem: Problem, name: str | None = None) -> Build:
 
 
 def build_of(kernel: Kernel, asked: Decode, gpu: Gpu = HOPPER) -> Build:
-    """The build of a kernel, with what it chooses for itself, whether it refuses the problem or not."""
+    """The build of a kernel for a call, with its own rows and tuning, whether it refuses the problem or not."""
     return Build(kernel, kernel.fitted(problem_of(asked, gpu)))
 
 
 def named(name: str) -> Kernel:
-    """The kernel of that name, or UsageError."""
+    """The decode kernel of that name; UsageError if there is none."""
     if name not in KERNELS:
         raise UsageError(f"there is no kernel {name!r} for paged decode.", f"choose one of {', '.join(KERNELS)}.")
     return KERNELS[name]
 
 
 def plan(asked: Decode, gpu: Gpu, how: How = How()) -> Plan:  # noqa: B008  it is never changed
-    """The launches of `flashcli.decode`; ValueError for arrays that lie as no kernel reads them."""
+    """The launches of `flashcli.decode`; ValueError for arrays with strides that no kernel reads."""
     pages.check_type(asked.cache_type, gpu, "give a cache of the query's type.")
     return plan_of(choose(problem_of(asked, gpu), how.kernel), asked)
 
 
 def plan_of(build: Build, asked: Decode) -> Plan:
-    """The launches by a build.
+    """The launches of a call of decode by a build.
 
-    At the end of the scratch are the factors of an fp8 cache that are not 1, and an LSE that nobody wants.
+    At the end of the scratch are the factors of an fp8 cache that are not 1, and room for an LSE that nobody wants.
     """
     factors = {name: getattr(asked, name) for name in FACTORS if getattr(asked, name) != 1}
     counters, end = build.counters(), round_up(build.workspace(), 16)
@@ -373,7 +373,7 @@ def _bits(number: float) -> int:
 
 
 def argument(asked: Decode, pointers: Mapping[str, int] | None = None) -> Argument:
-    """The argument for arrays as they lie, with these addresses; what has none is null."""
+    """The argument for a call, with these addresses by name; a pointer without one is null."""
     sparse, room = asked.sparse, asked.block_tables.shape[1] * asked.page
     numbers = {
         **_strides(asked), "sequences": asked.S, "tokens": asked.T, "heads": asked.H, "kv_heads": asked.Hkv,
@@ -389,7 +389,7 @@ def argument(asked: Decode, pointers: Mapping[str, int] | None = None) -> Argume
 
 
 def _strides(asked: Decode) -> dict[str, int]:
-    """Strides that kernels are told, in numbers; ValueError for an array that lies as no kernel reads it."""
+    """The strides in the argument, in elements; ValueError for an array whose strides no kernel reads."""
     fixed: dict[str, tuple[int, ...]] = {
         "query": (pages.FREE, pages.FREE, asked.D, 1), "block_tables": (pages.FREE, 1), "seq_lens": (1,),
         "alibi_slopes": (1,),

@@ -1,4 +1,4 @@
-"""How many blocks of a kernel a multiprocessor holds at a time, and which of its resources allows no more."""
+"""Occupancy: the number of a kernel's blocks that a multiprocessor holds at a time, and the resource that limits it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARED_AT_ONCE = 128  # bytes
 
 
 class Multiprocessor(NamedTuple):
-    """What one has: threads, blocks, registers, bytes of shared memory, and those of it that each block costs."""
+    """A multiprocessor's limits: threads, blocks, registers, bytes of shared memory, and bytes reserved a block."""
 
     threads: int
     blocks: int
@@ -30,7 +30,7 @@ OF_AN_H200 = Multiprocessor(threads=2048, blocks=32, registers=65536, shared=228
 
 
 class Occupancy(NamedTuple):
-    """Blocks a multiprocessor, the warps they are in percent of those it could hold, and what allows no more."""
+    """Blocks a multiprocessor, their warps in percent of those it could hold, and the resource that limits them."""
 
     blocks: int
     percent: float
@@ -38,7 +38,7 @@ class Occupancy(NamedTuple):
 
 
 def multiprocessor(driver: ModuleType) -> Multiprocessor:
-    """Those of the first GPU, by its driver."""
+    """The limits of a multiprocessor of GPU 0, as its driver (PyCUDA's module) gives them."""
     attributes = driver.device_attribute
     return Multiprocessor(
         *(
@@ -55,7 +55,7 @@ def multiprocessor(driver: ModuleType) -> Multiprocessor:
 
 
 def occupancy(has: Multiprocessor, threads: int, registers: int, shared: int) -> Occupancy:
-    """For blocks of so many threads, with registers a thread and bytes of shared memory a block, static and dynamic."""
+    """The occupancy by blocks of ``threads``, ``registers`` a thread, ``shared`` bytes a block, static and dynamic."""
     warps = ceil_div(threads, WARP)
     of_a_warp = round_up(max(registers, 1) * WARP, REGISTERS_AT_ONCE)
     limits = {
@@ -69,5 +69,5 @@ def occupancy(has: Multiprocessor, threads: int, registers: int, shared: int) ->
 
 
 def tightest(limits: Mapping[str, float]) -> str:
-    """The resource that allows the fewest blocks; several, if they allow as few."""
+    """The resource that allows the fewest blocks; the names of several, if they allow as few."""
     return ", ".join(name for name, blocks in limits.items() if blocks == min(limits.values()))

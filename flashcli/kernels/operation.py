@@ -1,8 +1,8 @@
-"""What is launched, as plain data, in one form for every operation: a kernel, a build of it, launches, a plan.
+"""Plain data to launch, in one form for every operation: a kernel, a build of it, launches, a plan.
 
 Names are the paper's (FlashAttention-2, arXiv 2307.08691, section 3.1): tiles of Br query rows and Bc key rows; Tr and
-Tc tiles of them. What an operation's kernels are built for is its *problem*, a hashable record of its own: shapes,
-types, and what else decides the machine code, the launches and the scratch.
+Tc tiles of them. An operation's *problem* is a hashable record of its own, for which its kernels are built: shapes,
+types, and all else that decides the machine code, the launches and the scratch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STATIC_SHARED = 48 * 1024  # bytes of shared memory that a block has without ask
 
 
 class Gpu(NamedTuple):
-    """What launches depend on of a GPU: its compute capability, and how many multiprocessors it has."""
+    """A GPU as far as launches depend on it: its compute capability and its number of multiprocessors."""
 
     capability: tuple[int, int]
     multiprocessors: int
@@ -28,9 +28,9 @@ class Gpu(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """How one block is cut: Br query rows, Bc key rows a step, its threads, its dynamic shared memory in bytes.
+    """The work of one block: Br query rows, Bc key rows a step, its threads, its dynamic shared memory in bytes.
 
-    ``macros`` are a kernel's own, beyond those that all of its operation have.
+    ``macros`` are a kernel's own, beside those that all kernels of its operation have.
     """
 
     Br: int
@@ -41,11 +41,11 @@ class Tiling(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One launch: the function in the .cu file, its number of blocks and of threads a block, dynamic shared bytes.
+    """A launch: the function in the .cu file, blocks in the grid, threads a block, dynamic shared bytes a block.
 
-    ``tile`` is the pair (i, j) of tiles that it is for, where it is not for all. One that is ``early`` may begin before
-    the launch before it has ended: it waits itself, before it needs anything of it. One that is ``once`` depends on K
-    and V alone: it need not be repeated for further rows of Q.
+    ``tile`` is the pair (i, j) of tiles that a launch is for, where it is not for all. An ``early`` launch may begin
+    before the launch before it has ended; the kernel itself waits before it reads that one's results. A launch that is
+    ``once`` depends on K and V alone, and need not be repeated for further rows of Q.
     """
 
     function: str
@@ -58,39 +58,39 @@ class Launch(NamedTuple):
 
 
 def takes_all(problem: Any) -> str:
-    """Return "": there is no problem that the kernel cannot be built for."""
+    """Return "": the kernel refuses no problem."""
     return ""
 
 
 def zero(tiling: Tiling, problem: Any) -> int:
-    """Return 0: the kernel needs none, whatever the problem."""
+    """Return 0: the kernel needs no scratch, or no counters, whatever the problem."""
     return 0
 
 
 def nothing(problem: Any) -> tuple[Launch, ...]:
-    """Return (): the file has no functions but those that are launched."""
+    """Return (): every function of the kernel's file is launched."""
     return ()
 
 
 def itself(problem: Any) -> Any:
-    """Return the problem: the kernel chooses nothing in it."""
+    """Return the problem unchanged: the kernel chooses nothing in it."""
     return problem
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of any operation: one file of ``cuda/``, the GPUs it needs, how it cuts and launches a problem.
+    """A kernel of any operation: its source in ``cuda/``, the GPUs it needs, how it tiles and launches a problem.
 
-    ``tiling(problem)`` gives the tiles, ``launches(tiling, problem)`` the launches in order, ``workspace(tiling,
-    problem)`` the bytes of scratch they share, of which the first ``counters(tiling, problem)`` ints are 0 before.
-    ``macros(tiling, problem)`` are those that all kernels of the operation are compiled with, and ``smallest(problem)``
-    is the smallest problem for which every function of the file is launched, but for those ``beside(problem)``.
-    ``fitted(problem)`` is the problem with what the kernel chooses in it. ``refuses(problem)`` says why it cannot be
-    built for a problem; empty if it can.
+    ``tiling(problem)`` gives the tiles, ``launches(tiling, problem)`` the launches in order. ``workspace(tiling,
+    problem)`` is the bytes of scratch that they share, of which the first ``counters(tiling, problem)`` ints are 0
+    before. ``macros(tiling, problem)`` are those of all kernels of the operation. ``smallest(problem)`` is the smallest
+    problem for which every function of the file is launched, but for the launches of ``beside(problem)``.
+    ``fitted(problem)`` is the problem with the kernel's own choices in it. ``refuses(problem)`` says why the kernel
+    cannot be built for a problem; empty if it can.
 
-    ``needs`` is the lowest compute capability; ``arch_only`` says that only that very architecture runs it;
-    ``on_host``, that no GPU does. A kernel that ``splits`` numbers into fp16 halves turns an infinity into NaN. One
-    that is ``strided`` takes arrays as they lie.
+    ``needs`` is the lowest compute capability. With ``arch_only``, only that very architecture runs the kernel; with
+    ``on_host``, no GPU does. A kernel that ``splits`` numbers into fp16 halves turns an infinity into NaN. A kernel
+    that is ``strided`` takes arrays with any strides.
     """
 
     name: str
@@ -112,18 +112,18 @@ class Kernel:
     strided: bool = False
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
-        """Whether a GPU of this compute capability runs it."""
+        """Whether a GPU of this compute capability runs the kernel."""
         if self.on_host:
             return False
         return capability == self.needs if self.arch_only else capability >= self.needs
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """The precisions that it computes attention in."""
+        """The precisions that the kernel computes attention in; see `PRECISIONS`."""
         return tuple(PRECISIONS) if self.splits else ("fp32",)
 
     def check(self, capability: tuple[int, int], problem: Any, hint: str, device: str = "this GPU") -> None:
-        """Raise BackendUnavailable if it cannot compute an attention problem on a GPU of this compute capability."""
+        """Raise BackendUnavailable if the kernel cannot compute the problem on a GPU of this compute capability."""
         if not self.runs_on(capability):
             needed, found = architecture(self.needs), architecture(capability)
             raise BackendUnavailable(f"kernel {self.name} needs {needed}, {device} is {found}.", hint)
@@ -133,7 +133,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Build:
-    """A kernel built for a problem: what is compiled, cached and launched. It is right for other sizes, too."""
+    """A kernel built for a problem, to be compiled, cached and launched; its code is right for other sizes, too."""
 
     kernel: Kernel
     problem: Any
@@ -143,7 +143,7 @@ class Build:
         return self.kernel.tiling(self.problem)
 
     def macros(self) -> dict[str, int]:
-        """What the source is compiled with; the kernels assert what they can of it."""
+        """The macros that the source is compiled with, by name; kernels assert what they can of them."""
         tiling = self.tiling
         return self.kernel.macros(tiling, self.problem) | dict(tiling.macros)
 
@@ -156,33 +156,33 @@ class Build:
         return self.kernel.workspace(self.tiling, self.problem._replace(**sizes))
 
     def counters(self) -> int:
-        """How many ints at the beginning of the scratch are to be 0 before the launches."""
+        """The number of ints at the beginning of the scratch that must be 0 before the launches."""
         return self.kernel.counters(self.tiling, self.problem)
 
     def functions(self) -> tuple[Launch, ...]:
-        """Every function of the kernel's file, once, launched as for the smallest input."""
+        """A launch of every function of the kernel's file, as for the smallest input."""
         launched = self.kernel.launches(self.tiling, self.kernel.smallest(self.problem))
         return *launched, *self.kernel.beside(self.problem)
 
     @property
     def prepares(self) -> bool:
-        """Whether its workspace is for K and V, once for all that depends on Q; else it is for one launch."""
+        """Whether some launch prepares K and V once for all rows of Q; then the scratch outlives the launches on Q."""
         return any(launch.once for launch in self.functions())
 
 
 class Step(NamedTuple):
-    """A launch, and the build whose function it is."""
+    """A launch, and the build that has its function."""
 
     build: Build
     launch: Launch
 
 
 class Plan(NamedTuple):
-    """All that a call needs but the addresses: launches, the struct that all of them are given, and scratch.
+    """The launches of a call, the struct that all of them are given, and bytes of scratch; only addresses are missing.
 
-    ``clear`` says what is set in the scratch before the launches, each by offset in bytes, 32-bit word, and how many of
-    it; ``inside`` which addresses are in the scratch where the caller gives none, each by its place in the struct and
-    its offset in bytes; ``unread`` which addresses kernels are not given. The scratch starts on a multiple of 16 bytes.
+    ``clear`` lists what is set in the scratch before the launches: offset in bytes, 32-bit word, number of words.
+    ``inside`` lists pointers into the scratch for where the caller gives none: index in the struct, offset in bytes.
+    ``unread`` lists the indices of pointers that kernels get as null. The scratch starts on a multiple of 16 bytes.
     """
 
     steps: tuple[Step, ...]
@@ -194,16 +194,16 @@ class Plan(NamedTuple):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel that computes, or nearly always does."""
+        """The name of the kernel of the first launch, which computes all that is finite; empty without launches."""
         return self.steps[0].build.kernel.name if self.steps else ""
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """What is computed: its ladder of kernels, and how a call becomes a plan.
+    """An operation, such as attention: its ladder of kernels, and the function that makes a call's plan.
 
-    ``pointers`` are the addresses with which the kernels' struct begins, in order. ``plan(asked, gpu, how)`` chooses a
-    kernel for what is asked, one of `flashcli.asked`, or takes the one that `How` names.
+    ``pointers`` are the names of the addresses with which the kernels' struct begins, in order. ``plan(asked, gpu,
+    how)`` chooses a kernel for ``asked``, a record of `flashcli.asked`, or takes the kernel that ``how`` names.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A cache in pages as kernels are told of it: its types, where its numbers lie, and which GPUs read them."""
+"""A cache in pages as kernels get it: macros for its types, its strides, and a check of the GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FREE = -1  # a stride that kernels are told
 
 
 def macros(d: int, page: int, kind: str, cache_type: str, transposed: bool) -> dict[str, int]:
-    """Macros that say of what type a query, or new keys, and the cache are, and how values lie in a page."""
+    """Macros for the type of a query or new keys, the type of the cache, and the layout of values in a page."""
     return {
         "HEAD_DIM": d, "PAGE": page, "QUERY_TYPE": TYPE_NUMBERS[kind], "CACHE_TYPE": TYPE_NUMBERS[cache_type],
         "TRANSPOSED": int(transposed),
@@ -24,7 +24,7 @@ def macros(d: int, page: int, kind: str, cache_type: str, transposed: bool) -> d
 
 
 def check_type(cache_type: str, gpu: Gpu, hint: str) -> None:
-    """Raise BackendUnavailable for a type that a GPU lacks: fp8 is converted by instructions that came with Ada."""
+    """Raise BackendUnavailable for a cache type that a GPU lacks: Ada brought the instructions that convert fp8."""
     needed = (8, 9) if ITEM_SIZES[cache_type] == 1 else (6, 0)
     if gpu.capability < needed:
         has, needs = architecture(gpu.capability), architecture(needed)
@@ -32,7 +32,7 @@ def check_type(cache_type: str, gpu: Gpu, hint: str) -> None:
 
 
 def cache_strides(asked: Decode | WriteKv) -> dict[str, int]:
-    """Strides of both caches that kernels are told, in numbers; ValueError for one that lies as no kernel reads it.
+    """Strides of both caches as kernels get them, by name, in elements; ValueError for strides that no kernel reads.
 
     Pages, heads and slots may be any number of aligned bytes apart; the rest is contiguous. See decode.cuh.
     """
@@ -56,12 +56,12 @@ def cache_strides(asked: Decode | WriteKv) -> dict[str, int]:
 
 
 def stride(array: Operand, axis: int) -> int:
-    """The stride along an axis; 0 where there is only one element: what the array says then means nothing."""
+    """The stride along an axis, in elements; 0 for an axis of one element, whose stride means nothing."""
     return array.strides[axis] if array.shape[axis] > 1 else 0
 
 
 def check_strides(name: str, array: Operand, wanted: tuple[int, ...]) -> None:
-    """Raise ValueError for an array that has other strides than these, of which some are `FREE`."""
+    """Raise ValueError for an array whose strides are not the ``wanted`` ones, in elements; `FREE` allows any."""
     for n, found, right in zip(array.shape, array.strides, wanted, strict=True):
         if n > 1 and right not in (FREE, found):
             rule = ["any" if one == FREE else one for one in wanted]
@@ -71,7 +71,7 @@ def check_strides(name: str, array: Operand, wanted: tuple[int, ...]) -> None:
 
 
 def check_rows(name: str, strides: Iterable[int], itemsize: int, unit: int) -> None:
-    """Raise ValueError for rows of an array that do not start on multiples of so many bytes."""
+    """Raise ValueError if rows of an array do not start on multiples of ``unit`` bytes; ``strides`` in elements."""
     for apart in strides:
         if apart * itemsize % unit:
             raise ValueError(f"{name} has rows {apart * itemsize} bytes apart, no multiple of {unit}: give a copy")

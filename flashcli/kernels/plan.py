@@ -1,4 +1,4 @@
-"""How attention on arrays is computed where they lie: the launches, in order, and the scratch that they share."""
+"""The plan of attention on arrays where they lie: the launches in order, and the scratch that they share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashcli.kernels.problem import Problem
 
 
 def check(how: How) -> None:
-    """Raise ValueError or UsageError for a precision or a kernel that there is not for arrays on a GPU."""
+    """Raise ValueError or UsageError for a precision or a kernel that does not exist for arrays on a GPU."""
     check_precision(how.precision)
     able = [name for name, kernel in KERNELS.items() if kernel.strided]
     if how.kernel is not None and how.kernel not in able:
@@ -24,10 +24,7 @@ def check(how: How) -> None:
 
 
 def plan(call: Call, gpu: Gpu, how: How) -> Plan:
-    """The launches for a call in which there is something to compute.
-
-    BackendUnavailable says why a kernel that was named does not compute it.
-    """
+    """The launches for a call that is not empty; BackendUnavailable says why the kernel named cannot compute it."""
     check(how)
     problem = problem_of(call, gpu, how)
     kernel = choose(gpu.capability, problem) if how.kernel is None else named(how.kernel, gpu.capability, problem)
@@ -37,7 +34,7 @@ def plan(call: Call, gpu: Gpu, how: How) -> Plan:
 
 
 def problem_of(call: Call, gpu: Gpu, how: How) -> Problem:
-    """What a kernel is built for to compute this call where its arrays lie."""
+    """The problem that a kernel is built for to compute this call where its arrays lie."""
     return Problem(
         call.B * call.H, call.M, call.N, call.d, call.causal, how.precision, gpu.multiprocessors, in_place=True,
         lse=bool(how.return_lse), dense=_is_dense(call), aligned=call.aligned, bias=call.bias,
@@ -46,7 +43,7 @@ def problem_of(call: Call, gpu: Gpu, how: How) -> Problem:
 
 
 def _is_dense(call: Call) -> bool:
-    """Whether the rows of each head follow one another."""
+    """Whether the rows of each head follow one another without gaps, in Q, K, V and O."""
     strides = (call.q, call.M), (call.k, call.N), (call.v, call.N), (call.o, call.M)
     return all(row == call.d or rows == 1 for (_, _, row), rows in strides)
 

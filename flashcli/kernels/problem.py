@@ -1,4 +1,4 @@
-"""What an attention kernel is built for."""
+"""The problem that an attention kernel is built for: sizes, types and options."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ BIAS_NUMBERS = {"": 0, "float32": 1, "bool": 2}  # the macro BIAS, by what is ad
 
 
 class Problem(NamedTuple):
-    """Q of shape (B, M, d), K and V (B / group, N, d), masked or not, on ``sms`` multiprocessors.
+    """Attention of Q (B, M, d), K and V (B / group, N, d), causal or not, on ``sms`` multiprocessors.
 
     B counts all heads of all batches, of which ``group`` share one head of K and V. The build is right for any other B,
     M and N too; they only decide which tiles are fastest.
 
-    ``in_place``: for arrays as they lie, with heads, right where numbers are not finite, and giving the ``lse``.
+    ``in_place``: for arrays with any strides and with heads, right for NaN and Inf, and able to give the ``lse``.
     ``dense``: whether the rows of each head follow one another; ``aligned``: whether all rows start on 16 bytes.
     ``bias`` is a key of `BIAS_NUMBERS`, ``bias_contiguous`` whether those of neighbouring keys
     are neighbours. Where it is to be ``batch_invariant``, Bc does not depend on B and ``sms``, so that a row's bytes

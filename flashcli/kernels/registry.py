@@ -1,4 +1,4 @@
-"""All operations: what can be compiled, listed and checked for each."""
+"""The operations by name, each with its kernels, to be compiled, listed and checked."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ STRIDES = (
 
 
 class Argument(ctypes.Structure):
-    """``struct WriteKv`` of cuda/decode/write_kv.cu; a test has the compiler hold the two together."""
+    """The argument of write_kv: ``struct WriteKv`` of cuda/decode/write_kv.cu; a test compares the two layouts."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in POINTERS),
@@ -33,7 +33,7 @@ class Argument(ctypes.Structure):
 
 
 class Problem(NamedTuple):
-    """What the kernel is compiled for, and what it writes: rows of so many ``vectors`` of the cache."""
+    """Sizes and types that the write_kv kernel is built for; a row of a head is ``vectors`` vectors of the cache."""
 
     d: int
     page: int
@@ -51,7 +51,7 @@ def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
 
 
 def _launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    """A thread for each vector of a token's key; none where there are no tokens."""
+    """The launch of a thread for each vector of a token's key; no launch where there are no tokens."""
     blocks = ceil_div(problem.tokens * problem.kv_heads * problem.vectors, tiling.threads)
     return (Launch("write_kv", blocks, tiling.threads),) if blocks else ()
 
@@ -69,7 +69,7 @@ KERNELS = {KERNEL.name: KERNEL}
 
 
 def plan(asked: WriteKv, gpu: Gpu, how: How = How()) -> Plan:  # noqa: B008  it is never changed
-    """The launch of `flashcli.write_kv`; ValueError for arrays that lie as the kernel does not read them."""
+    """The launch of `flashcli.write_kv`; ValueError for arrays with strides that the kernel does not read."""
     pages.check_type(asked.cache_type, gpu, "give a cache of the key's type.")
     vectors = asked.D * asked.cache_itemsize // asked.vector_bytes
     types = asked.key.dtype, asked.cache_type, asked.layout == "vllm"
@@ -78,7 +78,7 @@ def plan(asked: WriteKv, gpu: Gpu, how: How = How()) -> Plan:  # noqa: B008  it 
 
 
 def argument(asked: WriteKv) -> Argument:
-    """The argument for arrays as they lie, but for the addresses."""
+    """The argument for a call, without addresses."""
     return Argument(
         **_strides(asked), tokens=asked.tokens, kv_heads=asked.Hkv, pages=asked.pages, k_factor=asked.k_scale,
         v_factor=asked.v_scale,
@@ -86,7 +86,7 @@ def argument(asked: WriteKv) -> Argument:
 
 
 def _strides(asked: WriteKv) -> dict[str, int]:
-    """Strides that the kernel is told, in numbers; rows are read so many bytes at a time, on multiples of which."""
+    """The strides in the argument, in elements; ValueError for strides or alignments that the kernel cannot read."""
     told: dict[str, int] = {}
     for name in ("key", "value"):
         array = getattr(asked, name)

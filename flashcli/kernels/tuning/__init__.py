@@ -1,4 +1,4 @@
-"""What is fastest: models of time, and rules of thumb, each with the record or the tries that made its numbers.
+"""Models of time and rules of thumb that choose the fastest, with the record or the tries that made their numbers.
 
 `chunks` decides how kernel ``wgmma`` cuts and shares out keys, by figures of single blocks that were measured by hand
 (docs/tuning/attention.md). `cost`, whose constants in `costs` are fitted to cuda/records/grid.json, decides between

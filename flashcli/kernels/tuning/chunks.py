@@ -1,9 +1,9 @@
-"""Where the keys of a row tile are cut, and how row tiles and chunks of keys are shared out, by kernel ``wgmma``.
+"""Chunks of keys in kernel ``wgmma``: the places where a row tile's keys are cut, and the blocks that share them.
 
 Few row tiles leave multiprocessors idle. So the keys of one can be cut into chunks for several blocks, whose results
-are merged in the order of the keys (``cuda/attention/chunks.cuh``). Where keys are cut decides a row's last bits, and
-so depends on M, N, d and the mask alone; who computes which chunk changes none, and depends on the batch and the GPU.
-Nor does the number of rows of a tile change any.
+are merged in the order of the keys (``cuda/attention/chunks.cuh``). The cuts decide a row's last bits, and so depend
+on M, N, d and the mask alone. The block that computes a chunk changes no bit, and depends on the batch and the GPU.
+Nor does the number of rows of a tile change a bit.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ PAIRED = 0.85  # of the time of a further tile of one warpgroup, where two share
 
 
 class Sharing(NamedTuple):
-    """Tiles of Br rows. If ``spread``, blocks may have chunks of the same row tile, else they have whole ones.
+    """A way to share out the work: tiles of Br rows, whole or in chunks.
 
-    If ``paired``, two warpgroups take the tiles of keys of 64 rows in turn.
+    With ``spread``, several blocks may have chunks of one row tile, else a block has all of it. With ``paired``, two
+    warpgroups share 64 rows and take their tiles of keys in turn.
     """
 
     Br: int
@@ -41,7 +42,7 @@ class Sharing(NamedTuple):
 
 
 def chunk_tiles(problem: Problem, Bc: int) -> int:
-    """How many tiles of Bc keys are a chunk; 0 where keys are not cut: not for files, in fp16, nor with a bias."""
+    """The number of tiles of Bc keys in a chunk; 0 where keys are not cut: few keys, files, fp16, or a bias."""
     if not problem.in_place or problem.N < SHORTEST or problem.precision != "fp32" or problem.bias:
         return 0
     most = CHUNKS if problem.M > FEW_ROWS else MOST_CHUNKS
@@ -50,16 +51,16 @@ def chunk_tiles(problem: Problem, Bc: int) -> int:
 
 
 def chunks(problem: Problem, Bc: int) -> int:
-    """Into how many chunks the keys of a row tile are cut, or those of the longest row."""
+    """The number of chunks that a row tile's keys are cut into; of the longest row, if causal; 1 if not cut."""
     tiles = chunk_tiles(problem, Bc)
     return ceil_div(ceil_div(problem.N, Bc), tiles) if tiles else 1
 
 
 def cluster(problem: Problem, Bc: int, sharing: Sharing) -> int:
-    """How many blocks, a cluster, have the chunks of a row tile, one each; 1 where blocks merge through memory.
+    """The number of blocks in a cluster, one for each chunk of a row tile; 1 where blocks merge through memory.
 
-    Not all multiprocessors can have clusters: those of one are neighbours. So there are to be few; with the causal
-    mask, where a row tile may have fewer chunks, there are none.
+    The multiprocessors of a cluster are neighbours, so some are left over: clusters must be few. With the causal mask,
+    where a row tile may have fewer chunks, there are none.
     """
     count, row_tiles = chunks(problem, Bc), problem.B * ceil_div(problem.M, sharing.Br)
     fits = sharing.Br == 64 and problem.d <= 128 and count <= CHUNKS and row_tiles * count <= problem.sms * 7 // 8
@@ -68,7 +69,7 @@ def cluster(problem: Problem, Bc: int, sharing: Sharing) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def best(problem: Problem, Bc: int) -> Sharing:
-    """The one that is expected to be the fastest."""
+    """The `Sharing` that the model expects to be the fastest for tiles of Bc keys."""
     Brs = (128,) if problem.precision == "fp16" else (128, 64)
     ways = (False, True) if chunks(problem, Bc) > 1 and _split_bytes(problem) <= IN_CACHE else (False,)
     found = [Sharing(Br, spread) for Br in Brs for spread in ways]
@@ -77,9 +78,9 @@ def best(problem: Problem, Bc: int) -> Sharing:
 
 
 def _can_pair(problem: Problem, Bc: int, spread: bool) -> bool:
-    """Whether shared memory and registers suffice, and all blocks, with a chunk each, run at once.
+    """Whether shared memory and registers suffice for pairs, and all blocks, with a chunk each, run at once.
 
-    Else larger row tiles are better, whose warpgroups tell each other nothing.
+    Else larger row tiles are better, whose warpgroups need not exchange anything.
     """
     count = chunks(problem, Bc)
     fits = 16 < problem.d <= 96 and not problem.bias and problem.precision == "fp32"
@@ -88,7 +89,7 @@ def _can_pair(problem: Problem, Bc: int, spread: bool) -> bool:
 
 
 def microseconds(problem: Problem, Bc: int, sharing: Sharing) -> float:
-    """Until the multiprocessor that has most to do is done, as the model has it."""
+    """The model's microseconds until the multiprocessor with the most work has ended."""
     Br, spread, paired = sharing
     pair, Tr, Tc = _pair(problem.d, Br, Bc), ceil_div(problem.M, Br), ceil_div(problem.N, Bc)
     row_tiles, tiles = problem.B * Tr, chunk_tiles(problem, Bc)
@@ -115,15 +116,15 @@ def microseconds(problem: Problem, Bc: int, sharing: Sharing) -> float:
 
 
 def _split_bytes(problem: Problem) -> int:
-    """Of K and V, if each head of Q has its own."""
+    """Bytes of K and V, split, if each head of Q has its own."""
     return problem.B * problem.N * 8 * problem.d
 
 
 def alone(d: int) -> float:
-    """Of the time of two warpgroups, which fill the gaps between each other's products, that of one."""
+    """A lone warpgroup's time for a tile, as a share of a pair's: it has no partner to fill its gaps."""
     return 0.84 if d <= 128 else 0.66
 
 
 def _pair(d: int, Br: int, Bc: int) -> float:
-    """For a tile of Br rows and one of Bc keys."""
+    """The model's microseconds for a tile of Br rows and one of Bc keys."""
     return Bc / 128 * (0.7 + (0.0227 if d <= 128 else 0.0345) * d) * (alone(d) if Br == 64 else Br / 128)

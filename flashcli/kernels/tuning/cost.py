@@ -1,10 +1,10 @@
-"""How long a kernel takes on arrays where they lie: a model whose constants are fitted to the record of the grid.
+"""A model of an attention kernel's time on arrays in place, in microseconds, fitted to the record of the grid.
 
     time = launch + start · rounds + megabyte · megabytes + pair · max(path · longest, pairs)
 
 `Work` says what these count. `costs.py` has the constants of each kernel, ``pair`` for some sizes of heads;
-``python -m bench.fit cuda/records/grid.json`` fits them anew. They are of an H200. On another GPU what they
-say of times is wrong, but hardly which kernel is faster.
+``python -m bench.fit cuda/records/grid.json`` fits them anew. They are of an H200. On another GPU the times are wrong,
+but hardly the order of the kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEADS = (16, 32, 64, 96, 128, 192, 256)  # the longest heads that share constant
 
 
 class Work(NamedTuple):
-    """What there is to do. A pair is `PAIR` scores; all of a tile count, also those beyond the last key."""
+    """The work of a call, as the model counts it. A pair is `PAIR` scores; a tile counts whole, even past the keys."""
 
     rounds: int  # row tiles of the multiprocessor that has most; those that it works on at a time are one
     megabytes: float  # of Q, K, V and O
@@ -69,7 +69,7 @@ def head_class(d: int) -> int:
 
 
 def microseconds(kernel: Kernel, problem: Problem) -> float | None:
-    """As the model has it; None of a kernel, or of a head, that has not been measured."""
+    """The model's microseconds for a kernel; None for a kernel, or a length of heads, that has not been measured."""
     cost = COSTS.get(kernel.name)
     if cost is None or (pair := cost.pair.get(head_class(problem.d))) is None:
         return None

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """Microseconds of a kernel: for its launches; for each of what `flashcli.kernels.tuning.cost.Work` counts.
+    """Microseconds of a kernel: for its launches, and for each unit that `flashcli.kernels.tuning.cost.Work` counts.
 
-    ``pair`` has those for a pair, by the longest head that they are for; ``path`` is a factor on it for ``path``.
+    ``pair`` is the time of a pair of tiles, by the longest head it is for; ``path`` is the factor on `Work.longest`.
     """
 
     launch: float

@@ -1,6 +1,6 @@
-"""How paged decode is cut into pieces, and tuned: the rules that choose what is fastest, on an H200.
+"""Rules that cut paged decode into pieces and choose its fastest tuning, on an H200.
 
-Their numbers are those of the tries in docs/tuning/decode.md, and of cuda/records/decode.json.
+Their numbers come from the tries in docs/tuning/decode.md, and from cuda/records/decode.json.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class Tuning(NamedTuple):
     cluster: int = 1  # blocks that merge a sequence's pieces, no fewer than it may have; 1: a launch of its own does
 
     def piece_after_piece(self) -> Tuning:
-        """The same pieces, several to a block, which looks for the next one while it computes."""
+        """This tuning with several pieces to a block, which looks for the next piece while it computes."""
         return self._replace(blocks=0, finds=PIECE_AFTER_PIECE, under_way=1, cluster=1)
 
     def a_block_a_piece(self) -> Tuning:
-        """The same pieces, each by a block of its own that knows it by its number, in batches of any size."""
+        """This tuning with a block of its own for each piece, known by its number, in batches of any size."""
         return self._replace(blocks=0, finds=BY_NUMBER, under_way=1, cluster=1)
 
 
 class Problem(NamedTuple):
-    """What is decoded, known without a look at lengths or pages; ``rows`` and ``tuning`` are what a kernel chooses.
+    """A problem of decode, known without a look at lengths or pages; a kernel chooses ``rows`` and ``tuning``.
 
-    The machine code follows from all up to ``tuning``. The sizes behind it, and the GPU, decide the number of blocks
-    and the scratch.
+    The machine code follows from the fields up to ``tuning``. The sizes behind it, and the GPU, decide the number of
+    blocks and the scratch.
     """
 
     d: int
@@ -66,38 +66,38 @@ class Problem(NamedTuple):
 
     @property
     def head_rows(self) -> int:
-        """Query rows that share a head of the cache."""
+        """The number of query rows that share a head of the cache."""
         return self.tokens * self.heads // self.kv_heads
 
     @property
     def places(self) -> int:
-        """Rows of all sequences and heads: answers to be written."""
+        """The number of rows of all sequences, tokens and heads: answers to be written."""
         return self.sequences * self.tokens * self.heads
 
     @property
     def room(self) -> int:
-        """The longest sequence that the tables have room for."""
+        """The tokens of the longest sequence that the tables have room for."""
         return self.table_width * self.page
 
 
 def all_pieces(problem: Problem) -> int:
-    """How many there can be, of all sequences."""
+    """The largest number of pieces that all sequences together can be cut into."""
     return uncut(problem) * most_pieces(problem)
 
 
 def uncut(problem: Problem) -> int:
-    """How many pieces there are if no sequence is cut: one for each head of the cache and tile of rows."""
+    """The number of pieces if no sequence is cut: one for each sequence, head of the cache and tile of rows."""
     return problem.sequences * problem.kv_heads * ceil_div(problem.head_rows, problem.rows)
 
 
 def piece_tokens(problem: Problem) -> int:
-    """Tokens of a piece, a power of two."""
+    """The number of tokens in a piece, a power of two."""
     tokens = problem.tuning.piece // (2 * problem.d * ITEM_SIZES[problem.cache_type])
     return 1 << min(max(tokens, 64), MOST_OF_A_PIECE).bit_length() - 1
 
 
 def most_uncut(problem: Problem) -> int:
-    """The most tokens that are not cut."""
+    """The number of tokens of the longest sequence that is not cut."""
     return max(piece_tokens(problem), piece_tokens(problem._replace(tuning=Tuning())))
 
 
@@ -108,9 +108,10 @@ def most_pieces(problem: Problem) -> int:
 
 
 def how_to_find(problem: Problem, at_once: int) -> int:
-    """How blocks find pieces, of which the GPU computes so many at once: each its own, unless many may be missing.
+    """The way in which blocks find their pieces, such as `BY_LENGTHS`, on a GPU that computes ``at_once`` at a time.
 
-    A block whose piece is missing takes a nanosecond of the GPU, a short piece some ten (docs/tuning/decode.md).
+    A block has one piece unless many pieces may be missing, of which each costs the GPU a nanosecond, where a short
+    piece costs some ten (docs/tuning/decode.md).
     """
     pieces = all_pieces(problem)
     if pieces <= at_once:
@@ -120,12 +121,12 @@ def how_to_find(problem: Problem, at_once: int) -> int:
 
 
 def one_row(problem: Problem) -> int:
-    """Return 1: a block takes a row."""
+    """Return 1: a block takes one query row."""
     return 1
 
 
 def some_rows(problem: Problem) -> int:
-    """A number that few builds are needed for: 1, 2, 4 or 8."""
+    """The query rows that a block takes together: 1, 2, 4 or 8, so that there are few builds."""
     return min(MAX_ROWS, power_of_two(problem.head_rows))
 
 
@@ -134,12 +135,12 @@ def power_of_two(least: int) -> int:
 
 
 def tensor_rows(problem: Problem) -> int:
-    """Eight, or sixteen where there are more and registers hold them."""
+    """The query rows that a block of tensor takes together: 8, or 16 where there are more and registers hold them."""
     return 8 if problem.head_rows <= 8 or problem.d > 128 else 16
 
 
 def tensor_blocks(problem: Problem) -> int:
-    """How many a multiprocessor holds: as registers allow, but piece after piece long rows are faster with three."""
+    """The blocks of tensor on a multiprocessor: as registers allow, fewer where blocks take piece after piece."""
     if problem.tuning.blocks or problem.d > 128:
         return problem.tuning.blocks or 2
     piece_after_piece = problem.tuning.finds == PIECE_AFTER_PIECE
@@ -149,7 +150,7 @@ def tensor_blocks(problem: Problem) -> int:
 
 
 def tensor_tuning(problem: Problem) -> Tuning:
-    """A block a piece, unless many may be missing; where pieces are few, blocks ask for theirs ahead of the length.
+    """The tuning of tensor: a block a piece, unless many may be missing; few pieces are found ahead of the lengths.
 
     Clusters of blocks, two on a multiprocessor, are slower than another launch, by half (docs/tuning/decode.md).
     Pieces are smaller where few rows share a head of the cache, so that partial answers are little beside it. They
@@ -182,5 +183,5 @@ def readers(problem: Problem) -> int:
 
 
 def all_rows(problem: Problem) -> int:
-    """As many rows as there are, or more: each key and value is read once."""
+    """The query rows that `read` takes together: all, rounded up to a power of two, so that keys are read once."""
     return power_of_two(problem.head_rows)
