@@ -95,7 +95,7 @@ def main(
 
 
 def told(row: Row) -> str:
-    """A row in a line."""
+    """A row of paged decode's times as a line of text."""
     start = f"{row.case:>20} {row.contender:14}"
     if isinstance(row, Skipped):
         return f"{start} skipped: {row.skipped}"

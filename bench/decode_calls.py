@@ -30,7 +30,7 @@ def calls(layout: str) -> Iterator[Row]:
 
 
 def _ways(given: Drawn) -> dict[str, Callable[[], Any]]:
-    """PyTorch's attention has keys and values without pages, and its own choice of how."""
+    """Calls to time, by name; PyTorch's attention has keys and values without pages, and its own choice of how."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 

@@ -73,7 +73,7 @@ def errors(got: np.ndarray, want: np.ndarray) -> Errors:
 
 
 class Judge:
-    """Knows what an answer to one request has to be like."""
+    """A judge of answers to one request of paged decode: knows the right one, and how far off plain arithmetic is."""
 
     def __init__(self, asked: DecodeArrays) -> None:
         self.want, self._kind = golden(asked), asked.query.dtype.name

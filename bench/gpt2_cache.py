@@ -45,7 +45,7 @@ class Cache(Protocol):
 
 
 class Dense:
-    """Room for all positions, [layers, 1, context, 2, H, d], of which views are attended to."""
+    """A cache with room for all positions, [layers, 1, context, 2, H, d]; attention reads views of it."""
 
     def __init__(self, config: Config, like: Tensor, attend: Attend) -> None:
         self._kv = like.new_empty(config.layers, 1, config.context, 2, config.heads, config.head)

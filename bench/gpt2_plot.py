@@ -17,7 +17,7 @@ MARKERS = "osv^D<>x"
 
 
 def draw_generation(record: Record, path: str) -> None:
-    """A panel without a cache and one with it."""
+    """Draw the seconds until so many tokens were there, in a panel for each case: without a cache and with one."""
     from matplotlib.figure import Figure
 
     cases = by_case(of_kind(Generated, record.rows))

@@ -34,7 +34,7 @@ def load_record(path: Path, command: str, kind: type[Row]) -> Record:
 
 
 def circumstances_text(circumstances: dict[str, object]) -> str:
-    """Under which circumstances a record was made, in one line."""
+    """The circumstances under which a record was made, in one line."""
     wordings = {
         "gpu": "{}", "driver": "driver {}", "cpu": "{}", "threads": "{} threads", "blas": "{}", "date": "{}",
         "commit": "commit {}", "command": "`{}`",

@@ -55,7 +55,7 @@ def given_back(d: int, Bc: int) -> tuple[float, float]:
 
 
 def variants() -> dict[str, Arithmetic]:
-    """One with all roundings, and each with some left out."""
+    """The arithmetics to compare, by name: one with all roundings, and others with some left out."""
     return {
         "all roundings": Arithmetic(),
         "S added exactly": Arithmetic(scores=False),
@@ -102,7 +102,7 @@ def product(a: Halves, b: Halves, rounds: bool) -> np.ndarray:
 
 
 def scaled(x: np.ndarray, axis: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Times the power of two that brings the largest magnitude into [2^14, 2^15), and its exponent."""
+    """An array times the power of two that brings its largest magnitude into [2^14, 2^15), and its exponent."""
     exponent = 15 - np.frexp(np.abs(x).max(axis, keepdims=True))[1]
     return np.ldexp(x.astype(np.float64), exponent), exponent
 

@@ -14,7 +14,7 @@ CONTIGUOUS = "bhnd"
 
 
 class Target(NamedTuple):
-    """``most`` seconds; or, where there is a contender ``beside`` it, so many times as long as that takes."""
+    """A time to reach: ``most`` seconds; or ``most`` times as long as the contender ``beside`` it takes, if any."""
 
     case: str
     most: float
@@ -76,7 +76,7 @@ def grid_target_lines(rows: Iterable[Gridded]) -> tables.Lines:
 
 
 class BackwardTarget(NamedTuple):
-    """``most`` seconds for dQ, dK and dV together."""
+    """A time to reach: ``most`` seconds for dQ, dK and dV together."""
 
     problem: Problem
     most: float

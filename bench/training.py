@@ -116,7 +116,7 @@ class Run(NamedTuple):
 
 
 def train(config: Config, attend: Callable[..., Any], device: str, seed: int = 0) -> Run:
-    """AdamW on batches drawn from the text.
+    """Train by AdamW on batches drawn from the text.
 
     Its first steps are as long for a gradient that is all rounding errors as for any other, so that at the full rate
     two runs whose sums are rounded otherwise part early. Hence the rate rises.

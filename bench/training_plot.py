@@ -11,7 +11,7 @@ COLOURS = {"flashcli": BLUE, "PyTorch SDPA": GREEN}
 
 
 def draw_training(record: Record, path: str) -> None:
-    """The losses of both above, their difference below."""
+    """Draw the losses of both runs above, and their difference below."""
     from matplotlib.figure import Figure
 
     losses = {row.contender: row.losses for row in of_kind(Trained, record.rows)}

@@ -145,7 +145,7 @@ class Against(NamedTuple):
 
     @property
     def faster(self) -> float | None:
-        """How many times as fast as the best peer ours is, in single calls."""
+        """Our speed-up over the best peer, in single calls; None without a peer."""
         return self.peer.seconds / self.ours.seconds if self.peer else None
 
     @property
@@ -156,7 +156,7 @@ class Against(NamedTuple):
 
     @property
     def share(self) -> float:
-        """The floor over our time."""
+        """The floor's time as a share of ours."""
         return self.ours.floor / self.ours.seconds
 
     @property

@@ -263,7 +263,7 @@ def _of(name: str, first: Any) -> Callable[..., Any]:
 
 
 def _find(name: str, first: Any) -> Callable[..., Any]:
-    """The same, to be known from now on."""
+    """Find the function of that name for the library of ``first``, and remember it by the type of ``first``."""
     if _is_pytorchs(first):
         from flashcli import torch as room  # torch.compile goes through a statement, not through importlib
     else:
@@ -275,5 +275,5 @@ def _find(name: str, first: Any) -> Callable[..., Any]:
 
 
 def _is_pytorchs(array: object) -> bool:
-    """Whether it is a tensor, without importing PyTorch."""
+    """Whether an array is PyTorch's tensor, told without importing PyTorch."""
     return any(kind.__module__.partition(".")[0] == "torch" for kind in type(array).__mro__)

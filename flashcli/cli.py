@@ -127,7 +127,7 @@ def _flush() -> None:
 
 
 def _as_told(error: BaseException) -> BaseException:
-    """The error; or the signal, which may have become another error where it was raised."""
+    """The error to tell; or the signal behind it, which may have become another error where it was raised."""
     signal = signals.ending()
     if signal is None or isinstance(error, AlreadyTold):
         return error

@@ -13,7 +13,7 @@ POINTS_ELSEWHERE = re.compile(r"(The same|Of|Those|These|That|This|Its|It|They|T
 CODE = re.compile(r"(`+).+?\1", re.DOTALL)
 SENTENCE_END = re.compile(r"(?<=[.?!])\s+|\n\s*\n|\n(?=\s*\w+(?:, \w+)* : )|\n(?=\s*[-*] )")  # also of a list's entry
 MOST_WORDS = 40
-UNMENDED = re.compile(r"flashcli/(api\.py|(asked|kernels|compiler|gpu|cpu|arrays|torch)/)")  # to be emptied
+UNMENDED = re.compile(r"flashcli/(asked|kernels|compiler|gpu|cpu|arrays|torch)/")  # to be emptied
 FILES = [path for folder in ("flashcli", "bench") for path in sorted((ROOT / folder).rglob("*.py"))]
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

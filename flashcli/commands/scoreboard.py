@@ -66,7 +66,7 @@ def command(
 
 
 def check_formats(paths: tuple[str, ...]) -> None:
-    """Done before any judging, for it would be a pity to find out after it."""
+    """Check the formats of a scoreboard's files before any judging: to find out after it would be a pity."""
     for path in paths:
         if Path(path).suffix not in FORMATS:
             raise click.BadParameter(f"{path!r} should end in {', '.join(FORMATS)}.", param_hint="--board")

@@ -25,7 +25,7 @@ def to_write(*paths: str | None) -> list[Any]:
 
 
 def is_stdout(path: str) -> bool:
-    """Whether what is written there goes where stdout goes, and is not thrown away."""
+    """Whether a path leads to where stdout goes, and what is written there is not thrown away."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(1)) and not os.path.samefile(path, os.devnull)
     except OSError:

@@ -75,7 +75,7 @@ class How:
         return [name for name in names if everything or name in (self.kernels or otherwise)]
 
     def is_cpu(self, on_gpus: list[str], look_for_gpus: Callable[[], object]) -> bool:
-        """Whether it is the CPU that is timed: for "auto" where no GPU is usable.
+        """Whether the CPU is timed: with "auto", where no GPU is usable.
 
         ``on_gpus`` are the options given that only a GPU has: with them the CPU is no substitute.
         """

@@ -28,11 +28,11 @@ class Cut(NamedTuple):
         return self.batches * self.rows * shape.d * (3 if self.whole else 1)
 
     def output_floats(self, shape: Shape) -> int:
-        """Numbers in its answer."""
+        """Numbers in the answer to the largest chunk."""
         return self.batches * self.rows * shape.d
 
     def smaller(self) -> Cut | None:
-        """Half of it, for who is short of memory; None if it cannot be halved."""
+        """Half of the largest chunk, where memory is short; None if it cannot be halved."""
         if self.whole:
             return self._replace(batches=ceil_div(self.batches, 2)) if self.batches > 1 else None
         return self._replace(rows=round_up(ceil_div(self.rows, 2), TILE)) if self.rows > TILE else None

@@ -24,7 +24,7 @@ def course_bounds_broken(shape: Shape, largest: float = 0.0) -> list[str]:
 
 
 def is_finite(floats: np.ndarray) -> bool:
-    """Whether there is neither NaN nor Inf."""
+    """Whether an array has neither NaN nor Inf."""
     with np.errstate(invalid="ignore"):  # NaN shows in both; quicker than to look at each
         return bool(np.isfinite(floats.min(initial=0)) and np.isfinite(floats.max(initial=0)))
 

@@ -64,7 +64,7 @@ class Freezing:
         freeze_and_kill(os.getpid())
 
     def close(self) -> None:
-        """Called when nothing runs any more."""
+        """Close what this way of containment has opened, when nothing runs any more."""
 
 
 class Namespace(Freezing):
@@ -78,7 +78,7 @@ class Namespace(Freezing):
             _call("mount", b"shm", b"/dev/shm", b"tmpfs", MS_NOSUID | MS_NODEV, b"mode=1777")
 
     def kill(self) -> None:
-        """The kernel does, as soon as the first process has ended."""
+        """Leave the killing to Linux, which does it as soon as the first process has ended."""
 
 
 def _unshare() -> None:

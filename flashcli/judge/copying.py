@@ -13,7 +13,7 @@ BLOCK = 2**20
 
 
 class NotCopied(Exception):
-    """Why a folder is not copied, in words."""
+    """The error that a folder is not copied; its text says why."""
 
 
 def copy_folder(source: Path, target: Path, most_bytes: int) -> None:

@@ -79,7 +79,7 @@ def parsed(printed: str) -> list[Kernel]:
 
 
 def _occupancy(arch: str, registers: int, shared: int) -> float | None:
-    """SHARED has in it what the system reserves of each block."""
+    """The occupancy of blocks of `THREADS`, in %; ``shared`` includes what the system reserves for each block."""
     if (has := MULTIPROCESSORS.get(arch.rstrip("af"))) is None:
         return None
     threads, blocks, most = has

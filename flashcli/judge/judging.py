@@ -97,7 +97,7 @@ class Judging:
     def results(
         self, cases: list[Case], submissions: list[Submission], earlier: Iterable[Result] = ()
     ) -> Iterator[Result]:
-        """Case by case, so that one input at a time is on disk and all programs meet the machine in the same state.
+        """Judge case by case, so that one input at a time is on disk and all programs meet the machine in one state.
 
         What has an ``earlier`` result is left out.
         """
@@ -135,7 +135,7 @@ class Judging:
     def _attempts(
         self, submissions: list[Submission], inputs: OwnInputs | NewInputs, rules: Rules
     ) -> Iterator[Attempt]:
-        """One of each, in their order, up to ``jobs`` at a time."""
+        """Make one attempt of each submission, in their order, up to ``jobs`` at a time."""
         if self.jobs == 1:
             yield from (self._attempt(entry, inputs, rules) for entry in submissions)
             return

@@ -56,7 +56,7 @@ def _section(board: Board) -> str:
 
 
 def _table(headings: tuple[str, ...], lines: list[str], numbers: str, kind: str) -> str:
-    """Sortable: the script puts the lines in order by their cells' data-key. ``numbers`` names columns set right."""
+    """A sortable table: the script orders the lines by their cells' data-key. ``numbers`` names columns set right."""
     kinds = [' class="n"' if heading in numbers else "" for heading in headings]
     head = "".join(
         f'<th scope="col"{kind}><button type="button">{escape(heading)}</button></th>'

@@ -63,12 +63,12 @@ class Rules:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Shell-like, and ``[01-10]`` stands for the numbers 01 to 10, as in Slurm's host lists."""
+    """Match a name against shell-like patterns, where ``[01-10]`` stands for 01 to 10, as in Slurm's host lists."""
     return any(fnmatch.fnmatchcase(name, glob) for glob in expand(pattern))
 
 
 def expand(pattern: str) -> list[str]:
-    """``t[01-03]*`` -> ``t01*``, ``t02*``, ``t03*``."""
+    """Write out a pattern's numbers: ``t[01-03]*`` -> ``t01*``, ``t02*``, ``t03*``."""
     if not (found := re.search(r"\[(\d+)-(\d+)\]", pattern)):
         return [pattern]
     first, last = found.groups()

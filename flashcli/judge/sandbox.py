@@ -108,7 +108,7 @@ class Machine(NamedTuple):
 
 
 def find_machine(supervision: Supervision, rules: Rules, folder: Path) -> Machine:
-    """Asked where programs run, that is behind the launcher and in the sandbox. BackendUnavailable if that fails."""
+    """Find the machine where programs run, behind the launcher and in the sandbox. BackendUnavailable if that fails."""
     if rules.launcher and not shutil.which(rules.launcher[0]):
         raise BackendUnavailable(
             f"the rules' launcher {rules.launcher[0]!r} is not on this machine.",

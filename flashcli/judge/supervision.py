@@ -204,12 +204,12 @@ class Supervisor:
         return json.loads(line)
 
     def hang_up(self) -> None:
-        """Let it end all that it has started, and itself."""
+        """Let the supervisor end all that it has started, and itself."""
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
     def close(self) -> None:
-        """Have it ended, its launcher's job too."""
+        """Have the supervisor ended, and its launcher's job too."""
         with self._lock:
             self.hang_up()
             if not self._ends_within(KILL_PATIENCE if self._began else POLITE):

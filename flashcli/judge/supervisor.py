@@ -90,7 +90,7 @@ class Crowd:
         self._before = containment.tasks_of_system()
 
     def too_large(self) -> bool:
-        """Counts them all only if the whole system's number, one small file, has grown; and every now and then."""
+        """Whether there are too many; counts all only now and then, or if the system's number of tasks has grown."""
         if self._most is None:
             return False
         now = time.perf_counter()
@@ -148,7 +148,7 @@ class Run:
             self._poller.register(fd, select.POLLIN)
 
     def _watch(self) -> None:
-        """Until the command has ended, or is given up."""
+        """Watch the command until it has ended, or is given up."""
         while not self._over:
             left = self._deadline - time.perf_counter()
             if left <= 0:
@@ -354,7 +354,7 @@ def _reap(command: int, patience: float) -> tuple[int, float, bool] | None:
 
 
 def _become(request: dict, limits: dict[str, int], tell: int, printed: int) -> NoReturn:
-    """In the child: be the command."""
+    """Become the command, in the child process."""
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)

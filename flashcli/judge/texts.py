@@ -12,7 +12,7 @@ WHY = {
 
 
 def printable(text: str) -> str:
-    """Without control characters, which could drive a terminal, and without lone surrogates from file names."""
+    """Replace control characters, which could drive a terminal, and lone surrogates of file names by U+FFFD."""
     return "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
 
 

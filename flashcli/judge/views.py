@@ -75,7 +75,7 @@ def _csv_cell(result: Result | None) -> object:
 
 
 def _harmless(cell: object) -> object:
-    """Spreadsheets run a cell that begins like a formula, some also behind a blank or in letters of full width."""
+    """Quote a cell that spreadsheets would run as a formula, also one behind a blank or in letters of full width."""
     if isinstance(cell, str) and unicodedata.normalize("NFKC", cell).lstrip().startswith(("=", "+", "-", "@")):
         return f"'{cell}"
     return "" if cell is None else cell

@@ -30,7 +30,10 @@ Measure = Callable[[list[np.ndarray], np.ndarray, int], list[float]]  # of input
 
 
 class Conditions(NamedTuple):
-    """Under which all contenders are timed. ``ceilings`` are the rates that `peers.ceilings` measured, if it did."""
+    """The conditions under which all contenders are timed.
+
+    ``ceilings`` are the rates that `peers.ceilings` measured, if it did.
+    """
 
     runs: int
     causal: bool

@@ -85,7 +85,7 @@ def _not_in_the_report(name: str, case: str) -> str:
 
 
 def _too_slow(rate: float | None, shape: Shape, causal: bool) -> str:
-    """``rate`` is the rung's on an earlier case, in TFLOP/s, if it has climbed one."""
+    """Say why a rung is too slow for a case, by its ``rate`` on an earlier one, in TFLOP/s; empty if it is not."""
     seconds = tflops(**vars(shape), seconds=1.0, causal=causal) / rate if rate else 0.0
     return f"a run would take some {seconds:.0f} s, at its rate before" if seconds > SLOWEST else ""
 

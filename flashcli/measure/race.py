@@ -29,7 +29,7 @@ class Ended(NamedTuple):
 
 
 class TookTooLong(FlashError):
-    """A command was stopped because it had taken all the time that it may take."""
+    """The error that a command was stopped, because it had taken all the time that it may take."""
 
 
 def finish(command: Command, limit: float | None = None, environment: Mapping[str, str] | None = None) -> Ended:
@@ -81,7 +81,7 @@ def _called(command: Command) -> str:
 def compete(
     commands: Mapping[Name, Command], runs: int, environment: Mapping[str, str] | None = None
 ) -> dict[Name, list[Ended]]:
-    """So many runs of each command, in turn."""
+    """Run each command ``runs`` times, in turns; returns how each run ended."""
     taken: dict[Name, list[Ended]] = {name: [] for name in commands}
     for turn in range(runs):
         for name in rotated(list(commands), turn):  # what a command leaves for the system to do slows down the next
@@ -90,6 +90,6 @@ def compete(
 
 
 def rotated(names: list[Name], turn: int) -> list[Name]:
-    """Beginning with another one in each turn."""
+    """Rotate names so that another one begins in each turn."""
     first = turn % len(names)
     return names[first:] + names[:first]

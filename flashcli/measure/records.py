@@ -26,7 +26,7 @@ Tables = Iterable[tuple[str, tables.Lines]]  # each with its title, which is emp
 
 @dataclass
 class Record:
-    """Rows that were measured, and under which circumstances."""
+    """Measured rows, and the circumstances under which they were measured."""
 
     circumstances: dict[str, object]
     rows: list[Row] = field(default_factory=list)
@@ -118,7 +118,7 @@ def ladder_tables(rows: Sequence[Row]) -> Tables:
 
 
 def _rungs(rows: list[Row]) -> Iterator[list[str]]:
-    """Neighbours that were skipped for the same reason share a line."""
+    """The lines of a ladder's table; neighbours that were skipped for one reason share a line."""
     for remark, some in itertools.groupby(rows, key=lambda row: "" if isinstance(row, Rung) else outcome(row)):
         if remark:
             yield [", ".join(row.contender for row in some), remark, *[""] * (len(RUNGS) - 2)]

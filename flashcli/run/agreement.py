@@ -9,7 +9,7 @@ from flashcli.run.request import Request
 
 
 def agree_on_order(ranks: Alone, source: InputFile, output_path: str, request: Request) -> None:
-    """Every rank reads rank 0's input, and was given rank 0's options, as far as they decide the answer."""
+    """Check that every rank reads rank 0's input, with rank 0's options, as far as they decide the answer."""
     if ranks.size == 1:
         return
     options = {
@@ -33,7 +33,7 @@ def agree_on_order(ranks: Alone, source: InputFile, output_path: str, request: R
 
 
 def agree_on_backend(ranks: Alone, details: dict[str, object]) -> None:
-    """No rank falls back to the CPU, or to another kernel, where others do not: that would be slow, and other bits."""
+    """Check that no rank alone falls back to the CPU, or to another kernel: that would be slow, and give other bits."""
     own = {"backend": details["backend"], "kernel": details.get("kernel")}
     first = ranks.share(own)
     for what, hint in {

@@ -173,7 +173,7 @@ class DecodeCuda:
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
-    """PyCUDA knows no bfloat16 and no fp8."""
+    """An array seen as bytes: PyCUDA knows no bfloat16 and no fp8."""
     return array.reshape(-1).view(np.uint8)
 
 

@@ -80,7 +80,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Who computes what.
+    """The division of the work.
 
     by : the largest chunk
     shares : the shares of this process, in order
@@ -99,7 +99,7 @@ class Plan:
 
     @property
     def input_bytes(self) -> int:
-        """How much this process reads."""
+        """The bytes of the input that this process reads."""
         return sum(input_rows(self.shape, share.rows) for share in self.shares) * self.shape.row_bytes
 
 
@@ -151,7 +151,7 @@ def _start_up() -> Timeline:
 
 
 def make_plan(order: Order, shape: Shape, ranks: Alone) -> Plan:
-    """A share for each of the devices, or for each of the ranks."""
+    """Divide the work: a share for each of the devices, or for each of the ranks."""
     count, request = max(ranks.size, len(order.devices)), order.request
     by, rows = shards(shape, count, request.causal)
     requests = [replace(request, device=device) for device in order.devices] or [request]

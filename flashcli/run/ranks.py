@@ -188,7 +188,7 @@ class Ranks(Alone):
         self._told = True
 
     def _listen(self) -> None:
-        """At rank 0, take in the outcomes that have come."""
+        """Take in the outcomes that have come to rank 0."""
         status = self._mpi.Status()
         while self.rank == 0 and self._world.iprobe(self._mpi.ANY_SOURCE, OUTCOME, status):
             self._outcomes[status.source] = self._world.recv(source=status.source, tag=OUTCOME)
@@ -236,7 +236,7 @@ def _share_of(cores: frozenset[int], of_host: list[frozenset[int]]) -> int:
 
 
 def _portable(error: BaseException | None) -> BaseException | None:
-    """The error, or, if it cannot travel, what would be said of it."""
+    """The error, or if it cannot be sent to another process, one with the sentence that would tell it."""
     try:
         pickle.loads(pickle.dumps(error))
         return error

@@ -40,7 +40,7 @@ def phase_seconds(timeline: Timeline, backend: str) -> dict[str, float]:
 
 
 def run_record(shape: Shape, causal: bool, parts: list[Part], timeline: Timeline) -> dict[str, Any]:
-    """All parts in figures. Of processes, the slowest counts; devices of one process have a ``timeline`` in common."""
+    """The record of all parts. Among processes the slowest counts; devices of one process share a ``timeline``."""
     kind = "ranks" if "rank" in parts[0].who else "devices"
     seconds = phase_seconds(timeline, parts[0].details["backend"])
     if kind == "ranks":
@@ -117,13 +117,13 @@ def busy(part: dict[str, Any]) -> float:
 
 
 def imbalance(parts: list[dict[str, Any]]) -> float:
-    """By how much the slowest exceeds the mean, as a share of it."""
+    """The seconds by which the slowest part exceeds the mean, as a share of the mean."""
     seconds = [busy(part) for part in parts]
     return max(seconds) * len(seconds) / sum(seconds) - 1 if any(seconds) else 0.0
 
 
 def balance(parts: list[dict[str, Any]]) -> str:
-    """The slowest and the fastest of them, in words."""
+    """The slowest and the fastest part, and the imbalance, in words."""
     kind = next(iter(parts[0]))  # rank or gpu
     ends = max(parts, key=busy), min(parts, key=busy)
     return "slowest: {}; fastest: {}; imbalance: {:.1%}".format(

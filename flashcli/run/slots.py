@@ -88,7 +88,7 @@ class Backend(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[S]]:
-        """Up to ``count`` slots for chunks cut ``by``; one short of memory gives smaller and fewer ones."""
+        """Make up to ``count`` slots for chunks cut ``by``; where memory is short, smaller and fewer ones."""
 
     @abc.abstractmethod
     def submit(self, slot: S, chunk: Chunk, timeline: Timeline) -> None:

@@ -179,7 +179,7 @@ class CudaBackend(Backend[CudaSlot]):
         }
 
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[CudaSlot]]:
-        """Smaller and fewer slots where memory is short; OutOfMemory if not even one batch fits."""
+        """Allocate slots, smaller and fewer ones where memory is short; OutOfMemory if not even one batch fits."""
         self._close_slots()  # those of an earlier input
         long = 0 if by.whole else min(2, shape.B)  # two, so that one fills while the other is used
         while (slots := self._take(shape, by, count, long)) is None:
@@ -240,7 +240,7 @@ class CudaBackend(Backend[CudaSlot]):
         self._give_back(slot)
 
     def _compute_exactly(self, slot: CudaSlot) -> None:
-        """Once more, by a kernel that makes of Inf and NaN what IEEE arithmetic does; it ends before this does."""
+        """Compute once more, and wait for it, by a kernel that treats Inf and NaN as IEEE arithmetic does."""
         program = self._session.program(Build(exact(self._build.kernel), self._build.problem))
         finite = slot.finite
         slot.events[2].record(slot.stream)

@@ -37,7 +37,7 @@ class SequentialBackend(Backend[Slot]):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     @property
     def description(self) -> str:

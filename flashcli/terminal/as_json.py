@@ -42,7 +42,7 @@ def json_text(found: object) -> str:
 
 
 def finite(value: object) -> object:
-    """JSON has no NaN or Infinity: null stands for them."""
+    """Replace NaN and Inf by None, anywhere in a value: JSON has null in their place."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

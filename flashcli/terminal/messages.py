@@ -16,7 +16,7 @@ UNHEARD = (OSError, ValueError)  # what writing to a stderr raises that nobody r
 
 
 def trace(error: BaseException) -> None:
-    """Print where it went wrong, if that is wanted."""
+    """Print an error's traceback, if that is wanted."""
     if "--debug" in sys.argv and not isinstance(error, SystemExit | click.exceptions.Exit | AlreadyTold):
         import traceback
 

@@ -12,7 +12,7 @@ from flashcli.terminal import sizes
 
 
 def is_count(text: str) -> bool:
-    """Whether it is a whole number in digits, and not so many of them that Python would refuse to read it."""
+    """Whether a text is a whole number in digits, and not so many of them that Python would refuse to read it."""
     return text.isdecimal() and len(text) <= 10
 
 

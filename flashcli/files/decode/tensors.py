@@ -205,7 +205,7 @@ def _metadata(tensors: Tensors, query_shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def metadata(asked: DecodeArrays) -> dict[str, str]:
-    """The other way round: the metadata that a file of what is asked has."""
+    """The metadata of a paged decode file: the inverse of `_metadata`."""
     sparse = {name: getattr(asked.sparse, name) for name in SPARSE} if asked.sparse else {}
     window = {"sliding_window": asked.window} if asked.window else {}
     return {
