@@ -1,6 +1,6 @@
-"""An array on a GPU for whoever has no library with an allocator: it has both protocols, and is freed with its owner.
+"""A GPU array for libraries without a known allocator: it has both protocols, and frees its memory when it dies.
 
-Its memory is allocated and freed in the order of the stream on which it was computed.
+Memory is allocated and freed in the order of the stream on which the array is computed.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """A capsule for a consumer whose ``stream`` then waits for what is queued; -1: it need not.
+        """A DLPack capsule; the consumer's ``stream`` then waits for the work queued on this array, unless it is -1.
 
-        It is of DLPack's first version, whatever a consumer may understand. BufferError: only a copy would do.
+        The capsule is of DLPack's first version, whatever a consumer may understand. BufferError says that only a copy
+        would do.
         """
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError("a DeviceArray is given to others as it is, without a copy")
@@ -79,19 +80,19 @@ class DeviceArray:
 
 
 def allocate(stream: int, size: int) -> int:
-    """Memory that may be used by what is queued on the stream from now on; 0 for no bytes."""
+    """Allocate ``size`` bytes for work queued on the stream from now on, and return the address; 0 for no bytes."""
     doing = f"{size} bytes cannot be allocated"
     return int(ask(bindings().cuMemAllocAsync, size, stream, doing=doing)) if size else 0
 
 
 def free(stream: int, address: int) -> None:
-    """Once all that is queued on the stream has run."""
+    """Free memory once all that is queued on the stream has run."""
     if address:
         ask(bindings().cuMemFreeAsync, address, stream)
 
 
 def fill(stream: int, address: int, shape: tuple[int, ...], strides: tuple[int, ...], bits: int) -> None:
-    """Queue that every number of a float32 array is to have these bits."""
+    """Queue a fill of a float32 array: every number gets these 32 bits; ``strides`` are in elements."""
     *outer, rows, columns = (1, 1, *shape)
     *apart, row, _ = (0, 0, *strides)
     for index in itertools.product(*map(range, outer)):
@@ -100,7 +101,7 @@ def fill(stream: int, address: int, shape: tuple[int, ...], strides: tuple[int, 
 
 
 def wait_for(stream: int, other: int) -> None:
-    """What is queued on the stream from now on waits for what is queued on the other one by now."""
+    """Let work queued on a stream from now on wait for all that is queued on the other stream by now."""
     if (stream or LEGACY_STREAM) == (other or LEGACY_STREAM):
         return
     event = mark(other)
@@ -120,7 +121,7 @@ def mark(stream: int) -> Any:
 
 
 class _Managed(ctypes.Structure):
-    """``DLManagedTensor``."""
+    """The struct ``DLManagedTensor`` of dlpack.h."""
 
 
 _Delete = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -147,7 +148,7 @@ def _delete(address: int) -> None:
 
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def _dropped(capsule: int) -> None:
-    """A capsule is gone: if nobody took it, what it kept is not needed."""
+    """Let go of a dropped capsule's array, if nobody took the capsule."""
     if _is_valid(capsule, NAME):
         _exported.pop(_get(capsule, NAME), None)
 

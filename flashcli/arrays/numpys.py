@@ -61,7 +61,7 @@ def attention(
 
 
 def _compute(request: Request, asked: Call, given: Matrices) -> None:
-    """On a GPU where there is one and files could hold what is asked for, else on the CPU."""
+    """Compute on a GPU if there is one and a file could hold the call (M = N, no bias or LSE), else on the CPU."""
     as_files = (asked.Hkv, asked.N, asked.q_start, asked.bias) == (asked.H, asked.M, 0, "") and given.lse is None
     if request.needs_gpu and not as_files:
         raise UsageError(
@@ -78,7 +78,7 @@ def _compute(request: Request, asked: Call, given: Matrices) -> None:
 
 
 def _by_chunks(request: Request, given: Matrices) -> None:
-    """By the way of files, heads as batches."""
+    """Compute chunk by chunk with a backend for files, heads as batches."""
     q, k, v = (matrix.reshape(-1, *matrix.shape[-2:]) for matrix in (given.q, given.k, given.v))
     shape, out = Shape(*q.shape), given.out if given.out.ndim == 3 else np.empty(q.shape, np.float32)
     by = cut(shape)
@@ -89,7 +89,7 @@ def _by_chunks(request: Request, given: Matrices) -> None:
 
 
 def as_it_lies(name: str, array: np.ndarray) -> np.ndarray:
-    """The array; or a contiguous copy, where its strides are such that no backend takes them."""
+    """The array, or a contiguous copy where no backend takes its strides; TypeError if it is no plain NumPy array."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
     if isinstance(array, np.ma.MaskedArray):  # what is masked would count: NumPy's own functions take it away
@@ -100,7 +100,7 @@ def as_it_lies(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def operand(array: np.ndarray) -> Operand:
-    """An array as it lies."""
+    """The outline of a NumPy array: shape, strides in elements, and type, with its byte order if that is foreign."""
     dtype = array.dtype.name if array.dtype.isnative else str(array.dtype)
     return Operand(array.shape, tuple(stride // array.itemsize for stride in array.strides), dtype)
 

@@ -25,7 +25,7 @@ def write_kv(
     layout: str = "vllm",
     cache_dtype: str | None = None,
 ) -> None:
-    """Parameters and errors are those of `flashcli.write_kv`."""
+    """`flashcli.write_kv` of NumPy's arrays."""
     caches = {"key_cache": key_cache, "value_cache": value_cache}
     for name, array in {"key": key, "value": value, **caches, "slot_mapping": slot_mapping}.items():
         check_array(name, array)

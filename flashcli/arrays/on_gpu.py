@@ -39,10 +39,10 @@ _looking = threading.Lock()
 
 
 class Arguments:
-    """The arrays of one call: where each lies, on which GPU, and the caller's stream, which follows from the first."""
+    """The arrays of one call: the address of each, their GPU, and the caller's stream, which the first array tells."""
 
     def __init__(self, given: dict[str, Any], optional: tuple[str, ...] = ()) -> None:
-        """Find all of them; those that are ``optional`` may be None."""
+        """Find the addresses of all arrays; those named in ``optional`` may be None."""
         self._first = next(iter(given.values()))
         refuse_host(next(iter(given)), self._first)
         bindings()  # first: where there is no driver, nothing else would say so
@@ -52,7 +52,7 @@ class Arguments:
         self.place = _common_place(self.found) or place_of_device(0)
 
     def find(self, **arrays: Any) -> None:
-        """Add arrays that have come about since."""
+        """Add arrays that have been computed since, by name."""
         for name, x in arrays.items():
             self.found[name] = find(name, x, self.stream or LEGACY_STREAM)
 
@@ -60,18 +60,18 @@ class Arguments:
         return self.found[name].operand
 
     def get(self, name: str) -> Operand | None:
-        """The outline of an argument that may not be there."""
+        """The outline of an argument; None if it was not given."""
         return self.found[name].operand if name in self.found else None
 
     def addresses(self, *names: str) -> int:
-        """Addresses, or'ed, of those that are there."""
+        """The addresses, or'ed, of the arguments named, as far as they were given."""
         return functools.reduce(operator.or_, (self.found[name].address for name in names if name in self.found), 0)
 
     @contextlib.contextmanager
     def waited_for(self) -> Iterator[None]:
-        """The place is current during a ``with`` block, after whatever somebody else still fills.
+        """Make the place current during a ``with`` block, once the stream waits for arrays that others still fill.
 
-        Afterwards what others may give away is held on to until what has been queued has read it.
+        Afterwards, arrays that their owners may free are kept alive until the queued work has read them.
         """
         with self.place.current():
             for x in self.found.values():
@@ -81,7 +81,7 @@ class Arguments:
             _keep_until_read(self.stream, [x.keep for x in self.found.values() if x.keep is not None])
 
     def empty(self, shape: tuple[int, ...], dtype: str = "float32") -> Any:
-        """An array for an answer, of the library of the first argument if it is CuPy's."""
+        """A new array for an answer: CuPy's if the first argument is, else a `DeviceArray`."""
         cupy = _cupy(self._first)
         if cupy is None:
             return DeviceArray(self.place, self.stream, shape, dtype)
@@ -89,7 +89,7 @@ class Arguments:
             return cupy.empty(shape, dtype)
 
     def launch(self, prepared: Prepared, operation: Operation, names: dict[str, str] | None = None) -> None:
-        """Queue it, with all arrays in the order of the operation's pointers; ``names`` are other ones for them."""
+        """Queue the launches with all arrays; ``names`` gives an argument's name in the operation's pointers."""
         at = {(names or {}).get(name, name): x.address for name, x in self.found.items()}
         if prepared.workspace:  # what comes later on the stream may have it again
             scratch = self.empty((prepared.workspace,), "uint8")
@@ -97,7 +97,7 @@ class Arguments:
         prepared.launch(self.stream, *(at.get(name, 0) for name in operation.pointers))
 
     def fill(self, name: str, bits: int) -> None:
-        """Queue that every number of a float32 array is to have these bits."""
+        """Queue a fill of a float32 argument, if it is given: every number gets these 32 bits."""
         if name in self.found and 0 not in self.of(name).shape:
             memory.fill(self.stream, self.found[name].address, *self.of(name)[:2], bits)
 
@@ -116,7 +116,7 @@ def attention(
     out: Any = None,
     **options: Any,
 ) -> Any:
-    """`flashcli.attention` of these arrays."""
+    """`flashcli.attention` of arrays on a GPU."""
     how = How(**options, return_lse=return_lse)
     refuse_host("q", q)
     check_backend_on_gpu(backend)
@@ -159,7 +159,7 @@ def attention_backward(
     return_dbias: bool = False,
     kernel: str | None = None,
 ) -> tuple[Any, ...]:
-    """`flashcli.attention_backward` of these arrays."""
+    """`flashcli.attention_backward` of arrays on a GPU."""
     refuse_host("q", q)
     check_backend_on_gpu(backend)
     check_name(kernel)
@@ -198,7 +198,7 @@ def decode(
     backend: str = "auto",
     **options: Any,
 ) -> Any:
-    """`flashcli.decode` of these arrays."""
+    """`flashcli.decode` of arrays on a GPU."""
     check_backend_on_gpu(backend)
     arrays = {
         "query": query, "key_cache": key_cache, "value_cache": value_cache, "block_tables": block_tables,
@@ -227,7 +227,7 @@ def write_kv(
     v_scale: Any = 1.0,
     **options: Any,
 ) -> None:
-    """`flashcli.write_kv` of these arrays."""
+    """`flashcli.write_kv` of arrays on a GPU."""
     arrays = {
         "key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache, "slot_mapping": slot_mapping,
     }  # fmt: skip
@@ -242,14 +242,14 @@ def write_kv(
 def _with_factors(
     arrays: dict[str, Any], factors: dict[str, Any], optional: tuple[str, ...] = ()
 ) -> tuple[Arguments, dict[str, Any]]:
-    """Arrays, with factors that are arrays among them, and what is to be told of all factors: numbers or outlines."""
+    """The arrays of a call, with the scales that are arrays, and for each scale its number or its outline."""
     numbers = {name: factor for name, factor in factors.items() if isinstance(factor, Real)}
     given = Arguments(arrays | {name: x for name, x in factors.items() if name not in numbers}, optional)
     return given, {name: numbers[name] if name in numbers else given.of(name) for name in factors}
 
 
 def _common_place(found: dict[str, Found]) -> Place | None:
-    """Where all arrays are; those without elements are nowhere. ValueError names one that is somewhere else."""
+    """The place that all arrays with elements share, None if there are none; ValueError names one elsewhere."""
     places = {}
     for name, x in found.items():
         if 0 not in x.operand.shape:
@@ -267,20 +267,20 @@ def _common_place(found: dict[str, Found]) -> Place | None:
 
 
 def _stream_of(array: Any) -> int:
-    """The stream on which the caller would do the next thing with an array."""
+    """The stream on which the caller would queue the next work on an array."""
     if cupy := _cupy(array):
         return cupy.cuda.get_current_stream().ptr
     return (getattr(array, "__cuda_array_interface__", None) or {}).get("stream") or 0
 
 
 def _cupy(array: Any) -> Any:
-    """CuPy, if an array is of its."""
+    """The module CuPy, if the array is CuPy's, else None."""
     cupy = sys.modules.get("cupy")
     return cupy if cupy is not None and isinstance(array, cupy.ndarray) else None
 
 
 def _keep_until_read(stream: int, owners: list[object]) -> None:
-    """Hold on to what others may give away as soon as this call is over, until the GPU has read it."""
+    """Keep ``owners`` of arrays alive until the GPU has read them, and let go of those that it has read."""
     if not owners and not _unread:
         return
     driver, read = bindings(), []  # what is given up lives until the lock is free: anything may follow from its end

@@ -1,4 +1,4 @@
-"""Where arrays of any library lie, by what they say of themselves: ``__cuda_array_interface__``, or DLPack.
+"""Addresses and outlines of arrays of any library, by ``__cuda_array_interface__`` or DLPack.
 
 The one is described in Numba's documentation ("CUDA Array Interface (Version 3)"), the other in that of the Python
 array API ("Python specification for DLPack") and in ``dlpack.h``.
@@ -22,10 +22,10 @@ REFUSALS = (BufferError, RuntimeError, TypeError, ValueError)  # what arrays rai
 
 
 class Found(NamedTuple):
-    """An array on a GPU: what lies there, at which address.
+    """An array on a GPU: its outline and its address.
 
-    ``stream`` is the one that its numbers are ready on, None where there is nothing to wait for; ``keep`` what has to
-    live until they have been read, None where its owner sees to that.
+    ``stream`` is the stream on which its numbers are ready, None where there is nothing to wait for. ``keep`` is an
+    object that has to live until they have been read, None where the owner sees to that.
     """
 
     operand: Operand
@@ -43,7 +43,7 @@ class DataType(ctypes.Structure):
 
 
 class Tensor(ctypes.Structure):
-    """``DLTensor``."""
+    """The struct ``DLTensor`` of dlpack.h."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -65,10 +65,10 @@ def speaks(array: object) -> bool:
 
 
 def find(name: str, array: Any, stream: int = LEGACY_STREAM) -> Found:
-    """Where an argument of that name lies; what it is still being filled by is waited for, by ``stream``, or told.
+    """The address and outline of an argument, by its name; by DLPack, ``stream`` waits until it is filled.
 
-    DLPack is asked where the other protocol does not say what to wait for, as JAX's does not.
-    Raises TypeError for what has none of the protocols, is not to be shared, or is not on a GPU.
+    By the other protocol, `Found` has the stream to wait for. DLPack is used where that says nothing to wait for, as
+    JAX's does not. Raises TypeError for an argument that has no protocol, refuses to be shared, or is not on a GPU.
     """
     interface = _interface(name, array)
     has_dlpack = hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")
@@ -85,7 +85,7 @@ def find(name: str, array: Any, stream: int = LEGACY_STREAM) -> Found:
 
 
 def refuse_host(name: str, array: Any) -> None:
-    """Raise TypeError for an array that is not to be shared, or says by DLPack that it is not on a GPU."""
+    """Raise TypeError for an array that refuses to be shared, or says by DLPack that it is not on a GPU."""
     if _interface(name, array) is None:
         _refuse_other_devices(name, array)
 
@@ -107,7 +107,7 @@ def _interface(name: str, array: Any) -> dict[str, Any] | None:
 
 
 def _refused(name: str, array: object, error: Exception) -> TypeError:
-    """What is to be told of an array that is not to be shared, as PyTorch's where gradients are wanted."""
+    """The TypeError for an array that refuses to be shared, as PyTorch's do where gradients are wanted."""
     return TypeError(f"{name} must be an array that can be shared, which this {type(array).__name__} refuses: {error}")
 
 

@@ -1,1 +1,1 @@
-"""From a kernel's source to machine code: nvcc, NVRTC, the host's C compiler, and the cache."""
+"""Compilation of a kernel's source to machine code: nvcc, NVRTC, the host's C compiler, and the cache."""

@@ -17,14 +17,14 @@ LARGEST = 2**26  # bytes of a file; kernels have some 10^5
 
 
 def folder() -> Path:
-    """$FLASHCLI_CACHE_DIR, or flashcli in the user's cache folder."""
+    """The cache's folder: $FLASHCLI_CACHE_DIR, or flashcli in the user's cache folder."""
     if named := os.environ.get("FLASHCLI_CACHE_DIR"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "flashcli"
 
 
 def load(path: Path) -> bytes | None:
-    """The code that was stored there; None if there is none, or what is there has been damaged."""
+    """The code that `store` wrote to a path; None if there is none or its checksum does not match."""
     with contextlib.suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
         status = os.fstat(file.fileno())  # a FIFO would give nothing, and a device no end
         if stat.S_ISREG(status.st_mode) and CHECKSUM_BYTES < status.st_size <= LARGEST:
@@ -34,7 +34,7 @@ def load(path: Path) -> bytes | None:
 
 
 def store(path: Path, code: bytes) -> None:
-    """Write whole or not at all: parallel first runs must never read a torn file. A read-only cache is no error."""
+    """Write code and its checksum, whole or not at all: parallel runs read no torn file. Failing to is no error."""
     import tempfile  # here, because a warm start compiles nothing
 
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""From a kernel's source to machine code: finding a compiler, and compiling what is not in the cache.
+"""Machine code from a kernel's source: a search for a compiler, and compilation of what the cache has not.
 
 Cubins are made by nvcc, or by NVRTC where there is none; the sequential program's shared library by the host's C
 compiler. All are cached under a hash of everything they depend on, so that a warm start compiles nothing and starts no
@@ -34,7 +34,7 @@ C_OPTIONS = ("-std=c99", "-O3", "-fPIC", "-shared")  # the arithmetic as it is w
 
 
 class Compilable(Protocol):
-    """What is to be known of a build of any operation's kernel, such as `kernels.operation.Build`."""
+    """The attributes of a build that the compiler reads; `kernels.operation.Build` has them."""
 
     @property
     def kernel(self) -> Any: ...  # with its ``name``, ``file``, and whether it runs ``on_host``
@@ -48,7 +48,7 @@ class Compilable(Protocol):
 def find_nvcc() -> Path | None:
     """The CUDA compiler: $NVCC (empty: none, use what is cached), $CUDA_HOME, the PATH, then the usual folder.
 
-    $NVCC may also be `nvrtc.NAME`: then there is none, and what is not cached is compiled by NVRTC.
+    $NVCC may also be `nvrtc.NAME`: then the answer is None, and NVRTC compiles what is not cached.
     """
     if (named := os.environ.get("NVCC")) is not None:
         found = shutil.which(named) if named else None
@@ -72,19 +72,19 @@ def options(build: Compilable) -> list[str]:
 
 
 def _include(build: Compilable) -> list[Path]:
-    """The folders of the headers: those of all operations, and of the kernel's own."""
+    """The folders of the headers: the one that all operations share, and that of the kernel's source."""
     return [SOURCES, (SOURCES / build.kernel.file).parent]
 
 
 def _stem(build: Compilable, arch: str) -> str:
-    """The name in the cache that a build for an architecture has, but for the compiler's part."""
+    """The first part of a build's file name in the cache, for an architecture: a hash of source, headers, options."""
     headers = sorted(path for folder in _include(build) for path in folder.glob("*.*h"))
     texts = [(SOURCES / build.kernel.file).read_text(), *(path.read_text() for path in headers)]
     return f"{build.kernel.name}-{arch}-d{build.problem.d}-{_hash(*texts, *options(build))}"
 
 
 def _without_compiler(build: Compilable, stem: str, suffix: str, missing: str, hint: str) -> tuple[Path, bytes]:
-    """The same source and options, cached by whichever compiler."""
+    """The path and the code of a build that any compiler has cached; BackendUnavailable if the cache has none."""
     for path in sorted(cache.folder().glob(f"{stem}-*.{suffix}")):
         if code := cache.load(path):
             return path, code
@@ -132,7 +132,7 @@ def _without_nvcc(build: Compilable, stem: str, arch: str) -> bytes:
 
 
 def library(build: Compilable) -> ctypes.CDLL:
-    """A kernel for the host, loaded, from the cache if it is there; the rules are those of `cubin`."""
+    """The shared library of a kernel for the host, loaded: from the cache, or compiled by the host's C compiler."""
     stem, cc = _stem(build, os.uname().machine), find_cc()
     if cc is None:
         hint, sought = "install gcc (build-essential), or set CC.", os.environ.get("CC") or "cc, gcc or clang"
@@ -149,13 +149,13 @@ def _hash(*texts: str) -> str:
 
 
 def _identity(compiler: Path, *arguments: str) -> str:
-    """Changes when another compiler is installed, at the price of a stat instead of `nvcc --version`."""
+    """A hash that changes when another compiler is installed; a stat is much faster than `nvcc --version`."""
     status = compiler.resolve().stat()
     return _hash(str(compiler.resolve()), str(status.st_size), str(status.st_mtime_ns), *arguments)[:8]
 
 
 def _nvcc(build: Compilable, nvcc: Path, arch: str, made: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """nvcc, run to its end, which leaves the cubin in the file ``made``."""
+    """Run nvcc to its end, which leaves the cubin in the file ``made``; return its exit code and output."""
     import subprocess  # here, because a warm start compiles nothing
 
     include = [f"-I{folder}" for folder in _include(build)]
@@ -180,7 +180,7 @@ def _compile(build: Compilable, nvcc: Path, arch: str) -> bytes:
 
 
 def _compile_library(build: Compilable, cc: list[str], path: Path) -> ctypes.CDLL:
-    """Compile, store under ``path`` if that can be written, and load."""
+    """Compile a host kernel, store it under ``path`` if that can be written, and load it."""
     import subprocess  # here, because a warm start compiles nothing
     import tempfile
 
@@ -208,7 +208,7 @@ def _loaded(library: Path) -> ctypes.CDLL:
 
 
 def compile_failure(output: str, arch: str, compiler: str = "nvcc") -> BackendUnavailable | KernelFailure:
-    """What the complaint of nvcc, or of NVRTC, means for the user."""
+    """The error for a complaint of nvcc or NVRTC, in the user's words: no host compiler, unknown GPU, or a fault."""
     first = next((line.strip() for line in output.splitlines() if "error" in line or "fatal" in line), output.strip())
     missing = r"cannot find compiler|cc1plus|g(cc|\+\+): (not found|no such file)|host compiler|unsupported GNU"
     if re.search(missing, output, re.IGNORECASE):
@@ -222,7 +222,7 @@ def compile_failure(output: str, arch: str, compiler: str = "nvcc") -> BackendUn
 
 
 class Resources(NamedTuple):
-    """What ptxas says of one function: registers a thread, bytes spilled, static shared bytes; and its warnings."""
+    """Resources of one function by ptxas: registers a thread, bytes spilled, static shared bytes; and warnings."""
 
     registers: int
     spilled: int
@@ -231,7 +231,7 @@ class Resources(NamedTuple):
 
 
 def resources(build: Compilable, arch: str) -> dict[str, Resources]:
-    """What ptxas reports when nvcc compiles a build (no GPU), by function; the cache keeps the report."""
+    """The resources of a build's functions, by name, from ptxas's report (no GPU needed), which the cache keeps."""
     nvcc = find_nvcc()
     if nvcc is None:
         raise BackendUnavailable(

@@ -30,11 +30,11 @@ typedef unsigned long long uintptr_t;
 
 
 class CompileError(Exception):
-    """The compiler refuses; the text is its log."""
+    """Raised when NVRTC refuses a source; the text is its log."""
 
 
 def problem() -> str:
-    """Why it cannot be used, in words; empty if it can."""
+    """The reason why NVRTC cannot be used, in words; empty if it can."""
     try:
         code, *_ = _library().nvrtcVersion()
     except ImportError:
@@ -45,7 +45,7 @@ def problem() -> str:
 
 
 def cubin(source: str, name: str, arch: str, options: Sequence[str], include: Iterable[Path]) -> bytes:
-    """Machine code for one architecture, of a source whose complaints call it ``name``.
+    """Compile a source to a cubin for one architecture; ``name`` is the file's name in error messages.
 
     ``options`` are those of nvcc, ``include`` the folders of the headers. Raises CompileError.
     """
@@ -71,7 +71,7 @@ def _library() -> ModuleType:
 
 
 def _ask(function: Any, *arguments: object) -> Any:
-    """What a function of the library gives, beyond its code."""
+    """Call a function of NVRTC and return its result without the error code; CompileError if it fails."""
     code, *found = function(*arguments)
     if code:
         raise CompileError(f"error: {code.name}")

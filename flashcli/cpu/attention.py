@@ -1,9 +1,9 @@
 """Attention in NumPy, a tile at a time: the readable statement of the algorithm.
 
-FlashAttention-2 (arXiv 2307.08691, algorithm 1): a tile of Br query rows meets one tile of Bc keys after the other and
-carries its row maxima m, its row sums l and its unnormalised output O along, so that memory is bounded by tiles
-whatever M and N are. Axes before a matrix's rows and columns, of batches or heads, are units: independent of each
-other, several in one tile where sequences are short.
+FlashAttention-2 (arXiv 2307.08691, algorithm 1): a tile of Br query rows meets one tile of Bc keys after the other. It
+carries its row maxima m, its row sums l and its unnormalised output O along, so that memory does not grow with M · N.
+Axes before a matrix's rows and columns, of batches or heads, are units: independent of each other, several in one tile
+where sequences are short.
 
 A row has the same bytes whatever else is computed with it: Br depends on M and the mask alone, so that the row has the
 same neighbours in its tile; and each product is the same call of BLAS (`packed`, `one_blas_thread`).
@@ -31,14 +31,14 @@ BESIDE_BIAS = 2.0**103  # scores below it plus any float32 are at most the large
 
 
 class Tile(NamedTuple):
-    """Independent work: some rows of Q in each of some units."""
+    """A task that depends on no other: some rows of Q in each of some units."""
 
     units: tuple[slice, ...]
     rows: slice
 
 
 class Matrices(NamedTuple):
-    """Q and O [..., M, d], K and V [..., N, d], and what may come with them: a bias [..., M, N], the LSE [..., M].
+    """Arrays of a call: Q and O [..., M, d], K and V [..., N, d], perhaps a bias [..., M, N] and the LSE [..., M].
 
     All have the same units; what several units share is repeated by strides of 0. O and the LSE are written.
     """
@@ -51,7 +51,7 @@ class Matrices(NamedTuple):
     lse: np.ndarray | None = None
 
     def of(self, tile: Tile) -> Matrices:
-        """Those of a tile, with all keys of its units."""
+        """The parts of the arrays that a tile needs, with all keys of its units."""
         units, of_rows = tile.units, (*tile.units, tile.rows)
         q, k, v, out, bias, lse = self
         return Matrices(
@@ -61,7 +61,7 @@ class Matrices(NamedTuple):
 
 
 def attend_arrays(asked: Call, given: Matrices, threads: int | None = None) -> None:
-    """Attention of arrays as they lie, in the shapes of ``asked``, into ``given.out`` and ``given.lse``."""
+    """Compute attention of arrays with any strides, as ``asked`` has it, into ``given.out`` and ``given.lse``."""
     by_group, units = in_groups(asked, given), (asked.B, asked.Hkv, asked.H // asked.Hkv)
     limit, threads = BESIDE_BIAS if asked.bias else MAX_FLOAT32, threads or len(usable_cores())
     k_largest, v_largest = (np.broadcast_to(keys, units) for keys in largest_keys(asked, by_group, threads))
@@ -78,7 +78,7 @@ def attend_arrays(asked: Call, given: Matrices, threads: int | None = None) -> N
 
 
 def in_groups(asked: Call, given: Matrices) -> Matrices:
-    """These arrays, not copied, with units [B, Hkv, H / Hkv]: heads of Q that share one of K and V side by side."""
+    """Views of the arrays with units [B, Hkv, H / Hkv]: heads of Q that share one of K and V lie side by side."""
     B, H, Hkv, group, M, N, d = asked.B, asked.H, asked.Hkv, asked.H // asked.Hkv, asked.M, asked.N, asked.d
     q, out = (matrix.reshape(B, Hkv, group, M, d) for matrix in (given.q, given.out))
     k, v = (np.broadcast_to(matrix.reshape(B, Hkv, 1, N, d), (B, Hkv, group, N, d)) for matrix in (given.k, given.v))
@@ -90,7 +90,7 @@ def in_groups(asked: Call, given: Matrices) -> Matrices:
 
 
 def largest_keys(asked: Call, by_group: Matrices, threads: int) -> tuple[np.ndarray, np.ndarray]:
-    """The largest magnitude in K, and in V, of each head of theirs: [B, Hkv, 1]."""
+    """The largest magnitude in each head of K, and of V: [B, Hkv, 1]."""
     k, v = (np.empty((asked.B, asked.Hkv, 1), np.float32) for _ in "kv")
 
     def look(units: tuple[slice, ...]) -> None:
@@ -102,7 +102,7 @@ def largest_keys(asked: Call, by_group: Matrices, threads: int) -> tuple[np.ndar
 
 
 def row_tile(M: int, causal: bool) -> int:
-    """Br, a divisor of `TILE`: smaller where a causal tile computes for all its rows what its last row sees."""
+    """The tile height Br, a divisor of `TILE`: halved for short M, and if causal: all rows get the last row's keys."""
     Br = BR if M >= LONG else BR // 2
     return Br // 2 if causal else Br
 
@@ -176,10 +176,10 @@ def attend(given: Matrices, scale: float, causal: bool, first_row: int = 0, dtyp
 
 
 def packed(matrix: np.ndarray, dtype: type = np.float32, rows: int = 1) -> np.ndarray:
-    """The matrix as it lies, or a copy in which rows follow one another, if a product with ``rows`` rows depends on it.
+    """The matrix, or a contiguous copy where strides could change the bits of a product with ``rows`` rows.
 
-    Where a side has length 1, NumPy and BLAS look at strides to choose a way, and round otherwise in another one; where
-    none has, it makes no difference how far apart rows are, as long as they do not overlap.
+    If a side has length 1, NumPy and BLAS choose their way by the strides, and each way rounds otherwise. If none has,
+    the distance of rows makes no difference, as long as they do not overlap.
     """
     (row, step), width = matrix.strides[-2:], matrix.shape[-1] * matrix.itemsize
     apart = row == width or (row > width and 1 not in (rows, *matrix.shape[-2:]))
@@ -187,7 +187,7 @@ def packed(matrix: np.ndarray, dtype: type = np.float32, rows: int = 1) -> np.nd
 
 
 def add(bias: np.ndarray, S: np.ndarray) -> None:
-    """Numbers are added to scores; where a mask is false, the score is -inf whatever it was."""
+    """Add a bias of numbers to the scores S, in place; a bias of bools sets scores to -inf where it is false."""
     if bias.dtype == np.bool_:
         np.copyto(S, -np.inf, where=~bias)
     else:
@@ -195,7 +195,7 @@ def add(bias: np.ndarray, S: np.ndarray) -> None:
 
 
 def hide(S: np.ndarray, last: int) -> None:
-    """Scores of what causal rows do not see become -inf: row i of the tile sees columns 0 to ``last`` + i."""
+    """Set scores that the causal mask hides to -inf, in place: row i of S sees columns 0 to ``last`` + i."""
     Br, seen_by_all = S.shape[-2], max(last + 1, 0)
     if seen_by_all < S.shape[-1]:
         columns = np.arange(seen_by_all, S.shape[-1])
@@ -203,7 +203,7 @@ def hide(S: np.ndarray, last: int) -> None:
 
 
 def magnitude(values: np.ndarray, axes: tuple[int, ...] | None = None) -> np.ndarray:
-    """The largest along some axes, or of all; NaN where one is NaN."""
+    """The largest magnitude along some axes, or of all values; NaN where one of them is NaN."""
     with np.errstate(invalid="ignore"):
         return np.maximum(values.max(axis=axes, initial=0), -values.min(axis=axes, initial=0))
 
@@ -212,9 +212,9 @@ def magnitude(values: np.ndarray, axes: tuple[int, ...] | None = None) -> np.nda
 def exceeds_float32(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, N: int, d: int, scale: float, limit: float = MAX_FLOAT32
 ) -> np.ndarray:
-    """Where numbers of these magnitudes may make scores beyond ``limit``, or sums of V that float32 has no room for.
+    """Whether numbers of these magnitudes may make scores beyond ``limit``, or sums of V beyond float32; a bool each.
 
-    Not where one is infinite. Nor has float32 room for scores so small that only a huge scale brings them back.
+    It is false where a magnitude is infinite or NaN; else it is true for any scale outside 2^-100 to 2^100, but 0.
     """
     q, k, v = (np.asarray(values, np.float64) for values in (q, k, v))
     moderate = scale == 0 or 2**-100 <= abs(scale) <= 2**100

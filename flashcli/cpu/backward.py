@@ -1,12 +1,13 @@
 """The gradients of attention in NumPy, a pair of tiles at a time: the readable statement of the algorithm.
 
-FlashAttention-2 (arXiv 2307.08691, algorithm 2), in two passes instead of one with additions in any order: P =
-exp(S - m) / l is computed again; dV = Pᵀ dO; dS = P ∘ (dO Vᵀ - D), with D the row sums of dO ∘ O, less the gradient of
-the LSE; dQ = scale · dS K by tiles of rows, dK = scale · dSᵀ Q and dV by tiles of keys. So each number is the sum of
-the same terms in the same order, whatever there is beside it, and memory beyond the gradients is a few numbers a row.
+FlashAttention-2 (arXiv 2307.08691, algorithm 2), in two passes instead of one with additions in any order. P =
+exp(S - m) / l is computed again. D is the row sums of dO ∘ O, less the gradient of the LSE. dV = Pᵀ dO, and dS =
+P ∘ (dO Vᵀ - D). The first pass computes dQ = scale · dS K by tiles of rows, the second dK = scale · dSᵀ Q and dV by
+tiles of keys. So each number is the sum of the same terms in the same order, whatever there is beside it. Memory beyond
+the gradients is a few numbers a row.
 
-What is rounded of O, and otherwise in S than the forward pass did, is an error that a whole row has in common: it does
-not average out. So the first pass also finds each row's maximum m of S and its sum l of P, which the LSE would tell
+Rounding errors of O, and of S where it is rounded otherwise than in the forward pass, are common to a whole row: they
+do not average out. So the first pass also finds each row's maximum m of S and its sum l of P. The LSE would tell them
 less exactly: where there are many keys, S - LSE is a larger number than S - m, and rounded more coarsely. The sums of
 dS, 0 but for roundings, are an error of D: dQ is mended by that times P K.
 """
@@ -33,11 +34,11 @@ TILE = 256
 
 @dataclass(frozen=True)
 class Terms:
-    """What gradients are made of: units [B, Hkv, group] of Q, dO [M, d], K, V [N, d], and of a bias [M, N].
+    """Arrays that gradients are made of: units [B, Hkv, group] of Q, dO, O [M, d], K, V [N, d], and of a bias [M, N].
 
-    The first pass finds ``m``, the maximum of each row of S, ``l``, the sum of exp(S - m), and ``D``, without ``dlse``:
-    in float64, [M]. For a row that sees nothing ``m`` is 0 and ``l`` 1, and P = exp(-inf - 0) = 0. What several units
-    share is repeated by strides of 0.
+    The first pass fills three arrays [M] of float64: ``m``, the maximum of each row of S, ``l``, the sum of exp(S - m),
+    and ``D``, without ``dlse``. For a row that sees nothing ``m`` is 0 and ``l`` 1, so that P = exp(-inf - 0) = 0.
+    Arrays that several units share are repeated by strides of 0.
     """
 
     q: np.ndarray
@@ -54,7 +55,7 @@ class Terms:
     last: np.ndarray | None  # with a causal mask: the last key that each row sees
 
     def of(self, units: tuple[slice, ...], rows: slice, columns: slice, dtype: type) -> Terms:
-        """Those of a pair of tiles, in this type."""
+        """The terms of a pair of tiles, some rows and some columns of some units, in this float type."""
 
         of_rows = (*units, rows)
 
@@ -72,7 +73,7 @@ class Terms:
         )  # fmt: skip
 
     def S(self) -> np.ndarray:
-        """Scores [.., rows, columns]."""
+        """The scores S = scale · Q Kᵀ + bias, [.., rows, columns], -inf where the causal mask hides them."""
         S = self.q @ self.k.swapaxes(-1, -2)
         S *= S.dtype.type(self.scale)
         if self.bias is not None:
@@ -82,7 +83,7 @@ class Terms:
         return S
 
     def P_and_dS(self, S: np.ndarray, m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """[.., rows, columns] each, times ``l``; P takes the place of S."""
+        """P and dS, [.., rows, columns] each, times ``l``; P takes the memory of S."""
         masked = None if self.bias is None and self.last is None else -np.inf == S
         P = np.exp(np.subtract(S, m, out=S), out=S)
         dS = self.do @ self.v.swapaxes(-1, -2)
@@ -94,7 +95,7 @@ class Terms:
 
 
 class Gradients(NamedTuple):
-    """What is written; dbias where it is wanted."""
+    """Arrays that the gradients are written into; dbias is None where it is not wanted."""
 
     dq: np.ndarray
     dk: np.ndarray
@@ -103,7 +104,7 @@ class Gradients(NamedTuple):
 
 
 def backward_arrays(asked: Backward, do: np.ndarray, dlse: np.ndarray | None, given: Matrices, into: Gradients) -> None:
-    """The gradients of what ``given``, with O, is a call of. There is something to compute."""
+    """Compute the gradients of a call that is not empty, from its arrays ``given`` with O, into the arrays ``into``."""
     call, by_group = asked.of, in_groups(asked.of, given)
     units = call.B, call.Hkv, call.group
     m, l, D = np.empty((3, *units, call.M))
@@ -136,9 +137,9 @@ def backward_arrays(asked: Backward, do: np.ndarray, dlse: np.ndarray | None, gi
 
 @np.errstate(all="ignore")
 def _exceeds(terms: Terms) -> np.ndarray:
-    """Units [B, Hkv, group] whose numbers are such that float32 may have no room for something in between.
+    """Whether float32 may be too small for a number on the way to a unit's gradients: bools [B, Hkv, group].
 
-    All of a group, if one: they share dK and dV.
+    If one unit of a group needs float64, all of it do: they share dK and dV.
     """
     q, k, v, do = (magnitude(x, (-2, -1)).astype(np.float64) for x in (terms.q, terms.k, terms.v, terms.do))
     (*_, M, d), N, scale = terms.q.shape, terms.k.shape[-2], max(1.0, abs(terms.scale))
@@ -150,7 +151,7 @@ def _exceeds(terms: Terms) -> np.ndarray:
 
 
 def _each(huge: np.ndarray, tile: Tile) -> list[tuple[slice, ...]]:
-    """The units of a tile that are, one by one."""
+    """The units of a tile for which ``huge`` is true, one by one."""
     first = [part.start for part in tile.units]
     found = np.argwhere(huge[tile.units])
     return [tuple(slice(a + b, a + b + 1) for a, b in zip(first, at, strict=True)) for at in found]
@@ -163,7 +164,7 @@ def _slices(length: int, step: int, start: int = 0) -> list[slice]:
 @one_blas_thread()
 @np.errstate(all="ignore")
 def _dq(terms: Terms, tile: Tile, dq: np.ndarray, dtype: type) -> None:
-    """dQ of a tile of rows, and the rows' ``m``, ``l`` and ``D``."""
+    """Compute dQ of a tile of rows into ``dq``, and the rows' ``m``, ``l`` and ``D`` into ``terms``."""
     where, N = (*tile.units, tile.rows), terms.k.shape[-2]
     if terms.last is not None:
         N = min(N, round_up(max(int(terms.last[tile.rows.stop - 1]) + 1, 0), TILE))
@@ -200,7 +201,7 @@ def _dq(terms: Terms, tile: Tile, dq: np.ndarray, dtype: type) -> None:
 @one_blas_thread()
 @np.errstate(all="ignore")
 def _dk_dv(terms: Terms, tile: Tile, dk: np.ndarray, dv: np.ndarray, dtype: type) -> None:
-    """dK and dV of a tile of keys, summed over all rows that share them."""
+    """Compute dK and dV of a tile of keys, summed over all rows of Q and all heads that share them."""
     (*_, group, M, _), where = terms.q.shape, (*tile.units, tile.rows)
     start = 0
     if terms.last is not None:  # before it, no row sees any of these keys

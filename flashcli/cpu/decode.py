@@ -1,9 +1,9 @@
-"""Paged decode in NumPy: the default where there is no GPU, and the readable statement of what is computed.
+"""Paged decode in NumPy: the default where there is no GPU, and the readable statement of the algorithm.
 
-For each query token of a sequence and each head of the cache: the keys and values of the tokens that it sees are
-gathered from their pages, some at a time, and meet the heads of the group together, with the running maximum m, sum l
-and unnormalised output O of FlashAttention-2 (arXiv 2307.08691, algorithm 1). What is not seen is not gathered, so that
-whatever is in the rest of the cache cannot reach an answer. (Sequence, cache head) pairs run in threads.
+For each query token of a sequence and each head of the cache, the keys and values of the tokens that it sees are
+gathered from their pages, some at a time. They meet the heads of the group together, with the running maximum m, sum l
+and unnormalised output O of FlashAttention-2 (arXiv 2307.08691, algorithm 1). Tokens that are not seen are not
+gathered, so that the rest of the cache cannot reach an answer. (Sequence, cache head) pairs run in threads.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DecodeCpu:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Nothing is kept open."""
+        """Do nothing: there is nothing to close."""
 
     @property
     def description(self) -> str:
@@ -57,7 +57,7 @@ class DecodeCpu:
 def attend_group(
     asked: DecodeArrays, s: int, kv_head: int, out: np.ndarray, lse: np.ndarray, compute: type = np.float32
 ) -> None:
-    """The heads of one group of sequence s into ``out`` [T, H, D] and ``lse`` [T, H], computed in a float type."""
+    """Compute the heads of one group of sequence s into ``out`` [T, H, D] and ``lse`` [T, H], in a float type."""
     of_group = range(kv_head * asked.group, (kv_head + 1) * asked.group)
     for t in range(asked.T):
         # A head of block-sparse attention sees tokens of its own.
@@ -72,7 +72,7 @@ def _attend(
 ) -> tuple[np.ndarray, np.ndarray]:
     """O and LSE of some heads of one query token that see the same tokens: zeros and -inf if all scores are -inf.
 
-    Products of matrices are computed in ``compute``, and what is between them, D times fewer numbers, in float64.
+    Products of matrices are computed in ``compute``, the D times fewer numbers between them in float64.
     """
     Q = packed(asked.query[s, t, rows], compute)
     scale = asked.scale * asked.k_scale
@@ -98,7 +98,7 @@ def _attend(
 
 
 def pieces(tokens: np.ndarray | slice) -> Iterator[np.ndarray]:
-    """The numbers of the tokens, some at a time; of a long sequence all at once would be gigabytes."""
+    """The numbers of the tokens, `TOKENS` at a time: all keys of a long sequence at once would be gigabytes."""
     if isinstance(tokens, slice):
         for first in range(tokens.start, tokens.stop, TOKENS):
             yield np.arange(first, min(first + TOKENS, tokens.stop))

@@ -1,4 +1,4 @@
-"""NumPy's arrays of a cache in pages: what `flashcli.asked` outlines, with its numbers, and a look at them."""
+"""Calls of decode and write_kv on NumPy's arrays: the records of `flashcli.asked` with numbers, and their checks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flashcli.asked.write_kv import Rows, WriteKv
 
 
 def outline(array: np.ndarray) -> Operand:
-    """The outline of an array of NumPy's, as it lies."""
+    """The outline of a NumPy array: shape, strides in elements, and type."""
     return Operand(array.shape, tuple(stride // array.itemsize for stride in array.strides), array.dtype.name)
 
 
 @dataclass(frozen=True, eq=False)
 class DecodeArrays(Queries):
-    """NumPy's arrays of what a `Decode` outlines, which may be mapped from a file, and its options."""
+    """A call of decode with NumPy's arrays, which may be mapped from a file, and the options of `Decode`."""
 
     query: np.ndarray
     key_cache: np.ndarray
@@ -39,7 +39,7 @@ class DecodeArrays(Queries):
 
     @property
     def outline(self) -> Decode:
-        """What is asked, without the numbers."""
+        """The `Decode` of this call: outlines in place of arrays."""
         arrays = {name: None if x is None else outline(x) for name, x in vars(self).items() if name in ARRAYS}
         return Decode(**{**vars(self), **arrays})
 
@@ -52,7 +52,7 @@ class DecodeArrays(Queries):
         return np.maximum(0, length - self.T - self.window + 1) if self.window else length * 0
 
     def used_bytes(self) -> int:
-        """Bytes of keys and values that have to be read, each once: those of the tokens that may be seen."""
+        """The bytes of keys and values of the tokens that may be seen, each read once."""
         tokens = int((self.seq_lens.astype(np.int64) - self.first_used(self.seq_lens.astype(np.int64))).sum())
         return 2 * tokens * self.Hkv * self.D * self.cache_itemsize
 
@@ -72,7 +72,7 @@ class DecodeArrays(Queries):
 
 @dataclass(frozen=True, eq=False)
 class WriteKvArrays(Rows):
-    """NumPy's arrays of what a `WriteKv` outlines, and its options."""
+    """A call of write_kv with NumPy's arrays, and the options of `WriteKv`."""
 
     key: np.ndarray
     value: np.ndarray
@@ -85,13 +85,13 @@ class WriteKvArrays(Rows):
 
     @property
     def outline(self) -> WriteKv:
-        """What is asked, without the numbers."""
+        """The `WriteKv` of this call: outlines in place of arrays."""
         arrays = {name: outline(x) for name, x in vars(self).items() if isinstance(x, np.ndarray)}
         return WriteKv(**{**vars(self), **arrays})
 
 
 def check_array(name: str, array: object) -> None:
-    """Refuse what is no array of NumPy's, or masked, or in the byte order of another machine."""
+    """Raise TypeError for an argument that is no NumPy array, or masked, or in another machine's byte order."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
     if isinstance(array, np.ma.MaskedArray):
@@ -101,7 +101,7 @@ def check_array(name: str, array: object) -> None:
 
 
 def one_number(name: str, scale: Any) -> float:
-    """A scale, which may be an array of one number."""
+    """The number in a scale, which may be an array of one number; ValueError for any other array."""
     array = np.asarray(scale)
     if array.size != 1 or array.dtype.kind not in "fiu":
         raise ValueError(f"{name} must be {ONE_NUMBER}, not {array.dtype} {list(array.shape)}")
@@ -109,7 +109,7 @@ def one_number(name: str, scale: Any) -> float:
 
 
 def decode_problem(asked: DecodeArrays) -> str:
-    """What is wrong with it, as the rest of a sentence that begins with "its"; empty if nothing is."""
+    """The fault in a call of decode, lengths and pages included, such as "query is ..."; empty if there is none."""
     return decoding.outer_problem(asked.outline) or _slope_problem(asked) or _table_problem(asked)
 
 
@@ -120,7 +120,7 @@ def _slope_problem(asked: DecodeArrays) -> str:
 
 
 def _table_problem(asked: DecodeArrays) -> str:
-    """Of lengths and pages. What is past a sequence's last page, or before its window, is not looked at."""
+    """The fault in lengths or pages, empty if there is none; pages that no query token sees are not looked at."""
     lengths, room = asked.seq_lens.astype(np.int64), asked.block_tables.shape[1] * asked.page
     if (bad := (lengths < 0) | (lengths > room)).any():
         s = int(bad.argmax())
@@ -137,7 +137,7 @@ def _table_problem(asked: DecodeArrays) -> str:
 
 
 def write_problem(asked: WriteKvArrays) -> str:
-    """What is wrong with it, its slots included, as the rest of a sentence; empty if nothing is."""
+    """The fault in a call of write_kv, its slots included; empty if there is none."""
     if wrong := writing.outer_problem(asked.outline):
         return wrong
     slots = asked.pages * asked.page

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def usable_cores() -> frozenset[int]:
-    """The cores that this process may use: fewer than the machine's under a launcher, taskset or in a container."""
+    """The ids of the CPU cores that this process may use: not all under a launcher, taskset or in a container."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     return frozenset(usable)
 
@@ -56,7 +56,7 @@ def for_each(work: Callable[[T], object], tasks: Sequence[T], threads: int | Non
 
 
 class _Blas:
-    """How many threads are in a block of `one_blas_thread`, and how many BLAS had before the first."""
+    """The number of threads inside `one_blas_thread`, and the numbers of BLAS's threads before the first entered."""
 
     lock = threading.Lock()
     inside = 0
@@ -65,9 +65,9 @@ class _Blas:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """A block, or a function, in which NumPy's BLAS has one thread: with more it rounds otherwise.
+    """Give NumPy's BLAS one thread during a ``with`` block or a decorated function: with more it rounds otherwise.
 
-    Their number is the whole process's. So it is one as long as any thread is in such a block, and then what it was.
+    The number holds for the whole process. So it is 1 while any thread is in such a block, and afterwards as before.
     """
     with held(), _Blas.lock:
         _Blas.inside += 1
@@ -97,7 +97,7 @@ def _libraries() -> list[Any]:
 
 
 def description(threads: int) -> str:
-    """One line for people: what computes."""
+    """A line for people that says who computes, such as "cpu, NumPy 2.3.5, 2 threads"."""
     return f"cpu, NumPy {np.__version__}, {threads} thread{'s' if threads > 1 else ''}"
 
 

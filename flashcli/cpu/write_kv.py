@@ -1,4 +1,4 @@
-"""New keys and values into the slots of a cache in pages, in NumPy: the readable statement of what is written where."""
+"""write_kv in NumPy, new keys and values into slots of a cache in pages: the readable statement of the algorithm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flashcli.cpu.pages import WriteKvArrays
 
 
 def write(asked: WriteKvArrays) -> None:
-    """Put the tokens into their slots; of two with one slot, the later one stays."""
+    """Put new keys and values into their slots of the cache; of two tokens with one slot, the later one stays."""
     kept = np.flatnonzero(asked.slot_mapping >= 0)
     pages, slots = np.divmod(asked.slot_mapping[kept], asked.page)
     keys = _stored(asked.key[kept], asked.key_cache.dtype, asked.k_scale)
@@ -25,7 +25,7 @@ def write(asked: WriteKvArrays) -> None:
 
 
 def _stored(numbers: np.ndarray, kind: np.dtype, scale: float) -> np.ndarray:
-    """Numbers as a cache of this type has them: in fp8 divided by its scale, and none beyond the largest finite one."""
+    """Numbers converted to a cache's type: for fp8 divided by its scale and cut to the largest finite number."""
     if numbers.dtype == kind:
         return numbers
     import ml_dtypes

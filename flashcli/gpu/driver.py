@@ -1,4 +1,4 @@
-"""The CUDA driver itself, through ctypes: for what PyCUDA does not do, or does with the interpreter lock held."""
+"""The CUDA driver through ctypes: for calls that PyCUDA lacks, or makes with the interpreter lock held."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 @functools.cache
 def libcuda() -> ctypes.CDLL | None:
-    """None where there is no driver."""
+    """The CUDA driver's library, loaded; None where there is no driver."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -19,7 +19,7 @@ def libcuda() -> ctypes.CDLL | None:
 
 
 def problem() -> str:
-    """Why the driver has no GPU for this process, in words; empty if it has one."""
+    """The reason why the driver has no GPU for this process, in words; empty if it has one."""
     driver, count = libcuda(), ctypes.c_int()
     if driver is None:
         return "there is no NVIDIA driver here (libcuda was not found)"
@@ -30,7 +30,7 @@ def problem() -> str:
 
 
 def version() -> str:
-    """Of the driver, which is there: its own where the system tells, and that of the CUDA it is for."""
+    """The driver's version, where Linux tells, and that of its CUDA, such as "580.65, for CUDA 13.0"."""
     cuda, own = cuda_version(), ""
     with contextlib.suppress(OSError), open("/proc/driver/nvidia/version") as file:
         own = next((word + ", " for word in file.readline().split() if word[0].isdigit()), "")
@@ -38,7 +38,7 @@ def version() -> str:
 
 
 def cuda_version() -> int:
-    """The CUDA that the driver is for, 13000 for 13.0; 0 where there is no driver."""
+    """The version of CUDA that the driver is for, 13000 for 13.0; 0 where there is no driver."""
     cuda = ctypes.c_int()
     if (library := libcuda()) is not None:
         library.cuDriverGetVersion(ctypes.byref(cuda))

@@ -19,7 +19,7 @@ FREE_THE_GPU = "free the GPU, use a larger one, or --backend cpu."
 
 
 def allocate(driver: ModuleType, size: int) -> SupportsInt:
-    """Device memory, zeroed, for tiles whose padding is moved though never written; a null pointer for no bytes."""
+    """Allocate ``size`` bytes on the GPU, zeroed, as kernels move padding that nobody writes; null for no bytes."""
     if size == 0:
         return 0
     memory = driver.mem_alloc(size)
@@ -28,12 +28,12 @@ def allocate(driver: ModuleType, size: int) -> SupportsInt:
 
 
 def lock(array: np.ndarray) -> bool:
-    """Whether it could be, in the current context; copies of what could not be are right, too, only slower."""
+    """Pin an array in the current context and return whether that worked; copies of unpinned arrays are slower."""
     return _call("cuMemHostRegister_v2", array, ctypes.c_size_t(array.nbytes), 0)
 
 
 def unlock(array: np.ndarray) -> None:
-    """Before its memory is given back."""
+    """Unpin an array that `lock` pinned; must happen before its memory is freed."""
     _call("cuMemHostUnregister", array)
 
 

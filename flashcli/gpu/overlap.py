@@ -1,4 +1,4 @@
-"""Whether what is written shares memory with what is read, by addresses and strides alone."""
+"""A check that an output shares no memory with an input, by addresses and strides alone."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ CANNOT_TELL = 10**5  # steps after which two arrays count as overlapping
 
 
 def refuse_overlap(out: int, of_out: Operand, inputs: Mapping[str, tuple[int, Operand]]) -> None:
-    """Raise ValueError where ``out`` shares memory with an input: each is an address and what lies there."""
+    """Raise ValueError if ``out`` shares memory with an input; arrays are given by address and outline."""
     for name, (address, operand) in inputs.items():
         if _overlap(_there(out, of_out), _there(address, operand)):
             raise ValueError(f"out must not share memory with {name}")
 
 
 def _there(address: int, operand: Operand) -> np.ndarray:
-    """An array that only says where it is: it is never read."""
+    """A NumPy array with an operand's address, shape and strides, for comparison only: it is never read."""
     size = np.dtype(operand.dtype).itemsize
     there = {"shape": tuple(operand.shape), "strides": tuple(size * stride for stride in operand.strides)}
     lies: Any = type("Lies", (), {})()

@@ -1,7 +1,7 @@
-"""A context on a GPU, through NVIDIA's own ``cuda-bindings``: what the GPU is, where memory is, loaded code.
+"""Contexts on GPUs, through NVIDIA's own ``cuda-bindings``: the GPU's properties, memory's place, loaded code.
 
-PyCUDA wraps no stream that somebody else has made, and keeps a stack of contexts for each thread. Where code has to be
-loaded, that is allowed while a graph is being captured, too.
+PyCUDA is not used here: it wraps no stream that another library has made, and keeps a stack of contexts for each
+thread. Code can be loaded while a graph is being captured, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_MEMORY, INVALID_CONTEXT = 2, 201  # CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVA
 
 @functools.cache
 def bindings() -> ModuleType:
-    """The driver's functions, started; BackendUnavailable says what is missing."""
+    """The module ``cuda.bindings.driver``, with the driver started; BackendUnavailable says what is missing."""
     if missing := cuda_driver.problem():
         raise BackendUnavailable(f"{missing}.", "go to a machine with a GPU and its driver.")
     try:
@@ -40,7 +40,7 @@ def bindings() -> ModuleType:
 
 
 def ask(function: Any, *arguments: object, doing: str = "the CUDA driver refuses") -> Any:
-    """What a function of the driver gives, beyond its code; OutOfMemory or KernelFailure with its words."""
+    """Call a function of the driver and return its result without the code; OutOfMemory or KernelFailure if not 0."""
     code, *found = function(*arguments)
     if code:
         raise failure(code, doing)
@@ -48,7 +48,7 @@ def ask(function: Any, *arguments: object, doing: str = "the CUDA driver refuses
 
 
 def failure(code: Any, doing: str) -> FlashError:
-    """The error for a code of the driver's."""
+    """The error to raise for an error code of the driver, with the driver's own words."""
     if code == NO_MEMORY:
         return OutOfMemory(f"{doing}: the GPU has no memory left.", FREE_THE_GPU)
     _, words = bindings().cuGetErrorString(code)
@@ -57,7 +57,7 @@ def failure(code: Any, doing: str) -> FlashError:
 
 
 class Place:
-    """A context on a GPU, what the GPU is, and the functions that have been loaded there."""
+    """A context on a GPU, with the GPU's properties and the functions loaded there."""
 
     def __init__(self, device: int, context: int) -> None:
         driver = bindings()
@@ -77,7 +77,7 @@ class Place:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """The context is this thread's during a ``with`` block; and afterwards, if the thread had none."""
+        """Make the context this thread's during a ``with`` block; it stays so if the thread had none before."""
         driver = bindings()
         if self.is_current():
             yield
@@ -89,7 +89,7 @@ class Place:
             ask(driver.cuCtxPopCurrent)
 
     def is_current(self) -> bool:
-        """Whether the context is this thread's, which it becomes if the thread has none."""
+        """Return whether the context is this thread's; it becomes so if the thread has none."""
         code, context = self._get_current()  # not by `ask`, whose time counts in each call
         if code:
             raise failure(code, "the CUDA driver refuses")
@@ -107,9 +107,9 @@ class Place:
             return self._functions[key]
 
     def give_shared(self, function: int, size: int, doing: str) -> None:
-        """Let a function have so many bytes of dynamic shared memory.
+        """Let a function have ``size`` bytes of dynamic shared memory.
 
-        With what is static, even few may be more than a block has without asking.
+        Beside static shared memory, even few bytes may be more than a block has without asking.
         """
         driver = bindings()
         most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -134,7 +134,7 @@ class Place:
 
 @contextlib.contextmanager
 def allowed_while_capturing(driver: ModuleType) -> Iterator[None]:
-    """What is not of the graph that is being captured, and so need not be, may be done during a ``with`` block."""
+    """Allow calls that are no part of a graph, such as loading code, while it is captured, in a ``with`` block."""
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = ask(driver.cuThreadExchangeStreamCaptureMode, relaxed)
     try:
@@ -149,7 +149,7 @@ _making = threading.Lock()
 
 
 def place_of_device(device: int) -> Place:
-    """A GPU's primary context: where PyTorch, CuPy and JAX are."""
+    """The place of a GPU's primary context, which PyTorch, CuPy and JAX use."""
     driver = bindings()
     with _making:
         if device not in _primary:
@@ -160,7 +160,7 @@ def place_of_device(device: int) -> Place:
 
 
 def place_of_memory(address: int) -> Place | None:
-    """Where memory is, by its address; None if it is not a GPU's."""
+    """The place that memory belongs to, by its address; None if it is not a GPU's."""
     driver = bindings()
     attributes = driver.CUpointer_attribute
     code, context = driver.cuPointerGetAttribute(attributes.CU_POINTER_ATTRIBUTE_CONTEXT, address)
@@ -175,9 +175,10 @@ def place_of_memory(address: int) -> Place | None:
 
 
 def _device_of_pool(address: int) -> int:
-    """On which GPU memory of a pool is, which is of no context.
+    """The number of the GPU that memory of a pool is on; such memory belongs to no context.
 
-    Asked past the bindings, whose answer is 0 for every GPU in many versions (NVIDIA/cuda-python, issue 2928).
+    The driver is asked through ctypes: many versions of the bindings answer 0 for every GPU (NVIDIA/cuda-python, issue
+    2928).
     """
     driver = cuda_driver.libcuda()
     assert driver is not None, "the bindings are its"

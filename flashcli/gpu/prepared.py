@@ -1,8 +1,7 @@
-"""From what is asked of arrays on a GPU to launches that can be repeated, whatever library the arrays are of.
+"""Launches that can be repeated, made from a call on arrays of any library on a GPU.
 
 Nothing here waits for the GPU, and nothing is allocated: so a launch can be captured in a CUDA graph. Nothing reads an
-array, either. Kernels cut a length to its row of the table, and leave alone a page or slot that the cache has not, so
-that no memory but the arrays' is touched.
+array, either. So kernels cut a length to its row of the table, and touch no page or slot that the cache has not.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ FIRST_TO_BEGIN_EARLY = (9, 0)  # compute capability: on those before, nothing in
 
 @functools.lru_cache(maxsize=SHAPES)
 def prepare(place: Place, operation: Operation, asked: Any, how: How = How()) -> Prepared:  # noqa: B008  never changed
-    """Kernels compiled and loaded, arguments packed but for the addresses. There is something to compute.
+    """Compile and load the kernels of a call that is not empty, and pack their argument without addresses.
 
-    ``asked`` is of `flashcli.asked`, at its addresses. Errors are those of the operation's plan.
+    ``asked`` is a record of `flashcli.asked`, after ``at``. Errors are those of the operation's plan.
     """
     return Prepared(place, operation, operation.plan(asked, place.gpu, how))
 
@@ -34,8 +33,8 @@ def prepare(place: Place, operation: Operation, asked: Any, how: How = How()) ->
 class Prepared:
     """A plan in one place, to be launched with any addresses, any number of times, from any thread.
 
-    ``workspace`` is how many bytes of scratch a launch needs for itself, whatever they hold; their address is to be
-    divisible by 16.
+    ``workspace`` is the number of bytes of scratch that a launch needs for itself, with any content, on a multiple of
+    16 bytes.
     """
 
     def __init__(self, place: Place, operation: Operation, plan: Plan) -> None:
@@ -56,7 +55,7 @@ class Prepared:
             self._steps.append((_configuration(launch._replace(early=early)), function))
 
     def launch(self, stream: int, *addresses: int) -> None:
-        """Queue it on a stream, with arrays at these addresses, in the order of the operation's pointers; none is 0."""
+        """Queue the launches on a stream; addresses are in the order of the operation's pointers, 0 for no array."""
         if self.place.is_current():
             return self._queue(stream, addresses)
         with self.place.current():
@@ -78,7 +77,7 @@ class Prepared:
                     raise failure(code, f"kernel {self.kernel} failed on GPU {self.place.device}")
 
     def _with_scratch(self, stream: int, addresses: list[int]) -> list[int]:
-        """Addresses as kernels are given them, after what is cleared of the scratch."""
+        """Queue the clearing of the scratch, and return the addresses that kernels get, those in the scratch too."""
         start = 0 if self._scratch is None else addresses[self._scratch]
         for offset, word, count in self._plan.clear:
             ask(bindings().cuMemsetD32Async, start + offset, word, count, stream)
@@ -90,7 +89,7 @@ class Prepared:
 
 
 def _configuration(launch: Launch) -> Any:
-    """How the driver is told of a launch, but for the stream."""
+    """The driver's record of a launch, without the stream."""
     driver = bindings()
     configuration = driver.CUlaunchConfig()
     configuration.gridDimX, configuration.blockDimX = launch.grid, launch.threads

@@ -1,6 +1,6 @@
-"""A GPU in use by this thread, through PyCUDA, as the homework wants it: context, programs, times.
+"""A GPU used by this thread through PyCUDA, as the homework wants it: context, programs, times.
 
-Nothing here runs at import, and nothing here knows of files: arrays are computed in a session as well as slots.
+Nothing here runs at import, and nothing here knows of files.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def load_driver() -> ModuleType:
 
 
 class Gpu(NamedTuple):
-    """One GPU, as the driver describes it."""
+    """A GPU, as the driver describes it."""
 
     name: str
     capability: tuple[int, int]  # its compute capability
@@ -72,7 +72,7 @@ def devices() -> list[Gpu]:
 
 
 def out_of_memory(session: Session, what: str, needed: int, limit: int = sys.maxsize) -> OutOfMemory:
-    """The error that ``what`` needs more bytes than are free, or more than the user's ``limit``."""
+    """The error for ``what`` that needs more bytes than are free, or than the user's ``limit``."""
     free = min(session.free_bytes(), limit)
     return OutOfMemory(
         f"{what} needs {sizes.text(needed)} on {session.name}, {sizes.text(free)} are free.", FREE_THE_GPU
@@ -80,15 +80,15 @@ def out_of_memory(session: Session, what: str, needed: int, limit: int = sys.max
 
 
 def failure(session: Session, build: Build, error: Exception) -> KernelFailure:
-    """The error that the driver reports one while a kernel was at work."""
+    """The error for a failure that the driver reports while a kernel is at work."""
     return KernelFailure(f"kernel {build.kernel.name} failed on {session.name}: {error}.", "try another --kernel.")
 
 
 class Session:
     """A GPU from the beginning of a ``with`` block to its end, during which its primary context is this thread's.
 
-    Without an ``index`` those that have different ``turn``s get different GPUs, as far as there are. BackendUnavailable
-    says what is missing, OutOfMemory that the GPU has none left for a context.
+    Without an ``index``, sessions with different ``turn``s get different GPUs, as far as there are. BackendUnavailable
+    says what is missing, OutOfMemory that the GPU has no memory left for a context.
     """
 
     def __init__(self, index: int | None = None, turn: int = 0) -> None:
@@ -110,20 +110,20 @@ class Session:
 
     @property
     def name(self) -> str:
-        """What its maker calls the GPU."""
+        """The GPU's name by its maker, such as "NVIDIA H200"."""
         return self.device.name()
 
     @property
     def architecture(self) -> str:
-        """What nvcc calls it."""
+        """The GPU's architecture by nvcc, such as "sm_90a"."""
         return compiler.architecture(self.capability)
 
     def free_bytes(self) -> int:
-        """How much of the GPU's memory nobody has taken."""
+        """The bytes of the GPU's memory that are free."""
         return self.driver.mem_get_info()[0]
 
     def build(self, kernel: str | None, problem: Problem) -> Build:
-        """What is to be compiled for a problem: the kernel of that name, or, without one, the best for this GPU."""
+        """The build for a problem, of the kernel of that name or else of the best one on this GPU."""
         problem = problem._replace(sms=self.multiprocessors)
         if kernel is None:
             return Build(choose(self.capability, problem), problem)
@@ -186,17 +186,17 @@ class Program:
         return function
 
     def look(self, given: Attention, stream: Any) -> None:
-        """Queue a look for NaN and Inf in Q, K and V, as far as they are given: it sets ``nonfinite`` to 1."""
+        """Queue a search for NaN and Inf in Q, K and V, as far as they are given: if found, ``nonfinite`` becomes 1."""
         rows = given.B * max(given.M if given.Q else 0, given.N)
         self._call([look(self.build.problem, rows)], given, stream)
 
     def prepare(self, given: Attention, stream: Any) -> None:
-        """Queue what `attend` needs once for the same K and V, however many rows attend to them afterwards."""
+        """Queue the launches that `attend` needs once for the same K and V, for any number of rows of Q."""
         launches = self.build.launches(B=given.B, M=0, N=given.N)
         self._call((launch for launch in launches if launch.once), given, stream)
 
     def attend(self, given: Attention, stream: Any) -> None:
-        """Queue attention of Q to what was prepared of K and V, into O."""
+        """Queue attention of Q to the K and V that `prepare` has prepared, into O."""
         launches = self.build.launches(B=given.B, M=given.M, N=given.N)
         self._call((launch for launch in launches if not launch.once), given, stream)
 
@@ -212,7 +212,7 @@ class Program:
 
 
 def kernel_seconds(session: Session, build: Build, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-    """Seconds of a kernel, its pre-pass included, in each of ``runs`` runs, taking turns among inputs [B, 3, N, d].
+    """Seconds of a kernel with its pre-pass, in each of ``runs`` runs, which take turns among inputs [B, 3, N, d].
 
     Each timed run follows an untimed one without a gap, so that its first launch is not in the time. The first input's
     answer is left in ``out`` [B, N, d]. The scale is 1/sqrt(d).
@@ -229,7 +229,7 @@ def kernel_seconds(session: Session, build: Build, inputs: list[np.ndarray], out
 
 
 def queued_seconds(driver: Any, work: Callable[[], object], stream: Any = None) -> float:
-    """Seconds on the GPU of what ``work`` queues on a stream, waited for; ``driver`` is PyCUDA's."""
+    """Seconds on the GPU of all that ``work`` queues on a stream, waited for; ``driver`` is PyCUDA's module."""
     start, end = driver.Event(), driver.Event()
     start.record(stream)
     work()
@@ -259,7 +259,7 @@ def _timed(session: Session, build: Build, inputs: list[np.ndarray], out: np.nda
 
 
 def _of_file(qkv: SupportsInt, output: SupportsInt, workspace: SupportsInt, shape: tuple[int, ...]) -> Attention:
-    """The arguments for Q, K and V as files have them: batch for batch one after the other."""
+    """The argument for Q, K and V as files have them, [B, 3, N, d], and O [B, N, d], at these addresses."""
     B, _, N, d = shape
     q, k, v = (Matrix.of_batches(int(qkv) + 4 * index * N * d, 3 * N * d, d) for index in range(3))
     o = Matrix.of_batches(int(output), N * d, d)

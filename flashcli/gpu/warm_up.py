@@ -19,12 +19,12 @@ _threads: list[threading.Thread] = []
 
 
 def warm_up(wanted: Callable[[int], Sequence[int]]) -> None:
-    """``wanted(count)`` says which of ``count`` devices will be used."""
+    """Start the driver and contexts in the background; ``wanted(count)`` lists which of ``count`` devices to start."""
     _begin(_start, wanted)
 
 
 def wait() -> None:
-    """Until all that was begun has ended. PyCUDA would wait for it, too, but hold the interpreter lock."""
+    """Wait until the driver and all contexts have started; PyCUDA would wait too, but hold the interpreter lock."""
     for thread in _threads:  # the first appends the others
         thread.join()
 
@@ -36,7 +36,7 @@ def _begin(function: Callable[..., None], *arguments: object) -> None:
 
 
 def _start(wanted: Callable[[int], Sequence[int]]) -> None:
-    """Failures are left for those who really need the contexts: they report them."""
+    """Start the driver, then a thread for each context; failures are reported later, by whoever needs the context."""
     driver, count = libcuda(), ctypes.c_int()
     if driver is None:
         return
