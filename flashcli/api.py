@@ -182,9 +182,9 @@ def decode(
     Raises
     ------
     TypeError, ValueError
-        for arrays of other types or shapes, or in another place; then nothing has been queued. Of arrays that are not
-        on a GPU, lengths beyond the tables and pages beyond the cache are refused, too; those on a GPU are not looked
-        at by the host: a length is cut to its table, and another page is read in place of one that there is not.
+        for arrays of other types or shapes, or in another place; then nothing has been queued. Lengths beyond the
+        tables and pages beyond the cache are refused, too, but not in arrays on a GPU, which the host does not look at.
+        There a length is cut to its table, and another page is read in place of one that does not exist.
     flashcli.errors.FlashError
         where the backend is missing or fails
 
