@@ -150,9 +150,9 @@ def decode(
 ) -> Any:
     """Attention of one to eight query tokens a sequence against a cache of keys and values in pages.
 
-    PyTorch's tensors and CuPy's arrays on a GPU are read where they lie, on the caller's current stream; the call
-    returns at once, and can be captured in a CUDA graph. NumPy's arrays, and PyTorch's tensors on the CPU, are computed
-    on the CPU, or on a GPU by way of it.
+    Arrays on a GPU are read where they lie, on the caller's current stream; the call returns at once, and can be
+    captured in a CUDA graph. They may be PyTorch's, CuPy's, or of any library with ``__cuda_array_interface__`` or
+    DLPack. NumPy's arrays, and PyTorch's tensors on the CPU, are computed on the CPU, or on a GPU by way of it.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def decode(
         "nhd", both [pages, page, Hkv, D]; "hnd", both [pages, Hkv, page, D]
     scale : factor on q·k; 1/sqrt(D) if None
     sliding_window : how many tokens a query token sees, itself among them; all if 0
-    block_sparse : which blocks a head sees
+    block_sparse : which blocks a head sees, a `BlockSparse` of `flashcli.asked.decode`; all if None
     return_lse : the logarithm of the sum of exp(score) too, float32 [S, H] or [S, T, H]
     backend : "cuda", "cpu", or "auto": the GPU on which the arrays are, or else a usable one, else the CPU
     cache_dtype : "float8_e4m3fn" or "float8_e5m2": what the bytes of a cache of uint8 are
@@ -177,7 +177,8 @@ def decode(
     Returns
     -------
     an array of the query's library, shape and type, contiguous; with ``return_lse``, a tuple of it and the LSE. A query
-    token that sees nothing has zeros and an LSE of -inf.
+    token that sees nothing has zeros and an LSE of -inf. Libraries with no allocator that is known get a `DeviceArray`
+    with both protocols.
 
     Raises
     ------
@@ -211,9 +212,9 @@ def write_kv(
 ) -> None:
     """Write new keys and values into the slots of a cache in pages, where it lies.
 
-    PyTorch's tensors and CuPy's arrays on a GPU are read and written on the caller's current stream; the call returns
-    at once, and can be captured in a CUDA graph. NumPy's arrays, and PyTorch's tensors on the CPU, are written when it
-    returns.
+    Arrays on a GPU are read and written on the caller's current stream; the call returns at once, and can be captured
+    in a CUDA graph. They may be PyTorch's, CuPy's, or of any library with ``__cuda_array_interface__`` or DLPack.
+    NumPy's arrays, and PyTorch's tensors on the CPU, are written when the call returns.
 
     Parameters
     ----------

@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 import signal
+import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,41 @@ def test_the_rules_file_that_is_shown_has_every_key_and_the_defaults(tmp_path):
     given = rules.load(path)
     assert all(getattr(given, item.name) not in (None, (), {}) for item in dataclasses.fields(given))
     assert set(re.findall(r"^(?:# )?(\w+) = ", shown, re.MULTILINE)) >= set(rules.CHECKS) - {"environment", "case"}
+
+
+def rooms_drawn() -> tuple[list[str], set[str]]:
+    """The layers of the picture of the rooms, as the contract writes them, and the paths of all that it names."""
+    [picture] = re.findall(r"^```text\n(.*?)^```$", (ROOT / "docs/contributing.md").read_text(), re.DOTALL | re.M)
+    layers: list[str] = []
+    named: list[str] = []
+    for line in picture.splitlines():
+        found = re.fullmatch(r"([ ┌│└]) ( *)(\w+)  +(\S.*)", line)
+        assert found, f"a bracket or a blank, a name, and what lives there: {line}"
+        bracket, inner, name, _ = found.groups()
+        if inner:
+            named.append(f"{named[-1].partition('/')[0]}/{name}")
+            continue
+        named.append(name)
+        layers[-1:] = [f"{layers[-1]} | {name}"] if bracket in "│└" else [*layers[-1:], name]
+    assert len(named) == len(set(named))
+    return layers, set(named)
+
+
+def test_the_picture_of_the_rooms_is_the_contract_that_lint_checks():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [layers] = [contract["layers"] for contract in contracts if contract["name"] == "rooms"]
+    assert rooms_drawn()[0] == layers
+
+
+def test_every_room_and_every_module_at_the_door_has_a_line_in_the_picture():
+    modules = {path.relative_to(ROOT / "flashcli") for path in ROOT.glob("flashcli/**/*.py")}
+    rooms = {str(path.parent) for path in modules} - {"."}
+    door = {path.stem for path in modules if len(path.parts) == 1} - {"__init__"}
+    assert rooms_drawn()[1] == rooms | door
+
+
+def test_at_most_eight_modules_are_at_the_door():
+    assert len(list(ROOT.glob("flashcli/*.py"))) <= 8
 
 
 def test_every_distribution_has_a_line():
