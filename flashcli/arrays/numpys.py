@@ -96,7 +96,7 @@ def as_it_lies(name: str, array: np.ndarray) -> np.ndarray:
         raise TypeError(f"{name} must not be a masked array: give its data, and its mask as bias")
     last = array.ndim == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize or name in ANY_STRIDES
     whole = all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
-    return np.asarray(array if last and whole and array.flags.aligned else np.ascontiguousarray(array))
+    return np.asarray(array if last and whole and array.flags.aligned else np.array(array, order="C"))
 
 
 def operand(array: np.ndarray) -> Operand:

@@ -183,7 +183,8 @@ def packed(matrix: np.ndarray, dtype: type = np.float32, rows: int = 1) -> np.nd
     """
     (row, step), width = matrix.strides[-2:], matrix.shape[-1] * matrix.itemsize
     apart = row == width or (row > width and 1 not in (rows, *matrix.shape[-2:]))
-    return matrix if matrix.dtype == dtype and step == matrix.itemsize and apart else matrix.astype(dtype, order="C")
+    as_it_is = matrix.dtype == dtype and step == matrix.itemsize and apart and matrix.flags.aligned
+    return matrix if as_it_is else matrix.astype(dtype, order="C")
 
 
 def add(bias: np.ndarray, S: np.ndarray) -> None:

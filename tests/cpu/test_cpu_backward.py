@@ -48,6 +48,14 @@ def test_as_accurate_as_naive_gradients(distribution, causal):
     assert_accurate(asked, do, compute(asked, do))
 
 
+@pytest.mark.parametrize("M", [1, 4, 32])
+def test_few_queries_and_many_keys_are_as_accurate(M):
+    """S - LSE would be a larger number than S - m, and rounded more coarsely."""
+    do, q, k, v = draw("normal", 1, 1, 1, M, 100_000, 16)
+    asked = Asked(q, k, v)
+    assert_accurate(asked, do, compute(asked, do), factor=1.2)
+
+
 @pytest.mark.parametrize("row", [0, 120, 255, 270])
 def test_a_row_that_sees_one_key_gives_it_all_of_its_do(row):
     """Whatever is rounded in a score of hundreds: P is divided by the sum of the same P."""

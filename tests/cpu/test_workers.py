@@ -1,0 +1,72 @@
+"""Threads that compute with NumPy, and how many BLAS has meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from threadpoolctl import threadpool_info
+
+from flashcli.cpu.workers import for_each, one_blas_thread
+
+
+def blas_threads() -> list[int]:
+    return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+
+
+@pytest.fixture
+def before() -> list[int]:
+    if not (found := blas_threads()):
+        pytest.skip("NumPy uses a BLAS that threadpoolctl does not know")
+    return found
+
+
+def test_blas_has_one_thread_whichever_thread_asks_for_it(before):
+    """The main thread first: threadpoolctl then heeds no other."""
+
+    def inside() -> list[int]:
+        with one_blas_thread():
+            return blas_threads()
+
+    with ThreadPoolExecutor(1) as pool:
+        assert set(inside()) == set(pool.submit(inside).result()) == {1}
+    assert blas_threads() == before
+
+
+def test_blas_has_one_thread_until_the_last_has_left_and_then_its_own_number(before):
+    entered, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with one_blas_thread():
+            entered.set()
+            leave.wait(60)
+
+    with one_blas_thread():
+        other = threading.Thread(target=stay)
+        other.start()
+        assert entered.wait(60)
+    assert set(blas_threads()) == {1}
+    leave.set()
+    other.join()
+    assert blas_threads() == before
+
+
+@pytest.mark.parametrize("threads", [1, 3, None])
+def test_each_task_is_done_once(threads):
+    done: list[int] = []
+    for_each(done.append, range(100), threads)
+    assert sorted(done) == list(range(100))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_error_is_raised_and_drops_what_has_not_begun(threads):
+    begun: list[int] = []
+
+    def work(task: int) -> None:
+        begun.append(task)
+        raise ValueError(task)
+
+    with pytest.raises(ValueError, match=r"^[012]$"):
+        for_each(work, range(100), threads)
+    assert len(begun) <= threads
