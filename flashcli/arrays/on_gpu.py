@@ -20,7 +20,7 @@ from flashcli.arrays.memory import DeviceArray
 from flashcli.arrays.protocols import LEGACY_STREAM, Found, find, refuse_host
 from flashcli.asked import decode as pages
 from flashcli.asked import write_kv as writing
-from flashcli.asked.attention import Operand, backward, call, check_backend_on_gpu
+from flashcli.asked.attention import Operand, backward, call, check_backend_on_gpu, contiguous
 from flashcli.asked.how import How
 from flashcli.gpu.overlap import refuse_overlap
 from flashcli.gpu.place import Place, allowed_while_capturing, bindings, place_of_device, place_of_memory
@@ -80,20 +80,27 @@ class Arguments:
             yield
             _keep_until_read(self.stream, [x.keep for x in self.found.values() if x.keep is not None])
 
-    def empty(self, shape: tuple[int, ...], dtype: str = "float32") -> Any:
-        """A new array for an answer: CuPy's if the first argument is, else a `DeviceArray`."""
+    def empty(self, shape: tuple[int, ...], dtype: str = "float32") -> tuple[Any, int]:
+        """An array for an answer, of the library of the first argument if it is CuPy's, and its address."""
         cupy = _cupy(self._first)
         if cupy is None:
-            return DeviceArray(self.place, self.stream, shape, dtype)
+            array = DeviceArray(self.place, self.stream, shape, dtype)
+            return array, array.address
         with cupy.cuda.Device(self._first.device.id):
-            return cupy.empty(shape, dtype)
+            array = cupy.empty(shape, dtype)
+            return array, array.data.ptr
+
+    def add(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> Any:
+        """An array for an answer, which is one of the call's from now on."""
+        array, address = self.empty(shape, dtype)
+        self.found[name] = Found(contiguous(shape, dtype), address)
+        return array
 
     def launch(self, prepared: Prepared, operation: Operation, names: dict[str, str] | None = None) -> None:
-        """Queue the launches with all arrays; ``names`` gives an argument's name in the operation's pointers."""
+        """Queue it, with all arrays in the order of the operation's pointers; ``names`` are other ones for them."""
         at = {(names or {}).get(name, name): x.address for name, x in self.found.items()}
-        if prepared.workspace:  # what comes later on the stream may have it again
-            scratch = self.empty((prepared.workspace,), "uint8")
-            at["workspace"] = find("scratch", scratch).address
+        if prepared.workspace:  # what comes later on the stream may have its memory again
+            _kept, at["workspace"] = self.empty((prepared.workspace,), "uint8")
         prepared.launch(self.stream, *(at.get(name, 0) for name in operation.pointers))
 
     def fill(self, name: str, bits: int) -> None:
@@ -131,9 +138,8 @@ def attention(
     if not asked.empty:  # what is allocated is aligned
         prepared = prepare(given.place, ATTENTION, asked.at(given.addresses("q", "k", "v", "out")), how)
     with given.waited_for():
-        o = given.empty(asked.shape) if out is None else out
-        lse = given.empty(asked.lse_shape) if return_lse else None
-        given.found |= {name: find(name, x) for name, x in {"out": o, "lse": lse}.items() if x is not None}
+        o = given.add("out", asked.shape) if out is None else out
+        lse = given.add("lse", asked.lse_shape) if return_lse else None
         if prepared is None:
             given.fill("out", ZERO)
             given.fill("lse", MINUS_INFINITY)
@@ -171,10 +177,9 @@ def attention_backward(
         o, lse = attention(q, k, v, causal, scale, bias=bias, q_start=q_start, return_lse=True)
         given.find(o=o, lse=lse)
     with given.waited_for():
-        answer = {f"d{name.upper()}": given.empty(given.of(name).shape) for name in "qkv"}
+        answer = {f"d{name.upper()}": given.add(f"d{name.upper()}", given.of(name).shape) for name in "qkv"}
         if asked.dbias_shape is not None:
-            answer["dbias"] = given.empty(asked.dbias_shape)
-        given.found |= {name: find("out", x) for name, x in answer.items()}
+            answer["dbias"] = given.add("dbias", asked.dbias_shape)
         if asked.of.empty:
             for name in answer:
                 given.fill(name, ZERO)
@@ -210,8 +215,7 @@ def decode(
     prepared = prepare(given.place, DECODE, asked.at(given.addresses("query", "key_cache", "value_cache")))
     with given.waited_for():
         shape = given.of("query").shape
-        out, lse = given.empty(shape, asked.query.dtype), given.empty(shape[:-1])
-        given.found |= {"out": find("out", out), "lse": find("lse", lse)}
+        out, lse = given.add("out", shape, asked.query.dtype), given.add("lse", shape[:-1])
         given.launch(prepared, DECODE)
     return (out, lse) if return_lse else out
 
