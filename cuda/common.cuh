@@ -1,12 +1,12 @@
 // Shared by every kernel: the macros it is built with, and a few one-line helpers.
 //
-// Macros, set by flashcli/kernels/types.py so that launch and kernel cannot disagree:
+// Macros, set by flashcli/kernels/operation.py so that launch and kernel cannot disagree:
 //   HEAD_DIM  d, the length of a row of Q, K, V and O       BR, BC   rows of a Q tile and of a K/V tile
 //   THREADS   threads in a block                            SHARED   its bytes of dynamic shared memory
 #pragma once
 
 #ifndef HEAD_DIM
-#error "HEAD_DIM, BR, BC, THREADS and SHARED are macros: see flashcli/kernels/types.py"
+#error "HEAD_DIM, BR, BC, THREADS and SHARED are macros: see flashcli/kernels/operation.py"
 #endif
 
 #ifndef ALIGNED

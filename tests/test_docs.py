@@ -214,6 +214,12 @@ def test_every_file_that_is_named_exists(page):
             assert (ROOT / code).exists(), code
 
 
+def test_every_module_that_a_source_of_a_kernel_names_exists():
+    sources = [path for path in ROOT.glob("cuda/**/*.*") if path.suffix in (".c", ".cu", ".cuh", ".h")]
+    named = {name for path in sources for name in re.findall(r"\bflashcli/[\w/]+\.py\b", path.read_text())}
+    assert len(named) > 2 and [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_every_test_that_is_named_exists():
     named = {name for page in PAGES for code in inline_code(page) for name in re.findall(r"^test_\w+$", code)}
     there = {

@@ -5,7 +5,7 @@
 #include "common.cuh"
 
 #ifndef CAUSAL
-#error "CAUSAL is a macro, 1: a query sees no key after its own position; see flashcli/kernels/types.py"
+#error "CAUSAL is a macro, 1: a query sees no key after its own position; see flashcli/kernels/attention.py"
 #endif
 #ifndef BIAS
 #define BIAS 0  // 1: floats are added to the scores; 2: scores count where a byte is not 0
