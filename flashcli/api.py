@@ -45,7 +45,7 @@ def attention(
     q_start : the position of the first query in the sequence of keys; may be negative
     return_lse : the natural logarithm of each row's sum of exp(score), too
     out : float32 array of q's shape for the answer, which overlaps nothing else
-    kernel : which one computes, on a GPU; the fastest if None
+    kernel : name of the kernel that computes, on a GPU; the fastest if None
     precision : "fp32", or "fp16": faster, with a relative error of some 7e-4, on a GPU
     batch_invariant : each row has the same bytes whatever else is in the batch; False may be faster, on a GPU
 
@@ -103,7 +103,7 @@ def attention_backward(
     o, lse : what ``attention(..., return_lse=True)`` gave, both; without them it is computed again
     dlse : the gradient with respect to the LSE, float32 [B, H, M] or [B, M]; zeros if None
     return_dbias : the gradient with respect to a bias of numbers, too
-    kernel : which one computes, on a GPU; the fastest if None
+    kernel : name of the kernel that computes, on a GPU; the fastest if None
 
     All arrays are of one library, and in one place. Strides are free, but the last axis of a matrix on a GPU is
     contiguous. Memory beyond the gradients grows with M + N, not with M · N.
@@ -165,11 +165,11 @@ def decode(
     layout : "vllm", keys [pages, Hkv, D/x, page, x] with x numbers in 16 bytes and values [pages, Hkv, D, page];
         "nhd", both [pages, page, Hkv, D]; "hnd", both [pages, Hkv, page, D]
     scale : factor on q·k; 1/sqrt(D) if None
-    sliding_window : how many tokens a query token sees, itself among them; all if 0
+    sliding_window : number of tokens that a query token sees, itself among them; all if 0
     block_sparse : which blocks a head sees, a `BlockSparse` of `flashcli.asked.decode`; all if None
     return_lse : the logarithm of the sum of exp(score) too, float32 [S, H] or [S, T, H]
     backend : "cuda", "cpu", or "auto": the GPU on which the arrays are, or else a usable one, else the CPU
-    cache_dtype : "float8_e4m3fn" or "float8_e5m2": what the bytes of a cache of uint8 are
+    cache_dtype : "float8_e4m3fn" or "float8_e5m2": the type of the bytes of a cache of uint8
 
     All arrays are of one library, and in one place. On a GPU, sequences and tokens of the query, and pages, heads and
     slots of the cache, may be any number of aligned bytes apart; all else is contiguous.
@@ -222,10 +222,10 @@ def write_kv(
     key_cache, value_cache : pages as ``layout`` has them, of the key's type or fp8; see `decode`
     slot_mapping : int64 [tokens]; token i goes to slot ``slot_mapping[i] % page`` of page ``slot_mapping[i] // page``,
         and nowhere if that number is negative
-    k_scale, v_scale : what an fp8 cache's numbers are multiplied by when they are read; numbers, or arrays of one
-        float32. For a cache of another type they are ignored
+    k_scale, v_scale : factors by which an fp8 cache's numbers are multiplied when they are read; numbers, or arrays of
+        one float32. For a cache of another type they are ignored
     layout : "vllm", "nhd" or "hnd"; see `decode`
-    cache_dtype : "float8_e4m3fn" or "float8_e5m2": what the bytes of a cache of uint8 are
+    cache_dtype : "float8_e4m3fn" or "float8_e5m2": the type of the bytes of a cache of uint8
 
     A number is stored in fp8 divided by its scale, rounded to even, and cut to the largest finite one. All arrays are
     of one library, and in one place. On a GPU, tokens and heads of keys and values, and pages, heads and slots of the
@@ -236,7 +236,7 @@ def write_kv(
     ------
     TypeError, ValueError
         for arrays of other types or shapes, or in another place; then nothing has been written. Slots beyond the cache
-        are refused of arrays that are not on a GPU; on a GPU, what is for them goes nowhere.
+        are refused in arrays that are not on a GPU; on a GPU, their tokens go nowhere.
     flashcli.errors.FlashError
         where the GPU fails
 

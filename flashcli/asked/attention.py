@@ -60,7 +60,7 @@ class Call(NamedTuple):
     aligned: bool = False
 
     def at(self, addresses: int) -> Call:
-        """This call with ``aligned`` set: whether rows of arrays at these addresses, or'ed, start on `ALIGNMENT`."""
+        """The call with ``aligned`` set: whether rows of arrays at these addresses, or'ed, start on `ALIGNMENT`."""
         return self._replace(aligned=_rows_aligned(addresses, self.q, self.k, self.v, self.o))
 
     @property
@@ -156,7 +156,7 @@ class Backward(NamedTuple):
     aligned: bool = False
 
     def at(self, addresses: int) -> Backward:
-        """This call with ``aligned`` set: whether rows of arrays at these addresses, or'ed, start on `ALIGNMENT`."""
+        """The call with ``aligned`` set: whether rows of arrays at these addresses, or'ed, start on `ALIGNMENT`."""
         of = self.of
         by = of.q, of.k, of.v, of.o, self.do, self.dq, self.dk, self.dv
         return self._replace(aligned=_rows_aligned(addresses, *by))

@@ -61,7 +61,7 @@ class WriteKv(Rows):
     layout: str = "vllm"
 
     def at(self, addresses: int) -> WriteKv:
-        """This call; ValueError if arrays at these addresses, or'ed, are not aligned to `ALIGNMENT` bytes."""
+        """The call itself; ValueError if arrays at these addresses, or'ed, are not aligned to `ALIGNMENT` bytes."""
         if addresses % ALIGNMENT:
             raise ValueError(f"key, value, key_cache and value_cache must start on multiples of {ALIGNMENT} bytes")
         return self

@@ -1,7 +1,6 @@
-"""fp32 attention for PyTorch: on tensors where they lie, with gradients, and in the place of PyTorch's own; and vLLM's
-operators on a cache in pages.
+"""fp32 attention for PyTorch's tensors: with gradients, in place of PyTorch's own, and vLLM's paged operators.
 
-Importing this imports PyTorch.
+An import of this package imports PyTorch.
 """
 
 try:

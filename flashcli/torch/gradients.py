@@ -1,8 +1,9 @@
-"""Attention and its gradients by PyTorch's own operations, which have gradients and tangents themselves.
+"""Attention and its gradients in PyTorch's own operations, which have gradients and tangents themselves.
 
-With P = exp(S - lse), S = scale · Q Kᵀ + bias, D the row sums of dO ∘ O (FlashAttention-2, arXiv 2307.08691, section
-2.2): dV = Pᵀ dO; dS = P ∘ (dO Vᵀ - D + dlse); dQ = scale · dS K; dK = scale · dSᵀ Q; dbias = dS. The heads of Q that
-share one of K and V are one long head to it. P is in memory, whole: this is for gradients of gradients, and tangents.
+FlashAttention-2 (arXiv 2307.08691, section 2.2): S = scale · Q Kᵀ + bias, P = exp(S - lse), and D is the row sums of
+dO ∘ O. Then dV = Pᵀ dO; dS = P ∘ (dO Vᵀ - D + dlse); dQ = scale · dS K; dK = scale · dSᵀ Q; dbias = dS. The heads of
+Q that share one of K and V are one long head here. P is in memory, whole: this is for gradients of gradients, and for
+tangents.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def attention(
     scale: float | None,
     q_start: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """O and the LSE; 0 and -inf for a row that sees nothing, both without a slope."""
+    """O, of Q's shape, and the LSE; 0 and -inf, with gradient 0, for a row that sees nothing."""
     group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
     scores = _scores(q, k, bias, causal, scale, q_start, group)
     if scores.shape[-1] == 0:
@@ -46,7 +47,7 @@ def gradients(
     scale: float | None,
     q_start: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """dQ, dK, dV, and dbias for a bias of numbers; of what `flashcli.torch.attention` has made of these."""
+    """The gradients dQ, dK, dV, and dbias for a bias of numbers; ``out`` and ``lse`` are O and LSE of that call."""
     if scale is None:
         scale = q.shape[-1] ** -0.5
     group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
@@ -78,7 +79,7 @@ def _scores(
     q_start: int,
     group: int,
 ) -> torch.Tensor:
-    """S, as [B, Hkv, group, M, N] where there are groups."""
+    """The scores S, [B, Hkv, group, M, N] if heads share K (group > 1), else [.., M, N]; -inf where masked."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = _split(scale * _stacked(q, group) @ k.mT, group)
     if bias is not None:
@@ -91,20 +92,20 @@ def _scores(
 
 
 def _stacked(rows: torch.Tensor, group: int) -> torch.Tensor:
-    """[B, H, M, d] as [B, Hkv, group · M, d]."""
+    """Rows [B, H, M, d] as [B, Hkv, group · M, d]."""
     return rows if group == 1 else rows.unflatten(1, (-1, group)).flatten(2, 3)
 
 
 def _split(scores: torch.Tensor, group: int) -> torch.Tensor:
-    """[B, Hkv, group · M, N] as [B, Hkv, group, M, N]."""
+    """Scores [B, Hkv, group · M, N] as [B, Hkv, group, M, N]."""
     return scores if group == 1 else scores.unflatten(-2, (group, -1))
 
 
 def _joined(scores: torch.Tensor, group: int) -> torch.Tensor:
-    """The other way."""
+    """Scores [B, Hkv, group, M, N] as [B, Hkv, group · M, N]: the inverse of `_split`."""
     return scores if group == 1 else scores.flatten(-3, -2)
 
 
 def _split_heads(scores: torch.Tensor, group: int) -> torch.Tensor:
-    """[B, H, M, N] as [B, Hkv, group, M, N]."""
+    """Scores [B, H, M, N] as [B, Hkv, group, M, N]."""
     return scores if group == 1 else scores.unflatten(1, (-1, group))

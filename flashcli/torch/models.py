@@ -1,4 +1,4 @@
-"""Our attention for the models of Hugging Face's transformers."""
+"""flashcli's attention for the models of Hugging Face's transformers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ REFUSED = {  # arguments of other attentions of transformers that would change t
 def register_transformers(name: str = "fp32") -> None:
     """Let models be loaded with ``attn_implementation="fp32"``, or whatever other ``name``.
 
-    Grouped heads are not repeated in memory. Masks are made as for "sdpa". (A name with "flash" in it would be taken
-    for one of the libraries that transformers itself knows, which want other masks.) ValueError says that a name is one
-    of those.
+    Grouped heads are not repeated in memory. Masks are made as for "sdpa". Raises ValueError for a name with "flash" in
+    it: transformers takes such a name for a library that it knows itself and that wants other masks.
     """
     if not isinstance(name, str):
         raise TypeError(f"name must be a text, not {type(name).__name__}")
@@ -45,7 +44,7 @@ def attention_forward(
     position_bias: torch.Tensor | None = None,
     **rest: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls: query is [B, H, M, d], key and value are [B, Hkv, N, d]; the answer is [B, M, H, d]."""
+    """Attention as transformers calls it: query [B, H, M, d], key and value [B, Hkv, N, d]; O is [B, M, H, d]."""
     for refused, reason in REFUSED.items():
         if rest.get(refused) is not None:
             raise ValueError(f"{refused} must be None: {reason}")
@@ -64,7 +63,7 @@ def attention_forward(
 
 
 def _with_mask(bias: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, M: int, N: int) -> torch.Tensor:
-    """What is to be added to scores."""
+    """A bias with a mask in it, to be added to scores: -inf where the mask, or the causal mask, takes a key away."""
     if is_causal:
         mask = torch.ones(M, N, dtype=torch.bool, device=bias.device).tril()
     if mask is None:

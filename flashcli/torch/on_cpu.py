@@ -1,4 +1,4 @@
-"""PyTorch's tensors on the CPU: NumPy's arrays of the same memory."""
+"""Attention of PyTorch's tensors on the CPU, by way of NumPy's arrays of the same memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compute(q: Any, k: Any, v: Any, bias: Any, out: Any, **options: Any) -> Any:
 
 
 def numbers(name: str, tensor: torch.Tensor) -> np.ndarray:
-    """The same memory as an array of NumPy's."""
+    """A tensor as a NumPy array of the same memory; TypeError for a type that NumPy does not have."""
     try:
         return tensor.detach().numpy()
     except TypeError as error:  # NumPy has no such numbers

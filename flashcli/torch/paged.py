@@ -48,9 +48,9 @@ def decode(
     cache_dtype: str | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Parameters, the answer and errors are those of `flashcli.decode`. There are no gradients.
+    """`flashcli.decode` of PyTorch's tensors, with its parameters, answer and errors; without gradients.
 
-    ``out``, contiguous and like the query, is where the answer goes.
+    ``out``, contiguous and of the query's shape and type, gets the answer if it is given.
     """
     if torch.compiler.is_compiling():
         return _uncompiled(
@@ -96,7 +96,7 @@ def compute(
     out: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """The answer, and its LSE if that is wanted, queued on the current stream of PyTorch's on the tensors' GPU.
+    """Queue decode on PyTorch's current stream of the tensors' GPU; return the answer, and its LSE if wanted.
 
     ``options`` are those of `flashcli.asked.decode.OPTIONS`.
     """
@@ -152,7 +152,7 @@ def _refuse_out(out: torch.Tensor, query: torch.Tensor) -> None:
         if (found := getattr(out, what)) != (wanted := getattr(query, what)):
             raise ValueError(f"out must have the {what} of query, {wanted}, not {found}")
     if not out.is_contiguous() or out.is_neg():
-        raise ValueError("out must be contiguous, and no view whose numbers are in memory with the other sign")
+        raise ValueError("out must be contiguous, and no lazily negated view (out.is_neg())")
 
 
 def _on_cpu(tensors: Mapping[str, torch.Tensor], options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""PyTorch's tensors of a cache in pages: what is looked at before a call, what is refused, and NumPy's view of them."""
+"""PyTorch's tensors of decode and write_kv: keys for a look-up of earlier calls, refusals, and NumPy's view of them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ BITS = {1: torch.uint8, 2: torch.int16}  # types that NumPy has, by the bytes of
 
 
 def named(names: Sequence[str], tensors: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tensors by the names of the arguments, the last of them factors, and by theirs the ones that are numbers."""
+    """The tensors by their arguments' names, scales among them, and the scales that are numbers by theirs."""
     given = dict(zip((*names, *FACTORS), tensors, strict=True))
     factors = {name: given.pop(name) for name in FACTORS if not isinstance(given[name], torch.Tensor)}
     return {name: x for name, x in given.items() if x is not None or name != "alibi_slopes"}, factors
 
 
 def described(x: Any) -> Any:
-    """A number as it is; of a tensor, all but the address."""
+    """The part of an argument that a prepared call depends on: a number itself; all of a tensor but its address."""
     return (x.shape, x.stride(), x.dtype, x.get_device(), x.is_neg()) if isinstance(x, torch.Tensor) else x
 
 
 def address(x: Any) -> int:
-    """0 of a number."""
+    """The address of a tensor; 0 for a number."""
     return x.data_ptr() if isinstance(x, torch.Tensor) else 0
 
 
@@ -43,7 +43,7 @@ def refuse(tensors: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} must not require gradients, which there are none of here: use torch.no_grad()")
         if tensor.is_neg():
             raise ValueError(
-                f"{name} must not be a view whose numbers are in memory with the other sign: resolve_neg()"
+                f"{name} must not be a lazily negated view ({name}.is_neg()): call {name}.resolve_neg() first"
             )
         refuse_without_numbers(name, tensor)
 
@@ -54,7 +54,7 @@ def refuse_no_tensor(name: str, x: Any) -> None:
 
 
 def refuse_without_numbers(name: str, tensor: torch.Tensor) -> None:
-    """Raise TypeError for a tensor that is nowhere: fake ones are at 0, those that are transformed have no address."""
+    """Raise TypeError for a tensor without memory: a fake one has address 0, one of torch.func has no address."""
     try:
         somewhere = tensor.numel() == 0 or tensor.data_ptr() != 0
     except RuntimeError:
@@ -73,6 +73,6 @@ def numbers(tensor: torch.Tensor) -> np.ndarray:
 
 
 def foreign() -> dict[torch.dtype, str]:
-    """Types that NumPy has from ml_dtypes, and their names there."""
+    """The types that NumPy has from ml_dtypes alone, and their names there."""
     names = "bfloat16", "float8_e4m3fn", "float8_e5m2"
     return {getattr(torch, name): name for name in names}

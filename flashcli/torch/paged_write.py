@@ -31,7 +31,7 @@ def write_kv(
     layout: str = "vllm",
     cache_dtype: str | None = None,
 ) -> None:
-    """Parameters and errors are those of `flashcli.write_kv`."""
+    """`flashcli.write_kv` of PyTorch's tensors, with its parameters and errors."""
     if torch.compiler.is_compiling():
         return _uncompiled(
             key, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, layout=layout,
@@ -59,9 +59,9 @@ def write(
     v_scale: float | torch.Tensor,
     options: tuple,
 ) -> None:
-    """Write, queued on the current stream of PyTorch's on the tensors' GPU.
+    """Queue write_kv on PyTorch's current stream of the tensors' GPU.
 
-    ``options`` are the layout, and what the bytes of a cache of uint8 are.
+    ``options`` are ``layout`` and ``cache_dtype``, the type of the bytes of a cache of uint8.
     """
     try:
         at_key, at_value, at_slots = key.data_ptr(), value.data_ptr(), slot_mapping.data_ptr()

@@ -1,4 +1,4 @@
-"""Our attention in the place of PyTorch's fp32 attention, for programs that call that.
+"""flashcli's attention in the place of PyTorch's fp32 attention, for programs that call PyTorch's.
 
 `torch.nn.functional.scaled_dot_product_attention` sends fp32 tensors on a GPU to the operator
 ``aten::_scaled_dot_product_efficient_attention``, and their gradients to one of that name with ``_backward``. Their
@@ -30,14 +30,14 @@ _library: Any = None
 
 
 class Replacement:
-    """Our attention in the place of PyTorch's, until `remove`, or to the end of a ``with`` block."""
+    """A replacement of PyTorch's attention by flashcli's, until `remove` or the end of a ``with`` block."""
 
     def __init__(self) -> None:
         self._removed = False
         _add()
 
     def remove(self) -> None:
-        """PyTorch's own attention computes again, once all who have replaced it have called this."""
+        """Give PyTorch its own attention back, once all who have replaced it have called this."""
         if not self._removed:
             self._removed = True
             _take_back()
@@ -50,12 +50,12 @@ class Replacement:
 
 
 def replacing_sdpa() -> Replacement:
-    """Let our kernels compute what PyTorch's fused attention computes in fp32 on GPUs, in all of the process.
+    """Replace PyTorch's fused fp32 attention on GPUs by flashcli's kernels, in the whole process.
 
-    It is so until the end of the ``with`` block, or until ``remove()`` of what is returned. Other types, dropout, heads
-    of more than 256 numbers and what PyTorch does not send to its memory-efficient attention (grouped heads, for one)
-    stay PyTorch's. So do gradients of gradients. Modules compiled meanwhile are right before and after. A build of
-    PyTorch without CUDA has nothing to replace, and stays as it is.
+    The replacement ends with the ``with`` block, or with ``remove()`` of the object returned. PyTorch still computes
+    other types, dropout, heads of more than 256 numbers, gradients of gradients, and calls that it does not send to its
+    memory-efficient attention (grouped heads, for one). Modules compiled meanwhile are right before and after. A build
+    of PyTorch without CUDA has nothing to replace, and stays as it is.
     """
     return Replacement()
 
@@ -84,7 +84,7 @@ def _take_back() -> None:
 
 
 def _forward_or(original: Any) -> Any:
-    """Our implementation of the operator; of what it does not do, the original's."""
+    """flashcli's implementation of the operator, which calls the original for arguments it does not support."""
 
     def forward(
         keys: Any,
@@ -114,7 +114,7 @@ def _forward_or(original: Any) -> Any:
 
 
 def _backward_or(original: Any) -> Any:
-    """Our implementation of the gradients' operator; of what it does not do, the original's."""
+    """flashcli's implementation of the gradients' operator; it calls the original for arguments it does not support."""
 
     def gradients(
         keys: Any,
@@ -166,7 +166,7 @@ def _bias_as_theirs(dbias: torch.Tensor) -> torch.Tensor:
 
 
 def _as_theirs(lse: torch.Tensor) -> torch.Tensor:
-    """The LSE as PyTorch's gradients want it: a row that sees nothing, and a row that is none, at infinity."""
+    """The LSE [B, H, M] as PyTorch's gradients want it: M padded to `LSE_ROWS`; inf for padding and empty rows."""
     B, H, M = lse.shape
     theirs = lse.new_full((B, H, round_up(M, LSE_ROWS)), torch.inf)
     theirs[..., :M] = lse.masked_fill(lse == -torch.inf, torch.inf)

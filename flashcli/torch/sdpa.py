@@ -1,4 +1,4 @@
-"""`torch.nn.functional.scaled_dot_product_attention`, by our kernels where they do it."""
+"""`torch.nn.functional.scaled_dot_product_attention`, by flashcli's kernels where they support the call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 from flashcli.asked.shape import MAX_D
 from flashcli.torch import in_place, operator
 
-OTHERWISE = None, "fp32", True  # kernel, precision, batch_invariant
+DEFAULTS = None, "fp32", True  # kernel, precision, batch_invariant
 
 
 def scaled_dot_product_attention(
@@ -21,12 +21,12 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The function of that name in `torch.nn.functional`, with its parameters, its answer and its errors.
+    """`torch.nn.functional.scaled_dot_product_attention`, with its parameters, its answer and its errors.
 
-    Ours computes where all of this holds: query, key and value are float32 tensors on one GPU, of shapes [B, H, M, d]
-    and [B, Hkv, N, d], or [B, M, d] and [B, N, d], with d from 1 to 256; Hkv = H, or ``enable_gqa`` and Hkv divides H;
-    the mask, if there is one, is boolean or float32 and not given with ``is_causal``; there is no dropout; and autocast
-    is off. Everything else goes to PyTorch's own. A query that sees no key gets zeros.
+    flashcli's kernels compute if all of this holds. Query, key and value are float32 tensors on one GPU, of shapes
+    [B, H, M, d] and [B, Hkv, N, d], or [B, M, d] and [B, N, d], with d from 1 to 256. Hkv = H, or ``enable_gqa`` and
+    Hkv divides H. The mask, if there is one, is boolean or float32 and not given with ``is_causal``. There is no
+    dropout, and autocast is off. Every other call goes to PyTorch's own function. A query that sees no key gets zeros.
     """
     if not supported(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
         return functional.scaled_dot_product_attention(
@@ -37,7 +37,7 @@ def scaled_dot_product_attention(
     if torch.compiler.is_compiling() or not in_place.is_quiet(query, key, value, attn_mask):
         return operator.attention(query, key, value, *options)[0]
     if operator.wants_gradients(query, key, value, attn_mask):
-        return operator.in_place_with_gradients(query, key, value, *options, *OTHERWISE)[0]
+        return operator.in_place_with_gradients(query, key, value, *options, *DEFAULTS)[0]
     return in_place.compute(query, key, value, is_causal, scale, attn_mask, rows_first=True)[0]
 
 
@@ -50,7 +50,7 @@ def supported(
     is_causal: bool = False,
     enable_gqa: bool = False,
 ) -> bool:
-    """Whether ours computes: the rule that `scaled_dot_product_attention` states."""
+    """Whether flashcli's kernels compute a call: the rule that `scaled_dot_product_attention` states."""
     if not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)):
         return False
     if not (query.is_cuda and query.dtype == key.dtype == value.dtype == torch.float32):

@@ -1,4 +1,4 @@
-"""`flashcli.attention` for PyTorch's tensors: the shortest way to what they need."""
+"""`flashcli.attention` for PyTorch's tensors: it takes the shortest way to kernels, gradients or the operator."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """softmax(scale · Q Kᵀ + bias) V of float32 tensors, where they lie; with gradients, where they are wanted.
 
-    Parameters, the answer and errors are those of `flashcli.attention`. ``out`` is for where no gradients are wanted.
-    The memory for gradients grows with M + N; theirs, in turn, take all scores, [B, H, M, N].
+    Parameters, the answer and errors are those of `flashcli.attention`. ``out`` must not be given where gradients are
+    wanted. The memory for gradients grows with M + N; gradients of gradients take all scores, [B, H, M, N].
     """
     if torch.compiler.is_compiling() or not in_place.is_quiet(q, k, v, bias):
         options = operator.Options(causal, scale, q_start, False, kernel, precision, batch_invariant)
@@ -39,7 +39,7 @@ def attention(
         in_place.refuse_mixed(q, k, v, bias, out)
         _refuse_gradients(wanted, out)
         if out.is_neg():
-            raise ValueError("out must not be a view whose numbers are in memory with the other sign")
+            raise ValueError("out must not be a lazily negated view (out.is_neg()): call out.resolve_neg() first")
     if wanted:
         options = operator.Options(causal, scale, q_start, False, kernel, precision, batch_invariant)
         if not q.is_cuda or backend not in ("auto", "cuda"):
@@ -63,7 +63,7 @@ def attention(
 
 
 def _refuse_gradients(wanted: bool, out: torch.Tensor) -> None:
-    """Raise ValueError where ``out`` would have to have gradients."""
+    """Raise ValueError if ``out`` would need gradients."""
     if wanted or (torch.is_grad_enabled() and out.requires_grad):
         raise ValueError("out must not be given where gradients are wanted: leave it out, or use torch.no_grad()")
 

@@ -1,9 +1,10 @@
-"""How an operator's kernel for autograd goes on where transformations of torch.func (grad, jacrev, ..) are going on.
+"""Support of torch.func's transformations (grad, jacrev, ..) in an operator's kernel for autograd.
 
-They lie in levels. PyTorch calls the kernel at the innermost one; what that calls below autograd comes to the next. A
-`torch.autograd.Function` is refused there, one for a single level is not, and while its ``forward`` runs, gradients
-and tangents are switched off, at the outer levels as well. How to make one for a single level is PyTorch's own affair
-and no part of its interface: where it is made otherwise, PyTorch's operations compute, which it transforms itself.
+Transformations are nested in levels. PyTorch calls the kernel at the innermost level; a call that the kernel makes
+below autograd comes to the next level. There PyTorch refuses a `torch.autograd.Function`, but not one for a single
+level. While its ``forward`` runs, gradients and tangents are switched off, at the outer levels as well. The way to make
+a function for a single level is private to PyTorch: where it has changed, PyTorch's operations compute, which PyTorch
+transforms itself.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SingleLevelFunction: Any = _allowed and getattr(torch.autograd.function, "_Sing
 
 
 def levels() -> int:
-    """Of transformations that differentiate."""
+    """The number of transformations of torch.func now going on that differentiate."""
     return sum(level.key() != _VMAP for level in torch._C._functorch.get_interpreter_stack() or ())
 
 
@@ -49,7 +50,7 @@ def apply(function: Any, *arguments: Any) -> Any:
 
 @contextmanager
 def below_autograd() -> Iterator[None]:
-    """In which operators pass this level's autograd by; outer levels have theirs."""
+    """Let operators bypass this level's autograd in a ``with`` block; outer levels keep theirs."""
     with torch._C._AutoDispatchBelowAutograd():
         if not levels():
             yield
@@ -65,14 +66,14 @@ def has_tangent(*tensors: torch.Tensor | None) -> bool:
 
 
 def checked(causal: bool, scale: float | None, q_start: int) -> tuple[bool, float | None, int]:
-    """These arguments, as `asked.attention` checks them; as they are where they may be a compiler's symbols."""
+    """Return causal, scale and q_start, checked by `asked.attention.checked` unless they may be compiler's symbols."""
     if torch.compiler.is_compiling() or isinstance(q_start, torch.SymInt):
         return causal, scale, q_start
     return operands.checked(causal, scale, q_start)
 
 
 def without_autocast(kind: str) -> AbstractContextManager[Any]:
-    """In which the formulas keep their digits on that kind of device; some kinds, as meta, have no autocast."""
+    """A ``with`` block without autocast on a kind of device, so that formulas keep their digits."""
     if torch.compiler.is_dynamo_compiling() or not torch.amp.is_autocast_available(kind):
         return nullcontext()
     return torch.autocast(kind, enabled=False)

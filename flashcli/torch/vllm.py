@@ -1,5 +1,7 @@
-"""vLLM's operators on a cache in pages, by `flashcli.decode` and `flashcli.write_kv`: its names and the order of its
-arguments, so that a call of ``torch.ops._C.paged_attention_v1`` and the like can be replaced as it stands.
+"""vLLM's operators on a cache in pages, by `flashcli.decode` and `flashcli.write_kv`.
+
+Names and the order of arguments are vLLM's, so that a call such as ``torch.ops._C.paged_attention_v1`` can be replaced
+as it stands.
 
 Layout vllm, one query token a sequence. Everything is queued on the current stream, and nothing is returned.
 """
@@ -37,7 +39,7 @@ def paged_attention_v1(
     blocksparse_block_size: int = 64,
     blocksparse_head_sliding_step: int = 0,
 ) -> None:
-    """Attention of ``query`` [S, H, D] to the cache, into ``out``, which is contiguous and like the query.
+    """Attention of ``query`` [S, H, D] to the cache, into ``out``, contiguous and of the query's shape and type.
 
     ``max_seq_len`` is not needed: lengths are the GPU's to look at. ``kv_cache_dtype`` is "auto", "fp8", "fp8_e4m3" or
     "fp8_e5m2". A cache of the query's type is read as it is, whatever the scales are. Raises what `flashcli.decode`
@@ -89,7 +91,7 @@ def paged_attention_v2(
     blocksparse_block_size: int = 64,
     blocksparse_head_sliding_step: int = 0,
 ) -> None:
-    """The same as `paged_attention_v1`: ``exp_sums``, ``max_logits`` and ``tmp_out``, V2's scratch, are ignored.
+    """`paged_attention_v1` with vLLM's arguments of V2: ``exp_sums``, ``max_logits``, ``tmp_out`` are ignored.
 
     Source: ``paged_attention_v2`` in vLLM's ``vllm/_custom_ops.py``.
     """
@@ -110,7 +112,7 @@ def reshape_and_cache(
     k_scale: float | torch.Tensor,
     v_scale: float | torch.Tensor,
 ) -> None:
-    """Keys and values [tokens, Hkv, D] into the slots of the cache; those for which there is no slot are padding.
+    """Write keys and values [tokens, Hkv, D] into slots of the cache; tokens past the end of slot_mapping are padding.
 
     Raises what `flashcli.write_kv` does.
 
@@ -127,7 +129,7 @@ def reshape_and_cache(
 
 
 def _cache_dtype(key_cache: torch.Tensor, kv_cache_dtype: str) -> str | None:
-    """What the bytes of a cache of uint8 are; None where its type speaks for itself."""
+    """The fp8 type of a cache of uint8, by vLLM's ``kv_cache_dtype``; None for a cache of any other type."""
     if kv_cache_dtype not in ("auto", *FP8):
         raise ValueError(f"kv_cache_dtype must be one of auto, {', '.join(FP8)}, not {kv_cache_dtype!r}")
     return FP8[kv_cache_dtype] if getattr(key_cache, "dtype", None) == torch.uint8 and kv_cache_dtype in FP8 else None

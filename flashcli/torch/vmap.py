@@ -40,17 +40,17 @@ def _of_gradients(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> 
 
 
 def _folded(x: Optional, at: int | None, calls: int) -> Optional:
-    """[B, ..] of each call as [calls · B, ..]."""
+    """A tensor [B, ..] of each call as one tensor [calls · B, ..]."""
     return None if x is None else _calls_first(x, at, calls).flatten(0, 1)
 
 
 def _calls_first(x: torch.Tensor, at: int | None, calls: int) -> torch.Tensor:
-    """``at`` is where the calls lie, None where they share x."""
+    """A tensor with the axis of calls first: ``at`` is where it is now, None where all calls share the tensor."""
     return x.expand(calls, *x.shape) if at is None else x.movedim(at, 0)
 
 
 def _batches(q: torch.Tensor, at: int | None) -> int:
-    """B of a call; of none, too."""
+    """B of a call's Q, also if there are no calls."""
     return _calls_first(q, at, 1).shape[1]
 
 
@@ -62,7 +62,7 @@ def _bias_folded(bias: torch.Tensor, at: int | None, calls: int, q: torch.Tensor
 
 
 def _apart(found: Sequence[torch.Tensor], calls: int, B: int) -> Answer:
-    """[calls · B, ..] as [calls, B, ..]; what is not wanted has no numbers, and so has each call's."""
+    """Answers [calls · B, ..] as [calls, B, ..]; an answer that is not wanted, [0], becomes [calls, 0]."""
     return tuple(x.unflatten(0, (calls, B if x.ndim > 1 else 0)) for x in found), (0,) * len(found)
 
 

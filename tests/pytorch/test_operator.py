@@ -253,7 +253,7 @@ def test_numbers_that_are_in_memory_with_the_other_sign(qkv, at):
     wanted = flashcli.attention(*given[:3], bias=given[3])
     given[at] = torch._neg_view(-given[at])
     torch.testing.assert_close(flashcli.attention(*given[:3], bias=given[3]), wanted)
-    with pytest.raises(ValueError, match="out must not be a view"):
+    with pytest.raises(ValueError, match="out must not be a lazily negated view"):
         flashcli.attention(*qkv, out=torch._neg_view(torch.zeros(B, H, M, d)))
 
 

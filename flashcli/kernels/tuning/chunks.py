@@ -120,11 +120,11 @@ def _split_bytes(problem: Problem) -> int:
     return problem.B * problem.N * 8 * problem.d
 
 
-def alone(d: int) -> float:
+def lone_warpgroup_share(d: int) -> float:
     """A lone warpgroup's time for a tile, as a share of a pair's: it has no partner to fill its gaps."""
     return 0.84 if d <= 128 else 0.66
 
 
 def _pair(d: int, Br: int, Bc: int) -> float:
     """The model's microseconds for a tile of Br rows and one of Bc keys."""
-    return Bc / 128 * (0.7 + (0.0227 if d <= 128 else 0.0345) * d) * (alone(d) if Br == 64 else Br / 128)
+    return Bc / 128 * (0.7 + (0.0227 if d <= 128 else 0.0345) * d) * (lone_warpgroup_share(d) if Br == 64 else Br / 128)

@@ -37,7 +37,7 @@ def work(kernel: Kernel, problem: Problem) -> Work:
     tiling = kernel.tiling(problem)
     Br, Bc, area = tiling.Br, tiling.Bc, tiling.Br * tiling.Bc / PAIR
     if kernel.name == "wgmma" and Br == 64:
-        area *= 2 * chunks.alone(problem.d)
+        area *= 2 * chunks.lone_warpgroup_share(problem.d)
     Tr, Tc = ceil_div(problem.M, Br), ceil_div(problem.N, Bc)
     mean = float(Tc)  # key tiles of a row tile
     if problem.causal:  # the last query sees the last key

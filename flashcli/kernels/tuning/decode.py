@@ -35,11 +35,11 @@ class Tuning(NamedTuple):
     cluster: int = 1  # blocks that merge a sequence's pieces, no fewer than it may have; 1: a launch of its own does
 
     def piece_after_piece(self) -> Tuning:
-        """This tuning with several pieces to a block, which looks for the next piece while it computes."""
+        """The tuning with several pieces to a block, which looks for the next piece while it computes."""
         return self._replace(blocks=0, finds=PIECE_AFTER_PIECE, under_way=1, cluster=1)
 
     def a_block_a_piece(self) -> Tuning:
-        """This tuning with a block of its own for each piece, known by its number, in batches of any size."""
+        """The tuning with a block of its own for each piece, known by its number, in batches of any size."""
         return self._replace(blocks=0, finds=BY_NUMBER, under_way=1, cluster=1)
 
 
