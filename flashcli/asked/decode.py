@@ -165,7 +165,7 @@ class Decode(Queries):
     sparse: BlockSparse | None = None
 
     def at(self, addresses: int) -> Decode:
-        """The call itself; ValueError if a query or cache at these addresses, or'ed, is not aligned to `vector_bytes`."""
+        """The call itself; ValueError if a query or cache at these addresses, or'ed, is not on `vector_bytes` bytes."""
         if addresses % self.vector_bytes:
             unit = self.vector_bytes
             raise ValueError(f"query, key_cache and value_cache must start on multiples of {unit} bytes")

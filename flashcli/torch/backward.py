@@ -1,7 +1,7 @@
 """The gradients of attention on PyTorch's tensors: on a GPU where they lie, on the CPU as NumPy's arrays.
 
-The operator `torch.ops.flashcli.attention_backward` is what `flashcli.attention_backward` and the gradients of
-`torch.ops.flashcli.attention` call. It has gradients itself, by PyTorch's own operations.
+`flashcli.attention_backward` and the gradients of `torch.ops.flashcli.attention` call the operator
+`torch.ops.flashcli.attention_backward`. It has gradients itself, by PyTorch's own operations.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Four: TypeAlias = tuple[
 
 
 class Options(NamedTuple):
-    """Options of the operator, in the order of its schema. PyTorch leaves out the last ones where they are default."""
+    """Options of the operator, in the order of its schema; PyTorch leaves out trailing ones at their defaults."""
 
     causal: bool = False
     scale: float | None = None
@@ -42,7 +42,7 @@ class Options(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """What a call needs once its tensors' shapes and strides are known; ``prepared`` is None if nothing is computed."""
+    """Results of planning a call, which depend on shapes and strides alone; ``prepared`` is None for an empty call."""
 
     prepared: Prepared | None
     dbias_shape: tuple[int, ...] | None
@@ -84,7 +84,7 @@ def attention_backward(
 
 
 def _refuse_mixed(tensors: dict[str, Any]) -> None:
-    """Raise TypeError for an argument of another library than Q's or not dense, ValueError for another device's."""
+    """Raise TypeError for an argument that is no dense PyTorch tensor, ValueError for one that is not on Q's device."""
     for name, x in tensors.items():
         if x is not None or name in ("do", "k", "v"):
             in_place.refuse_other(name, x, tensors["q"])
@@ -97,7 +97,7 @@ def _asked(do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, o: Any, lse: A
 
 
 def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
-    """The gradient of a sum, for one, is a single number that all rows and columns share."""
+    """The matrix, copied if its last axis is not contiguous: dO of a sum is one number with strides of 0."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
@@ -111,7 +111,7 @@ def _empty_like(x: torch.Tensor, rows_first: bool) -> torch.Tensor:
 def on_gpu(
     do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, o: Any, lse: Any, *options: Any, **named: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Optional]:
-    """dQ, dK, dV, and dbias where it is wanted, of tensors on a GPU, queued on PyTorch's current stream there."""
+    """Queue the gradients of tensors on a GPU on PyTorch's current stream; return dQ, dK, dV, and dbias or None."""
     causal, scale, q_start, return_dbias, rows_first, kernel_name = options = Options(*options, **named)
     do, o = _rows_contiguous(do), _rows_contiguous(o)
     dq, dk, dv = _empty_like(q, rows_first), _empty_like(k, rows_first), _empty_like(v, rows_first)
@@ -148,7 +148,7 @@ def on_gpu(
 
 
 def compute(do: torch.Tensor, dlse: Optional, q: torch.Tensor, *others: Any, **named: Any) -> Four:
-    """The operator's answer for tensors on a GPU."""
+    """The operator's answer for tensors on a GPU: dQ, dK, dV, and dbias, which is empty where it is not wanted."""
     dq, dk, dv, dbias = on_gpu(do, dlse, q, *others, **named)
     return dq, dk, dv, q.new_empty(0) if dbias is None else dbias
 
@@ -180,7 +180,7 @@ def _without_numbers(
 
 
 class _Gradients(torch.autograd.Function):
-    """Gradients that have gradients: theirs are those of the formulas, written down in PyTorch's operations."""
+    """Gradients that have gradients themselves: those of the formulas in `flashcli.torch.gradients`."""
 
     @staticmethod
     def forward(ctx: Any, options: tuple, *tensors: Any) -> Four:

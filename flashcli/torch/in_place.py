@@ -1,4 +1,4 @@
-"""PyTorch's tensors on a GPU, read and written where they lie, without gradients: `flashcli.torch` adds those.
+"""Attention of PyTorch's tensors on a GPU, read and written where they lie, without gradients.
 
 The time of a call before the kernels start counts where shapes are small. So whatever follows from shapes, strides and
 options is found in one look into a dictionary; left are the addresses, an allocation, and a launch for each step.
@@ -27,7 +27,7 @@ Answer = tuple[torch.Tensor, torch.Tensor | None]
 
 
 class Ready(NamedTuple):
-    """What a call needs once its tensors' shapes and strides are known; ``prepared`` is None if nothing is computed."""
+    """Results of planning a call, which depend on shapes and strides alone; ``prepared`` is None for an empty call."""
 
     prepared: Prepared | None
     shape: tuple[int, ...]
@@ -57,7 +57,7 @@ def compute(
     batch_invariant: bool = True,
     rows_first: bool = False,
 ) -> Answer:
-    """O, and the LSE if asked for, of tensors on one GPU, queued on the current stream of PyTorch's there.
+    """Queue attention of tensors on one GPU on PyTorch's current stream there; return O, and the LSE or None.
 
     The arguments are those of `flashcli.attention`. With ``rows_first``, O [B, H, M, d] is laid out as [B, M, H, d].
     """
@@ -97,7 +97,7 @@ def compute(
 
 
 def is_quiet(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether these are tensors whose numbers are in memory, and nobody listens to what is done with tensors."""
+    """Whether the tensors are plain ones in memory, and no mode or transformation of PyTorch watches operations."""
     return (
         type(q) in ORDINARY
         and type(k) in ORDINARY
@@ -112,9 +112,9 @@ def is_quiet(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tens
 
 
 def scratch(q: torch.Tensor, size: int, stream: int) -> torch.Tensor:
-    """Memory that is this call's until its kernels have run: what comes later on the stream may have it again.
+    """Scratch of at least ``size`` bytes for one call, until its kernels have run; later work may reuse it.
 
-    The default stream is never destroyed and no part of a graph, so that a thread can keep what it had there.
+    The default stream is never destroyed and no part of a graph, so that a thread can keep its scratch there.
     """
     if stream != DEFAULT_STREAM or size > KEPT:
         return q.new_empty(size, dtype=torch.uint8)
@@ -151,7 +151,7 @@ def _make_ready(
 
 
 def operand(tensor: torch.Tensor) -> Operand:
-    """A tensor as it lies."""
+    """The outline of a tensor: shape, strides in elements, and type."""
     return Operand(tuple(tensor.shape), tensor.stride(), str(tensor.dtype).removeprefix("torch."))
 
 
@@ -161,7 +161,7 @@ def _rows_first(q: torch.Tensor) -> Operand:
 
 
 def remember(ready: dict[tuple, Any], key: tuple, value: Any) -> None:
-    """What follows from a key, for the next call that has the same one; an empty key is none."""
+    """Store a value under a key for later calls, dropping the oldest of `SHAPES`; an empty key stores nothing."""
     if not key:
         return
     with _remembering:
@@ -173,7 +173,7 @@ def remember(ready: dict[tuple, Any], key: tuple, value: Any) -> None:
 def refuse_mixed(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
 ) -> None:
-    """Raise TypeError for an argument of another library than Q's or not dense, ValueError for another device's."""
+    """Raise TypeError for an argument that is no dense PyTorch tensor, ValueError for one that is not on Q's device."""
     for name, tensor in {"q": q, "k": k, "v": v, "bias": bias, "out": out}.items():
         if tensor is None and name in ("bias", "out"):
             continue
@@ -181,7 +181,10 @@ def refuse_mixed(
 
 
 def refuse_other(name: str, tensor: Any, q: Any, called: str = "q") -> None:
-    """The same for one argument, beside one that is called so."""
+    """Raise TypeError if the argument ``name`` is no dense PyTorch tensor, ValueError if it is not on ``q``'s device.
+
+    ``called`` is the name of ``q`` in the message.
+    """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a PyTorch tensor, as {called} is, not {type(tensor).__name__}")
     if tensor.layout != torch.strided or tensor.is_nested:
@@ -206,7 +209,7 @@ def _refuse_overlap(
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:
-    """Where the memory begins that PyTorch has for it, and where it ends: that of other libraries may be in several."""
+    """The first address of a tensor's storage and the address behind its last byte."""
     storage = tensor.untyped_storage()
     first = storage.data_ptr()
     return first, first + storage.nbytes()

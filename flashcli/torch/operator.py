@@ -1,7 +1,7 @@
 """The operator `torch.ops.flashcli.attention`: on GPUs, on CPUs, on tensors without numbers, and with gradients.
 
-It always gives the LSE, which gradients need. (A parameter called ``kernel`` would get in the way of one of PyTorch's
-compiler.) Its outputs' strides do not depend on the inputs', so that a compiler may change those.
+The operator always gives the LSE, which gradients need. Its outputs' strides do not depend on the inputs', so that a
+compiler may change those. (The option is ``kernel_name``, as PyTorch's compiler has a parameter ``kernel`` itself.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Both = tuple[torch.Tensor, torch.Tensor]
 
 
 class Options(NamedTuple):
-    """Options of the operator, in the order of its schema. PyTorch leaves out the last ones where they are default."""
+    """Options of the operator, in the order of its schema; PyTorch leaves out trailing ones at their defaults."""
 
     causal: bool = False
     scale: float | None = None
@@ -65,7 +65,7 @@ def _on_cpu(
 
 
 def _empty(q: torch.Tensor, rows_first: bool) -> Both:
-    """O and the LSE, without numbers."""
+    """New, uninitialised O and LSE for a Q; O [B, H, M, d] lies as [B, M, H, d] with ``rows_first``."""
     lse = q.new_empty(q.shape[:-1])
     if not rows_first or q.ndim != 4:
         return q.new_empty(q.shape), lse
@@ -88,9 +88,9 @@ def _without_numbers(
 
 
 class _Attention(torch.autograd.Function):
-    """Attention with gradients, O and the LSE by ``compute``.
+    """Attention with gradients; the function in ``how`` computes O and the LSE.
 
-    All that is no tensor is one argument: PyTorch takes its time for each.
+    ``how`` holds all arguments that are no tensors in one, as PyTorch spends time on each argument.
     """
 
     @staticmethod
@@ -119,7 +119,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _is_for_gpu(q: Any, k: Any, v: Any, bias: Any, d_out: Any, d_lse: Any, out: Any, lse: Any) -> bool:
-    """Whether gradients can be computed without the operator's ways through PyTorch; theirs are not asked for."""
+    """Whether gradients can be computed past PyTorch's dispatch: on a GPU, and with no gradients of gradients."""
     return (
         not torch.is_grad_enabled()
         and q.is_cuda
@@ -129,7 +129,7 @@ def _is_for_gpu(q: Any, k: Any, v: Any, bias: Any, d_out: Any, d_lse: Any, out: 
 
 
 def wants_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether anybody does, of one of them."""
+    """Whether gradients with respect to q, k, v or the bias have to be recorded."""
     return torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
     )
@@ -140,9 +140,9 @@ _apply_at_once = super(torch.autograd.Function, _Attention).apply
 
 
 def in_place_with_gradients(q: Any, k: Any, v: Any, bias: Any, *options: Any) -> Both:
-    """The operator's answer for tensors on a GPU, without the operator's ways through PyTorch: they take time.
+    """O and the LSE, with gradients, of tensors on a GPU, past PyTorch's dispatch, which takes time.
 
-    No transformation of functions may be going on.
+    No transformation of torch.func may be going on.
     """
     return _apply_at_once(q, k, v, bias, (_on_gpu, options))
 
