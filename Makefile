@@ -7,11 +7,12 @@ READY := $(VENV)/.ready
 # Where Python is told to keep no bytecode, each process of pytest would compile all tests anew, for 4 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help testcases test torch test-gpu torture emulate sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-training bench-gpt2 bench-models bench-grid lint clean
+.PHONY: help testcases test test-pythons torch test-gpu torture emulate sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-training bench-gpt2 bench-models bench-grid lint clean
 
 help:
 	@echo "make testcases      run all test cases and check every output (on the GPU if there is one)"
 	@echo "make test           run all tests that can be run here"
+	@echo "make test-pythons   run all tests by each Python from 3.11 to 3.14 that is here"
 	@echo "make torch          install PyTorch's build for the CPU: its tests run in make test then"
 	@echo "make test-gpu       run the tests that need a GPU"
 	@echo "make lint           check the style of the code, its types, and which module imports which"
@@ -48,6 +49,12 @@ testcases: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --quiet
+
+test-pythons:
+	@for version in 3.11 3.12 3.13 3.14; do \
+		command -v python$$version >/dev/null || { echo "python$$version is not here."; continue; }; \
+		$(MAKE) --no-print-directory test PYTHON=python$$version VENV=.venv-$$version || exit; \
+	done
 
 # Where PyTorch's builds for the CPU are; on Linux the package index has those with CUDA, which are gigabytes.
 TORCH ?= 2.13.0
@@ -104,5 +111,5 @@ lint: $(READY)
 
 clean:
 	rm -f testcases/hw4/hw4
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis testcases/large
+	rm -rf $(VENV) .venv-3.1? build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis testcases/large
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
