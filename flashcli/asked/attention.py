@@ -345,7 +345,7 @@ def _of_rows(operand: Operand) -> Strides:
 
 
 def _several(operand: Operand) -> list[int]:
-    """Strides, 0 for an axis on which there is no second element: libraries give any number there."""
+    """Strides in elements, 0 for an axis of at most one element, for which libraries give any number."""
     return [stride if length > 1 else 0 for length, stride in zip(operand.shape, operand.strides, strict=True)]
 
 

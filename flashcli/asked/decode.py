@@ -226,7 +226,7 @@ OPTIONS = ("layout", "scale", "sliding_window", "block_sparse", "cache_dtype")  
 
 
 def cache_shapes(layout: str, pages: int, kv_heads: int, page: int, D: int, itemsize: int) -> tuple[tuple, tuple]:
-    """The shapes of the cache of keys and of that of values."""
+    """The shapes of the caches of keys and values in a layout, for elements of ``itemsize`` bytes."""
     if layout == "vllm":
         x = CHUNK_BYTES // itemsize
         return (pages, kv_heads, D // x, page, x), (pages, kv_heads, D, page)

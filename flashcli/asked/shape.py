@@ -49,7 +49,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """B batches of N rows of d numbers, and where their bytes are."""
+    """The shape of a file, B batches of N rows of d float32 numbers, and the places of its bytes."""
 
     B: int
     N: int
@@ -121,7 +121,7 @@ def shape_problem(shape: Shape) -> str:
 
 
 def tflops(B: int, N: int, d: int, seconds: float, causal: bool = False) -> float:
-    """4 B N² d operations (two matrix products; the exponentials are not counted) over the time, in 10^12 a second.
+    """Attention's rate in 10^12 operations a second: 4 B N² d (two matrix products, no exponentials) over the time.
 
     Causal attention needs N (N + 1) / 2 pairs of a query and a key instead of N².
     """

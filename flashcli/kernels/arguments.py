@@ -17,7 +17,7 @@ class Strides(ctypes.Structure):
 
 
 class Attention(ctypes.Structure):
-    """The arguments of every function of every attention kernel; the header says what each means."""
+    """The argument of every attention kernel; cuda/attention/arguments.h says what each field means."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (*POINTERS, "nonfinite")),
@@ -41,7 +41,7 @@ class Matrix(NamedTuple):
 
     @classmethod
     def of_batches(cls, address: SupportsInt, batch: int, d: int) -> Matrix:
-        """Batches of a single head, ``batch`` floats apart, whose rows of ``d`` numbers follow one another."""
+        """The matrix of batches of one head, ``batch`` floats apart, whose rows of ``d`` numbers are contiguous."""
         return cls(int(address), batch, 0, d)
 
 

@@ -22,7 +22,7 @@ LOOK_THREADS = 256  # of a block that looks for NaN and Inf, a warp a row
 
 
 def look(problem: Problem, rows: int) -> Launch:
-    """The launch that looks for NaN and Inf among that many rows of Q, K and V."""
+    """The launch that looks for NaN and Inf among ``rows`` rows of Q, K and V, a warp a row."""
     enough = 8 * problem.sms  # blocks; each goes on to further rows
     return Launch("find_nonfinite", min(ceil_div(rows, LOOK_THREADS // 32), enough), LOOK_THREADS)
 
@@ -45,7 +45,7 @@ def _strided_macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
 
 
 def _split_macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
-    """Macros of kernels that split numbers into halves."""
+    """Macros of kernels that split numbers into fp16 halves."""
     macros = _strided_macros(tiling, problem)
     return macros | {"PRODUCTS": problem.products, "PREPARE_THREADS": PREPARE_THREADS}
 

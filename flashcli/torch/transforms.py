@@ -41,7 +41,7 @@ def _of_one_level(function: type[torch.autograd.Function]) -> Any:
 
 
 def apply(function: Any, *arguments: Any) -> Any:
-    """``function.apply(*arguments)``, at this level."""
+    """Call an autograd function's ``apply`` at this level of torch.func's transformations."""
     if not levels():
         return function.apply(*arguments)
     with _allowed():

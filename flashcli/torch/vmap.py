@@ -1,4 +1,4 @@
-"""torch.vmap of our operators: the calls become one, of a larger batch. No answer depends on the others in a batch."""
+"""torch.vmap of flashcli's operators: its calls become one call of a larger batch, whose answers are independent."""
 
 from __future__ import annotations
 
