@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from support import ROOT
 
-POINTS_ELSEWHERE = re.compile(r"(The same|Of|Those|These|That|This|Its|It|They|Their|What|As|All that)\b")
+POINTS_ELSEWHERE = re.compile(r"(The same|Of|Those|These|That|Its|It|They|Their|What|As|All that)\b")
 CODE = re.compile(r"(`+).+?\1", re.DOTALL)
 SENTENCE_END = re.compile(r"(?<=[.?!])\s+|\n\s*\n|\n(?=\s*\w+(?:, \w+)* : )|\n(?=\s*[-*] )")  # also of a list's entry
 MOST_WORDS = 40
