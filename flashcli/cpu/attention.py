@@ -5,7 +5,7 @@ carries its row maxima m, its row sums l and its unnormalised output O along, so
 Axes before a matrix's rows and columns, of batches or heads, are units: independent of each other, several in one tile
 where sequences are short.
 
-A row has the same bytes whatever else is computed with it: Br depends on M and the mask alone, so that the row has the
+A row has the same bytes whatever else is computed with it. Br depends on M and the mask alone, so that the row has the
 same neighbours in its tile; and each product is the same call of BLAS (`packed`, `one_blas_thread`).
 """
 
