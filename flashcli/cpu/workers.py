@@ -72,7 +72,8 @@ def one_blas_thread() -> Iterator[None]:
     with held(), _Blas.lock:
         _Blas.inside += 1
         if _Blas.inside == 1:
-            _Blas.before = tuple(library.num_threads for library in _libraries())
+            # A list first: a tuple that grows fails where another thread asks the garbage collector for all objects.
+            _Blas.before = tuple([library.num_threads for library in _libraries()])
             _set_threads((1,) * len(_Blas.before))
     try:
         yield
