@@ -248,13 +248,6 @@ def write_kv(
     )  # fmt: skip
 
 
-# In which rooms each function is, for arrays that say where they lie, and for NumPy's. PyTorch's tensors have one.
-ROOMS = {
-    "attention": ("arrays.on_gpu", "arrays.numpys"),
-    "attention_backward": ("arrays.on_gpu", "arrays.numpys_backward"),
-    "decode": ("arrays.on_gpu", "arrays.numpys_decode"),
-    "write_kv": ("arrays.on_gpu", "arrays.numpys_write_kv"),
-}
 _known: dict[tuple[str, type], Callable[..., Any]] = {}
 
 
@@ -268,9 +261,8 @@ def _find(name: str, first: Any) -> Callable[..., Any]:
     if _is_pytorchs(first):
         from flashcli import torch as room  # torch.compile goes through a statement, not through importlib
     else:
-        of_anyone, of_numpy = ROOMS[name]
         is_numpys = isinstance(first, np.ndarray) or not speaks(first)
-        room = importlib.import_module(f"flashcli.{of_numpy if is_numpys else of_anyone}")
+        room = importlib.import_module(f"flashcli.arrays.{'numpys' if is_numpys else 'on_gpu'}")
     _known[name, type(first)] = found = getattr(room, name)
     return found
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from numbers import Integral, Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flashcli.asked.shape import MAX_D, MAX_INT32, MAX_SCALE
 
@@ -29,6 +29,12 @@ class Operand(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: str
+
+
+def outline(array: Any) -> Operand:
+    """The outline of a NumPy array; a byte order that is not this machine's is part of its type's name."""
+    dtype = array.dtype.name if array.dtype.isnative else str(array.dtype)
+    return Operand(array.shape, tuple(stride // array.itemsize for stride in array.strides), dtype)
 
 
 class Call(NamedTuple):

@@ -8,16 +8,10 @@ from typing import Any
 import numpy as np
 
 from flashcli.asked import decode as decoding
-from flashcli.asked import write_kv as writing
-from flashcli.asked.attention import Operand
+from flashcli.asked.attention import outline
 from flashcli.asked.decode import ARRAYS, ONE_NUMBER, BlockSparse, Decode, Queries
 from flashcli.asked.shape import ceil_div
 from flashcli.asked.write_kv import Rows, WriteKv
-
-
-def outline(array: np.ndarray) -> Operand:
-    """The outline of a NumPy array: shape, strides in elements, and type."""
-    return Operand(array.shape, tuple(stride // array.itemsize for stride in array.strides), array.dtype.name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,16 +84,6 @@ class WriteKvArrays(Rows):
         return WriteKv(**{**vars(self), **arrays})
 
 
-def check_array(name: str, array: object) -> None:
-    """Raise TypeError for an argument that is no NumPy array, or masked, or in another machine's byte order."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
-    if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{name} must not be a masked array: give its data")
-    if not array.dtype.isnative:
-        raise TypeError(f"{name} must have this machine's byte order, not that of {array.dtype}")
-
-
 def one_number(name: str, scale: Any) -> float:
     """The number in a scale, which may be an array of one number; ValueError for any other array."""
     array = np.asarray(scale)
@@ -110,7 +94,12 @@ def one_number(name: str, scale: Any) -> float:
 
 def decode_problem(asked: DecodeArrays) -> str:
     """The fault in a call of decode, lengths and pages included, such as "query is ..."; empty if there is none."""
-    return decoding.outer_problem(asked.outline) or _slope_problem(asked) or _table_problem(asked)
+    return decoding.outer_problem(asked.outline) or page_problem(asked)
+
+
+def page_problem(asked: DecodeArrays) -> str:
+    """The fault in the slopes, lengths or pages of a call of decode; empty if there is none."""
+    return _slope_problem(asked) or _table_problem(asked)
 
 
 def _slope_problem(asked: DecodeArrays) -> str:
@@ -136,10 +125,8 @@ def _table_problem(asked: DecodeArrays) -> str:
     return ""
 
 
-def write_problem(asked: WriteKvArrays) -> str:
-    """The fault in a call of write_kv, its slots included; empty if there is none."""
-    if wrong := writing.outer_problem(asked.outline):
-        return wrong
+def slot_problem(asked: WriteKvArrays) -> str:
+    """The fault in the slots of a call of write_kv; empty if there is none."""
     slots = asked.pages * asked.page
     if (bad := asked.slot_mapping >= slots).any():
         i = int(bad.argmax())

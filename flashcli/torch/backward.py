@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from flashcli.arrays.numpys_backward import attention_backward as of_numpy
+from flashcli.arrays.numpys import attention_backward as of_numpy
 from flashcli.asked.attention import ALIGNMENT, Backward, backward, check_backend_on_gpu, refuse_half
 from flashcli.asked.how import How
 from flashcli.gpu.place import place_of_device

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flashcli.arrays.numpys_decode import decode as decode_numpy
+from flashcli.arrays.numpys import decode as decode_numpy
 from flashcli.asked.attention import ALIGNMENT, check_backend_on_gpu
 from flashcli.asked.decode import ARRAYS, OPTIONS, BlockSparse, ask, check_option_types
 from flashcli.gpu.place import place_of_device

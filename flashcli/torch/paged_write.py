@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from flashcli.arrays.numpys_write_kv import write_kv as write_numpy
+from flashcli.arrays.numpys import write_kv as write_numpy
 from flashcli.asked.attention import ALIGNMENT
 from flashcli.asked.decode import check_option_types
 from flashcli.asked.write_kv import ARRAYS, ask
