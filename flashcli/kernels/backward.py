@@ -139,7 +139,7 @@ def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
     """
     problem = problem_of(asked)
     build = Build(choose(gpu.capability, problem, how.kernel), problem)
-    steps = [Step(build, launch) for launch in build.launches()]
+    steps = [*build.steps()]
     if not build.kernel.splits:
         return Plan(tuple(steps), argument(asked), build.workspace())
     exact = Build(KERNELS["register_tiled"], problem)

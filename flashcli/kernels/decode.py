@@ -15,7 +15,7 @@ from flashcli.asked.how import How
 from flashcli.asked.shape import ceil_div, round_up
 from flashcli.errors import UsageError
 from flashcli.kernels import pages
-from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling
+from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Tiling
 from flashcli.kernels.tuning.decode import (
     AHEAD_OF_LENGTH,
     HAS_CLUSTERS,
@@ -363,8 +363,7 @@ def plan_of(build: Build, asked: Decode) -> Plan:
     clear += [(end + 4 * i, _bits(factor), 1) for i, factor in enumerate(factors.values())]
     inside = (*((POINTERS.index(name), end + 4 * i) for i, name in enumerate(factors)), (POINTERS.index("lse"), lse))
     unread = () if asked.is_fp8 else tuple(POINTERS.index(name) for name in FACTORS)
-    steps = tuple(Step(build, launch) for launch in build.launches())
-    return Plan(steps, argument(asked), lse + 4 * build.problem.places, tuple(clear), inside, unread)
+    return Plan(build.steps(), argument(asked), lse + 4 * build.problem.places, tuple(clear), inside, unread)
 
 
 def _bits(number: float) -> int:

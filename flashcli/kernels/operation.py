@@ -151,6 +151,10 @@ class Build:
         """The launches in order, for a problem with other ``sizes`` than the one it was built for."""
         return self.kernel.launches(self.tiling, self.problem._replace(**sizes))
 
+    def steps(self) -> tuple[Step, ...]:
+        """The launches in order, each with this build."""
+        return tuple(Step(self, launch) for launch in self.launches())
+
     def workspace(self, **sizes: Any) -> int:
         """Bytes of scratch that the launches share, for a problem with these sizes."""
         return self.kernel.workspace(self.tiling, self.problem._replace(**sizes))

@@ -8,7 +8,7 @@ from flashcli.errors import UsageError
 from flashcli.kernels.arguments import POINTERS, argument
 from flashcli.kernels.attention import KERNELS, chunk_tiles
 from flashcli.kernels.choice import choose, named
-from flashcli.kernels.operation import Build, Gpu, Operation, Plan, Step
+from flashcli.kernels.operation import Build, Gpu, Operation, Plan
 from flashcli.kernels.problem import Problem
 
 
@@ -29,8 +29,7 @@ def plan(call: Call, gpu: Gpu, how: How) -> Plan:
     problem = problem_of(call, gpu, how)
     kernel = choose(gpu.capability, problem) if how.kernel is None else named(how.kernel, gpu.capability, problem)
     build = Build(kernel, problem)
-    steps = tuple(Step(build, launch) for launch in build.launches())
-    return Plan(steps, argument(call, chunk_tiles(build.tiling, problem)), build.workspace())
+    return Plan(build.steps(), argument(call, chunk_tiles(build.tiling, problem)), build.workspace())
 
 
 def problem_of(call: Call, gpu: Gpu, how: How) -> Problem:

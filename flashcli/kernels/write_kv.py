@@ -11,7 +11,7 @@ from flashcli.asked.how import How
 from flashcli.asked.shape import ceil_div
 from flashcli.asked.write_kv import WriteKv
 from flashcli.kernels import pages
-from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling
+from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Tiling
 
 THREADS = 256  # in a block
 POINTERS = ("key", "value", "key_cache", "value_cache", "slot_mapping", "k_scale", "v_scale")
@@ -74,7 +74,7 @@ def plan(asked: WriteKv, gpu: Gpu, how: How = How()) -> Plan:  # noqa: B008  it 
     vectors = asked.D * asked.cache_itemsize // asked.vector_bytes
     types = asked.key.dtype, asked.cache_type, asked.layout == "vllm"
     build = Build(KERNEL, Problem(asked.D, asked.page, *types, vectors, asked.tokens, asked.Hkv))
-    return Plan(tuple(Step(build, launch) for launch in build.launches()), argument(asked))
+    return Plan(build.steps(), argument(asked))
 
 
 def argument(asked: WriteKv) -> Argument:
