@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -114,6 +115,7 @@ def become(arguments: list[str], env: dict[str, str], cwd: str) -> None:
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
+    tempfile.tempdir = None  # PyTorch has asked for it, and TMPDIR may be another one here
     (option, what), sys.argv[:] = arguments[:2], [arguments[0], *arguments[2:]]
     named = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
     sys.path[:] = [cwd if option == "-m" else "", *named, *sys.path]
