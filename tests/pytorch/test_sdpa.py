@@ -22,8 +22,7 @@ def on_gpu(*shape, dtype=torch.float32):
     """As much of a tensor on a GPU as can be had without one."""
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-    with FakeTensorMode() as mode:
-        return FakeTensor(mode, torch.empty(shape, dtype=dtype, device="meta"), torch.device("cuda", 0))
+    return FakeTensor(FakeTensorMode(), torch.empty(shape, dtype=dtype, device="meta"), torch.device("cuda", 0))
 
 
 RULE = {
