@@ -15,20 +15,21 @@ import gc
 import importlib
 import os
 import pickle
-import pkgutil
 import runpy
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "OPENBLAS_", "OMP_", "MKL_")  # read once, when a process starts
 DEPENDENCIES = ("click", "click.shell_completion", "concurrent.futures.thread", "json", "numpy.random", "threadpoolctl")
-NOT_BEFORE = ("flashcli.__main__", "flashcli.measure.peer")  # to be run as a program; wants a GPU's libraries
+NOT_BEFORE = (  # to be run as a program; want a GPU's libraries; take PyTorch's 6 s, and then TMPDIR as it is
+    "flashcli.__main__", "flashcli.measure.peer", "flashcli.torch",
+)  # fmt: skip
 
 
 class Nursery:
@@ -115,7 +116,6 @@ def become(arguments: list[str], env: dict[str, str], cwd: str) -> None:
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    tempfile.tempdir = None  # PyTorch has asked for it, and TMPDIR may be another one here
     (option, what), sys.argv[:] = arguments[:2], [arguments[0], *arguments[2:]]
     named = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
     sys.path[:] = [cwd if option == "-m" else "", *named, *sys.path]
@@ -133,7 +133,9 @@ def prepare() -> None:
     """Import what most processes will, and forget where it was found."""
     import flashcli
 
-    for name in [*DEPENDENCIES, *(found.name for found in pkgutil.walk_packages(flashcli.__path__, "flashcli."))]:
+    top = Path(flashcli.__file__).parent
+    modules = (path.relative_to(top.parent).with_suffix("").parts for path in sorted(top.rglob("*.py")))
+    for name in [*DEPENDENCIES, *(".".join(parts).removesuffix(".__init__") for parts in modules)]:
         if not name.startswith(NOT_BEFORE):
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
