@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import sys
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -123,11 +124,10 @@ def event_seconds(before: Callable, work: Callable) -> tuple[float, Any]:
 
 
 def release() -> None:
-    """Give PyTorch's cached GPU memory back, for the next contender."""
-    with contextlib.suppress(ImportError, RuntimeError):  # a peer that broke the context has had its error told
-        import torch
-
-        if torch.cuda.is_available():
+    """Give PyTorch's cached GPU memory back, for the next contender; it has none before somebody imports it."""
+    torch = sys.modules.get("torch")
+    with contextlib.suppress(RuntimeError):  # a peer that broke the context has had its error told
+        if torch is not None and torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 

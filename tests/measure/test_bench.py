@@ -278,6 +278,13 @@ def test_release_survives_a_broken_context(monkeypatch):
     cuda.empty_cache.assert_called_once()
 
 
+def test_without_a_peer_pytorch_is_not_imported(monkeypatch):
+    """Its import takes 3 s, more than most shapes."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    peers.release()
+    assert "torch" not in sys.modules
+
+
 @pytest.mark.parametrize("d", [48, 8])
 def test_the_triton_peer_refuses_what_it_does_not_support(monkeypatch, d):
     for name in ("torch", "triton", "triton.language"):
