@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from gradients_oracle import DISTRIBUTIONS, NAMES, draw  # noqa: E402
+from support import sampled  # noqa: E402
 from tolerances import FACTOR, FLOOR  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch_oracle import gradients, oracle  # noqa: E402
@@ -91,15 +92,17 @@ def test_gradcheck_of_the_formulas_that_are_for_gradients_of_gradients():
     torch.autograd.gradcheck(formulas, inputs)
 
 
-def test_the_operator_keeps_to_pytorchs_rules():
-    for grad, bias, rows_first in ((False, (5, 6), False), (True, None, True), (True, (H, 1, 6), False)):
-        do, q, k, v = (x.requires_grad_(grad) for x in four(5, 6, 8))
-        added = None if bias is None else torch.randn(bias).requires_grad_(grad)
-        o, lse = (x.detach() for x in flashcli.attention(q, k, v, bias=added, return_lse=True))
-        torch.library.opcheck(
-            torch.ops.flashcli.attention_backward.default, (do, None, q, k, v, added, o, lse),
-            {"return_dbias": bias is not None, "rows_first": rows_first},
-        )  # fmt: skip
+@pytest.mark.parametrize(
+    ("grad", "bias", "rows_first"), sampled([(False, (5, 6), False), (True, None, True), (True, (H, 1, 6), False)])
+)
+def test_the_operator_keeps_to_pytorchs_rules(grad, bias, rows_first):
+    do, q, k, v = (x.requires_grad_(grad) for x in four(5, 6, 8))
+    added = None if bias is None else torch.randn(bias).requires_grad_(grad)
+    o, lse = (x.detach() for x in flashcli.attention(q, k, v, bias=added, return_lse=True))
+    torch.library.opcheck(
+        torch.ops.flashcli.attention_backward.default, (do, None, q, k, v, added, o, lse),
+        {"return_dbias": bias is not None, "rows_first": rows_first},
+    )  # fmt: skip
 
 
 def test_gradients_of_given_gradients():
