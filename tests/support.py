@@ -59,7 +59,7 @@ def can_draw() -> bool:
 
 
 GPU_KERNELS = [name for name, kernel in KERNELS.items() if not kernel.on_host]
-IN_USE = GPU_KERNELS[GPU_KERNELS.index("q_in_registers") :]  # for more than to learn from
+IN_USE = GPU_KERNELS[GPU_KERNELS.index("o_in_registers") :]  # for more than to learn from
 ENGINES = ["cpu", "sequential", *(pytest.param(name, marks=pytest.mark.gpu) for name in GPU_KERNELS)]
 # For tests of what cannot go wrong in one of the first rungs alone: fewer engines than the fixture has by itself.
 engines_in_use = pytest.mark.parametrize(

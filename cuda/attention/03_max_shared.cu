@@ -1,15 +1,12 @@
 // Maximum shared memory: tiles as large as the 48 KB that a block may have.
 //
-// What changed: Br = 128 query rows and, as d allows, Bc = 16 or 32 keys, where both were 32. And with so many rows a
-// thread owns one: it takes the five steps for its row alone. Q is stored by columns, so that a warp's 32 rows are
-// neighbours.
-// Why it is faster: a tile of K and V in shared memory serves 128 rows instead of 32, so that both are read a quarter
-// as often. A pair of tiles needs two barriers instead of seven, and the numbers that a row needs twice are in
-// registers.
+// What changed: the tiles alone, which are macros: Br = 128 rows of Q and, as d allows, Bc = 16 or 32 keys, where both
+// were 32. So a block has 128 threads. The code is that of 02_fused.cu.
+// Why it is faster: four warps work on a tile of K and V, one for each of the multiprocessor's schedulers, and while one
+// waits for memory, another one computes.
 // What it costs: 48 KB a block at d = 64, 40 KB at d = 32. A multiprocessor with 96 KB, as the report's GTX 1080 has,
-// holds two such blocks: 8 of its 64 warps, the occupancy of 12.5 % that the report measured. Each thread copies a row
-// of its own, so that a warp's reads are scattered over memory; and the rows of S are Bc floats apart, so that a warp's
-// accesses to it fall into the same banks.
+// holds two such blocks: 8 of its 64 warps, the occupancy of 12.5 % that the report measured later. With Bc = 16 there
+// are twice as many tiles of K and V, for each of which Q and O travel.
 #include "attention.cuh"
 
 static_assert(THREADS == BR, "one thread a row");
@@ -18,36 +15,35 @@ static_assert((BR * HEAD_DIM + 2 * BC * HEAD_DIM + BR * BC) * 4 <= 48 * 1024, "s
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention a) {
     const int M = a.M, N = a.N;
-    // Q by columns: threads read neighbours
-    __shared__ float Qi[HEAD_DIM][BR], Kj[BC][HEAD_DIM], Vj[BC][HEAD_DIM], S[BR][BC];
+    __shared__ float Qi[BR][HEAD_DIM], Kj[BC][HEAD_DIM], Vj[BC][HEAD_DIM], S[BR][BC];
 
     const int r = threadIdx.x;
     const long long b = blockIdx.x;
+    const int keys = keys_seen(a.q_start + M - 1, N);  // keys that some row sees
     const auto [Q, K, V, O] = batch_of(a, b);
     float *const m = reinterpret_cast<float *>(a.workspace) + b * 2 * M, *const l = m + M;
 
-    for (int i0 = 0; i0 < M; i0 += BR) {
-        const long long i = i0 + r;                              // this thread's query row
-        const int keys = keys_seen(a.q_start + i0 + BR - 1, N);  // keys that some row of the tile sees
-        for (int j0 = 0; j0 < keys; j0 += BC) {
-            const long long j = j0 + r;  // the row of K and V that it copies
-            __syncthreads();
-            for (int x = 0; x < HEAD_DIM; ++x) {
-                Qi[x][r] = i < M ? Q[i * HEAD_DIM + x] : 0;
-                if (r < BC) {
-                    Kj[r][x] = j < N ? K[j * HEAD_DIM + x] : 0;
-                    Vj[r][x] = j < N ? V[j * HEAD_DIM + x] : 0;
-                }
-            }
-            __syncthreads();
-            if (i >= M) continue;
+    for (int j0 = 0; j0 < keys; j0 += BC) {
+        const long long j = j0 + r;  // the row of K and V that it copies
+        __syncthreads();
+        for (int x = 0; r < BC && x < HEAD_DIM; ++x) {
+            Kj[r][x] = j < N ? K[j * HEAD_DIM + x] : 0;
+            Vj[r][x] = j < N ? V[j * HEAD_DIM + x] : 0;
+        }
+        __syncthreads();
+
+        for (int i0 = 0; i0 < M; i0 += BR) {
+            const long long i = i0 + r;                    // this thread's query row
+            const int seen = keys_seen(a.q_start + i, N);  // keys that it sees
+            if (i >= M || j0 >= seen) continue;
+            for (int x = 0; x < HEAD_DIM; ++x) Qi[r][x] = Q[i * HEAD_DIM + x];
 
             // S = Q Kᵀ · scale, and the row maximum
             float tile_max = NEG_INF;
             for (int j = 0; j < BC; ++j) {
                 float s = 0;
-                for (int x = 0; x < HEAD_DIM; ++x) s += Qi[x][r] * Kj[j][x];
-                s = j0 + j < keys_seen(a.q_start + i, N) ? s * a.scale : NEG_INF;
+                for (int x = 0; x < HEAD_DIM; ++x) s += Qi[r][x] * Kj[j][x];
+                s = j0 + j < seen ? s * a.scale : NEG_INF;
                 S[r][j] = s;
                 tile_max = fmaxf(tile_max, s);
             }
@@ -62,15 +58,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention 
 
             // O = (exp(m - m_new) l O + exp(tile_max - m_new) P V) / l_new, and m and l
             const float m_old = j0 == 0 ? NEG_INF : m[i], l_old = j0 == 0 ? 0 : l[i];
-            const float m_new = fmaxf(m_old, tile_max);
-            const float old_weight = expf(m_old - finite_or_zero(m_new)) * l_old;
-            const float new_weight = expf(tile_max - finite_or_zero(m_new));
-            const float l_new = old_weight + new_weight * tile_sum;
+            const float m_new = fmaxf(m_old, tile_max), shift = finite_or_zero(m_new);
+            const float l_new = expf(m_old - shift) * l_old + expf(tile_max - shift) * tile_sum;
             for (int x = 0; x < HEAD_DIM; ++x) {
                 float PV = 0;  // of this tile alone, from zero: rounding errors do not grow with N
                 for (int j = 0; j < BC; ++j) PV += S[r][j] * Vj[j][x];
-                float &o = O[i * HEAD_DIM + x];
-                o = ((l_old == 0 ? 0 : old_weight * o) + new_weight * PV) / l_new;  // l = 0: there is no O yet
+                const float scale = 1 / l_new, old_scale = expf(m_old - shift) * l_old * scale;
+                float &o = O[i * HEAD_DIM + x];  // l = 0: there is no O yet
+                o = (l_old == 0 ? 0 : old_scale * o) + expf(tile_max - shift) * scale * PV;
             }
             m[i] = m_new;
             l[i] = l_new;

@@ -1,69 +1,41 @@
-// Q in registers: the last rung of the course report, and the first that ours are measured against.
+// Q in registers: tiles of K and V take the room that Q leaves. The course report's last step.
 //
-// What changed: a thread keeps its row of Q, which was in shared memory, and of O, which went to global memory and back
-// for every tile of keys, in registers, beside m and l. The room that Q leaves in shared memory goes to tiles of K and
-// V that are twice as large.
-// Why it is faster: O is written once. Half as many tiles are half as many barriers. (The throughput of global memory
-// falls: fewer round trips are the point, not a cost.)
-// What it costs: 2 d registers a thread. And what is left is a limit: every four FFMA take their K or V operands from
-// shared memory. All threads of a warp read the same address (a broadcast), yet each 16-byte read still delivers 512
-// bytes to registers, through a pipe that the SM's four quarters share; it ends at half of the fp32 rate.
-//
-// A head longer than 64 does not fit one thread's registers twice (Q and O). Then LANES threads share a row, each with
-// every LANES-th float4, and BR shrinks to THREADS / LANES.
+// What changed: a thread keeps its row of Q in registers, and Bc becomes 64 (d = 32) or 32 (d = 64).
+// Why it is faster: half as many tiles of keys are half as many barriers, and half as many times O is read and written.
+// One operand less of each product comes from shared memory.
+// What it costs: d registers a thread, of 255 that it can have: heads of more than 128 numbers have to be refused.
 #include "attention.cuh"
 
-constexpr int LANES = THREADS / BR;
-constexpr int D = round_up(HEAD_DIM, 4 * LANES);  // zero-padded, so that every lane has whole float4s
-constexpr int CHUNKS = D / (4 * LANES);           // float4s of a row that one thread keeps
-constexpr int GROUP = 4;                          // float4s of O updated together
+constexpr int D = round_up(HEAD_DIM, 4);
 
-static_assert(THREADS % BR == 0 && (LANES & (LANES - 1)) == 0 && LANES <= 32, "the lanes of a row reduce by shuffles");
-static_assert(CHUNKS <= 16, "q and o, 4 * CHUNKS floats each, must stay in registers");
-static_assert(BC * (2 * D + BR) * 4 <= 48 * 1024, "static shared memory ends at 48 KB");
+static_assert(THREADS == BR, "one thread a row");
+static_assert((2 * BC * D + BR * BC) * 4 <= 48 * 1024, "static shared memory ends at 48 KB");
 
 // Four floats of row `row`, starting at column 4 * chunk; zeros beyond the matrix.
 __device__ float4 load4(const float *matrix, long long row, int chunk, int rows) {
     const float *x = matrix + row * HEAD_DIM + 4 * chunk;
-    if (row >= rows || 4 * chunk >= HEAD_DIM) return make_float4(0, 0, 0, 0);
+    if (row >= rows) return make_float4(0, 0, 0, 0);
     if (ALIGNED) return *reinterpret_cast<const float4 *>(x);
     const int left = HEAD_DIM - 4 * chunk;
     return make_float4(x[0], left > 1 ? x[1] : 0, left > 2 ? x[2] : 0, left > 3 ? x[3] : 0);
 }
 
-__device__ void store4(float *matrix, long long row, int chunk, float4 v) {
-    float *x = matrix + row * HEAD_DIM + 4 * chunk;
-    const int left = HEAD_DIM - 4 * chunk;
-    if (ALIGNED && left > 0) {
-        *reinterpret_cast<float4 *>(x) = v;
-        return;
-    }
-    if (left > 0) x[0] = v.x;
-    if (left > 1) x[1] = v.y;
-    if (left > 2) x[2] = v.z;
-    if (left > 3) x[3] = v.w;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention a) {
     const int M = a.M, N = a.N;
     __shared__ float4 Kj[BC][D / 4], Vj[BC][D / 4];
-    __shared__ float S[BC][BR];  // key-major: the threads of a warp, one row each, write 32 different banks
+    __shared__ float S[BC][BR];
 
     const int Tr = ceil_div(M, BR);
     const long long b = blockIdx.x / Tr;
-    const int lane = threadIdx.x % LANES, r = threadIdx.x / LANES;
-    const int i = (blockIdx.x % Tr) * BR + r;  // this thread's query row
+    const int r = threadIdx.x, i0 = blockIdx.x % Tr * BR;
+    const long long i = i0 + r;                              // this thread's query row
+    const int seen = keys_seen(a.q_start + i, N);            // keys that it sees
+    const int keys = keys_seen(a.q_start + i0 + BR - 1, N);  // keys that some row of the tile sees
     const auto [Q, K, V, O] = batch_of(a, b);
 
-    float4 q[CHUNKS], o[CHUNKS];
-    for (int c = 0; c < CHUNKS; ++c) {
-        q[c] = load4(Q, i, c * LANES + lane, M);
-        o[c] = make_float4(0, 0, 0, 0);
-    }
+    float4 q[D / 4];
+    for (int c = 0; c < D / 4; ++c) q[c] = load4(Q, i, c, M);
     float m = NEG_INF, l = 0;
-
-    const int seen = keys_seen(a.q_start + i, N);
-    const int keys = keys_seen(a.q_start + (i - r) + BR - 1, N);  // keys that some row of this block sees
     for (int j0 = 0; j0 < keys; j0 += BC) {
         __syncthreads();
         for (int x = threadIdx.x; x < BC * (D / 4); x += THREADS) {
@@ -71,73 +43,52 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention 
             Vj[x / (D / 4)][x % (D / 4)] = load4(V, j0 + x / (D / 4), x % (D / 4), N);
         }
         __syncthreads();
+        if (i >= M || j0 >= seen) continue;
 
-        // S = Q Kᵀ, and the new m
-        float m_new = m;
-#pragma unroll 4  // independent sums hide the latency of an FFMA
+        // S = Q Kᵀ · scale, and the row maximum
+        float tile_max = NEG_INF;
         for (int j = 0; j < BC; ++j) {
-            float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-            for (int c = 0; c < CHUNKS; ++c) {
-                const float4 k = Kj[j][c * LANES + lane];
-                sum.x += q[c].x * k.x;
-                sum.y += q[c].y * k.y;
-                sum.z += q[c].z * k.z;
-                sum.w += q[c].w * k.w;
+            float s = 0;
+#pragma unroll  // registers have no addresses
+            for (int c = 0; c < D / 4; ++c) {
+                const float4 k = Kj[j][c];
+                s += q[c].x * k.x + q[c].y * k.y + q[c].z * k.z + q[c].w * k.w;
             }
-            float s = (sum.x + sum.y) + (sum.z + sum.w);
-#pragma unroll
-            for (int x = LANES / 2; x > 0; x /= 2) s += __shfl_xor_sync(~0u, s, x);
-            s = j0 + j < seen ? s * (a.scale * LOG2E) : NEG_INF;
-            if (j % LANES == lane) S[j][r] = s;  // the lane that will read it
-            m_new = fmaxf(m_new, s);
+            s = j0 + j < seen ? s * a.scale : NEG_INF;
+            S[j][r] = s;
+            tile_max = fmaxf(tile_max, s);
         }
 
-        // P = exp(S - m), and l in units of the new m: each lane for its own keys
-        const float shift = finite_or_zero(m_new), rescale = exp2_fast(m - shift);
-        float row_sum = 0;
-#pragma unroll 4
-        for (int j = lane; j < BC; j += LANES) {
-            const float p = exp2_fast(S[j][r] - shift);
+        // P = exp(S - max), and the row sum
+        float tile_sum = 0;
+        for (int j = 0; j < BC; ++j) {
+            const float p = __expf(S[j][r] - finite_or_zero(tile_max));
             S[j][r] = p;
-            row_sum += p;
+            tile_sum += p;
         }
-        m = m_new;
-        l = l * rescale + row_sum;
-        __syncwarp();
 
-        // T = P V from zero, O = O * rescale + T: rounding errors grow with the terms of a tile, not with N. Some
-        // columns at a time, for registers.
-#pragma unroll
-        for (int c0 = 0; c0 < CHUNKS; c0 += GROUP) {
-            float4 t[GROUP] = {};
-#pragma unroll 4
+        // O = (exp(m - m_new) l O + exp(tile_max - m_new) P V) / l_new, and m and l
+        const float m_new = fmaxf(m, tile_max), shift = finite_or_zero(m_new);
+        const float old_weight = __expf(m - shift) * l, new_weight = __expf(tile_max - shift);
+        const float l_new = old_weight + new_weight * tile_sum, scale = __fdividef(1, l_new);
+        const float old_scale = old_weight * scale, new_scale = new_weight * scale;
+        for (int c = 0; c < D / 4; ++c) {
+            float4 PV = make_float4(0, 0, 0, 0);  // of this tile alone, from zero: rounding errors do not grow with N
             for (int j = 0; j < BC; ++j) {
                 const float p = S[j][r];
-#pragma unroll
-                for (int c = 0; c < GROUP && c0 + c < CHUNKS; ++c) {
-                    const float4 v = Vj[j][(c0 + c) * LANES + lane];
-                    t[c].x += p * v.x;
-                    t[c].y += p * v.y;
-                    t[c].z += p * v.z;
-                    t[c].w += p * v.w;
-                }
+                const float4 v = Vj[j][c];
+                PV.x += p * v.x;
+                PV.y += p * v.y;
+                PV.z += p * v.z;
+                PV.w += p * v.w;
             }
-#pragma unroll
-            for (int c = 0; c < GROUP && c0 + c < CHUNKS; ++c) {
-                o[c0 + c].x = o[c0 + c].x * rescale + t[c].x;
-                o[c0 + c].y = o[c0 + c].y * rescale + t[c].y;
-                o[c0 + c].z = o[c0 + c].z * rescale + t[c].z;
-                o[c0 + c].w = o[c0 + c].w * rescale + t[c].w;
+            const float columns[4] = {PV.x, PV.y, PV.z, PV.w};
+            for (int x = 0; x < 4 && 4 * c + x < HEAD_DIM; ++x) {
+                float &o = O[i * HEAD_DIM + 4 * c + x];  // l = 0: there is no O yet
+                o = (l == 0 ? 0 : old_scale * o) + new_scale * columns[x];
             }
         }
-    }
-
-#pragma unroll
-    for (int x = LANES / 2; x > 0; x /= 2) l += __shfl_xor_sync(~0u, l, x);
-    if (i >= M) return;
-    for (int c = 0; c < CHUNKS; ++c) {
-        const float4 x = o[c];
-        store4(O, i, c * LANES + lane, make_float4(x.x / l, x.y / l, x.z / l, x.w / l));
+        m = m_new;
+        l = l_new;
     }
 }

@@ -1,4 +1,4 @@
-// The steps that a warpgroup takes on Hopper (sm_90a): what 13_wgmma.cu, its forms (forms.cuh) and 14_wgmma_short.cu
+// The steps that a warpgroup takes on Hopper (sm_90a): what 15_wgmma.cu, its forms (forms.cuh) and 16_wgmma_short.cu
 // share.
 //
 // A warpgroup owns 64 rows of Q and O. A tile of keys takes it through the functions below in their order: `issue_S`,

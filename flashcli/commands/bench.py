@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flashcli.measure.records import Record
     from flashcli.measure.rows import Row
 
-FAST_FROM = "q_in_registers"  # the rungs below it would take hours for twenty runs on each case
+FAST_FROM = "o_in_registers"  # the rungs below it would take hours for twenty runs on each case
 # Where options went that this command once had.
 ELSEWHERE = {
     "bench-tensors": ("--heads", "--kv-heads", "--queries", "--layout", "--backward"),

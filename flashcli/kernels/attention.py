@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from flashcli.asked.shape import ceil_div, round_up
 from flashcli.kernels.arguments import Attention
@@ -100,48 +100,61 @@ def _baseline_workspace(tiling: Tiling, problem: Problem) -> int:
     return _maxima_and_sums(tiling, problem) + problem.B * (2 * tiling.Br + tiling.Br * tiling.Bc) * 4
 
 
-# ---- fused
+# ---- fused to o_in_registers: a thread has a row, or some lanes do; tiles fill static shared memory
+
+SIZES = (128, 32), (128, 16), (64, 32), (64, 16), (32, 32), (32, 16), (32, 8), (32, 4)
+TRIED = [(Br, Bc) for Br in (32, 64, 128, 256, 512) for Bc in (4, 8, 16, 32, 64, 128)]  # by `flashcli bench --tiles`
+MOST_THREADS = 1024  # of a block
+
+
+def _that_fit(
+    problem: Problem, sizes: Iterable[tuple[int, int]] = TRIED, Q: bool = True, lanes: int = 1
+) -> Iterator[Tiling]:
+    """The tilings of such Br and Bc whose K, V, S and, where it is one, tile of ``Q`` fit; ``lanes`` share a row."""
+    padded = round_up(problem.d, 4 * lanes)
+    for Br, Bc in sizes:
+        floats = (Br * padded if Q else 0) + Bc * (2 * padded + Br)
+        if 4 * floats <= STATIC_SHARED and Br * lanes <= MOST_THREADS:
+            yield Tiling(Br, Bc, Br * lanes)
+
+
+def _copied_by_rows(problem: Problem) -> Iterator[Tiling]:
+    """The tilings with a thread for each row of K and V, too, which copies it."""
+    return (tiling for tiling in _that_fit(problem) if tiling.Bc <= tiling.threads)
 
 
 def _fused(problem: Problem) -> Tiling:
-    rows = next(rows for rows in (32, 16, 8) if 4 * rows * (3 * problem.d + rows + 2) <= STATIC_SHARED)
-    return Tiling(rows, rows, rows * rows)
-
-
-# ---- max_shared to no_bank_conflicts: one thread a row; tiles of Q, K, V and S that fill static shared memory
-
-SIZES = (128, 32), (128, 16), (64, 32), (64, 16), (32, 16), (32, 8), (32, 4)
+    return next(_that_fit(problem, SIZES[SIZES.index((32, 32)) :]))
 
 
 def _row_per_thread(problem: Problem) -> Tiling:
-    padded = round_up(problem.d, 4)
-    Br, Bc = next((Br, Bc) for Br, Bc in SIZES if 4 * (Br * padded + 2 * Bc * padded + Br * Bc) <= STATIC_SHARED)
-    return Tiling(Br, Bc, Br)
+    return next(_that_fit(problem, SIZES))
 
 
-def _rows_of_O(tiling: Tiling, problem: Problem) -> int:
-    """Bytes of an unfinished O, padded to whole tiles, in float."""
-    return problem.B * round_up(problem.M, tiling.Br) * round_up(problem.d, 4) * 4
-
-
-def _rows_of_O_m_l(tiling: Tiling, problem: Problem) -> int:
-    """Bytes of an unfinished O with m and l of every row, padded to whole tiles, in float."""
-    return _rows_of_O(tiling, problem) + problem.B * round_up(problem.M, tiling.Br) * 2 * 4
-
-
-# ---- q_in_registers
+def _without_Q(problem: Problem) -> Iterator[Tiling]:
+    return _that_fit(problem, Q=False)
 
 
 def _q_in_registers(problem: Problem) -> Tiling:
-    lanes = 1
-    while problem.d > 64 * lanes:  # Q and O of a longer head do not fit one thread's registers: lanes share the row
-        lanes *= 2
-    threads, Br = 128, 128 // lanes
-    padded = round_up(problem.d, 4 * lanes)
-    Bc = 64
-    while Bc * (2 * padded + Br) * 4 > STATIC_SHARED:  # K, V and S tiles
-        Bc //= 2
-    return Tiling(Br, Bc, threads)
+    return next(_that_fit(problem, [(128, 64), *SIZES], Q=False))
+
+
+def _refused_by_q_in_registers(problem: Problem) -> str:
+    return "a thread's registers hold heads of up to 128 numbers" if problem.d > 128 else ""
+
+
+def _lanes(problem: Problem) -> int:
+    """The threads that share a row, so that each has at most 64 numbers of Q and of O in its registers."""
+    return next(lanes for lanes in (1, 2, 4) if problem.d <= 64 * lanes)
+
+
+def _o_in_registers(problem: Problem) -> Tiling:
+    lanes = _lanes(problem)
+    return next(_that_fit(problem, [(128 // lanes, Bc) for Bc in (64, 32, 16)], Q=False, lanes=lanes))
+
+
+def _shared_by_lanes(problem: Problem) -> Iterator[Tiling]:
+    return _that_fit(problem, Q=False, lanes=_lanes(problem))
 
 
 # ---- register_tiled
@@ -428,16 +441,18 @@ KERNELS = {
         _rung(
             name="fused",
             file="attention/02_fused.cu",
-            summary="one kernel, one block a batch; tiles and S in shared memory, m, l and O in global memory",
+            summary="one kernel, a block of 32 threads a batch, a thread a row; Q, K, V and S in shared memory",
             tiling=_fused,
+            tilings=_copied_by_rows,
             launches=_block_per_batch,
             workspace=_maxima_and_sums,
         ),
         _rung(
             name="max_shared",
             file="attention/03_max_shared.cu",
-            summary="tiles as large as 48 KB of shared memory allow, one query row a thread",
+            summary="tiles as large as 48 KB of shared memory allow, and so 128 threads",
             tiling=_row_per_thread,
+            tilings=_copied_by_rows,
             launches=_block_per_batch,
             workspace=_maxima_and_sums,
         ),
@@ -446,58 +461,79 @@ KERNELS = {
             file="attention/04_split_q.cu",
             summary="a block for each tile of Q, not for each batch",
             tiling=_row_per_thread,
+            tilings=_copied_by_rows,
             workspace=_maxima_and_sums,
         ),
         _rung(
             name="float4",
             file="attention/05_float4.cu",
-            summary="four numbers to an instruction, in global and in shared memory",
+            summary="four numbers of Q, K and V to an instruction",
             tiling=_row_per_thread,
+            tilings=_copied_by_rows,
             workspace=_maxima_and_sums,
         ),
         _rung(
             name="restructured",
             file="attention/06_restructured.cu",
-            summary="Q loaded once, one division a row, 2^x for exp",
+            summary="Q loaded once, factors computed once a tile, approximate exponentials",
             tiling=_row_per_thread,
+            tilings=_copied_by_rows,
             workspace=_maxima_and_sums,
         ),
         _rung(
             name="coalesced",
             file="attention/07_coalesced.cu",
-            summary="neighbouring threads touch neighbouring addresses of global memory",
+            summary="neighbouring threads read neighbouring addresses of Q, K and V",
             tiling=_row_per_thread,
-            workspace=_rows_of_O_m_l,
+            tilings=_that_fit,
+            workspace=_maxima_and_sums,
         ),
         _rung(
             name="ml_in_registers",
             file="attention/08_ml_in_registers.cu",
             summary="m and l in registers of the thread that owns the row",
             tiling=_row_per_thread,
-            workspace=_rows_of_O,
+            tilings=_that_fit,
         ),
         _rung(
             name="no_bank_conflicts",
             file="attention/09_no_bank_conflicts.cu",
-            summary="S by keys, Q swizzled: the threads of a warp do not meet in a bank of shared memory",
+            summary="S by keys, Q by columns: the threads of a warp do not meet in a bank of shared memory",
             tiling=_row_per_thread,
-            workspace=_rows_of_O,
+            tilings=_that_fit,
         ),
         _rung(
             name="q_in_registers",
             file="attention/10_q_in_registers.cu",
-            summary="Q and O in registers too, larger tiles of K and V in the room that Q leaves (the report's last)",
+            summary="Q in registers, larger tiles of K and V in the room that it leaves (the report's last)",
             tiling=_q_in_registers,
+            tilings=_without_Q,
+            refuses=_refused_by_q_in_registers,
+        ),
+        _rung(
+            name="deferred",
+            file="attention/11_deferred.cu",
+            summary="O divided by l at the end, one factor a tile, 2^x for exp",
+            tiling=_q_in_registers,
+            tilings=_without_Q,
+            refuses=_refused_by_q_in_registers,
+        ),
+        _rung(
+            name="o_in_registers",
+            file="attention/12_o_in_registers.cu",
+            summary="O in registers, too: what is left is the way from shared memory to FFMA",
+            tiling=_o_in_registers,
+            tilings=_shared_by_lanes,
         ),
         _strided_rung(
             name="register_tiled",
-            file="attention/11_register_tiled.cu",
+            file="attention/13_register_tiled.cu",
             summary="a register tile of S and of O a thread, so that shared memory feeds FFMA at full rate",
             tiling=_register_tiled,
         ),
         _split_rung(
             name="mma",
-            file="attention/12_mma.cu",
+            file="attention/14_mma.cu",
             summary="tensor cores at fp32 accuracy: three fp16 products for one, mma.sync",
             tiling=_mma,
             needs=(8, 0),
@@ -506,7 +542,7 @@ KERNELS = {
         ),
         _split_rung(
             name="wgmma",
-            file="attention/13_wgmma.cu",
+            file="attention/15_wgmma.cu",
             summary="the same with Hopper's wgmma: warps that copy, warps that multiply, everything overlapped",
             tiling=_wgmma,
             needs=(9, 0),
@@ -516,7 +552,7 @@ KERNELS = {
         ),
         _split_rung(
             name="wgmma_short",
-            file="attention/14_wgmma_short.cu",
+            file="attention/16_wgmma_short.cu",
             summary="for short sequences: K and V split in shared memory, without a pre-pass (heads of 4, 8, .. 64)",
             tiling=_wgmma_short,
             needs=(9, 0),

@@ -67,8 +67,8 @@ def zero(tiling: Tiling, problem: Any) -> int:
     return 0
 
 
-def nothing(problem: Any) -> tuple[Launch, ...]:
-    """Return (): every function of the kernel's file is launched."""
+def nothing(problem: Any) -> tuple[()]:
+    """Return (): no launches beside the others, or no tilings to choose from."""
     return ()
 
 
@@ -81,7 +81,8 @@ def itself(problem: Any) -> Any:
 class Kernel:
     """A kernel of any operation: its source in ``cuda/``, the GPUs it needs, how it tiles and launches a problem.
 
-    ``tiling(problem)`` gives the tiles, ``launches(tiling, problem)`` the launches in order. ``workspace(tiling,
+    ``tiling(problem)`` gives the tiles, ``tilings(problem)`` others that would do, where the kernel leaves a choice;
+    ``launches(tiling, problem)`` gives the launches in order. ``workspace(tiling,
     problem)`` is the bytes of scratch that they share, of which the first ``counters(tiling, problem)`` ints are 0
     before. ``macros(tiling, problem)`` are those of all kernels of the operation. ``smallest(problem)`` is the smallest
     problem for which every function of the file is launched, but for the launches of ``beside(problem)``.
@@ -99,6 +100,7 @@ class Kernel:
     tiling: Callable[[Any], Tiling]
     launches: Callable[[Tiling, Any], Iterable[Launch]]
     macros: Callable[[Tiling, Any], dict[str, int]]
+    tilings: Callable[[Any], Iterable[Tiling]] = nothing
     smallest: Callable[[Any], Any] = itself
     beside: Callable[[Any], tuple[Launch, ...]] = nothing
     workspace: Callable[[Tiling, Any], int] = zero

@@ -3,7 +3,7 @@
 //
 //     make && ./hw4 IN OUT
 //
-// The kernel is the ladder's q_in_registers with the tiles of flashcli/kernels/attention.py for d = 32 and d = 64.
+// The kernel is the ladder's o_in_registers with the tiles of flashcli/kernels/attention.py for d = 32 and d = 64.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -18,7 +18,7 @@ namespace d32 {
 #define HEAD_DIM 32
 #define BC 64
 #define attention attention_d32
-#include "10_q_in_registers.cu"
+#include "12_o_in_registers.cu"
 #undef HEAD_DIM
 #undef BC
 #undef attention
@@ -29,7 +29,7 @@ using d32::Attention, d32::batch_of, d32::ceil_div, d32::exp2_fast, d32::finite_
 #define HEAD_DIM 64
 #define BC 32
 #define attention attention_d64
-#include "10_q_in_registers.cu"
+#include "12_o_in_registers.cu"
 }  // namespace d64
 
 #define CHECK(call)                                                             \

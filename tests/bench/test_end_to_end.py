@@ -21,7 +21,7 @@ from flashcli.measure import race
 
 KERNEL = [
     ROOT / "cuda" / name
-    for name in ("attention/10_q_in_registers.cu", "attention/attention.cuh", "attention/arguments.h", "common.cuh")
+    for name in ("attention/12_o_in_registers.cu", "attention/attention.cuh", "attention/arguments.h", "common.cuh")
 ]
 
 

@@ -68,6 +68,9 @@ inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 inline int __float_as_int(float x) { return bits_as<int>(x); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
+// As products and powers of two are rounded on the GPU: that of a large x is off by more than its last bit.
+inline float __expf(float x) noexcept { return std::exp2(x * 1.44269504088896340736f); }
+inline float __fdividef(float a, float b) { return std::fabs(b) > 0x1p126f ? 0 * a : a / b; }
 inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }

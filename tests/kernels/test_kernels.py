@@ -172,7 +172,7 @@ def test_one_kernel_is_shown_with_what_it_takes():
     done = flashcli("kernels", "wgmma", "--d", 32, "--arch", "sm_90a")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("Tensor cores at fp32 accuracy on Hopper")
-    assert "13_wgmma.cu\nneeds sm_90a; any d from 1 to 256\nd = 32: Br=" in done.out
+    assert "15_wgmma.cu\nneeds sm_90a; any d from 1 to 256\nd = 32: Br=" in done.out
     assert re.search(r"\nattention on sm_90a: \d+ registers a thread, 0 bytes spilled, ", done.out)
 
 
