@@ -20,6 +20,7 @@ from flashcli.measure.records import (
     of_kind,
     outcome,
     profile_tables,
+    tiles_tables,
     times,
 )
 from flashcli.measure.rows import Decoded, Gradients, InPlace, Row, Timed
@@ -318,6 +319,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "end_to_end": lambda rows: tables.markdown(command_lines(rows)),
     "ladder": lambda rows: markdowns(ladder_tables(rows)),
     "profile": lambda rows: markdowns(profile_tables(rows)),
+    "tiles": lambda rows: markdowns(tiles_tables(rows)),
     "scaling": lambda rows: tables.markdown(scaling_lines(rows)),
     "decode": decode_text,
     "arrays": arrays_text,

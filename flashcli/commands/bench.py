@@ -8,6 +8,7 @@ import click
 from flashcli.commands import options, timing
 from flashcli.errors import UsageError
 from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.operation import nothing
 
 if TYPE_CHECKING:
     from flashcli.asked.shape import Shape
@@ -42,6 +43,7 @@ class Bench(click.Command):
         "flashcli bench --case t10 --kernel mma --kernel wgmma --precision fp32 --precision fp16",
         "flashcli bench --backend cpu --shape 10,2048,64 --against torch",
         "flashcli bench --ladder --plot ladder.png",
+        "flashcli bench --tiles --kernel q_in_registers --case t30",
     ),
 )
 @options.case_option
@@ -52,9 +54,10 @@ class Bench(click.Command):
     KERNELS, f"{FAST_FROM} and those after it, with --ladder all, on a CPU the NumPy backend", ("torch", "triton"),
     ladder=(
         "Time each kernel beside the one before it, and whole commands.",
-        "Draw the ladder to FILE, .png, .svg or .pdf, and a roofline beside it.",
+        "Draw the ladder to FILE, .png, .svg or .pdf, and a roofline beside it; or what --tiles has found.",
     ),
 )  # fmt: skip
+@click.option("--tiles", is_flag=True, help="Time kernels with every Br and Bc that fit a block.")
 def command(
     cases: tuple[str, ...], shapes: tuple[Shape, ...], precisions: tuple[str, ...], causal: bool, how: timing.How
 ) -> None:
@@ -63,15 +66,18 @@ def command(
     What gives a wrong answer is refused, not timed. The exit code is 1 if anything is wrong, or if nothing could be
     timed. Without a GPU the CPU is timed: on the first of the report's cases alone, if nothing else is said.
     """
-    from flashcli.measure import bench, machine, peers, plots, records
+    from flashcli.measure import bench, machine, peers, plots, records, tiles
 
     peers.check_installed(*how.against)
-    how.check(plots.check_drawable)
+    how.check(plots.check_picture if how.tiles else plots.check_drawable)
     names, on_gpus = list(KERNELS), timing.on_gpus(how.kernels, precisions, how.against)
     names = how.chosen(names, names[names.index(FAST_FROM) :])
-    if how.ladder:
-        _check_ladder({"--against": how.against, "--precision": precisions != ("fp32",), "--threads": how.threads})
-        on_gpus += ["--ladder"] * (not how.kernels)
+    if how.ladder or how.tiles:
+        given = {"--against": how.against, "--precision": precisions != ("fp32",), "--threads": how.threads}
+        _check_alone("the ladder" if how.ladder else "tiles", given | {"--tiles": how.ladder and how.tiles})
+        on_gpus += ["--ladder"] * (how.ladder and not how.kernels) + ["--tiles"] * how.tiles
+    if how.tiles:
+        names = _with_tiles(names, how)
     on_host = bool(how.kernels) and not on_gpus  # all that is asked for, so that nobody looks for a GPU
     on_cpu = (on_host and how.backend == "auto") or how.is_cpu(on_gpus, machine.gpus)
     chosen = timing.shapes(cases, shapes, on_cpu)
@@ -79,17 +85,29 @@ def command(
     record = records.Record(machine.circumstances(), ceilings={})
     if how.ladder:
         rows = _ladder(record, chosen, names, conditions, everywhere=bool(cases or shapes))
+    elif how.tiles:
+        record.circumstances |= machine.gpu_circumstances()
+        rows = tiles.search(chosen, names, conditions)
     elif on_cpu:
         rows = _on_cpu(record, chosen, names if on_host else [], conditions, how)
     else:
         rows = _on_gpu(record, chosen, names, precisions, conditions, how)
-    how.finish(record, rows, records.ladder_tables if how.ladder else records.contender_tables, plots.draw_ladder)
+    tables = records.ladder_tables if how.ladder else records.tiles_tables if how.tiles else records.contender_tables
+    how.finish(record, rows, tables, plots.draw_tiles if how.tiles else plots.draw_ladder)
 
 
-def _check_ladder(given: dict[str, object]) -> None:
-    """Refuse options, each with whether it is given, that have no meaning for the ladder."""
+def _check_alone(what: str, given: dict[str, object]) -> None:
+    """Refuse options, each with whether it is given, that have no meaning for ``what`` is timed: ladder or tiles."""
     for option in (option for option, value in given.items() if value):
-        raise UsageError(f"{option} has no meaning for the ladder.", f"leave out {option}, or --ladder.")
+        raise UsageError(f"{option} has no meaning for {what}.", f"leave out {option}, or --{what.split()[-1]}.")
+
+
+def _with_tiles(names: list[str], how: timing.How) -> list[str]:
+    """The names of those kernels that leave a choice of tiles; UsageError if none of those asked for does."""
+    able = [name for name, kernel in KERNELS.items() if kernel.tilings is not nothing]
+    if found := [name for name in names if name in able]:
+        return found
+    raise UsageError(f"{' and '.join(how.kernels)} leave no choice of tiles.", f"there is one for {', '.join(able)}.")
 
 
 def _on_cpu(

@@ -48,6 +48,7 @@ class How:
     markdown: str | None
     threads: int | None = None
     ladder: bool = False
+    tiles: bool = False
     plot: str | None = None
 
     @property
@@ -63,7 +64,7 @@ class How:
             raise UsageError(
                 "--threads is for the cpu backend, not for GPUs.", "leave out --threads, or add --backend cpu."
             )
-        if self.plot and not self.ladder:
+        if self.plot and not (self.ladder or self.tiles):
             raise UsageError("--plot draws the ladder.", "add --ladder.")
         check_distinct(*(path for path in self.files.values() if path != as_json.PRINT), self.plot)
         if self.plot:

@@ -185,6 +185,11 @@ class Program:
             function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared)
         return function
 
+    def resources(self, function: str) -> compiler.Resources:
+        """Tell what a function takes of the GPU, by the driver: local memory is what its registers do not hold."""
+        found = self._functions[function]
+        return compiler.Resources(found.num_regs, found.local_size_bytes, found.shared_size_bytes, [])
+
     def look(self, given: Attention, stream: Any) -> None:
         """Queue a search for NaN and Inf in Q, K and V, as far as they are given: if found, ``nonfinite`` becomes 1."""
         rows = given.B * max(given.M if given.Q else 0, given.N)

@@ -26,7 +26,7 @@ from flashcli.measure.bench import Conditions
 from flashcli.measure.rows import Failure, Row, Rung, Skipped
 from flashcli.run.report import PHASES
 
-EVERYWHERE_FROM = "float4"  # the report times the rungs below it on the first of its cases only
+EVERYWHERE_FROM = "split_q"  # the report times the rungs below it on the first of its cases only
 SLOWEST = 10.0  # seconds that one run of a kernel may take
 COMMAND_LIMIT = 60.0  # seconds that one whole command may take
 RUNS_LIMIT = 0.5  # seconds that all runs of a kernel may take together, unless it is slow: then there are FEWEST

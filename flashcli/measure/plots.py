@@ -18,8 +18,8 @@ from flashcli.asked.shape import tflops
 from flashcli.errors import BackendUnavailable, BadInput, UsageError
 from flashcli.files.outputs import check_creatable, write_whole
 from flashcli.kernels.attention import KERNELS
-from flashcli.measure.records import Record, by_case, of_kind
-from flashcli.measure.rows import Profiled, Rung
+from flashcli.measure.records import Record, by_case, by_search, fastest, of_kind
+from flashcli.measure.rows import Profiled, Rung, Tiled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,6 +36,8 @@ BARS: dict[str, tuple[str, Callable[[Rung], float]]] = {
 }
 BARS_CAPTION = "Median of whole commands, `flashcli run --serial`, files in the page cache; the scale is logarithmic."
 BAR = 0.27  # of the space for a rung
+SLOWEST = 3.0  # times of the best with which tiles are red
+TILES_CAPTION = "Median of the kernel, registers of a thread, occupancy. Bold: the fastest. Framed: the kernel's own."
 # What a rung multiplies with: its colour and marker, and the one of the ceilings that bounds it.
 UNITS = {
     "one CPU core": (BLACK, "s"),
@@ -77,6 +79,45 @@ def draw_ladder(record: Record, path: str, profile: Record | None = None) -> Non
     save_picture(_bars(cases, machine), path)
     counted = of_kind(Profiled, profile.rows) if profile else []
     save_picture(_roofline(cases, machine, record.ceilings or {}, counted), roofline_path(path))
+
+
+def draw_tiles(record: Record, path: str) -> None:
+    """A heat map for each case and kernel of ``flashcli bench --tiles``: times, in those of the fastest tiles."""
+    from matplotlib.figure import Figure
+
+    searches = by_search(record.rows)
+    if not searches:
+        raise BadInput("no tiles were timed: there is nothing to draw.", "the table says why.")
+    lines = math.ceil(len(searches) / 2)
+    figure = Figure(figsize=(WIDTH, HEIGHT * lines), layout="constrained")
+    for place, ((title, kernel), rows) in enumerate(searches.items(), 1):
+        ax = figure.add_subplot(lines, min(2, len(searches)), place)
+        ax.set_title(f"{kernel} on {title}", loc="left", fontweight="bold")
+        _draw_search(ax, rows)
+    figure.supxlabel(TILES_CAPTION, fontsize=10)
+    save_picture(figure, path)
+
+
+def _draw_search(ax: Axes, rows: list[Tiled]) -> None:
+    Brs, Bcs, best = sorted({row.Br for row in rows}), sorted({row.Bc for row in rows}), fastest(rows)
+    times = [[math.nan] * len(Bcs) for _ in Brs]
+    for row in rows:
+        y, x = Brs.index(row.Br), Bcs.index(row.Bc)
+        times[y][x] = min(row.seconds / best.seconds, SLOWEST)
+        text = f"{row.seconds * 1e3:.4g} ms\n{row.registers} registers\n{row.occupancy:.0f} %"
+        ax.text(x, y, text, ha="center", va="center", fontsize=7, fontweight="bold" if row is best else "normal")
+        if row.own:
+            ax.add_patch(_frame(x, y))
+    ax.imshow(times, cmap="RdYlGn_r", vmin=1, vmax=SLOWEST, aspect="auto", alpha=0.7)
+    ax.set_xticks(range(len(Bcs)), map(str, Bcs))
+    ax.set_yticks(range(len(Brs)), map(str, Brs))
+    ax.set(xlabel="Bc", ylabel="Br")
+
+
+def _frame(x: int, y: int) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, fill=False, edgecolor=BLUE, linewidth=2)
 
 
 def save_picture(figure: Figure, path: str, dpi: int = 110) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from flashcli.measure import reported
 from flashcli.measure.rows import (
     Decoded,
     Failure,
@@ -16,6 +17,7 @@ from flashcli.measure.rows import (
     Row,
     Rung,
     Skipped,
+    Tiled,
     Timed,
 )
 from flashcli.terminal import tables
@@ -106,13 +108,16 @@ def case_cells(row: Row) -> list[str]:
 # ---- flashcli bench --ladder
 
 RUNGS = (
-    "rung", "kernel", "min to max", "TFLOP/s", "over the one before", "over the first",
+    "rung", "kernel", "min to max", "TFLOP/s", "over the one before", "in the report", "over the first",
     "total", "input", "computing", "output",
 )  # fmt: skip
 
 
 def ladder_tables(rows: Sequence[Row]) -> Tables:
-    """For each case: the kernel of each rung, how it compares with others on the case, the seconds of the command."""
+    """For each case: the kernel of each rung, how it compares with others on the case, the seconds of the command.
+
+    Beside a rung's gain over the one before is the report's.
+    """
     for some in by_case(rows).values():
         yield some[0].title, [RUNGS, *_rungs(some)]
 
@@ -129,9 +134,40 @@ def _rungs(rows: list[Row]) -> Iterator[list[str]]:
 def _rung(row: Rung) -> list[str]:
     return [
         row.contender, f"{ms(row.seconds)} ms", f"{ms(row.min)} to {ms(row.max)}", f"{row.tflops:.3g}",
-        times(row.over_previous), times(row.over_first),
+        times(row.over_previous), times(reported.gain(row.case, row.contender)), times(row.over_first),
         *(f"{seconds:.3f} s" for seconds in (row.total, row.input, row.computation, row.output)),
     ]  # fmt: skip
+
+
+# ---- flashcli bench --tiles
+
+
+def tiles_tables(rows: Sequence[Row]) -> Tables:
+    """For each case and kernel a line for each Br and a column for each Bc: the time, the registers of a thread, the
+    occupancy; and which of them are the fastest, and the kernel's own."""
+    for (title, kernel), some in by_search(rows).items():
+        columns = sorted({row.Bc for row in some})
+        cells = {(row.Br, row.Bc): _tiles_cell(row, row is fastest(some)) for row in some}
+        lines = [[str(Br), *(cells.get((Br, Bc), "") for Bc in columns)] for Br in sorted({row.Br for row in some})]
+        yield f"{kernel} on {title}", [["Br", *(f"Bc = {Bc}" for Bc in columns)], *lines]
+
+
+def by_search(rows: Iterable[Row]) -> dict[tuple[str, str], list[Tiled]]:
+    """The rows of each search for tiles, under the title of the case and the kernel's name."""
+    found: dict[tuple[str, str], list[Tiled]] = {}
+    for row in of_kind(Tiled, rows):
+        found.setdefault((row.title, row.kernel), []).append(row)
+    return found
+
+
+def fastest(rows: Iterable[Tiled]) -> Tiled:
+    return min(rows, key=lambda row: row.seconds)
+
+
+def _tiles_cell(row: Tiled, is_fastest: bool) -> str:
+    marks = ", ".join(["the fastest"] * is_fastest + ["its own"] * row.own)
+    figures = f"{ms(row.seconds)} ms, {row.registers}, {row.occupancy:.0f} %"
+    return figures + (f" ({marks})" if marks else "")
 
 
 def times(factor: float | None) -> str:

@@ -122,6 +122,21 @@ class Rung(Timed):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tiled(Timed):
+    """A kernel of ``flashcli bench --tiles``, with tiles of Br rows of Q and Bc rows of K and V."""
+
+    kernel: str
+    Br: int
+    Bc: int
+    own: bool  # whether these are the tiles that the kernel has if nobody asks for others
+    threads: int  # of a block
+    registers: int  # of a thread
+    shared: int  # shared memory of a block
+    occupancy: float  # warps that a multiprocessor holds, of those that it has room for, in percent
+    limited_by: str  # the resource of which there is too little for more warps
+
+
+@dataclass(frozen=True, kw_only=True)
 class Profiled(Row):
     """One launch of one function of a kernel, by the GPU's counters or else by what the compiler knows.
 

@@ -22,7 +22,7 @@ from flashcli.measure.rows import Failure, Row, Rung, Skipped, Timed
 
 SHAPES = {"t10": Shape(2, 20, 8), "t30": Shape(4, 20, 8)}
 OPERATIONS = 4 * 2 * 20 * 20 * 8  # of the first
-NAMES = ["plain_c", "slow", "float4", "wgmma"]
+NAMES = ["plain_c", "slow", "split_q", "wgmma"]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def climb_all(names=NAMES, shapes=SHAPES, everywhere=False, capability=(9, 0)) -
 
 def test_the_lowest_rungs_climb_the_first_case_only(rungs, climbed):
     rows = climb_all()
-    assert climbed == [("plain_c", 2), ("slow", 2), ("float4", 2), ("wgmma", 2), ("float4", 4), ("wgmma", 4)]
+    assert climbed == [("plain_c", 2), ("slow", 2), ("split_q", 2), ("wgmma", 2), ("split_q", 4), ("wgmma", 4)]
     assert [row.skipped for row in of_kind(Skipped, rows)] == ["as in the report, on t10 only"] * 2
 
 
@@ -245,7 +245,7 @@ def test_plain_bench_leaves_the_slow_rungs_to_the_ladder(monkeypatch):
 # The tables
 
 ROW = rung(
-    Row.about("t10", Shape(10, 2048, 64), "float4", False), seconds=2.5e-3, min=2.4e-3, max=2.6e-3, tflops=4.295,
+    Row.about("t10", Shape(10, 2048, 64), "split_q", False), seconds=2.5e-3, min=2.4e-3, max=2.6e-3, tflops=4.295,
     over_previous=1.234, over_first=1234.5, total=0.4321, input=0.001, computation=0.41, output=0.002,
 )  # fmt: skip
 
@@ -262,8 +262,8 @@ def test_a_table_for_each_case_with_a_line_for_neighbours_skipped_alike():
     assert lines[0] == "**(2, 3, 4)**" and lines[8] == "**t10 (10, 2048, 64)**"
     assert lines[2] == f"| {' | '.join(records.RUNGS)} |"
     assert [line.split(" | ")[:2] for line in lines[4:6]] == [["| a, b", "skipped: too slow"], ["| c", "wrong: no"]]
-    assert lines[6].startswith("| d | 2200 ms | 2.400 to 2.600 | 4.29 |  |  | 0.432 s |")
+    assert lines[6].startswith("| d | 2200 ms | 2.400 to 2.600 | 4.29 |  |  |  | 0.432 s |")
     assert lines[-1] == (
-        "| float4 | 2.500 ms | 2.400 to 2.600 | 4.29 | 1.23x | 1234x | 0.432 s | 0.001 s | 0.410 s | 0.002 s |"
+        "| split_q | 2.500 ms | 2.400 to 2.600 | 4.29 | 1.23x | 1.76x | 1234x | 0.432 s | 0.001 s | 0.410 s | 0.002 s |"
     )
     assert all(line.count("|") == len(records.RUNGS) + 1 for line in lines if line.startswith("|"))

@@ -262,6 +262,8 @@ class Module:
 
 
 class Function:
+    num_regs, local_size_bytes, shared_size_bytes = 128, 0, 32768
+
     def __init__(self, name, d, causal):
         self.name, self.d, self.causal = name, d, causal
 
