@@ -103,7 +103,7 @@ def _baseline_workspace(tiling: Tiling, problem: Problem) -> int:
 # ---- fused to o_in_registers: a thread has a row, or some lanes do; tiles fill static shared memory
 
 SIZES = (128, 32), (128, 16), (64, 32), (64, 16), (32, 32), (32, 16), (32, 8), (32, 4)
-TRIED = [(Br, Bc) for Br in (32, 64, 128, 256, 512) for Bc in (4, 8, 16, 32, 64, 128)]  # by `flashcli bench --tiles`
+TRIED = [(Br, Bc) for Br in (32, 64, 128, 256) for Bc in (4, 8, 16, 32, 64, 128)]  # by `flashcli bench --tiles`
 MOST_THREADS = 1024  # of a block
 
 
