@@ -104,7 +104,6 @@ def _baseline_workspace(tiling: Tiling, problem: Problem) -> int:
 
 SIZES = (128, 32), (128, 16), (64, 32), (64, 16), (32, 32), (32, 16), (32, 8), (32, 4)
 TRIED = [(Br, Bc) for Br in (32, 64, 128, 256) for Bc in (4, 8, 16, 32, 64, 128)]  # by `flashcli bench --tiles`
-MOST_THREADS = 1024  # of a block
 
 
 def _that_fit(
@@ -114,7 +113,7 @@ def _that_fit(
     padded = round_up(problem.d, 4 * lanes)
     for Br, Bc in sizes:
         floats = (Br * padded if Q else 0) + Bc * (2 * padded + Br)
-        if 4 * floats <= STATIC_SHARED and Br * lanes <= MOST_THREADS:
+        if 4 * floats <= STATIC_SHARED:
             yield Tiling(Br, Bc, Br * lanes)
 
 
