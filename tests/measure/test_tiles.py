@@ -61,7 +61,7 @@ def test_every_pair_is_timed(searched):
 def test_tiles_for_which_registers_do_not_suffice_are_not_timed(fake_gpu, monkeypatch):
     monkeypatch.setattr(fake_gpu.Function, "local_size_bytes", 48)
     done = CliRunner().invoke(command, [*SEARCH[1:], "--kernel", "fused"])
-    assert done.exit_code == 1 and "fused, 32 x 32: skipped: registers do not suffice: 48 bytes spill" in done.output
+    assert done.exit_code == 1 and "fused, 32 x 16: skipped: registers do not suffice: 48 bytes spill" in done.output
 
 
 @pytest.mark.parametrize(
