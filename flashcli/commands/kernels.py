@@ -217,7 +217,10 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     source = Path(record["source"]).read_text().splitlines()
     for line in itertools.takewhile(lambda line: line.startswith("//"), source):
         yield line.removeprefix("//").removeprefix(" ")
-    yield "\n{source}\nneeds {needs}; {takes}".format(takes=TAKES[record["operation"]], **record)
+    takes = TAKES[record["operation"]]
+    if record["operation"] == ATTENTION:
+        takes = KERNELS[record["name"]].refuses(Problem(1, 128, 128, MAX_D)) or takes
+    yield "\n{source}\nneeds {needs}; {takes}".format(takes=takes, **record)
     shared = f", {record['dynamic_shared']} bytes of dynamic shared memory" if "arch" in record else ""
     yield f"d = {record['d']}: {_tiles(record)}{shared}"
     for function, found in record["functions"].items():

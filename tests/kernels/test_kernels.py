@@ -100,6 +100,13 @@ def test_the_tiles_of_the_report(name, d, tiles):
     assert KERNELS[name].tiling(Problem(10, 2048, 2048, d))[:2] == tiles
 
 
+def test_max_shared_changes_the_tiles_alone():
+    fused, max_shared = (
+        (SOURCES / KERNELS[name].file).read_text().split("\n#include", 1)[1] for name in ("fused", "max_shared")
+    )
+    assert fused == max_shared and KERNELS["fused"].launches == KERNELS["max_shared"].launches
+
+
 def test_no_gpu_runs_the_sequential_program():
     assert not KERNELS["sequential"].runs_on((9, 0)) and KERNELS["sequential"] != choose((5, 0), PROBLEM)
 
