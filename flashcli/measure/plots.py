@@ -45,7 +45,7 @@ UNITS = {
     "tensor cores, three fp16 products for one": (RED, "^"),
 }
 WIDTH, HEIGHT = 13.0, 4.0  # of a panel across the figure, in inches
-LABELS_APART = 0.062  # of a panel's height
+LABELS_APART = 0.057  # of a panel's height
 
 
 def roofline_path(path: str) -> str:
