@@ -41,7 +41,6 @@ class Bench(click.Command):
     cls=Bench,
     epilog=options.examples(
         "flashcli bench --case t10 --kernel mma --kernel wgmma --precision fp32 --precision fp16",
-        "flashcli bench --backend cpu --shape 10,2048,64 --against torch",
         "flashcli bench --ladder --plot ladder.png",
         "flashcli bench --tiles --kernel q_in_registers --case t30",
     ),

@@ -10,7 +10,6 @@ import json
 import statistics
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,6 @@ def ladder(
             or _too_slow(rates.get(name), shape, conditions.causal)
             for name in names
         }
-        timed: list[Rung] = []
         with tempfile.TemporaryDirectory(prefix="flashcli-") as folder:
             given = Path(folder) / "in"
             inputs = [] if all(reasons.values()) else _inputs(given, shape, conditions.seed)
@@ -66,8 +64,6 @@ def ladder(
                 row = climb(about, given, inputs, conditions)
                 if isinstance(row, Rung):
                     rates[name] = row.tflops
-                    row = _beside(row, timed)
-                    timed.append(row)
                 yield row
                 peers.release()
 
@@ -136,11 +132,3 @@ def _whole_command(name: str, given: Path, causal: bool) -> dict[str, Any]:
     options = ["--serial", "--json", "-", "--kernel", name, *(["--causal"] if causal else [])]
     done = race.succeed([*race.FLASHCLI, "run", given, given.with_name("out"), *options], COMMAND_LIMIT)
     return json.loads(done.out)
-
-
-def _beside(row: Rung, timed: list[Rung]) -> Rung:
-    """Copy a rung with its speed-up over the rung before on this case, and over the first."""
-    if not timed:
-        return row
-    previous, first = timed[-1].seconds, timed[0].seconds
-    return replace(row, over_previous=previous / row.seconds, over_first=first / row.seconds)

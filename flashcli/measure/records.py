@@ -116,27 +116,33 @@ RUNGS = (
 def ladder_tables(rows: Sequence[Row]) -> Tables:
     """For each case: the kernel of each rung, how it compares with others on the case, the seconds of the command.
 
-    Beside a rung's gain over the one before is the report's.
+    Beside a rung's gain over the one before that was timed is the report's.
     """
     for some in by_case(rows).values():
-        yield some[0].title, [RUNGS, *_rungs(some)]
+        yield some[0].title, filled([RUNGS, *_rungs(some)])
 
 
 def _rungs(rows: list[Row]) -> Iterator[list[str]]:
     """The lines of a ladder's table; neighbours that were skipped for one reason share a line."""
-    for remark, some in itertools.groupby(rows, key=lambda row: "" if isinstance(row, Rung) else outcome(row)):
+    timed = of_kind(Timed, rows)
+    before = dict(zip((row.contender for row in timed[1:]), timed, strict=False))
+    for remark, some in itertools.groupby(rows, key=lambda row: "" if isinstance(row, Timed) else outcome(row)):
         if remark:
             yield [", ".join(row.contender for row in some), remark, *[""] * (len(RUNGS) - 2)]
         else:
-            yield from map(_rung, of_kind(Rung, some))
+            yield from (_rung(row, before.get(row.contender), timed[0]) for row in of_kind(Timed, some))
 
 
-def _rung(row: Rung) -> list[str]:
-    return [
-        row.contender, f"{ms(row.seconds)} ms", f"{ms(row.min)} to {ms(row.max)}", f"{row.tflops:.3g}",
-        times(row.over_previous), times(reported.gain(row.case, row.contender)), times(row.over_first),
-        *(f"{seconds:.3f} s" for seconds in (row.total, row.input, row.computation, row.output)),
-    ]  # fmt: skip
+def _rung(row: Timed, before: Timed | None, first: Timed) -> list[str]:
+    gains = [""] * 3
+    if before:
+        reports = reported.gain(row.case, before.contender, row.contender)
+        gains = [times(before.seconds / row.seconds), times(reports), times(first.seconds / row.seconds)]
+    phases = [""] * 4
+    if isinstance(row, Rung):
+        phases = [f"{seconds:.3f} s" for seconds in (row.total, row.input, row.computation, row.output)]
+    figures = [f"{ms(row.seconds)} ms", f"{ms(row.min)} to {ms(row.max)}", f"{row.tflops:.3g}"]
+    return [row.contender, *figures, *gains, *phases]
 
 
 # ---- flashcli bench --tiles

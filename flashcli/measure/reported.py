@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 # Seconds of what the report calls Computing: memory on the GPU, copies to and fro, and the kernel.
 COMPUTING: dict[str, dict[str, float]] = {
     "t10": {"sequential": 21.61, "baseline": 4.305, "fused": 0.984, "max_shared": 0.434, "split_q": 0.247},
@@ -22,7 +20,7 @@ COMPUTING: dict[str, dict[str, float]] = {
 }  # fmt: skip
 
 
-def gain(case: str, rung: str) -> float | None:
-    """How many times faster than the rung before it the report has a rung on a case; None where it does not say."""
-    rungs = COMPUTING.get(case, {})
-    return next((rungs[one] / rungs[other] for one, other in itertools.pairwise(rungs) if other == rung), None)
+def gain(case: str, slower: str, faster: str) -> float | None:
+    """How many times faster the report has one rung than another on a case; None where it does not say."""
+    seconds = COMPUTING.get(case, {})
+    return seconds[slower] / seconds[faster] if slower in seconds and faster in seconds else None

@@ -117,8 +117,6 @@ class Rung(Timed):
     computation: float  # from the input in the host's memory to the output there
     output: float  # writing
     commands: int  # how many whole commands were run
-    over_previous: float | None = None  # how many times faster the kernel is than the rung before it that was timed
-    over_first: float | None = None  # how many times faster it is than the first that was timed
 
 
 @dataclass(frozen=True, kw_only=True)
