@@ -82,12 +82,11 @@ class Kernel:
     """A kernel of any operation: its source in ``cuda/``, the GPUs it needs, how it tiles and launches a problem.
 
     ``tiling(problem)`` gives the tiles, ``tilings(problem)`` others that would do, where the kernel leaves a choice;
-    ``launches(tiling, problem)`` gives the launches in order. ``workspace(tiling,
-    problem)`` is the bytes of scratch that they share, of which the first ``counters(tiling, problem)`` ints are 0
-    before. ``macros(tiling, problem)`` are those of all kernels of the operation. ``smallest(problem)`` is the smallest
-    problem for which every function of the file is launched, but for the launches of ``beside(problem)``.
-    ``fitted(problem)`` is the problem with the kernel's own choices in it. ``refuses(problem)`` says why the kernel
-    cannot be built for a problem; empty if it can.
+    ``launches(tiling, problem)`` gives the launches in order. ``workspace(tiling, problem)`` is the bytes of scratch
+    that they share, of which the first ``counters(tiling, problem)`` ints are 0 before. ``macros(tiling, problem)`` are
+    those of all kernels of the operation. ``smallest(problem)`` is the smallest problem for which every function of the
+    file is launched, but for the launches of ``beside(problem)``. ``fitted(problem)`` is the problem with the kernel's
+    own choices in it. ``refuses(problem)`` says why the kernel cannot be built for a problem; empty if it can.
 
     ``needs`` is the lowest compute capability. With ``arch_only``, only that very architecture runs the kernel; with
     ``on_host``, no GPU does. A kernel that ``splits`` numbers into fp16 halves turns an infinity into NaN. A kernel
