@@ -61,7 +61,7 @@ def configuration(model: Model) -> Any:
             n_layer=model.layers, n_head=model.H, n_embd=width, n_positions=model.N, vocab_size=VOCABULARY,
             bos_token_id=0, eos_token_id=0,
         )  # fmt: skip
-    sizes = {
+    sizes: dict[str, Any] = {
         "num_hidden_layers": model.layers, "num_attention_heads": model.H, "hidden_size": width,
         "max_position_embeddings": model.N, "vocab_size": VOCABULARY,
     }  # fmt: skip

@@ -26,12 +26,13 @@ def publish(
     rows: list[Row],
     json_path: str | None,
     ceilings: dict[str, float] | None = None,
+    module: str = "",
 ) -> Record:
-    """The record of script ``name``: written, if that is wanted, and its view of the same name printed.
+    """The record of script ``name``, a ``module`` of another name perhaps: written, if wanted, and its view printed.
 
     ``where`` says on what it was measured: the circumstances that `flashcli.measure.machine` gives.
     """
-    command = machine.repeatable(sys.argv[1:]).replace("flashcli", f"python -m bench.{name}", 1)
+    command = machine.repeatable(sys.argv[1:]).replace("flashcli", f"python -m bench.{module or name}", 1)
     record = Record(machine.circumstances() | {"command": command} | where, rows, ceilings)
     text = f"{VIEWS[name](rows)}\n{circumstances_text(record.circumstances)}"
     as_json.present(record.written(), text, json_path)

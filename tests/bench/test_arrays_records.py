@@ -7,7 +7,8 @@ import importlib.util
 import pytest
 from support import drawing, python
 
-from bench import gpt2_plot, views
+from bench import views
+from bench.gpt2 import plot
 from bench.rows import Forward, Generated
 from bench.targets import TARGETS, target_lines
 from flashcli.measure import records
@@ -77,12 +78,12 @@ def test_a_pass_of_a_model_stands_beside_ours():
 def test_a_generation_is_drawn(tmp_path):
     rows = [generated(case, name, 1.0) for case in ("no cache", "KV cache") for name in ("naive", "flashcli", "mma")]
     rows.append(generated("KV cache", "paged", 1.0))
-    gpt2_plot.draw_generation(records.Record({"gpu": "GPU 1"}, rows), str(tmp_path / "x.svg"))
+    plot.draw_generation(records.Record({"gpu": "GPU 1"}, rows), str(tmp_path / "x.svg"))
     text = (tmp_path / "x.svg").read_text()
     assert all(f">{name}</text>" in text for name in ("naive", "flashcli", "mma", "paged", "no cache", "KV cache"))
 
 
-@pytest.mark.parametrize("name", ["arrays", "gpt2", "models"])
+@pytest.mark.parametrize("name", ["arrays", "gpt2.times", "models"])
 def test_without_pytorch_the_scripts_say_so(name):
     if importlib.util.find_spec("torch"):
         pytest.skip("PyTorch is installed")

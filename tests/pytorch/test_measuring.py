@@ -1,32 +1,28 @@
-"""Measuring attention on PyTorch's tensors, GPT-2 and models of transformers: what is computed, on the CPU."""
+"""Measuring attention on PyTorch's tensors and in models of transformers: what is computed, on the CPU."""
 
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 from click.testing import CliRunner
-from support import can_draw, python
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from torch_oracle import oracle  # noqa: E402
 
-from bench import arrays, gpt2, gpt2_model, models, views  # noqa: E402
-from bench.gpt2 import Contender, contenders, measure  # noqa: E402
+from bench import arrays, models  # noqa: E402
+from bench.gpt2 import times  # noqa: E402
 from bench.records import read  # noqa: E402
-from bench.rows import Generated  # noqa: E402
 from flashcli.commands.bench_tensors import command  # noqa: E402
-from flashcli.errors import BackendUnavailable, BadInput, UsageError  # noqa: E402
+from flashcli.errors import BackendUnavailable, UsageError  # noqa: E402
 from flashcli.measure import in_place  # noqa: E402
 from flashcli.measure.bench import Conditions  # noqa: E402
 from flashcli.measure.in_place import race  # noqa: E402
-from flashcli.measure.rows import Failure, InPlace, Skipped  # noqa: E402
+from flashcli.measure.rows import Failure, InPlace  # noqa: E402
 from flashcli.measure.tensors import LAYOUTS, Problem, random_inputs, sampled  # noqa: E402
 
 BENCH = ["--backend", "cpu", "--shape", "2,40,8", "--runs", "1"]
-TINY = gpt2_model.Config(layers=2, heads=2, context=48, vocabulary=300)
 QUICK = Conditions(runs=2, causal=False, seed=0)
 PROBLEMS = [
     Problem(2, 4, 4, 30, 30, 8),
@@ -137,135 +133,6 @@ def test_kernels_for_files_are_none_for_tensors():
     assert done.exit_code == 2 and "'fused' is not one of" in done.output
 
 
-# GPT-2
-
-
-@pytest.fixture(scope="module")
-def weights():
-    return gpt2_model.random_weights(TINY, seed=0)
-
-
-def test_the_logits_are_those_of_transformers(weights):
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    config = transformers.GPT2Config(
-        n_layer=TINY.layers, n_head=TINY.heads, n_embd=TINY.width, n_positions=TINY.context, vocab_size=TINY.vocabulary,
-        bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    theirs = transformers.GPT2LMHeadModel(config).eval()
-    left = theirs.load_state_dict({f"transformer.{name}": weight for name, weight in weights.items()}, strict=False)
-    assert not left.unexpected_keys and set(left.missing_keys) <= {"lm_head.weight"}
-    theirs.tie_weights()
-    tokens = torch.randint(TINY.vocabulary, (1, 20), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        got, want = gpt2_model.GPT2(weights, gpt2_model.naive).logits(tokens), theirs(tokens).logits[:, -1]
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-
-
-def test_every_attention_generates_the_same_tokens_with_a_cache_and_without(weights):
-    rows = list(measure(weights, contenders("cpu"), tokens=40, runs=2))
-    assert [row.contender for row in rows] == ["naive", "PyTorch SDPA", "flashcli"] * 2 + ["paged"]
-    assert [row.case for row in rows] == ["no cache"] * 3 + ["KV cache"] * 4
-    for row in rows:
-        assert isinstance(row, Generated) and row.differs_at is None and row.runs == 2
-        assert list(row.reached) == ["32", "40"] and 0 < row.reached["32"] < row.reached["40"]
-    assert "| the same 40 |" in views.VIEWS["gpt2"](rows)
-
-
-@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
-def test_several_tokens_at_a_time_have_the_logits_of_all_in_pages_too(weights, kind):
-    tokens = torch.randint(TINY.vocabulary, (1, 21), generator=torch.Generator().manual_seed(0))
-    model = gpt2_model.GPT2(weights, gpt2_model.naive, kind)
-    cache = model.new_cache()
-    for start in range(0, 21, 3):
-        got = model.logits(tokens[:, start : start + 3], start, cache)
-    tolerance = 1e-4 if kind == torch.float32 else 5e-2
-    torch.testing.assert_close(got, model.logits(tokens), rtol=tolerance, atol=tolerance)
-    one = model.logits(tokens[:, -1:], torch.tensor([20]), cache)  # again, from a position that the host does not see
-    torch.testing.assert_close(one, got, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.gpu
-def test_pages_give_naives_tokens_on_a_gpu_and_in_a_graph(weights):
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch finds no GPU")
-    there = {name: weight.cuda() for name, weight in weights.items()}
-    found = {name: x for name, x in contenders("cuda").items() if name == "naive" or x.pages == "float32"}
-    rows = list(measure(there, found, tokens=40, runs=1))
-    assert [row.contender for row in rows] == ["naive", "naive", "paged", "paged, graph"]
-    assert all(isinstance(row, Generated) and row.differs_at is None for row in rows)
-
-
-def test_what_is_generated_depends_on_attention(weights):
-    def blind(q, k, v):
-        return v[:, :, -q.shape[2] :].clone()
-
-    naive = contenders("cpu")[gpt2.NAIVE]
-    [right, row, *_] = measure(weights, {"naive": naive, "blind": Contender(blind)}, tokens=20, runs=1)
-    assert isinstance(row, Generated) and row.differs_at is not None and row.gap > 0 and math.isfinite(row.gap)
-    assert "another at" in views.VIEWS["gpt2"]([right, row])
-
-
-def test_an_attention_that_cannot_be_is_told_and_the_others_go_on(weights):
-    def failing(error):
-        def attend(q, k, v):
-            raise error
-
-        return Contender(attend)
-
-    found = {"naive": contenders("cpu")["naive"], "a": failing(BadInput("no")), "b": failing(RuntimeError("no\nmore"))}
-    _, skipped, failed = list(measure(weights, found, tokens=2, runs=1))[:3]
-    assert isinstance(skipped, Skipped) and isinstance(failed, Failure) and failed.error == "no"
-
-
-def test_a_file_of_weights_is_generated_from_and_drawn(tmp_path, weights):
-    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-    path, picture, record = tmp_path / "x.safetensors", tmp_path / "x.svg", tmp_path / "x.json"
-    drawn = ["--plot", picture] if can_draw() else []
-    named = {f"transformer.{name}": weight for name, weight in weights.items()}
-    safetensors.save_file(named | {"transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4)}, path)
-    done = python(
-        "-m", "bench.gpt2", "--backend", "cpu", "--tokens", "5", "--runs", "1", "--weights", path,
-        *drawn, "--json", record,
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    found = read(record.read_bytes())
-    assert len(found.rows) == 7 and found.circumstances["torch"] == torch.__version__
-    assert found.circumstances["command"].startswith("python -m bench.gpt2 --backend cpu --tokens 5")
-    assert not drawn or ">KV cache</text>" in picture.read_text()
-
-
-def test_weights_that_are_none_of_gpt2_are_told(tmp_path, weights):
-    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-    path = tmp_path / "x.safetensors"
-    for some, complaint in (
-        ({"x": torch.ones(2)}, "no matrix wte.weight"),
-        ({name: weights[name] for name in weights if name != "ln_f.bias"}, "ln_f.bias is missing"),
-        (weights | {"h.0.mlp.c_fc.bias": torch.ones(3)}, r"h.0.mlp.c_fc.bias is \[3\], not \[512\]"),
-    ):
-        safetensors.save_file(some, path)
-        with pytest.raises(BadInput, match=complaint):
-            gpt2.load(str(path))
-    path.write_text("no")
-    with pytest.raises(BadInput, match=r"not a \.safetensors file"):
-        gpt2.load(str(path))
-    with pytest.raises(BadInput, match="cannot read"):
-        gpt2.load(str(tmp_path / "missing"))
-
-
-def test_some_attentions_are_chosen_and_others_refused(monkeypatch, weights):
-    monkeypatch.setattr(gpt2_model, "random_weights", lambda config, seed: weights)
-    done = CliRunner().invoke(gpt2.main, ["--backend", "cpu", "--tokens", "3", "--attention", "paged", "--json", "-"])
-    assert [row["contender"] for row in json.loads(done.stdout)["rows"]] == ["naive", "naive", "paged"]
-    done = CliRunner().invoke(gpt2.main, ["--backend", "cpu", "--tokens", "3", "--attention", "flash"])
-    assert isinstance(done.exception, UsageError) and "there is no --attention flash" in str(done.exception)
-
-
-def test_more_tokens_than_positions_are_refused(monkeypatch, weights):
-    monkeypatch.setattr(gpt2_model, "random_weights", lambda config, seed: weights)
-    done = CliRunner().invoke(gpt2.main, ["--backend", "cpu", "--tokens", "49"])
-    assert isinstance(done.exception, UsageError) and "--tokens 49 is more than the 48" in str(done.exception)
-
-
 # Models of transformers
 
 
@@ -291,7 +158,7 @@ def test_every_model_has_the_heads_that_it_says():
         assert getattr(config, "num_key_value_heads", model.H) == model.Hkv
 
 
-@pytest.mark.parametrize("script", [arrays, gpt2, models])
+@pytest.mark.parametrize("script", [arrays, times, models])
 def test_without_a_gpu_the_scripts_say_so(script):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

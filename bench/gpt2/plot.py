@@ -1,4 +1,4 @@
-"""Draw a record of ``python -m bench.gpt2``: seconds over tokens, a line for each attention."""
+"""Draw a record of ``python -m bench.gpt2.times``: seconds over tokens, a line for each attention."""
 
 from __future__ import annotations
 
