@@ -25,7 +25,7 @@ help:
 	@echo "make bench-arrays   time attention on PyTorch's tensors, where they lie (needs a GPU and PyTorch, as do these:)"
 	@echo "make bench-backward  time the gradients of attention"
 	@echo "make bench-training  train a small GPT in fp32, and draw its losses"
-	@echo "make bench-gpt2     generate text with GPT-2 in fp32, by each attention"
+	@echo "make bench-gpt2     generate text with GPT-2 in fp32, by each attention, and time a case study's steps"
 	@echo "make bench-models   compare models of transformers with our attention with their own"
 	@echo "make bench-grid     time each kernel beside every fp32 peer on a grid of shapes, and draw that"
 	@echo "make clean          remove everything that make made"
@@ -78,8 +78,13 @@ bench-e2e: $(READY)
 bench-scaling: $(READY)
 	$(BIN)/python -m bench.scaling --json cuda/records/scaling.json
 
-bench-arrays bench-backward bench-gpt2 bench-models: bench-%: $(READY)
+bench-arrays bench-backward bench-models: bench-%: $(READY)
 	$(BIN)/python -m bench.$* --json cuda/records/$*.json
+
+bench-gpt2: $(READY)
+	$(BIN)/python -m bench.gpt2.times --json cuda/records/gpt2.json --plot cuda/records/gpt2.png
+	$(BIN)/python -m bench.gpt2.times --batch 8 --tokens 256 --json cuda/records/gpt2-batch.json
+	$(BIN)/python -m bench.gpt2.steps --json cuda/records/gpt2-steps.json
 
 bench-training: $(READY)
 	$(BIN)/python -m bench.training --json cuda/records/training.json --plot cuda/records/training.png
@@ -106,7 +111,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	find cuda testcases/hw4 tests/emulator -name '*.c' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+	find bench cuda testcases/hw4 tests/emulator -name '*.c' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
 
 clean:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from bench.rows import Emulated, Forward, Generated, Gridded, PlainFiles, Scaled, Trained, WholeCommand
+from bench.rows import Emulated, Forward, Generated, Gridded, PlainFiles, Scaled, Stepped, Trained, WholeCommand
 from bench.targets import BACKWARD, grid_target_lines, target_lines
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure.records import (
@@ -276,17 +276,18 @@ def training_lines(rows: Sequence[Row]) -> tables.Lines:
 
 def gpt2_lines(rows: Sequence[Row]) -> tables.Lines:
     """For each way to keep keys and values, with a cache or without, seconds for all tokens by each attention."""
-    lines = [["", "attention", "seconds", "min to max", "over naive", "memory, MiB", "tokens"]]
+    lines = [["", "attention", "seconds", "min to max", "over naive", "tokens/s", "memory, MiB", "tokens"]]
     for some in by_case(rows).values():
         naive = next((row.seconds for row in of_kind(Generated, some) if row.contender == "naive"), None)
         for row in some:
             if not isinstance(row, Generated):
-                lines.append([row.case, row.contender, outcome(row), *[""] * 4])
+                lines.append([row.case, row.contender, outcome(row), *[""] * 5])
                 continue
             memory = "" if row.peak_mib is None else f"{row.peak_mib:.1f}"
             faster = f"{naive / row.seconds:.2f}x" if naive else ""
             spread = f"{row.min:.3f} to {row.max:.3f}"
-            lines.append([row.case, row.contender, f"{row.seconds:.3f}", spread, faster, memory, _same(row)])
+            rate = f"{row.B * row.N / row.seconds:.0f}"
+            lines.append([row.case, row.contender, f"{row.seconds:.3f}", spread, faster, rate, memory, _same(row)])
     return lines
 
 
@@ -294,6 +295,29 @@ def _same(row: Generated) -> str:
     if row.differs_at is None:
         return f"the same {row.N}"
     return f"another at {row.differs_at}, logit {row.gap:+.1e}"
+
+
+def step_lines(rows: Sequence[Row]) -> tables.Lines:
+    """For each step what it changes, which rung has it, and for each case its time and its gain over the one before.
+
+    Other contenders follow, and what had no right answer.
+    """
+    cases = by_case(rows)
+    lines = [["step", "change", "rungs that have it", *(x for case in cases for x in (f"{case}, ms", "gain"))]]
+    before: dict[str, float] = {}
+    for name in dict.fromkeys(row.contender for row in rows):
+        cells, about = [], ["", ""]
+        for case, some in cases.items():
+            row = next(row for row in some if row.contender == name)
+            if isinstance(row, Stepped):
+                about = [row.change, row.rungs]
+                gain = times(before[case] / row.seconds) if case in before else ""
+                before[case] = row.seconds
+                cells += [ms(row.seconds), gain]
+            else:
+                cells += [ms(row.seconds) if isinstance(row, InPlace) else outcome(row), ""]
+        lines.append([name, *about, *cells])
+    return lines
 
 
 def model_lines(rows: Sequence[Row]) -> tables.Lines:
@@ -328,5 +352,6 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "backward": lambda rows: tables.markdown(backward_lines(rows)),
     "training": lambda rows: tables.markdown(training_lines(rows)),
     "gpt2": lambda rows: tables.markdown(gpt2_lines(rows)),
+    "steps": lambda rows: tables.markdown(step_lines(rows)),
     "models": lambda rows: tables.markdown(model_lines(rows)),
 }

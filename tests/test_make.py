@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from types import SimpleNamespace
@@ -49,11 +50,17 @@ def test_an_index_that_cannot_be_reached_is_told_with_what_to_do(tmp_path):
     assert "is not to be had from https://index.example." in done.stderr and "TORCH_INDEX=URL" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["arrays", "gpt2", "models"])
+@pytest.mark.parametrize("name", ["arrays", "models"])
 def test_a_target_for_each_script_makes_its_record(tmp_path, name):
     done, called = make(tmp_path, f"bench-{name}")
     assert done.returncode == 0, done.stderr
     assert called == [f"-m bench.{name} --json cuda/records/{name}.json"]
+
+
+def test_gpt2_has_a_record_for_one_sequence_for_several_and_for_steps(tmp_path):
+    done, called = make(tmp_path, "bench-gpt2")
+    assert done.returncode == 0, done.stderr
+    assert [re.search(r"records/(\S+)\.json", line)[1] for line in called] == ["gpt2", "gpt2-batch", "gpt2-steps"]
 
 
 def test_make_alone_names_every_target(tmp_path):

@@ -9,7 +9,7 @@ from support import drawing, python
 
 from bench import views
 from bench.gpt2 import plot
-from bench.rows import Forward, Generated
+from bench.rows import Forward, Generated, Stepped
 from bench.targets import TARGETS, target_lines
 from flashcli.measure import records
 from flashcli.measure.rows import Failure, InPlace
@@ -62,8 +62,23 @@ def test_tokens_that_differ_are_told_with_their_logits():
         generated("no cache", "wgmma", 1.0, differs_at=7, gap=-1e-6)
     ]  # fmt: skip
     assert views.gpt2_lines(rows)[1:] == [
-        ["no cache", "naive", "2.000", "0.001 to 0.003", "1.00x", "100.0", "the same 64"],
-        ["no cache", "wgmma", "1.000", "0.001 to 0.003", "2.00x", "", "another at 7, logit -1.0e-06"],
+        ["no cache", "naive", "2.000", "0.001 to 0.003", "1.00x", "32", "100.0", "the same 64"],
+        ["no cache", "wgmma", "1.000", "0.001 to 0.003", "2.00x", "64", "", "another at 7, logit -1.0e-06"],
+    ]
+
+
+def test_a_step_stands_beside_the_one_before_it_in_every_case():
+    def step(case: str, name: str, seconds: float) -> Stepped:
+        return Stepped(**vars(row(case, name, seconds)), change=f"change {name}", rungs="fused")
+
+    rows = [step("one", "v1", 4e-3), step("one", "v2", 2e-3), row("one", "flashcli", 1e-3),
+            step("two", "v1", 9e-3), Failure(**ABOUT, case="two", contender="v2", error="no"),
+            row("two", "flashcli", 1e-3)]  # fmt: skip
+    assert views.step_lines(rows) == [
+        ["step", "change", "rungs that have it", "one, ms", "gain", "two, ms", "gain"],
+        ["v1", "change v1", "fused", "4.000", "", "9.000", ""],
+        ["v2", "change v2", "fused", "2.000", "2x", "no", ""],
+        ["flashcli", "", "", "1.000", "", "1.000", ""],
     ]
 
 

@@ -132,10 +132,10 @@ def test_a_tokenizer_may_be_one_file(tmp_path, folder, tensors, as_text):
 
 
 def test_a_tokenizer_that_is_none_is_told(tmp_path):
-    with pytest.raises(BadInput, match="has no tokenizer: neither vocab.json"):
+    with pytest.raises(BadInput, match="has no tokenizer"):
         tokens.load(tmp_path)
     (tmp_path / "vocab.json").write_text('{"a": 0}')
-    with pytest.raises(BadInput, match="cannot read .*merges.txt"):
+    with pytest.raises(BadInput, match=r"cannot read .*merges\.txt"):
         tokens.load(tmp_path)
     (tmp_path / "merges.txt").write_text("a b c")
     with pytest.raises(BadInput, match="no tokenizer of GPT-2's kind"):
