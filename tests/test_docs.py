@@ -81,12 +81,18 @@ def command_of(name: str) -> click.Command:
     return group.get_command(click.Context(group), name)
 
 
+def script(name: str) -> click.Command:
+    """The command of a module, or of a package's `__main__`, that is called by ``python -m``."""
+    module = importlib.import_module(name)
+    return importlib.import_module(f"{name}.__main__" if hasattr(module, "__path__") else name).main
+
+
 def parse(words: list[str]) -> None:
     """As the command line does it, but for what is left out: a page may speak of `flashcli run`."""
     name, *arguments = words
     if name == "-m":
         name, *arguments = arguments
-        command = importlib.import_module(name).main
+        command = script(name)
     else:
         assert name in COMMANDS, name
         command = command_of(name)
@@ -202,7 +208,8 @@ def test_the_command_of_a_record_can_be_run_today(record):
 
 @page
 def test_every_option_that_is_named_exists(page):
-    known = {option for name in COMMANDS for param in command_of(name).params for option in param.opts}
+    scripts = [script(words[1]) for words in command_lines(page) if words[:1] == ["-m"]]
+    known = {option for one in (*map(command_of, COMMANDS), *scripts) for param in one.params for option in param.opts}
     named = {code.split()[0].partition("=")[0] for code in inline_code(page) if code.startswith("--")}
     assert named <= known | OTHERS_OPTIONS
 

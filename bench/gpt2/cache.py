@@ -74,7 +74,7 @@ class Pages:
         self._lengths = library.put((each + 1).astype(np.int32))  # up to each position
 
     def of(self, sequence: int) -> Pages:
-        """The same pages, for one of the sequences alone."""
+        """A view of the pages that has one of the sequences alone."""
         return Pages(self._library, self._caches, self._numpys_table[sequence : sequence + 1], self._kind)
 
     def turn(self, positions: Array) -> None:

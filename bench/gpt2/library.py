@@ -12,7 +12,7 @@ Array = Any  # NumPy's, or PyTorch's tensor
 
 
 class Library(Protocol):
-    """What computes with arrays of one library, in one place; ``kind`` is the name of a type, such as "float16"."""
+    """Computation with arrays of one library, in one place; ``kind`` is the name of a type, such as "float16"."""
 
     def put(self, array: np.ndarray) -> Array:
         """An array of this library with these numbers."""

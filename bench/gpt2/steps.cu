@@ -4,7 +4,7 @@
 // shared memory to another with other changes beside it. Here every change stands alone, and the next keeps it. All are
 // algorithm 1 of FlashAttention: O is divided by l after each tile of keys.
 //
-// Source: github.com/GordonGustafson/llm-inference, its twelve versions, of which only the descriptions were read.
+// Source: Gordon Gustafson, "llm-inference", of whose twelve versions only the descriptions were read.
 #include "attention/attention.cuh"
 
 #define GLOBAL 0  // where O is while tiles of keys pass by
@@ -14,12 +14,12 @@
 constexpr int TX = ACROSS, TY = THREADS / TX;  // threads across and down a tile of S
 constexpr int X = BC / TX, Y = BR / TY;        // of which each has X keys of Y rows
 constexpr int C = HEAD_DIM / TX;               // and as many rows of C columns of O
-constexpr int Q_ROW = HEAD_DIM, K_ROW = HEAD_DIM + PAD;
-constexpr int LANES = TX < 32 ? TX : 32;
+constexpr int K_ROW = HEAD_DIM + PAD;          // floats from one key to the next
 
 static_assert(HEAD_DIM == 64 && TX <= 32 && THREADS % TX == 0 && BC % TX == 0 && BR % TY == 0, "whole tiles");
 static_assert(SHUFFLE || THREADS >= BR, "a thread for each row");
-static_assert(SHARED == 4 * (BR * Q_ROW + BC * (K_ROW + HEAD_DIM) + BR * BC + (O_PLACE == IN_SHARED) * BR * HEAD_DIM),
+static_assert(SHARED ==
+                  4 * (BR * HEAD_DIM + BC * (K_ROW + HEAD_DIM) + BR * BC + (O_PLACE == IN_SHARED) * BR * HEAD_DIM),
               "room for Q, K, V, S, and O perhaps");
 
 extern __shared__ __align__(16) float shared[];
@@ -50,7 +50,8 @@ __device__ __forceinline__ void copy(float *to, const float *from, long long str
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention a) {
-    float *const Qi = shared, *const Kj = Qi + BR * Q_ROW, *const Vj = Kj + BC * K_ROW, *const S = Vj + BC * HEAD_DIM;
+    float *const Qi = shared, *const Kj = Qi + BR * HEAD_DIM, *const Vj = Kj + BC * K_ROW,
+                 *const S = Vj + BC * HEAD_DIM;
     float *const Oi = S + BR * BC;
     const int tx = threadIdx.x % TX, ty = threadIdx.x / TX;  // rows ty + i * TY, keys and columns tx + j * TX
     const int Tr = ceil_div(a.M, BR), i0 = blockIdx.x % Tr * BR;
@@ -67,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention 
     for (int i = 0; i < Y; ++i) m[i] = NEG_INF;
     if (O_PLACE == IN_SHARED)
         for (int x = threadIdx.x; x < BR * HEAD_DIM; x += THREADS) Oi[x] = 0;
-    copy<BR, Q_ROW>(Qi, Q, row_stride(a.q), a.M - i0);
+    copy<BR, HEAD_DIM>(Qi, Q, row_stride(a.q), a.M - i0);
 
     const int keys = keys_seen(a.q_start + i0 + BR - 1, a.N);  // tiles that no row of the block sees are passed over
     for (int j0 = 0; j0 < keys; j0 += BC) {
@@ -87,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention 
                 for (int j = 0; j < X; ++j) k[j] = Kj[(tx + j * TX) * K_ROW + c];
 #pragma unroll
                 for (int i = 0; i < Y; ++i) {
-                    const float q = Qi[(ty + i * TY) * Q_ROW + c];
+                    const float q = Qi[(ty + i * TY) * HEAD_DIM + c];
 #pragma unroll
                     for (int j = 0; j < X; ++j) s[i][j] += q * k[j];
                 }
@@ -101,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention 
                 if (!TILED) {
                     float sum = 0;
 #pragma unroll 8
-                    for (int x = 0; x < HEAD_DIM; ++x) sum += Qi[r * Q_ROW + x] * Kj[key * K_ROW + x];
+                    for (int x = 0; x < HEAD_DIM; ++x) sum += Qi[r * HEAD_DIM + x] * Kj[key * K_ROW + x];
                     s[i][j] = sum;
                     asm volatile("" ::: "memory");  // the next score reads again
                 }
@@ -130,13 +131,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(const Attention 
 #pragma unroll
                 for (int j = 0; j < X; ++j) m_new = fmaxf(m_new, s[i][j]);
 #pragma unroll
-                for (int x = 1; x < LANES; x *= 2) m_new = fmaxf(m_new, __shfl_xor_sync(~0u, m_new, x));
+                for (int x = 1; x < TX; x *= 2) m_new = fmaxf(m_new, __shfl_xor_sync(~0u, m_new, x));
             }
 #pragma unroll
             for (int j = 0; j < X; ++j) sum += S[r * BC + tx + j * TX] = exponential(s[i][j] - finite_or_zero(m_new));
             if (SHUFFLE) {
 #pragma unroll
-                for (int x = 1; x < LANES; x *= 2) sum += __shfl_xor_sync(~0u, sum, x);
+                for (int x = 1; x < TX; x *= 2) sum += __shfl_xor_sync(~0u, sum, x);
                 weight[i] = l[i] * exponential(m[i] - finite_or_zero(m_new));
                 l[i] = weight[i] + sum;
                 m[i] = m_new;

@@ -3,7 +3,7 @@
 ``python -m bench.gpt2.steps [--json FILE]`` times them in GPT-2's shape, causal, on slices of a fused projection,
 beside PyTorch's attention and ours. Needs PyTorch and a GPU.
 
-Source: github.com/GordonGustafson/llm-inference, of whose twelve versions only the descriptions were read.
+Source: Gordon Gustafson, "llm-inference", of whose twelve versions only the descriptions were read.
 """
 
 from __future__ import annotations
