@@ -31,8 +31,9 @@ def generate(
     B, P = prompts.shape
     tokens = prompts.new_zeros(B, P + count + 1)  # one to spare, which the first run of what is captured writes
     tokens[:, :P] = prompts
+    place = prompts.new_full((B, 1), P)  # of the last token, for a graph, which keeps nothing alive that it reads
     step = _stepping(model, tokens, P, cache)
-    following = _replaying(model, tokens, P, cache) if replayed and cache else step
+    following = _replaying(model, tokens, place, cache) if replayed and cache else step
     reached = {}
     _wait(tokens)
     start = time.perf_counter()
@@ -55,17 +56,17 @@ def _stepping(model: GPT2, tokens: Tensor, P: int, cache: Cache | None) -> Calla
     return step
 
 
-def _replaying(model: GPT2, tokens: Tensor, P: int, cache: Cache) -> Callable[[int], object]:
-    """A function for the token after the last one, by a CUDA graph: the position is on the GPU, and the graph moves it.
+def _replaying(model: GPT2, tokens: Tensor, place: Tensor, cache: Cache) -> Callable[[int], object]:
+    """A function for the token after the last one, by a CUDA graph that moves ``place`` [B, 1] on the GPU by one.
 
-    So the cache is to be one that takes it from there.
+    So the cache is to be one that takes positions from there.
     """
-    position = tokens.new_full((len(tokens), 1), P)
+    first = place.clone()
 
     def step() -> None:
-        following = model.logits(tokens.gather(1, position), position, cache).argmax(-1, keepdim=True)
-        position.add_(1)
-        tokens.scatter_(1, position, following)
+        following = model.logits(tokens.gather(1, place), place, cache).argmax(-1, keepdim=True)
+        place.add_(1)
+        tokens.scatter_(1, place, following)
 
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -75,7 +76,7 @@ def _replaying(model: GPT2, tokens: Tensor, P: int, cache: Cache) -> Callable[[i
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    position.fill_(P)
+    place.copy_(first)
     return lambda n: graph.replay()
 
 
