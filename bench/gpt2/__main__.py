@@ -22,7 +22,7 @@ from bench.gpt2.model import GPT2
 from bench.gpt2.tokens import PROMPT, Tokenizer
 from bench.gpt2.weights import Config, Weights, load, random_weights
 from flashcli.cpu.workers import one_blas_thread
-from flashcli.errors import UsageError
+from flashcli.errors import BadInput, UsageError
 from flashcli.measure import peers
 
 Choose = Callable[[np.ndarray], np.ndarray]  # of logits [B, vocabulary] the next tokens [B]
@@ -98,8 +98,11 @@ def opened(path: Path | None, seed: int) -> tuple[Config, Weights, Tokenizer]:
         tokenizer = tokenizing.of_bytes()
         config = Config(vocabulary=257)
         return config, random_weights(config, seed), tokenizer
-    tokenizer = tokenizing.load(path if path.is_dir() else path.parent)
-    return *load(path), tokenizer
+    tokenizer, (config, weights) = tokenizing.load(path if path.is_dir() else path.parent), load(path)
+    if tokenizer.size > config.vocabulary:
+        told = f"{str(path)!r} has a model of {config.vocabulary} tokens, and a tokenizer of {tokenizer.size}."
+        raise BadInput(told, "take the files of one model.")
+    return config, weights, tokenizer
 
 
 @click.command()

@@ -17,7 +17,7 @@ import click
 import numpy as np
 
 from bench import scripts
-from bench.gpt2.cache import Dense, new_pages
+from bench.gpt2.cache import Cache, Dense, new_pages
 from bench.gpt2.library import OfPyTorch
 from bench.gpt2.model import GPT2
 from bench.gpt2.weights import Config, Weights, load, random_weights
@@ -79,7 +79,7 @@ def _generation(model: GPT2, contender: Contender, prompts: Tensor, tokens: int,
     batch, config = len(prompts), model.config
     marks = {*(mark for mark in MARKS if mark < tokens), tokens}
     with torch.inference_mode():
-        cache: Dense | Any = None
+        cache: Cache | None = None
         if contender.pages:
             cache = new_pages(config, batch, prompts.shape[1] + tokens + 1, model.library, contender.pages)
         elif cached:

@@ -47,6 +47,7 @@ class Tokenizer:
         self._names = {number: name for name, number in numbers.items()}
         self._tokens_of = functools.cache(self._merged)
         self.end = numbers.get(END)  # the token that ends a text
+        self.size = max(self._names, default=-1) + 1
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, in which `END` is a word like any other."""

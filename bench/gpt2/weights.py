@@ -16,6 +16,7 @@ import numpy as np
 
 from bench.gpt2.library import Array
 from flashcli.errors import BadInput, explained
+from flashcli.files.decode.tensors import Tensors
 
 Weights = dict[str, Array]
 NAME = re.compile(
@@ -80,9 +81,7 @@ def load(path: Path) -> tuple[Config, Weights]:
     Tensors that are no weights of GPT-2 are left out. A config.json beside them says how many heads there are; without
     one, heads have 64 numbers. BadInput if they are not those of a GPT-2.
     """
-    from flashcli.files.decode.tensors import Tensors
-
-    files, tensors = _files(path), []
+    files = _files(path)
     try:
         tensors = [Tensors(file) for file in files]
     except BadInput as error:

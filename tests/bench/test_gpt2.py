@@ -224,6 +224,12 @@ def test_a_prompt_is_gone_on_with_as_it_is_in_float64(folder, tensors):
     assert done.err.startswith("12 tokens in ")
 
 
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    checkpoint(tmp_path, TINY._replace(vocabulary=200))
+    with pytest.raises(BadInput, match=f"a model of 200 tokens, and a tokenizer of {len(NAMES)}"):
+        script.opened(tmp_path, seed=0)
+
+
 def test_prompts_of_several_lengths_are_gone_on_with_as_each_alone(model, tensors):
     prompts = [[5, 7, 200, 3, 9], [17], [40, 41, 42]]
     steps = list(script.generate(model, prompts, 20, script.chooser(0, 0)))
