@@ -6,6 +6,7 @@ import datetime
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -54,8 +55,8 @@ def circumstances() -> dict[str, object]:
 
 
 def repeatable(arguments: list[str]) -> str:
-    """The command line without the files that results went to."""
-    return re.sub(r" --(json|csv|markdown|plot)([ =](?!--)\S+)?", "", " ".join(["flashcli", *arguments]))
+    """The command line, as a shell reads it, without the files that results went to."""
+    return re.sub(r" --(json|csv|markdown|plot)([ =](?!--)('[^']*'|\S+))?", "", shlex.join(["flashcli", *arguments]))
 
 
 def cpu_circumstances(threads: int) -> dict[str, object]:

@@ -10,7 +10,7 @@ from support import ROOT
 
 from bench import rows, views
 from bench.records import read
-from flashcli.measure import records
+from flashcli.measure import machine, records
 from flashcli.measure.rows import Failure, Profiled, Timed
 
 ABOUT = {"case": "t10", "B": 10, "N": 2048, "d": 64, "contender": "mma"}
@@ -58,3 +58,8 @@ def test_what_was_not_counted_has_no_cell():
     [(title, [head, cells])] = records.profile_tables([row])
     assert title == "t10 (10, 2048, 64)"
     assert dict(zip(head, cells, strict=True)) == {"rung": "mma", "function": "attention", "registers": "64"}
+
+
+def test_a_records_command_can_be_given_to_a_shell_again():
+    given = ["bench", "--name", "paged, graph", "--json", "a file.json", "--plot", "x.png", "--runs", "2"]
+    assert machine.repeatable(given) == "flashcli bench --name 'paged, graph' --runs 2"

@@ -15,9 +15,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from bench import views  # noqa: E402
 from bench.gpt2 import times  # noqa: E402
 from bench.gpt2 import weights as weighing  # noqa: E402
+from bench.gpt2.__main__ import chooser, generate  # noqa: E402
 from bench.gpt2.cache import Dense, new_pages  # noqa: E402
 from bench.gpt2.contenders import NAIVE, Contender, contenders, naive  # noqa: E402
-from bench.gpt2.library import OfPyTorch  # noqa: E402
+from bench.gpt2.library import OfNumPy, OfPyTorch  # noqa: E402
 from bench.gpt2.model import GPT2  # noqa: E402
 from bench.gpt2.weights import Config  # noqa: E402
 from bench.records import read  # noqa: E402
@@ -27,6 +28,15 @@ from flashcli.measure.rows import Failure, Skipped  # noqa: E402
 
 TINY = Config(layers=2, heads=2, context=56, vocabulary=300)
 CPU = OfPyTorch("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Tiny products are no quicker on more, and much slower where others use them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +93,15 @@ def test_pages_give_naives_tokens_on_a_gpu_and_in_a_graph(weights, batch):
     assert all(isinstance(row, Generated) and row.differs_at is None for row in rows)
 
 
-@pytest.mark.gpu
-def test_text_on_a_gpu_is_numpys():
-    if not torch.cuda.is_available():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_text_is_the_same_by_pytorch_as_by_numpy(device):
+    if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("PyTorch finds no GPU")
-    arguments = ["-m", "bench.gpt2", "--tokens", 20, "Hello", "a longer one"]
-    on_gpu, on_cpu = (python(*arguments, "--backend", backend) for backend in ("cuda", "cpu"))
-    assert on_gpu.code == on_cpu.code == 0 and on_gpu.out == on_cpu.out
+    made, there = weighing.random_weights(TINY, seed=0), OfPyTorch(device)
+    models = GPT2(TINY, made, OfNumPy()), GPT2(TINY, {name: there.put(x) for name, x in made.items()}, there)
+    with torch.inference_mode():
+        got, want = (np.array(list(generate(model, [[5, 7, 200], [9]], 30, chooser(0, 0)))) for model in models)
+    assert (got == want).all()
 
 
 def test_what_is_generated_depends_on_attention(weights):
