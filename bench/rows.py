@@ -23,14 +23,6 @@ class Gridded(Timed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stepped(InPlace):
-    """A step of the case study on GPT-2's attention, with all steps before it."""
-
-    change: str  # what it changes
-    rungs: str  # which rungs of our ladder have it
-
-
-@dataclass(frozen=True, kw_only=True)
 class Emulated(Row):
     """A kernel's arithmetic emulated, with the roundings that ``contender`` says."""
 
@@ -124,7 +116,7 @@ class Scaled(PlainFiles):
 
 KINDS: tuple[type[Row], ...] = (
     Failure, Skipped, Timed, InPlace, Gradients, Gridded, Rung, Profiled, WholeCommand, PlainFiles, Scaled, Decoded,
-    Generated, Trained, Forward, Emulated, Tiled, Stepped,
+    Generated, Trained, Forward, Emulated, Tiled,
 )  # fmt: skip
 
 

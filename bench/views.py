@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from bench.rows import Emulated, Forward, Generated, Gridded, PlainFiles, Scaled, Stepped, Trained, WholeCommand
+from bench.case_study import STEPS
+from bench.rows import Emulated, Forward, Generated, Gridded, PlainFiles, Scaled, Trained, WholeCommand
 from bench.targets import BACKWARD, grid_target_lines, target_lines
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure.records import (
@@ -298,25 +299,22 @@ def _same(row: Generated) -> str:
 
 
 def step_lines(rows: Sequence[Row]) -> tables.Lines:
-    """For each step what it changes, which rung has it, and for each case its time and its gain over the one before.
+    """For each of `STEPS` its change, the rungs that have it, and in each case its time and gain over the one before.
 
     Other contenders follow, and what had no right answer.
     """
-    cases = by_case(rows)
+    cases, steps = by_case(rows), {step.name: [step.change, step.rungs] for step in STEPS}
     lines = [["step", "change", "rungs that have it", *(x for case in cases for x in (f"{case}, ms", "gain"))]]
     before: dict[str, float] = {}
     for name in dict.fromkeys(row.contender for row in rows):
-        cells, about = [], ["", ""]
+        cells = []
         for case, some in cases.items():
             row = next(row for row in some if row.contender == name)
-            if isinstance(row, Stepped):
-                about = [row.change, row.rungs]
-                gain = times(before[case] / row.seconds) if case in before else ""
+            cells += [ms(row.seconds) if isinstance(row, InPlace) else outcome(row), ""]
+            if name in steps and isinstance(row, InPlace):
+                cells[-1] = times(before[case] / row.seconds) if case in before else ""
                 before[case] = row.seconds
-                cells += [ms(row.seconds), gain]
-            else:
-                cells += [ms(row.seconds) if isinstance(row, InPlace) else outcome(row), ""]
-        lines.append([name, *about, *cells])
+        lines.append([name, *steps.get(name, ["", ""]), *cells])
     return lines
 
 

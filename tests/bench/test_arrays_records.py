@@ -8,8 +8,9 @@ import pytest
 from support import drawing, python
 
 from bench import views
+from bench.case_study import STEPS
 from bench.gpt2 import plot
-from bench.rows import Forward, Generated, Stepped
+from bench.rows import Forward, Generated
 from bench.targets import TARGETS, target_lines
 from flashcli.measure import records
 from flashcli.measure.rows import Failure, InPlace
@@ -68,16 +69,14 @@ def test_tokens_that_differ_are_told_with_their_logits():
 
 
 def test_a_step_stands_beside_the_one_before_it_in_every_case():
-    def step(case: str, name: str, seconds: float) -> Stepped:
-        return Stepped(**vars(row(case, name, seconds)), change=f"change {name}", rungs="fused")
-
-    rows = [step("one", "v1", 4e-3), step("one", "v2", 2e-3), row("one", "flashcli", 1e-3),
-            step("two", "v1", 9e-3), Failure(**ABOUT, case="two", contender="v2", error="no"),
+    rows = [row("one", "v1", 4e-3), row("one", "v2", 2e-3), row("one", "flashcli", 1e-3),
+            row("two", "v1", 9e-3), Failure(**ABOUT, case="two", contender="v2", error="no"),
             row("two", "flashcli", 1e-3)]  # fmt: skip
+    about = [[step.change, step.rungs] for step in STEPS[:2]]
     assert views.step_lines(rows) == [
         ["step", "change", "rungs that have it", "one, ms", "gain", "two, ms", "gain"],
-        ["v1", "change v1", "fused", "4.000", "", "9.000", ""],
-        ["v2", "change v2", "fused", "2.000", "2x", "no", ""],
+        ["v1", *about[0], "4.000", "", "9.000", ""],
+        ["v2", *about[1], "2.000", "2x", "no", ""],
         ["flashcli", "", "", "1.000", "", "1.000", ""],
     ]
 

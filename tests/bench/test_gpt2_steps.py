@@ -10,6 +10,7 @@ import pytest
 from emulator import attention, machine
 from support import sampled
 
+from bench.case_study import STEPS
 from bench.gpt2 import steps
 from flashcli.compiler.compiler import SOURCES
 from flashcli.kernels.attention import KERNELS
@@ -40,5 +41,5 @@ def test_each_step_is_right_with_the_mask(emulated, named, name):
 
 
 def test_rungs_that_have_a_step_are_on_the_ladder():
-    found = {name for step in steps.STEPS for name in re.findall(r"`(\w+)`", step.rungs)}
+    found = {name for step in STEPS for name in re.findall(r"`(\w+)`", step.rungs)}
     assert found and found <= KERNELS.keys()
