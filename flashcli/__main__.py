@@ -12,9 +12,10 @@ ONE_BLAS_THREAD = ("run", "compare", "inspect")  # run has threads of its own, t
 
 def prepare_run(arguments: list[str]) -> None:
     """Make `flashcli run` start and end sooner; called before even click is imported."""
-    # A queue between host and GPU takes 8 ms to make and 5 ms to take down, and the driver makes eight. One is enough:
-    # chunks come one after the other.
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    # A queue between host and GPU takes 8 ms to make and 5 ms to take down, and the driver makes eight. One is enough,
+    # but for a trace: copies would wait in it for the events that time them, and overlap nothing.
+    if not any(argument.split("=")[0] == "--trace" for argument in arguments):
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if not any(argument.endswith(("cpu", "sequential")) for argument in arguments):
         import functools
 

@@ -27,8 +27,22 @@ def allocate(driver: ModuleType, size: int) -> SupportsInt:
     return memory
 
 
-def lock(array: np.ndarray) -> bool:
-    """Pin an array in the current context and return whether that worked; copies of unpinned arrays are slower."""
+def current_context() -> int:
+    """This thread's context, by its address; 0 without one."""
+    driver, context = libcuda(), ctypes.c_void_p()
+    if driver is not None:
+        driver.cuCtxGetCurrent(ctypes.byref(context))
+    return context.value or 0
+
+
+def lock(array: np.ndarray, context: int = 0) -> bool:
+    """Pin an array and return whether that worked; copies of unpinned arrays are slower.
+
+    That is done in this thread's context, or in the one given, which becomes this thread's.
+    """
+    driver = libcuda()
+    if driver is not None and context:
+        driver.cuCtxSetCurrent(ctypes.c_void_p(context))
     return _call("cuMemHostRegister_v2", array, ctypes.c_size_t(array.nbytes), 0)
 
 

@@ -90,6 +90,13 @@ class Backend(abc.ABC, Generic[S]):
     def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[S]]:
         """Make up to ``count`` slots for chunks cut ``by``; where memory is short, smaller and fewer ones."""
 
+    def filled(self, slot: S) -> None:
+        """Hear that a chunk has been read into the slot, on the thread that has read it."""
+
+    def is_done(self, slot: S) -> bool:
+        """Whether `wait` would return at once, as far as that is known."""
+        return False
+
     @abc.abstractmethod
     def submit(self, slot: S, chunk: Chunk, timeline: Timeline) -> None:
         """Start computing what is in the slot. K and V of a batch come before rows of its Q."""

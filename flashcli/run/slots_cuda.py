@@ -21,23 +21,27 @@ from flashcli.kernels.choice import exact
 from flashcli.kernels.operation import Build
 from flashcli.kernels.problem import Problem
 from flashcli.run.slots import Backend, Overlap, Slot, ignore
-from flashcli.run.timeline import Timeline
+from flashcli.run.timeline import ENGINES, Timeline
 
 # Before an answer stand words of the device's: whether something of the input, and of the answer, is not finite. They
 # take 128 bytes, so that the answer starts a line of the cache.
 NOTE = 32
+EVENTS = dict(zip(ENGINES, ((0, 1), (2, 3), (3, 4)), strict=True))  # of a slot, between which each engine was at work
 
 
 class CudaSlot(Slot):
     """A slot with counterparts of its memory on the device, and a stream of its own.
 
-    ``events`` are: the copy to the device begins, ends; the kernel begins, ends; the copy of the answer ends.
+    ``events`` are: the copy to the device begins, ends; the kernel begins, ends; the copy of the answer ends. Those of
+    copies are recorded only where they are wanted, for a trace or for another stream. In a single queue to the GPU, the
+    copies of all slots would wait for each other's events: docs/streams.md tells of it.
     """
 
     def __init__(self, session: Session, shape: Shape, by: Cut, workspace_bytes: int) -> None:
         super().__init__(shape, by, spare=NOTE)
         driver = self._driver = session.driver
         self.locked = False  # or tried to
+        self.traced = False  # whether the times of copies are wanted, too
         self.settled = False  # whether what was submitted last has been waited for
         self.device_input = driver.mem_alloc(by.input_floats(shape) * FLOAT_BYTES)
         self.note = driver.mem_alloc((NOTE + by.output_floats(shape)) * FLOAT_BYTES)
@@ -47,11 +51,16 @@ class CudaSlot(Slot):
         self.stream = driver.Stream()
         self.events = [driver.Event() for _ in range(5)]
 
-    def lock(self) -> None:
+    def lock(self, context: int) -> None:
         """Lock the host's memory, when it is used for the first time: other slots are in use meanwhile."""
         if not self.locked:
-            self.locked = True  # first: a signal may come as soon as it is
-            memory.lock(self.memory)
+            self.locked = True
+            memory.lock(self.memory, context)
+
+    def mark(self, event: int, needed: bool) -> None:
+        """Record one of the events, if it is ``needed`` or there is a trace."""
+        if needed or self.traced:
+            self.events[event].record(self.stream)
 
     def fetch(self) -> None:
         """Queue the copy of the note and, if there is one, of the answer after it."""
@@ -132,6 +141,7 @@ class CudaBackend(Backend[CudaSlot]):
             self._driver = self._session.driver
             self._program = self._session.program(self._build)
             self._start_clock()
+            self._context = memory.current_context()
             self._close = stack.pop_all().close
 
     def __enter__(self) -> CudaBackend:
@@ -211,9 +221,12 @@ class CudaBackend(Backend[CudaSlot]):
         except self._driver.Error as error:
             raise failure(self._session, self._build, error) from error
 
+    def filled(self, slot: CudaSlot) -> None:
+        slot.lock(self._context)
+
     def submit(self, slot: CudaSlot, chunk: Chunk, timeline: Timeline) -> None:
         slot.chunk, slot.submitted, slot.settled = chunk, time.perf_counter(), False
-        slot.lock()
+        slot.traced = timeline.keeps
         try:
             if chunk.matrices == "KV":
                 self._keep(slot)
@@ -233,7 +246,7 @@ class CudaBackend(Backend[CudaSlot]):
             batch = self._long_of(slot)
             batch.users.append(slot)
             slot.stream.wait_for_event(batch.ready)
-        slot.events[2].record(slot.stream)
+        slot.mark(2, needed=True)
         if slot.chunk.matrices == "QKV":
             self._program.prepare(given, slot.stream)
         self._program.attend(given, slot.stream)
@@ -243,19 +256,19 @@ class CudaBackend(Backend[CudaSlot]):
         """Compute once more, and wait for it, by a kernel that treats Inf and NaN as IEEE arithmetic does."""
         program = self._session.program(Build(exact(self._build.kernel), self._build.problem))
         finite = slot.finite
-        slot.events[2].record(slot.stream)
+        slot.mark(2, needed=True)
         program.attend(self._arguments(slot), slot.stream)
         self._give_back(slot)
-        slot.events[4].synchronize()
+        slot.stream.synchronize()
         slot.heed_note()
         slot.finite = finite
 
     def _give_back(self, slot: CudaSlot) -> None:
-        slot.events[3].record(slot.stream)
+        slot.mark(3, needed=True)
         if rows := len(slot.shape.output_rows(slot.chunk)):
             self._look_at_rows(slot, slot.device_output, rows, word=1)
         slot.fetch()
-        slot.events[4].record(slot.stream)
+        slot.mark(4, needed=False)
 
     def _arguments(self, slot: CudaSlot) -> Attention:
         """The kernel's argument for a chunk's rows of Q: whole batches, or rows of one whose K and V are on the GPU."""
@@ -295,7 +308,7 @@ class CudaBackend(Backend[CudaSlot]):
         if last:
             for other in batch.filling:
                 stream.wait_for_event(other.events[1])
-        slot.events[2].record(stream)
+        slot.mark(2, needed=True)
         if last:
             k, v = (Matrix.of_batches(int(batch.rows) + n * shape.output_batch_bytes, 0, shape.d) for n in range(2))
             given = of_batches(NOWHERE, k, v, NOWHERE, B=1, M=0, N=shape.N, workspace=batch.workspace)
@@ -304,9 +317,9 @@ class CudaBackend(Backend[CudaSlot]):
         self._give_back(slot)
 
     def _copy(self, slot: CudaSlot, target: object) -> None:
-        slot.events[0].record(slot.stream)
+        slot.mark(0, needed=False)
         self._driver.memcpy_htod_async(target, slot.input_of(slot.chunk), slot.stream)
-        slot.events[1].record(slot.stream)
+        slot.mark(1, needed=slot.chunk.matrices == "KV")
 
     def _long_of(self, slot: CudaSlot) -> CudaLongBatch:
         return self._long[slot.chunk.batches.start % len(self._long)]
@@ -314,19 +327,31 @@ class CudaBackend(Backend[CudaSlot]):
     def wait(self, slot: CudaSlot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
         try:
             self._settle(slot)
-            times = [self._clock_start + self._clock.time_till(event) / 1e3 for event in slot.events]
+            spans = {
+                phase: self._times(slot, *ends) for phase, ends in EVENTS.items() if slot.traced or phase == "kernel"
+            }
         except self._driver.Error as error:
             raise failure(self._session, self._build, error) from error
         timeline.add("computation", slot.submitted, time.perf_counter(), f"compute {slot.chunk}")
-        for phase, (start, end) in {"host to device": (0, 1), "kernel": (2, 3), "device to host": (3, 4)}.items():
-            if times[end] > times[start]:
-                timeline.add(phase, times[start], times[end], f"{phase}, {slot.chunk}")
+        for phase, (start, end) in spans.items():
+            if end > start:
+                timeline.add(phase, start, end, f"{phase}, {slot.chunk}")
+
+    def _times(self, slot: CudaSlot, *ends: int) -> list[float]:
+        """When a slot's events came, in seconds of time.perf_counter."""
+        return [self._clock_start + self._clock.time_till(slot.events[end]) / 1e3 for end in ends]
+
+    def is_done(self, slot: CudaSlot) -> bool:
+        try:
+            return slot.stream.is_done()
+        except self._driver.Error:
+            return True  # `wait` will tell
 
     def _settle(self, slot: CudaSlot) -> None:
         """Wait for a slot's answer, and see to it that it is right where the input was not finite."""
         if slot.settled:
             return
-        slot.events[4].synchronize()
+        slot.stream.synchronize()
         slot.heed_note()
         finite = slot.finite
         if slot.chunk.matrices != "QKV":

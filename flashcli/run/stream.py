@@ -122,14 +122,14 @@ class _Stream:
         self._reading.append((slot, self._readers.submit(self._read, slot)))
 
     def _go_on(self, ahead: int, in_flight: int) -> None:
-        """Take one chunk a stage further if more than ``ahead`` are being read, and if more are ``in_flight``."""
+        """Take a chunk further if more than ``ahead`` are being read, and what is done, or more than ``in_flight``."""
         watch = self._watch
         if len(self._reading) > ahead:
             slot, read = self._reading.popleft()
             awaited(read)
             self._backend.submit(slot, slot.chunk, watch.timeline)
             self._computing.append(slot)
-        if len(self._computing) > in_flight:
+        while self._computing and (len(self._computing) > in_flight or self._backend.is_done(self._computing[0])):
             slot = self._computing.popleft()
             self._backend.wait(slot, watch.timeline, watch.check)
             self._look(slot)
@@ -155,6 +155,7 @@ class _Stream:
     def _read(self, slot: Slot) -> None:
         with self._watch.timeline.measure("input", f"read {slot.chunk}"):
             self._source.read_into(slot.chunk, slot.input_of(slot.chunk))
+            self._backend.filled(slot)
 
     def _write(self, slot: Slot) -> None:
         if len(slot.shape.output_rows(slot.chunk)):

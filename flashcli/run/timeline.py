@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+ENGINES = ("host to device", "kernel", "device to host")  # the phases on a GPU
 WAITING = 1024  # spans of a phase that are held back: one may end that much later than others that began after it
 
 
@@ -64,7 +65,7 @@ class Timeline:
         """Keep each span, for a trace, if ``keeps``, else only sums; spans also go to the timeline ``within``."""
         self.spans: list[Span] = []
         self.clock = time.time() - time.perf_counter()  # the calendar's time at 0, to compare hosts
-        self._keeps, self._within = keeps, within
+        self.keeps, self._within = keeps, within
         self._activities: defaultdict[str, Activity] = defaultdict(Activity)
         self._first, self._last = float("inf"), float("-inf")
 
@@ -88,7 +89,7 @@ class Timeline:
         with _lock:
             self._first, self._last = min(self._first, start), max(self._last, end)
             self._activities[phase].add(start, end)
-            if self._keeps:
+            if self.keeps:
                 self.spans.append(Span(phase, start, end, about))
         if self._within is not None:
             self._within.add(phase, start, end, about)

@@ -39,7 +39,7 @@ from flashcli.run.request import Request, open_backend
 from flashcli.run.slots import ignore
 from flashcli.run.slots_cuda import NOTE, CudaBackend
 from flashcli.run.stream import Watch, stream
-from flashcli.run.timeline import Timeline
+from flashcli.run.timeline import ENGINES, Timeline
 
 QKV = random_qkv(20, 60, 32)  # several to a slot
 
@@ -351,12 +351,27 @@ def test_memory_is_given_back(fake_gpu):
     assert not fake_gpu._allocations
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_events_of_copies_are_recorded_only_where_they_are_wanted(fake_gpu, monkeypatch, traced):
+    """For a trace, or for another stream: in a single queue to the GPU they hold up what is behind them."""
+    record, recorded, timeline = fake_gpu.Event.record, [], Timeline(keeps=traced)
+    with CudaBackend(32) as backend:
+        monkeypatch.setattr(fake_gpu.Event, "record", lambda *event: recorded.append(event) or record(*event))
+        for qkv, by in ((QKV, Cut(True, 4, 60)), (LONG, Cut(False, 1, TILE))):
+            arrays = Arrays(*qkv.transpose(1, 0, 2, 3), np.empty_like(qkv[:, 0]))
+            stream(arrays, backend, arrays, by, watch=Watch(timeline))
+    whole, of_q, of_kv = 20 // 4, 3 * 3, 3 * 6  # chunks; one event more for each long batch that is ready
+    assert len(recorded) == (5 * (whole + of_q + of_kv) if traced else 2 * (whole + of_q) + 3 * of_kv) + 3
+    assert {span.phase for span in timeline.spans} & set(ENGINES) == (set(ENGINES) if traced else set())
+    assert timeline.active("kernel") > 0
+
+
 @pytest.fixture
 def locked(monkeypatch) -> list[int]:
     """The addresses of page-locked memory; such memory is locked once, and unlocked while it is still there."""
     addresses: list[int] = []
 
-    def lock(array: np.ndarray) -> bool:
+    def lock(array: np.ndarray, context: int) -> bool:
         assert array.ctypes.data not in addresses
         addresses.append(array.ctypes.data)
         return True
@@ -394,17 +409,18 @@ def test_host_memory_is_unlocked_after_a_failure(fake_gpu, monkeypatch, locked):
 
 
 def test_memory_counts_as_locked_while_it_is_being_locked(fake_gpu, monkeypatch):
-    """A signal may come as soon as it is."""
-    unlocked = []
-    monkeypatch.setattr(memory, "unlock", unlocked.append)
+    """By threads that read, some of which may have locked theirs when another one fails."""
+    locked, unlocked = [], []
+    monkeypatch.setattr(memory, "unlock", lambda array: unlocked.append(array.ctypes.data))
 
-    def lock_and_stop(array: np.ndarray) -> None:
+    def lock_and_stop(array: np.ndarray, context: int) -> None:
+        locked.append(array.ctypes.data)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(memory, "lock", lock_and_stop)
     with CudaBackend(32) as backend, pytest.raises(KeyboardInterrupt):
         forward(backend, QKV)
-    assert len(unlocked) == 1
+    assert locked and sorted(unlocked) == sorted(locked)
 
 
 def test_what_the_program_has_begun_is_waited_for(fake_gpu, monkeypatch):
@@ -535,7 +551,7 @@ def test_memory_that_cannot_be_locked_is_as_good(gpu, monkeypatch, qkv):
     compute = by_rows if qkv is LONG else forward
     with CudaBackend(32, kernel="register_tiled") as backend:
         expected = compute(backend, qkv)
-        monkeypatch.setattr(memory, "lock", lambda array: False)
+        monkeypatch.setattr(memory, "lock", lambda array, context: False)
         found = compute(backend, qkv)
     np.testing.assert_array_equal(found, expected)
 

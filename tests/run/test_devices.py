@@ -224,6 +224,14 @@ def test_what_a_run_begins_with(monkeypatch, arguments, begun, queues):
     assert len(started) == begun
 
 
+@pytest.mark.parametrize("trace", [["--trace", "x.json"], ["--trace=x.json"]])
+def test_a_trace_has_as_many_queues_as_the_driver_makes(monkeypatch, trace):
+    """Events after copies would hold up what is behind them in a single one."""
+    monkeypatch.setattr(os, "environ", chosen := dict[str, str]())
+    prepare_run(["x.in", "x.out", "--backend=cpu", *trace])
+    assert chosen == {}
+
+
 # Threads that stop together
 
 

@@ -149,6 +149,29 @@ def test_memory_does_not_grow_with_the_number_of_chunks():
     assert max(alive) < 200 and alive[1] < alive[0] + 100
 
 
+@pytest.mark.parametrize("done", [False, True])
+def test_an_answer_is_written_as_soon_as_it_is_known_to_be_there(monkeypatch, done):
+    """Not only when as many others have been submitted as may be in computing at a time."""
+    steps = list[str]()
+    for name in ("submit", "wait"):
+        step = getattr(CpuBackend, name)
+        monkeypatch.setattr(CpuBackend, name, lambda *rest, step=step, name=name: steps.append(name) or step(*rest))
+    monkeypatch.setattr(CpuBackend, "is_done", lambda self, slot: done)
+    run()
+    assert ("".join(name[0] for name in steps).startswith("swswsw")) is done
+
+
+def test_the_backend_hears_of_each_chunk_on_the_thread_that_has_read_it(monkeypatch):
+    heard = list[tuple[Chunk, bool]]()
+    here = threading.current_thread()
+    monkeypatch.setattr(
+        CpuBackend, "filled", lambda self, slot: heard.append((slot.chunk, threading.current_thread() is here))
+    )
+    run()
+    assert sorted(chunk.batches.start for chunk, _ in heard) == list(range(40))
+    assert not any(is_here for _, is_here in heard)
+
+
 def test_only_the_first_place_is_warned_of():
     spoilt = QKV.copy()
     spoilt[7, 2, 3, 4], spoilt[30] = np.inf, np.nan

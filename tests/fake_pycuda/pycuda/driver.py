@@ -17,6 +17,7 @@ import os
 import struct
 import threading
 import time
+import weakref
 
 import numpy as np
 
@@ -28,6 +29,7 @@ _lock = threading.RLock()
 _current = threading.local()  # its ``contexts``, the last of which is current
 _prepared = {}  # address of a workspace -> K and V as they were when it was prepared
 _numbers = itertools.count()  # of streams
+_streams = weakref.WeakSet()
 laziness = lambda number: False  # noqa: E731 (to be replaced by tests)
 _times = collections.Counter()  # how often each step was taken
 _TOTAL = int(os.environ.get("FAKE_GPU_BYTES", 2**30))
@@ -114,6 +116,11 @@ class Context:
         _current.contexts = [*getattr(_current, "contexts", []), self]
         open_contexts.append(self)
 
+    @staticmethod
+    def synchronize():
+        for stream in list(_streams):
+            stream.synchronize()
+
     def pop(self):
         assert _current.contexts.pop() is self
         open_contexts.remove(self)
@@ -123,8 +130,9 @@ class Context:
 
 
 class Stream:
-    def __init__(self):
+    def __init__(self, flags=0):
         self.lazy, self.work = laziness(next(_numbers)), collections.deque()
+        _streams.add(self)
 
     def push(self, work):
         """``work`` is a function, or a Mark to wait for."""
@@ -146,10 +154,19 @@ class Stream:
     def wait_for_event(self, event):
         self.push(event.mark)
 
+    def is_done(self):
+        return not self.work
+
     def synchronize(self):
+        _step("synchronize", _device())
         end = Mark(self)
         self.push(end.reach)
         self.run(end)
+
+
+def _push(stream, work):
+    """Have a stream do ``work``; the default stream does it at once."""
+    stream.push(work) if stream else work()
 
 
 class Mark:
@@ -165,10 +182,7 @@ class Mark:
 class Event:
     def record(self, stream=None):
         self.mark = Mark(stream)
-        if stream:
-            stream.push(self.mark.reach)
-        else:
-            self.mark.reach()
+        _push(stream, self.mark.reach)
 
     def synchronize(self):
         _step("synchronize", _device())
@@ -226,11 +240,11 @@ def _floats(pointer):
 
 
 def memcpy_htod_async(target, source, stream):
-    stream.push(lambda: memcpy_htod(target, source))
+    _push(stream, lambda: memcpy_htod(target, source))
 
 
 def memcpy_dtoh_async(target, source, stream):
-    stream.push(lambda: memcpy_dtoh(target, source))
+    _push(stream, lambda: memcpy_dtoh(target, source))
 
 
 def memcpy_htod(target, source):
@@ -280,7 +294,7 @@ class Function:
         given = Attention.from_buffer_copy(struct.pack(self.arguments, *arguments))
         if self.name != "find_nonfinite":
             launches.append((self.name, given.B, given.N))
-        stream.push(lambda: self._run(given))
+        _push(stream, lambda: self._run(given))
 
     def _run(self, given):
         from flashcli.files.verify import reference
