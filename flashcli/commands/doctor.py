@@ -19,7 +19,8 @@ def command(json_path: str | None) -> None:
     from flashcli.measure.diagnosis import diagnose
 
     findings = [*diagnose(), *_judge()]
-    as_json.present([finding._asdict() for finding in findings], "\n".join(map(_text, findings)), json_path)
+    found = [{name: value for name, value in finding._asdict().items() if value != {}} for finding in findings]
+    as_json.present(found, "\n".join(map(_text, findings)), json_path)
 
 
 def _judge() -> list:
@@ -40,5 +41,9 @@ def _judge() -> list:
 
 
 def _text(finding: Finding) -> str:
-    mark = "ok" if finding.ok else "--"
-    return f"[{mark}] {finding.name}: {finding.text}" + (f"\n     Hint: {finding.hint}" if finding.hint else "")
+    from flashcli.measure import device
+
+    lines = [f"[{'ok' if finding.ok else '--'}] {finding.name}: {finding.text}"]
+    more = device.text(finding.properties).splitlines() if finding.properties else []
+    more += [f"Hint: {finding.hint}"] if finding.hint else []
+    return "\n     ".join(lines + more)

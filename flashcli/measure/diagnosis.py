@@ -17,6 +17,7 @@ from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu.place import bindings
+from flashcli.measure import device
 from flashcli.measure.machine import gpus
 from flashcli.run.arrays import forward
 from flashcli.run.ranks import load_mpi
@@ -28,6 +29,7 @@ class Finding(NamedTuple):
     ok: bool
     text: str
     hint: str = ""
+    properties: device.Properties = {}  # noqa: RUF012 (never changed)
 
 
 def diagnose() -> list[Finding]:
@@ -40,6 +42,7 @@ def diagnose() -> list[Finding]:
         _cache(),
         _mpi(),
         _driver(),
+        *_devices(),
         *_gpus(),
         _in_place(),
     ]
@@ -111,6 +114,12 @@ def _driver() -> Finding:
     if problem := cuda_driver.problem():
         return Finding("GPU driver", False, problem, "is there a GPU in this machine, and allocated to this job?")
     return Finding("GPU driver", True, f"NVIDIA {cuda_driver.version()}")
+
+
+def _devices() -> list[Finding]:
+    """The GPUs as the driver describes them, which is more than PyCUDA needs."""
+    found = enumerate(map(device.query, range(device.count())))
+    return [Finding(f"device {index}", True, name, properties=properties) for index, (name, properties) in found]
 
 
 def _gpus() -> list[Finding]:
