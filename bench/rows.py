@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
-from flashcli.measure.rows import Decoded, Failure, Gradients, InPlace, Profiled, Row, Rung, Skipped, Tiled, Timed
+from flashcli.measure.rows import (
+    Decoded,
+    Failure,
+    Gradients,
+    InPlace,
+    Profiled,
+    Row,
+    Rung,
+    Skipped,
+    Streamed,
+    Tiled,
+    Timed,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +128,7 @@ class Scaled(PlainFiles):
 
 KINDS: tuple[type[Row], ...] = (
     Failure, Skipped, Timed, InPlace, Gradients, Gridded, Rung, Profiled, WholeCommand, PlainFiles, Scaled, Decoded,
-    Generated, Trained, Forward, Emulated, Tiled,
+    Generated, Trained, Forward, Emulated, Tiled, Streamed,
 )  # fmt: skip
 
 

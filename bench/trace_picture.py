@@ -1,7 +1,8 @@
-"""Draw the trace of `flashcli run --trace`: a row for each track, a bar for each span, time to the right.
+"""Draw the trace of `flashcli run` or `flashcli streams`: a row for each track, a bar for each span, time to the right.
 
 ``python -m bench.trace_picture TRACE.json OUT.svg --from 50 --to 90`` shows a window of it, in milliseconds.
-One chunk, in the middle of the window, is dark, so that the eye can follow it from row to row.
+One chunk, in the middle of the window, is dark, so that the eye can follow it from row to row. What the engines of the
+GPU did at the same time, in all of the trace, is printed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench import scripts
-from flashcli.errors import BadInput, explained
+from flashcli.errors import BadInput, UsageError, explained
+from flashcli.measure.engines import engines, hidden
 from flashcli.measure.plots import BLACK, check_picture, save_picture
+from flashcli.run.timeline import ENGINES, Span
+from flashcli.terminal import tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,20 +46,24 @@ def picture(events: list[Event], start: float, end: float, title: str) -> Figure
     from matplotlib.figure import Figure
 
     shown = [event for event in events if event["ts"] < end * 1e3 and event["ts"] + event["dur"] > start * 1e3]
-    shown.sort(key=lambda event: (list(COLOURS).index(event["cat"]), event["tid"], event["ts"]))
-    tracks = {name: list(spans) for name, spans in itertools.groupby(shown, key=lambda event: event["tid"])}
+    tracks = list[tuple[str, list[Event]]]()
+    for name, some in by_process(shown).items():
+        tracks += [(str(name), [])] if len(by_process(events)) > 1 else []
+        some.sort(key=lambda event: (list(COLOURS).index(event["cat"]), event["tid"], event["ts"]))
+        tracks += [(track, list(spans)) for track, spans in itertools.groupby(some, key=lambda event: event["tid"])]
     followed = middle_chunk(shown, (start + end) / 2)
     figure = Figure(figsize=(WIDTH, ROW * len(tracks) + 1), layout="constrained")
     ax = figure.subplots()
     ax.set(xlim=(start, end), ylim=(len(tracks) - 0.4, -0.6), xlabel="milliseconds")
     ax.set_title(title, loc="left", fontweight="bold", fontsize=10)
     ax.set_title(f"dark: one chunk on its way, {followed}" if followed else "", loc="right", fontsize=9)
-    ax.set_yticks(range(len(tracks)), list(tracks), fontsize=8)
+    for label, (_, spans) in zip(ax.set_yticks(range(len(tracks)), [name for name, _ in tracks]), tracks, strict=True):
+        label.label1.set(fontsize=8, fontweight="normal" if spans else "bold")
     ax.tick_params(axis="both", length=0, labelsize=8)
     ax.grid(axis="x", color="#dddddd")
     ax.set_axisbelow(True)
     ax.spines[:].set_visible(False)
-    for row, spans in enumerate(tracks.values()):
+    for row, (_, spans) in enumerate(tracks):
         for span in spans:
             left, right = max(span["ts"] / 1e3, start), min((span["ts"] + span["dur"]) / 1e3, end)
             dark, room = chunk_of(span) == followed != "", (right - left) / (end - start) * (WIDTH - 1)
@@ -64,6 +72,26 @@ def picture(events: list[Event], start: float, end: float, title: str) -> Figure
             if len(inscription := inscribed(span)) * LETTER < room:
                 ax.text((left + right) / 2, row, inscription, color=ink, fontsize=6, ha="center", va="center_baseline")
     return figure
+
+
+def by_process(events: list[Event]) -> dict[object, list[Event]]:
+    """The events of each process, as a trace calls what stands under a name of its own."""
+    processes: dict[object, list[Event]] = {}
+    for event in events:
+        processes.setdefault(event["pid"], []).append(event)
+    return processes
+
+
+def engines_table(events: list[Event]) -> str:
+    """For each process the engines' milliseconds, and which share of them went on beside what."""
+    lines = [["", *ENGINES, *(f"{engine} beside others" for engine in ENGINES), "behind copies in", "or reading"]]
+    for name, some in by_process(events).items():
+        spans = [Span(event["cat"], event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3) for event in some]
+        of = engines(spans).values()
+        covers = hidden(spans), hidden(spans, ENGINES[0], "input")
+        times = [f"{engine.busy:.1f} ms" for engine in of]
+        lines.append([str(name), *times, *(f"{share:.0%}" for share in (*(engine.share for engine in of), *covers))])
+    return tables.text(lines)
 
 
 def inscribed(span: Event) -> str:
@@ -100,13 +128,17 @@ def load_events(path: Path) -> list[Event]:
 @click.argument("path", metavar="PICTURE")
 @click.option("--from", "start", type=float, default=0.0, help="Where the window begins, in milliseconds.")
 @click.option("--to", "end", type=float, help="Where it ends, in milliseconds; with the trace by default.")
+@click.option("--process", "processes", multiple=True, help="Draw only what stands under this name; repeatable.")
 @click.option("--title", default="flashcli run", show_default=True, help="What stands above the picture.")
-def main(trace: Path, path: str, start: float, end: float | None, title: str) -> None:
-    """Draw TRACE to PICTURE."""
+def main(trace: Path, path: str, start: float, end: float | None, processes: tuple[str, ...], title: str) -> None:
+    """Draw TRACE to PICTURE, and print what its engines did at the same time."""
     check_picture(path)
-    events = load_events(trace)
+    events = [event for event in load_events(trace) if not processes or event["pid"] in processes]
+    if not events:
+        raise UsageError(f"nothing in {str(trace)!r} stands under such a name.", "names are those that Perfetto shows.")
     last = max(event["ts"] + event["dur"] for event in events) / 1e3
     save_picture(picture(events, start, last if end is None else end, title), path)
+    click.echo(engines_table(events))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from flashcli.measure.records import (
     of_kind,
     outcome,
     profile_tables,
+    streams_tables,
     tiles_tables,
     times,
 )
@@ -348,6 +349,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "grid": grid_text,
     "roundings": lambda rows: tables.markdown(rounding_lines(rows)),
     "backward": lambda rows: tables.markdown(backward_lines(rows)),
+    "streams": lambda rows: markdowns(streams_tables(rows)),
     "training": lambda rows: tables.markdown(training_lines(rows)),
     "gpt2": lambda rows: tables.markdown(gpt2_lines(rows)),
     "steps": lambda rows: tables.markdown(step_lines(rows)),

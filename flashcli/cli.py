@@ -27,6 +27,7 @@ COMMANDS = {
     "bench": "Time kernels and their peers side by side.",
     "bench-tensors": "Time attention on PyTorch's tensors, or its gradients.",
     "bench-decode": "Time the kernels of paged decode beside the floor.",
+    "streams": "Time copies and kernels in several streams, and show what overlaps.",
     "profile": "Profile kernels with the GPU's counters, through Nsight Compute.",
     "kernels": "Show the ladder of kernels.",
     "doctor": "Show what this machine can run, and what is missing.",

@@ -252,7 +252,7 @@ def _timed(session: Session, build: Build, inputs: list[np.ndarray], out: np.nda
     on_device = [driver.to_device(qkv) for qkv in inputs]
     output = driver.to_device(np.full_like(out, np.nan))
     workspace = allocate(driver, build.workspace(B=B, M=N, N=N))
-    given = [_of_file(qkv, output, workspace, inputs[0].shape) for qkv in on_device]
+    given = [of_file(qkv, output, workspace, inputs[0].shape) for qkv in on_device]
 
     def compute(arguments: Attention) -> None:
         program.prepare(arguments, stream)
@@ -267,7 +267,7 @@ def _timed(session: Session, build: Build, inputs: list[np.ndarray], out: np.nda
     return seconds[2:]
 
 
-def _of_file(qkv: SupportsInt, output: SupportsInt, workspace: SupportsInt, shape: tuple[int, ...]) -> Attention:
+def of_file(qkv: SupportsInt, output: SupportsInt, workspace: SupportsInt, shape: tuple[int, ...]) -> Attention:
     """The argument for Q, K and V as files have them, [B, 3, N, d], and O [B, N, d], at these addresses."""
     B, _, N, d = shape
     q, k, v = (Matrix.of_batches(int(qkv) + 4 * index * N * d, 3 * N * d, d) for index in range(3))

@@ -56,7 +56,9 @@ def circumstances() -> dict[str, object]:
 
 def repeatable(arguments: list[str]) -> str:
     """The command line, as a shell reads it, without the files that results went to."""
-    return re.sub(r" --(json|csv|markdown|plot)([ =](?!--)('[^']*'|\S+))?", "", shlex.join(["flashcli", *arguments]))
+    return re.sub(
+        r" --(json|csv|markdown|plot|trace)([ =](?!--)('[^']*'|\S+))?", "", shlex.join(["flashcli", *arguments])
+    )
 
 
 def cpu_circumstances(threads: int) -> dict[str, object]:

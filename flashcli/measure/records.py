@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from flashcli.measure.rows import (
     Row,
     Rung,
     Skipped,
+    Streamed,
     Tiled,
     Timed,
 )
@@ -59,7 +60,7 @@ def outcome(row: Row) -> str:
             return row.error
         case Skipped():
             return f"skipped: {row.skipped}"
-        case Timed():
+        case Timed() | Streamed():
             return f"{row.seconds * 1e3:.3f} ms"
         case Decoded():
             return f"{row.seconds * 1e6:.1f} us"
@@ -246,6 +247,45 @@ def decode_tables(rows: Sequence[Row]) -> Tables:
         megabytes = some[0].bytes / 1e6
         lines.append([case, f"{megabytes:.{0 if megabytes >= 10 else 2}f}", *(cells.get(name, "") for name in names)])
     yield "", lines
+
+
+# ---- flashcli streams
+
+STREAMS = (
+    "streams", "memory", "order", "connections", "wall, ms", "queued after, ms", "overlapped", "with events, ms",
+    "in / kernels / out, ms", "beside others", "behind copies in",
+)  # fmt: skip
+
+
+def streams_tables(rows: Sequence[Row]) -> Tables:
+    """For each case a line for each way to hand chunks to a GPU."""
+    for some in by_case(rows).values():
+        alone = {(row.memory, row.connections): row for row in of_kind(Streamed, some) if row.streams == 0}
+        yield some[0].title, [STREAMS, *(_way(row, alone) for row in some)]
+
+
+def _way(row: Row, alone: Mapping[tuple[str, int], Streamed]) -> list[str]:
+    """A line of the table; ``alone`` are the ways by the default stream, on which nothing overlaps."""
+    if not isinstance(row, Streamed):
+        return [row.contender, outcome(row), *[""] * (len(STREAMS) - 2)]
+    busy = row.copies_in, row.kernels, row.copies_out
+    beside = row.copies_in_beside, row.kernels_beside, row.copies_out_beside
+    shares = (some / all_ if all_ else 0 for some, all_ in zip(beside, busy, strict=True))
+    return [
+        str(row.streams or "default"), row.memory, f"{row.order} first" if row.streams > 1 else "",
+        str(row.connections), f"{row.seconds * 1e3:.1f}", f"{row.queued * 1e3:.1f}",
+        _overlapped(row, alone.get((row.memory, row.connections))), f"{row.traced * 1e3:.1f}",
+        " / ".join(f"{seconds * 1e3:.1f}" for seconds in busy), " / ".join(f"{share:.0%}" for share in shares),
+        f"{row.hidden:.0%}",
+    ]  # fmt: skip
+
+
+def _overlapped(row: Streamed, alone: Streamed | None) -> str:
+    """The time saved by a way, as a share of what it would save if the busiest engine alone took time."""
+    if alone is None or row is alone:
+        return ""
+    could = alone.seconds - max(alone.copies_in, alone.kernels, alone.copies_out)
+    return f"{max(0.0, alone.seconds - row.seconds) / could:.0%}" if could > 0 else ""
 
 
 # ---- Tables

@@ -12,6 +12,10 @@ from typing import Any
 
 from flashcli.asked.shape import Shape
 
+# Of the host's memory, for `Streamed`; and the orders in which chunks are queued: all of one before the next, or one
+# step of as many as there are streams before the next step.
+MEMORIES, ORDERS = ("pageable", "pinned"), ("depth", "breadth")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -172,6 +176,34 @@ class Decoded(Row):
     bytes: int  # of keys and values that have to be read
     relative_l2: float | None = None  # ‖got - want‖ / ‖want‖ over some sequences, want in float64; None of peers
     seconds: float  # the median of all runs
+    min: float  # of all runs
+    max: float  # of all runs
+    runs: int  # how many were timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streamed(Row):
+    """A way of ``flashcli streams`` to hand a file's chunks to a GPU: its copies in, kernels and copies out.
+
+    An engine's time is that in which it was busy, by an event after each of its operations, in a run of its own;
+    "beside" is how much of it another engine was busy, too.
+    """
+
+    streams: int  # 0: the default stream
+    memory: str  # one of `MEMORIES`
+    order: str  # one of `ORDERS`
+    connections: int  # queues from the host to the GPU, as the driver was asked for
+    chunks: int  # how many the file was cut into
+    queued: float  # seconds until all was handed over, the median of all runs
+    traced: float  # seconds from the first operation to the last in the run with events
+    copies_in: float
+    copies_in_beside: float
+    kernels: float
+    kernels_beside: float
+    copies_out: float
+    copies_out_beside: float
+    hidden: float  # of the time of kernels and copies out, the share in which a copy in was under way
+    seconds: float  # of the wall clock until the answer is there, the median of all runs
     min: float  # of all runs
     max: float  # of all runs
     runs: int  # how many were timed

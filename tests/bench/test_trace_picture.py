@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from support import ROOT, Finished, drawing, python
 
-from bench.trace_picture import COLOURS, picture
+from bench.trace_picture import COLOURS, engines_table, picture
 from flashcli.measure.plots import BLACK
 from flashcli.run.report import write_trace
 from flashcli.run.timeline import Timeline
@@ -60,6 +60,25 @@ def test_a_row_for_each_track_from_top_to_bottom_and_a_title(drawn):
 
 
 @drawing
+def test_several_processes_have_their_names_above_their_rows(tmp_path):
+    some, others = Timeline(), Timeline()
+    for timeline in (some, others):
+        timeline.clock = 0.0
+        timeline.add("host to device", 0.0, 0.010, "batches 0 to 4")
+        timeline.add("kernel", 0.004, 0.006, "batches 0 to 4")
+    write_trace(str(tmp_path / "trace.json"), {"1 stream": some, "2 streams": others})
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    labels = picture(events, 0, 10, "").axes[0].get_yticklabels()
+    assert [label.get_text() for label in labels] == [
+        *("1 stream", "host to device 1", "kernel 1"), *("2 streams", "host to device 1", "kernel 1")
+    ]  # fmt: skip
+    assert [label.get_fontweight() for label in labels] == ["bold", "normal", "normal"] * 2
+    assert engines_table(events).splitlines()[1].split()[2:] == [
+        *("10.0", "ms", "2.0", "ms", "0.0", "ms"), *("20%", "100%", "0%", "100%", "100%")
+    ]  # fmt: skip
+
+
+@drawing
 def test_one_chunk_is_dark_in_every_row(drawn):
     ax = drawn(0, 60)
     assert "batches 0 to 4" in ax.get_title("right")
@@ -93,9 +112,19 @@ def draw(*arguments: object) -> Finished:
 @drawing
 def test_it_is_drawn_to_a_file(trace, tmp_path):
     done = draw(trace, tmp_path / "out.svg", "--from", 5, "--to", 60, "--title", "a & b")
-    assert (done.code, done.out + done.err) == (0, "")
+    assert (done.code, done.err) == (0, "")
+    head, line = done.out.splitlines()
+    assert head.split("  ")[-1] == "or reading" and line.split() == [
+        *("1", "0.0", "ms", "12.0", "ms", "0.0", "ms"), *("0%",) * 5
+    ]  # fmt: skip
     texts = [text.text for text in ElementTree.parse(tmp_path / "out.svg").getroot().iter(f"{SVG}text")]
     assert {"a & b", "kernel 2", "10–14", "commit <now>"} <= set(texts)
+
+
+@drawing
+def test_one_of_several_processes_is_drawn_by_its_name(trace, tmp_path):
+    draw(trace, tmp_path / "x.svg", "--process", "2 streams").assert_error(2, "stands under such a name.")
+    assert not (tmp_path / "x.svg").exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"traceEvents": []}', '{"traceEvents": [{"cat": "other"}]}'])

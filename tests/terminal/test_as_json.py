@@ -22,6 +22,7 @@ LINES = {
     "judge": ("judge", ROOT / "testcases", "--case", "t01", "--backend", "cpu"),
     "bench": ("bench", "--backend", "cpu", "--shape", "2,20,8", "--runs", 1),
     "bench-decode": ("bench-decode", "--backend", "cpu", "--shape", "1,2,1,32", "--lengths", "9", "--runs", 1),
+    "streams": ("streams", "x.in", "--memory", "pageable", "--streams", 0, "--runs", 1, "--connections", 1),
     "profile": ("profile", "--kernel", "sequential", "--shape", "2,20,8"),
     "kernels": ("kernels", "mma"),
     "doctor": ("doctor",),
@@ -70,7 +71,8 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(no_pycuda, folder
     ("line", "name"),
     [
         (LINES["run"], "x.in"), (LINES["run"], "x.out"), ((*LINES["run"], "--trace", "x.json"), "x.json"),
-        (LINES["compare"], "x.ref"), (LINES["inspect"], "x.in"), (LINES["decode"], "y.safetensors"),
+        (LINES["compare"], "x.ref"), (LINES["inspect"], "x.in"), (LINES["streams"], "x.in"),
+        (LINES["decode"], "y.safetensors"),
         ((*LINES["judge"], "--results", "x.jsonl"), "x.jsonl"),
     ],
 )  # fmt: skip

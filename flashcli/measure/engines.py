@@ -1,0 +1,83 @@
+"""The engines of a GPU, for copies in, for kernels, for copies out: how long each was busy, and how long beside others.
+
+Times are in any unit, the same in and out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from flashcli.run.timeline import ENGINES, Span
+
+Interval = tuple[float, float]
+
+
+class Engine(NamedTuple):
+    """The time in which an engine was busy, and how much of it another one was busy, too."""
+
+    busy: float
+    beside: float
+
+    @property
+    def share(self) -> float:
+        """The part of its time that it shared with others; 0 if it never was busy."""
+        return self.beside / self.busy if self.busy else 0.0
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The times at which at least one interval goes on: intervals that are apart, in order."""
+    apart: list[Interval] = []
+    for start, end in sorted(intervals):
+        if apart and start <= apart[-1][1]:
+            apart[-1] = apart[-1][0], max(apart[-1][1], end)
+        elif start < end:
+            apart.append((start, end))
+    return apart
+
+
+def common(one: Iterable[Interval], other: Iterable[Interval]) -> float:
+    """How long something of the one goes on while something of the other does."""
+    some, others = union(one), union(other)
+    time, i, j = 0.0, 0, 0
+    while i < len(some) and j < len(others):
+        (start, end), (other_start, other_end) = some[i], others[j]
+        time += max(0.0, min(end, other_end) - max(start, other_start))
+        i, j = (i + 1, j) if end < other_end else (i, j + 1)
+    return time
+
+
+def length(apart: Iterable[Interval]) -> float:
+    """The sum of intervals that are `union`'s."""
+    return sum(end - start for start, end in apart)
+
+
+def engines(spans: Iterable[Span]) -> dict[str, Engine]:
+    """Each engine's `Engine`, from the spans of its operations; spans of other phases than `ENGINES` do not count."""
+    of = _by_phase(spans)
+    return {
+        engine: Engine(
+            length(union(of[engine])),
+            common(of[engine], (interval for other in ENGINES if other != engine for interval in of[other])),
+        )
+        for engine in ENGINES
+    }
+
+
+def hidden(spans: Iterable[Span], *behind: str) -> float:
+    """The share of the kernels' and the copies' out time, added up, in which a phase of ``behind`` went on.
+
+    By default that is the copies in. It is 0 where there was neither a kernel nor a copy out.
+    """
+    of = _by_phase(spans, *behind)
+    cover = [interval for phase in behind or ENGINES[:1] for interval in of[phase]]
+    time = sum(length(union(of[engine])) for engine in ENGINES[1:])
+    return sum(common(of[engine], cover) for engine in ENGINES[1:]) / time if time else 0.0
+
+
+def _by_phase(spans: Iterable[Span], *more: str) -> dict[str, list[Interval]]:
+    of: dict[str, list[Interval]] = {phase: [] for phase in (*ENGINES, *more)}
+    for span in spans:
+        if span.phase in of:
+            of[span.phase].append((span.start, span.end))
+    return of
