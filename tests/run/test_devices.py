@@ -144,7 +144,7 @@ def test_a_limit_on_memory_holds_for_each(gpus, given, out):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_all_and_leaves_nothing(gpus, monkeypatch, tmp_path, out, number, code):
     monkeypatch.setenv("FAKE_GPU_PAUSE", "0.3")
-    given = write_input(tmp_path / "x.in", random_qkv(40, 200, 256))
+    given = write_input(tmp_path / "x.in", random_qkv(40, 400, 128))
     process = subprocess.Popen(
         command("run", given, out, *KERNEL, "--devices", "0,1"), env=environment(), stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
