@@ -157,11 +157,11 @@ def decode(
     Parameters
     ----------
     query : [S, H, D], or [S, T, H, D] for T query tokens, which are the last T of a sequence
-    key_cache, value_cache : pages as ``layout`` has them, of the query's type or fp8
+    key_cache, value_cache : pages as ``layout`` has them, of the query's type, fp8 or int8
     block_tables : int32 [S, most pages], each sequence's pages in order
     seq_lens : int32 [S], with the query tokens
     alibi_slopes : float32 [H]; slope · (token - query's own) is added to a score
-    k_scale, v_scale : factors on an fp8 cache, numbers or arrays of one float32; ignored for a cache of another type
+    k_scale, v_scale : factors on a cache of fp8 or int8, numbers or arrays of one float32; else ignored
     layout : "vllm", keys [pages, Hkv, D/x, page, x] with x numbers in 16 bytes and values [pages, Hkv, D, page];
         "nhd", both [pages, page, Hkv, D]; "hnd", both [pages, Hkv, page, D]
     scale : factor on q·k; 1/sqrt(D) if None
@@ -169,7 +169,7 @@ def decode(
     block_sparse : which blocks a head sees, a `BlockSparse` of `flashcli.asked.decode`; all if None
     return_lse : the logarithm of the sum of exp(score) too, float32 [S, H] or [S, T, H]
     backend : "cuda", "cpu", or "auto": the GPU on which the arrays are, or else a usable one, else the CPU
-    cache_dtype : "float8_e4m3fn" or "float8_e5m2": the type of the bytes of a cache of uint8
+    cache_dtype : "float8_e4m3fn", "float8_e5m2" or "int8": the type of the bytes of a cache of uint8
 
     All arrays are of one library, and in one place. On a GPU, sequences and tokens of the query, and pages, heads and
     slots of the cache, may be any number of aligned bytes apart; all else is contiguous.
@@ -219,15 +219,15 @@ def write_kv(
     Parameters
     ----------
     key, value : [tokens, Hkv, D], float32, float16 or bfloat16
-    key_cache, value_cache : pages as ``layout`` has them, of the key's type or fp8; see `decode`
+    key_cache, value_cache : pages as ``layout`` has them, of the key's type, fp8 or int8; see `decode`
     slot_mapping : int64 [tokens]; token i goes to slot ``slot_mapping[i] % page`` of page ``slot_mapping[i] // page``,
         and nowhere if that number is negative
-    k_scale, v_scale : factors by which an fp8 cache's numbers are multiplied when they are read; numbers, or arrays of
+    k_scale, v_scale : factors by which numbers of fp8 and int8 are multiplied when they are read; numbers, or arrays of
         one float32. For a cache of another type they are ignored
     layout : "vllm", "nhd" or "hnd"; see `decode`
-    cache_dtype : "float8_e4m3fn" or "float8_e5m2": the type of the bytes of a cache of uint8
+    cache_dtype : "float8_e4m3fn", "float8_e5m2" or "int8": the type of the bytes of a cache of uint8
 
-    A number is stored in fp8 divided by its scale, rounded to even, and cut to the largest finite one. All arrays are
+    A number is stored in fp8 or int8 divided by its scale, rounded to even, and cut to the type's range. All arrays are
     of one library, and in one place. On a GPU, tokens and heads of keys and values, and pages, heads and slots of the
     cache, may be any number of aligned bytes apart; all else is contiguous. Two tokens with one slot leave either of
     them there; of NumPy's arrays, the later one.

@@ -6,7 +6,7 @@
 // their own, and meet at the end of a piece. A block has one piece (see one_piece.cuh), and the GPU begins one where
 // another ends; where that does not serve, blocks take piece after piece (see piece_after_piece.cuh). Nobody counts a
 // sequence's pieces: partial answers are merged by a launch of its own, which begins while this one runs and waits for
-// its end, or, where they are few, by clusters of blocks (see cluster.cuh). fp8 becomes half in registers.
+// its end, or, where they are few, by clusters of blocks (see cluster.cuh). fp8 and int8 become half in registers.
 // Why it is faster: between the arrival of a tile and the next, a warp has some 250 instructions to do instead of
 // thousands, so it mostly waits for memory, not memory for it; 12 to 16 warps to a multiprocessor have 64 to 128 KB
 // under way, more than the memory's rate needs, also while a block among them begins or ends. To count and merge in

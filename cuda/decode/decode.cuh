@@ -3,7 +3,7 @@
 //
 // Macros, set by flashcli/kernels/decode.py so that launch and kernel cannot disagree:
 //   HEAD_DIM    D, a multiple of 8 up to 256            PAGE        tokens a page has room for, a power of two
-//   QUERY_TYPE  of queries and answers: FP32, FP16, BF16  CACHE_TYPE  of keys and values: the query's, or E4M3, E5M2
+//   QUERY_TYPE  of queries and answers: FP32, FP16, BF16  CACHE_TYPE  of keys and values: the query's, E4M3, E5M2, INT8
 //   TRANSPOSED  1: vLLM's layout, where a page of values is [D][PAGE]; 0: a token's D numbers stand together
 //   THREADS     threads in a block                       ROWS        query rows that a block takes together
 #pragma once
@@ -44,6 +44,7 @@ struct Decode {
 #define BF16 2
 #define E4M3 3
 #define E5M2 4
+#define INT8 5
 
 __host__ __device__ constexpr int bytes_of(int type) { return type == FP32 ? 4 : type <= BF16 ? 2 : 1; }
 
@@ -56,7 +57,7 @@ constexpr int CHUNKS = HEAD_DIM / X;            // such vectors in a row
 static_assert(HEAD_DIM % 8 == 0 && HEAD_DIM <= 256, "rows are read 8 or 16 bytes at a time");
 static_assert((PAGE & (PAGE - 1)) == 0, "a power of two");
 static_assert(!TRANSPOSED || VECTOR_BYTES == 16, "vLLM's chunks of keys have 16 bytes");
-static_assert(CACHE_TYPE == QUERY_TYPE || CACHE_TYPE >= E4M3, "the cache has the query's type, or fp8");
+static_assert(CACHE_TYPE == QUERY_TYPE || CACHE_TYPE >= E4M3, "the cache has the query's type, fp8 or int8");
 
 constexpr float LN2 = 0.69314718055994530942f;
 
@@ -85,6 +86,20 @@ __device__ __forceinline__ unsigned halves_of_fp8(unsigned word, int which) {
     return y;
 }
 
+// Two of its four numbers of int8, exactly too: with its sign bit turned over, one is 128 more; as the last byte of 1024
+// it is a half.
+__device__ __forceinline__ unsigned halves_of_int8(unsigned word, int which) {
+    unsigned y;
+    const unsigned more = __byte_perm(word ^ 0x80808080, 0x64646464, which == 0 ? 0x4140 : 0x4342);
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(more), "r"(0x64806480));
+    return y;
+}
+
+// One of a word's four numbers of int8, 128 more as the last byte of 2^23. An instruction that converts takes longer.
+__device__ __forceinline__ float from_int8(unsigned word, int which) {
+    return __uint_as_float(__byte_perm(word ^ 0x80808080, 0x4b000000, 0x7650 + which)) - 8388736.0f;
+}
+
 // N numbers of the cache in their words, as floats.
 template <int N>
 __device__ __forceinline__ void unpack(const unsigned *words, float (&x)[N]) {
@@ -93,6 +108,7 @@ __device__ __forceinline__ void unpack(const unsigned *words, float (&x)[N]) {
         if (CACHE_TYPE == FP32) x[i] = __uint_as_float(words[i]);
         else if (CACHE_TYPE == FP16) x[i] = from_half(words[i / 2] >> i % 2 * 16);
         else if (CACHE_TYPE == BF16) x[i] = __uint_as_float(i % 2 ? words[i / 2] & 0xffff0000 : words[i / 2] << 16);
+        else if (CACHE_TYPE == INT8) x[i] = from_int8(words[i / 4], i % 4);
         else x[i] = from_half(halves_of_fp8(words[i / 4], i % 4 / 2) >> i % 2 * 16);
     }
 }

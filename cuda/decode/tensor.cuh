@@ -6,8 +6,8 @@
 #pragma once
 #include "tiles.cuh"
 
-constexpr int COLUMNS = ROWS / 8;  // of Oᵀ, eight query rows each
-constexpr bool FP8 = CACHE_BYTES == 1;
+constexpr int COLUMNS = ROWS / 8;               // of Oᵀ, eight query rows each
+constexpr bool BYTES = CACHE_BYTES == 1;        // fp8 or int8
 constexpr int KEY_STEPS = KEY_VECTORS * X / 4;  // of 16 columns of Q; of a lane's 16 bytes, four numbers each
 constexpr int VALUE_STEPS = TRANSPOSED ? VALUE_VECTORS / 2 : VALUE_VECTORS * X / 2;  // of 16 rows of Oᵀ
 constexpr int O_ROW = HEAD_DIM + 4;                                                  // shifts banks
@@ -43,9 +43,9 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
     return y;
 }
 
-// Two of a word's four fp8 numbers as 16-bit numbers of the query's type: exact in either.
+// Two of a word's four numbers of fp8 or int8 as 16-bit numbers of the query's type: exact in either.
 __device__ __forceinline__ unsigned widened(unsigned word, int which) {
-    const unsigned halves = halves_of_fp8(word, which);
+    const unsigned halves = CACHE_TYPE == INT8 ? halves_of_int8(word, which) : halves_of_fp8(word, which);
     return QUERY_TYPE == FP16 ? halves : pack(from_half(halves & 0xffff), from_half(halves >> 16));
 }
 
@@ -55,7 +55,7 @@ __device__ __forceinline__ unsigned widened(unsigned word, int which) {
 __device__ __forceinline__ void key_fragment(unsigned (&b)[2], const Keys &keys, int half, int step) {
     const unsigned *const words = keys.of[half * KEY_VECTORS + step / (X / 4)];
     const int part = step % (X / 4);
-    if constexpr (FP8) b[0] = widened(words[part], 0), b[1] = widened(words[part], 1);
+    if constexpr (BYTES) b[0] = widened(words[part], 0), b[1] = widened(words[part], 1);
     else b[0] = words[part * 2], b[1] = words[part * 2 + 1];
 }
 
@@ -68,7 +68,7 @@ __device__ __forceinline__ void value_fragment(unsigned (&a)[4], const Values &v
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const unsigned *const words = values.of[step * 2 + half];
-            if constexpr (FP8) a[half] = widened(words[0], 0), a[half + 2] = widened(words[0], 1);
+            if constexpr (BYTES) a[half] = widened(words[0], 0), a[half + 2] = widened(words[0], 1);
             else a[half] = words[0], a[half + 2] = words[1];
         }
     } else {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void value_fragment(unsigned (&a)[4], const Values &v
         for (int both = 0; both < 2; ++both) {  // two neighbours of one token and of another become pairs of tokens
             const unsigned *const one = values.of[2 * both * VALUE_VECTORS + vector];
             const unsigned *const other = values.of[(2 * both + 1) * VALUE_VECTORS + vector];
-            if constexpr (FP8) {
+            if constexpr (BYTES) {
                 const unsigned pairs = __byte_perm(one[pair / 2], other[pair / 2], pair % 2 ? 0x7362 : 0x5140);
                 a[both * 2] = widened(pairs, 0), a[both * 2 + 1] = widened(pairs, 1);
             } else {

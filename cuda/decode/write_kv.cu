@@ -2,8 +2,8 @@
 // read.
 //
 // What it does: a thread takes one vector of a token's key and of its value, as many numbers as the cache has in 16
-// bytes, and stores them where the token's slot is; fp8 as the number divided by the scale, rounded to even, and cut to
-// the largest finite one. What goes nowhere is not read: a token whose slot is negative, or beyond the cache.
+// bytes, and stores them where the token's slot is; fp8 and int8 as the number divided by the scale, rounded to even,
+// and cut to the type's range. What goes nowhere is not read: a token whose slot is negative, or beyond the cache.
 // Why: it is vLLM's reshape_and_cache. A key's vector is whole in every layout. In vLLM's layout of values,
 // neighbouring numbers of a token are PAGE numbers apart, so they are stored one by one.
 #include "decode.cuh"
@@ -49,6 +49,9 @@ __device__ __forceinline__ unsigned fp8_of(float low, float high) {
     return y;
 }
 
+// A number as int8: rounded to even, NaN as 0.
+__device__ __forceinline__ unsigned int8_of(float x) { return min(max(__float2int_rn(x), -128), 127) & 0xff; }
+
 __device__ __forceinline__ Vector vector_of(const void *given, long long at, float scale) {
     const unsigned char *const from = static_cast<const unsigned char *>(given) + at * GIVEN_BYTES;
     Vector to = {};
@@ -62,7 +65,9 @@ __device__ __forceinline__ Vector vector_of(const void *given, long long at, flo
                 if (GIVEN_BYTES == 4) to.word[i + 1] = words.word[i + 1];
             } else {
                 const int x = n * PER_LOAD + i;
-                to.word[x / 4] |= fp8_of(number_of(words, i) / scale, number_of(words, i + 1) / scale) << x % 4 * 8;
+                const float low = number_of(words, i) / scale, high = number_of(words, i + 1) / scale;
+                const unsigned bytes = CACHE_TYPE == INT8 ? int8_of(low) | int8_of(high) << 8 : fp8_of(low, high);
+                to.word[x / 4] |= bytes << x % 4 * 8;
             }
         }
     }

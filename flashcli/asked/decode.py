@@ -18,9 +18,9 @@ from flashcli.asked.attention import Operand
 from flashcli.asked.shape import MAX_INT32, MAX_SCALE
 
 LAYOUTS = ("vllm", "nhd", "hnd")
-ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}  # bytes
+ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}  # bytes
 QUERY_TYPES = ("float32", "float16", "bfloat16")
-FP8_TYPES = ("float8_e4m3fn", "float8_e5m2")
+SCALED_TYPES = ("float8_e4m3fn", "float8_e5m2", "int8")  # of caches whose numbers are times a scale
 FACTORS = ("k_scale", "v_scale")
 MAX_HEAD = 256
 MAX_QUERY_TOKENS = 8
@@ -65,13 +65,13 @@ class InPages:
     D: int
 
     def __post_init__(self) -> None:
-        """Set k_scale and v_scale to 1 unless the cache is fp8: for other types they are ignored, as by vLLM."""
-        for name in () if self.is_fp8 else FACTORS:
+        """Set k_scale and v_scale to 1 for a cache of the query's type, where they are ignored, as by vLLM."""
+        for name in () if self.is_scaled else FACTORS:
             object.__setattr__(self, name, 1.0)
 
     @property
-    def is_fp8(self) -> bool:
-        return self.cache_type in FP8_TYPES
+    def is_scaled(self) -> bool:
+        return self.cache_type in SCALED_TYPES
 
     @property
     def Hkv(self) -> int:
@@ -146,9 +146,9 @@ class Queries(InPages):
 class Decode(Queries):
     """Queries [S, T, H, D] against a cache in pages: outlines of arrays, and options; hashable.
 
-    ``scale`` is the factor on q·k, and ``k_scale`` and ``v_scale`` are those on the numbers of an fp8 cache, 1 for
-    every other one and where they are arrays. With a ``window`` above 0 a query token sees that many tokens, itself
-    the last of them.
+    ``scale`` is the factor on q·k. ``k_scale`` and ``v_scale`` are those on the numbers of a cache of fp8 or int8, 1
+    for every other one and where they are arrays. With a ``window`` above 0 a query token sees that many tokens,
+    itself the last of them.
     """
 
     query: Operand
@@ -246,11 +246,11 @@ def check_layout(layout: str) -> None:
 
 
 def check_cache_dtype(key_type: str, value_type: str, cache_dtype: str | None) -> None:
-    """Raise ValueError for a ``cache_dtype`` that is none of `FP8_TYPES`, or is given for caches that are not uint8."""
+    """Raise ValueError for a ``cache_dtype`` that is none of `SCALED_TYPES`, or for caches that are not uint8."""
     if cache_dtype is None:
         return
-    if cache_dtype not in FP8_TYPES:
-        raise ValueError(f"cache_dtype must be one of {', '.join(FP8_TYPES)}, not {cache_dtype!r}")
+    if cache_dtype not in SCALED_TYPES:
+        raise ValueError(f"cache_dtype must be one of {', '.join(SCALED_TYPES)}, not {cache_dtype!r}")
     if (key_type, value_type) != ("uint8", "uint8"):
         raise ValueError(f"cache_dtype is for caches of uint8, not for {key_type} and {value_type}")
 
@@ -296,8 +296,8 @@ def cache_type_problem(asked: Any, name: str, kind: str) -> str:
         return f"{name} is {kind}, not {', '.join(QUERY_TYPES)}"
     if values != cache:
         return f"key_cache is {cache} and its value_cache {values}: one type for both is wanted"
-    if cache not in (kind, *FP8_TYPES):
-        return f"key_cache is {cache}: with a {name} of {kind} it can be {', '.join((kind, *FP8_TYPES))}"
+    if cache not in (kind, *SCALED_TYPES):
+        return f"key_cache is {cache}: with a {name} of {kind} it can be {', '.join((kind, *SCALED_TYPES))}"
     return ""
 
 

@@ -48,7 +48,7 @@ class Rows(InPages):
 class WriteKv(Rows):
     """Keys and values for the slots of a cache: outlines of arrays, and options; hashable.
 
-    An fp8 cache gets the numbers divided by the scales, which are 1 where they are arrays.
+    A cache of fp8 or int8 gets the numbers divided by the scales, which are 1 where they are arrays.
     """
 
     key: Operand

@@ -20,7 +20,7 @@ FAST_FROM = "o_in_registers"  # the rungs below it would take hours for twenty r
 # Where options went that this command once had.
 ELSEWHERE = {
     "bench-tensors": ("--heads", "--kv-heads", "--queries", "--layout", "--backward"),
-    "bench-decode": ("--decode", "--lengths", "--page", "--type", "--fp8"),
+    "bench-decode": ("--decode", "--lengths", "--page", "--type", "--cache", "--fp8"),
 }
 
 

@@ -27,7 +27,7 @@ ON_CPU = "1x4096 32/8"  # of the record's shapes: the others take long there
 @click.command(
     epilog=options.examples(
         "flashcli bench-decode --shape 8,32,8,128 --lengths 4096 --ladder --against torch",
-        "flashcli bench-decode --shape 4,32,8,128 --lengths 131072,64x3 --fp8 e4m3",
+        "flashcli bench-decode --shape 4,32,8,128 --lengths 131072,64x3 --cache e4m3",
         "flashcli bench-decode --backend cpu --shape 2,8,2,64",
     )
 )
@@ -46,7 +46,7 @@ ON_CPU = "1x4096 32/8"  # of the record's shapes: the others take long there
 )  # fmt: skip
 def command(
     path: str | None, heads: tuple[tuple[int, int, int, int], ...], lengths: str, page: int, query_type: str,
-    fp8: str | None, layout: str | None, how: timing.How,
+    cache: str | None, layout: str | None, how: timing.How,
 ) -> None:  # fmt: skip
     """Time paged decode beside the floor: a kernel that reads the same keys and values, and computes nothing.
 
@@ -59,7 +59,7 @@ def command(
     _check_source(click.get_current_context(), path, bool(heads))
     on_gpus = [*(f"--kernel {name}" for name in how.kernels), *(f"--against {name}" for name in how.against)]
     on_cpu = how.is_cpu(on_gpus + ["--ladder"] * how.ladder, machine.gpus)
-    given = _read(path) if path else _shapes(heads, lengths, page, query_type, fp8, on_cpu)
+    given = _read(path) if path else _shapes(heads, lengths, page, query_type, cache, on_cpu)
     record = records.Record(machine.circumstances())
     rows = (_on_cpu if on_cpu else _on_gpu)(record, given, layout or LAYOUT, how)
     how.finish(record, rows, records.decode_tables, decode_plot.draw_decode)
@@ -87,14 +87,14 @@ def _read(path: str) -> tuple[str, DecodeArrays]:
 
 
 def _shapes(
-    heads: Sequence[tuple[int, int, int, int]], lengths: str, page: int, query_type: str, fp8: str | None, on_cpu: bool
+    heads: Sequence[tuple[int, int, int, int]], lengths: str, page: int, query_type: str, cache: str | None, on_cpu: bool
 ) -> list[TimedShape]:
     """The shapes that are named, or else those of the record, on a CPU one of them."""
     from flashcli.measure.decode_shapes import SHAPES, TimedShape
 
     if not heads:
         return [shape for shape in SHAPES if not on_cpu or shape.name == ON_CPU]
-    cache_type = decode_options.CACHE_TYPES[fp8] if fp8 else query_type
+    cache_type = decode_options.CACHE_TYPES[cache] if cache else query_type
     return [
         TimedShape(f"{S}x({lengths}) {H}/{Hkv} D={D}", S, H, Hkv, D, lengths, query_type, cache_type, page)
         for S, H, Hkv, D in heads

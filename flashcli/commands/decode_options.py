@@ -15,7 +15,7 @@ from flashcli.terminal import parameters
 if TYPE_CHECKING:
     from flashcli.files.decode.cases import Case
 
-CACHE_TYPES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
+CACHE_TYPES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2", "int8": "int8"}
 PAGES = ("unique", "reversed", "shared")
 
 
@@ -61,15 +61,18 @@ def _of_shapes(more: str = "") -> tuple[Callable, ...]:
             "--type", "query_type", type=click.Choice(QUERY_TYPES), default="float16", show_default=True,
             help=f"The type of queries, and of the cache.{more}",
         ),
-        click.option("--fp8", type=click.Choice(list(CACHE_TYPES)), help=f"Have a cache of fp8.{more}"),
+        click.option(
+            "--cache", "--fp8", "cache", type=click.Choice(list(CACHE_TYPES)),
+            help=f"Have a cache of fp8, e4m3 or e5m2, or of int8.{more}",
+        ),
     )  # fmt: skip
 
 
-OF_SHAPES = ("lengths", "page", "query_type", "fp8")
+OF_SHAPES = ("lengths", "page", "query_type", "cache")
 OPTIONS = (
     click.option(
         "--decode", "heads", type=HeadsType(), metavar="S,H,Hkv,D",
-        help="Make a file for `flashcli decode`: S sequences, H heads, Hkv in the cache, D numbers each.",
+        help="An input of `flashcli decode` instead: S sequences, H heads, Hkv in the cache, D numbers each.",
     ),
     *_of_shapes(" For --decode."),
     click.option(
@@ -122,7 +125,7 @@ def case_options(command: Callable) -> Callable:
         page: int,
         layout: str,
         query_type: str,
-        fp8: str | None,
+        cache: str | None,
         pages: str,
         sharpness: float,
         value_scale: float,
@@ -136,7 +139,7 @@ def case_options(command: Callable) -> Callable:
         if heads is not None:
             from flashcli.files.decode.cases import Case
 
-            cache_type = CACHE_TYPES[fp8] if fp8 else ""
+            cache_type = CACHE_TYPES[cache] if cache else ""
             case = Case(
                 *heads, lengths, query_tokens, page, layout, query_type, cache_type, pages, sharpness, value_scale,
                 alibi, window, sparse, seed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from flashcli.asked.decode import SCALED_TYPES
 from flashcli.cpu.pages import WriteKvArrays
 
 
@@ -11,8 +12,8 @@ def write(asked: WriteKvArrays) -> None:
     """Put new keys and values into their slots of the cache; of two tokens with one slot, the later one stays."""
     kept = np.flatnonzero(asked.slot_mapping >= 0)
     pages, slots = np.divmod(asked.slot_mapping[kept], asked.page)
-    keys = _stored(asked.key[kept], asked.key_cache.dtype, asked.k_scale)
-    values = _stored(asked.value[kept], asked.value_cache.dtype, asked.v_scale)
+    keys = stored(asked.key[kept], asked.key_cache.dtype, asked.k_scale)
+    values = stored(asked.value[kept], asked.value_cache.dtype, asked.v_scale)
     if asked.layout == "vllm":  # keys [pages, Hkv, D / x, page, x], values [pages, Hkv, D, page]
         asked.key_cache[pages, :, :, slots] = keys.reshape(*keys.shape[:2], asked.D // asked.chunk, asked.chunk)
         asked.value_cache[pages, :, :, slots] = values
@@ -24,13 +25,18 @@ def write(asked: WriteKvArrays) -> None:
             cache[pages, :, slots] = rows
 
 
-def _stored(numbers: np.ndarray, kind: np.dtype, scale: float) -> np.ndarray:
-    """Numbers converted to a cache's type: for fp8 divided by its scale and cut to the largest finite number."""
-    if numbers.dtype == kind:
-        return numbers
+def stored(numbers: np.ndarray, kind: np.dtype, scale: float) -> np.ndarray:
+    """Numbers as a cache of type ``kind`` has them: for fp8 and int8 divided by the scale, cut to the type's range.
+
+    Both round to even. The range of int8 is from -128 to 127, and NaN becomes 0 there.
+    """
+    if kind.name not in SCALED_TYPES:
+        return numbers.astype(kind, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):  # an infinity is among what is cut
+        scaled = numbers.astype(np.float32) / np.float32(scale)
+    if kind == np.int8:
+        return np.nan_to_num(np.rint(scaled).clip(-128, 127), nan=0).astype(kind)
     import ml_dtypes
 
     largest = np.float32(ml_dtypes.finfo(kind).max)
-    with np.errstate(over="ignore", invalid="ignore"):  # an infinity is among what is cut
-        scaled = numbers.astype(np.float32) / np.float32(scale)
     return np.clip(scaled, -largest, largest).astype(kind)

@@ -362,7 +362,7 @@ def plan_of(build: Build, asked: Decode) -> Plan:
     clear = [(0, 0, counters)] if counters else []
     clear += [(end + 4 * i, _bits(factor), 1) for i, factor in enumerate(factors.values())]
     inside = (*((POINTERS.index(name), end + 4 * i) for i, name in enumerate(factors)), (POINTERS.index("lse"), lse))
-    unread = () if asked.is_fp8 else tuple(POINTERS.index(name) for name in FACTORS)
+    unread = () if asked.is_scaled else tuple(POINTERS.index(name) for name in FACTORS)
     return Plan(build.steps(), argument(asked), lse + 4 * build.problem.places, tuple(clear), inside, unread)
 
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flashcli.asked.attention import Operand
-from flashcli.asked.decode import ITEM_SIZES, Decode
+from flashcli.asked.decode import Decode
 from flashcli.asked.write_kv import WriteKv
 from flashcli.compiler.architecture import architecture
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels.operation import Gpu
 
-TYPE_NUMBERS = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "float8_e5m2": 4}  # see decode.cuh
+TYPE_NUMBERS = {  # see decode.cuh
+    "float32": 0,
+    "float16": 1,
+    "bfloat16": 2,
+    "float8_e4m3fn": 3,
+    "float8_e5m2": 4,
+    "int8": 5,
+}
 FREE = -1  # a stride that kernels are told
 
 
@@ -25,7 +32,7 @@ def macros(d: int, page: int, kind: str, cache_type: str, transposed: bool) -> d
 
 def check_type(cache_type: str, gpu: Gpu, hint: str) -> None:
     """Raise BackendUnavailable for a cache type that a GPU lacks: Ada brought the instructions that convert fp8."""
-    needed = (8, 9) if ITEM_SIZES[cache_type] == 1 else (6, 0)
+    needed = (8, 9) if cache_type.startswith("float8") else (6, 0)
     if gpu.capability < needed:
         has, needs = architecture(gpu.capability), architecture(needed)
         raise BackendUnavailable(f"{cache_type} needs {needs} or later, {gpu.name} is {has}.", hint)

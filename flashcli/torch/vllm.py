@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import torch
 
-from flashcli.asked.decode import FP8_TYPES, BlockSparse
+from flashcli.asked.decode import SCALED_TYPES, BlockSparse
 from flashcli.torch.paged import decode
 from flashcli.torch.paged_tensors import refuse_no_tensor
 from flashcli.torch.paged_write import write_kv
 
-FP8 = {"fp8": FP8_TYPES[0], "fp8_e4m3": FP8_TYPES[0], "fp8_e5m2": FP8_TYPES[1]}  # by vLLM's names
+SCALED = dict(zip(("fp8_e4m3", "fp8_e5m2", "int8"), SCALED_TYPES, strict=True))
+SCALED["fp8"] = SCALED["fp8_e4m3"]  # by vLLM's names
 
 
 def paged_attention_v1(
@@ -41,9 +42,9 @@ def paged_attention_v1(
 ) -> None:
     """Attention of ``query`` [S, H, D] to the cache, into ``out``, contiguous and of the query's shape and type.
 
-    ``max_seq_len`` is not needed: lengths are the GPU's to look at. ``kv_cache_dtype`` is "auto", "fp8", "fp8_e4m3" or
-    "fp8_e5m2". A cache of the query's type is read as it is, whatever the scales are. Raises what `flashcli.decode`
-    does.
+    ``max_seq_len`` is not needed: lengths are the GPU's to look at. ``kv_cache_dtype`` is "auto", "fp8", "fp8_e4m3",
+    "fp8_e5m2" or "int8". A cache of the query's type is read as it is, whatever the scales are. Raises what
+    `flashcli.decode` does.
 
     Source: ``paged_attention_v1`` in vLLM's ``vllm/_custom_ops.py``.
     """
@@ -129,7 +130,7 @@ def reshape_and_cache(
 
 
 def _cache_dtype(key_cache: torch.Tensor, kv_cache_dtype: str) -> str | None:
-    """The fp8 type of a cache of uint8, by vLLM's ``kv_cache_dtype``; None for a cache of any other type."""
-    if kv_cache_dtype not in ("auto", *FP8):
-        raise ValueError(f"kv_cache_dtype must be one of auto, {', '.join(FP8)}, not {kv_cache_dtype!r}")
-    return FP8[kv_cache_dtype] if getattr(key_cache, "dtype", None) == torch.uint8 and kv_cache_dtype in FP8 else None
+    """The type of the bytes of a cache of uint8, by vLLM's ``kv_cache_dtype``; None for a cache of any other type."""
+    if kv_cache_dtype not in ("auto", *SCALED):
+        raise ValueError(f"kv_cache_dtype must be one of auto, {', '.join(SCALED)}, not {kv_cache_dtype!r}")
+    return SCALED.get(kv_cache_dtype) if getattr(key_cache, "dtype", None) == torch.uint8 else None

@@ -63,6 +63,17 @@ def test_fp8_has_numbers_over_their_scale_to_the_nearest_and_none_beyond_the_lar
                 assert abs(number - want) == np.abs(all_numbers - want).min() or abs(number) == largest < abs(want)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_int8_has_numbers_over_their_scale_rounded_to_even_and_cut_to_its_range_and_what_is_none_is_0(layout):
+    (key, value), (key_cache, value_cache) = rows(), caches(layout, "int8")
+    key[0, 0, :8] = 0.25, 0.75, -0.25, -64.25, 63.75, 1e30, -np.inf, np.nan
+    flashcli.write_kv(key, value, key_cache, value_cache, SLOTS, layout=layout, k_scale=0.5, v_scale=np.float32(0.01))
+    assert slot(key_cache, layout, 5)[0, :8].tolist() == [0, 2, 0, -128, 127, 127, -128, 0]
+    want = np.rint(value[0] / np.float32(0.01))
+    np.testing.assert_array_equal(slot(value_cache, layout, 5), np.clip(want, -128, 127))
+    assert (want < -128).any() and (want > 127).any()
+
+
 def test_bytes_are_fp8_if_the_caller_says_so():
     (key, value), (key_cache, value_cache) = rows("bfloat16"), caches("nhd", "float8_e5m2")
     as_bytes = key_cache.copy().view(np.uint8), value_cache.copy().view(np.uint8)

@@ -42,7 +42,7 @@ def check(case: Case) -> None:
 
 TYPES = [
     ("float32", ""), ("float16", ""), ("bfloat16", ""), ("float32", "float8_e4m3fn"), ("float16", "float8_e5m2"),
-    ("bfloat16", "float8_e4m3fn"),
+    ("bfloat16", "float8_e4m3fn"), ("float16", "int8"), ("float32", "int8"),
 ]  # fmt: skip
 
 

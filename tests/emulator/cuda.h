@@ -71,6 +71,9 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 // As products and powers of two are rounded on the GPU: that of a large x is off by more than its last bit.
 inline float __expf(float x) noexcept { return std::exp2(x * 1.44269504088896340736f); }
 inline float __fdividef(float a, float b) { return std::fabs(b) > 0x1p126f ? 0 * a : a / b; }
+inline int __float2int_rn(float x) {
+    return x != x ? 0 : std::nearbyint(std::fmin(std::fmax(x, -2147483648.0f), 2147483520.0f));
+}
 inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
@@ -232,6 +235,9 @@ inline void cvt_rn_f16x2_e4m3x2(unsigned &y, unsigned short x) {
 inline void cvt_rn_f16x2_e5m2x2(unsigned &y, unsigned short x) { y = (x >> 8) << 24 | (x & 255) << 8; }
 inline void mul_rn_f16x2(unsigned &y, unsigned a, unsigned b) {
     y = to_half(from_half(a >> 16) * from_half(b >> 16)) << 16 | to_half(from_half(a) * from_half(b));
+}
+inline void sub_rn_f16x2(unsigned &y, unsigned a, unsigned b) {
+    y = to_half(from_half(a >> 16) - from_half(b >> 16)) << 16 | to_half(from_half(a) - from_half(b));
 }
 inline void mov_u32_ctaid_x(unsigned &y) { y = emulator::block_index.x; }
 inline void mov_b32(unsigned short &low, unsigned short &high, unsigned x) { low = x, high = x >> 16; }

@@ -89,7 +89,7 @@ def test_a_factor_beside_a_cache_that_is_not_fp8_is_left_out_with_a_notice(whole
     saved(tmp_path / "with.safetensors", contents(whole) | factors, {"layout": "vllm"})
     answers = [flashcli("decode", name, "out", cwd=tmp_path) for name in ("with.safetensors", whole)]
     assert [done.code for done in answers] == [0, 0] and "k_scale" not in answers[1].err
-    notice = "has a tensor k_scale, a factor on fp8 numbers, and the cache is float32: it is left out."
+    notice = "has a tensor k_scale, a factor on numbers of fp8 or int8, and the cache is float32: it is left out."
     assert notice in answers[0].err and "has a tensor v_scale" in answers[0].err
     asked = read_decode(tmp_path / "with.safetensors")[0]
     assert (asked.k_scale, asked.v_scale) == (1, 1)
@@ -295,7 +295,7 @@ def test_what_numbers_have_no_room_for_is_not_drawn(tmp_path, options):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("cache", ["", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("cache", ["", "float8_e4m3fn", "float8_e5m2", "int8"])
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1000.0])
 def test_values_may_be_of_any_size_that_there_is_room_for(cache, scale):
     asked = make(Case(2, 4, 2, 32, "20,5", value_scale=scale, query_type="float32", cache_type=cache))

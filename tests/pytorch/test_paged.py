@@ -28,7 +28,7 @@ OTHERWISE = {"k_scale": 1.0, "v_scale": 1.0}
 ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 TYPES = [
     ("float32", ""), ("float16", ""), ("bfloat16", ""), ("float32", "float8_e4m3fn"), ("float16", "float8_e5m2"),
-    ("bfloat16", "float8_e4m3fn"),
+    ("bfloat16", "float8_e4m3fn"), ("float16", "int8"),
 ]  # fmt: skip
 
 

@@ -32,6 +32,7 @@ SLOTS = [5, -1, 39, 8, 0]
 TYPES = [
     ("float32", "float32"), ("float16", "float16"), ("bfloat16", "bfloat16"), ("float32", "float8_e4m3fn"),
     ("float16", "float8_e5m2"), ("bfloat16", "float8_e4m3fn"), ("float16", "float8_e4m3fn"),
+    ("bfloat16", "int8"),
 ]  # fmt: skip
 every_type = pytest.mark.parametrize("types", TYPES, ids=str)
 every_layout = pytest.mark.parametrize("layout", LAYOUTS)
@@ -200,9 +201,9 @@ def test_vllms_operators_have_vllms_arguments():
     assert flashcli.torch.paged_attention_v1 is vllm.paged_attention_v1
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "fp8_e5m2"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8", "fp8_e5m2", "int8"])
 def test_vllms_operators_write_and_read_a_cache_as_ours_do(kv_cache_dtype):
-    cache = {"auto": "float16", "fp8": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}[kv_cache_dtype]
+    cache = {"auto": "float16", "fp8": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}.get(kv_cache_dtype, kv_cache_dtype)
     given = tensors(("float16", cache), "vllm")
     query, tables, lengths = torch.randn(2, 4, D).half(), torch.tensor([[1], [0]]).int(), torch.tensor([1, 1]).int()
     scales = torch.tensor(0.5), torch.tensor(2.0)
@@ -235,7 +236,7 @@ def test_vllms_operators_refuse_what_contradicts_itself():
     with pytest.raises(ValueError, match="has 2 heads and pages of 8, but num_kv_heads is 4 and block_size 8"):
         v1(heads=4)
     with pytest.raises(ValueError, match="kv_cache_dtype must be one of auto, fp8"):
-        v1(kv_cache_dtype="int8")
+        v1(kv_cache_dtype="int4")
     with pytest.raises(ValueError, match="out must have the dtype of query"):
         v1(out=query.float())
     with pytest.raises(ValueError, match="out must be contiguous"):

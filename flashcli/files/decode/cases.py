@@ -1,6 +1,7 @@
 """Seeded inputs for paged decode: the same seed gives the same file.
 
-Slots that no sequence uses hold NaN and unused places of the tables -1, so that whoever reads them shows it.
+Slots that no sequence uses hold NaN, or the largest number of int8, and unused places of the tables -1, so that whoever
+reads them shows it.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flashcli.asked.decode import CHUNK_BYTES, FACTORS, FP8_TYPES, LAYOUTS, BlockSparse, cache_shapes
+from flashcli.asked.decode import CHUNK_BYTES, FACTORS, LAYOUTS, SCALED_TYPES, BlockSparse, cache_shapes
 from flashcli.asked.shape import MAX_INT32, ceil_div
 from flashcli.cpu.pages import DecodeArrays
 from flashcli.cpu.pages import decode_problem as problem
+from flashcli.cpu.write_kv import stored
 from flashcli.errors import UsageError
 from flashcli.files.decode.tensors import TensorWriter, dtype, metadata
 
 CACHES = ("key_cache", "value_cache")
+# Standard deviations of keys and values as they are stored, in types that have scales.
+STORED = {"float8_e4m3fn": (2.0, 4.0), "float8_e5m2": (2.0, 4.0), "int8": (32.0, 32.0)}
 STEP = 2**22  # numbers that are drawn at a time
 LARGEST_DRAWN = 8.0  # of numbers of the normal distribution: in 10^15 there is one beyond
 MAX_FLOAT16 = 65504.0
@@ -101,11 +105,12 @@ def outlined(case: Case) -> DecodeArrays:
     if case.layout == "vllm" and case.D % x and not case.D % 8:  # what is no multiple of 8 fits no layout
         raise UsageError(f"layout vllm has chunks of {x}, which do not divide {case.D}.", "choose nhd or hnd.")
     _check_size("sharpness", case.sharpness, case.query_type)
-    if kind.name not in FP8_TYPES:
+    if kind.name not in SCALED_TYPES:
         _check_size("value scale", case.value_scale, kind.name)
     query = rng.standard_normal((case.S, case.T, case.H, case.D), np.float32) * np.float32(case.sharpness)
     shapes = cache_shapes(case.layout, pages, case.Hkv, case.page, case.D, kind.itemsize)
-    k_scale, v_scale = (0.5, case.value_scale / 4) if kind.name in FP8_TYPES else (1.0, 1.0)
+    deviations = STORED.get(kind.name)
+    k_scale, v_scale = (1 / deviations[0], case.value_scale / deviations[1]) if deviations else (1.0, 1.0)
     slopes = 2.0 ** (-8.0 * np.arange(1, case.H + 1) / case.H)  # as ALiBi has them for a power of two heads
     keys, values = (np.broadcast_to(np.zeros((), kind), shape) for shape in shapes)
     asked = DecodeArrays(
@@ -151,19 +156,19 @@ def _used_slots(case: Case, seq_lens: np.ndarray, tables: np.ndarray, pages: int
 def _drawn_pages(case: Case, asked: DecodeArrays) -> Iterator[tuple[str, int, np.ndarray]]:
     """The caches, some pages at a time: the name of one, which page is the first, and the pages as the layout has them.
 
-    What stands for one of fp8, of small range, is about as large whatever its scale is.
+    What is stored as fp8 or int8, of small range, is about as large whatever its scale is.
     """
     kind = asked.key_cache.dtype
-    fp8 = kind.name in FP8_TYPES
+    deviations = STORED.get(kind.name, (1.0, case.value_scale))
     used = _used_slots(case, asked.seq_lens, asked.block_tables, asked.pages)
     step = max(1, STEP // (case.page * case.Hkv * case.D))
-    for stream, (name, factor) in enumerate(zip(CACHES, (2.0, 4.0) if fp8 else (1.0, case.value_scale), strict=True)):
+    for stream, (name, factor) in enumerate(zip(CACHES, deviations, strict=True)):
         rng = np.random.default_rng([case.seed, 2 + stream])
         for first in range(0, asked.pages, step):
             some = used[first : first + step]
             drawn = rng.standard_normal((*some.shape, case.Hkv, case.D), np.float32) * np.float32(factor)
-            drawn[~some] = np.nan
-            yield name, first, _in_layout(drawn.astype(kind), case.layout, name)
+            drawn[~some] = np.inf if kind == np.int8 else np.nan
+            yield name, first, _in_layout(stored(drawn, kind, 1.0), case.layout, name)
 
 
 def _in_layout(cache: np.ndarray, layout: str, name: str) -> np.ndarray:
@@ -187,7 +192,7 @@ def generate(path: str, case: Case) -> DecodeArrays:
     whole = {"block_tables": asked.block_tables, "seq_lens": asked.seq_lens}
     if asked.alibi_slopes is not None:
         whole["alibi_slopes"] = asked.alibi_slopes
-    if asked.is_fp8:
+    if asked.is_scaled:
         whole |= {name: np.array([getattr(asked, name)], np.float32) for name in FACTORS}
     query = asked.query if case.T > 1 else asked.query[:, 0]
     arrays = {"query": query, **{name: getattr(asked, name) for name in CACHES}, **whole}

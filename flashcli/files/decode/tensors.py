@@ -29,7 +29,7 @@ from flashcli.process import mapped
 
 TYPES = {
     "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-    "I32": "int32", "F64": "float64", "I64": "int64", "U8": "uint8",
+    "I8": "int8", "I32": "int32", "F64": "float64", "I64": "int64", "U8": "uint8",
 }  # fmt: skip
 NAMES = {name: tag for tag, name in TYPES.items()}
 REQUIRED = ("query", "key_cache", "value_cache", "block_tables", "seq_lens")
@@ -160,8 +160,8 @@ def read_decode(
     )
     if wrong := problem(asked):
         raise BadInput(f"{tensors.path!r} cannot be decoded: {wrong}.", HINT)
-    for name in () if asked.is_fp8 else scales:
-        told = f"a factor on fp8 numbers, and the cache is {asked.key_cache.dtype}"
+    for name in () if asked.is_scaled else scales:
+        told = f"a factor on numbers of fp8 or int8, and the cache is {asked.key_cache.dtype}"
         notice(f"{tensors.path!r} has a tensor {name}, {told}: it is left out.")
     for name in sorted({*tensors} - {*REQUIRED, *OPTIONAL}):
         notice(f"{tensors.path!r} has a tensor {name}, which means nothing here: it is left out.")
