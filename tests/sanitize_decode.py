@@ -41,6 +41,8 @@ CASES = {
     **{layout: dataclasses.replace(PLAIN, layout=layout) for layout in LAYOUTS},
     **{f"e4m3, {layout}": dataclasses.replace(PLAIN, layout=layout, cache_type="float8_e4m3fn") for layout in LAYOUTS},
     "e5m2": dataclasses.replace(PLAIN, layout="nhd", cache_type="float8_e5m2"),
+    "int8": dataclasses.replace(PLAIN, cache_type="int8"),
+    "int8, bfloat16, hnd": dataclasses.replace(PLAIN, layout="hnd", cache_type="int8", query_type="bfloat16"),
     "bfloat16": dataclasses.replace(PLAIN, query_type="bfloat16", layout="hnd"),
     "float32": dataclasses.replace(PLAIN, query_type="float32"),
     "float32, hnd": dataclasses.replace(PLAIN, query_type="float32", layout="hnd"),
@@ -49,6 +51,8 @@ CASES = {
     "heads of 256": dataclasses.replace(PLAIN, D=256, layout="hnd"),
     "pages of 1": dataclasses.replace(PLAIN, page=1, lengths="40,5,0,13"),
     "pages of 64": dataclasses.replace(PLAIN, page=64, layout="nhd"),
+    "pages of 64, vllm": dataclasses.replace(PLAIN, page=64, window=50),
+    "float32, int8, pages of 4": dataclasses.replace(PLAIN, page=4, query_type="float32", cache_type="int8"),
     "seventeen heads on one": dataclasses.replace(PLAIN, H=17, Hkv=1),
     "three tokens": dataclasses.replace(PLAIN, T=3, alibi=True),
     "eight tokens, a window": dataclasses.replace(PLAIN, T=8, window=50, layout="hnd"),
@@ -127,7 +131,8 @@ def check(place: Place, kernel: str, name: str) -> None:
 # ---- writing
 
 WRITES = {f"{key}, {cache}, {layout}": (key, cache, layout) for layout in LAYOUTS for key, cache in (
-    ("float32", "float32"), ("float16", "float16"), ("bfloat16", "float8_e4m3fn"), ("float32", "float8_e5m2")
+    ("float32", "float32"), ("float16", "float16"), ("bfloat16", "float8_e4m3fn"), ("float32", "float8_e5m2"),
+    ("bfloat16", "int8"),
 )}  # fmt: skip
 
 

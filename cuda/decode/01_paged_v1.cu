@@ -1,34 +1,24 @@
-// Paged V1: one block for each query token and head.
+// Paged V1: vLLM's first kernel, one block for each query token and head.
 //
-// What it does: vLLM's first kernel, written anew from what it computes. A block walks through the pages of its
-// sequence and keeps the scores of all tokens in shared memory; then their softmax; then it walks through the pages of
-// values. Two threads share a token's key, so that 64 tokens are met at a time and a warp reads whole sectors of 32
-// bytes.
-// Why so: no token waits for another, and a score is computed once. As many blocks as there are heads and sequences
-// fill the GPU in a large batch.
+// What it does: a warp takes a page, a group of threads in it a token: with pages of 16 tokens, two threads that fetch
+// 16 bytes of its key at a time. Scores of all tokens stay in shared memory, as logits. Their maximum and sum are found
+// by shuffles, in the warp and then over the block. Then each warp goes through its pages again, for the values, and
+// halves of the warps add up what they have (see paged.cuh).
+// Why so: neighbouring threads read neighbouring bytes; no token waits for another, and a score is computed once. As
+// many blocks as there are heads and sequences fill the GPU in a large batch.
 // What it costs: shared memory holds one sequence of some 57,000 tokens at most, and the longer it is, the fewer blocks
 // a multiprocessor has. A single sequence leaves most of the GPU idle, and the longest one of a batch is waited for.
 // All heads of a group read the same keys and values, each for itself.
-#include "piece.cuh"
+#include "paged.cuh"
 
-static_assert(ROWS == 1, "a block has one row");
-
-extern __shared__ float S[];  // as many scores as the tables have room for, then as many bytes: which are seen
+extern __shared__ __align__(16) float logits[];
 
 extern "C" __global__ void __launch_bounds__(THREADS) paged_v1(const Decode a) {
-    __shared__ __align__(16) float q[HEAD_DIM];
-    __shared__ float O[HEAD_DIM];
-    __shared__ Running running;
-    const int rows = rows_of(a), row = blockIdx.x % rows, rest = blockIdx.x / rows;
-    const Sequence of = sequence_of(a, rest / a.kv_heads, rest % a.kv_heads, row);
-    const int first = first_used(a, of.length), room = a.table_width * PAGE;
-    unsigned char *const seen = reinterpret_cast<unsigned char *>(S + room);
+    const Query query = query_of(a, blockIdx.x);
+    Attended found = attend(a, query, query.first / PAGE, ceil_div_large(max(query.end, 0), PAGE), logits);
 
-    load_queries(a, of, q, running);
-    scores(a, of, q, first, of.length, S, room, seen);
-    softmax(S, room, of.length - first, running);
-    float o[ROWS][OWN] = {};
-    add_values(a, of, first, of.length, S, room, seen, running, o);
-    collect(o, O);
-    answer(a, of, running, O);
+    const float v_scale = v_scale_of(a);
+    if (threadIdx.x < WARP_SIZE)
+        found.accs.for_each([&](int d, float acc) { store_answer(a, query.place * HEAD_DIM + d, acc * v_scale); });
+    store_lse(a, query, found.qk_max, found.exp_sum);
 }

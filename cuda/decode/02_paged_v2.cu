@@ -1,48 +1,70 @@
-// Paged V2: partitions of 512 tokens, and a reduction.
+// Paged V2: vLLM's second kernel, partitions of 512 tokens and a reduction.
 //
-// What changed: a block takes one partition of a sequence, not all of it, and leaves its maximum m, sum l and O in the
-// workspace. A second launch merges the partitions of each row: with M the largest m, O = sum 2^(m - M) O / sum 2^(m -
-// M) l.
-// Why it is faster: a long sequence has many blocks, and the scores of one partition always fit in shared memory: any
-// length, and many blocks to a multiprocessor.
+// What changed: a block takes one partition of a sequence, as if it were all of it, and leaves max_logits, exp_sums and
+// tmp_out, its own answer, in the workspace. A second launch weighs the partitions of each query: with M the largest
+// maximum, each counts exp_sum * exp(max_logit - M).
+// Why it is faster: a long sequence has many blocks, and the logits of a partition always fit in shared memory: any
+// length, and many blocks to a multiprocessor. It is the idea of Flash-Decoding.
 // What it costs: a launch more, and partial answers that travel to and fro. The grid is as wide as the tables: where
-// one sequence is long and the others are short, most blocks find nothing to do. (vLLM keeps partial answers in the
-// query's type; here they are float.) The heads of a group still read the same keys and values each for itself.
-#include "piece.cuh"
+// one sequence is long and the others are short, most blocks find nothing to do. (vLLM keeps tmp_out in the query's
+// type; here it is float.) The heads of a group still read the same keys and values each for itself.
+#include "paged.cuh"
 
-static_assert(ROWS == 1, "a block has one row");
-constexpr int PARTITION = 512;
+constexpr int PARTITION = 512, PAGES_PER_PARTITION = PARTITION / PAGE;
+static_assert(PARTITION % PAGE == 0, "a partition has whole pages");
 
 // How many partitions the longest sequence can have.
 __device__ __forceinline__ int partitions(const Decode &a) {
-    return (int)(((long long)a.table_width * PAGE + PARTITION - 1) / PARTITION);
+    return ceil_div_large(a.table_width, PAGES_PER_PARTITION);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) paged_v2(const Decode a) {
-    __shared__ __align__(16) float q[HEAD_DIM];
-    __shared__ float S[PARTITION], O[HEAD_DIM];
-    __shared__ unsigned char seen[PARTITION];
-    __shared__ Running running;
-    const int count = partitions(a), partition = blockIdx.x % count, which = blockIdx.x / count;
-    const int rows = rows_of(a), row = which % rows, rest = which / rows;
-    const Sequence of = sequence_of(a, rest / a.kv_heads, rest % a.kv_heads, row);
-    const int first = max((long long)first_used(a, of.length), (long long)partition * PARTITION);
-    const int end = min((long long)of.length, (partition + 1LL) * PARTITION);
-    if (first >= end) return;
-
-    load_queries(a, of, q, running);
-    scores(a, of, q, first, end, S, PARTITION, seen);
-    softmax(S, PARTITION, end - first, running);
-    float o[ROWS][OWN] = {};
-    add_values(a, of, first, end, S, PARTITION, seen, running, o);
-    collect(o, O);
-    keep_partials(a, of, static_cast<float *>(a.workspace), count, partition, running, O);
+// What blocks leave in the workspace: a number each for every query and partition, then HEAD_DIM of them.
+struct Partitions {
+    float *exp_sums, *max_logits, *tmp_out;
+};
+__device__ __forceinline__ Partitions partitions_of(const Decode &a, const Query &query) {
+    const long long places = (long long)a.sequences * a.tokens * a.heads * partitions(a),
+                    first = query.place * partitions(a);
+    float *const all = static_cast<float *>(a.workspace);
+    return {all + first, all + places + first, all + 2 * places + first * HEAD_DIM};
 }
 
-// One block a row, a thread for each number of the head.
-extern "C" __global__ void __launch_bounds__(QUADS) merge(const Decode a) {
-    const int length = length_of(a, blockIdx.x / a.heads / a.tokens), count = partitions(a);
-    const float *const partials = static_cast<const float *>(a.workspace) + (long long)blockIdx.x * count * PARTIAL;
-    const int from = first_used(a, length) / PARTITION, until = ceil_div_large(length, PARTITION);
-    answer_quad(a, blockIdx.x, threadIdx.x, merged(partials, from, until, threadIdx.x), v_scale_of(a));
+extern "C" __global__ void __launch_bounds__(THREADS) paged_v2(const Decode a) {
+    __shared__ __align__(16) float logits[larger(PARTITION, NUM_WARPS / 2 * HEAD_DIM)];
+    const int partition = blockIdx.x % partitions(a), first_page = partition * PAGES_PER_PARTITION;
+    const Query query = query_of(a, blockIdx.x / partitions(a));
+    const int from = max(first_page, query.first / PAGE);
+    const int until = min(first_page + PAGES_PER_PARTITION, ceil_div_large(max(query.end, 0), PAGE));
+    if (from >= until) return;
+    Attended found = attend(a, query, from, until, logits);
+
+    const Partitions to = partitions_of(a, query);
+    if (threadIdx.x == 0) to.exp_sums[partition] = found.exp_sum, to.max_logits[partition] = found.qk_max;
+    if (threadIdx.x < WARP_SIZE)
+        found.accs.for_each([&](int d, float acc) { to.tmp_out[(long long)partition * HEAD_DIM + d] = acc; });
+}
+
+extern __shared__ __align__(16) float weights[];  // of the partitions, up to a multiple of four
+
+// One block a query, a thread for each number of the head.
+extern "C" __global__ void __launch_bounds__(THREADS) reduce(const Decode a) {
+    const Query query = query_of(a, blockIdx.x);
+    const Partitions of = partitions_of(a, query);
+    const int from = query.first / PARTITION, until = ceil_div_large(max(query.end, 0), PARTITION);
+
+    float max_logit = NEG_INF, exp_sum = 0;
+    for (int i = from + threadIdx.x; i < until; i += THREADS) max_logit = fmaxf(max_logit, of.max_logits[i]);
+    max_logit = block_max(max_logit);
+    const float shift = finite_or_zero(max_logit);
+    for (int i = from + threadIdx.x; i < until; i += THREADS)
+        exp_sum += weights[i - from] = of.exp_sums[i] * exp2_fast(of.max_logits[i] - shift);
+    exp_sum = block_sum(exp_sum);
+
+    const float factor = exp_sum == 0 ? 0 : v_scale_of(a) / exp_sum;
+    for (int d = threadIdx.x; d < HEAD_DIM; d += THREADS) {
+        float out = 0;
+        for (int i = from; i < until; ++i) out += weights[i - from] * of.tmp_out[(long long)i * HEAD_DIM + d];
+        store_answer(a, query.place * HEAD_DIM + d, out * factor);
+    }
+    store_lse(a, query, max_logit, exp_sum);
 }

@@ -2,7 +2,7 @@
 //
 // What changed: a block takes ROWS query rows that share a head of the cache: the heads of its group, and all query
 // tokens. A number of a key that has come from memory meets all of them while it is in a register, and so does one of a
-// value.
+// value. How threads share tokens no longer depends on the page or the layout (see piece.cuh).
 // Why it is faster: with 32 heads on 8 of the cache, keys and values are read once instead of four times; decoding does
 // hardly anything but read.
 // What it costs: registers for the sums of all rows, and shared memory for their queries and scores, so fewer blocks to

@@ -1,5 +1,5 @@
 // The three steps of attention for some tokens of one sequence, with CUDA cores: scores, softmax, the sum of values.
-// The first four kernels differ in which tokens and rows a block takes, not in these.
+// `grouped` and `split` differ in which tokens a block takes, not in these.
 //
 // Scores are in powers of two: their factor is scale * k_scale * log2(e). What a block keeps in shared memory:
 //   q [ROWS][HEAD_DIM]    the queries           S [ROWS][stride]   scores, then P = 2^(S - m)

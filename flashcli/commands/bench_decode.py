@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -10,7 +11,7 @@ from click.core import ParameterSource
 from flashcli.asked.decode import LAYOUTS
 from flashcli.commands import decode_options, options, timing
 from flashcli.errors import UsageError
-from flashcli.kernels.decode import CEILING, DEFAULTS, KERNELS
+from flashcli.kernels.decode import CEILING, DEFAULTS, KERNELS, VERSIONS
 
 if TYPE_CHECKING:
     from flashcli.cpu.pages import DecodeArrays
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     Given = tuple[str, DecodeArrays] | list[TimedShape]  # a file, or shapes
 
-LAYOUT = "hnd"
+LAYOUT = "vllm"
 ON_CPU = "1x4096 32/8"  # of the record's shapes: the others take long there
 
 
@@ -38,6 +39,11 @@ ON_CPU = "1x4096 32/8"  # of the record's shapes: the others take long there
 )  # fmt: skip
 @decode_options.shape_options
 @click.option(
+    "--rule", is_flag=True,
+    help="Time vLLM's V1 and V2 alone, and tell which of them vLLM takes, by length and blocks; without --shape in "
+    "batches on both sides of that rule.",
+)  # fmt: skip
+@click.option(
     "--layout", type=click.Choice(LAYOUTS), help=f"How a page lies in memory: {LAYOUT} by default; a FILE says it."
 )
 @timing.options_of(
@@ -46,7 +52,7 @@ ON_CPU = "1x4096 32/8"  # of the record's shapes: the others take long there
 )  # fmt: skip
 def command(
     path: str | None, heads: tuple[tuple[int, int, int, int], ...], lengths: str, page: int, query_type: str,
-    cache: str | None, layout: str | None, how: timing.How,
+    cache: str | None, layout: str | None, rule: bool, how: timing.How,
 ) -> None:  # fmt: skip
     """Time paged decode beside the floor: a kernel that reads the same keys and values, and computes nothing.
 
@@ -57,12 +63,18 @@ def command(
 
     how.check(plots.check_picture)
     _check_source(click.get_current_context(), path, bool(heads))
-    on_gpus = [*(f"--kernel {name}" for name in how.kernels), *(f"--against {name}" for name in how.against)]
+    if rule and (how.kernels or how.ladder or how.against):
+        raise UsageError("--rule times V1 and V2 alone.", "leave out --kernel, --ladder and --against, or --rule.")
+    on_gpus = ["--rule"] * rule + [
+        *(f"--kernel {name}" for name in how.kernels),
+        *(f"--against {name}" for name in how.against),
+    ]
     on_cpu = how.is_cpu(on_gpus + ["--ladder"] * how.ladder, machine.gpus)
-    given = _read(path) if path else _shapes(heads, lengths, page, query_type, cache, on_cpu)
+    given = _read(path) if path else _shapes(heads, lengths, page, query_type, cache, on_cpu, rule)
     record = records.Record(machine.circumstances())
+    how = replace(how, kernels=VERSIONS) if rule else how
     rows = (_on_cpu if on_cpu else _on_gpu)(record, given, layout or LAYOUT, how)
-    how.finish(record, rows, records.decode_tables, decode_plot.draw_decode)
+    how.finish(record, rows, records.rule_tables if rule else records.decode_tables, decode_plot.draw_decode)
 
 
 def _check_source(context: click.Context, path: str | None, shaped: bool) -> None:
@@ -87,13 +99,19 @@ def _read(path: str) -> tuple[str, DecodeArrays]:
 
 
 def _shapes(
-    heads: Sequence[tuple[int, int, int, int]], lengths: str, page: int, query_type: str, cache: str | None, on_cpu: bool
+    heads: Sequence[tuple[int, int, int, int]],
+    lengths: str,
+    page: int,
+    query_type: str,
+    cache: str | None,
+    on_cpu: bool,
+    rule: bool,
 ) -> list[TimedShape]:
-    """The shapes that are named, or else those of the record, on a CPU one of them."""
-    from flashcli.measure.decode_shapes import SHAPES, TimedShape
+    """The shapes that are named, or else those of the record, on a CPU one of them; with ``rule`` those of that."""
+    from flashcli.measure.decode_shapes import OF_THE_RULE, SHAPES, TimedShape
 
     if not heads:
-        return [shape for shape in SHAPES if not on_cpu or shape.name == ON_CPU]
+        return [shape for shape in (OF_THE_RULE if rule else SHAPES) if not on_cpu or shape.name == ON_CPU]
     cache_type = decode_options.CACHE_TYPES[cache] if cache else query_type
     return [
         TimedShape(f"{S}x({lengths}) {H}/{Hkv} D={D}", S, H, Hkv, D, lengths, query_type, cache_type, page)

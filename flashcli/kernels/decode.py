@@ -123,20 +123,35 @@ def partial_bytes(problem: Problem) -> int:
     return 4 * (problem.d + 4)
 
 
-# ---- V1
+# ---- vLLM's V1 and V2, one query row a block
+
+VALUES_AT_ONCE = 16  # bytes of the query's type that a thread fetches of a row of values, see paged.cuh
+
+
+def _paged_refuses(problem: Problem) -> str:
+    if not problem.transposed:
+        return "vLLM's kernels read layout vllm alone"
+    if problem.page < 4:
+        return "pages of less than four tokens"
+    if problem.page * ITEM_SIZES[problem.query_type] > 32 * VALUES_AT_ONCE:
+        return f"a warp does not reach over {problem.page} tokens of {problem.query_type}"
+    return ""
+
+
+def _shared_of(kernel: str, problem: Problem, what: str, numbers: int) -> int:
+    """Bytes of dynamic shared memory for so many floats; UsageError if no block has as many."""
+    if 4 * numbers > MAX_SHARED - 2048:
+        raise UsageError(
+            f"kernel {kernel} keeps {what} in shared memory: {problem.room} tokens are too many.",
+            "choose another kernel.",
+        )
+    return 4 * numbers
 
 
 def _v1(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    shared = 5 * problem.room  # a score, and whether the token is seen
-    if shared > MAX_SHARED - 2048:
-        raise UsageError(
-            f"kernel paged_v1 keeps the scores of a sequence in shared memory: {problem.room} tokens are too many.",
-            "choose another kernel.",
-        )
+    at_the_end = problem.tuning.threads // 64 * problem.d  # what half the warps hand to the others
+    shared = _shared_of("paged_v1", problem, "the scores of a sequence", max(problem.room, at_the_end))
     return (Launch("paged_v1", problem.places, problem.tuning.threads, shared),)
-
-
-# ---- V2, and all heads of a group together
 
 
 def _partitions(problem: Problem) -> int:
@@ -144,17 +159,38 @@ def _partitions(problem: Problem) -> int:
 
 
 def _v2(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    return _partitioned("paged_v2", problem)
+    partitions, threads = _partitions(problem), problem.tuning.threads
+    shared = _shared_of("paged_v2", problem, "the weights of partitions", round_up(partitions, 4))
+    return (
+        Launch("paged_v2", problem.places * partitions, threads),
+        Launch("reduce", problem.places, threads, shared),
+    )
+
+
+def _sums_maxima_and_outs(tiling: Tiling, problem: Problem) -> int:
+    return problem.places * _partitions(problem) * 4 * (problem.d + 2)
+
+
+VERSIONS = ("paged_v1", "paged_v2")  # that vLLM chooses between
+
+
+def takes_v1(longest: int, sequences: int, heads: int) -> bool:
+    """Whether vLLM takes V1, not V2, for so many sequences and heads, the longest sequence of ``longest`` tokens.
+
+    It takes V1 for up to 8192 tokens, if they are one partition or there are more than 512 blocks without cutting.
+
+    Source: ``PagedAttention.forward_decode`` in vLLM's ``vllm/attention/ops/paged_attn.py``.
+    """
+    return longest <= 8192 and (longest <= PARTITION or sequences * heads > 512)
+
+
+# ---- all heads of a group together
 
 
 def _grouped(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    return _partitioned("grouped", problem)
-
-
-def _partitioned(function: str, problem: Problem) -> tuple[Launch, ...]:
     tiles = ceil_div(problem.head_rows, problem.rows)
     blocks = problem.sequences * problem.kv_heads * tiles * _partitions(problem)
-    return Launch(function, blocks, problem.tuning.threads), Launch("merge", problem.places, problem.d // 4)
+    return Launch("grouped", blocks, problem.tuning.threads), Launch("merge", problem.places, problem.d // 4)
 
 
 def _partials_of_partitions(tiling: Tiling, problem: Problem) -> int:
@@ -253,6 +289,7 @@ KERNELS = {
             tiling=_tiles(),
             launches=_v1,
             fitted=_chooses(one_row),
+            refuses=_paged_refuses,
         ),
         _rung(
             name="paged_v2",
@@ -260,8 +297,9 @@ KERNELS = {
             summary="vLLM's V2: partitions of 512 tokens, and a reduction",
             tiling=_tiles(),
             launches=_v2,
-            workspace=_partials_of_partitions,
+            workspace=_sums_maxima_and_outs,
             fitted=_chooses(one_row),
+            refuses=_paged_refuses,
         ),
         _rung(
             name="grouped",

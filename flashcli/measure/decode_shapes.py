@@ -42,12 +42,21 @@ SHAPES = (
     TimedShape("131072 + 255x64", 256, 32, 8, 128, "131072,64x255"),
     TimedShape("fp8 8x4096 64/8", 8, 64, 8, 128, "4096", cache_type="float8_e4m3fn"),
     TimedShape("fp8 32x4096 32/8", 32, 32, 8, 128, "4096", cache_type="float8_e4m3fn"),
+    TimedShape("int8 8x4096 64/8", 8, 64, 8, 128, "4096", cache_type="int8"),
+    TimedShape("int8 32x4096 32/8", 32, 32, 8, 128, "4096", cache_type="int8"),
     TimedShape("16x(1..2000) 32/8", 16, 32, 8, 128, "uniform:2000"),
     TimedShape("16x(1..2000), most short", 16, 32, 8, 128, MOST_SHORT),
     TimedShape("64x(1..4096) 32/8", 64, 32, 8, 128, "uniform:4096"),
     TimedShape("fp8 64x(1..4096) 32/8", 64, 32, 8, 128, "uniform:4096", cache_type="float8_e4m3fn"),
     TimedShape("fp32 8x4096 64/8", 8, 64, 8, 128, "4096", "float32", "float32"),
     TimedShape("fp32 1x32768 32/8", 1, 32, 8, 128, "32768", "float32", "float32"),
+)
+
+# Batches on both sides of vLLM's rule for V1 or V2: 512 blocks, 8192 tokens, a partition.
+OF_THE_RULE = tuple(
+    TimedShape(f"{S}x{tokens} 32/8", S, 32, 8, 128, str(tokens))
+    for S in (1, 8, 16, 32, 128)
+    for tokens in (512, 1024, 4096, 8192, 16384)
 )
 
 

@@ -99,7 +99,7 @@ def timed(
     clock: str | None = None,
 ) -> Row:
     figures = over_all(seconds) | {"bytes": asked.used_bytes(), "relative_l2": error, "clock": clock}
-    return Decoded(**about(name, asked, contender), layout=asked.layout, **figures)
+    return Decoded(**about(name, asked, contender), H=asked.H, layout=asked.layout, **figures)
 
 
 def _of_ours(contender: Contender, given: OnDevice, runs: int) -> Row:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from flashcli.kernels.decode import VERSIONS, takes_v1
 from flashcli.measure import reported
 from flashcli.measure.rows import (
     Decoded,
@@ -246,6 +247,20 @@ def decode_tables(rows: Sequence[Row]) -> Tables:
         cells = {name_of(row): f"{row.seconds * 1e6:.1f}" for row in some}
         megabytes = some[0].bytes / 1e6
         lines.append([case, f"{megabytes:.{0 if megabytes >= 10 else 2}f}", *(cells.get(name, "") for name in names)])
+    yield "", lines
+
+
+def rule_tables(rows: Sequence[Row]) -> Tables:
+    """For each batch the microseconds of V1 and V2, which of them vLLM takes, and its time over that of the faster."""
+    lines = [["batch", "blocks of V1", *VERSIONS, "vLLM takes", "times the faster"]]
+    for case, some in by_case(row for row in of_kind(Decoded, rows) if not row.clock).items():
+        found = {row.contender: row.seconds for row in some}
+        if not {*VERSIONS} <= found.keys() or some[0].H is None:
+            continue
+        taken = VERSIONS[0 if takes_v1(some[0].N, some[0].B, some[0].H) else 1]
+        times = [found[name] for name in VERSIONS]
+        cells = [f"{seconds * 1e6:.1f}" for seconds in times]
+        lines.append([case, str(some[0].B * some[0].H), *cells, taken, f"{found[taken] / min(times):.2f}"])
     yield "", lines
 
 

@@ -18,7 +18,7 @@ from bench.decode_check import check_kernels, grid
 from bench.decode_judge import Answer, Judge
 from flashcli.asked.decode import BlockSparse
 from flashcli.files.decode.cases import Case, generate, make
-from flashcli.kernels.decode import KERNELS, build_of
+from flashcli.kernels.decode import KERNELS, VERSIONS, build_of
 from flashcli.kernels.tuning.decode import AHEAD_OF_LENGTH, BY_LENGTHS, Tuning
 from flashcli.measure.builds import compile_all
 from flashcli.run import decode
@@ -31,6 +31,8 @@ BUILDS = [  # what kernels are compiled for; what comes with the argument is dra
     Case(4, 10, 2, 256, page=8, layout="vllm", cache_type="float8_e4m3fn"),
     Case(4, 7, 1, 80, page=128, layout="nhd", query_type="float32", cache_type="float8_e5m2"),
     Case(4, 16, 2, 96, page=4, layout="hnd", query_type="float32"),
+    Case(4, 9, 3, 120, page=8, layout="vllm", query_type="float32"),
+    Case(4, 6, 2, 128, page=32, layout="vllm", query_type="bfloat16", cache_type="int8"),
 ]
 
 
@@ -87,7 +89,8 @@ def test_every_kernel_is_right_whatever_is_asked_for_together(opened, build):
 @pytest.mark.parametrize("name", KERNELS)
 def test_bytes_depend_neither_on_the_order_of_pages_nor_on_company_nor_on_how_large_the_gpu_is(opened, name):
     query_type = "float16" if name == "tensor" else "float32"
-    asked = make(Case(4, 8, 2, 64, "700,3,0,1030", layout="hnd", query_type=query_type))
+    layout = "vllm" if name in VERSIONS else "hnd"
+    asked = make(Case(4, 8, 2, 64, "700,3,0,1030", layout=layout, query_type=query_type))
     order = np.random.default_rng(1).permutation(asked.pages)
     places = np.argsort(order).astype(np.int32)  # of each page
     moved = dataclasses.replace(

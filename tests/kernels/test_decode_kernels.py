@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from support import sampled
 
+from bench.paged_plot import Shares
 from flashcli.asked.decode import LAYOUTS
 from flashcli.compiler import compiler
 from flashcli.files.decode.cases import Case, make
 from flashcli.kernels import decode, write_kv
-from flashcli.kernels.decode import CEILING, KERNELS, Argument, build_of, choose, problem_of
+from flashcli.kernels.decode import CEILING, KERNELS, VERSIONS, Argument, build_of, choose, problem_of, takes_v1
 from flashcli.kernels.operation import Build, Gpu, Launch
 from flashcli.kernels.pages import cache_strides
 from flashcli.kernels.tuning.decode import AHEAD_OF_LENGTH, BY_LENGTHS, BY_NUMBER, PIECE_AFTER_PIECE, Problem, Tuning
@@ -26,6 +27,11 @@ H200, BEFORE_HOPPER = Gpu((9, 0), 132), Gpu((8, 9), 132)
 WRITE = Build(write_kv.KERNEL, write_kv.Problem(64, 16, "float16", "float8_e4m3fn", False, vectors=4))
 every_kernel = pytest.mark.parametrize("kernel", [*KERNELS.values(), CEILING], ids=[*KERNELS, "read"])
 needs_nvcc = pytest.mark.skipif(compiler.find_nvcc() is None, reason="there is no nvcc here")
+
+
+def sized(page: int = 16, **sizes: int) -> Problem:
+    """What is decoded by heads of 64 numbers."""
+    return Problem(64, page, "float16", "float16", True, **sizes)
 
 
 @every_kernel
@@ -56,8 +62,13 @@ def test_the_compiler_and_python_agree_on_every_field_of_the_argument(tmp_path, 
         f'static_assert(sizeof({struct}::{name}) == {getattr(argument, name).size}, "{name}");'
         for name, _ in argument._fields_
     ]
-    source = tmp_path / "agree.cu"
-    source.write_text("\n".join(["#include <cstddef>", f'#include "{where}"', *checks]))
+    compile_asserts(tmp_path, where, checks, build)
+
+
+def compile_asserts(folder, header, lines, build):
+    """Compile lines behind a header as the build would be; AssertionError has what the compiler says."""
+    source = folder / "agree.cu"
+    source.write_text("\n".join(["#include <cstddef>", f'#include "{header}"', *lines]))
     command = [
         compiler.find_nvcc(),
         "-cubin",
@@ -65,7 +76,7 @@ def test_the_compiler_and_python_agree_on_every_field_of_the_argument(tmp_path, 
         *(f"-I{folder}" for folder in (compiler.SOURCES, compiler.SOURCES / "decode")),
         *compiler.options(build),
     ]
-    done = subprocess.run([*command, source, "-o", tmp_path / "x.cubin"], capture_output=True, text=True)
+    done = subprocess.run([*command, source, "-o", folder / "x.cubin"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -199,11 +210,6 @@ def test_bytes_depend_neither_on_company_nor_on_how_blocks_find_their_pieces(gpu
     assert [whole[:8].tobytes() for whole in (out, lse)] == [found.tobytes() for found in of_some]
 
 
-def sized(page: int = 16, **sizes: int) -> Problem:
-    """What is decoded by heads of 64 numbers."""
-    return Problem(64, page, "float16", "float16", True, **sizes)
-
-
 LARGE = sized(sequences=300, tokens=8, heads=40, kv_heads=8, table_width=900)
 
 
@@ -237,6 +243,36 @@ def test_clusters_that_would_not_merge_all_pieces_are_refused(tuning):
 def test_v1_refuses_what_its_shared_memory_does_not_hold():
     with pytest.raises(decode.UsageError, match="100000 tokens"):
         Build(KERNELS["paged_v1"], sized(table_width=6250)).launches()
+
+
+@pytest.mark.parametrize(
+    ("longest", "sequences", "heads", "v1"),
+    [(512, 1, 1, True), (513, 1, 1, False), (513, 16, 32, False), (513, 27, 19, True), (8192, 27, 19, True),
+     (8193, 27, 19, False), (8193, 1, 1, False)],
+)  # fmt: skip
+def test_vllm_takes_v1_for_sequences_of_one_partition_or_more_than_512_blocks(longest, sequences, heads, v1):
+    assert takes_v1(longest, sequences, heads) == v1
+
+
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("d", "page", "kind", "cache"),
+    [(128, 16, "float16", "float16"), (80, 8, "float32", "int8")],
+)
+def test_the_picture_of_who_has_what_is_of_the_kernels_own_numbers(tmp_path, d, page, kind, cache):
+    equal = [f'static_assert({name} == {number}, "");' for name, number in Shares.of(d, page, kind)._asdict().items()]
+    compile_asserts(tmp_path, "paged.cuh", equal, Build(KERNELS["paged_v1"], Problem(d, page, kind, cache, True)))
+
+
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [(Problem(64, 16, "float16", "float16", False), "layout vllm alone"), (sized()._replace(page=2), "less than four"),
+     (sized()._replace(page=256, query_type="float32"), "does not reach over 256 tokens of float32")],
+)  # fmt: skip
+def test_v1_and_v2_refuse_what_vllms_threads_cannot_share(problem, words):
+    for name in VERSIONS:
+        assert words in KERNELS[name].refuses(problem)
+        assert KERNELS[name].refuses(sized()) == ""
 
 
 def test_factors_and_an_lse_that_nobody_wants_are_in_the_scratch_and_counters_are_cleared():

@@ -15,7 +15,7 @@ ON_CPU = ("bench-decode", "--backend", "cpu", "--runs", 1, "--threads", 1)
 
 
 def test_a_shape_is_timed_on_the_cpu(tmp_path):
-    options = ("--lengths", "40,7", "--page", 8, "--type", "bfloat16", "--fp8", "e5m2", "--layout", "nhd")
+    options = ("--lengths", "40,7", "--page", 8, "--type", "bfloat16", "--cache", "e5m2", "--layout", "nhd")
     done = flashcli(*ON_CPU, "--shape", "2,4,2,32", *options, "--json", "-", cwd=tmp_path)
     assert done.code == 0, done.err
     [row] = json.loads(done.out)["rows"]
@@ -47,6 +47,8 @@ def test_a_file_is_timed_as_it_is(tmp_path):
         (["--ladder", "--backend", "cpu"], "--ladder is for GPUs"),
         (["--kernel", "split", "--backend", "cpu"], "--kernel split is for GPUs"),
         (["--against", "torch", "--backend", "cpu"], "--against torch is for GPUs"),
+        (["--rule", "--backend", "cpu"], "--rule is for GPUs"),
+        (["--rule", "--ladder"], "--rule times V1 and V2 alone"),
         (["--threads", 2], "--threads is for the cpu backend"),
     ],
     ids=str,
@@ -85,14 +87,26 @@ def test_a_wrong_answer_is_told_and_not_timed(monkeypatch):
     assert isinstance(row, Failure) and row.is_wrong and "the answer is wrong: relative L2" in row.error
 
 
+def test_the_rule_of_vllm_is_held_against_times():
+    rows = [
+        timed("short", "read", 1e-6, H=8, N=512), timed("short", "paged_v1", 2e-5, H=8, N=512),
+        timed("short", "paged_v2", 3e-5, H=8, N=512), timed("long", "paged_v1", 2e-5, H=8, N=513),
+        timed("long", "paged_v2", 3e-5, H=8, N=513), timed("too long", "paged_v2", 1e-5, H=8),
+    ]  # fmt: skip
+    [(_, lines)] = records.rule_tables(rows)
+    assert lines[1:] == [
+        ["short", "8", "20.0", "30.0", "paged_v1", "1.00"], ["long", "8", "20.0", "30.0", "paged_v2", "1.50"]
+    ]  # fmt: skip
+
+
 # the picture
 
 
 def timed(case: str, contender: str, seconds: float, **more) -> Decoded:
+    shape = {"B": 1, "N": 2, "d": 32} | more
     return Decoded(
-        case=case, B=1, N=2, d=32, contender=contender, layout="hnd", bytes=1, seconds=seconds, min=1, max=1, runs=1,
-        **more,
-    )  # fmt: skip
+        case=case, contender=contender, layout="hnd", bytes=1, seconds=seconds, min=1, max=1, runs=1, **shape
+    )
 
 
 @drawing
