@@ -26,10 +26,10 @@ NAMES = tuple(dict.fromkeys(name for operation in OPERATIONS.values() for name i
 PROBLEMS: dict[str, Callable[[int, int], Any]] = {
     ATTENTION: lambda d, tokens: Problem(1, tokens, tokens, d),
     "backward": lambda d, tokens: backward.Problem(d, M=tokens, N=tokens),
-    "decode": lambda d, tokens: Paged(d, 16, "float16", "float16", False, table_width=tokens // 16),
-    "write_kv": lambda d, tokens: write_kv.Problem(d, 16, "float16", "float16", False),
+    "decode": lambda d, tokens: Paged(d, 16, "float16", "float16", True, table_width=tokens // 16),
+    "write_kv": lambda d, tokens: write_kv.Problem(d, 16, "float16", "float16", True),
 }
-IN_PAGES = "as for pages of 16 tokens, float16, layout hnd"
+IN_PAGES = "as for 2048 tokens in pages of 16, float16, layout vllm"
 TAKES = {ATTENTION: "any d from 1 to 256", "backward": "as without a bias", "decode": IN_PAGES, "write_kv": IN_PAGES}
 # Those that nvcc of CUDA 12 or 13 knows.
 ARCHITECTURES = (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
@@ -96,11 +96,8 @@ def command(
         record = _one(*_found(name, operation), d, arch)
         as_json.present(record, "\n".join(_lines(record)), json_path)
         return
-    if operation not in (None, ATTENTION):
-        listed = [_about(kernel) for kernel in OPERATIONS[operation].kernels.values()]
-        as_json.present(listed, "\n".join("{name}: {source}\n    {summary}".format(**row) for row in listed), json_path)
-        return
-    rows = [_row(kernel, _problem(ATTENTION, kernel, d)) for kernel in KERNELS.values()]
+    operation = operation or ATTENTION
+    rows = [_listed(operation, kernel, d) for kernel in OPERATIONS[operation].kernels.values()]
     told = "{name}: {tiles}, needs {needs}; {source}\n    {summary}"
     as_json.present(rows, "\n".join(told.format(tiles=_tiles(row), **row) for row in rows), json_path)
 
@@ -168,6 +165,16 @@ def _time(microseconds: float) -> str:
     return f"{microseconds:.1f} us" if microseconds < 1000 else f"{microseconds / 1000:.3f} ms"
 
 
+def _listed(operation: str, kernel: Kernel, d: int) -> dict[str, Any]:
+    """A kernel as in `_row`; without tiles, and with the reason, where it has no heads of d numbers."""
+    from flashcli.errors import UsageError
+
+    try:
+        return _row(kernel, _problem(operation, kernel, d))
+    except UsageError as error:
+        return {**_about(kernel), "needs": _needs(kernel), "d": d, "refused": str(error)}
+
+
 def _row(kernel: Kernel, problem: Any) -> dict[str, Any]:
     tiling = kernel.tiling(problem)
     return {
@@ -193,6 +200,8 @@ def _needs(kernel: Kernel) -> str:
 
 
 def _tiles(row: dict[str, Any]) -> str:
+    if "refused" in row:
+        return f"no heads of {row['d']} numbers"
     tiles = "Br={Br}, Bc={Bc}, " if row["Bc"] else ""  # a kernel of paged decode has pieces of its own
     return (tiles + "{threads} thread{s}").format(s="s" if row["threads"] > 1 else "", **row)
 
@@ -203,7 +212,8 @@ def _one(operation: str, kernel: Kernel, d: int, arch: str | None) -> dict[str, 
 
     build = Build(kernel, _problem(operation, kernel, d))
     record = _row(kernel, build.problem) | {
-        "operation": operation, "dynamic_shared": build.tiling.shared, "functions": {},
+        "operation": operation, "functions": {},
+        "dynamic_shared": max((launch.shared for launch in build.functions()), default=0),
     }  # fmt: skip
     if not build.kernel.on_host:
         record |= _compiled(build, arch)

@@ -140,11 +140,10 @@ def as_option(name: str, value: str = "") -> str:
     return f"--{name} {value}".rstrip()
 
 
-KERNEL_TYPE = click.Choice(list(KERNELS))
 kernel_option = click.option(
     "--kernel",
     metavar="NAME",
-    type=KERNEL_TYPE,
+    type=click.Choice(list(KERNELS)),
     help=f"Compute with one of {', '.join(KERNELS)}; the best for the GPU by default. See `flashcli kernels`.",
 )
 precision_option = click.option(

@@ -1,36 +1,42 @@
 """Figures of a rung from the GPU's counters: the metrics that the report took with nvprof, through Nsight Compute.
 
-``ncu`` runs ``python -m flashcli.measure.profiling KERNEL B,N,d SEED``, which launches the kernel on a whole input.
-It counts during the second launch of each of the kernel's functions, with caches emptied before: the first launch warms
-up, and a rung of thousands of launches is not profiled whole. A rung has a row for each function, because the
-mean of a pre-pass and of the attention is of neither.
+``ncu`` runs ``python -m flashcli.measure.profiling KERNEL B,N,d SEED``, which launches the kernel on a whole input; of
+paged decode, the second argument is the JSON of a `Case`. It counts during the second launch of each of the kernel's
+functions, with caches emptied before: the first launch warms up, and a rung of thousands of launches is not profiled
+whole. A rung has a row for each function, because the mean of a pre-pass and of the attention is of neither.
 """
 
 from __future__ import annotations
 
 import collections
 import csv
+import json
 import operator
 import re
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from typing import Any
 
 import numpy as np
 
+from flashcli.asked.decode import BlockSparse
 from flashcli.asked.shape import Shape
 from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable, KernelFailure
+from flashcli.files.decode.cases import Case, make, outlined
 from flashcli.files.distributions import draw
 from flashcli.gpu.pycuda import Session, kernel_seconds, load_driver
 from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.decode import KERNELS as DECODERS
+from flashcli.kernels.decode import build_of
 from flashcli.kernels.occupancy import OF_AN_H200, Multiprocessor, multiprocessor, occupancy, tightest
-from flashcli.kernels.operation import Build, Launch
+from flashcli.kernels.operation import Build, Gpu, Launch
 from flashcli.kernels.problem import Problem
 from flashcli.measure import race
 from flashcli.measure.rows import Failure, Profiled, Row, Skipped
+from flashcli.run.decode_cuda import DecodeCuda
 from flashcli.terminal.messages import explain
 
 LAUNCH = 2  # of each function, counted from one
@@ -120,14 +126,27 @@ class Profiler:
             raise error
         return cls((9, 0), 132, OF_AN_H200, error)
 
-    def rows(self, about: Row, seed: int) -> Iterator[Row]:
-        """A row for each function of a rung; one that says why where there is none."""
-        shape, kernel = about.shape, KERNELS[about.contender]
-        if not kernel.runs_on(self._capability):
-            needs = f"it needs {compiler.architecture(kernel.needs)}"
-            yield Skipped(**vars(about), skipped="it runs on the host" if kernel.on_host else needs)
+    def of_attention(self, case: str, shape: Shape, name: str, seed: int) -> Iterator[Row]:
+        """A row for each function of a rung on a file of this shape; one that says why where there is none."""
+        problem = Problem(shape.B, shape.N, shape.N, shape.d, sms=self._sms)
+        sizes = ",".join(str(size) for size in astuple(shape))
+        return self._rows(Row.about(case, shape, name), Build(KERNELS[name], problem), sizes, str(seed))
+
+    def of_decode(self, case: Case, name: str) -> Iterator[Row]:
+        """A row for each function of a rung of paged decode, as `of_attention` gives them."""
+        asked = outlined(case)
+        build = build_of(DECODERS[name], asked.outline, Gpu(self._capability, self._sms))
+        title = f"{case.S}x({case.lengths}) {case.H}/{case.Hkv} D={case.D}"
+        about = Row(case=title, B=case.S, N=asked.longest, d=case.D, contender=name)
+        return self._rows(about, build, json.dumps(asdict(case)))
+
+    def _rows(self, about: Row, build: Build, *given: str) -> Iterator[Row]:
+        """The rows of a build, which `exercise` launches if it is ``given`` this beside the kernel's name."""
+        kernel = build.kernel
+        needs = "" if kernel.runs_on(self._capability) else f"it needs {compiler.architecture(kernel.needs)}"
+        if reason := "it runs on the host" if kernel.on_host else needs or kernel.refuses(build.problem):
+            yield Skipped(**vars(about), skipped=reason)
             return
-        build = Build(kernel, Problem(shape.B, shape.N, shape.N, shape.d, sms=self._sms))
         times: collections.Counter[str] = collections.Counter()
         launches: dict[str, Launch] = {}
         for launch in build.launches():
@@ -136,7 +155,7 @@ class Profiler:
         known: dict[str, dict[str, Any]] = {}
         try:
             if not self.unavailable:
-                known = self._counted(build, shape, seed, len(times))
+                known = self._counted(build, given, len(times))
         except BackendUnavailable as error:
             self.unavailable = error
         except KernelFailure as error:
@@ -155,16 +174,15 @@ class Profiler:
             if function in found
         }
 
-    def _counted(self, build: Build, shape: Shape, seed: int, functions: int) -> dict[str, dict[str, Any]]:
+    def _counted(self, build: Build, given: tuple[str, ...], functions: int) -> dict[str, dict[str, Any]]:
         """Each function's figures. A metric that this ncu does not know is left out."""
         compiler.cubin(build, self._arch)  # here, for the cache: ncu need not look at a compiler
-        sizes = ",".join(str(size) for size in astuple(shape))
         while True:
             command = [
                 self._ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none",
                 "--kernel-id", f":::{LAUNCH}", "--launch-count", str(functions),
                 "--metrics", ",".join(self._metrics.values()),
-                sys.executable, "-m", "flashcli.measure.profiling", build.kernel.name, sizes, str(seed),
+                sys.executable, "-m", "flashcli.measure.profiling", build.kernel.name, *given,
             ]  # fmt: skip
             done = race.finish(command)
             printed = done.out + done.err
@@ -252,9 +270,20 @@ def _tightest(*blocks: float) -> str:
     return tightest(dict(zip(LIMITS, blocks, strict=True)))
 
 
-def exercise(name: str, shape: Shape, seed: int) -> None:
-    """Launch a kernel some times on a whole input, without a file, for ncu to look at."""
-    qkv = draw(shape, range(shape.B), seed)
+def exercise(name: str, what: str, seed: str = "0") -> None:
+    """Launch a kernel `LAUNCH` times or more on a whole input, without a file, for ncu to look at.
+
+    ``what`` is the input, as `Profiler` says it: B,N,d, or the JSON of a `Case`.
+    """
+    if what.startswith("{"):
+        given = json.loads(what)
+        asked = make(Case(**given | {"sparse": BlockSparse(**given["sparse"]) if given["sparse"] else None}))
+        with DecodeCuda(name) as backend:
+            for _ in range(LAUNCH):
+                backend.decode(asked, range(asked.S))
+        return
+    shape = Shape(*map(int, what.split(",")))
+    qkv = draw(shape, range(shape.B), int(seed))
     with Session() as session:
         build = session.build(name, Problem(shape.B, shape.N, shape.N, shape.d))
         kernel_seconds(session, build, [qkv], np.empty(qkv[:, 0].shape, np.float32), 0)
@@ -262,6 +291,6 @@ def exercise(name: str, shape: Shape, seed: int) -> None:
 
 if __name__ == "__main__":
     try:
-        exercise(sys.argv[1], Shape(*map(int, sys.argv[2].split(","))), int(sys.argv[3]))
+        exercise(*sys.argv[1:])
     except BaseException as error:
         sys.exit(explain(error))

@@ -228,6 +228,15 @@ def test_every_kernel_of_every_operation_is_shown(operation, name):
     assert told["threads"] > 0 and told["functions"] == {}
 
 
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_list_of_an_operation_has_what_each_kernel_needs_or_which_heads_it_has_not(operation):
+    done = flashcli("kernels", "--operation", operation, "--d", 200, "--json", "-")
+    assert done.code == 0, done.err
+    for row, kernel in zip(json.loads(done.out), OPERATIONS[operation].kernels.values(), strict=True):
+        assert row["name"] == kernel.name and row["needs"]
+        assert ("threads" in row) != ("has no heads of 200 numbers: " in row.get("refused", ""))
+
+
 @pytest.mark.parametrize(("name", "operation"), [("tensor", "decode"), ("plain", "backward"), ("mma", "attention")])
 def test_a_name_alone_is_looked_for_in_all_operations(name, operation):
     told = json.loads(flashcli("kernels", name, "--json", "-", env={"NVCC": ""}).out)

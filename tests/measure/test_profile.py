@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from dataclasses import asdict
 
 import pytest
 from support import FAKE_NVCC, flashcli, script
 
-from flashcli.asked.shape import Shape
+from flashcli.asked.decode import BlockSparse
 from flashcli.errors import BackendUnavailable
+from flashcli.files.decode.cases import Case
 from flashcli.kernels import occupancy
 from flashcli.measure import profiling
 from flashcli.measure.profiling import METRICS
@@ -240,11 +243,53 @@ def test_without_a_gpu_and_a_compiler_there_is_nothing_to_show(no_pycuda, monkey
     assert done.out == "" and "Notice" not in done.err
 
 
+DECODED = ("--decode", "3,8,2,64", "--lengths", "700,0,9")
+
+
+def test_paged_decode_is_profiled_by_its_own_kernels(ncu, tmp_path):
+    ncu(functions="paged_v2 reduce")
+    kernels = ("--kernel", "paged_v2", "--kernel", "tensor")
+    done = flashcli("profile", *DECODED, *kernels, "--layout", "hnd", "--json", "-")
+    assert done.code == 0, done.err
+    refused, tensor = json.loads(done.out)["rows"][0], json.loads((tmp_path / "asked.json").read_text())
+    assert refused["skipped"] == "vLLM's kernels read layout vllm alone" and "tensor" in tensor
+    done = flashcli("profile", *DECODED, "--kernel", "paged_v2", "--json", "-")
+    rows = json.loads(done.out)["rows"]
+    assert [(row["case"], row["N"], row["function"]) for row in rows] == [
+        ("3x(700,0,9) 8/2 D=64", 700, "paged_v2"), ("3x(700,0,9) 8/2 D=64", 700, "reduce")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((*DECODED, "--case", "t10"), "--decode goes with neither --case nor --shape"),
+        ((*DECODED, "--kernel", "mma"), "mma is no kernel of paged decode"),
+        (("--kernel", "split"), "split is no kernel of attention"),
+    ],
+)
+def test_kernels_and_inputs_of_two_operations_are_refused(options, words):
+    flashcli("profile", *options).assert_error(2, words)
+
+
 # What ncu runs
 
 
+def test_a_case_of_paged_decode_is_decoded_twice_or_more(monkeypatch):
+    asked = []
+
+    class Decoder(contextlib.nullcontext):
+        def decode(self, case, sequences):
+            asked.append((case.query.shape, case.sparse, sequences))
+
+    monkeypatch.setattr(profiling, "DecodeCuda", lambda kernel: contextlib.nullcontext(Decoder()))
+    sparse = BlockSparse(3, 32)
+    profiling.exercise("paged_v2", json.dumps(asdict(Case(2, 4, 2, 64, "700,5", sparse=sparse))))
+    assert asked == [((2, 1, 4, 64), sparse, range(2))] * profiling.LAUNCH
+
+
 def test_every_function_is_launched_twice_or_more(fake_gpu):
-    profiling.exercise("mma", Shape(2, 20, 32), 0)
+    profiling.exercise("mma", "2,20,32", "0")
     functions = [name for name, *_ in fake_gpu.launches]
     assert min(functions.count(name) for name in ("prepare", "attention")) >= profiling.LAUNCH
 
