@@ -13,8 +13,9 @@ import click
 
 from bench import scripts
 from bench.decode_calls import calls
-from bench.decode_check import check_kernels, compile_for, grid
+from bench.decode_check import check_side_by_side, compile_for, grid, judged
 from flashcli.asked.decode import LAYOUTS
+from flashcli.cpu.workers import usable_cores
 from flashcli.errors import MISMATCH, UsageError
 from flashcli.kernels import decode
 from flashcli.kernels.decode import CEILING, KERNELS
@@ -53,7 +54,7 @@ def variants(text: str) -> list[Contender]:
 @click.option("--check-only", is_flag=True, help="Judge, but do not time.")
 @click.option("--times-only", is_flag=True, help="Time, but do not judge.")
 @click.option("--every", default=1, show_default=True, help="Judge on each so many-th case only.")
-@click.option("--layout", "layouts", multiple=True, type=click.Choice(LAYOUTS), default=("hnd",), show_default=True)
+@click.option("--layout", "layouts", multiple=True, type=click.Choice(LAYOUTS), default=("vllm",), show_default=True)
 @click.option("--shape", "chosen", multiple=True, help="Shapes whose names hold this text; all by default.")
 @click.option("--peers/--no-peers", default=True, show_default=True, help="PyTorch's attention on gathered pages, too.")
 @click.option("--variant", "tried", multiple=True, metavar="KERNEL:FIELD=N/N,..", help="Time these instead of kernels.")
@@ -73,15 +74,16 @@ def main(
     names = list(kernels or KERNELS)
     contenders = [Contender(CEILING), *itertools.chain.from_iterable(map(variants, tried or names))]
     wrong: list[str] = []
+    rows: list[Row] = []
     aside = json_path == as_json.PRINT
     if not times_only:
         cases = list(itertools.islice(grid(), 0, None, every))
         compile_for(names, cases)
-        counted, void, wrong = check_kernels(names, cases)
+        counted, void, wrong, verdicts = check_side_by_side(names, cases, len(usable_cores()))
+        rows += judged(verdicts)
         click.echo(f"{counted} cases, {void} of them void, {len(names)} kernels: {len(wrong)} wrong", err=aside)
         for line in wrong[:40]:
             click.echo(f"  {line}", err=aside)
-    rows: list[Row] = []
     if not check_only:
         shapes = tuple(shape for shape in SHAPES if not chosen or any(text in shape.name for text in chosen))
         timed = times(contenders, shapes, layouts, peers)

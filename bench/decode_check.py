@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import multiprocessing
+import operator
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import click
 import numpy as np
 
 from bench.decode_judge import Answer, Judge
+from bench.rows import Judged
 from flashcli.asked.decode import LAYOUTS, BlockSparse
 from flashcli.errors import FlashError
 from flashcli.files.decode.cases import Case, make, outlined
@@ -28,7 +33,7 @@ def grid() -> Iterator[Case]:
     """Cases over all that may be asked for."""
     types = [
         ("float32", ""), ("float16", ""), ("bfloat16", ""), ("float16", "float8_e4m3fn"), ("bfloat16", "float8_e5m2"),
-        ("float32", "float8_e4m3fn"),
+        ("float32", "float8_e4m3fn"), ("float16", "int8"),
     ]  # fmt: skip
     for (query, cache), layout in itertools.product(types, LAYOUTS):
         small = dataclasses.replace(SMALL, query_type=query, cache_type=cache, layout=layout)
@@ -62,12 +67,22 @@ def described(case: Case) -> str:
     return ", ".join(f"{name}={value}" for name, value in changes.items()) or "the plain case"
 
 
+class Verdict(NamedTuple):
+    """A kernel's answer to a case: the largest of its errors as a share of what is allowed, and how many were found."""
+
+    kernel: str
+    case: Case
+    share: float
+    wrong: int
+
+
 class Found(NamedTuple):
-    """The findings of a check: cases that count, void ones, and what was wrong, in words."""
+    """The findings of a check: how many cases, how many of them void, what was wrong in words, and all verdicts."""
 
     counted: int
     void: int
     wrong: list[str]
+    verdicts: list[Verdict]
 
 
 def forms(build: Build) -> dict[str, Tuning]:
@@ -84,7 +99,9 @@ def check_kernels(names: list[str], cases: list[Case], opened: Callable[..., Any
 
     ``opened`` makes a backend of a kernel's name and what to retune, as DecodeCuda does.
     """
-    counted, void, wrong = 0, 0, []
+    counted, void = 0, 0
+    wrong: list[str] = []
+    verdicts: list[Verdict] = []
     for case in cases:
         asked = make(case)
         judge = Judge(asked)
@@ -97,6 +114,7 @@ def check_kernels(names: list[str], cases: list[Case], opened: Callable[..., Any
             if build.kernel.refuses(build.problem):
                 continue
             others: dict[str, Answer] = {}
+            before = len(wrong)
             try:
                 with opened(name) as backend:
                     got = Answer(*backend.decode(asked, range(asked.S)))
@@ -116,7 +134,40 @@ def check_kernels(names: list[str], cases: list[Case], opened: Callable[..., Any
                 for form, other in others.items()
                 if other.out.tobytes() != got.out.tobytes()
             ]
-    return Found(counted, void, wrong)
+            if not passed:
+                verdicts.append(Verdict(name, case, judge.share(got), len(wrong) - before))
+    return Found(counted, void, wrong, verdicts)
+
+
+def check_side_by_side(names: list[str], cases: list[Case], processes: int) -> Found:
+    """`check_kernels` in so many processes, which share the cases: most of the time goes into right answers."""
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        found = list(pool.map(_check_share, itertools.repeat(names), [cases[i::processes] for i in range(processes)]))
+    return Found(*(functools.reduce(operator.add, some) for some in zip(*found, strict=True)))
+
+
+def _check_share(names: list[str], cases: list[Case]) -> Found:
+    with DecodeCuda():  # which keeps the context, while one kernel after the other is opened in it
+        return check_kernels(names, cases)
+
+
+def judged(verdicts: list[Verdict]) -> list[Judged]:
+    """A row for each kernel and pair of types, of the query and the cache."""
+    of: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        case = verdict.case
+        types = case.query_type + (f", {case.cache_type}" if case.cache_type else "")
+        of.setdefault((types, verdict.kernel), []).append(verdict)
+    return [_judged(types, kernel, some) for (types, kernel), some in of.items()]
+
+
+def _judged(types: str, kernel: str, verdicts: list[Verdict]) -> Judged:
+    hardest = max(verdicts, key=lambda verdict: verdict.share)
+    asked, wrong = outlined(hardest.case), sum(verdict.wrong > 0 for verdict in verdicts)
+    return Judged(
+        case=types, B=asked.S, N=asked.longest, d=asked.D, contender=kernel, cases=len(verdicts), wrong=wrong,
+        share=hardest.share, hardest=described(hardest.case),
+    )  # fmt: skip
 
 
 def compile_for(names: list[str], cases: list[Case]) -> None:

@@ -85,15 +85,23 @@ class Judge:
         out = np.asarray(got.out, np.float64)
         if not np.isfinite(out).all():
             return f"{(~np.isfinite(out)).sum()} numbers are not finite"
-        found, unit = errors(out, self.want.out), EPSILON[self._kind] * float(np.abs(self.want.out).max())
-        factor = 1.5 if self._kind == "float32" else 2.0
-        limits = Errors(
-            factor * self.base.largest + unit, 1.5 * self.base.mean + unit / 4, factor * self.base.l2 + unit / 4
-        )
-        for name, is_, most in zip(Errors._fields, found, limits, strict=True):
+        found = errors(out, self.want.out)
+        for name, is_, most in zip(Errors._fields, found, self._limits(), strict=True):
             if not is_ <= most:
                 return f"{name} error {is_:.2e}, allowed {most:.2e}"
         return self._lse_problem(np.asarray(got.lse, np.float64))
+
+    def share(self, got: Answer) -> float:
+        """The largest of an answer's three errors, each as a share of what is allowed; NaN if it is not finite."""
+        found = errors(np.asarray(got.out, np.float64), self.want.out)
+        return max(is_ / most for is_, most in zip(found, self._limits(), strict=True))
+
+    def _limits(self) -> Errors:
+        unit = EPSILON[self._kind] * float(np.abs(self.want.out).max())
+        factor = 1.5 if self._kind == "float32" else 2.0
+        return Errors(
+            factor * self.base.largest + unit, 1.5 * self.base.mean + unit / 4, factor * self.base.l2 + unit / 4
+        )
 
     def _lse_problem(self, lse: np.ndarray) -> str:
         empty = np.isneginf(self.want.lse)

@@ -35,6 +35,16 @@ class Gridded(Timed):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Judged(Row):
+    """A kernel of paged decode on all cases of a query's and a cache's type; the shape is that of the hardest one."""
+
+    cases: int  # that it takes, and in which nonsense would not pass
+    wrong: int  # of these, with a wrong answer, or other bytes where they must not differ
+    share: float  # the largest of all errors, each as a share of what is allowed
+    hardest: str  # the case that has it, by how it differs from the first
+
+
+@dataclass(frozen=True, kw_only=True)
 class Emulated(Row):
     """A kernel's arithmetic emulated, with the roundings that ``contender`` says."""
 
@@ -128,7 +138,7 @@ class Scaled(PlainFiles):
 
 KINDS: tuple[type[Row], ...] = (
     Failure, Skipped, Timed, InPlace, Gradients, Gridded, Rung, Profiled, WholeCommand, PlainFiles, Scaled, Decoded,
-    Generated, Trained, Forward, Emulated, Tiled, Streamed,
+    Generated, Trained, Forward, Emulated, Tiled, Streamed, Judged,
 )  # fmt: skip
 
 

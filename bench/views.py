@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from bench.case_study import STEPS
-from bench.rows import Emulated, Forward, Generated, Gridded, PlainFiles, Scaled, Trained, WholeCommand
+from bench.rows import Emulated, Forward, Generated, Gridded, Judged, PlainFiles, Scaled, Trained, WholeCommand
 from bench.targets import BACKWARD, grid_target_lines, target_lines
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure.records import (
@@ -21,6 +21,7 @@ from flashcli.measure.records import (
     of_kind,
     outcome,
     profile_tables,
+    rule_tables,
     streams_tables,
     tiles_tables,
     times,
@@ -97,11 +98,24 @@ def call_lines(rows: Sequence[Row]) -> tables.Lines:
     return lines
 
 
+def judged_lines(rows: Sequence[Row]) -> tables.Lines:
+    """For each pair of types and each kernel: how many cases, and its largest error as a share of what is allowed."""
+    judged = of_kind(Judged, rows)
+    names = list(dict.fromkeys(row.contender for row in judged))
+    lines = [["query, cache", *names]]
+    for types, some in by_case(judged).items():
+        cells = {
+            row.contender: f"{row.cases}: {row.share:.2f}" + f", {row.wrong} wrong" * (row.wrong > 0) for row in some
+        }
+        lines.append([types, *(cells.get(name, "") for name in names)])
+    return lines
+
+
 def decode_text(rows: Sequence[Row]) -> str:
-    """The times, and below them those of calls, if there are any."""
-    called = call_lines(rows)
-    more = f"\n{tables.markdown(called)}" if len(called) > 1 else ""
-    return markdowns(decode_tables(rows)) + more
+    """The times, those of calls, and what was judged, as far as there are any."""
+    found = [call_lines(rows), judged_lines(rows)]
+    timed = markdowns(decode_tables(rows)) if any(isinstance(row, Decoded) for row in rows) else ""
+    return "\n".join(filter(None, [timed, *(tables.markdown(lines) for lines in found if len(lines) > 1)]))
 
 
 IN_PLACE = (
@@ -345,6 +359,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "tiles": lambda rows: markdowns(tiles_tables(rows)),
     "scaling": lambda rows: tables.markdown(scaling_lines(rows)),
     "decode": decode_text,
+    "rule": lambda rows: markdowns(rule_tables(rows)),
     "arrays": arrays_text,
     "grid": grid_text,
     "roundings": lambda rows: tables.markdown(rounding_lines(rows)),

@@ -35,6 +35,11 @@ def test_an_answer_that_is_a_little_off_does_not_pass(query_type):
     assert judge.problem(judge.want) == ""
 
 
+def test_in_float32_the_millionth_that_vllm_adds_to_a_sum_does_not_pass():
+    judge = Judge(make(dataclasses.replace(CASE, query_type="float32", lengths="1,1,1")))  # the sum is exp(0)
+    assert "error" in judge.problem(Answer(judge.want.out / (1 + 1e-6), judge.want.lse))
+
+
 def test_a_wrong_lse_and_numbers_that_are_none_do_not_pass():
     judge = Judge(make(CASE))
     assert "LSE is off" in judge.problem(Answer(judge.want.out, judge.want.lse + 0.01))

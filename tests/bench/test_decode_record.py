@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from bench import decode, rows, views
+from bench.decode_check import SMALL, Verdict, judged
 from flashcli.errors import UsageError
 from flashcli.measure.decode_shapes import SHAPES, outlined
 from flashcli.measure.rows import Decoded, Skipped
@@ -46,6 +49,22 @@ def test_below_the_times_are_those_of_calls():
     assert text.startswith(views.VIEWS["decode"](ROWS))
     assert "| 8x4096 | flashcli.decode | 15.0 | 60.0 | 1.25x |\n| 8x4096 | PyTorch SDPA | 12.0 | 50.0 | 1.00x |" in text
     assert "15.0 us, host" in decode.told(called[0])
+
+
+def test_what_was_judged_is_a_line_for_each_pair_of_types():
+    plain, fp8 = dataclasses.replace(SMALL, query_type="float32"), dataclasses.replace(SMALL, cache_type="float8_e5m2")
+    hard = dataclasses.replace(plain, page=8)
+    verdicts = [
+        Verdict("split", plain, 0.25, 0), Verdict("split", hard, 1.5, 2), Verdict("split", fp8, 0.5, 0),
+        Verdict("tensor", fp8, 0.75, 0),
+    ]  # fmt: skip
+    found = judged(verdicts)
+    assert [rows.read(row.written()) for row in found] == found
+    assert found[0].hardest == "page=8, query_type=float32" and (found[0].cases, found[0].wrong) == (2, 1)
+    assert views.VIEWS["decode"](found) == (
+        "| query, cache | split | tensor |\n| --- | --- | --- |\n| float32 | 2: 1.50, 1 wrong |  |\n"
+        "| float16, float8_e5m2 | 1: 0.50 | 1: 0.75 |\n"
+    )
 
 
 def test_each_row_is_told_in_a_line():
