@@ -111,7 +111,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	find bench cuda testcases/hw4 tests/emulator -name '*.c' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
+	find bench cuda testcases/hw4 flashcli/emulator tests/emulator -name '*.c' -o -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/mypy
 
 clean:

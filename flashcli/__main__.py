@@ -16,7 +16,7 @@ def prepare_run(arguments: list[str]) -> None:
     # but for a trace: copies would wait in it for the events that time them, and overlap nothing.
     if not any(argument.split("=")[0] == "--trace" for argument in arguments):
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    if not any(argument.endswith(("cpu", "sequential")) for argument in arguments):
+    if not any(argument.endswith(("cpu", "sequential", "--emulate")) for argument in arguments):
         import functools
 
         from flashcli.gpu.warm_up import warm_up

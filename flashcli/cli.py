@@ -23,6 +23,7 @@ COMMANDS = {
     "inspect": "Show what an input file holds.",
     "judge": "Run and check all test cases; judge programs of others, and rank them.",
     "scoreboard": "Rank what judge has found.",
+    "emulate": "Compile a CUDA program for the CPU, to run it slowly where there is no GPU.",
     "export-hw4": "Write flashcli as a submission to a judge.",
     "bench": "Time kernels and their peers side by side.",
     "bench-tensors": "Time attention on PyTorch's tensors, or its gradients.",

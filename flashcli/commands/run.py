@@ -27,6 +27,9 @@ def _finite(context: click.Context, option: click.Parameter, value: float | None
 @click.argument("output_path", metavar="OUT", type=parameters.FILE_OR_STREAM)
 @options.backend_option
 @options.kernel_option
+@click.option(
+    "--emulate", is_flag=True, help="Run the --kernel on the CPU, each of its threads emulated: slow, for small inputs."
+)
 @options.precision_option
 @click.option("--causal", is_flag=True, help="Row i of Q sees rows 0 to i of K only.")
 @click.option("--scale", type=float, callback=_finite, help="Factor on Q Kᵀ; 1/sqrt(d) by default.")
@@ -46,6 +49,7 @@ def command(
     output_path: str,
     backend: str,
     kernel: str | None,
+    emulate: bool,
     precision: str,
     causal: bool,
     scale: float | None,
@@ -73,10 +77,10 @@ def command(
             raise UsageError("- is one process's stdin or stdout, and there are several.", "name files.")
         [input_path], [output_path] = standard.to_read(input_path), standard.to_write(output_path)
         as_json.check_apart(json_path, input_path, output_path, trace)
-        chosen = _devices(devices, device, backend, here.size)
+        chosen = _devices(devices, device, "--emulate" if emulate else f"--backend {backend}", here.size)
         request = Request(
             backend, causal, scale, kernel, precision, chosen[0] if chosen else None, here.turn, threads, here.threads,
-            max_device_memory,
+            max_device_memory, emulate,
         )  # fmt: skip
         refuse_conflicts(request, options.as_option)
         order = pipeline.Order(input_path, output_path, request, chosen, serial, trace)
@@ -89,16 +93,17 @@ def command(
     as_json.present(record, report.report(record), json_path, err=aside)
 
 
-def _devices(several: tuple[int, ...] | str | None, one: int | None, backend: str, ranks: int) -> tuple[int, ...]:
-    """The GPUs that were asked for; none, if it is left open."""
+def _devices(several: tuple[int, ...] | str | None, one: int | None, where: str, ranks: int) -> tuple[int, ...]:
+    """The GPUs that were asked for; none, if it is left open. ``where`` is the option that says where to compute."""
     from flashcli.errors import BackendUnavailable, UsageError
 
     if several is None:
         return () if one is None else (one,)
     if one is not None:
         raise UsageError("--device and --devices were both given.", "--devices 0 is the same as --device 0.")
-    if backend == "cpu":
-        raise UsageError("--devices is for GPUs, not for the cpu backend.", "leave out --backend cpu.")
+    if where in ("--backend cpu", "--emulate"):
+        kind = "the cpu backend" if where == "--backend cpu" else "the emulator"
+        raise UsageError(f"--devices is for GPUs, not for {kind}.", f"leave out {where}.")
     if ranks > 1:
         raise UsageError(
             f"--devices was given to {ranks} processes: each takes one GPU by itself.",

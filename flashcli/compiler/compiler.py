@@ -60,8 +60,17 @@ def find_nvcc() -> Path | None:
 
 def find_cc() -> list[str] | None:
     """The host's C compiler, with its options: $CC (empty: none, use what is cached), else cc, gcc or clang."""
-    named = os.environ.get("CC")
-    candidates = ["cc", "gcc", "clang"] if named is None else [named]
+    return _host_compiler("CC", "cc", "gcc", "clang")
+
+
+def find_cxx() -> list[str] | None:
+    """The host's C++ compiler, with its options: $CXX (empty: none), else c++, g++ or clang++."""
+    return _host_compiler("CXX", "c++", "g++", "clang++")
+
+
+def _host_compiler(variable: str, *usual: str) -> list[str] | None:
+    named = os.environ.get(variable)
+    candidates = usual if named is None else [named]
     commands = [candidate.split() for candidate in candidates]
     return next((command for command in commands if command and shutil.which(command[0])), None)
 

@@ -10,6 +10,8 @@ import shutil
 import stat
 from pathlib import Path
 
+from flashcli.compiler import compiler
+
 COMPILERS = {".c": "cc -O2", ".cc": "c++ -O2", ".cpp": "c++ -O2", ".cxx": "c++ -O2", ".cu": "nvcc -O2"}  # of sources
 INTERPRETERS = {".py": "/usr/bin/env python3", ".sh": "/bin/sh"}  # of scripts
 LONGEST_LINE = 256  # bytes that Linux reads of a script's first line
@@ -21,7 +23,8 @@ def complaint(place: str, path: str) -> tuple[str, str] | None:
     if not os.path.exists(path):
         return "no such file or directory", _by_its_interpreter(place) or "check --exe."
     if suffix in COMPILERS and not _first_line(path).startswith((b"\x7fELF", b"#!")):
-        return "it is source, to be compiled", _to_compile(place, COMPILERS[suffix])
+        emulated = suffix == ".cu" and compiler.find_nvcc() is None
+        return "it is source, to be compiled", _to_compile(place, "flashcli emulate" if emulated else COMPILERS[suffix])
     wanted = suffix in INTERPRETERS and not _first_line(path).startswith(b"#!")
     line = f"write #!{INTERPRETERS[suffix]} as its first line" if wanted else ""
     if not os.access(path, os.X_OK):
@@ -37,9 +40,10 @@ def _by_its_interpreter(place: str) -> str:
     return f"name one file: {words[1]} with #!/usr/bin/env {words[0]} as its first line, after chmod +x {words[1]}."
 
 
-def _to_compile(place: str, compiler: str) -> str:
+def _to_compile(place: str, command: str) -> str:
     made, source = os.path.splitext(place)[0], os.path.basename(place)
-    command = shlex.quote(f"{compiler} -o {os.path.basename(made)} {source}{' -lm' if compiler != 'nvcc -O2' else ''}")
+    libraries = "" if source.endswith(".cu") else " -lm"
+    command = shlex.quote(f"{command} -o {os.path.basename(made)} {source}{libraries}")
     return f"have it built by --exe {made} --build {command}."
 
 

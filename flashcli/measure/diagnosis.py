@@ -71,7 +71,8 @@ def _nvcc() -> Finding:
 
 def _host_compiler() -> Finding:
     gxx = shutil.which("g++")
-    return Finding("nvcc's host compiler", bool(gxx), gxx or "not found", "" if gxx else "install g++; nvcc needs it.")
+    hint = "" if gxx else "install g++; nvcc and the emulator need it."
+    return Finding("nvcc's host compiler", bool(gxx), gxx or "not found", hint)
 
 
 def _cache() -> Finding:

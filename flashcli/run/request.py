@@ -27,6 +27,7 @@ class Request:
     threads : how many the CPU backend has; as many as there are ``cores`` if None
     cores : how many this process may keep busy; all that the system lets it use if None
     max_device_bytes : the most memory to take on the GPU; as much as there is if None
+    emulate : run the kernel on the CPU, its threads emulated
     """
 
     backend: str = "auto"
@@ -39,6 +40,7 @@ class Request:
     threads: int | None = None
     cores: int | None = None
     max_device_bytes: int | None = None
+    emulate: bool = False
 
     @property
     def on_host(self) -> bool:
@@ -70,6 +72,9 @@ def refuse_conflicts(request: Request, spelled: Callable[..., str] = as_argument
         raise UsageError(f"there is no kernel {kernel!r}.", f"choose one of {', '.join(KERNELS)}.")
     if kernel is not None and precision not in KERNELS[kernel].precisions:
         raise UsageError(f"kernel {kernel} has no {precision}.", f"it has {', '.join(KERNELS[kernel].precisions)}.")
+    if request.emulate:
+        _refuse_emulating(request, spelled)
+        return
     if request.threads is not None and request.needs_gpu:
         raise UsageError(
             f"{spelled('threads')} is for the cpu backend, not for GPUs or kernels.", f"leave out {spelled('threads')}."
@@ -97,6 +102,21 @@ def refuse_conflicts(request: Request, spelled: Callable[..., str] = as_argument
         raise UsageError(f"the cpu backend has no {precision}.", f"leave out {spelled('precision')}.")
 
 
+def _refuse_emulating(request: Request, spelled: Callable[..., str]) -> None:
+    given = {
+        spelled("backend", request.backend): request.backend != "auto",
+        spelled("device"): request.device is not None,
+        spelled("max_device_bytes"): request.max_device_bytes is not None,
+    }
+    if names := " and ".join(name for name, is_given in given.items() if is_given):
+        raise UsageError(f"{names}: what is emulated runs on the CPU, by the emulator.", f"leave out {names}.")
+    if request.kernel is None or request.on_host:
+        kernels = ", ".join(name for name, kernel in KERNELS.items() if not kernel.on_host)
+        raise UsageError(
+            f"{spelled('emulate')} is for a kernel of GPUs, by name.", f"add {spelled('kernel')} and one of {kernels}."
+        )
+
+
 def open_backend(
     request: Request, shape: Shape, rows: int | None = None, notice: Callable[[str], None] = ignore
 ) -> Backend:
@@ -106,6 +126,14 @@ def open_backend(
     and none is usable, it is the CPU, with one ``notice``.
     """
     refuse_conflicts(request)
+    if request.emulate:
+        from flashcli.kernels.problem import Problem
+        from flashcli.run.slots_emulated import EmulatedBackend
+
+        sizes = shape.B, rows or shape.N, shape.N
+        problem = Problem(*sizes, shape.d, request.causal, request.precision)
+        threads = request.threads or request.cores
+        return EmulatedBackend(str(request.kernel), problem, request.scale, threads, notice)
     if request.on_host:
         from flashcli.run.slots_sequential import SequentialBackend
 

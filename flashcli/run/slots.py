@@ -118,3 +118,22 @@ class Backend(abc.ABC, Generic[S]):
     @abc.abstractmethod
     def details(self) -> dict[str, object]:
         """The device, the kernel and its tiles as a flat dict, for programs."""
+
+
+class OneByOne(Backend[Slot]):
+    """A backend that computes one chunk after another, in `wait`, from the host's memory."""
+
+    overlap = Overlap(reading=1, computing=0, writing=1)
+    _long: list[LongBatch]
+
+    def __exit__(self, *exc: object) -> None:
+        """Do nothing: there is nothing to close."""
+
+    def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[Slot]]:
+        self._long = [] if by.whole else LongBatch.several(1, shape)
+        return by, [Slot(shape, by) for _ in range(count)]
+
+    def submit(self, slot: Slot, chunk: Chunk, timeline: Timeline) -> None:
+        slot.chunk = chunk
+        if chunk.matrices == "KV":
+            self._long[0].keep(chunk, slot.input_of(chunk))

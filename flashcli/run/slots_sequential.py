@@ -6,25 +6,21 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from flashcli.asked.shape import Chunk, Shape
 from flashcli.compiler import compiler
-from flashcli.files.cut import Cut
 from flashcli.files.summary import is_finite
 from flashcli.kernels.arguments import Attention, Matrix, of_batches
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build
 from flashcli.kernels.problem import Problem
-from flashcli.run.slots import Backend, LongBatch, Overlap, Slot, ignore
+from flashcli.run.slots import OneByOne, Slot, ignore
 from flashcli.run.timeline import Timeline
 
 KERNEL = KERNELS["sequential"]
 ROWS = 256  # of Q in a call: Ctrl-C is heeded between calls only
 
 
-class SequentialBackend(Backend[Slot]):
+class SequentialBackend(OneByOne):
     """The C program, compiled for head size ``d``; BackendUnavailable where there is no C compiler."""
-
-    overlap = Overlap(reading=1, computing=0, writing=1)
 
     def __init__(self, d: int, causal: bool = False, scale: float | None = None) -> None:
         self._scale = d**-0.5 if scale is None else scale
@@ -32,12 +28,6 @@ class SequentialBackend(Backend[Slot]):
         self._attention = compiler.library(self._build).attention
         self._attention.argtypes = [Attention]
         self._attention.restype = None
-
-    def __enter__(self) -> SequentialBackend:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        """Do nothing: there is nothing to close."""
 
     @property
     def description(self) -> str:
@@ -47,15 +37,6 @@ class SequentialBackend(Backend[Slot]):
     def details(self) -> dict[str, object]:
         tiling = self._build.tiling
         return {"backend": "cpu", "kernel": KERNEL.name, "threads": 1, "Br": tiling.Br, "Bc": tiling.Bc}
-
-    def slots(self, shape: Shape, by: Cut, count: int) -> tuple[Cut, list[Slot]]:
-        self._long = [] if by.whole else LongBatch.several(1, shape)
-        return by, [Slot(shape, by) for _ in range(count)]
-
-    def submit(self, slot: Slot, chunk: Chunk, timeline: Timeline) -> None:
-        slot.chunk = chunk
-        if chunk.matrices == "KV":
-            self._long[0].keep(chunk, slot.input_of(chunk))
 
     def wait(self, slot: Slot, timeline: Timeline, check: Callable[[], None] = ignore) -> None:
         with timeline.measure("computation", f"compute {slot.chunk}"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from emulator.machine import Emulated
+from flashcli.emulator.machine import Emulated
 from flashcli.kernels.arguments import Matrix, of_batches
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build
@@ -33,5 +33,5 @@ def attend(
     machine = Emulated(build, folder)
     for launch in build.launches():
         given.tile_i, given.tile_j = launch.tile
-        machine.launch(launch, given, backwards)
+        machine.launch(launch, given, backwards=backwards)
     return O

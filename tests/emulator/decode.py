@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from emulator.machine import Emulated
 from flashcli.cpu.pages import DecodeArrays
+from flashcli.emulator.machine import Emulated
 from flashcli.kernels import decode
 from flashcli.kernels.operation import Build, Gpu
 from flashcli.kernels.tuning.decode import Tuning

@@ -1,6 +1,6 @@
 """Enough of ``cuda.bindings.driver`` to launch kernels on arrays "on a GPU", emulated: what lies there is NumPy's.
 
-Machine code is the path of a library that `machine.library` has made. Memory ends where nothing may be read: who does
+Machine code is the path of a library that `flashcli.emulator` has made. Memory ends where nothing may be read: who does
 so ends the process.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from fake_driver import INVALID_VALUE, Driver
 
-from emulator.machine import library_of
 from flashcli.compiler.compiler import Compilable
+from flashcli.emulator.machine import library_of
 
 ALIGNED = 256  # bytes, as memory of a GPU is
 NOTHING = 0  # PROT_NONE
@@ -58,5 +58,6 @@ class EmulatedDriver(Driver):
             return (INVALID_VALUE,)
         argument = ctypes.c_void_p.from_address(parameters)
         launch = self._emulated[function]
-        launch(argument, config.gridDimX, config.blockDimX, config.sharedMemBytes, False)
+        shape = config.gridDimX, config.blockDimX, config.sharedMemBytes
+        launch(argument, *shape, ctypes.c_long(0), ctypes.c_long(config.gridDimX), False)
         return (0,)

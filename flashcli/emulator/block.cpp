@@ -1,11 +1,13 @@
 // What the threads of a block do together on a CPU, compiled once for all kernels.
 //
 // A block is an OS thread, and shared memory what is that thread's; a thread of the block is a fiber, which runs until it
-// has to wait for others. Stricter than a GPU: a copy has arrived when it is waited for, and not before; what threads that
-// wait for each other never get, lanes that do different things together, addresses that are not aligned, and what is
-// written beyond dynamic shared memory end the process, with a word. Not seen: what a GPU's threads do at the same time.
+// has to wait for others. Stricter than a GPU: a copy has arrived when it is waited for, and not before; threads that wait
+// for each other or at different barriers, lanes that do different things together, addresses that are not aligned, and
+// what is written beyond dynamic shared memory end the process, with a word. Not seen: what a GPU's threads do at the
+// same time; of a program, findings.cpp sees that, too.
 #include <setjmp.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -24,13 +27,24 @@
 
 namespace emulator {
 
-void fail(const char *what) {
-    fprintf(stderr, "the emulator: %s\n", what);
-    abort();
-}
+OF_A_BLOCK uint3 thread_index, block_index, grid_size, block_size;
+OF_A_BLOCK int number;
+alignas(1024) OF_A_BLOCK char dynamic_shared[MOST_SHARED + BEYOND];
 
-__thread Index thread_index, block_index, grid_size, block_size;
-alignas(1024) __thread char dynamic_shared[MOST_SHARED + BEYOND];
+constexpr int FAULT = 70;  // the exit code
+#ifndef OF_ALL_BLOCKS
+#define OF_ALL_BLOCKS thread_local
+#endif
+
+static std::string text(Place place) {
+    if (!place.file) return "an unknown line";
+    const char *file = place.file;
+    while (strncmp(file, "./", 2) == 0) file += 2;
+    return file + (":" + std::to_string(place.line));
+}
+static std::string text(uint3 at) {
+    return "(" + std::to_string(at.x) + ", " + std::to_string(at.y) + ", " + std::to_string(at.z) + ")";
+}
 
 // ---- a block
 
@@ -69,35 +83,52 @@ constexpr int STACK = 1 << 18;
 
 // A thread, and after it the thread of that number of the next block: to make one takes longer than most of them run.
 struct Fiber {
-    int x;
+    int number;
+    uint3 index;
     std::unique_ptr<char[]> stack{new char[STACK]};
     ucontext_t beginning;
     jmp_buf where;
     bool done;
-    unsigned exchanges;  // of its warp, that it has come to
-    int meetings;        // of its cluster
+    const char *doing;  // with others, and where
+    Place place;
+    unsigned syncs;  // of its warp
+    int meetings;    // of its cluster
     std::deque<std::vector<Copy>> groups;
     std::vector<Copy> open;                     // copies that are in no group yet
     std::deque<std::vector<Product>> products;  // of a warpgroup; the last group is open
-    explicit Fiber(int x) : x(x) {}
-    void start() {
-        done = false, exchanges = meetings = 0;
+    explicit Fiber(int number) : number(number) {}
+    void start(uint3 block) {
+        index = {number % block.x, number / block.x % block.y, number / block.x / block.y};
+        done = false, doing = nullptr, syncs = meetings = 0;
         groups.clear(), open.clear(), products.clear(), products.emplace_back();
     }
 };
-thread_local std::deque<Fiber> fibers;
+OF_ALL_BLOCKS std::deque<Fiber> fibers;
 
-// What the lanes of a warp do together. Who has gone on may already give to the next one, but never to one after that.
-struct Warp {
-    unsigned come = 0;  // lanes, to all exchanges
+// What lanes of a warp do together. Who has gone on may already give to the next one, but never to one after that.
+struct Exchange {
+    unsigned mask;           // of the lanes
+    unsigned come = 0;       // lanes, to all of these exchanges
+    unsigned turn[32] = {};  // how often a lane has come
     const char *what[2];
     uint64_t given[2][32][WORDS];
 };
+struct Warp {
+    unsigned lanes;
+    std::deque<Exchange> exchanges;  // one for each mask
+    Exchange &of(unsigned mask) {
+        for (Exchange &one : exchanges)
+            if (one.mask == mask) return one;
+        exchanges.emplace_back().mask = mask;
+        return exchanges.back();
+    }
+};
 
-__thread struct Block *block;
+OF_A_BLOCK struct Block *block;
 
 struct Barrier {
     int come = 0, meetings = 0;
+    Place place;  // of who came first
 };
 
 // A barrier in shared memory, and the bulk copies that it counts: they arrive when somebody looks at it.
@@ -117,49 +148,53 @@ struct CountingBarrier {
     }
 };
 
-struct Kernel {
-    void (*function)(const void *);
-    const void *given;
-};
-
 struct Block {
-    int threads, alive, shared, arrivals = 0, in_cluster = 0;
+    int threads, alive, arrivals = 0, in_cluster = 0;
     bool progress = false;
     Barrier barriers[16];
-    int against[3] = {};  // votes at one meeting of all, the one after it, and the one before, which all have counted
+    int votes[3] = {};  // at one meeting of all, the one after it, and the one before, which all have counted
     std::map<int, CountingBarrier> counting;  // by their addresses
-    std::vector<Warp> warps;
+    std::deque<Warp> warps;
     Fiber *now = nullptr;
     jmp_buf turn;
     Cluster *cluster;
-    Kernel kernel;
+    const Grid &grid;
+    void (*kernel)(const void *);
+    const void *given;
 
-    Block(Kernel kernel, int threads, int shared, Cluster *cluster)
-        : threads(threads),
+    Block(const Grid &grid, void (*kernel)(const void *), const void *given, Cluster *cluster)
+        : threads(grid.threads.x * grid.threads.y * grid.threads.z),
           alive(threads),
-          shared(shared),
-          warps((threads + 31) / 32),
           cluster(cluster),
-          kernel(kernel) {}
+          grid(grid),
+          kernel(kernel),
+          given(given) {
+        for (int left = threads; left > 0; left -= 32) warps.push_back({left < 32 ? (1u << left) - 1 : ~0u});
+    }
 
-    void run(bool backwards) {
+    void run(long which) {
+        block_size = grid.threads, grid_size = grid.blocks;
+        block_index.x = which % grid_size.x, which /= grid_size.x;
+        block_index.y = which % grid_size.y, block_index.z = which / grid_size.y;
         block = this;
-        memset(dynamic_shared, 0xff, shared + BEYOND);  // NaN
+        memset(dynamic_shared, 0xff, grid.shared + BEYOND);  // NaN
         while ((int)fibers.size() < threads) begin(fibers.emplace_back(fibers.size()));
-        for (Fiber &fiber : fibers) fiber.start();
+        for (int i = 0; i < threads; ++i) fibers[i].start(grid.threads);
         while (alive > 0) {
             progress = false;
             for (int i = 0; i < threads; ++i)
-                if (Fiber &fiber = fibers[backwards ? threads - 1 - i : i]; !fiber.done) go_on(fiber);
+                if (Fiber &fiber = fibers[grid.backwards ? threads - 1 - i : i]; !fiber.done) go_on(fiber);
             if (!progress && in_cluster == 0) fail("threads wait for each other");
             if (!progress) std::this_thread::yield();
         }
-        for (int i = shared; i < shared + BEYOND; ++i)
+        now = nullptr;
+        for (int i = grid.shared; i < grid.shared + BEYOND; ++i)
             if (dynamic_shared[i] != (char)0xff) fail("something was written beyond dynamic shared memory");
+        block = nullptr;
     }
     // Until it waits, or has ended.
     void go_on(Fiber &fiber) {
-        now = &fiber, thread_index.x = fiber.x;
+        now = &fiber, number = fiber.number, thread_index = fiber.index;
         if (!_setjmp(turn)) _longjmp(fiber.where, 1);
     }
     void begin(Fiber &fiber) {
@@ -170,6 +205,23 @@ struct Block {
         if (!_setjmp(turn)) setcontext(&fiber.beginning);
     }
     static void live();
+
+    // A line for each thing that threads wait for, and for those that wait for nothing any more.
+    std::string waiting() const {
+        std::map<std::string, std::pair<int, int>> groups;  // how many, and the first
+        for (int i = threads - 1; i >= 0; --i) {
+            const Fiber &fiber = fibers[i];
+            const std::string what = fiber.done    ? "left the kernel"
+                                     : fiber.doing ? std::string("wait at ") + fiber.doing + ", " + text(fiber.place)
+                                                   : "wait for memory";
+            ++groups[what].first, groups[what].second = i;
+        }
+        std::string lines;
+        for (const auto &[what, group] : groups)
+            lines += "\n  " + std::to_string(group.first) + " threads, the first of them " +
+                     text(fibers[group.second].index) + ", " + what;
+        return lines;
+    }
 };
 
 void wait() {
@@ -179,51 +231,64 @@ void wait() {
 void Block::live() {
     while (true) {
         wait();
-        block->kernel.function(block->kernel.given);
+        block->kernel(block->given);
         block->now->done = block->progress = true, --block->alive;
     }
 }
 
-void barrier(int which, int threads, bool stay) {
+// Note what a thread is about to wait for, in words.
+static void waits(const char *doing, Place place) { block->now->doing = doing, block->now->place = place; }
+
+static void all_have_met();  // at a barrier
+void barrier(int which, int threads, bool stay, Place place) {
     Barrier &here = block->barriers[which];
     const int mine = here.meetings;
+    if (here.come == 0) here.place = place;
+    if (here.place.line != place.line)
+        fail("threads of a block are at different __syncthreads(), and so never meet", place);
+    waits(which ? "a barrier" : "__syncthreads()", place);
     ++here.come, block->progress = true;
     while (stay && here.meetings == mine && here.come < (threads ? threads : block->alive)) wait();
     if (!stay && here.come < threads) return;
-    if (here.meetings == mine) here.come = 0, ++here.meetings, block->progress = true;
+    if (here.meetings == mine) here.come = 0, ++here.meetings, block->progress = true, all_have_met();
 }
 
-const uint64_t (&exchange(const char *what, std::initializer_list<uint64_t> words))[32][WORDS] {
-    Warp &warp = block->warps[block->now->x / 32];
-    const unsigned mine = block->now->exchanges++, side = mine % 2;
-    if (warp.come == mine * 32) warp.what[side] = what;
-    if (strcmp(warp.what[side], what)) fail("lanes of a warp do different things together");
-    std::copy(words.begin(), words.end(), warp.given[side][lane()]);
-    ++warp.come, block->progress = true;
-    while (warp.come < (mine + 1) * 32) wait();
-    return warp.given[side];
+unsigned lanes() { return block->warps[number / 32].lanes; }
+
+const uint64_t (&exchange(const char *what, std::initializer_list<uint64_t> words, unsigned mask,
+                          Place place))[32][WORDS] {
+    Warp &warp = block->warps[number / 32];
+    if (!(mask >> lane() & 1)) fail("a lane does with others what only the others were to do, by the mask", place);
+    mask &= warp.lanes;
+    Exchange &here = warp.of(mask);
+    const unsigned mine = here.turn[lane()]++, side = mine % 2, all = __builtin_popcount(mask);
+    if (here.come == mine * all) here.what[side] = what;
+    if (strcmp(here.what[side], what)) fail("lanes of a warp do different things together", place);
+    std::copy(words.begin(), words.end(), here.given[side][lane()]);
+    waits(what, place);
+    ++here.come, block->progress = true;
+    while (here.come < (mine + 1) * all) wait();
+    return here.given[side];
 }
 
-void launch(void (*kernel)(const void *), const void *given, int grid, int threads, int shared, int cluster,
-            bool backwards) {
-    if (shared > MOST_SHARED) fail("that is more shared memory than a block can have");
-    for (int first = 0; first < grid; first += cluster) {
-        Cluster blocks(cluster);
+void launch(const Grid &grid, void (*kernel)(const void *), const void *given) {
+    if (grid.shared > MOST_SHARED) fail("that is more shared memory than a block can have");
+    for (long first = grid.first; first < grid.last; first += grid.cluster) {
+        Cluster blocks(grid.cluster);
         const auto run = [&](int rank) {
-            block_index.x = first + rank, grid_size.x = grid, block_size.x = threads;
-            Block({kernel, given}, threads, shared, &blocks).run(backwards);
+            Block(grid, kernel, given, &blocks).run(first + rank);
             blocks.arrive(true);
         };
-        if (cluster == 1) {
+        if (grid.cluster == 1) {
             run(0);
             continue;
         }
         std::vector<std::thread> side_by_side;
         std::atomic<int> ready{0};
-        for (int rank = 0; rank < cluster; ++rank)
+        for (int rank = 0; rank < grid.cluster; ++rank)
             side_by_side.emplace_back([&, rank] {
                 blocks.shared[rank] = dynamic_shared, ++ready;
-                while (ready < cluster) std::this_thread::yield();
+                while (ready < grid.cluster) std::this_thread::yield();
                 run(rank);
             });
         for (std::thread &one : side_by_side) one.join();
@@ -231,14 +296,33 @@ void launch(void (*kernel)(const void *), const void *given, int grid, int threa
     fibers.clear();  // many libraries may be loaded
 }
 
+#ifndef FINDINGS
+static void all_have_met() {}
+void fail(const char *what, Place place) {
+    std::string lines = std::string("the emulator: ") + what;
+    if (place.file) lines += ", " + text(place);
+    if (block && block->now) lines += "\n  thread " + text(thread_index) + " of block " + text(block_index);
+    if (block) lines += block->waiting();
+    fprintf(stderr, "%s\n", lines.c_str());
+    _exit(FAULT);
+}
+#endif
+
 }  // namespace emulator
 
-bool __syncthreads_and(bool vote) {
+#ifndef FINDINGS
+void __threadfence() {}
+#endif
+int __syncthreads_count(int vote, emulator::Place place) {
     emulator::Block &b = *emulator::block;
     const int turn = b.barriers[0].meetings % 3;
-    b.against[(turn + 1) % 3] = 0, b.against[turn] += !vote;
-    emulator::barrier();
-    return b.against[turn] == 0;
+    b.votes[(turn + 1) % 3] = 0, b.votes[turn] += vote != 0;
+    emulator::barrier(0, 0, true, place);
+    return b.votes[turn];
+}
+void __syncwarp(unsigned mask, emulator::Place place) {
+    emulator::exchange("__syncwarp", {}, mask, place);
+    emulator::block->now->syncs++;
 }
 
 namespace ptx {
@@ -382,7 +466,7 @@ void wgmma(bool transposed_B, std::initializer_list<Operand> operands) {
                               rest == 3,
                               transposed_B,
                               after[rest - 1].word != 0,
-                              emulator::thread_index.x % 128 / 32 * 16 + lane() / 4};
+                              emulator::number % 128 / 32 * 16 + lane() / 4};
     for (const Operand *one = operands.begin(); one < after; ++one) product.d.push_back(one->number);
     if (!product.in_shared) {
         const auto &given = emulator::exchange("wgmma", {after[0].word, after[1].word, after[2].word, after[3].word});

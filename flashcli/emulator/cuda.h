@@ -1,9 +1,13 @@
-// CUDA's language on a CPU, as far as the kernels need it that a CPU can run: what translate.py leaves of a kernel is C++.
+// CUDA's language on a CPU, as far as a CPU can run it: what translate.py leaves of a kernel is C++.
 // What threads do together is in block.cpp, which is compiled once for all kernels, as this is for each.
 #pragma once
+#include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <type_traits>
@@ -13,6 +17,8 @@
 #define __device__
 #define __host__
 #define __global__
+#define __constant__
+#define __managed__
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
@@ -21,30 +27,27 @@
 #define __shared__ static thread_local
 #define __CUDA_ARCH__ 900
 
-struct alignas(8) float2 {
-    float x, y;
+#define VECTORS(name, number, align2, align4)                                         \
+    struct alignas(align2) name##2 { number x, y; };                                  \
+    struct name##3 { number x, y, z; };                                               \
+    struct alignas(align4) name##4 { number x, y, z, w; };                            \
+    inline name##2 make_##name##2(number x, number y) { return {x, y}; }              \
+    inline name##3 make_##name##3(number x, number y, number z) { return {x, y, z}; } \
+    inline name##4 make_##name##4(number x, number y, number z, number w) { return {x, y, z, w}; }
+VECTORS(float, float, 8, 16)
+VECTORS(double, double, 16, 16)
+VECTORS(int, int, 8, 16)
+VECTORS(uint, unsigned, 8, 16)
+VECTORS(char, signed char, 2, 4)
+VECTORS(uchar, unsigned char, 2, 4)
+#undef VECTORS
+
+struct dim3 {
+    unsigned x, y, z;
+    dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+    dim3(uint3 all) : x(all.x), y(all.y), z(all.z) {}
+    operator uint3() const { return {x, y, z}; }
 };
-struct alignas(16) float4 {
-    float x, y, z, w;
-};
-struct alignas(8) int2 {
-    int x, y;
-};
-struct alignas(16) int4 {
-    int x, y, z, w;
-};
-struct alignas(8) uint2 {
-    unsigned x, y;
-};
-struct alignas(16) uint4 {
-    unsigned x, y, z, w;
-};
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline int2 make_int2(int x, int y) { return {x, y}; }
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 template <class A, class B>
 inline std::common_type_t<A, B> min(A a, B b) {
@@ -68,6 +71,22 @@ inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 inline int __float_as_int(float x) { return bits_as<int>(x); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __frcp_rn(float x) { return 1 / x; }
+inline float __fsqrt_rn(float x) { return std::sqrt(x); }
+inline float __frsqrt_rn(float x) { return 1 / std::sqrt(x); }
+inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
+inline double rsqrt(double x) { return 1 / std::sqrt(x); }
+inline float rsqrt(float x) { return rsqrtf(x); }
+inline float __exp10f(float x) { return std::pow(10.0f, x); }
+inline float __logf(float x) { return std::log(x); }
+inline float __log10f(float x) { return std::log10(x); }
+inline float __powf(float x, float y) { return std::pow(x, y); }
+inline float __sinf(float x) { return std::sin(x); }
+inline float __cosf(float x) { return std::cos(x); }
+inline float __tanf(float x) { return std::tan(x); }
 // As products and powers of two are rounded on the GPU: that of a large x is off by more than its last bit.
 inline float __expf(float x) noexcept { return std::exp2(x * 1.44269504088896340736f); }
 inline float __fdividef(float a, float b) { return std::fabs(b) > 0x1p126f ? 0 * a : a / b; }
@@ -77,6 +96,8 @@ inline int __float2int_rn(float x) {
 inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
+inline int __mul24(int a, int b) { return a * b; }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (uint64_t)a * b >> 32; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __log2f(float x) { return std::log2(x); }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
@@ -87,40 +108,62 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned which) {
 
 namespace emulator {
 
-[[noreturn]] void fail(const char *what);
-
-struct Index {
-    int x;
+// A line of a source.
+struct Place {
+    const char *file = nullptr;
+    int line = 0;
+    static Place here(const char *file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
 };
+
+[[noreturn]] void fail(const char *what, Place place = {});
+
 #pragma GCC visibility push(hidden)
-extern __thread Index thread_index, block_index, grid_size, block_size;
-// Shared memory whose size comes with the launch.
+// A block is an OS thread, so that blocks of a cluster can run side by side; of a program, all are one (program.h).
+#ifndef OF_A_BLOCK
+#define OF_A_BLOCK __thread
+#define DYNAMIC_SHARED static thread_local
+#endif
+extern OF_A_BLOCK uint3 thread_index, block_index, grid_size, block_size;
+extern OF_A_BLOCK int number;  // of the thread in its block
+// Shared memory whose size comes with the launch; DYNAMIC_SHARED begins the declaration of a pointer to it.
 constexpr int MOST_SHARED = 227 * 1024, BEYOND = 1024;
-alignas(1024) extern __thread char dynamic_shared[MOST_SHARED + BEYOND];
+alignas(1024) extern OF_A_BLOCK char dynamic_shared[MOST_SHARED + BEYOND];
 #pragma GCC visibility pop
 
-// Run a kernel, `cluster` blocks at a time; one after the other, or, where they meet, side by side.
-void launch(void (*kernel)(const void *), const void *given, int grid, int threads, int shared, int cluster,
-            bool backwards);
+// A launch, or of its blocks some, counted along x, then y, then z.
+struct Grid {
+    uint3 blocks, threads;
+    int shared = 0;
+    int cluster = 1;  // blocks at a time: one after the other, or, where they meet, side by side
+    long first = 0, last = 0;
+    bool backwards = false;  // the last thread of a block begins
+};
+void launch(const Grid &grid, void (*kernel)(const void *), const void *given);
 
 // Let other threads run. Who comes back looks again at what it waits for.
 void wait();
 
 // Meet so many threads, or all that are there; some may only come by.
-void barrier(int which = 0, int threads = 0, bool stay = true);
+void barrier(int which = 0, int threads = 0, bool stay = true, Place place = {});
 
 constexpr int WORDS = 6;  // that a lane gives to an exchange at most
 
-// Exchange words within a warp: returns what each lane of it has given.
-const uint64_t (&exchange(const char *what, std::initializer_list<uint64_t> words = {}))[32][WORDS];
+// Exchange words within a warp, among the lanes of a mask: returns what each lane of it has given.
+const uint64_t (&exchange(const char *what, std::initializer_list<uint64_t> words = {}, unsigned mask = ~0u,
+                          Place place = {}))[32][WORDS];
 
-inline int lane() { return thread_index.x % 32; }
+inline int lane() { return number % 32; }
+unsigned lanes();  // that the warp has, as a mask
+
+// Functions whose accesses to memory are the emulator's own, not the kernel's.
+#define EMULATORS __attribute__((no_sanitize("thread", "undefined")))
 
 template <class T>
-inline T of_lane(const char *what, T x, int which) {
+EMULATORS inline T of_lane(const char *what, T x, int which, unsigned mask, Place place) {
+    static_assert(sizeof x <= 8, "a lane gives at most eight bytes");
     uint64_t word = 0;
     memcpy(&word, &x, sizeof x);
-    word = exchange(what, {word})[which][0];
+    word = exchange(what, {word}, mask, place)[which][0];
     memcpy(&x, &word, sizeof x);
     return x;
 }
@@ -131,52 +174,110 @@ inline T *aligned(T *address, int bytes) {
     return address;
 }
 
+// Look at an address before something atomic is done there; what programs have more than kernels alone (program.h).
+#ifndef EMULATED_ATOMIC
+#define EMULATED_ATOMIC(address)
+#endif
+
+// *to = next(*to), with nobody between.
+template <class T, class Next>
+EMULATORS inline T atomically(T *to, Next next) {
+    EMULATED_ATOMIC(to);
+    T before, after;
+    __atomic_load(to, &before, __ATOMIC_SEQ_CST);
+    do after = next(before);
+    while (!__atomic_compare_exchange(to, &before, &after, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    return before;
+}
+
 }  // namespace emulator
 
 #define threadIdx emulator::thread_index
 #define blockIdx emulator::block_index
 #define gridDim emulator::grid_size
 #define blockDim emulator::block_size
+constexpr int warpSize = 32;
 
 // ---- what threads do together
 
-inline void __syncthreads() { emulator::barrier(); }
-bool __syncthreads_and(bool vote);
-inline void __syncwarp(unsigned = ~0u) { emulator::exchange("syncwarp"); }
+#define EMULATED_PLACE emulator::Place place = emulator::Place::here()
+
+inline void __syncthreads(EMULATED_PLACE) { emulator::barrier(0, 0, true, place); }
+int __syncthreads_count(int vote, EMULATED_PLACE);
+inline int __syncthreads_and(int vote, EMULATED_PLACE) { return __syncthreads_count(!vote, place) == 0; }
+inline int __syncthreads_or(int vote, EMULATED_PLACE) { return __syncthreads_count(vote, place) > 0; }
+void __syncwarp(unsigned mask = ~0u, EMULATED_PLACE);
 inline void __nanosleep(unsigned) { emulator::wait(); }
-inline void __threadfence() {}
+void __threadfence();
 inline void __threadfence_block() {}
+inline void __threadfence_system() { __threadfence(); }
+// The lane that a lane of a group of `width` looks at: itself, where there is none.
 template <class T>
-inline T __shfl_sync(unsigned, T x, int lane) {
-    return emulator::of_lane("shfl", x, lane % 32);
+inline T __shfl_sync(unsigned mask, T x, int lane, int width = 32, EMULATED_PLACE) {
+    return emulator::of_lane("__shfl_sync", x, emulator::lane() / width * width + (lane & (width - 1)), mask, place);
 }
 template <class T>
-inline T __shfl_xor_sync(unsigned, T x, int mask) {
-    return emulator::of_lane("shfl_xor", x, emulator::lane() ^ mask);
+inline T __shfl_xor_sync(unsigned mask, T x, int by, int width = 32, EMULATED_PLACE) {
+    const int me = emulator::lane(), other = me ^ by;
+    return emulator::of_lane("__shfl_xor_sync", x, other / width > me / width ? me : other, mask, place);
 }
 template <class T>
-inline T __shfl_up_sync(unsigned, T x, int by) {
-    return emulator::of_lane("shfl_up", x, max(emulator::lane() - by, emulator::lane() < by ? emulator::lane() : 0));
+inline T __shfl_up_sync(unsigned mask, T x, unsigned by, int width = 32, EMULATED_PLACE) {
+    const int me = emulator::lane();
+    return emulator::of_lane("__shfl_up_sync", x, me % width < (int)by ? me : me - (int)by, mask, place);
 }
-inline unsigned __ballot_sync(unsigned, bool x) {
-    const auto &given = emulator::exchange("ballot", {x});
+template <class T>
+inline T __shfl_down_sync(unsigned mask, T x, unsigned by, int width = 32, EMULATED_PLACE) {
+    const int me = emulator::lane();
+    return emulator::of_lane("__shfl_down_sync", x, me % width + (int)by >= width ? me : me + (int)by, mask, place);
+}
+EMULATORS inline unsigned __ballot_sync(unsigned mask, int x, EMULATED_PLACE) {
+    const auto &given = emulator::exchange("__ballot_sync", {x != 0}, mask, place);
     unsigned y = 0;
-    for (int i = 0; i < 32; ++i) y |= (unsigned)given[i][0] << i;
+    for (int i = 0; i < 32; ++i) y |= (mask & emulator::lanes()) >> i & 1 ? (unsigned)given[i][0] << i : 0;
     return y;
 }
-inline bool __any_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) != 0; }
-inline bool __all_sync(unsigned mask, bool x) { return __ballot_sync(mask, x) == ~0u; }
-inline unsigned __reduce_max_sync(unsigned, unsigned x) {
-    const auto &given = emulator::exchange("reduce_max", {x});
-    for (int i = 0; i < 32; ++i) x = max(x, (unsigned)given[i][0]);
+inline int __any_sync(unsigned mask, int x, EMULATED_PLACE) { return __ballot_sync(mask, x, place) != 0; }
+inline int __all_sync(unsigned mask, int x, EMULATED_PLACE) { return __ballot_sync(mask, !x, place) == 0; }
+template <class Both>
+EMULATORS inline unsigned reduce_sync(const char *what, unsigned mask, unsigned x, Both both, emulator::Place place) {
+    const auto &given = emulator::exchange(what, {x}, mask, place);
+    const unsigned there = emulator::lanes() & mask & ~(1u << emulator::lane());
+    for (int i = 0; i < 32; ++i)
+        if (there >> i & 1) x = both(x, (unsigned)given[i][0]);
     return x;
 }
-inline int atomicAdd(int *to, int x) { return __atomic_fetch_add(to, x, __ATOMIC_SEQ_CST); }
+inline unsigned __reduce_max_sync(unsigned mask, unsigned x, EMULATED_PLACE) {
+    return reduce_sync("__reduce_max_sync", mask, x, [](unsigned a, unsigned b) { return max(a, b); }, place);
+}
+inline unsigned __reduce_add_sync(unsigned mask, unsigned x, EMULATED_PLACE) {
+    return reduce_sync("__reduce_add_sync", mask, x, [](unsigned a, unsigned b) { return a + b; }, place);
+}
+
+#define ATOMIC(name, what)                                                    \
+    template <class T>                                                        \
+    inline T name(T *to, std::common_type_t<T> x) {                           \
+        return emulator::atomically(to, [x](T before) -> T { return what; }); \
+    }
+ATOMIC(atomicAdd, before + x)
+ATOMIC(atomicSub, before - x)
+ATOMIC(atomicMin, min(before, x))
+ATOMIC(atomicMax, max(before, x))
+ATOMIC(atomicExch, x)
+ATOMIC(atomicAnd, before &x)
+ATOMIC(atomicOr, before | x)
+ATOMIC(atomicXor, before ^ x)
+#undef ATOMIC
 inline unsigned atomicInc(unsigned *to, unsigned most) {
-    unsigned before = *to;
-    while (!__atomic_compare_exchange_n(to, &before, before < most ? before + 1 : 0, false, __ATOMIC_SEQ_CST,
-                                        __ATOMIC_SEQ_CST)) {}
-    return before;
+    return emulator::atomically(to, [most](unsigned before) { return before < most ? before + 1 : 0; });
+}
+inline unsigned atomicDec(unsigned *to, unsigned most) {
+    return emulator::atomically(to,
+                                [most](unsigned before) { return before == 0 || before > most ? most : before - 1; });
+}
+template <class T>
+inline T atomicCAS(T *to, std::common_type_t<T> want, std::common_type_t<T> x) {
+    return emulator::atomically(to, [want, x](T before) { return before == want ? x : before; });
 }
 template <class T>
 inline T __ldg(const T *from) {

@@ -1,0 +1,1 @@
+"""CUDA on a CPU, slowly: sources made C++, threads fibers, instructions functions, and findings told."""
