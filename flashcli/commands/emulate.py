@@ -18,7 +18,6 @@ class Nvccs(click.Command):
     epilog=options.examples(
         "flashcli emulate hw4.cu -o hw4",
         "flashcli emulate main.cu kernels.cu -I include -o hw4",
-        "flashcli judge testcases --exe ./hw4 --case 't0[1-6]'",
     ),
 )
 @click.argument("words", metavar="SOURCE.cu.. -o PROGRAM", nargs=-1, type=click.UNPROCESSED)

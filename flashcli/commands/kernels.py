@@ -240,6 +240,8 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
         yield f"{function} on {record['arch']}: {numbers.format(**found)}"
     if "arch" in record and not record["functions"]:
         yield "registers: unknown without nvcc"
+    if record["operation"] == ATTENTION and "arch" in record:
+        yield "without a GPU: flashcli run IN OUT --emulate --kernel {name}".format(**record)
 
 
 def _compiled(build: Build, arch: str | None) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def command(
     IN can be -, stdin, and OUT -, stdout. Prints the times for reading, computing and writing. Started as several tasks
     by mpirun or srun, each does a share.
     """
-    from flashcli.errors import UsageError
+    from flashcli.errors import BackendUnavailable, UsageError
     from flashcli.run import pipeline, ranks, report
     from flashcli.run.request import Request, refuse_conflicts
     from flashcli.terminal.messages import explain
@@ -85,7 +85,12 @@ def command(
         refuse_conflicts(request, options.as_option)
         order = pipeline.Order(input_path, output_path, request, chosen, serial, trace)
         person = pipeline.Audience(options.notice, options.warn, options.late_progress)
-        record = pipeline.run(order, person if here.rank == 0 else pipeline.NOBODY, here)
+        try:
+            record = pipeline.run(order, person if here.rank == 0 else pipeline.NOBODY, here)
+        except BackendUnavailable as error:
+            if kernel is not None and not (emulate or request.on_host):
+                error.hint += " Or add --emulate: the kernel then runs on the CPU, slowly."
+            raise
     if here.rank > 0:
         return
     record |= {"causal": causal, "scale": scale}

@@ -28,7 +28,6 @@ def place(tmp_path):
             "--build 'cc -O2 -o attn attn.c -lm'.",
         ),
         ("attn.c", "int main(void) {}\n", 0o755, "it is source, to be compiled", "built by --exe attn --build"),
-        ("attn.cu", "int main(void) {}\n", 0o644, "it is source", "--build 'nvcc -O2 -o attn attn.cu'."),
     ],
 )
 def test_what_cannot_be_run_is_told_how_it_can_be(cases, place, name, text, mode, said, hint):
@@ -37,6 +36,14 @@ def test_what_cannot_be_run_is_told_how_it_can_be(cases, place, name, text, mode
     done = flashcli("judge", cases, "--exe", name, cwd=place)
     done.assert_error(2, f"{name!r} cannot be run", said)
     assert hint in done.err
+
+
+@pytest.mark.parametrize(("nvcc", "command"), [("/bin/sh", "nvcc -O2"), ("", "flashcli emulate")])
+def test_cuda_is_compiled_for_the_cpu_where_there_is_no_nvcc(cases, place, nvcc, command):
+    (place / "attn.cu").write_text("int main(void) {}\n")
+    done = flashcli("judge", cases, "--exe", "attn.cu", cwd=place, env={"NVCC": nvcc})
+    done.assert_error(2, "it is source, to be compiled")
+    assert f"--build '{command} -o attn attn.cu'." in done.err
 
 
 def test_a_command_of_several_words_is_told_to_name_one_file(cases, place):

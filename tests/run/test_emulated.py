@@ -105,6 +105,14 @@ def test_what_does_not_go_together_is_refused(given, tmp_path, options, code, me
     flashcli("run", given, tmp_path / "out", "--emulate", *options).assert_error(code, message)
 
 
+def test_without_a_gpu_a_kernel_is_offered_emulated(given, tmp_path):
+    done = flashcli("run", given, tmp_path / "out", "--kernel", "fused", env={"CUDA_VISIBLE_DEVICES": ""})
+    if done.code:  # where there is no GPU, or no PyCUDA
+        done.assert_error(69)
+        assert "Or add --emulate" in done.err
+    assert "--emulate --kernel fused" in flashcli("kernels", "fused", "--arch", "sm_90a").out
+
+
 def test_without_a_compiler_the_run_ends_with_a_hint(given, tmp_path):
     environment = {"CXX": "", "FLASHCLI_CACHE_DIR": str(tmp_path)}
     done = flashcli("run", given, tmp_path / "out", "--emulate", "--kernel", "fused", env=environment)
