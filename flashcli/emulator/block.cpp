@@ -80,6 +80,11 @@ struct Product {
 };
 
 constexpr int STACK = 1 << 18;
+#ifndef FINDINGS
+constexpr size_t KEPT = 0;  // fibers after a launch: many libraries may be loaded
+#else
+constexpr size_t KEPT = 1024;
+#endif
 
 // A thread, and after it the thread of that number of the next block: to make one takes longer than most of them run.
 struct Fiber {
@@ -125,6 +130,10 @@ struct Warp {
 };
 
 OF_A_BLOCK struct Block *block;
+
+// What findings have to know of: a block begins, and all threads of it have met.
+static void block_begins();
+static void all_have_met();
 
 struct Barrier {
     int come = 0, meetings = 0;
@@ -178,6 +187,7 @@ struct Block {
         block_index.y = which % grid_size.y, block_index.z = which / grid_size.y;
         block = this;
         memset(dynamic_shared, 0xff, grid.shared + BEYOND);  // NaN
+        block_begins();
         while ((int)fibers.size() < threads) begin(fibers.emplace_back(fibers.size()));
         for (int i = 0; i < threads; ++i) fibers[i].start(grid.threads);
         while (alive > 0) {
@@ -239,7 +249,6 @@ void Block::live() {
 // Note what a thread is about to wait for, in words.
 static void waits(const char *doing, Place place) { block->now->doing = doing, block->now->place = place; }
 
-static void all_have_met();  // at a barrier
 void barrier(int which, int threads, bool stay, Place place) {
     Barrier &here = block->barriers[which];
     const int mine = here.meetings;
@@ -293,10 +302,11 @@ void launch(const Grid &grid, void (*kernel)(const void *), const void *given) {
             });
         for (std::thread &one : side_by_side) one.join();
     }
-    fibers.clear();  // many libraries may be loaded
+    if (fibers.size() > KEPT) fibers.clear();
 }
 
 #ifndef FINDINGS
+static void block_begins() {}
 static void all_have_met() {}
 void fail(const char *what, Place place) {
     std::string lines = std::string("the emulator: ") + what;

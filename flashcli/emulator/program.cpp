@@ -254,6 +254,11 @@ static inline void look(const void *address, unsigned size, bool write, void *fr
 }
 void look_at_atomic(const void *address, unsigned size, void *from) { look(address, size, true, from, true); }
 
+static void block_begins() {
+    if (suspects) look_at_suspected();
+    block_began = ++moment;
+    memset((void *)static_shared.start, 0xff, static_shared.bytes);  // NaN
+}
 static void all_have_met() {
     if (suspects) look_at_suspected();
     if (block->now) ++moment;
@@ -285,14 +290,8 @@ void Launch::run(void (*one)(const void *), const void *given, size_t bytes) con
     if (emulator::block) fail("a kernel is launched by a kernel, which the emulator does not know", place);
     launch_now = this, arguments = {(uintptr_t)given, bytes};
     launched = ++moment, fenced = false;
-    Grid all{grid, block, (int)shared};
-    for (long i = 0; i < (long)count(grid); ++i) {
-        block_began = ++moment;
-        memset((void *)static_shared.start, 0xff, static_shared.bytes);  // NaN
-        all.first = i, all.last = i + 1;
-        emulator::launch(all, one, given);
-        if (suspects) look_at_suspected();
-    }
+    launch({grid, block, (int)shared, 1, 0, (long)count(grid)}, one, given);
+    if (suspects) look_at_suspected();
     ++launches, threads_run += count(grid) * count(block);
     launch_now = nullptr;
 }

@@ -13,6 +13,8 @@ void look_at_atomic(const void *address, unsigned size, void *from);
 #include "cuda.h"
 #define __CUDACC__ 1
 #define __NVCC__ 1
+#define CUDART_INF_F __int_as_float(0x7f800000)
+#define CUDART_NAN_F __int_as_float(0x7fffffff)
 
 enum cudaError {
     cudaSuccess = 0,

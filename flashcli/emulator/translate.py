@@ -150,9 +150,10 @@ def _launches(text: str) -> str:
         end = _closing(text, match.end())
         opens = text.index("(", end)
         closes = opens + 1 + len(_split(text, opens + 1, "\0")[0])
-        kernel, shape, given = text[begin : match.start()], text[match.end() : end], text[opens + 1 : closes]
+        bounds = (begin, match.start()), (match.end(), end), (opens + 1, closes)
+        kernel, shape, given = (text[first:last].strip(" ") for first, last in bounds)
         call = f"[=](const auto &...given) {{ {kernel}(given...); }}"
-        also = f", {given}" if given.strip() else ""
+        also = f", {given}" if given else ""
         said = " ".join(kernel.split()).replace("\\", "").replace('"', "'")
         parts += [text[at:begin], f'emulator::Launch("{said}", {shape})({call}{also})']
         at = closes + 1
@@ -163,12 +164,15 @@ def _kernel_before(text: str, at: int) -> int:
     """Where the name of a kernel begins that ends there, with its template arguments."""
     at = len(text[:at].rstrip())
     if text[at - 1] == ">":
-        depth = 0
+        angles, others = 0, 0
         while True:
             at -= 1
-            depth += (text[at] == ">") - (text[at] == "<")
-            if depth == 0:
+            others += (text[at] in ")]}") - (text[at] in "([{")
+            angles += not others and (text[at] == ">") - (text[at] == "<")
+            if not angles:
                 break
+            if at == 0:
+                raise ValueError
         at = len(text[:at].rstrip())
     return at - len(re.search(r"[\w:]*$", text[:at])[0])  # type: ignore[index]
 

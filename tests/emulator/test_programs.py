@@ -13,7 +13,7 @@ import pytest
 from oracle import Asked, plain
 from support import ROOT, flashcli, flashcli_in, random_qkv, read_floats, sampled, write_input
 
-from flashcli.emulator import programs
+from flashcli.emulator import programs, translate
 from flashcli.errors import UsageError
 
 SOURCES = Path(__file__).with_name("programs")
@@ -49,6 +49,25 @@ def test_programs_in_the_styles_of_students_compute_attention(program, tmp_path,
     assert done.returncode == 0 and "no fault was seen. Times say nothing about a GPU.\n" in done.stderr
     want, _ = plain(Asked(*np.moveaxis(qkv, 1, 0)))
     np.testing.assert_allclose(read_floats(tmp_path / "out", shape), want, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("launch", "name", "shape", "rest"),
+    [
+        ("f<<<1, n>>>(a, b);", "f", "1, n", ", a, b);"),
+        ("f <<< dim3(1, 2), {3, 4} >>> ();", "f", "dim3(1, 2), {3, 4}", ");"),
+        ("x::f<g<2>, (1 > 0 ? 2 : 3)><<<a >> 1, b>>>(c);", "x::f<g<2>, (1 > 0 ? 2 : 3)>", "a >> 1, b", ", c);"),
+        ("f<<<1, \\\n2>>>(__VA_ARGS__)", "f", "1, \\\n2", ", __VA_ARGS__)"),
+    ],
+)
+def test_a_launch_becomes_a_call(launch, name, shape, rest):
+    call = f'emulator::Launch("{name}", {shape})([=](const auto &...given) {{ {name}(given...); }}{rest}'
+    assert translate.translated(launch, set()) == call
+
+
+@pytest.mark.parametrize("text", ['"f<<<1, 2>>>(3)"', "x << 1; "])
+def test_what_is_no_launch_stays(text):
+    assert translate.translated(text + "// f<<<1, 2>>>(3)\n", set()) == text + " \n"
 
 
 @pytest.mark.parametrize(
