@@ -14,12 +14,13 @@
 
 #include "block.cpp"
 
+#include <limits.h>
 #include <link.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 
 #include <chrono>
 #include <fstream>
-#include <sstream>
 
 namespace emulator {
 
@@ -29,6 +30,7 @@ struct Range {
 };
 static Range whole_program, static_shared, arguments;
 static uintptr_t loaded_at;
+static char path_of_program[PATH_MAX];
 
 // ---- accesses, as they are remembered
 
@@ -64,8 +66,8 @@ struct Allocation {
     Cell *cells;
     bool holds(uintptr_t at) const { return at - start < bytes; }
 };
-static std::vector<Allocation>
-    allocations;  // in order of their addresses; freed ones, too, whose memory is not used again
+// In order of their addresses. Freed ones are there, too: their memory is not used again.
+static std::vector<Allocation> allocations;
 static Range around_all;
 
 // The last allocation that begins at or before an address; null if there is none.
@@ -91,8 +93,9 @@ std::string text(const Launch &launch) {
 // The line of a source that code comes from: the innermost one that is not the emulator's.
 static Place place_of(uint32_t from) {
     char command[128], line[4096];
-    snprintf(command, sizeof command, "addr2line -i -e /proc/%d/exe 0x%lx 2>/dev/null", getpid(),
+    snprintf(command, sizeof command, "addr2line -i -e \"$EMULATED_PROGRAM\" 0x%lx 2>/dev/null",
              (unsigned long)(whole_program.start + from - loaded_at - 1));
+    setenv("EMULATED_PROGRAM", path_of_program, 1);
     Place found;
     if (FILE *const told = popen(command, "r")) {
         while (!found.file && fgets(line, sizeof line, told)) {
@@ -300,6 +303,7 @@ void Launch::run(void (*one)(const void *), const void *given, size_t bytes) con
 
 static struct Begin {
     Begin() {
+        realpath((const char *)getauxval(AT_EXECFN), path_of_program);
         dl_iterate_phdr(
             [](dl_phdr_info *info, size_t, void *) {
                 loaded_at = info->dlpi_addr;

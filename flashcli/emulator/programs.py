@@ -23,7 +23,7 @@ VALUE_FOLLOWS = (
     "-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "-Xptxas", "--ptxas-options", "-cudart",
     "--cudart", "-ccbin", "-maxrregcount", "--maxrregcount", "-std", "--std", "-x",
 )  # fmt: skip
-HINT = "docs/emulator.md tells what of CUDA there is; without nvcc's own headers, such as cublas_v2.h."
+HINT = "see docs/emulator.md for what there is of CUDA: no cuBLAS, and no cuda_fp16.h."
 OLDER = ("c++03", "c++11", "c++14", "c++17")  # than what cuda.h needs, or as old
 PASSED_ON = ("-D", "-U", "-l", "-L")
 
