@@ -344,7 +344,13 @@ using emulator::lane;
 // Of all numbers of 16 bits, for it takes a CPU long to find one.
 static std::vector<float> all_halves() {
     std::vector<float> y(1 << 16);
-    for (int x = 0; x < 1 << 16; ++x) y[x] = bits_as<_Float16>((unsigned short)x);
+    for (int x = 0; x < 1 << 16; ++x) {
+        const int exponent = x >> 10 & 31, digits = x & 1023;
+        const float size = exponent == 31 ? (digits ? NAN : INFINITY)
+                           : exponent     ? std::ldexp(1024 + digits, exponent - 25)
+                                          : std::ldexp(digits, -24);
+        y[x] = std::copysign(size, x >> 15 ? -1.0f : 1.0f);
+    }
     return y;
 }
 static const std::vector<float> halves = all_halves();

@@ -294,7 +294,13 @@ using emulator::lane;
 // -- numbers
 
 float from_half(unsigned short x);
-inline unsigned to_half(float x) { return bits_as<unsigned short>((_Float16)x); }
+// To the nearest, or the even one of two: by hand, for older compilers have no type of 16 bits.
+inline unsigned to_half(float x) {
+    const unsigned bits = __float_as_uint(x), sign = bits >> 16 & 0x8000, wide = bits & 0x7fffffff;
+    if (wide > 0x7f800000) return 0x7fff;
+    if (std::abs(x) < 0x1p-14f) return sign | (unsigned)std::nearbyint(std::abs(x) * 0x1p24f);
+    return sign | std::min(0x7c00u, ((wide + 0xfff + (wide >> 13 & 1)) >> 13) - (112 << 10));
+}
 inline float from_bf16(unsigned short x) { return __uint_as_float((unsigned)x << 16); }
 inline unsigned to_bf16(float x) {
     const unsigned wide = __float_as_uint(x);

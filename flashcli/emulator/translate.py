@@ -33,7 +33,7 @@ NO_CODE = re.compile(r"//(?:\\\n|[^\n])*|/\*.*?\*/", re.DOTALL)
 TEXT = re.compile(rf"{NO_CODE.pattern}|{STRING.pattern}|'(?:\\[^'\n]*|[^'\\\n])'", re.DOTALL)
 BLANK = " \t\n\\"  # in macros, lines end with that
 PREDICATE = (".reg", "setp")  # begin what only prepares the instruction that comes last
-WORD = re.compile(r"\b__noinline__\b(?!\s*\))")  # which is a macro in cuda.h no more than in C++'s own headers
+WORD = re.compile(r"\b__noinline__\b(?!\s*\))")  # a macro of it would reach into C++'s own headers
 DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:(?:__align__|alignas)\(\w+\)\s+)?([\w\s:]+?)\s+(\w+)\s*\[\s*\]\s*;")
 ROOM = r"DYNAMIC_SHARED \1 *const \2 = reinterpret_cast<\1 *>(emulator::dynamic_shared);"
 INCLUDE = re.compile(r'^([ \t]*#[ \t]*include[ \t]*)(["<])([^">\n]+)[">]', re.MULTILINE)
