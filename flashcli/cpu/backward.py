@@ -37,7 +37,7 @@ class Terms:
     """Arrays that gradients are made of: units [B, Hkv, group] of Q, dO, O [M, d], K, V [N, d], and of a bias [M, N].
 
     The first pass fills three arrays [M] of float64: ``m``, the maximum of each row of S, ``l``, the sum of exp(S - m),
-    and ``D``, without ``dlse``. For a row that sees nothing ``m`` is 0 and ``l`` 1, so that P = exp(-inf - 0) = 0.
+    and ``D``, less ``dlse``. For a row that sees nothing ``m`` is 0 and ``l`` 1, so that P = exp(-inf - 0) = 0.
     Arrays that several units share are repeated by strides of 0.
     """
 
@@ -68,7 +68,6 @@ class Terms:
             k=packed(self.k[(*units, columns)], dtype), v=packed(self.v[(*units, columns)], dtype),
             bias=None if self.bias is None else self.bias[(*of_rows, columns)],
             m=numbers(self.m), l=numbers(self.l), D=numbers(self.D),
-            dlse=None if self.dlse is None else numbers(self.dlse),
             last=None if self.last is None else self.last[rows] - columns.start,
         )  # fmt: skip
 
@@ -87,7 +86,7 @@ class Terms:
         masked = None if self.bias is None and self.last is None else -np.inf == S
         P = np.exp(np.subtract(S, m, out=S), out=S)
         dS = self.do @ self.v.swapaxes(-1, -2)
-        dS -= self.D if self.dlse is None else self.D - self.dlse
+        dS -= self.D
         dS *= P
         if masked is not None:  # though V, or dO, be not finite
             np.copyto(dS, 0, where=masked)
@@ -168,7 +167,10 @@ def _dq(terms: Terms, tile: Tile, dq: np.ndarray, dtype: type) -> None:
     where, N = (*tile.units, tile.rows), terms.k.shape[-2]
     if terms.last is not None:
         N = min(N, round_up(max(int(terms.last[tile.rows.stop - 1]) + 1, 0), TILE))
-    terms.D[where] = (terms.do[where].astype(np.float64, order="C") * terms.o[where]).sum(axis=-1)
+    D = (terms.do[where].astype(np.float64, order="C") * terms.o[where]).sum(axis=-1)
+    if terms.dlse is not None:
+        D -= terms.dlse[where]
+    terms.D[where] = D.astype(dtype)  # the number that dS is made with: ``error`` mends its rounding, too
     m = np.full((*dq[where].shape[:-1], 1), -np.inf, dtype)
     l, error = np.zeros((2, *m.shape))
     dS_K, P_K = np.zeros((2, *dq[where].shape), dtype)

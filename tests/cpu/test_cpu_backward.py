@@ -65,6 +65,13 @@ def test_a_row_that_sees_one_key_gives_it_all_of_its_do(row):
     np.testing.assert_allclose(dv[0, 0, 0], do[0, 0, row], rtol=1e-6)
 
 
+def test_rows_that_all_but_see_one_key_are_as_accurate():
+    """dP - D is less than D's last bit there: D is mended from the number that dS was made with."""
+    do, q, k, v = draw("normal", 1, 1, 1, 1000, 2, 64)
+    asked = Asked(q, k / 1000, v, bias=np.float32([0, -20]))
+    assert_accurate(asked, do, compute(asked, do))
+
+
 @pytest.mark.parametrize("bias", ["float32", "bool"])
 def test_as_accurate_with_a_bias(bias):
     do, q, k, v = draw("normal", 2, 4, 2, 97, 600, 33)
