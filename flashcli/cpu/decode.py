@@ -64,27 +64,32 @@ def attend_group(
         for heads in [range(head, head + 1) for head in of_group] if asked.sparse else [of_group]:
             rows = slice(heads.start, heads.stop)
             tokens = asked.tokens_seen(s, t, heads.start)
-            out[t, rows], lse[t, rows] = _attend(asked, s, t, rows, kv_head, tokens, compute)
+            out[t, rows], lse[t, rows], finite = _attend(asked, s, t, rows, kv_head, tokens, compute)
+            for head in heads.start + np.flatnonzero(~finite):  # of numbers that may be finite, but huge
+                row = slice(head, head + 1)
+                out[t, row], lse[t, row], _ = _attend(asked, s, t, row, kv_head, tokens, np.float64)
 
 
 def _attend(
     asked: DecodeArrays, s: int, t: int, rows: slice, kv_head: int, tokens: np.ndarray | slice, compute: type
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """O and LSE of some heads of one query token that see the same tokens: zeros and -inf if all scores are -inf.
 
-    Products of matrices are computed in ``compute``, the D times fewer numbers between them in float64.
+    Products of matrices are computed in ``compute``, the D times fewer numbers between them in float64. The third array
+    says of each head whether all of its scores and all of O are finite.
     """
     Q = packed(asked.query[s, t, rows], compute)
     scale = asked.scale * asked.k_scale
     position = int(asked.seq_lens[s]) - asked.T + t
     m: np.ndarray = np.full((len(Q), 1), -np.inf)
-    l, O = np.zeros_like(m), np.zeros_like(Q, np.float64)
+    l, O, lowest = np.zeros_like(m), np.zeros_like(Q, np.float64), np.zeros_like(m)
     for some in pieces(tokens):
         K, V = gather(asked, s, kv_head, some, compute)
         S = (Q @ K.T).astype(np.float64)
         S *= scale
         if asked.alibi_slopes is not None:
             S += asked.alibi_slopes[rows, None].astype(np.float64) * (some - position)
+        lowest = np.minimum(lowest, S.min(axis=1, keepdims=True))
         m_new = np.maximum(m, S.max(axis=1, keepdims=True))
         shift = np.where(m_new == -np.inf, 0, m_new)  # -inf - -inf would be NaN where exp(-inf) = 0 is meant
         P = np.exp(S - shift)
@@ -94,7 +99,8 @@ def _attend(
         m = m_new
     nothing = l == 0
     O[nothing[:, 0]], l[nothing] = 0, 1
-    return O / l * asked.v_scale, (m + np.log(l))[:, 0]
+    finite = np.isfinite(lowest[:, 0] + O.sum(axis=1))  # where a score is NaN or infinite, so is O
+    return O / l * asked.v_scale, (m + np.log(l))[:, 0], finite
 
 
 def pieces(tokens: np.ndarray | slice) -> Iterator[np.ndarray]:

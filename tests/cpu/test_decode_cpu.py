@@ -99,13 +99,25 @@ def test_a_block_sparse_head_that_sees_nothing_gives_zeros():
     assert not got.any() and np.isneginf(lse).all()
 
 
-def test_a_head_whose_scores_are_all_minus_infinity_gives_zeros_and_leaves_the_others_alone():
+def test_a_head_whose_scores_are_all_minus_infinity_gives_zeros():
     asked = make(dataclasses.replace(SMALL, lengths="7,5,2", layout="nhd"))
-    asked.key_cache[..., 0], asked.query[..., 0] = -1e30, 0
-    want, want_lse = answer(asked)
-    asked.query[:, :, 1, 0] = 1e20
+    asked.key_cache[..., 0], asked.query[..., 0] = -np.inf, 1
     got, lse = answer(asked)
-    assert not got[:, :, 1].any() and np.isneginf(lse[:, :, 1]).all()
+    assert not got.any() and np.isneginf(lse).all()
+
+
+@pytest.mark.parametrize("huge", [(-1e30, 1e20, 1), (1e30, 1e20, 1), (1e30, -1e8, 5e37), (1, 1e-3, 5e37)], ids=str)
+def test_a_head_of_numbers_that_exceed_float32_in_between_has_its_answer_and_leaves_the_others_alone(huge):
+    asked = make(dataclasses.replace(SMALL, lengths="37,25,12", layout="nhd"))
+    asked.key_cache[..., 0], asked.query[..., 0] = huge[0], 0
+    asked.value_cache[:] = np.abs(asked.value_cache) * huge[2]
+    want, want_lse = answer(asked)
+    asked.query[:, :, 1, 0] = huge[1]
+    got, lse = answer(asked)
+    exact, exact_lse = oracle(asked)
+    np.testing.assert_allclose(got, exact, rtol=0, atol=2e-6 * huge[2])
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(lse, exact_lse.astype(np.float32), rtol=1e-5)
     others = [0, 2, 3]
     np.testing.assert_array_equal(got[:, :, others], want[:, :, others])
     np.testing.assert_array_equal(lse[:, :, others], want_lse[:, :, others])
