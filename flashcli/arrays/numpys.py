@@ -219,7 +219,7 @@ def as_it_lies(name: str, array: np.ndarray) -> np.ndarray:
     """The array, or a contiguous copy where no backend takes its strides; TypeError if it is no plain NumPy array."""
     _refuse_others(name, array, ", and its mask as bias")
     last = array.ndim == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize or name in ANY_STRIDES
-    whole = all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+    whole = all(stride >= 0 and stride % (array.itemsize or 1) == 0 for stride in array.strides)
     return np.asarray(array if last and whole and array.flags.aligned else np.array(array, order="C"))
 
 

@@ -117,10 +117,11 @@ def _by_cuda_array_interface(name: str, interface: dict[str, Any]) -> Found:
         raise TypeError(f"{name} must not be a masked array")
     if dtype.byteorder == ">":
         raise TypeError(f"{name} must be of the GPU's byte order, not {dtype.str}")
-    in_bytes = interface.get("strides") or _contiguous(shape, dtype.itemsize)
-    if any(stride % dtype.itemsize for stride in in_bytes):
+    size = dtype.itemsize or 1  # numbers of type V0 have no bytes
+    in_bytes = interface.get("strides") or _contiguous(shape, size)
+    if any(stride % size for stride in in_bytes):
         raise ValueError(f"{name} must have strides of whole elements, not {list(in_bytes)} bytes")
-    strides = tuple(stride // dtype.itemsize for stride in in_bytes)
+    strides = tuple(stride // size for stride in in_bytes)
     return Found(Operand(shape, strides, dtype.name), int(interface["data"][0] or 0), interface.get("stream"))
 
 

@@ -33,8 +33,9 @@ class Operand(NamedTuple):
 
 def outline(array: Any) -> Operand:
     """The outline of a NumPy array; a byte order that is not this machine's is part of its type's name."""
+    size = array.itemsize or 1  # numbers of type V0 have no bytes
     dtype = array.dtype.name if array.dtype.isnative else str(array.dtype)
-    return Operand(array.shape, tuple(stride // array.itemsize for stride in array.strides), dtype)
+    return Operand(array.shape, tuple(stride // size for stride in array.strides), dtype)
 
 
 class Call(NamedTuple):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from flashcli.asked import decode as decoding
 from flashcli.asked.attention import outline
-from flashcli.asked.decode import ARRAYS, ONE_NUMBER, BlockSparse, Decode, Queries
+from flashcli.asked.decode import ARRAYS, BlockSparse, Decode, Queries, one_factor
 from flashcli.asked.shape import ceil_div
 from flashcli.asked.write_kv import Rows, WriteKv
 
@@ -85,11 +86,11 @@ class WriteKvArrays(Rows):
 
 
 def one_number(name: str, scale: Any) -> float:
-    """The number in a scale, which may be an array of one number; ValueError for any other array."""
+    """The number in a scale, which may be an array of one float32; ValueError for anything else."""
     array = np.asarray(scale)
-    if array.size != 1 or array.dtype.kind not in "fiu":
-        raise ValueError(f"{name} must be {ONE_NUMBER}, not {array.dtype} {list(array.shape)}")
-    return float(array.item())
+    if not isinstance(scale, Real):
+        one_factor(name, outline(array))
+    return array.item()
 
 
 def decode_problem(asked: DecodeArrays) -> str:

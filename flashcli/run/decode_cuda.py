@@ -20,7 +20,6 @@ from flashcli.kernels.decode import Argument
 from flashcli.kernels.operation import Build, Gpu, Launch
 from flashcli.kernels.pages import check_type
 from flashcli.kernels.tuning.decode import Tuning
-from flashcli.run.slots import ignore
 
 SPARE = 2**28  # bytes of the GPU's memory that are left for queries, answers and scratch
 
@@ -100,9 +99,7 @@ class DecodeCuda:
         """How many bytes of keys and values a group of sequences may use."""
         return max(1, self._session.free_bytes() - 2 * SPARE)
 
-    def decode(
-        self, asked: DecodeArrays, sequences: range, check: Callable[[], None] = ignore
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def decode(self, asked: DecodeArrays, sequences: range) -> tuple[np.ndarray, np.ndarray]:
         """The answer of some sequences [s, T, H, D], in the query's type, and their LSE, float32 [s, T, H]."""
         try:
             return self._decode(asked, sequences)

@@ -215,6 +215,8 @@ def test_the_function_gives_the_answer_of_the_query_s_shape_and_type(T):
         ({"scale": 1e39}, "scale is 1e+39, not a finite number of up to 2.3587e+38"),
         pytest.param({"scale": 10**400}, "not a finite number of up to 2.3587e+38", id="no float holds it"),
         ({"k_scale": np.ones(2)}, "k_scale must be a number or one float32, not float64 [2]"),
+        ({"k_scale": np.ones(1)}, "k_scale must be a number or one float32, not float64 [1]"),
+        ({"query": np.ones((3, 4, 32), "V0")}, "query is void, not float32"),
         ({"v_scale": None}, "v_scale must be a number or one float32, not object []"),
         ({"sliding_window": 1.5}, "sliding_window must be a whole number, not float"),
         ({"sliding_window": None}, "sliding_window must be a whole number, not NoneType"),
