@@ -141,7 +141,7 @@ def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
     build = Build(choose(gpu.capability, problem, how.kernel), problem)
     steps = [*build.steps()]
     if not build.kernel.splits:
-        return Plan(tuple(steps), argument(asked), build.workspace())
+        return _with_one_key(Plan(tuple(steps), argument(asked), build.workspace()), problem)
     exact = Build(KERNELS["register_tiled"], problem)
     for launch in exact.launches():
         if launch.function in ("dq", "dk_dv"):
@@ -151,7 +151,25 @@ def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
     notes = round_up(build.workspace(), 16)
     words = 1 + problem.B * problem.Hkv + build.counters()
     inside = ((POINTERS.index("notes"), notes),)
-    return Plan(tuple(steps), argument(asked), notes + 4 * words, ((notes, 0, words),), inside)
+    found = Plan(tuple(steps), argument(asked), notes + 4 * words, ((notes, 0, words),), inside)
+    return _with_one_key(found, problem)
+
+
+def _with_one_key(found: Plan, problem: Problem) -> Plan:
+    """The plan, with zeros for V and O where there is one key: then dP - D is the LSE's gradient, without roundings.
+
+    What all rows of V have in common changes dP and D alike. One key's V is O, so that nothing is left of both, but the
+    roundings of as many rows as there are, in dK.
+    """
+    if problem.N > 1:
+        return found
+    zeros = round_up(found.workspace, 16)
+    found.argument.v = found.argument.o = Strides(0, 0, 0)
+    taken = tuple(POINTERS.index(name) for name in "VO")
+    return found._replace(
+        workspace=zeros + 4 * problem.d, clear=(*found.clear, (zeros, 0, problem.d)),
+        inside=(*found.inside, *((which, zeros) for which in taken)), unread=taken,
+    )  # fmt: skip
 
 
 # ---- plain

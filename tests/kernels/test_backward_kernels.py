@@ -127,6 +127,19 @@ def test_a_kernel_that_splits_is_followed_by_one_that_does_not(name):
     assert not exact.clear and len({step.build.kernel.name for step in exact.steps}) == 1
 
 
+@pytest.mark.parametrize("name", ["plain", "mma"])
+def test_with_one_key_v_and_o_are_a_row_of_zeros(name):
+    """Softmax over one key has no gradient: what is rounded of dP and of D would be all that dK is made of."""
+    found = planned(name, B=2, H=2, Hkv=1, M=100, N=1)
+    places = dict(found.inside)
+    for which, strides in (("V", found.argument.v), ("O", found.argument.o)):
+        index = POINTERS.index(which)
+        assert index in found.unread and (places[index], 0, 64) == found.clear[-1] and places[index] % 16 == 0
+        assert (strides.batch, strides.head, strides.row) == (0, 0, 0)
+    assert found.workspace == found.clear[-1][0] + 4 * 64
+    assert not planned(name, B=2, H=2, Hkv=1, M=100, N=2).unread
+
+
 @pytest.mark.parametrize(
     ("capability", "d", "chosen"),
     [
