@@ -169,9 +169,12 @@ def make(output_path: str, case: Case, reference_path: str | None, aside: bool) 
     import os
 
     from flashcli.errors import UsageError
-    from flashcli.files.decode.cases import generate
+    from flashcli.files.decode.cases import generate, memory_wanted
     from flashcli.files.outputs import check_creatable
+    from flashcli.run import memory
 
+    for least in memory_wanted(case):
+        memory.require(least, "queries, block tables and a mark for each slot")
     if reference_path:
         if os.path.exists(output_path) and not os.path.isfile(output_path):
             raise UsageError("--reference is computed from OUT, which has to be a regular file.", "name a file as OUT.")

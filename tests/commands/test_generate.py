@@ -63,6 +63,17 @@ def test_a_shape_too_large_for_memory_is_code_71(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "decode",
+    [("4000000000,1000000,1,8",), ("1000000,1,1,8", "--lengths", 2147483647), ("1,1,4000000000,256",)],
+    ids=str,
+)
+def test_what_paged_decode_needs_is_refused_before_memory_is_taken(tmp_path, decode):
+    done = flashcli("generate", tmp_path / "x.safetensors", "--decode", *decode)
+    done.assert_error(71, "out of memory: queries, block tables and a mark for each slot take")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_shape_too_large_for_the_disk_is_refused_at_once(tmp_path):
     done = flashcli("generate", tmp_path / "x.in", "--shape", "1000000,2147483647,256")  # 6 EB
     done.assert_error(74, "no space left on device")

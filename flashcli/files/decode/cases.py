@@ -86,6 +86,15 @@ def lengths(text: str, S: int, seed: int) -> np.ndarray:
     return np.repeat(*np.array(parts).T).astype(np.int32)
 
 
+def memory_wanted(case: Case) -> Iterator[int]:
+    """Bytes that a case takes at least, before its file is there; a bound needs no more memory than the one before."""
+    yield case.S * (32 + 8 * case.T * case.H * case.D)  # lengths, and queries
+    pages = ceil_div(lengths(case.lengths, case.S, case.seed).astype(np.int64), case.page)
+    places = case.S * int(pages.max())
+    total = int(pages.max() if case.pages == "shared" else pages.sum())
+    yield 8 * places + (8 + case.page) * total + 8 * case.page * case.Hkv * case.D  # tables, `_used_slots`, a page
+
+
 def make(case: Case) -> DecodeArrays:
     """The arrays of a case, in memory."""
     asked = outlined(case)
@@ -146,10 +155,14 @@ def _tables(case: Case, seq_lens: np.ndarray) -> tuple[np.ndarray, int]:
 def _used_slots(case: Case, seq_lens: np.ndarray, tables: np.ndarray, pages: int) -> np.ndarray:
     """Which slots [pages, page] hold a token that some query sees."""
     used = np.zeros((pages, case.page), bool)
-    for row, length in zip(tables, seq_lens, strict=True):
-        first = max(0, int(length) - case.T - case.window + 1) if case.window else 0
-        tokens = np.arange(first, length)
-        used[row[tokens // case.page], tokens % case.page] = True
+    for row, length in zip(tables, seq_lens.tolist(), strict=True):
+        first = max(0, length - case.T - case.window + 1) if case.window else 0
+        (low, start), (high, end) = divmod(first, case.page), divmod(length, case.page)
+        used[row[low + (start > 0) : high]] = True  # whole pages
+        if start:
+            used[row[low], start : end if low == high else case.page] = True
+        if end and (low < high or not start):
+            used[row[high], :end] = True
     return used
 
 
