@@ -11,7 +11,7 @@ import functools
 import operator
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from numbers import Real
 from typing import Any
 
@@ -73,12 +73,12 @@ class Arguments:
 
         Afterwards, arrays that their owners may free are kept alive until the queued work has read them.
         """
+        streams = [x.stream for x in self.found.values() if x.stream is not None]
         with self.place.current():
-            for x in self.found.values():
-                if x.stream is not None:
-                    memory.wait_for(self.stream, x.stream)
+            for stream in streams:
+                memory.wait_for(self.stream, stream)
             yield
-            _keep_until_read(self.stream, [x.keep for x in self.found.values() if x.keep is not None])
+            _keep_until_read(self.stream, self.found.values())
 
     def empty(self, shape: tuple[int, ...], dtype: str = "float32") -> tuple[Any, int]:
         """An array for an answer, of the library of the first argument if it is CuPy's, and its address."""
@@ -283,16 +283,20 @@ def _cupy(array: Any) -> Any:
     return cupy if cupy is not None and isinstance(array, cupy.ndarray) else None
 
 
-def _keep_until_read(stream: int, owners: list[object]) -> None:
-    """Keep ``owners`` of arrays alive until the GPU has read them, and let go of those that it has read."""
+def _keep_until_read(stream: int, found: Iterable[Found]) -> None:
+    """Keep the owners of arrays alive until the GPU has read them, and let go of those that it has read."""
+    owners: list[object] = [x.keep for x in found if x.keep is not None]
     if not owners and not _unread:
         return
     driver, read = bindings(), []  # what is given up lives until the lock is free: anything may follow from its end
     with _looking, allowed_while_capturing(driver):  # else to ask for an event would end somebody's capture
-        for entry in [*_unread]:
-            if int(driver.cuEventQuery(entry[0])[0]) == 0:
-                _unread.remove(entry)
-                driver.cuEventDestroy(entry[0])
-                read.append(entry)
+        for entry in [*filter(_is_read, _unread)]:
+            _unread.remove(entry)
+            driver.cuEventDestroy(entry[0])
+            read.append(entry)
         if owners:
             _unread.append((memory.mark(stream), owners))
+
+
+def _is_read(entry: tuple[Any, list[object]]) -> bool:
+    return int(bindings().cuEventQuery(entry[0])[0]) == 0

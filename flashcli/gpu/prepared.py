@@ -64,17 +64,20 @@ class Prepared:
     def _queue(self, stream: int, addresses: Sequence[int]) -> None:
         if self._changes:
             addresses = self._with_scratch(stream, list(addresses))
-        launch, parameters = self._launch, self._parameters
         with self._lock:  # the driver copies the arguments before it lets go of them
             self._pack(self._given, 0, *addresses)
             if stream != self._stream:
                 for configuration, _ in self._steps:
                     configuration.hStream = stream
                 self._stream = stream
-            for configuration, function in self._steps:
-                [code] = launch(configuration, function, parameters, 0)
-                if code:
-                    raise failure(code, f"kernel {self.kernel} failed on GPU {self.place.device}")
+            self._launch_all()
+
+    def _launch_all(self) -> None:
+        launch, parameters = self._launch, self._parameters
+        for configuration, function in self._steps:
+            [code] = launch(configuration, function, parameters, 0)
+            if code:
+                raise failure(code, f"kernel {self.kernel} failed on GPU {self.place.device}")
 
     def _with_scratch(self, stream: int, addresses: list[int]) -> list[int]:
         """Queue the clearing of the scratch, and return the addresses that kernels get, those in the scratch too."""

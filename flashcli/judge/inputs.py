@@ -81,7 +81,7 @@ class NewInputs:
 
     def _take(self, submission: str) -> Ready:
         with self._lock:
-            self._idle = [case for case in self._idle if case.is_ready()]  # or the scratch folder was damaged
+            self._idle = [*filter(Case.is_ready, self._idle)]  # or the scratch folder was damaged
             if self._idle and self._right is not None:
                 return Ready(self._idle.pop(), self._right)
         case = self._case.anew(self._scratch.new_folder("input"), self._seed_for(submission if self._each else ""))

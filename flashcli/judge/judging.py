@@ -116,12 +116,18 @@ class Judging:
             # One failure is enough.
             going = [entry for entry in submissions if all(a.verdict == ACCEPTED for a in attempts[entry.name])]
             with self._inputs(case, run) as inputs:
-                for entry, attempt in zip(going, self._attempts(going, inputs, rules), strict=True):
-                    made = attempts[entry.name]
-                    made.append(attempt)
-                    if attempt.verdict != ACCEPTED or len(made) == rules.runs:
-                        self._too_slow[entry.name] += attempt.verdict == TOO_SLOW
-                        yield self._result(entry, case, made)
+                made = zip(going, self._attempts(going, inputs, rules), strict=True)
+                yield from self._decided(case, made, attempts, rules.runs)
+
+    def _decided(
+        self, case: Case, made: Iterable[tuple[Submission, Attempt]], attempts: dict[str, list[Attempt]], runs: int
+    ) -> Iterator[Result]:
+        """Add attempts to those that were made before; the result of a submission that needs no more of them."""
+        for entry, attempt in made:
+            attempts[entry.name].append(attempt)
+            if attempt.verdict != ACCEPTED or len(attempts[entry.name]) == runs:
+                self._too_slow[entry.name] += attempt.verdict == TOO_SLOW
+                yield self._result(entry, case, attempts[entry.name])
 
     def _inputs(self, case: Case, run: int) -> OwnInputs | NewInputs:
         if (seed := self.seed) is None:

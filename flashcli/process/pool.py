@@ -37,8 +37,7 @@ class Pool(ThreadPoolExecutor):
 
 def _results(futures: deque[Future[T]]) -> Iterator[T]:
     try:
-        while futures:
-            yield awaited(futures.popleft())
+        yield from (awaited(futures.popleft()) for _ in range(len(futures)))
     finally:
         with held():
             for future in futures:

@@ -68,9 +68,9 @@ def run(
                     out, lse[sequences.start : sequences.stop] = backend.decode(asked, sequences)
                 with timeline.measure("output"):
                     sink.write("out", out, sequences.start * out[0].size)
-                tell(sequence_bytes(asked, sequences))
                 if not warned and (warned := decode_finite.behind_answer(asked, sequences, out)):
                     warn(f"{input_path} {warned}")
+                tell(sequence_bytes(asked, sequences))
             details = {"description": backend.description, **backend.details()}
         with timeline.measure("output"):
             sink.write("lse", lse)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
@@ -103,15 +103,19 @@ class _Stream:
         in_flight = min(overlap.computing, len(slots) - 1 - ahead)
         writers = 1 if sink.in_order else overlap.writing
         with _workers(max(1, ahead)) as self._readers, _workers(writers, abandoned=sink.in_order) as self._writers:
-            for chunk in chunks(shape, by, rows):
-                self._watch.check()
-                self._begin(chunk)
-                self._go_on(ahead, in_flight)
-            while self._reading or self._computing:
-                self._watch.check()
-                self._go_on(0, in_flight if len(self._reading) > 1 else 0)
-            while self._writing:
-                self._finish()
+            self._all(chunks(shape, by, rows), ahead, in_flight)
+
+    def _all(self, some: Iterable[Chunk], ahead: int, in_flight: int) -> None:
+        """Take all chunks through their stages."""
+        for chunk in some:
+            self._watch.check()
+            self._begin(chunk)
+            self._go_on(ahead, in_flight)
+        while self._reading or self._computing:
+            self._watch.check()
+            self._go_on(0, in_flight if len(self._reading) > 1 else 0)
+        while self._writing:
+            self._finish()
 
     def _begin(self, chunk: Chunk) -> None:
         """Start reading a chunk, as soon as there is a slot for it."""

@@ -17,7 +17,7 @@ def together(jobs: list[Callable[[Callable[[], None]], object]]) -> list:
     Each is called with a function that it has to call now and then, and that raises once it is to stop. The first error
     of a job is raised here.
     """
-    stopping, errors = threading.Event(), []
+    stopping, errors = threading.Event(), list[BaseException]()
 
     def check() -> None:
         if stopping.is_set():
@@ -37,13 +37,17 @@ def together(jobs: list[Callable[[Callable[[], None]], object]]) -> list:
             for job in running:
                 job.add_done_callback(ended.put)
         try:
-            for _ in running:
-                next_of(ended)
-                if errors:
-                    break
+            _until_error(ended, len(running), errors)
         finally:
             with held():
                 stopping.set()
     if errors:
         raise errors[0]
     return [awaited(job) for job in running]
+
+
+def _until_error(ended: SimpleQueue[object], count: int, errors: list[BaseException]) -> None:
+    """Wait until ``count`` jobs have ended, or one has failed."""
+    while count and not errors:
+        next_of(ended)
+        count -= 1
