@@ -199,6 +199,18 @@ def test_inspect_says_all_that_a_file_asks_for(tmp_path):
     assert record["block_sparse"]["vert_stride"] == 3 and record["alibi"] and record["sliding_window"] == 7
 
 
+def test_names_of_any_length_are_not_told_at_length(whole, tmp_path):
+    told: list[str] = []
+    long = {"x" * 10**5: np.zeros(1, np.float32)}
+    read_decode(saved(tmp_path / "long.safetensors", contents(whole) | long, {"y" * 10**5: "1"}), told.append)
+    code = (tmp_path / "long.safetensors").read_bytes().replace(b'"F32"', b'"' + b"F" * 10**5 + b'"', 1)
+    size = struct.unpack_from("<Q", code)[0] + 10**5 - 3
+    (tmp_path / "odd.safetensors").write_bytes(struct.pack("<Q", size) + code[8:])
+    with pytest.raises(BadInput, match="is not a whole") as caught:
+        read_decode(tmp_path / "odd.safetensors")
+    assert len(told) == 2 and max(map(len, [*told, str(caught.value)])) < 400
+
+
 def test_a_number_of_metadata_that_is_none_is_not_told_at_length(whole, tmp_path):
     with pytest.raises(BadInput) as caught:
         read_decode(saved(tmp_path / "wrong.safetensors", contents(whole), {"tp_rank": "9" * 5000}))

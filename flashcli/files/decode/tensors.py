@@ -40,6 +40,7 @@ SAID_BY_OTHERS = "format"  # metadata that PyTorch's users write: the library th
 LENGTH = struct.Struct("<Q")
 BEGINNINGS = (b'{"', b"{}", b"{ ", b"{\t", b"{\r", b"{\n")  # of a header
 MAX_HEADER = 100_000_000  # bytes; the library refuses a longer one
+MOST_TOLD = 100  # characters of a name
 ALIGNMENT = 64  # of the first tensor's bytes in a file of ours, and so of those whose sizes are multiples of it
 HINT = "`flashcli generate --decode` makes such a file; docs/decode.md says what is in one."
 
@@ -125,10 +126,15 @@ class Tensors:
                     with safe_open(self.path, framework="np"):
                         pass
                 except SafetensorError as error:
-                    told = f"{self.path!r} is not a whole .safetensors file: {str(error).rpartition(': ')[2]}."
+                    told = f"{self.path!r} is not a whole .safetensors file: {_short(str(error).rpartition(': ')[2])}."
                     raise BadInput(told, _hint_of_another(self.path)) from error
                 size = LENGTH.unpack(beginning)[0]
                 return json.loads(file.read(size)), LENGTH.size + size
+
+
+def _short(text: str) -> str:
+    """The text, cut where it is longer than anybody reads: a file can make names of any length."""
+    return text if len(text) <= MOST_TOLD else f"{text[:MOST_TOLD]} .."
 
 
 def _hint_of_another(path: str) -> str:
@@ -164,9 +170,9 @@ def read_decode(
         told = f"a factor on numbers of fp8 or int8, and the cache is {asked.key_cache.dtype}"
         notice(f"{tensors.path!r} has a tensor {name}, {told}: it is left out.")
     for name in sorted({*tensors} - {*REQUIRED, *OPTIONAL}):
-        notice(f"{tensors.path!r} has a tensor {name}, which means nothing here: it is left out.")
+        notice(f"{tensors.path!r} has a tensor {_short(name)}, which means nothing here: it is left out.")
     for name in sorted({*tensors.metadata} - {*METADATA, SAID_BY_OTHERS}):
-        notice(f"{tensors.path!r} has {name} in its metadata, which means nothing here: it is left out.")
+        notice(f"{tensors.path!r} has {_short(name)} in its metadata, which means nothing here: it is left out.")
     return asked, query.shape
 
 
