@@ -96,6 +96,8 @@ def command(
         record = _one(*_found(name, operation), d, arch)
         as_json.present(record, "\n".join(_lines(record)), json_path)
         return
+    if arch is not None:
+        raise click.UsageError("--arch has a meaning with NAME or --shape only.")
     operation = operation or ATTENTION
     rows = [_listed(operation, kernel, d) for kernel in OPERATIONS[operation].kernels.values()]
     told = "{name}: {tiles}, needs {needs}; {source}\n    {summary}"

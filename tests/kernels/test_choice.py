@@ -253,6 +253,7 @@ def test_the_command_tells_why_a_kernel_is_chosen(shape, why):
         (["--shape", "8,1000"], "not three numbers B,N,d"),
         (["mma", "--shape", "8,200,32"], "leave out NAME and --operation"),
         (["--operation", "decode", "--shape", "8,200,32"], "leave out NAME and --operation"),
+        (["--arch", "sm_80"], "--arch has a meaning with NAME or --shape only."),
         (["--shape", "8,200,32", "--arch", "x"], "'x' is not an architecture."),
         (["--shape", "8,200,32", "--arch", "sm_99"], "'sm_99' is not an architecture."),
         (["--shape", "8,200,32", "--arch", "sm_61", "--precision", "fp16"], "no kernel computes in fp16 on sm_61."),
