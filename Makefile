@@ -16,7 +16,7 @@ help:
 	@echo "make torch          install PyTorch's build for the CPU: its tests run in make test then"
 	@echo "make test-gpu       run the tests that need a GPU"
 	@echo "make lint           check the style of the code, its types, and which module imports which"
-	@echo "make torture        hurt runs and judgings at random: by signals, and by system calls that fail"
+	@echo "make torture        hurt runs and judgings at random; call every function with random arrays and odd arguments"
 	@echo "make emulate        run every kernel on the CPU, emulated, on all that make sanitize has (ten minutes)"
 	@echo "make sanitize       run every kernel under compute-sanitizer (needs a GPU)"
 	@echo "make bench-cpu      time the CPU backend beside PyTorch's CPU attention"
@@ -98,8 +98,9 @@ test-gpu: $(READY)
 	$(BIN)/python -m pytest -m gpu --numprocesses=auto --dist=worksteal --quiet
 
 torture: $(READY)
-	PYTHONPATH=tests $(BIN)/python tests/torture.py
-	PYTHONPATH=tests $(BIN)/python tests/torture_judge.py
+	for what in torture torture_judge torture_arrays torture_files; do \
+		PYTHONPATH=$(CURDIR)/tests $(BIN)/python -W ignore::RuntimeWarning tests/$$what.py || exit; \
+	done
 
 emulate: $(READY)
 	EMULATE_ALL=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --quiet tests/emulator

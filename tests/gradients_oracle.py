@@ -34,7 +34,7 @@ def gradients(
         dS = P * (dP - D)
     dq, dk, dv = scale * (dS @ k), scale * (dS.swapaxes(2, 3) @ q), P.swapaxes(2, 3) @ d_o
     Hkv = asked.k.shape[1] if asked.k.ndim == 4 else 1
-    dk, dv = (x.reshape(x.shape[0], Hkv, -1, *x.shape[2:]).sum(2) for x in (dk, dv))
+    dk, dv = (x.reshape(x.shape[0], Hkv, x.shape[1] // Hkv, *x.shape[2:]).sum(2) for x in (dk, dv))
     found = [dq.reshape(asked.q.shape), dk.reshape(asked.k.shape), dv.reshape(asked.v.shape)]
     if asked.bias is not None and asked.bias.dtype != bool:
         found.append(sum_to_shape(dS if asked.q.ndim == 4 else dS[:, 0], asked.bias.shape))

@@ -6,17 +6,16 @@ it has each result once, with the verdict that it would have had; and no folder 
 
 from __future__ import annotations
 
-import argparse
 import collections
 import json
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
+import torturing
 from support import command, environment, script
 
 NUMBERS = [signal.SIGKILL, signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -25,16 +24,18 @@ SUBMISSIONS = {
     "fails": ("exit 3", "runtime error"),
     "hangs": ("trap '' TERM; sleep 60 & sleep 60", "time limit exceeded"),
     "leaves": ("for i in 1 2 3; do (setsid sleep 60 &) & done", "no output"),
+    "stops": ("kill -STOP $$", "time limit exceeded"),
+    "late": ('(sleep 0.2; cp "$1" "$2") & exit 0', "no output"),
+    "links": ('ln -f "$(readlink "$1")" "$2"', "runtime error"),
     "zeros": ('n=$(($(stat -Lc %s "$1") / 3 - 4)); head -c $n /dev/zero > "$2"', "wrong answer"),
 }
 MOST = 8  # times that a judging is hurt
 
 
-class Torture:
+class Torture(torturing.Tally):
     def __init__(self, folder: Path, seed: int) -> None:
+        super().__init__()
         self.folder, self.random = folder, random.Random(seed)
-        self.outcomes: collections.Counter[str] = collections.Counter()
-        self.wrong: list[str] = []
         (folder / "cases").mkdir()
         (folder / "cases" / "manifest.toml").write_text(CASES)
         (folder / "course").mkdir()
@@ -105,21 +106,14 @@ class Torture:
         return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--judgings", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+def main(judgings: int, seed: int) -> Torture:
+    print(f"{judgings} judgings, killed or interrupted, and gone on with:", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        torture = Torture(Path(folder), options.seed)
-        for number in range(options.judgings):
+        torture = Torture(Path(folder), seed)
+        for number in range(judgings):
             torture.judging(number)
-    print(f"{options.judgings} judgings, killed or interrupted, and gone on with:")
-    for outcome, count in sorted(torture.outcomes.items()):
-        print(f"  {outcome}: {count}")
-    print(f"{len(torture.wrong)} went wrong.", *torture.wrong, sep="\n")
-    return bool(torture.wrong)
+    return torture
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    torturing.end(main, __doc__, judgings=40)

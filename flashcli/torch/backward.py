@@ -79,7 +79,7 @@ def attention_backward(
     causal, scale, q_start = transforms.checked(causal, scale, q_start)
     if o is None or lse is None:
         o, lse = torch.ops.flashcli.attention(q, k, v, bias, causal, scale, q_start)
-    found = operator(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start, return_dbias, False, kernel)
+    found = operator(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start, bool(return_dbias), False, kernel)
     return found if return_dbias else found[:3]
 
 

@@ -317,6 +317,11 @@ def test_a_block_with_a_whole_head_has_the_bytes_of_blocks_with_tiles(gpu, rows,
         assert all(torch.equal(x, y) for x, y in zip(tiles, whole, strict=True)), options.keys()
 
 
+def test_a_flag_is_anything_that_is_true_or_false():
+    one = torch.ones(1, 2, 4)
+    assert len(flashcli.attention_backward(one, one, one, one, return_dbias=[])) == 3
+
+
 @on_gpu
 def test_a_hundred_times_the_same_bytes(kernel):
     given = four()
