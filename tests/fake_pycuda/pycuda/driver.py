@@ -1,5 +1,5 @@
 """Device memory is host memory, and launching a kernel's last function, ``attention`` or ``update``, computes it in
-float64, all of it.
+float64, all of it. What launches of paged decode do, `fake_driver.decode` says.
 
 The environment sets up the devices: FAKE_GPU_COUNT, FAKE_GPU_BYTES of memory each, FAKE_GPU_TAKEN of them by others,
 FAKE_GPU_CAPABILITY such as 8.0, and FAKE_GPU_FAILS, the one step that fails: init, context, load, launch or
@@ -229,14 +229,19 @@ def mem_get_info():
     return _TOTAL - _TAKEN - used, _TOTAL
 
 
-def _floats(pointer):
-    """The float32 from an address to the end of its allocation."""
+def _bytes(pointer):
+    """The bytes from an address to the end of its allocation."""
     with _lock:
         ours = [(address, memory) for address, memory in _allocations.copy().items() if _devices[address] == _device()]
     for address, memory in ours:
         if address <= pointer < address + len(memory):
-            return np.frombuffer(memory, np.float32, offset=pointer - address)
+            return np.frombuffer(memory, np.uint8, offset=pointer - address)
     raise Error(f"an illegal memory access was encountered at {pointer}")
+
+
+def _floats(pointer):
+    found = _bytes(pointer)
+    return found[: len(found) // 4 * 4].view(np.float32)
 
 
 def memcpy_htod_async(target, source, stream):
@@ -248,12 +253,12 @@ def memcpy_dtoh_async(target, source, stream):
 
 
 def memcpy_htod(target, source):
-    _floats(int(target))[: source.size] = np.ascontiguousarray(source).ravel()
+    _bytes(int(target))[: source.nbytes] = np.ascontiguousarray(source).reshape(-1).view(np.uint8)
 
 
 def memcpy_dtoh(target, source):
     assert target.flags.c_contiguous
-    target[...] = _floats(int(source))[: target.size].reshape(target.shape)
+    target.reshape(-1).view(np.uint8)[...] = _bytes(int(source))[: target.nbytes]
 
 
 def to_device(source):
@@ -272,14 +277,15 @@ class Module:
         self.macros = macros
 
     def get_function(self, name):
-        return Function(name, int(self.macros["HEAD_DIM"]), bool(int(self.macros["CAUSAL"])))
+        return Function(name, self.macros)
 
 
 class Function:
     num_regs, local_size_bytes, shared_size_bytes = 128, 0, 32768
 
-    def __init__(self, name, d, causal):
-        self.name, self.d, self.causal = name, d, causal
+    def __init__(self, name, macros):
+        self.name, self.macros = name, macros
+        self.d, self.causal = int(macros["HEAD_DIM"]), macros.get("CAUSAL") == "1"
 
     def prepare(self, arguments):
         self.arguments = "".join(arguments)
@@ -291,6 +297,8 @@ class Function:
         from flashcli.kernels.arguments import Attention
 
         _step("launch", _device())
+        if "PAGE" in self.macros:
+            return self._decode(arguments[0])
         given = Attention.from_buffer_copy(struct.pack(self.arguments, *arguments))
         if self.name != "find_nonfinite":
             launches.append((self.name, given.B, given.N))
@@ -322,6 +330,19 @@ class Function:
             qkv[1], qkv[2] = keys[0][b], keys[1][b]
             out = reference(qkv, self.causal, given.scale, rows).ravel()
             _floats(given.O)[b * given.o.batch :][: M * d] = out
+
+    def _decode(self, packed):
+        import fake_driver
+
+        from flashcli.kernels.decode import POINTERS, Argument
+
+        given = Argument.from_buffer_copy(packed)
+        for name in POINTERS:
+            if at := getattr(given, name):
+                setattr(given, name, _bytes(at).ctypes.data)
+        launches.append((self.name, given.sequences, given.pages))
+        if self.name in ("tensor", "grouped"):
+            fake_driver.decode(given, self.macros)
 
     def _matrices(self, pointer, by, rows, B):
         """Q, K or V, [B, rows, d]."""
