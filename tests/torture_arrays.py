@@ -109,13 +109,13 @@ def question(choose: Choose, rng: np.random.Generator) -> tuple[Asked, np.ndarra
 
 
 def rounding(asked: Asked) -> float:
-    """How far a row's weights may be off, relatively: by what fp32 rounds of scores of these sizes."""
+    """How far a row's weights and their sums may be off, relatively: by what fp32 rounds of scores of these sizes."""
     largest = [float(np.abs(x).max(initial=0)) for x in (asked.q, asked.k)]
     d = asked.q.shape[-1]
     score = largest[0] * largest[1] * d * abs(float(d**-0.5 if asked.scale is None else asked.scale))
     finite = asked.bias is not None and asked.bias.dtype != bool and np.isfinite(asked.bias)
     bias = float(np.abs(asked.bias[finite]).max(initial=0)) if asked.bias is not None and finite is not False else 0.0
-    return min(2.0, float(np.expm1(min(10.0, 2.0**-21 * (score + bias))))) + 2.0**-19
+    return min(2.0, float(np.expm1(min(10.0, 2.0**-21 * (score + bias))))) + 2.0**-19 + 2.0**-24 * asked.k.shape[-2]
 
 
 # ---- libraries of arrays
