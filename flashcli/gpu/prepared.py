@@ -73,6 +73,7 @@ class Prepared:
             self._launch_all()
 
     def _launch_all(self) -> None:
+        """Queue the launches, under the lock; apart from its block, which Ctrl-C would leave locked inside of a loop."""
         launch, parameters = self._launch, self._parameters
         for configuration, function in self._steps:
             [code] = launch(configuration, function, parameters, 0)

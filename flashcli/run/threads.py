@@ -17,7 +17,8 @@ def together(jobs: list[Callable[[Callable[[], None]], object]]) -> list:
     Each is called with a function that it has to call now and then, and that raises once it is to stop. The first error
     of a job is raised here.
     """
-    stopping, errors = threading.Event(), list[BaseException]()
+    stopping = threading.Event()
+    errors: list[BaseException] = []
 
     def check() -> None:
         if stopping.is_set():
