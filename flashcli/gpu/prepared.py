@@ -73,7 +73,7 @@ class Prepared:
             self._launch_all()
 
     def _launch_all(self) -> None:
-        """Queue the launches, under the lock; apart from its block, which Ctrl-C would leave locked inside of a loop."""
+        """Queue the launches; not in the lock's own block, which Ctrl-C in a loop might leave with the lock taken."""
         launch, parameters = self._launch, self._parameters
         for configuration, function in self._steps:
             [code] = launch(configuration, function, parameters, 0)
