@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulator import attention, machine
+from emulator import attention
 from support import sampled
 
 from bench.case_study import STEPS
 from bench.gpt2 import steps
 from flashcli.compiler.compiler import SOURCES
+from flashcli.emulator import machine
 from flashcli.kernels.attention import KERNELS
 
 
