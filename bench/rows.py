@@ -53,6 +53,28 @@ class Emulated(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Compiled(Row):
+    """A kernel compiled for an architecture; ``case`` is its operation, B, N and d are those of the worst build."""
+
+    arch: str  # such as "sm_80"
+    compiler: str  # such as "nvcc 13.0.88"
+    builds: int  # how many different ones were compiled
+    chosen: int  # how many of them are what computes their problem there if nobody names a kernel
+    registers: int  # a thread, of the worst build: that which spills most, then that with most registers
+    spilled: int  # bytes a thread, of that build
+    spilled_by_defaults: int  # bytes a thread, at most, of the builds that are chosen
+    shared: int  # bytes a block, static and dynamic, at most
+    warnings: int  # functions about which ptxas has warned
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstCall(Row):
+    """The first call of its kind in a process; ``contender`` is the state of the cache, ``case`` the operation."""
+
+    seconds: float  # of the call, until its answer is there
+
+
+@dataclass(frozen=True, kw_only=True)
 class Generated(Row):
     """Tokens generated one after another, each the most likely, by a language model with an attention of its own."""
 
@@ -138,7 +160,7 @@ class Scaled(PlainFiles):
 
 KINDS: tuple[type[Row], ...] = (
     Failure, Skipped, Timed, InPlace, Gradients, Gridded, Rung, Profiled, WholeCommand, PlainFiles, Scaled, Decoded,
-    Generated, Trained, Forward, Emulated, Tiled, Streamed, Judged,
+    Generated, Trained, Forward, Emulated, Tiled, Streamed, Judged, Compiled, FirstCall,
 )  # fmt: skip
 
 

@@ -7,9 +7,22 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from bench.case_study import STEPS
-from bench.rows import Emulated, Forward, Generated, Gridded, Judged, PlainFiles, Scaled, Trained, WholeCommand
+from bench.rows import (
+    Compiled,
+    Emulated,
+    FirstCall,
+    Forward,
+    Generated,
+    Gridded,
+    Judged,
+    PlainFiles,
+    Scaled,
+    Trained,
+    WholeCommand,
+)
 from bench.targets import BACKWARD, grid_target_lines, target_lines
 from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.registry import OPERATIONS
 from flashcli.measure.records import (
     by_case,
     case_cells,
@@ -249,6 +262,30 @@ def rounding_lines(rows: Sequence[Row]) -> tables.Lines:
     return [["", *errors], *([name, *(some.get(name, "") for some in errors.values())] for name in names)]
 
 
+def compiled_lines(rows: Sequence[Row]) -> tables.Lines:
+    """For each kernel and architecture registers, KiB of shared memory, and bytes spilled; chosen ones are bold."""
+    some = of_kind(Compiled, rows)
+    archs = list(dict.fromkeys(row.arch for row in some))
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for row in some:
+        text = f"{row.registers}, {row.shared / 1024:.0f}" + (f", {row.spilled} B" if row.spilled else "")
+        cells.setdefault((row.case, row.contender), {})[row.arch] = f"**{text}**" if row.chosen else text
+    ladder = [(one.name, kernel) for one in OPERATIONS.values() for kernel in one.kernels]
+    lines = [[*each, *(cells[each].get(arch, "") for arch in archs)] for each in ladder if each in cells]
+    return [["operation", "kernel", *archs], *lines]
+
+
+def first_call_lines(rows: Sequence[Row]) -> tables.Lines:
+    """For each head size and state of the cache the seconds of the first call of each operation, masked or not."""
+    lines: dict[tuple[int, str], dict[str, str]] = {}
+    for row in of_kind(FirstCall, rows):
+        called = f"{row.case}, causal" if row.causal else row.case
+        lines.setdefault((row.d, row.contender), {})[called] = f"{row.seconds:.2f} s"
+    names = list(dict.fromkeys(name for own in lines.values() for name in own))
+    cells = ([str(d), state, *(own.get(name, "") for name in names)] for (d, state), own in sorted(lines.items()))
+    return [["d", "", *names], *cells]
+
+
 BACKWARD_ERRORS = "relative L2 of dQ, dK, dV"
 
 
@@ -362,6 +399,8 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "rule": lambda rows: markdowns(rule_tables(rows)),
     "arrays": arrays_text,
     "grid": grid_text,
+    "first_calls": lambda rows: tables.markdown(first_call_lines(rows)),
+    "compile_all": lambda rows: tables.markdown(compiled_lines(rows)),
     "roundings": lambda rows: tables.markdown(rounding_lines(rows)),
     "backward": lambda rows: tables.markdown(backward_lines(rows)),
     "streams": lambda rows: markdowns(streams_tables(rows)),

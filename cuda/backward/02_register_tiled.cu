@@ -67,8 +67,10 @@ __device__ __forceinline__ void multiply(Scores &s, const float4 *own, const flo
     const int pass_at = 4 * t.across * CHUNKS, pass_swizzle = swizzle_pass(4 * t.across);
 #pragma unroll
     for (int x = 0; x < OWN_ROWS * PASS_ROWS; ++x) s[x / PASS_ROWS][x % PASS_ROWS] = 0;
+    // Where one round is all, the compiler is not to know: it would mix it with what follows, and spill registers.
+    const int rounds = HEAD_DIM <= 8 ? opaque(1) : ceil_div(HEAD_DIM, 8);
 #pragma unroll 1
-    for (int c = 0; c < round_up(HEAD_DIM, 8) / 4; c += 2) {  // eight columns at a time
+    for (int c = 0; c < 2 * rounds; c += 2) {  // eight columns at a time
         float4 left[OWN_ROWS][2];
 #pragma unroll
         for (int x = 0; x < 2 * OWN_ROWS; ++x)
@@ -297,6 +299,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dk_dv(const Backward a)
 // dbias is dS, summed over the axes that it has not: a block a tile of it, OWN x PASS, or of the rows or keys that it
 // has.
 extern "C" __global__ void __launch_bounds__(THREADS, 1) dbias(const Backward a) {
+    if (!BIAS) return;  // it is not launched: so that nothing is compiled, which takes as long as `dq`
     const Shared at;
     const Thread t;
     const Strides by = a.dbias_at;

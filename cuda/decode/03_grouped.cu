@@ -15,7 +15,7 @@ __device__ __forceinline__ int partitions(const Decode &a) {
     return (int)(((long long)a.table_width * PAGE + PARTITION - 1) / PARTITION);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3) grouped(const Decode a) {
+extern "C" __global__ void __launch_bounds__(THREADS, FEWER_BLOCKS ? 2 : 3) grouped(const Decode a) {
     __shared__ __align__(16) float q[ROWS * HEAD_DIM];
     __shared__ float S[ROWS * PARTITION], O[ROWS * HEAD_DIM];
     __shared__ unsigned char seen[PARTITION];

@@ -49,7 +49,7 @@ __device__ __forceinline__ void merge_pieces(const Decode &a, const Piece &piece
 
 constexpr int STEP = smaller(PIECE, 256);  // tokens whose scores are in shared memory at a time
 
-extern "C" __global__ void __launch_bounds__(THREADS, ROWS > 4 ? 2 : 3) split(const Decode a) {
+extern "C" __global__ void __launch_bounds__(THREADS, ROWS > 4 || FEWER_BLOCKS ? 2 : 3) split(const Decode a) {
     __shared__ __align__(16) float q[ROWS * HEAD_DIM];
     __shared__ __align__(16) float S[ROWS * STEP], O[ROWS * HEAD_DIM];
     __shared__ unsigned char seen[STEP];

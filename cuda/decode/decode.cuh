@@ -46,6 +46,8 @@ struct Decode {
 #define E5M2 4
 #define INT8 5
 
+#define CONVERTS_FP8 (__CUDA_ARCH__ >= 890)  // by an instruction; on GPUs before Ada it is done by hand
+
 __host__ __device__ constexpr int bytes_of(int type) { return type == FP32 ? 4 : type <= BF16 ? 2 : 1; }
 
 constexpr int CACHE_BYTES = bytes_of(CACHE_TYPE);
@@ -74,14 +76,30 @@ __device__ __forceinline__ unsigned short half_of(unsigned word, int which) {
     return which == 0 ? low : high;
 }
 
+__device__ __forceinline__ unsigned bits_of_half(float x) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+
+// A number of E4M3 by hand: its digits, read as a half's, are 2^-8 of it; but the largest one means NaN.
+__device__ __forceinline__ float from_e4m3_by_hand(unsigned bits) {
+    const float x = from_half((bits & 0x80) << 8 | (bits & 0x7f) << 7) * 256;
+    return fabsf(x) == 480 ? __int_as_float(0x7fffffff) : x;
+}
+
 // Two of a word's four fp8 numbers as two halves, the first in the low bits. Every fp8 number is a half too: nothing is
 // rounded.
 __device__ __forceinline__ unsigned halves_of_fp8(unsigned word, int which) {
     unsigned y = 0;
-#if CACHE_TYPE == E4M3
+#if CACHE_TYPE == E4M3 && CONVERTS_FP8
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(y) : "h"(half_of(word, which)));
-#elif CACHE_TYPE == E5M2
+#elif CACHE_TYPE == E5M2 && CONVERTS_FP8
     asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(y) : "h"(half_of(word, which)));
+#else
+    const unsigned pair = half_of(word, which), first = pair & 0xff, second = pair >> 8;
+    if (CACHE_TYPE == E5M2) y = first << 8 | second << 24;
+    else y = bits_of_half(from_e4m3_by_hand(first)) | bits_of_half(from_e4m3_by_hand(second)) << 16;
 #endif
     return y;
 }
@@ -109,6 +127,7 @@ __device__ __forceinline__ void unpack(const unsigned *words, float (&x)[N]) {
         else if (CACHE_TYPE == FP16) x[i] = from_half(words[i / 2] >> i % 2 * 16);
         else if (CACHE_TYPE == BF16) x[i] = __uint_as_float(i % 2 ? words[i / 2] & 0xffff0000 : words[i / 2] << 16);
         else if (CACHE_TYPE == INT8) x[i] = from_int8(words[i / 4], i % 4);
+        else if (CACHE_TYPE == E4M3 && !CONVERTS_FP8) x[i] = from_e4m3_by_hand(words[i / 4] >> i % 4 * 8);
         else x[i] = from_half(halves_of_fp8(words[i / 4], i % 4 / 2) >> i % 2 * 16);
     }
 }
@@ -145,7 +164,7 @@ __device__ __forceinline__ void store_answer(const Decode &a, long long at, floa
         static_cast<float *>(a.out)[at] = x;
         return;
     }
-    if (QUERY_TYPE == FP16) asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    if (QUERY_TYPE == FP16) bits = bits_of_half(x);
     else {  // rounded to even by hand, which any GPU can; NaN stays NaN
         const unsigned wide = __float_as_uint(x);
         bits = x != x ? 0x7fff : (wide + 0x7fff + (wide >> 16 & 1)) >> 16;

@@ -11,6 +11,10 @@ constexpr int LANES = 2;  // threads that share a token's key
 constexpr int TOKENS_AT_ONCE = THREADS / LANES;
 static_assert(THREADS % 32 == 0 && THREADS >= 32, "whole warps");
 
+// Long heads, and fp8 that is converted by hand, take registers: then fewer blocks have a multiprocessor's, and spill
+// none.
+constexpr bool FEWER_BLOCKS = HEAD_DIM > 128 || (CACHE_TYPE >= E4M3 && CACHE_TYPE <= E5M2 && !CONVERTS_FP8);
+
 struct Running {
     float m[ROWS], l[ROWS], rescale[ROWS];
 };

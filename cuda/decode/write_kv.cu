@@ -38,10 +38,23 @@ __device__ __forceinline__ float number_of(const Words<16> &words, int i) {
     return QUERY_TYPE == FP16 ? from_half(bits) : __uint_as_float(bits << 16);
 }
 
+// A number as fp8 by hand: in units of its last digit it is rounded to even, and the units counted from the least
+// exponent on are the bits. What is beyond the largest finite number becomes that one.
+__device__ __forceinline__ unsigned fp8_of(float x) {
+    constexpr int DIGITS = CACHE_TYPE == E4M3 ? 3 : 2, LEAST = CACHE_TYPE == E4M3 ? -6 : -14;
+    const float magnitude = fminf(fabsf(x), CACHE_TYPE == E4M3 ? 448.0f : 57344.0f);
+    const int exponent = max((__float_as_int(magnitude) >> 23) - 127, LEAST);
+    const float unit_inverse = __int_as_float((127 + DIGITS - exponent) << 23);
+    const unsigned bits = ((exponent - LEAST) << DIGITS) + __float2int_rn(magnitude * unit_inverse);
+    return x != x ? 0x7f : bits | (__float_as_uint(x) >> 31) << 7;
+}
+
 // Two numbers as fp8, the first in the low bits.
 __device__ __forceinline__ unsigned fp8_of(float low, float high) {
     unsigned short y = 0;
-#if CACHE_TYPE == E4M3
+#if !CONVERTS_FP8
+    y = fp8_of(low) | fp8_of(high) << 8;
+#elif CACHE_TYPE == E4M3
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
 #elif CACHE_TYPE == E5M2
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));

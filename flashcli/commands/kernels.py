@@ -130,7 +130,7 @@ def _choice(shape: Shape, causal: bool, precision: str, arch: str | None) -> dic
     from flashcli.kernels.choice import candidates, choose, why
 
     arch = arch or _arch_here() or "sm_90a"
-    capability = _capability(arch)
+    capability = capability_of(arch)
     B, N, d = astuple(shape)
     problem = Problem(B, N, N, d, causal, precision, in_place=True, batch_invariant=True)
     chosen = {
@@ -241,7 +241,7 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
         )
         yield f"{function} on {record['arch']}: {numbers.format(**found)}"
     if "arch" in record and not record["functions"]:
-        yield "registers: unknown without nvcc"
+        yield "registers: unknown without nvcc or NVRTC"
     if record["operation"] == ATTENTION and "arch" in record:
         yield "without a GPU: flashcli run IN OUT --emulate --kernel {name}".format(**record)
 
@@ -252,12 +252,12 @@ def _compiled(build: Build, arch: str | None) -> dict[str, Any]:
 
     if arch:
         _check_arch(build.kernel, arch)
-    elif not (arch := _arch_here()) or not build.kernel.runs_on(_capability(arch)):
+    elif not (arch := _arch_here()) or not build.kernel.runs_on(capability_of(arch)):
         arch = compiler.architecture(max(build.kernel.needs, (8, 0)))
-    return {"arch": arch, "functions": _resources(build, arch) if compiler.find_nvcc() else {}}
+    return {"arch": arch, "functions": _resources(build, arch) if not compiler.reporting_problem() else {}}
 
 
-def _capability(arch: str) -> tuple[int, int]:
+def capability_of(arch: str) -> tuple[int, int]:
     from flashcli.errors import UsageError
 
     number = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
@@ -270,7 +270,7 @@ def _capability(arch: str) -> tuple[int, int]:
 def _check_arch(kernel: Kernel, arch: str) -> None:
     from flashcli.errors import UsageError
 
-    capability = _capability(arch)
+    capability = capability_of(arch)
     if kernel.arch_only and arch != _needs(kernel):
         raise UsageError(f"kernel {kernel.name} is for {_needs(kernel)} only, not for {arch}.", "leave out --arch.")
     if not kernel.runs_on(capability):

@@ -10,17 +10,32 @@ import contextlib
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 CHECKSUM_BYTES = 32
 LARGEST = 2**26  # bytes of a file; kernels have some 10^5
 
 
+def folders() -> list[Path]:
+    """The cache's folders, of which the first is written: $FLASHCLI_CACHE_DIR, or flashcli in the user's cache folder.
+
+    Further folders in $FLASHCLI_CACHE_DIR, with colons between, are only read: those that a class or a cluster shares.
+    """
+    named = [Path(name) for name in os.environ.get("FLASHCLI_CACHE_DIR", "").split(os.pathsep) if name]
+    return named or [Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "flashcli"]
+
+
 def folder() -> Path:
-    """The cache's folder: $FLASHCLI_CACHE_DIR, or flashcli in the user's cache folder."""
-    if named := os.environ.get("FLASHCLI_CACHE_DIR"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "flashcli"
+    """The folder in which new kernels are kept."""
+    return folders()[0]
+
+
+def kept(pattern: str) -> Iterator[tuple[Path, bytes]]:
+    """The kernels whose file's name matches a pattern, whole ones only, of the first folder first."""
+    for path in (path for there in folders() for path in sorted(there.glob(pattern))):
+        if code := load(path):
+            yield path, code
 
 
 def load(path: Path) -> bytes | None:

@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from flashcli.compiler import cache
+from flashcli.compiler import cache, nvrtc
 from flashcli.compiler.architecture import architecture as architecture
 from flashcli.errors import BackendUnavailable, KernelFailure, explained
 
@@ -29,7 +29,7 @@ SOURCES = next(
     for folder in (Path(__file__).parents[1] / "cuda", Path(__file__).parents[2] / "cuda")
     if (folder / "common.cuh").exists()
 )
-OPTIONS = ("-std=c++17", "-O3", "-lineinfo")
+OPTIONS = ("-std=c++17", "-O3")
 C_OPTIONS = ("-std=c99", "-O3", "-fPIC", "-shared")  # the arithmetic as it is written: no -ffast-math
 
 
@@ -92,16 +92,6 @@ def _stem(build: Compilable, arch: str) -> str:
     return f"{build.kernel.name}-{arch}-d{build.problem.d}-{_hash(*texts, *options(build))}"
 
 
-def _without_compiler(build: Compilable, stem: str, suffix: str, missing: str, hint: str) -> tuple[Path, bytes]:
-    """The path and the code of a build that any compiler has cached; BackendUnavailable if the cache has none."""
-    for path in sorted(cache.folder().glob(f"{stem}-*.{suffix}")):
-        if code := cache.load(path):
-            return path, code
-    raise BackendUnavailable(
-        f"there is no {missing}, and no cached {build.kernel.name} for d = {build.problem.d}.", hint
-    )
-
-
 def cubin(build: Compilable, arch: str) -> bytes:
     """Machine code of a build for one architecture, from the cache if it is there.
 
@@ -109,48 +99,56 @@ def cubin(build: Compilable, arch: str) -> bytes:
     missing, unless $NVCC says otherwise.
     """
     stem, nvcc = _stem(build, arch), find_nvcc()
-    if nvcc is None:
-        return _without_nvcc(build, stem, arch)
-    path = cache.folder() / f"{stem}-{_identity(nvcc)}.cubin"
-    if code := cache.load(path):
+    made_by = _identity(nvcc) if nvcc else "*"
+    for _, code in cache.kept(f"{stem}-{made_by}.cubin"):
         return code
-    code = _compile(build, nvcc, arch)
-    cache.store(path, code)
+    if nvcc is not None:
+        code = _compile(build, nvcc, arch)
+    elif not (problem := nvrtc_problem()):
+        (code, _), made_by = _nvrtc(build, arch), nvrtc.NAME
+    else:
+        missing = f"nvcc (the CUDA compiler), no NVRTC in its place ({problem})"
+        hint = "install the CUDA toolkit, load its module, or set CUDA_HOME (or use --backend cpu)."
+        raise _nothing(build, missing, hint)
+    cache.store(cache.folder() / f"{stem}-{made_by}.cubin", code)
     return code
 
 
-def _without_nvcc(build: Compilable, stem: str, arch: str) -> bytes:
-    from flashcli.compiler import nvrtc
+def nvrtc_problem() -> str:
+    """The reason why NVRTC does not compile, in words; empty if it does. Whoever names a compiler gets no other."""
+    named = os.environ.get("NVCC", nvrtc.NAME)
+    return nvrtc.problem() if named == nvrtc.NAME else f"NVCC is {named!r}"
 
-    wanted = os.environ.get("NVCC", nvrtc.NAME) == nvrtc.NAME
-    problem = nvrtc.problem() if wanted else ""
-    try:
-        hint = "install the CUDA toolkit, load its module, or set CUDA_HOME (or use --backend cpu)."
-        missing = "nvcc (the CUDA compiler)" + (f", no NVRTC in its place ({problem})" if problem else "")
-        return _without_compiler(build, stem, "cubin", missing, hint)[1]
-    except BackendUnavailable:
-        if problem or not wanted:
-            raise
+
+def _nothing(build: Compilable, missing: str, hint: str) -> BackendUnavailable:
+    """The error for a build that nobody can compile, and that the cache has not."""
+    return BackendUnavailable(
+        f"there is no {missing}, and no cached {build.kernel.name} for d = {build.problem.d}.", hint
+    )
+
+
+def _nvrtc(build: Compilable, arch: str, *more: str) -> tuple[bytes, str]:
+    """Machine code by NVRTC, and its log."""
     source = (SOURCES / build.kernel.file).read_text()
     try:
-        code = nvrtc.cubin(source, build.kernel.file, arch, options(build), _include(build))
+        return nvrtc.cubin(source, build.kernel.file, arch, [*options(build), *more], _include(build))
     except nvrtc.CompileError as error:
         raise compile_failure(str(error), arch, "NVRTC") from error
-    cache.store(cache.folder() / f"{stem}-{nvrtc.NAME}.cubin", code)
-    return code
 
 
 def library(build: Compilable) -> ctypes.CDLL:
     """The shared library of a kernel for the host, loaded: from the cache, or compiled by the host's C compiler."""
     stem, cc = _stem(build, os.uname().machine), find_cc()
     if cc is None:
-        hint, sought = "install gcc (build-essential), or set CC.", os.environ.get("CC") or "cc, gcc or clang"
-        return _loaded(_without_compiler(build, stem, "so", f"C compiler ({sought})", hint)[0])
-    path = cache.folder() / f"{stem}-{_identity(Path(shutil.which(cc[0]) or cc[0]), *cc[1:])}.so"
-    with contextlib.suppress(OSError):
-        if cache.load(path):
+        for path, _ in cache.kept(f"{stem}-*.so"):
+            return _loaded(path)
+        sought = os.environ.get("CC") or "cc, gcc or clang"
+        raise _nothing(build, f"C compiler ({sought})", "install gcc (build-essential), or set CC.")
+    name = f"{stem}-{_identity(Path(shutil.which(cc[0]) or cc[0]), *cc[1:])}.so"
+    for path, _ in cache.kept(name):
+        with contextlib.suppress(OSError):
             return ctypes.CDLL(str(path))  # which does not mind the checksum at its end
-    return _compile_library(build, cc, path)
+    return _compile_library(build, cc, cache.folder() / name)
 
 
 def _hash(*texts: str) -> str:
@@ -241,23 +239,34 @@ class Resources(NamedTuple):
 
 def resources(build: Compilable, arch: str) -> dict[str, Resources]:
     """The resources of a build's functions, by name, from ptxas's report (no GPU needed), which the cache keeps."""
+    if problem := reporting_problem():
+        raise BackendUnavailable(f"{problem}.", "install the CUDA toolkit, or set CUDA_HOME.")
     nvcc = find_nvcc()
-    if nvcc is None:
-        raise BackendUnavailable(
-            "the CUDA compiler, nvcc, was not found.", "install the CUDA toolkit, or set CUDA_HOME."
-        )
-    path = cache.folder() / f"{_stem(build, arch)}-{_identity(nvcc)}.ptxas"
-    if (report := cache.load(path)) is None:
-        result = _nvcc(build, nvcc, arch, os.devnull, "-Xptxas", "-v")
-        if result.returncode:
-            raise compile_failure(result.stderr, arch)
-        report = result.stderr.encode()
-        cache.store(path, report)
+    name = f"{_stem(build, arch)}-{_identity(nvcc) if nvcc else nvrtc.NAME}.ptxas"
+    for _, report in cache.kept(name):
+        return parse_ptxas(report.decode())
+    report = _report(build, nvcc, arch).encode()
+    cache.store(cache.folder() / name, report)
     return parse_ptxas(report.decode())
 
 
+def reporting_problem() -> str:
+    """The reason why no compiler can tell `resources`, in words; empty if one can."""
+    return "" if find_nvcc() or not nvrtc_problem() else "the CUDA compiler, nvcc, was not found"
+
+
+def _report(build: Compilable, nvcc: Path | None, arch: str) -> str:
+    if nvcc is None:
+        return _nvrtc(build, arch, "--ptxas-options=-v")[1]
+    result = _nvcc(build, nvcc, arch, os.devnull, "-Xptxas", "-v")
+    if result.returncode:
+        raise compile_failure(result.stderr, arch)
+    return result.stderr
+
+
 def parse_ptxas(report: str) -> dict[str, Resources]:
-    warning_lines = [line for line in report.splitlines() if re.search(r"warning|\(C75\d\d\)", line, re.IGNORECASE)]
+    lines = [line for line in report.splitlines() if "deprecated" not in line]  # architectures, in NVRTC of CUDA 12
+    warning_lines = [line for line in lines if re.search(r"warning|\(C75\d\d\)", line, re.IGNORECASE)]
     found = {}
     for part in re.split(r"Compiling entry function '", report)[1:]:
         number = {

@@ -36,7 +36,7 @@ class CompileError(Exception):
 def problem() -> str:
     """The reason why NVRTC cannot be used, in words; empty if it can."""
     try:
-        code, *_ = _library().nvrtcVersion()
+        code, *_ = version()
     except ImportError:
         return "cuda-bindings is not installed"
     except (RuntimeError, OSError) as error:  # what NVIDIA's package raises where the library is missing
@@ -44,10 +44,11 @@ def problem() -> str:
     return f"it fails with {code.name}" if code else ""
 
 
-def cubin(source: str, name: str, arch: str, options: Sequence[str], include: Iterable[Path]) -> bytes:
-    """Compile a source to a cubin for one architecture; ``name`` is the file's name in error messages.
+def cubin(source: str, name: str, arch: str, options: Sequence[str], include: Iterable[Path]) -> tuple[bytes, str]:
+    """Compile a source to a cubin for one architecture, and return it with the log: warnings, and what ptxas reports.
 
-    ``options`` are those of nvcc, ``include`` the folders of the headers. Raises CompileError.
+    ``name`` is the file's name in error messages, ``options`` are those of nvcc, ``include`` the folders of the
+    headers. Raises CompileError.
     """
     given = [option for option in options if option not in UNKNOWN_OPTIONS]
     given += ["-default-device", f"-arch={arch}", *(f"-I{folder}" for folder in include)]
@@ -56,11 +57,17 @@ def cubin(source: str, name: str, arch: str, options: Sequence[str], include: It
     program = _ask(nvrtc.nvrtcCreateProgram, source.encode(), name.encode(), len(names), texts, names)
     try:
         [code] = nvrtc.nvrtcCompileProgram(program, len(given), [option.encode() for option in given])
+        log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode().strip()
         if code:
-            raise CompileError(_text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode().strip())
-        return _text(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
+            raise CompileError(log)
+        return _text(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN), log
     finally:
         nvrtc.nvrtcDestroyProgram(program)
+
+
+def version() -> tuple[Any, int, int]:
+    """NVRTC's error code, which is 0, and its version, major and minor."""
+    return _library().nvrtcVersion()
 
 
 @functools.cache

@@ -15,21 +15,13 @@ from flashcli.judge.sandbox import confined
 from flashcli.judge.scratch import Scratch
 from flashcli.judge.supervision import Supervision
 from flashcli.judge.texts import printable
-from flashcli.kernels.occupancy import Multiprocessor, occupancy
+from flashcli.kernels.occupancy import MULTIPROCESSORS, occupancy
 
 THREADS = 256  # of a block: a program says how many only when it launches a kernel, and so with dynamic shared memory
 MOST = 40  # kernels of a program that are told of
 LONGEST = 100  # signs of a name, which templates can make very long
 SECONDS = 30.0
 LOOK = 'if command -v c++filt > /dev/null; then "$0" -res-usage "$1" | c++filt; else "$0" -res-usage "$1"; fi'
-KIB = 1024
-# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": threads, blocks, KiB of shared memory.
-MULTIPROCESSORS = {
-    "sm_60": (2048, 32, 64), "sm_61": (2048, 32, 96), "sm_70": (2048, 32, 96), "sm_75": (1024, 16, 64),
-    "sm_80": (2048, 32, 164), "sm_86": (1536, 16, 100), "sm_87": (1536, 16, 164), "sm_89": (1536, 24, 100),
-    "sm_90": (2048, 32, 228), "sm_100": (2048, 32, 228), "sm_120": (1536, 24, 100),
-}  # fmt: skip
-REGISTERS = 65536  # of each of them
 
 
 class Kernel(NamedTuple):
@@ -82,8 +74,7 @@ def _occupancy(arch: str, registers: int, shared: int) -> float | None:
     """The occupancy of blocks of `THREADS`, in %; ``shared`` includes what the system reserves for each block."""
     if (has := MULTIPROCESSORS.get(arch.rstrip("af"))) is None:
         return None
-    threads, blocks, most = has
-    return occupancy(Multiprocessor(threads, blocks, REGISTERS, most * KIB, 0), THREADS, registers, shared).percent
+    return occupancy(has._replace(reserved=0), THREADS, registers, shared).percent
 
 
 HEADINGS = ("kernel", "arch", "registers", "shared", "local", "occupancy")

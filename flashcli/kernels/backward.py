@@ -138,11 +138,11 @@ def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
     at once, so that the host need not wait for anything.
     """
     problem = problem_of(asked)
-    build = Build(choose(gpu.capability, problem, how.kernel), problem)
+    build, *exactly = builds(gpu, problem, how.kernel)
     steps = [*build.steps()]
-    if not build.kernel.splits:
+    if not exactly:
         return _with_one_key(Plan(tuple(steps), argument(asked), build.workspace()), problem)
-    exact = Build(KERNELS["register_tiled"], problem)
+    [exact] = exactly
     for launch in exact.launches():
         if launch.function in ("dq", "dk_dv"):
             steps.append(Step(exact, launch._replace(grid=min(launch.grid, AGAIN))))
@@ -170,6 +170,14 @@ def _with_one_key(found: Plan, problem: Problem) -> Plan:
         workspace=zeros + 4 * problem.d, clear=(*found.clear, (zeros, 0, problem.d)),
         inside=(*found.inside, *((which, zeros) for which in taken)), unread=taken,
     )  # fmt: skip
+
+
+def builds(gpu: Gpu, problem: Problem, kernel: str | None = None) -> Iterator[Build]:
+    """The build for a problem, and one that does not split numbers, for what is not finite, if that one does."""
+    build = Build(choose(gpu.capability, problem, kernel), problem)
+    yield build
+    if build.kernel.splits:
+        yield Build(KERNELS["register_tiled"], problem)
 
 
 # ---- plain
@@ -393,9 +401,8 @@ def choose(capability: tuple[int, int], problem: Problem, name: str | None = Non
     """
     check_name(name)
     if name is None:
-        able = (KERNELS[each] for each in PREFERENCE if KERNELS[each].runs_on(capability))
-        fits = (kernel for kernel in able if _pays(kernel, problem) and not kernel.refuses(problem))
-        return next(fits, KERNELS[PREFERENCE[-1]])
+        able = (KERNELS[each] for each in PREFERENCE if not KERNELS[each].refusal(capability, problem))
+        return next(kernel for kernel in able if _pays(kernel, problem))
     KERNELS[name].check(capability, problem, "see `flashcli kernels --operation backward`.")
     return KERNELS[name]
 

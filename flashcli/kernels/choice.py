@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from flashcli.asked.shape import ceil_div
-from flashcli.compiler.architecture import architecture
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels.attention import KERNELS, longest_short
 from flashcli.kernels.operation import Build, Kernel
@@ -91,11 +90,11 @@ def _expected(name: str, problem: Problem) -> float:
 def refusal(name: str, capability: tuple[int, int], problem: Problem) -> str:
     """The reason why a kernel must not be chosen for a problem; empty if it may be."""
     kernel = KERNELS[name]
-    if not kernel.runs_on(capability):
-        return f"it needs {architecture(kernel.needs)}"
+    if reason := kernel.refusal(capability, problem):
+        return reason
     if problem.precision not in kernel.precisions:
         return f"it has no {problem.precision}"
-    return kernel.refuses(problem) or _not_worth_it(kernel, problem)
+    return _not_worth_it(kernel, problem)
 
 
 def _same_bytes(one: str, other: str, problem: Problem) -> bool:

@@ -15,6 +15,7 @@ from flashcli.asked.how import How
 from flashcli.asked.shape import ceil_div, round_up
 from flashcli.errors import UsageError
 from flashcli.kernels import pages
+from flashcli.kernels.occupancy import most_shared
 from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Tiling
 from flashcli.kernels.tuning.decode import (
     AHEAD_OF_LENGTH,
@@ -43,7 +44,7 @@ PARTITION = 512  # tokens, as in 02_paged_v2.cu and 03_grouped.cu
 LAUNCH_COUNTERS = 4  # at the beginning of the workspace, see pieces.cuh
 MERGED_BY_A_WARP = 8  # partial answers of a row, see merge.cuh
 MERGED_ROWS = 4  # that a block merges, where a warp is enough for each
-MAX_SHARED = 227 * 1024  # bytes of shared memory that a block can have on Hopper
+STATIC = 2048  # bytes at most of vLLM's kernels' shared memory that are static
 QUERY_UNIT = 4  # bytes of a query that are read at a time
 
 POINTERS = (
@@ -140,7 +141,7 @@ def _paged_refuses(problem: Problem) -> str:
 
 def _shared_of(kernel: str, problem: Problem, what: str, numbers: int) -> int:
     """Bytes of dynamic shared memory for so many floats; UsageError if no block has as many."""
-    if 4 * numbers > MAX_SHARED - 2048:
+    if 4 * numbers > most_shared(problem.gpu.capability) - STATIC:
         raise UsageError(
             f"kernel {kernel} keeps {what} in shared memory: {problem.room} tokens are too many.",
             "choose another kernel.",
@@ -329,6 +330,7 @@ KERNELS = {
             workspace=_draws_and_partials,
             fitted=_chooses(tensor_rows, tensor_tuning),
             refuses=_tensor_refuses,
+            needs=(8, 0),
         ),
     )
 }
@@ -360,14 +362,18 @@ DEFAULTS = ("tensor", "grouped")  # the fastest, and the fastest of those that t
 
 
 def choose(problem: Problem, name: str | None = None) -> Build:
-    """The build of the kernel of that name, or of the first of `DEFAULTS` that does not refuse the problem.
+    """The build of the kernel of that name, or of the first of `DEFAULTS` that computes the problem on its GPU.
 
-    UsageError says why a kernel that was named cannot compute it.
+    UsageError says why a kernel that was named cannot compute it, BackendUnavailable which GPU that kernel needs.
     """
-    kernels = [named(one) for one in ((name,) if name else DEFAULTS)]
-    kernel = next((one for one in kernels if not one.refuses(problem)), kernels[-1])
-    if reason := kernel.refuses(problem):
-        raise UsageError(f"kernel {name} cannot compute this: {reason}.", "choose another kernel.")
+    if name is None:
+        able = (KERNELS[one] for one in DEFAULTS if not KERNELS[one].refusal(problem.gpu.capability, problem))
+        kernel = next(able)
+    else:
+        kernel = named(name)
+        if reason := kernel.refuses(problem):
+            raise UsageError(f"kernel {name} cannot compute this: {reason}.", "choose another kernel.")
+        kernel.check(problem.gpu.capability, problem, "see `flashcli kernels --operation decode`.", problem.gpu.name)
     return Build(kernel, kernel.fitted(problem))
 
 
@@ -385,7 +391,6 @@ def named(name: str) -> Kernel:
 
 def plan(asked: Decode, gpu: Gpu, how: How = How()) -> Plan:  # noqa: B008  it is never changed
     """The launches of `flashcli.decode`; ValueError for arrays with strides that no kernel reads."""
-    pages.check_type(asked.cache_type, gpu, "give a cache of the query's type.")
     return plan_of(choose(problem_of(asked, gpu), how.kernel), asked)
 
 

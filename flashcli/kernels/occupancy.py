@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from flashcli.asked.shape import ceil_div, round_up
+from flashcli.kernels.operation import STATIC_SHARED
 
 WARP = 32
 # How the hardware hands registers and shared memory out: NVIDIA's occupancy calculator (CUDA C++ Best Practices Guide).
@@ -25,8 +26,24 @@ class Multiprocessor(NamedTuple):
     reserved: int
 
 
-# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", 9.0.
-OF_AN_H200 = Multiprocessor(threads=2048, blocks=32, registers=65536, shared=228 * 1024, reserved=1024)
+# CUDA C++ Programming Guide, "Technical Specifications per Compute Capability": threads, blocks, KiB of shared memory.
+MULTIPROCESSORS = {
+    arch: Multiprocessor(threads, blocks, 65536, kib * 1024, reserved=1024 if int(arch[3:]) >= 80 else 0)
+    for arch, (threads, blocks, kib) in {
+        "sm_50": (2048, 32, 64), "sm_52": (2048, 32, 96), "sm_60": (2048, 32, 64), "sm_61": (2048, 32, 96),
+        "sm_70": (2048, 32, 96), "sm_75": (1024, 16, 64), "sm_80": (2048, 32, 164), "sm_86": (1536, 16, 100),
+        "sm_87": (1536, 16, 164), "sm_89": (1536, 24, 100), "sm_90": (2048, 32, 228), "sm_100": (2048, 32, 228),
+        "sm_120": (1536, 24, 100),
+    }.items()
+}  # fmt: skip
+OF_AN_H200 = MULTIPROCESSORS["sm_90"]
+ALL_OF_IT = (7, 0)  # the first compute capability on which a block can have all shared memory, if it asks
+
+
+def most_shared(capability: tuple[int, int]) -> int:
+    """The bytes of shared memory, static and dynamic, that a block can have on a GPU of a compute capability."""
+    has = MULTIPROCESSORS.get("sm_{}{}".format(*capability))
+    return has.shared - has.reserved if has and capability >= ALL_OF_IT else STATIC_SHARED
 
 
 class Occupancy(NamedTuple):

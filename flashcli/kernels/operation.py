@@ -118,6 +118,10 @@ class Kernel:
             return False
         return capability == self.needs if self.arch_only else capability >= self.needs
 
+    def refusal(self, capability: tuple[int, int], problem: Any) -> str:
+        """The reason why the kernel cannot compute the problem on a GPU of this capability; empty if it can."""
+        return self.refuses(problem) if self.runs_on(capability) else f"it needs {architecture(self.needs)}"
+
     @property
     def precisions(self) -> tuple[str, ...]:
         """The precisions that the kernel computes attention in; see `PRECISIONS`."""

@@ -1,4 +1,4 @@
-"""A cache in pages as kernels get it: macros for its types, its strides, and a check of the GPU."""
+"""A cache in pages as kernels get it: macros for its types, and its strides."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from collections.abc import Iterable
 from flashcli.asked.attention import Operand
 from flashcli.asked.decode import Decode
 from flashcli.asked.write_kv import WriteKv
-from flashcli.compiler.architecture import architecture
-from flashcli.errors import BackendUnavailable
-from flashcli.kernels.operation import Gpu
 
 TYPE_NUMBERS = {  # see decode.cuh
     "float32": 0,
@@ -28,14 +25,6 @@ def macros(d: int, page: int, kind: str, cache_type: str, transposed: bool) -> d
         "HEAD_DIM": d, "PAGE": page, "QUERY_TYPE": TYPE_NUMBERS[kind], "CACHE_TYPE": TYPE_NUMBERS[cache_type],
         "TRANSPOSED": int(transposed),
     }  # fmt: skip
-
-
-def check_type(cache_type: str, gpu: Gpu, hint: str) -> None:
-    """Raise BackendUnavailable for a cache type that a GPU lacks: Ada brought the instructions that convert fp8."""
-    needed = (8, 9) if cache_type.startswith("float8") else (6, 0)
-    if gpu.capability < needed:
-        has, needs = architecture(gpu.capability), architecture(needed)
-        raise BackendUnavailable(f"{cache_type} needs {needs} or later, {gpu.name} is {has}.", hint)
 
 
 def cache_strides(asked: Decode | WriteKv) -> dict[str, int]:

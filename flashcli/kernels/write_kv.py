@@ -70,7 +70,6 @@ KERNELS = {KERNEL.name: KERNEL}
 
 def plan(asked: WriteKv, gpu: Gpu, how: How = How()) -> Plan:  # noqa: B008  it is never changed
     """The launch of `flashcli.write_kv`; ValueError for arrays with strides that the kernel does not read."""
-    pages.check_type(asked.cache_type, gpu, "give a cache of the key's type.")
     vectors = asked.D * asked.cache_itemsize // asked.vector_bytes
     types = asked.key.dtype, asked.cache_type, asked.layout == "vllm"
     build = Build(KERNEL, Problem(asked.D, asked.page, *types, vectors, asked.tokens, asked.Hkv))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flashcli.asked.shape import Shape
-from flashcli.compiler import cache, compiler, nvrtc
+from flashcli.compiler import cache, compiler
 from flashcli.cpu.workers import blas_text, usable_cores
 from flashcli.errors import BackendUnavailable, FlashError
 from flashcli.files.distributions import draw
@@ -104,7 +104,7 @@ def _in_place() -> Finding:
         bindings()
     except FlashError as error:
         return Finding(name, False, str(error), error.hint)
-    problem = "" if nvcc else nvrtc.problem()
+    problem = "" if nvcc else compiler.nvrtc_problem()
     if problem:
         return Finding(name, False, f"there is no nvcc, nor NVRTC: {problem}", "pip install 'cuda-bindings[all]'.")
     found = f"cuda-bindings {metadata.version('cuda-bindings')}, compiled by {nvcc or 'NVRTC'}"

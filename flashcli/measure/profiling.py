@@ -167,7 +167,7 @@ class Profiler:
 
     def _by_the_compiler(self, build: Build, launches: dict[str, Launch]) -> dict[str, dict[str, Any]]:
         """Figures that are known without counters, if there is a compiler."""
-        found = compiler.resources(build, self._arch) if compiler.find_nvcc() else {}
+        found = compiler.resources(build, self._arch) if not compiler.reporting_problem() else {}
         return {
             function: _static(found[function], launch, self._multiprocessor)
             for function, launch in launches.items()

@@ -18,7 +18,6 @@ from flashcli.gpu.pycuda import Session, queued_seconds
 from flashcli.kernels import decode
 from flashcli.kernels.decode import Argument
 from flashcli.kernels.operation import Build, Gpu, Launch
-from flashcli.kernels.pages import check_type
 from flashcli.kernels.tuning.decode import Tuning
 
 SPARE = 2**28  # bytes of the GPU's memory that are left for queries, answers and scratch
@@ -136,7 +135,6 @@ class DecodeCuda:
     def _launch(self, part: DecodeArrays) -> tuple[np.ndarray, np.ndarray]:
         session = self._session
         gpu = Gpu(session.capability, session.multiprocessors, session.name)
-        check_type(part.cache_type, gpu, "use --backend cpu.")
         build = decode.choose(decode.problem_of(part.outline, gpu), self._kernel)
         build = Build(build.kernel, build.problem._replace(tuning=self._retuned(build.problem.tuning)))
         self._used, launch = build.kernel.name, self.launcher(build)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import subprocess
@@ -11,14 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import FAKE_NVCC, GPU_KERNELS, IN_USE, sampled, script
+from support import FAKE_NVCC, sampled, script
 
+from bench.compile_all import builds
 from flashcli.compiler import cache, compiler
 from flashcli.compiler.compiler import architecture, compile_failure, cubin, find_nvcc, parse_ptxas, resources
 from flashcli.errors import BackendUnavailable, KernelFailure
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build, Kernel
 from flashcli.kernels.problem import Problem
+from flashcli.kernels.registry import OPERATIONS
 
 PROBLEM = Problem(10, 2048, 2048, 64)
 BUILD = Build(KERNELS["q_in_registers"], PROBLEM)
@@ -325,6 +326,11 @@ def test_a_report_of_ptxas_is_understood():
     assert all("C7510" in x.warnings[0] for x in found.values())
 
 
+def test_that_an_architecture_is_deprecated_is_no_warning_of_a_kernel():
+    told = "nvrtc: warning: Architectures prior to '<compute/sm>_75' are deprecated and may be removed\n"
+    assert not parse_ptxas(told + PTXAS.replace("(C7510)", ""))["split"].warnings
+
+
 def test_a_report_is_kept_for_the_same_source_options_and_compiler(empty_cache, tmp_path, monkeypatch):
     (tmp_path / "report").write_text(PTXAS)
     reporting = f"#!/bin/sh\necho >> {tmp_path}/calls\ncat {tmp_path}/report >&2\n"
@@ -344,69 +350,36 @@ def test_the_report_of_what_does_not_compile_is_not_kept(empty_cache, tmp_path, 
             resources(BUILD, "sm_90a")
 
 
-# The kernels, in every tiling that some length asks for
+# The kernels: a sample of what `make compile-all` has
 
 
-HEAD_SIZES = (1, 32, 64, 80, 128, 256)
-FEW_HEAD_SIZES = (33, 64, 128, 256)  # for the first rungs: their tiles differ, their code hardly
-SIZES = [(10, 2048), (2, 32768), (1360, 128)]
-CHUNKED = [  # keys in chunks, shared by blocks or not
-    Problem(B, 2048, 2048, d, causal, in_place=True, lse=True, batch_invariant=True)
-    for B, d, causal in [
-        (4, 64, True), (500, 64, True), (1, 64, False), (4, 64, False), (500, 64, False),
-        (4, 32, True), (500, 32, False), (4, 96, True), (500, 96, False), (4, 128, True), (500, 128, True),
-        (500, 192, False), (500, 192, True), (1, 256, False), (1, 256, True), (16, 256, False), (16, 255, True),
-        (1, 160, False), (16, 160, True), (1, 200, False),
+def samples(operation: str, kernel: Kernel) -> list[tuple[Build, bool, str]]:
+    """Builds for sm_80 and sm_90a in turn, and whether each is the default there."""
+    found = [
+        [(build, default, architecture(gpu)) for build, default in builds(operation, kernel, gpu).items()]
+        for gpu in [(8, 0), (9, 0)]
     ]
-]  # fmt: skip
-CLUSTERED = [  # of four blocks, and of three
-    Problem(1, N, N, d, in_place=True, lse=True, batch_invariant=True)
-    for N, d in [(1024, 64), (1040, 32), (1500, 96), (1100, 128)]
-]
-PAIRED = [  # two warpgroups share 64 rows: of whole row tiles, and of chunks
-    Problem(2, N, N, d, causal, in_place=True, lse=True, dense=d != 64, batch_invariant=True)
-    for N, d, causal in [(600, 64, True), (1024, 96, False), (1024, 64, True), (600, 32, False), (777, 80, False)]
-]
+    old, new = found[0] or found[1], found[1]
+    return [(old, new)[i % 2][i] for i in range(min(len(old), len(new)))]
 
 
-def builds(kernel: Kernel) -> list[tuple[Build, str]]:
-    """A kernel's builds for sm_80 and sm_90a: masked for one, unmasked for the other; both if it runs on one only."""
-    archs = [architecture(capability) for capability in [(8, 0), (9, 0)] if kernel.runs_on(capability)]
-    head_sizes = HEAD_SIZES if kernel.name in IN_USE else FEW_HEAD_SIZES
-    chosen = {}
-    for (i, d), (B, N), (j, arch), causal in itertools.product(
-        enumerate(head_sizes), SIZES, enumerate(archs), [False, True]
-    ):
-        problem = Problem(B, N, N, d, causal)
-        if kernel.refuses(problem):
-            continue
-        if len(archs) == 1 or causal == ((i + j) % 2 == 1):
-            build = Build(kernel, problem)
-            chosen[str(build.macros()), arch] = build, arch
-    for d in (28, 64) if "fp16" in kernel.precisions else ():  # 28: tiles of K and of V differ in size
-        build = Build(kernel, PROBLEM._replace(precision="fp16", d=d))
-        chosen[f"fp16 {d}"] = build, archs[-1]
-    if kernel.name == "wgmma":
-        for problem in [*CHUNKED, *CLUSTERED, *PAIRED]:
-            chosen[f"chunks {problem}"] = Build(kernel, problem), "sm_90a"
-        biased = [(96, "bool"), (256, "float32"), (64, "float32"), (72, "float32"), (128, "bool"), (256, "bool")]
-        for d, bias in biased:
-            problem = Problem(200, 128, 128, d, True, in_place=True, bias=bias)
-            chosen[f"bias {problem}"] = Build(kernel, problem), "sm_90a"
-    return sampled(list(chosen.values()), 4)
+EVERY = [(operation.name, kernel) for operation in OPERATIONS.values() for kernel in operation.kernels.values()]
+COMPILED = [(operation, kernel) for operation, kernel in EVERY if not kernel.on_host]
 
 
-@pytest.mark.parametrize("kernel", [KERNELS[name] for name in GPU_KERNELS], ids=GPU_KERNELS)
+@pytest.mark.parametrize(
+    ("operation", "kernel"), COMPILED, ids=[f"{operation}-{kernel.name}" for operation, kernel in COMPILED]
+)
 @pytest.mark.skipif(find_nvcc() is None, reason="there is no nvcc here")
-def test_a_kernel_compiles_without_spills_and_warnings(kernel):
-    bad, chosen = [], builds(kernel)
-    assert len(chosen) >= 2
+def test_a_kernel_compiles_without_warnings_and_as_a_default_without_spills(operation, kernel):
+    bad, chosen = [], sampled(samples(operation, kernel), 11)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for (build, arch), report in zip(chosen, pool.map(lambda x: resources(*x), chosen), strict=True):
-            assert {launch.function for launch in build.functions()} == set(report)
-            bad += [
-                f"{function}, {build.problem}, {arch}: {found}"
-                for function, found in report.items()
-                if found.spilled or found.warnings
-            ]
-    assert not bad, "\n".join(bad)
+        reports = pool.map(lambda sample: resources(sample[0], sample[2]), chosen)
+    for (build, default, arch), report in zip(chosen, reports, strict=True):
+        assert {launch.function for launch in build.functions()} <= set(report)
+        bad += [
+            f"{function}, {build.problem}, {arch}: {found}"
+            for function, found in report.items()
+            if found.warnings or (found.spilled and default)
+        ]
+    assert chosen and not bad, "\n".join(bad)

@@ -35,7 +35,7 @@ def compiled(no_nvcc, monkeypatch) -> list[list[str]]:
 
     def compile(source, name, arch, options, include):
         calls.append([*options, arch])
-        return b"code"
+        return b"code", ""
 
     monkeypatch.setattr(nvrtc, "problem", lambda: "")
     monkeypatch.setattr(nvrtc, "cubin", compile)
