@@ -31,6 +31,7 @@ COMMANDS = {
     "streams": "Time copies and kernels in several streams, and show what overlaps.",
     "profile": "Profile kernels with the GPU's counters, through Nsight Compute.",
     "kernels": "Show the ladder of kernels.",
+    "warm": "Compile the kernels of usual shapes ahead of the first call.",
     "doctor": "Show what this machine can run, and what is missing.",
 }
 COMPLETING = "_FLASHCLI_COMPLETE"  # set by a shell that wants to know how a command line may go on

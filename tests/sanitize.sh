@@ -8,6 +8,7 @@ export PYTHON=${1:-python3} WORK PYTHONPATH=tests${PYTHONPATH:+:$PYTHONPATH}
 command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not on the PATH; it comes with the CUDA toolkit." >&2; exit 69; }
 WORK=$(mktemp -d)
 trap 'rm -rf "$WORK"' EXIT
+export NVCC_APPEND_FLAGS=-lineinfo FLASHCLI_CACHE_DIR=$WORK/cache # so that the tools name lines
 tools=(memcheck racecheck synccheck initcheck)
 
 gpu_kernels() { # D: those that take heads of so many numbers

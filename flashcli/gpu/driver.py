@@ -6,7 +6,10 @@ import contextlib
 import ctypes
 import functools
 
+from flashcli.errors import BackendUnavailable
+
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
+MULTIPROCESSORS, MAJOR, MINOR = 16, 75, 76  # CU_DEVICE_ATTRIBUTE_*
 
 
 @functools.cache
@@ -25,8 +28,21 @@ def problem() -> str:
         return "there is no NVIDIA driver here (libcuda was not found)"
     code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     if code not in (0, NO_DEVICE):
-        return f"the CUDA driver does not start: {_words(driver, code)}"
+        return f"the CUDA driver does not start: {words(driver, code)}"
     return "" if count.value else "the CUDA driver finds no GPU"
+
+
+def first_gpu() -> tuple[tuple[int, int], int]:
+    """The first GPU's compute capability and number of multiprocessors; BackendUnavailable if there is no GPU."""
+    if missing := problem():
+        raise BackendUnavailable(f"{missing}.", "go to a machine with a GPU, or name an architecture.")
+    found = ctypes.c_int()
+
+    def attribute(number: int) -> int:
+        libcuda().cuDeviceGetAttribute(ctypes.byref(found), number, 0)  # type: ignore[union-attr]
+        return found.value
+
+    return (attribute(MAJOR), attribute(MINOR)), attribute(MULTIPROCESSORS)
 
 
 def version() -> str:
@@ -45,7 +61,8 @@ def cuda_version() -> int:
     return cuda.value
 
 
-def _words(driver: ctypes.CDLL, code: int) -> str:
+def words(driver: ctypes.CDLL, code: int) -> str:
+    """An error code of the driver's in words."""
     text = ctypes.c_char_p()
     driver.cuGetErrorString(code, ctypes.byref(text))
     return text.value.decode() if text.value else f"error {code}"

@@ -10,7 +10,8 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
@@ -98,13 +99,14 @@ class Place:
         ask(bindings().cuCtxSetCurrent, self.context)
         return True
 
-    def functions(self, build: Build) -> dict[str, int]:
-        """The handles of a build's functions, compiled and loaded when they are first asked for."""
-        key = build.kernel.name, *build.macros().items()  # shapes of the same tiles share them
+    def functions(self, builds: Sequence[Build]) -> list[dict[str, int]]:
+        """The handles of each build's functions, compiled side by side and loaded when they are first asked for."""
+        keys = [(build.kernel.name, *build.macros().items()) for build in builds]  # shapes of the same tiles share them
         with self._lock:
-            if key not in self._functions:
-                self._functions[key] = self._load(build)
-            return self._functions[key]
+            missing = {key: build for key, build in zip(keys, builds, strict=True) if key not in self._functions}
+            for key, code in zip(missing, self._compiled([*missing.values()]), strict=True):
+                self._functions[key] = self._load(missing[key], code)
+            return [self._functions[key] for key in keys]
 
     def give_shared(self, function: int, size: int, doing: str) -> None:
         """Let a function have ``size`` bytes of dynamic shared memory.
@@ -119,9 +121,15 @@ class Place:
                     ask(driver.cuFuncSetAttribute, function, most, size, doing=doing)
                 self._shared[function] = size
 
-    def _load(self, build: Build) -> dict[str, int]:
+    def _compiled(self, builds: Sequence[Build]) -> Iterable[bytes]:
+        arch = compiler.architecture(self.gpu.capability)
+        if len(builds) < 2:  # without a thread
+            return [compiler.cubin(build, arch) for build in builds]
+        with ThreadPoolExecutor(len(builds)) as pool:
+            return list(pool.map(lambda build: compiler.cubin(build, arch), builds))
+
+    def _load(self, build: Build, code: bytes) -> dict[str, int]:
         driver, doing = bindings(), f"the GPU does not load kernel {build.kernel.name}"
-        code = compiler.cubin(build, compiler.architecture(self.gpu.capability))
         found = {}
         with self.current(), allowed_while_capturing(driver):
             module = ask(driver.cuModuleLoadData, code, doing=doing)

@@ -48,8 +48,9 @@ class Prepared:
         self._launch = bindings().cuLaunchKernelEx
         self._stream = 0  # of all configurations
         self._steps: list[tuple[Any, int]] = []
-        for build, launch in plan.steps:
-            function, size = place.functions(build)[launch.function], launch.shared
+        functions = place.functions([step.build for step in plan.steps])
+        for (_, launch), handles in zip(plan.steps, functions, strict=True):
+            function, size = handles[launch.function], launch.shared
             place.give_shared(function, size, f"kernel {plan.kernel} gets no {size} bytes of shared memory")
             early = launch.early and place.gpu.capability >= FIRST_TO_BEGIN_EARLY
             self._steps.append((_configuration(launch._replace(early=early)), function))

@@ -14,6 +14,10 @@ from flashcli.kernels.operation import Build
 def compile_all(builds: Iterable[Build]) -> None:
     """Leave code for the first GPU in the cache, of those builds that there can be."""
     wanted = {build for build in builds if not build.kernel.refuses(build.problem)}
-    arch = compiler.architecture(devices()[0].capability)
+    compile_for(compiler.architecture(devices()[0].capability), wanted)
+
+
+def compile_for(arch: str, builds: Iterable[Build]) -> None:
+    """Leave code for an architecture in the cache."""
     with ThreadPoolExecutor(len(usable_cores())) as pool:
-        list(pool.map(lambda build: compiler.cubin(build, arch), wanted))
+        list(pool.map(lambda build: compiler.cubin(build, arch), builds))

@@ -75,7 +75,7 @@ def decode(
     return (out, lse) if return_lse else out
 
 
-_uncompiled = torch.compiler.disable(decode)  # a break in the graph: the compiler is not to follow what is below
+_uncompiled = torch._disable_dynamo(decode)  # a break in the graph, without an import of the compiler, for seconds
 
 
 # The time of a call counts where shapes are small. So whatever follows from shapes, strides and options is found in one

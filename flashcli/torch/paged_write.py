@@ -46,7 +46,7 @@ def write_kv(
     write_numpy(**arrays, **factors, layout=layout, cache_dtype=cache_dtype)
 
 
-_uncompiled = torch.compiler.disable(write_kv)  # a break in the graph: the compiler is not to follow what is below
+_uncompiled = torch._disable_dynamo(write_kv)  # as `decode` has it
 
 
 def write(
