@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Where Python is told to keep no bytecode, each process of pytest would compile all tests anew, for 4 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help testcases test test-pythons torch test-gpu torture emulate sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-training bench-gpt2 bench-models bench-grid lint clean
+.PHONY: help testcases test test-pythons torch test-gpu torture emulate compile-all sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-training bench-gpt2 bench-models bench-grid lint clean
 
 help:
 	@echo "make testcases      run all test cases and check every output (on the GPU if there is one)"
@@ -18,6 +18,7 @@ help:
 	@echo "make lint           check the style of the code, its types, and which module imports which"
 	@echo "make torture        hurt runs and judgings at random; call every function with random arrays and odd arguments"
 	@echo "make emulate        run every kernel on the CPU, emulated, on all that make sanitize has (ten minutes)"
+	@echo "make compile-all    compile every kernel for every GPU that it claims, and write what each takes (needs nvcc)"
 	@echo "make sanitize       run every kernel under compute-sanitizer (needs a GPU)"
 	@echo "make bench-cpu      time the CPU backend beside PyTorch's CPU attention"
 	@echo "make bench-e2e      time whole commands beside the homework's program in C++ (needs a GPU and nvcc)"
@@ -30,7 +31,8 @@ help:
 	@echo "make bench-grid     time each kernel beside every fp32 peer on a grid of shapes, and draw that"
 	@echo "make clean          remove everything that make made"
 
-# One virtual environment for all targets. PyCUDA is built from source, so only where a toolkit and a driver are.
+# One virtual environment for all targets. PyCUDA is built from source, so only where a toolkit and a driver are; with
+# a driver alone, files are computed without PyCUDA.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "flashcli needs Python 3.11 or newer: PYTHON=python3.11 make ...")'
 	$(PYTHON) -m venv --clear $(VENV)
@@ -38,9 +40,14 @@ $(READY): pyproject.toml
 	@if PATH="$$PATH:$$CUDA_HOME/bin:/usr/local/cuda/bin" command -v nvcc >/dev/null && nvidia-smi >/dev/null 2>&1; then \
 		echo "CUDA toolkit and driver found: installing PyCUDA (this takes a minute or two)."; \
 		PATH="$$PATH:$$CUDA_HOME/bin:/usr/local/cuda/bin" $(BIN)/python -m pip install --quiet --editable '.[cuda]' \
+			&& { $(BIN)/flashcli warm run --d 32 --d 64 || true; } \
 			|| echo "PyCUDA could not be installed: going on with the CPU backend only ('make clean' to try again)."; \
+	elif nvidia-smi >/dev/null 2>&1; then \
+		echo "A driver without a CUDA toolkit: installing NVIDIA's bindings, with the compiler as a library."; \
+		$(BIN)/python -m pip install --quiet 'cuda-bindings[all]' \
+			|| echo "They could not be installed: going on with the CPU backend only ('make clean' to try again)."; \
 	else \
-		echo "No CUDA toolkit with a driver here: installing for the CPU backend only ('make clean' to choose again)."; \
+		echo "No driver here: installing for the CPU backend only ('make clean' to choose again)."; \
 	fi
 	@touch $@
 
@@ -104,6 +111,10 @@ torture: $(READY)
 
 emulate: $(READY)
 	EMULATE_ALL=1 $(BIN)/python -m pytest --numprocesses=auto --dist=worksteal --quiet tests/emulator
+
+# GPUs before Turing need CUDA 12's NVRTC in the environment: pip install cuda-bindings==12.9.* nvidia-cuda-nvrtc-cu12
+compile-all: $(READY)
+	$(BIN)/python -m bench.compile_all --json cuda/records/compiled.json
 
 sanitize: $(READY)
 	tests/sanitize.sh $(BIN)/python

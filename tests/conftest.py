@@ -171,8 +171,9 @@ def pycuda_stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Cal
 
 @pytest.fixture
 def no_pycuda(pycuda_stub) -> None:
-    """A machine with a GPU on which PyCUDA is not installed."""
-    pycuda_stub("raise ModuleNotFoundError(\"No module named 'pycuda'\", name='pycuda')")
+    """A machine without a GPU on which PyCUDA is not installed."""
+    missing = "raise ModuleNotFoundError(\"No module named 'pycuda'\", name='pycuda')"
+    pycuda_stub(missing, problem="there is no NVIDIA driver here (libcuda was not found)")
 
 
 @pytest.fixture

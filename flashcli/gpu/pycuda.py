@@ -1,4 +1,4 @@
-"""A GPU used by this thread through PyCUDA, as the homework wants it: context, programs, times.
+"""A GPU used by this thread through PyCUDA, as the homework wants it, or like it: context, programs, times.
 
 Nothing here runs at import, and nothing here knows of files.
 """
@@ -31,16 +31,16 @@ WITHOUT_GPU = "go to a machine with a GPU and its driver, ask Slurm for one (--g
 
 
 def load_driver() -> ModuleType:
-    """PyCUDA's driver module, initialised; BackendUnavailable says what is missing otherwise."""
+    """PyCUDA's driver module, or `plain` in its place where it is not installed; initialised.
+
+    BackendUnavailable says what is missing otherwise.
+    """
     try:
         import pycuda.driver as driver
     except ModuleNotFoundError as error:
-        if missing := cuda_driver.problem():  # first: PyCUDA would not help
+        if missing := cuda_driver.problem():
             raise BackendUnavailable(f"{missing}.", WITHOUT_GPU) from error
-        raise BackendUnavailable(
-            f"PyCUDA is not installed ({error.name} is missing).",
-            "with a CUDA toolkit on the PATH: pip install pycuda.",
-        ) from error
+        from flashcli.gpu import plain as driver
     except ImportError as error:
         if "libcuda.so" in str(error):  # not libcudart.so
             raise BackendUnavailable("there is no NVIDIA driver here (libcuda was not found).", WITHOUT_GPU) from error

@@ -57,7 +57,7 @@ def test_a_backend_that_is_missing_ends_it_at_once(tmp_path, no_pycuda, option):
     for name in "ab":
         write_input(tmp_path / f"{name}.in", random_qkv(1, 8, 4))
     done = flashcli("judge", tmp_path, *option)
-    done.assert_error(69, "PyCUDA is not installed")
+    done.assert_error(69, "there is no NVIDIA driver here")
     assert not done.out
 
 

@@ -201,7 +201,7 @@ def test_unknown_precisions_and_kernels_are_refused_before_the_driver(no_pycuda)
     for option in ("--precision", "--kernel", "--against"):
         done = flashcli("bench", "--backend", "cuda", option, "foo")
         assert done.code == 2 and f"Invalid value for '{option}': 'foo' is not one of" in done.err
-    flashcli("bench", "--backend", "cuda", "--shape", "1,8,8").assert_error(69, "PyCUDA")
+    flashcli("bench", "--backend", "cuda", "--shape", "1,8,8").assert_error(69, "there is no NVIDIA driver here")
 
 
 @pytest.mark.parametrize("arguments", [["bench", "--backend", "cuda"], ["bench", "--ladder"], ["profile"]])

@@ -219,7 +219,7 @@ def test_a_rung_of_the_host_needs_no_gpu(no_pycuda, monkeypatch, climbed):
     done = CliRunner().invoke(command, ["--ladder", "--kernel", "sequential", "--shape", "2,20,8"])
     assert done.exit_code == 0, done.output
     assert "sequential  1000 ms" in done.output
-    flashcli("bench", "--ladder", "--shape", "2,20,8").assert_error(69, "PyCUDA")
+    flashcli("bench", "--ladder", "--shape", "2,20,8").assert_error(69, "there is no NVIDIA driver here")
 
 
 def test_plain_bench_leaves_the_slow_rungs_to_the_ladder(monkeypatch):

@@ -228,7 +228,7 @@ def test_without_a_gpu_the_compilers_figures_are_shown(no_pycuda, monkeypatch, t
     monkeypatch.setenv("NVCC", str(script(tmp_path / "ptxas", PTXAS)))
     monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "cubins"))
     done = flashcli("profile", *SHAPE, "--kernel", "mma", "--kernel", "sequential", "--json", "-")
-    done.assert_error(69, "PyCUDA is not installed")
+    done.assert_error(69, "there is no NVIDIA driver here")
     assert done.err.count("Notice: no usable GPU: this is what the compiler knows of an H200.") == 1
     prepare, attention, host = json.loads(done.out)["rows"]
     assert (prepare["registers"], attention["registers"], attention["spilled"]) == (64, 245, 108)
@@ -239,7 +239,7 @@ def test_without_a_gpu_the_compilers_figures_are_shown(no_pycuda, monkeypatch, t
 def test_without_a_gpu_and_a_compiler_there_is_nothing_to_show(no_pycuda, monkeypatch):
     monkeypatch.setenv("NVCC", "")
     done = flashcli("profile", *SHAPE)
-    done.assert_error(69, "PyCUDA")
+    done.assert_error(69, "there is no NVIDIA driver here")
     assert done.out == "" and "Notice" not in done.err
 
 

@@ -57,14 +57,6 @@ class Device:
     count = staticmethod(lambda: 0)
 """
 MISSING = {
-    "no PyCUDA": (
-        "raise ModuleNotFoundError(\"No module named 'pycuda'\", name='pycuda')", "",
-        "PyCUDA is not installed (pycuda is missing).",
-    ),
-    "half of PyCUDA": (
-        "", "raise ModuleNotFoundError(\"No module named 'pytools'\", name='pytools')",
-        "PyCUDA is not installed (pytools is missing).",
-    ),
     "no driver": (
         "", "raise ImportError('libcuda.so.1: cannot open shared object file: No such file or directory')",
         "there is no NVIDIA driver here (libcuda was not found).",
