@@ -10,6 +10,7 @@ import itertools
 
 import numpy as np
 import pytest
+from support import python
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -334,3 +335,14 @@ def test_a_graph_writes_a_token_and_reads_all_of_them(on_gpu, query_type):
         k, v = (x.repeat_interleave(2, 0) for x in (k, v))
         want = torch.softmax(q @ k.mT * D**-0.5, -1) @ v
         torch.testing.assert_close(out.float().cpu(), want.transpose(0, 1), rtol=2e-3, atol=2e-3)
+
+
+# What an import takes
+
+IMPORT = "import sys, torch; had = 'torch._dynamo' in sys.modules; import flashcli.torch; "
+
+
+def test_an_import_does_not_take_pytorchs_compiler_with_it():
+    done = python("-c", IMPORT + "print(had, 'torch._dynamo' in sys.modules)")
+    had, has = done.out.split()
+    assert had == has, done.err
