@@ -24,6 +24,7 @@ from flashcli.torch.paged_tensors import (
     refuse,
     refuse_no_tensor,
     refuse_without_numbers,
+    uncompiled,
 )
 
 _ready: dict[tuple, Prepared] = {}
@@ -75,7 +76,7 @@ def decode(
     return (out, lse) if return_lse else out
 
 
-_uncompiled = torch._disable_dynamo(decode)  # a break in the graph, without an import of the compiler, for seconds
+_uncompiled = uncompiled(decode)
 
 
 # The time of a call counts where shapes are small. So whatever follows from shapes, strides and options is found in one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,3 +76,11 @@ def foreign() -> dict[torch.dtype, str]:
     """The types that NumPy has from ml_dtypes alone, and their names there."""
     names = "bfloat16", "float8_e4m3fn", "float8_e5m2"
     return {getattr(torch, name): name for name in names}
+
+
+def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function a break in the graph of torch.compile, which is not to follow what is below.
+
+    PyTorch's own decorator imports the compiler, for seconds; its private one does so when a graph is made.
+    """
+    return getattr(torch, "_disable_dynamo", torch.compiler.disable)(function)

@@ -14,7 +14,7 @@ from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.write_kv import WRITE_KV
 from flashcli.torch.in_place import operand, remember
-from flashcli.torch.paged_tensors import address, described, named, numbers, refuse, refuse_no_tensor
+from flashcli.torch.paged_tensors import address, described, named, numbers, refuse, refuse_no_tensor, uncompiled
 
 _ready: dict[tuple, Prepared] = {}
 
@@ -46,7 +46,7 @@ def write_kv(
     write_numpy(**arrays, **factors, layout=layout, cache_dtype=cache_dtype)
 
 
-_uncompiled = torch._disable_dynamo(write_kv)  # as `decode` has it
+_uncompiled = uncompiled(write_kv)
 
 
 def write(
