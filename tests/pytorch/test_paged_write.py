@@ -349,6 +349,9 @@ def test_an_import_does_not_take_pytorchs_compiler_with_it():
 
 
 def test_where_pytorch_has_no_private_decorator_its_public_one_serves(monkeypatch):
-    monkeypatch.delattr(torch, "_disable_dynamo", raising=False)
-    broken = paged_tensors.uncompiled(lambda x: x + 1)
+    import torch._dynamo  # which has uses of its own for it
+
+    with monkeypatch.context() as without:
+        without.delattr(torch, "_disable_dynamo", raising=False)
+        broken = paged_tensors.uncompiled(lambda x: x + 1)
     assert torch.compile(lambda x: broken(x) * 2, backend="eager")(torch.ones(2)).tolist() == [4, 4]
