@@ -66,10 +66,10 @@ def attention_problems(kernel: Kernel) -> Iterator[Problem]:
 def backward_problems(kernel: Kernel) -> Iterator[backward.Problem]:
     """Gradients of short and long heads, masked and not, with a bias and its gradient or without."""
     for i, d in enumerate((5, 16, 32, 64, 80, 96, 128, 192, 256)):
-        bias = ("", "float32", "", "bool")[i % 4]
+        bias = ("", "float32", "both", "bool")[i % 4]
         M = 128 if kernel.name == "wgmma_short" else 2048
         yield backward.Problem(
-            d, i % 2 == 1, bias, i % 3 > 0, i % 5 > 0, 2, 8, 8, M, M, (1, 8, M, M) if bias else (0,) * 4
+            d, i % 2 == 1, bias, i % 3 > 0, i % 3 > 1, i % 5 > 0, 2, 8, 8, M, M, (1, 8, M, M) if bias else (0,) * 4
         )
 
 

@@ -315,6 +315,21 @@ def _beside(row: Gradients | None, own: Gradients) -> str:
     return "" if row is None else f"{ms(row.seconds)}, {row.seconds / own.seconds:.1f}x"
 
 
+def science_lines(rows: Sequence[Row]) -> tables.Lines:
+    """For each case and contender forward and gradients: milliseconds, and how many times as long as ours they take."""
+    lines = [["case", "(B, H, N, d)", "what", "contender", "median, ms", "min to max", "relative L2", "of ours"]]
+    for some in by_case(of_kind(InPlace, rows)).values():
+        for what, kind in (("forward", InPlace), ("gradients", Gradients)):
+            timed = [row for row in some if type(row) is kind]
+            for row in timed:
+                lines.append([
+                    row.case, str(Problem(row.B, row.H, row.Hkv, row.M, row.N, row.d)), what, row.contender,
+                    ms(row.seconds), f"{ms(row.min)} to {ms(row.max)}", f"{row.relative_l2:.1e}",
+                    f"{row.seconds / timed[0].seconds:.2f}x",
+                ])  # fmt: skip
+    return lines
+
+
 def training_lines(rows: Sequence[Row]) -> tables.Lines:
     """For each attention the time of a step, some losses, and a hash of the weights at the end."""
     timed = of_kind(Trained, rows)
@@ -404,6 +419,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "roundings": lambda rows: tables.markdown(rounding_lines(rows)),
     "backward": lambda rows: tables.markdown(backward_lines(rows)),
     "streams": lambda rows: markdowns(streams_tables(rows)),
+    "science": lambda rows: tables.markdown(science_lines(rows)),
     "training": lambda rows: tables.markdown(training_lines(rows)),
     "gpt2": lambda rows: tables.markdown(gpt2_lines(rows)),
     "steps": lambda rows: tables.markdown(step_lines(rows)),

@@ -28,6 +28,13 @@ __device__ __forceinline__ int opaque(int x) {
     return x;
 }
 
+// False, but ptxas does not know, and does not look beyond a branch for what to fetch ahead: more than there are
+// registers for.
+__device__ __forceinline__ bool never(int x) {
+    asm volatile("" : "+r"(x));
+    return x > 1000;
+}
+
 // The sum and the maximum over the four lanes of a quad, which have numbers of the same rows of an accumulator.
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(~0u, x, 1);

@@ -1,8 +1,17 @@
-// Four floats at a time, from global memory to tiles in shared memory: for kernels of register tiles, on any GPU.
+// Four floats at a time, from global memory to registers, or to tiles in shared memory: on any GPU.
 #pragma once
 #include "common.cuh"
 
 __device__ __forceinline__ float part(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
+
+// Four floats of row `row` from column `column`, a multiple of 4; zeros beyond the matrix.
+__device__ __forceinline__ float4 load4(const float *matrix, long long stride, int row, int column, int rows) {
+    const float *x = matrix + row * stride + column;
+    if (row >= rows || column >= HEAD_DIM) return make_float4(0, 0, 0, 0);
+    if (ALIGNED) return *reinterpret_cast<const float4 *>(x);
+    const int left = HEAD_DIM - column;
+    return make_float4(x[0], left > 1 ? x[1] : 0, left > 2 ? x[2] : 0, left > 3 ? x[3] : 0);
+}
 
 // *to = four floats of row `row`, from column `column`; zeros beyond the matrix. Asynchronous where the GPU can.
 __device__ __forceinline__ void copy4(float4 *to, const float *matrix, long long stride, int row, int column,

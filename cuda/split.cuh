@@ -13,7 +13,7 @@
 // So (row, column) is at split_offset<R>(row, column), and column c of lo is column C + c. R is a multiple of 8, C of
 // 16. D is HEAD_DIM padded with zeros to a multiple of PAD.
 #pragma once
-#include "common.cuh"
+#include "float4.cuh"
 
 #ifndef PRODUCTS
 #define PRODUCTS 3  // 1: hi * hi only, the precision of fp16
@@ -128,15 +128,6 @@ __device__ __forceinline__ float given_back(float inverse_l, float largest) {
 }
 
 // ---- reading fp32 matrices [rows, HEAD_DIM], whose rows are `stride` floats apart
-
-// Four floats of row `row` from column `column`, a multiple of 4; zeros beyond the matrix.
-__device__ __forceinline__ float4 load4(const float *matrix, long long stride, int row, int column, int rows) {
-    const float *x = matrix + row * stride + column;
-    if (row >= rows || column >= HEAD_DIM) return make_float4(0, 0, 0, 0);
-    if (ALIGNED) return *reinterpret_cast<const float4 *>(x);
-    const int left = HEAD_DIM - column;
-    return make_float4(x[0], left > 1 ? x[1] : 0, left > 2 ? x[2] : 0, left > 3 ? x[3] : 0);
-}
 
 // ---- one tile by a group of threads: load, agree on the scale, split, store. The tile may overlay what is read
 

@@ -21,6 +21,7 @@ def attention(
     backend: str = "auto",
     *,
     bias: Any = None,
+    mask: Any = None,
     q_start: int = 0,
     return_lse: bool = False,
     out: Any = None,
@@ -41,7 +42,8 @@ def attention(
     causal : query i sees keys 0 to q_start + i only
     scale : factor on Q Kᵀ; 1/sqrt(d) if None
     backend : "cuda", "cpu", or "auto": the GPU on which the arrays are, or else a usable one, else the CPU
-    bias : float32, added to scores, or bool, where False takes a key away; broadcast to [B, H, M, N], or [B, M, N]
+    bias : float32, added to scores, or bool, which is a mask; broadcast to [B, H, M, N], or [B, M, N]
+    mask : bool, False where a key is taken away from a query; broadcast like ``bias``, which may be given, too
     q_start : the position of the first query in the sequence of keys; may be negative
     return_lse : the natural logarithm of each row's sum of exp(score), too
     out : float32 array of q's shape for the answer, which overlaps nothing else
@@ -68,8 +70,8 @@ def attention(
     Source: FlashAttention-2, arXiv 2307.08691, algorithm 1.
     """
     return _of("attention", q)(
-        q, k, v, causal, scale, backend, bias=bias, q_start=q_start, return_lse=return_lse, out=out, kernel=kernel,
-        precision=precision, batch_invariant=batch_invariant,
+        q, k, v, causal, scale, backend, bias=bias, mask=mask, q_start=q_start, return_lse=return_lse, out=out,
+        kernel=kernel, precision=precision, batch_invariant=batch_invariant,
     )  # fmt: skip
 
 
@@ -83,6 +85,7 @@ def attention_backward(
     backend: str = "auto",
     *,
     bias: Any = None,
+    mask: Any = None,
     q_start: int = 0,
     o: Any = None,
     lse: Any = None,
@@ -99,7 +102,7 @@ def attention_backward(
     Parameters
     ----------
     do : float32 array of q's shape
-    q, k, v, causal, scale, backend, bias, q_start : as they were given to `attention`
+    q, k, v, causal, scale, backend, bias, mask, q_start : as they were given to `attention`
     o, lse : what ``attention(..., return_lse=True)`` gave, both; without them it is computed again
     dlse : the gradient with respect to the LSE, float32 [B, H, M] or [B, M]; zeros if None
     return_dbias : the gradient with respect to a bias of numbers, too
@@ -125,7 +128,7 @@ def attention_backward(
     Source: FlashAttention-2, arXiv 2307.08691, algorithm 2.
     """
     return _of("attention_backward", q)(
-        do, q, k, v, causal, scale, backend, bias=bias, q_start=q_start, o=o, lse=lse, dlse=dlse,
+        do, q, k, v, causal, scale, backend, bias=bias, mask=mask, q_start=q_start, o=o, lse=lse, dlse=dlse,
         return_dbias=return_dbias, kernel=kernel,
     )  # fmt: skip
 

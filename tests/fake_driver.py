@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 from gradients_oracle import gradients
-from oracle import Asked
+from oracle import Asked, times
 
 from flashcli.arrays import memory
 from flashcli.arrays.protocols import DataType
@@ -246,6 +246,20 @@ def _view(address, dtype, shape, strides):
     return np.ndarray(shape, dtype, memory, strides=[item * s for s in strides])
 
 
+def _bias_and_mask(given, macros: dict[str, str]) -> list[np.ndarray | None]:
+    """What changes scores, as a kernel is built for it."""
+    found, kind = [], int(macros.get("BIAS", 0))
+    for bit, name, kind_of in ((1, "bias", np.float32), (2, "mask", np.bool_)):
+        if not kind & bit:
+            found.append(None)
+            continue
+        by, column = getattr(given, f"{name}_strides"), getattr(given, f"{name}_column")
+        assert column == 1 or macros.get("BIAS_COLUMN") != "1"  # what that promises
+        shape = given.B, given.H, given.M, given.N
+        found.append(_view(getattr(given, name), kind_of, shape, (by.batch, by.head, by.row, column)))
+    return found
+
+
 def attention(given: Attention, macros: dict[str, str]) -> None:
     """What a kernel does, in float64."""
     B, H, Hkv, M, N, d = given.B, given.H, given.Hkv, given.M, given.N, int(macros["HEAD_DIM"])
@@ -264,19 +278,17 @@ def attention(given: Attention, macros: dict[str, str]) -> None:
     with np.errstate(all="ignore"):
         kk, vv = (np.repeat(x.astype(np.float64), H // Hkv, 1) for x in (k, v))
         scores = given.scale * q.astype(np.float64) @ kk.swapaxes(-1, -2)
-        kind, by = int(macros.get("BIAS", 0)), given.bias_strides
-        if kind:
-            assert given.bias_column == 1 or macros.get("BIAS_COLUMN") != "1"  # what that promises
-            strides = by.batch, by.head, by.row, given.bias_column
-            bias = _view(given.bias, [None, np.float32, np.bool_][kind], (B, H, M, N), strides)
-            scores = scores + bias if kind == 1 else np.where(bias, scores, -np.inf)
+        bias, mask = _bias_and_mask(given, macros)
+        if bias is not None:
+            scores = np.where(bias == -np.inf, bias, scores + bias)
+        scores = scores if mask is None else np.where(mask, scores, -np.inf)
         if macros["CAUSAL"] == "1":
             seen = np.arange(N) <= np.arange(M)[:, None] + given.q_start
             scores = np.where(seen, scores, -np.inf)
         top = np.max(scores, -1, keepdims=True)
         weights = np.exp(scores - np.where(top == -np.inf, 0, top))
         total = weights.sum(-1, keepdims=True)
-        answer = np.where(total == 0, 0, weights @ vv / np.where(total == 0, 1, total))
+        answer = np.where(total == 0, 0, times(weights, vv, scores == -np.inf) / np.where(total == 0, 1, total))
         lse = (np.log(total) + top)[..., 0]
     o[...] = answer.astype(np.float32)
     if given.lse:
@@ -299,11 +311,8 @@ def differentiate(given: backward.Argument, macros: dict[str, str], function: st
         for at, by, *_ in (*read, ("dQ", "dq"), ("dK", "dk"), ("dV", "dv")):
             assert getattr(given, at) % 16 == 0
             assert not any(getattr(getattr(given, by), axis) % 4 for axis in ("batch", "head", "row"))
-    bias, by = None, given.bias_at
-    if kind := int(macros.get("BIAS", 0)):
-        strides = by.batch, by.head, by.row, given.bias_column
-        bias = _view(given.bias, [None, np.float32, np.bool_][kind], (B, H, M, N), strides)
-    asked = Asked(q, k, v, macros["CAUSAL"] == "1", given.scale, bias, given.q_start)
+    bias, mask = _bias_and_mask(given, macros)
+    asked = Asked(q, k, v, macros["CAUSAL"] == "1", given.scale, bias, given.q_start, mask)
     assert np.isfinite(o).any() and not np.isnan(row_numbers(given.lse, given.lse_at)).all()
     found = gradients(asked, do, row_numbers(given.dlse, given.dlse_at))
     wanted = np.ones((B, Hkv), bool)

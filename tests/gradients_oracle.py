@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from oracle import Asked, finish_scores, with_heads
+from oracle import Asked, finish_scores, times, with_heads
 from tolerances import FACTOR, FLOOR, ORDERS
 
 NAMES = "dQ", "dK", "dV", "dbias"
@@ -27,12 +27,15 @@ def gradients(
         m = S.max(axis=3, keepdims=True, initial=-np.inf)
         P = np.where(sees_nothing, dtype(0), np.exp(S - np.where(sees_nothing, dtype(0), m)))
         P = P / np.where(sees_nothing, dtype(1), P.sum(axis=3, keepdims=True))
-        dP = d_o @ v.swapaxes(2, 3)
+        hidden = -np.inf == S
+        P, dP = np.where(hidden, 0, P), np.where(hidden, 0, d_o @ v.swapaxes(2, 3))
         D = (P * dP).sum(axis=3, keepdims=True)
         if dlse is not None:
             D = D - dlse.reshape(D.shape).astype(dtype)
-        dS = P * (dP - D)
-    dq, dk, dv = scale * (dS @ k), scale * (dS.swapaxes(2, 3) @ q), P.swapaxes(2, 3) @ d_o
+        dS = np.where(hidden, 0, P * (dP - D))
+        by_key = hidden.swapaxes(2, 3)
+        dq, dk = scale * times(dS, k, hidden), scale * times(dS.swapaxes(2, 3), q, by_key)
+        dv = times(P.swapaxes(2, 3), d_o, by_key)
     Hkv = asked.k.shape[1] if asked.k.ndim == 4 else 1
     dk, dv = (x.reshape(x.shape[0], Hkv, x.shape[1] // Hkv, *x.shape[2:]).sum(2) for x in (dk, dv))
     found = [dq.reshape(asked.q.shape), dk.reshape(asked.k.shape), dv.reshape(asked.v.shape)]

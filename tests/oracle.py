@@ -21,10 +21,11 @@ class Asked(NamedTuple):
     scale: float | None = None
     bias: np.ndarray | None = None
     q_start: int = 0
+    mask: np.ndarray | None = None
 
     @property
     def keywords(self) -> dict[str, object]:
-        return {"causal": self.causal, "scale": self.scale, "bias": self.bias, "q_start": self.q_start}
+        return {name: getattr(self, name) for name in ("causal", "scale", "bias", "q_start", "mask")}
 
 
 def plain(asked: Asked, dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray]:
@@ -35,9 +36,16 @@ def plain(asked: Asked, dtype: type = np.float64) -> tuple[np.ndarray, np.ndarra
         m = S.max(axis=3, keepdims=True, initial=-np.inf)
         P = np.exp(S - np.where(sees_nothing, dtype(0), m))
         l = P.sum(axis=3, keepdims=True)
-        O = np.where(sees_nothing, dtype(0), P / l @ v)
+        O = np.where(sees_nothing, dtype(0), times(P / l, v, -np.inf == S))
         lse = np.where(sees_nothing, dtype(-np.inf), m + np.log(l))
     return O.reshape(asked.q.shape), lse.reshape(asked.q.shape[:-1])
+
+
+def times(left: np.ndarray, right: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+    """left @ right, to which what is hidden on the left adds nothing, not even 0 * NaN."""
+    if np.isfinite(right).all():
+        return left @ right
+    return np.where(hidden[..., None], 0, left[..., None] * right[..., None, :, :]).sum(axis=-2)
 
 
 def textbook(asked: Asked) -> tuple[np.ndarray, np.ndarray]:
@@ -69,15 +77,16 @@ def finish_scores(asked: Asked, S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """scale · S + bias, masked; and which rows see nothing. ``S`` is Q Kᵀ [B, H, M, N]."""
     scale = asked.q.shape[-1] ** -0.5 if asked.scale is None else asked.scale
     S, (M, N) = S * S.dtype.type(scale), S.shape[2:]
-    if asked.bias is not None:
-        bias = asked.bias
-        if asked.q.ndim == 3 and bias.ndim == 3:
-            bias = bias[:, None]
-        S = np.where(bias, S, -np.inf) if bias.dtype == bool else S + bias.astype(S.dtype)
+    for changes in (asked.bias, asked.mask):
+        if changes is not None:
+            if asked.q.ndim == 3 and changes.ndim == 3:
+                changes = changes[:, None]
+            hidden = ~changes if changes.dtype == bool else changes == -np.inf
+            S = np.where(hidden, S.dtype.type(-np.inf), S if changes.dtype == bool else S + changes.astype(S.dtype))
     last = np.arange(M)[:, None] + asked.q_start  # the last key that a query sees
     if asked.causal:
         S = np.where(np.arange(N) > last, S.dtype.type(-np.inf), S)
-    if asked.bias is not None or N == 0:
+    if asked.bias is not None or asked.mask is not None or N == 0:
         return S, (-np.inf == S).all(axis=3, keepdims=True)
     return S, np.broadcast_to(last < 0 if asked.causal else np.zeros((M, 1), bool), (*S.shape[:2], M, 1))
 

@@ -38,8 +38,8 @@ TOLERANCE = {"fp32": 2e-5, "fp16": 1e-2}
 class Case(NamedTuple):
     """What is computed: ``lies`` is a key of `LAYOUTS`, ``spoilt`` a matrix with a number that is not finite.
 
-    ``bias`` is its shape, with ``mask`` of booleans; with ``by_keys`` those of one key are neighbours, not those of one
-    query.
+    ``bias`` and ``mask`` are their shapes; with ``by_keys`` those of one key are neighbours, not those of one query.
+    ``hidden``: every query has the number that is not finite taken away.
     """
 
     lies: str = "dense"
@@ -52,7 +52,8 @@ class Case(NamedTuple):
     causal: bool = False
     q_start: int = 0
     bias: tuple[int, ...] | None = None
-    mask: bool = False
+    mask: tuple[int, ...] | None = None
+    hidden: bool = False
     by_keys: bool = False
     lse: bool = False
     spoilt: str = ""
@@ -104,13 +105,22 @@ CASES = {
     "bias, heads of 32": Case(d=32, bias=(B, H, M, N)),
     "bias, heads of 128": Case(d=128, bias=(B, H, M, N)),
     "bias, heads of 256": Case(d=256, bias=(B, H, M, N)),
-    "mask": Case(d=32, bias=(B, H, M, N), mask=True, lse=True),
-    "mask of keys": Case(bias=(B, 1, 1, N), mask=True),
-    "mask of queries": Case(bias=(H, M, 1), mask=True, lse=True),
-    "mask, fused": Case("fused", d=32, bias=(M, N), mask=True, causal=True),
+    "mask": Case(d=32, mask=(B, H, M, N), lse=True),
+    "mask of keys": Case(mask=(B, 1, 1, N)),
+    "mask of queries": Case(mask=(H, M, 1), lse=True),
+    "mask, fused": Case("fused", d=32, mask=(M, N), causal=True),
+    "bias and mask": Case(d=32, bias=(1, H, M, N), mask=(B, 1, 1, N), lse=True),
+    "bias and mask, heads of 64, causal": Case("fused", bias=(H, M, N), mask=(B, 1, M, N), causal=True),
+    "bias and mask in pairs": Case(d=32, N=202, bias=(1, H, M, 202), mask=(B, 1, 1, 202), lse=True),
+    "bias in pairs, heads of 128": Case(d=128, N=202, bias=(M, 202)),
+    "mask in pairs": Case(N=202, mask=(B, 1, M, 202), lse=True),
+    "bias and mask, odd, heads of 200": Case("odd", d=200, bias=(M, N), mask=(B, H, 1, N), lse=True),
+    "a mask that hides NaN of K": Case(d=32, bias=(H, M, N), mask=(B, 1, 1, N), spoilt="k", hidden=True, lse=True),
+    "a mask that hides Inf of V": Case(mask=(B, 1, 1, N), spoilt="v", hidden=True, lse=True),
+    "a bias that hides Inf of V": Case(d=32, bias=(B, 1, 1, N), spoilt="v", hidden=True, lse=True),
     "NaN": Case(spoilt="q", lse=True),
     "Inf, fused": Case("fused", spoilt="v"),
-    "NaN with a mask": Case(d=32, spoilt="k", bias=(B, 1, 1, N), mask=True, lse=True),
+    "NaN with a mask": Case(d=32, spoilt="k", mask=(B, 1, 1, N), lse=True),
     "NaN, one query": Case(M=1, N=33, spoilt="v", lse=True),
     "NaN, odd, causal": Case("odd", d=30, causal=True, spoilt="k", lse=True),
     "NaN, heads of 12, causal": Case(d=12, B=34, M=70, causal=True, spoilt="q", lse=True),
@@ -165,20 +175,23 @@ def arrays(case: Case) -> Arrays:
             numbers[...] = rng.normal(size=numbers.shape)
             if name == case.spoilt:
                 numbers[-1, -1, numbers.shape[-2] // 2, 5] = np.inf if name == "v" else np.nan
-    if case.bias is not None:
-        found["bias"] = _bias(case, rng)
+    for name, shape in {"bias": case.bias, "mask": case.mask}.items():
+        if shape is not None:
+            found[name] = _bias(case, shape, rng, name == "mask")
     return Arrays(*({name: pair[i] for name, pair in found.items()} for i in (0, 1)))
 
 
-def _bias(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _bias(case: Case, shape: tuple[int, ...], rng: np.random.Generator, is_mask: bool) -> tuple[np.ndarray, np.ndarray]:
     """Some take keys away, and those of a query in the middle all."""
-    shape = (*case.bias[:-2], *case.bias[:-3:-1]) if case.by_keys else case.bias
-    bias = rng.normal(size=shape).astype(np.float32)
+    shape = (*shape[:-2], *shape[:-3:-1]) if case.by_keys else shape
+    bias, nothing = rng.normal(size=shape).astype(np.float32), False if is_mask else -np.inf
     bias[bias < -1] = -np.inf
-    whole = np.isfinite(bias) if case.mask else bias
+    whole = np.isfinite(bias) if is_mask else bias
     view = whole.swapaxes(-1, -2) if case.by_keys else whole
     if view.shape[-2] > 1:
-        view[..., view.shape[-2] // 2, :] = False if case.mask else -np.inf
+        view[..., view.shape[-2] // 2, :] = nothing
+    if case.hidden:
+        view[..., case.N // 2] = nothing
     return whole, view
 
 
@@ -204,8 +217,8 @@ def _called(case: Case) -> Call:
     """Memory is allocated on far more than 16 bytes."""
     whole, view = arrays(case)
     of = {name: operand(x) for name, x in view.items()}
-    what = call(of["q"], of["k"], of["v"], of.get("bias"), of["out"], case.causal, None, case.q_start)
-    offsets = [offset(whole[name], x) for name, x in view.items() if name != "bias"]
+    what = call(of["q"], of["k"], of["v"], of.get("bias"), of["out"], case.causal, None, case.q_start, of.get("mask"))
+    offsets = [offset(whole[name], x) for name, x in view.items() if name not in ("bias", "mask")]
     return what.at(math.gcd(*offsets))
 
 
@@ -250,8 +263,8 @@ def check(place: Place, kernel: str, case: Case) -> None:
         # What nobody has written yet, for initcheck to see who reads it.
         memory["lse"] = allocate(lse.nbytes if case.lse else 0)
         memory["scratch"] = allocate(prepared.workspace)
-        q, k, v, out, bias = (at.get(name, 0) for name in ("q", "k", "v", "out", "bias"))
-        prepared.launch(0, q, k, v, out, memory["lse"], bias, memory["scratch"])
+        q, k, v, out, bias, mask = (at.get(name, 0) for name in ("q", "k", "v", "out", "bias", "mask"))
+        prepared.launch(0, q, k, v, out, memory["lse"], bias, memory["scratch"], mask)
         get(whole["out"], memory["out"])
         if case.lse:
             get(lse, memory["lse"])
@@ -277,7 +290,7 @@ def _compare(case: Case, view: dict[str, np.ndarray], out: np.ndarray, lse: np.n
 def _right(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """O and LSE in float64, whichever kernel they are to be compared with."""
     view = arrays(case).view
-    return plain(Asked(*(view[x] for x in "qkv"), case.causal, None, view.get("bias"), case.q_start))
+    return plain(Asked(*(view[x] for x in "qkv"), case.causal, None, view.get("bias"), case.q_start, view.get("mask")))
 
 
 def allocate(size: int) -> int:

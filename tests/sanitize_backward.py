@@ -43,8 +43,10 @@ class Case(NamedTuple):
     causal: bool = False
     q_start: int = 0
     bias: tuple[int, ...] | None = None
+    mask: tuple[int, ...] | None = None
     dlse: bool = False
     spoilt: str = ""
+    hidden: bool = False  # what is not finite is taken away
 
 
 CASES = {
@@ -62,6 +64,15 @@ CASES = {
     "bias": Case(d=32, bias=(2, 2, 70, 101)),
     "bias of keys": Case(d=32, bias=(2, 1, 1, 101)),
     "bias of queries": Case(d=32, bias=(70, 1), causal=True),
+    "bias of all batches": Case(d=32, B=17, H=1, M=70, N=140, bias=(70, 140), mask=(17, 1, 1, 140)),
+    "bias of all heads": Case(d=32, B=1, H=17, Hkv=17, M=140, N=70, bias=(1, 140, 70), causal=True, q_start=-20),
+    "bias and mask": Case(d=32, bias=(1, 2, 70, 101), mask=(2, 1, 1, 101)),
+    "bias and mask, heads of 64, causal": Case(bias=(2, 70, 101), mask=(2, 1, 70, 101), causal=True, q_start=31),
+    "bias and mask, heads of 128": Case(d=128, bias=(70, 101), mask=(2, 2, 70, 101)),
+    "mask": Case(mask=(2, 1, 70, 101)),
+    "a mask that hides NaN": Case(d=32, bias=(1, 2, 70, 101), mask=(2, 1, 1, 101), spoilt="v", hidden=True),
+    "a mask that hides NaN, whole heads": Case(d=32, Hkv=2, N=102, mask=(2, 1, 1, 102), spoilt="k", hidden=True),
+    "a mask that hides a query with NaN": Case(mask=(2, 1, 70, 1), spoilt="dO", hidden=True),
     "bias, heads of 128": Case(d=128, bias=(70, 101), causal=True, q_start=31),
     "more tiles than room for them": Case(d=32, M=330, N=460, causal=True, q_start=60),
     "blocks of 128 rows": Case(B=1, H=1, M=130, N=1100),
@@ -91,6 +102,12 @@ def make(case: Case) -> Given:
     if case.bias:
         bias = rng.normal(size=case.bias).astype(np.float32)
         found["bias"] = bias, bias
+    if case.mask:
+        mask = rng.random(case.mask) < 0.8
+        if case.hidden:
+            of_query = case.spoilt == "dO"
+            mask[(..., case.M // 2, slice(None)) if of_query else (..., case.N // 2)] = False
+        found["mask"] = mask, mask
     asked = _question(case, {name: view for name, (_, view) in found.items()})
     o, lse = (x.astype(np.float32) for x in plain(asked))
     found |= {"O": (o, o), "lse": (lse, lse)}
@@ -98,12 +115,13 @@ def make(case: Case) -> Given:
         dlse = rng.normal(size=lse.shape).astype(np.float32)
         found["dlse"] = dlse, dlse
     if case.spoilt:
-        found[case.spoilt.upper()][1][-1, -1, case.N // 2, 5] = np.nan
+        view = found[case.spoilt if case.spoilt == "dO" else case.spoilt.upper()][1]
+        view[-1, -1, view.shape[-2] // 2, 5] = np.nan
     return Given(*({name: pair[i] for name, pair in found.items()} for i in (0, 1)))
 
 
 def _question(case: Case, view: dict[str, np.ndarray]) -> Asked:
-    return Asked(view["Q"], view["K"], view["V"], case.causal, None, view.get("bias"), case.q_start)
+    return Asked(view["Q"], view["K"], view["V"], case.causal, None, view.get("bias"), case.q_start, view.get("mask"))
 
 
 def asked(case: Case) -> Backward:
@@ -112,7 +130,7 @@ def asked(case: Case) -> Backward:
     of = {name: operand(x) for name, x in view.items()}
     found = backward(
         of["dO"], of["Q"], of["K"], of["V"], of["O"], of["lse"], of.get("dlse"), of.get("bias"), case.causal, None,
-        case.q_start, case.bias is not None,
+        case.q_start, case.bias is not None, mask=of.get("mask"),
     )  # fmt: skip
     return found.at(math.gcd(*(offset(whole[name], view[name]) for name in ("dO", "Q", "K", "V"))))
 
@@ -158,7 +176,7 @@ def check(place: Place, kernel: str, case: Case) -> None:
             get(x, memory[name])
         for address in memory.values():
             ask(bindings().cuMemFree, address)
-    if case.spoilt:
+    if case.spoilt and not case.hidden:
         assert np.isfinite(answer["dQ"][0]).all() and np.isnan(answer["dQ"][-1]).any(), "NaN in another batch, or lost"
         return
     right = gradients(_question(case, view), view["dO"], view.get("dlse"))

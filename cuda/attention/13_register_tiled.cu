@@ -12,7 +12,7 @@
 // Accuracy: rounding errors grow with the number of additions to a large sum. So S adds up eight products at a time,
 // each eight starting from zero (one FADD to eight FFMA), and each tile's P V and row sum start from zero too: an
 // element of O meets Bc + N / Bc roundings, not N.
-#include "attention.cuh"
+#include "exact.cuh"
 #include "float4.cuh"
 
 constexpr int PANEL = HEAD_DIM <= 32 ? 32 : 64;    // columns of K or V in shared memory at a time
@@ -123,11 +123,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
             for (int i = 0; i < ROWS; ++i) {
                 const int row = (BIAS ? opaque(i0) : i0) + r0 + i, key = j0 + 4 * across;  // else it keeps offsets
                 float bias[KEYS];
-#pragma unroll
-                for (int j = 0; BIAS && j < KEYS; ++j) bias[j] = bias_of(a, head, row, key + j / 4 * 32 + j % 4);
+                if (BIAS)
+                    read_biases<KEYS, true>(
+                        bias, a, head, [&](int) { return row; }, [&](int j) { return key + j / 4 * 32 + j % 4; });
 #pragma unroll
                 for (int j = 0; j < KEYS; ++j) {
-                    if (BIAS) s[i][j] = biased(s[i][j], bias[j]);
+                    if (BIAS) s[i][j] = biased(s[i][j], 1, bias[j]);
                     if (key + j / 4 * 32 + j % 4 >= keys_seen(a.q_start + row, N)) s[i][j] = NEG_INF;
                 }
             }
@@ -188,6 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         }
     }
 
+    bool finite = true;
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         l[i] += __shfl_xor_sync(~0u, l[i], 1);
@@ -209,6 +211,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
             for (int x = 0; x < COLUMNS; x += 4) {
                 const float *y = &o[panel][i][x];
                 const int column = panel * PANEL + 4 * across + x * 8, left = HEAD_DIM - column;
+                if (BIAS)
+                    finite &=
+                        fabsf(y[0] * factor) + fabsf(y[1] * factor) + fabsf(y[2] * factor) + fabsf(y[3] * factor) <
+                        INFINITY_F;
                 if (ALIGNED) {
                     if (left > 0)
                         *reinterpret_cast<float4 *>(row + column) =
@@ -220,4 +226,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
                 }
             }
     }
+    // A key that a bias or a mask takes away has met P = 0 above: NaN, if its V is not finite.
+    if (BIAS && !__all_sync(~0u, finite)) redo_rows(a, head, i0 + warp * 4 * ROWS, 4 * ROWS);
 }

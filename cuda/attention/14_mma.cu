@@ -46,13 +46,6 @@ __device__ __forceinline__ void copy_share(unsigned char *to, const unsigned cha
             copy16(to + x, from + x);
 }
 
-// False, but ptxas does not know: it would fetch the right operands of all strips at once, more than there are
-// registers for, and does not look beyond a branch.
-__device__ __forceinline__ bool never(int exponent) {
-    asm volatile("" : "+r"(exponent));
-    return exponent > 1000;
-}
-
 // c = the strip of A B' from column n of the result on (row n of the tile B); A's fragments are a(tile, k, lo?), the
 // tile has C columns of hi, then as many of lo. Columns first to first + 16 * STEPS of the tile are summed.
 template <int R, int C, int STEPS, class Left>
@@ -187,12 +180,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
             for (int r = 0; r < ROWS; ++r) {
                 const int row = row0 + r / 2 * 16 + r % 2 * 8, key = j0 + 2 * t;
                 float bias[BC / 4];
-#pragma unroll
-                for (int x = 0; BIAS && x < BC / 4; ++x) bias[x] = bias_of(a, head, i0 + row, key + x / 2 * 8 + x % 2);
+                if (BIAS)
+                    read_biases<BC / 4, true>(
+                        bias, a, head, [&](int) { return i0 + row; }, [&](int x) { return key + x / 2 * 8 + x % 2; });
 #pragma unroll
                 for (int x = 0; x < BC / 4; ++x) {
                     float &score = s[r / 2][x / 2][r % 2 * 2 + x % 2];
-                    if (BIAS) score = biased(score * unit_of_S(r), bias[x]);
+                    if (BIAS) score = biased(score, unit_of_S(r), bias[x]);
                     if (key + x / 2 * 8 + x % 2 >= keys_seen(position + row, N)) score = NEG_INF;
                 }
             }

@@ -11,7 +11,7 @@ typedef struct {
     const float *Q, *K, *V;    // Q [B, H, M, d]; K and V [B, Hkv, N, d]
     float *O;                  // [B, H, M, d]
     float *lse;                // natural logarithm of each row's sum of exponentials, [B, H, M]; or null
-    const void *bias;          // added to scale * Q Kᵀ (BIAS 1, float), or which scores count (BIAS 2, bytes 0 and 1)
+    const float *bias;         // added to scale * Q Kᵀ (BIAS 1 and 3)
     unsigned char *workspace;  // scratch of the size the registry asks for; null for most kernels
     int *nonfinite;            // set to 1 by find_nonfinite where an input holds NaN or Inf
     Strides q, k, v, o;        // ALIGNED: multiples of 4, as are the matrices' addresses in floats
@@ -22,4 +22,7 @@ typedef struct {
     float scale;          // factor on Q Kᵀ, usually 1/sqrt(d)
     int tile_i, tile_j;   // the pair of tiles that the launch is for, where one launch does not take them all; else 0
     int chunk;            // how many tiles of keys are taken together, where a row's keys are cut; else 0
+    const unsigned char *mask;  // 0 where a key is taken away from a query (BIAS 2 and 3)
+    Strides mask_strides;       // of [B, H, M, N], in bytes; 0 where it is broadcast
+    long long mask_column;
 } Attention;

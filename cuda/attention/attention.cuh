@@ -2,16 +2,11 @@
 // NaN and Inf.
 #pragma once
 #include "arguments.h"
+#include "bias.cuh"
 #include "common.cuh"
 
 #ifndef CAUSAL
 #error "CAUSAL is a macro, 1: a query sees no key after its own position; see flashcli/kernels/attention.py"
-#endif
-#ifndef BIAS
-#define BIAS 0  // 1: floats are added to the scores; 2: scores count where a byte is not 0
-#endif
-#ifndef BIAS_COLUMN
-#define BIAS_COLUMN 1  // the biases of neighbouring keys are neighbours; 0: as the arguments say
 #endif
 #ifndef IN_PLACE
 #define IN_PLACE 0  // 1: on arrays as they lie, with heads, with rows that are not finite done again
@@ -65,27 +60,10 @@ __device__ __forceinline__ long long row_stride(Strides by) { return DENSE ? HEA
 // How many keys, of N, the query at a position in the sequence sees: keys 0 to that many - 1.
 __device__ __forceinline__ int keys_seen(int position, int N) { return CAUSAL ? min(N, position + 1) : N; }
 
-// ---- the bias, where there is one
-
-// The bias of query i of a head and a key, or of the last ones there are, as it is in memory. It is to be read for many
-// keys before any is used.
-__device__ __forceinline__ float bias_of(const Attention &a, Head head, int i, int key) {
-    const long long at = head.b * a.bias_strides.batch + head.h * a.bias_strides.head +
-                         min(i, a.M - 1) * a.bias_strides.row + min(key, a.N - 1) * (BIAS_COLUMN ? 1 : a.bias_column);
-    return BIAS == 1 ? static_cast<const float *>(a.bias)[at] : static_cast<const unsigned char *>(a.bias)[at];
-}
-
-// A score, in powers of two, with its bias. What is finite stays so: a row whose biases are all the lowest float has
-// equal scores, while one whose biases are all -inf sees nothing.
-__device__ __forceinline__ float biased(float score, float bias) {
-    if (BIAS == 2) return bias == 0 ? NEG_INF : score;
-    return score + (fabsf(bias) < INFINITY_F ? fmaxf(-LARGEST, fminf(LARGEST, bias * LOG2E)) : bias);
-}
-
 // ---- after the last key
 
 // The factor that makes O of a row's sum of P V, l being its sum of exponentials: 1 / l; or 0 for a row that sees no
-// key, or whose biases are all -inf.
+// key.
 __device__ __forceinline__ float inverse(const Attention &a, int i, float l) {
     return l == 0 && (BIAS || (CAUSAL && a.q_start + i < 0)) ? 0 : 1 / l;
 }

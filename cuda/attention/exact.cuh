@@ -7,7 +7,7 @@
 // than fast.
 #pragma once
 #include "attention.cuh"
-#include "split.cuh"
+#include "float4.cuh"
 
 constexpr int EXACT_ROWS = HEAD_DIM <= 128 ? 4 : 2;    // at a time: O and T take registers
 constexpr int EXACT_AHEAD = 8 / EXACT_ROWS;            // steps of S whose loads are under way
@@ -67,8 +67,11 @@ __device__ __forceinline__ void compute_exactly(const Attention &a, Head head, i
             }
 #pragma unroll
             for (int r = 0; r < EXACT_ROWS; ++r) {
-                const bool seen = key < keys_seen(a.q_start + i[r], a.N);
-                if (BIAS) s[r] = biased(s[r], bias_of(a, head, i[r], key));
+                bool seen = key < keys_seen(a.q_start + i[r], a.N);
+                if (BIAS) {
+                    const float bias = bias_of(a, head, i[r], key);
+                    s[r] = biased(s[r], 1, bias), seen = seen && bias != NEG_INF;
+                }
                 if (!seen) s[r] = NEG_INF;
                 const float m_new = fmaxf(m[r], over_warp(s[r], fmaxf)), shift = finite_or_zero(m_new);
                 const float rescale = exp2_fast(m[r] - shift), p = exp2_fast(s[r] - shift);

@@ -182,8 +182,9 @@ struct RowState {
 // The biases of a thread's n numbers of S, of rows i and i + 8 and keys from `key` on: to be read while products run.
 template <int n>
 __device__ __forceinline__ void read_bias(float (&bias)[S_REGISTERS], const Attention &a, Head head, int i, int key) {
-#pragma unroll
-    for (int x = 0; x < n && BIAS; ++x) bias[x] = bias_of(a, head, i + x / 2 % 2 * 8, key + x / 4 * 8 + x % 2);
+    if (!BIAS) return;
+    read_biases<n, true>(
+        bias, a, head, [&](int x) { return i + x / 2 % 2 * 8; }, [&](int x) { return key + x / 4 * 8 + x % 2; });
 }
 
 // Scores as they came from the tensor cores: with their biases, and -inf for keys that a row does not see, those from
@@ -196,16 +197,24 @@ __device__ __forceinline__ float2 mask_scores(float (&S)[n], const RowState &row
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) factor[r] = power_of_two(max(-126, min(row.q_exponent[r] - k_exponent, 89)));
-    if (BIAS || masked) {
+    if (BIAS) {
+        if (are_ordinary<n>(bias)) {
+#pragma unroll
+            for (int x = 0; x < n; ++x) S[x] = biased(S[x], factor[x / 2 % 2], bias[x], true);
+        } else {
+#pragma unroll
+            for (int x = 0; x < n; ++x) S[x] = biased(S[x], factor[x / 2 % 2], bias[x]);
+        }
+        factor[0] = factor[1] = 1;
+    }
+    if (masked) {
 #pragma unroll
         for (int j = 0; j < n / 4; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float &score = S[4 * j + e];
-                if (BIAS) score = biased(score * factor[e / 2], bias[4 * j + e]);
                 if (8 * j + e % 2 >= visible[e / 2]) score = NEG_INF;
             }
-        if (BIAS) factor[0] = factor[1] = 1;
     }
     return make_float2(factor[0], factor[1]);
 }

@@ -81,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward a) {
             if (x >= HEAD_DIM) break;
             float of_ds = 0, of_p = 0;
             for (int j = 0; j < min(BC, a.N - j0); ++j) {
+                if (is_hidden(t.P[r][j])) continue;  // 0 times a K that is not finite would be NaN
                 of_ds += t.dS[r][j] * t.K[j][x];
                 of_p += t.P[r][j] * t.K[j][x];
             }
@@ -121,6 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dk_dv(const Backward a)
                 if (x >= HEAD_DIM) break;
                 float of_k = 0, of_v = 0;
                 for (int i = 0; i < min(BR, a.M - i0); ++i) {
+                    if (is_hidden(t.P[i][r])) continue;
                     of_k += t.dS[i][r] * t.Q[i][x];
                     of_v += t.P[i][r] * t.dO[i][x];
                 }

@@ -101,8 +101,9 @@ __device__ __forceinline__ void store(float4 *to, const Scores &s, const Thread 
 }
 
 // The first sum += x1 pass1, the second += x2 pass2, both from zero. The thread's columns are 4 * across + 32 * (y / 4)
-// + y % 4, SOME columns of the tile at a time, for which there are registers.
-template <bool SAME>
+// + y % 4, SOME columns of the tile at a time, for which there are registers. SPARED: what x2, which is P, says to be
+// hidden meets nothing, for something is not finite.
+template <bool SAME, bool SPARED = false>
 __device__ __forceinline__ void accumulate(Sum &first, Sum &second, const float4 *x1, const float4 *x2,
                                            const float4 *pass1, const float4 *pass2, const Thread &t) {
     constexpr int SOME = COLUMNS % 8 == 0 ? 8 : 4;
@@ -128,6 +129,7 @@ __device__ __forceinline__ void accumulate(Sum &first, Sum &second, const float4
                     for (int z = 0; z < 4; ++z)
 #pragma unroll
                         for (int i = 0; i < OWN_ROWS; ++i) {
+                            if (SPARED && is_hidden(part(left[1][i], j))) continue;
                             sum[0][i][y + z] += part(left[0][i], j) * part(right1, z);
                             sum[1][i][y + z] += part(left[1][i], j) * part(right2, z);
                         }
@@ -139,6 +141,15 @@ __device__ __forceinline__ void accumulate(Sum &first, Sum &second, const float4
             second[e / SOME][from + e % SOME] += sum[1][e / SOME][e % SOME];
         }
     }
+}
+
+// Whether two tiles, which may be one, hold something that is not finite; called by all threads.
+__device__ __forceinline__ bool are_spoilt(const float4 *pass1, const float4 *pass2) {
+    float sum = 0;
+#pragma unroll 1
+    for (int e = threadIdx.x; e < PASS_SIZE; e += THREADS)
+        for (int x = 0; x < 4; ++x) sum += fabsf(part(pass1[e], x)) + fabsf(part(pass2[e], x));
+    return !__syncthreads_and(sum < INFINITY_F);
 }
 
 // A row of a sum, times `factor`, to memory.
@@ -213,6 +224,7 @@ __device__ __forceinline__ void dq_of(const Backward &a, int index, int tile) {
             float of_p = 0, of_ds = 0;
 #pragma unroll
             for (int j = 0; j < PASS_ROWS; ++j) {
+                if (BIAS == 3 && j % 4 == 0 && never(j)) break;  // biases are fetched by fours
                 const int key = j0 + t.passing(j);
                 p_and_ds(p[i][j], ds[i][j], a.scale * LOG2E, above[i], D_[i], bias_of(a, head, row, key), key < seen);
                 of_p += p[i][j], of_ds += ds[i][j];
@@ -222,7 +234,9 @@ __device__ __forceinline__ void dq_of(const Backward &a, int index, int tile) {
         store(at.P, p, t);
         store(at.dS, ds, t);
         __syncthreads();
-        accumulate<true>(dS_K, P_K, at.dS, at.P, at.pass1, at.pass1, t);
+        if (BIAS && are_spoilt(at.pass1, at.pass1))
+            accumulate<true, true>(dS_K, P_K, at.dS, at.P, at.pass1, at.pass1, t);
+        else accumulate<true>(dS_K, P_K, at.dS, at.P, at.pass1, at.pass1, t);
         __syncthreads();
     }
     if (keys == 0) await_tiles();
@@ -270,6 +284,7 @@ __device__ __forceinline__ void dk_dv_of(const Backward &a, int index, int tile)
                 const Row kept = row_of(a, head, there);
 #pragma unroll
                 for (int i = 0; i < OWN_ROWS; ++i) {
+                    if (BIAS == 3 && i % 4 == 0 && never(i)) break;
                     const int key = j0 + t.r0 + i;
                     p_and_ds(p[i][j], ds[i][j], a.scale * LOG2E, kept.above, kept.mended, bias_of(a, head, row, key),
                              key < seen, 1, kept.inverse);
@@ -278,7 +293,9 @@ __device__ __forceinline__ void dk_dv_of(const Backward &a, int index, int tile)
             store(at.P, p, t);
             store(at.dS, ds, t);
             __syncthreads();
-            accumulate<false>(dK, dV, at.dS, at.P, at.pass1, at.pass2, t);
+            if (BIAS && are_spoilt(at.pass1, at.pass2))
+                accumulate<false, true>(dK, dV, at.dS, at.P, at.pass1, at.pass2, t);
+            else accumulate<false>(dK, dV, at.dS, at.P, at.pass1, at.pass2, t);
             __syncthreads();
         }
     }
@@ -298,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dk_dv(const Backward a)
 
 // dbias is dS, summed over the axes that it has not: a block a tile of it, OWN x PASS, or of the rows or keys that it
 // has.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) dbias(const Backward a) {
+__device__ __forceinline__ void dbias_of(const Backward &a) {
     if (!BIAS) return;  // it is not launched: so that nothing is compiled, which takes as long as `dq`
     const Shared at;
     const Thread t;
@@ -337,6 +354,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dbias(const Backward a)
                         const Row kept = row_of(a, head, there);
 #pragma unroll
                         for (int j = 0; j < PASS_ROWS; ++j) {
+                            if (BIAS == 3 && j % 4 == 0 && never(j)) break;
                             const int key = j0 + t.passing(j);
                             p_and_ds(p[i][j], ds[i][j], a.scale * LOG2E, kept.above, kept.mended,
                                      bias_of(a, head, row, key), key < seen, 1, kept.inverse);
@@ -364,4 +382,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dbias(const Backward a)
                 of_element += sums[x * PASS + ((y / 4 ^ swizzle_own(x)) * 4 + y % 4)];
         a.dbias[first_b * by.batch + first_h * by.head + i * by.row + j * a.dbias_column] = of_element;
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) dbias(const Backward a) { dbias_of(a); }
+
+// dbias once more, where something is not finite and another kernel has split it.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) dbias_again(const Backward a) {
+    if (!none_is_wanted(a)) dbias_of(a);
 }

@@ -111,13 +111,6 @@ __device__ __forceinline__ float unit(int exponent) { return power_of_two(max(-1
 
 // ---- products of a warp
 
-// False, but ptxas does not know: it would fetch the right operands of all strips at once, or all biases, more than
-// there are registers for, and does not look beyond a branch.
-__device__ __forceinline__ bool never(int x) {
-    asm volatile("" : "+r"(x));
-    return x > 1000;
-}
-
 template <bool VALUE>
 struct Flag {
     static constexpr bool value = VALUE;
@@ -353,6 +346,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DK_DV_BLOCKS) dk_dv(const 
         const auto finish = [&](auto masked) {
 #pragma unroll
             for (int x = 0; x < PASS / 4; ++x) {
+                if (BIAS && D <= 64 && x % 4 == 0 && never(x)) break;
                 const int i = i0 + x / 2 * 8 + 2 * t + x % 2, seen = i < a.M ? keys_seen(a, i) : 0;
                 const Row row = row_of(a, head, masked.value ? min(i, a.M - 1) : i);
 #pragma unroll

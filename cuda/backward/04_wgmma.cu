@@ -10,7 +10,7 @@
 // What it costs: as much scratch as the matrices take, and 10 % and more of the time to fill it where heads are short.
 //
 // Macros beyond those of warpgroup.cuh: STAGES; BLOCKS of a multiprocessor; PREPARE_THREADS. Launches: `prepare_keys`,
-// `dq`, `dk_dv`.
+// `dq`, `dk_dv`, and those of dbias.cuh.
 #include "warpgroup.cuh"
 
 constexpr int GROUPS = BR / OWN;  // warpgroups of a block that multiply, with OWN rows each
@@ -22,16 +22,7 @@ static_assert(BLOCKS * (PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS) <= 512
 constexpr int STAGE = 2 * PASS_TILE;
 static_assert(SHARED == GROUPS * 2 * OWN_TILE + STAGES * STAGE + 1024, "tiles start on 1024 bytes");
 
-// ---- the workspace: records are two tiles of 64 rows, and what is known of them
-
-constexpr int RECORD = 2 * OWN_TILE + TAIL;
-
-struct Workspace : Records<OWN, RECORD> {
-    using Records::Records;
-    __device__ __forceinline__ Tail &tail(int record) const {
-        return *reinterpret_cast<Tail *>(at(record) + 2 * OWN_TILE);
-    }
-};
+// ---- K and V, split beforehand
 
 // K and V: a block a tile, even ones K.
 extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare_keys(const Backward a) {
@@ -265,3 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dk_dv(const Backwa
     const OwnedKeys out(a, block_index());
     rows.finish(a, out.b, out.kv, out.first + group_of_thread() * OWN);
 }
+
+#ifdef DBIAS_SLOTS
+#include "dbias.cuh"
+#endif

@@ -10,8 +10,14 @@
 // needs its own of K.
 //
 // Macros beyond those of warpgroup.cuh: ROW_TILES and KEY_TILES, of 64 rows, of a head; BLOCKS of a multiprocessor.
+// Launches: `gradients`, and those of dbias.cuh.
 #include "warpgroup.cuh"
 
+#ifdef DBIAS_SLOTS
+constexpr bool WITH_DBIAS = true;
+#else
+constexpr bool WITH_DBIAS = false;
+#endif
 constexpr int GROUPS = THREADS / 128, TILES = ROW_TILES + KEY_TILES;
 static_assert(PASS == OWN, "a tile that is multiplied with is all of a record");
 static_assert(SHARED == TILES * 2 * OWN_TILE + 1024, "tiles start on 1024 bytes");
@@ -78,4 +84,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradients(const Ba
         }
         keys.finish(a, head.b, head.kv, j * OWN);
     }
+    if (!WITH_DBIAS) return;
+    // For dbias, which is a sum over heads of several blocks, all that is split goes to memory after all.
+    const Workspace to(a);
+#pragma unroll 1
+    for (int tile = 0; tile < TILES; ++tile) {
+        const int of_head = tile < ROW_TILES ? to.of_queries(a, head.b, head.h) + tile
+                                             : to.of_keys(a, head.b, head.kv) + tile - ROW_TILES;
+        uint4 *const out = reinterpret_cast<uint4 *>(to.at(of_head));
+        const uint4 *const split = reinterpret_cast<const uint4 *>(record(tile));
+        const uint4 *const tail = reinterpret_cast<const uint4 *>(&tails[tile]);
+        for (int x = threadIdx.x; x < RECORD / 16; x += THREADS)
+            out[x] = x < 2 * OWN_TILE / 16 ? split[x] : tail[x - 2 * OWN_TILE / 16];
+    }
 }
+
+#ifdef DBIAS_SLOTS
+#include "dbias.cuh"
+#endif

@@ -10,15 +10,18 @@ typedef struct {
 typedef struct {
     const float *dO, *Q, *K, *V, *O;  // dO, Q and O [B, H, M, d]; K and V [B, Hkv, N, d]
     const float *lse, *dlse;          // [B, H, M]: natural logarithms of sums of exponentials; its gradient, or null
-    const void *bias;                 // [B, H, M, N]: BIAS 1, floats; BIAS 2, bytes 0 and 1
+    const float *bias;                // [B, H, M, N], added to scores: BIAS 1 and 3
     float *dQ, *dK, *dV;              // as Q, K and V
     float *dbias;                     // or null
     unsigned char *workspace;         // scratch of the size the registry asks for
     int *notes;                       // [B, Hkv] or null: not 0 where a kernel that does not split is to compute
     Strides d_o, q, k, v, o, lse_at, dlse_at, dq, dk, dv;
-    Strides bias_at, dbias_at;  // in elements; 0 where a bias is broadcast, and dbias is summed up
+    Strides bias_strides, dbias_at;  // in elements; 0 where a bias is broadcast, and dbias is summed up
     long long bias_column, dbias_column;
-    int B, H, Hkv, M, N;  // Hkv divides H: H / Hkv heads of Q share one of K and V
-    int q_start;          // the position of Q's first row in the sequence: where the causal mask lets it look
-    float scale;          // factor on Q Kᵀ, usually 1/sqrt(d)
+    int B, H, Hkv, M, N;        // Hkv divides H: H / Hkv heads of Q share one of K and V
+    int q_start;                // the position of Q's first row in the sequence: where the causal mask lets it look
+    float scale;                // factor on Q Kᵀ, usually 1/sqrt(d)
+    const unsigned char *mask;  // [B, H, M, N], 0 where a key is taken away from a query: BIAS 2 and 3
+    Strides mask_strides;       // in bytes; 0 where it is broadcast
+    long long mask_column;
 } Backward;

@@ -9,16 +9,11 @@
 // of D.
 #pragma once
 #include "arguments.h"
+#include "bias.cuh"
 #include "common.cuh"
 
 #ifndef CAUSAL
 #error "CAUSAL is a macro, 1: a query sees no key after its own position; see flashcli/kernels/backward.py"
-#endif
-#ifndef BIAS
-#define BIAS 0  // 1: floats are added to the scores; 2: scores count where a byte is not 0
-#endif
-#ifndef BIAS_COLUMN
-#define BIAS_COLUMN 1  // the biases of neighbouring keys are neighbours; 0: as the arguments say
 #endif
 #ifndef ROW_THREADS
 #error "ROW_THREADS is a macro: threads of a block that takes rows one by one"
@@ -94,33 +89,18 @@ __device__ __forceinline__ unsigned block_index() {
 
 // ---- one score
 
-// The bias of query i of a head and a key, or of the last ones there are: as it is in memory.
-__device__ __forceinline__ float bias_of(const Backward &a, Head head, int i, int key) {
-    if (BIAS == 0) return 0;
-    const long long at = head.b * a.bias_at.batch + head.h * a.bias_at.head + min(i, a.M - 1) * a.bias_at.row +
-                         min(key, a.N - 1) * (BIAS_COLUMN ? 1 : a.bias_column);
-    return BIAS == 1 ? static_cast<const float *>(a.bias)[at] : static_cast<const unsigned char *>(a.bias)[at];
-}
-
-// A bias of floats; what is finite stays so, as in the forward pass.
-__device__ __forceinline__ float in_powers_of_two(float bias) {
-    return fabsf(bias) < INFINITY_F ? fmaxf(-LARGEST, fminf(LARGEST, bias * LOG2E)) : bias;
-}
+// P of a score that is taken away, where there are biases: so that it is told from a small P, and met by nothing that is
+// not finite.
+constexpr float HIDDEN = -0.0f;
+__device__ __forceinline__ bool is_hidden(float p) { return BIAS && __float_as_uint(p) == 0x80000000; }
 
 // Makes P and dS of a product q . k in `p` and a product dO . v in `ds`, in units of their own: in powers of two scale
 // * q . k is p * factor, and dO . v is ds * unit. P is times `inverse`, where that is known already.
 __device__ __forceinline__ void p_and_ds(float &p, float &ds, float factor, float above, float D, float bias, bool seen,
                                          float unit = 1, float inverse = 1) {
-    float exponent;
-    if (BIAS == 1) {
-        const float score = p * factor + in_powers_of_two(bias);
-        seen = seen && score != NEG_INF;
-        exponent = score - above;
-    } else {
-        if (BIAS == 2) seen = seen && bias != 0;
-        exponent = fmaf(p, factor, -above);
-    }
-    p = seen ? exp2_fast(exponent) * inverse : 0;
+    if (BIAS) seen = seen && bias != NEG_INF;
+    const float exponent = ADDS ? fmaf(p, factor, in_powers_of_two(bias)) - above : fmaf(p, factor, -above);
+    p = seen ? exp2_fast(exponent) * inverse : BIAS ? HIDDEN : 0;
     ds = seen ? p * fmaf(ds, unit, -D) : 0;  // though dO or V be not finite
 }
 

@@ -39,6 +39,17 @@ struct Tail {
 };
 static_assert(sizeof(Tail) == TAIL && TAIL % 16 == 0, "as the scratch has room for, and copies want");
 
+// ---- the workspace, where tiles lie in memory: records are two tiles of 64 rows, and what is known of them
+
+constexpr int RECORD = 2 * OWN_TILE + TAIL;
+
+struct Workspace : Records<OWN, RECORD> {
+    using Records::Records;
+    __device__ __forceinline__ Tail &tail(int record) const {
+        return *reinterpret_cast<Tail *>(at(record) + 2 * OWN_TILE);
+    }
+};
+
 __device__ __forceinline__ float unit(int exponent) { return power_of_two(max(-126, min(127, -exponent))); }
 
 // ---- splitting 64 rows
@@ -215,19 +226,22 @@ __device__ __forceinline__ int row_of_thread() {
 template <bool OF_KEYS>
 struct Biases {
     float of[BIAS ? SCORES : 1];
+    bool ordinary;
     __device__ __forceinline__ Biases(const Backward &a, Head head, int own, int passing) {
-#pragma unroll
-        for (int x = 0; x < (BIAS ? SCORES : 0); ++x) {
-            const int mine = own + row_of_thread() + x / 2 % 2 * 8;
-            const int other = (D > 64 ? opaque(passing) : passing) + x / 4 * 8 + threadIdx.x % 4 * 2 + x % 2;
-            of[x] = OF_KEYS ? bias_of(a, head, other, mine) : bias_of(a, head, mine, other);
-        }
+        const auto mine = [&](int x) { return own + row_of_thread() + x / 2 % 2 * 8; };
+        const auto other = [&](int x) {
+            return (D > 64 ? opaque(passing) : passing) + x / 4 * 8 + threadIdx.x % 4 * 2 + x % 2;
+        };
+        if (!BIAS) return;
+        if (OF_KEYS) read_biases<SCORES, false>(of, a, head, other, mine);
+        else read_biases<SCORES, true>(of, a, head, mine, other);
+        ordinary = are_ordinary<SCORES>(of);
     }
     // The exponent of P: of the x-th product, times `factor`.
     __device__ __forceinline__ float exponent(float product, float factor, float above, int x) const {
         if (BIAS == 0) return fmaf(product, factor, -above);
-        if (BIAS == 2) return of[x] != 0 ? fmaf(product, factor, -above) : NEG_INF;
-        return fmaf(product, factor, in_powers_of_two(of[x])) - above;
+        if (!ADDS) return fminf(fmaf(product, factor, -above), of[x]);
+        return fmaf(product, factor, ordinary ? of[x] * LOG2E : in_powers_of_two(of[x])) - above;
     }
 };
 

@@ -33,6 +33,7 @@ def attention(
     backend: str = "auto",
     *,
     bias: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
     q_start: int = 0,
     return_lse: bool = False,
     out: np.ndarray | None = None,
@@ -50,13 +51,15 @@ def attention(
     request = Request(backend, causal, scale, kernel, precision)
     refuse_conflicts(request)
     q, k, v = (as_it_lies(name, array) for name, array in {"q": q, "k": k, "v": v}.items())
-    bias = None if bias is None else as_it_lies("bias", bias)
+    bias, mask = (None if x is None else as_it_lies(name, x) for name, x in {"bias": bias, "mask": mask}.items())
+    inputs = {"q": q, "k": k, "v": v, "bias": bias, "mask": mask}
     asked = call(
         outline(q), outline(k), outline(v), None if bias is None else outline(bias),
-        None if out is None else _operand_to_write(out, {"q": q, "k": k, "v": v, "bias": bias}), causal, scale, q_start,
+        None if out is None else _operand_to_write(out, inputs), causal, scale, q_start,
+        None if mask is None else outline(mask),
     )  # fmt: skip
     given = Matrices(
-        q, k, v, np.empty(q.shape, np.float32) if out is None else out, bias,
+        q, k, v, np.empty(q.shape, np.float32) if out is None else out, *mask_apart(bias, mask),
         np.empty(asked.lse_shape, np.float32) if return_lse else None,
     )  # fmt: skip
     if asked.empty:
@@ -68,12 +71,17 @@ def attention(
     return given.out if given.lse is None else (given.out, given.lse)
 
 
+def mask_apart(bias: np.ndarray | None, mask: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The bias of numbers and the mask: a bias of bools is a mask."""
+    return (None, bias) if bias is not None and bias.dtype == np.bool_ else (bias, mask)
+
+
 def _compute(request: Request, asked: Call, given: Matrices) -> None:
     """Compute on a GPU if there is one and a file could hold the call (M = N, no bias or LSE), else on the CPU."""
     as_files = (asked.Hkv, asked.N, asked.q_start, asked.bias) == (asked.H, asked.M, 0, "") and given.lse is None
     if request.needs_gpu and not as_files:
         raise UsageError(
-            "arrays on the CPU with a bias, an LSE, grouped heads, q_start or M != N are computed by the cpu backend.",
+            "arrays on the CPU with a bias, mask, LSE, grouped heads, q_start or M != N have the cpu backend only.",
             'leave out backend="cuda", kernel and precision, or give arrays that are on a GPU.',
         )
     if as_files and request.backend != "cpu":
@@ -106,6 +114,7 @@ def attention_backward(
     backend: str = "auto",
     *,
     bias: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
     q_start: int = 0,
     o: np.ndarray | None = None,
     lse: np.ndarray | None = None,
@@ -123,19 +132,20 @@ def attention_backward(
     do, q, k, v = (as_it_lies(name, x) for name, x in {"do": do, "q": q, "k": k, "v": v}.items())
     others = {
         name: as_it_lies(name, x)
-        for name, x in {"o": o, "lse": lse, "dlse": dlse, "bias": bias}.items()
+        for name, x in {"o": o, "lse": lse, "dlse": dlse, "bias": bias, "mask": mask}.items()
         if x is not None
     }
     of = {name: outline(x) for name, x in others.items()}
     asked = backward(
         outline(do), outline(q), outline(k), outline(v), of.get("o"), of.get("lse"), of.get("dlse"), of.get("bias"),
-        causal, scale, q_start, return_dbias,
+        causal, scale, q_start, return_dbias, mask=of.get("mask"),
     )  # fmt: skip
     dq, dk, dv = (np.zeros(x.shape, np.float32) for x in (q, k, v))
     dbias = None if asked.dbias_shape is None else np.zeros(asked.dbias_shape, np.float32)
     if not asked.of.empty:
         o = others.get("o")
-        given = Matrices(q, k, v, np.empty(q.shape, np.float32) if o is None else o, others.get("bias"))
+        changes = mask_apart(others.get("bias"), others.get("mask"))
+        given = Matrices(q, k, v, np.empty(q.shape, np.float32) if o is None else o, *changes)
         if o is None:
             attend_arrays(asked.of, given)
         backward_arrays(asked, do, others.get("dlse"), given, Gradients(dq, dk, dv, dbias))
@@ -217,7 +227,10 @@ def _of_type(name: str, *caches: np.ndarray) -> dict[str, np.ndarray]:
 
 def as_it_lies(name: str, array: np.ndarray) -> np.ndarray:
     """The array, or a contiguous copy where no backend takes its strides; TypeError if it is no plain NumPy array."""
-    _refuse_others(name, array, ", and its mask as bias")
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
+    if isinstance(array, np.ma.MaskedArray):  # what is masked would count: NumPy's own functions take it away
+        raise TypeError(f"{name} must not be a masked array: give its data, and what is not masked as mask")
     last = array.ndim == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize or name in ANY_STRIDES
     whole = all(stride >= 0 and stride % (array.itemsize or 1) == 0 for stride in array.strides)
     return np.asarray(array if last and whole and array.flags.aligned else np.array(array, order="C"))

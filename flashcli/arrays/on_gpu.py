@@ -63,6 +63,11 @@ class Arguments:
         """The outline of an argument; None if it was not given."""
         return self.found[name].operand if name in self.found else None
 
+    def take_mask_apart(self) -> None:
+        """Call a bias of bools a mask, which it is."""
+        if "bias" in self.found and self.of("bias").dtype == "bool":
+            self.found["mask"] = self.found.pop("bias")
+
     def addresses(self, *names: str) -> int:
         """The addresses, or'ed, of the arguments named, as far as they were given."""
         return functools.reduce(operator.or_, (self.found[name].address for name in names if name in self.found), 0)
@@ -118,6 +123,7 @@ def attention(
     backend: str = "auto",
     *,
     bias: Any = None,
+    mask: Any = None,
     q_start: int = 0,
     return_lse: bool = False,
     out: Any = None,
@@ -128,15 +134,22 @@ def attention(
     refuse_host("q", q)
     check_backend_on_gpu(backend)
     plan.check(how)
-    given = Arguments({"q": q, "k": k, "v": v, "bias": bias, "out": out}, optional=("bias", "out"))
+    arrays = {"q": q, "k": k, "v": v, "bias": bias, "mask": mask, "out": out}
+    given = Arguments(arrays, optional=("bias", "mask", "out"))
     of, get = given.of, given.get
-    asked = call(of("q"), of("k"), of("v"), get("bias"), get("out"), causal, scale, q_start)
+    asked = call(of("q"), of("k"), of("v"), get("bias"), get("out"), causal, scale, q_start, get("mask"))
+    given.take_mask_apart()
     if out is not None:
         places = {name: (x.address, x.operand) for name, x in given.found.items()}
         refuse_overlap(*places.pop("out"), places)
     prepared = None
     if not asked.empty:  # what is allocated is aligned
-        prepared = prepare(given.place, ATTENTION, asked.at(given.addresses("q", "k", "v", "out")), how)
+        prepared = prepare(
+            given.place,
+            ATTENTION,
+            asked.at(given.addresses("q", "k", "v", "out"), *map(given.addresses, ("bias", "mask"))),
+            how,
+        )
     with given.waited_for():
         o = given.add("out", asked.shape) if out is None else out
         lse = given.add("lse", asked.lse_shape) if return_lse else None
@@ -158,6 +171,7 @@ def attention_backward(
     backend: str = "auto",
     *,
     bias: Any = None,
+    mask: Any = None,
     q_start: int = 0,
     o: Any = None,
     lse: Any = None,
@@ -169,12 +183,13 @@ def attention_backward(
     refuse_host("q", q)
     check_backend_on_gpu(backend)
     check_name(kernel)
-    optional = {"o": o, "lse": lse, "dlse": dlse, "bias": bias}
+    optional = {"o": o, "lse": lse, "dlse": dlse, "bias": bias, "mask": mask}
     given = Arguments({"q": q, "do": do, "k": k, "v": v, **optional}, tuple(optional))
     outlines: dict[str, Any] = {name: given.get(name) for name in ("do", "q", "k", "v", *optional)}
     asked = backward(**outlines, causal=causal, scale=scale, q_start=q_start, return_dbias=return_dbias)
+    given.take_mask_apart()
     if o is None and not asked.of.empty:  # what is computed again is contiguous, as `asked` has it
-        o, lse = attention(q, k, v, causal, scale, bias=bias, q_start=q_start, return_lse=True)
+        o, lse = attention(q, k, v, causal, scale, bias=bias, mask=mask, q_start=q_start, return_lse=True)
         given.find(o=o, lse=lse)
     with given.waited_for():
         answer = {f"d{name.upper()}": given.add(f"d{name.upper()}", given.of(name).shape) for name in "qkv"}
@@ -185,7 +200,11 @@ def attention_backward(
                 given.fill(name, ZERO)
         else:
             at = given.addresses("do", "q", "k", "v", "o", "dQ", "dK", "dV")
-            given.launch(prepare(given.place, BACKWARD, asked.at(at), How(kernel)), BACKWARD, GRADIENTS)
+            given.launch(
+                prepare(given.place, BACKWARD, asked.at(at, *map(given.addresses, ("bias", "mask"))), How(kernel)),
+                BACKWARD,
+                GRADIENTS,
+            )
     return tuple(answer.values())
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from flashcli.asked.shape import MAX_D, MAX_INT32, MAX_SCALE
 
-BIASES = ("float32", "bool")  # numbers to add to scores, and masks: false takes a key away
-ANY_STRIDES = ("bias", "lse", "dlse")  # arguments whose last axis need not be contiguous
+BIASES = ("", "float32", "bool", "both")  # what changes scores: nothing, numbers, a mask, or numbers and a mask
+ANY_STRIDES = ("bias", "mask", "lse", "dlse")  # arguments whose last axis need not be contiguous
 MAX_ROWS = MAX_INT32 - 1024  # kernels count rows in an int, and tiles go beyond the last row
 
 ALIGNMENT = 16  # bytes on which rows start, for kernels to move four numbers at a time
@@ -44,8 +44,9 @@ class Call(NamedTuple):
     Q and O are [B, H, M, d], K and V [B, Hkv, N, d]; element (b, h, i, x) is ``strides · (b, h, i) + x`` elements from
     the first. ``heads`` says whether Q was given with an axis of heads, which O and the LSE then have. With ``causal``,
     query i sees keys 0 to ``q_start`` + i. ``q_start`` is cut to -M (no query sees a key) and to N (each sees all), so
-    that sums with it stay small; it is 0 where nothing is causal. ``bias`` is "" or one of `BIASES`; ``bias_strides``
-    are those of its batches, heads, rows and columns, 0 where it is broadcast. ``aligned`` is set by `at`.
+    that sums with it stay small; it is 0 where nothing is causal. ``bias`` is one of `BIASES`; ``bias_strides`` and
+    ``mask_strides`` are of batches, heads, rows and columns, 0 where the array is broadcast. ``aligned`` and ``paired``
+    are set by `at`.
     """
 
     B: int
@@ -64,16 +65,31 @@ class Call(NamedTuple):
     v: Strides
     o: Strides
     bias_strides: tuple[int, int, int, int]
+    mask_strides: tuple[int, int, int, int] = (0, 0, 0, 0)
     aligned: bool = False
+    paired: bool = False
 
-    def at(self, addresses: int) -> Call:
-        """The call with ``aligned`` set: whether rows of arrays at these addresses, or'ed, start on `ALIGNMENT`."""
-        return self._replace(aligned=_rows_aligned(addresses, self.q, self.k, self.v, self.o))
+    def at(self, addresses: int, of_bias: int = 0, of_mask: int = 0) -> Call:
+        """The call with ``aligned`` and ``paired`` set.
+
+        Aligned means that all rows of arrays at these addresses, or'ed, start on `ALIGNMENT`; paired, that biases and
+        masks of an even key and the next one can be read at once.
+        """
+        aligned = _rows_aligned(addresses, self.q, self.k, self.v, self.o)
+        odd = any(stride % 2 for stride in (self.N, *self.bias_strides[:3], *self.mask_strides[:3]))
+        paired = self.bias_contiguous and not odd and of_bias % 8 == 0 and of_mask % 2 == 0
+        return self._replace(aligned=aligned, paired=paired)
 
     @property
     def group(self) -> int:
         """The number of heads of Q that share one head of K and V."""
         return self.H // self.Hkv
+
+    @property
+    def bias_contiguous(self) -> bool:
+        """Whether numbers of the bias, and of the mask, for neighbouring keys are neighbours."""
+        columns = {"float32": {self.bias_strides[3]}, "bool": {self.mask_strides[3]}}
+        return columns.get(self.bias, {self.bias_strides[3], self.mask_strides[3]}) == {1}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -99,12 +115,13 @@ def call(
     causal: bool = False,
     scale: float | None = None,
     q_start: int = 0,
+    mask: Operand | None = None,
 ) -> Call:
-    """The `Call` of operands q, k, v; without ``out``, O is laid out like a contiguous Q.
+    """The `Call` of operands q, k, v; without ``out``, O is laid out like a contiguous Q. A bias of bools is the mask.
 
     Raises TypeError for an argument of the wrong type, ValueError for one of the wrong shape, strides or size.
     """
-    return _call(q, k, v, bias, out, *checked(causal, scale, q_start))
+    return _call(q, k, v, bias, mask, out, *checked(causal, scale, q_start))
 
 
 def checked(causal: bool, scale: float | None, q_start: int) -> tuple[bool, float | None, int]:
@@ -118,12 +135,15 @@ def _call(
     k: Operand,
     v: Operand,
     bias: Operand | None,
+    mask: Operand | None,
     out: Operand | None,
     causal: bool,
     scale: float | None,
     q_start: int,
 ) -> Call:
-    _check_types(q, k, v, bias, out)
+    _check_types(q, k, v, bias, mask, out)
+    if bias is not None and bias.dtype == "bool":
+        bias, mask = None, bias
     B, H, Hkv, M, N, d = _sizes(q, k, v)
     heads = len(q.shape) == 4
     for name, operand in {"q": q, "k": k, "v": v}.items():
@@ -132,10 +152,14 @@ def _call(
         out = contiguous(q.shape, q.dtype)
     else:
         _check_out(out, q.shape)
+    changed = BIASES[(bias is not None) + 2 * (mask is not None)]
+    of_bias, of_mask = (
+        _score_strides(name, x, (B, H, M, N), heads) for name, x in {"bias": bias, "mask": mask}.items()
+    )
     return Call(
         B, H, Hkv, M, N, d, heads, causal, 1 / math.sqrt(d) if scale is None else scale,
-        max(-M, min(q_start, N)) if causal else 0, "" if bias is None else bias.dtype,
-        _of_rows(q), _of_rows(k), _of_rows(v), _of_rows(out), _bias_strides(bias, (B, H, M, N), heads),
+        max(-M, min(q_start, N)) if causal else 0, changed,
+        _of_rows(q), _of_rows(k), _of_rows(v), _of_rows(out), of_bias, of_mask,
     )  # fmt: skip
 
 
@@ -162,11 +186,11 @@ class Backward(NamedTuple):
     dbias: tuple[int, int, int, int]
     aligned: bool = False
 
-    def at(self, addresses: int) -> Backward:
-        """The call with ``aligned`` set: whether rows of arrays at these addresses, or'ed, start on `ALIGNMENT`."""
-        of = self.of
+    def at(self, addresses: int, of_bias: int = 0, of_mask: int = 0) -> Backward:
+        """The call with ``aligned`` set, and with `Call.at` of the same addresses."""
+        of = self.of.at(addresses, of_bias, of_mask)
         by = of.q, of.k, of.v, of.o, self.do, self.dq, self.dk, self.dv
-        return self._replace(aligned=_rows_aligned(addresses, *by))
+        return self._replace(of=of, aligned=_rows_aligned(addresses, *by))
 
 
 def backward(
@@ -183,13 +207,15 @@ def backward(
     q_start: int = 0,
     return_dbias: bool = False,
     rows_first: bool = False,
+    mask: Operand | None = None,
 ) -> Backward:
     """The `Backward` of operands do, q, k, v; without ``o`` and ``lse``, both are contiguous.
 
     dQ, dK and dV [B, H, rows, d] are contiguous, or with ``rows_first`` laid out as [B, rows, H, d]. Errors are those
     of `call`.
     """
-    return _backward(do, q, k, v, o, lse, dlse, bias, *checked(causal, scale, q_start), bool(return_dbias), rows_first)
+    options = *checked(causal, scale, q_start), bool(return_dbias), rows_first
+    return _backward(do, q, k, v, o, lse, dlse, bias, mask, *options)
 
 
 @functools.lru_cache(maxsize=256)
@@ -202,13 +228,14 @@ def _backward(
     lse: Operand | None,
     dlse: Operand | None,
     bias: Operand | None,
+    mask: Operand | None,
     causal: bool,
     scale: float | None,
     q_start: int,
     return_dbias: bool,
     rows_first: bool,
 ) -> Backward:
-    of = _call(q, k, v, bias, None, causal, scale, q_start)
+    of = _call(q, k, v, bias, mask, None, causal, scale, q_start)
     refuse_half(o, lse)
     for name, operand, shape in (
         ("do", do, of.shape), ("o", o, of.shape), ("lse", lse, of.lse_shape), ("dlse", dlse, of.lse_shape)
@@ -264,7 +291,7 @@ def _dbias(bias: Operand | None, of: Call) -> tuple[tuple[int, ...] | None, tupl
     if bias is None:
         return None, (0, 0, 0, 0)
     dense = contiguous(bias.shape, "float32")
-    return bias.shape, _bias_strides(dense, (of.B, of.H, of.M, of.N), of.heads)
+    return bias.shape, _score_strides("bias", dense, (of.B, of.H, of.M, of.N), of.heads)
 
 
 def contiguous(shape: tuple[int, ...], dtype: str) -> Operand:
@@ -276,12 +303,18 @@ def contiguous(shape: tuple[int, ...], dtype: str) -> Operand:
     return Operand(shape, tuple(reversed(strides)), dtype)
 
 
-def _check_types(q: Operand, k: Operand, v: Operand, bias: Operand | None, out: Operand | None) -> None:
+def _check_types(
+    q: Operand, k: Operand, v: Operand, bias: Operand | None, mask: Operand | None, out: Operand | None
+) -> None:
     for name, operand in {"q": q, "k": k, "v": v, "out": out}.items():
         if operand is not None and operand.dtype != "float32":
             raise TypeError(f"{name} must be a float32 array, not {operand.dtype}")
-    if bias is not None and bias.dtype not in BIASES:
+    if bias is not None and bias.dtype not in ("float32", "bool"):
         raise TypeError(f"bias must be a float32 or bool array, not {bias.dtype}")
+    if mask is not None and mask.dtype != "bool":
+        raise TypeError(f"mask must be a bool array, not {mask.dtype}")
+    if bias is not None and mask is not None and bias.dtype == "bool":
+        raise TypeError("bias must be a float32 array where there is a mask, too, not bool")
 
 
 def _sizes(q: Operand, k: Operand, v: Operand) -> tuple[int, int, int, int, int, int]:
@@ -331,17 +364,20 @@ def _check_out(out: Operand, shape: tuple[int, ...]) -> None:
         reach += stride * (length - 1)
 
 
-def _bias_strides(bias: Operand | None, scores: tuple[int, int, int, int], heads: bool) -> tuple[int, int, int, int]:
-    if bias is None:
+def _score_strides(
+    name: str, given: Operand | None, scores: tuple[int, int, int, int], heads: bool
+) -> tuple[int, int, int, int]:
+    """The strides of a bias or a mask along batches, heads, rows and columns of scores; 0 where it is broadcast."""
+    if given is None:
         return 0, 0, 0, 0
     wanted = scores if heads else (scores[0], *scores[2:])
-    missing = len(wanted) - len(bias.shape)
-    shape = (1,) * missing + bias.shape
+    missing = len(wanted) - len(given.shape)
+    shape = (1,) * missing + given.shape
     if missing < 0 or any(length not in (1, want) for length, want in zip(shape, wanted, strict=True)):
         axes = "[B, H, M, N]" if heads else "[B, M, N]"
-        raise ValueError(f"bias must be broadcastable to {axes} = {list(wanted)}, not have shape {list(bias.shape)}")
-    _check_strides("bias", bias)
-    batch, *head, row, column = [0] * missing + _several(bias)
+        raise ValueError(f"{name} must be broadcastable to {axes} = {list(wanted)}, not have shape {list(given.shape)}")
+    _check_strides(name, given)
+    batch, *head, row, column = [0] * missing + _several(given)
     return batch, *(head or [0]), row, column  # type: ignore[return-value]
 
 

@@ -38,7 +38,7 @@ class Tile(NamedTuple):
 
 
 class Matrices(NamedTuple):
-    """Arrays of a call: Q and O [..., M, d], K and V [..., N, d], perhaps a bias [..., M, N] and the LSE [..., M].
+    """Arrays of a call: Q and O [..., M, d], K and V [..., N, d], perhaps bias and mask [..., M, N] and LSE [..., M].
 
     All have the same units; what several units share is repeated by strides of 0. O and the LSE are written.
     """
@@ -48,28 +48,34 @@ class Matrices(NamedTuple):
     v: np.ndarray
     out: np.ndarray
     bias: np.ndarray | None = None
+    mask: np.ndarray | None = None
     lse: np.ndarray | None = None
+
+    @property
+    def may_hide(self) -> bool:
+        """Whether keys may be taken away from some queries and not from others, beside the causal mask."""
+        return self.bias is not None or self.mask is not None
 
     def of(self, tile: Tile) -> Matrices:
         """The parts of the arrays that a tile needs, with all keys of its units."""
         units, of_rows = tile.units, (*tile.units, tile.rows)
-        q, k, v, out, bias, lse = self
+        q, k, v, out, *others = self
         return Matrices(
-            q[of_rows], k[units], v[units], out[of_rows],
-            None if bias is None else bias[of_rows], None if lse is None else lse[of_rows],
-        )  # fmt: skip
+            q[of_rows], k[units], v[units], out[of_rows], *(None if x is None else x[of_rows] for x in others)
+        )
 
 
 def attend_arrays(asked: Call, given: Matrices, threads: int | None = None) -> None:
     """Compute attention of arrays with any strides, as ``asked`` has it, into ``given.out`` and ``given.lse``."""
     by_group, units = in_groups(asked, given), (asked.B, asked.Hkv, asked.H // asked.Hkv)
-    limit, threads = BESIDE_BIAS if asked.bias else MAX_FLOAT32, threads or len(usable_cores())
+    limit = MAX_FLOAT32 if given.bias is None else BESIDE_BIAS
+    threads = threads or len(usable_cores())
     k_largest, v_largest = (np.broadcast_to(keys, units) for keys in largest_keys(asked, by_group, threads))
 
     def compute(tile: Tile) -> None:
         part, row = by_group.of(tile), asked.q_start + tile.rows.start
-        attend(part, asked.scale, asked.causal, row)
         q, k, v = magnitude(part.q, (-2, -1)), k_largest[tile.units], v_largest[tile.units]
+        attend(part, asked.scale, asked.causal, row, spoilt=not np.isfinite(k + v).all())
         for unit in np.argwhere(exceeds_float32(q, k, v, asked.N, asked.d, asked.scale, limit)):
             one = part.of(Tile(tuple(slice(index, index + 1) for index in unit), slice(None)))
             attend(one, asked.scale, asked.causal, row, np.float64)
@@ -82,11 +88,15 @@ def in_groups(asked: Call, given: Matrices) -> Matrices:
     B, H, Hkv, group, M, N, d = asked.B, asked.H, asked.Hkv, asked.H // asked.Hkv, asked.M, asked.N, asked.d
     q, out = (matrix.reshape(B, Hkv, group, M, d) for matrix in (given.q, given.out))
     k, v = (np.broadcast_to(matrix.reshape(B, Hkv, 1, N, d), (B, Hkv, group, N, d)) for matrix in (given.k, given.v))
-    bias, lse = given.bias, given.lse
-    if bias is not None:
-        with_heads = bias if asked.heads or bias.ndim < 3 else bias[:, None]
-        bias = np.broadcast_to(with_heads, (B, H, M, N)).reshape(B, Hkv, group, M, N)
-    return Matrices(q, k, v, out, bias, None if lse is None else lse.reshape(B, Hkv, group, M))
+
+    def of_scores(given: np.ndarray | None) -> np.ndarray | None:
+        if given is None:
+            return None
+        with_heads = given if asked.heads or given.ndim < 3 else given[:, None]
+        return np.broadcast_to(with_heads, (B, H, M, N)).reshape(B, Hkv, group, M, N)
+
+    lse = None if given.lse is None else given.lse.reshape(B, Hkv, group, M)
+    return Matrices(q, k, v, out, of_scores(given.bias), of_scores(given.mask), lse)
 
 
 def largest_keys(asked: Call, by_group: Matrices, threads: int) -> tuple[np.ndarray, np.ndarray]:
@@ -128,11 +138,18 @@ def groups(units: tuple[int, ...], count: int) -> Iterator[tuple[slice, ...]]:
 
 @one_blas_thread()
 @np.errstate(all="ignore")  # exp(-inf) is wanted; NaN and Inf in the data give what IEEE arithmetic gives
-def attend(given: Matrices, scale: float, causal: bool, first_row: int = 0, dtype: type = np.float32) -> None:
+def attend(
+    given: Matrices,
+    scale: float,
+    causal: bool,
+    first_row: int = 0,
+    dtype: type = np.float32,
+    spoilt: bool = False,
+) -> None:
     """O = softmax(scale Q Kᵀ + bias) V and its LSE, for the rows of one tile; float32, with ``dtype`` in between.
 
     ``first_row`` is the position of Q's first row in the sequence: with ``causal``, row i sees keys 0 to first_row + i.
-    A row that sees no key, or with a bias none but at -inf, has O = 0 and LSE = -inf.
+    A row that sees no key has O = 0 and LSE = -inf. ``spoilt``: K and V may hold NaN and Inf, which a mask may hide.
     """
     Q: np.ndarray = given.q.astype(dtype, order="C")
     (*units, Br, d), N = Q.shape, given.k.shape[-2]
@@ -153,21 +170,21 @@ def attend(given: Matrices, scale: float, causal: bool, first_row: int = 0, dtyp
         S = np.matmul(Q, Kj.swapaxes(-1, -2), out=tile[..., : Kj.shape[-2]])
         if scale != 1:
             S *= dtype(scale)
-        if given.bias is not None:
-            add(given.bias[..., columns], S)
+        change(S, given.bias, given.mask, columns)
         if causal:
             hide(S, first_row - j)
+        hidden = np.equal(S, -np.inf) if spoilt and given.may_hide else None
         m_new = np.maximum(m, S.max(axis=-1, keepdims=True))
         shift = np.where(m_new == -np.inf, dtype(0), m_new)  # -inf - -inf would be NaN: exp(-inf) = 0 is meant
         P = np.exp(np.subtract(S, shift, out=S), out=S)
         rescale = np.exp(m - shift)
         l = l * rescale + P.sum(axis=-1, keepdims=True)
         O *= rescale
-        O += np.matmul(P, Vj, out=PV)
+        O += np.matmul(P, Vj, out=PV) if hidden is None else product(P, Vj, hidden)
         m = m_new
 
-    if given.bias is not None or (causal and first_row < 0):
-        sees_nothing = m == -np.inf if given.bias is not None else (np.arange(Br) + first_row < 0)[:, None]
+    if given.may_hide or (causal and first_row < 0):
+        sees_nothing = m == -np.inf if given.may_hide else (np.arange(Br) + first_row < 0)[:, None]
         np.copyto(O, 0, where=sees_nothing)
         np.copyto(l, 1, where=sees_nothing)
     np.divide(O, l, out=given.out, casting="same_kind")
@@ -187,12 +204,24 @@ def packed(matrix: np.ndarray, dtype: type = np.float32, rows: int = 1) -> np.nd
     return matrix if as_it_is else matrix.astype(dtype, order="C")
 
 
-def add(bias: np.ndarray, S: np.ndarray) -> None:
-    """Add a bias of numbers to the scores S, in place; a bias of bools sets scores to -inf where it is false."""
-    if bias.dtype == np.bool_:
-        np.copyto(S, -np.inf, where=~bias)
-    else:
-        S += bias
+def change(S: np.ndarray, bias: np.ndarray | None, mask: np.ndarray | None, columns: slice = slice(None)) -> None:
+    """Add these columns of a bias to S, in place, and set S to -inf where the mask is false or the bias is -inf."""
+    if bias is not None:
+        S += bias[..., columns]
+        np.copyto(S, -np.inf, where=bias[..., columns] == -np.inf)  # though S be NaN
+    if mask is not None:
+        np.copyto(S, -np.inf, where=~mask[..., columns])
+
+
+def product(left: np.ndarray, right: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+    """``left @ right``, to which hidden elements of the left side add nothing, whatever is in that row of the right."""
+    bad = ~np.isfinite(right)
+    rows = bad.any(axis=-1, keepdims=True)
+    found: np.ndarray = np.where(hidden, 0, left) @ np.where(rows, 0, right)
+    for j in np.flatnonzero(rows.any(axis=tuple(range(rows.ndim - 2)))):
+        spoilt = np.where(rows[..., j, None, :], right[..., j, None, :], 0)
+        found += np.where(hidden[..., j, None], 0, left[..., j, None] * spoilt)
+    return found
 
 
 def hide(S: np.ndarray, last: int) -> None:

@@ -23,7 +23,18 @@ import numpy as np
 
 from flashcli.asked.attention import Backward
 from flashcli.asked.shape import MAX_FLOAT32, round_up
-from flashcli.cpu.attention import Matrices, Tile, add, exceeds_float32, hide, in_groups, magnitude, packed, tiles
+from flashcli.cpu.attention import (
+    Matrices,
+    Tile,
+    change,
+    exceeds_float32,
+    hide,
+    in_groups,
+    magnitude,
+    packed,
+    product,
+    tiles,
+)  # fmt: skip
 from flashcli.cpu.workers import for_each, one_blas_thread, usable_cores
 
 Part = tuple[slice, slice, slice, slice]
@@ -34,7 +45,7 @@ TILE = 256
 
 @dataclass(frozen=True)
 class Terms:
-    """Arrays that gradients are made of: units [B, Hkv, group] of Q, dO, O [M, d], K, V [N, d], and of a bias [M, N].
+    """Arrays that gradients are made of: units [B, Hkv, group] of Q, dO, O [M, d], K, V [N, d], bias and mask [M, N].
 
     The first pass fills three arrays [M] of float64: ``m``, the maximum of each row of S, ``l``, the sum of exp(S - m),
     and ``D``, less ``dlse``. For a row that sees nothing ``m`` is 0 and ``l`` 1, so that P = exp(-inf - 0) = 0.
@@ -47,12 +58,14 @@ class Terms:
     do: np.ndarray
     o: np.ndarray
     bias: np.ndarray | None
+    mask: np.ndarray | None
     m: np.ndarray
     l: np.ndarray
     D: np.ndarray
     dlse: np.ndarray | None
     scale: float
     last: np.ndarray | None  # with a causal mask: the last key that each row sees
+    spoilt: bool  # whether there may be NaN and Inf, which the mask or the bias may hide
 
     def of(self, units: tuple[slice, ...], rows: slice, columns: slice, dtype: type) -> Terms:
         """The terms of a pair of tiles, some rows and some columns of some units, in this float type."""
@@ -67,30 +80,36 @@ class Terms:
             self, q=self.q[of_rows].astype(dtype, order="C"), do=self.do[of_rows].astype(dtype, order="C"),
             k=packed(self.k[(*units, columns)], dtype), v=packed(self.v[(*units, columns)], dtype),
             bias=None if self.bias is None else self.bias[(*of_rows, columns)],
+            mask=None if self.mask is None else self.mask[(*of_rows, columns)],
             m=numbers(self.m), l=numbers(self.l), D=numbers(self.D),
             last=None if self.last is None else self.last[rows] - columns.start,
         )  # fmt: skip
 
     def S(self) -> np.ndarray:
-        """The scores S = scale · Q Kᵀ + bias, [.., rows, columns], -inf where the causal mask hides them."""
+        """The scores S = scale · Q Kᵀ + bias, [.., rows, columns], -inf where a mask hides them."""
         S = self.q @ self.k.swapaxes(-1, -2)
         S *= S.dtype.type(self.scale)
-        if self.bias is not None:
-            add(self.bias, S)
+        change(S, self.bias, self.mask)
         if self.last is not None:
             hide(S, int(self.last[0]))
         return S
 
-    def P_and_dS(self, S: np.ndarray, m: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """P and dS, [.., rows, columns] each, times ``l``; P takes the memory of S."""
-        masked = None if self.bias is None and self.last is None else -np.inf == S
+    def P_and_dS(self, S: np.ndarray, m: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """P and dS, [.., rows, columns] each, times ``l``, and which of them are hidden; P takes the memory of S."""
+        masked = None if self.bias is None and self.mask is None and self.last is None else np.equal(S, -np.inf)
         P = np.exp(np.subtract(S, m, out=S), out=S)
         dS = self.do @ self.v.swapaxes(-1, -2)
         dS -= self.D
         dS *= P
         if masked is not None:  # though V, or dO, be not finite
             np.copyto(dS, 0, where=masked)
-        return P, dS
+            if self.spoilt:
+                np.copyto(P, 0, where=masked)
+        return P, dS, masked
+
+    def times(self, left: np.ndarray, right: np.ndarray, hidden: np.ndarray | None) -> np.ndarray:
+        """``left @ right``; what is hidden of the left side meets nothing that is not finite."""
+        return product(left, right, hidden) if self.spoilt and hidden is not None else left @ right
 
 
 class Gradients(NamedTuple):
@@ -108,9 +127,10 @@ def backward_arrays(asked: Backward, do: np.ndarray, dlse: np.ndarray | None, gi
     units = call.B, call.Hkv, call.group
     m, l, D = np.empty((3, *units, call.M))
     terms = Terms(
-        by_group.q, by_group.k, by_group.v, do.reshape(by_group.q.shape), by_group.out, by_group.bias, m, l, D,
-        None if dlse is None else dlse.reshape(D.shape), call.scale,
+        by_group.q, by_group.k, by_group.v, do.reshape(by_group.q.shape), by_group.out, by_group.bias, by_group.mask,
+        m, l, D, None if dlse is None else dlse.reshape(D.shape), call.scale,
         np.arange(call.M) + call.q_start if call.causal else None,
+        by_group.may_hide and not all(np.isfinite(magnitude(x, None)) for x in (given.q, given.k, given.v, do)),
     )  # fmt: skip
     dq = into.dq.reshape(by_group.q.shape)
     dk, dv = (x.reshape(call.B, call.Hkv, call.N, call.d) for x in (into.dk, into.dv))
@@ -179,13 +199,13 @@ def _dq(terms: Terms, tile: Tile, dq: np.ndarray, dtype: type) -> None:
         S = part.S()
         m_new = np.maximum(m, S.max(axis=-1, keepdims=True))
         shift = np.where(m_new == -np.inf, dtype(0), m_new)
-        P, dS = part.P_and_dS(S, shift)
+        P, dS, hidden = part.P_and_dS(S, shift)
         rescale = np.exp(m - shift, dtype=np.float64)
         l = l * rescale + P.sum(axis=-1, keepdims=True)
         error = error * rescale + dS.sum(axis=-1, keepdims=True)
-        for sums, product in ((dS_K, dS @ part.k), (P_K, P @ part.k)):
+        for sums, left in ((dS_K, dS), (P_K, P)):
             sums *= rescale.astype(dtype)
-            sums += product
+            sums += part.times(left, part.k, hidden)
         m = m_new
     empty = m == -np.inf
     np.copyto(m, 0, where=empty)
@@ -212,9 +232,10 @@ def _dk_dv(terms: Terms, tile: Tile, dk: np.ndarray, dv: np.ndarray, dtype: type
     for head, rows in itertools.product(range(group), _slices(M, TILE, start)):
         units = (*tile.units, slice(head, head + 1))
         part = terms.of(units, rows, tile.rows, dtype)
-        P, dS = part.P_and_dS(part.S(), part.m)
-        of_v += (P.swapaxes(-1, -2) @ (part.do / part.l))[:, :, 0]
-        of_k += (dS.swapaxes(-1, -2) @ (part.q / part.l))[:, :, 0]
+        P, dS, hidden = part.P_and_dS(part.S(), part.m)
+        hidden = None if hidden is None else hidden.swapaxes(-1, -2)
+        of_v += part.times(P.swapaxes(-1, -2), part.do / part.l, hidden)[:, :, 0]
+        of_k += part.times(dS.swapaxes(-1, -2), part.q / part.l, hidden)[:, :, 0]
     dk[where], dv[where] = of_k * dtype(terms.scale), of_v
 
 
@@ -249,7 +270,10 @@ class DBias:
                 _slices(rows.stop, TILE, rows.start), _slices(columns.stop, TILE, columns.start)
             ):
                 tile = self._terms.of(unit, i, j, self._dtype)
-                dS = tile.P_and_dS(tile.S(), tile.m)[1] / tile.l
+                _, dS, hidden = tile.P_and_dS(tile.S(), tile.m)
+                dS /= tile.l
+                if hidden is not None:  # though l be NaN
+                    np.copyto(dS, 0, where=hidden)
                 inside: tuple[slice, ...] = (
                     slice(i.start - rows.start, i.stop - rows.start) if sums.shape[2] > 1 else slice(None),
                     slice(j.start - columns.start, j.stop - columns.start) if sums.shape[3] > 1 else slice(None),

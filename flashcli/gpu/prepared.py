@@ -40,7 +40,10 @@ class Prepared:
     def __init__(self, place: Place, operation: Operation, plan: Plan) -> None:
         self.place, self.kernel, self.workspace = place, plan.kernel, plan.workspace
         self._plan, self._given, self._lock = plan, plan.argument, threading.Lock()
-        self._pack = struct.Struct(f"{len(operation.pointers)}Q").pack_into
+        self._packs = [
+            (struct.Struct(f"{count}Q").pack_into, offset, slice(first, first + count))
+            for offset, first, count in _runs(plan.argument, operation.pointers)
+        ]
         self._scratch = operation.pointers.index("workspace") if plan.workspace else None
         self._changes = bool(plan.clear or plan.inside or plan.unread)
         pointer = self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(plan.argument))
@@ -66,7 +69,8 @@ class Prepared:
         if self._changes:
             addresses = self._with_scratch(stream, list(addresses))
         with self._lock:  # the driver copies the arguments before it lets go of them
-            self._pack(self._given, 0, *addresses)
+            for pack, offset, which in self._packs:
+                pack(self._given, offset, *addresses[which])
             if stream != self._stream:
                 for configuration, _ in self._steps:
                     configuration.hStream = stream
@@ -91,6 +95,18 @@ class Prepared:
         for which, offset in self._plan.inside:
             addresses[which] = addresses[which] or start + offset
         return addresses
+
+
+def _runs(argument: ctypes.Structure, pointers: Sequence[str]) -> list[tuple[int, int, int]]:
+    """Cut pointers into runs that are neighbours in the struct: the offset there, the number of the first, how many."""
+    found: list[tuple[int, int, int]] = []
+    for number, name in enumerate(pointers):
+        at = getattr(type(argument), name).offset
+        if found and found[-1][0] + 8 * found[-1][2] == at:
+            found[-1] = (*found[-1][:2], found[-1][2] + 1)
+        else:
+            found.append((at, number, 1))
+    return found
 
 
 def _configuration(launch: Launch) -> Any:

@@ -7,7 +7,7 @@ from typing import NamedTuple, SupportsInt
 
 from flashcli.asked.attention import Call
 
-POINTERS = ("Q", "K", "V", "O", "lse", "bias", "workspace")  # what arrays' calls give; 0 where there is none
+POINTERS = ("Q", "K", "V", "O", "lse", "bias", "workspace", "mask")  # what arrays' calls give; 0 where there is none
 
 
 class Strides(ctypes.Structure):
@@ -16,11 +16,15 @@ class Strides(ctypes.Structure):
     _fields_ = (("batch", ctypes.c_longlong), ("head", ctypes.c_longlong), ("row", ctypes.c_longlong))
 
 
+# A mask is behind all else, so that kernels without one find their arguments where these were before there were any.
+MASK = ("mask", ctypes.c_void_p), ("mask_strides", Strides), ("mask_column", ctypes.c_longlong)
+
+
 class Attention(ctypes.Structure):
     """The argument of every attention kernel; cuda/attention/arguments.h says what each field means."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in (*POINTERS, "nonfinite")),
+        *((name, ctypes.c_void_p) for name in (*POINTERS[:-1], "nonfinite")),
         *((name, Strides) for name in (*"qkvo", "bias_strides")),
         ("bias_column", ctypes.c_longlong),
         *((name, ctypes.c_int) for name in ("B", "H", "Hkv", "M", "N", "q_start")),
@@ -28,6 +32,7 @@ class Attention(ctypes.Structure):
         ("tile_i", ctypes.c_int),
         ("tile_j", ctypes.c_int),
         ("chunk", ctypes.c_int),
+        *MASK,
     )
 
 
@@ -47,10 +52,14 @@ class Matrix(NamedTuple):
 
 def argument(call: Call, chunk: int) -> Attention:
     """The argument for a call, without addresses; ``chunk`` is the number of tiles of keys in a chunk, 0 for none."""
-    strides = {"q": call.q, "k": call.k, "v": call.v, "o": call.o, "bias_strides": call.bias_strides[:3]}
+    strides = {
+        "q": call.q, "k": call.k, "v": call.v, "o": call.o, "bias_strides": call.bias_strides[:3],
+        "mask_strides": call.mask_strides[:3],
+    }  # fmt: skip
     return Attention(
-        **{name: Strides(*by) for name, by in strides.items()}, bias_column=call.bias_strides[3], B=call.B, H=call.H,
-        Hkv=call.Hkv, M=call.M, N=call.N, q_start=call.q_start, scale=call.scale, chunk=chunk,
+        **{name: Strides(*by) for name, by in strides.items()}, bias_column=call.bias_strides[3],
+        mask_column=call.mask_strides[3], B=call.B, H=call.H, Hkv=call.Hkv, M=call.M, N=call.N,
+        q_start=call.q_start, scale=call.scale, chunk=chunk,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from flashcli.asked.shape import ceil_div, round_up
 from flashcli.kernels.arguments import Attention
 from flashcli.kernels.operation import STATIC_SHARED, Kernel, Launch, Tiling
-from flashcli.kernels.problem import BIAS_NUMBERS, Problem
+from flashcli.kernels.problem import Problem, bias_macros
 from flashcli.kernels.tuning import chunks
 
 PREPARE_THREADS = 256  # of a block of the pre-pass that splits K and V
@@ -39,9 +39,7 @@ def _strided_macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
     """Macros of kernels that take arrays with any strides."""
     macros = _macros(tiling, problem) | {"IN_PLACE": int(problem.in_place), "DENSE": int(problem.dense)}
     macros |= {"ALIGNED": int(problem.aligned and problem.d % 4 == 0), "LSE": int(problem.lse)}
-    if problem.bias:
-        macros |= {"BIAS": BIAS_NUMBERS[problem.bias], "BIAS_COLUMN": int(problem.bias_contiguous)}
-    return macros
+    return macros | bias_macros(problem)
 
 
 def _split_macros(tiling: Tiling, problem: Problem) -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,27 +16,29 @@ from flashcli.asked.attention import Backward
 from flashcli.asked.how import How
 from flashcli.asked.shape import ceil_div, round_up
 from flashcli.errors import UsageError
-from flashcli.kernels.arguments import Strides
+from flashcli.kernels.arguments import MASK, Strides
 from flashcli.kernels.operation import STATIC_SHARED, Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling
-from flashcli.kernels.problem import BIAS_NUMBERS
+from flashcli.kernels.problem import bias_macros
 
 ROW_THREADS = 256  # of a block that takes rows one by one
+DBIAS_BLOCKS = 1024  # to which the tiles of dbias are cut, about, where there are fewer
 AGAIN = 1024  # blocks, at most, that compute what is not finite: mostly they find that there is nothing
 ROW_BYTES = 16  # that are kept of a row: ``Row`` of cuda/backward/backward.cuh
 MATRICES = "dO", "Q", "K", "V", "O"
-POINTERS = (*MATRICES, "lse", "dlse", "bias", "dQ", "dK", "dV", "dbias", "workspace", "notes")
-STRIDES = "d_o", "q", "k", "v", "o", "lse_at", "dlse_at", "dq", "dk", "dv", "bias_at", "dbias_at"
+POINTERS = (*MATRICES, "lse", "dlse", "bias", "dQ", "dK", "dV", "dbias", "workspace", "notes", "mask")
+STRIDES = "d_o", "q", "k", "v", "o", "lse_at", "dlse_at", "dq", "dk", "dv", "bias_strides", "dbias_at"
 
 
 class Argument(ctypes.Structure):
     """The argument of backward kernels: ``Backward`` of cuda/backward/arguments.h, which says what each field means."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in POINTERS),
+        *((name, ctypes.c_void_p) for name in POINTERS if name != "mask"),
         *((name, Strides) for name in STRIDES),
         *((name, ctypes.c_longlong) for name in ("bias_column", "dbias_column")),
         *((name, ctypes.c_int) for name in ("B", "H", "Hkv", "M", "N", "q_start")),
         ("scale", ctypes.c_float),
+        *MASK,
     )
 
 
@@ -45,27 +48,28 @@ def argument(asked: Backward) -> Argument:
     strides = {
         "d_o": asked.do, "q": call.q, "k": call.k, "v": call.v, "o": call.o, "lse_at": asked.lse,
         "dlse_at": asked.dlse or (0, 0, 0), "dq": asked.dq, "dk": asked.dk, "dv": asked.dv,
-        "bias_at": call.bias_strides[:3], "dbias_at": asked.dbias[:3],
+        "bias_strides": call.bias_strides[:3], "dbias_at": asked.dbias[:3], "mask_strides": call.mask_strides[:3],
     }  # fmt: skip
     return Argument(
         **{name: Strides(*by) for name, by in strides.items()}, bias_column=call.bias_strides[3],
-        dbias_column=asked.dbias[3], B=call.B, H=call.H, Hkv=call.Hkv, M=call.M, N=call.N, q_start=call.q_start,
-        scale=call.scale,
+        dbias_column=asked.dbias[3], mask_column=call.mask_strides[3], B=call.B, H=call.H, Hkv=call.Hkv, M=call.M,
+        N=call.N, q_start=call.q_start, scale=call.scale,
     )  # fmt: skip
 
 
 class Problem(NamedTuple):
     """Sizes and types that backward kernels are built for; ``aligned``: whether all rows start on 16 bytes.
 
-    ``bias`` is a key of `BIAS_NUMBERS`. ``dbias`` is the number of batches, heads, queries and keys that the bias's
-    gradient has, 1 along axes that it has not, and 0 each where it is not wanted. Sizes decide launches and scratch,
-    and with `wgmma_short` the machine code.
+    ``bias``, ``bias_contiguous`` and ``bias_paired`` are those of attention's problem. ``dbias`` is the number of
+    batches, heads, queries and keys that the bias's gradient has, 1 along axes that it has not, and 0 each where it is
+    not wanted. Sizes decide launches and scratch, and with `wgmma_short` the machine code.
     """
 
     d: int
     causal: bool = False
     bias: str = ""
     bias_contiguous: bool = True
+    bias_paired: bool = False
     aligned: bool = True
     B: int = 1
     H: int = 1
@@ -86,7 +90,7 @@ def problem_of(asked: Backward) -> Problem:
         lengths = (call.B, call.H, call.M, call.N)
         dbias = tuple(n if stride else 1 for n, stride in zip(lengths, asked.dbias, strict=True))  # type: ignore[assignment]
     sizes = call.B, call.H, call.Hkv, call.M, call.N, dbias
-    return Problem(call.d, call.causal, call.bias, call.bias_strides[3] == 1, asked.aligned, *sizes)
+    return Problem(call.d, call.causal, call.bias, call.bias_contiguous, call.paired, asked.aligned, *sizes)
 
 
 def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
@@ -96,9 +100,7 @@ def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
         "CAUSAL": int(problem.causal), "ALIGNED": int(problem.aligned and problem.d % 4 == 0),
         "ROW_THREADS": ROW_THREADS, "ARGUMENT_BYTES": ctypes.sizeof(Argument),
     }  # fmt: skip
-    if problem.bias:
-        macros |= {"BIAS": BIAS_NUMBERS[problem.bias], "BIAS_COLUMN": int(problem.bias_contiguous)}
-    return macros
+    return macros | bias_macros(problem)
 
 
 # A rung of the ladder. Its tiles have Br rows that a block owns in `dq`, and Bc that pass it by.
@@ -147,7 +149,8 @@ def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
         if launch.function in ("dq", "dk_dv"):
             steps.append(Step(exact, launch._replace(grid=min(launch.grid, AGAIN))))
         elif launch.function == "dbias":
-            steps.append(Step(exact, launch))
+            there = any(step.launch.function == "dbias" for step in steps)
+            steps.append(Step(exact, launch._replace(function="dbias_again") if there else launch))
     notes = round_up(build.workspace(), 16)
     words = 1 + problem.B * problem.Hkv + build.counters()
     inside = ((POINTERS.index("notes"), notes),)
@@ -267,6 +270,49 @@ MANY_HEADS = 128  # that keep a GPU busy
 HALF_SHARED, MOST_SHARED = 110 * 1024, 220 * 1024  # of two blocks, and of one, beside what is declared in kernels
 
 
+def _with_dbias(tiling: Tiling, problem: Problem) -> Tiling:
+    """The tiling with the macros of dbias.cuh, if tensor cores compute dbias: of heads of up to 64 numbers."""
+    if not any(problem.dbias) or problem.bias not in ("float32", "both") or problem.d > 64:
+        return tiling
+    slots, kept = (8, 128 * 128 * 4) if problem.d <= 32 else (6, 0)  # records in flight; bytes of biases beside them
+    record = 2 * 64 * 2 * 2 * round_up(problem.d, dict(tiling.macros)["PAD"])
+    shared = slots * (record + 1024) + kept + 1024
+    return tiling._replace(macros=(*tiling.macros, ("DBIAS_SLOTS", slots), ("DBIAS_SHARED", shared)))
+
+
+def _dbias_shared(tiling: Tiling) -> int:
+    """Bytes of shared memory of `dbias`, 0 if tensor cores do not compute it."""
+    return dict(tiling.macros).get("DBIAS_SHARED", 0)
+
+
+def _dbias_tiles(problem: Problem) -> tuple[int, int]:
+    """The number of tiles of dbias, 128 x 128 numbers or less, and the number of chunks of the steps of each.
+
+    A step is a pair of a head's 128 queries and 128 keys, whose dS a tile adds up. Chunks have at least 8 steps.
+    """
+    batches, heads, rows, keys = problem.dbias
+    lengths = problem.B, problem.H, ceil_div(problem.M, 128), ceil_div(problem.N, 128)
+    own = batches, heads, ceil_div(rows, 128), ceil_div(keys, 128)
+    tiles, steps = math.prod(own), math.prod(n // m for n, m in zip(lengths, own, strict=True))
+    return tiles, max(1, min(ceil_div(DBIAS_BLOCKS, tiles), steps // 8))
+
+
+def _dbias_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
+    shared = _dbias_shared(tiling)
+    if not shared:
+        return
+    tiles, chunks = _dbias_tiles(problem)
+    yield Launch("dbias", tiles * chunks, 3 * 128, shared)
+    of_tile = math.prod(128 if n > 1 else 1 for n in problem.dbias[2:])
+    if chunks > 1 or 1 in problem.dbias[2:]:
+        yield Launch("sum_dbias", ceil_div(tiles * of_tile, ROW_THREADS), ROW_THREADS)
+
+
+def _dbias_workspace(tiling: Tiling, problem: Problem) -> int:
+    """Bytes of the sums of chunks, behind the records."""
+    return 128 + 128 * 128 * 4 * math.prod(_dbias_tiles(problem)) if _dbias_shared(tiling) else 0
+
+
 def _wgmma(problem: Problem) -> Tiling:
     """wgmma's tiling: a warpgroup that copies, one that multiplies, two blocks a multiprocessor; if d > 64, 2 and 1."""
     own, blocks, pad, passing, stages = (64, 2, 32, 64, 4 if problem.d <= 32 else 2)
@@ -277,7 +323,7 @@ def _wgmma(problem: Problem) -> Tiling:
     macros = {
         "PASS": passing, "STAGES": stages, "PAD": pad, "BLOCKS": blocks, "PREPARE_THREADS": 256, "TAIL": TAIL,
     }  # fmt: skip
-    return Tiling(own, 64, 128 + 2 * own, shared, tuple(macros.items()))
+    return _with_dbias(Tiling(own, 64, 128 + 2 * own, shared, tuple(macros.items())), problem)
 
 
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
@@ -285,11 +331,13 @@ def _wgmma_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
     yield Launch("prepare_keys", 2 * keys, dict(tiling.macros)["PREPARE_THREADS"])
     for launch in _passes(tiling, problem, tiling.Br):
         yield launch._replace(early=True)
+    yield from _dbias_launches(tiling, problem)
 
 
 def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
     tile = tiling.Bc * 2 * 2 * round_up(problem.d, dict(tiling.macros)["PAD"])
-    return round_up(ROW_BYTES * problem.rows, 128) + sum(_tiles(tiling, problem)) * (2 * tile + TAIL)
+    records = sum(_tiles(tiling, problem)) * (2 * tile + TAIL)
+    return round_up(ROW_BYTES * problem.rows, 128) + records + _dbias_workspace(tiling, problem)
 
 
 def _heads(tiling: Tiling, problem: Problem) -> int:
@@ -313,11 +361,17 @@ def _wgmma_short(problem: Problem) -> Tiling:
     macros = {
         "PASS": 64, "PAD": pad, "BLOCKS": blocks, "TAIL": TAIL, "ROW_TILES": tiles[0], "KEY_TILES": tiles[1],
     }  # fmt: skip
-    return Tiling(64, 64, 256 // blocks, shared, tuple(macros.items()))
+    return _with_dbias(Tiling(64, 64, 256 // blocks, shared, tuple(macros.items())), problem)
 
 
-def _wgmma_short_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    return (Launch("gradients", problem.B * problem.H, tiling.threads, tiling.shared),)
+def _wgmma_short_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
+    yield Launch("gradients", problem.B * problem.H, tiling.threads, tiling.shared)
+    yield from _dbias_launches(tiling, problem)
+
+
+def _wgmma_short_workspace(tiling: Tiling, problem: Problem) -> int:
+    """Bytes of what is kept of rows; for dbias of records, too, as `wgmma` has them."""
+    return _wgmma_workspace(tiling, problem) if _dbias_shared(tiling) else ROW_BYTES * problem.rows
 
 
 def _refused_by_wgmma_short(problem: Problem) -> str:
@@ -344,6 +398,7 @@ KERNELS = {
             summary="a register tile of scores and of sums a thread: FFMA near its full rate",
             tiling=_register_tiled,
             launches=_register_tiled_launches,
+            beside=lambda problem: (Launch("dbias_again", 1, _register_tiled(problem).threads),),
             needs=(8, 0),
         ),
         _rung(
@@ -376,6 +431,7 @@ KERNELS = {
             summary="short heads on Hopper: a block has all of one",
             tiling=_wgmma_short,
             launches=_wgmma_short_launches,
+            workspace=_wgmma_short_workspace,
             needs=(9, 0),
             arch_only=True,
             splits=True,

@@ -211,8 +211,9 @@ class Plan(NamedTuple):
 class Operation:
     """An operation, such as attention: its ladder of kernels, and the function that makes a call's plan.
 
-    ``pointers`` are the names of the addresses with which the kernels' struct begins, in order. ``plan(asked, gpu,
-    how)`` chooses a kernel for ``asked``, a record of `flashcli.asked`, or takes the kernel that ``how`` names.
+    ``pointers`` are the names of the addresses in the kernels' struct, in order, most of them its beginning.
+    ``plan(asked, gpu, how)`` chooses a kernel for ``asked``, a record of `flashcli.asked`, or takes the kernel that
+    ``how`` names.
     """
 
     name: str

@@ -37,7 +37,8 @@ def problem_of(call: Call, gpu: Gpu, how: How) -> Problem:
     return Problem(
         call.B * call.H, call.M, call.N, call.d, call.causal, how.precision, gpu.multiprocessors, in_place=True,
         lse=bool(how.return_lse), dense=_is_dense(call), aligned=call.aligned, bias=call.bias,
-        bias_contiguous=call.bias_strides[3] == 1, batch_invariant=bool(how.batch_invariant), group=call.group,
+        bias_contiguous=call.bias_contiguous, bias_paired=call.paired,
+        batch_invariant=bool(how.batch_invariant), group=call.group,
     )  # fmt: skip
 
 

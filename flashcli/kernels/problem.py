@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from flashcli.asked.attention import BIASES
 from flashcli.asked.how import PRECISIONS
 
-BIAS_NUMBERS = {"": 0, "float32": 1, "bool": 2}  # the macro BIAS, by what is added to scores: numbers, or a mask
+BIAS_NUMBERS = {name: number for number, name in enumerate(BIASES)}  # the macro BIAS
+
+
+def bias_macros(problem: Any) -> dict[str, int]:
+    """Macros of kernels for a problem with a bias or a mask; none without."""
+    if not problem.bias:
+        return {}
+    return {"BIAS": BIAS_NUMBERS[problem.bias], "BIAS_COLUMN": problem.bias_contiguous + problem.bias_paired}
 
 
 class Problem(NamedTuple):
@@ -17,9 +25,9 @@ class Problem(NamedTuple):
 
     ``in_place``: for arrays with any strides and with heads, right for NaN and Inf, and able to give the ``lse``.
     ``dense``: whether the rows of each head follow one another; ``aligned``: whether all rows start on 16 bytes.
-    ``bias`` is a key of `BIAS_NUMBERS`, ``bias_contiguous`` whether those of neighbouring keys
-    are neighbours. Where it is to be ``batch_invariant``, Bc does not depend on B and ``sms``, so that a row's bytes
-    follow from its own data and (M, N, d, causal, precision, bias) alone.
+    ``bias`` is one of `BIASES`, ``bias_contiguous`` whether those of neighbouring keys are neighbours, in the mask,
+    too, and ``bias_paired`` whether two can be read at once. Where it is to be ``batch_invariant``, Bc does not depend
+    on B and ``sms``, so that a row's bytes follow from its own data and (M, N, d, causal, precision, bias) alone.
     """
 
     B: int
@@ -34,6 +42,7 @@ class Problem(NamedTuple):
     dense: bool = True
     bias: str = ""
     bias_contiguous: bool = True
+    bias_paired: bool = False
     aligned: bool = True
     batch_invariant: bool = False
     group: int = 1

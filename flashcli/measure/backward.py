@@ -1,4 +1,4 @@
-"""Gradients of attention on PyTorch's tensors, timed beside PyTorch's on the same tensors: dQ, dK and dV together.
+"""Gradients of attention on PyTorch's tensors, timed beside PyTorch's on the same tensors: all of a call together.
 
 Every contender's gradients are compared with float64 first, on a few heads.
 """
@@ -18,6 +18,7 @@ from flashcli.measure.tensors import Inputs, Problem, random_inputs
 CHECKED_HEADS = 2  # of K and V, with all of Q's that share them
 ROWS = 1024  # of scores in float64 at a time
 FORWARD_TOO = ", forward too"
+WITHOUT_DBIAS = "flashcli, no dbias"
 
 Call = Callable[[], Any]
 
@@ -30,23 +31,25 @@ class Contender(NamedTuple):
     dtype: str = "float32"
 
 
-def ours(kernel: str | None = None) -> Contender:
+def ours(kernel: str | None = None, dbias: bool = True) -> Contender:
     """`flashcli.attention_backward` with a kernel, or its own choice, of what the forward pass gave."""
     from flashcli.api import attention, attention_backward
 
     def bind(problem: Problem, inputs: Inputs, do: Any) -> Call:
         given = inputs.q, inputs.k, inputs.v, problem.causal
-        o, lse = attention(*given, return_lse=True)
-        return functools.partial(attention_backward, do, *given, o=o, lse=lse, kernel=kernel)
+        changes: dict[str, Any] = {"bias": inputs.bias, "mask": inputs.mask}
+        o, lse = attention(*given, **changes, return_lse=True)
+        wanted = dbias and inputs.bias is not None
+        return functools.partial(
+            attention_backward, do, *given, **changes, o=o, lse=lse, return_dbias=wanted, kernel=kernel
+        )
 
-    return Contender(kernel or "flashcli", bind)
+    return Contender(kernel or ("flashcli" if dbias else WITHOUT_DBIAS), bind)
 
 
 def ours_with_forward() -> Contender:
     """`flashcli.attention` and its gradients, by autograd."""
-    from flashcli.api import attention
-
-    return _with_forward("flashcli", lambda problem, inputs: attention(inputs.q, inputs.k, inputs.v, problem.causal))
+    return _with_forward("flashcli", functools.partial(_answer, in_place.ours(gradients=True)))
 
 
 def pytorchs() -> list[Contender]:
@@ -59,6 +62,11 @@ def pytorchs() -> list[Contender]:
     return [*found, _with_forward(efficient.name, functools.partial(_answer, efficient))]
 
 
+def _wanted(inputs: Inputs) -> tuple[Any, ...]:
+    """Tensors whose gradients are taken: q, k, v, and the bias, if there is one."""
+    return tuple(x for x in (inputs.q, inputs.k, inputs.v, inputs.bias) if x is not None)
+
+
 def _answer(contender: in_place.Contender, problem: Problem, inputs: Inputs) -> Any:
     return contender.bind(problem, inputs)()
 
@@ -67,14 +75,14 @@ def _bind_backward(attend: Callable[[Problem, Inputs], Any], problem: Problem, i
     import torch
 
     answer = attend(problem, inputs)
-    return functools.partial(torch.autograd.grad, answer, (inputs.q, inputs.k, inputs.v), do, retain_graph=True)
+    return functools.partial(torch.autograd.grad, answer, _wanted(inputs), do, retain_graph=True)
 
 
 def _with_forward(name: str, attend: Callable[[Problem, Inputs], Any]) -> Contender:
     import torch
 
     def bind(problem: Problem, inputs: Inputs, do: Any) -> Call:
-        return lambda: torch.autograd.grad(attend(problem, inputs), (inputs.q, inputs.k, inputs.v), do)
+        return lambda: torch.autograd.grad(attend(problem, inputs), _wanted(inputs), do)
 
     return Contender(name + FORWARD_TOO, bind)
 
@@ -132,7 +140,7 @@ def _checked(case: str, problem: Problem, contender: Contender, seed: int, devic
         turns = []
         for index in range(min(4, max(2, ceil_div(L2_BYTES, problem.bytes)))):
             inputs = random_inputs(problem, seed + index, device, contender.dtype)
-            for tensor in (inputs.q, inputs.k, inputs.v):
+            for tensor in _wanted(inputs):
                 tensor.requires_grad_()
             do = random_inputs(problem, seed + 100 + index, device, contender.dtype).q
             turns.append(contender.bind(problem, inputs, do))
@@ -148,7 +156,7 @@ def _checked(case: str, problem: Problem, contender: Contender, seed: int, devic
 
 
 def relative_errors(problem: Problem, inputs: Inputs, do: Any, got: Any) -> dict[str, float]:
-    """‖got - want‖ / ‖want‖ of dQ, dK and dV, want in float64, over the first heads."""
+    """‖got - want‖ / ‖want‖ of each gradient, want in float64: over the first heads; of a bias's over its first one."""
     heads = range(min(CHECKED_HEADS, problem.B * problem.Hkv))
     of_each: dict[str, list[Any]] = {"dq": [], "dk": [], "dv": []}
     for index in heads:
@@ -156,14 +164,29 @@ def relative_errors(problem: Problem, inputs: Inputs, do: Any, got: Any) -> dict
         group = problem.H // problem.Hkv
         some = slice(kv * group, (kv + 1) * group)
         do_, q, k, v = do[b, some], *(x.detach()[b, at] for x, at in ((inputs.q, some), (inputs.k, kv), (inputs.v, kv)))
-        want = _in_float64(problem, do_, q, k, v)
+        changes = [inputs.changes(problem, b, h) for h in range(problem.H)[some]]
+        want = _in_float64(problem, do_, q, k, v, changes)
         mine = got[0].detach()[b, some], got[1].detach()[b, kv], got[2].detach()[b, kv]
         for name, one, other in zip(of_each, mine, want, strict=True):
             of_each[name].append((float((one.double() - other).norm()), float(other.norm())))
+    if len(got) > 3:
+        want_dbias = _dbias_in_float64(problem, inputs, do)
+        of_each["dbias"] = [(float((got[3].detach()[0, 0].double() - want_dbias).norm()), float(want_dbias.norm()))]
     return {name: (sum(x**2 for x, _ in pairs) / sum(y**2 for _, y in pairs)) ** 0.5 for name, pairs in of_each.items()}
 
 
-def _in_float64(problem: Problem, do: Any, q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+def _dbias_in_float64(problem: Problem, inputs: Inputs, do: Any) -> Any:
+    """The gradient [M, N] of a bias [1, H, M, N], of its first head: the sum of all batches."""
+    found: Any = 0
+    for b in range(problem.B):
+        q, k, v, d_o = (x.detach()[b, 0].double() for x in (inputs.q, inputs.k, inputs.v, do))
+        P = (q @ k.mT * problem.d**-0.5 + inputs.changes(problem, b, 0)).softmax(-1)
+        dP = d_o @ v.mT
+        found += P * (dP - (P * dP).sum(-1, keepdim=True))
+    return found
+
+
+def _in_float64(problem: Problem, do: Any, q: Any, k: Any, v: Any, changes: Sequence[Any]) -> tuple[Any, Any, Any]:
     """dQ [group, M, d], dK and dV [N, d] of the heads that share one of K and V, some rows at a time."""
     import torch
 
@@ -173,7 +196,7 @@ def _in_float64(problem: Problem, do: Any, q: Any, k: Any, v: Any) -> tuple[Any,
     for head in range(len(q)):
         for first in range(0, problem.M, ROWS):
             rows = slice(first, min(first + ROWS, problem.M))
-            scores = q[head, rows] @ k.mT * scale
+            scores = q[head, rows] @ k.mT * scale + changes[head][rows]
             if problem.causal:
                 scores.masked_fill_(keys > torch.arange(rows.start, rows.stop, device=q.device)[:, None], -torch.inf)
             P = scores.softmax(-1)
@@ -192,10 +215,13 @@ def _about(case: str, problem: Problem, contender: Contender) -> Row:
 def _timed(
     case: str, problem: Problem, contender: Contender, errors: dict[str, float], seconds: list[float], device: str
 ) -> Row:  # fmt: skip
-    times, products = over_all(seconds), 7 if contender.name.endswith(FORWARD_TOO) else 5
+    times: dict[str, Any] = over_all(seconds) | errors
+    products = 7 if contender.name.endswith(FORWARD_TOO) else 5
     return Gradients(
-        **vars(_about(case, problem, contender)), **times, dq=errors["dq"], dk=errors["dk"], dv=errors["dv"],
+        **vars(_about(case, problem, contender)), **times,
         relative_l2=max(errors.values()),
         tflops=problem.operations / 2 * products / times["seconds"] / 1e12, H=problem.H, Hkv=problem.Hkv, M=problem.M,
         layout=problem.layout, clock="gpu" if device == "cuda" else "cpu",
+        bias=None if problem.bias is None else list(problem.bias),
+        mask=None if problem.mask is None else list(problem.mask),
     )  # fmt: skip

@@ -46,8 +46,8 @@ def ours(
 
     def bind(problem: Problem, inputs: Inputs) -> Callable[[], Any]:
         return functools.partial(
-            attention, inputs.q, inputs.k, inputs.v, problem.causal, bias=inputs.bias, out=inputs.out, kernel=kernel,
-            precision=precision,
+            attention, inputs.q, inputs.k, inputs.v, problem.causal, bias=inputs.bias, mask=inputs.mask, out=inputs.out,
+            kernel=kernel, precision=precision,
         )  # fmt: skip
 
     label = kernel or name
@@ -88,10 +88,23 @@ def _bound(attend: Callable[..., Any]) -> Callable[[Problem, Inputs], Callable[[
     def bind(problem: Problem, inputs: Inputs) -> Callable[[], Any]:
         grouped = {"enable_gqa": True} if problem.Hkv != problem.H else {}
         return functools.partial(
-            attend, inputs.q, inputs.k, inputs.v, attn_mask=inputs.bias, is_causal=problem.causal, **grouped
+            attend,
+            inputs.q,
+            inputs.k,
+            inputs.v,
+            attn_mask=_merged(problem, inputs),
+            is_causal=problem.causal,
+            **grouped,
         )
 
     return bind
+
+
+def _merged(problem: Problem, inputs: Inputs) -> Any:
+    """A bias and a mask in one tensor, for attention that takes no two; PyTorch's wants it in the shape of scores."""
+    if inputs.bias is None or inputs.mask is None:
+        return inputs.mask if inputs.bias is None else inputs.bias.expand(problem.B, problem.H, problem.M, problem.N)
+    return inputs.bias.masked_fill(~inputs.mask, float("-inf"))
 
 
 def _only(backend: Any) -> Callable[..., Any]:
@@ -122,8 +135,8 @@ def tritons() -> list[Contender]:
     from flashcli.measure import peer_triton
 
     def bind(problem: Problem, inputs: Inputs, products: str) -> Callable[[], Any]:
-        if problem.bias is not None:
-            raise RuntimeError("the Triton peer has no bias")
+        if problem.bias is not None or problem.mask is not None:
+            raise RuntimeError("the Triton peer has no bias and no mask")
         return functools.partial(peer_triton.attend, inputs.q, inputs.k, inputs.v, products, problem.causal)
 
     return [Contender(f"Triton {products}", functools.partial(bind, products=products)) for products in peers.PRODUCTS]
@@ -233,4 +246,5 @@ def _timed(case: str, entrant: Entrant, clock: str, accuracy: dict[str, Any], se
         **vars(about(case, entrant)), **accuracy, **times, tflops=problem.operations / times["seconds"] / 1e12,
         H=problem.H, Hkv=problem.Hkv, M=problem.M, layout=problem.layout, clock=clock,
         bias=None if problem.bias is None else list(problem.bias),
+        mask=None if problem.mask is None else list(problem.mask),
     )  # fmt: skip

@@ -96,20 +96,22 @@ class InPlace(Timed):
     M: int
     layout: str  # how the tensors lie: one of `flashcli.measure.tensors.LAYOUTS`
     bias: list[int] | None = None  # the shape of what is added to scores
+    mask: list[int] | None = None  # the shape of the mask
     clock: str  # what was timed: "gpu", the call there; "graph", its replay; "host", its queueing; "cpu", on the CPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gradients(InPlace):
-    """The gradients of attention, dQ, dK and dV together, and where the contender says so the forward pass too.
+    """The gradients of attention, dQ, dK, dV, and a bias's, together; where the contender says so the forward pass too.
 
-    ``relative_l2`` is the largest of the three; operations are those of five products, with the forward pass seven.
+    ``relative_l2`` is the largest of them; operations are those of five products, with the forward pass seven.
     """
 
     max_abs: float | None = None  # type: ignore[assignment]  # not measured
     dq: float  # ‖got - want‖ / ‖want‖ of dQ, want in float64
     dk: float
     dv: float
+    dbias: float | None = None  # of the first head
 
 
 @dataclass(frozen=True, kw_only=True)

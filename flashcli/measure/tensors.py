@@ -20,7 +20,8 @@ class Problem:
     """Attention of q [B, H, M, d] to k and v [B, Hkv, N, d].
 
     ``layout`` says how they lie: "bhnd", one after the other; "bnhd", as views of [B, N, H, d]; "qkv", as slices of one
-    fused projection [B, N, H + 2 Hkv, d], M = N. ``bias`` is the shape of one of float32, if there is any.
+    fused projection [B, N, H + 2 Hkv, d], M = N. ``bias`` is the shape of one of float32, if there is any, ``mask``
+    that of a mask, which takes a tenth of the keys away.
     """
 
     B: int
@@ -32,6 +33,7 @@ class Problem:
     causal: bool = False
     layout: str = "bhnd"
     bias: tuple[int, ...] | None = None
+    mask: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         heads = f"{self.H}" if self.Hkv == self.H else f"{self.H}/{self.Hkv}"
@@ -59,7 +61,20 @@ class Inputs:
     k: Tensor
     v: Tensor
     bias: Tensor | None
+    mask: Tensor | None
     out: Tensor | None
+
+    def changes(self, problem: Problem, batch: int, head: int, rows: Any = slice(None)) -> Tensor:
+        """Numbers that are added to a head's scores, [rows, N] in float64: -inf where the mask is false."""
+        import torch
+
+        found = torch.zeros(problem.M, problem.N, dtype=torch.float64, device=self.q.device)[rows]
+        shape = problem.B, problem.H, problem.M, problem.N
+        if self.bias is not None:
+            found += self.bias.detach().expand(shape)[batch, head][rows]
+        return (
+            found if self.mask is None else found.masked_fill(~self.mask.expand(shape)[batch, head][rows], -torch.inf)
+        )
 
 
 def random_inputs(problem: Problem, seed: int, device: str, dtype: str = "float32") -> Inputs:
@@ -79,7 +94,8 @@ def random_inputs(problem: Problem, seed: int, device: str, dtype: str = "float3
     else:
         q, k, v = (uniform(B, heads, n, d) for n, heads in ((M, H), (N, Hkv), (N, Hkv)))
     out = None if problem.layout == "bhnd" else torch.empty(B, M, H, d, device=device).transpose(1, 2)
-    return Inputs(q, k, v, None if problem.bias is None else uniform(*problem.bias), out)
+    mask = None if problem.mask is None else torch.rand(problem.mask, generator=generator, device=device) < 0.9
+    return Inputs(q, k, v, None if problem.bias is None else uniform(*problem.bias), mask, out)
 
 
 @dataclass(frozen=True)
@@ -132,9 +148,7 @@ def _rows_in_float64(problem: Problem, inputs: Inputs, batch: int, head: int, ro
     shared = head * problem.Hkv // problem.H
     q = inputs.q.detach()[batch, head][rows].double()
     k, v = (x.detach()[batch, shared].double() for x in (inputs.k, inputs.v))
-    scores = q @ k.mT * problem.d**-0.5
-    if inputs.bias is not None:
-        scores += inputs.bias.expand(problem.B, problem.H, problem.M, problem.N)[batch, head][rows]
+    scores = q @ k.mT * problem.d**-0.5 + inputs.changes(problem, batch, head, rows)
     if problem.causal:
         keys = torch.arange(problem.N, device=q.device)
         scores.masked_fill_(keys > torch.as_tensor(rows, device=q.device)[:, None], -torch.inf)

@@ -18,9 +18,10 @@ from flashcli.torch.paged_write import write_kv
 from flashcli.torch.replacing import replacing_sdpa
 from flashcli.torch.sdpa import scaled_dot_product_attention
 from flashcli.torch.tensors import attention
+from flashcli.torch.triangle import triangle_attention
 from flashcli.torch.vllm import paged_attention_v1, paged_attention_v2, reshape_and_cache
 
 __all__ = [
     "attention", "attention_backward", "decode", "paged_attention_v1", "paged_attention_v2", "register_transformers",
-    "replacing_sdpa", "reshape_and_cache", "scaled_dot_product_attention", "write_kv",
+    "replacing_sdpa", "reshape_and_cache", "scaled_dot_product_attention", "triangle_attention", "write_kv",
 ]  # fmt: skip

@@ -20,9 +20,9 @@ from flashcli.torch import in_place, on_cpu, transforms
 from flashcli.torch.gradients import gradients
 
 SCHEMA = (
-    "attention_backward(Tensor do, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor o, Tensor lse, "
-    "bool causal=False, float? scale=None, SymInt q_start=0, bool return_dbias=False, bool rows_first=False, "
-    "str? kernel_name=None) -> (Tensor, Tensor, Tensor, Tensor)"
+    "attention_backward(Tensor do, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor o, "
+    "Tensor lse, bool causal=False, float? scale=None, SymInt q_start=0, bool return_dbias=False, "
+    "bool rows_first=False, str? kernel_name=None) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 Optional: TypeAlias = torch.Tensor | None
 Four: TypeAlias = tuple[
@@ -61,6 +61,7 @@ def attention_backward(
     backend: str = "auto",
     *,
     bias: Optional = None,
+    mask: Optional = None,
     q_start: int = 0,
     o: Optional = None,
     lse: Optional = None,
@@ -69,7 +70,7 @@ def attention_backward(
     kernel: str | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """`flashcli.attention_backward` of tensors, with its parameters, its answer and its errors."""
-    _refuse_mixed({"q": q, "do": do, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias})
+    _refuse_mixed({"q": q, "do": do, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias, "mask": mask})
     if q.is_cuda:
         check_backend_on_gpu(backend)
         check_name(kernel)
@@ -78,8 +79,8 @@ def attention_backward(
     refuse_half(o, lse)
     causal, scale, q_start = transforms.checked(causal, scale, q_start)
     if o is None or lse is None:
-        o, lse = torch.ops.flashcli.attention(q, k, v, bias, causal, scale, q_start)
-    found = operator(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start, bool(return_dbias), False, kernel)
+        o, lse = torch.ops.flashcli.attention(q, k, v, bias, mask, causal, scale, q_start)
+    found = operator(do, dlse, q, k, v, bias, mask, o, lse, causal, scale, q_start, bool(return_dbias), False, kernel)
     return found if return_dbias else found[:3]
 
 
@@ -90,10 +91,16 @@ def _refuse_mixed(tensors: dict[str, Any]) -> None:
             in_place.refuse_other(name, x, tensors["q"])
 
 
-def _asked(do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, o: Any, lse: Any, *options: Any) -> Backward:
+def _asked(
+    do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, o: Any, lse: Any, *options: Any
+) -> Backward:
     of_do, of_q, of_k, of_v, of_o, of_lse = (in_place.operand(x) for x in (do, q, k, v, o, lse))
-    of_dlse, of_bias = (None if x is None else in_place.operand(x) for x in (dlse, bias))
-    return backward(of_do, of_q, of_k, of_v, of_o, of_lse, of_dlse, of_bias, *options)
+    of_dlse, of_bias, of_mask = (None if x is None else in_place.operand(x) for x in (dlse, bias, mask))
+    causal, scale, q_start, return_dbias, rows_first = options
+    return backward(
+        of_do, of_q, of_k, of_v, of_o, of_lse, of_dlse, of_bias, causal, scale, q_start, return_dbias, rows_first,
+        of_mask,
+    )  # fmt: skip
 
 
 def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
@@ -109,7 +116,7 @@ def _empty_like(x: torch.Tensor, rows_first: bool) -> torch.Tensor:
 
 
 def on_gpu(
-    do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, o: Any, lse: Any, *options: Any, **named: Any
+    do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, o: Any, lse: Any, *options: Any, **named: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Optional]:
     """Queue the gradients of tensors on a GPU on PyTorch's current stream; return dQ, dK, dV, and dbias or None."""
     causal, scale, q_start, return_dbias, rows_first, kernel_name = options = Options(*options, **named)
@@ -122,27 +129,31 @@ def on_gpu(
         do.shape, do.stride(), do.dtype, q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype, v.shape,
         v.stride(), v.dtype, o.shape, o.stride(), o.dtype, lse.shape, lse.stride(), lse.dtype,
         None if dlse is None else (dlse.shape, dlse.stride(), dlse.dtype),
-        None if bias is None else (bias.shape, bias.stride(), bias.dtype),
+        None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.data_ptr() % 8),
+        None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.data_ptr() % 2),
         q.device, lowest_bits, options,
     )  # fmt: skip
     if (ready := _ready.get(key)) is None:
-        asked = _asked(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start, return_dbias, rows_first)
+        asked = _asked(do, dlse, q, k, v, bias, mask, o, lse, causal, scale, q_start, return_dbias, rows_first)
         prepared = None
         if not asked.of.empty:
             place = place_of_device(q.get_device())
-            prepared = prepare(place, BACKWARD, asked.at(lowest_bits), How(kernel_name))
+            prepared = prepare(
+                place, BACKWARD, asked.at(lowest_bits, *in_place.score_addresses(bias, mask)), How(kernel_name)
+            )
         ready = Ready(prepared, asked.dbias_shape)
         in_place.remember(_ready, key, ready)
     prepared, dbias_shape = ready
     dbias = None if dbias_shape is None else q.new_empty(dbias_shape)
     if prepared is None:
         return dq.zero_(), dk.zero_(), dv.zero_(), None if dbias is None else dbias.zero_()
+    at_bias, at_mask = in_place.score_addresses(bias, mask)
     stream = torch._C._cuda_getCurrentRawStream(prepared.place.device)
     memory = in_place.scratch(q, prepared.workspace, stream)
     prepared.launch(
         stream, at_do, at_q, at_k, at_v, at_o, lse.data_ptr(), 0 if dlse is None else dlse.data_ptr(),
-        0 if bias is None else bias.data_ptr(), at_dq, at_dk, at_dv, 0 if dbias is None else dbias.data_ptr(),
-        memory.data_ptr(), 0,
+        at_bias, at_dq, at_dk, at_dv, 0 if dbias is None else dbias.data_ptr(),
+        memory.data_ptr(), 0, at_mask,
     )  # fmt: skip
     return dq, dk, dv, dbias
 
@@ -154,10 +165,10 @@ def compute(do: torch.Tensor, dlse: Optional, q: torch.Tensor, *others: Any, **n
 
 
 def _on_cpu(
-    do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, o: Any, lse: Any, *options: Any, **named: Any
+    do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, o: Any, lse: Any, *options: Any, **named: Any
 ) -> Four:
     causal, scale, q_start, return_dbias, rows_first, _ = Options(*options, **named)
-    tensors = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias}
+    tensors = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias, "mask": mask}
     numbers: dict[str, Any] = {name: on_cpu.numbers(name, x) for name, x in tensors.items() if x is not None}
     found = of_numpy(**numbers, causal=causal, scale=scale, q_start=q_start, return_dbias=return_dbias)
     dq, dk, dv = (
@@ -167,12 +178,12 @@ def _on_cpu(
 
 
 def _without_numbers(
-    do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, o: Any, lse: Any, *options: Any, **named: Any
+    do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, o: Any, lse: Any, *options: Any, **named: Any
 ) -> Four:
     causal, scale, q_start, return_dbias, rows_first, _ = Options(*options, **named)
-    tensors = [x for x in (do, dlse, q, k, v, bias, o, lse) if x is not None]
+    tensors = [x for x in (do, dlse, q, k, v, bias, mask, o, lse) if x is not None]
     if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), q_start)):
-        contiguous = _rows_contiguous(do), dlse, q, k, v, bias, _rows_contiguous(o), lse
+        contiguous = _rows_contiguous(do), dlse, q, k, v, bias, mask, _rows_contiguous(o), lse
         _asked(*contiguous, causal, scale, q_start, return_dbias, rows_first)
     shape = bias.shape if bias is not None and return_dbias else (0,)
     dq, dk, dv = (_empty_like(x, rows_first) for x in (q, k, v))
@@ -197,8 +208,8 @@ class _Gradients(torch.autograd.Function):
 
         def wanted_of(*changed: torch.Tensor) -> tuple[torch.Tensor, ...]:
             by_index = dict(enumerate(saved)) | dict(zip(at, changed, strict=True))
-            do, dlse, q, k, v, bias, o, lse = by_index.values()
-            found = gradients(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start)
+            do, dlse, q, k, v, bias, mask, o, lse = by_index.values()
+            found = gradients(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start, mask)
             return tuple(x for x, y in zip(found, of_found, strict=True) if x is not None and y is not None)
 
         with transforms.without_autocast(saved[0].device.type):
@@ -211,13 +222,13 @@ class _Gradients(torch.autograd.Function):
 
 
 def _with_gradients(
-    do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, o: Any, lse: Any, *options: Any, **named: Any
+    do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, o: Any, lse: Any, *options: Any, **named: Any
 ) -> Four:
-    tensors, given = (do, dlse, q, k, v, bias, o, lse), Options(*options, **named)
+    tensors, given = (do, dlse, q, k, v, bias, mask, o, lse), Options(*options, **named)
     # Gradients that are to be transformed themselves.
     if transforms.is_left_to_pytorch() or transforms.levels() > 1 or transforms.has_tangent(*tensors):
         with transforms.without_autocast(q.device.type):
-            dq, dk, dv, dbias = gradients(*tensors, *given[:3])
+            dq, dk, dv, dbias = gradients(do, dlse, q, k, v, bias, o, lse, *given[:3], mask)
         return dq, dk, dv, q.new_empty(0) if dbias is None or not given.return_dbias else dbias
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         return transforms.apply(_Gradients, given, *tensors)

@@ -19,10 +19,11 @@ def attention(
     causal: bool,
     scale: float | None,
     q_start: int,
+    mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O, of Q's shape, and the LSE; 0 and -inf, with gradient 0, for a row that sees nothing."""
     group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
-    scores = _scores(q, k, bias, causal, scale, q_start, group)
+    scores = _scores(q, k, bias, mask, causal, scale, q_start, group)
     if scores.shape[-1] == 0:
         return torch.zeros_like(q), q.new_full(q.shape[:-1], -torch.inf)
     top = scores.detach().amax(-1, keepdim=True)
@@ -46,13 +47,14 @@ def gradients(
     causal: bool,
     scale: float | None,
     q_start: int,
+    mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The gradients dQ, dK, dV, and dbias for a bias of numbers; ``out`` and ``lse`` are O and LSE of that call."""
     if scale is None:
         scale = q.shape[-1] ** -0.5
     group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
     q_, out_ = _stacked(q, group), _stacked(out, group)
-    scores = _scores(q, k, bias, causal, scale, q_start, group)
+    scores = _scores(q, k, bias, mask, causal, scale, q_start, group)
     above = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row that sees nothing: P = 0
     P = torch.exp(scores - _split_heads(above[..., None], group))
     d_out_ = _stacked(d_out, group)
@@ -74,6 +76,7 @@ def _scores(
     q: torch.Tensor,
     k: torch.Tensor,
     bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
     causal: bool,
     scale: float | None,
     q_start: int,
@@ -85,6 +88,8 @@ def _scores(
     if bias is not None:
         there = _split_heads(bias.expand(*q.shape[:-1], k.shape[-2]), group)
         scores = scores.masked_fill(~there, -torch.inf) if bias.dtype == torch.bool else scores + there
+    if mask is not None:
+        scores = scores.masked_fill(~_split_heads(mask.expand(*q.shape[:-1], k.shape[-2]), group), -torch.inf)
     if causal:
         i, j = (torch.arange(n, device=q.device) for n in scores.shape[-2:])
         scores = scores.masked_fill(j > i[:, None] + q_start, -torch.inf)

@@ -56,6 +56,7 @@ def compute(
     precision: str = "fp32",
     batch_invariant: bool = True,
     rows_first: bool = False,
+    mask: torch.Tensor | None = None,
 ) -> Answer:
     """Queue attention of tensors on one GPU on PyTorch's current stream there; return O, and the LSE or None.
 
@@ -66,43 +67,48 @@ def compute(
         key: tuple = (
             q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.get_device(), v.shape, v.stride(),
             v.dtype, v.get_device(), (at_q | at_k | at_v) % ALIGNMENT, causal, scale, q_start,
-            None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device()),
+            None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device(), bias.data_ptr() % 8),
+            None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.get_device(), mask.data_ptr() % 2),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device(), out.data_ptr() % ALIGNMENT),
             return_lse, backend, kernel, precision, batch_invariant, rows_first,
         )  # fmt: skip
         ready = _ready.get(key)
     except (AttributeError, TypeError, RuntimeError):  # something is no tensor, or not in memory, or no number
-        refuse_mixed(q, k, v, bias, out)
+        refuse_mixed(q, k, v, bias, mask, out)
         key, ready = (), None
     if ready is None:
         check_backend_on_gpu(backend)
         how = How(kernel, precision, batch_invariant, return_lse)
-        ready = _make_ready(q, k, v, causal, scale, bias, q_start, out, how, rows_first)
+        ready = _make_ready(q, k, v, causal, scale, bias, mask, q_start, out, how, rows_first)
         remember(_ready, key, ready)
     prepared, shape, strides, lse_shape, lse_strides = ready
     o = q.new_empty_strided(shape, strides) if out is None else out
     lse = q.new_empty_strided(lse_shape, lse_strides) if return_lse else None
     if out is not None:
-        _refuse_overlap(q, k, v, bias, out)
+        _refuse_overlap(out, q=q, k=k, v=v, bias=bias, mask=mask)
     if prepared is None:
         o.zero_()
         return o, None if lse is None else lse.fill_(-torch.inf)
+    at_bias, at_mask = score_addresses(bias, mask)
     stream = torch._C._cuda_getCurrentRawStream(prepared.place.device)
     memory = scratch(q, prepared.workspace, stream) if prepared.workspace else None
     prepared.launch(
         stream, at_q, at_k, at_v, o.data_ptr(), 0 if lse is None else lse.data_ptr(),
-        0 if bias is None else bias.data_ptr(), 0 if memory is None else memory.data_ptr(),
+        at_bias, 0 if memory is None else memory.data_ptr(), at_mask,
     )  # fmt: skip
     return o, lse
 
 
-def is_quiet(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def is_quiet(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, mask: torch.Tensor | None = None
+) -> bool:
     """Whether the tensors are plain ones in memory, and no mode or transformation of PyTorch watches operations."""
     return (
         type(q) in ORDINARY
         and type(k) in ORDINARY
         and type(v) in ORDINARY
         and (bias is None or (type(bias) in ORDINARY and not bias.is_neg()))
+        and (mask is None or type(mask) in ORDINARY)
         and not (q.is_neg() or k.is_neg() or v.is_neg())  # as views of conjugates are: their numbers have another sign
         and (q.is_cuda or q.is_cpu)
         and not torch._C._len_torch_dispatch_stack()
@@ -132,22 +138,32 @@ def _make_ready(
     causal: bool,
     scale: float | None,
     bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
     q_start: int,
     out: torch.Tensor | None,
     how: How,
     rows_first: bool,
 ) -> Ready:
     check(how)
-    refuse_mixed(q, k, v, bias, out)
+    refuse_mixed(q, k, v, bias, mask, out)
     to = _rows_first(q) if rows_first and out is None and q.ndim == 4 else None if out is None else operand(out)
-    what = call(operand(q), operand(k), operand(v), None if bias is None else operand(bias), to, causal, scale, q_start)
+    of_bias, of_mask = (None if x is None else operand(x) for x in (bias, mask))
+    what = call(operand(q), operand(k), operand(v), of_bias, to, causal, scale, q_start, of_mask)
     o, lse = to or contiguous(what.shape, "float32"), contiguous(what.lse_shape, "float32")
     layout = o.shape, o.strides, lse.shape, lse.strides
     if what.empty:
         return Ready(None, *layout)
     addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | (0 if out is None else out.data_ptr())
-    prepared = prepare(place_of_device(q.get_device()), ATTENTION, what.at(addresses), how)
+    prepared = prepare(
+        place_of_device(q.get_device()), ATTENTION, what.at(addresses, *score_addresses(bias, mask)), how
+    )
     return Ready(prepared, *layout)
+
+
+def score_addresses(bias: torch.Tensor | None, mask: torch.Tensor | None) -> tuple[int, int]:
+    """The addresses of a bias of numbers and of a mask, which a bias of bools is; 0 where there is none."""
+    at_bias, at_mask = (0 if x is None else x.data_ptr() for x in (bias, mask))
+    return (0, at_bias) if bias is not None and bias.dtype is torch.bool else (at_bias, at_mask)
 
 
 def operand(tensor: torch.Tensor) -> Operand:
@@ -170,12 +186,10 @@ def remember(ready: dict[tuple, Any], key: tuple, value: Any) -> None:
         ready[key] = value
 
 
-def refuse_mixed(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
-) -> None:
+def refuse_mixed(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any) -> None:
     """Raise TypeError for an argument that is no dense PyTorch tensor, ValueError for one that is not on Q's device."""
-    for name, tensor in {"q": q, "k": k, "v": v, "bias": bias, "out": out}.items():
-        if tensor is None and name in ("bias", "out"):
+    for name, tensor in {"q": q, "k": k, "v": v, "bias": bias, "mask": mask, "out": out}.items():
+        if tensor is None and name in ("bias", "mask", "out"):
             continue
         refuse_other(name, tensor, q)
 
@@ -194,10 +208,8 @@ def refuse_other(name: str, tensor: Any, q: Any, called: str = "q") -> None:
         raise ValueError(f"{name} must be on {q.device}, as {called} is, not on {tensor.device}")
 
 
-def _refuse_overlap(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
-) -> None:
-    tensors, (first, end) = {"q": q, "k": k, "v": v, "bias": bias}, _storage(out)
+def _refuse_overlap(out: torch.Tensor, **tensors: torch.Tensor | None) -> None:
+    first, end = _storage(out)
     inputs = {}
     for name, x in tensors.items():
         if x is not None:

@@ -10,11 +10,11 @@ import torch
 from flashcli.arrays.numpys import attention
 
 
-def compute(q: Any, k: Any, v: Any, bias: Any, out: Any, **options: Any) -> Any:
+def compute(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, **options: Any) -> Any:
     """Attention of tensors without gradients; ``options`` are those of `flashcli.attention`."""
     given: dict[str, Any] = {
         name: None if tensor is None else numbers(name, tensor)
-        for name, tensor in {"q": q, "k": k, "v": v, "bias": bias, "out": out}.items()
+        for name, tensor in {"q": q, "k": k, "v": v, "bias": bias, "mask": mask, "out": out}.items()
     }
     found = attention(**given, **options)
     answer, *lse = found if isinstance(found, tuple) else (found,)

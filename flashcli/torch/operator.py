@@ -7,7 +7,7 @@ compiler may change those. (The option is ``kernel_name``, as PyTorch's compiler
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -17,11 +17,12 @@ from flashcli.kernels.plan import check
 from flashcli.torch import backward, gradients, in_place, on_cpu, transforms
 
 SCHEMA = (
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? bias=None, bool causal=False, float? scale=None, "
-    "SymInt q_start=0, bool rows_first=False, str? kernel_name=None, str precision='fp32', bool batch_invariant=True) "
-    "-> (Tensor, Tensor)"
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? bias=None, Tensor? mask=None, bool causal=False, "
+    "float? scale=None, SymInt q_start=0, bool rows_first=False, str? kernel_name=None, str precision='fp32', "
+    "bool batch_invariant=True) -> (Tensor, Tensor)"
 )
 Both = tuple[torch.Tensor, torch.Tensor]
+Optional: TypeAlias = torch.Tensor | None
 
 
 class Options(NamedTuple):
@@ -41,25 +42,22 @@ library.define(SCHEMA)
 attention = torch.ops.flashcli.attention.default
 
 
-def _on_gpu(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None, *options: Any, **named: Any
-) -> Both:
+def _on_gpu(q: Any, k: Any, v: Any, bias: Optional = None, mask: Optional = None, *options: Any, **named: Any) -> Both:
     causal, scale, q_start, rows_first, kernel, precision, batch_invariant = Options(*options, **named)
     out, lse = in_place.compute(
-        q, k, v, causal, scale, bias, q_start, True, None, "cuda", kernel, precision, batch_invariant, rows_first
-    )
+        q, k, v, causal, scale, bias, q_start, True, None, "cuda", kernel, precision, batch_invariant, rows_first,
+        mask=mask,
+    )  # fmt: skip
     assert lse is not None
     return out, lse
 
 
-def _on_cpu(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None, *options: Any, **named: Any
-) -> Both:
+def _on_cpu(q: Any, k: Any, v: Any, bias: Optional = None, mask: Optional = None, *options: Any, **named: Any) -> Both:
     given = Options(*options, **named)
     out, _ = _empty(q, given.rows_first)
     backend = "cpu" if given.kernel_name is None else "auto"
     return on_cpu.compute(
-        q, k, v, bias, out, causal=given.causal, scale=given.scale, backend=backend, q_start=given.q_start,
+        q, k, v, bias, mask, out, causal=given.causal, scale=given.scale, backend=backend, q_start=given.q_start,
         return_lse=True, kernel=given.kernel_name, precision=given.precision, batch_invariant=given.batch_invariant,
     )  # fmt: skip
 
@@ -74,16 +72,16 @@ def _empty(q: torch.Tensor, rows_first: bool) -> Both:
 
 
 def _without_numbers(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None, *options: Any, **named: Any
+    q: Any, k: Any, v: Any, bias: Optional = None, mask: Optional = None, *options: Any, **named: Any
 ) -> Both:
     causal, scale, q_start, rows_first, kernel, precision, batch_invariant = Options(*options, **named)
     if not q.is_cpu:
         check(How(kernel, precision, batch_invariant))
-    tensors = [x for x in (q, k, v, bias) if x is not None]
+    tensors = [x for x in (q, k, v, bias, mask) if x is not None]
     if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), q_start)):
-        of_bias = None if bias is None else in_place.operand(bias)
         of_q, of_k, of_v = (in_place.operand(x) for x in (q, k, v))
-        call(of_q, of_k, of_v, of_bias, None, causal, scale, q_start)
+        of_bias, of_mask = (None if x is None else in_place.operand(x) for x in (bias, mask))
+        call(of_q, of_k, of_v, of_bias, None, causal, scale, q_start, of_mask)
     return _empty(q, rows_first)
 
 
@@ -94,10 +92,10 @@ class _Attention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, how: tuple[Callable[..., Both], tuple]) -> Both:
+    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, how: tuple[Callable[..., Both], tuple]) -> Both:
         compute, options = how
-        out, lse = compute(q, k, v, bias, *options)
-        ctx.save_for_backward(q, k, v, bias, out, lse)
+        out, lse = compute(q, k, v, bias, mask, *options)
+        ctx.save_for_backward(q, k, v, bias, mask, out, lse)
         ctx.options = options[:4]  # causal, scale, q_start, rows_first
         ctx.set_materialize_grads(False)
         return out, lse
@@ -105,25 +103,25 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Any, d_lse: Any) -> tuple:
         if d_out is None and d_lse is None:
-            return None, None, None, None, None
-        q, k, v, bias, out, lse = ctx.saved_tensors
+            return None, None, None, None, None, None
+        q, k, v, bias, mask, out, lse = ctx.saved_tensors
         causal, scale, q_start, rows_first = ctx.options
         d_out = torch.zeros_like(out) if d_out is None else d_out
         of_bias = bias is not None and bias.dtype != torch.bool and ctx.needs_input_grad[3]
-        given = d_out, d_lse, q, k, v, bias, out, lse, causal, scale, q_start, of_bias, rows_first
-        if _is_for_gpu(q, k, v, bias, d_out, d_lse, out, lse):
-            return *backward.on_gpu(*given), None
+        given = d_out, d_lse, q, k, v, bias, mask, out, lse, causal, scale, q_start, of_bias, rows_first
+        if _is_for_gpu(q, k, v, bias, mask, d_out, d_lse, out, lse):
+            return *backward.on_gpu(*given), None, None
         with transforms.without_autocast(q.device.type):  # gradients are as exact as what they are of
             dq, dk, dv, dbias = backward.operator(*given)
-        return dq, dk, dv, dbias if of_bias else None, None
+        return dq, dk, dv, dbias if of_bias else None, None, None
 
 
-def _is_for_gpu(q: Any, k: Any, v: Any, bias: Any, d_out: Any, d_lse: Any, out: Any, lse: Any) -> bool:
+def _is_for_gpu(q: Any, k: Any, v: Any, bias: Any, mask: Any, d_out: Any, d_lse: Any, out: Any, lse: Any) -> bool:
     """Whether gradients can be computed past PyTorch's dispatch: on a GPU, and with no gradients of gradients."""
     return (
         not torch.is_grad_enabled()
         and q.is_cuda
-        and in_place.is_quiet(q, k, v, bias)
+        and in_place.is_quiet(q, k, v, bias, mask)
         and in_place.is_quiet(d_out, out, lse, d_lse)
     )
 
@@ -139,12 +137,12 @@ def wants_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: tor
 _apply_at_once = super(torch.autograd.Function, _Attention).apply
 
 
-def in_place_with_gradients(q: Any, k: Any, v: Any, bias: Any, *options: Any) -> Both:
+def in_place_with_gradients(q: Any, k: Any, v: Any, bias: Any, mask: Any, *options: Any) -> Both:
     """O and the LSE, with gradients, of tensors on a GPU, past PyTorch's dispatch, which takes time.
 
     No transformation of torch.func may be going on.
     """
-    return _apply_at_once(q, k, v, bias, (_on_gpu, options))
+    return _apply_at_once(q, k, v, bias, mask, (_on_gpu, options))
 
 
 def _below_autograd(*arguments: Any) -> Both:
@@ -153,17 +151,17 @@ def _below_autograd(*arguments: Any) -> Both:
 
 
 def _with_gradients(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None, *options: Any, **named: Any
+    q: Any, k: Any, v: Any, bias: Optional = None, mask: Optional = None, *options: Any, **named: Any
 ) -> Both:
     given = Options(*options, **named)
     if transforms.is_left_to_pytorch() or transforms.has_tangent(q, k, v, bias):
-        _without_numbers(q, k, v, bias, *given)  # which refuses what cannot be computed
+        _without_numbers(q, k, v, bias, mask, *given)  # which refuses what cannot be computed
         with transforms.without_autocast(q.device.type):
-            out, lse = gradients.attention(q, k, v, bias, *given[:3])
+            out, lse = gradients.attention(q, k, v, bias, *given[:3], mask)
         return (out.transpose(1, 2).contiguous().transpose(1, 2) if given.rows_first and q.ndim == 4 else out), lse
     if wants_gradients(q, k, v, bias):
-        return transforms.apply(_Attention, q, k, v, bias, (_below_autograd, given))
-    return _below_autograd(q, k, v, bias, *given)
+        return transforms.apply(_Attention, q, k, v, bias, mask, (_below_autograd, given))
+    return _below_autograd(q, k, v, bias, mask, *given)
 
 
 library.impl("attention", _on_gpu, "CUDA")

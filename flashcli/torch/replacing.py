@@ -149,8 +149,8 @@ def _backward_or(original: Any) -> Any:
             )  # fmt: skip
         of_bias = grad_input_mask[3] and attn_bias is not None and attn_bias.dtype != torch.bool
         dq, dk, dv, dbias = backward.compute(
-            grad_out, None, query, key, value, attn_bias, out, logsumexp[..., : query.shape[-2]], is_causal, scale, 0,
-            of_bias, True,
+            grad_out, None, query, key, value, attn_bias, None, out, logsumexp[..., : query.shape[-2]], is_causal,
+            scale, 0, of_bias, True,
         )  # fmt: skip
         return dq, dk, dv, _bias_as_theirs(dbias) if of_bias else None
 

@@ -33,7 +33,7 @@ def scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-    options = attn_mask, is_causal, scale, 0, True
+    options = attn_mask, None, is_causal, scale, 0, True
     if torch.compiler.is_compiling() or not in_place.is_quiet(query, key, value, attn_mask):
         return operator.attention(query, key, value, *options)[0]
     if operator.wants_gradients(query, key, value, attn_mask):

@@ -19,6 +19,7 @@ def attention(
     backend: str = "auto",
     *,
     bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
     q_start: int = 0,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
@@ -31,31 +32,32 @@ def attention(
     Parameters, the answer and errors are those of `flashcli.attention`. ``out`` must not be given where gradients are
     wanted. The memory for gradients grows with M + N; gradients of gradients take all scores, [B, H, M, N].
     """
-    if torch.compiler.is_compiling() or not in_place.is_quiet(q, k, v, bias):
+    if torch.compiler.is_compiling() or not in_place.is_quiet(q, k, v, bias, mask):
         options = operator.Options(causal, scale, q_start, False, kernel, precision, batch_invariant)
-        return _by_operator(q, k, v, bias, out, backend, return_lse, options)
+        return _by_operator(q, k, v, bias, mask, out, backend, return_lse, options)
     wanted = operator.wants_gradients(q, k, v, bias)
     if out is not None:
-        in_place.refuse_mixed(q, k, v, bias, out)
+        in_place.refuse_mixed(q, k, v, bias, mask, out)
         _refuse_gradients(wanted, out)
         if out.is_neg():
             raise ValueError("out must not be a lazily negated view (out.is_neg()): call out.resolve_neg() first")
     if wanted:
         options = operator.Options(causal, scale, q_start, False, kernel, precision, batch_invariant)
         if not q.is_cuda or backend not in ("auto", "cuda"):
-            return _by_operator(q, k, v, bias, out, backend, return_lse, options)
-        both = operator.in_place_with_gradients(q, k, v, bias, *options)
+            return _by_operator(q, k, v, bias, mask, out, backend, return_lse, options)
+        both = operator.in_place_with_gradients(q, k, v, bias, mask, *options)
         return both if return_lse else both[0]
     if q.is_cuda:
         o, lse = in_place.compute(
-            q, k, v, causal, scale, bias, q_start, return_lse, out, backend, kernel, precision, batch_invariant
-        )
+            q, k, v, causal, scale, bias, q_start, return_lse, out, backend, kernel, precision, batch_invariant,
+            mask=mask,
+        )  # fmt: skip
         answer = o if lse is None else (o, lse)
     else:
-        in_place.refuse_mixed(q, k, v, bias, out)
+        in_place.refuse_mixed(q, k, v, bias, mask, out)
         answer = on_cpu.compute(
-            q, k, v, bias, out, causal=causal, scale=scale, backend=backend, q_start=q_start, return_lse=return_lse,
-            kernel=kernel, precision=precision, batch_invariant=batch_invariant,
+            q, k, v, bias, mask, out, causal=causal, scale=scale, backend=backend, q_start=q_start,
+            return_lse=return_lse, kernel=kernel, precision=precision, batch_invariant=batch_invariant,
         )  # fmt: skip
     if out is not None and not out.is_inference():  # whoever has kept it for gradients is to know
         torch.autograd.graph.increment_version(out)
@@ -69,9 +71,9 @@ def _refuse_gradients(wanted: bool, out: torch.Tensor) -> None:
 
 
 def _by_operator(
-    q: Any, k: Any, v: Any, bias: Any, out: Any, backend: str, return_lse: bool, options: operator.Options
+    q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, backend: str, return_lse: bool, options: operator.Options
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    in_place.refuse_mixed(q, k, v, bias, out)
+    in_place.refuse_mixed(q, k, v, bias, mask, out)
     wanted = BACKENDS if q.is_meta else ("auto", "cpu" if q.is_cpu else "cuda")
     if backend not in wanted:
         names = " or ".join(map(repr, wanted))
@@ -82,7 +84,7 @@ def _by_operator(
         _refuse_gradients(operator.wants_gradients(q, k, v, bias), out)
     # Here, too: in transformations of torch.func, autocast is as it was where an operator is called.
     with transforms.without_autocast(q.device.type):
-        o, lse = operator.attention(q, k, v, bias, *options)
+        o, lse = operator.attention(q, k, v, bias, mask, *options)
     if out is not None:
         if out.shape != o.shape or out.dtype != o.dtype:
             raise ValueError(f"out must be float32 and have the shape of q, {list(q.shape)}, not {list(out.shape)}")

@@ -14,25 +14,25 @@ Answer: TypeAlias = tuple[tuple[torch.Tensor, ...], tuple[int, ...]]  # of all c
 
 
 def _of_attention(
-    info: Any, in_dims: Sequence[int | None], q: Any, k: Any, v: Any, bias: Any = None, *rest: Any
+    info: Any, in_dims: Sequence[int | None], q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None, *rest: Any
 ) -> Answer:
     calls = info.batch_size
     folded = [_folded(x, at, calls) for x, at in zip((q, k, v), in_dims, strict=False)]
-    if bias is not None:
-        bias = _bias_folded(bias, in_dims[3], calls, q, in_dims[0])
-    return _apart(operator.attention(*folded, bias, *rest), calls, _batches(q, in_dims[0]))
+    at = (*in_dims, None, None)[3:5]
+    bias, mask = (_bias_folded(x, at_x, calls, q, in_dims[0]) for x, at_x in zip((bias, mask), at, strict=True))
+    return _apart(operator.attention(*folded, bias, mask, *rest), calls, _batches(q, in_dims[0]))
 
 
 def _of_gradients(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> Answer:
-    (do, dlse, q, k, v, bias, o, lse), rest = arguments[:8], arguments[8:]
+    (do, dlse, q, k, v, bias, mask, o, lse), rest = arguments[:9], arguments[9:]
     calls, at_bias = info.batch_size, in_dims[5]
     given = None if bias is None else _calls_first(bias, at_bias, calls)
-    bias = None if bias is None else _bias_folded(bias, at_bias, calls, q, in_dims[2])
+    bias, mask = (_bias_folded(x, at, calls, q, in_dims[2]) for x, at in ((bias, at_bias), (mask, in_dims[6])))
     B = _batches(q, in_dims[2])
-    do, dlse, q, k, v, _, o, lse = (
-        _folded(x, at, calls) for x, at in zip((do, dlse, q, k, v, None, o, lse), in_dims, strict=False)
+    do, dlse, q, k, v, _, _, o, lse = (
+        _folded(x, at, calls) for x, at in zip((do, dlse, q, k, v, None, None, o, lse), in_dims, strict=False)
     )
-    (*of_qkv, dbias), dims = _apart(backward.operator(do, dlse, q, k, v, bias, o, lse, *rest), calls, B)
+    (*of_qkv, dbias), dims = _apart(backward.operator(do, dlse, q, k, v, bias, mask, o, lse, *rest), calls, B)
     if given is not None and dbias.ndim > 2:  # summed over the axes along which it was broadcast
         padded = given.reshape(calls, *[1] * (dbias.ndim - given.ndim), *given.shape[1:])
         dbias = dbias.sum_to_size(padded.shape).reshape(given.shape)
@@ -54,8 +54,10 @@ def _batches(q: torch.Tensor, at: int | None) -> int:
     return _calls_first(q, at, 1).shape[1]
 
 
-def _bias_folded(bias: torch.Tensor, at: int | None, calls: int, q: torch.Tensor, at_q: int | None) -> torch.Tensor:
-    """A bias, which may lack axes on the left or be broadcast along them, for a Q of all calls."""
+def _bias_folded(bias: Optional, at: int | None, calls: int, q: torch.Tensor, at_q: int | None) -> Optional:
+    """A bias or mask, which may lack axes on the left or be broadcast along them, for a Q of all calls."""
+    if bias is None:
+        return None
     bias, of_q = _calls_first(bias, at, calls), _calls_first(q, at_q, calls)
     bias = bias.reshape(calls, *[1] * (of_q.ndim - bias.ndim), *bias.shape[1:])
     return bias.expand(*of_q.shape[:2], *bias.shape[2:]).flatten(0, 1)

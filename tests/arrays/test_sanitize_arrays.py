@@ -15,7 +15,10 @@ LONG_OR_ODD = [
     "chunks of keys, heads of 160", "chunks of keys, heads of 160, more of them than blocks",
 ]  # fmt: skip
 LONG_BIAS = ["bias", "bias of keys", "bias of queries", "bias, odd, causal", "bias, heads of 128", "bias, heads of 256"]
-LONG_MASK = ["mask of keys", "mask of queries"]
+LONG_MASK = [
+    "mask of keys", "mask of queries", "bias and mask, heads of 64, causal", "bias in pairs, heads of 128",
+    "mask in pairs", "bias and mask, odd, heads of 200", "a mask that hides Inf of V",
+]  # fmt: skip
 LONG_NAN = ["NaN, odd, causal", "NaN, heads of 200", "NaN with a bias", "NaN, chunks of keys, heads of 256"]
 LONG_FP16 = "fp16, heads of 192"
 REFUSED = {  # by kernels that do not take them
@@ -24,7 +27,7 @@ REFUSED = {  # by kernels that do not take them
     "wgmma": [],
     "wgmma_short": [*LONG_OR_ODD, *LONG_BIAS, *LONG_MASK, *LONG_NAN, LONG_FP16],
 }
-MACROS = {"DENSE": "01", "ALIGNED": "01", "LSE": "01", "CAUSAL": "01", "BIAS": "12", "BIAS_COLUMN": "01"}
+MACROS = {"DENSE": "01", "ALIGNED": "01", "LSE": "01", "CAUSAL": "01", "BIAS": "123", "BIAS_COLUMN": "012"}
 
 
 @pytest.fixture

@@ -52,7 +52,19 @@ def test_views_keep_their_strides_and_axes_of_one_have_none():
 @pytest.mark.parametrize("dtype", ["float32", "bool"])
 def test_a_bias_is_broadcast_by_strides(shape, strides, dtype):
     asked = call(Q, K, K, contiguous(shape, dtype))
-    assert (asked.bias, asked.bias_strides) == (dtype, strides)
+    assert (asked.bias, asked.bias_strides if dtype == "float32" else asked.mask_strides) == (dtype, strides)
+
+
+def test_a_mask_may_be_beside_a_bias():
+    asked = call(Q, K, K, contiguous((5, 7), "float32"), mask=contiguous((2, 1, 1, 7), "bool"))
+    assert (asked.bias, asked.bias_strides, asked.mask_strides) == ("both", (0, 0, 7, 1), (7, 0, 0, 1))
+    assert asked.bias_contiguous and not call(Q, K, K, mask=contiguous((5, 1), "bool")).bias_contiguous
+    with pytest.raises(TypeError, match=r"^mask must be a bool array, not float32$"):
+        call(Q, K, K, mask=contiguous((5, 7), "float32"))
+    with pytest.raises(TypeError, match=r"^bias must be a float32 array where there is a mask, too, not bool$"):
+        call(Q, K, K, contiguous((5, 7), "bool"), mask=contiguous((5, 7), "bool"))
+    with pytest.raises(ValueError, match=r"^mask must be broadcastable to "):
+        call(Q, K, K, mask=contiguous((5, 8), "bool"))
 
 
 def test_a_bias_without_heads_is_of_batches_first():

@@ -21,7 +21,13 @@ from flashcli.measure import race
 
 KERNEL = [
     ROOT / "cuda" / name
-    for name in ("attention/12_o_in_registers.cu", "attention/attention.cuh", "attention/arguments.h", "common.cuh")
+    for name in (
+        "attention/12_o_in_registers.cu",
+        "attention/attention.cuh",
+        "attention/arguments.h",
+        "bias.cuh",
+        "common.cuh",
+    )
 ]
 
 

@@ -51,9 +51,13 @@ def test_arguments_are_where_their_names_say():
 
 def test_arguments_of_arrays_are_where_their_names_say():
     q, k = Operand((2, 4, 5, 8), (320, 8, 32, 1), "float32"), contiguous((2, 2, 7, 8), "float32")
-    given = argument(call(q, k, k, bias=contiguous((4, 1, 7), "bool"), causal=True, scale=0.5, q_start=2), chunk=3)
+    mask = contiguous((2, 1, 1, 7), "bool")
+    given = argument(
+        call(q, k, k, bias=contiguous((4, 1, 7), "float32"), mask=mask, causal=True, scale=0.5, q_start=2), chunk=3
+    )
     assert [getattr(given.q, name) for name in ("batch", "head", "row")] == [320, 8, 32]
     assert [getattr(given.k, name) for name in ("batch", "head", "row")] == [112, 56, 8]
     assert [getattr(given.bias_strides, name) for name in ("batch", "head", "row")] == [0, 7, 0]
+    assert [getattr(given.mask_strides, name) for name in ("batch", "head", "row")] == [7, 0, 0]
     names = ("B", "H", "Hkv", "M", "N", "q_start", "scale", "bias_column", "chunk")
     assert [getattr(given, name) for name in names] == [2, 4, 2, 5, 7, 2, 0.5, 1, 3]

@@ -100,7 +100,7 @@ def test_the_operator_keeps_to_pytorchs_rules(grad, bias, rows_first):
     added = None if bias is None else torch.randn(bias).requires_grad_(grad)
     o, lse = (x.detach() for x in flashcli.attention(q, k, v, bias=added, return_lse=True))
     torch.library.opcheck(
-        torch.ops.flashcli.attention_backward.default, (do, None, q, k, v, added, o, lse),
+        torch.ops.flashcli.attention_backward.default, (do, None, q, k, v, added, None, o, lse),
         {"return_dbias": bias is not None, "rows_first": rows_first},
     )  # fmt: skip
 

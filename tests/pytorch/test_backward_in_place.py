@@ -38,7 +38,7 @@ def compute(do, q, k, v, bias=None, dlse=None, rows_first=False, kernel=None, **
     wanted = bias is not None and bias.dtype != torch.bool
     causal, q_start = options.get("causal", False), options.get("q_start", 0)
     found = backward.compute(
-        do, dlse, q, k, v, bias, o, lse, causal, options.get("scale"), q_start, wanted, rows_first, kernel
+        do, dlse, q, k, v, bias, None, o, lse, causal, options.get("scale"), q_start, wanted, rows_first, kernel
     )
     assert found[3].numel() == (bias.numel() if wanted else 0)
     return found if wanted else found[:3]
@@ -79,7 +79,7 @@ def test_gradients_of_a_call_without_the_operators_ways(monkeypatch, bias):
     wanted = [q, k, v, bias] if bias is not None and bias.is_floating_point() else [q, k, v]
     for x in wanted:
         x.requires_grad_()
-    o, lse = operator.in_place_with_gradients(q, k, v, bias, True, None, 2, False, None, "fp32", True)
+    o, lse = operator.in_place_with_gradients(q, k, v, bias, None, True, None, 2, False, None, "fp32", True)
     dlse = torch.randn(B, H, M)
     got = torch.autograd.grad((o, lse), wanted, (do, dlse))
     given = [x if x is None else x.detach() for x in (do, q, k, v, bias)]
@@ -121,7 +121,7 @@ def test_what_is_asked_again_is_remembered_and_not_without_end(monkeypatch):
 
 def test_nothing_to_compute_gives_zeros(driver):
     q, k = torch.randn(B, H, M, d), torch.randn(B, H, 0, d)
-    found = backward.compute(q, None, q, k, k, None, q, q[..., 0].contiguous())
+    found = backward.compute(q, None, q, k, k, None, None, q, q[..., 0].contiguous())
     assert not found[0].any() and found[1].shape == k.shape and not driver.launches
 
 

@@ -152,7 +152,7 @@ def test_with_gradients(qkv):
     from flashcli.torch import operator
 
     inputs = [x.requires_grad_() for x in qkv]
-    o, lse = operator.in_place_with_gradients(*qkv, None, True, None, 2, True, "mma", "fp32", True)
+    o, lse = operator.in_place_with_gradients(*qkv, None, None, True, None, 2, True, "mma", "fp32", True)
     right, right_lse = oracle(*qkv, causal=True, q_start=2)
     weights = torch.randn(B, H, M, d)
     got = torch.autograd.grad((o * weights).sum() + lse.sum(), inputs)
