@@ -78,30 +78,6 @@ __device__ __forceinline__ void read_numbers(float (&bias)[size], const Argument
     }
 }
 
-// The first n biases of a thread.
-template <int n, bool IN_PAIRS, int size, class Arguments, class Head, class Query, class Key>
-__device__ __forceinline__ void read_biases(float (&bias)[size], const Arguments &a, Head head, Query query, Key key) {
-    static_assert(n <= 64, "a bit each");
-    read_numbers<n, IN_PAIRS>(bias, a, head, query, key);
-    const unsigned long long hidden = read_mask<n, IN_PAIRS>(a, head, query, key);
-#pragma unroll
-    for (int x = 0; x < (HIDES ? n : 0); ++x)
-        if (hidden >> x & 1) bias[x] = NEG_INF;
-}
-
-// A bias in powers of two. What is finite stays so: a row whose biases are all the lowest float has equal scores, while
-// one whose biases are all -inf sees nothing.
-__device__ __forceinline__ float in_powers_of_two(float bias) {
-    return fabsf(bias) < INFINITY_F ? fmaxf(-LARGEST, fminf(LARGEST, bias * LOG2E)) : bias;
-}
-
-// A score with its bias: `product` times `factor` is the score in powers of two. `ordinary`: as the next function says.
-__device__ __forceinline__ float biased(float product, float factor, float bias, bool ordinary = false) {
-    if (!ADDS) return fminf(product * factor, bias);  // of NaN and -inf the smaller one is -inf
-    if (ordinary) return fmaf(product, factor, bias * LOG2E);
-    return bias == NEG_INF ? NEG_INF : fmaf(product, factor, in_powers_of_two(bias));
-}
-
 // Whether the first n biases are all finite, in powers of two, too, as nearly always; then there is less to do.
 template <int n, int size>
 __device__ __forceinline__ bool are_ordinary(const float (&bias)[size]) {
@@ -110,4 +86,31 @@ __device__ __forceinline__ bool are_ordinary(const float (&bias)[size]) {
 #pragma unroll
     for (int x = 0; x < n; ++x) sums[x % 4] += fabsf(bias[x]);
     return sums[0] + sums[1] + (sums[2] + sums[3]) < LARGEST / 2;
+}
+
+// The first n biases of a thread. Returns whether they are ordinary, but for what the mask takes away.
+template <int n, bool IN_PAIRS, int size, class Arguments, class Head, class Query, class Key>
+__device__ __forceinline__ bool read_biases(float (&bias)[size], const Arguments &a, Head head, Query query, Key key) {
+    static_assert(n <= 64, "a bit each");
+    read_numbers<n, IN_PAIRS>(bias, a, head, query, key);
+    const bool ordinary = are_ordinary<n>(bias);
+    const unsigned long long hidden = read_mask<n, IN_PAIRS>(a, head, query, key);
+#pragma unroll
+    for (int x = 0; x < (HIDES ? n : 0); ++x)
+        if (hidden >> x & 1) bias[x] = NEG_INF;
+    return ordinary;
+}
+
+// A bias in powers of two. What is finite stays so: a row whose biases are all the lowest float has equal scores, while
+// one whose biases are all -inf sees nothing.
+__device__ __forceinline__ float in_powers_of_two(float bias) {
+    return fabsf(bias) < INFINITY_F ? fmaxf(-LARGEST, fminf(LARGEST, bias * LOG2E)) : bias;
+}
+
+// A score with its bias: `product` times `factor` is the score in powers of two. A bias that is `ordinary`, or -inf, is
+// less work; but where it is -inf, and the product NaN, that leaves NaN, for whoever looks at answers to mend.
+__device__ __forceinline__ float biased(float product, float factor, float bias, bool ordinary = false) {
+    if (!ADDS) return fminf(product * factor, bias);  // of NaN and -inf the smaller one is -inf
+    if (ordinary) return fmaf(product, factor, bias * LOG2E);
+    return bias == NEG_INF ? NEG_INF : fmaf(product, factor, in_powers_of_two(bias));
 }

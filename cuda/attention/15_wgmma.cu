@@ -153,7 +153,8 @@ struct Passage {
     const int first, i;  // rows: the first of the 64, and the first of this thread's two
     RowState rows;
     Partial sum = {};
-    float S[S_REGISTERS], T[T_REGISTERS], bias[S_REGISTERS];
+    float S[S_REGISTERS], T[T_REGISTERS];
+    Bias bias;
     uint32_t P_hi[V_STEPS][4], P_lo[V_STEPS][4];
 
     // The exponents of the rows' scales are `q_exponent`, that of scale * log2(e) is `factor_exponent`.

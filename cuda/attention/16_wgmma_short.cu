@@ -284,7 +284,7 @@ struct Multiplier {
             const uint64_t K = desc + ring.stage * (2 * SLOT / 16), V = K + SLOT / 16;
             wait(&slots.full[ring.stage][0], ring.parity);
             issue_S(S, Q, K);
-            float bias[S_REGISTERS];
+            Bias bias;
             const int column = j * BC + threadIdx.x % 4 * 2;
             read_bias<8 * STEPS>(bias, a, here.head, i, column);
             const auto end_of = [&](int x) { return keys_seen(a.q_start + x, a.N); };

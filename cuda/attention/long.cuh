@@ -167,7 +167,8 @@ struct LongConsumer : Warpgroup {
 
         const auto step = [&](int j) {
             const int key = j * BC + lane % 4 * 2;
-            float S[32], bias[32];
+            float S[32];
+            Bias bias;
             uint32_t P_hi[4][4], P_lo[4][4];
             // S = Q Kᵀ
             const int exponent = take_S(S, Q_desc);

@@ -190,7 +190,7 @@ struct Pair : Warpgroup {
         const auto softmax_of_tile = [&](int j, int k_exponent) {
             const auto end_of = [&](int x) { return keys_seen(a.q_start + x, a.N); };
             const int column = j * BC + lane % 4 * 2;
-            const float no_bias[S_REGISTERS] = {};
+            const Bias no_bias = {};
             rows.l[0] = rows.l[1] = 0;
             const float2 factor = mask_scores(S, rows, k_exponent, (j + 1) * BC > end_of(here.i0),
                                               {end_of(i) - column, end_of(i + 8) - column}, no_bias);

@@ -179,12 +179,23 @@ struct RowState {
     }
 };
 
+// The biases of a thread's numbers of S, and whether they are ordinary, but for what the mask takes away.
+struct Bias {
+    float of[S_REGISTERS];
+#if BIAS
+    bool ordinary;
+#else
+    static constexpr bool ordinary = false;
+#endif
+};
+
 // The biases of a thread's n numbers of S, of rows i and i + 8 and keys from `key` on: to be read while products run.
 template <int n>
-__device__ __forceinline__ void read_bias(float (&bias)[S_REGISTERS], const Attention &a, Head head, int i, int key) {
-    if (!BIAS) return;
-    read_biases<n, true>(
-        bias, a, head, [&](int x) { return i + x / 2 % 2 * 8; }, [&](int x) { return key + x / 4 * 8 + x % 2; });
+__device__ __forceinline__ void read_bias(Bias &bias, const Attention &a, Head head, int i, int key) {
+#if BIAS
+    bias.ordinary = read_biases<n, true>(
+        bias.of, a, head, [&](int x) { return i + x / 2 % 2 * 8; }, [&](int x) { return key + x / 4 * 8 + x % 2; });
+#endif
 }
 
 // Scores as they came from the tensor cores: with their biases, and -inf for keys that a row does not see, those from
@@ -193,17 +204,17 @@ __device__ __forceinline__ void read_bias(float (&bias)[S_REGISTERS], const Atte
 // where scores are huge. Beyond the clamps all scores differ by nothing, or by far more than p can show.
 template <int n>
 __device__ __forceinline__ float2 mask_scores(float (&S)[n], const RowState &row, int k_exponent, bool masked,
-                                              const int (&visible)[2], const float (&bias)[S_REGISTERS]) {
+                                              const int (&visible)[2], const Bias &bias) {
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) factor[r] = power_of_two(max(-126, min(row.q_exponent[r] - k_exponent, 89)));
     if (BIAS) {
-        if (are_ordinary<n>(bias)) {
+        if (bias.ordinary) {
 #pragma unroll
-            for (int x = 0; x < n; ++x) S[x] = biased(S[x], factor[x / 2 % 2], bias[x], true);
+            for (int x = 0; x < n; ++x) S[x] = biased(S[x], factor[x / 2 % 2], bias.of[x], true);
         } else {
 #pragma unroll
-            for (int x = 0; x < n; ++x) S[x] = biased(S[x], factor[x / 2 % 2], bias[x]);
+            for (int x = 0; x < n; ++x) S[x] = biased(S[x], factor[x / 2 % 2], bias.of[x]);
         }
         factor[0] = factor[1] = 1;
     }
@@ -249,7 +260,7 @@ __device__ __forceinline__ void exponentiate_row(float (&S)[n], RowState &row, i
 // S := P, and m, l, of a tile whose scores are there; the arguments are those of `mask_scores`.
 template <int n>
 __device__ __forceinline__ void softmax(float (&S)[n], RowState &row, int k_exponent, bool masked,
-                                        const int (&visible)[2], const float (&bias)[S_REGISTERS]) {
+                                        const int (&visible)[2], const Bias &bias) {
     const float2 factor = mask_scores(S, row, k_exponent, masked, visible, bias);
     exponentiate_row(S, row, 0, maximum_of_row(S, 0, factor.x), factor.x);
     exponentiate_row(S, row, 1, maximum_of_row(S, 1, factor.y), factor.y);

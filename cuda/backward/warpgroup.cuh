@@ -233,9 +233,8 @@ struct Biases {
             return (D > 64 ? opaque(passing) : passing) + x / 4 * 8 + threadIdx.x % 4 * 2 + x % 2;
         };
         if (!BIAS) return;
-        if (OF_KEYS) read_biases<SCORES, false>(of, a, head, other, mine);
-        else read_biases<SCORES, true>(of, a, head, mine, other);
-        ordinary = are_ordinary<SCORES>(of);
+        if (OF_KEYS) ordinary = read_biases<SCORES, false>(of, a, head, other, mine);
+        else ordinary = read_biases<SCORES, true>(of, a, head, mine, other);
     }
     // The exponent of P: of the x-th product, times `factor`.
     __device__ __forceinline__ float exponent(float product, float factor, float above, int x) const {
