@@ -13,7 +13,7 @@ import click
 from bench.records import load_record
 from bench.views import FP32_PEERS
 from flashcli.kernels.attention import KERNELS
-from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, SKY, save_picture
+from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, SKY, check_picture, save_picture
 from flashcli.measure.records import Record, of_kind
 from flashcli.measure.rows import Row, Timed
 
@@ -62,6 +62,7 @@ def draw_headline(record: Record, path: str) -> None:
 @click.argument("picture")
 def main(record: Path, picture: str) -> None:
     """Draw a RECORD of `flashcli bench --against torch --against triton` to PICTURE."""
+    check_picture(picture)
     draw_headline(load_record(record, "flashcli bench --against torch --against triton", Timed), picture)
 
 

@@ -17,7 +17,7 @@ from flashcli.asked.shape import ceil_div
 from flashcli.errors import UsageError
 from flashcli.kernels.decode import KERNELS, PARTITION
 from flashcli.kernels.tuning.decode import THREADS, Problem
-from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, SKY, save_picture
+from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, SKY, check_picture, save_picture
 
 WARP = 32
 OF_WARPS = (SKY, ORANGE, GREEN, "#CC79A7")
@@ -44,7 +44,7 @@ class Shares(NamedTuple):
     def of(cls, d: int, page: int, kind: str) -> Shares:
         """The shares for heads of d numbers and a query of type ``kind``; UsageError where V1 has none."""
         if reason := KERNELS["paged_v1"].refuses(Problem(d, page, kind, kind, True)):
-            raise UsageError(f"V1 does not compute this: {reason}.", "choose another page.")
+            raise UsageError(f"V1 does not compute this: {reason}.", "choose another --page, or --d.")
         size = ITEM_SIZES[kind]
         group = max(WARP // page, 1)
         vec, v_vec = max(16 // (group * size), 1), min(16 // size, page)
@@ -186,6 +186,7 @@ def _sums(ax: Any, shares: Shares) -> None:
 @click.option("--type", "kind", type=click.Choice(QUERY_TYPES), default="float16", show_default=True)
 def main(path: str, d: int, page: int, kind: str) -> None:
     """Draw which numbers each thread of V1 and V2 has, to FILE, .png, .svg or .pdf."""
+    check_picture(path)
     draw(Shares.of(d, page, kind), kind, path)
 
 

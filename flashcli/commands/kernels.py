@@ -92,6 +92,8 @@ def command(
         choice = _choice(shape, causal, precision, arch)
         as_json.present(choice, "\n".join(_choice_lines(choice)), json_path)
         return
+    if causal or precision != "fp32":
+        raise click.UsageError(f"{'--causal' if causal else '--precision'} has a meaning with --shape only.")
     if name is not None:
         record = _one(*_found(name, operation), d, arch)
         as_json.present(record, "\n".join(_lines(record)), json_path)

@@ -116,7 +116,7 @@ def _tiles(macros: Callable[[Problem], dict[str, int]] = lambda problem: {}) -> 
     return tiling
 
 
-_rung = functools.partial(Kernel, macros=_macros, smallest=_smallest)
+_rung = functools.partial(Kernel, macros=_macros, smallest=_smallest, refuses=pages.odd_heads)
 
 
 def partial_bytes(problem: Problem) -> int:
@@ -136,7 +136,7 @@ def _paged_refuses(problem: Problem) -> str:
         return "pages of less than four tokens"
     if problem.page * ITEM_SIZES[problem.query_type] > 32 * VALUES_AT_ONCE:
         return f"a warp does not reach over {problem.page} tokens of {problem.query_type}"
-    return ""
+    return pages.odd_heads(problem)
 
 
 def _shared_of(kernel: str, problem: Problem, what: str, numbers: int) -> int:

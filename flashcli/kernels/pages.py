@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from flashcli.asked.attention import Operand
 from flashcli.asked.decode import Decode
@@ -25,6 +26,11 @@ def macros(d: int, page: int, kind: str, cache_type: str, transposed: bool) -> d
         "HEAD_DIM": d, "PAGE": page, "QUERY_TYPE": TYPE_NUMBERS[kind], "CACHE_TYPE": TYPE_NUMBERS[cache_type],
         "TRANSPOSED": int(transposed),
     }  # fmt: skip
+
+
+def odd_heads(problem: Any) -> str:
+    """The reason why no kernel reads heads of ``problem.d`` numbers; empty for a multiple of 8, see decode.cuh."""
+    return "a cache has heads of a multiple of 8 numbers" if problem.d % 8 else ""
 
 
 def cache_strides(asked: Decode | WriteKv) -> dict[str, int]:

@@ -64,6 +64,7 @@ KERNEL = Kernel(
     launches=_launches,
     macros=_macros,
     smallest=lambda problem: problem._replace(tokens=1, kv_heads=1),
+    refuses=pages.odd_heads,
 )
 KERNELS = {KERNEL.name: KERNEL}
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from support import drawing
+from click.testing import CliRunner
+from support import ROOT, drawing
 
-from bench import paged_plot
+from bench import headline_plot, paged_plot
 from bench.paged_plot import Shares
 from flashcli.errors import UsageError
 
@@ -19,6 +20,20 @@ def test_numbers_are_those_that_vllms_documentation_has():
 def test_a_page_that_v1_refuses_is_not_drawn():
     with pytest.raises(UsageError, match="pages of less than four tokens"):
         Shares.of(64, 2, "float16")
+
+
+def test_heads_that_v1_refuses_are_not_drawn():
+    with pytest.raises(UsageError, match="heads of a multiple of 8 numbers"):
+        Shares.of(37, 16, "float16")
+
+
+@drawing
+@pytest.mark.parametrize(
+    ("script", "given"), [(paged_plot, []), (headline_plot, [str(ROOT / "cuda/records/h200.json")])]
+)
+def test_a_name_that_is_no_pictures_is_refused(script, given, tmp_path):
+    done = CliRunner().invoke(script.main, [*given, str(tmp_path / "x.txt")])
+    assert isinstance(done.exception, UsageError) and "is not the name of a picture" in str(done.exception)
 
 
 @drawing

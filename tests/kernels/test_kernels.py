@@ -249,6 +249,18 @@ def test_a_name_of_another_operation_and_heads_that_a_kernel_has_not_are_refused
     flashcli("kernels", "tensor", "--d", 60).assert_error(2, "kernel tensor has no heads of 60 numbers: rows of")
 
 
+@pytest.mark.parametrize("name", ["paged_v1", "grouped", "split", "write_kv"])
+def test_heads_that_no_cache_has_are_refused(name):
+    told = f"kernel {name} has no heads of 37 numbers: a cache has heads of a multiple of 8 numbers."
+    flashcli("kernels", name, "--d", 37).assert_error(2, told)
+
+
+@pytest.mark.parametrize("option", [["--causal"], ["--precision", "fp16"]])
+def test_what_says_something_of_a_shape_alone_is_refused_without_one(option):
+    done = flashcli("kernels", "mma", *option)
+    assert done.code == 2 and f"{option[0]} has a meaning with --shape only." in done.err
+
+
 def test_a_kernel_for_one_architecture_is_shown_for_that_on_any_gpu(fake_gpu):
     done = flashcli("kernels", "wgmma", "--json", "-")
     assert done.code == 0, done.err
