@@ -106,7 +106,8 @@ def _with_tiles(names: list[str], how: timing.How) -> list[str]:
     able = [name for name, kernel in KERNELS.items() if kernel.tilings is not nothing]
     if found := [name for name in names if name in able]:
         return found
-    raise UsageError(f"{' and '.join(how.kernels)} leave no choice of tiles.", f"there is one for {', '.join(able)}.")
+    told = f"there is no choice of tiles for {' and '.join(how.kernels)}."
+    raise UsageError(told, f"there is one for {', '.join(able)}.")
 
 
 def _on_cpu(

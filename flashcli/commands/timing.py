@@ -89,9 +89,8 @@ class How:
             look_for_gpus()
         except BackendUnavailable as error:
             if self.backend == "cuda" or on_gpus:
-                if "--backend cpu" in error.hint:
-                    raise
-                raise BackendUnavailable(str(error), f"{error.hint} Or time the CPU: --backend cpu.") from error
+                left_out = " and ".join(["--backend cuda"] * (self.backend == "cuda") + on_gpus)
+                raise BackendUnavailable(str(error), f"{error.hint} Or time the CPU: leave out {left_out}.") from error
             options.notice(f"no usable GPU, timing the CPU: {error}")
             return True
         return False

@@ -27,7 +27,7 @@ from flashcli.kernels.operation import STATIC_SHARED, Build, Launch
 from flashcli.kernels.problem import Problem
 from flashcli.terminal import sizes
 
-WITHOUT_GPU = "go to a machine with a GPU and its driver, ask Slurm for one (--gres=gpu:1), or use --backend cpu."
+WITHOUT_GPU = "go to a machine with a GPU and its driver, or ask Slurm for one (--gres=gpu:1)."
 
 
 def load_driver() -> ModuleType:

@@ -19,6 +19,7 @@ from flashcli.commands.bench import command
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.files.outputs import write_whole
 from flashcli.files.verify import reference
+from flashcli.gpu.pycuda import load_driver
 from flashcli.measure import bench, peers
 from flashcli.measure.rows import Row
 
@@ -222,7 +223,14 @@ def test_without_a_gpu_the_cpu_is_timed_with_one_notice(no_pycuda, tmp_path):
 def test_nothing_else_is_timed_than_what_was_asked_for(no_pycuda, asked):
     done = flashcli("bench", "--shape", "2,20,8", *asked)
     done.assert_error(69)
-    assert done.err.count("--backend cpu") == 1
+    assert f"Or time the CPU: leave out {' '.join(asked)}." in done.err
+
+
+def test_the_hint_of_a_machine_without_a_driver_names_no_option_that_some_commands_lack(pycuda_stub):
+    pycuda_stub("raise ImportError('libcuda.so.1: cannot open shared object file')")
+    with pytest.raises(BackendUnavailable) as error:
+        load_driver()
+    assert "with a GPU and its driver" in error.value.hint and "--backend" not in error.value.hint
 
 
 def test_with_a_gpu_that_is_timed(fake_gpu):

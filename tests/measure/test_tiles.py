@@ -67,7 +67,7 @@ def test_tiles_for_which_registers_do_not_suffice_are_not_timed(fake_gpu, monkey
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--kernel", "wgmma"], "wgmma leave no choice of tiles."),
+        (["--kernel", "wgmma"], "there is no choice of tiles for wgmma."),
         (["--ladder"], "--tiles has no meaning for the ladder."),
         (["--against", "torch"], "--against has no meaning for tiles."),
         (["--backend", "cpu"], "--tiles is for GPUs, not for the cpu backend."),
