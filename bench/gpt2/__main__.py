@@ -7,6 +7,7 @@ else with NumPy alone.
 from __future__ import annotations
 
 import codecs
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from bench.gpt2.model import GPT2
 from bench.gpt2.tokens import PROMPT, Tokenizer
 from bench.gpt2.weights import Config, Weights, load, random_weights
 from flashcli.cpu.workers import one_blas_thread
-from flashcli.errors import BadInput, UsageError
+from flashcli.errors import BadInput, UsageError, explained
 from flashcli.measure import peers
 
 Choose = Callable[[np.ndarray], np.ndarray]  # of logits [B, vocabulary] the next tokens [B]
@@ -98,6 +99,8 @@ def opened(path: Path | None, seed: int) -> tuple[Config, Weights, Tokenizer]:
         tokenizer = tokenizing.of_bytes()
         config = Config(vocabulary=257)
         return config, random_weights(config, seed), tokenizer
+    with explained("read", path):
+        path.stat()
     tokenizer, (config, weights) = tokenizing.load(path if path.is_dir() else path.parent), load(path)
     if tokenizer.size > config.vocabulary:
         told = f"{str(path)!r} has a model of {config.vocabulary} tokens, and a tokenizer of {tokenizer.size}."
@@ -123,6 +126,8 @@ def opened(path: Path | None, seed: int) -> tuple[Config, Weights, Tokenizer]:
 )  # fmt: skip
 def main(prompts: tuple[str, ...], path: Path | None, count: int, temperature: float, seed: int, backend: str) -> None:
     """Go on with each PROMPT, by default "Hello, I'm a language model,". A single text is shown as it is written."""
+    if not math.isfinite(temperature):
+        raise UsageError(f"--temperature is {temperature}, not a finite number.", "0.8 is a usual one.")
     library = chosen_library(backend)
     config, weights, tokenizer = opened(path, seed)
     if path is None:

@@ -230,6 +230,11 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
         script.opened(tmp_path, seed=0)
 
 
+def test_weights_that_are_not_there_are_told(tmp_path):
+    with pytest.raises(BadInput, match=r"cannot read '.*missing': no such file"):
+        script.opened(tmp_path / "missing", seed=0)
+
+
 def test_prompts_of_several_lengths_are_gone_on_with_as_each_alone(model, tensors):
     prompts = [[5, 7, 200, 3, 9], [17], [40, 41, 42]]
     steps = list(script.generate(model, prompts, 20, script.chooser(0, 0)))
@@ -262,9 +267,14 @@ def test_random_weights_are_said_to_be_so(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"), [(["--tokens", "999", "abc"], "1002, more than the 1000"), (["a", ""], "is empty")]
+    ("arguments", "complaint"),
+    [
+        (["--tokens", "999", "abc"], "1002, more than the 1000"),
+        (["a", ""], "is empty"),
+        (["--temperature", "nan", "a"], "--temperature is nan, not a finite number."),
+    ],
 )
-def test_a_prompt_that_cannot_be_is_refused(monkeypatch, arguments, complaint):
+def test_a_prompt_or_temperature_that_cannot_be_is_refused(monkeypatch, arguments, complaint):
     monkeypatch.setattr(script, "Config", lambda vocabulary: Config(1, 1, 1000, vocabulary))
     done = CliRunner().invoke(script.main, ["--backend", "cpu", *arguments])
     assert isinstance(done.exception, UsageError) and complaint in str(done.exception)
