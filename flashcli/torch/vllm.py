@@ -130,7 +130,13 @@ def reshape_and_cache(
 
 
 def _cache_dtype(key_cache: torch.Tensor, kv_cache_dtype: str) -> str | None:
-    """The type of the bytes of a cache of uint8, by vLLM's ``kv_cache_dtype``; None for a cache of any other type."""
+    """The type of the bytes of a cache of uint8, by vLLM's ``kv_cache_dtype``; None for a cache of any other type.
+
+    ValueError where that is not the one of int8 and fp8 that a cache's own type says: its bytes mean something else.
+    """
     if kv_cache_dtype not in ("auto", *SCALED):
         raise ValueError(f"kv_cache_dtype must be one of auto, {', '.join(SCALED)}, not {kv_cache_dtype!r}")
-    return SCALED.get(kv_cache_dtype) if getattr(key_cache, "dtype", None) == torch.uint8 else None
+    found, named = str(getattr(key_cache, "dtype", "")).removeprefix("torch."), SCALED.get(kv_cache_dtype)
+    if found in SCALED_TYPES and named not in (None, found):
+        raise ValueError(f"kv_cache_dtype is {kv_cache_dtype!r}, but key_cache is {found}: view it as uint8")
+    return named if found == "uint8" else None

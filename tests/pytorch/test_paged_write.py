@@ -227,9 +227,9 @@ def test_vllms_operators_refuse_what_contradicts_itself():
     given = tensors(TYPES[1], "vllm")
     query, tables, lengths = torch.randn(2, 4, D).half(), torch.tensor([[1], [0]]).int(), torch.tensor([1, 1]).int()
 
-    def v1(out=query, query=query, heads=HEADS, page=PAGE, kv_cache_dtype="auto"):
+    def v1(out=query, query=query, heads=HEADS, page=PAGE, kv_cache_dtype="auto", caches=given):
         flashcli.torch.paged_attention_v1(
-            out, query, given["key_cache"], given["value_cache"], heads, 1.0, tables, lengths, page, 1, None,
+            out, query, caches["key_cache"], caches["value_cache"], heads, 1.0, tables, lengths, page, 1, None,
             kv_cache_dtype, 1.0, 1.0,
         )  # fmt: skip
 
@@ -237,6 +237,9 @@ def test_vllms_operators_refuse_what_contradicts_itself():
         v1(heads=4)
     with pytest.raises(ValueError, match="kv_cache_dtype must be one of auto, fp8"):
         v1(kv_cache_dtype="int4")
+    bytes_of_int8 = {name: given[name].to(torch.int8) for name in ("key_cache", "value_cache")}
+    with pytest.raises(ValueError, match="kv_cache_dtype is 'fp8', but key_cache is int8: view it as uint8"):
+        v1(kv_cache_dtype="fp8", caches=bytes_of_int8)
     with pytest.raises(ValueError, match="out must have the dtype of query"):
         v1(out=query.float())
     with pytest.raises(ValueError, match="out must be contiguous"):
