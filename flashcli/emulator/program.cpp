@@ -204,16 +204,17 @@ static void remember(Cell &cell, const Access &now, bool write, bool shared, uin
 [[noreturn]] static void tell_outside(uintptr_t at, unsigned size, bool write, void *from) {
     constexpr uintptr_t NEAR = 1 << 28;
     const Allocation *const before = allocation_before(at), *after = before ? before + 1 : allocations.data();
+    const bool is_last = after == allocations.data() + allocations.size();
+    const uintptr_t gap = before ? at - before->start - before->bytes : ~0ul;
+    const uintptr_t to_next = is_last ? ~0ul : after->start - at;
     std::string what;
     const auto given = [](const Allocation &one) {
         return "the " + bytes_text(one.bytes) + " of cudaMalloc at " + text(one.place);
     };
     if (before && before->holds(at) && before->freed) what = "of memory that is free again: of " + given(*before);
-    else if (before && at - before->start < before->bytes + NEAR) {
-        const uintptr_t gap = at - before->start - before->bytes;
+    else if (gap < NEAR && gap <= to_next)
         what = "out of bounds: " + (gap ? bytes_text(gap) : std::string("right")) + " behind " + given(*before);
-    } else if (after < allocations.data() + allocations.size() && after->start - at < NEAR)
-        what = "out of bounds: " + bytes_text(after->start - at) + " before " + given(*after);
+    else if (to_next < NEAR) what = "out of bounds: " + bytes_text(to_next) + " before " + given(*after);
     else if (at < 4096) what = "at a null pointer";
     else what = "that are not the GPU's: a pointer to memory of the host, or one that was never set";
     tell_access(at, size, write, from, what);
@@ -270,24 +271,21 @@ static void all_have_met() {
 // ---- launches
 
 static cudaError_t last_error;
-static Place last_error_place;
+static Place unasked;  // a launch that failed, of which nobody has asked yet: other calls return their errors
 static long launches, threads_run;
 static size_t most_dynamic = 48 * 1024;
 
-static cudaError_t failed(cudaError_t error, Place place) {
-    last_error_place = place;
-    return last_error = error;
-}
+static cudaError_t failed(cudaError_t error) { return last_error = error; }
 
 void Launch::run(void (*one)(const void *), const void *given, size_t bytes) const {
     const auto count = [](uint3 of) { return (double)of.x * of.y * of.z; };
     if (count(block) < 1 || count(block) > 1024 || block.z > 64 || count(grid) < 1 || grid.x > 0x7fffffff ||
         grid.y > 65535 || grid.z > 65535) {
-        failed(cudaErrorInvalidConfiguration, place);
+        unasked = place, failed(cudaErrorInvalidConfiguration);
         return;
     }
     if (shared > most_dynamic) {
-        failed(cudaErrorInvalidValue, place);
+        unasked = place, failed(cudaErrorInvalidValue);
         return;
     }
     if (emulator::block) fail("a kernel is launched by a kernel, which the emulator does not know", place);
@@ -322,8 +320,8 @@ static struct Begin {
         cells_of_dynamic = cells_for(MOST_SHARED), cells_of_static = cells_for(static_shared.bytes);
         atexit([] {
             fflush(stdout);
-            if (last_error)
-                fprintf(stderr, "emulated: nobody asked for the error at %s: %s.\n", text(last_error_place).c_str(),
+            if (unasked.line)
+                fprintf(stderr, "emulated: nobody asked for the error at %s: %s.\n", text(unasked).c_str(),
                         cudaGetErrorString(last_error));
             if (launches)
                 fprintf(stderr,
@@ -350,7 +348,7 @@ static cudaError_t allocate(void **address, size_t bytes, bool managed, Place pl
     void *const memory =
         mmap(nullptr, whole + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     emulator::Cell *const cells = emulator::cells_for(bytes);
-    if (memory == MAP_FAILED || !cells) return failed(cudaErrorMemoryAllocation, place);
+    if (memory == MAP_FAILED || !cells) return failed(cudaErrorMemoryAllocation);
     mprotect((char *)memory + whole, page, PROT_NONE);
     memset(memory, 0xff, whole);  // NaN
     auto &all = emulator::allocations;
@@ -413,8 +411,8 @@ cudaError_t cudaMemset(void *to, int value, size_t bytes, Place place) {
 }
 cudaError_t cudaMemGetInfo(size_t *free, size_t *total) { return *free = *total = (size_t)8 << 30, cudaSuccess; }
 
-cudaError_t cudaGetLastError() { return std::exchange(emulator::last_error, cudaSuccess); }
-cudaError_t cudaPeekAtLastError() { return emulator::last_error; }
+cudaError_t cudaPeekAtLastError() { return emulator::unasked = {}, emulator::last_error; }
+cudaError_t cudaGetLastError() { return cudaPeekAtLastError(), std::exchange(emulator::last_error, cudaSuccess); }
 static const struct {
     cudaError_t error;
     const char *name, *meaning;
@@ -436,7 +434,7 @@ const char *cudaGetErrorString(cudaError_t error) {
         if (one.error == error) return one.meaning;
     return "unrecognized error code";
 }
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : failed(cudaErrorInvalidDevice, {}); }
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : failed(cudaErrorInvalidDevice); }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *found, int) {
     *found = {"a CPU, emulating a GPU (flashcli emulate)"};
     found->totalGlobalMem = (size_t)8 << 30, found->totalConstMem = 65536;
@@ -449,8 +447,25 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *found, int) {
     found->memoryBusWidth = 64, found->unifiedAddressing = found->managedMemory = 1;
     return cudaSuccess;
 }
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
+    cudaDeviceProp has;
+    cudaGetDeviceProperties(&has, device);
+    const std::pair<cudaDeviceAttr, size_t> known[] = {
+        {cudaDevAttrMaxThreadsPerBlock, (size_t)has.maxThreadsPerBlock},
+        {cudaDevAttrMaxSharedMemoryPerBlock, has.sharedMemPerBlock},
+        {cudaDevAttrWarpSize, (size_t)has.warpSize},
+        {cudaDevAttrMultiProcessorCount, (size_t)has.multiProcessorCount},
+        {cudaDevAttrComputeCapabilityMajor, (size_t)has.major},
+        {cudaDevAttrComputeCapabilityMinor, (size_t)has.minor},
+        {cudaDevAttrMaxSharedMemoryPerMultiprocessor, has.sharedMemPerMultiprocessor},
+        {cudaDevAttrMaxSharedMemoryPerBlockOptin, has.sharedMemPerBlockOptin},
+    };
+    for (const auto &[one, found] : known)
+        if (one == attribute) return *value = (int)found, cudaSuccess;
+    return failed(cudaErrorInvalidValue);
+}
 cudaError_t allow_dynamic_shared(size_t bytes) {
-    if (bytes > (size_t)emulator::MOST_SHARED) return failed(cudaErrorInvalidValue, {});
+    if (bytes > (size_t)emulator::MOST_SHARED) return failed(cudaErrorInvalidValue);
     emulator::most_dynamic = std::max(emulator::most_dynamic, bytes);
     return cudaSuccess;
 }

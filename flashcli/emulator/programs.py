@@ -11,7 +11,7 @@ from typing import NamedTuple
 from flashcli.compiler import cache
 from flashcli.emulator import machine, translate
 from flashcli.errors import BadInput, CannotCreate, UsageError, explained
-from flashcli.files.outputs import write_whole
+from flashcli.files.outputs import check_distinct, write_whole
 from flashcli.terminal.messages import say
 
 PROGRAM = machine.HERE / "program.cpp"
@@ -71,6 +71,8 @@ def order(words: list[str]) -> Order:
             given.ignored.append(word)
     if not given.sources:
         raise UsageError("there is no source to compile.", "flashcli emulate hw4.cu -o hw4")
+    for source in given.sources:
+        check_distinct(source, given.out)
     return given
 
 

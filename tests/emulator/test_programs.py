@@ -112,7 +112,24 @@ def test_a_launch_that_failed_is_told_where_the_program_does_not_ask(program):
     done = run(program(FAULTS), "not_asked")
     [line] = [n for n, text in enumerate(FAULTS.read_text().splitlines(), 1) if text.endswith("// not_asked")]
     said = f"emulated: nobody asked for the error at faults.cu:{line}: invalid configuration argument.\n"
-    assert (done.returncode, done.stderr) == (0, said)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", said)
+
+
+@pytest.mark.parametrize(("name", "error"), [("asked", "invalid configuration"), ("returned", "invalid device")])
+def test_an_error_that_the_program_has_is_not_told_again(program, name, error):
+    done = run(program(FAULTS), name)
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(error)
+
+
+def test_a_program_asks_what_the_device_has_and_pins_its_memory(program):
+    done = run(program(FAULTS), "asked_of_device")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "49152 9\n", "")
+
+
+def test_a_source_is_not_overwritten_by_its_program(tmp_path):
+    (tmp_path / "x.cu").write_text("int main() {}\n")
+    flashcli("emulate", "x.cu", "-o", "./x.cu", cwd=tmp_path).assert_error(2, "'x.cu' is named twice")
+    assert (tmp_path / "x.cu").read_text() == "int main() {}\n"
 
 
 def test_the_judge_builds_by_it_and_shows_the_fault(emulated, program, tmp_path):

@@ -87,6 +87,8 @@ int main(int argc, char **argv) {
     if (is("some_at_barrier")) some_at_barrier<<<1, 64>>>(x);
     if (is("some_at_shuffle")) some_at_shuffle<<<1, 64>>>(x);
     if (is("beyond")) beyond<<<1, 64>>>(x);
+    float *below;  // where the next of Linux' addresses is
+    cudaMalloc(&below, bytes);
     if (is("before")) before<<<1, 64>>>(x);
     if (is("index")) index<<<1, 64>>>(x);
     if (is("beyond_dynamic")) beyond_dynamic<<<1, 64, bytes>>>(x);
@@ -102,5 +104,14 @@ int main(int argc, char **argv) {
     if (is("freed")) beyond<<<1, 64>>>(x);      // freed
     if (is("twice")) cudaFree(x);               // twice
     if (is("not_asked")) none<<<1, 2048>>>(x);  // not_asked
-    cudaDeviceSynchronize();
+    if (is("asked")) none<<<1, 2048>>>(x), puts(cudaGetErrorString(cudaPeekAtLastError()));
+    if (is("asked_of_device")) {
+        int most = 0, major = 0;
+        cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlock, 0);
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+        if (cudaHostRegister(host, bytes, cudaHostRegisterDefault) == cudaHostUnregister(host))
+            printf("%d %d\n", most, major);
+    }
+    if (is("returned")) puts(cudaGetErrorString(cudaSetDevice(3)));
+    if (cudaDeviceSynchronize() != cudaSuccess) puts("it waits for what was launched, and nothing was");
 }
