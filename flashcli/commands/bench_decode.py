@@ -61,10 +61,11 @@ def command(
     """
     from flashcli.measure import decode_plot, machine, plots, records
 
+    if rule and (how.kernels or how.ladder or how.against or how.plot):
+        hint = "leave out --kernel, --ladder, --against and --plot, or --rule."
+        raise UsageError("--rule times V1 and V2 alone.", hint)
     how.check(plots.check_picture)
     _check_source(click.get_current_context(), path, bool(heads))
-    if rule and (how.kernels or how.ladder or how.against):
-        raise UsageError("--rule times V1 and V2 alone.", "leave out --kernel, --ladder and --against, or --rule.")
     on_gpus = ["--rule"] * rule + [
         *(f"--kernel {name}" for name in how.kernels),
         *(f"--against {name}" for name in how.against),

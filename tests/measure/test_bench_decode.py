@@ -49,6 +49,7 @@ def test_a_file_is_timed_as_it_is(tmp_path):
         (["--against", "torch", "--backend", "cpu"], "--against torch is for GPUs"),
         (["--rule", "--backend", "cpu"], "--rule is for GPUs"),
         (["--rule", "--ladder"], "--rule times V1 and V2 alone"),
+        (["--rule", "--plot", "x.png"], "--rule times V1 and V2 alone"),
         (["--threads", 2], "--threads is for the cpu backend"),
     ],
     ids=str,
