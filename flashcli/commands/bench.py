@@ -67,7 +67,6 @@ def command(
     """
     from flashcli.measure import bench, machine, peers, plots, records, tiles
 
-    peers.check_installed(*how.against)
     how.check(plots.check_picture if how.tiles else plots.check_drawable)
     names, on_gpus = list(KERNELS), timing.on_gpus(how.kernels, precisions, how.against)
     names = how.chosen(names, names[names.index(FAST_FROM) :])
@@ -77,6 +76,7 @@ def command(
         on_gpus += ["--ladder"] * (how.ladder and not how.kernels) + ["--tiles"] * how.tiles
     if how.tiles:
         names = _with_tiles(names, how)
+    peers.check_installed(*how.against)
     on_host = bool(how.kernels) and not on_gpus  # all that is asked for, so that nobody looks for a GPU
     on_cpu = (on_host and how.backend == "auto") or how.is_cpu(on_gpus, machine.gpus)
     chosen = timing.shapes(cases, shapes, on_cpu)
