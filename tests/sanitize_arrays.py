@@ -117,6 +117,7 @@ CASES = {
     "bias and mask, odd, heads of 200": Case("odd", d=200, bias=(M, N), mask=(B, H, 1, N), lse=True),
     "a mask that hides NaN of K": Case(d=32, bias=(H, M, N), mask=(B, 1, 1, N), spoilt="k", hidden=True, lse=True),
     "a mask that hides Inf of V": Case(mask=(B, 1, 1, N), spoilt="v", hidden=True, lse=True),
+    "a bias that hides NaN of K, heads of 256": Case(d=256, bias=(B, 1, 1, N), spoilt="k", hidden=True, lse=True),
     "a bias that hides Inf of V": Case(d=32, bias=(B, 1, 1, N), spoilt="v", hidden=True, lse=True),
     "NaN": Case(spoilt="q", lse=True),
     "Inf, fused": Case("fused", spoilt="v"),

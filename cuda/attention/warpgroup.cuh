@@ -179,10 +179,11 @@ struct RowState {
     }
 };
 
-// The biases of a thread's numbers of S, and whether they are ordinary, but for what the mask takes away.
+// The biases of a thread's numbers of S, and whether they are ordinary, but for what the mask takes away: long heads
+// have no registers to ask.
 struct Bias {
     float of[S_REGISTERS];
-#if BIAS
+#if BIAS && HEAD_DIM <= 128
     bool ordinary;
 #else
     static constexpr bool ordinary = false;
@@ -192,9 +193,12 @@ struct Bias {
 // The biases of a thread's n numbers of S, of rows i and i + 8 and keys from `key` on: to be read while products run.
 template <int n>
 __device__ __forceinline__ void read_bias(Bias &bias, const Attention &a, Head head, int i, int key) {
-#if BIAS
+#if BIAS && HEAD_DIM <= 128
     bias.ordinary = read_biases<n, true>(
         bias.of, a, head, [&](int x) { return i + x / 2 % 2 * 8; }, [&](int x) { return key + x / 4 * 8 + x % 2; });
+#elif BIAS
+#pragma unroll
+    for (int x = 0; x < n; ++x) bias.of[x] = bias_of(a, head, i + x / 2 % 2 * 8, key + x / 4 * 8 + x % 2);
 #endif
 }
 
@@ -214,7 +218,9 @@ __device__ __forceinline__ float2 mask_scores(float (&S)[n], const RowState &row
             for (int x = 0; x < n; ++x) S[x] = biased(S[x], factor[x / 2 % 2], bias.of[x], true);
         } else {
 #pragma unroll
-            for (int x = 0; x < n; ++x) S[x] = biased(S[x], factor[x / 2 % 2], bias.of[x]);
+            for (int x = 0; x < n; ++x)  // a NaN that -inf should have hidden is mended there
+                S[x] = HEAD_DIM > 128 && ADDS ? fmaf(S[x], factor[x / 2 % 2], in_powers_of_two(bias.of[x]))
+                                              : biased(S[x], factor[x / 2 % 2], bias.of[x]);
         }
         factor[0] = factor[1] = 1;
     }

@@ -103,10 +103,7 @@ class Place:
         """The handles of each build's functions, compiled side by side and loaded when they are first asked for."""
         keys = [(build.kernel.name, *build.macros().items()) for build in builds]  # shapes of the same tiles share them
         with self._lock:
-            missing = {key: build for key, build in zip(keys, builds, strict=True) if key not in self._functions}
-            for key, code in zip(missing, self._compiled([*missing.values()]), strict=True):
-                self._functions[key] = self._load(missing[key], code)
-            return [self._functions[key] for key in keys]
+            return self._loaded(keys, builds)
 
     def give_shared(self, function: int, size: int, doing: str) -> None:
         """Let a function have ``size`` bytes of dynamic shared memory.
@@ -120,6 +117,13 @@ class Place:
                 with self.current(), allowed_while_capturing(driver):
                     ask(driver.cuFuncSetAttribute, function, most, size, doing=doing)
                 self._shared[function] = size
+
+    def _loaded(self, keys: Sequence[tuple], builds: Sequence[Build]) -> list[dict[str, int]]:
+        """The handles; not found in the lock's own block, which Ctrl-C in a loop might leave with the lock taken."""
+        missing = {key: build for key, build in zip(keys, builds, strict=True) if key not in self._functions}
+        for key, code in zip(missing, self._compiled([*missing.values()]), strict=True):
+            self._functions[key] = self._load(missing[key], code)
+        return [self._functions[key] for key in keys]
 
     def _compiled(self, builds: Sequence[Build]) -> Iterable[bytes]:
         arch = compiler.architecture(self.gpu.capability)

@@ -18,6 +18,7 @@ LONG_BIAS = ["bias", "bias of keys", "bias of queries", "bias, odd, causal", "bi
 LONG_MASK = [
     "mask of keys", "mask of queries", "bias and mask, heads of 64, causal", "bias in pairs, heads of 128",
     "mask in pairs", "bias and mask, odd, heads of 200", "a mask that hides Inf of V",
+    "a bias that hides NaN of K, heads of 256",
 ]  # fmt: skip
 LONG_NAN = ["NaN, odd, causal", "NaN, heads of 200", "NaN with a bias", "NaN, chunks of keys, heads of 256"]
 LONG_FP16 = "fp16, heads of 192"

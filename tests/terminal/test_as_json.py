@@ -43,7 +43,7 @@ def test_no_command_has_another_meaning_for_it():
     modules = {name: importlib.import_module(f"flashcli.commands.{name.replace('-', '_')}") for name in COMMANDS}
     options = [(name, option) for name, module in modules.items() for option in module.command.params]
     found = {name: option for name, option in options if "--json" in option.opts}
-    assert found.keys() == LINES.keys() | {"bench-tensors"}  # for which PyTorch has to be there
+    assert found.keys() == LINES.keys() | {"bench-tensors", "warm"}  # which need PyTorch, and a compiler
     assert all(option.metavar == "FILE" and not option.is_flag for option in found.values())
 
 
