@@ -227,10 +227,7 @@ def _of_type(name: str, *caches: np.ndarray) -> dict[str, np.ndarray]:
 
 def as_it_lies(name: str, array: np.ndarray) -> np.ndarray:
     """The array, or a contiguous copy where no backend takes its strides; TypeError if it is no plain NumPy array."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} must be a NumPy array, not {type(array).__name__}")
-    if isinstance(array, np.ma.MaskedArray):  # what is masked would count: NumPy's own functions take it away
-        raise TypeError(f"{name} must not be a masked array: give its data, and what is not masked as mask")
+    _refuse_others(name, array, ", and what is not masked as mask")
     last = array.ndim == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize or name in ANY_STRIDES
     whole = all(stride >= 0 and stride % (array.itemsize or 1) == 0 for stride in array.strides)
     return np.asarray(array if last and whole and array.flags.aligned else np.array(array, order="C"))
