@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from flashcli.arrays.protocols import speaks
+from flashcli.asked.attention import NO_WINDOW
 from flashcli.asked.decode import BlockSparse
 
 
@@ -23,6 +24,10 @@ def attention(
     bias: Any = None,
     mask: Any = None,
     q_start: int = 0,
+    window: Sequence[int] = NO_WINDOW,
+    alibi_slopes: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
     return_lse: bool = False,
     out: Any = None,
     kernel: str | None = None,
@@ -45,6 +50,13 @@ def attention(
     bias : float32, added to scores, or bool, which is a mask; broadcast to [B, H, M, N], or [B, M, N]
     mask : bool, False where a key is taken away from a query; broadcast like ``bias``, which may be given, too
     q_start : the position of the first query in the sequence of keys; may be negative
+    window : (left, right): query i sees keys q_start + i - left to q_start + i + right; -1 is no limit. With ``causal``
+        right is 0. Tiles of keys that no query of a tile sees are passed over
+    alibi_slopes : float32 [H] or [B, H]; slope · |q_start + i - j| is taken from the score of query i and key j
+    cu_seqlens_q, cu_seqlens_k : int32 [S + 1], from 0 to the number of tokens, where packed sequences start in q
+        [tokens, H, d], and in k and v [tokens, Hkv, d]. Keys start where queries do, if only the first is given. A
+        sequence's last query is at the position of its last key, as in flash-attn and PyTorch's varlen_attn. Slopes may
+        be [S, H]; q_start, bias and mask are not given. The bytes of a sequence do not depend on what it is packed with
     return_lse : the natural logarithm of each row's sum of exp(score), too
     out : float32 array of q's shape for the answer, which overlaps nothing else
     kernel : name of the kernel that computes, on a GPU; the fastest if None
@@ -57,20 +69,23 @@ def attention(
     Returns
     -------
     ``out``, or else an array of q's library, float32, of q's shape, contiguous; with ``return_lse``, a tuple of it and
-    a float32 array [B, H, M] or [B, M]. A query that sees no key has zeros and an LSE of -inf. Libraries with no
-    allocator that is known get a `DeviceArray` with both protocols.
+    a float32 array [B, H, M] or [B, M], or [H, tokens] of packed sequences. A query that sees no key has zeros and an
+    LSE of -inf. Libraries with no allocator that is known get a `DeviceArray` with both protocols.
 
     Raises
     ------
     TypeError, ValueError
-        for arguments of another type or shape, or in another place; then nothing has been queued
+        for arguments of another type or shape, or in another place; then nothing has been queued. Starts of sequences
+        that do not fit are refused, too, but not in arrays on a GPU, which the host does not look at: there they are
+        cut to the arrays
     flashcli.errors.FlashError
         where the backend is missing or fails, or does not compute what is asked for
 
-    Source: FlashAttention-2, arXiv 2307.08691, algorithm 1.
+    Source: FlashAttention-2, arXiv 2307.08691, algorithm 1; ALiBi, arXiv 2108.12409.
     """
     return _of("attention", q)(
-        q, k, v, causal, scale, backend, bias=bias, mask=mask, q_start=q_start, return_lse=return_lse, out=out,
+        q, k, v, causal, scale, backend, bias=bias, mask=mask, q_start=q_start, window=window,
+        alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, return_lse=return_lse, out=out,
         kernel=kernel, precision=precision, batch_invariant=batch_invariant,
     )  # fmt: skip
 
@@ -87,6 +102,10 @@ def attention_backward(
     bias: Any = None,
     mask: Any = None,
     q_start: int = 0,
+    window: Sequence[int] = NO_WINDOW,
+    alibi_slopes: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
     o: Any = None,
     lse: Any = None,
     dlse: Any = None,
@@ -103,8 +122,9 @@ def attention_backward(
     ----------
     do : float32 array of q's shape
     q, k, v, causal, scale, backend, bias, mask, q_start : as they were given to `attention`
+    window, alibi_slopes, cu_seqlens_q, cu_seqlens_k : as they were given to `attention`
     o, lse : what ``attention(..., return_lse=True)`` gave, both; without them it is computed again
-    dlse : the gradient with respect to the LSE, float32 [B, H, M] or [B, M]; zeros if None
+    dlse : the gradient with respect to the LSE, float32, of its shape; zeros if None
     return_dbias : the gradient with respect to a bias of numbers, too
     kernel : name of the kernel that computes, on a GPU; the fastest if None
 
@@ -128,7 +148,8 @@ def attention_backward(
     Source: FlashAttention-2, arXiv 2307.08691, algorithm 2.
     """
     return _of("attention_backward", q)(
-        do, q, k, v, causal, scale, backend, bias=bias, mask=mask, q_start=q_start, o=o, lse=lse, dlse=dlse,
+        do, q, k, v, causal, scale, backend, bias=bias, mask=mask, q_start=q_start, window=window,
+        alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, o=o, lse=lse, dlse=dlse,
         return_dbias=return_dbias, kernel=kernel,
     )  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +11,17 @@ import numpy as np
 
 from flashcli.asked import decode as pages
 from flashcli.asked import write_kv as writing
-from flashcli.asked.attention import ANY_STRIDES, Call, Operand, backward, call, checked, outline
+from flashcli.asked.attention import (
+    ANY_STRIDES,
+    NO_WINDOW,
+    Call,
+    Operand,
+    backward,
+    call,
+    check_starts,
+    checked,
+    outline,
+)
 from flashcli.asked.how import check_precision
 from flashcli.asked.shape import Shape
 from flashcli.cpu.attention import Matrices, attend_arrays
@@ -35,6 +47,10 @@ def attention(
     bias: np.ndarray | None = None,
     mask: np.ndarray | None = None,
     q_start: int = 0,
+    window: Sequence[int] = NO_WINDOW,
+    alibi_slopes: np.ndarray | None = None,
+    cu_seqlens_q: np.ndarray | None = None,
+    cu_seqlens_k: np.ndarray | None = None,
     return_lse: bool = False,
     out: np.ndarray | None = None,
     kernel: str | None = None,
@@ -47,28 +63,65 @@ def attention(
     The CPU's answers do not depend on ``batch_invariant``.
     """
     check_precision(precision)
-    causal, scale, q_start = checked(causal, scale, q_start)
-    request = Request(backend, causal, scale, kernel, precision)
+    checked(causal, scale, q_start)
+    given_arrays = {
+        "q": q, "k": k, "v": v, "bias": bias, "mask": mask, "alibi_slopes": alibi_slopes, "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+    }  # fmt: skip
+    arrays = _as_they_lie(given_arrays, ("q", "k", "v"))
+    of: dict[str, Any] = {name: None if x is None else outline(x) for name, x in arrays.items()}
+    to = None if out is None else _operand_to_write(out, arrays)
+    asked = call(**of, out=to, causal=causal, scale=scale, q_start=q_start, window=window)
+    request = Request(backend, asked.causal, asked.scale if scale is None else float(scale), kernel, precision)
     refuse_conflicts(request)
-    q, k, v = (as_it_lies(name, array) for name, array in {"q": q, "k": k, "v": v}.items())
-    bias, mask = (None if x is None else as_it_lies(name, x) for name, x in {"bias": bias, "mask": mask}.items())
-    inputs = {"q": q, "k": k, "v": v, "bias": bias, "mask": mask}
-    asked = call(
-        outline(q), outline(k), outline(v), None if bias is None else outline(bias),
-        None if out is None else _operand_to_write(out, inputs), causal, scale, q_start,
-        None if mask is None else outline(mask),
-    )  # fmt: skip
     given = Matrices(
-        q, k, v, np.empty(q.shape, np.float32) if out is None else out, *mask_apart(bias, mask),
-        np.empty(asked.lse_shape, np.float32) if return_lse else None,
+        arrays["q"], arrays["k"], arrays["v"], np.empty(q.shape, np.float32) if out is None else out,
+        *mask_apart(arrays["bias"], arrays["mask"]), np.empty(asked.lse_shape, np.float32) if return_lse else None,
+        arrays["alibi_slopes"],
     )  # fmt: skip
-    if asked.empty:
-        given.out[...] = 0
-        if given.lse is not None:
-            given.lse[...] = -np.inf
-    else:
-        _compute(request, asked, given)
+    for one, part in sequences(asked, given, arrays["cu_seqlens_q"], arrays["cu_seqlens_k"]):
+        if not one.empty:
+            _compute(request, one, part)
+            continue
+        part.out[...] = 0
+        if part.lse is not None:
+            part.lse[...] = -np.inf
     return given.out if given.lse is None else (given.out, given.lse)
+
+
+def _as_they_lie(arrays: dict[str, np.ndarray | None], needed: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments of a call by `as_it_lies`; those that are not ``needed`` may be None."""
+    return {name: None if x is None and name not in needed else as_it_lies(name, x) for name, x in arrays.items()}  # type: ignore[arg-type]
+
+
+def sequences(
+    asked: Call, given: Matrices, q_starts: np.ndarray | None, k_starts: np.ndarray | None
+) -> Iterator[tuple[Call, Matrices]]:
+    """The call itself; or, of packed sequences, each one's, with views of the arrays. ValueError for bad starts."""
+    if not asked.sequences:
+        yield asked, given
+        return
+    for s, (rows, keys) in enumerate(slices(asked, q_starts, k_starts)):
+        q, out = (as_batch(x[rows]) for x in (given.q, given.out))
+        lse = None if given.lse is None else given.lse[None, :, rows]
+        slopes = given.slopes if given.slopes is None or given.slopes.ndim == 1 else given.slopes[s]
+        part = Matrices(q, as_batch(given.k[keys]), as_batch(given.v[keys]), out, lse=lse, slopes=slopes)
+        yield asked.of_sequence(q.shape[-2], part.k.shape[-2]), part
+
+
+def slices(asked: Call, q_starts: Any, k_starts: Any) -> list[tuple[slice, slice]]:
+    """The rows of Q and of K of each packed sequence; ValueError for starts that do not fit the arrays."""
+    of_q = q_starts.tolist()
+    of_k = of_q if k_starts is None else k_starts.tolist()
+    check_starts("cu_seqlens_q", of_q, asked.M)
+    check_starts("cu_seqlens_k", of_k, asked.N)
+    pairs = zip(itertools.pairwise(of_q), itertools.pairwise(of_k), strict=True)
+    return [(slice(*rows), slice(*keys)) for rows, keys in pairs]
+
+
+def as_batch(x: np.ndarray) -> np.ndarray:
+    """A view of a matrix [rows, H, d] as one batch [1, H, rows, d]."""
+    return x.swapaxes(0, 1)[None]
 
 
 def mask_apart(bias: np.ndarray | None, mask: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -78,10 +131,12 @@ def mask_apart(bias: np.ndarray | None, mask: np.ndarray | None) -> tuple[np.nda
 
 def _compute(request: Request, asked: Call, given: Matrices) -> None:
     """Compute on a GPU if there is one and a file could hold the call (M = N, no bias or LSE), else on the CPU."""
-    as_files = (asked.Hkv, asked.N, asked.q_start, asked.bias) == (asked.H, asked.M, 0, "") and given.lse is None
+    plain = (asked.Hkv, asked.N, asked.q_start, asked.bias) == (asked.H, asked.M, 0, "") and not asked.windowed
+    as_files = plain and given.lse is None
     if request.needs_gpu and not as_files:
         raise UsageError(
-            "arrays on the CPU with a bias, mask, LSE, grouped heads, q_start or M != N have the cpu backend only.",
+            "arrays on the CPU with a bias, mask, LSE, grouped heads, q_start, M != N, a window or packed sequences "
+            "have the cpu backend only.",
             'leave out backend="cuda", kernel and precision, or give arrays that are on a GPU.',
         )
     if as_files and request.backend != "cpu":
@@ -116,6 +171,10 @@ def attention_backward(
     bias: np.ndarray | None = None,
     mask: np.ndarray | None = None,
     q_start: int = 0,
+    window: Sequence[int] = NO_WINDOW,
+    alibi_slopes: np.ndarray | None = None,
+    cu_seqlens_q: np.ndarray | None = None,
+    cu_seqlens_k: np.ndarray | None = None,
     o: np.ndarray | None = None,
     lse: np.ndarray | None = None,
     dlse: np.ndarray | None = None,
@@ -129,26 +188,35 @@ def attention_backward(
             "gradients of arrays on the CPU are computed by the cpu backend.",
             'leave out backend="cuda" and kernel, or give arrays that are on a GPU.',
         )
-    do, q, k, v = (as_it_lies(name, x) for name, x in {"do": do, "q": q, "k": k, "v": v}.items())
-    others = {
-        name: as_it_lies(name, x)
-        for name, x in {"o": o, "lse": lse, "dlse": dlse, "bias": bias, "mask": mask}.items()
-        if x is not None
-    }
-    of = {name: outline(x) for name, x in others.items()}
-    asked = backward(
-        outline(do), outline(q), outline(k), outline(v), of.get("o"), of.get("lse"), of.get("dlse"), of.get("bias"),
-        causal, scale, q_start, return_dbias, mask=of.get("mask"),
-    )  # fmt: skip
+    given_arrays = {
+        "do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias, "mask": mask,
+        "alibi_slopes": alibi_slopes, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
+    }  # fmt: skip
+    arrays = _as_they_lie(given_arrays, ("do", "q", "k", "v"))
+    of: dict[str, Any] = {name: None if x is None else outline(x) for name, x in arrays.items()}
+    options: dict[str, Any] = {"causal": causal, "scale": scale, "q_start": q_start, "window": window}
+    asked = backward(**of, **options, return_dbias=return_dbias)
     dq, dk, dv = (np.zeros(x.shape, np.float32) for x in (q, k, v))
     dbias = None if asked.dbias_shape is None else np.zeros(asked.dbias_shape, np.float32)
-    if not asked.of.empty:
-        o = others.get("o")
-        changes = mask_apart(others.get("bias"), others.get("mask"))
-        given = Matrices(q, k, v, np.empty(q.shape, np.float32) if o is None else o, *changes)
-        if o is None:
-            attend_arrays(asked.of, given)
-        backward_arrays(asked, do, others.get("dlse"), given, Gradients(dq, dk, dv, dbias))
+    given = Matrices(
+        arrays["q"], arrays["k"], arrays["v"], np.empty(q.shape, np.float32) if o is None else arrays["o"],
+        *mask_apart(arrays["bias"], arrays["mask"]), None, arrays["alibi_slopes"],
+    )  # fmt: skip
+    starts = arrays["cu_seqlens_q"], arrays["cu_seqlens_k"]
+    rest = [Gradients(dq, dk, dv, dbias)], [arrays["do"]], [arrays["dlse"]]
+    if asked.of.sequences:
+        of_parts = slices(asked.of, *starts)
+        rest = (
+            [Gradients(*(as_batch(x[at]) for x, at in zip((dq, dk, dv), (rows, keys, keys), strict=True)))
+             for rows, keys in of_parts],
+            [as_batch(arrays["do"][rows]) for rows, _ in of_parts],
+            [None if dlse is None else arrays["dlse"][None, :, rows] for rows, _ in of_parts],
+        )  # fmt: skip
+    for (one, part), into, d_out, d_lse in zip(sequences(asked.of, given, *starts), *rest, strict=True):
+        if not one.empty:
+            if o is None:
+                attend_arrays(one, part)
+            backward_arrays(asked._replace(of=one), d_out, d_lse, part, into)
     return (dq, dk, dv) if dbias is None else (dq, dk, dv, dbias)
 
 

@@ -11,7 +11,7 @@ import functools
 import operator
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Real
 from typing import Any
 
@@ -20,7 +20,7 @@ from flashcli.arrays.memory import DeviceArray
 from flashcli.arrays.protocols import LEGACY_STREAM, Found, find, refuse_host
 from flashcli.asked import decode as pages
 from flashcli.asked import write_kv as writing
-from flashcli.asked.attention import Operand, backward, call, check_backend_on_gpu, contiguous
+from flashcli.asked.attention import NO_WINDOW, Operand, backward, call, check_backend_on_gpu, contiguous
 from flashcli.asked.how import How
 from flashcli.gpu.overlap import refuse_overlap
 from flashcli.gpu.place import Place, allowed_while_capturing, bindings, place_of_device, place_of_memory
@@ -33,7 +33,8 @@ from flashcli.kernels.plan import ATTENTION
 from flashcli.kernels.write_kv import WRITE_KV
 
 ZERO, MINUS_INFINITY = 0, 0xFF800000  # as float32
-GRADIENTS = {"do": "dO", "q": "Q", "k": "K", "v": "V", "o": "O"}  # how kernels call what gradients are made of
+SIGHT = {"alibi_slopes": "slopes", "cu_seqlens_q": "q_starts", "cu_seqlens_k": "k_starts"}  # how kernels call them
+GRADIENTS = {"do": "dO", "q": "Q", "k": "K", "v": "V", "o": "O", **SIGHT}  # and what gradients are made of
 _unread: list[tuple[Any, list[object]]] = []  # events, and what has to live until they have happened
 _looking = threading.Lock()
 
@@ -125,6 +126,10 @@ def attention(
     bias: Any = None,
     mask: Any = None,
     q_start: int = 0,
+    window: Sequence[int] = NO_WINDOW,
+    alibi_slopes: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
     return_lse: bool = False,
     out: Any = None,
     **options: Any,
@@ -134,10 +139,10 @@ def attention(
     refuse_host("q", q)
     check_backend_on_gpu(backend)
     plan.check(how)
-    arrays = {"q": q, "k": k, "v": v, "bias": bias, "mask": mask, "out": out}
-    given = Arguments(arrays, optional=("bias", "mask", "out"))
-    of, get = given.of, given.get
-    asked = call(of("q"), of("k"), of("v"), get("bias"), get("out"), causal, scale, q_start, get("mask"))
+    optional = {"bias": bias, "mask": mask, "out": out, **_sight(alibi_slopes, cu_seqlens_q, cu_seqlens_k)}
+    given = Arguments({"q": q, "k": k, "v": v, **optional}, tuple(optional))
+    of: dict[str, Any] = {name: given.get(name) for name in ("q", "k", "v", *optional)}
+    asked = call(**of, causal=causal, scale=scale, q_start=q_start, window=window)
     given.take_mask_apart()
     if out is not None:
         places = {name: (x.address, x.operand) for name, x in given.found.items()}
@@ -157,8 +162,14 @@ def attention(
             given.fill("out", ZERO)
             given.fill("lse", MINUS_INFINITY)
         else:
-            given.launch(prepared, ATTENTION, {"q": "Q", "k": "K", "v": "V", "out": "O"})
+            given.launch(prepared, ATTENTION, {"q": "Q", "k": "K", "v": "V", "out": "O", **SIGHT})
     return o if lse is None else (o, lse)
+
+
+def _sight(alibi_slopes: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> dict[str, Any]:
+    """Arguments that say what queries see; keys start where queries do, if nobody says."""
+    k_starts = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    return {"alibi_slopes": alibi_slopes, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": k_starts}
 
 
 def attention_backward(
@@ -173,6 +184,10 @@ def attention_backward(
     bias: Any = None,
     mask: Any = None,
     q_start: int = 0,
+    window: Sequence[int] = NO_WINDOW,
+    alibi_slopes: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
     o: Any = None,
     lse: Any = None,
     dlse: Any = None,
@@ -184,12 +199,15 @@ def attention_backward(
     check_backend_on_gpu(backend)
     check_name(kernel)
     optional = {"o": o, "lse": lse, "dlse": dlse, "bias": bias, "mask": mask}
+    optional |= _sight(alibi_slopes, cu_seqlens_q, cu_seqlens_k)
     given = Arguments({"q": q, "do": do, "k": k, "v": v, **optional}, tuple(optional))
     outlines: dict[str, Any] = {name: given.get(name) for name in ("do", "q", "k", "v", *optional)}
-    asked = backward(**outlines, causal=causal, scale=scale, q_start=q_start, return_dbias=return_dbias)
+    options: dict[str, Any] = {"causal": causal, "scale": scale, "q_start": q_start, "window": window}
+    asked = backward(**outlines, **options, return_dbias=return_dbias)
     given.take_mask_apart()
     if o is None and not asked.of.empty:  # what is computed again is contiguous, as `asked` has it
-        o, lse = attention(q, k, v, causal, scale, bias=bias, mask=mask, q_start=q_start, return_lse=True)
+        named = {name: optional[name] for name in ("bias", "mask", *SIGHT)}
+        o, lse = attention(q, k, v, **options, **named, return_lse=True)
         given.find(o=o, lse=lse)
     with given.waited_for():
         answer = {f"d{name.upper()}": given.add(f"d{name.upper()}", given.of(name).shape) for name in "qkv"}

@@ -8,15 +8,21 @@ head.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from flashcli.asked.shape import MAX_D, MAX_INT32, MAX_SCALE
 
-BIASES = ("", "float32", "bool", "both")  # what changes scores: nothing, numbers, a mask, or numbers and a mask
-ANY_STRIDES = ("bias", "mask", "lse", "dlse")  # arguments whose last axis need not be contiguous
+# What changes scores: nothing, numbers, a mask, or numbers and a mask; the same with ALiBi's biases, by arithmetic.
+BIASES = ("", "float32", "bool", "both", "alibi", "alibi and float32", "alibi and bool", "alibi and both")
+ANY_STRIDES = ("bias", "mask", "lse", "dlse", "alibi_slopes")  # whose last axis need not be contiguous
+NO_WINDOW = (-1, -1)
 MAX_ROWS = MAX_INT32 - 1024  # kernels count rows in an int, and tiles go beyond the last row
+
+MAX_POSITION = 2**29  # of a query, for ALiBi: beyond, all biases of a row are far from 0 by the same
 
 ALIGNMENT = 16  # bytes on which rows start, for kernels to move four numbers at a time
 
@@ -43,10 +49,13 @@ class Call(NamedTuple):
 
     Q and O are [B, H, M, d], K and V [B, Hkv, N, d]; element (b, h, i, x) is ``strides · (b, h, i) + x`` elements from
     the first. ``heads`` says whether Q was given with an axis of heads, which O and the LSE then have. With ``causal``,
-    query i sees keys 0 to ``q_start`` + i. ``q_start`` is cut to -M (no query sees a key) and to N (each sees all), so
-    that sums with it stay small; it is 0 where nothing is causal. ``bias`` is one of `BIASES`; ``bias_strides`` and
-    ``mask_strides`` are of batches, heads, rows and columns, 0 where the array is broadcast. ``aligned`` and ``paired``
-    are set by `at`.
+    query i sees keys up to ``q_start`` + i, and with ``windowed`` from ``first`` + i on; both are cut to -M and to N,
+    so that sums with them stay small, and 0 where they limit nothing. ``bias`` is one of `BIASES`; ``bias_strides`` and
+    ``mask_strides`` are of batches, heads, rows and columns, 0 where the array is broadcast. ``slopes`` are strides of
+    batches and heads, and ``position`` is that of query 0 for ALiBi. ``aligned`` and ``paired`` are set by `at`.
+
+    If there are ``sequences``, they are packed: Q and O [tokens, H, d] are taken for one batch of M queries, K and V
+    for N keys. Of each sequence, `of_sequence` is the call: its last query is at the position of its last key.
     """
 
     B: int
@@ -68,6 +77,19 @@ class Call(NamedTuple):
     mask_strides: tuple[int, int, int, int] = (0, 0, 0, 0)
     aligned: bool = False
     paired: bool = False
+    windowed: bool = False
+    first: int = 0
+    slopes: tuple[int, int] = (0, 0)
+    position: int = 0
+    sequences: int = 0
+
+    def of_sequence(self, M: int, N: int) -> Call:
+        """The call of one of the packed sequences, of M queries and N keys; of its strides those of heads and rows."""
+        ahead = N - M
+        return self._replace(
+            M=M, N=N, sequences=0, q_start=self.q_start + ahead if self.causal else 0,
+            first=self.first + ahead if self.windowed else 0, position=self.position + ahead,
+        )  # fmt: skip
 
     def at(self, addresses: int, of_bias: int = 0, of_mask: int = 0) -> Call:
         """The call with ``aligned`` and ``paired`` set.
@@ -88,17 +110,20 @@ class Call(NamedTuple):
     @property
     def bias_contiguous(self) -> bool:
         """Whether numbers of the bias, and of the mask, for neighbouring keys are neighbours."""
-        columns = {"float32": {self.bias_strides[3]}, "bool": {self.mask_strides[3]}}
-        return columns.get(self.bias, {self.bias_strides[3], self.mask_strides[3]}) == {1}
+        by_kind = {"float32": {self.bias_strides[3]}, "bool": {self.mask_strides[3]}, "alibi": {1}}
+        return by_kind.get(self.bias.removeprefix("alibi and "), {self.bias_strides[3], self.mask_strides[3]}) == {1}
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of O: Q's."""
+        if self.sequences:
+            return self.M, self.H, self.d
         return (self.B, self.H, self.M, self.d) if self.heads else (self.B, self.M, self.d)
 
     @property
     def lse_shape(self) -> tuple[int, ...]:
-        return self.shape[:-1]
+        """The shape of the LSE: a number for each row of Q; of packed sequences [H, tokens]."""
+        return (self.H, self.M) if self.sequences else self.shape[:-1]
 
     @property
     def empty(self) -> bool:
@@ -116,12 +141,17 @@ def call(
     scale: float | None = None,
     q_start: int = 0,
     mask: Operand | None = None,
+    window: Sequence[int] = NO_WINDOW,
+    alibi_slopes: Operand | None = None,
+    cu_seqlens_q: Operand | None = None,
+    cu_seqlens_k: Operand | None = None,
 ) -> Call:
     """The `Call` of operands q, k, v; without ``out``, O is laid out like a contiguous Q. A bias of bools is the mask.
 
     Raises TypeError for an argument of the wrong type, ValueError for one of the wrong shape, strides or size.
     """
-    return _call(q, k, v, bias, mask, out, *checked(causal, scale, q_start))
+    more = checked_window(window), alibi_slopes, cu_seqlens_q, cu_seqlens_k
+    return _call(q, k, v, bias, mask, out, *checked(causal, scale, q_start), *more)
 
 
 def checked(causal: bool, scale: float | None, q_start: int) -> tuple[bool, float | None, int]:
@@ -140,8 +170,14 @@ def _call(
     causal: bool,
     scale: float | None,
     q_start: int,
+    window: tuple[int, int],
+    slopes: Operand | None,
+    q_starts: Operand | None,
+    k_starts: Operand | None,
 ) -> Call:
     _check_types(q, k, v, bias, mask, out)
+    if q_starts is not None or k_starts is not None:
+        return _packed_call(q, k, v, bias, mask, out, causal, scale, q_start, window, slopes, q_starts, k_starts)
     if bias is not None and bias.dtype == "bool":
         bias, mask = None, bias
     B, H, Hkv, M, N, d = _sizes(q, k, v)
@@ -152,15 +188,90 @@ def _call(
         out = contiguous(q.shape, q.dtype)
     else:
         _check_out(out, q.shape)
-    changed = BIASES[(bias is not None) + 2 * (mask is not None)]
+    changed = BIASES[(bias is not None) + 2 * (mask is not None) + 4 * (slopes is not None)]
     of_bias, of_mask = (
         _score_strides(name, x, (B, H, M, N), heads) for name, x in {"bias": bias, "mask": mask}.items()
     )
+    (left, right), last = window, N
+    if causal or right >= 0:
+        causal, last = True, q_start + (0 if causal else right)
+    first = q_start - left
+    windowed = left >= 0 and first > 1 - M  # else each query sees the first key
     return Call(
-        B, H, Hkv, M, N, d, heads, causal, 1 / math.sqrt(d) if scale is None else scale,
-        max(-M, min(q_start, N)) if causal else 0, changed,
+        B, H, Hkv, M, N, d, heads, causal or windowed, 1 / math.sqrt(d) if scale is None else scale,
+        max(-M, min(last, N)) if causal or windowed else 0, changed,
         _of_rows(q), _of_rows(k), _of_rows(v), _of_rows(out), of_bias, of_mask,
+        windowed=windowed, first=max(-M, min(first, N)) if windowed else 0, slopes=_slope_strides(slopes, B, H),
+        position=0 if slopes is None else max(-MAX_POSITION, min(q_start, MAX_POSITION)),
     )  # fmt: skip
+
+
+def _packed_call(
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    bias: Operand | None,
+    mask: Operand | None,
+    out: Operand | None,
+    causal: bool,
+    scale: float | None,
+    q_start: int,
+    window: tuple[int, int],
+    slopes: Operand | None,
+    q_starts: Operand | None,
+    k_starts: Operand | None,
+) -> Call:
+    """The `Call` of sequences packed one after the other: as for one batch, but for what queries see."""
+    if q_starts is None:
+        raise ValueError("cu_seqlens_k must be given with cu_seqlens_q")
+    k_starts = q_starts if k_starts is None else k_starts
+    sequences = _count(q_starts, k_starts)
+    for name, given in {"bias": bias, "mask": mask, "q_start": q_start or None}.items():
+        if given is not None:
+            raise ValueError(f"{name} must not be given with cu_seqlens_q")
+    for name, x, axes in (("q", q, "[tokens, H, d]"), ("k", k, "[tokens, Hkv, d]"), ("v", v, "[tokens, Hkv, d]")):
+        if len(x.shape) != 3:
+            raise ValueError(f"{name} must have shape {axes} with cu_seqlens_q, not {list(x.shape)}")
+    if out is not None and out.shape != q.shape:
+        raise ValueError(f"out must have the shape of q, {list(q.shape)}, not {list(out.shape)}")
+    of_slopes = _slope_strides(slopes, sequences, q.shape[1])
+    to = contiguous(q.shape, q.dtype) if out is None else out
+    as_batch = [Operand((1, *_rows_last(x.shape)), (0, *_rows_last(x.strides)), x.dtype) for x in (q, k, v, to)]
+    found = _call(*as_batch[:3], None, None, as_batch[3], causal, scale, 0, NO_WINDOW, None, None, None)
+    left, right = window
+    causal, windowed = causal or right >= 0, left >= 0
+    # What a query sees is counted from its sequence's last key and query: more than there are limits nothing.
+    last = 0 if found.causal else min(right, found.M) if causal else found.M
+    return found._replace(
+        causal=causal or windowed, q_start=last if causal or windowed else 0, windowed=windowed,
+        first=-min(left, found.N) if windowed else 0, sequences=sequences, slopes=of_slopes,
+        bias="" if slopes is None else "alibi",
+    )  # fmt: skip
+
+
+def _rows_last(axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Lengths or strides of [tokens, H, d] as those of [H, tokens, d]."""
+    return axes[1], axes[0], axes[2]
+
+
+def _count(q_starts: Operand, k_starts: Operand) -> int:
+    """The number of packed sequences, one at least."""
+    for name, x in {"cu_seqlens_q": q_starts, "cu_seqlens_k": k_starts}.items():
+        if x.dtype != "int32":
+            raise TypeError(f"{name} must be an int32 array, not {x.dtype}")
+        if len(x.shape) != 1 or x.shape[0] < 2:
+            raise ValueError(f"{name} must have shape [S + 1] for S sequences, not {list(x.shape)}")
+        if x.strides[0] != 1:
+            raise ValueError(f"{name} must be contiguous: give a copy")
+    if q_starts.shape != k_starts.shape:
+        raise ValueError(f"cu_seqlens_k must have the shape of cu_seqlens_q, {list(q_starts.shape)}")
+    return q_starts.shape[0] - 1
+
+
+def check_starts(name: str, starts: Sequence[int], tokens: int) -> None:
+    """Raise ValueError if ``starts`` of packed sequences do not go from 0 to the number of tokens."""
+    if starts[0] != 0 or starts[-1] != tokens or any(a > b for a, b in itertools.pairwise(starts)):
+        raise ValueError(f"{name} must go from 0 to the number of tokens, {tokens}, and never down")
 
 
 def _rows_aligned(addresses: int, *matrices: Strides) -> bool:
@@ -208,6 +319,10 @@ def backward(
     return_dbias: bool = False,
     rows_first: bool = False,
     mask: Operand | None = None,
+    window: Sequence[int] = NO_WINDOW,
+    alibi_slopes: Operand | None = None,
+    cu_seqlens_q: Operand | None = None,
+    cu_seqlens_k: Operand | None = None,
 ) -> Backward:
     """The `Backward` of operands do, q, k, v; without ``o`` and ``lse``, both are contiguous.
 
@@ -215,7 +330,8 @@ def backward(
     of `call`.
     """
     options = *checked(causal, scale, q_start), bool(return_dbias), rows_first
-    return _backward(do, q, k, v, o, lse, dlse, bias, mask, *options)
+    more = checked_window(window), alibi_slopes, cu_seqlens_q, cu_seqlens_k
+    return _backward(do, q, k, v, o, lse, dlse, bias, mask, *options, *more)
 
 
 @functools.lru_cache(maxsize=256)
@@ -234,8 +350,9 @@ def _backward(
     q_start: int,
     return_dbias: bool,
     rows_first: bool,
+    *more: Any,
 ) -> Backward:
-    of = _call(q, k, v, bias, mask, None, causal, scale, q_start)
+    of = _call(q, k, v, bias, mask, None, causal, scale, q_start, *more)
     refuse_half(o, lse)
     for name, operand, shape in (
         ("do", do, of.shape), ("o", o, of.shape), ("lse", lse, of.lse_shape), ("dlse", dlse, of.lse_shape)
@@ -244,12 +361,13 @@ def _backward(
             _check_like(name, operand, shape)
     if return_dbias and (bias is None or bias.dtype == "bool"):
         raise ValueError("return_dbias must be False where there is no bias of float32 numbers")
-    layout = _contiguous_rows_first if rows_first and of.heads else contiguous
-    dq, dk = _of_rows(layout(q.shape, "float32")), _of_rows(layout(k.shape, "float32"))
+    layout = _contiguous_rows_first if rows_first and of.heads and not of.sequences else contiguous
+    of_rows = _of_tokens if of.sequences else _of_rows
+    dq, dk = of_rows(layout(q.shape, "float32")), of_rows(layout(k.shape, "float32"))
     return Backward(
-        of if o is None else of._replace(o=_of_rows(o)), _of_rows(do),
-        _of_row_numbers(contiguous(of.lse_shape, "float32") if lse is None else lse),
-        None if dlse is None else _of_row_numbers(dlse), dq, dk, dk, *_dbias(bias if return_dbias else None, of),
+        of if o is None else of._replace(o=of_rows(o)), of_rows(do),
+        _of_row_numbers(contiguous(of.lse_shape, "float32") if lse is None else lse, of),
+        None if dlse is None else _of_row_numbers(dlse, of), dq, dk, dk, *_dbias(bias if return_dbias else None, of),
     )  # fmt: skip
 
 
@@ -280,9 +398,9 @@ def _check_like(name: str, operand: Operand, shape: tuple[int, ...]) -> None:
     _check_strides(name, operand)
 
 
-def _of_row_numbers(operand: Operand) -> Strides:
-    """The strides of batches, heads and rows of an array with one number a row: [B, M] or [B, H, M]."""
-    batch, *head, row = _several(operand)
+def _of_row_numbers(operand: Operand, of: Call) -> Strides:
+    """The strides of batches, heads and rows of an array with one number a row: [B, M], [B, H, M] or [H, tokens]."""
+    batch, *head, row = [0] * bool(of.sequences) + _several(operand)
     return batch, *(head or [0]), row  # type: ignore[return-value]
 
 
@@ -387,9 +505,42 @@ def _of_rows(operand: Operand) -> Strides:
     return batch, *(head or [0]), row  # type: ignore[return-value]
 
 
+def _of_tokens(operand: Operand) -> Strides:
+    """The strides of batches, of which there is one, heads and rows of a matrix [tokens, H, d]."""
+    row, head, _ = _several(operand)
+    return 0, head, row
+
+
+def _slope_strides(slopes: Operand | None, B: int, H: int) -> tuple[int, int]:
+    """The strides of batches, or sequences, and heads of ALiBi's slopes."""
+    if slopes is None:
+        return 0, 0
+    if slopes.dtype != "float32":
+        raise TypeError(f"alibi_slopes must be a float32 array, not {slopes.dtype}")
+    if slopes.shape not in ((H,), (B, H)):
+        raise ValueError(f"alibi_slopes must have shape {[H]} or {[B, H]}, not {list(slopes.shape)}")
+    _check_strides("alibi_slopes", slopes)
+    *batch, head = _several(slopes)
+    return (batch or [0])[0], head
+
+
 def _several(operand: Operand) -> list[int]:
     """Strides in elements, 0 for an axis of at most one element, for which libraries give any number."""
     return [stride if length > 1 else 0 for length, stride in zip(operand.shape, operand.strides, strict=True)]
+
+
+def checked_window(window: Sequence[int]) -> tuple[int, int]:
+    """Return a window as two ints, or raise TypeError or ValueError; they are cut to 32 bits."""
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise TypeError(f"window must be two whole numbers, (left, right), not {window!r}") from None
+    for side in (left, right):
+        if not isinstance(side, Integral):
+            raise TypeError(f"window must be two whole numbers, (left, right), not {window!r}")
+        if side < -1:
+            raise ValueError(f"window must have no number below -1, which is no limit, not {window!r}")
+    return min(int(left), MAX_INT32), min(int(right), MAX_INT32)
 
 
 def _causal(causal: bool) -> bool:

@@ -40,7 +40,8 @@ class Tile(NamedTuple):
 class Matrices(NamedTuple):
     """Arrays of a call: Q and O [..., M, d], K and V [..., N, d], perhaps bias and mask [..., M, N] and LSE [..., M].
 
-    All have the same units; what several units share is repeated by strides of 0. O and the LSE are written.
+    All have the same units, as ALiBi's slopes [...] have; what several units share is repeated by strides of 0. O and
+    the LSE are written.
     """
 
     q: np.ndarray
@@ -50,6 +51,7 @@ class Matrices(NamedTuple):
     bias: np.ndarray | None = None
     mask: np.ndarray | None = None
     lse: np.ndarray | None = None
+    slopes: np.ndarray | None = None
 
     @property
     def may_hide(self) -> bool:
@@ -59,26 +61,53 @@ class Matrices(NamedTuple):
     def of(self, tile: Tile) -> Matrices:
         """The parts of the arrays that a tile needs, with all keys of its units."""
         units, of_rows = tile.units, (*tile.units, tile.rows)
-        q, k, v, out, *others = self
-        return Matrices(
-            q[of_rows], k[units], v[units], out[of_rows], *(None if x is None else x[of_rows] for x in others)
-        )
+        q, k, v, out, bias, mask, lse, slopes = self
+        bias, mask, lse = (None if x is None else x[of_rows] for x in (bias, mask, lse))
+        slopes = None if slopes is None else slopes[units]
+        return Matrices(q[of_rows], k[units], v[units], out[of_rows], bias, mask, lse, slopes)
+
+
+class Sight(NamedTuple):
+    """The keys that a query sees: query i of a tile ``first`` + i to ``last`` + i, as far as there is a limit.
+
+    ``position`` + i is the position from which ALiBi measures the distance of a key.
+    """
+
+    last: int | None = None
+    first: int | None = None
+    position: int = 0
+
+    @classmethod
+    def of(cls, asked: Call, row: int = 0) -> Sight:
+        """The sight of a call's queries from ``row`` on."""
+        last = asked.q_start + row if asked.causal else None
+        return cls(last, asked.first + row if asked.windowed else None, asked.position + row)
+
+    def beyond(self, keys: int) -> Sight:
+        """The sight of the keys after the first ``keys``."""
+        last, first = (None if x is None else x - keys for x in self[:2])
+        return Sight(last, first, self.position - keys)
+
+    def keys(self, rows: int, N: int) -> tuple[int, int]:
+        """The first key that some of ``rows`` queries sees, and the one after the last, of N keys."""
+        end = N if self.last is None else min(N, max(self.last + rows, 0))
+        return (0 if self.first is None else min(max(self.first, 0), end)), end
 
 
 def attend_arrays(asked: Call, given: Matrices, threads: int | None = None) -> None:
     """Compute attention of arrays with any strides, as ``asked`` has it, into ``given.out`` and ``given.lse``."""
     by_group, units = in_groups(asked, given), (asked.B, asked.Hkv, asked.H // asked.Hkv)
-    limit = MAX_FLOAT32 if given.bias is None else BESIDE_BIAS
+    limit = MAX_FLOAT32 if given.bias is None and given.slopes is None else BESIDE_BIAS
     threads = threads or len(usable_cores())
     k_largest, v_largest = (np.broadcast_to(keys, units) for keys in largest_keys(asked, by_group, threads))
 
     def compute(tile: Tile) -> None:
-        part, row = by_group.of(tile), asked.q_start + tile.rows.start
+        part, sight = by_group.of(tile), Sight.of(asked, tile.rows.start)
         q, k, v = magnitude(part.q, (-2, -1)), k_largest[tile.units], v_largest[tile.units]
-        attend(part, asked.scale, asked.causal, row, spoilt=not np.isfinite(k + v).all())
+        attend(part, asked.scale, sight, spoilt=not np.isfinite(k + v).all())
         for unit in np.argwhere(exceeds_float32(q, k, v, asked.N, asked.d, asked.scale, limit)):
             one = part.of(Tile(tuple(slice(index, index + 1) for index in unit), slice(None)))
-            attend(one, asked.scale, asked.causal, row, np.float64)
+            attend(one, asked.scale, sight, np.float64)
 
     for_each(compute, list(tiles(units, asked.M, asked.N, row_tile(asked.M, asked.causal), threads)), threads)
 
@@ -96,7 +125,8 @@ def in_groups(asked: Call, given: Matrices) -> Matrices:
         return np.broadcast_to(with_heads, (B, H, M, N)).reshape(B, Hkv, group, M, N)
 
     lse = None if given.lse is None else given.lse.reshape(B, Hkv, group, M)
-    return Matrices(q, k, v, out, of_scores(given.bias), of_scores(given.mask), lse)
+    slopes = None if given.slopes is None else np.broadcast_to(given.slopes, (B, H)).reshape(B, Hkv, group)
+    return Matrices(q, k, v, out, of_scores(given.bias), of_scores(given.mask), lse, slopes)
 
 
 def largest_keys(asked: Call, by_group: Matrices, threads: int) -> tuple[np.ndarray, np.ndarray]:
@@ -141,20 +171,19 @@ def groups(units: tuple[int, ...], count: int) -> Iterator[tuple[slice, ...]]:
 def attend(
     given: Matrices,
     scale: float,
-    causal: bool,
-    first_row: int = 0,
+    sight: Sight = Sight(),  # noqa: B008  never changed
     dtype: type = np.float32,
     spoilt: bool = False,
 ) -> None:
     """O = softmax(scale Q Kᵀ + bias) V and its LSE, for the rows of one tile; float32, with ``dtype`` in between.
 
-    ``first_row`` is the position of Q's first row in the sequence: with ``causal``, row i sees keys 0 to first_row + i.
-    A row that sees no key has O = 0 and LSE = -inf. ``spoilt``: K and V may hold NaN and Inf, which a mask may hide.
+    Keys that no row sees are passed over, in whole tiles. A row that sees no key has O = 0 and LSE = -inf. ``spoilt``:
+    K and V may hold NaN and Inf, which a mask or a window may hide.
     """
     Q: np.ndarray = given.q.astype(dtype, order="C")
-    (*units, Br, d), N = Q.shape, given.k.shape[-2]
-    if causal:
-        N = min(N, max(first_row + Br, 0))
+    *units, Br, d = Q.shape
+    first, N = sight.keys(Br, given.k.shape[-2])
+    may_hide = given.may_hide or sight.first is not None
     if abs(math.frexp(scale)[0]) == 0.5:  # a power of two scales Q exactly, and saves a pass over S
         Q *= dtype(scale)
         scale = 1
@@ -164,16 +193,15 @@ def attend(
     tile = np.empty((*units, Br, min(BC, N)), dtype)  # one buffer for all S and P: fresh memory costs page faults
     PV = np.empty_like(O)
 
-    for j in range(0, N, BC):
+    for j in range(first // BC * BC, N, BC):
         columns = slice(j, min(j + BC, N))
         Kj, Vj = (packed(matrix[..., columns, :], dtype, Br) for matrix in (given.k, given.v))
         S = np.matmul(Q, Kj.swapaxes(-1, -2), out=tile[..., : Kj.shape[-2]])
         if scale != 1:
             S *= dtype(scale)
         change(S, given.bias, given.mask, columns)
-        if causal:
-            hide(S, first_row - j)
-        hidden = np.equal(S, -np.inf) if spoilt and given.may_hide else None
+        by_sight(S, given.slopes, sight.beyond(j))
+        hidden = np.equal(S, -np.inf) if spoilt and may_hide else None
         m_new = np.maximum(m, S.max(axis=-1, keepdims=True))
         shift = np.where(m_new == -np.inf, dtype(0), m_new)  # -inf - -inf would be NaN: exp(-inf) = 0 is meant
         P = np.exp(np.subtract(S, shift, out=S), out=S)
@@ -183,8 +211,9 @@ def attend(
         O += np.matmul(P, Vj, out=PV) if hidden is None else product(P, Vj, hidden)
         m = m_new
 
-    if given.may_hide or (causal and first_row < 0):
-        sees_nothing = m == -np.inf if given.may_hide else (np.arange(Br) + first_row < 0)[:, None]
+    last = 0 if sight.last is None else sight.last
+    if may_hide or last < 0:
+        sees_nothing = m == -np.inf if may_hide else (np.arange(Br) + last < 0)[:, None]
         np.copyto(O, 0, where=sees_nothing)
         np.copyto(l, 1, where=sees_nothing)
     np.divide(O, l, out=given.out, casting="same_kind")
@@ -224,12 +253,19 @@ def product(left: np.ndarray, right: np.ndarray, hidden: np.ndarray) -> np.ndarr
     return found
 
 
-def hide(S: np.ndarray, last: int) -> None:
-    """Set scores that the causal mask hides to -inf, in place: row i of S sees columns 0 to ``last`` + i."""
-    Br, seen_by_all = S.shape[-2], max(last + 1, 0)
-    if seen_by_all < S.shape[-1]:
-        columns = np.arange(seen_by_all, S.shape[-1])
-        np.copyto(S[..., seen_by_all:], -np.inf, where=columns > np.arange(last, last + Br)[:, None])
+def by_sight(S: np.ndarray, slopes: np.ndarray | None, sight: Sight) -> None:
+    """Add ALiBi's biases to S, in place, and set to -inf the scores of columns, which are keys, that a row cannot see.
+
+    ALiBi (arXiv 2108.12409) takes off a head's slope times a key's distance; here on both sides of a query.
+    """
+    rows, columns = (np.arange(n) for n in S.shape[-2:])
+    if slopes is not None:
+        distances = np.abs(sight.position + rows[:, None] - columns).astype(np.float32)
+        S -= slopes[..., None, None] * distances
+    if sight.last is not None and (seen_by_all := max(sight.last + 1, 0)) < S.shape[-1]:
+        np.copyto(S[..., seen_by_all:], -np.inf, where=columns[seen_by_all:] > sight.last + rows[:, None])
+    if sight.first is not None and (unseen_by_some := sight.first + S.shape[-2] - 1) > 0:
+        np.copyto(S[..., :unseen_by_some], -np.inf, where=columns[:unseen_by_some] < sight.first + rows[:, None])
 
 
 def magnitude(values: np.ndarray, axes: tuple[int, ...] | None = None) -> np.ndarray:

@@ -24,11 +24,13 @@ import numpy as np
 from flashcli.asked.attention import Backward
 from flashcli.asked.shape import MAX_FLOAT32, round_up
 from flashcli.cpu.attention import (
+    BESIDE_BIAS,
     Matrices,
+    Sight,
     Tile,
+    by_sight,
     change,
     exceeds_float32,
-    hide,
     in_groups,
     magnitude,
     packed,
@@ -63,8 +65,9 @@ class Terms:
     l: np.ndarray
     D: np.ndarray
     dlse: np.ndarray | None
+    slopes: np.ndarray | None  # of units
     scale: float
-    last: np.ndarray | None  # with a causal mask: the last key that each row sees
+    sight: Sight
     spoilt: bool  # whether there may be NaN and Inf, which the mask or the bias may hide
 
     def of(self, units: tuple[slice, ...], rows: slice, columns: slice, dtype: type) -> Terms:
@@ -82,21 +85,26 @@ class Terms:
             bias=None if self.bias is None else self.bias[(*of_rows, columns)],
             mask=None if self.mask is None else self.mask[(*of_rows, columns)],
             m=numbers(self.m), l=numbers(self.l), D=numbers(self.D),
-            last=None if self.last is None else self.last[rows] - columns.start,
+            slopes=None if self.slopes is None else self.slopes[units],
+            sight=self.sight.beyond(columns.start - rows.start),
         )  # fmt: skip
+
+    @property
+    def may_hide(self) -> bool:
+        """Whether keys may be taken away from some queries and not from others."""
+        return any(x is not None for x in (self.bias, self.mask, *self.sight[:2]))
 
     def S(self) -> np.ndarray:
         """The scores S = scale · Q Kᵀ + bias, [.., rows, columns], -inf where a mask hides them."""
         S = self.q @ self.k.swapaxes(-1, -2)
         S *= S.dtype.type(self.scale)
         change(S, self.bias, self.mask)
-        if self.last is not None:
-            hide(S, int(self.last[0]))
+        by_sight(S, self.slopes, self.sight)
         return S
 
     def P_and_dS(self, S: np.ndarray, m: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """P and dS, [.., rows, columns] each, times ``l``, and which of them are hidden; P takes the memory of S."""
-        masked = None if self.bias is None and self.mask is None and self.last is None else np.equal(S, -np.inf)
+        masked = np.equal(S, -np.inf) if self.may_hide else None
         P = np.exp(np.subtract(S, m, out=S), out=S)
         dS = self.do @ self.v.swapaxes(-1, -2)
         dS -= self.D
@@ -128,9 +136,9 @@ def backward_arrays(asked: Backward, do: np.ndarray, dlse: np.ndarray | None, gi
     m, l, D = np.empty((3, *units, call.M))
     terms = Terms(
         by_group.q, by_group.k, by_group.v, do.reshape(by_group.q.shape), by_group.out, by_group.bias, by_group.mask,
-        m, l, D, None if dlse is None else dlse.reshape(D.shape), call.scale,
-        np.arange(call.M) + call.q_start if call.causal else None,
-        by_group.may_hide and not all(np.isfinite(magnitude(x, None)) for x in (given.q, given.k, given.v, do)),
+        m, l, D, None if dlse is None else dlse.reshape(D.shape), by_group.slopes, call.scale, Sight.of(call),
+        (by_group.may_hide or call.windowed)
+        and not all(np.isfinite(magnitude(x, None)) for x in (given.q, given.k, given.v, do)),
     )  # fmt: skip
     dq = into.dq.reshape(by_group.q.shape)
     dk, dv = (x.reshape(call.B, call.Hkv, call.N, call.d) for x in (into.dk, into.dv))
@@ -162,7 +170,8 @@ def _exceeds(terms: Terms) -> np.ndarray:
     """
     q, k, v, do = (magnitude(x, (-2, -1)).astype(np.float64) for x in (terms.q, terms.k, terms.v, terms.do))
     (*_, M, d), N, scale = terms.q.shape, terms.k.shape[-2], max(1.0, abs(terms.scale))
-    in_scores = exceeds_float32(q, k, v, N, d, terms.scale, MAX_FLOAT32 if terms.bias is None else 2.0**103)
+    limit = MAX_FLOAT32 if terms.bias is None and terms.slopes is None else BESIDE_BIAS
+    in_scores = exceeds_float32(q, k, v, N, d, terms.scale, limit)
     dS = 2 * do * v * d
     most = np.maximum(do * M, dS * scale * np.maximum(1, np.maximum(q * M, k * N)))
     found = in_scores | (~(most < MAX_FLOAT32) & np.isfinite(q + k + v + do))
@@ -184,9 +193,9 @@ def _slices(length: int, step: int, start: int = 0) -> list[slice]:
 @np.errstate(all="ignore")
 def _dq(terms: Terms, tile: Tile, dq: np.ndarray, dtype: type) -> None:
     """Compute dQ of a tile of rows into ``dq``, and the rows' ``m``, ``l`` and ``D`` into ``terms``."""
-    where, N = (*tile.units, tile.rows), terms.k.shape[-2]
-    if terms.last is not None:
-        N = min(N, round_up(max(int(terms.last[tile.rows.stop - 1]) + 1, 0), TILE))
+    where, N, rows = (*tile.units, tile.rows), terms.k.shape[-2], tile.rows
+    start, end = terms.sight.beyond(-rows.start).keys(rows.stop - rows.start, N)
+    start, N = start // TILE * TILE, min(N, round_up(end, TILE))
     D = (terms.do[where].astype(np.float64, order="C") * terms.o[where]).sum(axis=-1)
     if terms.dlse is not None:
         D -= terms.dlse[where]
@@ -194,7 +203,7 @@ def _dq(terms: Terms, tile: Tile, dq: np.ndarray, dtype: type) -> None:
     m = np.full((*dq[where].shape[:-1], 1), -np.inf, dtype)
     l, error = np.zeros((2, *m.shape))
     dS_K, P_K = np.zeros((2, *dq[where].shape), dtype)
-    for columns in _slices(N, TILE):
+    for columns in _slices(N, TILE, start):
         part = terms.of(tile.units, tile.rows, columns, dtype)
         S = part.S()
         m_new = np.maximum(m, S.max(axis=-1, keepdims=True))
@@ -225,9 +234,11 @@ def _dq(terms: Terms, tile: Tile, dq: np.ndarray, dtype: type) -> None:
 def _dk_dv(terms: Terms, tile: Tile, dk: np.ndarray, dv: np.ndarray, dtype: type) -> None:
     """Compute dK and dV of a tile of keys, summed over all rows of Q and all heads that share them."""
     (*_, group, M, _), where = terms.q.shape, (*tile.units, tile.rows)
-    start = 0
-    if terms.last is not None:  # before it, no row sees any of these keys
-        start = min(max(tile.rows.start - int(terms.last[0]), 0), M) // TILE * TILE
+    start, last, first = 0, *terms.sight[:2]
+    if last is not None:  # before it, no row sees any of these keys
+        start = min(max(tile.rows.start - last, 0), M) // TILE * TILE
+    if first is not None:  # nor after it
+        M = min(round_up(max(tile.rows.stop - first, start), TILE), M)
     of_k, of_v = np.zeros((2, *dk[where].shape), dtype)
     for head, rows in itertools.product(range(group), _slices(M, TILE, start)):
         units = (*tile.units, slice(head, head + 1))

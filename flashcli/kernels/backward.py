@@ -18,6 +18,7 @@ from flashcli.asked.shape import ceil_div, round_up
 from flashcli.errors import UsageError
 from flashcli.kernels.arguments import MASK, Strides
 from flashcli.kernels.operation import STATIC_SHARED, Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling
+from flashcli.kernels.plan import check_sight
 from flashcli.kernels.problem import bias_macros
 
 ROW_THREADS = 256  # of a block that takes rows one by one
@@ -139,6 +140,7 @@ def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
     concerns. These heads are computed once more, without splitting numbers. Where there are none, those launches return
     at once, so that the host need not wait for anything.
     """
+    check_sight(asked.of)
     problem = problem_of(asked)
     build, *exactly = builds(gpu, problem, how.kernel)
     steps = [*build.steps()]

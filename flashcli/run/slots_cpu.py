@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from flashcli.asked.shape import Chunk, Shape
-from flashcli.cpu.attention import BC, Matrices, Tile, attend, exceeds_float32, magnitude, row_tile, tiles
+from flashcli.cpu.attention import BC, Matrices, Sight, Tile, attend, exceeds_float32, magnitude, row_tile, tiles
 from flashcli.cpu.workers import description, usable_cores
 from flashcli.files.cut import Cut
 from flashcli.process.pool import Pool
@@ -133,7 +133,8 @@ class CpuBackend(Backend[CpuSlot]):
     def _compute(self, work: Work, tile: Tile, dtype: type = np.float32) -> Done:
         """The answer of a tile; its input is looked at while it is in a cache."""
         part, [batches] = work.matrices.of(tile), tile.units
-        attend(part, self._scale_of(part.q.shape[-1]), self._causal, work.first_row + tile.rows.start, dtype)
+        sight = Sight(work.first_row + tile.rows.start) if self._causal else Sight()
+        attend(part, self._scale_of(part.q.shape[-1]), sight, dtype)
         return Done(tile, magnitude(work.given[batches, :, tile.rows], (2, 3)))
 
     def _huge(self, slot: CpuSlot, done: list[Done]) -> Iterator[Tile]:

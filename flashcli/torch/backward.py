@@ -6,23 +6,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from flashcli.arrays.numpys import attention_backward as of_numpy
-from flashcli.asked.attention import ALIGNMENT, Backward, backward, check_backend_on_gpu, refuse_half
+from flashcli.asked.attention import ALIGNMENT, NO_WINDOW, Backward, backward, check_backend_on_gpu, refuse_half
 from flashcli.asked.how import How
 from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.backward import BACKWARD, check_name
 from flashcli.torch import in_place, on_cpu, transforms
 from flashcli.torch.gradients import gradients
+from flashcli.torch.sight import Sight
 
 SCHEMA = (
     "attention_backward(Tensor do, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor o, "
     "Tensor lse, bool causal=False, float? scale=None, SymInt q_start=0, bool return_dbias=False, "
-    "bool rows_first=False, str? kernel_name=None) -> (Tensor, Tensor, Tensor, Tensor)"
+    "bool rows_first=False, str? kernel_name=None, int[2] window=[-1, -1], Tensor? alibi_slopes=None, "
+    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 Optional: TypeAlias = torch.Tensor | None
 Four: TypeAlias = tuple[
@@ -39,6 +42,14 @@ class Options(NamedTuple):
     return_dbias: bool = False
     rows_first: bool = False
     kernel_name: str | None = None
+    window: Sequence[int] = NO_WINDOW
+    alibi_slopes: Optional = None
+    cu_seqlens_q: Optional = None
+    cu_seqlens_k: Optional = None
+
+    @property
+    def sight(self) -> Sight:
+        return Sight(*self[6:])
 
 
 class Ready(NamedTuple):
@@ -63,6 +74,10 @@ def attention_backward(
     bias: Optional = None,
     mask: Optional = None,
     q_start: int = 0,
+    window: Sequence[int] = NO_WINDOW,
+    alibi_slopes: Optional = None,
+    cu_seqlens_q: Optional = None,
+    cu_seqlens_k: Optional = None,
     o: Optional = None,
     lse: Optional = None,
     dlse: Optional = None,
@@ -70,7 +85,9 @@ def attention_backward(
     kernel: str | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """`flashcli.attention_backward` of tensors, with its parameters, its answer and its errors."""
-    _refuse_mixed({"q": q, "do": do, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias, "mask": mask})
+    sight = Sight(window, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    tensors = {"q": q, "do": do, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias, "mask": mask}
+    _refuse_mixed(tensors | sight.by_name())
     if q.is_cuda:
         check_backend_on_gpu(backend)
         check_name(kernel)
@@ -78,9 +95,11 @@ def attention_backward(
         raise ValueError(f"backend must be 'auto' or 'cpu', and kernel None, for tensors on {q.device}")
     refuse_half(o, lse)
     causal, scale, q_start = transforms.checked(causal, scale, q_start)
+    sight = sight._replace(window=transforms.window(window))
     if o is None or lse is None:
-        o, lse = torch.ops.flashcli.attention(q, k, v, bias, mask, causal, scale, q_start)
-    found = operator(do, dlse, q, k, v, bias, mask, o, lse, causal, scale, q_start, bool(return_dbias), False, kernel)
+        o, lse = torch.ops.flashcli.attention(q, k, v, bias, mask, causal, scale, q_start, **sight._asdict())
+    options = causal, scale, q_start, bool(return_dbias), False, kernel, *sight
+    found = operator(do, dlse, q, k, v, bias, mask, o, lse, *options)
     return found if return_dbias else found[:3]
 
 
@@ -96,10 +115,10 @@ def _asked(
 ) -> Backward:
     of_do, of_q, of_k, of_v, of_o, of_lse = (in_place.operand(x) for x in (do, q, k, v, o, lse))
     of_dlse, of_bias, of_mask = (None if x is None else in_place.operand(x) for x in (dlse, bias, mask))
-    causal, scale, q_start, return_dbias, rows_first = options
+    causal, scale, q_start, return_dbias, rows_first, sight = options
     return backward(
         of_do, of_q, of_k, of_v, of_o, of_lse, of_dlse, of_bias, causal, scale, q_start, return_dbias, rows_first,
-        of_mask,
+        of_mask, **sight.operands(),
     )  # fmt: skip
 
 
@@ -119,7 +138,8 @@ def on_gpu(
     do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, o: Any, lse: Any, *options: Any, **named: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Optional]:
     """Queue the gradients of tensors on a GPU on PyTorch's current stream; return dQ, dK, dV, and dbias or None."""
-    causal, scale, q_start, return_dbias, rows_first, kernel_name = options = Options(*options, **named)
+    given = Options(*options, **named)
+    (causal, scale, q_start, return_dbias, rows_first, kernel_name), sight = given[:6], given.sight
     do, o = _rows_contiguous(do), _rows_contiguous(o)
     dq, dk, dv = _empty_like(q, rows_first), _empty_like(k, rows_first), _empty_like(v, rows_first)
     at_do, at_q, at_k, at_v, at_o = do.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
@@ -131,10 +151,10 @@ def on_gpu(
         None if dlse is None else (dlse.shape, dlse.stride(), dlse.dtype),
         None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.data_ptr() % 8),
         None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.data_ptr() % 2),
-        q.device, lowest_bits, options,
+        q.device, lowest_bits, given[:6], sight.key(),
     )  # fmt: skip
     if (ready := _ready.get(key)) is None:
-        asked = _asked(do, dlse, q, k, v, bias, mask, o, lse, causal, scale, q_start, return_dbias, rows_first)
+        asked = _asked(do, dlse, q, k, v, bias, mask, o, lse, causal, scale, q_start, return_dbias, rows_first, sight)
         prepared = None
         if not asked.of.empty:
             place = place_of_device(q.get_device())
@@ -167,10 +187,13 @@ def compute(do: torch.Tensor, dlse: Optional, q: torch.Tensor, *others: Any, **n
 def _on_cpu(
     do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, o: Any, lse: Any, *options: Any, **named: Any
 ) -> Four:
-    causal, scale, q_start, return_dbias, rows_first, _ = Options(*options, **named)
+    given = Options(*options, **named)
+    (causal, scale, q_start, return_dbias, rows_first), sight = given[:5], given.sight
     tensors = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias, "mask": mask}
+    tensors |= sight.by_name()
     numbers: dict[str, Any] = {name: on_cpu.numbers(name, x) for name, x in tensors.items() if x is not None}
-    found = of_numpy(**numbers, causal=causal, scale=scale, q_start=q_start, return_dbias=return_dbias)
+    named = {"causal": causal, "scale": scale, "q_start": q_start, "window": sight.window}
+    found = of_numpy(**numbers, **named, return_dbias=return_dbias)
     dq, dk, dv = (
         _empty_like(x, rows_first).copy_(torch.from_numpy(y)) for x, y in zip((q, k, v), found[:3], strict=True)
     )
@@ -180,11 +203,12 @@ def _on_cpu(
 def _without_numbers(
     do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, o: Any, lse: Any, *options: Any, **named: Any
 ) -> Four:
-    causal, scale, q_start, return_dbias, rows_first, _ = Options(*options, **named)
-    tensors = [x for x in (do, dlse, q, k, v, bias, mask, o, lse) if x is not None]
+    given = Options(*options, **named)
+    (causal, scale, q_start, return_dbias, rows_first), sight = given[:5], given.sight
+    tensors = [*(x for x in (do, dlse, q, k, v, bias, mask, o, lse) if x is not None), *sight.tensors]
     if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), q_start)):
         contiguous = _rows_contiguous(do), dlse, q, k, v, bias, mask, _rows_contiguous(o), lse
-        _asked(*contiguous, causal, scale, q_start, return_dbias, rows_first)
+        _asked(*contiguous, causal, scale, q_start, return_dbias, rows_first, sight)
     shape = bias.shape if bias is not None and return_dbias else (0,)
     dq, dk, dv = (_empty_like(x, rows_first) for x in (q, k, v))
     return dq, dk, dv, q.new_empty(shape)
@@ -194,7 +218,7 @@ class _Gradients(torch.autograd.Function):
     """Gradients that have gradients themselves: those of the formulas in `flashcli.torch.gradients`."""
 
     @staticmethod
-    def forward(ctx: Any, options: tuple, *tensors: Any) -> Four:
+    def forward(ctx: Any, options: Options, *tensors: Any) -> Four:
         found = _below_autograd(*tensors, *options)
         ctx.save_for_backward(*tensors)
         ctx.options = options
@@ -203,13 +227,13 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_found: Any) -> tuple:
-        saved, (causal, scale, q_start, *_) = ctx.saved_tensors, ctx.options
+        saved, (causal, scale, q_start, *_), sight = ctx.saved_tensors, ctx.options, ctx.options.sight
         at = [i for i, wanted in enumerate(ctx.needs_input_grad[1:]) if wanted]
 
         def wanted_of(*changed: torch.Tensor) -> tuple[torch.Tensor, ...]:
             by_index = dict(enumerate(saved)) | dict(zip(at, changed, strict=True))
             do, dlse, q, k, v, bias, mask, o, lse = by_index.values()
-            found = gradients(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start, mask)
+            found = gradients(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start, mask, sight)
             return tuple(x for x, y in zip(found, of_found, strict=True) if x is not None and y is not None)
 
         with transforms.without_autocast(saved[0].device.type):
@@ -228,7 +252,7 @@ def _with_gradients(
     # Gradients that are to be transformed themselves.
     if transforms.is_left_to_pytorch() or transforms.levels() > 1 or transforms.has_tangent(*tensors):
         with transforms.without_autocast(q.device.type):
-            dq, dk, dv, dbias = gradients(do, dlse, q, k, v, bias, o, lse, *given[:3], mask)
+            dq, dk, dv, dbias = gradients(do, dlse, q, k, v, bias, o, lse, *given[:3], mask, given.sight)
         return dq, dk, dv, q.new_empty(0) if dbias is None or not given.return_dbias else dbias
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         return transforms.apply(_Gradients, given, *tensors)

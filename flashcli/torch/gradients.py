@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from flashcli.torch.sight import ALL, Sight
+
 
 def attention(
     q: torch.Tensor,
@@ -20,10 +22,15 @@ def attention(
     scale: float | None,
     q_start: int,
     mask: torch.Tensor | None = None,
+    sight: Sight = ALL,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O, of Q's shape, and the LSE; 0 and -inf, with gradient 0, for a row that sees nothing."""
+    if sight.packed and q.ndim == 3:
+        q, k, v = map(_as_batch, (q, k, v))
+        out, lse = attention(q, k, v, bias, causal, scale, q_start, mask, sight)
+        return out[0].transpose(0, 1).contiguous(), lse[0]
     group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
-    scores = _scores(q, k, bias, mask, causal, scale, q_start, group)
+    scores = _scores(q, k, bias, mask, causal, scale, q_start, group, sight)
     if scores.shape[-1] == 0:
         return torch.zeros_like(q), q.new_full(q.shape[:-1], -torch.inf)
     top = scores.detach().amax(-1, keepdim=True)
@@ -48,13 +55,20 @@ def gradients(
     scale: float | None,
     q_start: int,
     mask: torch.Tensor | None = None,
+    sight: Sight = ALL,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The gradients dQ, dK, dV, and dbias for a bias of numbers; ``out`` and ``lse`` are O and LSE of that call."""
+    if sight.packed and q.ndim == 3:
+        d_out, q, k, v, out = map(_as_batch, (d_out, q, k, v, out))
+        d_lse = None if d_lse is None else d_lse[None]
+        *found, d_bias = gradients(d_out, d_lse, q, k, v, bias, out, lse[None], causal, scale, q_start, mask, sight)
+        dq, dk, dv = (x[0].transpose(0, 1) for x in found)
+        return dq, dk, dv, d_bias
     if scale is None:
         scale = q.shape[-1] ** -0.5
     group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
     q_, out_ = _stacked(q, group), _stacked(out, group)
-    scores = _scores(q, k, bias, mask, causal, scale, q_start, group)
+    scores = _scores(q, k, bias, mask, causal, scale, q_start, group, sight)
     above = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row that sees nothing: P = 0
     P = torch.exp(scores - _split_heads(above[..., None], group))
     d_out_ = _stacked(d_out, group)
@@ -81,6 +95,7 @@ def _scores(
     scale: float | None,
     q_start: int,
     group: int,
+    sight: Sight,
 ) -> torch.Tensor:
     """The scores S, [B, Hkv, group, M, N] if heads share K (group > 1), else [.., M, N]; -inf where masked."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -90,10 +105,12 @@ def _scores(
         scores = scores.masked_fill(~there, -torch.inf) if bias.dtype == torch.bool else scores + there
     if mask is not None:
         scores = scores.masked_fill(~_split_heads(mask.expand(*q.shape[:-1], k.shape[-2]), group), -torch.inf)
-    if causal:
-        i, j = (torch.arange(n, device=q.device) for n in scores.shape[-2:])
-        scores = scores.masked_fill(j > i[:, None] + q_start, -torch.inf)
-    return scores
+    return sight.change(scores, causal, q_start, group)
+
+
+def _as_batch(x: torch.Tensor) -> torch.Tensor:
+    """Packed sequences [tokens, H, d] as one batch [1, H, tokens, d]."""
+    return x.transpose(0, 1)[None]
 
 
 def _stacked(rows: torch.Tensor, group: int) -> torch.Tensor:

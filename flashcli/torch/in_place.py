@@ -18,6 +18,7 @@ from flashcli.gpu.overlap import refuse_overlap
 from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import SHAPES, Prepared, prepare
 from flashcli.kernels.plan import ATTENTION, check
+from flashcli.torch.sight import ALL, Sight
 
 KEPT = 2**20  # bytes of scratch that a thread keeps for PyTorch's default stream, instead of allocating it each time
 DEFAULT_STREAM = 0
@@ -57,6 +58,7 @@ def compute(
     batch_invariant: bool = True,
     rows_first: bool = False,
     mask: torch.Tensor | None = None,
+    sight: Sight = ALL,
 ) -> Answer:
     """Queue attention of tensors on one GPU on PyTorch's current stream there; return O, and the LSE or None.
 
@@ -70,22 +72,22 @@ def compute(
             None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device(), bias.data_ptr() % 8),
             None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.get_device(), mask.data_ptr() % 2),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device(), out.data_ptr() % ALIGNMENT),
-            return_lse, backend, kernel, precision, batch_invariant, rows_first,
+            return_lse, backend, kernel, precision, batch_invariant, rows_first, sight.key(),
         )  # fmt: skip
         ready = _ready.get(key)
     except (AttributeError, TypeError, RuntimeError):  # something is no tensor, or not in memory, or no number
-        refuse_mixed(q, k, v, bias, mask, out)
+        refuse_mixed(q, k, v, bias, mask, out, sight)
         key, ready = (), None
     if ready is None:
         check_backend_on_gpu(backend)
         how = How(kernel, precision, batch_invariant, return_lse)
-        ready = _make_ready(q, k, v, causal, scale, bias, mask, q_start, out, how, rows_first)
+        ready = _make_ready(q, k, v, causal, scale, bias, mask, q_start, out, how, rows_first, sight)
         remember(_ready, key, ready)
     prepared, shape, strides, lse_shape, lse_strides = ready
     o = q.new_empty_strided(shape, strides) if out is None else out
     lse = q.new_empty_strided(lse_shape, lse_strides) if return_lse else None
     if out is not None:
-        _refuse_overlap(out, q=q, k=k, v=v, bias=bias, mask=mask)
+        _refuse_overlap(out, q=q, k=k, v=v, bias=bias, mask=mask, **sight.by_name())
     if prepared is None:
         o.zero_()
         return o, None if lse is None else lse.fill_(-torch.inf)
@@ -143,12 +145,13 @@ def _make_ready(
     out: torch.Tensor | None,
     how: How,
     rows_first: bool,
+    sight: Sight,
 ) -> Ready:
     check(how)
-    refuse_mixed(q, k, v, bias, mask, out)
+    refuse_mixed(q, k, v, bias, mask, out, sight)
     to = _rows_first(q) if rows_first and out is None and q.ndim == 4 else None if out is None else operand(out)
     of_bias, of_mask = (None if x is None else operand(x) for x in (bias, mask))
-    what = call(operand(q), operand(k), operand(v), of_bias, to, causal, scale, q_start, of_mask)
+    what = call(operand(q), operand(k), operand(v), of_bias, to, causal, scale, q_start, of_mask, **sight.operands())
     o, lse = to or contiguous(what.shape, "float32"), contiguous(what.lse_shape, "float32")
     layout = o.shape, o.strides, lse.shape, lse.strides
     if what.empty:
@@ -186,12 +189,11 @@ def remember(ready: dict[tuple, Any], key: tuple, value: Any) -> None:
         ready[key] = value
 
 
-def refuse_mixed(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any) -> None:
+def refuse_mixed(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, sight: Sight = ALL) -> None:
     """Raise TypeError for an argument that is no dense PyTorch tensor, ValueError for one that is not on Q's device."""
-    for name, tensor in {"q": q, "k": k, "v": v, "bias": bias, "mask": mask, "out": out}.items():
-        if tensor is None and name in ("bias", "mask", "out"):
-            continue
-        refuse_other(name, tensor, q)
+    for name, tensor in {"q": q, "k": k, "v": v, "bias": bias, "mask": mask, "out": out, **sight.by_name()}.items():
+        if tensor is not None or name in ("q", "k", "v"):
+            refuse_other(name, tensor, q)
 
 
 def refuse_other(name: str, tensor: Any, q: Any, called: str = "q") -> None:

@@ -8,15 +8,14 @@ import numpy as np
 import torch
 
 from flashcli.arrays.numpys import attention
+from flashcli.torch.sight import Sight
 
 
-def compute(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, **options: Any) -> Any:
+def compute(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, sight: Sight, **options: Any) -> Any:
     """Attention of tensors without gradients; ``options`` are those of `flashcli.attention`."""
-    given: dict[str, Any] = {
-        name: None if tensor is None else numbers(name, tensor)
-        for name, tensor in {"q": q, "k": k, "v": v, "bias": bias, "mask": mask, "out": out}.items()
-    }
-    found = attention(**given, **options)
+    tensors = {"q": q, "k": k, "v": v, "bias": bias, "mask": mask, "out": out, **sight.by_name()}
+    given: dict[str, Any] = {name: None if x is None else numbers(name, x) for name, x in tensors.items()}
+    found = attention(**given, window=sight.window, **options)
     answer, *lse = found if isinstance(found, tuple) else (found,)
     o = torch.from_numpy(answer) if out is None else out
     return (o, torch.from_numpy(lse[0])) if lse else o

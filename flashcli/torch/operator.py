@@ -6,20 +6,22 @@ compiler may change those. (The option is ``kernel_name``, as PyTorch's compiler
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from flashcli.asked.attention import call
+from flashcli.asked.attention import NO_WINDOW, call
 from flashcli.asked.how import How
 from flashcli.kernels.plan import check
 from flashcli.torch import backward, gradients, in_place, on_cpu, transforms
+from flashcli.torch.sight import Sight
 
 SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? bias=None, Tensor? mask=None, bool causal=False, "
     "float? scale=None, SymInt q_start=0, bool rows_first=False, str? kernel_name=None, str precision='fp32', "
-    "bool batch_invariant=True) -> (Tensor, Tensor)"
+    "bool batch_invariant=True, int[2] window=[-1, -1], Tensor? alibi_slopes=None, Tensor? cu_seqlens_q=None, "
+    "Tensor? cu_seqlens_k=None) -> (Tensor, Tensor)"
 )
 Both = tuple[torch.Tensor, torch.Tensor]
 Optional: TypeAlias = torch.Tensor | None
@@ -35,6 +37,14 @@ class Options(NamedTuple):
     kernel_name: str | None = None
     precision: str = "fp32"
     batch_invariant: bool = True
+    window: Sequence[int] = NO_WINDOW
+    alibi_slopes: Optional = None
+    cu_seqlens_q: Optional = None
+    cu_seqlens_k: Optional = None
+
+    @property
+    def sight(self) -> Sight:
+        return Sight(*self[7:])
 
 
 library = torch.library.Library("flashcli", "DEF")
@@ -43,10 +53,11 @@ attention = torch.ops.flashcli.attention.default
 
 
 def _on_gpu(q: Any, k: Any, v: Any, bias: Optional = None, mask: Optional = None, *options: Any, **named: Any) -> Both:
-    causal, scale, q_start, rows_first, kernel, precision, batch_invariant = Options(*options, **named)
+    given = Options(*options, **named)
+    causal, scale, q_start, rows_first, kernel, precision, batch_invariant = given[:7]
     out, lse = in_place.compute(
         q, k, v, causal, scale, bias, q_start, True, None, "cuda", kernel, precision, batch_invariant, rows_first,
-        mask=mask,
+        mask=mask, sight=given.sight,
     )  # fmt: skip
     assert lse is not None
     return out, lse
@@ -54,18 +65,19 @@ def _on_gpu(q: Any, k: Any, v: Any, bias: Optional = None, mask: Optional = None
 
 def _on_cpu(q: Any, k: Any, v: Any, bias: Optional = None, mask: Optional = None, *options: Any, **named: Any) -> Both:
     given = Options(*options, **named)
-    out, _ = _empty(q, given.rows_first)
+    out, _ = _empty(q, given)
     backend = "cpu" if given.kernel_name is None else "auto"
     return on_cpu.compute(
-        q, k, v, bias, mask, out, causal=given.causal, scale=given.scale, backend=backend, q_start=given.q_start,
-        return_lse=True, kernel=given.kernel_name, precision=given.precision, batch_invariant=given.batch_invariant,
+        q, k, v, bias, mask, out, given.sight, causal=given.causal, scale=given.scale, backend=backend,
+        q_start=given.q_start, return_lse=True, kernel=given.kernel_name, precision=given.precision,
+        batch_invariant=given.batch_invariant,
     )  # fmt: skip
 
 
-def _empty(q: torch.Tensor, rows_first: bool) -> Both:
+def _empty(q: torch.Tensor, given: Options) -> Both:
     """New, uninitialised O and LSE for a Q; O [B, H, M, d] lies as [B, M, H, d] with ``rows_first``."""
-    lse = q.new_empty(q.shape[:-1])
-    if not rows_first or q.ndim != 4:
+    lse = q.new_empty(q.shape[1::-1] if given.sight.packed and q.ndim == 3 else q.shape[:-1])
+    if not given.rows_first or q.ndim != 4:
         return q.new_empty(q.shape), lse
     B, H, M, d = q.shape
     return q.new_empty((B, M, H, d)).transpose(1, 2), lse
@@ -74,15 +86,16 @@ def _empty(q: torch.Tensor, rows_first: bool) -> Both:
 def _without_numbers(
     q: Any, k: Any, v: Any, bias: Optional = None, mask: Optional = None, *options: Any, **named: Any
 ) -> Both:
-    causal, scale, q_start, rows_first, kernel, precision, batch_invariant = Options(*options, **named)
+    given = Options(*options, **named)
+    causal, scale, q_start, _, kernel, precision, batch_invariant = given[:7]
     if not q.is_cpu:
         check(How(kernel, precision, batch_invariant))
-    tensors = [x for x in (q, k, v, bias, mask) if x is not None]
+    tensors = [*(x for x in (q, k, v, bias, mask) if x is not None), *given.sight.tensors]
     if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), q_start)):
         of_q, of_k, of_v = (in_place.operand(x) for x in (q, k, v))
         of_bias, of_mask = (None if x is None else in_place.operand(x) for x in (bias, mask))
-        call(of_q, of_k, of_v, of_bias, None, causal, scale, q_start, of_mask)
-    return _empty(q, rows_first)
+        call(of_q, of_k, of_v, of_bias, None, causal, scale, q_start, of_mask, **given.sight.operands())
+    return _empty(q, given)
 
 
 class _Attention(torch.autograd.Function):
@@ -96,7 +109,7 @@ class _Attention(torch.autograd.Function):
         compute, options = how
         out, lse = compute(q, k, v, bias, mask, *options)
         ctx.save_for_backward(q, k, v, bias, mask, out, lse)
-        ctx.options = options[:4]  # causal, scale, q_start, rows_first
+        ctx.options = Options(*options)
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -105,10 +118,10 @@ class _Attention(torch.autograd.Function):
         if d_out is None and d_lse is None:
             return None, None, None, None, None, None
         q, k, v, bias, mask, out, lse = ctx.saved_tensors
-        causal, scale, q_start, rows_first = ctx.options
+        (causal, scale, q_start, rows_first), sight = ctx.options[:4], ctx.options.sight
         d_out = torch.zeros_like(out) if d_out is None else d_out
         of_bias = bias is not None and bias.dtype != torch.bool and ctx.needs_input_grad[3]
-        given = d_out, d_lse, q, k, v, bias, mask, out, lse, causal, scale, q_start, of_bias, rows_first
+        given = d_out, d_lse, q, k, v, bias, mask, out, lse, causal, scale, q_start, of_bias, rows_first, None, *sight
         if _is_for_gpu(q, k, v, bias, mask, d_out, d_lse, out, lse):
             return *backward.on_gpu(*given), None, None
         with transforms.without_autocast(q.device.type):  # gradients are as exact as what they are of
@@ -157,7 +170,7 @@ def _with_gradients(
     if transforms.is_left_to_pytorch() or transforms.has_tangent(q, k, v, bias):
         _without_numbers(q, k, v, bias, mask, *given)  # which refuses what cannot be computed
         with transforms.without_autocast(q.device.type):
-            out, lse = gradients.attention(q, k, v, bias, *given[:3], mask)
+            out, lse = gradients.attention(q, k, v, bias, *given[:3], mask, given.sight)
         return (out.transpose(1, 2).contiguous().transpose(1, 2) if given.rows_first and q.ndim == 4 else out), lse
     if wants_gradients(q, k, v, bias):
         return transforms.apply(_Attention, q, k, v, bias, mask, (_below_autograd, given))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from flashcli.asked.attention import NO_WINDOW
 from flashcli.run.request import BACKENDS
 from flashcli.torch import in_place, on_cpu, operator, transforms
+from flashcli.torch.sight import Sight
 
 
 def attention(
@@ -21,6 +24,10 @@ def attention(
     bias: torch.Tensor | None = None,
     mask: torch.Tensor | None = None,
     q_start: int = 0,
+    window: Sequence[int] = NO_WINDOW,
+    alibi_slopes: torch.Tensor | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     kernel: str | None = None,
@@ -32,17 +39,18 @@ def attention(
     Parameters, the answer and errors are those of `flashcli.attention`. ``out`` must not be given where gradients are
     wanted. The memory for gradients grows with M + N; gradients of gradients take all scores, [B, H, M, N].
     """
+    sight = Sight(window, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
     if torch.compiler.is_compiling() or not in_place.is_quiet(q, k, v, bias, mask):
-        options = operator.Options(causal, scale, q_start, False, kernel, precision, batch_invariant)
+        options = operator.Options(causal, scale, q_start, False, kernel, precision, batch_invariant, *sight)
         return _by_operator(q, k, v, bias, mask, out, backend, return_lse, options)
     wanted = operator.wants_gradients(q, k, v, bias)
     if out is not None:
-        in_place.refuse_mixed(q, k, v, bias, mask, out)
+        in_place.refuse_mixed(q, k, v, bias, mask, out, sight)
         _refuse_gradients(wanted, out)
         if out.is_neg():
             raise ValueError("out must not be a lazily negated view (out.is_neg()): call out.resolve_neg() first")
     if wanted:
-        options = operator.Options(causal, scale, q_start, False, kernel, precision, batch_invariant)
+        options = operator.Options(causal, scale, q_start, False, kernel, precision, batch_invariant, *sight)
         if not q.is_cuda or backend not in ("auto", "cuda"):
             return _by_operator(q, k, v, bias, mask, out, backend, return_lse, options)
         both = operator.in_place_with_gradients(q, k, v, bias, mask, *options)
@@ -50,13 +58,13 @@ def attention(
     if q.is_cuda:
         o, lse = in_place.compute(
             q, k, v, causal, scale, bias, q_start, return_lse, out, backend, kernel, precision, batch_invariant,
-            mask=mask,
+            mask=mask, sight=sight,
         )  # fmt: skip
         answer = o if lse is None else (o, lse)
     else:
-        in_place.refuse_mixed(q, k, v, bias, mask, out)
+        in_place.refuse_mixed(q, k, v, bias, mask, out, sight)
         answer = on_cpu.compute(
-            q, k, v, bias, mask, out, causal=causal, scale=scale, backend=backend, q_start=q_start,
+            q, k, v, bias, mask, out, sight, causal=causal, scale=scale, backend=backend, q_start=q_start,
             return_lse=return_lse, kernel=kernel, precision=precision, batch_invariant=batch_invariant,
         )  # fmt: skip
     if out is not None and not out.is_inference():  # whoever has kept it for gradients is to know
@@ -73,13 +81,13 @@ def _refuse_gradients(wanted: bool, out: torch.Tensor) -> None:
 def _by_operator(
     q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, backend: str, return_lse: bool, options: operator.Options
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    in_place.refuse_mixed(q, k, v, bias, mask, out)
+    in_place.refuse_mixed(q, k, v, bias, mask, out, options.sight)
     wanted = BACKENDS if q.is_meta else ("auto", "cpu" if q.is_cpu else "cuda")
     if backend not in wanted:
         names = " or ".join(map(repr, wanted))
         raise ValueError(f"backend must be {names} for tensors on {q.device}, not {backend!r}")
     causal, scale, q_start = transforms.checked(*options[:3])
-    options = options._replace(causal=causal, scale=scale, q_start=q_start)
+    options = options._replace(causal=causal, scale=scale, q_start=q_start, window=transforms.window(options.window))
     if out is not None:
         _refuse_gradients(operator.wants_gradients(q, k, v, bias), out)
     # Here, too: in transformations of torch.func, autocast is as it was where an operator is called.

@@ -9,7 +9,7 @@ transforms itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
@@ -70,6 +70,11 @@ def checked(causal: bool, scale: float | None, q_start: int) -> tuple[bool, floa
     if torch.compiler.is_compiling() or isinstance(q_start, torch.SymInt):
         return causal, scale, q_start
     return operands.checked(causal, scale, q_start)
+
+
+def window(given: Sequence[int]) -> Sequence[int]:
+    """Return a window, checked by `asked.attention.checked_window` unless a compiler is tracing."""
+    return given if torch.compiler.is_compiling() else operands.checked_window(given)
 
 
 def without_autocast(kind: str) -> AbstractContextManager[Any]:

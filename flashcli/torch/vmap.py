@@ -16,6 +16,8 @@ Answer: TypeAlias = tuple[tuple[torch.Tensor, ...], tuple[int, ...]]  # of all c
 def _of_attention(
     info: Any, in_dims: Sequence[int | None], q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None, *rest: Any
 ) -> Answer:
+    if _has_tensors(rest):
+        return _one_by_one(operator.attention, info.batch_size, in_dims, (q, k, v, bias, mask, *rest))
     calls = info.batch_size
     folded = [_folded(x, at, calls) for x, at in zip((q, k, v), in_dims, strict=False)]
     at = (*in_dims, None, None)[3:5]
@@ -25,6 +27,8 @@ def _of_attention(
 
 def _of_gradients(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> Answer:
     (do, dlse, q, k, v, bias, mask, o, lse), rest = arguments[:9], arguments[9:]
+    if _has_tensors(rest):
+        return _one_by_one(backward.operator, info.batch_size, in_dims, arguments)
     calls, at_bias = info.batch_size, in_dims[5]
     given = None if bias is None else _calls_first(bias, at_bias, calls)
     bias, mask = (_bias_folded(x, at, calls, q, in_dims[2]) for x, at in ((bias, at_bias), (mask, in_dims[6])))
@@ -37,6 +41,23 @@ def _of_gradients(info: Any, in_dims: Sequence[int | None], *arguments: Any) -> 
         padded = given.reshape(calls, *[1] * (dbias.ndim - given.ndim), *given.shape[1:])
         dbias = dbias.sum_to_size(padded.shape).reshape(given.shape)
     return (*of_qkv, dbias), dims
+
+
+def _has_tensors(options: Sequence[Any]) -> bool:
+    """Whether options hold slopes, or starts of packed sequences, which calls may not share in a larger batch."""
+    return any(isinstance(x, torch.Tensor) for x in options)
+
+
+def _one_by_one(function: Any, calls: int, in_dims: Sequence[int | None], arguments: Sequence[Any]) -> Answer:
+    """The answers of calls, one after the other."""
+    dims = (*in_dims, *[None] * (len(arguments) - len(in_dims)))
+    pairs = list(zip(arguments, dims, strict=True))
+    each = [
+        function(*(x.movedim(at, 0)[i] if isinstance(x, torch.Tensor) and at is not None else x for x, at in pairs))
+        for i in range(calls)
+    ]
+    found = tuple(torch.stack(answers) for answers in zip(*each, strict=True))
+    return found, (0,) * len(found)
 
 
 def _folded(x: Optional, at: int | None, calls: int) -> Optional:

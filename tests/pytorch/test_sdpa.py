@@ -69,7 +69,18 @@ def everywhere(monkeypatch):
     compute = in_place.compute
 
     def on_cpu(
-        q, k, v, causal=False, scale=None, bias=None, q_start=0, return_lse=False, *rest, rows_first=False, mask=None
+        q,
+        k,
+        v,
+        causal=False,
+        scale=None,
+        bias=None,
+        q_start=0,
+        return_lse=False,
+        *rest,
+        rows_first=False,
+        mask=None,
+        sight=None,
     ):
         rows_first = rest[-1] if rest else rows_first
         calls.append(q.shape)
