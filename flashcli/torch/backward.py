@@ -17,7 +17,7 @@ from flashcli.asked.how import How
 from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.backward import BACKWARD, check_name
-from flashcli.torch import in_place, on_cpu, transforms
+from flashcli.torch import in_place, on_cpu, private, transforms
 from flashcli.torch.gradients import gradients
 from flashcli.torch.sight import Sight
 
@@ -168,7 +168,7 @@ def on_gpu(
     if prepared is None:
         return dq.zero_(), dk.zero_(), dv.zero_(), None if dbias is None else dbias.zero_()
     at_bias, at_mask = in_place.score_addresses(bias, mask)
-    stream = torch._C._cuda_getCurrentRawStream(prepared.place.device)
+    stream = private.current_stream(prepared.place.device)
     memory = in_place.scratch(q, prepared.workspace, stream)
     prepared.launch(
         stream, at_do, at_q, at_k, at_v, at_o, lse.data_ptr(), 0 if dlse is None else dlse.data_ptr(),
@@ -260,8 +260,7 @@ def _with_gradients(
 
 
 def _below_autograd(*arguments: Any) -> Four:
-    with transforms.below_autograd():
-        return operator(*arguments)
+    return transforms.below_autograd(operator, *arguments)
 
 
 library = torch.library.Library("flashcli", "FRAGMENT")

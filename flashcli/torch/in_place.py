@@ -10,7 +10,6 @@ import threading
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import forward_ad
 
 from flashcli.asked.attention import ALIGNMENT, Operand, call, check_backend_on_gpu, contiguous
 from flashcli.asked.how import How
@@ -18,6 +17,7 @@ from flashcli.gpu.overlap import refuse_overlap
 from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import SHAPES, Prepared, prepare
 from flashcli.kernels.plan import ATTENTION, check
+from flashcli.torch import private
 from flashcli.torch.sight import ALL, Sight
 
 KEPT = 2**20  # bytes of scratch that a thread keeps for PyTorch's default stream, instead of allocating it each time
@@ -92,7 +92,7 @@ def compute(
         o.zero_()
         return o, None if lse is None else lse.fill_(-torch.inf)
     at_bias, at_mask = score_addresses(bias, mask)
-    stream = torch._C._cuda_getCurrentRawStream(prepared.place.device)
+    stream = private.current_stream(prepared.place.device)
     memory = scratch(q, prepared.workspace, stream) if prepared.workspace else None
     prepared.launch(
         stream, at_q, at_k, at_v, o.data_ptr(), 0 if lse is None else lse.data_ptr(),
@@ -113,9 +113,7 @@ def is_quiet(
         and (mask is None or type(mask) in ORDINARY)
         and not (q.is_neg() or k.is_neg() or v.is_neg())  # as views of conjugates are: their numbers have another sign
         and (q.is_cuda or q.is_cpu)
-        and not torch._C._len_torch_dispatch_stack()
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and forward_ad._current_level < 0
+        and not private.is_watched()
     )
 
 

@@ -159,8 +159,7 @@ def in_place_with_gradients(q: Any, k: Any, v: Any, bias: Any, mask: Any, *optio
 
 
 def _below_autograd(*arguments: Any) -> Both:
-    with transforms.below_autograd():
-        return attention(*arguments)
+    return transforms.below_autograd(attention, *arguments)
 
 
 def _with_gradients(

@@ -14,6 +14,7 @@ from flashcli.asked.decode import ARRAYS, OPTIONS, BlockSparse, ask, check_optio
 from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.decode import DECODE
+from flashcli.torch import private
 from flashcli.torch.in_place import operand, remember, scratch
 from flashcli.torch.paged_tensors import (
     address,
@@ -130,7 +131,7 @@ def compute(
         asked = ask(**{name: operand(tensor) for name, tensor in by_name.items()}, **given)
         prepared = prepare(place_of_device(query.get_device()), DECODE, asked.at(lowest))
         remember(_ready, key, prepared)
-    stream = torch._C._cuda_getCurrentRawStream(prepared.place.device)
+    stream = private.current_stream(prepared.place.device)
     if out is None:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not (at_out := out.data_ptr()):

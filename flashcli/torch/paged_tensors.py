@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from flashcli.asked.decode import FACTORS
+from flashcli.torch import private
 from flashcli.torch.in_place import refuse_other
 
 BITS = {1: torch.uint8, 2: torch.int16}  # types that NumPy has, by the bytes of one that it has not
@@ -83,4 +84,4 @@ def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     PyTorch's own decorator imports the compiler, for seconds; its private one does so when a graph is made.
     """
-    return getattr(torch, "_disable_dynamo", torch.compiler.disable)(function)
+    return (private.disable_dynamo or torch.compiler.disable)(function)

@@ -13,6 +13,7 @@ from flashcli.asked.write_kv import ARRAYS, ask
 from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.write_kv import WRITE_KV
+from flashcli.torch import private
 from flashcli.torch.in_place import operand, remember
 from flashcli.torch.paged_tensors import address, described, named, numbers, refuse, refuse_no_tensor, uncompiled
 
@@ -91,6 +92,6 @@ def write(
         prepared = prepare(place_of_device(key.get_device()), WRITE_KV, asked.at(lowest))
         remember(_ready, looked_at, prepared)
     prepared.launch(
-        torch._C._cuda_getCurrentRawStream(prepared.place.device), at_key, at_value, at_keys, at_values, at_slots,
+        private.current_stream(prepared.place.device), at_key, at_value, at_keys, at_values, at_slots,
         0 if k_scale.__class__ is float else address(k_scale), 0 if v_scale.__class__ is float else address(v_scale),
     )  # fmt: skip

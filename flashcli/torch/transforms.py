@@ -9,8 +9,8 @@ transforms itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -18,49 +18,54 @@ import torch
 from torch.autograd import forward_ad
 
 from flashcli.asked import attention as operands
-
-_VMAP = torch._C._functorch.TransformType.Vmap
-_allowed: Any = getattr(torch._functorch.utils, "enable_single_level_autograd_function", None)
-_SingleLevelFunction: Any = _allowed and getattr(torch.autograd.function, "_SingleLevelFunction", None)
+from flashcli.torch import private
 
 
 def levels() -> int:
-    """The number of transformations of torch.func now going on that differentiate."""
-    return sum(level.key() != _VMAP for level in torch._C._functorch.get_interpreter_stack() or ())
+    """The number of transformations of torch.func now going on that differentiate; 1 if that cannot be known."""
+    if private.transformations is None or private.vmap is None:
+        return 1
+    return sum(level.key() != private.vmap for level in private.transformations() or ())
 
 
 def is_left_to_pytorch() -> bool:
     """Whether a transformation is going on for which no function of a single level can be made."""
-    return _SingleLevelFunction is None and levels() > 0
+    parts = (
+        private.transformations, private.vmap, private.allow_single_level, private.SingleLevelFunction,
+        private.set_tangents, private.below_autograd,
+    )  # fmt: skip
+    return None in parts and levels() > 0
 
 
 @cache
 def _of_one_level(function: type[torch.autograd.Function]) -> Any:
     parts = {name: staticmethod(getattr(function, name)) for name in ("forward", "backward")}
-    return type(function.__name__, (_SingleLevelFunction,), parts)
+    return type(function.__name__, (private.SingleLevelFunction,), parts)
 
 
 def apply(function: Any, *arguments: Any) -> Any:
     """Call an autograd function's ``apply`` at this level of torch.func's transformations."""
     if not levels():
         return function.apply(*arguments)
-    with _allowed():
+    with private.allow_single_level():
         return _of_one_level(function).apply(*arguments)
 
 
-@contextmanager
-def below_autograd() -> Iterator[None]:
-    """Let operators bypass this level's autograd in a ``with`` block; outer levels keep theirs."""
-    with torch._C._AutoDispatchBelowAutograd():
+def below_autograd(operator: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
+    """Call an operator so that it bypasses this level's autograd; outer levels keep theirs."""
+    if private.below_autograd is None:
+        with torch.inference_mode():  # which bypasses it, too, but whose tensors cannot be saved for gradients
+            found = operator(*arguments)
+        return tuple(x.clone() for x in found)
+    with private.below_autograd():
         if not levels():
-            yield
-            return
-        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
-            yield
+            return operator(*arguments)
+        with torch.enable_grad(), private.set_tangents(True):
+            return operator(*arguments)
 
 
 def has_tangent(*tensors: torch.Tensor | None) -> bool:
-    return forward_ad._current_level >= 0 and any(
+    return private.may_have_tangents() and any(
         x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors
     )
 

@@ -15,7 +15,7 @@ from torch_oracle import gradients, oracle  # noqa: E402
 
 import flashcli  # noqa: E402
 from flashcli.gpu import place as launcher  # noqa: E402
-from flashcli.torch import backward, in_place, operator  # noqa: E402
+from flashcli.torch import backward, in_place, operator, private  # noqa: E402
 
 B, H, Hkv, M, N, d = 2, 4, 2, 7, 9, 32
 
@@ -23,7 +23,7 @@ B, H, Hkv, M, N, d = 2, 4, 2, 7, 9, 32
 @pytest.fixture(autouse=True)
 def stream(monkeypatch, driver):
     monkeypatch.setattr(backward, "place_of_device", lambda device: launcher.place_of_device(0))
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    monkeypatch.setattr(private, "current_stream", lambda device: 0)
     monkeypatch.setattr(backward, "_ready", {})
     monkeypatch.setattr(in_place, "_kept", type(in_place._kept)())
     torch.manual_seed(0)

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch_oracle import oracle  # noqa: E402
 
 from flashcli.gpu import place as launcher  # noqa: E402
-from flashcli.torch import in_place  # noqa: E402
+from flashcli.torch import in_place, private  # noqa: E402
 
 B, H, Hkv, M, N, d = 2, 4, 2, 7, 9, 32
 
@@ -20,7 +20,7 @@ def stream(monkeypatch, driver):
     """PyTorch's current stream: a list of its one number."""
     current = [0]
     monkeypatch.setattr(in_place, "place_of_device", lambda device: launcher.place_of_device(0))
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[0], raising=False)
+    monkeypatch.setattr(private, "current_stream", lambda device: current[0])
     monkeypatch.setattr(in_place, "_ready", {})
     monkeypatch.setattr(in_place, "_kept", type(in_place._kept)())
     torch.manual_seed(0)

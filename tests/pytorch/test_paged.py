@@ -21,7 +21,7 @@ from flashcli.files.decode.cases import Case, make  # noqa: E402
 from flashcli.gpu import place as launcher  # noqa: E402
 from flashcli.kernels import decode  # noqa: E402
 from flashcli.kernels.tuning.decode import AHEAD_OF_LENGTH, BY_LENGTHS, PIECE_AFTER_PIECE, Tuning  # noqa: E402
-from flashcli.torch import in_place, paged  # noqa: E402
+from flashcli.torch import in_place, paged, private  # noqa: E402
 
 SMALL = Case(3, 4, 2, 64, "5,37,0", page=8)
 OTHERWISE = {"k_scale": 1.0, "v_scale": 1.0}
@@ -120,7 +120,7 @@ def stream(monkeypatch, driver):
     current = [0]
     driver.capability = 9, 0
     monkeypatch.setattr(paged, "place_of_device", lambda device: launcher.place_of_device(0))
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[0], raising=False)
+    monkeypatch.setattr(private, "current_stream", lambda device: current[0])
     monkeypatch.setattr(in_place, "_kept", type(in_place._kept)())
     monkeypatch.setattr(paged, "_ready", {})
     return current

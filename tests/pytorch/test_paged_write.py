@@ -25,7 +25,7 @@ from flashcli.asked.decode import (  # noqa: E402
 )
 from flashcli.asked.write_kv import ARRAYS  # noqa: E402
 from flashcli.gpu import place as launcher  # noqa: E402
-from flashcli.torch import paged_tensors, paged_write, vllm  # noqa: E402
+from flashcli.torch import paged_tensors, paged_write, private, vllm  # noqa: E402
 
 HEADS, D, PAGE, PAGES = 2, 64, 8, 5
 SLOTS = [5, -1, 39, 8, 0]
@@ -99,7 +99,7 @@ def stream(monkeypatch, driver):
     current = [7]
     driver.capability = 9, 0
     monkeypatch.setattr(paged_write, "place_of_device", lambda device: launcher.place_of_device(0))
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[0], raising=False)
+    monkeypatch.setattr(private, "current_stream", lambda device: current[0])
     monkeypatch.setattr(paged_write, "_ready", {})
     return current
 
@@ -355,6 +355,6 @@ def test_where_pytorch_has_no_private_decorator_its_public_one_serves(monkeypatc
     import torch._dynamo  # which has uses of its own for it
 
     with monkeypatch.context() as without:
-        without.delattr(torch, "_disable_dynamo", raising=False)
+        without.setattr(private, "disable_dynamo", None)
         broken = paged_tensors.uncompiled(lambda x: x + 1)
     assert torch.compile(lambda x: broken(x) * 2, backend="eager")(torch.ones(2)).tolist() == [4, 4]

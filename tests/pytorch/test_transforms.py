@@ -2,13 +2,14 @@
 
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import flashcli  # noqa: E402
-from flashcli.torch import attention, transforms  # noqa: E402
+from flashcli.torch import attention, private  # noqa: E402
 from flashcli.torch.gradients import attention as formula  # noqa: E402
 
 B, H, Hkv, M, N, d = 2, 4, 2, 5, 7, 8
@@ -87,11 +88,22 @@ def test_transformations_are_those_of_the_formula(way, device):
         assert (mine.double() - other).norm() <= 3e-6 * other.norm()
 
 
-def test_a_pytorch_of_other_private_parts_transforms_the_formula(monkeypatch):
-    monkeypatch.setattr(transforms, "_SingleLevelFunction", None)
-    monkeypatch.setattr(transforms, "_of_one_level", None)
+@pytest.mark.parametrize("part", sorted(private.__annotations__.keys() - {"current_stream"}))
+def test_a_pytorch_without_a_private_part_computes_and_transforms_the_same(part, monkeypatch):
+    monkeypatch.setattr(private, part, None)
+    q, k, v, bias = (x.requires_grad_() for x in tensors("cpu"))
+    out, wanted = ours(q, k, v, bias), right(*(x.double() for x in (q, k, v, bias)))
+    got = torch.autograd.grad(out.sum(), (q, k, v, bias))
+    for mine, other in zip(got, torch.autograd.grad(wanted.sum(), (q, k, v, bias)), strict=True):
+        assert (mine - other).norm() <= 3e-6 * other.norm()
     for way in ("grad", "jacrev", "hessian", "vmap of gradients"):
         test_transformations_are_those_of_the_formula(way, "cpu")
+
+
+def test_a_private_part_that_is_gone_is_none_and_the_public_stream_serves(monkeypatch):
+    assert private.part("_C._no_such_part.of_it") is None
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=70 + device))
+    assert private.stream_by_public_parts(3) == 73
 
 
 @pytest.mark.parametrize("shape", [(B, H, M, N), (1, 1, 1, N), (M, 1), (H, M, N)], ids=str)
