@@ -8,6 +8,7 @@ right if it is about as near to the golden one as the base is. A case in which n
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ EPSILON = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # hal
 
 
 class Answer(NamedTuple):
-    """``out`` [S, T, H, D] and ``lse`` [S, T, H]."""
+    """``out`` [S, T, H, D] and ``lse`` [S, T, H]; of ragged queries [tokens, H, D] and [tokens, H]."""
 
     out: np.ndarray
     lse: np.ndarray
@@ -35,33 +36,38 @@ class Errors(NamedTuple):
 
 def golden(asked: DecodeArrays) -> Answer:
     """The answer in float64."""
-    answer = Answer(np.zeros(asked.query.shape), np.full(asked.query.shape[:-1], -np.inf))
-    for s in range(asked.S):
-        for kv_head in range(asked.Hkv):
-            attend_group(asked, s, kv_head, answer.out[s], answer.lse[s], np.float64)
-    return answer
+    shape, starts = asked.shape_of(range(asked.S)), asked.starts
+    out, lse = np.zeros((asked.total, asked.H, asked.D)), np.full((asked.total, asked.H), -np.inf)
+    for s, kv_head in np.ndindex(asked.S, asked.Hkv):
+        rows = slice(starts[s], starts[s + 1])
+        attend_group(asked, s, kv_head, out[rows], lse[rows], np.float64)
+    return Answer(out.reshape(shape), lse.reshape(shape[:-1]))
 
 
 @np.errstate(all="ignore")
 def base(asked: DecodeArrays) -> np.ndarray:
     """The answer of plain arithmetic in the query's type, all of a row's scores at once."""
     kind = asked.query.dtype
-    out = np.zeros(asked.query.shape, kind)
-    for s, t, head in np.ndindex(out.shape[:-1]):
+    out = np.zeros((asked.total, asked.H, asked.D), kind)
+    rows = [(s, t) for s, count in enumerate(asked.counts) for t in range(count)]
+    for (row, (s, t)), head in itertools.product(enumerate(rows), range(asked.H)):
         tokens = asked.tokens_seen(s, t, head)
         tokens = np.arange(tokens.start, tokens.stop) if isinstance(tokens, slice) else tokens
         if len(tokens):
             K, V = gather(asked, s, head // asked.group, tokens, np.float32)
-            products = K * np.float32(asked.k_scale) * asked.query[s, t, head].astype(np.float32)
+            products = K * np.float32(asked.k_scale) * asked.query_of(s, t)[head].astype(np.float32)
             scores = np.cumsum(products, axis=1)[:, -1].astype(kind)  # one after the other, as a loop adds them up
             S = scores.astype(np.float32) * np.float32(asked.scale)
+            if asked.softcap:
+                S = np.float32(asked.softcap) * np.tanh(S / np.float32(asked.softcap))
             if asked.alibi_slopes is not None:
-                position = int(asked.seq_lens[s]) - asked.T + t
-                S += asked.alibi_slopes[head] * (tokens - position).astype(np.float32)
-            P = np.exp(S - S.max())
-            P = (P / np.cumsum(P)[-1]).astype(kind).astype(np.float32)
-            out[s, t, head] = np.cumsum(P[:, None] * (V * np.float32(asked.v_scale)), axis=0)[-1]
-    return out
+                S += asked.alibi_slopes[head] * (tokens - asked.position(s, t)).astype(np.float32)
+            sink = np.float32(-np.inf if asked.sinks is None else asked.sinks[head])
+            m = max(S.max(), sink)
+            P = np.exp(S - m)
+            P = (P / (np.cumsum(P)[-1] + np.exp(sink - m))).astype(kind).astype(np.float32)
+            out[row, head] = np.cumsum(P[:, None] * (V * np.float32(asked.v_scale)), axis=0)[-1]
+    return out.reshape(asked.shape_of(range(asked.S)))
 
 
 def errors(got: np.ndarray, want: np.ndarray) -> Errors:
@@ -130,7 +136,7 @@ def _with_two_pages_swapped(asked: DecodeArrays) -> np.ndarray | None:
     """
     count = max(1, 16 // asked.page)
     full = asked.seq_lens // asked.page
-    rows = [s for s in range(asked.S) if full[s] >= count]
+    rows = [s for s in range(asked.S) if full[s] >= count and asked.counts[s] > 0]
     if len(rows) < 2:
         return None
     one, other = ((s, slice(full[s] - count, full[s])) for s in rows[:2])

@@ -161,7 +161,10 @@ def decode(
     block_tables: Any,
     seq_lens: Any,
     *,
+    query_starts: Any = None,
     alibi_slopes: Any = None,
+    sinks: Any = None,
+    softcap: float = 0.0,
     k_scale: Any = 1.0,
     v_scale: Any = 1.0,
     layout: str = "vllm",
@@ -172,7 +175,10 @@ def decode(
     backend: str = "auto",
     cache_dtype: str | None = None,
 ) -> Any:
-    """Attention of one to eight query tokens a sequence against a cache of keys and values in pages.
+    """Attention of query tokens, the last ones of each sequence, against a cache of keys and values in pages.
+
+    A query token sees the tokens of its sequence up to itself. One call may mix single tokens that continue a text,
+    drafts to be verified, chunks of prompts and whole ones.
 
     Arrays on a GPU are read where they lie, on the caller's current stream; the call returns at once, and can be
     captured in a CUDA graph. They may be PyTorch's, CuPy's, or of any library with ``__cuda_array_interface__`` or
@@ -180,18 +186,23 @@ def decode(
 
     Parameters
     ----------
-    query : [S, H, D], or [S, T, H, D] for T query tokens, which are the last T of a sequence
+    query : [S, H, D], one query token a sequence; [S, T, H, D], T of each, up to eight; or [tokens, H, D] with
+        ``query_starts``. They are the last ones of their sequence
     key_cache, value_cache : pages as ``layout`` has them, of the query's type, fp8 or int8
     block_tables : int32 [S, most pages], each sequence's pages in order
     seq_lens : int32 [S], with the query tokens
+    query_starts : int32 [S + 1], from 0 to ``tokens``, ascending: sequence s has the query tokens
+        ``query_starts[s]`` to ``query_starts[s + 1] - 1``, any number of them, also none
     alibi_slopes : float32 [H]; slope · (token - query's own) is added to a score
+    sinks : float32 [H]; one more score of each head, which counts in the sum of exp(score) and has no value
+    softcap : a score x becomes softcap · tanh(x / softcap), before ALiBi is added; 0: it stays as it is
     k_scale, v_scale : factors on a cache of fp8 or int8, numbers or arrays of one float32; else ignored
     layout : "vllm", keys [pages, Hkv, D/x, page, x] with x numbers in 16 bytes and values [pages, Hkv, D, page];
         "nhd", both [pages, page, Hkv, D]; "hnd", both [pages, Hkv, page, D]
     scale : factor on q·k; 1/sqrt(D) if None
     sliding_window : number of tokens that a query token sees, itself among them; all if 0
     block_sparse : which blocks a head sees, a `BlockSparse` of `flashcli.asked.decode`; all if None
-    return_lse : the logarithm of the sum of exp(score) too, float32 [S, H] or [S, T, H]
+    return_lse : the logarithm of the sum of exp(score) too, float32 [S, H], [S, T, H] or [tokens, H]
     backend : "cuda", "cpu", or "auto": the GPU on which the arrays are, or else a usable one, else the CPU
     cache_dtype : "float8_e4m3fn", "float8_e5m2" or "int8": the type of the bytes of a cache of uint8
 
@@ -201,24 +212,28 @@ def decode(
     Returns
     -------
     an array of the query's library, shape and type, contiguous; with ``return_lse``, a tuple of it and the LSE. A query
-    token that sees nothing has zeros and an LSE of -inf. Libraries with no allocator that is known get a `DeviceArray`
-    with both protocols.
+    token that sees nothing has zeros and an LSE of -inf, or of its sink. Libraries with no allocator that is known get
+    a `DeviceArray` with both protocols.
+
+    A ragged query token has the bytes that it has alone, as the only query token of its sequence.
 
     Raises
     ------
     TypeError, ValueError
         for arrays of other types or shapes, or in another place; then nothing has been queued. Lengths beyond the
         tables and pages beyond the cache are refused, too, but not in arrays on a GPU, which the host does not look at.
-        There a length is cut to its table, and another page is read in place of one that does not exist.
+        There a length is cut to its table, another page is read in place of one that does not exist, and a query token
+        that ``query_starts`` give to no sequence sees nothing.
     flashcli.errors.FlashError
         where the backend is missing or fails
 
     Source: vLLM's PagedAttention, arXiv 2309.06180.
     """
     return _of("decode", query)(
-        query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes=alibi_slopes, k_scale=k_scale,
-        v_scale=v_scale, layout=layout, scale=scale, sliding_window=sliding_window, block_sparse=block_sparse,
-        return_lse=return_lse, backend=backend, cache_dtype=cache_dtype,
+        query, key_cache, value_cache, block_tables, seq_lens, query_starts=query_starts, alibi_slopes=alibi_slopes,
+        sinks=sinks, softcap=softcap, k_scale=k_scale, v_scale=v_scale, layout=layout, scale=scale,
+        sliding_window=sliding_window, block_sparse=block_sparse, return_lse=return_lse, backend=backend,
+        cache_dtype=cache_dtype,
     )  # fmt: skip
 
 

@@ -371,20 +371,25 @@ def decode(given: Argument, macros: dict[str, str]) -> None:
     sparse = BlockSparse(given.sparse_stride, given.sparse_block, given.sparse_local, given.sparse_slide, given.tp_rank)
     width = given.table_width
     lengths = _view(given.seq_lens, np.int32, (S,), (1,))
+    starts = _view(given.query_starts, np.int32, (S + 1,), (1,)) if given.query_starts else None
+    first = S if starts is None else given.total
     asked = DecodeArrays(
-        _view(given.query, query_type, (S, T, H, D), (given.query_sequence, given.query_token, D, 1)),
+        _view(given.query, query_type, (first, T, H, D), (given.query_sequence, given.query_token, D, 1)),
         _view(given.key_cache, cache_type, shapes[0], key_strides),
         _view(given.value_cache, cache_type, shapes[1], value_strides),
         _view(given.block_tables, np.int32, (S, width), (given.table_row, 1)),
         np.clip(lengths, 0, width * page),
         _view(given.alibi_slopes, np.float32, (H,), (1,)) if given.alibi_slopes else None,
         layout=layout, scale=given.scale, window=given.window, sparse=sparse if sparse.vert_stride else None, **number,
+        softcap=given.softcap, query_starts=starts,
+        sinks=_view(given.sinks, np.float32, (H,), (1,)) if given.sinks else None,
     )  # fmt: skip
-    out, lse = np.zeros((S, T, H, D), query_type), np.full((S, T, H), -np.inf, np.float32)
+    out, lse = np.zeros((first * T, H, D), query_type), np.full((first * T, H), -np.inf, np.float32)
     for s, kv_head in np.ndindex(S, Hkv):
-        attend_group(asked, s, kv_head, out[s], lse[s])
-    _view(given.out, query_type, (S, T, H, D), (T * H * D, H * D, D, 1))[...] = out
-    _view(given.lse, np.float32, (S, T, H), (T * H, H, 1))[...] = lse
+        rows = slice(asked.starts[s], asked.starts[s + 1])
+        attend_group(asked, s, kv_head, out[rows], lse[rows])
+    _view(given.out, query_type, out.shape, (H * D, D, 1))[...] = out
+    _view(given.lse, np.float32, lse.shape, (H, 1))[...] = lse
 
 
 def write(given: write_kv.Argument, macros: dict[str, str]) -> None:

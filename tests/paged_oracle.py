@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -22,8 +23,21 @@ def key_and_value(asked: DecodeArrays, s: int, token: int, kv_head: int) -> tupl
     return np.asarray(key, np.float64) * asked.k_scale, np.asarray(value, np.float64) * asked.v_scale
 
 
+def queries(asked: DecodeArrays) -> list[tuple[int, int]]:
+    """Each query token's sequence, and which of its query tokens it is."""
+    if asked.query_starts is None:
+        return [(s, t) for s in range(asked.S) for t in range(asked.T)]
+    starts = asked.query_starts.tolist()
+    return [(s, t) for s in range(asked.S) for t in range(starts[s + 1] - starts[s])]
+
+
+def place(asked: DecodeArrays, s: int, t: int) -> int:
+    """The place of a query token in its sequence."""
+    return int(asked.seq_lens[s]) - sum(1 for of, _ in queries(asked) if of == s) + t
+
+
 def sees(asked: DecodeArrays, s: int, t: int, head: int, token: int) -> bool:
-    position = int(asked.seq_lens[s]) - asked.T + t
+    position = place(asked, s, t)
     if token > position or (asked.window and token <= position - asked.window):
         return False
     if (sparse := asked.sparse) is None:
@@ -37,23 +51,29 @@ def sees(asked: DecodeArrays, s: int, t: int, head: int, token: int) -> bool:
 
 
 def oracle(asked: DecodeArrays) -> tuple[np.ndarray, np.ndarray]:
-    out = np.zeros((asked.S, asked.T, asked.H, asked.D))
-    lse = np.full((asked.S, asked.T, asked.H), -np.inf)
-    for s, t, head in np.ndindex(lse.shape):
-        position = int(asked.seq_lens[s]) - asked.T + t
+    """O and LSE: [S, T, H, D] and [S, T, H], or [tokens, H, D] and [tokens, H] of ragged queries."""
+    flat = asked.query.reshape(-1, asked.H, asked.D).astype(np.float64)
+    out, lse = np.zeros(flat.shape), np.full(flat.shape[:-1], -np.inf)
+    for (row, (s, t)), head in itertools.product(enumerate(queries(asked)), range(asked.H)):
+        position = place(asked, s, t)
+        sink = -math.inf if asked.sinks is None else float(asked.sinks[head])
+        lse[row, head] = sink
         tokens = [token for token in range(position + 1) if sees(asked, s, t, head, token)]
         if not tokens:
             continue
         keys, values = zip(
             *(key_and_value(asked, s, token, head // (asked.H // asked.Hkv)) for token in tokens), strict=True
         )
-        query = asked.query[s, t, head].astype(np.float64)
+        query = flat[row, head]
         slope = 0.0 if asked.alibi_slopes is None else float(asked.alibi_slopes[head])
-        scores = [
-            asked.scale * (query @ key) + slope * (token - position) for key, token in zip(keys, tokens, strict=True)
-        ]
-        largest = max(scores)
+        scores = [asked.scale * (query @ key) for key in keys]
+        if asked.softcap:
+            scores = [asked.softcap * math.tanh(score / asked.softcap) for score in scores]
+        scores = [score + slope * (token - position) for score, token in zip(scores, tokens, strict=True)]
+        largest = max(*scores, sink)
         weights = np.array([math.exp(score - largest) for score in scores])
-        out[s, t, head] = weights @ np.array(values) / weights.sum()
-        lse[s, t, head] = largest + math.log(weights.sum())
-    return out, lse
+        total = weights.sum() + math.exp(sink - largest)
+        out[row, head] = weights @ np.array(values) / total
+        lse[row, head] = largest + math.log(total)
+    shape = asked.query.shape if asked.query_starts is None else flat.shape
+    return out.reshape(shape), lse.reshape(shape[:-1])

@@ -19,7 +19,7 @@ import sanitizing
 from sanitize_arrays import allocate, get, put
 
 from bench.decode_judge import golden
-from flashcli.asked.decode import LAYOUTS, BlockSparse, cache_shapes
+from flashcli.asked.decode import ARRAYS, LAYOUTS, BlockSparse, cache_shapes
 from flashcli.compiler import compiler
 from flashcli.cpu.pages import DecodeArrays, WriteKvArrays
 from flashcli.cpu.write_kv import write
@@ -69,6 +69,17 @@ CASES = {
     "rows that fill no block of those that merge": Case(35, 5, 1, 128, "700,5x33,1100", layout="nhd"),
     "more than eight pieces": Case(2, 2, 1, 128, "4000,600", layout="hnd"),
     "more than eight pieces, heads of 80": Case(2, 3, 1, 80, "9000,1", layout="nhd"),
+    "ragged": dataclasses.replace(PLAIN, lengths="700,5,0,130", queries="3,1,1,9"),
+    "ragged, a window, hnd": dataclasses.replace(PLAIN, queries="0,7,2,40", window=50, layout="hnd"),
+    "ragged, more than run at once": Case(3, 2, 1, 128, "700,400,600", queries="20,380,200", layout="hnd"),
+    "ragged, bfloat16, block-sparse": dataclasses.replace(
+        PLAIN, queries="3,2,0,4", query_type="bfloat16", layout="nhd", sparse=BlockSparse(3, 32, 1, -1, 1)
+    ),
+    "softcap and sinks": dataclasses.replace(PLAIN, softcap=4.0, sinks=True, alibi=True),
+    "softcap and sinks, float32, ragged": dataclasses.replace(
+        PLAIN, queries="2,0,1,5", softcap=4.0, sinks=True, query_type="float32"
+    ),
+    "sinks, clusters of four": dataclasses.replace(PLAIN, lengths="1100,5,0,600", layout="nhd", sinks=True),
     "block-sparse": dataclasses.replace(PLAIN, sparse=BlockSparse(3, 32, 1, -1, 1)),
 }
 RUBBISH = "lengths and pages that there are not"
@@ -92,7 +103,9 @@ def asked_for(name: str) -> DecodeArrays:
 
 def takes(kernel: str, case: Case) -> bool:
     """Whether a kernel takes a case, which its lengths do not decide."""
-    return not LADDER[kernel].refuses(build_of(kernel, make(dataclasses.replace(case, S=1, lengths="1"))).problem)
+    return not LADDER[kernel].refuses(
+        build_of(kernel, make(dataclasses.replace(case, S=1, lengths="1", queries=case.queries and "1"))).problem
+    )
 
 
 def taken(kernel: str) -> Iterator[str]:
@@ -109,8 +122,9 @@ def check(place: Place, kernel: str, name: str) -> None:
     asked = asked_for(name)
     plan = decode.plan_of(build_of(kernel, asked, place.gpu), asked.outline)
     prepared = Prepared(place, decode.DECODE, plan)
-    out, lse = np.full_like(asked.query, np.nan), np.full(asked.query.shape[:-1], np.nan, np.float32)
-    arrays = {name: getattr(asked, name, None) for name in decode.POINTERS[:6]}
+    out = np.full(asked.shape_of(range(asked.S)), np.nan, asked.query.dtype)
+    lse = np.full(out.shape[:-1], np.nan, np.float32)
+    arrays = {name: getattr(asked, name) for name in ARRAYS}
     with place.current():
         memory = {name: put(_bytes(array)) for name, array in arrays.items() if array is not None}
         # What nobody has written yet, for initcheck to see who reads it.

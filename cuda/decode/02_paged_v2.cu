@@ -23,7 +23,7 @@ struct Partitions {
     float *exp_sums, *max_logits, *tmp_out;
 };
 __device__ __forceinline__ Partitions partitions_of(const Decode &a, const Query &query) {
-    const long long places = (long long)a.sequences * a.tokens * a.heads * partitions(a),
+    const long long places = (long long)askers(a) * a.tokens * a.heads * partitions(a),
                     first = query.place * partitions(a);
     float *const all = static_cast<float *>(a.workspace);
     return {all + first, all + places + first, all + 2 * places + first * HEAD_DIM};

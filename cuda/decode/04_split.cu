@@ -18,7 +18,7 @@ __device__ __forceinline__ int *counter_of(const Decode &a, const Piece &piece) 
     return static_cast<int *>(a.workspace) + LAUNCH_COUNTERS + which + piece.of.kv_head;
 }
 __device__ __forceinline__ float *partials_of(const Decode &a) {
-    const long long counters = (long long)a.sequences * ceil_div_large(rows_of(a), ROWS) * a.kv_heads;
+    const long long counters = (long long)askers(a) * ceil_div_large(rows_of(a), ROWS) * a.kv_heads;
     return static_cast<float *>(a.workspace) + LAUNCH_COUNTERS + (counters + 3) / 4 * 4;
 }
 

@@ -5,8 +5,23 @@
 // The factor of all answers.
 __device__ __forceinline__ float v_scale_of(const Decode &a) { return a.v_scale ? *a.v_scale : 1.0f; }
 
+// What the sum l over exponentials, and O, are multiplied by once the sink of a row's head is counted, too. m becomes
+// the maximum with it.
+__device__ __forceinline__ float count_sink(const Decode &a, long long place, float &m, float &l) {
+#if SINKS
+    const float sink = a.sinks[place % a.heads] * LOG2E, old = m;
+    m = old > sink || old != old ? old : sink;
+    const float weight = exp2_fast(old - finite_or_zero(m));
+    l = l * weight + exp2_fast(sink - finite_or_zero(m));
+    return weight;
+#else
+    return 1;
+#endif
+}
+
 // A number of the answer of a row that has its maximum m, sum l and O: zeros and -inf if it saw nothing.
 __device__ __forceinline__ void answer_number(const Decode &a, long long place, int d, float m, float l, float o) {
+    o *= count_sink(a, place, m, l);
     store_answer(a, place * HEAD_DIM + d, l == 0 ? 0.0f : o / l * v_scale_of(a));
     if (d == 0) a.lse[place] = l == 0 ? NEG_INF : m * LN2 + logf(l);
 }
@@ -64,9 +79,8 @@ __device__ __forceinline__ Partial merged(const float *partials, int from, int u
     return sum;
 }
 
-__device__ __forceinline__ void answer_quad(const Decode &a, long long place, int quad, const Partial &sum,
-                                            float v_scale) {
-    const float factor = sum.l == 0 ? 0.0f : v_scale / sum.l;
+__device__ __forceinline__ void answer_quad(const Decode &a, long long place, int quad, Partial sum, float v_scale) {
+    const float weight = count_sink(a, place, sum.m, sum.l), factor = sum.l == 0 ? 0.0f : v_scale / sum.l * weight;
     const float o[4] = {sum.o.x, sum.o.y, sum.o.z, sum.o.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) store_answer(a, place * HEAD_DIM + quad * 4 + i, sum.l == 0 ? 0.0f : o[i] * factor);

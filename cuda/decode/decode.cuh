@@ -6,6 +6,9 @@
 //   QUERY_TYPE  of queries and answers: FP32, FP16, BF16  CACHE_TYPE  of keys and values: the query's, E4M3, E5M2, INT8
 //   TRANSPOSED  1: vLLM's layout, where a page of values is [D][PAGE]; 0: a token's D numbers stand together
 //   THREADS     threads in a block                       ROWS        query rows that a block takes together
+// and three that are 1 where they are given, else 0:
+//   RAGGED      each sequence has query tokens of its own number, which query_starts tell
+//   SOFTCAP     scores have a bound                      SINKS       each head has one more score
 #pragma once
 
 #ifndef HEAD_DIM
@@ -13,11 +16,22 @@
 #endif
 #include "common.cuh"
 
+#ifndef RAGGED
+#define RAGGED 0
+#endif
+#ifndef SOFTCAP
+#define SOFTCAP 0
+#endif
+#ifndef SINKS
+#define SINKS 0
+#endif
+
 // The one argument of every __global__ function, by value. Strides are in numbers, not bytes; null pointers stand for
 // what was not given. A row is a query token t and a head: the rows of a head of the cache are t * group + head %
 // group.
 struct Decode {
-    const void *query;        // [S, T, H, D]; heads follow each other, sequences and tokens are strides apart
+    const void *query;        // [S, T, H, D], or RAGGED [total, 1, H, D]; heads follow each other, sequences and tokens
+                              // are strides apart
     const void *key_cache;    // a page, a head and a slot are strides apart, and within a slot the chunks of 16 bytes
     const void *value_cache;  // the same; but with TRANSPOSED one number of a slot is PAGE numbers after the one before
     const int *block_tables;  // [S, table_width]; rows are a stride apart
@@ -25,8 +39,10 @@ struct Decode {
     const float *alibi_slopes;  // [H], or null
     const float *k_scale;       // one number, or null for 1
     const float *v_scale;       // the same
-    void *out;                  // [S, T, H, D]
-    float *lse;                 // [S, T, H]
+    const int *query_starts;    // [S + 1] with RAGGED: the first query token of each sequence
+    const float *sinks;         // [H] with SINKS: a score of each head without a key
+    void *out;                  // as the query, without gaps
+    float *lse;                 // the same without D
     void *workspace;            // scratch of the size that the registry asks for, zeroed once
     long long query_sequence, query_token, table_row;
     long long key_page, key_head, key_slot, key_chunk;
@@ -34,7 +50,9 @@ struct Decode {
     int sequences, tokens, heads, kv_heads, group, pages, table_width;     // group: heads / kv_heads, without dividing
     int window;                                                            // tokens that a query token sees; 0: all
     int sparse_stride, sparse_block, sparse_local, sparse_slide, tp_rank;  // block-sparse if sparse_stride > 1
+    int total;                                                             // query tokens of all sequences
     float scale;
+    float softcap;  // with SOFTCAP: the bound
 };
 
 // ---- types
@@ -186,12 +204,43 @@ __device__ __forceinline__ int rows_of(const Decode &a) { return a.tokens * a.gr
 // The longest sequence that the tables have room for.
 __device__ __forceinline__ long long room_of(const Decode &a) { return (long long)a.table_width * PAGE; }
 
+// With RAGGED, each query token is an asker: a sequence of its own, which ends with it and has the table of the one
+// that it is of. So it is computed as if it were alone, and has the same bytes. Else askers are the sequences.
+__device__ __forceinline__ int askers(const Decode &a) { return RAGGED ? a.total : a.sequences; }
+
+// The sequence that a query token is of: the last one that starts at it or before. -1 or S if it is of none.
+__device__ __forceinline__ int owner_of(const Decode &a, int token) {
+    int low = -1, high = a.sequences + 1;  // that starts at or before the token, and that starts behind it
+    while (high - low > 1) {
+        const int middle = low + (high - low) / 2;
+        if (__ldg(a.query_starts + middle) <= token) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+// How many tokens an asker sees, but for windows: none if it is no sequence's.
 __device__ __forceinline__ int length_of(const Decode &a, int s) {
+#if RAGGED
+    const int owner = owner_of(a, s);
+    if (owner < 0 || owner >= a.sequences) return 0;
+    const long long length = min((long long)max(a.seq_lens[owner], 0), room_of(a));
+    return (int)max(0LL, length - max(0, a.query_starts[owner + 1] - 1 - s));
+#else
     return min((long long)max(a.seq_lens[s], 0), room_of(a));
+#endif
+}
+
+// Where the pages of an asker stand.
+__device__ __forceinline__ const int *table_of(const Decode &a, int s) {
+#if RAGGED
+    s = min(max(owner_of(a, s), 0), a.sequences - 1);
+#endif
+    return a.block_tables + s * a.table_row;
 }
 
 __device__ __forceinline__ Sequence sequence_of(const Decode &a, int s, int kv_head, int row0) {
-    return {s, kv_head, row0, length_of(a, s), a.block_tables + s * a.table_row};
+    return {s, kv_head, row0, length_of(a, s), table_of(a, s)};
 }
 
 // The page of a token. Products of it need 64 bits: a cache may have more than 2^31 numbers. A page that the cache has
@@ -243,6 +292,17 @@ __device__ __forceinline__ bool sees(const Decode &a, const Sequence &of, int ro
     const int block = token / a.sparse_block;
     if (block > position / a.sparse_block - a.sparse_local) return true;
     return (block + slides_of(a, head_of_row(a, of.kv_head, row), of.kv_head) + 1) % a.sparse_stride == 0;
+}
+
+// ---- scores
+
+// The factor on products of queries and keys, of which `score_of` makes scores in powers of two.
+__device__ __forceinline__ float factor_of(const Decode &a) {
+    const float factor = a.scale * (a.k_scale ? *a.k_scale : 1.0f);
+    return SOFTCAP ? factor / a.softcap : factor * LOG2E;
+}
+__device__ __forceinline__ float score_of(const Decode &a, float product) {
+    return SOFTCAP ? a.softcap * LOG2E * tanhf(product) : product;
 }
 
 // Where a row's answer goes: its place among [S, T, H], times D for that in `out`.

@@ -88,5 +88,5 @@ __device__ __forceinline__ void merge_row(const Decode &a, int place, int warp, 
 __device__ __forceinline__ void merge_rows(const Decode &a, float *scratch) {
     const int warp = threadIdx.x / 32, place = blockIdx.x * (blockDim.x / 32) + warp;
     if (most_pieces(a) > AT_ONCE) merge_row(a, blockIdx.x, warp, scratch);
-    else if (place < a.sequences * a.tokens * a.heads) merge_row(a, place, 0, scratch);
+    else if (place < askers(a) * a.tokens * a.heads) merge_row(a, place, 0, scratch);
 }

@@ -120,7 +120,7 @@ __device__ __forceinline__ float qk_dot(const unsigned char *k_ptr, const QVecs 
 __device__ __forceinline__ float qk_max_and_logits(const Decode &a, const Query &query, const QVecs &q_vecs, int from,
                                                    int until, float *logits) {
     const int thread_group = threadIdx.x % WARP_SIZE / THREAD_GROUP_SIZE, offset = threadIdx.x % THREAD_GROUP_SIZE;
-    const float factor = a.scale * (a.k_scale ? *a.k_scale : 1.0f) * LOG2E;
+    const float factor = factor_of(a);
     const float slope = a.alibi_slopes ? a.alibi_slopes[query.head] * LOG2E : 0;
     float qk_max = NEG_INF;
     for (int page = from + threadIdx.x / WARP_SIZE; page < until; page += NUM_WARPS) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ float qk_max_and_logits(const Decode &a, const Query 
             const int slot = thread_group + i * WARP_SIZE, token = page * PAGE + slot;
             float qk = NEG_INF;
             if (read) {
-                qk = factor * qk_dot(keys + slot * X * CACHE_BYTES, q_vecs);
+                qk = score_of(a, factor * qk_dot(keys + slot * X * CACHE_BYTES, q_vecs));
                 if (a.alibi_slopes) qk += slope * (token - query.end + 1);
                 if (token < query.first || token >= query.end) qk = NEG_INF;
             }

@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_queries(const Decode &a, const Sequence &of
 __device__ __forceinline__ void scores(const Decode &a, const Sequence &of, const float *q, int first, int end,
                                        float *S, int stride, unsigned char *seen) {
     const int lane = threadIdx.x % LANES;
-    const float factor = a.scale * (a.k_scale ? *a.k_scale : 1.0f) * LOG2E;  // on scores: on q it would round D numbers
+    const float factor = factor_of(a);  // on scores: on q it would round D numbers
     for (int j0 = 0; j0 < end - first; j0 += TOKENS_AT_ONCE) {
         const int j = j0 + threadIdx.x / LANES, token = first + j;
         bool some = false, sees_it[ROWS];
@@ -67,7 +67,7 @@ __device__ __forceinline__ void scores(const Decode &a, const Sequence &of, cons
         for (int r = 0; r < ROWS; ++r) {
 #pragma unroll
             for (int other = 1; other < LANES; other *= 2) s[r] += __shfl_xor_sync(~0u, s[r], other);
-            s[r] *= factor;
+            s[r] = score_of(a, s[r] * factor);
             if (a.alibi_slopes && sees_it[r]) {
                 const int row = of.row0 + r, distance = token - position_of_row(a, of, row);
                 s[r] += a.alibi_slopes[head_of_row(a, of.kv_head, row)] * LOG2E * distance;

@@ -57,7 +57,7 @@ __device__ __forceinline__ Piece piece_of(const Decode &a, int s, int length, in
     Piece piece;
     const int begin = first_begin(a, length), size = piece_size(length - begin);
     piece.tile = rows_of(a) > ROWS ? (unsigned)which / (unsigned)a.kv_heads : 0;
-    piece.of = {s, which - piece.tile * a.kv_heads, piece.tile * ROWS, length, a.block_tables + s * a.table_row};
+    piece.of = {s, which - piece.tile * a.kv_heads, piece.tile * ROWS, length, table_of(a, s)};
     piece.index = index, piece.count = count;
     const long long start = begin + (long long)index * size;
     piece.first = max(start, (long long)first_used(a, length));
@@ -100,7 +100,7 @@ __device__ __forceinline__ bool find_by_number(const Decode &a, Piece &piece) {
     return true;
 }
 
-__device__ __forceinline__ int length_or_zero(const Decode &a, int s) { return s < a.sequences ? length_of(a, s) : 0; }
+__device__ __forceinline__ int length_or_zero(const Decode &a, int s) { return s < askers(a) ? length_of(a, s) : 0; }
 
 // The sum over the warp's lanes up to this one.
 __device__ __forceinline__ int sum_up_to_lane(int x) {
@@ -119,7 +119,7 @@ __device__ __forceinline__ void bring(const void *from, long long bytes) {
 }
 __device__ __forceinline__ void bring_tables_and_queries(const Decode &a) {
     bring(a.block_tables, ((a.sequences - 1) * a.table_row + a.table_width) * 4);
-    bring(a.query, ((a.sequences - 1) * a.query_sequence + a.heads * HEAD_DIM) * bytes_of(QUERY_TYPE));
+    bring(a.query, ((askers(a) - 1) * a.query_sequence + a.heads * HEAD_DIM) * bytes_of(QUERY_TYPE));
 }
 
 // The piece of the block's number among all that there are, found by each warp for itself, which takes no barrier;
@@ -131,9 +131,9 @@ __device__ __forceinline__ bool find_by_lengths(const Decode &a, Piece &piece) {
     bring_tables_and_queries(a);
     const unsigned together = heads_and_tiles(a);
     const int wanted = blockIdx.x / together, which = blockIdx.x % together;
-    for (int s0 = 0, before = 0; s0 < a.sequences; s0 += 32) {
+    for (int s0 = 0, before = 0; s0 < askers(a); s0 += 32) {
         if (s0 > 0) length = length_or_zero(a, s0 + lane);
-        const int count = s0 + lane < a.sequences ? pieces_of(a, length) : 0;
+        const int count = s0 + lane < askers(a) ? pieces_of(a, length) : 0;
         const int end = before + sum_up_to_lane(count), low = __popc(__ballot_sync(~0u, end <= wanted));
         before = __shfl_sync(~0u, end, 31);
         if (low == 32) continue;
@@ -174,7 +174,7 @@ struct PieceFinder {
     // s0.
     __device__ void learn(const Decode &a, int passed, int s, int length) {
         const int warp = threadIdx.x / 32;
-        int end = sum_up_to_lane(s < a.sequences ? pieces_of(a, length) : 0);
+        int end = sum_up_to_lane(s < askers(a) ? pieces_of(a, length) : 0);
         if (threadIdx.x % 32 == 31) of_warps[warp] = end;
         __syncthreads();
 #pragma unroll
@@ -187,7 +187,7 @@ struct PieceFinder {
     __device__ bool find(const Decode &a, unsigned number, Piece &piece) {
         const unsigned together = heads_and_tiles(a), wanted = number / together, which = number % together;
         while (wanted >= (unsigned)before + ends[THREADS - 1]) {
-            if (s0 + THREADS >= a.sequences) return false;
+            if (s0 + THREADS >= askers(a)) return false;
             go_on(a);
         }
         const int left = (int)(wanted - before);

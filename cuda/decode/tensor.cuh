@@ -233,7 +233,7 @@ __device__ __forceinline__ void softmax(const Decode &a, const SharedPiece &pres
     for (int n = 0; n < COLUMNS; ++n) {
         float s[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) s[i] = scores.of[i / 2][n * 2 + i % 2] * factor;
+        for (int i = 0; i < 4; ++i) s[i] = score_of(a, scores.of[i / 2][n * 2 + i % 2] * factor);
         if (!whole || a.tokens > 1 || a.sparse_stride > 1 || a.alibi_slopes) {
             const Row row = present.rows[n * 8 + lane_g()];
 #pragma unroll
@@ -377,9 +377,4 @@ __device__ __forceinline__ void store_sums(const Decode &a, const SharedPiece &p
     store_sums(a, present, meeting, O, [&](int r, int quad, const Partial &sum) {
         keep_quad(partials_of_row(a, present.rows[r].place), present.piece.index, quad, sum);
     });
-}
-
-// From products of queries and keys to powers of two.
-__device__ __forceinline__ float factor_of(const Decode &a) {
-    return a.scale * (a.k_scale ? *a.k_scale : 1.0f) * LOG2E;
 }

@@ -227,16 +227,16 @@ def decode(
     block_tables: np.ndarray,
     seq_lens: np.ndarray,
     *,
-    alibi_slopes: np.ndarray | None = None,
     return_lse: bool = False,
     backend: str = "auto",
     **options: Any,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """`flashcli.decode` of NumPy's arrays."""
     check_backend(backend)
+    others = {name: options.pop(name, None) for name in pages.OPTIONAL}
     arrays = {
         "query": query, "key_cache": key_cache, "value_cache": value_cache, "block_tables": block_tables,
-        "seq_lens": seq_lens, **({} if alibi_slopes is None else {"alibi_slopes": alibi_slopes}),
+        "seq_lens": seq_lens, **{name: x for name, x in others.items() if x is not None},
     }  # fmt: skip
     asked = pages.ask(**_outlines(arrays), **_checked_options(options))
     arrays["query"] = query.reshape(asked.query.shape)

@@ -233,7 +233,9 @@ def decode(
     block_tables: Any,
     seq_lens: Any,
     *,
+    query_starts: Any = None,
     alibi_slopes: Any = None,
+    sinks: Any = None,
     k_scale: Any = 1.0,
     v_scale: Any = 1.0,
     return_lse: bool = False,
@@ -244,11 +246,11 @@ def decode(
     check_backend_on_gpu(backend)
     arrays = {
         "query": query, "key_cache": key_cache, "value_cache": value_cache, "block_tables": block_tables,
-        "seq_lens": seq_lens, "alibi_slopes": alibi_slopes,
+        "seq_lens": seq_lens, "alibi_slopes": alibi_slopes, "query_starts": query_starts, "sinks": sinks,
     }  # fmt: skip
-    given, factors = _with_factors(arrays, {"k_scale": k_scale, "v_scale": v_scale}, optional=("alibi_slopes",))
+    given, factors = _with_factors(arrays, {"k_scale": k_scale, "v_scale": v_scale}, optional=pages.OPTIONAL)
     pages.check_option_types(options)
-    asked = pages.ask(*map(given.get, arrays), **factors, **options)
+    asked = pages.ask(**{name: given.get(name) for name in arrays}, **factors, **options)
     prepared = prepare(given.place, DECODE, asked.at(given.addresses("query", "key_cache", "value_cache")))
     with given.waited_for():
         shape = given.of("query").shape

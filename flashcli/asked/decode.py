@@ -2,8 +2,9 @@
 
 A cache of keys and values is an array of pages, each with room for ``page`` tokens of every head. Row s of
 ``block_tables`` says which pages sequence s has, in order: its token j is in slot ``j % page`` of page
-``block_tables[s, j // page]``. The T query tokens of a sequence are the last T of its ``seq_lens[s]`` tokens. Names are
-those of vLLM where it has one; S sequences, T query tokens, H heads, Hkv heads of the cache, D numbers a head.
+``block_tables[s, j // page]``. The query tokens of a sequence are the last of its ``seq_lens[s]`` tokens: T of each, or
+with ``query_starts`` as many as these say. Names are those of vLLM where it has one; S sequences, T query tokens, H
+heads, Hkv heads of the cache, D numbers a head.
 """
 
 from __future__ import annotations
@@ -112,21 +113,35 @@ def type_of(array: Any) -> str:
 
 
 class Queries(InPages):
-    """Sizes of a ``query`` [S, T, H, D], for classes that have it beside a cache in pages."""
+    """Sizes of a ``query`` [S, T, H, D], for classes that have it beside a cache in pages.
+
+    Ragged queries, which ``query_starts`` [S + 1] shares out among sequences, are [tokens, 1, H, D].
+    """
 
     query: Any
+    query_starts: Any
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _to_python(self, "scale", *FACTORS, "window")
+        _to_python(self, "scale", *FACTORS, "window", "softcap")
+
+    @property
+    def is_ragged(self) -> bool:
+        return self.query_starts is not None
 
     @property
     def S(self) -> int:
-        return self.query.shape[0]
+        return self.query_starts.shape[0] - 1 if self.is_ragged else self.query.shape[0]
 
     @property
     def T(self) -> int:
+        """Query tokens that are neighbours along an axis of their own: those of a sequence; 1 if they are ragged."""
         return self.query.shape[1]
+
+    @property
+    def total(self) -> int:
+        """Query tokens of all sequences."""
+        return self.query.shape[0] * self.T
 
     @property
     def H(self) -> int:
@@ -144,11 +159,12 @@ class Queries(InPages):
 
 @dataclass(frozen=True)
 class Decode(Queries):
-    """Queries [S, T, H, D] against a cache in pages: outlines of arrays, and options; hashable.
+    """Queries [S, T, H, D], or ragged [tokens, 1, H, D], against a cache in pages: outlines and options; hashable.
 
     ``scale`` is the factor on q·k. ``k_scale`` and ``v_scale`` are those on the numbers of a cache of fp8 or int8, 1
     for every other one and where they are arrays. With a ``window`` above 0 a query token sees that many tokens,
-    itself the last of them.
+    itself the last of them. A ``softcap`` c above 0 makes a score x c · tanh(x / c). ``sinks`` have one more logit of
+    each head, which counts in the sum and has no value.
     """
 
     query: Operand
@@ -163,6 +179,9 @@ class Decode(Queries):
     scale: float = 1.0
     window: int = 0
     sparse: BlockSparse | None = None
+    softcap: float = 0.0
+    query_starts: Operand | None = None
+    sinks: Operand | None = None
 
     def at(self, addresses: int) -> Decode:
         """The call itself; ValueError if a query or cache at these addresses, or'ed, is not on `vector_bytes` bytes."""
@@ -187,18 +206,24 @@ def ask(
     sliding_window: int = 0,
     block_sparse: BlockSparse | None = None,
     cache_dtype: str | None = None,
+    softcap: float = 0.0,
+    query_starts: Operand | None = None,
+    sinks: Operand | None = None,
 ) -> Decode:
     """The `Decode` of a call of `flashcli.decode` with arrays of these outlines; ValueError says why it cannot be."""
     check_layout(layout)
     caches = caches_of_type(key_cache, value_cache, cache_dtype)
     factors = (one_factor("k_scale", k_scale), one_factor("v_scale", v_scale))
     scale = default_scale(query.shape) if scale is None else scale
-    if len(query.shape) == 3:  # a query of one token a sequence may have no axis of tokens
+    if wrong := ragged_problem(query.shape, None if query_starts is None else query_starts.shape):
+        raise ValueError(f"cannot decode: {wrong}")
+    if len(query.shape) == 3:  # a query of one token a sequence, or a ragged one, has no axis of tokens
         (S, *of_rows), (apart, *strides) = query.shape, query.strides
         query = Operand((S, 1, *of_rows), (apart, 0, *strides), query.dtype)
     asked = Decode(
-        query, *caches, block_tables, seq_lens, alibi_slopes, *factors, layout, scale, sliding_window, block_sparse
-    )
+        query, *caches, block_tables, seq_lens, alibi_slopes, *factors, layout, scale, sliding_window, block_sparse,
+        softcap, query_starts, sinks,
+    )  # fmt: skip
     if wrong := outer_problem(asked):
         raise ValueError(f"cannot decode: {wrong}")
     return asked
@@ -221,8 +246,9 @@ def one_factor(name: str, scale: Operand | float) -> float:
     return 1.0
 
 
-ARRAYS = ("query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes")
-OPTIONS = ("layout", "scale", "sliding_window", "block_sparse", "cache_dtype")  # of `ask`, in order
+OPTIONAL = ("alibi_slopes", "query_starts", "sinks")
+ARRAYS = ("query", "key_cache", "value_cache", "block_tables", "seq_lens", *OPTIONAL)
+OPTIONS = ("layout", "scale", "sliding_window", "block_sparse", "cache_dtype", "softcap")  # of `ask`, in order
 
 
 def cache_shapes(layout: str, pages: int, kv_heads: int, page: int, D: int, itemsize: int) -> tuple[tuple, tuple]:
@@ -262,6 +288,7 @@ OPTION_KINDS: dict[str, tuple[Any, str]] = {  # the types that an option may hav
     "v_scale": (Real, ONE_NUMBER),
     "sliding_window": (Integral, "a whole number"),
     "block_sparse": ((BlockSparse, type(None)), "a BlockSparse of flashcli.asked.decode"),
+    "softcap": (Real, "a number"),
 }
 
 
@@ -273,6 +300,15 @@ def check_option_types(given: Mapping[str, Any]) -> None:
             raise TypeError(f"{name} must be {wanted}, not {type(value).__name__}")
 
 
+def ragged_problem(query: tuple[int, ...], starts: tuple[int, ...] | None) -> str:
+    """The fault in the shapes of query_starts and its query, which then is [tokens, H, D]; empty if there is none."""
+    if starts is not None and (len(starts) != 1 or starts[0] < 2):
+        return f"query_starts has shape {list(starts)}, where [S + 1] is wanted"
+    if starts is not None and len(query) != 3:
+        return f"query has shape {list(query)}, where [tokens, H, D] is wanted with query_starts"
+    return ""
+
+
 def outer_problem(asked: Decode) -> str:
     """The fault in a call by types, shapes and options, without a look at the arrays; empty if there is none."""
     return _type_problem(asked) or _shape_problem(asked) or _number_problem(asked)
@@ -281,11 +317,11 @@ def outer_problem(asked: Decode) -> str:
 def _type_problem(asked: Decode) -> str:
     if wrong := cache_type_problem(asked, "query", asked.query.dtype):
         return wrong
-    for name in ("block_tables", "seq_lens"):
-        if getattr(asked, name).dtype != "int32":
-            return f"{name} is {getattr(asked, name).dtype}, not int32"
-    if asked.alibi_slopes is not None and asked.alibi_slopes.dtype != "float32":
-        return f"alibi_slopes is {asked.alibi_slopes.dtype}, not float32"
+    wanted = dict.fromkeys(("block_tables", "seq_lens", "query_starts"), "int32")
+    wanted |= dict.fromkeys(("alibi_slopes", "sinks"), "float32")
+    for name, kind in wanted.items():
+        if (array := getattr(asked, name)) is not None and array.dtype != kind:
+            return f"{name} is {array.dtype}, not {kind}"
     return ""
 
 
@@ -313,8 +349,7 @@ def _shape_problem(asked: Decode) -> str:
         return wrong
     wanted = {**wanted_caches(asked, asked.D), "seq_lens": (asked.S,),
               "block_tables": (asked.S, asked.block_tables.shape[1])}  # fmt: skip
-    if asked.alibi_slopes is not None:
-        wanted["alibi_slopes"] = (asked.H,)
+    wanted |= {name: (asked.H,) for name in ("alibi_slopes", "sinks") if getattr(asked, name) is not None}
     return exact_shape_problem(asked, wanted)
 
 
@@ -365,6 +400,8 @@ def _number_problem(asked: Decode) -> str:
             return f"{name} is {getattr(asked, name)}, not a finite number of up to {MAX_SCALE:.5g}"
     if not 0 <= asked.window <= MAX_INT32:
         return f"sliding_window is {asked.window}, not from 0 to {MAX_INT32}"
+    if not 0 <= asked.softcap <= MAX_SCALE:
+        return f"softcap is {asked.softcap}, not a finite number from 0 to {MAX_SCALE:.5g}"
     return _sparse_problem(asked.sparse, asked.page) if asked.sparse else ""
 
 

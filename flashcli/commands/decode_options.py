@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flashcli.asked.decode import LAYOUTS, MAX_QUERY_TOKENS, QUERY_TYPES, BlockSparse
+from flashcli.errors import UsageError
 from flashcli.terminal import parameters
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ OPTIONS = (
         help="How many of a sequence's last tokens ask. For --decode.",
     ),
     click.option(
+        "--queries", default="", metavar="LIST",
+        help="Have sequences ask with numbers of tokens of their own, written as --lengths: in 1x128,2048x2, one each "
+        "of 128 sequences, and 2048 of two. For --decode.",
+    ),
+    click.option(
         "--layout", type=click.Choice(LAYOUTS), default="vllm", show_default=True,
         help="How a page lies in memory. For --decode.",
     ),
@@ -96,6 +102,11 @@ OPTIONS = (
         help="Standard deviation of values. For --decode.",
     ),
     click.option("--alibi", is_flag=True, help="Have ALiBi's slopes. For --decode."),
+    click.option(
+        "--softcap", type=parameters.FiniteRange(0), default=0.0, show_default=True,
+        help="Bound of scores, by a tangent; 0: none. For --decode.",
+    ),
+    click.option("--sinks", is_flag=True, help="Have a sink of each head, a score without a key. For --decode."),
     click.option(
         "--window", type=click.IntRange(0), default=0, show_default=True,
         help="Tokens that a query sees; 0: all. For --decode.",
@@ -122,6 +133,7 @@ def case_options(command: Callable) -> Callable:
         heads: tuple[int, int, int, int] | None,
         lengths: str,
         query_tokens: int,
+        queries: str,
         page: int,
         layout: str,
         query_type: str,
@@ -130,6 +142,8 @@ def case_options(command: Callable) -> Callable:
         sharpness: float,
         value_scale: float,
         alibi: bool,
+        softcap: float,
+        sinks: bool,
         window: int,
         sparse: BlockSparse | None,
         seed: int,
@@ -139,10 +153,13 @@ def case_options(command: Callable) -> Callable:
         if heads is not None:
             from flashcli.files.decode.cases import Case
 
+            if queries and query_tokens > 1:
+                told = "--query-tokens is the same number for all sequences, --queries one for each."
+                raise UsageError(told, "leave out one of them.")
             cache_type = CACHE_TYPES[cache] if cache else ""
             case = Case(
                 *heads, lengths, query_tokens, page, layout, query_type, cache_type, pages, sharpness, value_scale,
-                alibi, window, sparse, seed,
+                alibi, window, sparse, seed, queries, softcap, sinks,
             )  # fmt: skip
         else:
             _refuse_without_decode()
@@ -168,7 +185,6 @@ def make(output_path: str, case: Case, reference_path: str | None, aside: bool) 
     """Write the file, and its answer in float64 if that is wanted; say what the file is."""
     import os
 
-    from flashcli.errors import UsageError
     from flashcli.files.decode.cases import generate, memory_wanted
     from flashcli.files.outputs import check_creatable
     from flashcli.run import memory
@@ -189,8 +205,11 @@ def make(output_path: str, case: Case, reference_path: str | None, aside: bool) 
 
         run(output_path, reference_path, lambda: DecodeCpu(compute=np.float64), options.late_progress)
     size = os.path.getsize(output_path) if os.path.isfile(output_path) else 0
+    sizes = f"(S, T, H, Hkv, D) = ({asked.S}, {asked.T}, {asked.H}, {asked.Hkv}, {asked.D})"
+    if asked.is_ragged:
+        sizes = f"(S, H, Hkv, D) = ({asked.S}, {asked.H}, {asked.Hkv}, {asked.D}), {asked.total} query tokens"
     click.echo(
-        f"{output_path}: (S, T, H, Hkv, D) = ({asked.S}, {asked.T}, {asked.H}, {asked.Hkv}, {asked.D}), "
+        f"{output_path}: {sizes}, "
         f"{int(asked.seq_lens.sum(dtype='int64'))} tokens of {asked.key_cache.dtype.name} in pages of {asked.page} "
         f"({asked.layout}), seed {case.seed}, {size} bytes",
         err=aside,

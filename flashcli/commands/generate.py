@@ -35,7 +35,7 @@ Distributions:
     epilog=options.examples(
         "flashcli generate t.in --shape 10,2048,64",
         "flashcli generate t.in --shape 2,128,32 --seed 7 --reference t.ref",
-        "flashcli generate x.safetensors --decode 8,32,8,128 --lengths uniform:4096",
+        "flashcli generate x.safetensors --decode 3,8,2,128 --lengths 4096 --queries 1x2,512",
     ),
 )
 @click.argument("output_path", metavar="OUT", type=parameters.FILE_OR_STREAM)

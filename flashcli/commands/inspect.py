@@ -53,7 +53,7 @@ def command(path: str, header_only: bool, shape: Shape | None, json_path: str | 
 def _inspect_decode(path: str, json_path: str | None) -> None:
     from flashcli.files.decode.tensors import read_decode
     from flashcli.files.decode.verify import summarise_answer
-    from flashcli.run.decode import what
+    from flashcli.run.decode import sizes, what
 
     if answer := summarise_answer(path):
         as_json.present(answer, ANSWER.format(**answer), json_path)
@@ -61,18 +61,22 @@ def _inspect_decode(path: str, json_path: str | None) -> None:
     asked, _ = read_decode(path, options.notice)
     record = what(asked)
     told = (
-        "(S, T, H, Hkv, D): ({S}, {T}, {H}, {Hkv}, {D})\n"
         "sequences: {tokens} tokens, {shortest} to {longest} each\n"
         "cache: {pages} pages of {page} tokens of {cache_type} ({layout}), {cache_bytes} bytes of it used\n"
         "queries: {query_type}, scale {scale:.7g}"
     )
-    as_json.present(record, told.format(**record) + "".join(f", {one}" for one in _besides(record)), json_path)
+    lines = f"{sizes(record)}\n{told.format(**record)}"
+    as_json.present(record, lines + "".join(f", {one}" for one in _besides(record)), json_path)
 
 
 def _besides(record: dict) -> Iterator[str]:
-    """Name the rarer options that a paged decode file asks for: ALiBi, a window, block-sparse attention, scales."""
+    """Name the rarer options that a paged decode file asks for, such as ALiBi, a window or block-sparse attention."""
     if record["alibi"]:
         yield "ALiBi"
+    if record["softcap"]:
+        yield "a softcap of {softcap:.7g}".format(**record)
+    if record["sinks"]:
+        yield "sinks"
     if record["sliding_window"]:
         yield "a window of {sliding_window}".format(**record)
     if sparse := record["block_sparse"]:

@@ -1,15 +1,16 @@
 """Paged decode in NumPy: the default where there is no GPU, and the readable statement of the algorithm.
 
-For each query token of a sequence and each head of the cache, the keys and values of the tokens that it sees are
-gathered from their pages, some at a time. They meet the heads of the group together, with the running maximum m, sum l
-and unnormalised output O of FlashAttention-2 (arXiv 2307.08691, algorithm 1). Tokens that are not seen are not
-gathered, so that the rest of the cache cannot reach an answer. (Sequence, cache head) pairs run in threads.
+Each query token is computed alone, so that it has the same bytes by itself, as one of eight, and in a whole prompt. For
+it and each head of the cache, the keys and values of the tokens that it sees are gathered from their pages, some at a
+time. They meet the heads of the group together, with the running maximum m, sum l and unnormalised output O of
+FlashAttention-2 (arXiv 2307.08691, algorithm 1). Tokens that are not seen are left out, so that the rest of the cache
+cannot reach an answer. (Sequence, cache head) pairs run in threads.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from flashcli.cpu.pages import DecodeArrays
 from flashcli.cpu.workers import description, for_each, one_blas_thread, usable_cores
 
 TOKENS = 1024  # gathered at a time: keys and values of 256 float32 are then 2 MiB
+KEPT = 2**15  # tokens of a sequence that are gathered once for several query tokens: 64 MiB of these
 
 
 class DecodeCpu:
@@ -40,16 +42,19 @@ class DecodeCpu:
         return {"backend": "cpu", "threads": self._threads}
 
     def decode(self, asked: DecodeArrays, sequences: range) -> tuple[np.ndarray, np.ndarray]:
-        """The answer of some sequences [s, T, H, D], in the query's type, and their LSE, float32 [s, T, H]."""
-        out = np.zeros((len(sequences), *asked.query.shape[1:]), asked.query.dtype)
+        """The answer of some sequences in the query's type, as `DecodeArrays.shape_of` says, and their LSE, float32."""
+        starts = asked.starts - asked.starts[sequences.start]
+        out = np.zeros((starts[sequences.stop], asked.H, asked.D), asked.query.dtype)
         lse = np.full(out.shape[:-1], -np.inf, np.float32)
 
         def work(task: tuple[int, int]) -> None:
             s, kv_head = task
-            attend_group(asked, s, kv_head, out[s - sequences.start], lse[s - sequences.start], self._compute)
+            rows = slice(starts[s], starts[s + 1])
+            attend_group(asked, s, kv_head, out[rows], lse[rows], self._compute)
 
         for_each(work, list(itertools.product(sequences, range(asked.Hkv))), self._threads)
-        return out, lse
+        shape = asked.shape_of(sequences)
+        return out.reshape(shape), lse.reshape(shape[:-1])
 
 
 @one_blas_thread()
@@ -59,34 +64,42 @@ def attend_group(
 ) -> None:
     """Compute the heads of one group of sequence s into ``out`` [T, H, D] and ``lse`` [T, H], in a float type."""
     of_group = range(kv_head * asked.group, (kv_head + 1) * asked.group)
-    for t in range(asked.T):
+    keys_and_values = gathered(asked, s, kv_head, len(out), compute)
+    for t in range(len(out)):
         # A head of block-sparse attention sees tokens of its own.
         for heads in [range(head, head + 1) for head in of_group] if asked.sparse else [of_group]:
             rows = slice(heads.start, heads.stop)
             tokens = asked.tokens_seen(s, t, heads.start)
-            out[t, rows], lse[t, rows], finite = _attend(asked, s, t, rows, kv_head, tokens, compute)
+            out[t, rows], lse[t, rows], finite = _attend(asked, s, t, rows, tokens, keys_and_values, compute)
             for head in heads.start + np.flatnonzero(~finite):  # of numbers that may be finite, but huge
-                row = slice(head, head + 1)
-                out[t, row], lse[t, row], _ = _attend(asked, s, t, row, kv_head, tokens, np.float64)
+                row, exact = slice(head, head + 1), gathered(asked, s, kv_head, 1, np.float64)
+                out[t, row], lse[t, row], _ = _attend(asked, s, t, row, tokens, exact, np.float64)
+
+
+Gather = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # keys and values [tokens, D] by the tokens' numbers
 
 
 def _attend(
-    asked: DecodeArrays, s: int, t: int, rows: slice, kv_head: int, tokens: np.ndarray | slice, compute: type
+    asked: DecodeArrays, s: int, t: int, rows: slice, tokens: np.ndarray | slice, gather: Gather, compute: type
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """O and LSE of some heads of one query token that see the same tokens: zeros and -inf if all scores are -inf.
 
     Products of matrices are computed in ``compute``, the D times fewer numbers between them in float64. The third array
     says of each head whether all of its scores and all of O are finite.
     """
-    Q = packed(asked.query[s, t, rows], compute)
+    Q = packed(asked.query_of(s, t)[rows], compute)
     scale = asked.scale * asked.k_scale
-    position = int(asked.seq_lens[s]) - asked.T + t
+    position = asked.position(s, t)
     m: np.ndarray = np.full((len(Q), 1), -np.inf)
     l, O, lowest = np.zeros_like(m), np.zeros_like(Q, np.float64), np.zeros_like(m)
+    if asked.sinks is not None:  # a score without a key, whose value is zero
+        m, l = asked.sinks[rows, None].astype(np.float64), np.ones_like(m)
     for some in pieces(tokens):
-        K, V = gather(asked, s, kv_head, some, compute)
+        K, V = gather(some)
         S = (Q @ K.T).astype(np.float64)
         S *= scale
+        if asked.softcap:
+            S = asked.softcap * np.tanh(S / asked.softcap)
         if asked.alibi_slopes is not None:
             S += asked.alibi_slopes[rows, None].astype(np.float64) * (some - position)
         lowest = np.minimum(lowest, S.min(axis=1, keepdims=True))
@@ -101,6 +114,18 @@ def _attend(
     O[nothing[:, 0]], l[nothing] = 0, 1
     finite = np.isfinite(lowest[:, 0] + O.sum(axis=1))  # where a score is NaN or infinite, so is O
     return O / l * asked.v_scale, (m + np.log(l))[:, 0], finite
+
+
+def gathered(asked: DecodeArrays, s: int, kv_head: int, count: int, compute: type) -> Gather:
+    """Return the function that gathers for the ``count`` query tokens of a sequence: many see the same keys.
+
+    Where they are not too many, they are taken out of their pages once, which changes no byte.
+    """
+    first, last = (int(x[s]) for x in asked.used())
+    if count < 2 or last - first > KEPT:
+        return lambda tokens: gather(asked, s, kv_head, tokens, compute)
+    K, V = gather(asked, s, kv_head, np.arange(first, last), compute)
+    return lambda tokens: (K[tokens - first], V[tokens - first])
 
 
 def pieces(tokens: np.ndarray | slice) -> Iterator[np.ndarray]:

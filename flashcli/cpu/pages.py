@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -31,6 +31,9 @@ class DecodeArrays(Queries):
     scale: float = 1.0
     window: int = 0
     sparse: BlockSparse | None = None
+    softcap: float = 0.0
+    query_starts: np.ndarray | None = None
+    sinks: np.ndarray | None = None
 
     @property
     def outline(self) -> Decode:
@@ -42,18 +45,63 @@ class DecodeArrays(Queries):
     def longest(self) -> int:
         return int(self.seq_lens.max())
 
-    def first_used(self, length: np.ndarray) -> np.ndarray:
-        """The first token of a sequence that any of its query tokens may see."""
-        return np.maximum(0, length - self.T - self.window + 1) if self.window else length * 0
+    @property
+    def starts(self) -> np.ndarray:
+        """The first query token of each sequence among all of them, and behind these how many there are: [S + 1]."""
+        return np.arange(self.S + 1) * self.T if self.query_starts is None else self.query_starts.astype(np.int64)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """The number of query tokens of each sequence."""
+        return np.diff(self.starts)
+
+    def shape_of(self, sequences: range) -> tuple[int, ...]:
+        """The shape of the answer of some sequences: [s, T, H, D], or [tokens, H, D] of ragged queries."""
+        if not self.is_ragged:
+            return len(sequences), *self.query.shape[1:]
+        first, last = self.starts[[sequences.start, sequences.stop]]
+        return int(last - first), self.H, self.D
+
+    def part(self, sequences: range) -> DecodeArrays:
+        """The call of some sequences alone, with the cache as it is."""
+        some = slice(sequences.start, sequences.stop)
+        of, starts = some, None
+        if self.query_starts is not None:
+            starts = self.query_starts[sequences.start : sequences.stop + 1]
+            of, starts = slice(int(starts[0]), int(starts[-1])), starts - starts[0]
+        return replace(
+            self, query=self.query[of], block_tables=self.block_tables[some], seq_lens=self.seq_lens[some],
+            query_starts=starts,
+        )  # fmt: skip
+
+    def query_of(self, s: int, t: int) -> np.ndarray:
+        """Query token t of sequence s: [H, D]."""
+        return self.query[s, t] if self.query_starts is None else self.query[self.query_starts[s] + t, 0]
+
+    def position(self, s: int, t: int) -> int:
+        """The place in sequence s of its query token t; negative if there are more of them than tokens."""
+        count = self.T if self.query_starts is None else int(self.query_starts[s + 1]) - int(self.query_starts[s])
+        return int(self.seq_lens[s]) - count + t
+
+    def used(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first token of each sequence that any of its query tokens may see, and the one after the last."""
+        counts = self.counts
+        lengths = np.where(counts > 0, self.seq_lens.astype(np.int64), 0)
+        first = np.maximum(0, lengths - counts - self.window + 1) if self.window else lengths * 0
+        return np.minimum(first, lengths), lengths
 
     def used_bytes(self) -> int:
         """The bytes of keys and values of the tokens that may be seen, each read once."""
-        tokens = int((self.seq_lens.astype(np.int64) - self.first_used(self.seq_lens.astype(np.int64))).sum())
-        return 2 * tokens * self.Hkv * self.D * self.cache_itemsize
+        return int(self.used_bytes_each().sum())
+
+    def used_bytes_each(self) -> np.ndarray:
+        """The bytes of keys and values that each sequence uses."""
+        first, last = self.used()
+        return (last - first) * (2 * self.Hkv * self.D * self.cache_itemsize)
 
     def tokens_seen(self, s: int, t: int, head: int) -> np.ndarray | slice:
         """The tokens of sequence s that a head of query token t sees: a slice, or their numbers where it is sparse."""
-        position = int(self.seq_lens[s]) - self.T + t
+        position = self.position(s, t)
         first = max(0, position - self.window + 1) if self.window else 0
         if not self.sparse:
             return slice(first, max(first, position + 1))
@@ -99,13 +147,28 @@ def decode_problem(asked: DecodeArrays) -> str:
 
 
 def page_problem(asked: DecodeArrays) -> str:
-    """The fault in the slopes, lengths or pages of a call of decode; empty if there is none."""
-    return _slope_problem(asked) or _table_problem(asked)
+    """The fault in the numbers of a call of decode beside its cache and queries; empty if there is none."""
+    return _start_problem(asked) or _slope_problem(asked) or _table_problem(asked)
+
+
+def _start_problem(asked: DecodeArrays) -> str:
+    """The fault in the numbers of query_starts, empty if there is none."""
+    if asked.query_starts is None:
+        return ""
+    if (first := int(asked.query_starts[0])) != 0:
+        return f"query_starts[0] is {first}, not 0"
+    if (bad := asked.counts < 0).any():
+        s = int(bad.argmax())
+        return f"query_starts[{s + 1}] is {asked.query_starts[s + 1]}, below {asked.query_starts[s]} before it"
+    if (last := int(asked.query_starts[-1])) != asked.total:
+        return f"query_starts[{asked.S}], the last, is {last}, not {asked.total}, the number of query tokens"
+    return ""
 
 
 def _slope_problem(asked: DecodeArrays) -> str:
-    if asked.alibi_slopes is not None and not np.isfinite(asked.alibi_slopes).all():
-        return "alibi_slopes hold a number that is not finite"
+    for name in ("alibi_slopes", "sinks"):
+        if (numbers := getattr(asked, name)) is not None and not np.isfinite(numbers).all():
+            return f"{name} hold a number that is not finite"
     return ""
 
 
@@ -117,7 +180,8 @@ def _table_problem(asked: DecodeArrays) -> str:
         return (
             f"seq_lens[{s}] is {lengths[s]}, not from 0 to the {room} tokens that its row of block_tables has room for"
         )
-    first, last = asked.first_used(lengths) // asked.page, ceil_div(lengths, asked.page)
+    first, last = asked.used()
+    first, last = first // asked.page, ceil_div(last, asked.page)
     for s in range(asked.S):
         used = asked.block_tables[s, first[s] : last[s]]
         if (bad := (used < 0) | (used >= asked.pages)).any():

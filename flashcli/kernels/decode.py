@@ -48,8 +48,8 @@ STATIC = 2048  # bytes at most of vLLM's kernels' shared memory that are static
 QUERY_UNIT = 4  # bytes of a query that are read at a time
 
 POINTERS = (
-    "query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes", "k_scale", "v_scale", "out", "lse",
-    "workspace",
+    "query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes", "k_scale", "v_scale",
+    "query_starts", "sinks", "out", "lse", "workspace",
 )  # fmt: skip
 STRIDES = (
     "query_sequence", "query_token", "table_row", "key_page", "key_head", "key_slot", "key_chunk", "value_page",
@@ -57,7 +57,7 @@ STRIDES = (
 )  # fmt: skip
 NUMBERS = (
     "sequences", "tokens", "heads", "kv_heads", "group", "pages", "table_width", "window", "sparse_stride",
-    "sparse_block", "sparse_local", "sparse_slide", "tp_rank",
+    "sparse_block", "sparse_local", "sparse_slide", "tp_rank", "total",
 )  # fmt: skip
 
 
@@ -69,20 +69,23 @@ class Argument(ctypes.Structure):
         *((name, ctypes.c_longlong) for name in STRIDES),
         *((name, ctypes.c_int) for name in NUMBERS),
         ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
     )
 
 
 def problem_of(asked: Decode, gpu: Gpu = HOPPER) -> Problem:
     """The problem of a call of decode, with the rows and tuning that a kernel chooses still at their defaults."""
     return Problem(
-        asked.D, asked.page, asked.query.dtype, asked.cache_type, asked.layout == "vllm", sequences=asked.S,
-        tokens=asked.T, heads=asked.H, kv_heads=asked.Hkv, table_width=asked.block_tables.shape[1], gpu=gpu,
+        asked.D, asked.page, asked.query.dtype, asked.cache_type, asked.layout == "vllm", ragged=asked.is_ragged,
+        softcap=asked.softcap > 0, sinks=asked.sinks is not None, sequences=asked.S, tokens=asked.T, heads=asked.H,
+        kv_heads=asked.Hkv, table_width=asked.block_tables.shape[1], gpu=gpu, total=asked.total,
     )  # fmt: skip
 
 
 def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
     """Macros that every kernel of the ladder is compiled with."""
     own = pages.macros(problem.d, problem.page, problem.query_type, problem.cache_type, problem.transposed)
+    own |= {name.upper(): 1 for name in ("ragged", "softcap", "sinks") if getattr(problem, name)}
     return own | {"ROWS": problem.rows, "THREADS": tiling.threads}
 
 
@@ -91,7 +94,7 @@ def _smallest(problem: Problem) -> Problem:
     width = ceil_div(2 * MOST_OF_A_PIECE, problem.page)
     return problem._replace(
         tuning=problem.tuning._replace(cluster=1), sequences=1, tokens=1, heads=1, kv_heads=1, table_width=width,
-        gpu=Gpu(HAS_CLUSTERS, 1),
+        gpu=Gpu(HAS_CLUSTERS, 1), total=1,
     )  # fmt: skip
 
 
@@ -136,6 +139,8 @@ def _paged_refuses(problem: Problem) -> str:
         return "pages of less than four tokens"
     if problem.page * ITEM_SIZES[problem.query_type] > 32 * VALUES_AT_ONCE:
         return f"a warp does not reach over {problem.page} tokens of {problem.query_type}"
+    if problem.sinks:
+        return "vLLM's first kernels know no sinks"
     return pages.odd_heads(problem)
 
 
@@ -190,7 +195,7 @@ def takes_v1(longest: int, sequences: int, heads: int) -> bool:
 
 def _grouped(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     tiles = ceil_div(problem.head_rows, problem.rows)
-    blocks = problem.sequences * problem.kv_heads * tiles * _partitions(problem)
+    blocks = problem.askers * problem.kv_heads * tiles * _partitions(problem)
     return Launch("grouped", blocks, problem.tuning.threads), Launch("merge", problem.places, problem.d // 4)
 
 
@@ -420,6 +425,7 @@ def argument(asked: Decode, pointers: Mapping[str, int] | None = None) -> Argume
     numbers = {
         **_strides(asked), "sequences": asked.S, "tokens": asked.T, "heads": asked.H, "kv_heads": asked.Hkv,
         "group": asked.group, "pages": asked.pages, "table_width": asked.block_tables.shape[1], "scale": asked.scale,
+        "total": asked.total, "softcap": asked.softcap,
         "window": min(asked.window, room),  # where a larger one begins may be beyond what an int holds
     }  # fmt: skip
     if sparse:
@@ -434,7 +440,7 @@ def _strides(asked: Decode) -> dict[str, int]:
     """The strides in the argument, in elements; ValueError for an array whose strides no kernel reads."""
     fixed: dict[str, tuple[int, ...]] = {
         "query": (pages.FREE, pages.FREE, asked.D, 1), "block_tables": (pages.FREE, 1), "seq_lens": (1,),
-        "alibi_slopes": (1,),
+        "alibi_slopes": (1,), "query_starts": (1,), "sinks": (1,),
     }  # fmt: skip
     for name, wanted in fixed.items():
         if (array := getattr(asked, name)) is not None:

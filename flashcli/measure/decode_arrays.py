@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from flashcli.asked.decode import ARRAYS
 from flashcli.asked.shape import ceil_div
 from flashcli.cpu.decode import attend_group
 from flashcli.cpu.pages import DecodeArrays
@@ -141,7 +142,7 @@ class Given(OnDevice):
     def __init__(self, name: str, asked: DecodeArrays) -> None:
         import torch
 
-        arrays = {name: getattr(asked, name) for name in decode.POINTERS[:6]}
+        arrays = {name: getattr(asked, name) for name in ARRAYS}
         for scale in ("k_scale", "v_scale"):
             arrays[scale] = np.array([getattr(asked, scale)], np.float32)
         tensors = {}

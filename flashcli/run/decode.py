@@ -56,21 +56,23 @@ def run(
     check_distinct(input_path, output_path)
     with timeline.measure("input"):
         asked, query_shape = read_decode(input_path, notice)
-    with create_answer(output_path, asked.query.dtype.name, query_shape) as sink:
+    with create_answer(output_path, asked.query.dtype.name, query_shape, asked.is_ragged) as sink:
         with timeline.measure("computation"):
             opened = opener()
-        lse = np.empty(asked.query.shape[:-1], np.float32)
+        starts, lse = asked.starts.tolist(), np.empty((asked.total, asked.H), np.float32)
         if warned := decode_finite.in_query(asked):
             warn(f"{input_path} {warned}")
-        with opened as backend, progress(asked.used_bytes()) as tell:
+        used = asked.used_bytes_each().tolist()
+        with opened as backend, progress(sum(used)) as tell:
             for sequences in groups(asked, getattr(backend, "at_once", AT_ONCE)):
                 with timeline.measure("computation"):
-                    out, lse[sequences.start : sequences.stop] = backend.decode(asked, sequences)
+                    out, some = backend.decode(asked, sequences)
+                    lse[starts[sequences.start] : starts[sequences.stop]] = some.reshape(-1, asked.H)
                 with timeline.measure("output"):
-                    sink.write("out", out, sequences.start * out[0].size)
+                    sink.write("out", out, starts[sequences.start] * asked.H * asked.D)
                 if not warned and (warned := decode_finite.behind_answer(asked, sequences, out)):
                     warn(f"{input_path} {warned}")
-                tell(sequence_bytes(asked, sequences))
+                tell(sum(used[sequences.start : sequences.stop]))
             details = {"description": backend.description, **backend.details()}
         with timeline.measure("output"):
             sink.write("lse", lse)
@@ -80,18 +82,10 @@ def run(
     return {**what(asked), "total": seconds_since_process_start(), **phases, **details}
 
 
-def sequence_bytes(asked: DecodeArrays, sequences: range) -> int:
-    """Bytes of keys and values that some sequences use."""
-    tokens = asked.seq_lens[sequences.start : sequences.stop].astype(np.int64)
-    per_token = 2 * asked.Hkv * asked.D * asked.key_cache.dtype.itemsize
-    return int((tokens - asked.first_used(tokens)).sum()) * per_token
-
-
 def groups(asked: DecodeArrays, most: int) -> list[range]:
     """Consecutive ranges of sequences that use at most so many bytes of the cache each, but at least one sequence."""
     found, first, size = [], 0, 0
-    for s in range(asked.S):
-        more = sequence_bytes(asked, range(s, s + 1))
+    for s, more in enumerate(asked.used_bytes_each().tolist()):
         if s > first and size + more > most:
             found.append(range(first, s))
             first, size = s, 0
@@ -103,19 +97,28 @@ def what(asked: DecodeArrays) -> dict[str, object]:
     """The record's figures of a paged decode: its sizes, types and options."""
     lengths = asked.seq_lens
     return {
-        "S": asked.S, "T": asked.T, "H": asked.H, "Hkv": asked.Hkv, "D": asked.D, "page": asked.page,
+        "S": asked.S, "T": asked.T, "query_tokens": asked.total, "ragged": asked.is_ragged, "H": asked.H,
+        "Hkv": asked.Hkv, "D": asked.D, "page": asked.page,
         "pages": asked.pages, "layout": asked.layout, "query_type": asked.query.dtype.name,
         "cache_type": asked.key_cache.dtype.name, "shortest": int(lengths.min()), "longest": int(lengths.max()),
         "tokens": int(lengths.astype(np.int64).sum()), "cache_bytes": asked.used_bytes(),
         "scale": asked.scale, "k_scale": asked.k_scale, "v_scale": asked.v_scale, "sliding_window": asked.window,
-        "alibi": asked.alibi_slopes is not None, "block_sparse": asked.sparse and vars(asked.sparse),
+        "alibi": asked.alibi_slopes is not None, "softcap": asked.softcap, "sinks": asked.sinks is not None,
+        "block_sparse": asked.sparse and vars(asked.sparse),
     }  # fmt: skip
+
+
+def sizes(record: dict[str, Any]) -> str:
+    """The line of a record's sizes; ragged queries have no T that all sequences share."""
+    if record["ragged"]:
+        return "(S, H, Hkv, D): ({S}, {H}, {Hkv}, {D}), {query_tokens} query tokens".format(**record)
+    return "(S, T, H, Hkv, D): ({S}, {T}, {H}, {Hkv}, {D})".format(**record)
 
 
 def report(record: dict[str, Any]) -> str:
     """The record as text, in the manner of the report of `run`."""
     lines = [
-        "(S, T, H, Hkv, D): ({S}, {T}, {H}, {Hkv}, {D})".format(**record),
+        sizes(record),
         f"Total Time: {record['total']:.3f} seconds",
         *(f"{label}: {record[phase]:.3f} seconds" for phase, label in PHASES.items()),
         f"backend: {record['description']}",

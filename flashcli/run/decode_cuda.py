@@ -99,7 +99,7 @@ class DecodeCuda:
         return max(1, self._session.free_bytes() - 2 * SPARE)
 
     def decode(self, asked: DecodeArrays, sequences: range) -> tuple[np.ndarray, np.ndarray]:
-        """The answer of some sequences [s, T, H, D], in the query's type, and their LSE, float32 [s, T, H]."""
+        """The answer of some sequences in the query's type, as `DecodeArrays.shape_of` says, and their LSE, float32."""
         try:
             return self._decode(asked, sequences)
         except self._driver.MemoryError as error:
@@ -111,10 +111,10 @@ class DecodeCuda:
             raise KernelFailure(f"kernel {self._used} failed: {error}.", "report it.") from error
 
     def _decode(self, asked: DecodeArrays, sequences: range) -> tuple[np.ndarray, np.ndarray]:
-        some = slice(sequences.start, sequences.stop)
-        part = dataclasses.replace(
-            asked, query=asked.query[some], block_tables=asked.block_tables[some], seq_lens=asked.seq_lens[some]
-        )
+        part = asked.part(sequences)
+        if part.total == 0:
+            shape = part.shape_of(range(part.S))
+            return np.empty(shape, asked.query.dtype), np.empty(shape[:-1], np.float32)
         if asked.key_cache.nbytes + asked.value_cache.nbytes <= self.at_once or self._of is asked:
             self._keep(asked)
         else:
@@ -138,10 +138,10 @@ class DecodeCuda:
         build = decode.choose(decode.problem_of(part.outline, gpu), self._kernel)
         build = Build(build.kernel, build.problem._replace(tuning=self._retuned(build.problem.tuning)))
         self._used, launch = build.kernel.name, self.launcher(build)
-        out = np.empty(part.query.shape, part.query.dtype)
+        out = np.empty(part.shape_of(range(part.S)), part.query.dtype)
         lse = np.empty(out.shape[:-1], np.float32)
         scales = {name: np.array([getattr(part, name)], np.float32) for name in FACTORS}
-        given = {name: getattr(part, name) for name in ("query", "block_tables", "seq_lens", "alibi_slopes")} | scales
+        given = {name: getattr(part, name) for name in ARRAYS if name not in self._cache} | scales
         memory = {name: self._to_device(array) for name, array in given.items() if array is not None and array.size}
         memory |= {name: self._driver.mem_alloc(array.nbytes) for name, array in (("out", out), ("lse", lse))}
         if size := build.workspace():
@@ -181,9 +181,9 @@ def contiguous(asked: DecodeArrays) -> DecodeArrays:
 
 def only_used_pages(asked: DecodeArrays) -> DecodeArrays:
     """Copy a decode with a cache of only the used pages, each once, and block tables that point into that cache."""
-    lengths = asked.seq_lens.astype(np.int64)
     columns = np.arange(asked.block_tables.shape[1])
-    first, last = asked.first_used(lengths) // asked.page, ceil_div(lengths, asked.page)
+    first, last = asked.used()
+    first, last = first // asked.page, ceil_div(last, asked.page)
     used = (columns >= first[:, None]) & (columns < last[:, None])
     pages, places = np.unique(asked.block_tables[used], return_inverse=True)
     tables = np.full_like(asked.block_tables, -1)

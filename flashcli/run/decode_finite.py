@@ -20,14 +20,17 @@ def in_query(asked: DecodeArrays) -> str:
 
 
 def behind_answer(asked: DecodeArrays, sequences: range, out: np.ndarray) -> str:
-    """Say what made a number of the answer [s, T, H, D] not finite; empty if all are finite.
+    """Say what made a number of the answer of some sequences not finite; empty if all are finite.
 
     The cache may be larger than memory: only the tokens that the first such answer sees are looked at.
     """
     if not len(found := _not_finite(out)):
         return ""
-    s, t, head, number = map(int, found[0])
-    kv_head, of = head // asked.group, sequences.start + s
+    place = tuple(map(int, found[0]))
+    row, head, number = np.ravel_multi_index(place[:-2], out.shape[:-2]), *place[-2:]
+    starts = asked.starts[sequences.start : sequences.stop + 1] - asked.starts[sequences.start]
+    s = int(np.searchsorted(starts, row, "right")) - 1
+    t, kv_head, of = int(row - starts[s]), head // asked.group, sequences.start + s
     for tokens in pieces(asked.tokens_seen(of, t, head)):
         for name, rows in zip(
             ("key_cache", "value_cache"), gather(asked, of, kv_head, tokens, np.float32), strict=True
@@ -35,7 +38,7 @@ def behind_answer(asked: DecodeArrays, sequences: range, out: np.ndarray) -> str
             if len(bad := _not_finite(rows)):
                 row, column = bad[0]
                 return HELD.format(_place(name, rows[row, column], of, tokens[row], kv_head, column))
-    return LOST.format(_place("out", out[s, t, head, number], of, t, head, number), out.dtype)
+    return LOST.format(_place("out", out[place], of, t, head, number), out.dtype)
 
 
 def _not_finite(array: np.ndarray) -> np.ndarray:

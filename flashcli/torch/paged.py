@@ -38,7 +38,10 @@ def decode(
     block_tables: torch.Tensor,
     seq_lens: torch.Tensor,
     *,
+    query_starts: torch.Tensor | None = None,
     alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    softcap: float = 0.0,
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
     layout: str = "vllm",
@@ -56,20 +59,21 @@ def decode(
     """
     if torch.compiler.is_compiling():
         return _uncompiled(
-            query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes=alibi_slopes, k_scale=k_scale,
-            v_scale=v_scale, layout=layout, scale=scale, sliding_window=sliding_window, block_sparse=block_sparse,
-            return_lse=return_lse, backend=backend, cache_dtype=cache_dtype, out=out,
+            query, key_cache, value_cache, block_tables, seq_lens, query_starts=query_starts, alibi_slopes=alibi_slopes,
+            sinks=sinks, softcap=softcap, k_scale=k_scale, v_scale=v_scale, layout=layout, scale=scale,
+            sliding_window=sliding_window, block_sparse=block_sparse, return_lse=return_lse, backend=backend,
+            cache_dtype=cache_dtype, out=out,
         )  # fmt: skip
     refuse_no_tensor("query", query)
     if out is not None:
         _refuse_out(out, query)
-    options = layout, scale, sliding_window, block_sparse, cache_dtype
+    options = layout, scale, sliding_window, block_sparse, cache_dtype, softcap
     if query.is_cuda:
         return compute(
-            query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, k_scale, v_scale, options, backend,
-            out, return_lse,
+            query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, query_starts, sinks, k_scale, v_scale,
+            options, backend, out, return_lse,
         )  # fmt: skip
-    tensors = query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, k_scale, v_scale
+    tensors = query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, query_starts, sinks, k_scale, v_scale
     by_name, factors = named(ARRAYS, tensors)
     refuse(by_name)
     answer, lse = _on_cpu(by_name, dict(zip(OPTIONS, options, strict=True), backend=backend, **factors))
@@ -91,6 +95,8 @@ def compute(
     block_tables: torch.Tensor,
     seq_lens: torch.Tensor,
     alibi_slopes: torch.Tensor | None,
+    query_starts: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     k_scale: float | torch.Tensor,
     v_scale: float | torch.Tensor,
     options: tuple,
@@ -113,6 +119,7 @@ def compute(
             value_cache.get_device(), block_tables.shape, block_tables.stride(), block_tables.dtype,
             block_tables.get_device(), seq_lens.shape, seq_lens.stride(), seq_lens.dtype, seq_lens.get_device(), lowest,
             None if alibi_slopes is None else described(alibi_slopes),
+            None if query_starts is None else described(query_starts), None if sinks is None else described(sinks),
             k_scale if k_scale.__class__ is float else described(k_scale),
             v_scale if v_scale.__class__ is float else described(v_scale),
             options, backend, graded and torch.is_grad_enabled(),
@@ -122,8 +129,8 @@ def compute(
     except (AttributeError, TypeError, RuntimeError):  # something is no tensor, or not in memory, or no number
         key, prepared, at_query = (), None, 0
     if prepared is None or not (at_query and at_keys and at_values and at_lengths):
-        tensors = query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, k_scale, v_scale
-        by_name, given = named(ARRAYS, tensors)
+        others = alibi_slopes, query_starts, sinks, k_scale, v_scale
+        by_name, given = named(ARRAYS, (query, key_cache, value_cache, block_tables, seq_lens, *others))
         refuse(by_name)
         check_backend_on_gpu(backend)
         given |= zip(OPTIONS, options, strict=True)
@@ -143,6 +150,7 @@ def compute(
         0 if alibi_slopes is None else alibi_slopes.data_ptr(),
         0 if k_scale.__class__ is float else address(k_scale),
         0 if v_scale.__class__ is float else address(v_scale),
+        0 if query_starts is None else query_starts.data_ptr(), 0 if sinks is None else sinks.data_ptr(),
         at_out, 0 if lse is None else lse.data_ptr(), memory.data_ptr(),
     )  # fmt: skip
     return out if lse is None else (out, lse)

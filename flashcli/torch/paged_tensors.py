@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flashcli.asked.decode import FACTORS
+from flashcli.asked.decode import FACTORS, OPTIONAL
 from flashcli.torch import private
 from flashcli.torch.in_place import refuse_other
 
@@ -19,7 +19,7 @@ def named(names: Sequence[str], tensors: Sequence[Any]) -> tuple[dict[str, Any],
     """The tensors by their arguments' names, scales among them, and the scales that are numbers by theirs."""
     given = dict(zip((*names, *FACTORS), tensors, strict=True))
     factors = {name: given.pop(name) for name in FACTORS if not isinstance(given[name], torch.Tensor)}
-    return {name: x for name, x in given.items() if x is not None or name != "alibi_slopes"}, factors
+    return {name: x for name, x in given.items() if x is not None or name not in OPTIONAL}, factors
 
 
 def described(x: Any) -> Any:

@@ -83,6 +83,13 @@ def test_bytes_are_fp8_if_the_caller_says_so_and_scales_may_be_arrays(cupy):
     check(flashcli.decode(**given, cache_dtype="float8_e5m2", k_scale=0.5, v_scale=scale, return_lse=True), asked)
 
 
+def test_ragged_queries_have_a_row_for_each_token(cupy):
+    asked = make(dataclasses.replace(SMALL, queries="3,0,2", softcap=2.0, sinks=True))
+    given = arrays(asked) | {"query": asked.query[:, 0], "query_starts": asked.query_starts, "sinks": asked.sinks}
+    given = {name: cupy(x) for name, x in given.items()}
+    check(flashcli.decode(**given, softcap=2.0, return_lse=True), asked)
+
+
 def test_factors_of_a_cache_that_is_not_fp8_are_ignored(cupy):
     asked = make(SMALL)
     given = {name: cupy(x) for name, x in arrays(asked).items()}

@@ -256,3 +256,86 @@ def test_short_numbers_of_numpys_do_not_overflow(short, same):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert flashcli.decode(**given | short).tobytes() == flashcli.decode(**given | same).tobytes()
+
+
+# ragged queries, soft caps, sinks
+
+RAGGED = dataclasses.replace(SMALL, S=5, lengths="5,37,0,20,9", queries="2,37,0,0,1")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, {"window": 6}, {"alibi": True, "layout": "nhd"}, {"queries": "9,1,3,20,4", "query_type": "float16"},
+        {"sparse": BlockSparse(3, 8, 1, 1)}, {"sinks": True, "softcap": 2.0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_ragged_queries_give_the_oracles_answer(changes):
+    check(dataclasses.replace(RAGGED, **changes))
+
+
+@pytest.mark.parametrize("changes", [{"softcap": 2.0}, {"sinks": True}, {"softcap": 1.0, "sinks": True, "alibi": True}])
+def test_softcaps_and_sinks_give_the_oracles_answer(changes):
+    check(dataclasses.replace(SMALL, **changes))
+
+
+def test_a_query_that_sees_nothing_has_the_lse_of_its_sink():
+    asked = make(dataclasses.replace(SMALL, lengths="0,0,3", sinks=True))
+    out, lse = answer(asked)
+    assert not out[:2].any() and (lse[0, 0] == asked.sinks).all() and (lse[2, 0] > asked.sinks).all()
+
+
+@pytest.mark.parametrize("changes", [{}, {"window": 9}, {"alibi": True, "layout": "nhd"}, {"H": 2}], ids=str)
+def test_a_token_has_the_same_bytes_alone_among_eight_in_a_chunk_and_in_the_whole_prompt(changes, monkeypatch):
+    monkeypatch.setattr(decode_cpu, "TOKENS", 16)
+    case = Case(1, **{"H": 4, "Hkv": 2, "D": 32, "lengths": "50", "page": 8, "queries": "50", **changes})
+    whole = make(case)
+    out, lse = answer(whole)
+
+    def some(first: int, last: int, ragged: bool) -> DecodeArrays:
+        queries = whole.query[first:last]
+        changed = {"query": queries if ragged else queries[None, :, 0], "seq_lens": np.array([last], np.int32)}
+        starts = np.array([0, last - first], np.int32) if ragged else None
+        return dataclasses.replace(whole, **changed, query_starts=starts)
+
+    for first, last, ragged in [(30, 31, False), (25, 33, False), (17, 40, True), (49, 50, True)]:
+        got, got_lse = answer(some(first, last, ragged))
+        assert got.tobytes() == out[first:last].tobytes(), (first, last)
+        assert got_lse.tobytes() == lse[first:last].tobytes()
+
+
+def test_sequences_without_queries_need_no_pages():
+    asked = make(RAGGED)
+    asked.block_tables[3] = -1
+    given = arguments(asked) | {"query": asked.query[:, 0], "query_starts": asked.query_starts}
+    assert flashcli.decode(**given).tobytes() == answer(asked)[0].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"query_starts": np.array([0, 2, 39, 38, 39, 40], np.int32)}, "query_starts[3] is 38, below 39 before it"),
+        ({"query_starts": np.array([1, 2, 39, 39, 39, 40], np.int32)}, "query_starts[0] is 1, not 0"),
+        (
+            {"query_starts": np.array([0, 2, 39, 39, 39, 39], np.int32)},
+            "query_starts[5], the last, is 39, not 40, the number of query tokens",
+        ),
+        ({"query_starts": np.array([0, 2, 40], np.int32)}, "seq_lens has shape [5], where [2] is wanted"),
+        ({"query_starts": np.zeros(6)}, "query_starts is float64, not int32"),
+        ({"query_starts": np.int32([0])}, "query_starts has shape [1], where [S + 1] is wanted"),
+        ({"query": np.ones((40, 1, 4, 32), np.float32)}, "where [tokens, H, D] is wanted with query_starts"),
+        ({"query_starts": [0, 2]}, "query_starts must be a NumPy array, not list"),
+        ({"softcap": -1.0}, "softcap is -1.0, not a finite number from 0 to"),
+        ({"softcap": "2"}, "softcap must be a number, not str"),
+        ({"sinks": np.ones(3, np.float32)}, "sinks has shape [3], where [4] is wanted"),
+        ({"sinks": np.full(4, np.nan, np.float32)}, "sinks hold a number that is not finite"),
+    ],
+    ids=str,
+)
+def test_a_ragged_call_names_the_argument_that_is_wrong(change, complaint):
+    asked = make(RAGGED)
+    given = arguments(asked) | {"query": asked.query[:, 0], "query_starts": asked.query_starts}
+    with pytest.raises((TypeError, ValueError)) as caught:
+        flashcli.decode(**given | change)
+    assert complaint in str(caught.value)

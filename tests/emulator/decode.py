@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
+from flashcli.asked.decode import ARRAYS
 from flashcli.cpu.pages import DecodeArrays
 from flashcli.emulator.machine import Emulated
 from flashcli.kernels import decode
 from flashcli.kernels.operation import Build, Gpu
 from flashcli.kernels.tuning.decode import Tuning
 from flashcli.run.decode_cuda import contiguous
-
-FOR_KERNELS = ("query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes")
 
 
 class DecodeEmulated:
@@ -38,14 +36,12 @@ class DecodeEmulated:
         pass
 
     def decode(self, asked: DecodeArrays, sequences: range) -> tuple[np.ndarray, np.ndarray]:
-        """The answer of some sequences [s, T, H, D], in the query's type, and their LSE, float32 [s, T, H]."""
-        some = slice(sequences.start, sequences.stop)
-        given = {name: getattr(asked, name)[some] for name in ("query", "block_tables", "seq_lens")}
-        asked = dataclasses.replace(asked, **given)
+        """The answer of some sequences in the query's type, as `DecodeArrays.shape_of` says, and their LSE, float32."""
+        asked = asked.part(sequences)
         gpu = Gpu(self._session.capability, self._session.multiprocessors)
         build = decode.choose(decode.problem_of(asked.outline, gpu), self._kernel)
         build = Build(build.kernel, build.problem._replace(tuning=self._retuned(build.problem.tuning)))
-        out = np.full(asked.query.shape, np.nan, asked.query.dtype)
+        out = np.full(asked.shape_of(range(asked.S)), np.nan, asked.query.dtype)
         lse = np.full(out.shape[:-1], np.nan, np.float32)
         self.launch(build, asked, out, lse)
         return out, lse
@@ -54,7 +50,7 @@ class DecodeEmulated:
         workspace = np.full(build.workspace(), 0xFF, np.uint8)
         workspace[: 4 * build.counters()] = 0
         asked = contiguous(asked)
-        arrays = {name: getattr(asked, name) for name in FOR_KERNELS}
+        arrays = {name: getattr(asked, name) for name in ARRAYS}
         arrays |= {name: np.array([getattr(asked, name)], np.float32) for name in ("k_scale", "v_scale")}
         arrays = {name: array for name, array in arrays.items() if array is not None}
         arrays |= {"out": out, "lse": lse, "workspace": workspace}

@@ -18,6 +18,7 @@ from support import environment, flashcli, write_input
 from bench import decode_judge
 from flashcli.asked.decode import BlockSparse
 from flashcli.cpu.decode import DecodeCpu, gather
+from flashcli.cpu.pages import decode_problem
 from flashcli.errors import BadInput
 from flashcli.files.decode import cases as decode_cases
 from flashcli.files.decode.cases import Case, generate, make
@@ -570,3 +571,28 @@ def test_hints_say_what_works(tmp_path):
     generate(str(whole), Case(2, 4, 2, 32, "20,5", page=8, layout="nhd"))
     named = saved(tmp_path / "y", contents(whole), {"layout": "hnd"})
     flashcli("decode", named, tmp_path / "z").assert_error(65, "no multiple of the cache's 8 (layout hnd)")
+
+
+def test_ragged_queries_softcaps_and_sinks_go_from_file_to_file(tmp_path):
+    path, right, out = (str(tmp_path / name) for name in ("x", "right", "out"))
+    shape = ["--decode", "4,4,2,32", "--lengths", "30,5,0,70", "--queries", "1x2,0,40", "--softcap", "3", "--sinks"]
+    made = flashcli("generate", path, *shape, "--reference", right)
+    told = f"{path}: (S, H, Hkv, D) = (4, 4, 2, 32), 42 query tokens, 105 tokens"
+    assert made.code == 0 and made.out.startswith(told), made.err
+    assert "a softcap of 3, sinks" in flashcli("inspect", path).out
+    assert flashcli("decode", path, out, "--backend", "cpu").code == 0
+    same = flashcli("compare", out, right)
+    assert same.code == 0 and "worst at (token, head, number)" in same.out
+    asked, shape = read_decode(path)
+    assert (shape, asked.softcap, asked.query_starts.tolist()) == ((42, 4, 32), 3.0, [0, 1, 2, 2, 42])
+    with DecodeCpu() as backend:
+        parts = [backend.decode(asked, range(s, s + 1))[0] for s in range(4)]
+    assert np.concatenate(parts).tobytes() == Tensors(out)["out"].tobytes()
+
+
+def test_a_ragged_file_says_what_is_wrong_with_it(tmp_path):
+    asked = make(dataclasses.replace(SMALL, S=3, lengths="20,5,9", queries="1x3"))
+    done = flashcli("generate", tmp_path / "x", "--decode", "2,4,2,32", "--queries", "1x2", "--query-tokens", "2")
+    assert (done.code, done.err.splitlines()[1]) == (2, "Hint: leave out one of them.")
+    broken = dataclasses.replace(asked, query_starts=np.int32([0, 2, 1, 3]))
+    assert decode_problem(broken) == "query_starts[2] is 1, below 2 before it"

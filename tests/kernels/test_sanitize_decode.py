@@ -10,9 +10,11 @@ from sanitize_decode import CASES, LADDER, RUBBISH, WRITE, WRITES, check, check_
 from flashcli.gpu.place import place_of_device
 
 OF_OTHER_LAYOUTS = {name for name, case in CASES.items() if case.layout != "vllm"}
+WITH_SINKS = {name for name, case in CASES.items() if case.sinks}
 REFUSED = {
-    "paged_v1": {"pages of 1", *OF_OTHER_LAYOUTS}, "paged_v2": {"pages of 1", *OF_OTHER_LAYOUTS},
-    "tensor": {"float32", "float32, hnd", "pages of 1", "float32, int8, pages of 4"}, "read": {"pages of 1"},
+    **{name: {"pages of 1", *OF_OTHER_LAYOUTS, *WITH_SINKS} for name in ("paged_v1", "paged_v2")},
+    "tensor": {name for name, case in CASES.items() if case.query_type == "float32"} | {"pages of 1"},
+    "read": {"pages of 1"},
 }  # fmt: skip
 
 

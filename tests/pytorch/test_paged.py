@@ -40,12 +40,14 @@ def tensor(array: np.ndarray) -> torch.Tensor:
 
 
 def arrays(asked: DecodeArrays) -> dict[str, torch.Tensor]:
-    names = "query", "key_cache", "value_cache", "block_tables", "seq_lens", "alibi_slopes"
-    return {name: tensor(getattr(asked, name)) for name in names if getattr(asked, name) is not None}
+    found = {name: getattr(asked, name) for name in ARRAYS}
+    if asked.is_ragged:
+        found["query"] = asked.query[:, 0]
+    return {name: tensor(array) for name, array in found.items() if array is not None}
 
 
 def options(asked: DecodeArrays) -> dict[str, object]:
-    same = {name: getattr(asked, name) for name in ("k_scale", "v_scale", "layout", "scale")}
+    same = {name: getattr(asked, name) for name in ("k_scale", "v_scale", "layout", "scale", "softcap")}
     return {**same, "sliding_window": asked.window, "block_sparse": asked.sparse}
 
 
@@ -128,7 +130,9 @@ def stream(monkeypatch, driver):
 
 def compute(given: dict[str, torch.Tensor], **options) -> tuple[torch.Tensor, torch.Tensor]:
     tensors = [given.get(name, options.pop(name, OTHERWISE.get(name))) for name in (*ARRAYS, *FACTORS)]
-    given_options = [options.pop(name, {"layout": "vllm", "sliding_window": 0}.get(name)) for name in OPTIONS]
+    given_options = [
+        options.pop(name, {"layout": "vllm", "sliding_window": 0, "softcap": 0.0}.get(name)) for name in OPTIONS
+    ]
     return paged.compute(*tensors, tuple(given_options), **options, return_lse=True)
 
 
@@ -144,7 +148,8 @@ def test_every_layout_and_type_is_computed_where_it_lies(stream, layout, types):
     "changes",
     [
         {"T": 3}, {"T": 2, "alibi": True}, {"window": 6}, {"H": 7, "Hkv": 1}, {"page": 1}, {"S": 1, "lengths": "9"},
-        {"sparse": BlockSparse(3, 8, 1, -1, 1), "lengths": "60,33,9"},
+        {"sparse": BlockSparse(3, 8, 1, -1, 1), "lengths": "60,33,9"}, {"softcap": 2.0, "sinks": True},
+        {"queries": "2,0,9", "sinks": True},
     ],
     ids=str,
 )  # fmt: skip

@@ -18,7 +18,7 @@ from flashcli.cpu.pages import DecodeArrays
 from flashcli.cpu.pages import decode_problem as problem
 from flashcli.cpu.write_kv import stored
 from flashcli.errors import UsageError
-from flashcli.files.decode.tensors import TensorWriter, dtype, metadata
+from flashcli.files.decode.tensors import RARER, TensorWriter, dtype, metadata
 
 CACHES = ("key_cache", "value_cache")
 # Standard deviations of keys and values as they are stored, in types that have scales.
@@ -56,9 +56,16 @@ class Case:
     window: int = 0
     sparse: BlockSparse | None = None
     seed: int = 0
+    queries: str = ""  # ragged: query tokens of each sequence, written as lengths are
+    softcap: float = 0.0
+    sinks: bool = False
+
+    def counts(self) -> np.ndarray:
+        """The number of query tokens of each sequence."""
+        return lengths(self.queries or str(self.T), self.S, self.seed, "queries").astype(np.int64)
 
 
-def lengths(text: str, S: int, seed: int) -> np.ndarray:
+def lengths(text: str, S: int, seed: int, called: str = "lengths") -> np.ndarray:
     """S lengths: a number for all, a list with LENGTHxTIMES for repeated ones, ``uniform:MOST`` or ``skewed:MOST``.
 
     Uniform ones are drawn from 1 to MOST; of skewed ones the first is MOST, and the others are mostly far shorter.
@@ -67,14 +74,14 @@ def lengths(text: str, S: int, seed: int) -> np.ndarray:
     if match := re.fullmatch(r"(uniform|skewed):(\d{1,18})", text):
         most = int(match[2])
         if not 1 <= most <= MAX_INT32:
-            raise UsageError(f"lengths {text!r} must be from 1 to {MAX_INT32}.", LENGTHS_HINT)
+            raise UsageError(f"{called} {text!r} must be from 1 to {MAX_INT32}.", LENGTHS_HINT)
         if match[1] == "uniform":
             return rng.integers(1, most, S, np.int32, endpoint=True)
         drawn = np.maximum(1, most * rng.random(S) ** 8).astype(np.int32)
         drawn[0] = most
         return drawn
     if not re.fullmatch(r"\d{1,18}(x\d{1,18})?(,\d{1,18}(x\d{1,18})?)*", text):
-        raise UsageError(f"{text!r} is no list of lengths.", LENGTHS_HINT)
+        raise UsageError(f"{text!r} is no list of {called}.", LENGTHS_HINT)
     parts = [(int(length), int(times or 1)) for length, _, times in (part.partition("x") for part in text.split(","))]
     if len(parts) == 1 and "x" not in text:
         parts = [(parts[0][0], S)]
@@ -82,13 +89,13 @@ def lengths(text: str, S: int, seed: int) -> np.ndarray:
     if count != S or max(length for length, _ in parts) > MAX_INT32:
         swapped = sum(length if times > 1 else 1 for length, times in parts)
         hint = "64x255 is 255 sequences of 64 tokens: the length comes first." if swapped == S else LENGTHS_HINT
-        raise UsageError(f"{text!r} are {count} lengths for {S} sequences, or too large ones.", hint)
+        raise UsageError(f"{text!r} are {count} {called} for {S} sequences, or too large ones.", hint)
     return np.repeat(*np.array(parts).T).astype(np.int32)
 
 
 def memory_wanted(case: Case) -> Iterator[int]:
     """Bytes that a case takes at least, before its file is there; a bound needs no more memory than the one before."""
-    yield case.S * (32 + 8 * case.T * case.H * case.D)  # lengths, and queries
+    yield 32 * case.S + 8 * int(case.counts().sum()) * case.H * case.D  # lengths, and queries
     pages = ceil_div(lengths(case.lengths, case.S, case.seed).astype(np.int64), case.page)
     places = case.S * int(pages.max())
     total = int(pages.max() if case.pages == "shared" else pages.sum())
@@ -116,7 +123,9 @@ def outlined(case: Case) -> DecodeArrays:
     _check_size("sharpness", case.sharpness, case.query_type)
     if kind.name not in SCALED_TYPES:
         _check_size("value scale", case.value_scale, kind.name)
-    query = rng.standard_normal((case.S, case.T, case.H, case.D), np.float32) * np.float32(case.sharpness)
+    counts = case.counts()
+    shape = (int(counts.sum()), 1) if case.queries else (case.S, case.T)
+    query = rng.standard_normal((*shape, case.H, case.D), np.float32) * np.float32(case.sharpness)
     shapes = cache_shapes(case.layout, pages, case.Hkv, case.page, case.D, kind.itemsize)
     deviations = STORED.get(kind.name)
     k_scale, v_scale = (1 / deviations[0], case.value_scale / deviations[1]) if deviations else (1.0, 1.0)
@@ -125,7 +134,8 @@ def outlined(case: Case) -> DecodeArrays:
     asked = DecodeArrays(
         query.astype(dtype(case.query_type)), keys, values, tables, seq_lens,
         slopes.astype(np.float32) if case.alibi else None, k_scale, v_scale, case.layout, case.D**-0.5, case.window,
-        case.sparse,
+        case.sparse, case.softcap, np.cumsum([0, *counts], dtype=np.int32) if case.queries else None,
+        rng.standard_normal(case.H, np.float32) * np.float32(case.sharpness) if case.sinks else None,
     )  # fmt: skip
     if wrong := problem(asked):
         raise UsageError(f"such a file cannot be made: {wrong}.", "see docs/decode.md.")
@@ -155,8 +165,10 @@ def _tables(case: Case, seq_lens: np.ndarray) -> tuple[np.ndarray, int]:
 def _used_slots(case: Case, seq_lens: np.ndarray, tables: np.ndarray, pages: int) -> np.ndarray:
     """Which slots [pages, page] hold a token that some query sees."""
     used = np.zeros((pages, case.page), bool)
-    for row, length in zip(tables, seq_lens.tolist(), strict=True):
-        first = max(0, length - case.T - case.window + 1) if case.window else 0
+    for row, length, count in zip(tables, seq_lens.tolist(), case.counts().tolist(), strict=True):
+        if count == 0:
+            continue
+        first = max(0, length - count - case.window + 1) if case.window else 0
         (low, start), (high, end) = divmod(first, case.page), divmod(length, case.page)
         used[row[low + (start > 0) : high]] = True  # whole pages
         if start:
@@ -203,8 +215,7 @@ def generate(path: str, case: Case) -> DecodeArrays:
     """Write a case to a file, a part of its caches at a time; returns it with caches that hold nothing."""
     asked = outlined(case)
     whole = {"block_tables": asked.block_tables, "seq_lens": asked.seq_lens}
-    if asked.alibi_slopes is not None:
-        whole["alibi_slopes"] = asked.alibi_slopes
+    whole |= {name: array for name in RARER if (array := getattr(asked, name)) is not None}
     if asked.is_scaled:
         whole |= {name: np.array([getattr(asked, name)], np.float32) for name in FACTORS}
     query = asked.query if case.T > 1 else asked.query[:, 0]

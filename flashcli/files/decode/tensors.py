@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from flashcli.asked.decode import FACTORS, LAYOUTS, BlockSparse, default_scale
+from flashcli.asked.decode import FACTORS, LAYOUTS, BlockSparse, default_scale, ragged_problem
 from flashcli.asked.shape import round_up
 from flashcli.cpu.pages import DecodeArrays
 from flashcli.cpu.pages import decode_problem as problem
@@ -33,9 +33,11 @@ TYPES = {
 }  # fmt: skip
 NAMES = {name: tag for tag, name in TYPES.items()}
 REQUIRED = ("query", "key_cache", "value_cache", "block_tables", "seq_lens")
-OPTIONAL = ("alibi_slopes", *FACTORS)
+RARER = ("query_starts", "alibi_slopes", "sinks")
+OPTIONAL = (*RARER, *FACTORS)
 SPARSE = ("vert_stride", "block_size", "local_blocks", "head_sliding_step", "tp_rank")
-METADATA = ("layout", "scale", "sliding_window", *SPARSE)
+METADATA = ("layout", "scale", "sliding_window", "softcap", *SPARSE)
+FIRST_AXIS = "first_axis"  # metadata of an answer to ragged queries: it has a row for each query token
 SAID_BY_OTHERS = "format"  # metadata that PyTorch's users write: the library that a file was saved by
 LENGTH = struct.Struct("<Q")
 BEGINNINGS = (b'{"', b"{}", b"{ ", b"{\t", b"{\r", b"{\n")  # of a header
@@ -149,7 +151,7 @@ def _hint_of_another(path: str) -> str:
 def read_decode(
     path: str | os.PathLike, notice: Callable[[str], None] = lambda text: None
 ) -> tuple[DecodeArrays, tuple[int, ...]]:
-    """Read and check a paged decode file; also returns the shape of its query: [S, H, D], or [S, T, H, D].
+    """Read and check a paged decode file; also returns the shape of its query, which has three or four axes.
 
     ``notice`` is told of names in the file that mean nothing here, such as misspelled ones.
     """
@@ -157,9 +159,9 @@ def read_decode(
     if missing := [name for name in REQUIRED if name not in tensors]:
         raise BadInput(f"{tensors.path!r} has no tensor {missing[0]}.", HINT)
     query = tensors["query"]
-    arrays: dict[str, Any] = {name: tensors[name] for name in REQUIRED[1:]}
-    if "alibi_slopes" in tensors:
-        arrays["alibi_slopes"] = tensors["alibi_slopes"]
+    arrays: dict[str, Any] = {name: tensors[name] for name in (*REQUIRED[1:], *RARER) if name in tensors}
+    if wrong := ragged_problem(query.shape, arrays["query_starts"].shape if "query_starts" in arrays else None):
+        raise BadInput(f"{tensors.path!r} cannot be decoded: {wrong}.", HINT)
     scales: dict[str, Any] = {name: _number_of(tensors, name) for name in FACTORS if name in tensors}
     asked = DecodeArrays(
         query[:, None] if query.ndim == 3 else query, **arrays, **scales, **_metadata(tensors, query.shape)
@@ -186,7 +188,7 @@ def _number_of(tensors: Tensors, name: str) -> float:
 
 
 def _metadata(tensors: Tensors, query_shape: tuple[int, ...]) -> dict[str, Any]:
-    """The options in the file's metadata, which is text: layout, scale, sliding_window, block-sparse attention."""
+    """The options in the file's metadata, which is text: those of `METADATA`."""
     given = tensors.metadata
 
     def number(name: str, otherwise: float, kind: type = int) -> float:
@@ -206,6 +208,7 @@ def _metadata(tensors: Tensors, query_shape: tuple[int, ...]) -> dict[str, Any]:
         "layout": layout,
         "scale": number("scale", default_scale(query_shape), float),
         "window": number("sliding_window", 0),
+        "softcap": number("softcap", 0, float),
         "sparse": BlockSparse(**sparse) if sparse["vert_stride"] > 1 else None,
     }
 
@@ -213,9 +216,10 @@ def _metadata(tensors: Tensors, query_shape: tuple[int, ...]) -> dict[str, Any]:
 def metadata(asked: DecodeArrays) -> dict[str, str]:
     """The metadata of a paged decode file: the inverse of `_metadata`."""
     sparse = {name: getattr(asked.sparse, name) for name in SPARSE} if asked.sparse else {}
-    window = {"sliding_window": asked.window} if asked.window else {}
+    rare = {"sliding_window": asked.window, "softcap": asked.softcap}
+    rare = {name: value for name, value in rare.items() if value}
     return {
-        name: str(value) for name, value in {"layout": asked.layout, "scale": asked.scale, **window, **sparse}.items()
+        name: str(value) for name, value in {"layout": asked.layout, "scale": asked.scale, **rare, **sparse}.items()
     }
 
 
@@ -248,6 +252,7 @@ class TensorWriter(AtomicFile):
         self.write_at(offset, np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
 
-def create_answer(path: str | os.PathLike, kind: str, query_shape: tuple[int, ...]) -> TensorWriter:
+def create_answer(path: str | os.PathLike, kind: str, query_shape: tuple[int, ...], ragged: bool) -> TensorWriter:
     """The file of an answer: ``out``, of the query's shape and type, and ``lse``, one float32 a head."""
-    return TensorWriter(path, {"out": (kind, query_shape), "lse": ("float32", query_shape[:-1])}, {})
+    tensors = {"out": (kind, query_shape), "lse": ("float32", query_shape[:-1])}
+    return TensorWriter(path, tensors, {FIRST_AXIS: "token"} if ragged else {})

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flashcli.errors import BadInput
-from flashcli.files.decode.tensors import Tensors
+from flashcli.files.decode.tensors import FIRST_AXIS, Tensors
 from flashcli.files.tolerance import TOLERANCE, UNITS
 from flashcli.files.verify import Comparison
 
@@ -55,7 +55,8 @@ def _compared(mine: Tensors, theirs: Tensors, name: str, tolerance: float) -> Co
     for s in range(len(want)):
         some_got, some_want = (x[s].reshape(-1, x.shape[-1]).astype(np.float64) for x in (got, want))
         comparison.add(some_got, some_want, s, range(len(some_want)))
-    axes = AXES[want.ndim] if name == "out" else AXES[want.ndim][:-1]
+    first = theirs.metadata.get(FIRST_AXIS, "sequence")
+    axes = (first, *(AXES[want.ndim] if name == "out" else AXES[want.ndim][:-1])[1:])
     comparison.places = [_named(place, want.shape, axes) for place in comparison.places]
     comparison.worst = comparison.worst and _named(comparison.worst, want.shape, axes)
     return comparison

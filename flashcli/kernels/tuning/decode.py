@@ -46,7 +46,7 @@ class Tuning(NamedTuple):
 class Problem(NamedTuple):
     """A problem of decode, known without a look at lengths or pages; a kernel chooses ``rows`` and ``tuning``.
 
-    The machine code follows from the fields up to ``tuning``. The sizes behind it, and the GPU, decide the number of
+    The machine code follows from the fields up to ``sinks``. The sizes behind it, and the GPU, decide the number of
     blocks and the scratch.
     """
 
@@ -57,12 +57,21 @@ class Problem(NamedTuple):
     transposed: bool  # vLLM's layout of values
     rows: int = 1  # query rows that a block takes together
     tuning: Tuning = Tuning()
+    ragged: bool = False
+    softcap: bool = False
+    sinks: bool = False
     sequences: int = 1
-    tokens: int = 1  # of a query
+    tokens: int = 1  # of a query; 1 if it is ragged
     heads: int = 1
     kv_heads: int = 1
     table_width: int = 1
     gpu: Gpu = HOPPER
+    total: int = 0  # query tokens of all sequences, if they are ragged
+
+    @property
+    def askers(self) -> int:
+        """The sequences as blocks see them: with ragged queries, each query token is one; see decode.cuh."""
+        return self.total if self.ragged else self.sequences
 
     @property
     def head_rows(self) -> int:
@@ -72,7 +81,7 @@ class Problem(NamedTuple):
     @property
     def places(self) -> int:
         """The number of rows of all sequences, tokens and heads: answers to be written."""
-        return self.sequences * self.tokens * self.heads
+        return self.askers * self.tokens * self.heads
 
     @property
     def room(self) -> int:
@@ -87,7 +96,7 @@ def all_pieces(problem: Problem) -> int:
 
 def uncut(problem: Problem) -> int:
     """The number of pieces if no sequence is cut: one for each sequence, head of the cache and tile of rows."""
-    return problem.sequences * problem.kv_heads * ceil_div(problem.head_rows, problem.rows)
+    return problem.askers * problem.kv_heads * ceil_div(problem.head_rows, problem.rows)
 
 
 def piece_tokens(problem: Problem) -> int:
