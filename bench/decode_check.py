@@ -59,6 +59,13 @@ def grid() -> Iterator[Case]:
             yield dataclasses.replace(small, sparse=BlockSparse(3, 32, 1, step, 1), lengths="640,64,77")
     yield dataclasses.replace(SMALL, D=120, layout="hnd", cache_type="float8_e4m3fn")
     yield dataclasses.replace(SMALL, D=56, layout="nhd")
+    for (query, cache), layout in itertools.product(types, LAYOUTS):
+        small = dataclasses.replace(SMALL, query_type=query, cache_type=cache, layout=layout)
+        window, alibi = 50 * (layout == "hnd"), layout == "nhd"
+        yield dataclasses.replace(small, queries="3,64,1")
+        yield dataclasses.replace(small, S=5, lengths="16,700,0,33,1030", queries="20,2,1,0,9", window=window)
+        yield dataclasses.replace(small, softcap=2.0, alibi=alibi)
+        yield dataclasses.replace(small, sinks=True, queries="1,20,4", lengths="3008,64,77")
 
 
 def described(case: Case) -> str:

@@ -66,6 +66,8 @@ def drawn(case: Case) -> Iterator[Case]:
             case, seed=seed, lengths=",".join(map(str, lengths)), T=rng.choice([1, 2, 8]), alibi=rng.random() < 0.5,
             window=rng.choice([0, 0, 5, 600]), pages=rng.choice(["unique", "reversed"]),
             sparse=BlockSparse(stride, block, local, step, 1) if rng.random() < 0.5 else None,
+            queries=",".join(str(rng.choice([0, 1, 2, 9, 40])) for _ in range(case.S)) if seed % 2 else "",
+            softcap=3.0 if seed % 3 == 1 else 0.0, sinks=seed % 3 == 2,
         )  # fmt: skip
     yield dataclasses.replace(case, lengths="0,3,40,1", T=8, window=2**31 - 1)
 
@@ -107,6 +109,22 @@ def test_bytes_depend_neither_on_the_order_of_pages_nor_on_company_nor_on_how_la
     assert out.any() and [x.tobytes() for x in elsewhere] == [out.tobytes(), lse.tobytes()]
     assert [x.tobytes() for x in small] == [out.tobytes(), lse.tobytes()]
     assert out.tobytes() == b"".join(found.tobytes() for found, _ in alone)
+
+
+@pytest.mark.parametrize("name", ["paged_v2", "grouped", "split", "tensor"])
+def test_a_ragged_query_token_has_the_bytes_that_it_has_alone(opened, name):
+    query_type = "float16" if name == "tensor" else "float32"
+    asked = make(Case(3, 4, 2, 64, "700,40,1030", queries="2,0,7", query_type=query_type, softcap=9.0))
+    with opened(name) as backend:
+        out, lse = backend.decode(asked, range(3))
+        for s, t, row in [(0, 0, 0), (2, 0, 2), (2, 6, 8)]:
+            alone = dataclasses.replace(
+                asked, query=asked.query[row : row + 1], block_tables=asked.block_tables[s : s + 1], query_starts=None,
+                seq_lens=np.array([asked.position(s, t) + 1], np.int32),
+            )  # fmt: skip
+            its_out, its_lse = backend.decode(alone, range(1))
+            assert its_out[0, 0].tobytes() == out[row].tobytes() and its_lse[0, 0].tobytes() == lse[row].tobytes()
+    assert out.any()
 
 
 def assert_same_bytes(opened, asked, *forms):

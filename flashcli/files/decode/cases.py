@@ -95,7 +95,9 @@ def lengths(text: str, S: int, seed: int, called: str = "lengths") -> np.ndarray
 
 def memory_wanted(case: Case) -> Iterator[int]:
     """Bytes that a case takes at least, before its file is there; a bound needs no more memory than the one before."""
-    yield 32 * case.S + 8 * int(case.counts().sum()) * case.H * case.D  # lengths, and queries
+    yield case.S * (32 + 8 * case.T * case.H * case.D)  # lengths, and queries
+    if case.queries:
+        yield 8 * int(case.counts().sum()) * case.H * case.D
     pages = ceil_div(lengths(case.lengths, case.S, case.seed).astype(np.int64), case.page)
     places = case.S * int(pages.max())
     total = int(pages.max() if case.pages == "shared" else pages.sum())
