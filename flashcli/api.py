@@ -174,6 +174,7 @@ def decode(
     return_lse: bool = False,
     backend: str = "auto",
     cache_dtype: str | None = None,
+    kernel: str | None = None,
 ) -> Any:
     """Attention of query tokens, the last ones of each sequence, against a cache of keys and values in pages.
 
@@ -205,6 +206,7 @@ def decode(
     return_lse : the logarithm of the sum of exp(score) too, float32 [S, H], [S, T, H] or [tokens, H]
     backend : "cuda", "cpu", or "auto": the GPU on which the arrays are, or else a usable one, else the CPU
     cache_dtype : "float8_e4m3fn", "float8_e5m2" or "int8": the type of the bytes of a cache of uint8
+    kernel : name of the kernel that computes, on a GPU, such as "paged_v1"; the fastest if None
 
     All arrays are of one library, and in one place. On a GPU, sequences and tokens of the query, and pages, heads and
     slots of the cache, may be any number of aligned bytes apart; all else is contiguous.
@@ -225,7 +227,7 @@ def decode(
         There a length is cut to its table, another page is read in place of one that does not exist, and a query token
         that ``query_starts`` give to no sequence sees nothing.
     flashcli.errors.FlashError
-        where the backend is missing or fails
+        where the backend is missing or fails, or the kernel does not compute what is asked for
 
     Source: vLLM's PagedAttention, arXiv 2309.06180.
     """
@@ -233,7 +235,7 @@ def decode(
         query, key_cache, value_cache, block_tables, seq_lens, query_starts=query_starts, alibi_slopes=alibi_slopes,
         sinks=sinks, softcap=softcap, k_scale=k_scale, v_scale=v_scale, layout=layout, scale=scale,
         sliding_window=sliding_window, block_sparse=block_sparse, return_lse=return_lse, backend=backend,
-        cache_dtype=cache_dtype,
+        cache_dtype=cache_dtype, kernel=kernel,
     )  # fmt: skip
 
 

@@ -229,10 +229,13 @@ def decode(
     *,
     return_lse: bool = False,
     backend: str = "auto",
+    kernel: str | None = None,
     **options: Any,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """`flashcli.decode` of NumPy's arrays."""
     check_backend(backend)
+    pages.check_option_types({"kernel": kernel})
+    decoding.check_kernel(backend, kernel)
     others = {name: options.pop(name, None) for name in pages.OPTIONAL}
     arrays = {
         "query": query, "key_cache": key_cache, "value_cache": value_cache, "block_tables": block_tables,
@@ -243,7 +246,7 @@ def decode(
     given = DecodeArrays(**{**vars(asked), **arrays, **_of_type(asked.cache_type, key_cache, value_cache)})
     if wrong := page_problem(given):
         raise ValueError(f"cannot decode: {wrong}")
-    with decoding.open_backend(backend) as engine:
+    with decoding.open_backend(backend, kernel=kernel) as engine:
         out, lse = engine.decode(given, range(given.S))
     out, lse = out.reshape(query.shape), lse.reshape(query.shape[:-1])
     return (out, lse) if return_lse else out

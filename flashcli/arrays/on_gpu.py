@@ -240,6 +240,7 @@ def decode(
     v_scale: Any = 1.0,
     return_lse: bool = False,
     backend: str = "auto",
+    kernel: str | None = None,
     **options: Any,
 ) -> Any:
     """`flashcli.decode` of arrays on a GPU."""
@@ -249,9 +250,10 @@ def decode(
         "seq_lens": seq_lens, "alibi_slopes": alibi_slopes, "query_starts": query_starts, "sinks": sinks,
     }  # fmt: skip
     given, factors = _with_factors(arrays, {"k_scale": k_scale, "v_scale": v_scale}, optional=pages.OPTIONAL)
-    pages.check_option_types(options)
+    pages.check_option_types(options | {"kernel": kernel})
     asked = pages.ask(**{name: given.get(name) for name in arrays}, **factors, **options)
-    prepared = prepare(given.place, DECODE, asked.at(given.addresses("query", "key_cache", "value_cache")))
+    addresses = given.addresses("query", "key_cache", "value_cache")
+    prepared = prepare(given.place, DECODE, asked.at(addresses), How(kernel))
     with given.waited_for():
         shape = given.of("query").shape
         out, lse = given.add("out", shape, asked.query.dtype), given.add("lse", shape[:-1])

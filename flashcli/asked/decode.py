@@ -289,6 +289,7 @@ OPTION_KINDS: dict[str, tuple[Any, str]] = {  # the types that an option may hav
     "sliding_window": (Integral, "a whole number"),
     "block_sparse": ((BlockSparse, type(None)), "a BlockSparse of flashcli.asked.decode"),
     "softcap": (Real, "a number"),
+    "kernel": ((str, type(None)), "the name of a kernel"),
 }
 
 

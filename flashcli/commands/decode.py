@@ -44,11 +44,10 @@ def command(
 
     if threads is not None and backend == "cuda":
         raise UsageError("--threads is for the cpu backend, not for GPUs.", "leave out --threads.")
-    if kernel is not None and (backend == "cpu" or threads is not None):
-        raise UsageError("--kernel is for GPUs, not for the cpu backend.", "leave out --kernel.")
+    chosen = "cpu" if threads is not None else backend
+    decode.check_kernel(chosen, kernel, "--kernel")
     as_json.check_apart(json_path, input_path, output_path)
     [input_path], [output_path] = standard.to_read(input_path), standard.to_write(output_path)
-    chosen = "cpu" if threads is not None else backend
     opener = functools.partial(decode.open_backend, chosen, threads, kernel, notice=options.notice)
     record = decode.run(input_path, output_path, opener, options.late_progress, options.notice, options.warn)
     as_json.present(record, decode.report(record), json_path, err=standard.is_stdout(output_path))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flashcli.cpu.pages import DecodeArrays
-from flashcli.errors import BackendUnavailable
+from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.files.decode.tensors import create_answer, read_decode
 from flashcli.files.outputs import check_distinct
 from flashcli.process import mapped
@@ -37,6 +37,12 @@ def open_backend(
     from flashcli.cpu.decode import DecodeCpu
 
     return DecodeCpu(threads)
+
+
+def check_kernel(name: str, kernel: str | None, spelled: str = "kernel") -> None:
+    """Raise UsageError where a kernel is named for the CPU, in words in which the option is ``spelled`` so."""
+    if kernel is not None and name == "cpu":
+        raise UsageError(f"{spelled} is for GPUs, not for the cpu backend.", f"leave out {spelled}.")
 
 
 def run(

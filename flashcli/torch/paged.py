@@ -11,6 +11,7 @@ import torch
 from flashcli.arrays.numpys import decode as decode_numpy
 from flashcli.asked.attention import ALIGNMENT, check_backend_on_gpu
 from flashcli.asked.decode import ARRAYS, OPTIONS, BlockSparse, ask, check_option_types
+from flashcli.asked.how import How
 from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.decode import DECODE
@@ -51,6 +52,7 @@ def decode(
     return_lse: bool = False,
     backend: str = "auto",
     cache_dtype: str | None = None,
+    kernel: str | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`flashcli.decode` of PyTorch's tensors, with its parameters, answer and errors; without gradients.
@@ -62,7 +64,7 @@ def decode(
             query, key_cache, value_cache, block_tables, seq_lens, query_starts=query_starts, alibi_slopes=alibi_slopes,
             sinks=sinks, softcap=softcap, k_scale=k_scale, v_scale=v_scale, layout=layout, scale=scale,
             sliding_window=sliding_window, block_sparse=block_sparse, return_lse=return_lse, backend=backend,
-            cache_dtype=cache_dtype, out=out,
+            cache_dtype=cache_dtype, kernel=kernel, out=out,
         )  # fmt: skip
     refuse_no_tensor("query", query)
     if out is not None:
@@ -71,12 +73,12 @@ def decode(
     if query.is_cuda:
         return compute(
             query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, query_starts, sinks, k_scale, v_scale,
-            options, backend, out, return_lse,
+            options, backend, out, return_lse, kernel,
         )  # fmt: skip
     tensors = query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, query_starts, sinks, k_scale, v_scale
     by_name, factors = named(ARRAYS, tensors)
     refuse(by_name)
-    answer, lse = _on_cpu(by_name, dict(zip(OPTIONS, options, strict=True), backend=backend, **factors))
+    answer, lse = _on_cpu(by_name, dict(zip(OPTIONS, options, strict=True), backend=backend, kernel=kernel, **factors))
     out = answer if out is None else out.copy_(answer)
     return (out, lse) if return_lse else out
 
@@ -103,6 +105,7 @@ def compute(
     backend: str = "auto",
     out: torch.Tensor | None = None,
     return_lse: bool = False,
+    kernel: str | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Queue decode on PyTorch's current stream of the tensors' GPU; return the answer, and its LSE if wanted.
 
@@ -122,7 +125,7 @@ def compute(
             None if query_starts is None else described(query_starts), None if sinks is None else described(sinks),
             k_scale if k_scale.__class__ is float else described(k_scale),
             v_scale if v_scale.__class__ is float else described(v_scale),
-            options, backend, graded and torch.is_grad_enabled(),
+            options, backend, kernel, graded and torch.is_grad_enabled(),
             query.is_neg() or key_cache.is_neg() or value_cache.is_neg(),
         )  # fmt: skip
         prepared = _ready.get(key)
@@ -134,9 +137,9 @@ def compute(
         refuse(by_name)
         check_backend_on_gpu(backend)
         given |= zip(OPTIONS, options, strict=True)
-        check_option_types(given)
+        check_option_types(given | {"kernel": kernel})
         asked = ask(**{name: operand(tensor) for name, tensor in by_name.items()}, **given)
-        prepared = prepare(place_of_device(query.get_device()), DECODE, asked.at(lowest))
+        prepared = prepare(place_of_device(query.get_device()), DECODE, asked.at(lowest), How(kernel))
         remember(_ready, key, prepared)
     stream = private.current_stream(prepared.place.device)
     if out is None:

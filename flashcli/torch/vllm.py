@@ -4,6 +4,8 @@ Names and the order of arguments are vLLM's, so that a call such as ``torch.ops.
 as it stands.
 
 Layout vllm, one query token a sequence. Everything is queued on the current stream, and nothing is returned.
+Both versions of attention run the fastest kernel; those that V1 and V2 name are ``kernel="paged_v1"`` and "paged_v2" of
+`flashcli.decode`.
 """
 
 from __future__ import annotations

@@ -138,6 +138,9 @@ def test_arrays_of_any_library_are_decoded_where_they_lie(driver, query_type):
     got = np.ctypeslib.as_array((ctypes.c_uint8 * want.nbytes).from_address(out.address)).view(want.dtype)
     np.testing.assert_allclose(got.reshape(want.shape).astype(float), want.astype(float), rtol=2e-2, atol=2e-2)
     assert lse.shape == want_lse.shape and hasattr(out, "__cuda_array_interface__") == (query_type != "bfloat16")
+    driver.launches.clear()
+    flashcli.decode(**given, layout="hnd", kernel="split")
+    assert [name for name, *_ in driver.launches] == ["split"]
 
 
 def test_arrays_of_any_library_are_written_where_they_lie(driver):

@@ -16,7 +16,7 @@ import flashcli  # noqa: E402
 from flashcli.asked.decode import ARRAYS, FACTORS, LAYOUTS, OPTIONS, BlockSparse  # noqa: E402
 from flashcli.cpu.decode import DecodeCpu  # noqa: E402
 from flashcli.cpu.pages import DecodeArrays  # noqa: E402
-from flashcli.errors import KernelFailure  # noqa: E402
+from flashcli.errors import KernelFailure, UsageError  # noqa: E402
 from flashcli.files.decode.cases import Case, make  # noqa: E402
 from flashcli.gpu import place as launcher  # noqa: E402
 from flashcli.kernels import decode  # noqa: E402
@@ -225,6 +225,31 @@ def test_every_launch_is_on_the_stream_and_those_after_the_first_may_begin_early
     launches = launches if capability >= decode.HAS_CLUSTERS else without_clusters
     assert [one[:2] for one in driver.launches] == [(name, current) for name in launches] * 2
     assert driver.early == ([False] + [capability >= (9, 0)] * (len(launches) - 1)) * 2
+
+
+@pytest.mark.parametrize(
+    ("kernel", "launches"),
+    [("paged_v1", ["paged_v1"]), ("paged_v2", ["paged_v2", "reduce"]), ("grouped", ["grouped", "merge"])],
+)
+def test_a_rung_computes_where_it_is_named(stream, driver, kernel, launches):
+    given = arrays(make(SMALL))
+    compute(given)
+    driver.launches.clear()
+    compute(given, kernel=kernel)
+    assert [name for name, *_ in driver.launches] == launches
+
+
+def test_a_kernel_that_cannot_be_is_told(stream, driver):
+    given = arrays(make(dataclasses.replace(SMALL, query_type="float32")))
+    with pytest.raises(UsageError, match="there is no kernel 'mma' for paged decode"):
+        compute(given, kernel="mma")
+    with pytest.raises(UsageError, match="kernel tensor cannot compute this: tensor cores have no float32"):
+        compute(given, kernel="tensor")
+    with pytest.raises(TypeError, match="kernel must be the name of a kernel, not list"):
+        compute(given, kernel=["grouped"])
+    with pytest.raises(UsageError, match="kernel is for GPUs, not for the cpu backend"):
+        flashcli.decode(**given, backend="cpu", kernel="grouped")
+    assert not driver.launches
 
 
 def test_scales_may_be_tensors(stream):
