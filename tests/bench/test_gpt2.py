@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +30,27 @@ NAMES = [*tokens.LETTERS, *(a + b for a, b in MERGES), tokens.END]
 TINY = Config(layers=2, heads=3, context=64, vocabulary=len(NAMES), head=16)
 
 
+def beside(config: Config, prefix: str, wte: np.ndarray) -> dict[str, np.ndarray]:
+    """What files have beside weights: OpenAI's, without a prefix, a mask of floats a layer; those saved later more."""
+    triangle = np.tril(np.ones((1, 1, config.context, config.context), np.float32))
+    layers = [f"{prefix}h.{layer}.attn" for layer in range(config.layers)]
+    if not prefix:
+        return {f"{layer}.bias": triangle for layer in layers}
+    return {
+        **{f"{layer}.bias": triangle.astype(bool) for layer in layers},
+        **{f"{layer}.masked_bias": np.array(-1e4, np.float32) for layer in layers},
+        "lm_head.weight": wte,
+    }
+
+
 def checkpoint(folder: Path, config: Config = TINY, prefix: str = "transformer.", kind: str = "float32") -> dict:
     """A folder with a model and a tokenizer as Hugging Face has them; gives the tensors of its file."""
     made = weights.random_weights(config, seed=1)
     random = np.random.default_rng(2)
     made |= {n: x + random.normal(0, 0.1, x.shape).astype(np.float32) for n, x in made.items() if x.ndim == 1}
     tensors = {prefix + name: np.ascontiguousarray(x, kind) for name, x in made.items()}
-    beside = {f"{prefix}h.0.attn.bias": np.ones((1, 1, 4, 4), bool), "lm_head.weight": made["wte.weight"]}
-    save_file(tensors | beside, folder / "model.safetensors", {"format": "pt"})
+    others = beside(config, prefix, tensors[f"{prefix}wte.weight"])
+    save_file(tensors | others, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps({"n_head": config.heads}))
     (folder / "vocab.json").write_text(json.dumps({name: number for number, name in enumerate(NAMES)}))
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, MERGES), ""]), encoding="utf-8")
@@ -154,6 +168,19 @@ def test_names_may_have_a_prefix_and_numbers_may_be_halves(tmp_path, prefix, kin
     config, got = weights.load(tmp_path)
     assert config == TINY and got.keys() == want.keys() == weights.shapes(TINY).keys()
     assert all(got[name].dtype == np.float32 and (got[name] == want[name]).all() for name in want)
+
+
+def test_names_and_shapes_are_those_of_gpt2_small():
+    """As transformers prints them for openai-community/gpt2, which with a mask a layer are 160 tensors."""
+    found = weights.shapes(Config())
+    assert {name.removeprefix("h.0."): shape for name, shape in found.items() if not re.match(r"h\.[1-9]", name)} == {
+        "wte.weight": (50257, 768), "wpe.weight": (1024, 768), "ln_1.weight": (768,), "ln_1.bias": (768,),
+        "attn.c_attn.weight": (768, 2304), "attn.c_attn.bias": (2304,), "attn.c_proj.weight": (768, 768),
+        "attn.c_proj.bias": (768,), "ln_2.weight": (768,), "ln_2.bias": (768,), "mlp.c_fc.weight": (768, 3072),
+        "mlp.c_fc.bias": (3072,), "mlp.c_proj.weight": (3072, 768), "mlp.c_proj.bias": (768,), "ln_f.weight": (768,),
+        "ln_f.bias": (768,),
+    }  # fmt: skip
+    assert len(found) + 12 == 160
 
 
 def test_weights_may_be_in_several_files(tmp_path, folder, tensors):
