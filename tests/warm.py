@@ -26,7 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 AT_START = ("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "OPENBLAS_", "OMP_", "MKL_")  # read once, when a process starts
-DEPENDENCIES = ("click", "click.shell_completion", "concurrent.futures.thread", "json", "numpy.random", "threadpoolctl")
+DEPENDENCIES = (
+    "click", "click.shell_completion", "concurrent.futures.thread", "json", "matplotlib.backends.backend_agg",
+    "matplotlib.figure", "numpy.random", "threadpoolctl",
+)  # fmt: skip
 NOT_BEFORE = (  # to be run as a program; want a GPU's libraries; take PyTorch's 6 s, and then TMPDIR as it is
     "flashcli.__main__", "flashcli.measure.peer", "flashcli.torch",
 )  # fmt: skip
