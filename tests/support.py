@@ -161,13 +161,26 @@ def flashcli(*args: object, env: dict[str, str] | None = None, **options: object
     return python("-m", "flashcli", *args, env=env, **options)
 
 
-def python(*args: object, env: dict[str, str] | None = None, cold: bool = THOROUGH, **options: object) -> Finished:
+def _first_of_its_kind(arguments: list[str]) -> bool:
+    """Whether this process has not asked before for what runs there, a command or a program, with these options."""
+    kind = *arguments[:3], *sorted({word.partition("=")[0] for word in arguments[3:] if word.startswith("-")})
+    known = kind in _kinds
+    _kinds.add(kind)
+    return not known
+
+
+_kinds: set[tuple[str, ...]] = set()
+
+
+def python(*args: object, env: dict[str, str] | None = None, cold: bool = False, **options: object) -> Finished:
     """Run ``python ARGS``, which begin with -m MODULE or -c PROGRAM, in a process of its own, without stdin.
 
-    It starts warm unless it is to be ``cold``, as all are in CI: a module that uses another without importing it fails
-    only there. One with ``options`` of subprocess.run beyond ``cwd`` and ``timeout`` starts cold, too.
+    It starts warm unless it is to be ``cold``. In CI the first with a command and its options is cold, too: a module
+    that uses another without importing it fails only there. So is one with ``options`` of subprocess.run beyond ``cwd``
+    and ``timeout``.
     """
     arguments, variables = list(map(str, args)), environment(**(env or {}))
+    cold = cold or (THOROUGH and _first_of_its_kind(arguments))
     options = {"timeout": 120} | options
     if not cold and options.keys() <= {"cwd", "timeout"} and nursery().has(variables):
         code, out, err = nursery().run(arguments, variables, options.get("cwd", "."), options["timeout"])
