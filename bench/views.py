@@ -317,14 +317,16 @@ def _beside(row: Gradients | None, own: Gradients) -> str:
 
 def science_lines(rows: Sequence[Row]) -> tables.Lines:
     """For each case and contender forward and gradients: milliseconds, and how many times as long as ours they take."""
-    lines = [["case", "(B, H, N, d)", "what", "contender", "median, ms", "min to max", "relative L2", "of ours"]]
+    lines = [
+        ["case", "(B, H, N, d)", "what", "contender", "median, ms", "min to max", "TFLOP/s", "relative L2", "of ours"]
+    ]
     for some in by_case(of_kind(InPlace, rows)).values():
         for what, kind in (("forward", InPlace), ("gradients", Gradients)):
             timed = [row for row in some if type(row) is kind]
             for row in timed:
                 lines.append([
                     row.case, str(Problem(row.B, row.H, row.Hkv, row.M, row.N, row.d)), what, row.contender,
-                    ms(row.seconds), f"{ms(row.min)} to {ms(row.max)}", f"{row.relative_l2:.1e}",
+                    ms(row.seconds), f"{ms(row.min)} to {ms(row.max)}", f"{row.tflops:.0f}", f"{row.relative_l2:.1e}",
                     f"{row.seconds / timed[0].seconds:.2f}x",
                 ])  # fmt: skip
     return lines
