@@ -1,6 +1,6 @@
 // What changes scores one by one: a bias, floats that are added, and a mask, bytes of which 0 takes a key away from a
-// query. Shared by attention and its gradients, whose arguments have the fields `bias`, `bias_strides`, `mask` and so
-// on; what there is of them is known when a kernel is built.
+// query; and ALiBi's biases, which follow from positions. Shared by attention and its gradients, whose arguments have
+// the fields `bias`, `bias_strides`, `mask` and so on; what there is of them is known when a kernel is built.
 //
 // To a kernel both are one number, -inf where the key is taken away, by the mask or by a bias of -inf. There the score
 // is -inf, whatever it was, NaN too. Without a bias the number is Inf for the other keys.
@@ -8,14 +8,14 @@
 #include "common.cuh"
 
 #ifndef BIAS
-#define BIAS 0  // 1: there is a bias; 2: there is a mask; 3: there are both
+#define BIAS 0  // 1: there is a bias; 2: there is a mask; 4: there are ALiBi's slopes; or a sum of these
 #endif
 // How far apart keys are, 0: as the arguments say; 1: they are neighbours; 2: and all numbers are even, so that two can
 // be read at once, for which the cache takes no longer than for one.
 #ifndef BIAS_COLUMN
 #define BIAS_COLUMN 1
 #endif
-constexpr bool ADDS = BIAS & 1, HIDES = BIAS & 2;
+constexpr bool READS = BIAS & 1, HIDES = BIAS & 2, SLOPES = BIAS & 4, ADDS = READS || SLOPES;
 
 // Where the bias of query i of a head and a key is, or that of the last ones there are; and the byte of the mask.
 template <class Arguments, class Head>
@@ -29,13 +29,24 @@ __device__ __forceinline__ const unsigned char *mask_at(const Arguments &a, Head
            min(i, a.M - 1) * a.mask_strides.row + key * (BIAS_COLUMN ? 1 : a.mask_column);
 }
 
+// ALiBi (arXiv 2108.12409): the slope of a head, and how much it takes from the score of query i and a key.
+template <class Arguments, class Head>
+__device__ __forceinline__ float slope_of(const Arguments &a, Head head) {
+    return a.slopes[head.b * a.slopes_batch + head.h * a.slopes_head];
+}
+template <class Arguments>
+__device__ __forceinline__ float distance(const Arguments &a, int i, int key) {
+    return fabsf(float(a.position + i - key));
+}
+
 // The bias of query i of a head and a key, or of the last ones there are. It is to be read for many keys before any is
 // used.
 template <class Arguments, class Head>
 __device__ __forceinline__ float bias_of(const Arguments &a, Head head, int i, int key) {
     if (!BIAS) return 0;
     key = min(key, a.N - 1);
-    float bias = ADDS ? *bias_at(a, head, i, key) : INFINITY_F;
+    float bias = READS ? *bias_at(a, head, i, key) : ADDS ? 0 : INFINITY_F;
+    if (SLOPES) bias -= slope_of(a, head) * distance(a, i, key);
     if (HIDES && *mask_at(a, head, i, key) == 0) bias = NEG_INF;
     return bias;
 }
@@ -60,12 +71,12 @@ __device__ __forceinline__ unsigned long long read_mask(const Arguments &a, Head
     return (unsigned long long)hidden[1] << 32 | hidden[0];
 }
 
-// The numbers of a thread's first n biases, without the mask.
+// The numbers of a thread's first n biases, without the mask; ALiBi's go beyond the last key.
 template <int n, bool IN_PAIRS, int size, class Arguments, class Head, class Query, class Key>
 __device__ __forceinline__ void read_numbers(float (&bias)[size], const Arguments &a, Head head, Query query, Key key) {
-    if (!ADDS) {
+    if (!READS) {
 #pragma unroll
-        for (int x = 0; x < n; ++x) bias[x] = INFINITY_F;
+        for (int x = 0; x < n; ++x) bias[x] = ADDS ? 0 : INFINITY_F;
     } else if (BIAS_COLUMN == 2 && IN_PAIRS) {
 #pragma unroll
         for (int x = 0; x < n; x += 2) {
@@ -75,6 +86,11 @@ __device__ __forceinline__ void read_numbers(float (&bias)[size], const Argument
     } else {
 #pragma unroll
         for (int x = 0; x < n; ++x) bias[x] = *bias_at(a, head, query(x), min(key(x), a.N - 1));
+    }
+    if (SLOPES) {
+        const float slope = slope_of(a, head);
+#pragma unroll
+        for (int x = 0; x < n; ++x) bias[x] -= slope * distance(a, query(x), key(x));
     }
 }
 

@@ -75,9 +75,8 @@ def attention(
     Raises
     ------
     TypeError, ValueError
-        for arguments of another type or shape, or in another place; then nothing has been queued. Starts of sequences
-        that do not fit are refused, too, but not in arrays on a GPU, which the host does not look at: there they are
-        cut to the arrays
+        for arguments of another type or shape, or in another place; then nothing has been queued. So are starts of
+        sequences that do not fit. The host does not look at those on a GPU: they are cut to the arrays
     flashcli.errors.FlashError
         where the backend is missing or fails, or does not compute what is asked for
 

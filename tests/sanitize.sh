@@ -39,11 +39,13 @@ files() {
 arrays() {
 	"$PYTHON" -m sanitize_arrays >/dev/null || (($? == 1)) || return # answers that are wrong will be so under the tools
 	"$PYTHON" -m sanitize_backward >/dev/null || (($? == 1)) || return
+	"$PYTHON" -m sanitize_sight >/dev/null || (($? == 1)) || return
 	for kernel in wgmma mma wgmma_short register_tiled; do
 		for tool in "${tools[@]}"; do echo "$tool -m sanitize_arrays $kernel"; done
 	done
 	for kernel in wgmma wgmma_short mma register_tiled plain; do
 		for tool in "${tools[@]}"; do echo "$tool -m sanitize_backward $kernel"; done
+		for tool in "${tools[@]}"; do echo "$tool -m sanitize_sight $kernel"; done
 	done
 }
 

@@ -26,6 +26,7 @@ from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable
 from flashcli.gpu.place import Place, ask, bindings, place_of_device
 from flashcli.gpu.prepared import prepare
+from flashcli.kernels.arguments import POINTERS
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Plan
 from flashcli.kernels.plan import ATTENTION
@@ -264,8 +265,8 @@ def check(place: Place, kernel: str, case: Case) -> None:
         # What nobody has written yet, for initcheck to see who reads it.
         memory["lse"] = allocate(lse.nbytes if case.lse else 0)
         memory["scratch"] = allocate(prepared.workspace)
-        q, k, v, out, bias, mask = (at.get(name, 0) for name in ("q", "k", "v", "out", "bias", "mask"))
-        prepared.launch(0, q, k, v, out, memory["lse"], bias, memory["scratch"], mask)
+        called = {name.upper(): at[name] for name in "qkv"} | {"O": at["out"], "workspace": memory["scratch"]}
+        prepared.launch(0, *((memory | at | called).get(name, 0) for name in POINTERS))
         get(whole["out"], memory["out"])
         if case.lse:
             get(lse, memory["lse"])

@@ -51,7 +51,9 @@ __device__ __forceinline__ void copy_panel(float4 *to, const float *matrix, long
 }
 
 // One block a multiprocessor at least, so that a thread may have all registers: else ptxas spills some.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention all) {
+    const Attention &a = of_block(all);
+    if (!has_tile(a)) return;
     const int M = a.M, N = a.N;
     float4 *const Qi = shared, *const panels = Qi + Q_SIZE, *const P = panels + 2 * PANEL_SIZE;
 
@@ -61,14 +63,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     const int across = (lane & 1) | (lane >> 1 & 6), down = (lane >> 1 & 1) | (lane >> 3 & 2);
     const int r0 = (warp * 4 + down) * ROWS;  // this thread's rows of the tile: r0 to r0 + ROWS
 
-    const int Tr = ceil_div(M, BR), tile = blockIdx.x % Tr;
-    const Head head = head_of(a, blockIdx.x / Tr);
+    const int Tr = ceil_div(M, BR), tile = tile_of_block(a, Tr);
+    const Head head = head_of_block(a, Tr);
     const int i0 = (CAUSAL ? Tr - 1 - tile : tile) * BR;  // causal: the longest rows first
     const float *const Q = rows_of(a.Q, a.q, head.b, head.h);
     const float *const K = rows_of(a.K, a.k, head.b, head.kv), *const V = rows_of(a.V, a.v, head.b, head.kv);
     const long long k_stride = row_stride(a.k), v_stride = row_stride(a.v);
 
-    copy_panel(panels, K, k_stride, 0, 0, N);
+    const int first_j0 = first_tile_seen(a, i0) * BC;
+    copy_panel(panels, K, k_stride, first_j0, 0, N);
     for (int x = threadIdx.x; x < Q_SIZE; x += THREADS) {  // Q carries the scale, so that S is in powers of two
         const int r = x / (D / 4), c = x % (D / 4), left = i0 + r < M ? HEAD_DIM - 4 * c : 0;
         const float *q = Q + (i0 + r) * row_stride(a.q) + 4 * c;
@@ -83,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
 
     const int keys = keys_seen(a.q_start + i0 + BR - 1, N);  // keys that some row of this block sees
 #pragma unroll 1
-    for (int j0 = 0; j0 < keys; j0 += BC) {
+    for (int j0 = first_j0; j0 < keys; j0 += BC) {
         // S = Q Kᵀ. The thread's keys are 4 * across + 32 * (j / 4) + j % 4.
         float s[ROWS][KEYS] = {};
 #pragma unroll 1
@@ -118,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         }
 
         // Some row of this block does not see all of the tile, or there is a bias.
-        if (BIAS || j0 + BC > keys_seen(a.q_start + i0, N)) {
+        if (BIAS || j0 + BC > keys_seen(a.q_start + i0, N) || (WINDOW && j0 < keys_hidden(a, i0 + BR - 1))) {
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
                 const int row = (BIAS ? opaque(i0) : i0) + r0 + i, key = j0 + 4 * across;  // else it keeps offsets
@@ -129,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
 #pragma unroll
                 for (int j = 0; j < KEYS; ++j) {
                     if (BIAS) s[i][j] = biased(s[i][j], 1, bias[j]);
-                    if (key + j / 4 * 32 + j % 4 >= keys_seen(a.q_start + row, N)) s[i][j] = NEG_INF;
+                    if (!sees(a, row, key + j / 4 * 32 + j % 4)) s[i][j] = NEG_INF;
                 }
             }
         }
@@ -211,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
             for (int x = 0; x < COLUMNS; x += 4) {
                 const float *y = &o[panel][i][x];
                 const int column = panel * PANEL + 4 * across + x * 8, left = HEAD_DIM - column;
-                if (BIAS)
+                if (BIAS || WINDOW)
                     finite &=
                         fabsf(y[0] * factor) + fabsf(y[1] * factor) + fabsf(y[2] * factor) + fabsf(y[3] * factor) <
                         INFINITY_F;
@@ -226,6 +229,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
                 }
             }
     }
-    // A key that a bias or a mask takes away has met P = 0 above: NaN, if its V is not finite.
-    if (BIAS && !__all_sync(~0u, finite)) redo_rows(a, head, i0 + warp * 4 * ROWS, 4 * ROWS);
+    // A key that a bias, a mask or a window takes away has met P = 0 above: NaN, if its V is not finite.
+    if ((BIAS || WINDOW) && !__all_sync(~0u, finite)) redo_rows(a, head, i0 + warp * 4 * ROWS, 4 * ROWS);
 }

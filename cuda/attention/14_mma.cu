@@ -73,7 +73,9 @@ __device__ __forceinline__ void multiply_strip(float (&c)[ROW_TILES][STRIP / 8][
             for (int t = 0; t < ROW_TILES; ++t) mma(c[t][x], a(t, k, false), hi[k][x / 2].x + x % 2 * 2);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(const Attention a) {
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(const Attention all) {
+    const Attention &a = of_block(all);
+    if (!has_tile(a)) return;
     const int M = a.M, N = a.N;
     unsigned char *const Kj = shared, *const Vj = shared + K_TILE;
     uint4 *const Qi = reinterpret_cast<uint4 *>(Vj + V_TILE);
@@ -82,12 +84,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     // t = lane % 4: the four threads of a quad share a row. Row r of this thread is row (r / 2 * 16 + r % 2 * 8).
     constexpr int ROWS = 2 * ROW_TILES;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = lane % 4;
-    const int Tr = ceil_div(M, BR), Tc = ceil_div(N, BC), row_tile = blockIdx.x % Tr;
-    const Head head = head_of(a, blockIdx.x / Tr);
-    const long long first_tile = ((long long)head.b * a.Hkv + head.kv) * Tc;  // of this head's K and V
-    const int i0 = (CAUSAL ? Tr - 1 - row_tile : row_tile) * BR;              // causal: the longest rows first
-    const int row0 = warp * (16 * ROW_TILES) + lane / 4;                      // of the tile: this thread's first one
-    const int position = a.q_start + i0;                                      // of the tile's first row in the sequence
+    const int Tr = ceil_div(M, BR), row_tile = tile_of_block(a, Tr);
+    const Head head = head_of_block(a, Tr);
+    const int i0 = (CAUSAL ? Tr - 1 - row_tile : row_tile) * BR;  // causal: the longest rows first
+    const int row0 = warp * (16 * ROW_TILES) + lane / 4;          // of the tile: this thread's first one
+    const int position = a.q_start + i0;                          // of the tile's first row in the sequence
+    const long long first_tile = first_tile_of(a, head) + first_tile_seen(a, i0);                 // of K and V
     const unsigned char *tile = a.workspace + first_tile * (K_TILE + V_TILE) + 16 * threadIdx.x;  // this thread's share
     const int4 *exponents = tile_exponents(a) + 2 * first_tile;
     const float *const Q = rows_of(a.Q, a.q, head.b, head.h);
@@ -134,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     const int keys = keys_seen(position + BR - 1, N);  // keys that some row of this block sees
     const int warp_keys = keys_seen(position + (warp + 1) * (16 * ROW_TILES) - 1, N);  // and of this warp
 #pragma unroll 1
-    for (int j0 = 0; j0 < keys; j0 += BC) {
+    for (int j0 = first_tile_seen(a, i0) * BC; j0 < keys; j0 += BC) {
         const int k_exponent = exponents[0].x, v_exponent = exponents[1].x;
         exponents += 2;
 
@@ -175,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
         const auto unit_of_S = [&](int r) { return power_of_two(max(-126, min(127, -q_exponent[r] - k_exponent))); };
 
         // Some row of this block does not see all of the tile, or there is a bias.
-        if (BIAS || j0 + BC > keys_seen(position, N)) {
+        if (BIAS || j0 + BC > keys_seen(position, N) || (WINDOW && j0 < keys_hidden(a, i0 + BR - 1))) {
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int row = row0 + r / 2 * 16 + r % 2 * 8, key = j0 + 2 * t;
@@ -188,6 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
                     float &score = s[r / 2][x / 2][r % 2 * 2 + x % 2];
                     if (BIAS) score = biased(score, unit_of_S(r), bias[x]);
                     if (key + x / 2 * 8 + x % 2 >= keys_seen(position + row, N)) score = NEG_INF;
+                    if (WINDOW && key + x / 2 * 8 + x % 2 < keys_hidden(a, i0 + row)) score = NEG_INF;
                 }
             }
         }
@@ -240,8 +243,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
         }
     }
 
-    const Head out =
-        head_of(a, blockIdx.x / ceil_div(opaque(a.M), BR));  // opaque: kept from above, it would take registers
+    const Head out = head_of_block(a, ceil_div(opaque(a.M), BR));  // opaque: kept from above, it would take registers
     float *const O = rows_of(a.O, a.o, out.b, out.h);
     const int first = position - opaque(a.q_start) + row0;  // of this thread's rows
     bool finite = true;

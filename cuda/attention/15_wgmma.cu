@@ -88,11 +88,6 @@ struct Tiles : Rings<STAGES> {
     }
 };
 
-// The number of a head's first tile of keys, counted over all heads.
-__device__ __forceinline__ int first_tile_of(const Attention &a, Head head) {
-    return (head.b * a.Hkv + head.kv) * ceil_div(a.N, BC);
-}
-
 // ---- a consumer
 
 // Q as an operand: the descriptor of its tile in shared memory. Short heads leave registers for its fragments, so that
@@ -202,6 +197,7 @@ struct Passage {
 
     // m, l, and S := P, of tile j.
     __device__ __forceinline__ void exponentiate(int j, int k_exponent) {
+        if (WINDOW && j * BC < keys_hidden(a, first + 63)) hide_before(S, a.first + i - first_key(j));
         softmax(S, rows, k_exponent, (j + 1) * BC > keys_of(first),
                 {keys_of(i) - first_key(j), keys_of(i + 8) - first_key(j)}, bias);
     }
@@ -237,7 +233,8 @@ __device__ __forceinline__ void produce(const Attention &a, const Tiles &source,
         const RowTile here(w, a);
         const int first = first_tile_of(a, here.head);
 #pragma unroll 1
-        for (int t = first, end = first + here.tiles; t < end; ++t) source.copy_tile(ring, tiles, a, t);
+        for (int t = first + first_tile_seen(a, here.i0), end = first + here.tiles; t < end; ++t)
+            source.copy_tile(ring, tiles, a, t);
     }
 }
 
@@ -245,14 +242,15 @@ __device__ __forceinline__ void produce(const Attention &a, const Tiles &source,
 __device__ __forceinline__ void consume(Consumer &consumer, const Attention &a, const RowTile &here, const Query &Q,
                                         int2 q_exponent, int factor_exponent) {
     Passage pass(consumer, a, here, Q, q_exponent, factor_exponent);
+    const int first = first_tile_seen(a, here.i0);
 
     // S = Q Kᵀ
-    int k_exponent = pass.first_S(0);
+    int k_exponent = pass.first_S(first);
     // softmax: m, P, l
-    pass.exponentiate(0, k_exponent);
+    pass.exponentiate(first, k_exponent);
     split_P(pass.S, pass.P_hi, pass.P_lo);
 
-    for (int j = 1; j < here.tiles; ++j) {
+    for (int j = first + 1; j < here.tiles; ++j) {
         const float r[2] = {pass.rows.rescale[0], pass.rows.rescale[1]};  // of the tile before
         // S = Q Kᵀ, and T = P V of the tile before
         k_exponent = pass.next_S_and_T(j);
@@ -272,7 +270,9 @@ __device__ __forceinline__ void consume(Consumer &consumer, const Attention &a, 
     consumer.deliver(a, here, pass.sum);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention all) {
+    const Attention &a = of_block(all);
+    if (!has_tile(a)) return;
     extern __shared__ unsigned char unaligned[];
     unsigned char *const Q_tiles = unaligned + (-shared_address(unaligned) & 1023);
     unsigned char *const tiles = Q_tiles + WARPGROUPS * Q_TILE;

@@ -4,6 +4,7 @@
 #include "arguments.h"
 #include "bias.cuh"
 #include "common.cuh"
+#include "packed.cuh"
 
 #ifndef CAUSAL
 #error "CAUSAL is a macro, 1: a query sees no key after its own position; see flashcli/kernels/attention.py"
@@ -60,16 +61,58 @@ __device__ __forceinline__ long long row_stride(Strides by) { return DENSE ? HEA
 // How many keys, of N, the query at a position in the sequence sees: keys 0 to that many - 1.
 __device__ __forceinline__ int keys_seen(int position, int N) { return CAUSAL ? min(N, position + 1) : N; }
 
+// How many keys at the beginning, or more than there are, query i of a head does not see; and whether it sees a key.
+__device__ __forceinline__ int keys_hidden(const Attention &a, int i) { return WINDOW ? max(0, a.first + i) : 0; }
+__device__ __forceinline__ bool sees(const Attention &a, int i, int key) {
+    return key < keys_seen(a.q_start + i, a.N) && (!WINDOW || key >= a.first + i);
+}
+// The first tile of keys that some of BR rows from i0 on see; 0 if they see none.
+__device__ __forceinline__ int first_tile_seen(const Attention &a, int i0) {
+    return WINDOW ? min(keys_hidden(a, i0), max(keys_seen(a.q_start + i0 + BR - 1, a.N) - 1, 0)) / BC : 0;
+}
+
+// ---- packed sequences
+
+// The numbers that tiles of all sequences' rows, and keys, may have.
+__device__ __forceinline__ int row_numbers(const Attention &a) { return tile_numbers(a.tokens, BR, a.S); }
+__device__ __forceinline__ int key_numbers(const Attention &a) { return tile_numbers(a.key_tokens, BC, a.S); }
+
+// The arguments that a block has: where sequences are packed, those of its row tile's, in shared memory, where they take
+// no registers.
+__device__ __forceinline__ const Attention &of_block(const Attention &all) {
+#if PACKED
+    __shared__ Attention one;
+    if (threadIdx.x < 32) take_sequence<false>(one, all, BR, blockIdx.x % row_numbers(all));
+    if (threadIdx.x == 0) {
+        one.Q += one.first_row * row_stride(all.q), one.O += one.first_row * row_stride(all.o);
+        one.K += one.first_key * row_stride(all.k), one.V += one.first_key * row_stride(all.v);
+    }
+    __syncthreads();
+    return one;
+#else
+    return all;
+#endif
+}
+
+// The head and the row tile of a block, where it has one; Tr is the number of row tiles of a head.
+__device__ __forceinline__ Head head_of_block(const Attention &a, unsigned Tr) {
+    return head_of(a, blockIdx.x / (PACKED ? row_numbers(a) : Tr));
+}
+__device__ __forceinline__ int tile_of_block(const Attention &a, unsigned Tr) {
+    return PACKED ? a.tile : blockIdx.x % Tr;
+}
+
 // ---- after the last key
 
 // The factor that makes O of a row's sum of P V, l being its sum of exponentials: 1 / l; or 0 for a row that sees no
 // key.
 __device__ __forceinline__ float inverse(const Attention &a, int i, float l) {
-    return l == 0 && (BIAS || (CAUSAL && a.q_start + i < 0)) ? 0 : 1 / l;
+    return l == 0 && (BIAS || WINDOW || PACKED || (CAUSAL && a.q_start + i < 0)) ? 0 : 1 / l;
 }
 
 // The row of all batches and heads that query i of a head is.
 __device__ __forceinline__ long long row_of(const Attention &a, Head head, int i) {
+    if (PACKED) return (long long)head.h * a.tokens + a.first_row + i;
     return ((long long)head.b * a.H + head.h) * a.M + i;
 }
 

@@ -52,7 +52,7 @@ __device__ __forceinline__ void compute_exactly(const Attention &a, Head head, i
 #pragma unroll
         for (int r = 0; r < EXACT_ROWS; ++r) m[r] = NEG_INF;
 #pragma unroll 1
-        for (int j0 = 0; j0 < keys; j0 += 32) {
+        for (int j0 = WINDOW ? min(keys_hidden(a, i[0]), max(keys, 0)) / 32 * 32 : 0; j0 < keys; j0 += 32) {
             const int key = j0 + lane;
             float s[EXACT_ROWS] = {}, T[EXACT_ROWS][EXACT_COLUMNS] = {};
 #pragma unroll EXACT_AHEAD
@@ -67,7 +67,7 @@ __device__ __forceinline__ void compute_exactly(const Attention &a, Head head, i
             }
 #pragma unroll
             for (int r = 0; r < EXACT_ROWS; ++r) {
-                bool seen = key < keys_seen(a.q_start + i[r], a.N);
+                bool seen = sees(a, i[r], key);
                 if (BIAS) {
                     const float bias = bias_of(a, head, i[r], key);
                     s[r] = biased(s[r], 1, bias), seen = seen && bias != NEG_INF;

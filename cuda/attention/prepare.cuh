@@ -8,7 +8,8 @@
 //                                   bulk copy moves at least, and so they come by the same way as the tiles;
 //   after those, where blocks may share a row tile (SHARING is SPREAD): an int for each 64 rows of each tile of Q, set
 //                                   to zero (chunks.cuh).
-// Launch: 2 * B * Hkv * Tc blocks of PREPARE_THREADS, even ones do K, odd ones V.
+// Launch: 2 * B * Hkv * Tc blocks of PREPARE_THREADS, even ones do K, odd ones V. Of packed sequences a head has as many
+// tiles as they may have numbers (packed.cuh); a sequence without keys has a tile of zeros.
 #pragma once
 #include "attention.cuh"
 #include "split.cuh"
@@ -18,14 +19,23 @@ __device__ __forceinline__ unsigned char *split_tile(const Attention &a, long lo
     return a.workspace + t * (K_TILE + V_TILE);
 }
 
+// The number of tiles of K of all heads, and of a head's first one among them.
+__device__ __forceinline__ long long split_tiles(const Attention &a) {
+    return (long long)a.B * a.Hkv * (PACKED ? key_numbers(a) : ceil_div(a.N, BC));
+}
+__device__ __forceinline__ long long first_tile_of(const Attention &a, Head head) {
+    if (PACKED) return (long long)head.kv * key_numbers(a) + first_number(a.first_key, BC, a.sequence);
+    return ((long long)head.b * a.Hkv + head.kv) * ceil_div(a.N, BC);
+}
+
 // Where the exponents are, those of K and V in turn.
 __device__ __forceinline__ int4 *tile_exponents(const Attention &a) {
-    return reinterpret_cast<int4 *>(a.workspace + (long long)a.B * a.Hkv * ceil_div(a.N, BC) * (K_TILE + V_TILE));
+    return reinterpret_cast<int4 *>(a.workspace + split_tiles(a) * (K_TILE + V_TILE));
 }
 
 // Where what follows them is, and how much of it there is.
 __device__ __forceinline__ int *tickets(const Attention &a) {
-    return reinterpret_cast<int *>(tile_exponents(a) + 2ll * a.B * a.Hkv * ceil_div(a.N, BC));
+    return reinterpret_cast<int *>(tile_exponents(a) + 2 * split_tiles(a));
 }
 __device__ __forceinline__ unsigned ticket_count(const Attention &a) {
     return unsigned(a.B) * a.H * ceil_div(a.M, BR) * (BR / 64);
@@ -35,18 +45,22 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Atte
     __shared__ unsigned scratch[2 * PREPARE_THREADS / 32];
     let_next_launch_begin();
     // Blocks take the same rows of all heads before other rows: they may be neighbours in memory.
-    const unsigned Tc = ceil_div(a.N, BC), heads = IN_PLACE ? a.Hkv : 1;
+    const unsigned Tc = PACKED ? key_numbers(a) : ceil_div(a.N, BC), heads = IN_PLACE ? a.Hkv : 1;
     const unsigned h = blockIdx.x / 2 % heads, rows = blockIdx.x / 2 / heads, b = rows / Tc, j = rows - b * Tc;
     const unsigned t = (b * heads + h) * Tc + j;
-    const int j0 = j * BC;
+    Slice keys = {0, 0, a.N, int(j)};
+    if (PACKED) keys = slice_with(a.k_starts, a.S, a.N, BC, j);
+    if (PACKED && !keys.has_tile(BC)) return;
+    const int j0 = keys.tile * BC;
     if (SHARING == SPREAD)
         for (unsigned x = blockIdx.x * PREPARE_THREADS + threadIdx.x; x < ticket_count(a);
              x += gridDim.x * PREPARE_THREADS)
             tickets(a)[x] = 0;
     const bool values = blockIdx.x % 2;
     unsigned char *const tile = split_tile(a, t) + (values ? K_TILE : 0);
-    const float *const K = rows_of(a.K, a.k, b, h), *const V = rows_of(a.V, a.v, b, h);
-    const int s = values ? split_V<PREPARE_THREADS>(V, row_stride(a.v), j0, a.N, tile, scratch, threadIdx.x, 0)
-                         : split_K<PREPARE_THREADS>(K, row_stride(a.k), j0, a.N, tile, scratch, threadIdx.x, 0);
+    const float *const K = rows_of(a.K, a.k, b, h) + keys.first * row_stride(a.k);
+    const float *const V = rows_of(a.V, a.v, b, h) + keys.first * row_stride(a.v);
+    const int s = values ? split_V<PREPARE_THREADS>(V, row_stride(a.v), j0, keys.rows, tile, scratch, threadIdx.x, 0)
+                         : split_K<PREPARE_THREADS>(K, row_stride(a.k), j0, keys.rows, tile, scratch, threadIdx.x, 0);
     if (threadIdx.x == 0) tile_exponents(a)[2ll * t + values] = make_int4(s, s, s, s);
 }

@@ -56,6 +56,11 @@ struct RowTile : FirstRow {
     // first, so that short ones fill the end; and some heads are taken together, as many as a power of two, so that
     // shifts divide: their K and V stay in the cache.
     __device__ __forceinline__ RowTile(unsigned w, const Attention &a) {
+        if (PACKED) {
+            const int Tr = ceil_div(a.M, BR);
+            head = head_of_block(a, Tr), i0 = (CAUSAL ? Tr - 1 - a.tile : a.tile) * BR, tiles = tiles_seen(i0, a);
+            return;
+        }
         const unsigned Tr = ceil_div(CAUSAL ? opaque(a.M) : a.M, BR);
         if (CAUSAL) {
             const int shift = max(0, TOGETHER - (32 - __clz(Tr - 1)));
@@ -77,6 +82,7 @@ struct RowTile : FirstRow {
         return max(1, ceil_div(keys_seen(a.q_start + i0 + BR - 1, a.N), BC));
     }
     static __device__ __forceinline__ unsigned count(const Attention &a) {
+        if (PACKED) return gridDim.x;  // a block has one
         return unsigned(a.B) * a.H * ceil_div(a.M, BR);
     }
 };
@@ -236,6 +242,15 @@ __device__ __forceinline__ float2 mask_scores(float (&S)[n], const RowState &row
     return make_float2(factor[0], factor[1]);
 }
 
+// -inf for the scores of keys before a window: `visible` is the first that is within it for this thread's first row,
+// counted from the thread's first key; that of the second row is 8 keys later.
+template <int n>
+__device__ __forceinline__ void hide_before(float (&S)[n], int visible) {
+#pragma unroll
+    for (int x = 0; x < n; ++x)
+        if (x / 4 * 8 + x % 2 < visible + x / 2 % 2 * 8) S[x] = NEG_INF;
+}
+
 // The largest score of row r in this tile, in powers of two, less P_BIAS.
 template <int n>
 __device__ __forceinline__ float maximum_of_row(const float (&S)[n], int r, float factor) {
@@ -249,7 +264,7 @@ __device__ __forceinline__ float maximum_of_row(const float (&S)[n], int r, floa
 template <int n>
 __device__ __forceinline__ void exponentiate_row(float (&S)[n], RowState &row, int r, float maximum, float factor) {
     const float m = fmaxf(row.shift[r], maximum);
-    const float shift = CAUSAL || BIAS ? finite_or_zero(m) : m;  // else every row sees a key
+    const float shift = CAUSAL || BIAS || PACKED ? finite_or_zero(m) : m;  // else every row sees a key
     row.rescale[r] = exp2_fast(row.shift[r] - shift);
     row.shift[r] = m;
     float sum = 0;

@@ -48,15 +48,18 @@ __device__ void scores(const Backward &a, Tiles &t, Head head, int i0, int j0, b
     if (i < a.M && j < a.N) {
         const Row row = row_of(a, head, i);
         p = dot(t.Q[r], t.K[c]), ds = dot(t.dO[r], t.V[c]);
-        p_and_ds(p, ds, a.scale * LOG2E, row.above, all ? row.mended : row.D, bias_of(a, head, i, j),
-                 j < keys_seen(a, i), 1, all ? row.inverse : 1);
+        p_and_ds(p, ds, a.scale * LOG2E, row.above, all ? row.mended : row.D, bias_of(a, head, i, j), sees(a, i, j), 1,
+                 all ? row.inverse : 1);
     }
     t.P[r][c] = p, t.dS[r][c] = ds;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward all) {
     Tiles &t = *reinterpret_cast<Tiles *>(shared);
-    const int Tr = ceil_div(a.M, BR), i0 = blockIdx.x % Tr * BR;
+    const int Tr = tiles_of_head<false>(all, BR);
+    const Backward &a = of_tile<false>(all, BR, blockIdx.x % Tr);
+    if (!has_tile(a)) return;
+    const int i0 = tile_with(a, blockIdx.x % Tr) * BR;
     const Head head = head_of(a, blockIdx.x / Tr);
     const float *const K = rows_of(a.K, a.k, head.b, head.kv), *const V = rows_of(a.V, a.v, head.b, head.kv);
     load(t.Q, BR, rows_of(a.Q, a.q, head.b, head.h), a.q.row, i0, a.M);
@@ -66,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward a) {
     const int r = threadIdx.x / BC, c = threadIdx.x % BC, i = i0 + r;
     float dS_K[EACH] = {}, P_K[EACH] = {}, total = 0, sum_ds = 0;
     const int keys = keys_seen(a, min(i0 + BR, a.M) - 1);  // that some row of this tile sees
-    for (int j0 = 0; j0 < keys; j0 += BC) {
+    for (int j0 = keys_hidden(a, i0) / BC * BC; j0 < keys; j0 += BC) {
         load(t.K, BC, K, a.k.row, j0, a.N);
         load(t.V, BC, V, a.v.row, j0, a.N);
         __syncthreads();
@@ -100,9 +103,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward a) {
     if (c == 0) found.keep(kept);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) dk_dv(const Backward a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) dk_dv(const Backward all) {
     Tiles &t = *reinterpret_cast<Tiles *>(shared);
-    const int Tc = ceil_div(a.N, BC), j0 = blockIdx.x % Tc * BC, group = a.H / a.Hkv;
+    const int Tc = tiles_of_head<true>(all, BC);
+    const Backward &a = of_tile<true>(all, BC, blockIdx.x % Tc);
+    if (!has_tile(a)) return;
+    const int j0 = tile_with(a, blockIdx.x % Tc) * BC, group = a.H / a.Hkv;
     const int b = blockIdx.x / Tc / a.Hkv, kv = blockIdx.x / Tc % a.Hkv;
     load(t.K, BC, rows_of(a.K, a.k, b, kv), a.k.row, j0, a.N);
     load(t.V, BC, rows_of(a.V, a.v, b, kv), a.v.row, j0, a.N);
@@ -110,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dk_dv(const Backward a)
     const int r = threadIdx.x / BR, c = threadIdx.x % BR;  // a key, and columns c, c + Br, .. of its dK and dV
     float dK[EACH] = {}, dV[EACH] = {};
     for (int h = kv * group; h < (kv + 1) * group; ++h)
-        for (int i0 = first_query(a, j0) / BR * BR; i0 < a.M; i0 += BR) {
+        for (int i0 = first_query(a, j0) / BR * BR; i0 < end_query(a, j0 + BC - 1); i0 += BR) {
             load(t.Q, BR, rows_of(a.Q, a.q, b, h), a.q.row, i0, a.M);
             load(t.dO, BR, rows_of(a.dO, a.d_o, b, h), a.d_o.row, i0, a.M);
             __syncthreads();
@@ -161,8 +167,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dbias(const Backward a)
                 for (int c = j; c < (a.dbias_column ? j + 1 : keys_seen(a, r)); ++c) {
                     float p = dot(q, rows_of(a.K, a.k, y, head.kv) + c * a.k.row);
                     float ds = dot(d_o, rows_of(a.V, a.v, y, head.kv) + c * a.v.row);
-                    p_and_ds(p, ds, a.scale * LOG2E, row.above, row.mended, bias_of(a, head, r, c), c < keys_seen(a, r),
-                             1, row.inverse);
+                    p_and_ds(p, ds, a.scale * LOG2E, row.above, row.mended, bias_of(a, head, r, c), sees(a, r, c), 1,
+                             row.inverse);
                     of_keys += ds;
                 }
                 of_rows += of_keys;

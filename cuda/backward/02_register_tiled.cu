@@ -182,12 +182,14 @@ struct Shared {
 
 // The tiles of all heads, `of_head` each, by blocks of which there may be fewer: what another kernel leaves is mostly
 // nothing.
-template <class Compute>
-__device__ __forceinline__ void for_each_tile(const Backward &a, unsigned heads, unsigned of_head, Compute compute) {
-    if (none_is_wanted(a)) return;
+template <bool OF_KEYS, class Compute>
+__device__ __forceinline__ void for_each_tile(const Backward &all, unsigned heads, Compute compute) {
+    if (none_is_wanted(all)) return;
+    const unsigned of_head = tiles_of_head<OF_KEYS>(all, OWN);
 #pragma unroll 1
     for (unsigned tile = blockIdx.x; tile < heads * of_head; tile += gridDim.x) {
-        compute(tile / of_head, tile % of_head);
+        const Backward &a = of_tile<OF_KEYS>(all, OWN, tile % of_head);
+        if (has_tile(a)) compute(a, tile / of_head, tile_with(a, tile % of_head));
         __syncthreads();
     }
 }
@@ -211,7 +213,7 @@ __device__ __forceinline__ void dq_of(const Backward &a, int index, int tile) {
     }
     const int keys = keys_seen(a, min(i0 + OWN, a.M) - 1);  // that some row of this tile sees
 #pragma unroll 1
-    for (int j0 = 0; j0 < keys; j0 += PASS) {
+    for (int j0 = keys_hidden(a, i0) / PASS * PASS; j0 < keys; j0 += PASS) {
         copy_pass(at.pass1, K, a.k.row, j0, a.N);
         copy_pass(at.pass2, V, a.v.row, j0, a.N);
         await_tiles();
@@ -220,13 +222,14 @@ __device__ __forceinline__ void dq_of(const Backward &a, int index, int tile) {
         multiply(ds, at.own2, at.pass2, t);
 #pragma unroll
         for (int i = 0; i < OWN_ROWS; ++i) {
-            const int row = i0 + t.r0 + i, seen = keys_seen(a, row);
+            const int row = i0 + t.r0 + i, seen = keys_seen(a, row), hidden = keys_hidden(a, row);
             float of_p = 0, of_ds = 0;
 #pragma unroll
             for (int j = 0; j < PASS_ROWS; ++j) {
-                if (BIAS == 3 && j % 4 == 0 && never(j)) break;  // biases are fetched by fours
+                if (READS && HIDES && j % 4 == 0 && never(j)) break;  // biases are fetched by fours
                 const int key = j0 + t.passing(j);
-                p_and_ds(p[i][j], ds[i][j], a.scale * LOG2E, above[i], D_[i], bias_of(a, head, row, key), key < seen);
+                p_and_ds(p[i][j], ds[i][j], a.scale * LOG2E, above[i], D_[i], bias_of(a, head, row, key),
+                         key < seen && (!WINDOW || key >= hidden));
                 of_p += p[i][j], of_ds += ds[i][j];
             }
             total[i] += of_p, sum_ds[i] += of_ds;
@@ -239,7 +242,7 @@ __device__ __forceinline__ void dq_of(const Backward &a, int index, int tile) {
         else accumulate<true>(dS_K, P_K, at.dS, at.P, at.pass1, at.pass1, t);
         __syncthreads();
     }
-    if (keys == 0) await_tiles();
+    if (keys == 0 || WINDOW) await_tiles();
 #pragma unroll
     for (int i = 0; i < OWN_ROWS; ++i) {
         total[i] = across(total[i]), sum_ds[i] = across(sum_ds[i]);
@@ -254,7 +257,7 @@ __device__ __forceinline__ void dq_of(const Backward &a, int index, int tile) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward a) {
-    for_each_tile(a, a.B * a.H, ceil_div(a.M, OWN), [&](int head, int tile) { dq_of(a, head, tile); });
+    for_each_tile<false>(a, a.B * a.H, dq_of);
 }
 
 __device__ __forceinline__ void dk_dv_of(const Backward &a, int index, int tile) {
@@ -271,7 +274,7 @@ __device__ __forceinline__ void dk_dv_of(const Backward &a, int index, int tile)
         const Head head = {b, h, kv};
         const float *const Q = rows_of(a.Q, a.q, b, h), *const dO = rows_of(a.dO, a.d_o, b, h);
 #pragma unroll 1
-        for (int i0 = first_query(a, j0) / PASS * PASS; i0 < a.M; i0 += PASS) {
+        for (int i0 = first_query(a, j0) / PASS * PASS; i0 < end_query(a, j0 + OWN - 1); i0 += PASS) {
             copy_pass(at.pass1, Q, a.q.row, i0, a.M);
             copy_pass(at.pass2, dO, a.d_o.row, i0, a.M);
             await_tiles();
@@ -281,13 +284,14 @@ __device__ __forceinline__ void dk_dv_of(const Backward &a, int index, int tile)
 #pragma unroll
             for (int j = 0; j < PASS_ROWS; ++j) {
                 const int row = i0 + t.passing(j), there = min(row, a.M - 1), seen = row < a.M ? keys_seen(a, row) : 0;
+                const int hidden = keys_hidden(a, row);
                 const Row kept = row_of(a, head, there);
 #pragma unroll
                 for (int i = 0; i < OWN_ROWS; ++i) {
-                    if (BIAS == 3 && i % 4 == 0 && never(i)) break;
+                    if (READS && HIDES && i % 4 == 0 && never(i)) break;
                     const int key = j0 + t.r0 + i;
                     p_and_ds(p[i][j], ds[i][j], a.scale * LOG2E, kept.above, kept.mended, bias_of(a, head, row, key),
-                             key < seen, 1, kept.inverse);
+                             key < seen && (!WINDOW || key >= hidden), 1, kept.inverse);
                 }
             }
             store(at.P, p, t);
@@ -310,7 +314,7 @@ __device__ __forceinline__ void dk_dv_of(const Backward &a, int index, int tile)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) dk_dv(const Backward a) {
-    for_each_tile(a, a.B * a.Hkv, ceil_div(a.N, OWN), [&](int head, int tile) { dk_dv_of(a, head, tile); });
+    for_each_tile<true>(a, a.B * a.Hkv, dk_dv_of);
 }
 
 // dbias is dS, summed over the axes that it has not: a block a tile of it, OWN x PASS, or of the rows or keys that it
@@ -354,10 +358,11 @@ __device__ __forceinline__ void dbias_of(const Backward &a) {
                         const Row kept = row_of(a, head, there);
 #pragma unroll
                         for (int j = 0; j < PASS_ROWS; ++j) {
-                            if (BIAS == 3 && j % 4 == 0 && never(j)) break;
+                            if (READS && HIDES && j % 4 == 0 && never(j)) break;
                             const int key = j0 + t.passing(j);
                             p_and_ds(p[i][j], ds[i][j], a.scale * LOG2E, kept.above, kept.mended,
-                                     bias_of(a, head, row, key), key < seen, 1, kept.inverse);
+                                     bias_of(a, head, row, key), key < seen && (!WINDOW || key >= a.first + row), 1,
+                                     kept.inverse);
                             of_head[i][j] += ds[i][j];
                         }
                     }

@@ -36,7 +36,7 @@ extern __shared__ __align__(1024) unsigned char shared[];
 struct Workspace : Records<PASS, PAIR> {
     int *exponents;  // two of each pair
     __device__ __forceinline__ explicit Workspace(const Backward &a) : Records(a) {
-        exponents = reinterpret_cast<int *>(at(first_of_keys + a.B * a.Hkv * ceil_div(a.N, PASS)));
+        exponents = reinterpret_cast<int *>(at(first_of_keys + a.B * a.Hkv * of_key_rows(a)));
     }
 };
 
@@ -46,11 +46,15 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Back
     const Workspace to(a);
     const int pair = blockIdx.x / 2;
     const bool second = blockIdx.x % 2, keys = pair >= to.first_of_keys;
-    const int rows = keys ? a.N : a.M, heads = keys ? a.Hkv : a.H, tiles = ceil_div(rows, PASS);
-    const int index = keys ? pair - to.first_of_keys : pair;
-    const int first = index % tiles * PASS, h = index / tiles % heads, b = index / tiles / heads;
+    const int heads = keys ? a.Hkv : a.H, tiles = keys ? to.of_key_rows(a) : to.of_rows(a);
+    const int index = keys ? pair - to.first_of_keys : pair, h = index / tiles % heads, b = index / tiles / heads;
+    Slice of = {b, 0, keys ? a.N : a.M, index % tiles};
+    if (PACKED) of = slice_with(keys ? a.k_starts : a.q_starts, a.S, of.rows, PASS, of.tile);
+    if (PACKED && !of.has_tile(PASS)) return;
+    const int first = of.tile * PASS, rows = of.rows;
     const Strides by = keys ? (second ? a.v : a.k) : (second ? a.d_o : a.q);
-    const float *const matrix = rows_of(keys ? (second ? a.V : a.K) : (second ? a.dO : a.Q), by, b, h);
+    const float *const matrix =
+        rows_of(keys ? (second ? a.V : a.K) : (second ? a.dO : a.Q), by, b, h) + of.first * by.row;
     const int s =
         split_K<PREPARE_THREADS>(matrix, by.row, first, rows, to.at(pair) + second * TILE, scratch, threadIdx.x, 0);
     if (threadIdx.x == 0) to.exponents[2ll * pair + second] = s;
@@ -59,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Back
         const float4 x = load4(matrix, by.row, first + e / (D / 4), e % (D / 4) * 4, rows);
         sum += fabsf(x.x) + fabsf(x.y) + (fabsf(x.z) + fabsf(x.w));
     }
-    if (!(sum < INFINITY_F)) note_not_finite(a, b, keys ? h : h / (a.H / a.Hkv));
+    if (!(sum < INFINITY_F)) note_not_finite(a, of.sequence, keys ? h : h / (a.H / a.Hkv));
 }
 
 // ---- what a warp owns
@@ -235,14 +239,18 @@ __device__ __forceinline__ void copy_pair(unsigned char *to, const unsigned char
             copy16(to + x + 16 * threadIdx.x, from + x + 16 * threadIdx.x);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) dq(const Backward a) {
+extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) dq(const Backward all) {
+    const int tiles = tiles_of_head<false>(all, OWN), number = blockIdx.x % tiles, lane = threadIdx.x % 32;
+    const Backward &a = of_tile<false>(all, OWN, number);
+    if (!has_tile(a)) return;
     const Workspace from(a);
-    const int Tr = ceil_div(a.M, OWN), tile = blockIdx.x % Tr, lane = threadIdx.x % 32;
+    const int Tr = PACKED ? ceil_div(a.M, OWN) : tiles, tile = tile_with(a, number);
     const int first = (CAUSAL ? Tr - 1 - tile : tile) * OWN;  // causal: the longest rows first
     const int own = first + threadIdx.x / 32 * 16, t = lane % 4;
-    const Head head = head_of(a, blockIdx.x / Tr);
-    const int pair = from.of_keys(a, head.b, head.kv);
+    const Head head = head_of(a, blockIdx.x / tiles);
     const int keys = keys_seen(a, min(first + OWN, a.M) - 1);  // that some row of this tile sees
+    const int first_j = WINDOW ? min(keys_hidden(a, first), max(keys - 1, 0)) / PASS : 0;  // the first tile of them
+    const int pair = from.of_keys(a, head.b, head.kv) + first_j;
     if (keys > 0) copy_pair(shared, from.at(pair));
 
     const Owned<0> Q(rows_of(a.Q, a.q, head.b, head.h), a.q.row, own, a.M);
@@ -255,12 +263,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) dq(const Backwa
         above[r] = row.above, D_[r] = row.D;
     }
 #pragma unroll 1
-    for (int j = 0; j * PASS < keys; ++j) {
-        const int2 exponents = reinterpret_cast<const int2 *>(from.exponents)[pair + j];  // of K and of V
+    for (int n = 0, j = first_j; j * PASS < keys; ++n, ++j) {
+        const int2 exponents = reinterpret_cast<const int2 *>(from.exponents)[pair + n];  // of K and of V
         await_copies();
         __syncthreads();
-        if ((j + 1) * PASS < keys) copy_pair(shared + (j + 1) % 2 * PAIR, from.at(pair + j + 1));
-        const unsigned char *const K = shared + j % 2 * PAIR, *const V = K + TILE;
+        if ((j + 1) * PASS < keys) copy_pair(shared + (n + 1) % 2 * PAIR, from.at(pair + n + 1));
+        const unsigned char *const K = shared + n % 2 * PAIR, *const V = K + TILE;
         Scores p, ds;
         multiply(p, Q, K);
         multiply(ds, dO, V);
@@ -268,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) dq(const Backwa
         const auto finish = [&](auto masked) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const int i = own + lane / 4 + 8 * r, seen = keys_seen(a, i);
+                const int i = own + lane / 4 + 8 * r, seen = keys_seen(a, i), hidden = keys_hidden(a, i);
                 const float factor = unit(Q.exponent[r] + exponents.x) * (a.scale * LOG2E);
                 const float dP_unit = unit(dO.exponent[r] + exponents.y);
                 float of_p = 0, of_ds = 0;
@@ -277,14 +285,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) dq(const Backwa
                     if (BIAS && D <= 64 && x % 4 == 0 && never(x)) break;  // biases are fetched by fours
                     float &p_ = p[x / 2][2 * r + x % 2], &ds_ = ds[x / 2][2 * r + x % 2];
                     const int key = j * PASS + x / 2 * 8 + 2 * t + x % 2;
-                    p_and_ds(p_, ds_, factor, above[r], D_[r], bias_of(a, head, i, key), !masked.value || key < seen,
-                             dP_unit);
+                    p_and_ds(p_, ds_, factor, above[r], D_[r], bias_of(a, head, i, key),
+                             !masked.value || (key < seen && (!WINDOW || key >= hidden)), dP_unit);
                     of_p += p_, of_ds += ds_;
                 }
                 total[r] += of_p, sum_ds[r] += of_ds;
             }
         };
-        if (BIAS || (j + 1) * PASS > keys_seen(a, own)) finish(Flag<true>());
+        if (BIAS || (j + 1) * PASS > keys_seen(a, own) || (WINDOW && j * PASS < keys_hidden(a, own + 15)))
+            finish(Flag<true>());
         else finish(Flag<false>());
         int exponent[2];
         row_exponents(exponent, ds);
@@ -296,7 +305,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) dq(const Backwa
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         total[r] = quad_sum(total[r]), sum_ds[r] = quad_sum(sum_ds[r]);
-        const Head out = head_of(a, blockIdx.x / ceil_div(opaque(a.M), OWN));  // opaque: kept, it would take registers
+        // opaque: kept, it would take registers
+        const Head out =
+            head_of(a, blockIdx.x / (PACKED ? tiles_of_head<false>(all, OWN) : ceil_div(opaque(a.M), OWN)));
         const int i = opaque(own + lane / 4) + 8 * r;
         if (i >= a.M) continue;
         const Found found(a, out, i, above[r], total[r], sum_ds[r]);
@@ -310,12 +321,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) dq(const Backwa
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, DK_DV_BLOCKS) dk_dv(const Backward a) {
+extern "C" __global__ void __launch_bounds__(THREADS, DK_DV_BLOCKS) dk_dv(const Backward all) {
+    const int Tc = tiles_of_head<true>(all, OWN);
+    const Backward &a = of_tile<true>(all, OWN, blockIdx.x % Tc);
+    if (!has_tile(a)) return;
     const Workspace from(a);
-    const int Tc = ceil_div(a.N, OWN), first = blockIdx.x % Tc * OWN, lane = threadIdx.x % 32, t = lane % 4;
+    const int first = tile_with(a, blockIdx.x % Tc) * OWN, lane = threadIdx.x % 32, t = lane % 4;
     const int b = blockIdx.x / Tc / a.Hkv, kv = blockIdx.x / Tc % a.Hkv, group = a.H / a.Hkv;
     const int own = first + threadIdx.x / 32 * 16;
-    const int Tr = ceil_div(a.M, PASS), first_tile = first_query(a, first) / PASS, of_head = Tr - first_tile;
+    const int Tr = ceil_div(end_query(a, first + OWN - 1), PASS), first_tile = first_query(a, first) / PASS;
+    const int of_head = WINDOW ? max(0, Tr - first_tile) : Tr - first_tile;
     const int count = group * of_head;  // pairs that pass by: of each head of Q those that see some key of this tile
     const auto pair_of = [&](int n) {
         return from.of_queries(a, b, kv * group + n / of_head) + first_tile + n % of_head;
@@ -348,16 +363,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, DK_DV_BLOCKS) dk_dv(const 
             for (int x = 0; x < PASS / 4; ++x) {
                 if (BIAS && D <= 64 && x % 4 == 0 && never(x)) break;
                 const int i = i0 + x / 2 * 8 + 2 * t + x % 2, seen = i < a.M ? keys_seen(a, i) : 0;
+                const int hidden = keys_hidden(a, i);
                 const Row row = row_of(a, head, masked.value ? min(i, a.M - 1) : i);
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     const int key = own + lane / 4 + 8 * r;
                     p_and_ds(p[x / 2][2 * r + x % 2], ds[x / 2][2 * r + x % 2], factor[r], row.above, row.mended,
-                             bias_of(a, head, i, key), !masked.value || key < seen, dP_unit[r], row.inverse);
+                             bias_of(a, head, i, key), !masked.value || (key < seen && (!WINDOW || key >= hidden)),
+                             dP_unit[r], row.inverse);
                 }
             }
         };
-        if (BIAS || i0 + PASS > a.M || own + 16 > keys_seen(a, i0)) finish(Flag<true>());
+        if (BIAS || i0 + PASS > a.M || own + 16 > keys_seen(a, i0) || (WINDOW && own < keys_hidden(a, i0 + PASS - 1)))
+            finish(Flag<true>());
         else finish(Flag<false>());
         const Split P(p, {1 / P_UNIT, 1 / P_UNIT});
         const float p_unit = unit(exponents.y) * P_UNIT;

@@ -29,14 +29,17 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare_keys(const
     __shared__ unsigned scratch[2 * PREPARE_THREADS / 32];
     let_next_launch_begin();
     const Workspace to(a);
-    const int index = blockIdx.x / 2, tiles = ceil_div(a.N, OWN), first = index % tiles * OWN;
-    const int kv = index / tiles % a.Hkv, b = index / tiles / a.Hkv;
+    const int index = blockIdx.x / 2, tiles = to.of_key_rows(a), kv = index / tiles % a.Hkv, b = index / tiles / a.Hkv;
+    Slice of = {b, 0, a.N, index % tiles};
+    if (PACKED) of = slice_with(a.k_starts, a.S, a.N, OWN, of.tile);
+    if (PACKED && !of.has_tile(OWN)) return;
     const bool values = blockIdx.x % 2;
     const Strides by = values ? a.v : a.k;
-    const Taken taken = split_tile<PREPARE_THREADS>(rows_of(values ? a.V : a.K, by, b, kv), by.row, first, a.N,
+    const float *const matrix = rows_of(values ? a.V : a.K, by, b, kv) + of.first * by.row;
+    const Taken taken = split_tile<PREPARE_THREADS>(matrix, by.row, of.tile * OWN, of.rows,
                                                     to.at(to.first_of_keys + index) + values * OWN_TILE, scratch,
                                                     threadIdx.x, 0, [](int) { return 1.0f; });
-    if (!(taken.sum < INFINITY_F)) note_not_finite(a, b, kv);
+    if (!(taken.sum < INFINITY_F)) note_not_finite(a, of.sequence, kv);
     const bool zero = __syncthreads_and(taken.sum == 0);
     if (threadIdx.x != 0) return;
     Tail &tail = to.tail(to.first_of_keys + index);
@@ -113,6 +116,7 @@ struct HeadAndTile {
 // ---- from `dq` to `dk_dv`: of each head of Q how many records are whole, behind the notes of heads
 
 __device__ __forceinline__ int *rows_done(const Backward &a, int b, int h) {
+    if (PACKED) return a.notes + 1 + a.S * a.Hkv + a.sequence * a.H + h;
     return a.notes + 1 + a.B * a.Hkv + b * a.H + h;
 }
 
@@ -133,15 +137,21 @@ struct Queries {
     int first;
     __device__ __forceinline__ Queries(const Backward &a, unsigned block) {
         const int Tr = ceil_div(a.M, BR);
+        if (PACKED) {
+            head = head_of(a, block / tiles_of_head<false>(a, BR)), first = (CAUSAL ? Tr - 1 - a.tile : a.tile) * BR;
+            return;
+        }
         const HeadAndTile at(block, a.B * a.H, Tr);
         head = head_of(a, at.head), first = (CAUSAL ? Tr - 1 - at.tile : at.tile) * BR;
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const Backward a) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const Backward all) {
     __shared__ float inverses[GROUPS][OWN];
     __shared__ unsigned scratch[GROUPS][24];
     let_next_launch_begin();
+    const Backward &a = of_tile<false>(all, BR, PACKED ? blockIdx.x % tiles_of_head<false>(all, BR) : 0);
+    if (!has_tile(a)) return;
     const Shared shared = begin(GROUPS);
     __syncthreads();
     const Queries queries(a, blockIdx.x);
@@ -149,6 +159,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const Backward 
     const int first = queries.first;
     // Keys that some row of the block sees, of which i is one.
     const auto end_of_keys = [&](int i) { return keys_seen(a, min(i | BR - 1, a.M - 1)); };
+    // The first tile of keys that some row of the block sees.
+    const auto first_tile = [&](int i) { return keys_hidden(a, i / BR * BR) / PASS; };
     if (threadIdx.x < 128) {
         registers_down<PRODUCER_REGISTERS>();
         if (threadIdx.x != 0) return;
@@ -156,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const Backward 
         const Workspace from(a);
         const unsigned char *const records = from.at(from.of_keys(a, head.b, head.kv));
         Ring ring;
-        for (int j = 0; j * PASS < end_of_keys(first); ++j) copy_tile<false>(shared, ring, records, j);
+        for (int j = first_tile(first); j * PASS < end_of_keys(first); ++j) copy_tile<false>(shared, ring, records, j);
         return;
     }
     registers_up<CONSUMER_REGISTERS>();
@@ -167,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const Backward 
     named_sync(1 + group, 128);
     Ring ring;
 #pragma unroll 1
-    for (int j = 0; j * PASS < end_of_keys(CAUSAL ? opaque(own) : own); ++j, ring.next()) {
+    for (int j = first_tile(own); j * PASS < end_of_keys(CAUSAL ? opaque(own) : own); ++j, ring.next()) {
         wait(&shared.full[ring.stage], ring.parity);
         if (!CAUSAL || j * PASS < keys_seen(a, own + OWN - 1)) {  // else no row of this warpgroup sees any of these
             const uint64_t K = descriptor(shared_address(shared.stage(ring.stage))), V = K + PASS_TILE / 16;
@@ -194,17 +206,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const Backward 
 struct OwnedKeys {
     int b, kv, first;
     __device__ __forceinline__ OwnedKeys(const Backward &a, unsigned block) {
+        if (PACKED) {
+            b = 0, kv = block / tiles_of_head<true>(a, BR), first = a.tile * BR;
+            return;
+        }
         const HeadAndTile at(block, a.B * a.Hkv, ceil_div(a.N, BR));
         b = at.head / a.Hkv, kv = at.head % a.Hkv, first = at.tile * BR;
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dk_dv(const Backward a) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dk_dv(const Backward all) {
     __shared__ uint64_t owned[GROUPS];
+    const Backward &a = of_tile<true>(all, BR, PACKED ? blockIdx.x % tiles_of_head<true>(all, BR) : 0);
+    if (!has_tile(a)) return;
     const OwnedKeys keys(a, blockIdx.x);
     const int b = keys.b, kv = keys.kv, first = keys.first, heads = a.H / a.Hkv;
     const int groups = min(GROUPS, ceil_div(a.N - first, OWN));  // with keys
-    const int end = ceil_div(a.M, PASS), begin_ = first_query(a, first) / PASS;
+    const int end = ceil_div(end_query(a, first + BR - 1), PASS), begin_ = first_query(a, first) / PASS;
     const Shared shared = begin(groups);
     if (threadIdx.x == 0) {
         for (int g = 0; g < GROUPS; ++g) barrier_init(&owned[g], 1);

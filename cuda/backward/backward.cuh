@@ -11,6 +11,7 @@
 #include "arguments.h"
 #include "bias.cuh"
 #include "common.cuh"
+#include "packed.cuh"
 
 #ifndef CAUSAL
 #error "CAUSAL is a macro, 1: a query sees no key after its own position; see flashcli/kernels/backward.py"
@@ -44,7 +45,9 @@ struct __align__(16) Row {
     float inverse;  // 1 / the sum of 2^(s - above); 0 where the row sees nothing
 };
 __device__ __forceinline__ Row &row_of(const Backward &a, Head head, int i) {
-    return reinterpret_cast<Row *>(a.workspace)[((long long)head.b * a.H + head.h) * a.M + i];
+    const long long first =
+        PACKED ? (long long)head.h * a.tokens + a.first_row : ((long long)head.b * a.H + head.h) * a.M;
+    return reinterpret_cast<Row *>(a.workspace)[first + i];
 }
 
 // The workspace of a kernel that splits matrices: what is kept of rows; then records of ROWS rows of Q and dO, and
@@ -54,17 +57,25 @@ struct Records {
     unsigned char *records;
     int first_of_keys;  // numbers of records, fewer than there are rows, fit an int
     __device__ __forceinline__ explicit Records(const Backward &a) {
-        const long long rows =
-            (long long)a.B * a.H * opaque(a.M);  // opaque: kept through a loop, it would take registers
+        const long long rows = (long long)a.B * a.H *
+                               opaque(PACKED ? a.tokens : a.M);  // opaque: kept through a loop, it would take registers
         records = a.workspace + (rows * sizeof(Row) + 127) / 128 * 128;
-        first_of_keys = a.B * a.H * ceil_div(a.M, ROWS);
+        first_of_keys = a.B * a.H * of_rows(a);
+    }
+    // The number of records of a head; of packed sequences as many as their tiles may have numbers.
+    static __device__ __forceinline__ int of_rows(const Backward &a) {
+        return PACKED ? tile_numbers(a.tokens, ROWS, a.S) : ceil_div(a.M, ROWS);
+    }
+    static __device__ __forceinline__ int of_key_rows(const Backward &a) {
+        return PACKED ? tile_numbers(a.key_tokens, ROWS, a.S) : ceil_div(a.N, ROWS);
     }
     __device__ __forceinline__ unsigned char *at(int record) const { return records + (long long)record * BYTES; }
     __device__ __forceinline__ int of_queries(const Backward &a, int b, int h) const {
-        return (b * a.H + h) * ceil_div(a.M, ROWS);
+        return (b * a.H + h) * of_rows(a) + (PACKED ? first_number(a.first_row, ROWS, a.sequence) : 0);
     }
     __device__ __forceinline__ int of_keys(const Backward &a, int b, int kv) const {
-        return first_of_keys + (b * a.Hkv + kv) * ceil_div(a.N, ROWS);
+        const int in_head = PACKED ? first_number(a.first_key, ROWS, a.sequence) : 0;
+        return first_of_keys + (b * a.Hkv + kv) * of_key_rows(a) + in_head;
     }
 };
 
@@ -79,6 +90,44 @@ __device__ __forceinline__ int keys_seen(const Backward &a, int i) {
 __device__ __forceinline__ int first_query(const Backward &a, int key) {
     return CAUSAL ? min(a.M, max(0, key - a.q_start)) : 0;
 }
+
+// How many keys at the beginning, or more than there are, query i does not see; whether it sees a key, of those there
+// are; and the query after the last one that sees a key.
+__device__ __forceinline__ int keys_hidden(const Backward &a, int i) { return WINDOW ? max(0, a.first + i) : 0; }
+__device__ __forceinline__ bool sees(const Backward &a, int i, int key) {
+    return key < keys_seen(a, i) && (!WINDOW || key >= a.first + i);
+}
+__device__ __forceinline__ int end_query(const Backward &a, int key) {
+    return WINDOW ? max(0, min(a.M, key - a.first + 1)) : a.M;
+}
+
+// The arguments of a tile of queries, or with OF_KEYS of keys, of `size`: where sequences are packed, those of its
+// sequence, in shared memory; `number` counts the tiles of a head. Called by all threads.
+template <bool OF_KEYS>
+__device__ __forceinline__ const Backward &of_tile(const Backward &all, int size, unsigned number) {
+#if PACKED
+    __shared__ Backward one;
+    if (threadIdx.x < 32) take_sequence<OF_KEYS>(one, all, size, number);
+    if (threadIdx.x == 0) {
+        const long long row = one.first_row, key = one.first_key;
+        one.Q += row * all.q.row, one.dO += row * all.d_o.row, one.O += row * all.o.row, one.dQ += row * all.dq.row;
+        one.K += key * all.k.row, one.V += key * all.v.row, one.dK += key * all.dk.row, one.dV += key * all.dv.row;
+        one.lse += row * all.lse_at.row;
+        if (all.dlse != nullptr) one.dlse += row * all.dlse_at.row;
+    }
+    __syncthreads();
+    return one;
+#else
+    return all;
+#endif
+}
+// How many tiles of queries, or keys, a head has, or as many as there are numbers; and which of them a number is.
+template <bool OF_KEYS>
+__device__ __forceinline__ int tiles_of_head(const Backward &a, int size) {
+    if (PACKED) return tile_numbers(OF_KEYS ? a.key_tokens : a.tokens, size, a.S);
+    return ceil_div(OF_KEYS ? a.N : a.M, size);
+}
+__device__ __forceinline__ int tile_with(const Backward &a, int number) { return PACKED ? a.tile : number; }
 
 // blockIdx.x, read anew: kept, what follows from it would take registers.
 __device__ __forceinline__ unsigned block_index() {
@@ -148,9 +197,10 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS) delta(const Backward a
 
 // Kernels that split numbers into halves make NaN of an Inf. They note each head of K and V of which a matrix, or one
 // of a query, is not finite, behind the note that there is one; next are launched those of a kernel that does not
-// split: for the heads noted.
+// split: for the heads noted. Of packed sequences each has its own notes: b is its number, or 0 where the arguments are a
+// block's, which have it.
 __device__ __forceinline__ int &note_of(const Backward &a, int b, int kv) {
-    return a.notes[1 + (long long)b * a.Hkv + kv];
+    return a.notes[1 + (long long)(b + (PACKED ? a.sequence : 0)) * a.Hkv + kv];
 }
 __device__ __forceinline__ void note_not_finite(const Backward &a, int b, int kv) {
     a.notes[0] = note_of(a, b, kv) = 1;

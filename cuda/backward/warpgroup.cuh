@@ -349,6 +349,7 @@ struct OfQueries {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int seen = keys_seen(a, own + row + 8 * r) - j0 - 2 * t;
+                const int hidden = keys_hidden(a, own + row + 8 * r) - j0 - 2 * t;
                 const float factor = unit(short(exponents[r]) + k_exponent) * (a.scale * LOG2E);
                 float sum = 0;
 #pragma unroll
@@ -357,6 +358,7 @@ struct OfQueries {
                     float &p_ = p[y];
                     p_ = exp2_fast(biases.exponent(p_, factor, above[r], y));
                     if (masked.value && x / 2 * 8 + x % 2 >= seen) p_ = 0;
+                    if (WINDOW && masked.value && x / 2 * 8 + x % 2 < hidden) p_ = 0;
                     sum += p_;
                 }
                 sum = quad_sum(sum);
@@ -368,7 +370,7 @@ struct OfQueries {
                 back[r] = unit(s);
             }
         };
-        if (j0 + PASS > keys_seen(a, own)) exponentials(Flag<true>());
+        if (j0 + PASS > keys_seen(a, own) || (WINDOW && j0 < keys_hidden(a, own + OWN - 1))) exponentials(Flag<true>());
         else exponentials(Flag<false>());
         if (k_exponent < coarse) {  // a unit that is as large as this tile asks for, and for good
             const float less = k_exponent - coarse < -126 ? 0 : power_of_two(k_exponent - coarse);
@@ -491,11 +493,12 @@ struct OfKeys {
                     float &p_ = p[4 * x + e];
                     p_ = exp2_fast(biases.exponent(p_, factor, e % 2 ? above_.y : above_.x, 4 * x + e));
                     const int i = i0 + 8 * x + 2 * t + e % 2, key = own + row + e / 2 * 8;
-                    if (masked.value && key > i + a.q_start) p_ = 0;
+                    if (masked.value && (key > i + a.q_start || (WINDOW && key < i + a.first))) p_ = 0;
                 }
             }
         };
-        if (CAUSAL && own + OWN - 1 > i0 + a.q_start) exponentials(Flag<true>());
+        if (CAUSAL && (own + OWN - 1 > i0 + a.q_start || (WINDOW && own < i0 + PASS - 1 + a.first)))
+            exponentials(Flag<true>());
         else exponentials(Flag<false>());
         Operand P_hi, P_lo, dS_hi, dS_lo;
         float T[32];

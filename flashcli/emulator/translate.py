@@ -16,7 +16,8 @@ from flashcli.errors import BadInput
 
 CUDA = Path(__file__).with_name("cuda.h")
 KERNEL = re.compile(
-    r'extern "C" __global__ void\s+(IN_CLUSTERS )?(?:__launch_bounds__\([^{]*?\)\s+)?(\w+)\(const (?:__\w+ )?(\w+) a\)'
+    r'extern "C" __global__ void\s+(IN_CLUSTERS )?(?:__launch_bounds__\([^{]*?\)\s+)?'
+    r"(\w+)\(const (?:__\w+ )?(\w+) (\w+)\)"
 )
 # On one line, so that the lines after it keep their numbers.
 LAUNCH = (
@@ -24,7 +25,7 @@ LAUNCH = (
     "void launch_{name}(const {argument} *a, unsigned grid, unsigned threads, int shared, long first, long last, "
     "bool backwards) {{ const emulator::Grid some = {{{{grid, 1, 1}}, {{threads, 1, 1}}, shared, {cluster}, "
     "first, last, backwards}}; emulator::launch(some, [](const void *a) {{ {name}(*(const {argument} *)a); }}, a); }} "
-    "static void {name}(const {argument} a)"
+    "static void {name}(const {argument} {called})"
 )
 ASM = re.compile(r"\basm\s*(?:volatile\s*|__volatile__\s*)?\(")
 CONSTRAINT = re.compile(r'"[=+]?[a-z]"\s*(?=\()')
@@ -133,8 +134,8 @@ def _on_one_line(operand: str) -> str:
 
 
 def _launched(kernel: re.Match[str]) -> str:
-    clustered, name, argument = kernel.groups()
-    launch = LAUNCH.format(name=name, argument=argument, cluster="CLUSTER" if clustered else 1)
+    clustered, name, argument, called = kernel.groups()
+    launch = LAUNCH.format(name=name, argument=argument, called=called, cluster="CLUSTER" if clustered else 1)
     return launch + "\n" * kernel[0].count("\n")
 
 

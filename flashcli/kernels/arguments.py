@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple, SupportsInt
+from typing import Any, NamedTuple, SupportsInt
 
 from flashcli.asked.attention import Call
 
-POINTERS = ("Q", "K", "V", "O", "lse", "bias", "workspace", "mask")  # what arrays' calls give; 0 where there is none
+SIGHT_POINTERS = "slopes", "q_starts", "k_starts"  # ALiBi's, and where packed sequences start
+# What arrays' calls give; 0 where there is none.
+POINTERS = ("Q", "K", "V", "O", "lse", "bias", "workspace", "mask", *SIGHT_POINTERS)
 
 
 class Strides(ctypes.Structure):
@@ -16,15 +18,29 @@ class Strides(ctypes.Structure):
     _fields_ = (("batch", ctypes.c_longlong), ("head", ctypes.c_longlong), ("row", ctypes.c_longlong))
 
 
-# A mask is behind all else, so that kernels without one find their arguments where these were before there were any.
+# Masks, and what says which keys are seen, are behind all else: kernels without find their arguments where they were.
 MASK = ("mask", ctypes.c_void_p), ("mask_strides", Strides), ("mask_column", ctypes.c_longlong)
+SIGHT: tuple[tuple[str, Any], ...] = (
+    ("slopes", ctypes.c_void_p), ("slopes_batch", ctypes.c_longlong), ("slopes_head", ctypes.c_longlong),
+    ("q_starts", ctypes.c_void_p), ("k_starts", ctypes.c_void_p),
+    *((name, ctypes.c_int) for name in ("first", "position", "S", "tokens", "key_tokens")),
+    *((name, ctypes.c_int) for name in ("sequence", "first_row", "first_key", "tile")),
+)  # fmt: skip
+
+
+def sight(call: Call) -> dict[str, int]:
+    """The fields of `SIGHT` for a call, but for the addresses and what blocks find out by themselves."""
+    return {
+        "slopes_batch": call.slopes[0], "slopes_head": call.slopes[1], "first": call.first, "position": call.position,
+        "S": call.sequences, "tokens": call.M, "key_tokens": call.N,
+    }  # fmt: skip
 
 
 class Attention(ctypes.Structure):
     """The argument of every attention kernel; cuda/attention/arguments.h says what each field means."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in (*POINTERS[:-1], "nonfinite")),
+        *((name, ctypes.c_void_p) for name in (*POINTERS[:7], "nonfinite")),
         *((name, Strides) for name in (*"qkvo", "bias_strides")),
         ("bias_column", ctypes.c_longlong),
         *((name, ctypes.c_int) for name in ("B", "H", "Hkv", "M", "N", "q_start")),
@@ -33,6 +49,7 @@ class Attention(ctypes.Structure):
         ("tile_j", ctypes.c_int),
         ("chunk", ctypes.c_int),
         *MASK,
+        *SIGHT,
     )
 
 
@@ -59,7 +76,7 @@ def argument(call: Call, chunk: int) -> Attention:
     return Attention(
         **{name: Strides(*by) for name, by in strides.items()}, bias_column=call.bias_strides[3],
         mask_column=call.mask_strides[3], B=call.B, H=call.H, Hkv=call.Hkv, M=call.M, N=call.N,
-        q_start=call.q_start, scale=call.scale, chunk=chunk,
+        q_start=call.q_start, scale=call.scale, chunk=chunk, **sight(call),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from flashcli.asked.shape import ceil_div, round_up
 from flashcli.kernels.arguments import Attention
 from flashcli.kernels.operation import STATIC_SHARED, Kernel, Launch, Tiling
-from flashcli.kernels.problem import Problem, bias_macros
+from flashcli.kernels.problem import Problem, bias_macros, sight_macros
 from flashcli.kernels.tuning import chunks
 
 PREPARE_THREADS = 256  # of a block of the pre-pass that splits K and V
@@ -39,7 +39,7 @@ def _strided_macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
     """Macros of kernels that take arrays with any strides."""
     macros = _macros(tiling, problem) | {"IN_PLACE": int(problem.in_place), "DENSE": int(problem.dense)}
     macros |= {"ALIGNED": int(problem.aligned and problem.d % 4 == 0), "LSE": int(problem.lse)}
-    return macros | bias_macros(problem)
+    return macros | bias_macros(problem) | sight_macros(problem)
 
 
 def _split_macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
@@ -50,7 +50,7 @@ def _split_macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
 
 def block_per_row_tile(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     """The launch of most kernels: a block for each of the B * Tr row tiles."""
-    return (Launch("attention", problem.B * ceil_div(problem.M, tiling.Br), tiling.threads, tiling.shared),)
+    return (Launch("attention", problem.row_tiles(tiling.Br), tiling.threads, tiling.shared),)
 
 
 # A rung of the ladder: most launch a block for each row tile.
@@ -186,14 +186,12 @@ def _tile_bytes(Bc: int, problem: Problem, least: int = 32) -> int:
 
 def _split_workspace(tiling: Tiling, problem: Problem, least: int = 32) -> int:
     """Bytes of all split tiles of K and V, and of the exponents of their scales."""
-    heads = problem.B // problem.group
-    return heads * ceil_div(problem.N, tiling.Bc) * (_tile_bytes(tiling.Bc, problem, least) + 2 * 16)
+    return problem.key_tiles(tiling.Bc) * (_tile_bytes(tiling.Bc, problem, least) + 2 * 16)
 
 
 def _split_keys(tiling: Tiling, problem: Problem) -> Launch:
     """The launch of the pre-pass: a block splits a tile of K, or of V, into fp16 halves."""
-    tiles = problem.B // problem.group * ceil_div(problem.N, tiling.Bc)
-    return Launch("prepare", 2 * tiles, PREPARE_THREADS, once=True)
+    return Launch("prepare", 2 * problem.key_tiles(tiling.Bc), PREPARE_THREADS, once=True)
 
 
 def _split_then_block_per_row_tile(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
@@ -232,6 +230,9 @@ def _wgmma(problem: Problem) -> Tiling:
     d = problem.d
     if d > 128:
         return _wgmma_long(problem)
+    if problem.windowed or problem.sequences:  # keys are not cut, and tiles depend on no length
+        Bc, stages = _whole_keys(problem)
+        return _wgmma_tiling(problem, 128, Bc, stages, pingpong=1)
     if d > 64:
         return _shared_out(problem, Bc=32 if d > 96 and problem.bias else 64, stages=2)
     if problem.bias:
@@ -249,6 +250,16 @@ def _wgmma(problem: Problem) -> Tiling:
     if d > 32 and problem.precision == "fp16":  # the products are short: waiting for a turn at them is not worth it
         return _wgmma_tiling(problem, 128, 128, stages=3)
     return _wgmma_tiling(problem, 128, 128, stages=2 if d > 32 else 3, pingpong=1)
+
+
+def _whole_keys(problem: Problem) -> tuple[int, int]:
+    """The number of keys of a tile, and of tiles in flight, where no length is known or few keys are seen."""
+    d = problem.d
+    if d > 64:
+        return (32 if d > 96 and problem.bias else 64), 2
+    if problem.bias:
+        return 64, 3
+    return 128, 2 if d > 32 else 3
 
 
 def _shared_out(problem: Problem, Bc: int, stages: int) -> Tiling:
@@ -337,14 +348,15 @@ def is_paired(tiling: Tiling) -> bool:
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     """wgmma's launches: the pre-pass, and the products, whose blocks may begin before it has ended.
 
-    Not causal: one block a multiprocessor, looping over row tiles or chunks. Causal: one block a row tile or chunk,
-    balanced by the hardware. Clusters, and pairs of warpgroups that share 64 rows: one block a row tile or chunk.
+    Not causal, or with a window: one block a multiprocessor, looping over row tiles or chunks. Causal, or packed: one
+    block a row tile or chunk, balanced by the hardware. So do clusters, and pairs of warpgroups that share 64 rows.
     """
     return _split_keys(tiling, problem), _wgmma_products(tiling, problem)._replace(early=True)
 
 
 def _wgmma_products(tiling: Tiling, problem: Problem) -> Launch:
-    way, single = way_of(tiling), problem.causal or is_paired(tiling)
+    way = way_of(tiling)
+    single = (problem.causal and not problem.windowed) or bool(problem.sequences) or is_paired(tiling)
     if way not in (chunks.SPREAD, chunks.MEET):
         [launch] = (block_per_row_tile if single else _block_per_multiprocessor)(tiling, problem)
         return launch
@@ -409,7 +421,14 @@ def _wgmma_short(problem: Problem) -> Tiling:
     return Tiling(64, Bc, 128 * warpgroups, stages * 2 * slot + ALIGNMENT, (("STAGES", stages),))
 
 
+def _refused_by_wgmma(problem: Problem) -> str:
+    long = problem.d > 128 and (problem.windowed or problem.sequences)
+    return "with a window or packed sequences it takes heads of up to 128 numbers" if long else ""
+
+
 def _refused_by_wgmma_short(problem: Problem) -> str:
+    if problem.windowed or problem.sequences:
+        return "it takes neither windows nor packed sequences"
     if problem.d > 64 or problem.d % 4:
         return "it takes heads of 4, 8, .. 64 numbers"
     if problem.bias and problem.d > 32:  # registers end
@@ -544,6 +563,7 @@ KERNELS = {
             tiling=_wgmma,
             needs=(9, 0),
             arch_only=True,
+            refuses=_refused_by_wgmma,
             launches=_wgmma_launches,
             workspace=_wgmma_workspace,
         ),

@@ -16,17 +16,17 @@ from flashcli.asked.attention import Backward
 from flashcli.asked.how import How
 from flashcli.asked.shape import ceil_div, round_up
 from flashcli.errors import UsageError
-from flashcli.kernels.arguments import MASK, Strides
+from flashcli.kernels.arguments import MASK, SIGHT, SIGHT_POINTERS, Strides, sight
 from flashcli.kernels.operation import STATIC_SHARED, Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling
-from flashcli.kernels.plan import check_sight
-from flashcli.kernels.problem import bias_macros
+from flashcli.kernels.problem import bias_macros, sight_macros, tiles
 
 ROW_THREADS = 256  # of a block that takes rows one by one
 DBIAS_BLOCKS = 1024  # to which the tiles of dbias are cut, about, where there are fewer
 AGAIN = 1024  # blocks, at most, that compute what is not finite: mostly they find that there is nothing
 ROW_BYTES = 16  # that are kept of a row: ``Row`` of cuda/backward/backward.cuh
 MATRICES = "dO", "Q", "K", "V", "O"
-POINTERS = (*MATRICES, "lse", "dlse", "bias", "dQ", "dK", "dV", "dbias", "workspace", "notes", "mask")
+ADDRESSES = (*MATRICES, "lse", "dlse", "bias", "dQ", "dK", "dV", "dbias", "workspace", "notes")
+POINTERS = (*ADDRESSES, "mask", *SIGHT_POINTERS)
 STRIDES = "d_o", "q", "k", "v", "o", "lse_at", "dlse_at", "dq", "dk", "dv", "bias_strides", "dbias_at"
 
 
@@ -34,12 +34,13 @@ class Argument(ctypes.Structure):
     """The argument of backward kernels: ``Backward`` of cuda/backward/arguments.h, which says what each field means."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in POINTERS if name != "mask"),
+        *((name, ctypes.c_void_p) for name in ADDRESSES),
         *((name, Strides) for name in STRIDES),
         *((name, ctypes.c_longlong) for name in ("bias_column", "dbias_column")),
         *((name, ctypes.c_int) for name in ("B", "H", "Hkv", "M", "N", "q_start")),
         ("scale", ctypes.c_float),
         *MASK,
+        *SIGHT,
     )
 
 
@@ -54,7 +55,7 @@ def argument(asked: Backward) -> Argument:
     return Argument(
         **{name: Strides(*by) for name, by in strides.items()}, bias_column=call.bias_strides[3],
         dbias_column=asked.dbias[3], mask_column=call.mask_strides[3], B=call.B, H=call.H, Hkv=call.Hkv, M=call.M,
-        N=call.N, q_start=call.q_start, scale=call.scale,
+        N=call.N, q_start=call.q_start, scale=call.scale, **sight(call),
     )  # fmt: skip
 
 
@@ -63,7 +64,8 @@ class Problem(NamedTuple):
 
     ``bias``, ``bias_contiguous`` and ``bias_paired`` are those of attention's problem. ``dbias`` is the number of
     batches, heads, queries and keys that the bias's gradient has, 1 along axes that it has not, and 0 each where it is
-    not wanted. Sizes decide launches and scratch, and with `wgmma_short` the machine code.
+    not wanted. Sizes decide launches and scratch, and with `wgmma_short` the machine code. ``windowed`` and
+    ``sequences`` are those of attention's problem.
     """
 
     d: int
@@ -78,6 +80,16 @@ class Problem(NamedTuple):
     M: int = 1
     N: int = 1
     dbias: tuple[int, int, int, int] = (0, 0, 0, 0)
+    windowed: bool = False
+    sequences: int = 0
+
+    def row_tiles(self, size: int) -> int:
+        """The number of tiles of so many rows of Q in all batches and heads."""
+        return self.B * self.H * tiles(self.M, size, self.sequences)
+
+    def key_tiles(self, size: int) -> int:
+        """The number of tiles of so many keys in all batches and heads of K."""
+        return self.B * self.Hkv * tiles(self.N, size, self.sequences)
 
     @property
     def rows(self) -> int:
@@ -90,7 +102,7 @@ def problem_of(asked: Backward) -> Problem:
     if asked.dbias_shape is not None:
         lengths = (call.B, call.H, call.M, call.N)
         dbias = tuple(n if stride else 1 for n, stride in zip(lengths, asked.dbias, strict=True))  # type: ignore[assignment]
-    sizes = call.B, call.H, call.Hkv, call.M, call.N, dbias
+    sizes = call.B, call.H, call.Hkv, call.M, call.N, dbias, call.windowed, call.sequences
     return Problem(call.d, call.causal, call.bias, call.bias_contiguous, call.paired, asked.aligned, *sizes)
 
 
@@ -101,7 +113,7 @@ def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
         "CAUSAL": int(problem.causal), "ALIGNED": int(problem.aligned and problem.d % 4 == 0),
         "ROW_THREADS": ROW_THREADS, "ARGUMENT_BYTES": ctypes.sizeof(Argument),
     }  # fmt: skip
-    return macros | bias_macros(problem)
+    return macros | bias_macros(problem) | sight_macros(problem)
 
 
 # A rung of the ladder. Its tiles have Br rows that a block owns in `dq`, and Bc that pass it by.
@@ -125,11 +137,9 @@ def _row_lanes(d: int) -> int:
 
 def _passes(tiling: Tiling, problem: Problem, owned_keys: int) -> tuple[Launch, Launch]:
     """The launches of dQ, a block for Br rows, and of dK and dV, a block for ``owned_keys`` keys."""
-    rows = problem.B * problem.H * ceil_div(problem.M, tiling.Br)
-    keys = problem.B * problem.Hkv * ceil_div(problem.N, owned_keys)
     return (
-        Launch("dq", rows, tiling.threads, tiling.shared),
-        Launch("dk_dv", keys, tiling.threads, tiling.shared),
+        Launch("dq", problem.row_tiles(tiling.Br), tiling.threads, tiling.shared),
+        Launch("dk_dv", problem.key_tiles(owned_keys), tiling.threads, tiling.shared),
     )
 
 
@@ -140,7 +150,6 @@ def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
     concerns. These heads are computed once more, without splitting numbers. Where there are none, those launches return
     at once, so that the host need not wait for anything.
     """
-    check_sight(asked.of)
     problem = problem_of(asked)
     build, *exactly = builds(gpu, problem, how.kernel)
     steps = [*build.steps()]
@@ -154,7 +163,7 @@ def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
             there = any(step.launch.function == "dbias" for step in steps)
             steps.append(Step(exact, launch._replace(function="dbias_again") if there else launch))
     notes = round_up(build.workspace(), 16)
-    words = 1 + problem.B * problem.Hkv + build.counters()
+    words = 1 + (problem.sequences or problem.B) * problem.Hkv + build.counters()
     inside = ((POINTERS.index("notes"), notes),)
     found = Plan(tuple(steps), argument(asked), notes + 4 * words, ((notes, 0, words),), inside)
     return _with_one_key(found, problem)
@@ -166,7 +175,7 @@ def _with_one_key(found: Plan, problem: Problem) -> Plan:
     What all rows of V have in common changes dP and D alike. One key's V is O, so that nothing is left of both, but the
     roundings of as many rows as there are, in dK.
     """
-    if problem.N > 1:
+    if problem.N > 1 or problem.sequences:
         return found
     zeros = round_up(found.workspace, 16)
     found.argument.v = found.argument.o = Strides(0, 0, 0)
@@ -257,8 +266,7 @@ def _mma_workspace(tiling: Tiling, problem: Problem) -> int:
 
 def _tiles(tiling: Tiling, problem: Problem) -> tuple[int, int]:
     """The numbers of tiles of Bc rows of Q (and dO), and of K (and V), in all batches and heads."""
-    Bc = tiling.Bc
-    return problem.B * problem.H * ceil_div(problem.M, Bc), problem.B * problem.Hkv * ceil_div(problem.N, Bc)
+    return problem.row_tiles(tiling.Bc), problem.key_tiles(tiling.Bc)
 
 
 def _up_to_128(problem: Problem) -> str:
@@ -273,8 +281,11 @@ HALF_SHARED, MOST_SHARED = 110 * 1024, 220 * 1024  # of two blocks, and of one, 
 
 
 def _with_dbias(tiling: Tiling, problem: Problem) -> Tiling:
-    """The tiling with the macros of dbias.cuh, if tensor cores compute dbias: of heads of up to 64 numbers."""
-    if not any(problem.dbias) or problem.bias not in ("float32", "both") or problem.d > 64:
+    """The tiling with the macros of dbias.cuh, if tensor cores compute dbias: of heads of up to 64 numbers.
+
+    With a window or ALiBi's slopes beside the bias, `register_tiled` does.
+    """
+    if not any(problem.dbias) or problem.bias not in ("float32", "both") or problem.windowed or problem.d > 64:
         return tiling
     slots, kept = (8, 128 * 128 * 4) if problem.d <= 32 else (6, 0)  # records in flight; bytes of biases beside them
     record = 2 * 64 * 2 * 2 * round_up(problem.d, dict(tiling.macros)["PAD"])
@@ -344,7 +355,7 @@ def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
 
 def _heads(tiling: Tiling, problem: Problem) -> int:
     """The number of counters, one a head of Q: each counts the head's records of Q and dO that are whole."""
-    return problem.B * problem.H
+    return (problem.sequences or problem.B) * problem.H
 
 
 # ---- wgmma_short
@@ -377,6 +388,8 @@ def _wgmma_short_workspace(tiling: Tiling, problem: Problem) -> int:
 
 
 def _refused_by_wgmma_short(problem: Problem) -> str:
+    if problem.windowed or problem.sequences:
+        return "it takes neither windows nor packed sequences"
     if problem.d > 64:
         return "it takes heads of up to 64 numbers"
     if _whole_heads(problem) == (0, 0):

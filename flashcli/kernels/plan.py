@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flashcli.asked.attention import Call
 from flashcli.asked.how import How, check_precision
-from flashcli.errors import BackendUnavailable, UsageError
+from flashcli.errors import UsageError
 from flashcli.kernels.arguments import POINTERS, argument
 from flashcli.kernels.attention import KERNELS, chunk_tiles
 from flashcli.kernels.choice import choose, named
@@ -23,17 +23,9 @@ def check(how: How) -> None:
         raise UsageError(f"kernel {how.kernel} has no {how.precision}.", f"it has {has}.")
 
 
-def check_sight(call: Call) -> None:
-    """Raise BackendUnavailable for what kernels do not compute yet."""
-    if call.sequences or call.windowed or "alibi" in call.bias:
-        text = "windows, ALiBi and packed sequences are computed on the CPU only."
-        raise BackendUnavailable(text, "give arrays that are on the CPU.")
-
-
 def plan(call: Call, gpu: Gpu, how: How) -> Plan:
     """The launches for a call that is not empty; BackendUnavailable says why the kernel named cannot compute it."""
     check(how)
-    check_sight(call)
     problem = problem_of(call, gpu, how)
     kernel = choose(gpu.capability, problem) if how.kernel is None else named(how.kernel, gpu.capability, problem)
     build = Build(kernel, problem)
@@ -46,7 +38,7 @@ def problem_of(call: Call, gpu: Gpu, how: How) -> Problem:
         call.B * call.H, call.M, call.N, call.d, call.causal, how.precision, gpu.multiprocessors, in_place=True,
         lse=bool(how.return_lse), dense=_is_dense(call), aligned=call.aligned, bias=call.bias,
         bias_contiguous=call.bias_contiguous, bias_paired=call.paired,
-        batch_invariant=bool(how.batch_invariant), group=call.group,
+        batch_invariant=bool(how.batch_invariant), group=call.group, windowed=call.windowed, sequences=call.sequences,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from flashcli.asked.attention import BIASES
 from flashcli.asked.how import PRECISIONS
+from flashcli.asked.shape import ceil_div
 
 BIAS_NUMBERS = {name: number for number, name in enumerate(BIASES)}  # the macro BIAS
 
@@ -15,6 +16,16 @@ def bias_macros(problem: Any) -> dict[str, int]:
     if not problem.bias:
         return {}
     return {"BIAS": BIAS_NUMBERS[problem.bias], "BIAS_COLUMN": problem.bias_contiguous + problem.bias_paired}
+
+
+def sight_macros(problem: Any) -> dict[str, int]:
+    """Macros of kernels for a window or packed sequences; none without."""
+    return {name: 1 for name, there in (("WINDOW", problem.windowed), ("PACKED", problem.sequences)) if there}
+
+
+def tiles(rows: int, size: int, sequences: int = 0) -> int:
+    """The number of tiles of rows of a head; of packed sequences the numbers that these may have (cuda/packed.cuh)."""
+    return rows // size + sequences if sequences else ceil_div(rows, size)
 
 
 class Problem(NamedTuple):
@@ -28,6 +39,8 @@ class Problem(NamedTuple):
     ``bias`` is one of `BIASES`, ``bias_contiguous`` whether those of neighbouring keys are neighbours, in the mask,
     too, and ``bias_paired`` whether two can be read at once. Where it is to be ``batch_invariant``, Bc does not depend
     on B and ``sms``, so that a row's bytes follow from its own data and (M, N, d, causal, precision, bias) alone.
+    ``windowed``: a query does not see keys that are too far before it. Of packed ``sequences``, of which there are so
+    many, M and N are the numbers of all rows; only launches and scratch depend on them.
     """
 
     B: int
@@ -46,6 +59,16 @@ class Problem(NamedTuple):
     aligned: bool = True
     batch_invariant: bool = False
     group: int = 1
+    windowed: bool = False
+    sequences: int = 0
+
+    def row_tiles(self, Br: int) -> int:
+        """The number of tiles of Br rows of Q in all heads."""
+        return self.B * tiles(self.M, Br, self.sequences)
+
+    def key_tiles(self, Bc: int) -> int:
+        """The number of tiles of Bc keys in all heads of K."""
+        return self.B // self.group * tiles(self.N, Bc, self.sequences)
 
     @property
     def products(self) -> int:

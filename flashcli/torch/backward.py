@@ -173,7 +173,7 @@ def on_gpu(
     prepared.launch(
         stream, at_do, at_q, at_k, at_v, at_o, lse.data_ptr(), 0 if dlse is None else dlse.data_ptr(),
         at_bias, at_dq, at_dk, at_dv, 0 if dbias is None else dbias.data_ptr(),
-        memory.data_ptr(), 0, at_mask,
+        memory.data_ptr(), 0, at_mask, *sight.addresses(),
     )  # fmt: skip
     return dq, dk, dv, dbias
 

@@ -96,7 +96,7 @@ def compute(
     memory = scratch(q, prepared.workspace, stream) if prepared.workspace else None
     prepared.launch(
         stream, at_q, at_k, at_v, o.data_ptr(), 0 if lse is None else lse.data_ptr(),
-        at_bias, 0 if memory is None else memory.data_ptr(), at_mask,
+        at_bias, 0 if memory is None else memory.data_ptr(), at_mask, *sight.addresses(),
     )  # fmt: skip
     return o, lse
 

@@ -13,6 +13,7 @@ import pytest
 import sanitize_arrays
 import sanitize_backward
 import sanitize_decode
+import sanitize_sight
 from support import THOROUGH
 
 from emulator.driver import EmulatedDriver, machine_code
@@ -27,7 +28,7 @@ ALL, TAKES_LONG = "EMULATE_ALL" in os.environ, "more of them than"
 def place(emulated, monkeypatch):
     """A GPU of Hopper's."""
     driver = EmulatedDriver()
-    for module in (places, prepared, sanitize_arrays, sanitize_backward, sanitize_decode):
+    for module in (places, prepared, sanitize_arrays, sanitize_backward, sanitize_decode, sanitize_sight):
         monkeypatch.setattr(module, "bindings", lambda: driver)
     monkeypatch.setattr(places, "_primary", {})
     monkeypatch.setattr(compiler, "cubin", lambda build, architecture: machine_code(build, emulated))
@@ -56,6 +57,11 @@ def test_attention_of_arrays_as_they_lie(place, kernel, name):
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_backward.KERNELS, sanitize_backward.CASES))
 def test_gradients_of_arrays_as_they_lie(place, kernel, name):
     check(sanitize_backward, place, kernel, name)
+
+
+@pytest.mark.parametrize(("kernel", "name"), cases(sanitize_sight.KERNELS, sanitize_sight.CASES))
+def test_windows_slopes_and_packed_sequences(place, kernel, name):
+    check(sanitize_sight, place, kernel, name)
 
 
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_decode.LADDER, sanitize_decode.CASES))
