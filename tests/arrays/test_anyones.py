@@ -6,6 +6,7 @@ import ctypes
 import sys
 import threading
 
+import fake_driver
 import numpy as np
 import pytest
 from fake_driver import DLPACK, Driver, FromDlpack, OnGpu, WithoutAStream
@@ -109,6 +110,25 @@ def test_a_bias_is_broadcast(qkv, on_gpu, shape, dtype):
     bias = bias > 0 if dtype is bool else bias
     o = attention(*qkv, bias=on_gpu(bias))
     np.testing.assert_allclose(numbers(o), oracle(*(x.array for x in qkv), bias)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_what_says_which_keys_are_seen_is_passed_on(on_gpu, driver, monkeypatch):
+    launched = []
+    for name in ("attention", "differentiate"):
+        monkeypatch.setattr(fake_driver, name, lambda given, macros, *_: launched.append((given, macros)))
+    q, k, slopes = on_gpu(20, H, d), on_gpu(30, Hkv, d), on_gpu(2, H)
+    of_q, of_k = (on_gpu(np.array(x, np.int32)) for x in ([0, 5, 20], [0, 30, 30]))
+    options = {"window": (3, 2), "alibi_slopes": slopes, "cu_seqlens_q": of_q, "cu_seqlens_k": of_k}
+    o, lse = attention(q, k, k, **options, return_lse=True)
+    dq, dk, _ = attention_backward(q, q, k, k, **options, o=o, lse=lse)
+    assert (o.shape, lse.shape, dq.shape, dk.shape) == (q.array.shape, (H, 20), q.array.shape, k.array.shape)
+    assert len(launched) == 3  # attention, dQ, then dK and dV
+    for given, macros in launched:
+        at = [x.array.ctypes.data for x in (slopes, of_q, of_k)]
+        assert [given.slopes, given.q_starts, given.k_starts] == at
+        assert (given.S, given.B, given.M, given.N, given.q_start, given.first) == (2, 1, 20, 30, 2, -3)
+        assert (given.slopes_batch, given.slopes_head, given.q.row, given.q.head) == (H, 1, H * d, d)
+        assert [macros[name] for name in ("PACKED", "WINDOW", "BIAS")] == ["1", "1", "4"]
 
 
 def test_a_single_head_needs_no_axis(on_gpu):
