@@ -64,6 +64,7 @@ def grid() -> Iterator[Case]:
         window, alibi = 50 * (layout == "hnd"), layout == "nhd"
         yield dataclasses.replace(small, queries="3,64,1")
         yield dataclasses.replace(small, S=5, lengths="16,700,0,33,1030", queries="20,2,1,0,9", window=window)
+        yield dataclasses.replace(small, queries="3,64,1", causal=False, window=window, alibi=alibi)
         yield dataclasses.replace(small, softcap=2.0, alibi=alibi)
         yield dataclasses.replace(small, sinks=True, queries="1,20,4", lengths="3008,64,77")
 

@@ -164,6 +164,7 @@ def decode(
     alibi_slopes: Any = None,
     sinks: Any = None,
     softcap: float = 0.0,
+    causal: bool = True,
     k_scale: Any = 1.0,
     v_scale: Any = 1.0,
     layout: str = "vllm",
@@ -196,6 +197,7 @@ def decode(
     alibi_slopes : float32 [H]; slope · (token - query's own) is added to a score
     sinks : float32 [H]; one more score of each head, which counts in the sum of exp(score) and has no value
     softcap : a score x becomes softcap · tanh(x / softcap), before ALiBi is added; 0: it stays as it is
+    causal : False lets each of ragged query tokens see all tokens of its sequence, as its last one does
     k_scale, v_scale : factors on a cache of fp8 or int8, numbers or arrays of one float32; else ignored
     layout : "vllm", keys [pages, Hkv, D/x, page, x] with x numbers in 16 bytes and values [pages, Hkv, D, page];
         "nhd", both [pages, page, Hkv, D]; "hnd", both [pages, Hkv, page, D]
@@ -232,7 +234,7 @@ def decode(
     """
     return _of("decode", query)(
         query, key_cache, value_cache, block_tables, seq_lens, query_starts=query_starts, alibi_slopes=alibi_slopes,
-        sinks=sinks, softcap=softcap, k_scale=k_scale, v_scale=v_scale, layout=layout, scale=scale,
+        sinks=sinks, softcap=softcap, causal=causal, k_scale=k_scale, v_scale=v_scale, layout=layout, scale=scale,
         sliding_window=sliding_window, block_sparse=block_sparse, return_lse=return_lse, backend=backend,
         cache_dtype=cache_dtype, kernel=kernel,
     )  # fmt: skip

@@ -381,7 +381,7 @@ def decode(given: Argument, macros: dict[str, str]) -> None:
         np.clip(lengths, 0, width * page),
         _view(given.alibi_slopes, np.float32, (H,), (1,)) if given.alibi_slopes else None,
         layout=layout, scale=given.scale, window=given.window, sparse=sparse if sparse.vert_stride else None, **number,
-        softcap=given.softcap, query_starts=starts,
+        softcap=given.softcap, causal=bool(given.causal), query_starts=starts,
         sinks=_view(given.sinks, np.float32, (H,), (1,)) if given.sinks else None,
     )  # fmt: skip
     out, lse = np.zeros((first * T, H, D), query_type), np.full((first * T, H), -np.inf, np.float32)

@@ -33,6 +33,8 @@ def queries(asked: DecodeArrays) -> list[tuple[int, int]]:
 
 def place(asked: DecodeArrays, s: int, t: int) -> int:
     """The place of a query token in its sequence."""
+    if not asked.causal:
+        return int(asked.seq_lens[s]) - 1
     return int(asked.seq_lens[s]) - sum(1 for of, _ in queries(asked) if of == s) + t
 
 

@@ -75,6 +75,7 @@ CASES = {
     "ragged, bfloat16, block-sparse": dataclasses.replace(
         PLAIN, queries="3,2,0,4", query_type="bfloat16", layout="nhd", sparse=BlockSparse(3, 32, 1, -1, 1)
     ),
+    "ragged, all see all": dataclasses.replace(PLAIN, queries="9,2,1,4", causal=False, layout="hnd"),
     "softcap and sinks": dataclasses.replace(PLAIN, softcap=4.0, sinks=True, alibi=True),
     "softcap and sinks, float32, ragged": dataclasses.replace(
         PLAIN, queries="2,0,1,5", softcap=4.0, sinks=True, query_type="float32"

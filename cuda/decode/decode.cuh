@@ -51,6 +51,7 @@ struct Decode {
     int window;                                                            // tokens that a query token sees; 0: all
     int sparse_stride, sparse_block, sparse_local, sparse_slide, tp_rank;  // block-sparse if sparse_stride > 1
     int total;                                                             // query tokens of all sequences
+    int causal;                                                            // with RAGGED: 0, all see all
     float scale;
     float softcap;  // with SOFTCAP: the bound
 };
@@ -225,7 +226,7 @@ __device__ __forceinline__ int length_of(const Decode &a, int s) {
     const int owner = owner_of(a, s);
     if (owner < 0 || owner >= a.sequences) return 0;
     const long long length = min((long long)max(a.seq_lens[owner], 0), room_of(a));
-    return (int)max(0LL, length - max(0, a.query_starts[owner + 1] - 1 - s));
+    return a.causal ? (int)max(0LL, length - max(0, a.query_starts[owner + 1] - 1 - s)) : (int)length;
 #else
     return min((long long)max(a.seq_lens[s], 0), room_of(a));
 #endif

@@ -163,7 +163,8 @@ class Decode(Queries):
 
     ``scale`` is the factor on q·k. ``k_scale`` and ``v_scale`` are those on the numbers of a cache of fp8 or int8, 1
     for every other one and where they are arrays. With a ``window`` above 0 a query token sees that many tokens,
-    itself the last of them. A ``softcap`` c above 0 makes a score x c · tanh(x / c). ``sinks`` have one more logit of
+    itself the last of them. If not ``causal``, ragged query tokens stand where the last of their sequence does, and
+    see all of it. A ``softcap`` c above 0 makes a score x c · tanh(x / c). ``sinks`` have one more logit of
     each head, which counts in the sum and has no value.
     """
 
@@ -180,6 +181,7 @@ class Decode(Queries):
     window: int = 0
     sparse: BlockSparse | None = None
     softcap: float = 0.0
+    causal: bool = True
     query_starts: Operand | None = None
     sinks: Operand | None = None
 
@@ -207,6 +209,7 @@ def ask(
     block_sparse: BlockSparse | None = None,
     cache_dtype: str | None = None,
     softcap: float = 0.0,
+    causal: bool = True,
     query_starts: Operand | None = None,
     sinks: Operand | None = None,
 ) -> Decode:
@@ -222,7 +225,7 @@ def ask(
         query = Operand((S, 1, *of_rows), (apart, 0, *strides), query.dtype)
     asked = Decode(
         query, *caches, block_tables, seq_lens, alibi_slopes, *factors, layout, scale, sliding_window, block_sparse,
-        softcap, query_starts, sinks,
+        softcap, causal, query_starts, sinks,
     )  # fmt: skip
     if wrong := outer_problem(asked):
         raise ValueError(f"cannot decode: {wrong}")
@@ -248,7 +251,15 @@ def one_factor(name: str, scale: Operand | float) -> float:
 
 OPTIONAL = ("alibi_slopes", "query_starts", "sinks")
 ARRAYS = ("query", "key_cache", "value_cache", "block_tables", "seq_lens", *OPTIONAL)
-OPTIONS = ("layout", "scale", "sliding_window", "block_sparse", "cache_dtype", "softcap")  # of `ask`, in order
+OPTIONS = (
+    "layout",
+    "scale",
+    "sliding_window",
+    "block_sparse",
+    "cache_dtype",
+    "softcap",
+    "causal",
+)  # of `ask`, in order
 
 
 def cache_shapes(layout: str, pages: int, kv_heads: int, page: int, D: int, itemsize: int) -> tuple[tuple, tuple]:
@@ -290,6 +301,7 @@ OPTION_KINDS: dict[str, tuple[Any, str]] = {  # the types that an option may hav
     "block_sparse": ((BlockSparse, type(None)), "a BlockSparse of flashcli.asked.decode"),
     "softcap": (Real, "a number"),
     "kernel": ((str, type(None)), "the name of a kernel"),
+    "causal": (bool, "True or False"),
 }
 
 
@@ -344,6 +356,8 @@ def _shape_problem(asked: Decode) -> str:
         return wrong
     if not 1 <= asked.T <= MAX_QUERY_TOKENS:
         return f"query has {asked.T} tokens a sequence, not from 1 to {MAX_QUERY_TOKENS}"
+    if asked.T > 1 and not asked.causal:
+        return "causal is False, which goes with query_starts"
     if asked.H % asked.Hkv:
         return f"query has {asked.H} heads, no multiple of the cache's {asked.Hkv} (layout {asked.layout})"
     if wrong := head_problem(asked, asked.D):

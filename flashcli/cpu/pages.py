@@ -32,6 +32,7 @@ class DecodeArrays(Queries):
     window: int = 0
     sparse: BlockSparse | None = None
     softcap: float = 0.0
+    causal: bool = True
     query_starts: np.ndarray | None = None
     sinks: np.ndarray | None = None
 
@@ -80,6 +81,8 @@ class DecodeArrays(Queries):
 
     def position(self, s: int, t: int) -> int:
         """The place in sequence s of its query token t; negative if there are more of them than tokens."""
+        if not self.causal:
+            return int(self.seq_lens[s]) - 1
         count = self.T if self.query_starts is None else int(self.query_starts[s + 1]) - int(self.query_starts[s])
         return int(self.seq_lens[s]) - count + t
 
@@ -87,7 +90,9 @@ class DecodeArrays(Queries):
         """The first token of each sequence that any of its query tokens may see, and the one after the last."""
         counts = self.counts
         lengths = np.where(counts > 0, self.seq_lens.astype(np.int64), 0)
-        first = np.maximum(0, lengths - counts - self.window + 1) if self.window else lengths * 0
+        first = (
+            np.maximum(0, lengths - (counts if self.causal else 1) - self.window + 1) if self.window else lengths * 0
+        )
         return np.minimum(first, lengths), lengths
 
     def used_bytes(self) -> int:

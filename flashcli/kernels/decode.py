@@ -57,7 +57,7 @@ STRIDES = (
 )  # fmt: skip
 NUMBERS = (
     "sequences", "tokens", "heads", "kv_heads", "group", "pages", "table_width", "window", "sparse_stride",
-    "sparse_block", "sparse_local", "sparse_slide", "tp_rank", "total",
+    "sparse_block", "sparse_local", "sparse_slide", "tp_rank", "total", "causal",
 )  # fmt: skip
 
 
@@ -425,7 +425,7 @@ def argument(asked: Decode, pointers: Mapping[str, int] | None = None) -> Argume
     numbers = {
         **_strides(asked), "sequences": asked.S, "tokens": asked.T, "heads": asked.H, "kv_heads": asked.Hkv,
         "group": asked.group, "pages": asked.pages, "table_width": asked.block_tables.shape[1], "scale": asked.scale,
-        "total": asked.total, "softcap": asked.softcap,
+        "total": asked.total, "softcap": asked.softcap, "causal": asked.causal,
         "window": min(asked.window, room),  # where a larger one begins may be beyond what an int holds
     }  # fmt: skip
     if sparse:

@@ -43,6 +43,7 @@ def decode(
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     softcap: float = 0.0,
+    causal: bool = True,
     k_scale: float | torch.Tensor = 1.0,
     v_scale: float | torch.Tensor = 1.0,
     layout: str = "vllm",
@@ -62,14 +63,14 @@ def decode(
     if torch.compiler.is_compiling():
         return _uncompiled(
             query, key_cache, value_cache, block_tables, seq_lens, query_starts=query_starts, alibi_slopes=alibi_slopes,
-            sinks=sinks, softcap=softcap, k_scale=k_scale, v_scale=v_scale, layout=layout, scale=scale,
+            sinks=sinks, softcap=softcap, causal=causal, k_scale=k_scale, v_scale=v_scale, layout=layout, scale=scale,
             sliding_window=sliding_window, block_sparse=block_sparse, return_lse=return_lse, backend=backend,
             cache_dtype=cache_dtype, kernel=kernel, out=out,
         )  # fmt: skip
     refuse_no_tensor("query", query)
     if out is not None:
         _refuse_out(out, query)
-    options = layout, scale, sliding_window, block_sparse, cache_dtype, softcap
+    options = layout, scale, sliding_window, block_sparse, cache_dtype, softcap, causal
     if query.is_cuda:
         return compute(
             query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, query_starts, sinks, k_scale, v_scale,

@@ -268,6 +268,7 @@ RAGGED = dataclasses.replace(SMALL, S=5, lengths="5,37,0,20,9", queries="2,37,0,
     [
         {}, {"window": 6}, {"alibi": True, "layout": "nhd"}, {"queries": "9,1,3,20,4", "query_type": "float16"},
         {"sparse": BlockSparse(3, 8, 1, 1)}, {"sinks": True, "softcap": 2.0},
+        {"causal": False}, {"causal": False, "window": 6, "alibi": True},
     ],
     ids=str,
 )  # fmt: skip
@@ -327,6 +328,11 @@ def test_sequences_without_queries_need_no_pages():
         ({"query": np.ones((40, 1, 4, 32), np.float32)}, "where [tokens, H, D] is wanted with query_starts"),
         ({"query_starts": [0, 2]}, "query_starts must be a NumPy array, not list"),
         ({"softcap": -1.0}, "softcap is -1.0, not a finite number from 0 to"),
+        ({"causal": 0}, "causal must be True or False, not int"),
+        (
+            {"query_starts": None, "query": np.ones((5, 8, 4, 32), np.float32), "causal": False},
+            "goes with query_starts",
+        ),
         ({"softcap": "2"}, "softcap must be a number, not str"),
         ({"sinks": np.ones(3, np.float32)}, "sinks has shape [3], where [4] is wanted"),
         ({"sinks": np.full(4, np.nan, np.float32)}, "sinks hold a number that is not finite"),

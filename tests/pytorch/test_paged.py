@@ -47,7 +47,7 @@ def arrays(asked: DecodeArrays) -> dict[str, torch.Tensor]:
 
 
 def options(asked: DecodeArrays) -> dict[str, object]:
-    same = {name: getattr(asked, name) for name in ("k_scale", "v_scale", "layout", "scale", "softcap")}
+    same = {name: getattr(asked, name) for name in ("k_scale", "v_scale", "layout", "scale", "softcap", "causal")}
     return {**same, "sliding_window": asked.window, "block_sparse": asked.sparse}
 
 
@@ -131,7 +131,8 @@ def stream(monkeypatch, driver):
 def compute(given: dict[str, torch.Tensor], **options) -> tuple[torch.Tensor, torch.Tensor]:
     tensors = [given.get(name, options.pop(name, OTHERWISE.get(name))) for name in (*ARRAYS, *FACTORS)]
     given_options = [
-        options.pop(name, {"layout": "vllm", "sliding_window": 0, "softcap": 0.0}.get(name)) for name in OPTIONS
+        options.pop(name, {"layout": "vllm", "sliding_window": 0, "softcap": 0.0, "causal": True}.get(name))
+        for name in OPTIONS
     ]
     return paged.compute(*tensors, tuple(given_options), **options, return_lse=True)
 
@@ -149,7 +150,7 @@ def test_every_layout_and_type_is_computed_where_it_lies(stream, layout, types):
     [
         {"T": 3}, {"T": 2, "alibi": True}, {"window": 6}, {"H": 7, "Hkv": 1}, {"page": 1}, {"S": 1, "lengths": "9"},
         {"sparse": BlockSparse(3, 8, 1, -1, 1), "lengths": "60,33,9"}, {"softcap": 2.0, "sinks": True},
-        {"queries": "2,0,9", "sinks": True},
+        {"queries": "2,0,9", "sinks": True}, {"queries": "2,0,9", "causal": False},
     ],
     ids=str,
 )  # fmt: skip

@@ -59,6 +59,7 @@ class Case:
     queries: str = ""  # ragged: query tokens of each sequence, written as lengths are
     softcap: float = 0.0
     sinks: bool = False
+    causal: bool = True
 
     def counts(self) -> np.ndarray:
         """The number of query tokens of each sequence."""
@@ -136,7 +137,7 @@ def outlined(case: Case) -> DecodeArrays:
     asked = DecodeArrays(
         query.astype(dtype(case.query_type)), keys, values, tables, seq_lens,
         slopes.astype(np.float32) if case.alibi else None, k_scale, v_scale, case.layout, case.D**-0.5, case.window,
-        case.sparse, case.softcap, np.cumsum([0, *counts], dtype=np.int32) if case.queries else None,
+        case.sparse, case.softcap, case.causal, np.cumsum([0, *counts], dtype=np.int32) if case.queries else None,
         rng.standard_normal(case.H, np.float32) * np.float32(case.sharpness) if case.sinks else None,
     )  # fmt: skip
     if wrong := problem(asked):
@@ -170,7 +171,7 @@ def _used_slots(case: Case, seq_lens: np.ndarray, tables: np.ndarray, pages: int
     for row, length, count in zip(tables, seq_lens.tolist(), case.counts().tolist(), strict=True):
         if count == 0:
             continue
-        first = max(0, length - count - case.window + 1) if case.window else 0
+        first = max(0, length - (count if case.causal else 1) - case.window + 1) if case.window else 0
         (low, start), (high, end) = divmod(first, case.page), divmod(length, case.page)
         used[row[low + (start > 0) : high]] = True  # whole pages
         if start:

@@ -36,7 +36,7 @@ REQUIRED = ("query", "key_cache", "value_cache", "block_tables", "seq_lens")
 RARER = ("query_starts", "alibi_slopes", "sinks")
 OPTIONAL = (*RARER, *FACTORS)
 SPARSE = ("vert_stride", "block_size", "local_blocks", "head_sliding_step", "tp_rank")
-METADATA = ("layout", "scale", "sliding_window", "softcap", *SPARSE)
+METADATA = ("layout", "scale", "sliding_window", "softcap", "causal", *SPARSE)
 FIRST_AXIS = "first_axis"  # metadata of an answer to ragged queries: it has a row for each query token
 SAID_BY_OTHERS = "format"  # metadata that PyTorch's users write: the library that a file was saved by
 LENGTH = struct.Struct("<Q")
@@ -209,6 +209,7 @@ def _metadata(tensors: Tensors, query_shape: tuple[int, ...]) -> dict[str, Any]:
         "scale": number("scale", default_scale(query_shape), float),
         "window": number("sliding_window", 0),
         "softcap": number("softcap", 0, float),
+        "causal": bool(number("causal", 1)),
         "sparse": BlockSparse(**sparse) if sparse["vert_stride"] > 1 else None,
     }
 
@@ -217,7 +218,7 @@ def metadata(asked: DecodeArrays) -> dict[str, str]:
     """The metadata of a paged decode file: the inverse of `_metadata`."""
     sparse = {name: getattr(asked.sparse, name) for name in SPARSE} if asked.sparse else {}
     rare = {"sliding_window": asked.window, "softcap": asked.softcap}
-    rare = {name: value for name, value in rare.items() if value}
+    rare = {name: value for name, value in rare.items() if value} | ({} if asked.causal else {"causal": 0})
     return {
         name: str(value) for name, value in {"layout": asked.layout, "scale": asked.scale, **rare, **sparse}.items()
     }
