@@ -19,11 +19,11 @@ import click
 
 from bench import scripts
 from bench.rows import Compiled
-from flashcli.asked.decode import ITEM_SIZES
+from flashcli.asked.decode import ITEM_SIZES, QUERY_TYPES
 from flashcli.compiler import compiler, nvrtc
 from flashcli.cpu.workers import usable_cores
 from flashcli.errors import BackendUnavailable
-from flashcli.kernels import backward, choice, decode, write_kv
+from flashcli.kernels import backward, choice, decode, merge, write_kv
 from flashcli.kernels.occupancy import most_shared
 from flashcli.kernels.operation import Build, Gpu, Kernel
 from flashcli.kernels.problem import Problem
@@ -83,6 +83,12 @@ def paged_problems(kernel: Kernel) -> Iterator[Paged]:
                     d, 16, kind, cache, i % 4 < 2, sequences=8, heads=(8, 32, 128)[j % 3], kv_heads=8, table_width=128
                 )  # fmt: skip
 
+    for cap, sinks in ((True, False), (False, True)):
+        yield Paged(
+            128, 16, "float16", "float16", True, ragged=True, softcap=cap, sinks=sinks, sequences=8, heads=32,
+            kv_heads=8, table_width=128, total=200,
+        )  # fmt: skip
+
 
 def write_problems(kernel: Kernel) -> Iterator[write_kv.Problem]:
     """New keys and values of every type, into a cache of it or of fp8, in both layouts of values."""
@@ -90,9 +96,14 @@ def write_problems(kernel: Kernel) -> Iterator[write_kv.Problem]:
         yield write_kv.Problem(128, 16, kind, cache, i % 2 == 0, 128 * ITEM_SIZES[cache] // 16, 8, 8)
 
 
+def merge_problems(kernel: Kernel) -> Iterator[merge.Problem]:
+    """Answers of every type."""
+    yield from (merge.Problem(128, kind, 8) for kind in QUERY_TYPES)
+
+
 PROBLEMS: dict[str, Callable[[Kernel], Iterable[Any]]] = {
     "attention": attention_problems, "backward": backward_problems, "decode": paged_problems,
-    "write_kv": write_problems,
+    "write_kv": write_problems, "merge": merge_problems,
 }  # fmt: skip
 
 
@@ -102,7 +113,7 @@ def chosen(operation: str, capability: tuple[int, int], problem: Any) -> str:
         return choice.choose(capability, problem).name
     if operation == "backward":
         return backward.choose(capability, problem).name
-    return decode.choose(problem).kernel.name if operation == "decode" else write_kv.KERNEL.name
+    return decode.choose(problem).kernel.name if operation == "decode" else next(iter(OPERATIONS[operation].kernels))
 
 
 def builds(operation: str, kernel: Kernel, capability: tuple[int, int]) -> dict[Build, bool]:

@@ -131,6 +131,21 @@ def decode_text(rows: Sequence[Row]) -> str:
     return "\n".join(filter(None, [timed, *(tables.markdown(lines) for lines in found if len(lines) > 1)]))
 
 
+def ragged_lines(rows: Sequence[Row]) -> tables.Lines:
+    """For each batch the microseconds of each contender at the median, and the rate of the call of ours."""
+    timed = of_kind(Decoded, rows)
+    names = list(dict.fromkeys(row.contender for row in timed))
+    lines = [["batch", "MB", "GFLOP", *names, "TFLOP/s of flashcli"]]
+    for case, some in by_case(timed).items():
+        cells = {row.contender: f"{row.seconds * 1e6:.1f}" for row in some}
+        called = next((row for row in some if row.contender == "flashcli" and row.operations), None)
+        work, rate = ("", "")
+        if called and called.operations:
+            work, rate = f"{called.operations / 1e9:.1f}", f"{called.operations / called.seconds / 1e12:.0f}"
+        lines.append([case, f"{some[0].bytes / 1e6:.0f}", work, *(cells.get(name, "") for name in names), rate])
+    return lines
+
+
 IN_PLACE = (
     "case", "(B, H, N, d)", "layout", "timed", "contender", "median", "min to max", "relative L2", "of the first"
 )  # fmt: skip
@@ -413,6 +428,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "tiles": lambda rows: markdowns(tiles_tables(rows)),
     "scaling": lambda rows: tables.markdown(scaling_lines(rows)),
     "decode": decode_text,
+    "ragged": lambda rows: tables.markdown(ragged_lines(rows)),
     "rule": lambda rows: markdowns(rule_tables(rows)),
     "arrays": arrays_text,
     "grid": grid_text,

@@ -1,7 +1,7 @@
 """flashcli: fp32-accurate attention from file to file, or on arrays where they lie, on a GPU or without one."""
 
 __version__ = "0.1.0"
-__all__ = ["FlashError", "attention", "attention_backward", "decode", "write_kv"]
+__all__ = ["FlashError", "attention", "attention_backward", "decode", "merge", "write_kv"]
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""attention(q, k, v), decode() of a cache in pages and write_kv() into one, on arrays of any library: who computes."""
+"""attention(q, k, v), decode() of a cache in pages, write_kv() into one, merge(): who computes for which library."""
 
 from __future__ import annotations
 
@@ -288,6 +288,41 @@ def write_kv(
         key, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, layout=layout,
         cache_dtype=cache_dtype,
     )  # fmt: skip
+
+
+def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
+    """Make the answer to all keys of the answers to parts of them, such as a prefix that sequences share and the rest.
+
+    Arrays on a GPU are read where they lie, on the caller's current stream; the call returns at once, and can be
+    captured in a CUDA graph.
+
+    Parameters
+    ----------
+    outs : the parts' answers, up to 16 arrays [.., H, D] of one shape and type, float32, float16 or bfloat16; D is a
+        multiple of 8 up to 256
+    lses : their LSE, as many float32 arrays [.., H]: what `decode` gives with ``return_lse``
+
+    All arrays are of one library, in one place, and on a GPU contiguous.
+
+    Returns
+    -------
+    a tuple of the answer and its LSE, of the shapes and types of a part's. A part that has seen no key, whose LSE is
+    -inf, counts nothing, whatever its answer is; where all have seen none, the answer is zeros and -inf. Parts must not
+    share keys, and sinks belong to one of them alone.
+
+    Raises
+    ------
+    TypeError, ValueError
+        for arrays of other types or shapes, or in another place; then nothing has been queued
+    flashcli.errors.FlashError
+        where the GPU fails
+
+    Source: FlashInfer's ``merge_states``, arXiv 2501.01005.
+    """
+    outs, lses = tuple(outs), tuple(lses)
+    if not outs:
+        raise ValueError("cannot merge: there are no outs")
+    return _of("merge", outs[0])(outs, lses)
 
 
 _known: dict[tuple[str, type], Callable[..., Any]] = {}

@@ -19,20 +19,23 @@ import sanitizing
 from sanitize_arrays import allocate, get, put
 
 from bench.decode_judge import golden
+from flashcli.asked import merge as merging
+from flashcli.asked.attention import outline
 from flashcli.asked.decode import ARRAYS, LAYOUTS, BlockSparse, cache_shapes
 from flashcli.compiler import compiler
+from flashcli.cpu.merge import merge as merge_arrays
 from flashcli.cpu.pages import DecodeArrays, WriteKvArrays
 from flashcli.cpu.write_kv import write
 from flashcli.files.decode.cases import Case, make
 from flashcli.files.decode.tensors import dtype
 from flashcli.gpu.place import Place, ask, bindings, place_of_device
 from flashcli.gpu.prepared import Prepared
-from flashcli.kernels import decode, write_kv
+from flashcli.kernels import decode, merge, write_kv
 from flashcli.kernels.decode import CEILING, KERNELS
 from flashcli.kernels.operation import Build, Gpu
 from flashcli.kernels.tuning.decode import HOPPER
 
-WRITE = write_kv.KERNEL.name
+WRITE, MERGED = write_kv.KERNEL.name, merge.KERNEL.name
 LADDER = {**KERNELS, CEILING.name: CEILING}
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-2}  # times the largest number of the answer
 PLAIN = Case(4, 6, 2, 128, "700,5,0,130")  # two pieces, or partitions; part of a page; nothing; a piece
@@ -173,7 +176,37 @@ def check_write(place: Place, name: str) -> None:
         _free(memory.values())
 
 
-# ---- both
+# ---- merging
+
+MERGES = ("float32", "float16", "bfloat16")
+
+
+def check_merge(place: Place, kind: str) -> None:
+    """Merge three parts, of which one has seen nothing and holds NaN; AssertionError says what is wrong."""
+    rng = np.random.default_rng(0)
+    outs = [rng.normal(size=(5, 3, 80)).astype(dtype(kind)) for _ in range(3)]
+    lses = [rng.normal(size=(5, 3)).astype(np.float32) * 3 for _ in range(3)]
+    lses[1][2], outs[1][2] = -np.inf, np.nan
+    for lse in lses:
+        lse[4, 1] = -np.inf
+    want = merge_arrays(outs, lses)
+    asked = merging.ask(tuple(map(outline, outs)), tuple(map(outline, lses)))
+    prepared = Prepared(place, merge.MERGE, merge.plan(asked, place.gpu))
+    got = np.full_like(want[0], np.nan), np.full_like(want[1], np.nan)
+    with place.current():
+        given = {f"{name}[{i}]": x for name, some in (("outs", outs), ("lses", lses)) for i, x in enumerate(some)}
+        memory = {name: put(_bytes(x)) for name, x in given.items()}
+        memory |= {name: allocate(x.nbytes) for name, x in zip(("out", "lse"), got, strict=True)}
+        prepared.launch(0, *(memory.get(name, 0) for name in merge.POINTERS))
+        get(_bytes(got[0]), memory["out"])
+        get(got[1], memory["lse"])
+        _free(memory.values())
+    close = {"rtol": TOLERANCE[kind], "atol": TOLERANCE[kind]}
+    np.testing.assert_allclose(got[0].astype(np.float32), want[0].astype(np.float32), **close, err_msg="out")
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-5, atol=1e-5, err_msg="LSE")
+
+
+# ---- all
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
@@ -190,7 +223,8 @@ def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
     """Leave the code of all of these kernels and cases in the cache."""
     written = [write_kv.plan(to_write(name).outline, place.gpu) for kernel, name in cases if kernel == WRITE]
     builds = {step.build for plan in written for step in plan.steps}
-    builds |= {build_of(kernel, asked_for(name), place.gpu) for kernel, name in cases if kernel != WRITE}
+    builds |= {Build(merge.KERNEL, merge.Problem(80, name)) for kernel, name in cases if kernel == MERGED}
+    builds |= {build_of(kernel, asked_for(name), place.gpu) for kernel, name in cases if kernel in LADDER}
     architecture = compiler.architecture(place.gpu.capability)
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda build: compiler.cubin(build, architecture), builds))
@@ -200,13 +234,14 @@ def main(kernels: list[str]) -> int:
     place = place_of_device(0)
     cases = [
         (kernel, name)
-        for kernel in kernels or [*LADDER, WRITE]
-        for name in (WRITES if kernel == WRITE else taken(kernel))
+        for kernel in kernels or [*LADDER, WRITE, MERGED]
+        for name in (taken(kernel) if kernel in LADDER else {WRITE: WRITES, MERGED: MERGES}[kernel])
     ]
     compile_all(place, cases)
 
     def checked(kernel: str, name: str) -> None:
-        check_write(place, name) if kernel == WRITE else check(place, kernel, name)
+        others = {WRITE: check_write, MERGED: check_merge}
+        others[kernel](place, name) if kernel in others else check(place, kernel, name)
 
     return sanitizing.run(cases, checked)
 

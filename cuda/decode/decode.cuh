@@ -177,18 +177,16 @@ __device__ __forceinline__ float query_number(const Decode &a, long long at) {
     return QUERY_TYPE == FP16 ? from_half(bits) : __uint_as_float(bits << 16);
 }
 
+// A number as one of 16 bits of the query's type.
+__device__ __forceinline__ unsigned bits_of_answer(float x) {
+    if (QUERY_TYPE == FP16) return bits_of_half(x);
+    const unsigned wide = __float_as_uint(x);  // rounded to even by hand, which any GPU can; NaN stays NaN
+    return x != x ? 0x7fff : (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
+}
+
 __device__ __forceinline__ void store_answer(const Decode &a, long long at, float x) {
-    unsigned short bits;
-    if (QUERY_TYPE == FP32) {
-        static_cast<float *>(a.out)[at] = x;
-        return;
-    }
-    if (QUERY_TYPE == FP16) bits = bits_of_half(x);
-    else {  // rounded to even by hand, which any GPU can; NaN stays NaN
-        const unsigned wide = __float_as_uint(x);
-        bits = x != x ? 0x7fff : (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
-    }
-    static_cast<unsigned short *>(a.out)[at] = bits;
+    if (QUERY_TYPE == FP32) static_cast<float *>(a.out)[at] = x;
+    else static_cast<unsigned short *>(a.out)[at] = bits_of_answer(x);
 }
 
 // ---- where things are

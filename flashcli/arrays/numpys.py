@@ -1,4 +1,4 @@
-"""The four functions on NumPy's arrays: computed on the CPU, or on a GPU by way of it."""
+"""The public functions on NumPy's arrays: computed on the CPU, or on a GPU by way of it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from flashcli.asked import decode as pages
+from flashcli.asked import merge as merging
 from flashcli.asked import write_kv as writing
 from flashcli.asked.attention import (
     ANY_STRIDES,
@@ -26,6 +27,7 @@ from flashcli.asked.how import check_precision
 from flashcli.asked.shape import Shape
 from flashcli.cpu.attention import Matrices, attend_arrays
 from flashcli.cpu.backward import Gradients, backward_arrays
+from flashcli.cpu.merge import merge as merge_arrays
 from flashcli.cpu.pages import DecodeArrays, WriteKvArrays, one_number, page_problem, slot_problem
 from flashcli.cpu.write_kv import write
 from flashcli.errors import BackendUnavailable, UsageError
@@ -273,6 +275,17 @@ def write_kv(
     if wrong := slot_problem(given):
         raise ValueError(f"cannot write: {wrong}")
     write(given)
+
+
+def merge(outs: Sequence[np.ndarray], lses: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """`flashcli.merge` of NumPy's arrays."""
+    found = (_outlines({f"{name}[{i}]": x for i, x in enumerate(arrays)}) for name, arrays in _parts(outs, lses))
+    merging.ask(*(tuple(outlines.values()) for outlines in found))
+    return merge_arrays(outs, lses)
+
+
+def _parts(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[tuple[str, Sequence[Any]], ...]:
+    return ("outs", outs), ("lses", lses)
 
 
 def _outlines(arrays: dict[str, np.ndarray]) -> dict[str, Operand]:

@@ -1,4 +1,4 @@
-"""The four functions on CuPy's arrays, and any others on a GPU that tell where they lie, read and written there.
+"""The public functions on CuPy's arrays, and any others on a GPU that tell where they lie, read and written there.
 
 An answer is CuPy's if the first array is, else a `DeviceArray`, or what the caller gives as ``out``. It is queued on
 CuPy's current stream; for others on the one that the first array says it is ready on, or the default stream.
@@ -19,6 +19,7 @@ from flashcli.arrays import memory
 from flashcli.arrays.memory import DeviceArray
 from flashcli.arrays.protocols import LEGACY_STREAM, Found, find, refuse_host
 from flashcli.asked import decode as pages
+from flashcli.asked import merge as merging
 from flashcli.asked import write_kv as writing
 from flashcli.asked.attention import NO_WINDOW, Operand, backward, call, check_backend_on_gpu, contiguous
 from flashcli.asked.how import How
@@ -28,6 +29,7 @@ from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels import plan
 from flashcli.kernels.backward import BACKWARD, check_name
 from flashcli.kernels.decode import DECODE
+from flashcli.kernels.merge import MERGE
 from flashcli.kernels.operation import Operation
 from flashcli.kernels.plan import ATTENTION
 from flashcli.kernels.write_kv import WRITE_KV
@@ -282,6 +284,19 @@ def write_kv(
     prepared = prepare(given.place, WRITE_KV, asked.at(given.addresses("key", "value", "key_cache", "value_cache")))
     with given.waited_for():
         given.launch(prepared, WRITE_KV)
+
+
+def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
+    """`flashcli.merge` of arrays on a GPU."""
+    parts = {"outs": outs, "lses": lses}
+    given = Arguments({f"{name}[{i}]": x for name, arrays in parts.items() for i, x in enumerate(arrays)})
+    found = {name: tuple(given.of(f"{name}[{i}]") for i in range(len(arrays))) for name, arrays in parts.items()}
+    asked = merging.ask(**found)
+    prepared = prepare(given.place, MERGE, asked.at(given.addresses(*(f"outs[{i}]" for i in range(len(outs))))))
+    with given.waited_for():
+        out, lse = given.add("out", found["outs"][0].shape, asked.type), given.add("lse", found["lses"][0].shape)
+        given.launch(prepared, MERGE)
+    return out, lse
 
 
 def _with_factors(

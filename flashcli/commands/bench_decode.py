@@ -51,8 +51,8 @@ ON_CPU = "1x4096 32/8"  # of the record's shapes: the others take long there
     ladder=("Time all kernels.", "Draw the ladder, in times of the floor, to FILE, .png, .svg or .pdf."),
 )  # fmt: skip
 def command(
-    path: str | None, heads: tuple[tuple[int, int, int, int], ...], lengths: str, page: int, query_type: str,
-    cache: str | None, layout: str | None, rule: bool, how: timing.How,
+    path: str | None, heads: tuple[tuple[int, int, int, int], ...], lengths: str, queries: str, page: int,
+    query_type: str, cache: str | None, layout: str | None, rule: bool, how: timing.How,
 ) -> None:  # fmt: skip
     """Time paged decode beside the floor: a kernel that reads the same keys and values, and computes nothing.
 
@@ -71,7 +71,7 @@ def command(
         *(f"--against {name}" for name in how.against),
     ]
     on_cpu = how.is_cpu(on_gpus + ["--ladder"] * how.ladder, machine.gpus)
-    given = _read(path) if path else _shapes(heads, lengths, page, query_type, cache, on_cpu, rule)
+    given = _read(path) if path else _shapes(heads, lengths, queries, page, query_type, cache, on_cpu, rule)
     record = records.Record(machine.circumstances())
     how = replace(how, kernels=VERSIONS) if rule else how
     rows = (_on_cpu if on_cpu else _on_gpu)(record, given, layout or LAYOUT, how)
@@ -102,6 +102,7 @@ def _read(path: str) -> tuple[str, DecodeArrays]:
 def _shapes(
     heads: Sequence[tuple[int, int, int, int]],
     lengths: str,
+    queries: str,
     page: int,
     query_type: str,
     cache: str | None,
@@ -115,7 +116,18 @@ def _shapes(
         return [shape for shape in (OF_THE_RULE if rule else SHAPES) if not on_cpu or shape.name == ON_CPU]
     cache_type = decode_options.CACHE_TYPES[cache] if cache else query_type
     return [
-        TimedShape(f"{S}x({lengths}) {H}/{Hkv} D={D}", S, H, Hkv, D, lengths, query_type, cache_type, page)
+        TimedShape(
+            f"{S}x({lengths}) {H}/{Hkv} D={D}{', queries ' * bool(queries)}{queries}",
+            S,
+            H,
+            Hkv,
+            D,
+            lengths,
+            query_type,
+            cache_type,
+            page,
+            queries,
+        )
         for S, H, Hkv, D in heads
     ]
 
@@ -148,6 +160,6 @@ def _on_cpu(record: Record, given: Given, layout: str, how: timing.How) -> Itera
     for shape in given:
         case = Case(
             *shape[1:6], page=shape.page, layout=layout, query_type=shape.query_type, cache_type=shape.cache_type,
-            seed=how.seed,
+            seed=how.seed, queries=shape.queries,
         )  # fmt: skip
         yield on_cpu(shape.name, make(case), threads, runs)

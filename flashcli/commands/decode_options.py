@@ -56,6 +56,11 @@ def _of_shapes(more: str = "") -> tuple[Callable, ...]:
             f"uniform:2000, from 1 to 2000; skewed:100000, one has 100000 and most far fewer.{more}",
         ),
         click.option(
+            "--queries", default="", metavar="LIST",
+            help="Have sequences ask with numbers of tokens of their own, written as --lengths: in 1x128,2048x2, one "
+            f"each of 128 sequences, and 2048 of two.{more}",
+        ),
+        click.option(
             "--page", type=click.IntRange(1), default=16, show_default=True, help=f"Tokens a page.{more}"
         ),
         click.option(
@@ -69,7 +74,7 @@ def _of_shapes(more: str = "") -> tuple[Callable, ...]:
     )  # fmt: skip
 
 
-OF_SHAPES = ("lengths", "page", "query_type", "cache")
+OF_SHAPES = ("lengths", "queries", "page", "query_type", "cache")
 OPTIONS = (
     click.option(
         "--decode", "heads", type=HeadsType(), metavar="S,H,Hkv,D",
@@ -79,11 +84,6 @@ OPTIONS = (
     click.option(
         "--query-tokens", type=click.IntRange(1, MAX_QUERY_TOKENS), default=1, show_default=True,
         help="How many of a sequence's last tokens ask. For --decode.",
-    ),
-    click.option(
-        "--queries", default="", metavar="LIST",
-        help="Have sequences ask with numbers of tokens of their own, written as --lengths: in 1x128,2048x2, one each "
-        "of 128 sequences, and 2048 of two. For --decode.",
     ),
     click.option(
         "--layout", type=click.Choice(LAYOUTS), default="vllm", show_default=True,

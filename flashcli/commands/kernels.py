@@ -12,7 +12,7 @@ import click
 from flashcli.asked.how import PRECISIONS
 from flashcli.asked.shape import MAX_D, Shape
 from flashcli.commands import options
-from flashcli.kernels import backward, write_kv
+from flashcli.kernels import backward, merge, write_kv
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build, Kernel
 from flashcli.kernels.problem import Problem
@@ -28,9 +28,16 @@ PROBLEMS: dict[str, Callable[[int, int], Any]] = {
     "backward": lambda d, tokens: backward.Problem(d, M=tokens, N=tokens),
     "decode": lambda d, tokens: Paged(d, 16, "float16", "float16", True, table_width=tokens // 16),
     "write_kv": lambda d, tokens: write_kv.Problem(d, 16, "float16", "float16", True),
+    "merge": lambda d, tokens: merge.Problem(d, "float16"),
 }
 IN_PAGES = "as for 2048 tokens in pages of 16, float16, layout vllm"
-TAKES = {ATTENTION: "any d from 1 to 256", "backward": "as without a bias", "decode": IN_PAGES, "write_kv": IN_PAGES}
+TAKES = {
+    ATTENTION: "any d from 1 to 256",
+    "backward": "as without a bias",
+    "decode": IN_PAGES,
+    "write_kv": IN_PAGES,
+    "merge": IN_PAGES,
+}
 # Those that nvcc of CUDA 12 or 13 knows.
 ARCHITECTURES = (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from flashcli.gpu.prepared import Prepared
 from flashcli.kernels import decode
 from flashcli.kernels.operation import Build
 from flashcli.measure.decode_shapes import TimedShape, outlined
+
+MOST_COMPARED = 32  # query tokens of a sequence
 
 
 class OnDevice:
@@ -40,16 +43,18 @@ class OnDevice:
         return [known.get(name, 0) for name in decode.POINTERS]
 
     def wanted(self, s: int) -> Any:
-        """The answer of sequence s [T, H, D] as a float64 tensor."""
+        """The answer of some query tokens of sequence s, `tokens_of`, as a float64 tensor [n, H, D]."""
         raise NotImplementedError
 
-    def error(self) -> float:
-        """Relative L2 of ``out`` against float64, over some sequences."""
+    def error(self, out: Any = None) -> float:
+        """Relative L2 of an answer, ``out`` of the tensors if none is given, against float64, over some sequences."""
         off = size = 0.0
+        flat = (self.tensors["out"] if out is None else out).reshape(-1, self.asked.H, self.asked.D)
         for s in sampled(self.asked):
             if s not in self._wanted:
                 self._wanted[s] = self.wanted(s)
-            off += float(((self.tensors["out"][s].double() - self._wanted[s]) ** 2).sum())
+            got = flat[(self.asked.starts[s] + tokens_of(self.asked, s)).tolist()]
+            off += float(((got.double() - self._wanted[s]) ** 2).sum())
             size += float((self._wanted[s] ** 2).sum())
         return (off / size) ** 0.5 if size else off**0.5
 
@@ -77,7 +82,8 @@ class OnDevice:
         import torch
 
         asked = self.asked
-        more = asked.T > 1 or asked.alibi_slopes is not None or asked.window or asked.sparse
+        more = asked.T > 1 or asked.is_ragged or asked.window or asked.sparse or asked.softcap
+        more = more or asked.alibi_slopes is not None or asked.sinks is not None
         if more or len(set(asked.seq_lens.tolist())) > 1 or self.tensors["key_cache"].itemsize == 1:
             return None
         kind = self.tensors["query"].dtype
@@ -91,11 +97,18 @@ def sampled(asked: DecodeArrays) -> list[int]:
     return sorted({0, asked.S // 2, asked.S - 1, int(asked.seq_lens.argmax())})
 
 
+def tokens_of(asked: DecodeArrays, s: int) -> np.ndarray:
+    """The query tokens of sequence s that are compared: all of them, or some over all of their range."""
+    count = int(asked.counts[s])
+    return np.unique(np.linspace(0, count - 1, min(count, MOST_COMPARED)).astype(np.int64))
+
+
 def wanted_of(asked: DecodeArrays, s: int) -> np.ndarray:
-    """The answer of sequence s [T, H, D] in float64, on the CPU."""
-    out, lse = np.zeros(asked.query.shape[1:]), np.zeros(asked.query.shape[1:-1])
-    for kv_head in range(asked.Hkv):
-        attend_group(asked, s, kv_head, out, lse, np.float64)
+    """The answer of `tokens_of` sequence s [n, H, D] in float64, on the CPU."""
+    tokens = tokens_of(asked, s)
+    out, lse = np.zeros((len(tokens), asked.H, asked.D)), np.zeros((len(tokens), asked.H))
+    for (i, t), kv_head in itertools.product(enumerate(tokens), range(asked.Hkv)):
+        attend_group(asked.token(s, int(t)), 0, kv_head, out[i : i + 1], lse[i : i + 1], np.float64)
     return out
 
 
@@ -110,6 +123,7 @@ class Drawn(OnDevice):
         tables = np.full((asked.S, asked.block_tables.shape[1]), -1, np.int32)
         used = np.arange(asked.block_tables.shape[1]) < counts[:, None]
         tables[used] = np.random.default_rng(seed).permutation(int(counts.sum()))
+        tables[:, : shape.shared // asked.page] = tables[0, : shape.shared // asked.page]
         generator = torch.Generator("cuda").manual_seed(seed)
 
         def drawn(name: str, factor: float = 1.0) -> Any:
@@ -123,6 +137,8 @@ class Drawn(OnDevice):
 
         tensors = {"query": drawn("query", 3.0), "key_cache": drawn("key_cache"), "value_cache": drawn("value_cache")}
         tables_and_lengths = {"block_tables": tables, "seq_lens": asked.seq_lens}
+        if asked.query_starts is not None:
+            tables_and_lengths["query_starts"] = asked.query_starts
         super().__init__(
             shape.name, asked, tensors | {name: torch.from_numpy(x).cuda() for name, x in tables_and_lengths.items()}
         )
@@ -130,10 +146,16 @@ class Drawn(OnDevice):
     def wanted(self, s: int) -> Any:
         import torch
 
-        K, V = self.rows(s)
-        q = self.tensors["query"][s, 0].double().reshape(self.asked.Hkv, -1, self.asked.D)
-        P = torch.softmax(q @ K.transpose(1, 2) * self.asked.scale, dim=2)
-        return (P @ V).reshape(1, self.asked.H, self.asked.D)
+        asked, tokens, (K, V) = self.asked, tokens_of(self.asked, s), self.rows(s)
+        rows = (asked.starts[s] + tokens).tolist()
+        q = self.tensors["query"].reshape(-1, asked.Hkv, asked.group, asked.D)[rows].double().transpose(0, 1)
+        scores = (
+            q.reshape(asked.Hkv, -1, asked.D) @ K.transpose(1, 2) * asked.scale
+        )  # of a token's heads, then the next
+        places = torch.tensor([asked.position(s, t) for t in tokens.tolist()], device="cuda")
+        unseen = torch.arange(K.shape[1], device="cuda") > places.repeat_interleave(asked.group)[:, None]
+        O = torch.softmax(scores.masked_fill(unseen, -torch.inf), dim=2) @ V
+        return O.reshape(asked.Hkv, -1, asked.group, asked.D).transpose(0, 1).reshape(-1, asked.H, asked.D)
 
 
 class Given(OnDevice):

@@ -17,7 +17,7 @@ MOST_SHORT = "1,6,22,54,103,170,255,361,487,634,804,996,1211,1450,1713,2000"  # 
 
 
 class TimedShape(NamedTuple):
-    """A shape to time: the lengths as `decode_cases.lengths` takes them."""
+    """A shape to time: the lengths, and those of ragged queries, as `decode_cases.lengths` takes them."""
 
     name: str
     S: int
@@ -28,6 +28,9 @@ class TimedShape(NamedTuple):
     query_type: str = "float16"
     cache_type: str = "float16"
     page: int = 16  # tokens
+    queries: str = ""
+    T: int = 1
+    shared: int = 0  # tokens at the beginning of all sequences
 
 
 SHAPES = (
@@ -66,12 +69,16 @@ def outlined(shape: TimedShape, layout: str, seed: int = 0) -> DecodeArrays:
     counts = ceil_div(lengths.astype("int64"), shape.page)
     kind, pages = dtype(shape.cache_type), max(1, int(counts.sum()))
     keys, values = cache_shapes(layout, pages, shape.Hkv, shape.page, shape.D, kind.itemsize)
+    starts = None
+    if shape.queries:
+        starts = np.cumsum([0, *decode_cases.lengths(shape.queries, shape.S, seed, "queries")], dtype=np.int32)
+    first, T = (shape.S, shape.T) if starts is None else (int(starts[-1]), 1)
     arrays: dict[str, Any] = {
-        "query": _unread((shape.S, 1, shape.H, shape.D), dtype(shape.query_type)),
+        "query": _unread((first, T, shape.H, shape.D), dtype(shape.query_type)),
         "key_cache": _unread(keys, kind), "value_cache": _unread(values, kind),
         "block_tables": _unread((shape.S, max(1, int(counts.max()))), np.dtype(np.int32)),
     }  # fmt: skip
-    return DecodeArrays(**arrays, seq_lens=lengths, layout=layout, scale=shape.D**-0.5)
+    return DecodeArrays(**arrays, seq_lens=lengths, layout=layout, scale=shape.D**-0.5, query_starts=starts)
 
 
 def _unread(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:

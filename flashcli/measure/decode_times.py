@@ -17,7 +17,7 @@ from flashcli.kernels.decode import CEILING
 from flashcli.kernels.operation import Build, Kernel
 from flashcli.kernels.tuning.decode import Tuning
 from flashcli.measure.builds import compile_all
-from flashcli.measure.decode_arrays import Drawn, OnDevice, sampled, wanted_of
+from flashcli.measure.decode_arrays import Drawn, OnDevice, sampled, tokens_of, wanted_of
 from flashcli.measure.decode_shapes import TimedShape, outlined
 from flashcli.measure.peers import event_seconds
 from flashcli.measure.rows import Decoded, Failure, Row, Skipped, over_all
@@ -97,8 +97,10 @@ def timed(
     seconds: list[float],
     error: float | None = None,
     clock: str | None = None,
+    operations: float | None = None,
 ) -> Row:
     figures = over_all(seconds) | {"bytes": asked.used_bytes(), "relative_l2": error, "clock": clock}
+    figures |= {"operations": operations}
     return Decoded(**about(name, asked, contender), H=asked.H, layout=asked.layout, **figures)
 
 
@@ -152,8 +154,10 @@ def on_cpu(name: str, asked: DecodeArrays, threads: int | None, runs: int) -> Ro
             out, _ = backend.decode(asked, range(asked.S))
             found.append(time.perf_counter() - start)
     some = sampled(asked)
-    want = np.stack([wanted_of(asked, s) for s in some])
-    off = float(np.linalg.norm(out[some].astype(np.float64) - want) / max(float(np.linalg.norm(want)), 1e-300))
+    want = np.concatenate([wanted_of(asked, s) for s in some])
+    rows = np.concatenate([asked.starts[s] + tokens_of(asked, s) for s in some])
+    got = out.reshape(-1, asked.H, asked.D)[rows].astype(np.float64)
+    off = float(np.linalg.norm(got - want) / max(float(np.linalg.norm(want)), 1e-300))
     if not off < WRONG[asked.query.dtype.name]:
         told = f"the answer is wrong: relative L2 {off:.1e}"
         return Failure(**about(name, asked, "flashcli cpu"), relative_l2=off, error=told)

@@ -177,6 +177,7 @@ class Decoded(Row):
     H: int | None = None  # heads of the query; None in older records
     layout: str  # how a page lies in memory
     bytes: int  # of keys and values that have to be read
+    operations: float | None = None  # of both products, where they are what takes the time
     relative_l2: float | None = None  # ‖got - want‖ / ‖want‖ over some sequences, want in float64; None of peers
     seconds: float  # the median of all runs
     min: float  # of all runs

@@ -12,6 +12,7 @@ except ModuleNotFoundError as error:
 
 from flashcli.torch import vmap as _vmap  # noqa: F401  torch.vmap asks it
 from flashcli.torch.backward import attention_backward
+from flashcli.torch.merging import merge
 from flashcli.torch.models import register_transformers
 from flashcli.torch.paged import decode
 from flashcli.torch.paged_write import write_kv
@@ -22,6 +23,7 @@ from flashcli.torch.triangle import triangle_attention
 from flashcli.torch.vllm import paged_attention_v1, paged_attention_v2, reshape_and_cache
 
 __all__ = [
-    "attention", "attention_backward", "decode", "paged_attention_v1", "paged_attention_v2", "register_transformers",
-    "replacing_sdpa", "reshape_and_cache", "scaled_dot_product_attention", "triangle_attention", "write_kv",
+    "attention", "attention_backward", "decode", "merge", "paged_attention_v1", "paged_attention_v2",
+    "register_transformers", "replacing_sdpa", "reshape_and_cache", "scaled_dot_product_attention",
+    "triangle_attention", "write_kv",
 ]  # fmt: skip

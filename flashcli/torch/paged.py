@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from flashcli.arrays.numpys import decode as decode_numpy
@@ -20,12 +19,12 @@ from flashcli.torch.in_place import operand, remember, scratch
 from flashcli.torch.paged_tensors import (
     address,
     described,
-    foreign,
     named,
     numbers,
     refuse,
     refuse_no_tensor,
     refuse_without_numbers,
+    tensor,
     uncompiled,
 )
 
@@ -172,6 +171,4 @@ def _refuse_out(out: torch.Tensor, query: torch.Tensor) -> None:
 def _on_cpu(tensors: Mapping[str, torch.Tensor], options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     arrays: dict[str, Any] = {name: numbers(tensor) for name, tensor in tensors.items()}
     out, lse = decode_numpy(**arrays, **options, return_lse=True)
-    kind = tensors["query"].dtype
-    out = torch.from_numpy(out) if kind not in foreign() else torch.from_numpy(out.view(np.int16)).view(kind)
-    return out, torch.from_numpy(lse)
+    return tensor(out, tensors["query"].dtype), torch.from_numpy(lse)

@@ -73,6 +73,11 @@ def numbers(tensor: torch.Tensor) -> np.ndarray:
     return tensor.view(BITS[tensor.element_size()]).numpy().view(dtype(foreign()[tensor.dtype]))
 
 
+def tensor(array: np.ndarray, kind: torch.dtype) -> torch.Tensor:
+    """A NumPy array of type ``kind`` as a tensor of the same memory."""
+    return torch.from_numpy(array.view(np.int16)).view(kind) if kind in foreign() else torch.from_numpy(array)
+
+
 def foreign() -> dict[torch.dtype, str]:
     """The types that NumPy has from ml_dtypes alone, and their names there."""
     names = "bfloat16", "float8_e4m3fn", "float8_e5m2"

@@ -79,3 +79,8 @@ def test_lengths_and_pages_that_there_are_not_lead_nowhere(place, kernel):
 @pytest.mark.parametrize("name", sanitize_decode.WRITES)
 def test_writing_into_a_cache(place, name):
     sanitize_decode.check_write(place, name)
+
+
+@pytest.mark.parametrize("kind", sanitize_decode.MERGES)
+def test_merging(place, kind):
+    sanitize_decode.check_merge(place, kind)

@@ -15,7 +15,7 @@ from bench.paged_plot import Shares
 from flashcli.asked.decode import LAYOUTS
 from flashcli.compiler import compiler
 from flashcli.files.decode.cases import Case, make
-from flashcli.kernels import decode, write_kv
+from flashcli.kernels import decode, merge, write_kv
 from flashcli.kernels.decode import CEILING, KERNELS, VERSIONS, Argument, build_of, choose, problem_of, takes_v1
 from flashcli.kernels.operation import Build, Gpu, Launch
 from flashcli.kernels.pages import cache_strides
@@ -43,7 +43,12 @@ def test_the_source_is_there_and_says_what_it_is(kernel):
 
 def test_every_source_is_registered():
     sources = sorted(str(path.relative_to(compiler.SOURCES)) for path in compiler.SOURCES.glob("decode/*.cu"))
-    assert sources == [CEILING.file, *(kernel.file for kernel in KERNELS.values()), write_kv.KERNEL.file]
+    assert sources == [
+        CEILING.file,
+        *(kernel.file for kernel in KERNELS.values()),
+        merge.KERNEL.file,
+        write_kv.KERNEL.file,
+    ]
 
 
 @needs_nvcc
@@ -52,8 +57,9 @@ def test_every_source_is_registered():
     [
         ("Decode", Argument, "decode.cuh", Build(KERNELS["split"], Problem(64, 16, "float16", "float16", False, 1))),
         ("WriteKv", write_kv.Argument, "write_kv.cu", WRITE),
+        ("Merge", merge.Argument, "merge_answers.cu", Build(merge.KERNEL, merge.Problem(64, "float16"))),
     ],
-    ids=["Decode", "WriteKv"],
+    ids=["Decode", "WriteKv", "Merge"],
 )
 def test_the_compiler_and_python_agree_on_every_field_of_the_argument(tmp_path, struct, argument, where, build):
     checks = [f'static_assert(sizeof({struct}) == {ctypes.sizeof(argument)}, "size");']

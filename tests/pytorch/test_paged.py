@@ -459,3 +459,27 @@ def test_calls_on_two_streams_do_not_share_their_scratch_and_wait_for_nothing(on
     torch.cuda.synchronize()
     for one in found:
         check(one, asked)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_parts_are_merged_on_the_cpu_as_numpys_arrays_are(kind):
+    outs, lses = torch.randn(2, 3, 4, 8, generator=torch.Generator().manual_seed(0)).to(kind), torch.zeros(2, 3, 4)
+    out, lse = flashcli.merge(list(outs), list(lses))
+    assert out.dtype == kind and torch.allclose(lse, torch.full((3, 4), float(np.log(2))))
+    torch.testing.assert_close(out, outs.float().mean(0).to(kind), rtol=1e-2, atol=1e-2)
+    with pytest.raises(TypeError, match=r"lses\[1\] must be a PyTorch tensor"):
+        flashcli.merge(list(outs), [lses[0], lses[1].numpy()])
+    with pytest.raises(ValueError, match=r"outs\[0\] must not require gradients"):
+        flashcli.merge([outs[0].float().requires_grad_()], [lses[0]])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
+def test_parts_are_merged_on_a_gpu(on_gpu, kind):
+    outs, lses = torch.randn(3, 50, 4, 128, device="cuda").to(kind), torch.randn(3, 50, 4, device="cuda")
+    lses[1, 7], outs[1, 7] = -torch.inf, torch.nan
+    out, lse = flashcli.merge(list(outs), list(lses))
+    weights = torch.softmax(lses.double(), 0)[..., None]
+    want = torch.where(weights == 0, 0, weights * outs.double()).sum(0)
+    torch.testing.assert_close(out, want.to(kind), rtol=1e-2 if kind != torch.float32 else 1e-5, atol=1e-5)
+    torch.testing.assert_close(lse, torch.logsumexp(lses, 0), rtol=1e-5, atol=1e-5)
