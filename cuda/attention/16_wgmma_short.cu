@@ -36,7 +36,8 @@ static_assert(SLOT % 1024 == 0, "the swizzle repeats every 1024 bytes");
 
 // The jobs of all blocks. A job is some row tiles of a head, for which the tiles of K and V that they see are brought
 // once. It has all of a head's row tiles, if K and V fit shared memory, as long as there are whole heads for all
-// blocks; the row tiles of the heads that are left are shared out.
+// blocks; those of the heads that are left are shared out, to as many blocks a head as there are for each: a second,
+// smaller job would cost a block more than larger ones cost all.
 struct Jobs {
     int Tr, Tc;              // row tiles and key tiles of a head
     int share, of_head;      // row tiles of a job, and jobs of a head that is left
@@ -45,10 +46,11 @@ struct Jobs {
         const bool fits = Tc <= STAGES;
         const unsigned heads = unsigned(a.B) * a.H;
         wholes = fits ? heads - heads % gridDim.x : 0;
-        share = max(1, ((heads - wholes) * Tr + gridDim.x - 1) / gridDim.x);
+        const unsigned left = heads - wholes;
+        share = ceil_div(Tr, max(1u, gridDim.x / max(left, 1u)));
         if (!fits) share = min(share, CONSUMERS);
         of_head = ceil_div(Tr, share);
-        count = wholes + (heads - wholes) * of_head;
+        count = wholes + left * of_head;
     }
     __device__ __forceinline__ int row_tiles(unsigned job) const {
         return job < wholes ? Tr : min(share, Tr - int((job - wholes) % of_head) * share);
