@@ -303,7 +303,7 @@ def test_there_are_no_clusters_of_more_row_tiles_than_run_at_once_nor_where_chun
     assert dict(Build(KERNELS["wgmma"], problem).tiling.macros).get("CLUSTER", 1) == 1
 
 
-FEW = [(8, 1000, 32, False), (7, 777, 80, False), (12, 512, 64, True), (1, 1024, 64, False)]
+FEW = [(8, 1000, 32, False), (7, 777, 80, False), (12, 512, 64, True), (12, 768, 64, True), (1, 1024, 64, False)]
 
 
 @pytest.mark.parametrize(("B", "N", "d", "causal"), FEW)
@@ -313,6 +313,13 @@ def test_where_row_tiles_are_few_two_warpgroups_share_one_if_there_is_room(B, N,
     assert is_paired(wgmma.tiling(few))
     for other in ({"B": 2000}, {"d": 128}, {"bias": "bool"}, {"precision": "fp16"}):
         assert not is_paired(wgmma.tiling(few._replace(**other)))
+
+
+@pytest.mark.parametrize(("d", "way"), [(128, FOLD), (256, SPREAD)])
+def test_blocks_share_row_tiles_whose_keys_and_values_fit_no_cache_where_heads_are_long(d, way):
+    """157 row tiles on 132 multiprocessors would else take two rounds."""
+    problem = IN_PLACE._replace(B=256 // d, M=20000, N=20000, d=d)
+    assert way_of(KERNELS["wgmma"].tiling(problem)) == way
 
 
 @pytest.mark.parametrize("causal", [False, True])

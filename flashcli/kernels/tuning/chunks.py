@@ -22,6 +22,7 @@ FEWEST_KEYS = 256  # of a chunk; with the causal mask, where later rows have mor
 
 # A model of times on an H200, in microseconds: what it says of times on another GPU is wrong, but hardly what is best.
 IN_CACHE = 32 * 2**20  # bytes of K and V, split, for which blocks need not share them at about the same time
+CACHED = 128  # the longest heads of which that is so: a tile of longer ones takes so long that no size matters
 START = 3.0  # of a block: until its first products, and from its last ones on
 NEXT = 1.5  # the same of a further row tile of the block's, if it has all of its chunks
 MERGE = 2.5  # from the last chunk until all are merged
@@ -71,7 +72,8 @@ def cluster(problem: Problem, Bc: int, sharing: Sharing) -> int:
 def best(problem: Problem, Bc: int) -> Sharing:
     """The `Sharing` that the model expects to be the fastest for tiles of Bc keys."""
     Brs = (128,) if problem.precision == "fp16" else (128, 64)
-    ways = (False, True) if chunks(problem, Bc) > 1 and _split_bytes(problem) <= IN_CACHE else (False,)
+    apart = problem.d > CACHED or _split_bytes(problem) <= IN_CACHE
+    ways = (False, True) if chunks(problem, Bc) > 1 and apart else (False,)
     found = [Sharing(Br, spread) for Br in Brs for spread in ways]
     found += [Sharing(64, spread, paired=True) for spread in ways if _can_pair(problem, Bc, spread)]
     return min(found, key=lambda way: microseconds(problem, Bc, way))
@@ -80,12 +82,13 @@ def best(problem: Problem, Bc: int) -> Sharing:
 def _can_pair(problem: Problem, Bc: int, spread: bool) -> bool:
     """Whether shared memory and registers suffice for pairs, and all blocks, with a chunk each, run at once.
 
-    Else larger row tiles are better, whose warpgroups need not exchange anything.
+    Else larger row tiles are better, whose warpgroups need not exchange anything. But with the causal mask, blocks of
+    whole rows that come later are short.
     """
     count = chunks(problem, Bc)
     fits = 16 < problem.d <= 96 and not problem.bias and problem.precision == "fp32"
     at_once = problem.B * ceil_div(problem.M, 64) * count <= problem.sms
-    return fits and at_once and spread == (count > 1)
+    return fits and (at_once or (problem.causal and count == 1)) and spread == (count > 1)
 
 
 def microseconds(problem: Problem, Bc: int, sharing: Sharing) -> float:
