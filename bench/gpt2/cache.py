@@ -95,6 +95,10 @@ class Pages:
 
 def new_pages(config: Config, B: int, room: int, library: Library, kind: str = "float32") -> Pages:
     """Pages for B sequences of up to ``room`` tokens."""
+    return Pages(library, *new_caches(config, B, room, library, kind), kind)
+
+
+def new_caches(config: Config, B: int, room: int, library: Library, kind: str = "float32") -> tuple[Array, np.ndarray]:
+    """Pages [layers, 2, pages, PAGE, H, d] for B sequences of up to ``room`` tokens, and the table of each one's."""
     table = np.random.default_rng(0).permutation(B * ceil_div(room, PAGE)).reshape(B, -1).astype(np.int32)
-    caches = library.empty((config.layers, 2, table.size, PAGE, config.heads, config.head), kind)
-    return Pages(library, caches, table, kind)
+    return library.empty((config.layers, 2, table.size, PAGE, config.heads, config.head), kind), table

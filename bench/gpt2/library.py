@@ -23,6 +23,9 @@ class Library(Protocol):
     def empty(self, shape: Sequence[int], kind: str) -> Array: ...
     def cast(self, array: Array, kind: str) -> Array: ...
 
+    def product(self, x: Array, weight: Array) -> Array:
+        """x [.., inputs] · weight [inputs, outputs]."""
+
     def linear(self, x: Array, weight: Array, bias: Array) -> Array:
         """x [.., inputs] · weight [inputs, outputs] + bias."""
 
@@ -48,8 +51,11 @@ class OfNumPy:
     def cast(self, array: np.ndarray, kind: str) -> np.ndarray:
         return array.astype(kind, copy=False)
 
+    def product(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return x @ weight
+
     def linear(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
-        return x @ weight + bias
+        return self.product(x, weight) + bias
 
     def norm(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
         x = x - x.mean(-1, keepdims=True)
@@ -79,6 +85,9 @@ class OfPyTorch:
 
     def cast(self, array: Array, kind: str) -> Array:
         return array.to(getattr(self._torch, kind))
+
+    def product(self, x: Array, weight: Array) -> Array:
+        return x @ weight
 
     def linear(self, x: Array, weight: Array, bias: Array) -> Array:
         return self._torch.addmm(bias, x.view(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)

@@ -28,6 +28,14 @@ class GPT2:
         With a ``cache``, their keys and values go there, and those of earlier ones are in it already. Without one, the
         tokens are all that there is.
         """
+        return self.head(self.hidden(tokens, positions, cache)[:, -1])
+
+    def head(self, x: Array) -> Array:
+        """Logits of the token after each of those whose last layer gave x [.., width]: [.., vocabulary]."""
+        return self.library.product(self._norm(x, "ln_f"), self.weights["wte.weight"].T)
+
+    def hidden(self, tokens: Array, positions: Array, cache: Cache | None = None) -> Array:
+        """The output of the last layer for each token, [B, M, width]; see `logits`."""
         weights = self.weights
         if cache:
             cache.turn(positions)
@@ -36,7 +44,7 @@ class GPT2:
             x = x + self._attention(self._norm(x, f"h.{layer}.ln_1"), layer, cache)
             inner = self._linear(self._norm(x, f"h.{layer}.ln_2"), f"h.{layer}.mlp.c_fc")
             x = x + self._linear(self.library.gelu(inner), f"h.{layer}.mlp.c_proj")
-        return self._norm(x[:, -1], "ln_f") @ weights["wte.weight"].T
+        return x
 
     def _attention(self, x: Array, layer: int, cache: Cache | None) -> Array:
         """q, k and v are slices of one projection: nothing is copied for attention."""

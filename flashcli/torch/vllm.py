@@ -3,16 +3,20 @@
 Names and the order of arguments are vLLM's, so that a call such as ``torch.ops._C.paged_attention_v1`` can be replaced
 as it stands.
 
-Layout vllm, one query token a sequence. Everything is queued on the current stream, and nothing is returned.
-Both versions of attention run the fastest kernel; those that V1 and V2 name are ``kernel="paged_v1"`` and "paged_v2" of
-`flashcli.decode`.
+Everything is queued on the current stream. The operators of V1 and V2 read layout vllm, with one query token a
+sequence, and return nothing. Both run the fastest kernel; those that they name are ``kernel="paged_v1"`` and "paged_v2"
+of `flashcli.decode`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from flashcli.asked.decode import SCALED_TYPES, BlockSparse
+from flashcli.torch.flash_attn import refuse, varlen
 from flashcli.torch.paged import decode
 from flashcli.torch.paged_tensors import refuse_no_tensor
 from flashcli.torch.paged_write import write_kv
@@ -68,6 +72,67 @@ def paged_attention_v1(
         query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes=alibi_slopes, k_scale=k_scale,
         v_scale=v_scale, scale=scale, block_sparse=sparse, cache_dtype=_cache_dtype(key_cache, kv_cache_dtype), out=out,
     )  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    max_seqlen_q: int,
+    cu_seqlens_q: torch.Tensor,
+    max_seqlen_k: int,
+    cu_seqlens_k: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    q_v: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Sequence[int] | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: torch.Tensor | None = None,
+    return_softmax_lse: bool = False,
+    out: torch.Tensor | None = None,
+    scheduler_metadata: torch.Tensor | None = None,
+    q_descale: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
+    num_splits: int = 0,
+    fa_version: int = 2,
+    s_aux: torch.Tensor | None = None,
+    cp_world_size: int = 1,
+    cp_rank: int = 0,
+    cp_tot_seqused_k: torch.Tensor | None = None,
+) -> Any:
+    """Attention of ``q`` [tokens, H, D] to the pages ``k`` and ``v`` [pages, page, Hkv, D] that ``block_table`` names.
+
+    Sequence s has ``seqused_k[s]`` tokens there, and ``s_aux`` are the heads' sinks. A descale is one number for all
+    heads, which may be expanded. Largest lengths, ``scheduler_metadata``, ``num_splits``, ``fa_version`` and
+    ``deterministic`` are not needed. With ``return_softmax_lse``, the answer is a tuple of O and the LSE [H, tokens].
+
+    Source: ``vllm_flash_attn/flash_attn_interface.py`` of vLLM's flash-attention.
+    """
+    others = {"q_v": q_v, "dropout_p": dropout_p, "return_attn_probs": return_attn_probs, "q_descale": q_descale}
+    refuse(others | {"cu_seqlens_k": cu_seqlens_k, "cp_world_size": cp_world_size - 1})
+    if seqused_k is None:
+        raise ValueError("seqused_k must be given: sequences without pages are for flashcli.attention")
+    factors = {"k_scale": _one_for_all("k_descale", k_descale), "v_scale": _one_for_all("v_descale", v_descale)}
+    found, lse = varlen(
+        q, k, v, block_table, seqused_k, cu_seqlens_q, causal, window_size, scale=softmax_scale, softcap=softcap,
+        alibi_slopes=alibi_slopes, sinks=None if s_aux is None else s_aux.float(), out=out, **factors,
+    )  # fmt: skip
+    return (found, lse.transpose(0, 1)) if return_softmax_lse else found
+
+
+def _one_for_all(name: str, descale: torch.Tensor | None) -> float | torch.Tensor:
+    """The one number that an expanded tensor has, as a tensor of it; 1 for None."""
+    if descale is None:
+        return 1.0
+    if any(n > 1 and stride for n, stride in zip(descale.shape, descale.stride(), strict=True)):
+        raise ValueError(f"{name} must be one number for all sequences and heads, expanded, not {list(descale.shape)}")
+    return descale.as_strided((1,), (1,))
 
 
 def paged_attention_v2(

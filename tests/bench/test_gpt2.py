@@ -15,6 +15,7 @@ from hypothesis import strategies as some
 from support import python
 
 from bench.gpt2 import __main__ as script
+from bench.gpt2 import serve as serving
 from bench.gpt2 import tokens, weights
 from bench.gpt2.cache import new_pages
 from bench.gpt2.library import OfNumPy
@@ -335,3 +336,54 @@ def test_tokens_and_logits_are_those_of_transformers(tmp_path, folder, tensors):
     ours = GPT2(*weights.load(tmp_path), OfNumPy())
     got = ours.logits(np.array([given[:60]]), np.arange(len(given[:60]))[None])
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+# a server's loop
+
+SERVED = Config(layers=2, heads=2, context=128, vocabulary=40, head=16)
+PROMPTS = [[5, 7, 5, 7, 5, 7, 9], list(range(30, 3, -1)) * 2, [3], [11, 12, 13] * 13]
+
+
+def served() -> GPT2:
+    return GPT2(SERVED, weights.random_weights(SERVED, seed=1), serving.RowByRow())
+
+
+def alone(prompt: list[int], count: int) -> serving.Request:
+    """A prompt in one piece, then a token a step: the plain loop."""
+    request = serving.Request(prompt, count)
+    assert serving.serve(served(), [request], chunk=len(prompt), drafts=0) == count
+    return request
+
+
+@pytest.mark.parametrize(("chunk", "drafts"), [(16, 4), (5, 0), (64, 7)])
+def test_requests_that_are_served_together_get_the_tokens_and_the_bytes_that_they_get_alone(chunk, drafts):
+    requests = [serving.Request(prompt, 12 + i) for i, prompt in enumerate(PROMPTS)]
+    serving.serve(served(), requests, chunk=chunk, drafts=drafts)
+    for request, prompt in zip(requests, PROMPTS, strict=True):
+        want = alone(prompt, request.count)
+        assert request.tokens == want.tokens and len(request.logits) == request.count
+        assert [row.tobytes() for row in request.logits] == [row.tobytes() for row in want.logits]
+
+
+def test_right_drafts_save_steps_and_wrong_ones_change_nothing():
+    want = alone(PROMPTS[0], 20).tokens
+
+    def oracle(tokens: list[int], most: int) -> list[int]:
+        return want[len(tokens) : len(tokens) + most]
+
+    def liar(tokens: list[int], most: int) -> list[int]:
+        return [(token + 1) % SERVED.vocabulary for token in oracle(tokens, most)]
+
+    for drafter, steps in ((oracle, 4), (liar, 20)):
+        request = serving.Request(PROMPTS[0], 20)
+        assert serving.serve(served(), [request], drafter, drafts=4) == steps
+        assert request.tokens == want
+
+
+def test_the_plain_loop_writes_what_the_model_without_a_cache_does():
+    tokens = list(PROMPTS[3])
+    model = served()
+    for _ in range(5):
+        given = np.array([tokens])
+        tokens.append(int(model.logits(given, np.arange(len(tokens))[None]).argmax()))
+    assert alone(PROMPTS[3], 5).tokens == tokens

@@ -1,0 +1,119 @@
+"""The varlen functions that engines call, flash-attn's and vLLM's, on tensors on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from flashcli.cpu.decode import DecodeCpu  # noqa: E402
+from flashcli.files.decode.cases import Case, make  # noqa: E402
+from flashcli.torch import flash_attn, vllm  # noqa: E402
+
+CASE = Case(3, 4, 2, 32, "30,5,17", queries="4,1,17", page=8, query_type="float32", layout="nhd")
+
+
+def given(**changes):
+    asked = make(dataclasses.replace(CASE, **changes))
+    with DecodeCpu(1) as backend:
+        out, lse = (torch.from_numpy(x) for x in backend.decode(asked, range(asked.S)))
+    caches = (torch.from_numpy(x) for x in (asked.key_cache, asked.value_cache))
+    starts, tables, lengths = (torch.from_numpy(x) for x in (asked.query_starts, asked.block_tables, asked.seq_lens))
+    return (torch.from_numpy(asked.query[:, 0]), *caches, starts, tables, lengths), (out, lse), asked
+
+
+def test_the_arguments_are_those_of_the_engines_in_their_order():
+    """Facts of flash-attn 2.7 and of vLLM's flash-attention, by which calls without keywords are made."""
+    orders = {
+        flash_attn.flash_attn_varlen_func: "q k v cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k dropout_p "
+        "softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs block_table",
+        flash_attn.flash_attn_with_kvcache: "q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx "
+        "cache_leftpad block_table softmax_scale causal window_size softcap rotary_interleaved alibi_slopes num_splits "
+        "return_softmax_lse",
+        vllm.flash_attn_varlen_func: "q k v max_seqlen_q cu_seqlens_q max_seqlen_k cu_seqlens_k seqused_k q_v "
+        "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs block_table "
+        "return_softmax_lse out scheduler_metadata q_descale k_descale v_descale num_splits fa_version s_aux "
+        "cp_world_size cp_rank cp_tot_seqused_k",
+    }  # fmt: skip
+    for function, names in orders.items():
+        assert [*inspect.signature(function).parameters] == names.split()
+
+
+@pytest.mark.parametrize("changes", [{}, {"window": 6}, {"softcap": 2.0}, {"alibi": True}, {"causal": False}], ids=str)
+def test_flash_attns_varlen_function_reads_pages(changes):
+    (q, k, v, starts, tables, lengths), (want, want_lse), asked = given(**changes)
+    k_starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    slopes = None if asked.alibi_slopes is None else torch.from_numpy(asked.alibi_slopes)
+    out, lse, none = flash_attn.flash_attn_varlen_func(
+        q, k, v, starts, k_starts, 17, 30, 0.0, None, asked.causal, (asked.window - 1, 0) if asked.window else (-1, -1),
+        asked.softcap, slopes, False, True, tables,
+    )  # fmt: skip
+    assert torch.equal(out, want) and torch.equal(lse, want_lse.T) and none is None
+
+
+def test_vllms_varlen_function_has_sinks_descales_and_an_array_for_the_answer():
+    (q, k, v, starts, tables, lengths), (want, want_lse), asked = given(sinks=True, window=6)
+    into = torch.empty_like(q)
+    out, lse = vllm.flash_attn_varlen_func(
+        q=q, k=k, v=v, max_seqlen_q=17, cu_seqlens_q=starts, max_seqlen_k=30, seqused_k=lengths, causal=True,
+        window_size=[5, 0], block_table=tables, return_softmax_lse=True, out=into, fa_version=3,
+        s_aux=torch.from_numpy(asked.sinks), k_descale=torch.ones(1).expand(3, 2), v_descale=torch.ones(1).expand(3, 2),
+    )  # fmt: skip
+    assert out is into and torch.equal(out, want) and torch.equal(lse, want_lse.T)
+    only = vllm.flash_attn_varlen_func(q, k, v, 17, starts, 30, None, lengths, causal=True, block_table=tables)
+    assert only.shape == q.shape and not torch.equal(only, want)
+
+
+@pytest.mark.parametrize("T", [1, 3])
+def test_a_cache_gets_new_tokens_and_then_is_attended_to(T):
+    whole = make(Case(3, 4, 2, 32, "30,5,17", T=T, page=8, query_type="float32", layout="nhd"))
+    with DecodeCpu(1) as backend:
+        want, want_lse = (torch.from_numpy(x) for x in backend.decode(whole, range(3)))
+    tables, lengths = torch.from_numpy(whole.block_tables), torch.from_numpy(whole.seq_lens)
+    caches = [torch.from_numpy(x.copy()) for x in (whole.key_cache, whole.value_cache)]
+    places = lengths[:, None].long() - T + torch.arange(T)
+    pages = tables.gather(1, places // 8).long()
+    new = [cache[pages, places % 8].clone() for cache in caches]
+    for cache in caches:
+        cache[pages, places % 8] = torch.nan
+    q = torch.from_numpy(whole.query)
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q, *caches, *new, cache_seqlens=lengths - T, block_table=tables, causal=True, return_softmax_lse=True
+    )
+    assert torch.equal(out, want) and torch.equal(lse, want_lse.transpose(1, 2))
+    again = flash_attn.flash_attn_with_kvcache(q, *caches, cache_seqlens=lengths, block_table=tables, causal=True)
+    assert torch.equal(again, want)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"dropout_p": 0.1}, "dropout_p has no meaning for flashcli"),
+        ({"block_table": None}, "block_table must be given"),
+        ({"seqused_k": None}, "seqused_k must be given"),
+        ({"q_v": torch.ones(2)}, "q_v has no meaning for flashcli"),
+        ({"cp_world_size": 2}, "cp_world_size has no meaning"),
+        ({"causal": False, "window_size": (4, 4)}, "without causal=True there are neither windows nor"),
+        ({"k_descale": torch.ones(3, 2)}, "k_descale must be one number for all sequences and heads"),
+    ],
+    ids=str,
+)
+def test_what_is_not_computed_is_refused_with_a_sentence(change, complaint):
+    (q, k, v, starts, tables, lengths), _, _ = given()
+    arguments = {
+        "q": q, "k": k, "v": v, "max_seqlen_q": 17, "cu_seqlens_q": starts, "max_seqlen_k": 30, "seqused_k": lengths,
+        "causal": True, "block_table": tables,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=complaint):
+        vllm.flash_attn_varlen_func(**arguments | change)
+
+
+def test_rotary_embeddings_are_refused():
+    (q, k, v, _, tables, lengths), _, _ = given(queries="1,1,1")
+    with pytest.raises(ValueError, match="rotary_cos has no meaning for flashcli"):
+        flash_attn.flash_attn_with_kvcache(
+            q[:, None], k, v, rotary_cos=torch.ones(1), cache_seqlens=lengths, block_table=tables
+        )
