@@ -376,6 +376,13 @@ def test_a_gpu_gives_the_answer_of_the_cpu(on_gpu, layout, types):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("kernel", decode.KERNELS)
+def test_each_rung_that_is_named_gives_the_answer_of_the_cpu(on_gpu, kernel):
+    asked = make(dataclasses.replace(SMALL, lengths="5,3000,0"))
+    check(flashcli.decode(**to_gpu(asked), **options(asked), return_lse=True, kernel=kernel), asked)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("query_type", ["float16", "float32"])
 def test_lengths_that_cannot_be_are_cut_on_a_gpu_and_pages_that_there_are_not_spoil_no_other_answer(on_gpu, query_type):
     asked = make(dataclasses.replace(SMALL, lengths="40,40,0", query_type=query_type))
