@@ -15,6 +15,7 @@ from flashcli.asked import write_kv as writing
 from flashcli.asked.attention import (
     ANY_STRIDES,
     NO_WINDOW,
+    Backward,
     Call,
     Operand,
     backward,
@@ -81,9 +82,16 @@ def attention(
         *mask_apart(arrays["bias"], arrays["mask"]), np.empty(asked.lse_shape, np.float32) if return_lse else None,
         arrays["alibi_slopes"],
     )  # fmt: skip
+    as_files = _could_be_a_file(asked, given)
+    if request.needs_gpu and not (as_files or asked.empty):
+        raise UsageError(
+            "arrays on the CPU with a bias, mask, LSE, grouped heads, q_start, M != N, a window or packed sequences "
+            "have the cpu backend only.",
+            'leave out backend="cuda", kernel and precision, or give arrays that are on a GPU.',
+        )
     for one, part in sequences(asked, given, arrays["cu_seqlens_q"], arrays["cu_seqlens_k"]):
         if not one.empty:
-            _compute(request, one, part)
+            _compute(request, one, part, as_files)
             continue
         part.out[...] = 0
         if part.lse is not None:
@@ -131,16 +139,14 @@ def mask_apart(bias: np.ndarray | None, mask: np.ndarray | None) -> tuple[np.nda
     return (None, bias) if bias is not None and bias.dtype == np.bool_ else (bias, mask)
 
 
-def _compute(request: Request, asked: Call, given: Matrices) -> None:
-    """Compute on a GPU if there is one and a file could hold the call (M = N, no bias or LSE), else on the CPU."""
-    plain = (asked.Hkv, asked.N, asked.q_start, asked.bias) == (asked.H, asked.M, 0, "") and not asked.windowed
-    as_files = plain and given.lse is None
-    if request.needs_gpu and not as_files:
-        raise UsageError(
-            "arrays on the CPU with a bias, mask, LSE, grouped heads, q_start, M != N, a window or packed sequences "
-            "have the cpu backend only.",
-            'leave out backend="cuda", kernel and precision, or give arrays that are on a GPU.',
-        )
+def _could_be_a_file(asked: Call, given: Matrices) -> bool:
+    """Whether a file could hold the call: M = N, and nothing but Q, K and V."""
+    plain = (asked.Hkv, asked.N, asked.q_start, asked.bias) == (asked.H, asked.M, 0, "") and given.lse is None
+    return plain and not asked.windowed and not asked.sequences
+
+
+def _compute(request: Request, asked: Call, given: Matrices, as_files: bool) -> None:
+    """Compute on a GPU if there is one and a file could hold the call, else on the CPU."""
     if as_files and request.backend != "cpu":
         try:
             return _by_chunks(request if request.on_host else replace(request, backend="cuda"), given)
@@ -205,21 +211,26 @@ def attention_backward(
         *mask_apart(arrays["bias"], arrays["mask"]), None, arrays["alibi_slopes"],
     )  # fmt: skip
     starts = arrays["cu_seqlens_q"], arrays["cu_seqlens_k"]
-    rest = [Gradients(dq, dk, dv, dbias)], [arrays["do"]], [arrays["dlse"]]
-    if asked.of.sequences:
-        of_parts = slices(asked.of, *starts)
-        rest = (
-            [Gradients(*(as_batch(x[at]) for x, at in zip((dq, dk, dv), (rows, keys, keys), strict=True)))
-             for rows, keys in of_parts],
-            [as_batch(arrays["do"][rows]) for rows, _ in of_parts],
-            [None if dlse is None else arrays["dlse"][None, :, rows] for rows, _ in of_parts],
-        )  # fmt: skip
-    for (one, part), into, d_out, d_lse in zip(sequences(asked.of, given, *starts), *rest, strict=True):
-        if not one.empty:
-            if o is None:
-                attend_arrays(one, part)
-            backward_arrays(asked._replace(of=one), d_out, d_lse, part, into)
-    return (dq, dk, dv) if dbias is None else (dq, dk, dv, dbias)
+    if not asked.of.sequences:
+        _differentiate(asked, arrays["do"], arrays["dlse"], given, Gradients(dq, dk, dv, dbias), o is None)
+        return (dq, dk, dv) if dbias is None else (dq, dk, dv, dbias)
+    of_each = zip(sequences(asked.of, given, *starts), slices(asked.of, *starts), strict=True)
+    for (one, part), (rows, keys) in of_each:
+        into = Gradients(as_batch(dq[rows]), as_batch(dk[keys]), as_batch(dv[keys]))
+        d_lse = None if dlse is None else arrays["dlse"][None, :, rows]
+        _differentiate(asked._replace(of=one), as_batch(arrays["do"][rows]), d_lse, part, into, o is None)
+    return dq, dk, dv
+
+
+def _differentiate(
+    asked: Backward, do: np.ndarray, dlse: np.ndarray | None, given: Matrices, into: Gradients, forward: bool
+) -> None:
+    """Compute the gradients of a call; with ``forward`` its O before."""
+    if asked.of.empty:
+        return
+    if forward:
+        attend_arrays(asked.of, given)
+    backward_arrays(asked, do, dlse, given, into)
 
 
 def decode(

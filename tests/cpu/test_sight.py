@@ -13,6 +13,7 @@ from oracle import Asked, assert_accurate
 from flashcli import attention as attention_of_any
 from flashcli import attention_backward
 from flashcli.asked.attention import Operand, call
+from flashcli.errors import UsageError
 
 attention = functools.partial(attention_of_any, backend="cpu")
 LENGTHS = (5, 0, 300, 1, 64, 700)
@@ -154,6 +155,7 @@ STARTS = {"cu_seqlens_q": np.int32([0, 5, 20]), "cu_seqlens_k": np.int32([0, 30,
         ({"window": (-2, 0)}, ValueError, "window must have no number below -1"),
         ({"alibi_slopes": np.ones(4)}, TypeError, "alibi_slopes must be a float32 array, not float64"),
         ({"alibi_slopes": np.ones(2, np.float32)}, ValueError, r"alibi_slopes must have shape \[4\] or \[2, 4\]"),
+        ({"backend": "cuda"}, UsageError, "packed sequences have the cpu backend only"),
         ({"out": np.zeros((1, 20, 8), np.float32)}, ValueError, "out must have the shape of q"),
     ],
     ids=str,
