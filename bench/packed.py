@@ -58,7 +58,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "one sequence": Case((4000,)),
+    "one sequence": Case(),
     "8 sequences, packed": Case(LENGTHS),
     "all before": Case(B=4, N=16384, causal=True),
     "window of 512": Case(B=4, N=16384, causal=True, left=511),
@@ -82,7 +82,7 @@ def nested(case: Case, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Cal
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    if not case.lengths or len(case.lengths) == 1:
+    if not case.lengths:
         raise RuntimeError("for packed sequences only")
     offsets = case.starts().long()
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
@@ -98,6 +98,8 @@ def flex(case: Case, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Call,
     import torch
     from torch.nn.attention.flex_attention import create_block_mask
 
+    if not case.lengths and case.left < 0:
+        raise RuntimeError("where tiles can be left out only")
     tokens = torch.arange(case.tokens, device="cuda")
     of = torch.searchsorted(case.starts(), tokens, right=True) if case.lengths else torch.zeros_like(tokens)
     left = case.left if case.left >= 0 else case.tokens

@@ -11,7 +11,14 @@
 //
 // Macros beyond those of warpgroup.cuh: STAGES; BLOCKS of a multiprocessor; PREPARE_THREADS. Launches: `prepare_keys`,
 // `dq`, `dk_dv`, and those of dbias.cuh.
+//
+// The arguments of one of packed sequences lie behind the tiles, where 1024 bytes are left: with heads of more than 64
+// numbers there is no other room.
+#define WHERE_ONE                                            \
+    extern __shared__ __align__(1024) unsigned char tiles[]; \
+    Backward &one = *reinterpret_cast<Backward *>(tiles + SHARED - 1024)
 #include "warpgroup.cuh"
+static_assert(sizeof(Backward) <= 1024, "behind the tiles");
 
 constexpr int GROUPS = BR / OWN;  // warpgroups of a block that multiply, with OWN rows each
 static_assert(THREADS == 128 * (1 + GROUPS), "one warpgroup copies");

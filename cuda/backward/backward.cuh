@@ -103,10 +103,13 @@ __device__ __forceinline__ int end_query(const Backward &a, int key) {
 
 // The arguments of a tile of queries, or with OF_KEYS of keys, of `size`: where sequences are packed, those of its
 // sequence, in shared memory; `number` counts the tiles of a head. Called by all threads.
+#ifndef WHERE_ONE
+#define WHERE_ONE __shared__ Backward one
+#endif
 template <bool OF_KEYS>
 __device__ __forceinline__ const Backward &of_tile(const Backward &all, int size, unsigned number) {
 #if PACKED
-    __shared__ Backward one;
+    WHERE_ONE;
     if (threadIdx.x < 32) take_sequence<OF_KEYS>(one, all, size, number);
     if (threadIdx.x == 0) {
         const long long row = one.first_row, key = one.first_key;
