@@ -59,6 +59,8 @@ def attention_problems(kernel: Kernel) -> Iterator[Problem]:
             )  # fmt: skip
     for d, bias in ((32, "float32"), (64, "bool"), (96, "bool"), (128, "float32"), (256, "float32")):
         yield Problem(200, 128, 128, d, d != 64, in_place=True, bias=bias)
+    yield from (Problem(16, 4096, 4096, d, in_place=True, dense=False, sequences=8) for d in (64, 128))
+    yield Problem(64, 4096, 4096, 64, True, in_place=True, windowed=True, bias="alibi")
     for d in (28, 64) if kernel.splits else ():  # 28: tiles of K and of V differ in size
         yield Problem(10, 2048, 2048, d, precision="fp16")
 
@@ -71,6 +73,8 @@ def backward_problems(kernel: Kernel) -> Iterator[backward.Problem]:
         yield backward.Problem(
             d, i % 2 == 1, bias, i % 3 > 0, i % 3 > 1, i % 5 > 0, 2, 8, 8, M, M, (1, 8, M, M) if bias else (0,) * 4
         )
+    yield from (backward.Problem(d, M=2048, N=2048, H=8, Hkv=8, sequences=8) for d in (64, 128))
+    yield backward.Problem(64, True, "alibi", M=2048, N=2048, H=8, Hkv=8, windowed=True)
 
 
 def paged_problems(kernel: Kernel) -> Iterator[Paged]:
