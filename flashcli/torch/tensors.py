@@ -81,7 +81,8 @@ def _refuse_gradients(wanted: bool, out: torch.Tensor) -> None:
 def _by_operator(
     q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, backend: str, return_lse: bool, options: operator.Options
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    in_place.refuse_mixed(q, k, v, bias, mask, out, options.sight)
+    # PyTorch 2.9's compiler knows no property of a tuple, such as options.sight.
+    in_place.refuse_mixed(q, k, v, bias, mask, out, Sight(*options[-4:]))
     wanted = BACKENDS if q.is_meta else ("auto", "cpu" if q.is_cpu else "cuda")
     if backend not in wanted:
         names = " or ".join(map(repr, wanted))
