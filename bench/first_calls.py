@@ -1,7 +1,8 @@
 """First calls on PyTorch's tensors on a GPU, with an empty cache of kernels and with what that has left in it.
 
-``python -m bench.first_calls --json cuda/records/first-calls.json``: one process for each state of the cache, in which
-each call is of a new kind. The first of all includes the import of flashcli's modules.
+``python -m bench.first_calls --json cuda/records/first-calls.json``: one process for each head size and state of the
+cache, in which each call is of a new kind; some head sizes side by side. The first call of a process includes the
+import of flashcli's modules.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import click
 
@@ -26,15 +28,8 @@ B, H, N = 2, 8, 2048  # of attention and gradients
 S, PAGES = 8, 1024  # sequences of decode, pages of 16 tokens of its cache
 STATES = ("empty cache", "kept kernels")
 LIMIT = 300  # seconds for a process
-
-
-def calls(heads: tuple[int, ...]) -> Iterator[tuple[str, int, bool]]:
-    """Operation, numbers in a head, masked or not."""
-    for d in heads:
-        for causal in (False, True):
-            yield "attention", d, causal
-            yield "backward", d, causal
-        yield "decode", d, False
+AT_ONCE = 4  # head sizes, whose compilers must find idle cores: a call has two
+CALLS = (("attention", False), ("backward", False), ("attention", True), ("backward", True), ("decode", False))
 
 
 def call(operation: str, d: int, causal: bool) -> Callable[[], object]:
@@ -59,12 +54,12 @@ def call(operation: str, d: int, causal: bool) -> Callable[[], object]:
     return lambda: attention(q, q, q, causal=causal)
 
 
-def child(heads: tuple[int, ...]) -> None:
+def child(d: int) -> None:
     """Print the seconds of each first call, one a line."""
     import torch
 
     torch.zeros(1, device="cuda")  # the context is there before
-    for operation, d, causal in calls(heads):
+    for operation, causal in CALLS:
         this = call(operation, d, causal)
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -73,22 +68,25 @@ def child(heads: tuple[int, ...]) -> None:
         print(json.dumps(time.perf_counter() - start), flush=True)
 
 
-def rows(heads: tuple[int, ...]) -> Iterator[FirstCall]:
+def rows(d: int) -> list[FirstCall]:
     """A row for each state of the cache and call."""
+    found = []
     with tempfile.TemporaryDirectory() as folder:
         for state in STATES:
-            program = f"from bench.first_calls import child; child({heads!r})"
             done = subprocess.run(
-                [sys.executable, "-c", program], env={**os.environ, "FLASHCLI_CACHE_DIR": folder}, capture_output=True,
-                text=True, timeout=LIMIT,
+                [sys.executable, "-c", f"from bench.first_calls import child; child({d})"],
+                env={**os.environ, "FLASHCLI_CACHE_DIR": folder}, capture_output=True, text=True, timeout=LIMIT,
             )  # fmt: skip
             if done.returncode:
                 raise KernelFailure(f"first calls failed: {done.stderr.splitlines()[-1]}.", "run one by hand.")
-            for (operation, d, causal), line in zip(calls(heads), done.stdout.splitlines(), strict=True):
-                yield FirstCall(
+            found += [
+                FirstCall(
                     case=operation, B=S if operation == "decode" else B * H, N=N, d=d, causal=causal, contender=state,
                     seconds=json.loads(line),
-                )  # fmt: skip
+                )
+                for (operation, causal), line in zip(CALLS, done.stdout.splitlines(), strict=True)
+            ]  # fmt: skip
+    return found
 
 
 @click.command()
@@ -96,7 +94,9 @@ def rows(heads: tuple[int, ...]) -> Iterator[FirstCall]:
 @as_json.json_option
 def main(heads: tuple[int, ...], json_path: str | None) -> None:
     """Time first calls of attention, its gradients and decode, with an empty cache and with what that left."""
-    scripts.publish("first_calls", machine.pytorchs_circumstances("cuda"), list(rows(heads)), json_path)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = [row for each in pool.map(rows, heads) for row in each]
+    scripts.publish("first_calls", machine.pytorchs_circumstances("cuda"), found, json_path)
 
 
 if __name__ == "__main__":

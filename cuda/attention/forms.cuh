@@ -23,22 +23,18 @@ struct ChunkedConsumer : Consumer {
         Passage pass(*this, a, here, Q, q_exponent, factor_exponent);
         pass.exponentiate(chunks.first_tile, pass.first_S(chunks.first_tile));
         split_P(pass.S, pass.P_hi, pass.P_lo);
-        for (int j = chunks.first_tile + 1;; ++j) {
-            for (const int stop = min(chunks.next_chunk(), chunks.end_tile); j < stop; ++j) {
-                const float r[2] = {pass.rows.rescale[0], pass.rows.rescale[1]};
-                pass.exponentiate(j, pass.next_S_and_T(j));
-                pass.add(r);
-                split_P(pass.S, pass.P_hi, pass.P_lo);
-            }
-            if (j == chunks.end_tile) break;
+        for (int j = chunks.first_tile + 1, next = chunks.next_chunk(); j < chunks.end_tile; ++j) {
             const float r[2] = {pass.rows.rescale[0], pass.rows.rescale[1]};
             const int k_exponent = pass.next_S_and_T(j);
-            pass.sum.take(pass.rows);
-            pass.rows.restart();
+            const bool closes = j == next;
+            if (closes) pass.sum.take(pass.rows), pass.rows.restart();
             pass.exponentiate(j, k_exponent);
             pass.add(r);
-            chunks.close(pass.sum);
-            pass.sum = {};
+            if (closes) {
+                chunks.close(pass.sum);
+                pass.sum = {};
+                next = chunks.next_chunk();
+            }
             split_P(pass.S, pass.P_hi, pass.P_lo);
         }
         pass.last_T();
