@@ -28,7 +28,7 @@ B, H, N = 2, 8, 2048  # of attention and gradients
 S, PAGES = 8, 1024  # sequences of decode, pages of 16 tokens of its cache
 STATES = ("empty cache", "kept kernels")
 LIMIT = 300  # seconds for a process
-AT_ONCE = 4  # head sizes, whose compilers must find idle cores: a call has two
+AT_ONCE = 5  # head sizes, whose compilers must find idle cores: a call has two
 CALLS = (("attention", False), ("backward", False), ("attention", True), ("backward", True), ("decode", False))
 
 
