@@ -22,6 +22,7 @@ from bench import scripts
 from bench.rows import FirstCall
 from flashcli.errors import KernelFailure
 from flashcli.measure import machine
+from flashcli.measure.rows import Row
 from flashcli.terminal import as_json
 
 B, H, N = 2, 8, 2048  # of attention and gradients
@@ -95,7 +96,7 @@ def rows(d: int) -> list[FirstCall]:
 def main(heads: tuple[int, ...], json_path: str | None) -> None:
     """Time first calls of attention, its gradients and decode, with an empty cache and with what that left."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = [row for each in pool.map(rows, heads) for row in each]
+        found: list[Row] = [row for each in pool.map(rows, heads) for row in each]
     scripts.publish("first_calls", machine.pytorchs_circumstances("cuda"), found, json_path)
 
 

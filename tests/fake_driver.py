@@ -34,6 +34,9 @@ CUdevice_attribute = SimpleNamespace(
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR="major",
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR="minor",
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT="sms",
+    CU_DEVICE_ATTRIBUTE_CLOCK_RATE="khz",
+    CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE="memory_khz",
+    CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH="bits",
 )
 CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES="shared")
 CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
@@ -98,7 +101,11 @@ class Driver:
         return 0, self.count
 
     def cuDeviceGetAttribute(self, attribute, device):
-        return 0, {"major": self.capability[0], "minor": self.capability[1], "sms": 4}[attribute]
+        rates = {"khz": 1_410_000, "memory_khz": 1_215_000, "bits": 5120}  # an A100's
+        return 0, {"major": self.capability[0], "minor": self.capability[1], "sms": 4, **rates}[attribute]
+
+    def cuDeviceGetName(self, length, device):
+        return 0, b"Fake GPU".ljust(length, b"\0")
 
     def cuDevicePrimaryCtxRetain(self, device):
         return self.fails.get("context", 0), 1000 + device

@@ -42,7 +42,7 @@ class Bench(click.Command):
     epilog=options.examples(
         "flashcli bench --case t10 --kernel mma --kernel wgmma --precision fp32 --precision fp16",
         "flashcli bench --ladder --plot ladder.png",
-        "flashcli bench --tiles --kernel q_in_registers --case t30",
+        "flashcli bench --tune",
     ),
 )
 @options.case_option
@@ -57,9 +57,12 @@ class Bench(click.Command):
     ),
 )  # fmt: skip
 @click.option("--tiles", is_flag=True, help="Time kernels with every Br and Bc that fit a block.")
+@click.option("--tune", is_flag=True, help="Time kernels on arrays, and have the fastest here be chosen from now on.")
+@click.option("--untune", is_flag=True, help="Forget what --tune has found on this GPU.")
 def command(
-    cases: tuple[str, ...], shapes: tuple[Shape, ...], precisions: tuple[str, ...], causal: bool, how: timing.How
-) -> None:
+    cases: tuple[str, ...], shapes: tuple[Shape, ...], precisions: tuple[str, ...], causal: bool, how: timing.How,
+    tune: bool, untune: bool,
+) -> None:  # fmt: skip
     """Time kernels as `flashcli run` uses them, and those of PyTorch and Triton if wanted, on the same inputs.
 
     What gives a wrong answer is refused, not timed. The exit code is 1 if anything is wrong, or if nothing could be
@@ -67,6 +70,10 @@ def command(
     """
     from flashcli.measure import bench, machine, peers, plots, records, tiles
 
+    if tune or untune:
+        others = {"--tune": tune and untune, "--case": cases, "--shape": shapes, "--kernel": how.kernels}
+        _check_alone("tune" if tune and not untune else "untune", {**others, "--against": how.against})
+        return _tune(forget=untune)
     how.check(plots.check_picture if how.tiles else plots.check_drawable)
     names, on_gpus = list(KERNELS), timing.on_gpus(how.kernels, precisions, how.against)
     names = how.chosen(names, names[names.index(FAST_FROM) :])
@@ -93,6 +100,22 @@ def command(
         rows = _on_gpu(record, chosen, names, precisions, conditions, how)
     tables = records.ladder_tables if how.ladder else records.tiles_tables if how.tiles else records.contender_tables
     how.finish(record, rows, tables, plots.draw_tiles if how.tiles else plots.draw_ladder)
+
+
+def _tune(forget: bool) -> None:
+    """Keep how long each kernel takes on the first GPU, telling each; or forget it."""
+    from flashcli.gpu.place import place_of_device
+    from flashcli.measure import tune
+
+    place = place_of_device(0)
+    factors: dict[str, dict[int, float]] = {}
+    for kernel, d, seconds, factor in () if forget else tune.tune(place):
+        factors.setdefault(kernel, {})[d] = round(factor, 3)
+        told = f"{seconds * 1e3:.3f} ms, for a tile {factor:.2f} times as long as an H200"
+        click.echo(f"{kernel}, heads of up to {d}: {told}", err=True)
+    path = tune.keep(place.name, factors)
+    done = "are forgotten" if forget else "are kept"
+    click.echo(f"Times of kernels on {place.name} {done}, in {path}; new processes choose accordingly.")
 
 
 def _check_alone(what: str, given: dict[str, object]) -> None:

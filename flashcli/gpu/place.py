@@ -20,6 +20,7 @@ from flashcli.errors import BackendUnavailable, FlashError, KernelFailure, OutOf
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu.memory import FREE_THE_GPU
 from flashcli.kernels.operation import Build, Gpu
+from flashcli.kernels.speed import speed
 
 NO_MEMORY, INVALID_CONTEXT = 2, 201  # CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_INVALID_CONTEXT
 
@@ -70,7 +71,10 @@ class Place:
 
         self.device, self.context = device, context
         capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
-        self.gpu = Gpu(capability, attribute("MULTIPROCESSOR_COUNT"), f"GPU {device}")
+        self.name = ask(driver.cuDeviceGetName, 256, handle).partition(b"\0")[0].decode()
+        sms, mhz = attribute("MULTIPROCESSOR_COUNT"), attribute("CLOCK_RATE") / 1e3
+        bytes_a_second = 2 * attribute("MEMORY_CLOCK_RATE") * 1e3 * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8
+        self.gpu = Gpu(capability, sms, f"GPU {device}", speed(capability, self.name, sms, mhz, bytes_a_second))
         self._functions: dict[tuple, dict[str, int]] = {}
         self._shared: dict[int, int] = {}  # bytes that a function may have
         self._lock = threading.Lock()

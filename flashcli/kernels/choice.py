@@ -9,6 +9,7 @@ from flashcli.errors import BackendUnavailable
 from flashcli.kernels.attention import KERNELS, longest_short
 from flashcli.kernels.operation import Build, Kernel
 from flashcli.kernels.problem import Problem
+from flashcli.kernels.speed import MULTIPROCESSORS
 from flashcli.kernels.tuning import cost
 
 PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest first, for files
@@ -16,8 +17,7 @@ TWINS = ("wgmma_short", "wgmma")  # the same arithmetic: with tiles of the same 
 SHORT_HEAD = 8  # a score that is a sum of fewer products shows that a split number has 22 bits
 AS_FAST = 1.03  # times the least that is expected: then a launch less counts, which takes the host 4 us
 HOST = 8.5  # microseconds that a call takes the host at least: a GPU that has less to do waits for it
-SMS = 132  # multiprocessors of an H200
-FULL = 16 * SMS  # tiles of 128 rows that keep it busy
+FULL = 16 * MULTIPROCESSORS  # tiles of 128 rows that keep an H200 busy
 
 
 class Candidate(NamedTuple):
@@ -67,7 +67,7 @@ def why(capability: tuple[int, int], problem: Problem) -> str:
 def _invariant(able: list[str], capability: tuple[int, int], problem: Problem) -> list[str]:
     """The names of kernels that give the bytes of the best kernel for `FULL` dense and aligned row tiles."""
     many = ceil_div(FULL, ceil_div(problem.M, 128))
-    full = problem._replace(B=many, sms=SMS, aligned=True, dense=True, lse=False)
+    full = problem._replace(B=many, sms=MULTIPROCESSORS, aligned=True, dense=True, lse=False)
     may = [name for name in PREFERENCE if not refusal(name, capability, full)]
     best = min(may, key=lambda name: _expected(name, full))
     return [name for name in able if name == best or _same_bytes(name, best, full)]

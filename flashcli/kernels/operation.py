@@ -15,16 +15,18 @@ from typing import Any, NamedTuple
 from flashcli.asked.how import PRECISIONS, How
 from flashcli.compiler.architecture import architecture
 from flashcli.errors import BackendUnavailable
+from flashcli.kernels.speed import H200, Speed
 
 STATIC_SHARED = 48 * 1024  # bytes of shared memory that a block has without asking for more
 
 
 class Gpu(NamedTuple):
-    """A GPU as far as launches depend on it: its compute capability and its number of multiprocessors."""
+    """A GPU as far as launches depend on it: compute capability, number of multiprocessors, and what is fast there."""
 
     capability: tuple[int, int]
     multiprocessors: int
     name: str = "this GPU"
+    speed: Speed = H200
 
 
 class Tiling(NamedTuple):

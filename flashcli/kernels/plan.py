@@ -39,6 +39,7 @@ def problem_of(call: Call, gpu: Gpu, how: How) -> Problem:
         lse=bool(how.return_lse), dense=_is_dense(call), aligned=call.aligned, bias=call.bias,
         bias_contiguous=call.bias_contiguous, bias_paired=call.paired,
         batch_invariant=bool(how.batch_invariant), group=call.group, windowed=call.windowed, sequences=call.sequences,
+        speed=gpu.speed,
     )  # fmt: skip
 
 

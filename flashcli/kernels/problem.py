@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from flashcli.asked.attention import BIASES
 from flashcli.asked.how import PRECISIONS
 from flashcli.asked.shape import ceil_div
+from flashcli.kernels.speed import H200, Speed
 
 BIAS_NUMBERS = {name: number for number, name in enumerate(BIASES)}  # the macro BIAS
 
@@ -29,7 +30,7 @@ def tiles(rows: int, size: int, sequences: int = 0) -> int:
 
 
 class Problem(NamedTuple):
-    """Attention of Q (B, M, d), K and V (B / group, N, d), causal or not, on ``sms`` multiprocessors.
+    """Attention of Q (B, M, d), K and V (B / group, N, d), causal or not, on ``sms`` multiprocessors of this ``speed``.
 
     B counts all heads of all batches, of which ``group`` share one head of K and V. The build is right for any other B,
     M and N too; they only decide which tiles are fastest.
@@ -61,6 +62,7 @@ class Problem(NamedTuple):
     group: int = 1
     windowed: bool = False
     sequences: int = 0
+    speed: Speed = H200
 
     def row_tiles(self, Br: int) -> int:
         """The number of tiles of Br rows of Q in all heads."""

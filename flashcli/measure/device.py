@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 
 from flashcli.gpu.driver import libcuda
+from flashcli.kernels.speed import lanes
 from flashcli.terminal import sizes, tables
 
 # What the driver is asked for, by the number that cuda.h gives to each CU_DEVICE_ATTRIBUTE.
@@ -37,7 +38,6 @@ ATTRIBUTES = {
     "grid_z": 7,
     "copy_engines": 40,
 }
-HALF_AS_MANY_LANES = ((6, 0), (7, 0), (7, 2), (7, 5), (8, 0))  # have 64 for fp32, all others since Pascal 128
 
 Properties = dict[str, int]
 
@@ -63,7 +63,7 @@ def query(index: int) -> tuple[str, Properties]:
         code = driver.cuDeviceGetAttribute(ctypes.byref(value), number, handle)
         found[attribute] = 0 if code else value.value
     capability = found["capability_major"], found["capability_minor"]
-    found["multiprocessor_fp32_lanes"] = 64 if capability in HALF_AS_MANY_LANES else 128
+    found["multiprocessor_fp32_lanes"] = lanes(capability)
     return name.value.decode(), found
 
 

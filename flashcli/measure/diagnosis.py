@@ -17,6 +17,7 @@ from flashcli.files.distributions import draw
 from flashcli.files.verify import Comparison, reference
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu.place import bindings
+from flashcli.kernels import speed
 from flashcli.measure import device
 from flashcli.measure.machine import gpus
 from flashcli.run.arrays import forward
@@ -45,6 +46,7 @@ def diagnose() -> list[Finding]:
         *_devices(),
         *_gpus(),
         _in_place(),
+        *_tuned(),
     ]
 
 
@@ -109,6 +111,16 @@ def _in_place() -> Finding:
         return Finding(name, False, f"there is no nvcc, nor NVRTC: {problem}", "pip install 'cuda-bindings[all]'.")
     found = f"cuda-bindings {metadata.version('cuda-bindings')}, compiled by {nvcc or 'NVRTC'}"
     return Finding(name, True, found)
+
+
+def _tuned() -> list[Finding]:
+    """The GPUs on which `flashcli bench --tune` has timed kernels, by which those for arrays are chosen."""
+    names = {name for name, *_ in map(device.query, range(device.count()))}
+    return [
+        Finding("choice of kernels", True, f"on {name} by what `flashcli bench --tune` has measured")
+        for name in sorted(names)
+        if speed.measured(name)
+    ]
 
 
 def _driver() -> Finding:

@@ -3,8 +3,8 @@
     time = launch + start · rounds + megabyte · megabytes + pair · max(path · longest, pairs)
 
 `Work` says what these count. `costs.py` has the constants of each kernel, ``pair`` for some sizes of heads;
-``python -m bench.fit cuda/records/grid.json`` fits them anew. They are of an H200. On another GPU the times are wrong,
-but hardly the order of the kernels.
+``python -m bench.fit cuda/records/grid.json`` fits them anew. They are of an H200. For other GPUs, `problem.speed` says
+how many times as long its parts take, or what `flashcli bench --tune` has measured there.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from flashcli.asked.shape import ceil_div
+from flashcli.asked.shape import ceil_div, round_up
 from flashcli.kernels.operation import Kernel
 from flashcli.kernels.problem import Problem
+from flashcli.kernels.speed import CLOCK, H200_PRODUCTS, MULTIPROCESSORS
 from flashcli.kernels.tuning import chunks
 from flashcli.kernels.tuning.costs import COSTS
 
 PAIR = 128 * 128  # scores of a pair of tiles, the unit of work
 LATE = 0.5  # of the longest row tile: when the last block ends, the others have been idle for about so long
 SHORT_ROW_TILES = 3  # on which a block of wgmma_short works at a time: three, or four with short heads
+PRODUCT = 2 * PAIR / (H200_PRODUCTS * CLOCK)  # microseconds of mma.sync for a pair, a number of the heads, a product
 HEADS = (16, 32, 64, 96, 128, 192, 256)  # the longest heads that share constants
 
 
@@ -70,9 +72,27 @@ def head_class(d: int) -> int:
 
 def microseconds(kernel: Kernel, problem: Problem) -> float | None:
     """The model's microseconds for a kernel; None for a kernel, or a length of heads, that has not been measured."""
-    cost = COSTS.get(kernel.name)
+    if (found := parts(kernel, problem)) is None:
+        return None
+    fixed, pairs, pair = found
+    return fixed + pairs * _pair(kernel, problem, pair)
+
+
+def parts(kernel: Kernel, problem: Problem) -> tuple[float, float, float] | None:
+    """The microseconds beside the tiles, the pairs of tiles one after the other, an H200's microseconds for a pair."""
+    cost, speed = COSTS.get(kernel.name), problem.speed
     if cost is None or (pair := cost.pair.get(head_class(problem.d))) is None:
         return None
     todo = work(kernel, problem)
-    fixed = cost.launch + cost.start * todo.rounds + cost.megabyte * todo.megabytes
-    return fixed + pair * max(cost.path * todo.longest, todo.pairs)
+    megabyte = cost.megabyte * speed.byte * MULTIPROCESSORS / problem.sms
+    fixed = cost.launch + cost.start * speed.ffma * todo.rounds + megabyte * todo.megabytes
+    return fixed, max(cost.path * todo.longest, todo.pairs), pair
+
+
+def _pair(kernel: Kernel, problem: Problem, pair: float) -> float:
+    """The microseconds for a pair of tiles that take an H200 ``pair``: as measured, or by the rates of its parts."""
+    speed = problem.speed
+    if (factor := speed.factor(kernel.name, head_class(problem.d))) is not None:
+        return pair * factor
+    products = min(pair, PRODUCT * problem.products * round_up(problem.d, 32)) if kernel.splits else 0.0
+    return products * speed.products + (pair - products) * speed.ffma
