@@ -39,6 +39,13 @@ __device__ __forceinline__ void mma(float (&c)[4], const Fragment &a, const unsi
         : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// Adds in fp16, with two numbers a register: c[0] has those of row g, c[1] those of row g + 8.
+__device__ __forceinline__ void mma(unsigned (&c)[2], const Fragment &a, const unsigned *b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {%0, %1}, {%2, %3, %4, %5}, {%6, %7}, {%0, %1};"
+        : "+r"(c[0]), "+r"(c[1])
+        : "r"(a.x[0]), "r"(a.x[1]), "r"(a.x[2]), "r"(a.x[3]), "r"(b[0]), "r"(b[1]));
+}
+
 // Rows `row` to `row` + 15 and columns `column` to `column` + 15 of a split tile of R rows, both multiples of 16, as
 // the right operands of two mma that sum over columns: x[0..1] for the first eight rows, x[2..3] for the others. Only
 // row % 8 enters the swizzle, and it is the lane's.

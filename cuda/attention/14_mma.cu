@@ -19,7 +19,14 @@ constexpr int WARPS = THREADS / 32;
 constexpr int ROW_TILES = BR / (16 * WARPS);                // 16-row tiles a warp
 constexpr int DEPTH = D > 128 ? 32 : D % 64 == 0 ? 64 : D;  // columns of Q and K summed inside the tensor core
 constexpr bool Q_IN_REGISTERS = D <= 128;                   // else in shared memory, each thread's fragments apart
-constexpr float P_BIAS = 6, LARGEST_P = 64;
+// With HALF_CORRECTIONS, lo hi + hi lo are added in fp16, where a GeForce adds at twice the rate of fp32. Then Q is
+// smaller by 2^10, and P by 2: no sum of DEPTH, or of BC, such products is beyond 49152.
+#ifndef HALF_CORRECTIONS
+#define HALF_CORRECTIONS 0
+#endif
+constexpr int Q_SMALLER = HALF_CORRECTIONS ? 10 : 0;
+constexpr float P_BIAS = HALF_CORRECTIONS ? 5 : 6, LARGEST_P = HALF_CORRECTIONS ? 32 : 64;
+static_assert(!HALF_CORRECTIONS || (DEPTH <= 96 && BC <= 64), "sums in fp16 are of few products");
 
 // Columns of a product at a time: 32 / ROW_TILES make four independent chains of mma, half of it saves registers.
 constexpr int STRIP = D >= 128 ? 16 : 32 / ROW_TILES;
@@ -52,6 +59,7 @@ template <int R, int C, int STEPS, class Left>
 __device__ __forceinline__ void multiply_strip(float (&c)[ROW_TILES][STRIP / 8][4], Left a, const unsigned char *tile,
                                                int n, int first) {
     Fragment hi[STEPS][STRIP / 16];
+    unsigned half[ROW_TILES][STRIP / 8][2] = {};
 #pragma unroll
     for (int k = 0; k < STEPS; ++k)  // lo hi + hi lo
 #pragma unroll
@@ -62,9 +70,20 @@ __device__ __forceinline__ void multiply_strip(float (&c)[ROW_TILES][STRIP / 8][
 #pragma unroll
             for (int y = 0; y < 4; ++y)
 #pragma unroll
-                for (int t = 0; t < ROW_TILES; ++t)
-                    mma(c[t][2 * x + y % 2], a(t, k, y < 2), (y < 2 ? hi[k][x] : lo).x + y % 2 * 2);
+                for (int t = 0; t < ROW_TILES; ++t) {
+                    const unsigned *const b = (y < 2 ? hi[k][x] : lo).x + y % 2 * 2;
+                    if (HALF_CORRECTIONS) mma(half[t][2 * x + y % 2], a(t, k, y < 2), b);
+                    else mma(c[t][2 * x + y % 2], a(t, k, y < 2), b);
+                }
         }
+    if (HALF_CORRECTIONS) {
+#pragma unroll
+        for (int x = 0; x < ROW_TILES * STRIP / 4; ++x) {
+            const float2 two = unpack(half[x / (STRIP / 4)][x / 2 % (STRIP / 8)][x % 2]);
+            float *const to = c[x / (STRIP / 4)][x / 2 % (STRIP / 8)] + x % 2 * 2;
+            to[0] = two.x, to[1] = two.y;
+        }
+    }
 #pragma unroll
     for (int k = 0; k < STEPS; ++k)  // hi hi
 #pragma unroll
@@ -113,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
             q[x] = make_float2(left > 0 ? row[column] * scale : 0, left > 1 ? row[column + 1] * scale : 0);
             largest = fmaxf(largest, fmaxf(fabsf(q[x].x), fabsf(q[x].y)));
         }
-        q_exponent[r] = scale_exponent(quad_max(largest));
+        q_exponent[r] = scale_exponent(quad_max(largest)) - Q_SMALLER;
         const float factor = power_of_two(q_exponent[r]);
 #pragma unroll
         for (int x = 0; x < D / 8; ++x) {

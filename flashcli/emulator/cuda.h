@@ -398,6 +398,12 @@ inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(float &d0, float &
                                                               unsigned b1) {
     m16n8k16(from_half, {&d0, &d1, &d2, &d3}, {a0, a1, a2, a3, b0, b1});
 }
+inline void mma_sync_aligned_m16n8k16_row_col_f16_f16_f16_f16(unsigned &d0, unsigned &d1, unsigned a0, unsigned a1,
+                                                              unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+    float d[] = {from_half(d0), from_half(d0 >> 16), from_half(d1), from_half(d1 >> 16)};
+    m16n8k16(from_half, {&d[0], &d[1], &d[2], &d[3]}, {a0, a1, a2, a3, b0, b1});
+    d0 = to_half(d[1]) << 16 | to_half(d[0]), d1 = to_half(d[3]) << 16 | to_half(d[2]);
+}
 inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(float &d0, float &d1, float &d2, float &d3, unsigned a0,
                                                                 unsigned a1, unsigned a2, unsigned a3, unsigned b0,
                                                                 unsigned b1) {

@@ -213,7 +213,8 @@ def _mma(problem: Problem) -> Tiling:
     if problem.bias and D <= 128:  # which wants registers
         Bc = 32
     fragments = 2 * (D // 16) * threads * 16 if D > 128 else 0  # of Q: shorter heads keep them in registers
-    return Tiling(Br, Bc, threads, _tile_bytes(Bc, problem) + fragments)
+    macros = (("HALF_CORRECTIONS", 1),) if problem.halves_corrections else ()
+    return Tiling(Br, Bc, threads, _tile_bytes(Bc, problem) + fragments, macros)
 
 
 # ---- wgmma

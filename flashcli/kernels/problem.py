@@ -73,5 +73,10 @@ class Problem(NamedTuple):
         return self.B // self.group * tiles(self.N, Bc, self.sequences)
 
     @property
+    def halves_corrections(self) -> bool:
+        """Whether `mma` adds the two small ones of its three products in fp16: where that is faster."""
+        return self.speed.halved and self.products == 3
+
+    @property
     def products(self) -> int:
         return PRECISIONS[self.precision]

@@ -29,6 +29,7 @@ MULTIPROCESSORS, CLOCK, H200_PRODUCTS, H200_BYTES = 132, 1980, 1270, 4.9e12
 class Speed(NamedTuple):
     """Times of work on a multiprocessor, as multiples of an H200's: by FFMA, by tensor cores, to move a byte.
 
+    With ``halved``, tensor cores that add fp16 products in fp32 take twice as long as those that add in fp16.
     ``measured`` has factors on a kernel's whole time for a pair of tiles, which count instead: its name, the longest
     head that the factor is for, the factor.
     """
@@ -37,6 +38,7 @@ class Speed(NamedTuple):
     products: float = 1.0
     byte: float = 1.0
     measured: tuple[tuple[str, int, float], ...] = ()
+    halved: bool = False
 
     def factor(self, kernel: str, head: int) -> float | None:
         """The factor measured for a kernel and a class of heads; None if it was not."""
@@ -68,6 +70,7 @@ def speed(capability: tuple[int, int], name: str, sms: int, mhz: float, bytes_a_
             clock * lanes(HOPPER) / lanes(capability),
             clock * H200_PRODUCTS / tensor if tensor else 1.0,
             H200_BYTES / MULTIPROCESSORS * sms / bytes_a_second,
+            halved=HALVED in name and tensor > 0,
         )
     return found._replace(measured=measured(name))
 

@@ -11,6 +11,7 @@ from flashcli.kernels.arguments import Matrix, of_batches
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build
 from flashcli.kernels.problem import Problem
+from flashcli.kernels.speed import H200, Speed
 
 
 def attend(
@@ -21,11 +22,12 @@ def attend(
     folder: Path,
     causal: bool = False,
     backwards: bool = False,
+    speed: Speed = H200,
 ) -> np.ndarray:
     """O [B, M, d] of Q [B, M, d], K and V [B, N, d], float32. What is to be written is NaN before."""
     B, M, d = Q.shape
     N = K.shape[1]
-    build = Build(KERNELS[kernel], Problem(B, M, N, d, causal=causal))
+    build = Build(KERNELS[kernel], Problem(B, M, N, d, causal=causal, speed=speed))
     O = np.full_like(Q, np.nan)
     workspace = np.full(build.workspace(), 0xFF, np.uint8)
     matrices = [Matrix.of_batches(x.ctypes.data, x[0].size, d) for x in (Q, K, V, O)]

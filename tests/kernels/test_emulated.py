@@ -8,8 +8,10 @@ from emulator.attention import attend
 from oracle import Asked, assert_accurate
 from support import THOROUGH, sampled
 
+from flashcli.files.distributions import DISTRIBUTIONS
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.problem import Problem
+from flashcli.kernels.speed import Speed
 
 LADDER = [name for name, kernel in KERNELS.items() if not kernel.on_host]
 SHAPES = [(2, 130, 64), (1, 33, 80), (3, 1, 5), (1, 150, 256)]  # (B, N, d): several tiles, the last ones partly filled
@@ -27,3 +29,27 @@ def test_every_kernel_is_as_accurate_as_naive_attention_in_any_order_of_its_thre
         assert found[0].tobytes() == found[1].tobytes()
         cases.append((Asked(q, k, v, causal), found[0], None))
     assert_accurate(cases)
+
+
+DRAWN = {**DISTRIBUTIONS, "lognormal": lambda rng, size: np.exp(rng.standard_normal(size)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("name", sampled(list(DRAWN)))
+def test_corrections_that_are_added_in_fp16_are_accurate_on_every_distribution(emulated, name):
+    """`mma` on a GeForce, where the two small products of three are added so."""
+    cases, differ = [], False
+    for N, d in ((200, 64), (100, 96), (70, 160)) if THOROUGH else ((200, 64),):
+        q, k, v = (np.ascontiguousarray(x)[None] for x in DRAWN[name](np.random.default_rng(d), (3, N, d)))
+        halved = attend("mma", q, k, v, emulated, speed=Speed(halved=True))
+        differ |= halved.tobytes() != attend("mma", q, k, v, emulated).tobytes()
+        cases.append((Asked(q, k, v, False), halved, None))
+    assert differ or name in ("large", "equal")  # where one key has all the weight, or all keys have the same
+    assert_accurate(cases)
+
+
+def test_sums_in_fp16_have_room_for_the_largest_products(emulated):
+    """Numbers whose halves, high and low, are as large as they can be, all of one sign."""
+    worst = np.float32(2 - 2**-11 - 2**-23)  # rounds up to the next half: its low half is the largest
+    q, k, v = (np.full((1, 64, d), worst, np.float32) for d in (96, 96, 96))
+    found = attend("mma", q, k, v, emulated, speed=Speed(halved=True))
+    assert np.abs(found / worst - 1).max() < 2**-21

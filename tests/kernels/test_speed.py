@@ -10,6 +10,7 @@ from support import ROOT
 from flashcli.gpu.place import place_of_device
 from flashcli.kernels import choice, speed
 from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.operation import Build
 from flashcli.kernels.problem import Problem
 from flashcli.kernels.tuning import cost
 from flashcli.measure import tune
@@ -64,6 +65,21 @@ def test_a_hopper_gpu_has_an_h200s_speed():
     assert speed.speed((9, 0), "NVIDIA H100 PCIe", 114, 1755, 2e12) == speed.H200
 
 
+@pytest.mark.parametrize("arch, d", [("sm_86", 64), ("sm_89", 128), ("sm_120", 32)])
+def test_sums_in_fp16_spill_no_register(resources, arch, d):
+    _, problem = problem_on(GPUS[5], d)
+    assert dict(KERNELS["mma"].tiling(problem).macros) == {"HALF_CORRECTIONS": 1}
+    found = resources(Build(KERNELS["mma"], problem), arch)
+    assert not any(one.spilled or one.warnings for one in found.values())
+
+
+def test_only_a_geforce_adds_corrections_in_fp16():
+    halved = {name for gpu, name in zip(GPUS, IDS, strict=True) if problem_on(gpu, 64)[1].halves_corrections}
+    assert halved == {name for name in IDS if "RTX" in name and "A6000" not in name}
+    assert not problem_on(GPUS[5], 64)[1]._replace(precision="fp16").halves_corrections
+    assert not KERNELS["mma"].tiling(Problem(1, 64, 64, 64)).macros  # files
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path))
@@ -72,12 +88,12 @@ def folder(tmp_path, monkeypatch):
 
 def test_what_was_measured_decides_and_is_forgotten(folder):
     name = GPUS[5][0]
-    capability, problem = problem_on(GPUS[5], 32)
+    capability, problem = problem_on(GPUS[5], 16)
     assert choice.choose(capability, problem).name == "register_tiled"
     tune.keep("another", {"mma": {32: 2.0}})
-    tune.keep(name, {"mma": {32: 0.5}, "register_tiled": {32: 0.5}})
+    tune.keep(name, {"mma": {16: 0.5}, "register_tiled": {16: 0.5}})
     tuned = problem._replace(speed=speed.speed(capability, name, 82, 1695, 936e9))
-    assert tuned.speed.measured == (("mma", 32, 0.5), ("register_tiled", 32, 0.5))
+    assert tuned.speed.measured == (("mma", 16, 0.5), ("register_tiled", 16, 0.5))
     assert choice.choose(capability, tuned).name == "mma"
     tune.keep(name, {})
     assert speed.measured(name) == () and speed.measured("another") == (("mma", 32, 2.0),)

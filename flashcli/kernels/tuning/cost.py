@@ -94,5 +94,8 @@ def _pair(kernel: Kernel, problem: Problem, pair: float) -> float:
     speed = problem.speed
     if (factor := speed.factor(kernel.name, head_class(problem.d))) is not None:
         return pair * factor
-    products = min(pair, PRODUCT * problem.products * round_up(problem.d, 32)) if kernel.splits else 0.0
+    of_tensor_cores = PRODUCT * problem.products * round_up(problem.d, 32) if kernel.splits else 0.0
+    products = min(pair, of_tensor_cores)
+    if problem.halves_corrections:
+        products *= 2 / 3  # two of three at twice the rate
     return products * speed.products + (pair - products) * speed.ffma
