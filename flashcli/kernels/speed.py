@@ -8,11 +8,8 @@ architecture: nobody has timed kernels there, and docs/gpus.md says which one is
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 from typing import NamedTuple
-
-from flashcli.compiler import cache
 
 MEASURED = "tuned.json"  # in the cache's folder: {GPU's name: {kernel: {longest head: factor}}}
 HOPPER = (9, 0)
@@ -77,11 +74,17 @@ def speed(capability: tuple[int, int], name: str, sms: int, mhz: float, bytes_a_
 
 def path() -> Path:
     """The file that `flashcli bench --tune` writes."""
+    from flashcli.compiler import cache  # here: imports are most of a small run's time
+
     return cache.folder() / MEASURED
 
 
 def measured(name: str) -> tuple[tuple[str, int, float], ...]:
     """The factors kept for a GPU, of the first of the cache's folders that has some; a damaged file has none."""
+    import json
+
+    from flashcli.compiler import cache
+
     for folder in cache.folders():
         with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
             found = json.loads((folder / MEASURED).read_text())[name]
