@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
-from bench import decode, rows, views
+from bench import decode, ragged, rows, views
 from bench.decode_check import SMALL, Verdict, judged
 from flashcli.errors import UsageError
 from flashcli.measure.decode_shapes import SHAPES, outlined
@@ -29,6 +30,26 @@ def test_the_table_has_a_column_for_each_that_was_timed():
     assert views.VIEWS["decode"](ROWS) == (
         "| batch | MB | read | tensor |\n| --- | --- | --- | --- |\n| 8x4096 | 134 | 37.0 | 40.0 |\n"
     )
+
+
+def test_of_ragged_queries_the_table_has_the_rate_of_the_call():
+    timed = TIMED | {"operations": 4.0e9}
+    rows = [ROWS[0], Decoded(**ABOUT, contender="flashcli", seconds=4.0e-5, relative_l2=2e-4, **timed)]
+    assert views.VIEWS["ragged"](rows) == (
+        "| batch | MB | GFLOP | read | flashcli | TFLOP/s of flashcli |\n| --- | --- | --- | --- | --- | --- |\n"
+        "| 8x4096 | 134 | 4.0 | 37.0 | 40.0 | 100 |\n"
+    )
+
+
+def test_the_operations_of_ragged_queries_are_those_of_the_pairs_that_meet():
+    chosen = {shape.name: SimpleNamespace(asked=outlined(shape, "nhd")) for shape in ragged.SHAPES}
+    prompt, step = chosen["prompt of 8192"], chosen["both together"]
+    assert ragged.operations(prompt) == 4 * 32 * 128 * 8192 * 8193 / 2
+    pairs = 128 * 2048 + 2 * (2048 * 2048 + 2048 * 2049 / 2)
+    assert ragged.operations(step) == 4 * 32 * 128 * pairs
+    assert step.asked.counts.tolist() == [1] * 128 + [2048] * 2
+    equal = chosen["16 prompts of 1 to 4000"].asked
+    assert equal.counts.tolist() == equal.seq_lens.tolist()
 
 
 def test_of_several_layouts_each_has_columns_of_its_own():

@@ -13,7 +13,7 @@ from support import can_draw, python
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from bench import views  # noqa: E402
-from bench.gpt2 import times  # noqa: E402
+from bench.gpt2 import serve, times  # noqa: E402
 from bench.gpt2 import weights as weighing  # noqa: E402
 from bench.gpt2.__main__ import chooser, generate  # noqa: E402
 from bench.gpt2.cache import Dense, new_pages  # noqa: E402
@@ -155,3 +155,17 @@ def test_more_tokens_than_positions_are_refused(monkeypatch):
     assert isinstance(done.exception, UsageError) and "--tokens 49 and a prompt of 8 are more than the 56" in str(
         done.exception
     )
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_servers_loop_writes_what_the_plain_one_does(device):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("PyTorch finds no GPU")
+    library = OfPyTorch(device)
+    weights = {name: library.put(x) for name, x in weighing.random_weights(TINY, seed=1).items()}
+    model, prompts = GPT2(TINY, weights, library), [[5, 7, 5, 7, 5, 7], list(range(20)), [3]]
+    requests, alone = ([serve.Request(prompt, 9) for prompt in prompts] for _ in range(2))
+    with torch.no_grad():
+        steps = serve.serve(model, requests, chunk=8)
+        assert sum(serve.serve(model, [one], chunk=100, drafts=0) for one in alone) == 27 > steps
+    assert [one.tokens for one in requests] == [one.tokens for one in alone]

@@ -490,3 +490,28 @@ def test_parts_are_merged_on_a_gpu(on_gpu, kind):
     want = torch.where(weights == 0, 0, weights * outs.double()).sum(0)
     torch.testing.assert_close(out, want.to(kind), rtol=1e-2 if kind != torch.float32 else 1e-5, atol=1e-5)
     torch.testing.assert_close(lse, torch.logsumexp(lses, 0), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("query_type", ["float16", "float32"])
+def test_a_graph_serves_steps_of_other_sequences_and_fewer_tokens(on_gpu, query_type):
+    big = make(dataclasses.replace(SMALL, lengths="33,37,20", queries="5,8,3", query_type=query_type, layout="nhd"))
+    static = to_gpu(big)
+    given = options(big) | {"return_lse": True}
+    flashcli.decode(**static, **given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = flashcli.decode(**static, **given)
+    graph.replay()
+    check((out, lse), big)
+    small = dataclasses.replace(
+        big,
+        query=big.query[:7],
+        seq_lens=np.array([30, 1, 20], np.int32),
+        query_starts=np.array([0, 4, 4, 7], np.int32),
+    )
+    for name in ("seq_lens", "query_starts"):
+        static[name].copy_(torch.from_numpy(getattr(small, name)))
+    graph.replay()
+    check((out[:7], lse[:7]), small)
+    assert not out[7:].any() and torch.isneginf(lse[7:]).all()
