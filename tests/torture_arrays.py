@@ -25,7 +25,7 @@ from paged_oracle import oracle
 from torturing import Choose, demand, near
 
 import flashcli
-from flashcli.asked.decode import BlockSparse, cache_shapes
+from flashcli.asked.decode import OPTIONAL, BlockSparse, cache_shapes
 from flashcli.cpu.decode import DecodeCpu
 from flashcli.errors import FlashError
 from flashcli.files.decode.cases import Case, make
@@ -274,10 +274,13 @@ def decode_case(choose: Choose) -> Case:
         sparse = BlockSparse(choose.randint(2, 5), page * choose.randint(1, 3), choose.randint(0, 2),
                              choose.randint(-2, 2), choose.randint(0, 2))  # fmt: skip
     lengths = ",".join(str(choose.choice([0, 1, 2, choose.randint(1, 70)])) for _ in range(S))
+    queries = [choose.choice([0, 1, 1, 2, 9]) for _ in range(S)] if choose.random() < 0.4 else []
     return Case(
         S, Hkv * choose.choice([1, 2, 3]), Hkv, D, lengths if S > 1 else f"{lengths}x1", T, page, layout, query, cache,
         choose.choice(["unique", "reversed", "shared"]), choose.choice([0.1, 3.0, 12.0]), 1.0, choose.random() < 0.3,
         choose.choice([0, 0, 1, 7]), sparse, choose.randrange(10**6),
+        ",".join(f"{n}x1" for n in queries) * any(queries), choose.choice([0.0, 0.0, 3.0]), choose.random() < 0.2,
+        not any(queries) or choose.random() < 0.8,
     )  # fmt: skip
 
 
@@ -287,7 +290,7 @@ def decode(choose: Choose, rng: np.random.Generator) -> str:
     if asked.cache_type == "float32" and choose.random() < 0.1 and not gpu():
         asked = dataclasses.replace(asked, query=asked.query * np.float32(1e25))
     arrays = {name: getattr(asked, name) for name in ("query", "key_cache", "value_cache", "block_tables", "seq_lens")}
-    if case.T == 1:
+    if asked.T == 1:
         arrays["query"] = asked.query[:, 0]
     for name, x in arrays.items():
         if choose.random() < 0.3:  # with gaps between the outermost
@@ -300,14 +303,16 @@ def decode(choose: Choose, rng: np.random.Generator) -> str:
     options: dict[str, Any] = {
         "layout": asked.layout, "scale": asked.scale, "alibi_slopes": asked.alibi_slopes, "block_sparse": asked.sparse,
         "sliding_window": asked.window, "k_scale": asked.k_scale, "v_scale": np.float32([asked.v_scale]),
+        "query_starts": asked.query_starts, "sinks": asked.sinks, "softcap": asked.softcap, "causal": asked.causal,
     }  # fmt: skip
-    if asked.is_fp8 and choose.random() < 0.5:
+    if asked.is_scaled and choose.random() < 0.5:
         options["cache_dtype"] = asked.cache_type
         arrays |= {name: arrays[name].view(np.uint8) for name in ("key_cache", "value_cache")}
     if gpu():
         arrays = {name: on_gpu(x) for name, x in arrays.items()}
         options["v_scale"] = on_gpu(options["v_scale"])
-        options["alibi_slopes"] = None if asked.alibi_slopes is None else on_gpu(asked.alibi_slopes)
+        for name in OPTIONAL:
+            options[name] = None if options[name] is None else on_gpu(options[name])
         found = flashcli.decode(**arrays, **options, return_lse=True)
         out, lse = (x.float().cpu().numpy() for x in found)
     else:
@@ -396,7 +401,7 @@ def refused(choose: Choose, rng: np.random.Generator) -> str:
         whole = make(decode_case(choose))
         arguments = {x: getattr(whole, x) for x in ("key_cache", "value_cache", "layout", "k_scale", "v_scale")}
         if name == "decode":
-            arguments |= {x: getattr(whole, x) for x in ("query", "block_tables", "seq_lens", "scale", "alibi_slopes")}
+            arguments |= {x: getattr(whole, x) for x in ("query", "block_tables", "seq_lens", "scale", *OPTIONAL)}
             arguments |= {"sliding_window": whole.window, "block_sparse": whole.sparse}
             more = ["backend", "cache_dtype", "return_lse"]
         else:

@@ -15,11 +15,24 @@ ON_CPU = ("bench-decode", "--backend", "cpu", "--runs", 1, "--threads", 1)
 
 
 def test_a_shape_is_timed_on_the_cpu(tmp_path):
-    options = ("--lengths", "40,7", "--page", 8, "--type", "bfloat16", "--cache", "e5m2", "--layout", "nhd")
+    options = (
+        "--lengths",
+        "40,7",
+        "--queries",
+        "3,1",
+        "--page",
+        8,
+        "--type",
+        "bfloat16",
+        "--cache",
+        "e5m2",
+        "--layout",
+        "nhd",
+    )
     done = flashcli(*ON_CPU, "--shape", "2,4,2,32", *options, "--json", "-", cwd=tmp_path)
     assert done.code == 0, done.err
     [row] = json.loads(done.out)["rows"]
-    assert (row["case"], row["B"], row["N"], row["d"]) == ("2x(40,7) 4/2 D=32", 2, 40, 32)
+    assert (row["case"], row["B"], row["N"], row["d"]) == ("2x(40,7) 4/2 D=32, queries 3,1", 2, 40, 32)
     assert (row["layout"], row["bytes"], row["contender"]) == ("nhd", 2 * 47 * 2 * 32, "flashcli cpu")
     assert 0 < row["relative_l2"] < 8e-3 and row["runs"] == 1
 
