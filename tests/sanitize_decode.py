@@ -185,7 +185,7 @@ def check_merge(place: Place, kind: str) -> None:
     """Merge three parts, of which one has seen nothing and holds NaN; AssertionError says what is wrong."""
     rng = np.random.default_rng(0)
     outs = [rng.normal(size=(5, 3, 80)).astype(dtype(kind)) for _ in range(3)]
-    lses = [rng.normal(size=(5, 3)).astype(np.float32) * 3 for _ in range(3)]
+    lses = [1000 + rng.normal(size=(5, 3)).astype(np.float32) * 3 for _ in range(3)]
     lses[1][2], outs[1][2] = -np.inf, np.nan
     for lse in lses:
         lse[4, 1] = -np.inf

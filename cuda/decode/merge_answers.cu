@@ -40,9 +40,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) merge_answers(const Merge 
         const float lse = a.lses[i][row];
         m = lse > m || lse != lse ? lse : m;  // NaN is not lost
     }
-    const float shift = finite_or_zero(m) * LOG2E;
+    const float shift = finite_or_zero(m);
     for (int i = 0; i < a.parts; ++i) {
-        const float weight = exp2_fast(a.lses[i][row] * LOG2E - shift);
+        const float weight = exp2_fast((a.lses[i][row] - shift) * LOG2E);
         l += weight;
         if (weight == 0) continue;
         float part[X];

@@ -115,21 +115,8 @@ def _shapes(
     if not heads:
         return [shape for shape in (OF_THE_RULE if rule else SHAPES) if not on_cpu or shape.name == ON_CPU]
     cache_type = decode_options.CACHE_TYPES[cache] if cache else query_type
-    return [
-        TimedShape(
-            f"{S}x({lengths}) {H}/{Hkv} D={D}{', queries ' * bool(queries)}{queries}",
-            S,
-            H,
-            Hkv,
-            D,
-            lengths,
-            query_type,
-            cache_type,
-            page,
-            queries,
-        )
-        for S, H, Hkv, D in heads
-    ]
+    told, same = f", queries {queries}" if queries else "", (lengths, query_type, cache_type, page, queries)
+    return [TimedShape(f"{S}x({lengths}) {H}/{Hkv} D={D}{told}", S, H, Hkv, D, *same) for S, H, Hkv, D in heads]
 
 
 def _on_gpu(record: Record, given: Given, layout: str, how: timing.How) -> Iterator[Row]:

@@ -104,7 +104,7 @@ OPTIONS = (
     click.option("--alibi", is_flag=True, help="Have ALiBi's slopes. For --decode."),
     click.option(
         "--softcap", type=parameters.FiniteRange(0), default=0.0, show_default=True,
-        help="Bound of scores, by a tangent; 0: none. For --decode.",
+        help="Make a score x this times tanh(x / this), which bounds it; 0: leave it. For --decode.",
     ),
     click.option("--sinks", is_flag=True, help="Have a sink of each head, a score without a key. For --decode."),
     click.option(
