@@ -175,6 +175,17 @@ def _in_place(row: InPlace) -> list[str]:
     ]  # fmt: skip
 
 
+def halves_lines(rows: Sequence[Row]) -> tables.Lines:
+    """Each contender's time for a case, and how many times as fast as the first it is, which takes float32."""
+    lines = [["(B, H, N, d)", "contender", "median", "min to max", "TFLOP/s", "of the first's speed", "relative L2"]]
+    for case, some in by_case(of_kind(Timed, rows)).items():
+        first, *_ = some
+        for row in some:
+            measured = f"{ms(row.seconds)} ms", f"{ms(row.min)} to {ms(row.max)}", f"{row.tflops:.0f}"
+            lines.append([case, row.contender, *measured, times(first.seconds / row.seconds), f"{row.relative_l2:.1e}"])
+    return lines
+
+
 def arrays_text(rows: Sequence[Row]) -> str:
     """The targets and what was measured of them, and below that all that was measured."""
     return f"{tables.markdown(target_lines(of_kind(InPlace, rows)))}\n{tables.markdown(in_place_lines(rows))}"
@@ -431,6 +442,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "ragged": lambda rows: tables.markdown(ragged_lines(rows)),
     "rule": lambda rows: markdowns(rule_tables(rows)),
     "arrays": arrays_text,
+    "halves": lambda rows: tables.markdown(halves_lines(rows)),
     "grid": grid_text,
     "first_calls": lambda rows: tables.markdown(first_call_lines(rows)),
     "compile_all": lambda rows: tables.markdown(compiled_lines(rows)),

@@ -1,19 +1,21 @@
-// Four floats at a time, from global memory to registers, or to tiles in shared memory: on any GPU.
+// Four numbers at a time, from global memory to registers, or to tiles in shared memory: on any GPU.
 #pragma once
 #include "common.cuh"
+#include "numbers.cuh"
 
 __device__ __forceinline__ float part(float4 x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
 
-// Four floats of row `row` from column `column`, a multiple of 4; zeros beyond the matrix.
-__device__ __forceinline__ float4 load4(const float *matrix, long long stride, int row, int column, int rows) {
-    const float *x = matrix + row * stride + column;
+// Four numbers of row `row` from column `column`, a multiple of 4; zeros beyond the matrix.
+template <class Number>
+__device__ __forceinline__ float4 load4(const Number *matrix, long long stride, int row, int column, int rows) {
+    const Number *x = matrix + row * stride + column;
     if (row >= rows || column >= HEAD_DIM) return make_float4(0, 0, 0, 0);
-    if (ALIGNED) return *reinterpret_cast<const float4 *>(x);
+    if (ALIGNED) return four_from(x);
     const int left = HEAD_DIM - column;
-    return make_float4(x[0], left > 1 ? x[1] : 0, left > 2 ? x[2] : 0, left > 3 ? x[3] : 0);
+    return make_float4(x[0], left > 1 ? float(x[1]) : 0, left > 2 ? float(x[2]) : 0, left > 3 ? float(x[3]) : 0);
 }
 
-// *to = four floats of row `row`, from column `column`; zeros beyond the matrix. Asynchronous where the GPU can.
+// *to = four numbers of row `row`, from column `column`; zeros beyond the matrix. Asynchronous where the GPU can.
 __device__ __forceinline__ void copy4(float4 *to, const float *matrix, long long stride, int row, int column,
                                       int rows) {
     const int left = row < rows ? HEAD_DIM - column : 0;
@@ -31,6 +33,13 @@ __device__ __forceinline__ void copy4(float4 *to, const float *matrix, long long
 #else
     *to = left > 0 ? *reinterpret_cast<const float4 *>(from) : make_float4(0, 0, 0, 0);
 #endif
+}
+
+// Halves go by registers, where they become floats.
+template <int TYPE>
+__device__ __forceinline__ void copy4(float4 *to, const Half<TYPE> *matrix, long long stride, int row, int column,
+                                      int rows) {
+    *to = load4(matrix, stride, row, column, rows);
 }
 
 // Every thread's share of the tiles has arrived, and nobody reads those of before any more.

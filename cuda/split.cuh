@@ -7,7 +7,7 @@
 //
 // A split tile of R rows and C columns, as wgmma (128-byte swizzle, K-major) and ldmatrix read it without bank
 // conflicts:
-//   hi and lo stand side by side, [hi | lo], 2C fp16 columns (PRODUCTS == 1: only hi, C columns);
+//   hi and lo stand side by side, [hi | lo], 2C fp16 columns (PRODUCTS < 3: only hi, C columns);
 //   the columns are cut into panels of 64 (128 bytes); a panel is R rows of 128 bytes, panels follow one another;
 //   in row r, the 16-byte chunk c of a panel lies at chunk c ^ (r % 8).
 // So (row, column) is at split_offset<R>(row, column), and column c of lo is column C + c. R is a multiple of 8, C of
@@ -16,9 +16,9 @@
 #include "float4.cuh"
 
 #ifndef PRODUCTS
-#define PRODUCTS 3  // 1: hi * hi only, the precision of fp16
+#define PRODUCTS 3  // 2: the matrices are halves, of which hi is all; 1: hi * hi only, the precision of fp16
 #endif
-static_assert(PRODUCTS == 3 || PRODUCTS == 1, "three products make fp32, one makes fp16");
+static_assert(PRODUCTS >= 1 && PRODUCTS <= 3, "three products make fp32, two fp32 of halves, one makes fp16");
 
 #ifndef PAD
 #define PAD (HEAD_DIM <= 128 ? 32 : 64)
@@ -127,7 +127,7 @@ __device__ __forceinline__ float given_back(float inverse_l, float largest) {
     return fmaf(lost * inverse_l, __saturatef(fmaf(-largest, inverse_l, 1.0f)), inverse_l);
 }
 
-// ---- reading fp32 matrices [rows, HEAD_DIM], whose rows are `stride` floats apart
+// ---- reading matrices [rows, HEAD_DIM], whose rows are `stride` numbers apart
 
 // ---- one tile by a group of threads: load, agree on the scale, split, store. The tile may overlay what is read
 
@@ -163,8 +163,8 @@ __device__ __forceinline__ int group_scale(const float *x, unsigned *scratch, in
 enum class From { MEMORY, TILE };
 
 // K: a piece of work is 8 columns of one key, one 16-byte chunk of hi and one of lo. Returns the scale's exponent.
-template <int GROUP, From FROM = From::MEMORY>
-__device__ __forceinline__ int split_K(const float *K, long long stride, int j0, int N, unsigned char *tile,
+template <int GROUP, From FROM = From::MEMORY, class Number>
+__device__ __forceinline__ int split_K(const Number *K, long long stride, int j0, int N, unsigned char *tile,
                                        unsigned *scratch, unsigned thread, int barrier) {
     asm volatile("" : "+r"(thread));  // else, in a loop, all addresses are computed ahead and held in registers
     constexpr int ACROSS = D / 8, PIECES = BC * ACROSS, EACH = ceil_div(PIECES, GROUP);
@@ -192,8 +192,8 @@ __device__ __forceinline__ int split_K(const float *K, long long stride, int j0,
 
 // V, transposed: a piece of work is 4 columns of 8 keys. Neighbouring threads have neighbouring keys, so that reads and
 // writes meet in whole 32-byte sectors of memory; or neighbouring columns.
-template <int GROUP, From FROM = From::MEMORY>
-__device__ __forceinline__ int split_V(const float *V, long long stride, int j0, int N, unsigned char *tile,
+template <int GROUP, From FROM = From::MEMORY, class Number>
+__device__ __forceinline__ int split_V(const Number *V, long long stride, int j0, int N, unsigned char *tile,
                                        unsigned *scratch, unsigned thread, int barrier) {
     asm volatile("" : "+r"(thread));  // else, in a loop, all addresses are computed ahead and held in registers
     constexpr int ACROSS = D / 4, DOWN = BC / 8, PIECES = DOWN * ACROSS, EACH = ceil_div(PIECES, GROUP);

@@ -33,6 +33,7 @@ def attention(
     kernel: str | None = None,
     precision: str = "fp32",
     batch_invariant: bool = True,
+    out_dtype: Any = None,
 ) -> Any:
     """softmax(scale · Q Kᵀ + bias) V for each batch and head, accurate to fp32.
 
@@ -42,8 +43,9 @@ def attention(
 
     Parameters
     ----------
-    q : float32 array [B, M, d] or [B, H, M, d], 1 <= d <= 256
-    k, v : float32 arrays [B, N, d] or [B, Hkv, N, d]; H / Hkv heads of q that follow one another share one of k and v
+    q : float32, float16 or bfloat16 array [B, M, d] or [B, H, M, d], 1 <= d <= 256
+    k, v : arrays of q's type, [B, N, d] or [B, Hkv, N, d]; H / Hkv heads of q that follow one another share one of k
+        and v
     causal : query i sees keys 0 to q_start + i only
     scale : factor on Q Kᵀ; 1/sqrt(d) if None
     backend : "cuda", "cpu", or "auto": the GPU on which the arrays are, or else a usable one, else the CPU
@@ -58,18 +60,19 @@ def attention(
         sequence's last query is at the position of its last key, as in flash-attn and PyTorch's varlen_attn. Slopes may
         be [S, H]; q_start, bias and mask are not given. The bytes of a sequence do not depend on what it is packed with
     return_lse : the natural logarithm of each row's sum of exp(score), too
-    out : float32 array of q's shape for the answer, which overlaps nothing else
+    out : array of q's shape, and of q's type or float32, for the answer, which overlaps nothing else
     kernel : name of the kernel that computes, on a GPU; the fastest if None
     precision : "fp32", or "fp16": faster, with a relative error of some 7e-4, on a GPU
     batch_invariant : each row has the same bytes whatever else is in the batch; False may be faster, on a GPU
+    out_dtype : type of the answer: q's if None, or "float32"; everything before its last rounding is in float32
 
     All arrays are of one library, and in one place. Strides are free, but the last axis of an array on a GPU is
     contiguous.
 
     Returns
     -------
-    ``out``, or else an array of q's library, float32, of q's shape, contiguous; with ``return_lse``, a tuple of it and
-    a float32 array [B, H, M] or [B, M], or [H, tokens] of packed sequences. A query that sees no key has zeros and an
+    ``out``, or else an array of q's library and shape, contiguous; with ``return_lse``, a tuple of it and a float32
+    array [B, H, M] or [B, M], or [H, tokens] of packed sequences. A query that sees no key has zeros and an
     LSE of -inf. Libraries with no allocator that is known get a `DeviceArray` with both protocols.
 
     Raises
@@ -85,7 +88,7 @@ def attention(
     return _of("attention", q)(
         q, k, v, causal, scale, backend, bias=bias, mask=mask, q_start=q_start, window=window,
         alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, return_lse=return_lse, out=out,
-        kernel=kernel, precision=precision, batch_invariant=batch_invariant,
+        kernel=kernel, precision=precision, batch_invariant=batch_invariant, out_dtype=out_dtype,
     )  # fmt: skip
 
 
@@ -110,6 +113,7 @@ def attention_backward(
     dlse: Any = None,
     return_dbias: bool = False,
     kernel: str | None = None,
+    out_dtype: Any = None,
 ) -> tuple[Any, ...]:
     """The gradients of `attention`, accurate to fp32: (dq, dk, dv), or with ``return_dbias`` (dq, dk, dv, dbias).
 
@@ -119,23 +123,24 @@ def attention_backward(
 
     Parameters
     ----------
-    do : float32 array of q's shape
+    do : array of q's shape, and of q's type or float32
     q, k, v, causal, scale, backend, bias, mask, q_start : as they were given to `attention`
     window, alibi_slopes, cu_seqlens_q, cu_seqlens_k : as they were given to `attention`
-    o, lse : what ``attention(..., return_lse=True)`` gave, both; without them it is computed again
+    o, lse : what ``attention(..., return_lse=True)`` gave, both, o of do's type; without them it is computed again
     dlse : the gradient with respect to the LSE, float32, of its shape; zeros if None
     return_dbias : the gradient with respect to a bias of numbers, too
     kernel : name of the kernel that computes, on a GPU; the fastest if None
+    out_dtype : type of dq, dk and dv: q's if None, or "float32"
 
     All arrays are of one library, and in one place. Strides are free, but the last axis of a matrix on a GPU is
     contiguous. Memory beyond the gradients grows with M + N, not with M · N.
 
     Returns
     -------
-    arrays of q's library, float32, contiguous: dq of q's shape, dk and dv of k's, summed over the heads of q that share
-    them, dbias of the bias's, summed over the axes along which it is broadcast. A query that sees no key has a dq of
-    zeros and adds nothing to the others. The same call has the same bytes every time, and those of a batch and head do
-    not depend on what else there is.
+    arrays of q's library, contiguous: dq of q's shape, dk and dv of k's, summed over the heads of q that share them,
+    dbias, float32, of the bias's, summed over the axes along which it is broadcast. A query that sees no key has a dq
+    of zeros and adds nothing to the others. The same call has the same bytes every time, and those of a batch and head
+    do not depend on what else there is.
 
     Raises
     ------
@@ -149,7 +154,7 @@ def attention_backward(
     return _of("attention_backward", q)(
         do, q, k, v, causal, scale, backend, bias=bias, mask=mask, q_start=q_start, window=window,
         alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, o=o, lse=lse, dlse=dlse,
-        return_dbias=return_dbias, kernel=kernel,
+        return_dbias=return_dbias, kernel=kernel, out_dtype=out_dtype,
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from oracle import Asked, times
 
 from flashcli.arrays import memory
 from flashcli.arrays.protocols import DataType
+from flashcli.asked.attention import TYPES
 from flashcli.asked.decode import BlockSparse, cache_shapes
 from flashcli.cpu.decode import attend_group
 from flashcli.cpu.pages import DecodeArrays, WriteKvArrays
@@ -190,6 +191,10 @@ class Driver:
         rows[...] = bits
         return (0,)
 
+    def cuMemsetD2D16Async(self, address, pitch, bits, width, height, stream):
+        _view(address, np.uint16, (height, width), (pitch // 2, 1))[...] = bits
+        return (0,)
+
     def cuMemsetD32Async(self, address, bits, count, stream):
         _view(address, np.uint32, (count,), (1,))[...] = bits
         return (0,)
@@ -267,14 +272,19 @@ def _bias_and_mask(given, macros: dict[str, str]) -> list[np.ndarray | None]:
     return found
 
 
+def _type(macros: dict[str, str], name: str) -> np.dtype:
+    """The type of a kernel's matrices, by the macro of that name."""
+    return dtype(TYPES[int(macros.get(name, 0))])
+
+
 def attention(given: Attention, macros: dict[str, str]) -> None:
     """What a kernel does, in float64."""
     B, H, Hkv, M, N, d = given.B, given.H, given.Hkv, given.M, given.N, int(macros["HEAD_DIM"])
 
-    def matrix(address, by, heads, rows):
-        return _view(address, np.float32, (B, heads, rows, d), (by.batch, by.head, by.row, 1))
+    def matrix(address, by, heads, rows, kind="INPUT"):
+        return _view(address, _type(macros, kind), (B, heads, rows, d), (by.batch, by.head, by.row, 1))
 
-    q, o = matrix(given.Q, given.q, H, M), matrix(given.O, given.o, H, M)
+    q, o = matrix(given.Q, given.q, H, M), matrix(given.O, given.o, H, M, "ANSWER")
     k, v = (matrix(at, by, Hkv, N) for at, by in ((given.K, given.k), (given.V, given.v)))
     if macros["ALIGNED"] == "1":
         addresses = given.Q | given.K | given.V | given.O
@@ -297,7 +307,7 @@ def attention(given: Attention, macros: dict[str, str]) -> None:
         total = weights.sum(-1, keepdims=True)
         answer = np.where(total == 0, 0, times(weights, vv, scores == -np.inf) / np.where(total == 0, 1, total))
         lse = (np.log(total) + top)[..., 0]
-    o[...] = answer.astype(np.float32)
+    o[...] = answer.astype(o.dtype)
     if given.lse:
         _view(given.lse, np.float32, (B, H, M), (H * M, M, 1))[...] = lse
 
@@ -306,14 +316,17 @@ def differentiate(given: backward.Argument, macros: dict[str, str], function: st
     """What a backward kernel's function does."""
     B, H, Hkv, M, N, d = given.B, given.H, given.Hkv, given.M, given.N, int(macros["HEAD_DIM"])
 
-    def matrix(address, by, heads, rows):
-        return _view(address, np.float32, (B, heads, rows, d), (by.batch, by.head, by.row, 1))
+    def matrix(address, by, heads, rows, kind):
+        return _view(address, _type(macros, kind), (B, heads, rows, d), (by.batch, by.head, by.row, 1))
 
     def row_numbers(address, by):
         return _view(address, np.float32, (B, H, M), (by.batch, by.head, by.row)) if address else None
 
     read = ("dO", "d_o", H, M), ("Q", "q", H, M), ("K", "k", Hkv, N), ("V", "v", Hkv, N), ("O", "o", H, M)
-    do, q, k, v, o = (matrix(getattr(given, at), getattr(given, by), heads, rows) for at, by, heads, rows in read)
+    do, q, k, v, o = (
+        matrix(getattr(given, at), getattr(given, by), heads, rows, kind).astype(np.float32)
+        for (at, by, heads, rows), kind in zip(read, ("ANSWER", *["INPUT"] * 3, "ANSWER"), strict=True)
+    )
     if macros["ALIGNED"] == "1":
         for at, by, *_ in (*read, ("dQ", "dq"), ("dK", "dk"), ("dV", "dv")):
             assert getattr(given, at) % 16 == 0
@@ -342,9 +355,9 @@ def differentiate(given: backward.Argument, macros: dict[str, str], function: st
     for name in names:
         x = found[("dQ", "dK", "dV").index(name)]
         heads, rows = x.shape[1:3]
-        into = matrix(getattr(given, name), getattr(given, name.lower()), heads, rows)
+        into = matrix(getattr(given, name), getattr(given, name.lower()), heads, rows, "GRADIENT")
         mask = np.repeat(wanted, heads // Hkv, axis=1)
-        into[mask] = x[mask].astype(np.float32)
+        into[mask] = x[mask].astype(into.dtype)
 
 
 def _four(given: backward.Argument) -> tuple[int, int, int, int]:

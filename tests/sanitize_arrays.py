@@ -24,6 +24,7 @@ from flashcli.asked.attention import Call, Operand, call
 from flashcli.asked.how import How
 from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable
+from flashcli.files.decode.tensors import dtype
 from flashcli.gpu.place import Place, ask, bindings, place_of_device
 from flashcli.gpu.prepared import prepare
 from flashcli.kernels.arguments import POINTERS
@@ -34,6 +35,7 @@ from flashcli.kernels.plan import ATTENTION
 B, H, Hkv, M, N = 2, 4, 2, 150, 201  # several tiles of rows and of keys, the last ones partly filled
 STRIDED = [name for name, kernel in KERNELS.items() if kernel.strided]
 TOLERANCE = {"fp32": 2e-5, "fp16": 1e-2}
+ROUNDING = {"float32": 0, "float16": 2**-11, "bfloat16": 2**-8}  # of an answer to its type, at most
 
 
 class Case(NamedTuple):
@@ -60,6 +62,8 @@ class Case(NamedTuple):
     spoilt: str = ""
     precision: str = "fp32"
     batch_invariant: bool = True
+    dtype: str = "float32"
+    out_dtype: str = "float32"
 
 
 CASES = {
@@ -132,22 +136,40 @@ CASES = {
     "fp16": Case("fused", precision="fp16"),
     "fp16, heads of 192": Case(d=192, precision="fp16"),
     "bytes that depend on the batch": Case(batch_invariant=False),
+    "halves": Case(dtype="float16", out_dtype="float16", lse=True),
+    "bfloat16 in, fused, causal": Case("fused", causal=True, lse=True, dtype="bfloat16"),
+    "halves, odd": Case("odd", d=30, dtype="float16", out_dtype="float16"),
+    "bfloat16, odd, causal": Case("odd", causal=True, dtype="bfloat16", out_dtype="bfloat16"),
+    "halves in, heads of 16": Case(d=16, N=333, lse=True, dtype="float16"),
+    "halves in, heads of 128, rows first": Case("rows first", d=128, dtype="float16"),
+    "bfloat16, heads of 200, causal": Case(d=200, causal=True, lse=True, dtype="bfloat16", out_dtype="bfloat16"),
+    "halves in, heads of 256, fused": Case("fused", d=256, dtype="float16"),
+    "halves, bias and mask": Case(d=32, bias=(1, H, M, N), mask=(B, 1, 1, N), lse=True, dtype="float16"),
+    "halves, bias and mask, heads of 128": Case(d=128, bias=(M, N), mask=(B, 1, M, N), lse=True, dtype="float16"),
+    "halves in, chunks of keys": Case("fused", B=1, M=200, N=1100, q_start=500, causal=True, dtype="float16"),
+    "halves in, clusters with pairs": Case("fused", B=1, H=1, Hkv=1, M=600, N=1024, lse=True, dtype="bfloat16"),
+    "halves in, chunks of keys, heads of 160": Case(B=1, H=2, Hkv=1, M=64, N=1100, d=160, dtype="bfloat16"),
+    "halves, NaN": Case(spoilt="q", lse=True, dtype="float16", out_dtype="float16"),
+    "bfloat16, Inf, fused": Case("fused", spoilt="v", dtype="bfloat16", out_dtype="bfloat16"),
+    "halves, fp16": Case("fused", precision="fp16", dtype="float16", out_dtype="float16"),
 }
 
 
 # ---- arrays, and where they lie
 
 LAYOUTS = {  # what is allocated, and the [B, H, rows, d] in it
-    "dense": lambda B, H, rows, d: _both(nan(B, H, rows, d)),
-    "rows first": lambda B, H, rows, d: _part(nan(B, rows, H, d), lambda x: x.swapaxes(1, 2)),
-    "fused": lambda B, H, rows, d: _part(nan(B, rows, 3, H, d), lambda x: x[:, :, 2].swapaxes(1, 2)),
-    "broadcast": lambda B, H, rows, d: _part(nan(H, rows, d), lambda x: np.broadcast_to(x, (B, H, rows, d))),
-    "odd": lambda B, H, rows, d: _part(nan(B, H, rows, d + 1), lambda x: x[..., 1:]),
+    "dense": lambda B, H, rows, d, kind: _both(nan(B, H, rows, d, kind=kind)),
+    "rows first": lambda B, H, rows, d, kind: _part(nan(B, rows, H, d, kind=kind), lambda x: x.swapaxes(1, 2)),
+    "fused": lambda B, H, rows, d, kind: _part(nan(B, rows, 3, H, d, kind=kind), lambda x: x[:, :, 2].swapaxes(1, 2)),
+    "broadcast": lambda B, H, rows, d, kind: _part(
+        nan(H, rows, d, kind=kind), lambda x: np.broadcast_to(x, (B, H, rows, d))
+    ),
+    "odd": lambda B, H, rows, d, kind: _part(nan(B, H, rows, d + 1, kind=kind), lambda x: x[..., 1:]),
 }
 
 
-def nan(*shape: int) -> np.ndarray:
-    return np.full(shape, np.nan, np.float32)
+def nan(*shape: int, kind: str = "float32") -> np.ndarray:
+    return np.full(shape, np.nan, dtype(kind))
 
 
 def _both(whole: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -171,7 +193,8 @@ def arrays(case: Case) -> Arrays:
     shapes = {"q": (case.H, case.M), "k": (case.Hkv, case.N), "v": (case.Hkv, case.N), "out": (case.H, case.M)}
     for name, (heads, rows) in shapes.items():
         lies = "dense" if name in ("q", "out") and case.lies == "broadcast" else case.lies
-        whole, view = found[name] = LAYOUTS[lies](case.B, heads, rows, case.d)
+        kind = case.out_dtype if name == "out" else case.dtype
+        whole, view = found[name] = LAYOUTS[lies](case.B, heads, rows, case.d, kind)
         if name != "out":
             numbers = whole if lies == "broadcast" else view
             numbers[...] = rng.normal(size=numbers.shape)
@@ -279,7 +302,8 @@ def check(place: Place, kernel: str, case: Case) -> None:
 def _compare(case: Case, view: dict[str, np.ndarray], out: np.ndarray, lse: np.ndarray) -> None:
     right, right_lse = _right(case)
     near = {"rtol": TOLERANCE[case.precision], "atol": TOLERANCE[case.precision]}
-    np.testing.assert_allclose(view["out"], right, **near, err_msg="O")
+    of_type = near | {"rtol": near["rtol"] + ROUNDING[case.out_dtype]}
+    np.testing.assert_allclose(view["out"].astype(np.float32), right, **of_type, err_msg="O")
     gaps = out.size - view["out"].size
     assert np.isnan(out).sum() == gaps + np.isnan(right).sum(), "a gap between rows of O was written to"
     if case.lse:

@@ -17,12 +17,13 @@ import numpy as np
 import sanitizing
 from gradients_oracle import NAMES, gradients
 from oracle import Asked, plain
-from sanitize_arrays import LAYOUTS, allocate, get, nan, offset, operand, put
+from sanitize_arrays import LAYOUTS, ROUNDING, allocate, get, nan, offset, operand, put
 
 from flashcli.asked.attention import Backward, backward
 from flashcli.asked.how import How
 from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable
+from flashcli.files.decode.tensors import dtype
 from flashcli.gpu.place import Place, ask, bindings, place_of_device
 from flashcli.gpu.prepared import prepare
 from flashcli.kernels.backward import BACKWARD, KERNELS, POINTERS
@@ -47,6 +48,9 @@ class Case(NamedTuple):
     dlse: bool = False
     spoilt: str = ""
     hidden: bool = False  # what is not finite is taken away
+    dtype: str = "float32"
+    of_answer: str = "float32"  # O's type, and dO's
+    out_dtype: str = "float32"
 
 
 CASES = {
@@ -82,6 +86,18 @@ CASES = {
     "whole heads, odd": Case("odd", d=30, Hkv=2, causal=True, q_start=31),
     "whole heads, bias": Case(d=32, Hkv=2, M=120, bias=(2, 1, 120, 101)),
     "whole heads, NaN": Case(Hkv=2, spoilt="v"),
+    "halves": Case(dtype="float16", of_answer="float16", out_dtype="float16", dlse=True),
+    "halves in": Case("fused", d=32, causal=True, q_start=31, dtype="float16", of_answer="float16"),
+    "bfloat16 in": Case(d=128, dtype="bfloat16", of_answer="bfloat16"),
+    "halves in, with dO in float32": Case(causal=True, dtype="float16"),
+    "bfloat16, odd": Case("odd", d=30, dtype="bfloat16", of_answer="bfloat16", out_dtype="bfloat16"),
+    "halves in, bias and mask": Case(bias=(2, 70, 101), mask=(2, 1, 70, 101), dtype="float16", of_answer="float16"),
+    "halves in, mask": Case(mask=(2, 1, 70, 101), dtype="float16", of_answer="float16"),
+    "halves in, heads of 200": Case(d=200, B=1, dtype="float16", of_answer="float16"),
+    "halves in, one key": Case(d=32, Hkv=2, M=120, N=1, dtype="float16", of_answer="float16"),
+    "halves in, whole heads": Case(Hkv=2, M=190, N=130, causal=True, q_start=-60, dtype="float16", of_answer="float16"),
+    "bfloat16 in, whole heads, odd": Case("odd", d=30, Hkv=2, dtype="bfloat16", of_answer="bfloat16"),
+    "halves, NaN": Case(spoilt="v", dtype="float16", of_answer="float16", out_dtype="float16"),
 }
 
 
@@ -97,7 +113,8 @@ def make(case: Case) -> Given:
     for name, heads, rows in (
         ("dO", case.H, case.M), ("Q", case.H, case.M), ("K", case.Hkv, case.N), ("V", case.Hkv, case.N)
     ):  # fmt: skip
-        _, view = found[name] = LAYOUTS[case.lies](case.B, heads, rows, case.d)
+        kind = case.of_answer if name == "dO" else case.dtype
+        _, view = found[name] = LAYOUTS[case.lies](case.B, heads, rows, case.d, kind)
         view[...] = rng.normal(size=view.shape)
     if case.bias:
         bias = rng.normal(size=case.bias).astype(np.float32)
@@ -109,7 +126,7 @@ def make(case: Case) -> Given:
             mask[(..., case.M // 2, slice(None)) if of_query else (..., case.N // 2)] = False
         found["mask"] = mask, mask
     asked = _question(case, {name: view for name, (_, view) in found.items()})
-    o, lse = (x.astype(np.float32) for x in plain(asked))
+    o, lse = (x.astype(kind) for x, kind in zip(plain(asked), (dtype(case.of_answer), np.float32), strict=True))
     found |= {"O": (o, o), "lse": (lse, lse)}
     if case.dlse:
         dlse = rng.normal(size=lse.shape).astype(np.float32)
@@ -130,7 +147,7 @@ def asked(case: Case) -> Backward:
     of = {name: operand(x) for name, x in view.items()}
     found = backward(
         of["dO"], of["Q"], of["K"], of["V"], of["O"], of["lse"], of.get("dlse"), of.get("bias"), case.causal, None,
-        case.q_start, case.bias is not None, mask=of.get("mask"),
+        case.q_start, case.bias is not None, mask=of.get("mask"), out_dtype=case.out_dtype,
     )  # fmt: skip
     return found.at(math.gcd(*(offset(whole[name], view[name]) for name in ("dO", "Q", "K", "V"))))
 
@@ -162,7 +179,8 @@ def check(place: Place, kernel: str, case: Case) -> None:
     """Compute them and compare them with float64; AssertionError says what is wrong."""
     whole, view = make(case)
     prepared = prepare(place, BACKWARD, asked(case), How(kernel))
-    answer = {name: nan(*view[like].shape) for name, like in (("dQ", "Q"), ("dK", "K"), ("dV", "V"))}
+    kind = case.out_dtype
+    answer = {name: nan(*view[like].shape, kind=kind) for name, like in (("dQ", "Q"), ("dK", "K"), ("dV", "V"))}
     if case.bias:
         answer["dbias"] = nan(*case.bias)
     with place.current():
@@ -182,7 +200,8 @@ def check(place: Place, kernel: str, case: Case) -> None:
     right = gradients(_question(case, view), view["dO"], view.get("dlse"))
     for name, want in zip(NAMES, right, strict=False):
         near = TOLERANCE * max(1, np.abs(want).max()) if want.any() else 0
-        np.testing.assert_allclose(answer[name], want, rtol=0, atol=near, err_msg=name)
+        rounding = 0 if name == "dbias" else ROUNDING[case.out_dtype]
+        np.testing.assert_allclose(answer[name].astype(np.float32), want, rtol=rounding, atol=near, err_msg=name)
 
 
 def main(kernels: list[str]) -> int:

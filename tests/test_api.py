@@ -61,8 +61,8 @@ GOOD = np.ones((1, 2, 3), np.float32)
 @pytest.mark.parametrize(
     ("error", "arguments", "match"),
     [
-        (TypeError, {"q": GOOD.astype(np.float64)}, "q must be a float32 array, not float64"),
-        (TypeError, {"q": np.zeros(GOOD.shape, "V0")}, "q must be a float32 array, not void"),
+        (TypeError, {"q": GOOD.astype(np.float64)}, "q must be a float32, float16 or bfloat16 array, not float64"),
+        (TypeError, {"q": np.zeros(GOOD.shape, "V0")}, "q must be a float32, float16 or bfloat16 array, not void"),
         (TypeError, {"k": GOOD.astype(">f4")}, "k must be a float32 array, not >f4"),
         (TypeError, {"v": GOOD.tolist()}, "v must be a NumPy array, not list"),
         (TypeError, {"q": np.ma.array(GOOD, mask=True)}, "q must not be a masked array"),

@@ -42,7 +42,7 @@ __device__ constexpr int swizzle_key(int j) { return j / 4 % 8; }         // K: 
 __device__ constexpr int swizzle_row(int r) { return r / ROWS % 2 * 4; }  // Q, P: two threads down share a transaction
 
 // One panel of K or V: rows j0 to j0 + Bc, columns panel * PANEL on. (V needs no swizzle, but does not mind it.)
-__device__ __forceinline__ void copy_panel(float4 *to, const float *matrix, long long stride, int j0, int panel,
+__device__ __forceinline__ void copy_panel(float4 *to, const Input *matrix, long long stride, int j0, int panel,
                                            int N) {
     const int c = threadIdx.x % CHUNKS, r = threadIdx.x / CHUNKS;
 #pragma unroll
@@ -66,15 +66,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     const int Tr = ceil_div(M, BR), tile = tile_of_block(a, Tr);
     const Head head = head_of_block(a, Tr);
     const int i0 = (CAUSAL ? Tr - 1 - tile : tile) * BR;  // causal: the longest rows first
-    const float *const Q = rows_of(a.Q, a.q, head.b, head.h);
-    const float *const K = rows_of(a.K, a.k, head.b, head.kv), *const V = rows_of(a.V, a.v, head.b, head.kv);
+    const Input *const Q = rows_of(a.Q, a.q, head.b, head.h);
+    const Input *const K = rows_of(a.K, a.k, head.b, head.kv), *const V = rows_of(a.V, a.v, head.b, head.kv);
     const long long k_stride = row_stride(a.k), v_stride = row_stride(a.v);
 
     const int first_j0 = first_tile_seen(a, i0) * BC;
     copy_panel(panels, K, k_stride, first_j0, 0, N);
     for (int x = threadIdx.x; x < Q_SIZE; x += THREADS) {  // Q carries the scale, so that S is in powers of two
         const int r = x / (D / 4), c = x % (D / 4), left = i0 + r < M ? HEAD_DIM - 4 * c : 0;
-        const float *q = Q + (i0 + r) * row_stride(a.q) + 4 * c;
+        const Input *q = Q + (i0 + r) * row_stride(a.q) + 4 * c;
         const float factor = a.scale * LOG2E;
         Qi[r * (D / 4) + (c ^ swizzle_row(r))] =
             make_float4(left > 0 ? q[0] * factor : 0, left > 1 ? q[1] * factor : 0, left > 2 ? q[2] * factor : 0,
@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         const int row_index = opaque(i0) + r0 + i;
         if (row_index >= M) continue;
         const float factor = inverse(a, row_index, l[i]);
-        float *const row = rows_of(a.O, a.o, head.b, head.h) + row_index * row_stride(a.o);
+        Answer *const row = rows_of(a.O, a.o, head.b, head.h) + row_index * row_stride(a.o);
         if (across == 0) give_lse(a, head, row_index, m[i], factor);
         if (IN_PLACE && factor == 0)  // it sees no key: nor does it see what is not finite
 #pragma unroll
@@ -220,8 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
                         INFINITY_F;
                 if (ALIGNED) {
                     if (left > 0)
-                        *reinterpret_cast<float4 *>(row + column) =
-                            make_float4(y[0] * factor, y[1] * factor, y[2] * factor, y[3] * factor);
+                        put(row + column, make_float4(y[0] * factor, y[1] * factor, y[2] * factor, y[3] * factor));
                 } else {
 #pragma unroll
                     for (int z = 0; z < 4; ++z)

@@ -66,9 +66,10 @@ __device__ __forceinline__ void multiply_strip(float (&c)[ROW_TILES][STRIP / 8][
         for (int x = 0; x < STRIP / 16; ++x) {
             hi[k][x] = right_operand<R>(tile, n + 16 * x, first + 16 * k);
             if (PRODUCTS == 1) continue;
-            const Fragment lo = right_operand<R>(tile, n + 16 * x, C + first + 16 * k);
+            Fragment lo = {};
+            if (PRODUCTS == 3) lo = right_operand<R>(tile, n + 16 * x, C + first + 16 * k);
 #pragma unroll
-            for (int y = 0; y < 4; ++y)
+            for (int y = 0; y < (PRODUCTS == 3 ? 4 : 2); ++y)
 #pragma unroll
                 for (int t = 0; t < ROW_TILES; ++t) {
                     const unsigned *const b = (y < 2 ? hi[k][x] : lo).x + y % 2 * 2;
@@ -111,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     const long long first_tile = first_tile_of(a, head) + first_tile_seen(a, i0);                 // of K and V
     const unsigned char *tile = a.workspace + first_tile * (K_TILE + V_TILE) + 16 * threadIdx.x;  // this thread's share
     const int4 *exponents = tile_exponents(a) + 2 * first_tile;
-    const float *const Q = rows_of(a.Q, a.q, head.b, head.h);
+    const Input *const Q = rows_of(a.Q, a.q, head.b, head.h);
 
     copy_share<BC, D>(Kj + 16 * threadIdx.x, tile);
 
@@ -123,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const int i = i0 + row0 + r / 2 * 16 + r % 2 * 8;
-        const float *const row = Q + i * row_stride(a.q);
+        const Input *const row = Q + i * row_stride(a.q);
         float2 q[D / 8];
         float largest = 0;
 #pragma unroll
@@ -263,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     }
 
     const Head out = head_of_block(a, ceil_div(opaque(a.M), BR));  // opaque: kept from above, it would take registers
-    float *const O = rows_of(a.O, a.o, out.b, out.h);
+    Answer *const O = rows_of(a.O, a.o, out.b, out.h);
     const int first = position - opaque(a.q_start) + row0;  // of this thread's rows
     bool finite = true;
 #pragma unroll
@@ -272,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
         const int i = first + 8 * r;
         if (i >= M) continue;
         const float inverse_l = inverse(a, i, l[r]), factor = given_back(inverse_l, LARGEST_P);
-        float *const row = O + i * row_stride(a.o);
+        Answer *const row = O + i * row_stride(a.o);
         Magnitude magnitude;
 #pragma unroll
         for (int x = 0; x < D / 8; ++x) {
@@ -280,7 +281,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
             const float first = o[r / 2][x][r % 2 * 2] * factor, second = o[r / 2][x][r % 2 * 2 + 1] * factor;
             magnitude.add(first, second);
             if (ALIGNED) {
-                if (left > 0) *reinterpret_cast<float2 *>(row + column) = make_float2(first, second);
+                if (left > 0) put(row + column, make_float2(first, second));
             } else {
                 if (left > 0) row[column] = first;
                 if (left > 1) row[column + 1] = second;

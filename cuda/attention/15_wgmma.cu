@@ -161,7 +161,7 @@ struct Passage {
           head(here.head),
           first(here.i0 + by.group * 64),
           i(first + by.row),
-          rows(RowState::fresh(factor_exponent, q_exponent)) {}
+          rows(RowState::fresh(factor_exponent, q_exponent, mantissa_of_S(a))) {}
 
     // S = Q Kᵀ of tile j, the first one. Returns the exponent of K's scale.
     __device__ __forceinline__ int first_S(int j) {
@@ -298,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     for (unsigned w = blockIdx.x; w < RowTile::count(a); w += gridDim.x) {
         const RowTile here(w, a);
         // Q, scaled and split. S comes in powers of two: exp(x) = 2^(x log2(e)).
-        const float *const rows = rows_of(a.Q, a.q, here.head.b, here.head.h);
+        const Input *const rows = rows_of(a.Q, a.q, here.head.b, here.head.h);
         int factor_exponent;
         const float factor = frexpf(a.scale * log2e_given_back(HEAD_DIM), &factor_exponent);
         named_sync(1 + group, 128);  // all threads have waited for the products that read the tile last

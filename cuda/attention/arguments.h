@@ -1,20 +1,25 @@
 // The arguments of every attention kernel, passed by value: one struct, in C and in C++, packed in one place
 // (flashcli/kernels/arguments.py), whose size each build asserts and whose fields a test compares.
 #pragma once
+#ifdef __cplusplus
+#include "numbers.cuh"
+#else
+typedef float Input, Answer;
+#endif
 
-// Element (b, h, i, x) of a matrix is at data[b * batch + h * head + i * row + x]: batch, head, row, column; in floats.
+// Element (b, h, i, x) of a matrix is at data[b * batch + h * head + i * row + x]: batch, head, row, column; in numbers.
 typedef struct {
     long long batch, head, row;
 } Strides;
 
 typedef struct {
-    const float *Q, *K, *V;    // Q [B, H, M, d]; K and V [B, Hkv, N, d]
-    float *O;                  // [B, H, M, d]
+    const Input *Q, *K, *V;    // Q [B, H, M, d]; K and V [B, Hkv, N, d]
+    Answer *O;                 // [B, H, M, d]
     float *lse;                // natural logarithm of each row's sum of exponentials, [B, H, M]; or null
     const float *bias;         // added to scale * Q Kᵀ (BIAS & 1)
     unsigned char *workspace;  // scratch of the size the registry asks for; null for most kernels
     int *nonfinite;            // set to 1 by find_nonfinite where an input holds NaN or Inf
-    Strides q, k, v, o;        // ALIGNED: multiples of 4, as are the matrices' addresses in floats
+    Strides q, k, v, o;        // ALIGNED: multiples of 4, as are the matrices' addresses in numbers
     Strides bias_strides;      // of [B, H, M, N], in elements; 0 where it is broadcast
     long long bias_column;
     int B, H, Hkv, M, N;  // Hkv divides H: H / Hkv heads of Q share one of K and V

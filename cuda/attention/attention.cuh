@@ -33,8 +33,8 @@ static_assert(sizeof(Attention) == ARGUMENT_BYTES, "as flashcli/kernels/argument
 
 // Q, K, V and O of one batch, for kernels that take a single head whose rows follow one another.
 struct Batch {
-    const float *Q, *K, *V;
-    float *O;
+    const Input *Q, *K, *V;
+    Answer *O;
 };
 __device__ __forceinline__ Batch batch_of(const Attention &a, long long b) {
     return {a.Q + b * a.q.batch, a.K + b * a.k.batch, a.V + b * a.v.batch, a.O + b * a.o.batch};
@@ -52,8 +52,8 @@ __device__ __forceinline__ Head head_of(const Attention &a, unsigned index) {
 }
 
 // The rows of a head, and how far apart they are.
-template <class Float>
-__device__ __forceinline__ Float *rows_of(Float *matrix, Strides by, int b, int h) {
+template <class Number>
+__device__ __forceinline__ Number *rows_of(Number *matrix, Strides by, int b, int h) {
     return matrix + b * by.batch + (IN_PLACE ? h * by.head : 0);
 }
 __device__ __forceinline__ long long row_stride(Strides by) { return DENSE ? HEAD_DIM : by.row; }
@@ -130,12 +130,12 @@ __device__ __forceinline__ void give_lse(const Attention &a, Head head, int i, f
 
 // Sets *nonfinite where Q, K or V holds NaN or Inf; a null matrix is passed over. A warp takes a row at a time; any
 // number of blocks.
-__device__ __forceinline__ bool rows_finite(const float *x, Strides by, int B, int H, int rows) {
+__device__ __forceinline__ bool rows_finite(const Input *x, Strides by, int B, int H, int rows) {
     const long long count = x == nullptr ? 0 : (long long)B * H * rows;
     const int warps = blockDim.x / 32, lane = threadIdx.x % 32;
     bool finite = true;
     for (long long r = blockIdx.x * (long long)warps + threadIdx.x / 32; r < count; r += (long long)gridDim.x * warps) {
-        const float *const row = x + r / rows / H * by.batch + r / rows % H * by.head + r % rows * by.row;
+        const Input *const row = x + r / rows / H * by.batch + r / rows % H * by.head + r % rows * by.row;
         for (int c = lane; c < HEAD_DIM; c += 32) finite &= fabsf(row[c]) < INFINITY_F;
     }
     return finite;

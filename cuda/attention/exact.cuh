@@ -36,8 +36,8 @@ __device__ __forceinline__ float over_warp(float x, Function both) {
 __device__ __forceinline__ void compute_exactly(const Attention &a, Head head, int i0, unsigned rows) {
     constexpr float UNSEEN = -1;  // which no p is
     const int lane = opaque(threadIdx.x) % 32;
-    const float *const Q = rows_of(a.Q, a.q, head.b, head.h);
-    const float *const K = rows_of(a.K, a.k, head.b, head.kv), *const V = rows_of(a.V, a.v, head.b, head.kv);
+    const Input *const Q = rows_of(a.Q, a.q, head.b, head.h);
+    const Input *const K = rows_of(a.K, a.k, head.b, head.kv), *const V = rows_of(a.V, a.v, head.b, head.kv);
     const float factor = a.scale * LOG2E;
 #pragma unroll 1
     while (rows != 0) {
@@ -81,10 +81,10 @@ __device__ __forceinline__ void compute_exactly(const Attention &a, Head head, i
             }
 #pragma unroll 4
             for (int x = 0; x < 32; ++x) {
-                const float *const row = V + min(j0 + x, a.N - 1) * row_stride(a.v);
+                const Input *const row = V + min(j0 + x, a.N - 1) * row_stride(a.v);
                 float v[EXACT_COLUMNS];
 #pragma unroll
-                for (int c = 0; c < EXACT_COLUMNS; ++c) v[c] = lane + 32 * c < HEAD_DIM ? row[lane + 32 * c] : 0;
+                for (int c = 0; c < EXACT_COLUMNS; ++c) v[c] = lane + 32 * c < HEAD_DIM ? float(row[lane + 32 * c]) : 0;
 #pragma unroll
                 for (int r = 0; r < EXACT_ROWS; ++r) {
                     const float p = __shfl_sync(~0u, s[r], x);
@@ -102,7 +102,7 @@ __device__ __forceinline__ void compute_exactly(const Attention &a, Head head, i
 #pragma unroll
         for (int r = 0; r < EXACT_ROWS; ++r) {
             const float inverse_l = inverse(a, i[r], over_warp(l[r], [](float x, float y) { return x + y; }));
-            float *const row = rows_of(a.O, a.o, head.b, head.h) + i[r] * row_stride(a.o);
+            Answer *const row = rows_of(a.O, a.o, head.b, head.h) + i[r] * row_stride(a.o);
 #pragma unroll
             for (int c = 0; c < EXACT_COLUMNS; ++c)  // a row that sees no key does not see what is not finite
                 if (lane + 32 * c < HEAD_DIM) row[lane + 32 * c] = inverse_l == 0 ? 0 : o[r][c] * inverse_l;
@@ -120,7 +120,7 @@ __device__ __forceinline__ void redo_rows(const Attention &a, Head head, int i0,
     __syncwarp();
 #pragma unroll 1
     for (int r = 0; r < min(count, a.M - i0); ++r) {
-        const float *const row = rows_of(a.O, a.o, head.b, head.h) + (i0 + r) * row_stride(a.o);
+        const Answer *const row = rows_of(a.O, a.o, head.b, head.h) + (i0 + r) * row_stride(a.o);
         bool finite = true;
         for (int c = opaque(threadIdx.x) % 32; c < HEAD_DIM; c += 32) finite &= fabsf(row[c]) < INFINITY_F;
         rows |= unsigned(!__all_sync(~0u, finite)) << r;

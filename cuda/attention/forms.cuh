@@ -101,7 +101,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
     Assignment mine;
     for (mine.next = Policy::begin(a); Policy::find(mine, a);) {
         const RowTile here = mine.rows;
-        const float *const rows = rows_of(a.Q, a.q, here.head.b, here.head.h);
+        const Input *const rows = rows_of(a.Q, a.q, here.head.b, here.head.h);
         int factor_exponent;
         const float factor = frexpf(a.scale * log2e_given_back(HEAD_DIM), &factor_exponent);
         named_sync(q_barrier, Q_THREADS);

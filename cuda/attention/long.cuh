@@ -86,14 +86,16 @@ __device__ __forceinline__ void issue_PV(float (&T)[32], const uint32_t (&P_hi)[
                                          uint64_t V) {
     pin(T);
     wgmma_fence();
-    if (PRODUCTS == 3) {
+    if (PRODUCTS >= 2) {
 #pragma unroll
         for (int k = 0; k < 4; ++k) wgmma(T, P_lo[k], V + split_offset<64>(0, 16 * k) / 16, k > 0);
+    }
+    if (PRODUCTS == 3) {
 #pragma unroll
         for (int k = 0; k < 4; ++k) wgmma(T, P_hi[k], V + split_offset<64>(0, 64 + 16 * k) / 16, 1);
     }
 #pragma unroll
-    for (int k = 0; k < 4; ++k) wgmma(T, P_hi[k], V + split_offset<64>(0, 16 * k) / 16, PRODUCTS == 3 || k > 0);
+    for (int k = 0; k < 4; ++k) wgmma(T, P_hi[k], V + split_offset<64>(0, 16 * k) / 16, PRODUCTS >= 2 || k > 0);
     wgmma_commit();
 }
 
@@ -162,7 +164,7 @@ struct LongConsumer : Warpgroup {
     __device__ __forceinline__ void attend(const Attention &a, const RowTile &here, uint64_t Q_desc, int2 q_exponent,
                                            int factor_exponent, Policy chunks) {
         const int first = here.i0 + group * 64, i = first + row;
-        RowState rows = RowState::fresh(factor_exponent, q_exponent);
+        RowState rows = RowState::fresh(factor_exponent, q_exponent, mantissa_of_S(a));
         Partial sum = {};
 
         const auto step = [&](int j) {

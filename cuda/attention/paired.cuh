@@ -87,7 +87,7 @@ struct Pair : Warpgroup {
           member(uniform(threadIdx.x / 128) - 1) {}
 
     // Splits Q like Warpgroup::split_Q. But both warpgroups have the same rows, and each stores one of two.
-    __device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i, int rows, unsigned char *tile,
+    __device__ __forceinline__ int2 split_Q(const Input *Q, long long stride, int i, int rows, unsigned char *tile,
                                             float factor) const {
         const TwoRows two(Q, stride, i, rows);
         const int2 s = two.scales();
@@ -98,7 +98,7 @@ struct Pair : Warpgroup {
             float mine[8];
 #pragma unroll
             for (int e = 0; e < 8; ++e) mine[e] = (second ? two.x[1][c][e] : two.x[0][c][e]) * scale;
-            store_split<64, D>(tile, row + 8 * second, two.column(c), mine, factor);
+            store_split<64, D>(tile, row + 8 * second, two.column(c), mine, mantissa_of_Q(factor));
         }
         return s;
     }
@@ -162,7 +162,7 @@ struct Pair : Warpgroup {
         const int i = here.i0 + row, first_tile = chunks.first_tile, end_tile = chunks.end_tile;
         float S[S_REGISTERS], T[T_REGISTERS];
         uint32_t P_hi[V_STEPS][4], P_lo[V_STEPS][4];
-        RowState rows = RowState::fresh(factor_exponent, q_exponent);
+        RowState rows = RowState::fresh(factor_exponent, q_exponent, mantissa_of_S(a));
         Partial sum = {};
 
         RingOf<PairTiles::K_STAGES> K;

@@ -58,8 +58,8 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Atte
             tickets(a)[x] = 0;
     const bool values = blockIdx.x % 2;
     unsigned char *const tile = split_tile(a, t) + (values ? K_TILE : 0);
-    const float *const K = rows_of(a.K, a.k, b, h) + keys.first * row_stride(a.k);
-    const float *const V = rows_of(a.V, a.v, b, h) + keys.first * row_stride(a.v);
+    const Input *const K = rows_of(a.K, a.k, b, h) + keys.first * row_stride(a.k);
+    const Input *const V = rows_of(a.V, a.v, b, h) + keys.first * row_stride(a.v);
     const int s = values ? split_V<PREPARE_THREADS>(V, row_stride(a.v), j0, keys.rows, tile, scratch, threadIdx.x, 0)
                          : split_K<PREPARE_THREADS>(K, row_stride(a.k), j0, keys.rows, tile, scratch, threadIdx.x, 0);
     if (threadIdx.x == 0) tile_exponents(a)[2ll * t + values] = make_int4(s, s, s, s);

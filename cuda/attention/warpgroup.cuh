@@ -109,7 +109,7 @@ struct TwoRows {
     static constexpr int EIGHTS = ceil_div(D, 32);
     float x[2][EIGHTS][8];
 
-    __device__ __forceinline__ TwoRows(const float *Q, long long stride, int i, int rows) {
+    __device__ __forceinline__ TwoRows(const Input *Q, long long stride, int i, int rows) {
 #pragma unroll
         for (int r = 0; r < 2; ++r)
 #pragma unroll
@@ -166,6 +166,16 @@ __device__ __forceinline__ void issue_S(float (&S)[n], const QFragments &Q, uint
 
 // ---- softmax
 
+// scale * log2(e) is a power of two times a mantissa, in [0.5, 1) or negative. Q takes it along before it is split. Halves
+// would need to be split then: so it is left to the scores, but for its sign, that the largest may stay the largest.
+__device__ __forceinline__ float mantissa_of_Q(float mantissa) {
+    return PRODUCTS == 2 ? copysignf(1, mantissa) : mantissa;
+}
+__device__ __forceinline__ float mantissa_of_S(const Attention &a) {
+    int exponent;
+    return PRODUCTS == 2 ? fabsf(frexpf(a.scale * log2e_given_back(HEAD_DIM), &exponent)) : 1;
+}
+
 // The softmax of a thread's two rows so far. Their quad of lanes has the same numbers, but for l: each lane sums its
 // own keys.
 struct RowState {
@@ -173,10 +183,15 @@ struct RowState {
     float l[2];
     float rescale[2];  // what O in units of the m before the last must be multiplied with
     int q_exponent[2];
+    float mantissa;  // of what brings scores to powers of two, if it is not in Q
 
     // Before any key. `factor_exponent` is that of scale * log2(e), `q_exponent` those of the rows' own scales.
-    static __device__ __forceinline__ RowState fresh(int factor_exponent, int2 q_exponent) {
-        return {{NEG_INF, NEG_INF}, {0, 0}, {0, 0}, {factor_exponent - q_exponent.x, factor_exponent - q_exponent.y}};
+    static __device__ __forceinline__ RowState fresh(int factor_exponent, int2 q_exponent, float mantissa = 1) {
+        return {{NEG_INF, NEG_INF},
+                {0, 0},
+                {0, 0},
+                {factor_exponent - q_exponent.x, factor_exponent - q_exponent.y},
+                mantissa};
     }
     // Forgets the keys so far.
     __device__ __forceinline__ void restart() {
@@ -208,16 +223,22 @@ __device__ __forceinline__ void read_bias(Bias &bias, const Attention &a, Head h
 #endif
 }
 
+// Beyond this factor scores may be huge, above 2^18: their last bits are no small numbers, and with a factor that is no
+// power of two the largest p might be far from 2^P_BIAS. There the scores are multiplied first.
+constexpr float HUGE_FACTOR = 0x1p-12f / HEAD_DIM;  // no scaled number of Q or K reaches 2^15
+
 // Scores as they came from the tensor cores: with their biases, and -inf for keys that a row does not see, those from
 // `visible[r]` on, counted from this thread's first one; if not `masked`, all rows see all keys. Returns for each row
-// the factor that then brings its scores to powers of two, itself one: exact, so that the largest p is 2^P_BIAS even
-// where scores are huge. Beyond the clamps all scores differ by nothing, or by far more than p can show.
+// the factor that then brings its scores to powers of two, itself one but for `mantissa`: exact, so that the largest p is
+// 2^P_BIAS even where scores are huge. Beyond the clamps all scores differ by nothing, or by far more than p can show.
 template <int n>
 __device__ __forceinline__ float2 mask_scores(float (&S)[n], const RowState &row, int k_exponent, bool masked,
                                               const int (&visible)[2], const Bias &bias) {
     float factor[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) factor[r] = power_of_two(max(-126, min(row.q_exponent[r] - k_exponent, 89)));
+    for (int r = 0; r < 2; ++r)
+        factor[r] =
+            power_of_two(max(-126, min(row.q_exponent[r] - k_exponent, 89))) * (PRODUCTS == 2 ? row.mantissa : 1);
     if (BIAS) {
         if (bias.ordinary) {
 #pragma unroll
@@ -230,6 +251,13 @@ __device__ __forceinline__ float2 mask_scores(float (&S)[n], const RowState &row
         }
         factor[0] = factor[1] = 1;
     }
+#pragma unroll
+    for (int r = 0; r < (PRODUCTS == 2 && !BIAS ? 2 : 0); ++r)
+        if (factor[r] > HUGE_FACTOR) {
+#pragma unroll
+            for (int j = 0; j < n / 4; ++j) S[4 * j + 2 * r] *= factor[r], S[4 * j + 2 * r + 1] *= factor[r];
+            factor[r] = 1;
+        }
     if (masked) {
 #pragma unroll
         for (int j = 0; j < n / 4; ++j)
@@ -298,7 +326,7 @@ __device__ __forceinline__ void split_P(const float (&S)[8 * steps], uint32_t (&
 #pragma unroll
         for (int a = 0; a < 4; ++a) {
             const float x = S[8 * k + 2 * a], y = S[8 * k + 2 * a + 1];
-            if (PRODUCTS == 3) split(x, y, P_hi[k][a], P_lo[k][a]);
+            if (PRODUCTS >= 2) split(x, y, P_hi[k][a], P_lo[k][a]);
             else P_hi[k][a] = pack(x, y);
         }
 }
@@ -309,14 +337,16 @@ __device__ __forceinline__ void issue_T(float (&T)[T_REGISTERS], const uint32_t 
                                         const uint32_t (&P_lo)[steps][4], uint64_t V) {
     pin(T);
     wgmma_fence();
-    if (PRODUCTS == 3) {
+    if (PRODUCTS >= 2) {
 #pragma unroll
         for (int k = 0; k < steps; ++k) wgmma(T, P_lo[k], V + split_offset<D>(0, 16 * k) / 16, k > 0);
+    }
+    if (PRODUCTS == 3) {
 #pragma unroll
         for (int k = 0; k < steps; ++k) wgmma(T, P_hi[k], V + split_offset<D>(0, BC + 16 * k) / 16, 1);
     }
 #pragma unroll
-    for (int k = 0; k < steps; ++k) wgmma(T, P_hi[k], V + split_offset<D>(0, 16 * k) / 16, PRODUCTS == 3 || k > 0);
+    for (int k = 0; k < steps; ++k) wgmma(T, P_hi[k], V + split_offset<D>(0, 16 * k) / 16, PRODUCTS >= 2 || k > 0);
     wgmma_commit();
 }
 
@@ -369,9 +399,9 @@ __device__ __forceinline__ void add_T(float (&O)[n], float (&T)[n], const float 
 // ---- the epilogue
 
 // Two neighbouring numbers of a row of O, those that are within it.
-__device__ __forceinline__ void store2(float *row, int column, float x, float y) {
+__device__ __forceinline__ void store2(Answer *row, int column, float x, float y) {
     if (ALIGNED) {
-        if (column < HEAD_DIM) *reinterpret_cast<float2 *>(row + column) = make_float2(x, y);
+        if (column < HEAD_DIM) put(row + column, make_float2(x, y));
         return;
     }
     if (column < HEAD_DIM) row[column] = x;
@@ -387,7 +417,7 @@ __device__ __forceinline__ bool give_rows(const Attention &a, Head head, int i, 
         const float undo = power_of_two(-sum.unit.exponent);
         if (i + 8 * r >= a.M) continue;
         Magnitude magnitude;
-        float *const out = rows_of(a.O, a.o, head.b, head.h) + opaque(i + 8 * r) * row_stride(a.o);
+        Answer *const out = rows_of(a.O, a.o, head.b, head.h) + opaque(i + 8 * r) * row_stride(a.o);
 #pragma unroll
         for (int x = 0; x < T_CHUNKS; ++x)
 #pragma unroll
@@ -428,7 +458,7 @@ struct Warpgroup {
 
     // Rows i and i + 8 of Q, scaled, split and stored by the threads that will own them; `factor` in [0.5, 1) is the
     // mantissa of scale * log2(e). Returns the exponents of the two rows' scales.
-    __device__ __forceinline__ int2 split_Q(const float *Q, long long stride, int i, int rows, unsigned char *tile,
+    __device__ __forceinline__ int2 split_Q(const Input *Q, long long stride, int i, int rows, unsigned char *tile,
                                             float factor) const {
         TwoRows two(Q, stride, i, rows);
         const int2 s = two.scales();
@@ -439,7 +469,7 @@ struct Warpgroup {
 #pragma unroll
                 for (int e = 0; e < 8; ++e) two.x[r][c][e] *= power_of_two(r == 0 ? s.x : s.y);
                 if (D % 32 == 0 || two.column(c) < D)
-                    store_split<64, D>(tile, row + 8 * r, two.column(c), two.x[r][c], factor);
+                    store_split<64, D>(tile, row + 8 * r, two.column(c), two.x[r][c], mantissa_of_Q(factor));
             }
         return s;
     }

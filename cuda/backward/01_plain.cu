@@ -23,19 +23,21 @@ struct Tiles {
 extern __shared__ float shared[];
 
 // Rows `first` on of a matrix; zeros beyond its end.
-__device__ void load(Line *to, int count, const float *matrix, long long stride, int first, int rows) {
+template <class Number>
+__device__ void load(Line *to, int count, const Number *matrix, long long stride, int first, int rows) {
     for (int e = threadIdx.x; e < count * HEAD_DIM; e += THREADS) {
         const int r = e / HEAD_DIM, x = e % HEAD_DIM;
-        to[r][x] = first + r < rows ? matrix[(first + r) * stride + x] : 0;
+        to[r][x] = first + r < rows ? float(matrix[(first + r) * stride + x]) : 0;
     }
 }
 
-__device__ float dot(const float *x, const float *y) {
+template <class Left, class Right>
+__device__ float dot(const Left *x, const Right *y) {
     float sum = 0;
 #pragma unroll 1
     for (int first = 0; first < HEAD_DIM; first += 8) {
         float part = 0;
-        for (int c = first; c < min(first + 8, HEAD_DIM); ++c) part += x[c] * y[c];
+        for (int c = first; c < min(first + 8, HEAD_DIM); ++c) part += float(x[c]) * float(y[c]);
         sum += part;
     }
     return sum;
@@ -61,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward all) 
     if (!has_tile(a)) return;
     const int i0 = tile_with(a, blockIdx.x % Tr) * BR;
     const Head head = head_of(a, blockIdx.x / Tr);
-    const float *const K = rows_of(a.K, a.k, head.b, head.kv), *const V = rows_of(a.V, a.v, head.b, head.kv);
+    const Input *const K = rows_of(a.K, a.k, head.b, head.kv), *const V = rows_of(a.V, a.v, head.b, head.kv);
     load(t.Q, BR, rows_of(a.Q, a.q, head.b, head.h), a.q.row, i0, a.M);
     load(t.dO, BR, rows_of(a.dO, a.d_o, head.b, head.h), a.d_o.row, i0, a.M);
 
@@ -95,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dq(const Backward all) 
     if (i >= a.M) return;
     Row &kept = row_of(a, head, i);
     const Found found(a, head, i, kept.above, total, sum_ds);
-    float *const row = rows_of(a.dQ, a.dq, head.b, head.h) + i * a.dq.row;
+    Gradient *const row = rows_of(a.dQ, a.dq, head.b, head.h) + i * a.dq.row;
 #pragma unroll
     for (int e = 0; e < EACH; ++e)
         if (c + e * BC < HEAD_DIM)
@@ -161,8 +163,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) dbias(const Backward a)
             float of_rows = 0;
             for (int r = i; r < (at.row ? i + 1 : a.M); ++r) {
                 const Row row = row_of(a, head, r);
-                const float *const q = rows_of(a.Q, a.q, y, z) + r * a.q.row;
-                const float *const d_o = rows_of(a.dO, a.d_o, y, z) + r * a.d_o.row;
+                const Input *const q = rows_of(a.Q, a.q, y, z) + r * a.q.row;
+                const Answer *const d_o = rows_of(a.dO, a.d_o, y, z) + r * a.d_o.row;
                 float of_keys = 0;
                 for (int c = j; c < (a.dbias_column ? j + 1 : keys_seen(a, r)); ++c) {
                     float p = dot(q, rows_of(a.K, a.k, y, head.kv) + c * a.k.row);

@@ -31,8 +31,8 @@ __device__ constexpr int swizzle_pass(int r) { return r / 4 % 8; }            //
 __device__ constexpr int swizzle_own(int r) { return r / OWN_ROWS % 2 * 4; }  // two threads down share a transaction
 
 // ROWS rows of a matrix, from row `first` on.
-template <int ROWS, bool OWNED>
-__device__ __forceinline__ void copy_tile(float4 *to, const float *matrix, long long stride, int first, int rows) {
+template <int ROWS, bool OWNED, class Number>
+__device__ __forceinline__ void copy_tile(float4 *to, const Number *matrix, long long stride, int first, int rows) {
 #pragma unroll 4
     for (int e = threadIdx.x; e < ROWS * CHUNKS; e += THREADS) {
         const int r = e / CHUNKS, c = e % CHUNKS;
@@ -40,10 +40,12 @@ __device__ __forceinline__ void copy_tile(float4 *to, const float *matrix, long 
               rows);
     }
 }
-__device__ __forceinline__ void copy_own(float4 *to, const float *matrix, long long stride, int first, int rows) {
+template <class Number>
+__device__ __forceinline__ void copy_own(float4 *to, const Number *matrix, long long stride, int first, int rows) {
     copy_tile<OWN, true>(to, matrix, stride, first, rows);
 }
-__device__ __forceinline__ void copy_pass(float4 *to, const float *matrix, long long stride, int first, int rows) {
+template <class Number>
+__device__ __forceinline__ void copy_pass(float4 *to, const Number *matrix, long long stride, int first, int rows) {
     copy_tile<PASS, false>(to, matrix, stride, first, rows);
 }
 
@@ -153,13 +155,13 @@ __device__ __forceinline__ bool are_spoilt(const float4 *pass1, const float4 *pa
 }
 
 // A row of a sum, times `factor`, to memory.
-__device__ __forceinline__ void write(float *row, const float (&sum)[COLUMNS], float factor, const Thread &t) {
+__device__ __forceinline__ void write(Gradient *row, const float (&sum)[COLUMNS], float factor, const Thread &t) {
 #pragma unroll
     for (int y = 0; y < COLUMNS; y += 4) {
         const int column = 4 * t.across + y * 8, left = HEAD_DIM - column;
         const float4 four = make_float4(sum[y] * factor, sum[y + 1] * factor, sum[y + 2] * factor, sum[y + 3] * factor);
         if (ALIGNED) {
-            if (left > 0) *reinterpret_cast<float4 *>(row + column) = four;
+            if (left > 0) put(row + column, four);
         } else {
 #pragma unroll
             for (int z = 0; z < 4; ++z)
@@ -200,7 +202,7 @@ __device__ __forceinline__ void dq_of(const Backward &a, int index, int tile) {
     const int i0 = (CAUSAL ? ceil_div(a.M, OWN) - 1 - tile : tile) * OWN;  // causal: the longest rows first
     const Head head = head_of(a, index);
     if (!is_wanted(a, head.b, head.kv)) return;
-    const float *const K = rows_of(a.K, a.k, head.b, head.kv), *const V = rows_of(a.V, a.v, head.b, head.kv);
+    const Input *const K = rows_of(a.K, a.k, head.b, head.kv), *const V = rows_of(a.V, a.v, head.b, head.kv);
     copy_own(at.own1, rows_of(a.Q, a.q, head.b, head.h), a.q.row, i0, a.M);
     copy_own(at.own2, rows_of(a.dO, a.d_o, head.b, head.h), a.d_o.row, i0, a.M);
 
@@ -272,7 +274,8 @@ __device__ __forceinline__ void dk_dv_of(const Backward &a, int index, int tile)
 #pragma unroll 1
     for (int h = kv * group; h < (kv + 1) * group; ++h) {
         const Head head = {b, h, kv};
-        const float *const Q = rows_of(a.Q, a.q, b, h), *const dO = rows_of(a.dO, a.d_o, b, h);
+        const Input *const Q = rows_of(a.Q, a.q, b, h);
+        const Answer *const dO = rows_of(a.dO, a.d_o, b, h);
 #pragma unroll 1
         for (int i0 = first_query(a, j0) / PASS * PASS; i0 < end_query(a, j0 + OWN - 1); i0 += PASS) {
             copy_pass(at.pass1, Q, a.q.row, i0, a.M);

@@ -53,16 +53,23 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Back
     if (PACKED && !of.has_tile(PASS)) return;
     const int first = of.tile * PASS, rows = of.rows;
     const Strides by = keys ? (second ? a.v : a.k) : (second ? a.d_o : a.q);
-    const float *const matrix =
-        rows_of(keys ? (second ? a.V : a.K) : (second ? a.dO : a.Q), by, b, h) + of.first * by.row;
-    const int s =
-        split_K<PREPARE_THREADS>(matrix, by.row, first, rows, to.at(pair) + second * TILE, scratch, threadIdx.x, 0);
-    if (threadIdx.x == 0) to.exponents[2ll * pair + second] = s;
     float sum = 0;
-    for (int e = threadIdx.x; e < PASS * D / 4; e += PREPARE_THREADS) {
-        const float4 x = load4(matrix, by.row, first + e / (D / 4), e % (D / 4) * 4, rows);
-        sum += fabsf(x.x) + fabsf(x.y) + (fabsf(x.z) + fabsf(x.w));
-    }
+    const auto split_rows = [&](const auto *matrix) {
+        matrix = rows_of(matrix, by, b, h) + of.first * by.row;
+        const int s =
+            split_K<PREPARE_THREADS>(matrix, by.row, first, rows, to.at(pair) + second * TILE, scratch, threadIdx.x, 0);
+        if (threadIdx.x == 0) to.exponents[2ll * pair + second] = s;
+        for (int e = threadIdx.x; e < PASS * D / 4; e += PREPARE_THREADS) {
+            const float4 x = load4(matrix, by.row, first + e / (D / 4), e % (D / 4) * 4, rows);
+            sum += fabsf(x.x) + fabsf(x.y) + (fabsf(x.z) + fabsf(x.w));
+        }
+    };
+#if INPUT == ANSWER
+    split_rows(keys ? (second ? a.V : a.K) : (second ? a.dO : a.Q));
+#else
+    if (second && !keys) split_rows(a.dO);
+    else split_rows(keys ? (second ? a.V : a.K) : a.Q);
+#endif
     if (!(sum < INFINITY_F)) note_not_finite(a, of.sequence, keys ? h : h / (a.H / a.Hkv));
 }
 
@@ -83,18 +90,19 @@ struct Owned {
                      : "r"((unsigned)__cvta_generic_to_shared(place(k, lo))));
         return f;
     }
-    __device__ __forceinline__ Owned(const float *matrix, long long stride, int first, int rows) {
+    template <class Number>
+    __device__ __forceinline__ Owned(const Number *matrix, long long stride, int first, int rows) {
         const int lane = threadIdx.x % 32, t = lane % 4;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int i = first + lane / 4 + 8 * r;
-            const float *const row = matrix + i * stride;
+            const Number *const row = matrix + i * stride;
             float2 x[D / 8];
             float largest = 0;
 #pragma unroll
             for (int c = 0; c < D / 8; ++c) {
                 const int column = 8 * c + 2 * t, left = i < rows ? HEAD_DIM - column : 0;
-                x[c] = make_float2(left > 0 ? row[column] : 0, left > 1 ? row[column + 1] : 0);
+                x[c] = make_float2(left > 0 ? float(row[column]) : 0, left > 1 ? float(row[column + 1]) : 0);
                 largest = fmaxf(largest, fmaxf(fabsf(x[c].x), fabsf(x[c].y)));
             }
             exponent[r] = scale_exponent(quad_max(largest));
@@ -170,7 +178,7 @@ struct Split {
 };
 
 // sum += x tile, summed over rows, times `units` of rows g and g + 8; with MEND, coarse += rough tile, by their hi
-// alone.
+// alone; but where O was rounded to 8 bits, so that D is far off, by both parts of `rough`.
 template <bool MEND>
 __device__ __forceinline__ void accumulate(Sum &sum, const Split &x, const float (&units)[2], const unsigned char *tile,
                                            Sum &coarse, const Split &rough, float coarse_unit) {
@@ -195,6 +203,7 @@ __device__ __forceinline__ void accumulate(Sum &sum, const Split &x, const float
 #pragma unroll
             for (int y = 0; y < STRIP / 8; ++y) {
                 mma(c[y], x.fragments[k][0], hi[k][y / 2].x + y % 2 * 2);
+                if (MEND && ANSWER == 2) mma(m[y], rough.fragments[k][1], hi[k][y / 2].x + y % 2 * 2);
                 if (MEND) mma(m[y], rough.fragments[k][0], hi[k][y / 2].x + y % 2 * 2);
             }
 #pragma unroll
@@ -217,13 +226,13 @@ __device__ __forceinline__ void row_exponents(int (&exponent)[2], const Scores &
 }
 
 // This thread's columns of row g + 8r of a sum, times `factor`, to memory.
-__device__ __forceinline__ void write(float *row, const Sum &sum, int r, float factor) {
+__device__ __forceinline__ void write(Gradient *row, const Sum &sum, int r, float factor) {
 #pragma unroll
     for (int x = 0; x < D / 8; ++x) {
         const int column = 8 * x + threadIdx.x % 4 * 2, left = HEAD_DIM - column;
         const float first = sum[x][2 * r] * factor, second = sum[x][2 * r + 1] * factor;
         if (ALIGNED) {
-            if (left > 0) *reinterpret_cast<float2 *>(row + column) = make_float2(first, second);
+            if (left > 0) put(row + column, make_float2(first, second));
         } else {
             if (left > 0) row[column] = first;
             if (left > 1) row[column + 1] = second;

@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare_keys(const
     if (PACKED && !of.has_tile(OWN)) return;
     const bool values = blockIdx.x % 2;
     const Strides by = values ? a.v : a.k;
-    const float *const matrix = rows_of(values ? a.V : a.K, by, b, kv) + of.first * by.row;
+    const Input *const matrix = rows_of(values ? a.V : a.K, by, b, kv) + of.first * by.row;
     const Taken taken = split_tile<PREPARE_THREADS>(matrix, by.row, of.tile * OWN, of.rows,
                                                     to.at(to.first_of_keys + index) + values * OWN_TILE, scratch,
                                                     threadIdx.x, 0, [](int) { return 1.0f; });
@@ -56,9 +56,8 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare_keys(const
 
 // ---- shared memory: what the warpgroups own, two tiles each; then stages of what passes by
 
-struct Arrived {  // with each stage
-    float above[PASS], D[PASS];
-    int4 numbers;  // the end of a Tail
+struct Arrived : OfRows<PASS> {  // with each stage
+    int4 numbers;                // the end of a Tail
 };
 
 using Ring = RingOf<STAGES>;
@@ -102,6 +101,9 @@ __device__ __forceinline__ void copy_tile(const Shared &shared, Ring &ring, cons
     if (ROWS) {
         bulk_copy(shared_address(arrived->above), tail->above + row, sizeof(arrived->above), full);
         bulk_copy(shared_address(arrived->D), tail->D + row, sizeof(arrived->D), full);
+#if PRODUCTS == 2
+        bulk_copy(shared_address(arrived->inverse), tail->inverse + row, sizeof(arrived->inverse), full);
+#endif
     }
     bulk_copy(shared_address(&arrived->numbers), &tail->first, 16, full);
     ring.next();
@@ -274,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dk_dv(const Backwa
         if (!CAUSAL || i0 + PASS > first_query(a, own)) {  // else none of these sees a key of this warpgroup
             const uint64_t Q = descriptor(shared_address(shared.stage(ring.stage))), dO = Q + PASS_TILE / 16;
             const Arrived &arrived = shared.arrived[ring.stage];
-            rows.multiply_with(a, head, K, Q, dO, arrived.above, arrived.D, arrived.numbers, i0);
+            rows.multiply_with(a, head, K, Q, dO, arrived, arrived.numbers, i0);
         }
         arrive(&shared.free[ring.stage]);
     }

@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradients(const Ba
 #pragma unroll 1
         for (int i = first_query(a, j * OWN) / OWN; i < ROW_TILES; ++i) {
             const uint64_t Q = descriptor(shared_address(record(i))), dO = Q + OWN_TILE / 16;
-            keys.multiply_with(a, head, K, Q, dO, tails[i].above, tails[i].D, numbers(i), i * OWN);
+            keys.multiply_with(a, head, K, Q, dO, tails[i], numbers(i), i * OWN);
         }
         keys.finish(a, head.b, head.kv, j * OWN);
     }

@@ -1,20 +1,23 @@
 // The arguments of every function of every backward kernel, passed by value: one struct, packed in one place
 // (flashcli/kernels/backward.py), whose size each build asserts and whose fields a test compares.
 #pragma once
+#include "numbers.cuh"
 
-// Element (b, h, i, x) of a matrix is at data[b * batch + h * head + i * row + x]: batch, head, row, column; in floats.
+// Element (b, h, i, x) of a matrix is at data[b * batch + h * head + i * row + x]: batch, head, row, column; in numbers.
 typedef struct {
     long long batch, head, row;
 } Strides;
 
 typedef struct {
-    const float *dO, *Q, *K, *V, *O;  // dO, Q and O [B, H, M, d]; K and V [B, Hkv, N, d]
-    const float *lse, *dlse;          // [B, H, M]: natural logarithms of sums of exponentials; its gradient, or null
-    const float *bias;                // [B, H, M, N], added to scores: BIAS & 1
-    float *dQ, *dK, *dV;              // as Q, K and V
-    float *dbias;                     // or null
-    unsigned char *workspace;         // scratch of the size the registry asks for
-    int *notes;  // [B, Hkv], or [S, Hkv], or null: not 0 where a kernel that does not split is to compute
+    const Answer *dO;        // [B, H, M, d], as Q and O
+    const Input *Q, *K, *V;  // K and V [B, Hkv, N, d]
+    const Answer *O;
+    const float *lse, *dlse;   // [B, H, M]: natural logarithms of sums of exponentials; its gradient, or null
+    const float *bias;         // [B, H, M, N], added to scores: BIAS & 1
+    Gradient *dQ, *dK, *dV;    // as Q, K and V
+    float *dbias;              // or null
+    unsigned char *workspace;  // scratch of the size the registry asks for
+    int *notes;                // [B, Hkv], or [S, Hkv], or null: not 0 where a kernel that does not split is to compute
     Strides d_o, q, k, v, o, lse_at, dlse_at, dq, dk, dv;
     Strides bias_strides, dbias_at;  // in elements; 0 where a bias is broadcast, and dbias is summed up
     long long bias_column, dbias_column;

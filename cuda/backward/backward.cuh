@@ -31,8 +31,8 @@ __device__ __forceinline__ Head head_of(const Backward &a, unsigned index) {
 }
 
 // The rows of a head.
-template <class Float>
-__device__ __forceinline__ Float *rows_of(Float *matrix, Strides by, int b, int h) {
+template <class Number>
+__device__ __forceinline__ Number *rows_of(Number *matrix, Strides by, int b, int h) {
     return matrix + b * by.batch + h * by.head;
 }
 
@@ -176,16 +176,16 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS) delta(const Backward a
     const bool there = index < (long long)a.B * a.H * a.M;
     const int i = there ? index % a.M : 0, lane = threadIdx.x % ROW_LANES;
     const Head head = head_of(a, there ? index / a.M : 0);
-    const float *const o = rows_of(a.O, a.o, head.b, head.h) + i * a.o.row;
-    const float *const d_o = rows_of(a.dO, a.d_o, head.b, head.h) + i * a.d_o.row;
+    const Answer *const o = rows_of(a.O, a.o, head.b, head.h) + i * a.o.row;
+    const Answer *const d_o = rows_of(a.dO, a.d_o, head.b, head.h) + i * a.d_o.row;
     float sum = 0;
 #pragma unroll
     for (int x = 4 * lane; x < HEAD_DIM; x += 4 * ROW_LANES) {
         if (ALIGNED) {
-            const float4 p = *reinterpret_cast<const float4 *>(o + x), q = *reinterpret_cast<const float4 *>(d_o + x);
+            const float4 p = four_from(o + x), q = four_from(d_o + x);
             sum += p.x * q.x + p.y * q.y + (p.z * q.z + p.w * q.w);
         } else {
-            for (int y = x; y < min(x + 4, HEAD_DIM); ++y) sum += o[y] * d_o[y];
+            for (int y = x; y < min(x + 4, HEAD_DIM); ++y) sum += float(o[y]) * float(d_o[y]);
         }
     }
     for (int lanes = ROW_LANES / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);

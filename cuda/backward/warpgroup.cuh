@@ -2,11 +2,12 @@
 // multiplies rows of Q and dO with tiles of K and V (`OfQueries`: dQ), and keys with tiles of Q and dO (`OfKeys`: dK,
 // dV). How tiles get to shared memory is each kernel's own; the arithmetic is one, and so are the bytes.
 //
-// Each number is two fp16 halves, each product three (split.cuh). S and dP are products of tiles that lie in shared
+// Each number is two fp16 halves, each product three; of halves P and dS are split alone, and of 22 products of a pair of
+// tiles 11 are left (PRODUCTS 2, split.cuh). S and dP are products of tiles that lie in shared
 // memory; P and dS are split in registers, where the next products want them. One tile serves both: K-major to sum over
 // columns, MN-major to sum over rows. Scales ask for no look at dS: `OfQueries` bounds it by sums of P that it needs
 // anyway, and hands the bound to `OfKeys`. 1 / the sum of 2^(s - above), by which `OfKeys` would multiply each P, is a
-// factor of dO, before that is split.
+// factor of dO, before that is split; or of P, where dO need not be split.
 //
 // Macros beyond those of backward.cuh: PASS, rows of a tile that is multiplied with; TAIL, bytes.
 #pragma once
@@ -16,10 +17,11 @@
 
 constexpr int OWN = 64;  // rows of a warpgroup, and of a record
 static_assert(BC == OWN, "as the registry counts them");
-static_assert(PRODUCTS == 3 && D % 32 == 0 && D != 96 && D <= 128, "tiles of 32, 64 or 128 columns");
+static_assert(PRODUCTS >= 2 && D % 32 == 0 && D != 96 && D <= 128, "tiles of 32, 64 or 128 columns");
+static_assert(PRODUCTS == 3 || D >= 64, "a panel of hi is whole");
 static_assert(PASS == 64 || PASS == 32, "rows of a tile that is multiplied with");
 constexpr int OWN_TILE = split_bytes(OWN, D), PASS_TILE = split_bytes(PASS, D);
-constexpr int PANELS = 2 * D / 64;  // of 64 columns, hi and lo
+constexpr int PANELS = (PRODUCTS == 3 ? 2 : 1) * D / 64;  // of 64 columns, hi and lo
 
 constexpr int CHUNKS = ceil_div(D, 64);  // of 64 columns of a sum; with D = 32, hi and lo side by side are 64
 constexpr int SUM = D < 64 ? 16 : 32;    // registers a chunk
@@ -30,12 +32,20 @@ constexpr float LEAST = 0x1p-30f;  // that a tile's sum of P counts for: smaller
 typedef float Scores[SCORES];
 typedef float Sum[CHUNKS][SUM];
 
+// What `OfKeys` needs of rows of queries.
+template <int ROWS>
+struct OfRows {
+    float above[ROWS], D[ROWS];
+#if PRODUCTS == 2
+    float inverse[ROWS];
+#endif
+};
+
 // The end of a record of 64 rows, behind its two split tiles.
-struct Tail {
-    float above[OWN], D[OWN];  // of queries: what `OfKeys` needs of rows
-    int first, second;         // exponents of the tiles' scales
-    int dS;                    // of queries: the exponent that brings all dS of these rows just below fp16's end
-    float largest;             // of keys: no number of V is larger
+struct Tail : OfRows<OWN> {
+    int first, second;  // exponents of the tiles' scales
+    int dS;             // of queries: the exponent that brings all dS of these rows just below fp16's end
+    float largest;      // of keys: no number of V is larger
 };
 static_assert(sizeof(Tail) == TAIL && TAIL % 16 == 0, "as the scratch has room for, and copies want");
 
@@ -60,8 +70,8 @@ struct Taken {
     int exponent;
     float sum;
 };
-template <int GROUP, class Factor>
-__device__ __forceinline__ Taken split_tile(const float *matrix, long long stride, int first, int rows,
+template <int GROUP, class Number, class Factor>
+__device__ __forceinline__ Taken split_tile(const Number *matrix, long long stride, int first, int rows,
                                             unsigned char *tile, unsigned *scratch, int thread, int barrier,
                                             Factor factor) {
     constexpr int PIECES = OWN * D / 8, EACH = PIECES / GROUP;
@@ -97,7 +107,7 @@ constexpr int K_STEPS = ceil_div(HEAD_DIM, 16);  // of S and dP: beyond HEAD_DIM
 // Each wgmma reads its left operand anew, and with 32 rows as the right one shared memory cannot feed it. So hi and lo
 // of these lie side by side, a panel of hi and then that of lo, and S is multiplied with both as one operand of 64
 // rows; the registers for it are those that biases would want.
-constexpr bool SIDE_BY_SIDE = PASS == 32 && BIAS == 0;
+constexpr bool SIDE_BY_SIDE = PASS == 32 && BIAS == 0 && PRODUCTS == 3;
 
 // Where in a tile that passes by a panel of its record lies.
 __host__ __device__ constexpr int place_of_panel(int panel) {
@@ -121,9 +131,9 @@ __device__ __forceinline__ void multiply(Scores &s, uint32_t own, uint64_t tile)
     const uint64_t left = descriptor(own);
     pin(s);
     wgmma_fence();
-    issue_products<D, 0>(s, left, tile, true);
-    issue_products<0, D>(s, left, tile, false);
-    issue_products<0, 0>(s, left, tile, false);
+    if (PRODUCTS == 3) issue_products<D, 0>(s, left, tile, true);
+    if (PRODUCTS == 3) issue_products<0, D>(s, left, tile, false);
+    issue_products<0, 0>(s, left, tile, PRODUCTS == 2);
     wgmma_commit();
 }
 
@@ -164,7 +174,7 @@ __device__ __forceinline__ void issue_T(float (&T)[32], const Operand &hi, const
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) wgmma_transposed(T, lo[k], tile + panel_offset(chunk) + k * STEP, k > 0);
-    if (D >= 64) {
+    if (D >= 64 && PRODUCTS == 3) {
 #pragma unroll
         for (int k = 0; k < STEPS; ++k)
             wgmma_transposed(T, hi[k], tile + panel_offset(PANELS / 2 + chunk) + k * STEP, 1);
@@ -174,15 +184,21 @@ __device__ __forceinline__ void issue_T(float (&T)[32], const Operand &hi, const
     wgmma_commit();
 }
 
-// P_K += P tile by their hi alone, and inside of the tensor core, for it may be rough.
-__device__ __forceinline__ void issue_P_K(float (&P_K)[CHUNKS][32], const Operand &P, uint64_t tile) {
+// P_K += P tile by the hi of a tile, and inside of the tensor core, for it may be rough: what it is multiplied with is
+// the error of D. That is small, but for an O that was rounded to 8 bits: with it, P's lo is multiplied, too.
+constexpr bool FINE = ANSWER == 2;
+__device__ __forceinline__ void issue_P_K(float (&P_K)[CHUNKS][32], const Operand &P, const Operand &P_lo,
+                                          uint64_t tile) {
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) pin(P_K[c]);
     wgmma_fence();
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c)
 #pragma unroll
-        for (int k = 0; k < STEPS; ++k) wgmma_transposed(P_K[c], P[k], tile + panel_offset(c) + k * STEP, 1);
+        for (int k = 0; k < STEPS; ++k) {
+            if (FINE) wgmma_transposed(P_K[c], P_lo[k], tile + panel_offset(c) + k * STEP, 1);
+            wgmma_transposed(P_K[c], P[k], tile + panel_offset(c) + k * STEP, 1);
+        }
     wgmma_commit();
 }
 
@@ -193,14 +209,14 @@ __device__ __forceinline__ void add_T(float (&sum)[SUM], const float (&T)[32], f
 }
 
 // This thread's columns of row g + 8r of a sum, times `factor`, to memory.
-__device__ __forceinline__ void write(float *row, const Sum &sum, int r, float factor) {
+__device__ __forceinline__ void write(Gradient *row, const Sum &sum, int r, float factor) {
 #pragma unroll
     for (int x = 0; x < CHUNKS * SUM / 4; ++x) {
         const int column = 8 * x + threadIdx.x % 4 * 2, left = HEAD_DIM - column;
         const float first = sum[x / (SUM / 4)][x % (SUM / 4) * 4 + 2 * r] * factor;
         const float second = sum[x / (SUM / 4)][x % (SUM / 4) * 4 + 2 * r + 1] * factor;
         if (ALIGNED) {
-            if (left > 0) *reinterpret_cast<float2 *>(row + column) = make_float2(first, second);
+            if (left > 0) put(row + column, make_float2(first, second));
         } else {
             if (left > 0) row[column] = first;
             if (left > 1) row[column + 1] = second;
@@ -253,7 +269,8 @@ __device__ __forceinline__ int pack_exponents(int low, int high) { return high <
 struct QuarterRow {
     float x[D / 32][8];
     __device__ __forceinline__ static int column(int c) { return 32 * c + threadIdx.x % 4 * 8; }
-    __device__ __forceinline__ QuarterRow(const float *matrix, long long stride, int i, int rows) {
+    template <class Number>
+    __device__ __forceinline__ QuarterRow(const Number *matrix, long long stride, int i, int rows) {
 #pragma unroll
         for (int c = 0; c < D / 32; ++c)
 #pragma unroll
@@ -297,7 +314,7 @@ struct OfQueries {
 
     // Splits them into `tiles`.
     __device__ __forceinline__ OfQueries(const Backward &a, Head head, int own, unsigned char *tiles) : own(own) {
-        const auto quarter = [&](const float *matrix, Strides by, int r) {
+        const auto quarter = [&](const auto *matrix, Strides by, int r) {
             return QuarterRow(rows_of(matrix, by, head.b, head.h), by.row, own + row_of_thread() + 8 * r, a.M);
         };
         if (D <= 64) {  // both rows at once, for it is the way from memory that takes the time
@@ -342,7 +359,7 @@ struct OfQueries {
         multiply(ds, Q + OWN_TILE, V);
         const Biases<false> biases(a, head, own, j0);
         float unit_dP[2], unit_D[2], back[2];
-        Operand hi, lo, P;
+        Operand hi, lo, P, P_lo;
         wgmma_wait<1>();
         collect_S(p, both);
         const auto exponentials = [&](auto masked) {
@@ -383,7 +400,7 @@ struct OfQueries {
         const float less = coarse - k_exponent < -24 ? 0 : power_of_two(coarse - k_exponent);
         const unsigned half_less = pack(less, less);
 #pragma unroll
-        for (int x = 0; x < SCORES / 2; ++x)
+        for (int x = 0; x < (FINE ? 0 : SCORES / 2); ++x)
             asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(P[x / 4][x % 4]) : "r"(pack(p[2 * x], p[2 * x + 1])), "r"(half_less));
         wgmma_wait<0>();
         pin(ds);
@@ -400,9 +417,12 @@ struct OfQueries {
             back[r] *= unit(k_exponent);
         }
         split(ds, hi, lo);
+#pragma unroll
+        for (int x = 0; x < (FINE ? SCORES / 2 : 0); ++x)
+            split_scaled(p[2 * x], p[2 * x + 1], less, P[x / 4][x % 4], P_lo[x / 4][x % 4]);
         float T[32];
         issue_T(T, hi, lo, K, 0);
-        issue_P_K(P_K, P, K);
+        issue_P_K(P_K, P, P_lo, K);
         wgmma_wait<1>();
         pin(T);
         add_T(dS_K[0], T, back[0], back[1]);
@@ -440,7 +460,7 @@ struct OfQueries {
                     dS_K[c][y] = found.inverse == 0 ? 0 : of_tile;
                 }
             write(rows_of(a.dQ, a.dq, head.b, head.h) + i * a.dq.row, dS_K, r, a.scale * found.inverse * P_UNIT);
-            inverse[r] = found.inverse, mended[r] = (D_[r] + found.error) * found.inverse;
+            inverse[r] = found.inverse, mended[r] = (D_[r] + found.error) * (PRODUCTS == 3 ? found.inverse : 1);
             largest = fmaxf(largest, bound[r] * found.inverse);
         }
         if (t == 0) inverses[row] = inverse[0], inverses[row + 8] = inverse[1];
@@ -449,13 +469,16 @@ struct OfQueries {
                                            thread, barrier, [](int) { return 1.0f; });
         const Taken of_dO =
             split_tile<128>(rows_of(a.dO, a.d_o, head.b, head.h), a.d_o.row, own, a.M, record + OWN_TILE, scratch + 16,
-                            thread, barrier, [&](int i) { return inverses[i]; });
+                            thread, barrier, [&](int i) { return PRODUCTS == 3 ? inverses[i] : 1; });
         if (!(of_Q.sum + of_dO.sum < INFINITY_F)) note_not_finite(a, head.b, head.kv);
         if (thread == 0) tail.first = of_Q.exponent, tail.second = of_dO.exponent, tail.dS = s, tail.largest = 0;
         if (t != 0) return;
 #pragma unroll
         for (int r = 0; r < 2; ++r)
             tail.above[row + 8 * r] = above[r], tail.D[row + 8 * r] = mended[r] * power_of_two(max(-126, s));
+#if PRODUCTS == 2
+        tail.inverse[row] = inverse[0], tail.inverse[row + 8] = inverse[1];
+#endif
     }
 };
 
@@ -467,10 +490,11 @@ struct OfKeys {
     int k_exponent, v_exponent;  // of their tiles
     Sum dK = {}, dV = {};
 
-    // With the queries from i0 on: descriptors of their tiles, and what there is of them in shared memory. K is the
+    // With the queries from i0 on: descriptors of their tiles, and what there is of their rows in shared memory. K is the
     // address of these keys' tiles.
     __device__ __forceinline__ void multiply_with(const Backward &a, Head head, uint32_t K, uint64_t Q, uint64_t dO,
-                                                  const float *above, const float *mended, int4 numbers, int i0) {
+                                                  const OfRows<PASS> &rows, int4 numbers, int i0) {
+        const float *const above = rows.above, *const mended = rows.D;
         const int row = row_of_thread(), t = threadIdx.x % 4;
         Both both;
         Scores p, ds;
@@ -492,6 +516,9 @@ struct OfKeys {
                 for (int e = 0; e < 4; ++e) {
                     float &p_ = p[4 * x + e];
                     p_ = exp2_fast(biases.exponent(p_, factor, e % 2 ? above_.y : above_.x, 4 * x + e));
+#if PRODUCTS == 2
+                    p_ *= rows.inverse[8 * x + 2 * t + e % 2];
+#endif
                     const int i = i0 + 8 * x + 2 * t + e % 2, key = own + row + e / 2 * 8;
                     if (masked.value && (key > i + a.q_start || (WINDOW && key < i + a.first))) p_ = 0;
                 }

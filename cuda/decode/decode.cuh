@@ -15,6 +15,7 @@
 #error "HEAD_DIM, PAGE, QUERY_TYPE, CACHE_TYPE, TRANSPOSED, THREADS and ROWS are macros: see flashcli/kernels/decode.py"
 #endif
 #include "common.cuh"
+#include "numbers.cuh"
 
 #ifndef RAGGED
 #define RAGGED 0
@@ -82,23 +83,11 @@ static_assert(CACHE_TYPE == QUERY_TYPE || CACHE_TYPE >= E4M3, "the cache has the
 
 constexpr float LN2 = 0.69314718055994530942f;
 
-__device__ __forceinline__ float from_half(unsigned bits) {
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"((unsigned short)bits));
-    return y;
-}
-
 // The low or the high half of a word, which an instruction can name: shifting the high one down would take another.
 __device__ __forceinline__ unsigned short half_of(unsigned word, int which) {
     unsigned short low, high;
     asm("mov.b32 {%0, %1}, %2;" : "=h"(low), "=h"(high) : "r"(word));
     return which == 0 ? low : high;
-}
-
-__device__ __forceinline__ unsigned bits_of_half(float x) {
-    unsigned short bits;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-    return bits;
 }
 
 // A number of E4M3 by hand: its digits, read as a half's, are 2^-8 of it; but the largest one means NaN.
@@ -174,14 +163,12 @@ __device__ __forceinline__ Words<BYTES> load(const unsigned char *from) {
 __device__ __forceinline__ float query_number(const Decode &a, long long at) {
     if (QUERY_TYPE == FP32) return static_cast<const float *>(a.query)[at];
     const unsigned bits = static_cast<const unsigned short *>(a.query)[at];
-    return QUERY_TYPE == FP16 ? from_half(bits) : __uint_as_float(bits << 16);
+    return QUERY_TYPE == FP16 ? from_half(bits) : from_bfloat16(bits);
 }
 
 // A number as one of 16 bits of the query's type.
 __device__ __forceinline__ unsigned bits_of_answer(float x) {
-    if (QUERY_TYPE == FP16) return bits_of_half(x);
-    const unsigned wide = __float_as_uint(x);  // rounded to even by hand, which any GPU can; NaN stays NaN
-    return x != x ? 0x7fff : (wide + 0x7fff + (wide >> 16 & 1)) >> 16;
+    return QUERY_TYPE == FP16 ? bits_of_half(x) : bits_of_bfloat16(x);
 }
 
 __device__ __forceinline__ void store_answer(const Decode &a, long long at, float x) {

@@ -16,7 +16,6 @@ from flashcli.arrays.protocols import CUDA, LEGACY_STREAM
 from flashcli.asked.attention import contiguous
 from flashcli.gpu.place import Place, ask, bindings
 
-ITEM = 4  # bytes of a float32
 # Bytes of a number; its type in __cuda_array_interface__, which knows no bfloat16; its kind in DLPack.
 TYPES = {"float32": (4, "<f4", 2), "float16": (2, "<f2", 2), "bfloat16": (2, "", 4), "uint8": (1, "|u1", 1)}
 
@@ -91,13 +90,15 @@ def free(stream: int, address: int) -> None:
         ask(bindings().cuMemFreeAsync, address, stream)
 
 
-def fill(stream: int, address: int, shape: tuple[int, ...], strides: tuple[int, ...], bits: int) -> None:
-    """Queue a fill of a float32 array: every number gets these 32 bits; ``strides`` are in elements."""
+def fill(stream: int, address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, bits: int) -> None:
+    """Queue a fill of an array of 2 or 4 bytes a number: each gets these bits; ``strides`` are in elements."""
     *outer, rows, columns = (1, 1, *shape)
     *apart, row, _ = (0, 0, *strides)
+    item, driver = TYPES[dtype][0], bindings()
+    fill_rows = driver.cuMemsetD2D32Async if item == 4 else driver.cuMemsetD2D16Async
     for index in itertools.product(*map(range, outer)):
-        start = address + ITEM * sum(i * stride for i, stride in zip(index, apart, strict=True))
-        ask(bindings().cuMemsetD2D32Async, start, ITEM * max(row, columns), bits, columns, rows, stream)
+        start = address + item * sum(i * stride for i, stride in zip(index, apart, strict=True))
+        ask(fill_rows, start, item * max(row, columns), bits, columns, rows, stream)
 
 
 def wait_for(stream: int, other: int) -> None:

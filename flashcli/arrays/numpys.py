@@ -59,6 +59,7 @@ def attention(
     kernel: str | None = None,
     precision: str = "fp32",
     batch_invariant: bool = True,
+    out_dtype: Any = None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """`flashcli.attention` of NumPy's arrays.
 
@@ -74,11 +75,12 @@ def attention(
     arrays = _as_they_lie(given_arrays, ("q", "k", "v"))
     of: dict[str, Any] = {name: None if x is None else outline(x) for name, x in arrays.items()}
     to = None if out is None else _operand_to_write(out, arrays)
-    asked = call(**of, out=to, causal=causal, scale=scale, q_start=q_start, window=window)
+    asked = call(**of, out=to, causal=causal, scale=scale, q_start=q_start, window=window, out_dtype=out_dtype)
     request = Request(backend, asked.causal, asked.scale if scale is None else float(scale), kernel, precision)
     refuse_conflicts(request)
+    into = out if out is not None and asked.out_dtype == "float32" else np.empty(q.shape, np.float32)
     given = Matrices(
-        arrays["q"], arrays["k"], arrays["v"], np.empty(q.shape, np.float32) if out is None else out,
+        widened(arrays["q"]), widened(arrays["k"]), widened(arrays["v"]), into,
         *mask_apart(arrays["bias"], arrays["mask"]), np.empty(asked.lse_shape, np.float32) if return_lse else None,
         arrays["alibi_slopes"],
     )  # fmt: skip
@@ -96,7 +98,17 @@ def attention(
         part.out[...] = 0
         if part.lse is not None:
             part.lse[...] = -np.inf
-    return given.out if given.lse is None else (given.out, given.lse)
+    answer = given.out if out is None else out
+    if answer is not given.out:
+        answer[...] = given.out
+    elif asked.out_dtype != "float32":
+        answer = given.out.astype(q.dtype)
+    return answer if given.lse is None else (answer, given.lse)
+
+
+def widened(matrix: np.ndarray) -> np.ndarray:
+    """The matrix in float32, which has all numbers of the halves."""
+    return matrix.astype(np.float32, copy=False)
 
 
 def _as_they_lie(arrays: dict[str, np.ndarray | None], needed: tuple[str, ...]) -> dict[str, Any]:
@@ -188,6 +200,7 @@ def attention_backward(
     dlse: np.ndarray | None = None,
     return_dbias: bool = False,
     kernel: str | None = None,
+    out_dtype: Any = None,
 ) -> tuple[np.ndarray, ...]:
     """`flashcli.attention_backward` of NumPy's arrays: on the CPU, whatever their strides."""
     check_backend(backend)
@@ -203,23 +216,26 @@ def attention_backward(
     arrays = _as_they_lie(given_arrays, ("do", "q", "k", "v"))
     of: dict[str, Any] = {name: None if x is None else outline(x) for name, x in arrays.items()}
     options: dict[str, Any] = {"causal": causal, "scale": scale, "q_start": q_start, "window": window}
-    asked = backward(**of, **options, return_dbias=return_dbias)
+    asked = backward(**of, **options, return_dbias=return_dbias, out_dtype=out_dtype)
+    arrays |= {name: widened(arrays[name]) for name in ("do", "q", "k", "v")}
     dq, dk, dv = (np.zeros(x.shape, np.float32) for x in (q, k, v))
     dbias = None if asked.dbias_shape is None else np.zeros(asked.dbias_shape, np.float32)
     given = Matrices(
-        arrays["q"], arrays["k"], arrays["v"], np.empty(q.shape, np.float32) if o is None else arrays["o"],
+        arrays["q"], arrays["k"], arrays["v"], np.empty(q.shape, np.float32) if o is None else widened(arrays["o"]),
         *mask_apart(arrays["bias"], arrays["mask"]), None, arrays["alibi_slopes"],
     )  # fmt: skip
+    kind = q.dtype if asked.out_dtype != "float32" else np.dtype(np.float32)
     starts = arrays["cu_seqlens_q"], arrays["cu_seqlens_k"]
     if not asked.of.sequences:
         _differentiate(asked, arrays["do"], arrays["dlse"], given, Gradients(dq, dk, dv, dbias), o is None)
-        return (dq, dk, dv) if dbias is None else (dq, dk, dv, dbias)
+        rounded = [x.astype(kind, copy=False) for x in (dq, dk, dv)]
+        return tuple(rounded if dbias is None else [*rounded, dbias])
     of_each = zip(sequences(asked.of, given, *starts), slices(asked.of, *starts), strict=True)
     for (one, part), (rows, keys) in of_each:
         into = Gradients(as_batch(dq[rows]), as_batch(dk[keys]), as_batch(dv[keys]))
         d_lse = None if dlse is None else arrays["dlse"][None, :, rows]
         _differentiate(asked._replace(of=one), as_batch(arrays["do"][rows]), d_lse, part, into, o is None)
-    return dq, dk, dv
+    return tuple(x.astype(kind, copy=False) for x in (dq, dk, dv))
 
 
 def _differentiate(

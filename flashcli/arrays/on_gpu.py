@@ -112,9 +112,9 @@ class Arguments:
         prepared.launch(self.stream, *(at.get(name, 0) for name in operation.pointers))
 
     def fill(self, name: str, bits: int) -> None:
-        """Queue a fill of a float32 argument, if it is given: every number gets these 32 bits."""
+        """Queue a fill of an argument, if it is given: every number gets these bits."""
         if name in self.found and 0 not in self.of(name).shape:
-            memory.fill(self.stream, self.found[name].address, *self.of(name)[:2], bits)
+            memory.fill(self.stream, self.found[name].address, *self.of(name), bits)
 
 
 def attention(
@@ -134,6 +134,7 @@ def attention(
     cu_seqlens_k: Any = None,
     return_lse: bool = False,
     out: Any = None,
+    out_dtype: Any = None,
     **options: Any,
 ) -> Any:
     """`flashcli.attention` of arrays on a GPU."""
@@ -144,7 +145,7 @@ def attention(
     optional = {"bias": bias, "mask": mask, "out": out, **_sight(alibi_slopes, cu_seqlens_q, cu_seqlens_k)}
     given = Arguments({"q": q, "k": k, "v": v, **optional}, tuple(optional))
     of: dict[str, Any] = {name: given.get(name) for name in ("q", "k", "v", *optional)}
-    asked = call(**of, causal=causal, scale=scale, q_start=q_start, window=window)
+    asked = call(**of, causal=causal, scale=scale, q_start=q_start, window=window, out_dtype=out_dtype)
     given.take_mask_apart()
     if out is not None:
         places = {name: (x.address, x.operand) for name, x in given.found.items()}
@@ -158,7 +159,7 @@ def attention(
             how,
         )
     with given.waited_for():
-        o = given.add("out", asked.shape) if out is None else out
+        o = given.add("out", asked.shape, asked.out_dtype) if out is None else out
         lse = given.add("lse", asked.lse_shape) if return_lse else None
         if prepared is None:
             given.fill("out", ZERO)
@@ -195,6 +196,7 @@ def attention_backward(
     dlse: Any = None,
     return_dbias: bool = False,
     kernel: str | None = None,
+    out_dtype: Any = None,
 ) -> tuple[Any, ...]:
     """`flashcli.attention_backward` of arrays on a GPU."""
     refuse_host("q", q)
@@ -205,14 +207,16 @@ def attention_backward(
     given = Arguments({"q": q, "do": do, "k": k, "v": v, **optional}, tuple(optional))
     outlines: dict[str, Any] = {name: given.get(name) for name in ("do", "q", "k", "v", *optional)}
     options: dict[str, Any] = {"causal": causal, "scale": scale, "q_start": q_start, "window": window}
-    asked = backward(**outlines, **options, return_dbias=return_dbias)
+    asked = backward(**outlines, **options, return_dbias=return_dbias, out_dtype=out_dtype)
     given.take_mask_apart()
     if o is None and not asked.of.empty:  # what is computed again is contiguous, as `asked` has it
         named = {name: optional[name] for name in ("bias", "mask", *SIGHT)}
-        o, lse = attention(q, k, v, **options, **named, return_lse=True)
+        o, lse = attention(q, k, v, **options, **named, return_lse=True, out_dtype=asked.of.out_dtype)
         given.find(o=o, lse=lse)
     with given.waited_for():
-        answer = {f"d{name.upper()}": given.add(f"d{name.upper()}", given.of(name).shape) for name in "qkv"}
+        answer = {
+            f"d{name.upper()}": given.add(f"d{name.upper()}", given.of(name).shape, asked.out_dtype) for name in "qkv"
+        }
         if asked.dbias_shape is not None:
             answer["dbias"] = given.add("dbias", asked.dbias_shape)
         if asked.of.empty:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from flashcli.asked.shape import MAX_D, MAX_INT32, MAX_SCALE
 
+HALVES = ("float16", "bfloat16")  # types of 16 bits, whose numbers are computed with in float32
+TYPES = ("float32", *HALVES)  # of Q, K and V
 # What changes scores: nothing, numbers, a mask, or numbers and a mask; the same with ALiBi's biases, by arithmetic.
 BIASES = ("", "float32", "bool", "both", "alibi", "alibi and float32", "alibi and bool", "alibi and both")
 ANY_STRIDES = ("bias", "mask", "lse", "dlse", "alibi_slopes")  # whose last axis need not be contiguous
@@ -53,6 +55,7 @@ class Call(NamedTuple):
     so that sums with them stay small, and 0 where they limit nothing. ``bias`` is one of `BIASES`; ``bias_strides`` and
     ``mask_strides`` are of batches, heads, rows and columns, 0 where the array is broadcast. ``slopes`` are strides of
     batches and heads, and ``position`` is that of query 0 for ALiBi. ``aligned`` and ``paired`` are set by `at`.
+    ``dtype`` is one of `TYPES`, that of Q, K and V; ``out_dtype`` is O's, the same one or float32.
 
     If there are ``sequences``, they are packed: Q and O [tokens, H, d] are taken for one batch of M queries, K and V
     for N keys. Of each sequence, `of_sequence` is the call: its last query is at the position of its last key.
@@ -82,6 +85,8 @@ class Call(NamedTuple):
     slopes: tuple[int, int] = (0, 0)
     position: int = 0
     sequences: int = 0
+    dtype: str = "float32"
+    out_dtype: str = "float32"
 
     def of_sequence(self, M: int, N: int) -> Call:
         """The call of one of the packed sequences, of M queries and N keys; of its strides those of heads and rows."""
@@ -145,13 +150,20 @@ def call(
     alibi_slopes: Operand | None = None,
     cu_seqlens_q: Operand | None = None,
     cu_seqlens_k: Operand | None = None,
+    out_dtype: object = None,
 ) -> Call:
     """The `Call` of operands q, k, v; without ``out``, O is laid out like a contiguous Q. A bias of bools is the mask.
 
-    Raises TypeError for an argument of the wrong type, ValueError for one of the wrong shape, strides or size.
+    ``out_dtype``, a name or a library's type, is O's type: that of Q, which None stands for, or float32. Raises
+    TypeError for an argument of the wrong type, ValueError for one of the wrong shape, strides or size.
     """
-    more = checked_window(window), alibi_slopes, cu_seqlens_q, cu_seqlens_k
+    more = checked_window(window), alibi_slopes, cu_seqlens_q, cu_seqlens_k, type_name(out_dtype)
     return _call(q, k, v, bias, mask, out, *checked(causal, scale, q_start), *more)
+
+
+def type_name(dtype: object) -> str:
+    """The name of a type given as a name or as any library's object, such as ``torch.float32``; "" for None."""
+    return "" if dtype is None else str(getattr(dtype, "__name__", dtype)).rpartition(".")[2]
 
 
 def checked(causal: bool, scale: float | None, q_start: int) -> tuple[bool, float | None, int]:
@@ -174,10 +186,15 @@ def _call(
     slopes: Operand | None,
     q_starts: Operand | None,
     k_starts: Operand | None,
+    out_dtype: str = "",
 ) -> Call:
-    _check_types(q, k, v, bias, mask, out)
+    _check_types(q, k, v, bias, mask)
+    if out is not None:
+        _check_type("out", out, (out_dtype,) if out_dtype else result_types(q))
+    out_dtype = result_type(q, out_dtype if out is None else out.dtype)
     if q_starts is not None or k_starts is not None:
-        return _packed_call(q, k, v, bias, mask, out, causal, scale, q_start, window, slopes, q_starts, k_starts)
+        to = contiguous(q.shape, out_dtype) if out is None else out
+        return _packed_call(q, k, v, bias, mask, to, causal, scale, q_start, window, slopes, q_starts, k_starts)
     if bias is not None and bias.dtype == "bool":
         bias, mask = None, bias
     B, H, Hkv, M, N, d = _sizes(q, k, v)
@@ -202,8 +219,21 @@ def _call(
         max(-M, min(last, N)) if causal or windowed else 0, changed,
         _of_rows(q), _of_rows(k), _of_rows(v), _of_rows(out), of_bias, of_mask,
         windowed=windowed, first=max(-M, min(first, N)) if windowed else 0, slopes=_slope_strides(slopes, B, H),
-        position=0 if slopes is None else max(-MAX_POSITION, min(q_start, MAX_POSITION)),
+        position=0 if slopes is None else max(-MAX_POSITION, min(q_start, MAX_POSITION)), dtype=q.dtype,
+        out_dtype=out_dtype,
     )  # fmt: skip
+
+
+def result_types(q: Operand) -> tuple[str, ...]:
+    """The types that O, dO and the gradients may have: Q's, and float32."""
+    return tuple(dict.fromkeys((q.dtype, "float32")))
+
+
+def result_type(q: Operand, wanted: str) -> str:
+    """The type of O, or of the gradients: ``wanted``, or Q's where that is empty; TypeError for one it cannot be."""
+    if wanted and wanted not in result_types(q):
+        raise TypeError(f"out_dtype must be {' or '.join(result_types(q))} for a q of {q.dtype}, not {wanted}")
+    return wanted or q.dtype
 
 
 def _packed_call(
@@ -212,7 +242,7 @@ def _packed_call(
     v: Operand,
     bias: Operand | None,
     mask: Operand | None,
-    out: Operand | None,
+    out: Operand,
     causal: bool,
     scale: float | None,
     q_start: int,
@@ -232,11 +262,10 @@ def _packed_call(
     for name, x, axes in (("q", q, "[tokens, H, d]"), ("k", k, "[tokens, Hkv, d]"), ("v", v, "[tokens, Hkv, d]")):
         if len(x.shape) != 3:
             raise ValueError(f"{name} must have shape {axes} with cu_seqlens_q, not {list(x.shape)}")
-    if out is not None and out.shape != q.shape:
+    if out.shape != q.shape:
         raise ValueError(f"out must have the shape of q, {list(q.shape)}, not {list(out.shape)}")
     of_slopes = _slope_strides(slopes, sequences, q.shape[1])
-    to = contiguous(q.shape, q.dtype) if out is None else out
-    as_batch = [Operand((1, *_rows_last(x.shape)), (0, *_rows_last(x.strides)), x.dtype) for x in (q, k, v, to)]
+    as_batch = [Operand((1, *_rows_last(x.shape)), (0, *_rows_last(x.strides)), x.dtype) for x in (q, k, v, out)]
     found = _call(*as_batch[:3], None, None, as_batch[3], causal, scale, 0, NO_WINDOW, None, None, None)
     left, right = window
     causal, windowed = causal or right >= 0, left >= 0
@@ -284,6 +313,7 @@ class Backward(NamedTuple):
     ``of`` is the call of `flashcli.attention` that they are gradients of, with O as it lies. dO and dQ have Q's shape,
     dK and dV K's. ``lse`` and ``dlse`` are strides of batches, heads and rows, ``dlse`` None where it is not given.
     ``dbias_shape`` is None where dbias is not wanted; ``dbias`` are its strides, 0 along axes that are summed over.
+    dO and O have ``of.out_dtype``, dQ, dK and dV ``out_dtype``; dbias is float32.
     """
 
     of: Call
@@ -296,6 +326,7 @@ class Backward(NamedTuple):
     dbias_shape: tuple[int, ...] | None
     dbias: tuple[int, int, int, int]
     aligned: bool = False
+    out_dtype: str = "float32"
 
     def at(self, addresses: int, of_bias: int = 0, of_mask: int = 0) -> Backward:
         """The call with ``aligned`` set, and with `Call.at` of the same addresses."""
@@ -323,13 +354,14 @@ def backward(
     alibi_slopes: Operand | None = None,
     cu_seqlens_q: Operand | None = None,
     cu_seqlens_k: Operand | None = None,
+    out_dtype: object = None,
 ) -> Backward:
     """The `Backward` of operands do, q, k, v; without ``o`` and ``lse``, both are contiguous.
 
-    dQ, dK and dV [B, H, rows, d] are contiguous, or with ``rows_first`` laid out as [B, rows, H, d]. Errors are those
-    of `call`.
+    dQ, dK and dV [B, H, rows, d] are contiguous, or with ``rows_first`` laid out as [B, rows, H, d]; ``out_dtype`` is
+    their type, as that of O in `call`. Errors are those of `call`.
     """
-    options = *checked(causal, scale, q_start), bool(return_dbias), rows_first
+    options = *checked(causal, scale, q_start), bool(return_dbias), rows_first, type_name(out_dtype)
     more = checked_window(window), alibi_slopes, cu_seqlens_q, cu_seqlens_k
     return _backward(do, q, k, v, o, lse, dlse, bias, mask, *options, *more)
 
@@ -350,14 +382,18 @@ def _backward(
     q_start: int,
     return_dbias: bool,
     rows_first: bool,
+    out_dtype: str,
     *more: Any,
 ) -> Backward:
-    of = _call(q, k, v, bias, mask, None, causal, scale, q_start, *more)
+    _check_types(q, k, v, bias, mask)
+    _check_type("do", do, result_types(q))
+    of = _call(q, k, v, bias, mask, None, causal, scale, q_start, *more, do.dtype)
     refuse_half(o, lse)
     for name, operand, shape in (
         ("do", do, of.shape), ("o", o, of.shape), ("lse", lse, of.lse_shape), ("dlse", dlse, of.lse_shape)
     ):  # fmt: skip
         if operand is not None:
+            _check_type(name, operand, ("float32" if "lse" in name else do.dtype,))
             _check_like(name, operand, shape)
     if return_dbias and (bias is None or bias.dtype == "bool"):
         raise ValueError("return_dbias must be False where there is no bias of float32 numbers")
@@ -368,6 +404,7 @@ def _backward(
         of if o is None else of._replace(o=of_rows(o)), of_rows(do),
         _of_row_numbers(contiguous(of.lse_shape, "float32") if lse is None else lse, of),
         None if dlse is None else _of_row_numbers(dlse, of), dq, dk, dk, *_dbias(bias if return_dbias else None, of),
+        out_dtype=result_type(q, out_dtype),
     )  # fmt: skip
 
 
@@ -390,8 +427,6 @@ def _contiguous_rows_first(shape: tuple[int, ...], dtype: str) -> Operand:
 
 
 def _check_like(name: str, operand: Operand, shape: tuple[int, ...]) -> None:
-    if operand.dtype != "float32":
-        raise TypeError(f"{name} must be a float32 array, not {operand.dtype}")
     if operand.shape != shape:
         like = "one number for each row of q" if "lse" in name else "the shape of q"
         raise ValueError(f"{name} must have {like}, {list(shape)}, not {list(operand.shape)}")
@@ -421,12 +456,17 @@ def contiguous(shape: tuple[int, ...], dtype: str) -> Operand:
     return Operand(shape, tuple(reversed(strides)), dtype)
 
 
-def _check_types(
-    q: Operand, k: Operand, v: Operand, bias: Operand | None, mask: Operand | None, out: Operand | None
-) -> None:
-    for name, operand in {"q": q, "k": k, "v": v, "out": out}.items():
-        if operand is not None and operand.dtype != "float32":
-            raise TypeError(f"{name} must be a float32 array, not {operand.dtype}")
+def _check_type(name: str, operand: Operand, allowed: Collection[str]) -> None:
+    if operand.dtype not in allowed:
+        *most, last = allowed
+        kinds = f"{', '.join(most)} or {last}" if most else last
+        raise TypeError(f"{name} must be a {kinds} array, not {operand.dtype}")
+
+
+def _check_types(q: Operand, k: Operand, v: Operand, bias: Operand | None, mask: Operand | None) -> None:
+    _check_type("q", q, TYPES)
+    for name, operand in {"k": k, "v": v}.items():
+        _check_type(name, operand, (q.dtype,))
     if bias is not None and bias.dtype not in ("float32", "bool"):
         raise TypeError(f"bias must be a float32 or bool array, not {bias.dtype}")
     if mask is not None and mask.dtype != "bool":

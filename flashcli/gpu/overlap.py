@@ -21,11 +21,12 @@ def refuse_overlap(out: int, of_out: Operand, inputs: Mapping[str, tuple[int, Op
 
 def _there(address: int, operand: Operand) -> np.ndarray:
     """A NumPy array with an operand's address, shape and strides, for comparison only: it is never read."""
-    size = np.dtype(operand.dtype).itemsize
+    kind = np.dtype({"bfloat16": "uint16"}.get(operand.dtype, operand.dtype))  # which NumPy alone does not know
+    size = kind.itemsize
     there = {"shape": tuple(operand.shape), "strides": tuple(size * stride for stride in operand.strides)}
     lies: Any = type("Lies", (), {})()
     lies.__array_interface__ = {
-        **there, "typestr": np.dtype(operand.dtype).str, "data": (address, False), "version": 3
+        **there, "typestr": kind.str, "data": (address, False), "version": 3
     }  # fmt: skip
     return np.asarray(lies)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from flashcli.asked.shape import ceil_div, round_up
 from flashcli.kernels.arguments import Attention
 from flashcli.kernels.operation import STATIC_SHARED, Kernel, Launch, Tiling
-from flashcli.kernels.problem import Problem, bias_macros, sight_macros
+from flashcli.kernels.problem import Problem, bias_macros, sight_macros, type_macros
 from flashcli.kernels.tuning import chunks
 
 PREPARE_THREADS = 256  # of a block of the pre-pass that splits K and V
@@ -39,7 +39,8 @@ def _strided_macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
     """Macros of kernels that take arrays with any strides."""
     macros = _macros(tiling, problem) | {"IN_PLACE": int(problem.in_place), "DENSE": int(problem.dense)}
     macros |= {"ALIGNED": int(problem.aligned and problem.d % 4 == 0), "LSE": int(problem.lse)}
-    return macros | bias_macros(problem) | sight_macros(problem)
+    types = type_macros(INPUT=problem.dtype, ANSWER=problem.out_dtype)
+    return macros | bias_macros(problem) | sight_macros(problem) | types
 
 
 def _split_macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
@@ -434,6 +435,8 @@ def _refused_by_wgmma_short(problem: Problem) -> str:
         return "it takes heads of 4, 8, .. 64 numbers"
     if problem.bias and problem.d > 32:  # registers end
         return "with a bias it takes heads of up to 32 numbers"
+    if problem.dtype != "float32":
+        return "it splits float32 alone"
     return "" if problem.aligned else "it takes rows that start on 16 bytes"
 
 

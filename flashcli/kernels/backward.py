@@ -18,7 +18,7 @@ from flashcli.asked.shape import ceil_div, round_up
 from flashcli.errors import UsageError
 from flashcli.kernels.arguments import MASK, SIGHT, SIGHT_POINTERS, Strides, sight
 from flashcli.kernels.operation import STATIC_SHARED, Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling
-from flashcli.kernels.problem import bias_macros, sight_macros, tiles
+from flashcli.kernels.problem import bias_macros, sight_macros, tiles, type_macros
 
 ROW_THREADS = 256  # of a block that takes rows one by one
 DBIAS_BLOCKS = 1024  # to which the tiles of dbias are cut, about, where there are fewer
@@ -65,7 +65,8 @@ class Problem(NamedTuple):
     ``bias``, ``bias_contiguous`` and ``bias_paired`` are those of attention's problem. ``dbias`` is the number of
     batches, heads, queries and keys that the bias's gradient has, 1 along axes that it has not, and 0 each where it is
     not wanted. Sizes decide launches and scratch, and with `wgmma_short` the machine code. ``windowed`` and
-    ``sequences`` are those of attention's problem.
+    ``sequences`` are those of attention's problem. ``dtype`` is the type of Q, K and V, ``of_answer`` that of O and dO,
+    ``out_dtype`` that of dQ, dK and dV.
     """
 
     d: int
@@ -82,6 +83,9 @@ class Problem(NamedTuple):
     dbias: tuple[int, int, int, int] = (0, 0, 0, 0)
     windowed: bool = False
     sequences: int = 0
+    dtype: str = "float32"
+    of_answer: str = "float32"
+    out_dtype: str = "float32"
 
     def row_tiles(self, size: int) -> int:
         """The number of tiles of so many rows of Q in all batches and heads."""
@@ -103,7 +107,8 @@ def problem_of(asked: Backward) -> Problem:
         lengths = (call.B, call.H, call.M, call.N)
         dbias = tuple(n if stride else 1 for n, stride in zip(lengths, asked.dbias, strict=True))  # type: ignore[assignment]
     sizes = call.B, call.H, call.Hkv, call.M, call.N, dbias, call.windowed, call.sequences
-    return Problem(call.d, call.causal, call.bias, call.bias_contiguous, call.paired, asked.aligned, *sizes)
+    types = call.dtype, call.out_dtype, asked.out_dtype
+    return Problem(call.d, call.causal, call.bias, call.bias_contiguous, call.paired, asked.aligned, *sizes, *types)
 
 
 def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
@@ -113,7 +118,8 @@ def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
         "CAUSAL": int(problem.causal), "ALIGNED": int(problem.aligned and problem.d % 4 == 0),
         "ROW_THREADS": ROW_THREADS, "ARGUMENT_BYTES": ctypes.sizeof(Argument),
     }  # fmt: skip
-    return macros | bias_macros(problem) | sight_macros(problem)
+    types = type_macros(INPUT=problem.dtype, ANSWER=problem.of_answer, GRADIENT=problem.out_dtype)
+    return macros | bias_macros(problem) | sight_macros(problem) | types
 
 
 # A rung of the ladder. Its tiles have Br rows that a block owns in `dq`, and Bc that pass it by.
@@ -239,9 +245,9 @@ def _register_tiled_launches(tiling: Tiling, problem: Problem) -> Iterator[Launc
 # ---- mma
 
 
-def _split_row(d: int) -> int:
-    """Bytes of a row of a split tile, hi and lo; see cuda/split.cuh."""
-    return 2 * 2 * round_up(d, 32)
+def _split_row(d: int, pad: int = 32, parts: int = 2) -> int:
+    """Bytes of a row of a split tile, hi and lo, or of halves hi alone; see cuda/split.cuh."""
+    return 2 * parts * round_up(d, pad)
 
 
 def _mma(problem: Problem) -> Tiling:
@@ -275,9 +281,24 @@ def _up_to_128(problem: Problem) -> str:
 
 # ---- wgmma
 
-TAIL = 2 * 4 * 64 + 16  # bytes of ``Tail`` of cuda/backward/warpgroup.cuh
 MANY_HEADS = 128  # that keep a GPU busy
 HALF_SHARED, MOST_SHARED = 110 * 1024, 220 * 1024  # of two blocks, and of one, beside what is declared in kernels
+
+
+def _exact(problem: Problem) -> bool:
+    """Whether all matrices are halves, of which nothing is left to split; for dbias all are split nevertheless."""
+    return problem.dtype != "float32" and problem.of_answer == problem.dtype and not any(problem.dbias)
+
+
+def _records(problem: Problem, pad: int) -> dict[str, int]:
+    """Macros of split tiles with rows padded to a multiple of ``pad``; TAIL is bytes of ``Tail`` in warpgroup.cuh."""
+    if _exact(problem):
+        return {"PAD": 64, "TAIL": 3 * 4 * 64 + 16, "PRODUCTS": 2}
+    return {"PAD": pad, "TAIL": 2 * 4 * 64 + 16}
+
+
+def _row_bytes(macros: dict[str, int], d: int) -> int:
+    return _split_row(d, macros["PAD"], 1 if "PRODUCTS" in macros else 2)
 
 
 def _with_dbias(tiling: Tiling, problem: Problem) -> Tiling:
@@ -328,14 +349,11 @@ def _dbias_workspace(tiling: Tiling, problem: Problem) -> int:
 
 def _wgmma(problem: Problem) -> Tiling:
     """wgmma's tiling: a warpgroup that copies, one that multiplies, two blocks a multiprocessor; if d > 64, 2 and 1."""
-    own, blocks, pad, passing, stages = (64, 2, 32, 64, 4 if problem.d <= 32 else 2)
+    own, blocks, pad, passing, stages = (64, 2, 32, 64, 4 if problem.d <= 32 or _exact(problem) else 2)
     if problem.d > 64:
-        own, blocks, pad, passing, stages = (128, 1, 64, 32, 3)
-    row = 2 * 2 * round_up(problem.d, pad)
-    shared = 2 * own * row + stages * 2 * passing * row + 1024
-    macros = {
-        "PASS": passing, "STAGES": stages, "PAD": pad, "BLOCKS": blocks, "PREPARE_THREADS": 256, "TAIL": TAIL,
-    }  # fmt: skip
+        own, blocks, pad, passing, stages = (128, 1, 64, 32, 6 if _exact(problem) else 3)
+    macros = {"PASS": passing, "STAGES": stages, "BLOCKS": blocks, "PREPARE_THREADS": 256, **_records(problem, pad)}
+    shared = 2 * (own + stages * passing) * _row_bytes(macros, problem.d) + 1024
     return _with_dbias(Tiling(own, 64, 128 + 2 * own, shared, tuple(macros.items())), problem)
 
 
@@ -348,8 +366,8 @@ def _wgmma_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
 
 
 def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
-    tile = tiling.Bc * 2 * 2 * round_up(problem.d, dict(tiling.macros)["PAD"])
-    records = sum(_tiles(tiling, problem)) * (2 * tile + TAIL)
+    macros = dict(tiling.macros)
+    records = sum(_tiles(tiling, problem)) * (2 * tiling.Bc * _row_bytes(macros, problem.d) + macros["TAIL"])
     return round_up(ROW_BYTES * problem.rows, 128) + records + _dbias_workspace(tiling, problem)
 
 
@@ -368,12 +386,10 @@ def _whole_heads(problem: Problem) -> tuple[int, int]:
 
 def _wgmma_short(problem: Problem) -> Tiling:
     """wgmma_short's tiling: two blocks of one warpgroup if a multiprocessor has room for two heads, else one of two."""
-    pad, tiles = 32 if problem.d <= 32 else 64, _whole_heads(problem)
-    shared = sum(tiles) * 2 * 64 * 2 * 2 * round_up(problem.d, pad) + 1024
+    tiles, records = _whole_heads(problem), _records(problem, 32 if problem.d <= 32 else 64)
+    shared = sum(tiles) * 2 * 64 * _row_bytes(records, problem.d) + 1024
     blocks = 2 if shared <= HALF_SHARED else 1
-    macros = {
-        "PASS": 64, "PAD": pad, "BLOCKS": blocks, "TAIL": TAIL, "ROW_TILES": tiles[0], "KEY_TILES": tiles[1],
-    }  # fmt: skip
+    macros = {"PASS": 64, "BLOCKS": blocks, "ROW_TILES": tiles[0], "KEY_TILES": tiles[1], **records}
     return _with_dbias(Tiling(64, 64, 256 // blocks, shared, tuple(macros.items())), problem)
 
 

@@ -40,6 +40,7 @@ def problem_of(call: Call, gpu: Gpu, how: How) -> Problem:
         bias_contiguous=call.bias_contiguous, bias_paired=call.paired,
         batch_invariant=bool(how.batch_invariant), group=call.group, windowed=call.windowed, sequences=call.sequences,
         speed=gpu.speed,
+        dtype=call.dtype, out_dtype=call.out_dtype,
     )  # fmt: skip
 
 

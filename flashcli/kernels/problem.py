@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from flashcli.asked.attention import BIASES
+from flashcli.asked.attention import BIASES, TYPES
 from flashcli.asked.how import PRECISIONS
 from flashcli.asked.shape import ceil_div
 from flashcli.kernels.speed import H200, Speed
@@ -29,6 +29,11 @@ def tiles(rows: int, size: int, sequences: int = 0) -> int:
     return rows // size + sequences if sequences else ceil_div(rows, size)
 
 
+def type_macros(**types: str) -> dict[str, int]:
+    """Macros of kernels for types of matrices, by name: 1 for float16, 2 for bfloat16, and none for float32."""
+    return {name: TYPES.index(kind) for name, kind in types.items() if kind != "float32"}
+
+
 class Problem(NamedTuple):
     """Attention of Q (B, M, d), K and V (B / group, N, d), causal or not, on ``sms`` multiprocessors of this ``speed``.
 
@@ -41,7 +46,8 @@ class Problem(NamedTuple):
     too, and ``bias_paired`` whether two can be read at once. Where it is to be ``batch_invariant``, Bc does not depend
     on B and ``sms``, so that a row's bytes follow from its own data and (M, N, d, causal, precision, bias) alone.
     ``windowed``: a query does not see keys that are too far before it. Of packed ``sequences``, of which there are so
-    many, M and N are the numbers of all rows; only launches and scratch depend on them.
+    many, M and N are the numbers of all rows; only launches and scratch depend on them. ``dtype`` is the
+    type of Q, K and V, ``out_dtype`` that of O.
     """
 
     B: int
@@ -63,6 +69,8 @@ class Problem(NamedTuple):
     windowed: bool = False
     sequences: int = 0
     speed: Speed = H200
+    dtype: str = "float32"
+    out_dtype: str = "float32"
 
     def row_tiles(self, Br: int) -> int:
         """The number of tiles of Br rows of Q in all heads."""
@@ -79,4 +87,5 @@ class Problem(NamedTuple):
 
     @property
     def products(self) -> int:
-        return PRECISIONS[self.precision]
+        """The number of fp16 products that make P V; Q Kᵀ of halves takes one, for nothing is left of them to split."""
+        return min(PRECISIONS[self.precision], 3 if self.dtype == "float32" else 2)

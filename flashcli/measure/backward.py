@@ -47,6 +47,11 @@ def ours(kernel: str | None = None, dbias: bool = True) -> Contender:
     return Contender(kernel or ("flashcli" if dbias else WITHOUT_DBIAS), bind)
 
 
+def ours_of_halves(dtype: str) -> Contender:
+    """`flashcli.attention_backward` of halves, float16 or bfloat16."""
+    return Contender(f"flashcli, {dtype} in", ours().bind, dtype)
+
+
 def ours_with_forward() -> Contender:
     """`flashcli.attention` and its gradients, by autograd."""
     return _with_forward("flashcli", functools.partial(_answer, in_place.ours(gradients=True)))

@@ -24,7 +24,7 @@ L2_BYTES = 256 * 2**20  # several inputs, more than any second-level cache holds
 CHECKED_ROWS = 512
 # Relative L2 against float64 above which a contender is refused, not timed: fp32 arithmetic is below 1e-5 on uniform
 # inputs whatever its order of summation, half precision near 7e-4; a wrong kernel is near 1.
-REFUSED_ABOVE = {"float32": 1e-5, "float16": 5e-3}
+REFUSED_ABOVE = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 5e-3}
 
 Measure = Callable[[list[np.ndarray], np.ndarray, int], list[float]]  # of inputs, the place for the answer, runs
 

@@ -56,6 +56,16 @@ def ours(
     return Contender(label, bind, gradients=gradients)
 
 
+def ours_of_halves(dtype: str, out_dtype: str = "") -> Contender:
+    """`flashcli.attention` of halves, "float16" or "bfloat16", rounded to the same type, or to ``out_dtype``."""
+    from flashcli.api import attention
+
+    def bind(problem: Problem, inputs: Inputs) -> Callable[[], Any]:
+        return functools.partial(attention, inputs.q, inputs.k, inputs.v, problem.causal, out_dtype=out_dtype or None)
+
+    return Contender(f"flashcli, {dtype} in", bind, out_dtype or dtype, dtype)
+
+
 def in_pytorchs_place(gradients: bool = False) -> Contender:
     """`flashcli.torch.scaled_dot_product_attention`."""
     from flashcli.torch import scaled_dot_product_attention

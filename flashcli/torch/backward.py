@@ -25,7 +25,8 @@ SCHEMA = (
     "attention_backward(Tensor do, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor o, "
     "Tensor lse, bool causal=False, float? scale=None, SymInt q_start=0, bool return_dbias=False, "
     "bool rows_first=False, str? kernel_name=None, int[2] window=[-1, -1], Tensor? alibi_slopes=None, "
-    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None) -> (Tensor, Tensor, Tensor, Tensor)"
+    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, ScalarType? out_dtype=None) "
+    "-> (Tensor, Tensor, Tensor, Tensor)"
 )
 Optional: TypeAlias = torch.Tensor | None
 Four: TypeAlias = tuple[
@@ -46,10 +47,11 @@ class Options(NamedTuple):
     alibi_slopes: Optional = None
     cu_seqlens_q: Optional = None
     cu_seqlens_k: Optional = None
+    out_dtype: torch.dtype | None = None
 
     @property
     def sight(self) -> Sight:
-        return Sight(*self[6:])
+        return Sight(*self[6:10])
 
 
 class Ready(NamedTuple):
@@ -83,6 +85,7 @@ def attention_backward(
     dlse: Optional = None,
     return_dbias: bool = False,
     kernel: str | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """`flashcli.attention_backward` of tensors, with its parameters, its answer and its errors."""
     sight = Sight(window, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
@@ -97,8 +100,9 @@ def attention_backward(
     causal, scale, q_start = transforms.checked(causal, scale, q_start)
     sight = sight._replace(window=transforms.window(window))
     if o is None or lse is None:
-        o, lse = torch.ops.flashcli.attention(q, k, v, bias, mask, causal, scale, q_start, **sight._asdict())
-    options = causal, scale, q_start, bool(return_dbias), False, kernel, *sight
+        named = sight._asdict() | {"out_dtype": None if do.dtype == q.dtype else torch.float32}
+        o, lse = torch.ops.flashcli.attention(q, k, v, bias, mask, causal, scale, q_start, **named)
+    options = causal, scale, q_start, bool(return_dbias), False, kernel, *sight, out_dtype
     found = operator(do, dlse, q, k, v, bias, mask, o, lse, *options)
     return found if return_dbias else found[:3]
 
@@ -115,23 +119,19 @@ def _asked(
 ) -> Backward:
     of_do, of_q, of_k, of_v, of_o, of_lse = (in_place.operand(x) for x in (do, q, k, v, o, lse))
     of_dlse, of_bias, of_mask = (None if x is None else in_place.operand(x) for x in (dlse, bias, mask))
-    causal, scale, q_start, return_dbias, rows_first, sight = options
+    causal, scale, q_start, return_dbias, rows_first, sight, out_dtype = options
     return backward(
         of_do, of_q, of_k, of_v, of_o, of_lse, of_dlse, of_bias, causal, scale, q_start, return_dbias, rows_first,
-        of_mask, **sight.operands(),
+        of_mask, **sight.operands(), out_dtype=out_dtype,
     )  # fmt: skip
 
 
-def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
-    """The matrix, copied if its last axis is not contiguous: dO of a sum is one number with strides of 0."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-def _empty_like(x: torch.Tensor, rows_first: bool) -> torch.Tensor:
+def empty_like(x: torch.Tensor, rows_first: bool, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A new matrix of this shape, without numbers; with ``rows_first``, [B, H, rows, d] lies as [B, rows, H, d]."""
     if not rows_first or x.ndim != 4:
-        return x.new_empty(x.shape)
+        return x.new_empty(x.shape, dtype=dtype)
     B, H, rows, d = x.shape
-    return x.new_empty((B, rows, H, d)).transpose(1, 2)
+    return x.new_empty((B, rows, H, d), dtype=dtype).transpose(1, 2)
 
 
 def on_gpu(
@@ -139,9 +139,9 @@ def on_gpu(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Optional]:
     """Queue the gradients of tensors on a GPU on PyTorch's current stream; return dQ, dK, dV, and dbias or None."""
     given = Options(*options, **named)
-    (causal, scale, q_start, return_dbias, rows_first, kernel_name), sight = given[:6], given.sight
-    do, o = _rows_contiguous(do), _rows_contiguous(o)
-    dq, dk, dv = _empty_like(q, rows_first), _empty_like(k, rows_first), _empty_like(v, rows_first)
+    rows_first, kernel_name, sight = given.rows_first, given.kernel_name, given.sight
+    do, o = in_place.rows_contiguous(do), in_place.rows_contiguous(o)
+    dq, dk, dv = (empty_like(x, rows_first, given.out_dtype) for x in (q, k, v))
     at_do, at_q, at_k, at_v, at_o = do.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
     at_dq, at_dk, at_dv = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
     lowest_bits = (at_do | at_q | at_k | at_v | at_o | at_dq | at_dk | at_dv) % ALIGNMENT
@@ -151,10 +151,10 @@ def on_gpu(
         None if dlse is None else (dlse.shape, dlse.stride(), dlse.dtype),
         None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.data_ptr() % 8),
         None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.data_ptr() % 2),
-        q.device, lowest_bits, given[:6], sight.key(),
+        q.device, lowest_bits, given[:6], sight.key(), given.out_dtype,
     )  # fmt: skip
     if (ready := _ready.get(key)) is None:
-        asked = _asked(do, dlse, q, k, v, bias, mask, o, lse, causal, scale, q_start, return_dbias, rows_first, sight)
+        asked = _asked(do, dlse, q, k, v, bias, mask, o, lse, *given[:5], sight, given.out_dtype)
         prepared = None
         if not asked.of.empty:
             place = place_of_device(q.get_device())
@@ -164,7 +164,7 @@ def on_gpu(
         ready = Ready(prepared, asked.dbias_shape)
         in_place.remember(_ready, key, ready)
     prepared, dbias_shape = ready
-    dbias = None if dbias_shape is None else q.new_empty(dbias_shape)
+    dbias = None if dbias_shape is None else lse.new_empty(dbias_shape)
     if prepared is None:
         return dq.zero_(), dk.zero_(), dv.zero_(), None if dbias is None else dbias.zero_()
     at_bias, at_mask = in_place.score_addresses(bias, mask)
@@ -181,7 +181,11 @@ def on_gpu(
 def compute(do: torch.Tensor, dlse: Optional, q: torch.Tensor, *others: Any, **named: Any) -> Four:
     """The operator's answer for tensors on a GPU: dQ, dK, dV, and dbias, which is empty where it is not wanted."""
     dq, dk, dv, dbias = on_gpu(do, dlse, q, *others, **named)
-    return dq, dk, dv, q.new_empty(0) if dbias is None else dbias
+    return dq, dk, dv, _no_dbias(q) if dbias is None else dbias
+
+
+def _no_dbias(q: torch.Tensor) -> torch.Tensor:
+    return q.new_empty(0, dtype=torch.float32)
 
 
 def _on_cpu(
@@ -191,13 +195,18 @@ def _on_cpu(
     (causal, scale, q_start, return_dbias, rows_first), sight = given[:5], given.sight
     tensors = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias, "mask": mask}
     tensors |= sight.by_name()
+    if q.dtype in on_cpu.HALVES:
+        do, q, k, v, o = map(in_place.rows_contiguous, (do, q, k, v, o))
+        _asked(do, dlse, q, k, v, bias, mask, o, lse, *given[:5], sight, given.out_dtype)
+        tensors |= {"do": do.float(), "q": q.float(), "k": k.float(), "v": v.float(), "o": o.float()}
     numbers: dict[str, Any] = {name: on_cpu.numbers(name, x) for name, x in tensors.items() if x is not None}
     named = {"causal": causal, "scale": scale, "q_start": q_start, "window": sight.window}
     found = of_numpy(**numbers, **named, return_dbias=return_dbias)
     dq, dk, dv = (
-        _empty_like(x, rows_first).copy_(torch.from_numpy(y)) for x, y in zip((q, k, v), found[:3], strict=True)
+        empty_like(x, rows_first, given.out_dtype).copy_(torch.from_numpy(y))
+        for x, y in zip((q, k, v), found[:3], strict=True)
     )
-    return dq, dk, dv, torch.from_numpy(found[3]) if return_dbias else q.new_empty(0)
+    return dq, dk, dv, torch.from_numpy(found[3]) if return_dbias else _no_dbias(q)
 
 
 def _without_numbers(
@@ -207,11 +216,11 @@ def _without_numbers(
     (causal, scale, q_start, return_dbias, rows_first), sight = given[:5], given.sight
     tensors = [*(x for x in (do, dlse, q, k, v, bias, mask, o, lse) if x is not None), *sight.tensors]
     if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), q_start)):
-        contiguous = _rows_contiguous(do), dlse, q, k, v, bias, mask, _rows_contiguous(o), lse
-        _asked(*contiguous, causal, scale, q_start, return_dbias, rows_first, sight)
+        contiguous = in_place.rows_contiguous(do), dlse, q, k, v, bias, mask, in_place.rows_contiguous(o), lse
+        _asked(*contiguous, causal, scale, q_start, return_dbias, rows_first, sight, given.out_dtype)
     shape = bias.shape if bias is not None and return_dbias else (0,)
-    dq, dk, dv = (_empty_like(x, rows_first) for x in (q, k, v))
-    return dq, dk, dv, q.new_empty(shape)
+    dq, dk, dv = (empty_like(x, rows_first, given.out_dtype) for x in (q, k, v))
+    return dq, dk, dv, q.new_empty(shape, dtype=torch.float32)
 
 
 class _Gradients(torch.autograd.Function):
@@ -253,7 +262,8 @@ def _with_gradients(
     if transforms.is_left_to_pytorch() or transforms.levels() > 1 or transforms.has_tangent(*tensors):
         with transforms.without_autocast(q.device.type):
             dq, dk, dv, dbias = gradients(do, dlse, q, k, v, bias, o, lse, *given[:3], mask, given.sight)
-        return dq, dk, dv, q.new_empty(0) if dbias is None or not given.return_dbias else dbias
+        dq, dk, dv = (x.to(given.out_dtype or x.dtype) for x in (dq, dk, dv))
+        return dq, dk, dv, _no_dbias(q) if dbias is None or not given.return_dbias else dbias
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         return transforms.apply(_Gradients, given, *tensors)
     return _below_autograd(*tensors, *given)

@@ -24,7 +24,8 @@ def attention(
     mask: torch.Tensor | None = None,
     sight: Sight = ALL,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """O, of Q's shape, and the LSE; 0 and -inf, with gradient 0, for a row that sees nothing."""
+    """O, of Q's shape, and the LSE, of halves in float32; 0 and -inf, with gradient 0, for a row that sees nothing."""
+    q, k, v = map(_widened, (q, k, v))
     if sight.packed and q.ndim == 3:
         q, k, v = map(_as_batch, (q, k, v))
         out, lse = attention(q, k, v, bias, causal, scale, q_start, mask, sight)
@@ -64,6 +65,8 @@ def gradients(
         *found, d_bias = gradients(d_out, d_lse, q, k, v, bias, out, lse[None], causal, scale, q_start, mask, sight)
         dq, dk, dv = (x[0].transpose(0, 1) for x in found)
         return dq, dk, dv, d_bias
+    kinds = q.dtype, k.dtype, v.dtype
+    d_out, q, k, v, out = map(_widened, (d_out, q, k, v, out))
     if scale is None:
         scale = q.shape[-1] ** -0.5
     group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
@@ -83,7 +86,13 @@ def gradients(
     d_bias = None
     if bias is not None and bias.dtype != torch.bool:
         d_bias = dS.reshape(*q.shape[:-1], k.shape[-2]).sum_to_size(bias.shape)
+    dq, dk, dv = (x.to(kind) for x, kind in zip((dq, dk, dv), kinds, strict=True))
     return dq, dk, dv, d_bias
+
+
+def _widened(x: torch.Tensor) -> torch.Tensor:
+    """Halves as float32; other types as they are."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _scores(

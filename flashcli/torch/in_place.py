@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashcli.asked.attention import ALIGNMENT, Operand, call, check_backend_on_gpu, contiguous
+from flashcli.asked.attention import ALIGNMENT, Operand, call, check_backend_on_gpu, contiguous, type_name
 from flashcli.asked.how import How
 from flashcli.gpu.overlap import refuse_overlap
 from flashcli.gpu.place import place_of_device
@@ -35,6 +35,7 @@ class Ready(NamedTuple):
     strides: tuple[int, ...]  # of an answer that is allocated
     lse_shape: tuple[int, ...]
     lse_strides: tuple[int, ...]
+    out_dtype: torch.dtype
 
 
 _ready: dict[tuple, Ready] = {}
@@ -59,6 +60,7 @@ def compute(
     rows_first: bool = False,
     mask: torch.Tensor | None = None,
     sight: Sight = ALL,
+    out_dtype: torch.dtype | None = None,
 ) -> Answer:
     """Queue attention of tensors on one GPU on PyTorch's current stream there; return O, and the LSE or None.
 
@@ -72,7 +74,7 @@ def compute(
             None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device(), bias.data_ptr() % 8),
             None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.get_device(), mask.data_ptr() % 2),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device(), out.data_ptr() % ALIGNMENT),
-            return_lse, backend, kernel, precision, batch_invariant, rows_first, sight.key(),
+            return_lse, backend, kernel, precision, batch_invariant, rows_first, sight.key(), out_dtype,
         )  # fmt: skip
         ready = _ready.get(key)
     except (AttributeError, TypeError, RuntimeError):  # something is no tensor, or not in memory, or no number
@@ -81,11 +83,11 @@ def compute(
     if ready is None:
         check_backend_on_gpu(backend)
         how = How(kernel, precision, batch_invariant, return_lse)
-        ready = _make_ready(q, k, v, causal, scale, bias, mask, q_start, out, how, rows_first, sight)
+        ready = _make_ready(q, k, v, causal, scale, bias, mask, q_start, out, how, rows_first, sight, out_dtype)
         remember(_ready, key, ready)
-    prepared, shape, strides, lse_shape, lse_strides = ready
-    o = q.new_empty_strided(shape, strides) if out is None else out
-    lse = q.new_empty_strided(lse_shape, lse_strides) if return_lse else None
+    prepared, shape, strides, lse_shape, lse_strides, kind = ready
+    o = q.new_empty_strided(shape, strides, dtype=kind) if out is None else out
+    lse = q.new_empty_strided(lse_shape, lse_strides, dtype=torch.float32) if return_lse else None
     if out is not None:
         _refuse_overlap(out, q=q, k=k, v=v, bias=bias, mask=mask, **sight.by_name())
     if prepared is None:
@@ -144,14 +146,18 @@ def _make_ready(
     how: How,
     rows_first: bool,
     sight: Sight,
+    out_dtype: torch.dtype | None,
 ) -> Ready:
     check(how)
     refuse_mixed(q, k, v, bias, mask, out, sight)
-    to = _rows_first(q) if rows_first and out is None and q.ndim == 4 else None if out is None else operand(out)
+    to = None if out is None else operand(out)
+    if rows_first and out is None and q.ndim == 4:
+        to = _rows_first(q, type_name(out_dtype or q.dtype))
     of_bias, of_mask = (None if x is None else operand(x) for x in (bias, mask))
-    what = call(operand(q), operand(k), operand(v), of_bias, to, causal, scale, q_start, of_mask, **sight.operands())
-    o, lse = to or contiguous(what.shape, "float32"), contiguous(what.lse_shape, "float32")
-    layout = o.shape, o.strides, lse.shape, lse.strides
+    named = sight.operands() | {"out_dtype": out_dtype}
+    what = call(operand(q), operand(k), operand(v), of_bias, to, causal, scale, q_start, of_mask, **named)
+    o, lse = to or contiguous(what.shape, what.out_dtype), contiguous(what.lse_shape, "float32")
+    layout = o.shape, o.strides, lse.shape, lse.strides, getattr(torch, what.out_dtype)
     if what.empty:
         return Ready(None, *layout)
     addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | (0 if out is None else out.data_ptr())
@@ -169,12 +175,17 @@ def score_addresses(bias: torch.Tensor | None, mask: torch.Tensor | None) -> tup
 
 def operand(tensor: torch.Tensor) -> Operand:
     """The outline of a tensor: shape, strides in elements, and type."""
-    return Operand(tuple(tensor.shape), tensor.stride(), str(tensor.dtype).removeprefix("torch."))
+    return Operand(tuple(tensor.shape), tensor.stride(), type_name(tensor.dtype))
 
 
-def _rows_first(q: torch.Tensor) -> Operand:
+def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
+    """The matrix, copied if its last axis is not contiguous: dO of a sum is one number with strides of 0."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+def _rows_first(q: torch.Tensor, dtype: str) -> Operand:
     B, H, M, d = q.shape
-    return Operand((B, H, M, d), (M * H * d, d, H * d, 1), "float32")
+    return Operand((B, H, M, d), (M * H * d, d, H * d, 1), dtype)
 
 
 def remember(ready: dict[tuple, Any], key: tuple, value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ REFUSED = {  # arguments of other attentions of transformers that would change t
 }
 
 
-def register_transformers(name: str = "fp32") -> None:
+def register_transformers(name: str = "fp32", halves: bool = False) -> None:
     """Let models be loaded with ``attn_implementation="fp32"``, or whatever other ``name``.
 
-    Grouped heads are not repeated in memory. Masks are made as for "sdpa". Raises ValueError for a name with "flash" in
-    it: transformers takes such a name for a library that it knows itself and that wants other masks.
+    With ``halves``, models in float16 and bfloat16 are computed right to fp32, too; without, PyTorch's own attention,
+    which is faster, computes them. Grouped heads are not repeated in memory. Masks are made as for "sdpa". Raises
+    ValueError for a name with "flash" in it: transformers takes such a name for a library that it knows itself and that
+    wants other masks.
     """
     if not isinstance(name, str):
         raise TypeError(f"name must be a text, not {type(name).__name__}")
@@ -28,7 +31,7 @@ def register_transformers(name: str = "fp32") -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(name, attention_forward)
+    AttentionInterface.register(name, functools.partial(attention_forward, halves=halves))
     AttentionMaskInterface.register(name, sdpa_mask)
 
 
@@ -42,6 +45,8 @@ def attention_forward(
     scaling: float | None = None,
     is_causal: bool | None = None,
     position_bias: torch.Tensor | None = None,
+    *,
+    halves: bool = False,
     **rest: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it: query [B, H, M, d], key and value [B, Hkv, N, d]; O is [B, M, H, d]."""
@@ -57,8 +62,9 @@ def attention_forward(
     if position_bias is not None:
         attention_mask, is_causal = _with_mask(position_bias, attention_mask, is_causal, M, N), False
     out = scaled_dot_product_attention(
-        query, key, value, attention_mask, dropout, is_causal, scaling, enable_gqa=key.shape[1] != query.shape[1]
-    )
+        query, key, value, attention_mask, dropout, is_causal, scaling, enable_gqa=key.shape[1] != query.shape[1],
+        halves=halves,
+    )  # fmt: skip
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -8,17 +8,37 @@ import numpy as np
 import torch
 
 from flashcli.arrays.numpys import attention
+from flashcli.asked.attention import call
+from flashcli.torch import in_place
 from flashcli.torch.sight import Sight
+
+HALVES = (torch.float16, torch.bfloat16)  # the second of which NumPy alone has not
 
 
 def compute(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, sight: Sight, **options: Any) -> Any:
     """Attention of tensors without gradients; ``options`` are those of `flashcli.attention`."""
+    if q.dtype in HALVES:
+        return _of_halves(q, k, v, bias, mask, out, sight, options)
     tensors = {"q": q, "k": k, "v": v, "bias": bias, "mask": mask, "out": out, **sight.by_name()}
     given: dict[str, Any] = {name: None if x is None else numbers(name, x) for name, x in tensors.items()}
     found = attention(**given, window=sight.window, **options)
     answer, *lse = found if isinstance(found, tuple) else (found,)
     o = torch.from_numpy(answer) if out is None else out
     return (o, torch.from_numpy(lse[0])) if lse else o
+
+
+def _of_halves(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, sight: Sight, options: dict[str, Any]) -> Any:
+    """Attention of halves: widened, which is exact, and rounded at the end."""
+    q, k, v = map(in_place.rows_contiguous, (q, k, v))
+    of_bias, of_mask, of_out = (None if x is None else in_place.operand(x) for x in (bias, mask, out))
+    of_q, of_k, of_v = (in_place.operand(x) for x in (q, k, v))
+    named = sight.operands() | {"out_dtype": options.pop("out_dtype")}
+    given = options["causal"], options["scale"], options["q_start"]
+    asked = call(of_q, of_k, of_v, of_bias, of_out, *given, of_mask, **named)
+    found = compute(q.float(), k.float(), v.float(), bias, mask, None, sight, **options)
+    answer, *lse = found if isinstance(found, tuple) else (found,)
+    o = answer.to(getattr(torch, asked.out_dtype)) if out is None else out.copy_(answer)
+    return (o, *lse) if lse else o
 
 
 def numbers(name: str, tensor: torch.Tensor) -> np.ndarray:

@@ -21,7 +21,7 @@ SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? bias=None, Tensor? mask=None, bool causal=False, "
     "float? scale=None, SymInt q_start=0, bool rows_first=False, str? kernel_name=None, str precision='fp32', "
     "bool batch_invariant=True, int[2] window=[-1, -1], Tensor? alibi_slopes=None, Tensor? cu_seqlens_q=None, "
-    "Tensor? cu_seqlens_k=None) -> (Tensor, Tensor)"
+    "Tensor? cu_seqlens_k=None, ScalarType? out_dtype=None) -> (Tensor, Tensor)"
 )
 Both = tuple[torch.Tensor, torch.Tensor]
 Optional: TypeAlias = torch.Tensor | None
@@ -41,10 +41,11 @@ class Options(NamedTuple):
     alibi_slopes: Optional = None
     cu_seqlens_q: Optional = None
     cu_seqlens_k: Optional = None
+    out_dtype: torch.dtype | None = None
 
     @property
     def sight(self) -> Sight:
-        return Sight(*self[7:])
+        return Sight(*self[7:11])
 
 
 library = torch.library.Library("flashcli", "DEF")
@@ -57,7 +58,7 @@ def _on_gpu(q: Any, k: Any, v: Any, bias: Optional = None, mask: Optional = None
     causal, scale, q_start, rows_first, kernel, precision, batch_invariant = given[:7]
     out, lse = in_place.compute(
         q, k, v, causal, scale, bias, q_start, True, None, "cuda", kernel, precision, batch_invariant, rows_first,
-        mask=mask, sight=given.sight,
+        mask=mask, sight=given.sight, out_dtype=given.out_dtype,
     )  # fmt: skip
     assert lse is not None
     return out, lse
@@ -70,17 +71,14 @@ def _on_cpu(q: Any, k: Any, v: Any, bias: Optional = None, mask: Optional = None
     return on_cpu.compute(
         q, k, v, bias, mask, out, given.sight, causal=given.causal, scale=given.scale, backend=backend,
         q_start=given.q_start, return_lse=True, kernel=given.kernel_name, precision=given.precision,
-        batch_invariant=given.batch_invariant,
+        batch_invariant=given.batch_invariant, out_dtype=given.out_dtype,
     )  # fmt: skip
 
 
 def _empty(q: torch.Tensor, given: Options) -> Both:
     """New, uninitialised O and LSE for a Q; O [B, H, M, d] lies as [B, M, H, d] with ``rows_first``."""
-    lse = q.new_empty(q.shape[1::-1] if given.sight.packed and q.ndim == 3 else q.shape[:-1])
-    if not given.rows_first or q.ndim != 4:
-        return q.new_empty(q.shape), lse
-    B, H, M, d = q.shape
-    return q.new_empty((B, M, H, d)).transpose(1, 2), lse
+    shape = q.shape[1::-1] if given.sight.packed and q.ndim == 3 else q.shape[:-1]
+    return backward.empty_like(q, given.rows_first, given.out_dtype), q.new_empty(shape, dtype=torch.float32)
 
 
 def _without_numbers(
@@ -94,7 +92,8 @@ def _without_numbers(
     if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), q_start)):
         of_q, of_k, of_v = (in_place.operand(x) for x in (q, k, v))
         of_bias, of_mask = (None if x is None else in_place.operand(x) for x in (bias, mask))
-        call(of_q, of_k, of_v, of_bias, None, causal, scale, q_start, of_mask, **given.sight.operands())
+        named = given.sight.operands() | {"out_dtype": given.out_dtype}
+        call(of_q, of_k, of_v, of_bias, None, causal, scale, q_start, of_mask, **named)
     return _empty(q, given)
 
 
@@ -170,6 +169,7 @@ def _with_gradients(
         _without_numbers(q, k, v, bias, mask, *given)  # which refuses what cannot be computed
         with transforms.without_autocast(q.device.type):
             out, lse = gradients.attention(q, k, v, bias, *given[:3], mask, given.sight)
+            out = out.to(given.out_dtype or q.dtype)
         return (out.transpose(1, 2).contiguous().transpose(1, 2) if given.rows_first and q.ndim == 4 else out), lse
     if wants_gradients(q, k, v, bias):
         return transforms.apply(_Attention, q, k, v, bias, mask, (_below_autograd, given))

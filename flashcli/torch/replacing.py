@@ -3,7 +3,7 @@
 `torch.nn.functional.scaled_dot_product_attention` sends fp32 tensors on a GPU to the operator
 ``aten::_scaled_dot_product_efficient_attention``, and their gradients to one of that name with ``_backward``. Their
 implementations for GPUs are what is replaced. Both give the same LSE, so that either may be followed by the other's
-gradients.
+gradients. Halves go there, too, where PyTorch may use neither its FlashAttention nor cuDNN's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from flashcli.asked.shape import round_up
 from flashcli.torch import backward, in_place
-from flashcli.torch.sdpa import supported
+from flashcli.torch.sdpa import added_in_float32, supported
 
 NAME = "_scaled_dot_product_efficient_attention"
 BIAS_COLUMNS = 16
@@ -25,22 +25,23 @@ LSE_ROWS = 32  # the LSE's rows are rounded up to a multiple of it
 WARNING = "(?s).*Overriding a previously registered kernel"  # of PyTorch's, which is what is meant here
 
 _lock = threading.Lock()
-_wanted = 0  # by how many
+_wanted = _of_halves = 0  # by how many, and by how many for halves, too
+_others: tuple[bool, ...] = ()  # whether PyTorch might use its other fused kernels, before
 _library: Any = None
 
 
 class Replacement:
     """A replacement of PyTorch's attention by flashcli's, until `remove` or the end of a ``with`` block."""
 
-    def __init__(self) -> None:
-        self._removed = False
-        _add()
+    def __init__(self, halves: bool) -> None:
+        self._removed, self._halves = False, halves
+        _add(halves)
 
     def remove(self) -> None:
         """Give PyTorch its own attention back, once all who have replaced it have called this."""
         if not self._removed:
             self._removed = True
-            _take_back()
+            _take_back(self._halves)
 
     def __enter__(self) -> Replacement:
         return self
@@ -49,20 +50,35 @@ class Replacement:
         self.remove()
 
 
-def replacing_sdpa() -> Replacement:
+def replacing_sdpa(halves: bool = False) -> Replacement:
     """Replace PyTorch's fused fp32 attention on GPUs by flashcli's kernels, in the whole process.
+
+    With ``halves``, float16 and bfloat16 tensors are computed right to fp32, too, more slowly than by PyTorch's
+    FlashAttention and cuDNN, which are switched off meanwhile (``torch.backends.cuda.enable_flash_sdp``).
 
     The replacement ends with the ``with`` block, or with ``remove()`` of the object returned. PyTorch still computes
     other types, dropout, heads of more than 256 numbers, gradients of gradients, and calls that it does not send to its
     memory-efficient attention (grouped heads, for one). Modules compiled meanwhile are right before and after. A build
     of PyTorch without CUDA has nothing to replace, and stays as it is.
     """
-    return Replacement()
+    return Replacement(halves)
 
 
-def _add() -> None:
-    global _wanted, _library
+def _use_others(*allowed: bool) -> None:
+    """Let PyTorch use its FlashAttention, and cuDNN's, or not."""
+    cuda = torch.backends.cuda
+    for allow, value in zip((cuda.enable_flash_sdp, cuda.enable_cudnn_sdp), allowed, strict=True):
+        allow(value)
+
+
+def _add(halves: bool) -> None:
+    global _wanted, _of_halves, _others, _library
     with _lock:
+        if halves:
+            if _of_halves == 0:
+                _others = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.cudnn_sdp_enabled()
+                _use_others(False, False)
+            _of_halves += 1
         if _wanted == 0 and torch.backends.cuda.is_built():
             library = torch.library.Library("aten", "IMPL")
             with warnings.catch_warnings():
@@ -74,9 +90,12 @@ def _add() -> None:
         _wanted += 1
 
 
-def _take_back() -> None:
-    global _wanted, _library
+def _take_back(halves: bool) -> None:
+    global _wanted, _of_halves, _library
     with _lock:
+        _of_halves -= halves
+        if halves and _of_halves == 0:
+            _use_others(*_others)
         _wanted -= 1
         if _wanted == 0 and _library is not None:
             _library._destroy()
@@ -100,15 +119,18 @@ def _forward_or(original: Any) -> Any:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         contiguous = all(x.stride(-1) == 1 for x in (query, key, value))
         mask = None if is_causal else attn_bias
-        if not contiguous or mask is not attn_bias or not supported(query, key, value, mask, dropout_p, is_causal):
+        ours = supported(query, key, value, mask, dropout_p, is_causal, halves=_of_halves > 0)
+        if not contiguous or mask is not attn_bias or not ours:
             return original.call_boxed(
                 keys, query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, scale=scale
             )
         out, lse = in_place.compute(
-            query, key, value, is_causal, scale, attn_bias, return_lse=compute_log_sumexp, rows_first=True
-        )
+            query, key, value, is_causal, scale, added_in_float32(attn_bias), return_lse=compute_log_sumexp,
+            rows_first=True,
+        )  # fmt: skip
         seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
-        return out, query.new_empty((*query.shape[:2], 0)) if lse is None else _as_theirs(lse), seed, offset
+        none = query.new_empty((*query.shape[:2], 0), dtype=torch.float32)
+        return out, none if lse is None else _as_theirs(lse), seed, offset
 
     return forward
 
@@ -140,7 +162,7 @@ def _backward_or(original: Any) -> Any:
             and contiguous
             and mask is attn_bias
             and logsumexp.shape[-1] >= query.shape[-2]
-            and supported(query, key, value, mask, dropout_p, is_causal)
+            and supported(query, key, value, mask, dropout_p, is_causal, halves=_of_halves > 0)
         )
         if grad_out is None or not ours:
             return original.call_boxed(
@@ -149,10 +171,10 @@ def _backward_or(original: Any) -> Any:
             )  # fmt: skip
         of_bias = grad_input_mask[3] and attn_bias is not None and attn_bias.dtype != torch.bool
         dq, dk, dv, dbias = backward.compute(
-            grad_out, None, query, key, value, attn_bias, None, out, logsumexp[..., : query.shape[-2]], is_causal,
-            scale, 0, of_bias, True,
+            grad_out, None, query, key, value, added_in_float32(attn_bias), None, out,
+            logsumexp[..., : query.shape[-2]], is_causal, scale, 0, of_bias, True,
         )  # fmt: skip
-        return dq, dk, dv, _bias_as_theirs(dbias) if of_bias else None
+        return dq, dk, dv, _bias_as_theirs(dbias.to(query.dtype)) if of_bias else None
 
     return gradients
 

@@ -33,15 +33,16 @@ def attention(
     kernel: str | None = None,
     precision: str = "fp32",
     batch_invariant: bool = True,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(scale · Q Kᵀ + bias) V of float32 tensors, where they lie; with gradients, where they are wanted.
+    """softmax(scale · Q Kᵀ + bias) V of tensors where they lie, accurate to fp32; with gradients, if they are wanted.
 
     Parameters, the answer and errors are those of `flashcli.attention`. ``out`` must not be given where gradients are
     wanted. The memory for gradients grows with M + N; gradients of gradients take all scores, [B, H, M, N].
     """
     sight = Sight(window, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    options = operator.Options(causal, scale, q_start, False, kernel, precision, batch_invariant, *sight, out_dtype)
     if torch.compiler.is_compiling() or not in_place.is_quiet(q, k, v, bias, mask):
-        options = operator.Options(causal, scale, q_start, False, kernel, precision, batch_invariant, *sight)
         return _by_operator(q, k, v, bias, mask, out, backend, return_lse, options)
     wanted = operator.wants_gradients(q, k, v, bias)
     if out is not None:
@@ -50,7 +51,6 @@ def attention(
         if out.is_neg():
             raise ValueError("out must not be a lazily negated view (out.is_neg()): call out.resolve_neg() first")
     if wanted:
-        options = operator.Options(causal, scale, q_start, False, kernel, precision, batch_invariant, *sight)
         if not q.is_cuda or backend not in ("auto", "cuda"):
             return _by_operator(q, k, v, bias, mask, out, backend, return_lse, options)
         both = operator.in_place_with_gradients(q, k, v, bias, mask, *options)
@@ -58,7 +58,7 @@ def attention(
     if q.is_cuda:
         o, lse = in_place.compute(
             q, k, v, causal, scale, bias, q_start, return_lse, out, backend, kernel, precision, batch_invariant,
-            mask=mask, sight=sight,
+            mask=mask, sight=sight, out_dtype=out_dtype,
         )  # fmt: skip
         answer = o if lse is None else (o, lse)
     else:
@@ -66,6 +66,7 @@ def attention(
         answer = on_cpu.compute(
             q, k, v, bias, mask, out, sight, causal=causal, scale=scale, backend=backend, q_start=q_start,
             return_lse=return_lse, kernel=kernel, precision=precision, batch_invariant=batch_invariant,
+            out_dtype=out_dtype,
         )  # fmt: skip
     if out is not None and not out.is_inference():  # whoever has kept it for gradients is to know
         torch.autograd.graph.increment_version(out)
@@ -82,7 +83,7 @@ def _by_operator(
     q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, backend: str, return_lse: bool, options: operator.Options
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     # PyTorch 2.9's compiler knows no property of a tuple, such as options.sight.
-    in_place.refuse_mixed(q, k, v, bias, mask, out, Sight(*options[-4:]))
+    in_place.refuse_mixed(q, k, v, bias, mask, out, Sight(*options[7:11]))
     wanted = BACKENDS if q.is_meta else ("auto", "cpu" if q.is_cpu else "cuda")
     if backend not in wanted:
         names = " or ".join(map(repr, wanted))
@@ -96,6 +97,6 @@ def _by_operator(
         o, lse = operator.attention(q, k, v, bias, mask, *options)
     if out is not None:
         if out.shape != o.shape or out.dtype != o.dtype:
-            raise ValueError(f"out must be float32 and have the shape of q, {list(q.shape)}, not {list(out.shape)}")
+            raise ValueError(f"out must be {o.dtype} and have the shape of q, {list(q.shape)}, not {list(out.shape)}")
         o = out.copy_(o)
     return (o, lse) if return_lse else o

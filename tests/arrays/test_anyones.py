@@ -481,10 +481,11 @@ def test_what_is_no_array_is_told():
         attention([1.0], [1.0], [1.0])
 
 
-def test_filling_reaches_every_number_and_no_other(driver):
-    array = np.zeros((4, 3, 5, 8), np.float32)
+@pytest.mark.parametrize(("dtype", "one"), [("float32", 0x3F800000), ("float16", 0x3C00)])
+def test_filling_reaches_every_number_and_no_other(driver, dtype, one):
+    array = np.zeros((4, 3, 5, 8), dtype)
     part = array.transpose(1, 0, 2, 3)[:, 1:3, ::2, :6]
-    memory.fill(0, part.ctypes.data, part.shape, [stride // 4 for stride in part.strides], 0x3F800000)
+    memory.fill(0, part.ctypes.data, part.shape, [stride // part.itemsize for stride in part.strides], dtype, one)
     assert (part == 1).all() and array.sum() == part.size
 
 

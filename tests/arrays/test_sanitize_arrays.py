@@ -22,11 +22,12 @@ LONG_MASK = [
 ]  # fmt: skip
 LONG_NAN = ["NaN, odd, causal", "NaN, heads of 200", "NaN with a bias", "NaN, chunks of keys, heads of 256"]
 LONG_FP16 = "fp16, heads of 192"
+HALVES = [name for name, case in CASES.items() if case.dtype != "float32"]
 REFUSED = {  # by kernels that do not take them
-    "register_tiled": ["fp16", LONG_FP16],
+    "register_tiled": ["fp16", LONG_FP16, "halves, fp16"],
     "mma": [],
     "wgmma": [],
-    "wgmma_short": [*LONG_OR_ODD, *LONG_BIAS, *LONG_MASK, *LONG_NAN, LONG_FP16],
+    "wgmma_short": [*LONG_OR_ODD, *LONG_BIAS, *LONG_MASK, *LONG_NAN, LONG_FP16, *HALVES],
 }
 MACROS = {"DENSE": "01", "ALIGNED": "01", "LSE": "01", "CAUSAL": "01", "BIAS": "123", "BIAS_COLUMN": "012"}
 

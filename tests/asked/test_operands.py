@@ -136,7 +136,7 @@ def test_what_has_the_wrong_shape_is_named(arguments, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"q": Q._replace(dtype="float16")}, "q must be a float32 array, not float16"),
+        ({"k": K._replace(dtype="float16")}, "k must be a float32 array, not float16"),
         ({"v": K._replace(dtype="bfloat16")}, "v must be a float32 array, not bfloat16"),
         ({"out": Q._replace(dtype="float64")}, "out must be a float32 array, not float64"),
         ({"bias": contiguous((5, 7), "int64")}, "bias must be a float32 or bool array, not int64"),

@@ -27,6 +27,7 @@ KERNEL = [
         "attention/arguments.h",
         "bias.cuh",
         "common.cuh",
+        "numbers.cuh",
         "packed.cuh",
     )
 ]

@@ -81,6 +81,7 @@ def everywhere(monkeypatch):
         rows_first=False,
         mask=None,
         sight=None,
+        out_dtype=None,
     ):
         rows_first = rest[-1] if rest else rows_first
         calls.append(q.shape)
@@ -89,7 +90,7 @@ def everywhere(monkeypatch):
 
     monkeypatch.setattr(in_place, "compute", on_cpu)
     monkeypatch.setattr(sdpa, "supported", lambda *given: True)
-    monkeypatch.setattr(replacing, "supported", lambda *given: given[5] == 0)
+    monkeypatch.setattr(replacing, "supported", lambda *given, halves: given[5] == 0)
     assert compute is not on_cpu
     return calls
 

@@ -1,0 +1,52 @@
+"""Attention of halves and its gradients, right to fp32, beside ours of float32 and PyTorch's of halves.
+
+``python -m bench.halves [--json FILE]`` needs PyTorch and a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from bench import scripts
+from flashcli.errors import MISMATCH
+from flashcli.measure import backward, bench, in_place, machine, peers, records
+from flashcli.measure.bench import Conditions
+from flashcli.measure.rows import Row
+from flashcli.measure.tensors import Problem
+from flashcli.terminal import as_json
+
+FORWARD = Problem(2, 1, 1, 16384, 16384, 128), Problem(2, 1, 1, 32768, 32768, 64)
+GRADIENTS = Problem(2, 1, 1, 32768, 32768, 64)
+KINDS = ("float16", "bfloat16")
+
+
+def measured(conditions: Conditions) -> Iterator[Row]:
+    """A row for each contender: answers, then gradients."""
+    _, *theirs = in_place.pytorchs()
+    for problem in FORWARD:
+        entrants = [in_place.ours(), *map(in_place.ours_of_halves, KINDS), *theirs]
+        yield from in_place.race(str(problem), [(x, problem) for x in entrants], "gpu", conditions)
+    theirs_too = [x for x in backward.pytorchs() if x.dtype == "float16"]
+    of_ours = [backward.ours(), *map(backward.ours_of_halves, KINDS)]
+    yield from backward.race(f"gradients {GRADIENTS}", GRADIENTS, [*of_ours, *theirs_too], conditions, "cuda")
+
+
+@click.command()
+@click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Time each contender so often.")
+@as_json.json_option
+def main(runs: int, json_path: str | None) -> None:
+    """Time attention of halves and its gradients on this machine's first GPU."""
+    peers.check_installed("torch", gpu=True)
+    rows: list[Row] = []
+    for row in measured(Conditions(runs, False, 0)):
+        rows.append(row)
+        click.echo(f"{row.case} {row.contender}: {records.outcome(row)}", err=True)
+    scripts.publish("halves", machine.pytorchs_circumstances("cuda"), rows, json_path)
+    if bench.failed(rows):
+        raise SystemExit(MISMATCH)
+
+
+if __name__ == "__main__":
+    scripts.run(main)
