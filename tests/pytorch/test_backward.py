@@ -162,7 +162,7 @@ def test_a_gpu_for_tensors_on_the_cpu_is_refused(options):
 
 
 def test_what_replaces_pytorchs_gradients_keeps_its_promises(monkeypatch):
-    monkeypatch.setattr(replacing, "supported", lambda *given: True)
+    monkeypatch.setattr(replacing, "supported", lambda *given, halves: True)
     monkeypatch.setattr(backward, "compute", backward.operator)
     do, q, k, v = four(7, 9, 8, (H, H))
     bias = torch.randn(B, H, 7, 9)
