@@ -2,10 +2,10 @@
 
 Launching a kernel's function ``attention`` computes it in float64, all of it, as the arguments say, by address, and so
 do ``tensor`` and ``grouped`` with paged decode, by the CPU's backend, which has tests of its own, ``write_kv`` with a
-cache, and ``dq``, ``dk_dv`` and ``dbias`` with gradients, by the formulas. A kernel that splits numbers gives nonsense
-where the inputs are not finite, and notes the rows, or heads, which one that does not then computes once more. What has
-been launched, and which contexts are current, is kept record of. ``owned`` are the address ranges of memory on a GPU,
-by its number; ``fails`` the functions that give a code other than 0, and the code.
+cache, ``merge_answers`` with parts, and ``dq``, ``dk_dv`` and ``dbias`` with gradients, by the formulas. A kernel that
+splits numbers gives nonsense where the inputs are not finite, and notes the rows, or heads, which one that does not
+then computes once more. What has been launched, and which contexts are current, is kept record of. ``owned`` are the
+address ranges of memory on a GPU, by its number; ``fails`` the functions that give a code other than 0, and the code.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from flashcli.arrays.protocols import DataType
 from flashcli.asked.attention import TYPES
 from flashcli.asked.decode import BlockSparse, cache_shapes
 from flashcli.cpu.decode import attend_group
+from flashcli.cpu.merge import merge as merge_numpy
 from flashcli.cpu.pages import DecodeArrays, WriteKvArrays
 from flashcli.cpu.write_kv import write as write_numpy
 from flashcli.files.decode.tensors import dtype
 from flashcli.kernels import backward, write_kv
+from flashcli.kernels import merge as merging
 from flashcli.kernels.arguments import Attention
 from flashcli.kernels.decode import Argument
 from flashcli.kernels.pages import TYPE_NUMBERS
@@ -246,6 +248,9 @@ class Driver:
         if name == "write_kv":
             at, kind = ctypes.c_void_p.from_address(parameters).value, write_kv.Argument
             write(kind.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(kind))), macros)
+        if name == "merge_answers":
+            at, kind = ctypes.c_void_p.from_address(parameters).value, merging.Argument
+            merge(kind.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(kind))), macros)
         return (0,)
 
 
@@ -436,6 +441,18 @@ def write(given: write_kv.Argument, macros: dict[str, str]) -> None:
             np.where(slots < given.pages * page, slots, -1), *scales, layout,
         )
     )  # fmt: skip
+
+
+def merge(given: merging.Argument, macros: dict[str, str]) -> None:
+    """What the kernel that merges parts does."""
+    D, names = int(macros["HEAD_DIM"]), {number: name for name, number in TYPE_NUMBERS.items()}
+    kind, rows = dtype(names[int(macros["QUERY_TYPE"])]), given.rows
+    parts = range(given.parts)
+    outs = [_view(getattr(given, f"outs[{i}]"), kind, (rows, D), (D, 1)) for i in parts]
+    lses = [_view(getattr(given, f"lses[{i}]"), np.float32, (rows,), (1,)) for i in parts]
+    out, lse = merge_numpy(outs, lses)
+    _view(given.out, kind, (rows, D), (D, 1))[...] = out
+    _view(given.lse, np.float32, (rows,), (1,))[...] = lse
 
 
 DLPACK = {  # kind, bits and lanes of types

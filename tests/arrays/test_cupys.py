@@ -169,6 +169,38 @@ def test_cupys_arrays_are_written_where_they_lie_on_its_stream(cupy, driver, lay
         flashcli.write_kv(*there[:4], slots, layout=layout)
 
 
+def parts() -> tuple[list[np.ndarray], list[np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return list(rng.normal(size=(3, 5, 2, 64)).astype(np.float16)), list(rng.normal(size=(3, 5, 2)).astype(np.float32))
+
+
+def test_cupys_arrays_are_merged_where_they_lie_on_its_stream(cupy, driver):
+    outs, lses = parts()
+    out, lse = flashcli.merge([cupy(x) for x in outs], [cupy(x) for x in lses])
+    want = flashcli.merge(outs, lses)
+    np.testing.assert_array_equal(out.array, want[0])
+    np.testing.assert_array_equal(lse.array, want[1])
+    assert driver.launches == [("merge_answers", STREAM, 1000)]
+    with pytest.raises(ValueError, match=r"outs\[1\] has strides .*: give a contiguous copy"):
+        wide = cupy(np.concatenate(outs[:2], axis=2))
+        flashcli.merge([cupy(outs[0]), strided(wide)], [cupy(x) for x in lses[:2]])
+
+
+def strided(wide):
+    """Every other number's row of an array that is twice as wide."""
+    wide.array = wide.array[..., :64]
+    return wide
+
+
+@pytest.mark.gpu
+def test_a_gpu_merges_what_numpy_does():
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    outs, lses = parts()
+    got = flashcli.merge([cupy.asarray(x) for x in outs], [cupy.asarray(x) for x in lses])
+    for found, want in zip(got, flashcli.merge(outs, lses), strict=True):
+        np.testing.assert_allclose(found.get().astype(np.float32), want.astype(np.float32), rtol=2e-3, atol=1e-3)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("layout", ["vllm", "nhd", "hnd"])
 def test_a_gpu_writes_and_reads_what_numpy_does(layout):
