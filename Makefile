@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Where Python is told to keep no bytecode, each process of pytest would compile all tests anew, for 4 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: bench-halves help testcases test test-pythons torch test-gpu torture emulate compile-all sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-science bench-training bench-gpt2 bench-models bench-grid lint clean
+.PHONY: help testcases test test-pythons torch test-gpu torture emulate compile-all sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-halves bench-science bench-training bench-gpt2 bench-models bench-grid lint clean
 
 help:
 	@echo "make testcases      run all test cases and check every output (on the GPU if there is one)"

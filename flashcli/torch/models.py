@@ -19,8 +19,8 @@ REFUSED = {  # arguments of other attentions of transformers that would change t
 def register_transformers(name: str = "fp32", halves: bool = False) -> None:
     """Let models be loaded with ``attn_implementation="fp32"``, or whatever other ``name``.
 
-    With ``halves``, models in float16 and bfloat16 are computed right to fp32, too; without, PyTorch's own attention,
-    which is faster, computes them. Grouped heads are not repeated in memory. Masks are made as for "sdpa". Raises
+    With ``halves``, models in float16 and bfloat16 are computed right to fp32, too; without, PyTorch's own attention
+    computes them. Grouped heads are not repeated in memory. Masks are made as for "sdpa". Raises
     ValueError for a name with "flash" in it: transformers takes such a name for a library that it knows itself and that
     wants other masks.
     """

@@ -53,8 +53,8 @@ class Replacement:
 def replacing_sdpa(halves: bool = False) -> Replacement:
     """Replace PyTorch's fused fp32 attention on GPUs by flashcli's kernels, in the whole process.
 
-    With ``halves``, float16 and bfloat16 tensors are computed right to fp32, too, more slowly than by PyTorch's
-    FlashAttention and cuDNN, which are switched off meanwhile (``torch.backends.cuda.enable_flash_sdp``).
+    With ``halves``, float16 and bfloat16 tensors are computed right to fp32, too, which takes longer than by cuDNN.
+    PyTorch's FlashAttention and cuDNN's are switched off meanwhile (``torch.backends.cuda.enable_flash_sdp``).
 
     The replacement ends with the ``with`` block, or with ``remove()`` of the object returned. PyTorch still computes
     other types, dropout, heads of more than 256 numbers, gradients of gradients, and calls that it does not send to its

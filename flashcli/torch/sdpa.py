@@ -27,11 +27,11 @@ def scaled_dot_product_attention(
     """`torch.nn.functional.scaled_dot_product_attention`, with its parameters, its answer and its errors.
 
     flashcli's kernels compute if all of this holds. Query, key and value are float32 tensors on one GPU. With
-    ``halves`` they may also be float16 or bfloat16, which takes longer than PyTorch's less accurate attention. They
-    have shapes [B, H, M, d] and [B, Hkv, N, d], or [B, M, d] and [B, N, d], with d from 1 to 256. Hkv = H, or
-    ``enable_gqa`` and Hkv divides H. The mask, if there is one, is boolean, or of query's type, and not given with
-    ``is_causal``. There is no dropout, and autocast is off, or leaves halves alone. Every other call goes to PyTorch's
-    own function. A query that sees no key gets zeros.
+    ``halves`` they may also be float16 or bfloat16, which takes longer than by cuDNN, and is more accurate. They have
+    shapes [B, H, M, d] and [B, Hkv, N, d], or [B, M, d] and [B, N, d], with d from 1 to 256. Hkv = H, or ``enable_gqa``
+    and Hkv divides H. The mask, if there is one, is boolean, or of query's type, and not given with ``is_causal``.
+    There is no dropout, and autocast is off, or leaves halves alone. Every other call goes to PyTorch's own function. A
+    query that sees no key gets zeros.
     """
     if not supported(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, halves):
         return functional.scaled_dot_product_attention(
