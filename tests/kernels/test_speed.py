@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from click.testing import CliRunner
 from support import ROOT
 
+from flashcli.commands import bench
+from flashcli.errors import UsageError
 from flashcli.gpu.place import place_of_device
 from flashcli.kernels import choice, speed
 from flashcli.kernels.attention import KERNELS
@@ -132,3 +135,17 @@ def test_a_run_is_timed_by_events_and_its_memory_given_back(driver, monkeypatch,
 def test_the_file_is_json_that_a_person_can_read(folder):
     tune.keep("this", {"mma": {64: 1.25}})
     assert json.loads((folder / speed.MEASURED).read_text()) == {"this": {"mma": {"64": 1.25}}}
+
+
+def test_the_command_keeps_what_it_finds_and_forgets_it(driver, monkeypatch, folder):
+    monkeypatch.setattr(tune, "tune", lambda place: iter([("mma", 64, 0.001, 1.5), ("mma", 128, 0.002, 1.25)]))
+    done = CliRunner().invoke(bench.command, ["--tune"])
+    assert done.exit_code == 0 and "Times of kernels on Fake GPU are kept" in done.output
+    assert speed.measured("Fake GPU") == (("mma", 64, 1.5), ("mma", 128, 1.25))
+    assert CliRunner().invoke(bench.command, ["--untune"]).exit_code == 0 and speed.measured("Fake GPU") == ()
+
+
+def test_tuning_takes_no_other_options(driver):
+    for other in (["--case", "t01"], ["--kernel", "mma"], ["--untune"]):
+        with pytest.raises(UsageError, match=r"no meaning for tune|no meaning for untune"):
+            CliRunner().invoke(bench.command, ["--tune", *other], catch_exceptions=False)
