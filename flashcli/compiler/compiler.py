@@ -30,7 +30,6 @@ SOURCES = next(
     if (folder / "common.cuh").exists()
 )
 OPTIONS = ("-std=c++17", "-O3")
-SPLIT = "-split-compile=0"  # functions are compiled side by side, on all cores: the code is the same
 C_OPTIONS = ("-std=c99", "-O3", "-fPIC", "-shared")  # the arithmetic as it is written: no -ffast-math
 
 
@@ -168,13 +167,9 @@ def _nvcc(build: Compilable, nvcc: Path, arch: str, made: str, *more: str) -> su
 
     include = [f"-I{folder}" for folder in _include(build)]
     source = str(SOURCES / build.kernel.file)
-    command = [str(nvcc), "-cubin", f"-arch={arch}", SPLIT, *more, *include, *options(build), source, "-o", made]
+    command = [str(nvcc), "-cubin", f"-arch={arch}", *more, *include, *options(build), source, "-o", made]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode and SPLIT in done.stderr:  # an nvcc that does not know the option names it
-            command.remove(SPLIT)
-            done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        return done
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
         raise BackendUnavailable(f"{nvcc} cannot be run: {error}.", "repair the CUDA toolkit, or set NVCC.") from error
 

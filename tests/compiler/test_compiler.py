@@ -303,18 +303,6 @@ def test_nvcc_is_given_the_source_the_headers_and_the_options(empty_cache, tmp_p
     assert f"-I{compiler.SOURCES}" in given and f"-I{compiler.SOURCES / 'attention'}" in given
 
 
-OLD_NVCC = """#!/bin/sh
-case "$*" in *-split-compile*) echo "nvcc fatal   : Unknown option '-split-compile=0'" >&2; exit 1;; esac
-while [ "$1" != -o ]; do shift; done
-echo old > "$2"
-"""
-
-
-def test_an_nvcc_that_cannot_split_a_compilation_does_without(empty_cache, tmp_path, monkeypatch):
-    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", OLD_NVCC)))
-    assert cubin(MASKED, "sm_80") == b"old\n"
-
-
 PTXAS = """\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'split' for 'sm_90a'
