@@ -9,42 +9,29 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from flashcli.api import attention
+from flashcli.asked.attention import Operand, call
+from flashcli.asked.how import How
 from flashcli.asked.shape import ceil_div
 from flashcli.compiler import compiler
 from flashcli.files.outputs import write_whole
 from flashcli.gpu.place import Place, ask, bindings
+from flashcli.gpu.prepared import prepare
 from flashcli.kernels import choice, speed
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build
+from flashcli.kernels.plan import ATTENTION
 from flashcli.kernels.problem import Problem
 from flashcli.kernels.tuning import cost
 from flashcli.measure.builds import compile_for
 
 N, TILES = 1024, 8  # keys and queries; tiles of 128 rows for each multiprocessor, about
-RUNS, TRIES = 10, 3  # calls one after the other, and how often that is timed
+RUNS, TRIES = 10, 3  # launches one after the other, and how often that is timed
 MILLION = np.random.default_rng(0).normal(size=10**6).astype(np.float32)  # numbers, repeated
-
-
-class Array:
-    """Random numbers on a GPU, with the protocol by which libraries pass arrays on; ``free`` gives the memory back."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        numbers = np.resize(MILLION, shape)
-        self._address = int(ask(bindings().cuMemAlloc, numbers.nbytes, doing="the GPU gives no memory"))
-        ask(bindings().cuMemcpyHtoD, self._address, numbers.ctypes.data, numbers.nbytes)
-        self.__cuda_array_interface__ = {
-            "shape": shape, "typestr": "<f4", "data": (self._address, False), "version": 3, "stream": None,
-        }  # fmt: skip
-
-    def free(self) -> None:
-        ask(bindings().cuMemFree, self._address)
 
 
 def problems(place: Place) -> Iterator[tuple[str, Problem]]:
@@ -66,7 +53,7 @@ def tune(place: Place) -> Iterator[tuple[str, int, float, float]]:
     compile_for(compiler.architecture(place.gpu.capability), [Build(KERNELS[name], problem) for name, problem in todo])
     with place.current():
         for name, problem in todo:
-            took = _seconds(name, problem)
+            took = _seconds(place, name, problem)
             found = cost.parts(KERNELS[name], problem)
             assert found is not None, "the candidates have figures"
             fixed, pairs, pair = found
@@ -78,26 +65,35 @@ def tune(place: Place) -> Iterator[tuple[str, int, float, float]]:
             )  # the tiles are most of it
 
 
-def _seconds(kernel: str, problem: Problem) -> float:
+def _seconds(place: Place, kernel: str, problem: Problem) -> float:
     """The seconds of a call in the best of some tries, by the GPU's own clock."""
+    operand = Operand((problem.B, problem.N, problem.d), (problem.N * problem.d, problem.d, 1), "float32")
+    prepared = prepare(place, ATTENTION, call(operand, operand, operand).at(0), How(kernel))
+    numbers = np.resize(MILLION, operand.shape)
     with contextlib.ExitStack() as last:
-        arrays: list[Any] = []
-        for _ in range(4):
-            arrays.append(Array((problem.B, problem.N, problem.d)))
-            last.callback(arrays[-1].free)
-        q, k, v, o = arrays
-        call = functools.partial(attention, q, k, v, out=o, kernel=kernel)
-        return min(_timed(call) for _ in range(TRIES))
+
+        def allocate(size: int) -> int:
+            address = int(ask(bindings().cuMemAlloc, size, doing="the GPU gives no memory"))
+            last.callback(ask, bindings().cuMemFree, address)
+            return address
+
+        at = {name: allocate(numbers.nbytes) for name in "QKVO"}
+        for name in "QKV":
+            ask(bindings().cuMemcpyHtoD, at[name], numbers.ctypes.data, numbers.nbytes)
+        if prepared.workspace:
+            at["workspace"] = allocate(prepared.workspace)
+        launch = functools.partial(prepared.launch, 0, *(at.get(name, 0) for name in ATTENTION.pointers))
+        return min(_timed(launch) for _ in range(TRIES))
 
 
-def _timed(call: Any) -> float:
-    """The seconds of one of `RUNS` calls, behind one for which the driver finds scratch, while the host goes ahead."""
+def _timed(launch: Callable[[], None]) -> float:
+    """The seconds of one of `RUNS` launches, behind one that gives the host time to go ahead."""
     driver = bindings()
-    call()
+    launch()
     start, end = ask(driver.cuEventCreate, 0), ask(driver.cuEventCreate, 0)
     ask(driver.cuEventRecord, start, 0)
     for _ in range(RUNS):
-        call()
+        launch()
     ask(driver.cuEventRecord, end, 0)
     ask(driver.cuEventSynchronize, end)
     milliseconds = ask(driver.cuEventElapsedTime, start, end)

@@ -113,7 +113,7 @@ def test_a_damaged_file_has_measured_nothing(folder, damage):
 def test_tuning_finds_the_factor_of_a_gpu_that_takes_three_times_as_long(driver, monkeypatch, folder):
     monkeypatch.setattr(tune, "compile_for", lambda arch, builds: None)
 
-    def three_times(kernel, problem):
+    def three_times(place, kernel, problem):
         fixed, pairs, pair = cost.parts(KERNELS[kernel], problem)
         return (fixed + 3 * pairs * pair) / 1e6
 
@@ -128,7 +128,7 @@ def test_a_run_is_timed_by_events_and_its_memory_given_back(driver, monkeypatch,
     elapsed = iter([50.0, 30.0, 40.0])
     driver.cuEventElapsedTime = lambda start, end: (0, next(elapsed))
     driver.cuEventSynchronize = lambda event: (0,)
-    assert tune._seconds("mma", Problem(1, 16, 16, 32)) == 0.003
+    assert tune._seconds(place_of_device(0), "mma", Problem(1, 16, 16, 32)) == 0.003
     assert [kernel for kernel, *_ in driver.launches].count("attention") == 3 * (1 + 10) and not driver.allocated
 
 
