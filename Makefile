@@ -7,7 +7,15 @@ READY := $(VENV)/.ready
 # Where Python is told to keep no bytecode, each process of pytest would compile all tests anew, for 4 s.
 export PYTHONDONTWRITEBYTECODE :=
 
+<<<<<<< HEAD
 .PHONY: help testcases test test-pythons torch test-gpu torture emulate compile-all sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-halves bench-science bench-training bench-gpt2 bench-models bench-grid lint clean
+=======
+<<<<<<< HEAD
+.PHONY: bench-halves help testcases test test-pythons torch test-gpu torture emulate compile-all sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-science bench-training bench-gpt2 bench-models bench-grid lint clean
+=======
+.PHONY: help testcases test test-pythons torch test-gpu torture emulate compile-all sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-science bench-packed bench-training bench-gpt2 bench-models bench-grid lint clean
+>>>>>>> b256be4 (Give packed sequences a script and a record of their own)
+>>>>>>> c936869 (Give packed sequences a script and a record of their own)
 
 help:
 	@echo "make testcases      run all test cases and check every output (on the GPU if there is one)"
@@ -27,6 +35,7 @@ help:
 	@echo "make bench-backward  time the gradients of attention"
 	@echo "make bench-halves   time attention of halves and its gradients, right to fp32, beside PyTorch's of halves"
 	@echo "make bench-science  time triangle attention, with a bias and a mask, and its gradients"
+	@echo "make bench-packed   time packed sequences and a window, and their gradients"
 	@echo "make bench-training  train a small GPT in fp32, and draw its losses"
 	@echo "make bench-gpt2     generate text with GPT-2 in fp32, by each attention, and time a case study's steps"
 	@echo "make bench-models   compare models of transformers with our attention with their own"
@@ -87,7 +96,11 @@ bench-e2e: $(READY)
 bench-scaling: $(READY)
 	$(BIN)/python -m bench.scaling --json cuda/records/scaling.json
 
+<<<<<<< HEAD
 bench-arrays bench-backward bench-halves bench-science bench-models: bench-%: $(READY)
+=======
+bench-arrays bench-backward bench-science bench-packed bench-models: bench-%: $(READY)
+>>>>>>> b256be4 (Give packed sequences a script and a record of their own)
 	$(BIN)/python -m bench.$* --json cuda/records/$*.json
 
 bench-gpt2: $(READY)

@@ -1,4 +1,7 @@
-"""Packed sequences and windows, forward and gradients, beside PyTorch's nested tensors and FlexAttention: rows."""
+"""Packed sequences and a window, forward and gradients, beside PyTorch's nested tensors and FlexAttention.
+
+``python -m bench.packed [--json FILE]`` needs PyTorch and a GPU.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,14 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flashcli.measure import clocks, peers
+import click
+
+from bench import scripts
+from flashcli.errors import MISMATCH
+from flashcli.measure import bench, clocks, machine, peers, records
 from flashcli.measure.bench import REFUSED_ABOVE, Conditions
 from flashcli.measure.rows import Failure, Gradients, InPlace, Row, over_all
+from flashcli.terminal import as_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -230,3 +238,22 @@ def _errors(case: Case, got: Any, want: list[Tensor]) -> list[float]:
     given = got if isinstance(got, tuple) else (got,)
     pairs = [(_of_head(case, x).double(), y) for x, y in zip(given, want, strict=True)]
     return [float((x - y).norm() / y.norm()) for x, y in pairs] + [float((x - y).abs().max()) for x, y in pairs]
+
+
+@click.command()
+@click.option("--runs", type=click.IntRange(1), default=10, show_default=True, help="Time each contender so often.")
+@as_json.json_option
+def main(runs: int, json_path: str | None) -> None:
+    """Time packed sequences and a window on this machine's first GPU, beside PyTorch's."""
+    peers.check_installed("torch", gpu=True)
+    rows: list[Row] = []
+    for row in measured(Conditions(runs, False, 0)):
+        rows.append(row)
+        click.echo(f"{row.case} {row.contender}: {records.outcome(row)}", err=True)
+    scripts.publish("packed", machine.pytorchs_circumstances("cuda"), rows, json_path)
+    if bench.failed(rows):
+        raise SystemExit(MISMATCH)
+
+
+if __name__ == "__main__":
+    scripts.run(main)

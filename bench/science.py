@@ -1,4 +1,4 @@
-"""Attention as scientific models ask for it, and its gradients: a pair bias and a mask, packed sequences, a window.
+"""Attention as scientific models ask for it, and its gradients: a pair bias that all rows share, and a mask beside it.
 
 ``python -m bench.science [--json FILE]`` needs PyTorch and a GPU.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import click
 
-from bench import packed, scripts
+from bench import scripts
 from flashcli.errors import MISMATCH
 from flashcli.measure import backward, bench, in_place, machine, peers, records
 from flashcli.measure.bench import Conditions
@@ -42,15 +42,13 @@ def measured(conditions: Conditions) -> Iterator[Row]:
 
 
 @click.command()
-@click.option("--only", type=click.Choice(["triangle", "packed"]), help="Leave out the other half.")
 @click.option("--runs", type=click.IntRange(1), default=10, show_default=True, help="Time each contender so often.")
 @as_json.json_option
-def main(only: str | None, runs: int, json_path: str | None) -> None:
-    """Time triangle attention, packed sequences and a window on this machine's first GPU, beside PyTorch's."""
+def main(runs: int, json_path: str | None) -> None:
+    """Time triangle attention and its gradients on this machine's first GPU, beside PyTorch's."""
     peers.check_installed("torch", gpu=True)
     rows: list[Row] = []
-    halves = {"triangle": measured, "packed": packed.measured}
-    for row in (row for half in halves if only in (None, half) for row in halves[half](Conditions(runs, False, 0))):
+    for row in measured(Conditions(runs, False, 0)):
         rows.append(row)
         click.echo(f"{row.case} {row.contender}: {records.outcome(row)}", err=True)
     scripts.publish("science", machine.pytorchs_circumstances("cuda"), rows, json_path)

@@ -449,6 +449,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "roundings": lambda rows: tables.markdown(rounding_lines(rows)),
     "backward": lambda rows: tables.markdown(backward_lines(rows)),
     "streams": lambda rows: markdowns(streams_tables(rows)),
+    "packed": lambda rows: tables.markdown(science_lines(rows)),
     "science": lambda rows: tables.markdown(science_lines(rows)),
     "training": lambda rows: tables.markdown(training_lines(rows)),
     "gpt2": lambda rows: tables.markdown(gpt2_lines(rows)),
