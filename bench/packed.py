@@ -104,34 +104,18 @@ def nested(case: Case, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Cal
 def flex(case: Case, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Call, Call]:
     """FlexAttention, compiled, with the tiles of its mask made before the clock starts."""
     import torch
-    from torch.nn.attention.flex_attention import create_block_mask
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    if not case.lengths and case.left < 0:
-        raise RuntimeError("where tiles can be left out only")
-    tokens = torch.arange(case.tokens, device="cuda")
-    of = torch.searchsorted(case.starts(), tokens, right=True) if case.lengths else torch.zeros_like(tokens)
-    left = case.left if case.left >= 0 else case.tokens
+    if case.left < 0:
+        raise RuntimeError("for windows only")
 
     def sees(b: Any, h: Any, i: Any, j: Any) -> Any:
-        return (of[i] == of[j]) if not case.causal else (i >= j) & (i - j <= left)
+        return (i >= j) & (i - j <= case.left)
 
     mask = create_block_mask(sees, None, None, case.tokens, case.tokens, device="cuda")
     inputs = [x.detach().requires_grad_() for x in (q, k, v)]
-    given = [x.transpose(0, 1)[None] if case.lengths else x for x in inputs]
-
-    def attend() -> Any:
-        o = _compiled()(*given, block_mask=mask)
-        return o[0].transpose(0, 1) if case.lengths else o
-
-    return _with_autograd(attend, inputs, do)
-
-
-@functools.cache
-def _compiled() -> Any:
-    import torch
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=False)
+    compiled: Any = torch.compile(flex_attention)
+    return _with_autograd(lambda: compiled(*inputs, block_mask=mask), inputs, do)
 
 
 def _with_autograd(attend: Call, inputs: list[Tensor], do: Tensor) -> tuple[Call, Call]:
