@@ -7,15 +7,7 @@ READY := $(VENV)/.ready
 # Where Python is told to keep no bytecode, each process of pytest would compile all tests anew, for 4 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-<<<<<<< HEAD
-.PHONY: help testcases test test-pythons torch test-gpu torture emulate compile-all sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-halves bench-science bench-training bench-gpt2 bench-models bench-grid lint clean
-=======
-<<<<<<< HEAD
-.PHONY: bench-halves help testcases test test-pythons torch test-gpu torture emulate compile-all sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-science bench-training bench-gpt2 bench-models bench-grid lint clean
-=======
-.PHONY: help testcases test test-pythons torch test-gpu torture emulate compile-all sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-science bench-packed bench-training bench-gpt2 bench-models bench-grid lint clean
->>>>>>> b256be4 (Give packed sequences a script and a record of their own)
->>>>>>> c936869 (Give packed sequences a script and a record of their own)
+.PHONY: help testcases test test-pythons torch test-gpu torture emulate compile-all sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-halves bench-science bench-packed bench-training bench-gpt2 bench-models bench-grid lint clean
 
 help:
 	@echo "make testcases      run all test cases and check every output (on the GPU if there is one)"
@@ -96,11 +88,7 @@ bench-e2e: $(READY)
 bench-scaling: $(READY)
 	$(BIN)/python -m bench.scaling --json cuda/records/scaling.json
 
-<<<<<<< HEAD
-bench-arrays bench-backward bench-halves bench-science bench-models: bench-%: $(READY)
-=======
-bench-arrays bench-backward bench-science bench-packed bench-models: bench-%: $(READY)
->>>>>>> b256be4 (Give packed sequences a script and a record of their own)
+bench-arrays bench-backward bench-halves bench-science bench-packed bench-models: bench-%: $(READY)
 	$(BIN)/python -m bench.$* --json cuda/records/$*.json
 
 bench-gpt2: $(READY)
