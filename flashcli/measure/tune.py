@@ -31,7 +31,7 @@ from flashcli.measure.builds import compile_for
 
 N, TILES = 1024, 8  # keys and queries; tiles of 128 rows for each multiprocessor, about
 RUNS, TRIES = 10, 3  # launches one after the other, and how often that is timed
-MILLION = np.random.default_rng(0).normal(size=10**6).astype(np.float32)  # numbers, repeated
+MILLION = 10**6  # random numbers, which are repeated
 
 
 def problems(place: Place) -> Iterator[tuple[str, Problem]]:
@@ -57,19 +57,15 @@ def tune(place: Place) -> Iterator[tuple[str, int, float, float]]:
             found = cost.parts(KERNELS[name], problem)
             assert found is not None, "the candidates have figures"
             fixed, pairs, pair = found
-            yield (
-                name,
-                problem.d,
-                took,
-                max(took * 1e6 - fixed, took * 1e5) / (pairs * pair),
-            )  # the tiles are most of it
+            of_tiles = max(took * 1e6 - fixed, took * 1e5)  # microseconds: most of all
+            yield name, problem.d, took, of_tiles / (pairs * pair)
 
 
 def _seconds(place: Place, kernel: str, problem: Problem) -> float:
     """The seconds of a call in the best of some tries, by the GPU's own clock."""
     operand = Operand((problem.B, problem.N, problem.d), (problem.N * problem.d, problem.d, 1), "float32")
     prepared = prepare(place, ATTENTION, call(operand, operand, operand).at(0), How(kernel))
-    numbers = np.resize(MILLION, operand.shape)
+    numbers = np.resize(np.random.default_rng(0).normal(size=MILLION).astype(np.float32), operand.shape)
     with contextlib.ExitStack() as last:
 
         def allocate(size: int) -> int:
