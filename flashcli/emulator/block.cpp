@@ -71,6 +71,7 @@ struct Copy {
 
 // A warpgroup's product, as far as it is one lane's. A is in shared memory, or these two rows of 16.
 struct Product {
+    float (*number)(unsigned short);
     std::vector<float *> d;
     std::array<float, 32> a;
     uint64_t A, B;
@@ -379,6 +380,11 @@ void cp_async_wait_group(unsigned left) {
             memset(copy.to, 0, copy.bytes), memcpy(copy.to, copy.from, copy.given);
 }
 
+void st_shared_v2_u32(int to, unsigned x, unsigned y) {
+    unsigned *const there = (unsigned *)aligned(emulator::dynamic_shared + to, 8);
+    there[0] = x, there[1] = y;
+}
+
 // ---- products
 
 // Four blocks of 8 x 8, a word of each to a lane; lane 8i + r knows where row r of block i is.
@@ -452,43 +458,49 @@ void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(int to, c
 
 // ---- products of a warpgroup
 
-// Where a descriptor's number of a row and a column is: rows of 128 bytes, swizzled, each eight of them together.
-static float of_descriptor(uint64_t descriptor, int row, int column) {
-    const unsigned at = (descriptor & 0x3fff) * 16 + row / 8 * 1024 + row % 8 * 128 + column * 2;
-    return from_half(*(const unsigned short *)(emulator::dynamic_shared + (at ^ (at >> 7 & 7) << 4)));
+// A descriptor's number of a row and a column, by its bits: rows of 128 bytes, swizzled, each eight of them together. It
+// says how far the next columns' rows are.
+static unsigned short of_descriptor(uint64_t descriptor, int row, int column) {
+    const unsigned at = (descriptor & 0x3fff) * 16 + row / 8 * 1024 + row % 8 * 128 +
+                        column / 64 * ((descriptor >> 16 & 0x3fff) * 16) + column % 64 * 2;
+    return *(const unsigned short *)(emulator::dynamic_shared + (at ^ (at >> 7 & 7) << 4));
 }
 
 }  // namespace ptx
 
 void emulator::Product::compute() {
-    for (int i = 0; i < 32 && in_shared; ++i) a[i] = ptx::of_descriptor(A, row + i / 16 * 8, i % 16);
+    for (int i = 0; i < 32 && in_shared; ++i) a[i] = number(ptx::of_descriptor(A, row + i / 16 * 8, i % 16));
     for (int i = 0; i < (int)d.size(); ++i) {
         const int column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
         *d[i] = ptx::sum_of_products(
             accumulate ? *d[i] : 0, [&](int k) { return a[i / 2 % 2 * 16 + k]; },
-            [&](int k) { return transposed_B ? ptx::of_descriptor(B, k, column) : ptx::of_descriptor(B, column, k); });
+            [&](int k) {
+                return number(transposed_B ? ptx::of_descriptor(B, k, column) : ptx::of_descriptor(B, column, k));
+            });
     }
 }
 
 namespace ptx {
 
-void wgmma(bool transposed_B, std::initializer_list<Operand> operands) {
-    const int rest = operands.size() % 8 == 3 ? 3 : 6;  // A's descriptor, or its four registers; B's; a flag
+void wgmma(float (*number)(unsigned short), bool transposed_B, std::initializer_list<Operand> operands) {
+    const int rest = operands.size() % 8;  // A's descriptor, or its four registers; B's; a flag; and whether B lies so
     const Operand *const after = operands.end() - rest;
-    emulator::Product product{{},
+    const int flag = rest == 3 ? 2 : 5;
+    emulator::Product product{number,
+                              {},
                               {},
                               after[0].word,
-                              after[rest - 2].word,
+                              after[flag - 1].word,
                               rest == 3,
-                              transposed_B,
-                              after[rest - 1].word != 0,
+                              transposed_B || (rest == 7 && after[6].word != 0),
+                              after[flag].word != 0,
                               emulator::number % 128 / 32 * 16 + lane() / 4};
     for (const Operand *one = operands.begin(); one < after; ++one) product.d.push_back(one->number);
     if (!product.in_shared) {
         const auto &given = emulator::exchange("wgmma", {after[0].word, after[1].word, after[2].word, after[3].word});
         for (int i = 0; i < 32; ++i) {
             const int k = i % 16, row = i / 16;
-            product.a[i] = from_half(given[lane() / 4 * 4 + k % 8 / 2][row + k / 8 * 2] >> k % 2 * 16);
+            product.a[i] = number(given[lane() / 4 * 4 + k % 8 / 2][row + k / 8 * 2] >> k % 2 * 16);
         }
     }
     emulator::block->now->products.back().push_back(std::move(product));

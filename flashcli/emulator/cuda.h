@@ -371,11 +371,16 @@ inline void ld_shared_v4_b32(unsigned &a, unsigned &b, unsigned &c, unsigned &d,
 }
 inline void prefetch_global_L2(const void *) {}
 
+void st_shared_v2_u32(int to, unsigned x, unsigned y);
+
 // -- copies to shared memory, until which nothing good is there
 
 // So many bytes to there, of which the first are read and the others zeros.
 void cp_async(int to, const void *from, int bytes, int given);
 inline void cp_async_ca_shared_global(int to, const void *from, int given) { cp_async(to, from, 4, given); }
+inline void cp_async_ca_shared_global(int to, const void *from, int bytes, int given) {
+    cp_async(to, from, bytes, given);
+}
 inline void cp_async_cg_shared_global(int to, const void *from, int given = 16) { cp_async(to, from, 16, given); }
 void cp_async_commit_group();
 void cp_async_wait_group(unsigned left);
@@ -434,14 +439,18 @@ struct Operand {
     Operand(float &number) : number(&number) {}
     Operand(uint64_t word) : word(word) {}
 };
-void wgmma(bool transposed_B, std::initializer_list<Operand> operands);
+void wgmma(float (*number)(unsigned short), bool transposed_B, std::initializer_list<Operand> operands);
 template <class... Operands>
 inline void wgmma_mma_async_sync_aligned_m64nk16_f32_f16_f16(Operands &&...all) {  // of any number of columns
-    wgmma(false, {all...});
+    wgmma(from_half, false, {all...});
+}
+template <class... Operands>
+inline void wgmma_mma_async_sync_aligned_m64nk16_f32_bf16_bf16(Operands &&...all) {
+    wgmma(from_bf16, false, {all...});
 }
 template <class... Operands>
 inline void wgmma_mma_async_sync_aligned_m64n64k16_f32_f16_f16(Operands &&...all) {
-    wgmma(true, {all...});
+    wgmma(from_half, true, {all...});
 }
 inline void wgmma_fence_sync_aligned() {}
 void wgmma_commit_group_sync_aligned();
