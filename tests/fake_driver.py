@@ -1,11 +1,12 @@
 """Enough of ``cuda.bindings.driver`` to compute attention on arrays "on a GPU", which are NumPy's here.
 
 Launching a kernel's function ``attention`` computes it in float64, all of it, as the arguments say, by address, and so
-do ``tensor`` and ``grouped`` with paged decode, by the CPU's backend, which has tests of its own, ``write_kv`` with a
-cache, ``merge_answers`` with parts, and ``dq``, ``dk_dv`` and ``dbias`` with gradients, by the formulas. A kernel that
-splits numbers gives nonsense where the inputs are not finite, and notes the rows, or heads, which one that does not
-then computes once more. What has been launched, and which contexts are current, is kept record of. ``owned`` are the
-address ranges of memory on a GPU, by its number; ``fails`` the functions that give a code other than 0, and the code.
+do ``tensor``, ``prompt`` and ``grouped`` with paged decode, by the CPU's backend, which has tests of its own,
+``write_kv`` with a cache, ``merge_answers`` with parts, and ``dq``, ``dk_dv`` and ``dbias`` with gradients, by the
+formulas. A kernel that splits numbers gives nonsense where the inputs are not finite, and notes the rows, or heads,
+which one that does not then computes once more. What has been launched, and which contexts are current, is kept record
+of. ``owned`` are the address ranges of memory on a GPU, by its number; ``fails`` the functions that give a code other
+than 0, and the code.
 """
 
 from __future__ import annotations
@@ -239,7 +240,7 @@ class Driver:
         if name == "begin":
             at = ctypes.c_void_p.from_address(parameters).value
             _numbers_drawn(Argument.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Argument))))[...] = 0
-        if name in ("tensor", "grouped"):
+        if name in ("tensor", "prompt", "grouped"):
             at = ctypes.c_void_p.from_address(parameters).value
             decode(Argument.from_buffer_copy(ctypes.string_at(at, ctypes.sizeof(Argument))), macros)
         if name in ("dq", "dk_dv", "dbias"):

@@ -184,6 +184,7 @@ class Decode(Queries):
     causal: bool = True
     query_starts: Operand | None = None
     sinks: Operand | None = None
+    one_result: bool = False
 
     def at(self, addresses: int) -> Decode:
         """The call itself; ValueError if a query or cache at these addresses, or'ed, is not on `vector_bytes` bytes."""
@@ -212,6 +213,7 @@ def ask(
     causal: bool = True,
     query_starts: Operand | None = None,
     sinks: Operand | None = None,
+    one_result: bool = False,
 ) -> Decode:
     """The `Decode` of a call of `flashcli.decode` with arrays of these outlines; ValueError says why it cannot be."""
     check_layout(layout)
@@ -225,7 +227,7 @@ def ask(
         query = Operand((S, 1, *of_rows), (apart, 0, *strides), query.dtype)
     asked = Decode(
         query, *caches, block_tables, seq_lens, alibi_slopes, *factors, layout, scale, sliding_window, block_sparse,
-        softcap, causal, query_starts, sinks,
+        softcap, causal, query_starts, sinks, one_result,
     )  # fmt: skip
     if wrong := outer_problem(asked):
         raise ValueError(f"cannot decode: {wrong}")
@@ -259,6 +261,7 @@ OPTIONS = (
     "cache_dtype",
     "softcap",
     "causal",
+    "one_result",
 )  # of `ask`, in order
 
 
@@ -300,6 +303,7 @@ OPTION_KINDS: dict[str, tuple[Any, str]] = {  # the types that an option may hav
     "sliding_window": (Integral, "a whole number"),
     "block_sparse": ((BlockSparse, type(None)), "a BlockSparse of flashcli.asked.decode"),
     "softcap": (Real, "a number"),
+    "one_result": (bool, "True or False"),
     "kernel": ((str, type(None)), "the name of a kernel"),
     "causal": (bool, "True or False"),
 }

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from flashcli.asked.decode import LAYOUTS
 from flashcli.commands import decode_options, options, timing
 from flashcli.errors import UsageError
-from flashcli.kernels.decode import CEILING, DEFAULTS, KERNELS, VERSIONS
+from flashcli.kernels.decode import CEILING, DEFAULTS, FOR_MANY_ROWS, KERNELS, VERSIONS
 
 if TYPE_CHECKING:
     from flashcli.cpu.pages import DecodeArrays
@@ -126,7 +126,9 @@ def _on_gpu(record: Record, given: Given, layout: str, how: timing.How) -> Itera
 
     peers.check_installed("torch", gpu=True)
     record.circumstances |= machine.gpu_circumstances()
-    contenders = [Contender(CEILING), *(Contender(KERNELS[name]) for name in how.chosen(KERNELS, DEFAULTS))]
+    ragged = given[1].is_ragged if isinstance(given, tuple) else any(shape.queries for shape in given)
+    fastest = how.chosen(KERNELS, FOR_MANY_ROWS if ragged else DEFAULTS)
+    contenders = [Contender(CEILING), *(Contender(KERNELS[name]) for name in fastest)]
     against, runs = bool(how.against), how.runs_on(on_cpu=False)
     if isinstance(given, tuple):
         return times_of(decode_arrays.Given(*given), contenders, against, runs)

@@ -35,6 +35,7 @@ class DecodeArrays(Queries):
     causal: bool = True
     query_starts: np.ndarray | None = None
     sinks: np.ndarray | None = None
+    one_result: bool = False
 
     @property
     def outline(self) -> Decode:

@@ -19,10 +19,14 @@ from flashcli.kernels.occupancy import most_shared
 from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Tiling
 from flashcli.kernels.tuning.decode import (
     AHEAD_OF_LENGTH,
+    FEW_OF,
     HAS_CLUSTERS,
     HOPPER,
     MOST_OF_A_PIECE,
     PIECE_AFTER_PIECE,
+    PROMPT_ROWS,
+    PROMPT_THREADS,
+    SHARE,
     Problem,
     Tuning,
     all_pieces,
@@ -31,9 +35,14 @@ from flashcli.kernels.tuning.decode import (
     most_uncut,
     one_row,
     piece_tokens,
+    prompt_keys,
+    prompt_shared,
+    prompt_stages,
+    prompt_tuning,
     read_tuning,
     readers,
     some_rows,
+    takes_many_rows,
     tensor_blocks,
     tensor_rows,
     tensor_tuning,
@@ -79,6 +88,7 @@ def problem_of(asked: Decode, gpu: Gpu = HOPPER) -> Problem:
         asked.D, asked.page, asked.query.dtype, asked.cache_type, asked.layout == "vllm", ragged=asked.is_ragged,
         softcap=asked.softcap > 0, sinks=asked.sinks is not None, sequences=asked.S, tokens=asked.T, heads=asked.H,
         kv_heads=asked.Hkv, table_width=asked.block_tables.shape[1], gpu=gpu, total=asked.total,
+        sparse=asked.sparse is not None, one_result=asked.one_result,
     )  # fmt: skip
 
 
@@ -285,6 +295,42 @@ def _draws_and_partials(tiling: Tiling, problem: Problem) -> int:
     return 4 * LAUNCH_COUNTERS + _partials(problem)
 
 
+# ---- many query rows together
+
+
+def _prompt_tiling(problem: Problem) -> Tiling:
+    """128 query rows, and as many tiles of keys and values as shared memory has room for."""
+    keys, stages = prompt_keys(problem), prompt_stages(problem)
+    shared = prompt_shared(problem, stages)
+    own = {"BC": keys, "STAGES": stages, "SHARED": shared, "SHARE": SHARE, "FEW_OF": FEW_OF}
+    macros = _piece_macros(problem) | own
+    return Tiling(problem.rows, keys, PROMPT_THREADS, shared, macros=tuple(macros.items()))
+
+
+def _prompt(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    tiles = ceil_div(problem.places // problem.kv_heads, tiling.Br) + problem.sequences
+    blocks = min(problem.gpu.multiprocessors, tiles * problem.kv_heads * most_pieces(problem))
+    return (Launch("prompt", blocks, tiling.threads, tiling.shared),)
+
+
+def _prompt_counters(tiling: Tiling, problem: Problem) -> int:
+    """The numbers drawn, and two counters for each row tile of a sequence that may be cut."""
+    tiles = ceil_div(SHARE // 2 * problem.group, tiling.Br)
+    return LAUNCH_COUNTERS + round_up(2 * problem.sequences * problem.kv_heads * tiles, 4)
+
+
+def _prompt_workspace(tiling: Tiling, problem: Problem) -> int:
+    """The counters, and partial answers of all rows, or of `SHARE` query tokens a sequence where that is less."""
+    partials = min(problem.places * most_pieces(problem), problem.sequences * SHARE * problem.heads)
+    return 4 * _prompt_counters(tiling, problem) + partials * partial_bytes(problem)
+
+
+def _prompt_refuses(problem: Problem) -> str:
+    if problem.sparse:
+        return "block-sparse heads see tokens of their own"
+    return _tensor_refuses(problem)
+
+
 KERNELS = {
     kernel.name: kernel
     for kernel in (
@@ -337,6 +383,19 @@ KERNELS = {
             refuses=_tensor_refuses,
             needs=(8, 0),
         ),
+        _rung(
+            name="prompt",
+            file="decode/06_prompt.cu",
+            summary="128 query rows together on Hopper's tensor cores: prompts, chunks, drafts",
+            tiling=_prompt_tiling,
+            launches=_prompt,
+            workspace=_prompt_workspace,
+            counters=_prompt_counters,
+            fitted=_chooses(lambda problem: PROMPT_ROWS, prompt_tuning),
+            refuses=_prompt_refuses,
+            needs=HAS_CLUSTERS,
+            arch_only=True,
+        ),
     )
 }
 
@@ -364,15 +423,17 @@ CEILING = _rung(
     refuses=_reading_refuses,
 )
 DEFAULTS = ("tensor", "grouped")  # the fastest, and the fastest of those that take every problem
+FOR_MANY_ROWS = ("prompt", *DEFAULTS)  # where `takes_many_rows`
 
 
 def choose(problem: Problem, name: str | None = None) -> Build:
-    """The build of the kernel of that name, or of the first of `DEFAULTS` that computes the problem on its GPU.
+    """The build of the kernel of that name, or of the fastest that computes the problem on its GPU.
 
     UsageError says why a kernel that was named cannot compute it, BackendUnavailable which GPU that kernel needs.
     """
     if name is None:
-        able = (KERNELS[one] for one in DEFAULTS if not KERNELS[one].refusal(problem.gpu.capability, problem))
+        fastest = FOR_MANY_ROWS if takes_many_rows(problem) else DEFAULTS
+        able = (KERNELS[one] for one in fastest if not KERNELS[one].refusal(problem.gpu.capability, problem))
         kernel = next(able)
     else:
         kernel = named(name)

@@ -11,9 +11,12 @@ from flashcli.gpu.place import place_of_device
 
 OF_OTHER_LAYOUTS = {name for name, case in CASES.items() if case.layout != "vllm"}
 WITH_SINKS = {name for name, case in CASES.items() if case.sinks}
+FLOAT32 = {name for name, case in CASES.items() if case.query_type == "float32"}
+SPARSE = {name for name, case in CASES.items() if case.sparse}
 REFUSED = {
     **{name: {"pages of 1", *OF_OTHER_LAYOUTS, *WITH_SINKS} for name in ("paged_v1", "paged_v2")},
-    "tensor": {name for name, case in CASES.items() if case.query_type == "float32"} | {"pages of 1"},
+    "tensor": {"pages of 1", *FLOAT32},
+    "prompt": {"pages of 1", *FLOAT32, *SPARSE},
     "read": {"pages of 1"},
 }  # fmt: skip
 
@@ -31,7 +34,7 @@ def test_every_case_is_for_every_kernel_that_takes_it(kernel):
     assert {*CASES, RUBBISH} - {*taken(kernel)} == REFUSED.get(kernel, set())
 
 
-@pytest.mark.parametrize("kernel", ["tensor", "grouped"])  # which the fake computes
+@pytest.mark.parametrize("kernel", ["tensor", "prompt", "grouped"])  # which the fake computes
 def test_every_answer_is_looked_at(hopper, driver, kernel):
     for name in set(taken(kernel)) - {RUBBISH}:
         check(hopper, kernel, name)

@@ -130,10 +130,8 @@ def stream(monkeypatch, driver):
 
 def compute(given: dict[str, torch.Tensor], **options) -> tuple[torch.Tensor, torch.Tensor]:
     tensors = [given.get(name, options.pop(name, OTHERWISE.get(name))) for name in (*ARRAYS, *FACTORS)]
-    given_options = [
-        options.pop(name, {"layout": "vllm", "sliding_window": 0, "softcap": 0.0, "causal": True}.get(name))
-        for name in OPTIONS
-    ]
+    usual = {"layout": "vllm", "sliding_window": 0, "softcap": 0.0, "causal": True, "one_result": False}
+    given_options = [options.pop(name, usual.get(name)) for name in OPTIONS]
     return paged.compute(*tensors, tuple(given_options), **options, return_lse=True)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from flashcli.asked.decode import ITEM_SIZES
-from flashcli.asked.shape import ceil_div
+from flashcli.asked.shape import ceil_div, round_up
+from flashcli.kernels.occupancy import most_shared
 from flashcli.kernels.operation import Gpu
 
 THREADS = 128
@@ -66,6 +67,8 @@ class Problem(NamedTuple):
     kv_heads: int = 1
     table_width: int = 1
     gpu: Gpu = HOPPER
+    sparse: bool = False  # whether heads see blocks of their own
+    one_result: bool = False  # whether a token's bytes must not depend on how many are asked with it
     total: int = 0  # query tokens of all sequences, if they are ragged
 
     @property
@@ -77,6 +80,11 @@ class Problem(NamedTuple):
     def head_rows(self) -> int:
         """The number of query rows that share a head of the cache."""
         return self.tokens * self.heads // self.kv_heads
+
+    @property
+    def group(self) -> int:
+        """The number of query heads that share a head of the cache."""
+        return self.heads // self.kv_heads
 
     @property
     def places(self) -> int:
@@ -194,3 +202,39 @@ def readers(problem: Problem) -> int:
 def all_rows(problem: Problem) -> int:
     """The query rows that `read` takes together: all, rounded up to a power of two, so that keys are read once."""
     return power_of_two(problem.head_rows)
+
+
+# ---- prompt: 128 query rows together
+
+PROMPT_ROWS, PROMPT_THREADS = 128, 384
+SHARE = 128  # query tokens times pieces at most, of a sequence that is cut
+FEW_OF = 3  # one block in so many begins with sequences of few rows
+MOST_STAGES = 6  # tiles of keys, and of values, under way
+STATIC = 1024  # bytes of shared memory beside tiles, and as many to align them
+
+
+def takes_many_rows(problem: Problem) -> bool:
+    """Whether many query rows share a head of the cache, or may: more than tensor takes together."""
+    return problem.ragged or problem.one_result or problem.head_rows > 16
+
+
+def prompt_tuning(problem: Problem) -> Tuning:
+    """The tuning of prompt: where a token's bytes must not depend on its company, no sequence is cut."""
+    return Tuning(pieces=1) if problem.one_result else Tuning()
+
+
+def prompt_keys(problem: Problem) -> int:
+    """The number of keys in a tile of prompt: as many as registers hold scores of beside O."""
+    return 128 if problem.d <= 128 else 64
+
+
+def prompt_shared(problem: Problem, stages: int) -> int:
+    """Bytes of shared memory for the queries and so many tiles of keys and values, each row padded to 128 bytes."""
+    row = 2 * round_up(problem.d, 64)
+    return (PROMPT_ROWS + 2 * stages * prompt_keys(problem)) * row + STATIC
+
+
+def prompt_stages(problem: Problem) -> int:
+    """The number of tiles of keys, and of values, that there is room for."""
+    room = most_shared(HAS_CLUSTERS) - STATIC
+    return max(n for n in range(1, MOST_STAGES + 1) if prompt_shared(problem, n) <= room)

@@ -1,0 +1,319 @@
+// Tiles of keys and values, from pages to shared memory as wgmma reads them (sm_90a), and those products.
+//
+// Operands lie in panels of rows of 128 bytes whose chunks of 16 are swizzled: chunk c of row r is at c ^ (r % 8). A
+// tile of K has a row a key, and a panel for each 64 numbers of the head. So has a tile of V, and the product reads it
+// the other way; but of vLLM's layout, where a page has a row for each number of the head, so has the tile, and a panel
+// for each 64 keys. Chunks of 16 bytes are whole in either, whatever the page: threads copy them one by one, and no
+// register waits for them (cp.async).
+#pragma once
+#include "../hopper.cuh"
+#include "work.cuh"
+
+constexpr int D = round_up(HEAD_DIM, 64), K_STEPS = ceil_div(HEAD_DIM, 16), V_STEPS = BC / 16;
+constexpr int TILE_BYTES = BC * D * 2, Q_TILE = 64 * D * 2;
+constexpr int COPIERS = 128, KEYS_OF_WARP = BC / (COPIERS / 32);
+static_assert(KEYS_OF_WARP == 32 || KEYS_OF_WARP == 16, "a lane knows where a key is");
+static_assert(QUERY_TYPE != FP32 && VECTOR_BYTES == 16, "what tensor cores and copies take");
+
+// Where a chunk of 8 numbers is, in an operand of R rows.
+template <int R>
+__device__ __forceinline__ int chunk_at(int row, int chunk) {
+    return chunk / 8 * (R * 128) + row * 128 + (chunk % 8 ^ row % 8) * 16;
+}
+
+// ---- numbers
+
+// Numbers of fp8 or int8 become such of 16 bits on their way, through registers.
+constexpr bool WIDENS = CACHE_BYTES == 1;
+
+// Two floats as 16-bit numbers of the query's type, the first in the low bits.
+__device__ __forceinline__ unsigned pack(float low, float high) {
+    unsigned y;
+#if QUERY_TYPE == FP16
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+#endif
+    return y;
+}
+
+// Two of a word's four numbers of fp8 or int8, exactly.
+__device__ __forceinline__ unsigned widened(unsigned word, int which) {
+    const unsigned halves = CACHE_TYPE == INT8 ? halves_of_int8(word, which) : halves_of_fp8(word, which);
+    return QUERY_TYPE == FP16 ? halves : pack(from_half(halves & 0xffff), from_half(halves >> 16));
+}
+// One number of the cache.
+__device__ __forceinline__ unsigned short number(const unsigned char *from, int i) {
+    return WIDENS ? half_of(widened(from[i], 0), 0) : reinterpret_cast<const unsigned short *>(from)[i];
+}
+
+// ---- copies
+
+// The first of BYTES, and zeros in the place of the others.
+template <int BYTES>
+__device__ __forceinline__ void copy_some(uint32_t to, const unsigned char *from, int wanted) {
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(wanted)
+                     : "memory");
+}
+
+// Bytes of the cache to a place in a tile, of which `bytes` are wanted, and zeros in the place of the others.
+struct Copy {
+    const unsigned char *from;
+    uint32_t to;
+    int bytes;
+    bool wanted;
+};
+
+// The smallest power of two that is not less.
+__host__ __device__ constexpr int power_of_two_from(int x) { return x <= 1 ? 1 : 2 * power_of_two_from((x + 1) / 2); }
+
+// A chunk of 16 of these becomes two.
+constexpr int PARTS = WIDENS ? 2 : 1;
+constexpr int UNIT =
+    smaller(PAGE, 16 / CACHE_BYTES);  // keys that are neighbours in vLLM's values, and are copied together
+constexpr int TOGETHER = 4;           // copies under way in registers
+// Lanes for the chunks of a row, and rows that are certainly of one page, eight if there are as many.
+constexpr int ACROSS_ROW = smaller(32, power_of_two_from(CHUNKS)), EIGHT = larger(8, 32 / ACROSS_ROW);
+constexpr int OF_A_PAGE = PAGE >= EIGHT ? EIGHT : 1;
+
+template <int BYTES>
+__device__ __forceinline__ void store_widened(const Copy &copy, const Words<BYTES> &x) {
+#pragma unroll
+    for (int word = 0; word < BYTES / 4; ++word) {  // four numbers, 8 bytes
+        unsigned two[2];
+#pragma unroll
+        for (int which = 0; which < 2; ++which) {
+            const int count = copy.bytes - word * 4 - which * 2;  // of numbers that are wanted
+            const unsigned mask = count >= 2 ? ~0u : count == 1 ? 0xffff : 0;
+            two[which] = widened(x.word[word], which) & mask;
+        }
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"((copy.to ^ word / 2 * 16) + word % 2 * 8), "r"(two[0]),
+                     "r"(two[1])
+                     : "memory");
+    }
+}
+
+// N copies of BYTES, all of them wanted if WHOLE_TILE, which copy_of(0), copy_of(1) and so on tell.
+template <int N, int BYTES, bool WHOLE_TILE, typename Of>
+__device__ __forceinline__ void copy_all(Of copy_of) {
+#pragma unroll(WHOLE_TILE && !WIDENS ? 2 : 1)
+    for (int i = 0; i < N; i += TOGETHER) {
+        Copy copies[TOGETHER];
+        Words<BYTES> x[TOGETHER];
+#pragma unroll
+        for (int n = 0; n < TOGETHER; ++n) {
+            if (N % TOGETHER && i + n >= N) break;
+            copies[n] = copy_of(i + n);
+            if (!copies[n].wanted) continue;
+            if constexpr (!WIDENS && WHOLE_TILE && BYTES == 16) copy16(copies[n].to, copies[n].from);
+            else if constexpr (!WIDENS) copy_some<BYTES>(copies[n].to, copies[n].from, copies[n].bytes);
+            else x[n] = load<BYTES>(copies[n].from);
+        }
+#pragma unroll
+        for (int n = 0; n < TOGETHER && WIDENS; ++n)
+            if ((N % TOGETHER == 0 || i + n < N) && copies[n].wanted) store_widened(copies[n], x[n]);
+    }
+}
+
+__device__ __forceinline__ long long of_lane(long long x, int lane) {
+    const int low = __shfl_sync(~0u, (int)x, lane), high = __shfl_sync(~0u, (int)(x >> 32), lane);
+    return (long long)high << 32 | (unsigned)low;
+}
+
+// A copying warp's part of the tiles of an item: of each the same KEYS_OF_WARP keys, a lane each (or two). Keys that the
+// item has not are zeros in V, for 0 * NaN is NaN, and in K, too.
+struct Copier {
+    const Decode &a;
+    const Item &item;
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * KEYS_OF_WARP;  // key of a tile
+    unsigned page;                                                               // of this lane's key in the next tile
+    long long key, value;                                                        // where it is, in bytes
+
+    __device__ __forceinline__ Copier(const Decode &a, const Item &item) : a(a), item(item) { ask(item.first_tile()); }
+    // This lane's key.
+    __device__ __forceinline__ int key_of(int tile) const { return tile * BC + first + lane % KEYS_OF_WARP; }
+    // Whether it is the item's; or among those of one page that are copied together with the first that is, for the
+    // lane that has the first of them knows where they are.
+    __device__ __forceinline__ bool is_known(int key) const {
+        return key >= (item.first & -(TRANSPOSED ? UNIT : OF_A_PAGE)) && key < item.end;
+    }
+    __device__ __forceinline__ void ask(int tile) {
+        const int key = key_of(tile);
+        page = is_known(key) ? __ldg(a.block_tables + item.s * a.table_row + (unsigned)key / PAGE) : 0;
+    }
+    // What lanes know of a tile; the pages of the next one are asked for.
+    __device__ __forceinline__ void begin(int tile) {
+        const unsigned slot = (unsigned)key_of(tile) % PAGE;
+        if (page >= (unsigned)a.pages) page = 0;
+        key = value = 0;
+        if (is_known(key_of(tile))) {
+            key = (page * a.key_page + slot * a.key_slot) * CACHE_BYTES;
+            value = (page * a.value_page + slot * a.value_slot) * CACHE_BYTES;
+        }
+        ask(tile + 1);
+    }
+    // Whether all of this warp's keys of a tile are the item's.
+    __device__ __forceinline__ bool is_whole(int tile) const {
+        const int from = tile * BC + first;
+        return from >= item.first && from + KEYS_OF_WARP <= item.end;
+    }
+    __device__ __forceinline__ const unsigned char *keys() const {
+        return static_cast<const unsigned char *>(a.key_cache) + item.kv_head * a.key_head * CACHE_BYTES;
+    }
+    __device__ __forceinline__ const unsigned char *values() const {
+        return static_cast<const unsigned char *>(a.value_cache) + item.kv_head * a.value_head * CACHE_BYTES;
+    }
+
+    // A row of the cache is a row of the tile: neighbouring lanes have neighbouring chunks. It is enough to know
+    // where the first of OF_A_PAGE rows is, for slots are `apart` bytes apart.
+    template <bool WHOLE_TILE>
+    __device__ __forceinline__ void copy_rows(uint32_t to, const unsigned char *cache, long long at, long long apart,
+                                              int tile) const {
+        constexpr int ACROSS = ACROSS_ROW, DOWN = 32 / ACROSS;
+        const int lane = opaque(this->lane), chunk = lane % ACROSS, down = lane / ACROSS;  // else all is kept
+        const int swizzle = (chunk * PARTS % 8 ^ down % 8) * 16, row = first + down, key = tile * BC + row;
+        const int begin = item.first - key, end = item.end - key;
+        const bool wanted = CHUNKS == ACROSS || chunk < CHUNKS;
+        cache += chunk * 16;
+        to += chunk * PARTS / 8 * (BC * 128) + row * 128;
+        const unsigned char *from = cache;
+        copy_all<ceil_div(KEYS_OF_WARP, DOWN), 16, WHOLE_TILE>([&](int n) {
+            const int i = n * DOWN;
+            if (OF_A_PAGE == 1) from = cache + of_lane(at, i + down);
+            else if (i % OF_A_PAGE == 0) from = cache + of_lane(at, i) + down * apart;
+            else from += DOWN * apart;
+            const int bytes = WHOLE_TILE || (i >= begin && i < end) ? 16 : 0;
+            return Copy{bytes ? from : cache, to + i * 128 + (swizzle ^ i % 8 * 16), bytes, wanted};
+        });
+    }
+    // vLLM's keys: neighbouring keys' chunks are neighbours.
+    template <bool WHOLE_TILE>
+    __device__ __forceinline__ void copy_chunked_keys(uint32_t to, int tile) const {
+        constexpr int AT_ONCE = 32 / KEYS_OF_WARP;
+        const int lane = opaque(this->lane), down = lane / KEYS_OF_WARP, row = first + lane % KEYS_OF_WARP;
+        const int bytes = tile * BC + row >= item.first && tile * BC + row < item.end ? 16 : 0;
+        const long long step = AT_ONCE * a.key_chunk * CACHE_BYTES;
+        const unsigned char *from = keys() + key + down * a.key_chunk * CACHE_BYTES;
+        const int swizzle = (row % 8 ^ down * PARTS) * 16;
+        to += row * 128;
+        copy_all<ceil_div(CHUNKS, AT_ONCE), 16, WHOLE_TILE>([&](int n) {
+            const int i = n * AT_ONCE, chunk = i * PARTS;
+            const Copy one = {from, to + chunk / 8 * (BC * 128) + (swizzle ^ chunk % 8 * 16), bytes,
+                              CHUNKS % AT_ONCE == 0 || i + down < CHUNKS};
+            from += step;
+            return one;
+        });
+    }
+    // vLLM's values: neighbouring lanes have neighbouring units of keys, then rows of the page.
+    template <bool WHOLE_TILE>
+    __device__ __forceinline__ void copy_transposed_values(uint32_t to, unsigned char *tile_at, int tile) const {
+        constexpr int ACROSS = KEYS_OF_WARP / UNIT, DOWN = 32 / ACROSS, APART = PAGE * CACHE_BYTES;
+        // Eight lanes ask for as few lines of memory as can be, and write to different banks: units of a page that are
+        // neighbours, of rows that are as far apart as these are many.
+        constexpr int OF_ROW = ACROSS == 4 && DOWN == 8 ? smaller(ACROSS, PAGE / UNIT) : ACROSS;
+        constexpr int ROWS_OF_EIGHT = ACROSS == 4 && DOWN == 8 ? 8 / OF_ROW : DOWN, LANES = OF_ROW * ROWS_OF_EIGHT;
+        const int lane = opaque(this->lane), unit = lane % OF_ROW + lane / LANES / (DOWN / ROWS_OF_EIGHT) * OF_ROW;
+        const int down = lane / OF_ROW % ROWS_OF_EIGHT * (DOWN / ROWS_OF_EIGHT) + lane / LANES % (DOWN / ROWS_OF_EIGHT);
+        const int of_warp = unit * UNIT, column = first + of_warp, key = tile * BC + column;
+        const int before = max(0, min(item.first - key, UNIT)), until = max(0, min(item.end - key, UNIT));
+        const int bytes = before >= until ? 0 : until * CACHE_BYTES, swizzle = (column / 8 % 8 ^ down % 8) * 16;
+        const unsigned char *from = values() + of_lane(value, of_warp) + down * APART;
+        if (!WHOLE_TILE && before > 0 && bytes > 0) {  // a window begins here
+#pragma unroll 1
+            for (int d = down; d < HEAD_DIM; d += DOWN, from += DOWN * APART)
+                for (int x = 0; x < UNIT; ++x) {
+                    const int there = chunk_at<D>(d, (column + x) / 8) + (column + x) % 8 * 2;
+                    *reinterpret_cast<unsigned short *>(tile_at + there) =
+                        x >= before && x < until ? number(from, x) : 0;
+                }
+            __threadfence_block();
+            return;
+        }
+        to += column / 64 * (D * 128) + down * 128 + column % 8 * 2;
+        copy_all<ceil_div(HEAD_DIM, DOWN), UNIT * CACHE_BYTES, WHOLE_TILE>([&](int n) {
+            const int i = n * DOWN;
+            const Copy one = {from, to + i * 128 + (swizzle ^ i % 8 * 16), bytes,
+                              HEAD_DIM % DOWN == 0 || down + i < HEAD_DIM};
+            from += DOWN * APART;
+            return one;
+        });
+    }
+
+    __device__ __forceinline__ void copy_keys(unsigned char *tile_at, int tile) const {
+        is_whole(tile) ? copy_keys<true>(shared_address(tile_at), tile)
+                       : copy_keys<false>(shared_address(tile_at), tile);
+    }
+    template <bool WHOLE_TILE>
+    __device__ __forceinline__ void copy_keys(uint32_t to, int tile) const {
+        if (TRANSPOSED) copy_chunked_keys<WHOLE_TILE>(to, tile);
+        else copy_rows<WHOLE_TILE>(to, keys(), key, a.key_slot * CACHE_BYTES, tile);
+    }
+    __device__ __forceinline__ void copy_values(unsigned char *tile_at, int tile) const {
+        is_whole(tile) ? copy_values<true>(tile_at, tile) : copy_values<false>(tile_at, tile);
+    }
+    template <bool WHOLE_TILE>
+    __device__ __forceinline__ void copy_values(unsigned char *tile_at, int tile) const {
+        const uint32_t to = shared_address(tile_at);
+        if (TRANSPOSED) copy_transposed_values<WHOLE_TILE>(to, tile_at, tile);
+        else copy_rows<WHOLE_TILE>(to, values(), value, a.value_slot * CACHE_BYTES, tile);
+    }
+};
+
+// ---- products
+
+// multiply(d, A, B, accumulate): d[64, N] (+)= A[64, 16] B[16, N], A in shared memory, or in registers; with A in
+// registers, B may lie the other way, in panels of BC rows. See hopper.cuh for what operands are; R0.. are the numbers
+// of those behind d.
+#if QUERY_TYPE == FP16
+#define MULTIPLY(N, H, R0, R1, R2, R3, R4, R5, R6)                                                                \
+    __device__ __forceinline__ void multiply(float (&d)[H], uint64_t A, uint64_t B, int accumulate) {             \
+        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #R2 ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N     \
+                     "k16.f32.f16.f16 {" D_REGS_##H "}, %" #R0 ", %" #R1 ", p, 1, 1, 0, 0;\n}"                    \
+                     : D_##H(d, 0)                                                                                \
+                     : "l"(A), "l"(B), "r"(accumulate));                                                          \
+    }                                                                                                             \
+    template <int ACROSS>                                                                                         \
+    __device__ __forceinline__ void multiply(float (&d)[H], const uint32_t (&a)[4], uint64_t B, int accumulate) { \
+        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #R5 ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N     \
+                     "k16.f32.f16.f16 {" D_REGS_##H "}, {%" #R0 ", %" #R1 ", %" #R2 ", %" #R3 "}, %" #R4          \
+                                                    ", p, 1, 1, %" #R6 ";\n}"                                     \
+                     : D_##H(d, 0)                                                                                \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(B), "r"(accumulate), "n"(ACROSS));         \
+    }
+#else
+#define MULTIPLY(N, H, R0, R1, R2, R3, R4, R5, R6)                                                                \
+    __device__ __forceinline__ void multiply(float (&d)[H], uint64_t A, uint64_t B, int accumulate) {             \
+        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #R2 ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N     \
+                     "k16.f32.bf16.bf16 {" D_REGS_##H "}, %" #R0 ", %" #R1 ", p, 1, 1, 0, 0;\n}"                  \
+                     : D_##H(d, 0)                                                                                \
+                     : "l"(A), "l"(B), "r"(accumulate));                                                          \
+    }                                                                                                             \
+    template <int ACROSS>                                                                                         \
+    __device__ __forceinline__ void multiply(float (&d)[H], const uint32_t (&a)[4], uint64_t B, int accumulate) { \
+        asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #R5 ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N     \
+                     "k16.f32.bf16.bf16 {" D_REGS_##H "}, {%" #R0 ", %" #R1 ", %" #R2 ", %" #R3 "}, %" #R4        \
+                                                      ", p, 1, 1, %" #R6 ";\n}"                                   \
+                     : D_##H(d, 0)                                                                                \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(B), "r"(accumulate), "n"(ACROSS));         \
+    }
+#endif
+MULTIPLY(64, 32, 32, 33, 34, 35, 36, 37, 38)
+MULTIPLY(128, 64, 64, 65, 66, 67, 68, 69, 70)
+
+// Columns of O that a product has, and how many such products there are.
+constexpr int O_COLUMNS = D % 128 == 0 ? 128 : 64, O_CHUNKS = D / O_COLUMNS;
+
+// The descriptor of columns of V for a product: of rows that lie the other way, panels are BC rows apart.
+__device__ __forceinline__ uint64_t V_descriptor(uint32_t address) {
+    constexpr uint64_t PANEL = TRANSPOSED ? 0 : BC * 128 / 16 - 1;  // instead of the 1 that stands where nobody reads
+    return descriptor(address) + (PANEL << 16);
+}
+// How far, in units of a descriptor, a k-step and chunk of columns are.
+__device__ __forceinline__ constexpr int V_step(int step, int chunk) {
+    return TRANSPOSED ? step / 4 * (D * 128 / 16) + step % 4 * 2 + chunk * (O_COLUMNS * 128 / 16)
+                      : step * 128 + chunk * (O_COLUMNS / 64) * (BC * 128 / 16);
+}
+__device__ __forceinline__ constexpr int K_step(int R, int step) { return step / 4 * (R * 128 / 16) + step % 4 * 2; }

@@ -1,0 +1,66 @@
+"""Many query rows together: which calls the kernel `prompt` is for, and that a token's bytes have one result there."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from emulator.decode import DecodeEmulated
+
+from flashcli.files.decode.cases import Case, make
+from flashcli.kernels.decode import choose, problem_of
+from flashcli.kernels.operation import Gpu
+from flashcli.kernels.tuning.decode import Problem
+
+HOPPER, ADA = Gpu((9, 0), 132), Gpu((8, 9), 128)
+
+
+def half(**others) -> Problem:
+    return Problem(**{
+        "d": 128, "page": 16, "query_type": "float16", "cache_type": "float16", "transposed": False, "sequences": 3,
+        "heads": 32, "kv_heads": 8, "table_width": 256, "gpu": HOPPER, **others,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("problem", "name"),
+    [
+        (half(ragged=True, total=9), "prompt"),
+        (half(ragged=True, total=9, cache_type="int8"), "prompt"),
+        (half(ragged=True, total=9, gpu=ADA), "tensor"),
+        (half(ragged=True, total=9, sparse=True), "tensor"),
+        (half(ragged=True, total=9, query_type="float32", cache_type="float32"), "grouped"),
+        (half(tokens=1), "tensor"),
+        (half(tokens=4), "tensor"),  # 16 rows
+        (half(tokens=5), "prompt"),
+        (half(tokens=1, one_result=True), "prompt"),
+    ],
+)
+def test_ragged_queries_and_many_rows_are_for_prompt_where_it_can_serve(problem, name):
+    assert choose(problem).kernel.name == name
+
+
+def test_scratch_follows_from_the_sequences_where_there_are_many_query_tokens():
+    build = choose(half(ragged=True, sequences=1, total=8192, table_width=512))
+    assert build.workspace() < 2**24
+    assert build.counters() * 4 <= build.workspace()
+
+
+def test_a_token_has_one_result_alone_among_eight_in_a_chunk_and_in_a_prompt(emulated):
+    whole = make(Case(1, 2, 1, 64, "300", layout="nhd", queries="300"))
+    whole = dataclasses.replace(whole, one_result=True)
+    engine = DecodeEmulated(emulated)
+    out, lse = engine.decode(whole, range(1))
+    for first, count in ((299, 1), (200, 8), (100, 90)):
+        query = whole.query[first : first + count]
+        part = dataclasses.replace(
+            whole, query=query, query_starts=np.array([0, count], np.int32),
+            seq_lens=np.array([first + count], np.int32),
+        )  # fmt: skip
+        alone = dataclasses.replace(part, query=query.reshape(1, count, 2, 64), query_starts=None)
+        for asked in (part, alone):
+            one, its_lse = engine.decode(asked, range(1))
+            assert one.tobytes() == out[first : first + count].tobytes()
+            assert its_lse.tobytes() == lse[first : first + count].tobytes()
+    assert choose(problem_of(whole.outline, HOPPER)).problem.tuning.pieces == 1
