@@ -226,8 +226,6 @@ def decode(
     token that sees nothing has zeros and an LSE of -inf, or of its sink. Libraries with no allocator that is known get
     a `DeviceArray` with both protocols.
 
-    A ragged query token has the bytes that it has alone, as the only query token of its sequence.
-
     Raises
     ------
     TypeError, ValueError
