@@ -32,8 +32,8 @@ def half(**others) -> Problem:
         (half(ragged=True, total=9, sparse=True), "tensor"),
         (half(ragged=True, total=9, query_type="float32", cache_type="float32"), "grouped"),
         (half(tokens=1), "tensor"),
-        (half(tokens=4), "tensor"),  # 16 rows
-        (half(tokens=5), "prompt"),
+        (half(tokens=8, heads=64), "tensor"),  # 64 rows
+        (half(tokens=3, kv_heads=1), "prompt"),
         (half(tokens=1, one_result=True), "prompt"),
     ],
 )

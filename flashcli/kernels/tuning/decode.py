@@ -207,6 +207,7 @@ def all_rows(problem: Problem) -> int:
 # ---- prompt: 128 query rows together
 
 PROMPT_ROWS, PROMPT_THREADS = 128, 384
+MANY_ROWS = 64  # up to which tensor is as fast
 SHARE = 128  # query tokens times pieces at most, of a sequence that is cut
 FEW_OF = 3  # one block in so many begins with sequences of few rows
 MOST_STAGES = 6  # tiles of keys, and of values, under way
@@ -214,8 +215,8 @@ STATIC = 1024  # bytes of shared memory beside tiles, and as many to align them
 
 
 def takes_many_rows(problem: Problem) -> bool:
-    """Whether many query rows share a head of the cache, or may: more than tensor takes together."""
-    return problem.ragged or problem.one_result or problem.head_rows > 16
+    """Whether many query rows share a head of the cache, or may; tensor goes past keys once for every 16 of them."""
+    return problem.ragged or problem.one_result or problem.head_rows > MANY_ROWS
 
 
 def prompt_tuning(problem: Problem) -> Tuning:
