@@ -99,11 +99,11 @@ struct DbiasSlots {
     __device__ __forceinline__ void next() { turn += DBIAS_AT_ONCE; }
     __device__ __forceinline__ void await(int n) const { wait(&full[slot(n)], parity(n)); }
 
-    // Called by one thread. Records beyond the last one are not copied: nobody looks at what is there instead.
-    __device__ __forceinline__ void copy(int n, const unsigned char *from, bool there) const {
+    // Called by one thread.
+    __device__ __forceinline__ void copy(int n, const unsigned char *from) const {
         wait(&free[slot(n)], parity(n) ^ 1);
-        arrive_expecting(&full[slot(n)], there ? RECORD : 0);
-        if (there) bulk_copy(shared_address(record(n)), from, RECORD, &full[slot(n)]);
+        arrive_expecting(&full[slot(n)], RECORD);
+        bulk_copy(shared_address(record(n)), from, RECORD, &full[slot(n)]);
     }
 };
 
@@ -264,10 +264,12 @@ extern "C" __global__ void __launch_bounds__(128 * (1 + DBIAS_GROUPS), 1) dbias(
             const int query = at.i0 / OWN, key = at.j0 / OWN;
             for (int n = 0; n < DBIAS_AT_ONCE; ++n) {
                 const bool of_query = n < DBIAS_GROUPS;
-                const int which = of_query ? query + n : key + n - DBIAS_GROUPS;
+                // In place of one beyond the last comes the last: 0, of what nobody sees, times NaN were NaN in a sum.
+                const int last = ceil_div(of_query ? a.M : a.N, OWN) - 1;
+                const int which = min(of_query ? query + n : key + n - DBIAS_GROUPS, last);
                 const int record =
                     of_query ? from.of_queries(a, at.head.b, at.head.h) : from.of_keys(a, at.head.b, at.head.kv);
-                slots.copy(n, from.at(record + which), which * OWN < (of_query ? a.M : a.N));
+                slots.copy(n, from.at(record + which));
             }
             slots.next();
         }

@@ -59,6 +59,10 @@ def test_gradients_of_arrays_as_they_lie(place, kernel, name):
     check(sanitize_backward, place, kernel, name)
 
 
+def test_a_sum_over_keys_takes_nothing_in_from_beyond_the_last_key(place):
+    check(sanitize_backward, place, "wgmma", "one key")  # the tile after its one is no key's
+
+
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_sight.KERNELS, sanitize_sight.CASES))
 def test_windows_slopes_and_packed_sequences(place, kernel, name):
     check(sanitize_sight, place, kernel, name)
