@@ -365,8 +365,10 @@ def samples(operation: str, kernel: Kernel) -> list[tuple[Build, bool, str]]:
 
 
 def may_spill(build: Build) -> int:
-    """Bytes of registers that a default may spill: scores of gradients beside a bias or a mask need more than all."""
-    return 104 if build.kernel.file.startswith("backward/") and build.problem.bias else 4
+    """Bytes of registers that a default may spill: gradients beside a bias or a mask, or packed, need more than all."""
+    if not build.kernel.file.startswith("backward/"):
+        return 4
+    return 104 if build.problem.bias else 16 if build.problem.sequences else 4
 
 
 EVERY = [(operation.name, kernel) for operation in OPERATIONS.values() for kernel in operation.kernels.values()]

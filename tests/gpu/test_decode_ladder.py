@@ -90,7 +90,7 @@ def test_every_kernel_is_right_whatever_is_asked_for_together(opened, build):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_bytes_depend_neither_on_the_order_of_pages_nor_on_company_nor_on_how_large_the_gpu_is(opened, name):
-    query_type = "float16" if name == "tensor" else "float32"
+    query_type = "float16" if name in ("tensor", "prompt") else "float32"
     layout = "vllm" if name in VERSIONS else "hnd"
     asked = make(Case(4, 8, 2, 64, "700,3,0,1030", layout=layout, query_type=query_type))
     order = np.random.default_rng(1).permutation(asked.pages)
