@@ -15,8 +15,7 @@ import click
 
 from bench import scripts
 from bench.targets import LAYOUT_CASES
-from flashcli.errors import MISMATCH
-from flashcli.measure import bench, in_place, machine, peers, records
+from flashcli.measure import in_place, peers
 from flashcli.measure.bench import Conditions
 from flashcli.measure.in_place import Entrant
 from flashcli.measure.rows import Row
@@ -69,14 +68,8 @@ def measured(chosen: Iterator[Case], conditions: Conditions, device: str = "cuda
 @as_json.json_option
 def main(runs: int, triton: bool, json_path: str | None) -> None:
     """Time attention on PyTorch's tensors on this machine's first GPU, and say which targets are reached."""
-    peers.check_installed("torch", gpu=True)
-    rows: list[Row] = []
-    for row in measured(cases(triton and peers.installed("triton")), Conditions(runs, False, 0)):
-        rows.append(row)
-        click.echo(f"{row.case} {row.contender}: {records.outcome(row)}", err=True)
-    scripts.publish("arrays", machine.pytorchs_circumstances("cuda"), rows, json_path)
-    if bench.failed(rows):
-        raise SystemExit(MISMATCH)
+    entered = cases(triton and peers.installed("triton"))
+    scripts.measure("arrays", measured(entered, Conditions(runs, False, 0)), json_path)
 
 
 if __name__ == "__main__":

@@ -6,16 +6,22 @@ other shape.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 from bench import scripts
 from bench.targets import BACKWARD
-from flashcli.errors import MISMATCH
-from flashcli.measure import bench, machine, peers, records
-from flashcli.measure.backward import contenders, measured
+from flashcli.measure import backward
 from flashcli.measure.bench import Conditions
 from flashcli.measure.rows import Row
 from flashcli.terminal import as_json
+
+
+def measured(conditions: Conditions) -> Iterator[Row]:
+    """A row for each contender, ours and PyTorch's, of each case."""
+    problems = {str(target.problem): target.problem for target in BACKWARD}
+    yield from backward.measured(problems, backward.contenders(["register_tiled"], ["torch"]), conditions)
 
 
 @click.command()
@@ -23,15 +29,7 @@ from flashcli.terminal import as_json
 @as_json.json_option
 def main(runs: int, json_path: str | None) -> None:
     """Time the gradients of the training page's cases on this machine's first GPU."""
-    peers.check_installed("torch", gpu=True)
-    rows: list[Row] = []
-    problems = {str(target.problem): target.problem for target in BACKWARD}
-    for row in measured(problems, contenders(["register_tiled"], ["torch"]), Conditions(runs, False, 0)):
-        rows.append(row)
-        click.echo(f"{row.case} {row.contender}: {records.outcome(row)}", err=True)
-    scripts.publish("backward", machine.pytorchs_circumstances("cuda"), rows, json_path)
-    if bench.failed(rows):
-        raise SystemExit(MISMATCH)
+    scripts.measure("backward", measured(Conditions(runs, False, 0)), json_path)
 
 
 if __name__ == "__main__":

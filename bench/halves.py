@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import click
 
 from bench import scripts
-from flashcli.errors import MISMATCH
-from flashcli.measure import backward, bench, in_place, machine, peers, records
+from flashcli.measure import backward, in_place
 from flashcli.measure.bench import Conditions
 from flashcli.measure.rows import Row
 from flashcli.measure.tensors import Problem
@@ -38,14 +37,7 @@ def measured(conditions: Conditions) -> Iterator[Row]:
 @as_json.json_option
 def main(runs: int, json_path: str | None) -> None:
     """Time attention of halves and its gradients on this machine's first GPU."""
-    peers.check_installed("torch", gpu=True)
-    rows: list[Row] = []
-    for row in measured(Conditions(runs, False, 0)):
-        rows.append(row)
-        click.echo(f"{row.case} {row.contender}: {records.outcome(row)}", err=True)
-    scripts.publish("halves", machine.pytorchs_circumstances("cuda"), rows, json_path)
-    if bench.failed(rows):
-        raise SystemExit(MISMATCH)
+    scripts.measure("halves", measured(Conditions(runs, False, 0)), json_path)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from bench import scripts
-from flashcli.errors import MISMATCH
-from flashcli.measure import bench, clocks, machine, peers, records
+from flashcli.measure import clocks, peers
 from flashcli.measure.bench import REFUSED_ABOVE, Conditions
 from flashcli.measure.rows import Failure, Gradients, InPlace, Row, over_all
 from flashcli.terminal import as_json
@@ -229,14 +228,7 @@ def _errors(case: Case, got: Any, want: list[Tensor]) -> list[float]:
 @as_json.json_option
 def main(runs: int, json_path: str | None) -> None:
     """Time packed sequences and a window on this machine's first GPU, beside PyTorch's."""
-    peers.check_installed("torch", gpu=True)
-    rows: list[Row] = []
-    for row in measured(Conditions(runs, False, 0)):
-        rows.append(row)
-        click.echo(f"{row.case} {row.contender}: {records.outcome(row)}", err=True)
-    scripts.publish("packed", machine.pytorchs_circumstances("cuda"), rows, json_path)
-    if bench.failed(rows):
-        raise SystemExit(MISMATCH)
+    scripts.measure("packed", measured(Conditions(runs, False, 0)), json_path)
 
 
 if __name__ == "__main__":

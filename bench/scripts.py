@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 import click
 
 from bench.records import circumstances_text
 from bench.views import VIEWS
-from flashcli.measure import machine
+from flashcli.errors import MISMATCH
+from flashcli.measure import bench, machine, peers, records
 from flashcli.measure.records import Record
 from flashcli.measure.rows import Row
 from flashcli.terminal import as_json
@@ -37,6 +39,21 @@ def publish(
     text = f"{VIEWS[name](rows)}\n{circumstances_text(record.circumstances)}"
     as_json.present(record.written(), text, json_path)
     return record
+
+
+def measure(name: str, rows: Iterator[Row], json_path: str | None) -> None:
+    """Measure rows of PyTorch's tensors on the first GPU, telling each, and publish them; exit if an answer is wrong.
+
+    ``rows`` is a generator, which may want PyTorch from its first row on.
+    """
+    peers.check_installed("torch", gpu=True)
+    told: list[Row] = []
+    for row in rows:
+        told.append(row)
+        click.echo(f"{row.case} {row.contender}: {records.outcome(row)}", err=True)
+    publish(name, machine.pytorchs_circumstances("cuda"), told, json_path)
+    if bench.failed(told):
+        raise SystemExit(MISMATCH)
 
 
 def run(main: click.Command) -> None:
