@@ -121,6 +121,23 @@ __device__ __forceinline__ unsigned halves_of_int8(unsigned word, int which) {
     return y;
 }
 
+// Two floats as 16-bit numbers of the query's type, the first in the low bits.
+__device__ __forceinline__ unsigned pack(float low, float high) {
+    unsigned y;
+#if QUERY_TYPE == FP16
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+#endif
+    return y;
+}
+
+// Two of a word's four numbers of fp8 or int8 as 16-bit numbers of the query's type: exact in either.
+__device__ __forceinline__ unsigned widened(unsigned word, int which) {
+    const unsigned halves = CACHE_TYPE == INT8 ? halves_of_int8(word, which) : halves_of_fp8(word, which);
+    return QUERY_TYPE == FP16 ? halves : pack(from_half(halves & 0xffff), from_half(halves >> 16));
+}
+
 // One of a word's four numbers of int8, 128 more as the last byte of 2^23. An instruction that converts takes longer.
 __device__ __forceinline__ float from_int8(unsigned word, int which) {
     return __uint_as_float(__byte_perm(word ^ 0x80808080, 0x4b000000, 0x7650 + which)) - 8388736.0f;

@@ -26,22 +26,6 @@ __device__ __forceinline__ int chunk_at(int row, int chunk) {
 // Numbers of fp8 or int8 become such of 16 bits on their way, through registers.
 constexpr bool WIDENS = CACHE_BYTES == 1;
 
-// Two floats as 16-bit numbers of the query's type, the first in the low bits.
-__device__ __forceinline__ unsigned pack(float low, float high) {
-    unsigned y;
-#if QUERY_TYPE == FP16
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-#else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-#endif
-    return y;
-}
-
-// Two of a word's four numbers of fp8 or int8, exactly.
-__device__ __forceinline__ unsigned widened(unsigned word, int which) {
-    const unsigned halves = CACHE_TYPE == INT8 ? halves_of_int8(word, which) : halves_of_fp8(word, which);
-    return QUERY_TYPE == FP16 ? halves : pack(from_half(halves & 0xffff), from_half(halves >> 16));
-}
 // One number of the cache.
 __device__ __forceinline__ unsigned short number(const unsigned char *from, int i) {
     return WIDENS ? half_of(widened(from[i], 0), 0) : reinterpret_cast<const unsigned short *>(from)[i];
@@ -266,7 +250,7 @@ struct Copier {
 
 // multiply(d, A, B, accumulate): d[64, N] (+)= A[64, 16] B[16, N], A in shared memory, or in registers; with A in
 // registers, B may lie the other way, in panels of BC rows. See hopper.cuh for what operands are; R0.. are the numbers
-// of those behind d.
+// of those behind d. Types are spelled out in either, for the emulator finds instructions by their text.
 #if QUERY_TYPE == FP16
 #define MULTIPLY(N, H, R0, R1, R2, R3, R4, R5, R6)                                                                \
     __device__ __forceinline__ void multiply(float (&d)[H], uint64_t A, uint64_t B, int accumulate) {             \

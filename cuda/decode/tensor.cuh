@@ -32,23 +32,6 @@ __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], 
 #endif
 }
 
-// Two floats as 16-bit numbers of the query's type, the first in the low bits.
-__device__ __forceinline__ unsigned pack(float low, float high) {
-    unsigned y;
-#if QUERY_TYPE == FP16
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-#else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
-#endif
-    return y;
-}
-
-// Two of a word's four numbers of fp8 or int8 as 16-bit numbers of the query's type: exact in either.
-__device__ __forceinline__ unsigned widened(unsigned word, int which) {
-    const unsigned halves = CACHE_TYPE == INT8 ? halves_of_int8(word, which) : halves_of_fp8(word, which);
-    return QUERY_TYPE == FP16 ? halves : pack(from_half(halves & 0xffff), from_half(halves >> 16));
-}
-
 // ---- a tile
 
 // b of the product for S: eight tokens, and of each lane's keys four numbers.
