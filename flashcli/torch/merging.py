@@ -14,6 +14,7 @@ from flashcli.asked.merge import MOST_PARTS, VECTOR, ask
 from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.merge import MERGE
+from flashcli.torch import private
 from flashcli.torch.in_place import operand, remember
 from flashcli.torch.paged_tensors import described, numbers, refuse, tensor, uncompiled
 
@@ -39,7 +40,7 @@ def merge(outs: Sequence[torch.Tensor], lses: Sequence[torch.Tensor]) -> tuple[t
     out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
     none = (0,) * (MOST_PARTS - len(outs))
     addresses = (x.data_ptr() for x in outs), none, (x.data_ptr() for x in lses), none
-    stream = torch._C._cuda_getCurrentRawStream(prepared.place.device)
+    stream = private.current_stream(prepared.place.device)
     prepared.launch(stream, out.data_ptr(), lse.data_ptr(), *itertools.chain(*addresses))
     return out, lse
 

@@ -43,7 +43,7 @@ class Sight(NamedTuple):
 
     def addresses(self) -> tuple[int, int, int]:
         """The addresses of slopes and starts, 0 where there are none; keys start where queries do, if nobody says."""
-        _, slopes, q_starts, k_starts = (0 if x is None or isinstance(x, Sequence) else x.data_ptr() for x in self)
+        slopes, q_starts, k_starts = (0 if x is None else x.data_ptr() for x in self[1:])
         return slopes, q_starts, k_starts or q_starts
 
     def change(self, scores: torch.Tensor, causal: bool, q_start: int, group: int) -> torch.Tensor:
@@ -58,9 +58,7 @@ class Sight(NamedTuple):
         else:
             starts = [self.cu_seqlens_q, self.cu_seqlens_q if self.cu_seqlens_k is None else self.cu_seqlens_k]
             of_i, of_j = (torch.searchsorted(x, y, right=True) - 1 for x, y in zip(starts, (i, j), strict=True))
-            ends = [x[1:][of_i] for x in starts]
-            i, j = i + (ends[1] - ends[0]), j  # both from the sequence's end
-            i, j = i - ends[1], j - starts[1][1:][of_j]
+            i, j = i - starts[0][1:][of_i], j - starts[1][1:][of_j]  # both from the sequence's end
             hidden = of_i[:, None] != of_j
             if slopes is not None and slopes.ndim == 2:
                 slopes = slopes[of_i].T[None]
