@@ -46,6 +46,29 @@ def outline(array: Any) -> Operand:
     return Operand(array.shape, tuple(stride // size for stride in array.strides), dtype)
 
 
+class Operands(NamedTuple):
+    """The outlines of a call's arrays, named as the arguments of `flashcli.attention`; None for what is not given."""
+
+    q: Operand
+    k: Operand
+    v: Operand
+    bias: Operand | None = None
+    mask: Operand | None = None
+    out: Operand | None = None
+    alibi_slopes: Operand | None = None
+    cu_seqlens_q: Operand | None = None
+    cu_seqlens_k: Operand | None = None
+
+
+class Options(NamedTuple):
+    """Options of a call that decide what is computed, checked, named as the arguments of `flashcli.attention`."""
+
+    causal: bool
+    scale: float | None
+    q_start: int
+    window: tuple[int, int]
+
+
 class Call(NamedTuple):
     """A call of attention: sizes, strides and options, without the arrays' addresses; hashable.
 
@@ -157,8 +180,8 @@ def call(
     ``out_dtype``, a name or a library's type, is O's type: that of Q, which None stands for, or float32. Raises
     TypeError for an argument of the wrong type, ValueError for one of the wrong shape, strides or size.
     """
-    more = checked_window(window), alibi_slopes, cu_seqlens_q, cu_seqlens_k, type_name(out_dtype)
-    return _call(q, k, v, bias, mask, out, *checked(causal, scale, q_start), *more)
+    of = Operands(q, k, v, bias, mask, out, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    return _call(of, Options(*checked(causal, scale, q_start), checked_window(window)), type_name(out_dtype))
 
 
 def type_name(dtype: object) -> str:
@@ -172,44 +195,28 @@ def checked(causal: bool, scale: float | None, q_start: int) -> tuple[bool, floa
 
 
 @functools.lru_cache(maxsize=256)  # a model asks the same again and again
-def _call(
-    q: Operand,
-    k: Operand,
-    v: Operand,
-    bias: Operand | None,
-    mask: Operand | None,
-    out: Operand | None,
-    causal: bool,
-    scale: float | None,
-    q_start: int,
-    window: tuple[int, int],
-    slopes: Operand | None,
-    q_starts: Operand | None,
-    k_starts: Operand | None,
-    out_dtype: str = "",
-) -> Call:
+def _call(of: Operands, options: Options, out_dtype: str) -> Call:
+    q, k, v, bias, mask, out, slopes, *starts = of
+    causal, scale, q_start, (left, right) = options
     _check_types(q, k, v, bias, mask)
     if out is not None:
         _check_type("out", out, (out_dtype,) if out_dtype else result_types(q))
     out_dtype = result_type(q, out_dtype if out is None else out.dtype)
-    if q_starts is not None or k_starts is not None:
-        to = contiguous(q.shape, out_dtype) if out is None else out
-        return _packed_call(q, k, v, bias, mask, to, causal, scale, q_start, window, slopes, q_starts, k_starts)
+    out = out or contiguous(q.shape, out_dtype)
+    if starts != [None, None]:
+        return _packed_call(of, out, options)
     if bias is not None and bias.dtype == "bool":
         bias, mask = None, bias
     B, H, Hkv, M, N, d = _sizes(q, k, v)
     heads = len(q.shape) == 4
     for name, operand in {"q": q, "k": k, "v": v}.items():
         _check_strides(name, operand)
-    if out is None:
-        out = contiguous(q.shape, q.dtype)
-    else:
-        _check_out(out, q.shape)
+    _check_out(out, q.shape)
     changed = BIASES[(bias is not None) + 2 * (mask is not None) + 4 * (slopes is not None)]
     of_bias, of_mask = (
         _score_strides(name, x, (B, H, M, N), heads) for name, x in {"bias": bias, "mask": mask}.items()
     )
-    (left, right), last = window, N
+    last = N
     if causal or right >= 0:
         causal, last = True, q_start + (0 if causal else right)
     first = q_start - left
@@ -236,22 +243,10 @@ def result_type(q: Operand, wanted: str) -> str:
     return wanted or q.dtype
 
 
-def _packed_call(
-    q: Operand,
-    k: Operand,
-    v: Operand,
-    bias: Operand | None,
-    mask: Operand | None,
-    out: Operand,
-    causal: bool,
-    scale: float | None,
-    q_start: int,
-    window: tuple[int, int],
-    slopes: Operand | None,
-    q_starts: Operand | None,
-    k_starts: Operand | None,
-) -> Call:
+def _packed_call(of: Operands, out: Operand, options: Options) -> Call:
     """The `Call` of sequences packed one after the other: as for one batch, but for what queries see."""
+    q, k, v, bias, mask, _, slopes, q_starts, k_starts = of
+    causal, scale, q_start, (left, right) = options
     if q_starts is None:
         raise ValueError("cu_seqlens_k must be given with cu_seqlens_q")
     k_starts = q_starts if k_starts is None else k_starts
@@ -265,9 +260,8 @@ def _packed_call(
     if out.shape != q.shape:
         raise ValueError(f"out must have the shape of q, {list(q.shape)}, not {list(out.shape)}")
     of_slopes = _slope_strides(slopes, sequences, q.shape[1])
-    as_batch = [Operand((1, *_rows_last(x.shape)), (0, *_rows_last(x.strides)), x.dtype) for x in (q, k, v, out)]
-    found = _call(*as_batch[:3], None, None, as_batch[3], causal, scale, 0, NO_WINDOW, None, None, None)
-    left, right = window
+    q, k, v, out = (Operand((1, *_rows_last(x.shape)), (0, *_rows_last(x.strides)), x.dtype) for x in (q, k, v, out))
+    found = _call(Operands(q, k, v, out=out), Options(causal, scale, 0, NO_WINDOW), out.dtype)
     causal, windowed = causal or right >= 0, left >= 0
     # What a query sees is counted from its sequence's last key and query: more than there are limits nothing.
     last = 0 if found.causal else min(right, found.M) if causal else found.M
@@ -361,33 +355,27 @@ def backward(
     dQ, dK and dV [B, H, rows, d] are contiguous, or with ``rows_first`` laid out as [B, rows, H, d]; ``out_dtype`` is
     their type, as that of O in `call`. Errors are those of `call`.
     """
-    options = *checked(causal, scale, q_start), bool(return_dbias), rows_first, type_name(out_dtype)
-    more = checked_window(window), alibi_slopes, cu_seqlens_q, cu_seqlens_k
-    return _backward(do, q, k, v, o, lse, dlse, bias, mask, *options, *more)
+    of = Operands(q, k, v, bias, mask, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    options = Options(*checked(causal, scale, q_start), checked_window(window))
+    return _backward(do, of, o, lse, dlse, options, bool(return_dbias), rows_first, type_name(out_dtype))
 
 
 @functools.lru_cache(maxsize=256)
 def _backward(
     do: Operand,
-    q: Operand,
-    k: Operand,
-    v: Operand,
+    given: Operands,
     o: Operand | None,
     lse: Operand | None,
     dlse: Operand | None,
-    bias: Operand | None,
-    mask: Operand | None,
-    causal: bool,
-    scale: float | None,
-    q_start: int,
+    options: Options,
     return_dbias: bool,
     rows_first: bool,
     out_dtype: str,
-    *more: Any,
 ) -> Backward:
+    q, k, v, bias, mask = given[:5]
     _check_types(q, k, v, bias, mask)
     _check_type("do", do, result_types(q))
-    of = _call(q, k, v, bias, mask, None, causal, scale, q_start, *more, do.dtype)
+    of = _call(given, options, do.dtype)
     refuse_half(o, lse)
     for name, operand, shape in (
         ("do", do, of.shape), ("o", o, of.shape), ("lse", lse, of.lse_shape), ("dlse", dlse, of.lse_shape)
