@@ -55,7 +55,8 @@ def ours(given: Drawn, **changes: Any) -> Callable[[], Any]:
 
     names = "key_cache", "value_cache", "block_tables", "seq_lens", "query_starts"
     arrays = {name: given.tensors[name] for name in names} | {"query": given.tensors["query"][:, 0]}
-    return functools.partial(decode, **(arrays | {"layout": given.asked.layout} | changes))
+    options = {"layout": given.asked.layout, "max_query_len": int(given.asked.counts.max())}
+    return functools.partial(decode, **(arrays | options | changes))
 
 
 def together(given: Drawn) -> Callable[[], Any]:
@@ -75,7 +76,7 @@ def sharing(given: Drawn, shared: int) -> Callable[[], Any]:
     starts = torch.tensor([0, given.asked.total], dtype=torch.int32, device="cuda")
     prefix = ours(
         given, block_tables=tables[:1, : shared // given.asked.page], seq_lens=torch.full_like(lengths[:1], shared),
-        query_starts=starts, causal=False, return_lse=True,
+        query_starts=starts, causal=False, max_query_len=given.asked.total, return_lse=True,
     )  # fmt: skip
     own = ours(given, block_tables=tables[:, shared // given.asked.page :], seq_lens=lengths - shared, return_lse=True)
 

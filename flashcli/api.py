@@ -180,6 +180,7 @@ def decode(
     backend: str = "auto",
     cache_dtype: str | None = None,
     one_result: bool = False,
+    max_query_len: int | None = None,
     kernel: str | None = None,
 ) -> Any:
     """Attention of query tokens, the last ones of each sequence, against a cache of keys and values in pages.
@@ -215,6 +216,9 @@ def decode(
     cache_dtype : "float8_e4m3fn", "float8_e5m2" or "int8": the type of the bytes of a cache of uint8
     one_result : True: a query token has the same bytes decoded alone, among others, in a chunk and in a whole prompt,
         if each of these calls asks for it; small batches of long sequences then take longer
+    max_query_len : the most query tokens that ``query_starts`` give to a sequence, which the host cannot see on a GPU;
+        with 1, the kernel for single tokens computes them. A number too small costs time there, and is no error;
+        elsewhere it is one
     kernel : name of the kernel that computes, on a GPU, such as "paged_v1"; the fastest if None
 
     All arrays are of one library, and in one place. On a GPU, sequences and tokens of the query, and pages, heads and
@@ -242,7 +246,7 @@ def decode(
         query, key_cache, value_cache, block_tables, seq_lens, query_starts=query_starts, alibi_slopes=alibi_slopes,
         sinks=sinks, softcap=softcap, causal=causal, k_scale=k_scale, v_scale=v_scale, layout=layout, scale=scale,
         sliding_window=sliding_window, block_sparse=block_sparse, return_lse=return_lse, backend=backend,
-        cache_dtype=cache_dtype, one_result=one_result, kernel=kernel,
+        cache_dtype=cache_dtype, one_result=one_result, max_query_len=max_query_len, kernel=kernel,
     )  # fmt: skip
 
 

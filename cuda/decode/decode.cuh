@@ -211,8 +211,11 @@ __device__ __forceinline__ long long room_of(const Decode &a) { return (long lon
 // that it is of. So it is computed as if it were alone, and has the same bytes. Else askers are the sequences.
 __device__ __forceinline__ int askers(const Decode &a) { return RAGGED ? a.total : a.sequences; }
 
-// The sequence that a query token is of: the last one that starts at it or before. -1 or S if it is of none.
+// The sequence that a query token is of: the last one that starts at it or before. -1 or S if it is of none. First it
+// looks where a single token of each sequence would be: a search takes several times as long.
 __device__ __forceinline__ int owner_of(const Decode &a, int token) {
+    if (token < a.sequences && __ldg(a.query_starts + token) <= token && __ldg(a.query_starts + token + 1) > token)
+        return token;
     int low = -1, high = a.sequences + 1;  // that starts at or before the token, and that starts behind it
     while (high - low > 1) {
         const int middle = low + (high - low) / 2;

@@ -123,7 +123,7 @@ class Queries(InPages):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _to_python(self, "scale", *FACTORS, "window", "softcap")
+        _to_python(self, "scale", *FACTORS, "window", "softcap", "max_query_len")
 
     @property
     def is_ragged(self) -> bool:
@@ -165,7 +165,8 @@ class Decode(Queries):
     for every other one and where they are arrays. With a ``window`` above 0 a query token sees that many tokens,
     itself the last of them. If not ``causal``, ragged query tokens stand where the last of their sequence does, and
     see all of it. A ``softcap`` c above 0 makes a score x c · tanh(x / c). ``sinks`` have one more logit of
-    each head, which counts in the sum and has no value.
+    each head, which counts in the sum and has no value. ``max_query_len``, where it is given, is the most query tokens
+    that a sequence has.
     """
 
     query: Operand
@@ -185,6 +186,7 @@ class Decode(Queries):
     query_starts: Operand | None = None
     sinks: Operand | None = None
     one_result: bool = False
+    max_query_len: int | None = None
 
     def at(self, addresses: int) -> Decode:
         """The call itself; ValueError if a query or cache at these addresses, or'ed, is not on `vector_bytes` bytes."""
@@ -214,6 +216,7 @@ def ask(
     query_starts: Operand | None = None,
     sinks: Operand | None = None,
     one_result: bool = False,
+    max_query_len: int | None = None,
 ) -> Decode:
     """The `Decode` of a call of `flashcli.decode` with arrays of these outlines; ValueError says why it cannot be."""
     check_layout(layout)
@@ -227,7 +230,7 @@ def ask(
         query = Operand((S, 1, *of_rows), (apart, 0, *strides), query.dtype)
     asked = Decode(
         query, *caches, block_tables, seq_lens, alibi_slopes, *factors, layout, scale, sliding_window, block_sparse,
-        softcap, causal, query_starts, sinks, one_result,
+        softcap, causal, query_starts, sinks, one_result, max_query_len,
     )  # fmt: skip
     if wrong := outer_problem(asked):
         raise ValueError(f"cannot decode: {wrong}")
@@ -262,6 +265,7 @@ OPTIONS = (
     "softcap",
     "causal",
     "one_result",
+    "max_query_len",
 )  # of `ask`, in order
 
 
@@ -304,6 +308,7 @@ OPTION_KINDS: dict[str, tuple[Any, str]] = {  # the types that an option may hav
     "block_sparse": ((BlockSparse, type(None)), "a BlockSparse of flashcli.asked.decode"),
     "softcap": (Real, "a number"),
     "one_result": (bool, "True or False"),
+    "max_query_len": ((Integral, type(None)), "a whole number"),
     "kernel": ((str, type(None)), "the name of a kernel"),
     "causal": (bool, "True or False"),
 }
@@ -360,6 +365,8 @@ def _shape_problem(asked: Decode) -> str:
         return wrong
     if not 1 <= asked.T <= MAX_QUERY_TOKENS:
         return f"query has {asked.T} tokens a sequence, not from 1 to {MAX_QUERY_TOKENS}"
+    if (asked.max_query_len or asked.T) < asked.T:
+        return f"query has {asked.T} tokens a sequence, more than max_query_len = {asked.max_query_len}"
     if asked.T > 1 and not asked.causal:
         return "causal is False, which goes with query_starts"
     if asked.H % asked.Hkv:
@@ -419,6 +426,8 @@ def _number_problem(asked: Decode) -> str:
             return f"{name} is {getattr(asked, name)}, not a finite number of up to {MAX_SCALE:.5g}"
     if not 0 <= asked.window <= MAX_INT32:
         return f"sliding_window is {asked.window}, not from 0 to {MAX_INT32}"
+    if asked.max_query_len is not None and not 1 <= asked.max_query_len <= MAX_INT32:
+        return f"max_query_len is {asked.max_query_len}, not from 1 to {MAX_INT32}"
     if not 0 <= asked.softcap <= MAX_SCALE:
         return f"softcap is {asked.softcap}, not a finite number from 0 to {MAX_SCALE:.5g}"
     return _sparse_problem(asked.sparse, asked.page) if asked.sparse else ""

@@ -36,6 +36,7 @@ class DecodeArrays(Queries):
     query_starts: np.ndarray | None = None
     sinks: np.ndarray | None = None
     one_result: bool = False
+    max_query_len: int | None = None
 
     @property
     def outline(self) -> Decode:
@@ -175,6 +176,9 @@ def _start_problem(asked: DecodeArrays) -> str:
         return f"query_starts[{s + 1}] is {asked.query_starts[s + 1]}, below {asked.query_starts[s]} before it"
     if (last := int(asked.query_starts[-1])) != asked.total:
         return f"query_starts[{asked.S}], the last, is {last}, not {asked.total}, the number of query tokens"
+    if asked.max_query_len is not None and (most := int(asked.counts.max())) > asked.max_query_len:
+        s = int(asked.counts.argmax())
+        return f"query_starts give sequence {s} {most} query tokens, more than max_query_len = {asked.max_query_len}"
     return ""
 
 

@@ -88,7 +88,7 @@ def problem_of(asked: Decode, gpu: Gpu = HOPPER) -> Problem:
         asked.D, asked.page, asked.query.dtype, asked.cache_type, asked.layout == "vllm", ragged=asked.is_ragged,
         softcap=asked.softcap > 0, sinks=asked.sinks is not None, sequences=asked.S, tokens=asked.T, heads=asked.H,
         kv_heads=asked.Hkv, table_width=asked.block_tables.shape[1], gpu=gpu, total=asked.total,
-        sparse=asked.sparse is not None, one_result=asked.one_result,
+        sparse=asked.sparse is not None, one_result=asked.one_result, max_query_len=asked.max_query_len or 0,
     )  # fmt: skip
 
 

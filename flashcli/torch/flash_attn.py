@@ -37,8 +37,9 @@ def flash_attn_varlen_func(
 ) -> Any:
     """Attention of ``q`` [tokens, H, D] to the pages ``k`` and ``v`` [pages, page, Hkv, D] that ``block_table`` names.
 
-    Sequence s has ``cu_seqlens_k[s + 1] - cu_seqlens_k[s]`` tokens there. The largest lengths and ``deterministic`` are
-    not needed. With ``return_attn_probs`` the answer is a tuple of O, the LSE [H, tokens], and None.
+    Sequence s has ``cu_seqlens_k[s + 1] - cu_seqlens_k[s]`` tokens there. ``max_seqlen_q`` is ``max_query_len`` of
+    `flashcli.decode`; ``max_seqlen_k`` and ``deterministic`` are not needed. With ``return_attn_probs`` the answer is a
+    tuple of O, the LSE [H, tokens], and None.
 
     Source: ``flash_attn/flash_attn_interface.py`` of the package flash-attn, 2.7.
     """
@@ -46,7 +47,7 @@ def flash_attn_varlen_func(
     refuse_no_tensor("cu_seqlens_k", cu_seqlens_k)
     out, lse = varlen(
         q, k, v, block_table, cu_seqlens_k.diff(), cu_seqlens_q, causal, window_size, scale=softmax_scale,
-        softcap=softcap, alibi_slopes=alibi_slopes,
+        softcap=softcap, alibi_slopes=alibi_slopes, max_query_len=max_seqlen_q,
     )  # fmt: skip
     return (out, lse.transpose(0, 1), None) if return_attn_probs else out
 
@@ -97,10 +98,10 @@ def flash_attn_with_kvcache(
         keys, values = (new.reshape(-1, *new.shape[2:]) for new in (k, v))
         write_kv(keys, values, k_cache, v_cache, slots.reshape(-1), layout="nhd")
         lengths = lengths + k.shape[1]
-    starts = torch.arange(0, S * T + 1, T, dtype=torch.int32, device=q.device)
+    starts = None if T == 1 else torch.arange(0, S * T + 1, T, dtype=torch.int32, device=q.device)
     out, lse = varlen(
         q.reshape(S * T, H, D), k_cache, v_cache, table, lengths, starts, causal, window_size, scale=softmax_scale,
-        softcap=softcap, alibi_slopes=alibi_slopes,
+        softcap=softcap, alibi_slopes=alibi_slopes, max_query_len=T,
     )  # fmt: skip
     out, lse = out.reshape(q.shape), lse.reshape(S, T, H).transpose(1, 2)
     return (out, lse) if return_softmax_lse else out
@@ -112,14 +113,15 @@ def varlen(
     v: torch.Tensor,
     block_table: torch.Tensor | None,
     lengths: torch.Tensor,
-    starts: torch.Tensor,
+    starts: torch.Tensor | None,
     causal: bool,
     window_size: Any,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """O [tokens, H, D] and LSE [tokens, H] of ragged queries to pages, by flash-attn's mask and window.
+    """O [tokens, H, D] and LSE [tokens, H] of queries to pages, by flash-attn's mask and window.
 
-    ``window_size`` has the keys to the left of a query and to its right, -1 for all.
+    ``window_size`` has the keys to the left of a query and to its right, -1 for all. Without ``starts`` each sequence
+    has one query.
     """
     left, right = NO_WINDOW if window_size is None else window_size
     causal = causal or right == 0

@@ -53,6 +53,7 @@ def decode(
     backend: str = "auto",
     cache_dtype: str | None = None,
     one_result: bool = False,
+    max_query_len: int | None = None,
     kernel: str | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -65,12 +66,12 @@ def decode(
             query, key_cache, value_cache, block_tables, seq_lens, query_starts=query_starts, alibi_slopes=alibi_slopes,
             sinks=sinks, softcap=softcap, causal=causal, k_scale=k_scale, v_scale=v_scale, layout=layout, scale=scale,
             sliding_window=sliding_window, block_sparse=block_sparse, return_lse=return_lse, backend=backend,
-            cache_dtype=cache_dtype, one_result=one_result, kernel=kernel, out=out,
+            cache_dtype=cache_dtype, one_result=one_result, max_query_len=max_query_len, kernel=kernel, out=out,
         )  # fmt: skip
     refuse_no_tensor("query", query)
     if out is not None:
         _refuse_out(out, query)
-    options = layout, scale, sliding_window, block_sparse, cache_dtype, softcap, causal, one_result
+    options = layout, scale, sliding_window, block_sparse, cache_dtype, softcap, causal, one_result, max_query_len
     if query.is_cuda:
         return compute(
             query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, query_starts, sinks, k_scale, v_scale,

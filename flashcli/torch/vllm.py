@@ -109,8 +109,9 @@ def flash_attn_varlen_func(
     """Attention of ``q`` [tokens, H, D] to the pages ``k`` and ``v`` [pages, page, Hkv, D] that ``block_table`` names.
 
     Sequence s has ``seqused_k[s]`` tokens there, and ``s_aux`` are the heads' sinks. A descale is one number for all
-    heads, which may be expanded. Largest lengths, ``scheduler_metadata``, ``num_splits``, ``fa_version`` and
-    ``deterministic`` are not needed. With ``return_softmax_lse``, the answer is a tuple of O and the LSE [H, tokens].
+    heads, which may be expanded. ``max_seqlen_q`` is ``max_query_len`` of `flashcli.decode`; ``max_seqlen_k``,
+    ``scheduler_metadata``, ``num_splits``, ``fa_version`` and ``deterministic`` are not needed. With
+    ``return_softmax_lse``, the answer is a tuple of O and the LSE [H, tokens].
 
     Source: ``vllm_flash_attn/flash_attn_interface.py`` of vLLM's flash-attention.
     """
@@ -121,7 +122,8 @@ def flash_attn_varlen_func(
     factors = {"k_scale": _one_for_all("k_descale", k_descale), "v_scale": _one_for_all("v_descale", v_descale)}
     found, lse = varlen(
         q, k, v, block_table, seqused_k, cu_seqlens_q, causal, window_size, scale=softmax_scale, softcap=softcap,
-        alibi_slopes=alibi_slopes, sinks=None if s_aux is None else s_aux.float(), out=out, **factors,
+        alibi_slopes=alibi_slopes, sinks=None if s_aux is None else s_aux.float(), out=out, max_query_len=max_seqlen_q,
+        **factors,
     )  # fmt: skip
     return (found, lse.transpose(0, 1)) if return_softmax_lse else found
 

@@ -327,6 +327,13 @@ def test_sequences_without_queries_need_no_pages():
         ({"query_starts": np.int32([0])}, "query_starts has shape [1], where [S + 1] is wanted"),
         ({"query": np.ones((40, 1, 4, 32), np.float32)}, "where [tokens, H, D] is wanted with query_starts"),
         ({"query_starts": [0, 2]}, "query_starts must be a NumPy array, not list"),
+        ({"max_query_len": 36}, "query_starts give sequence 1 37 query tokens, more than max_query_len = 36"),
+        ({"max_query_len": 0}, "max_query_len is 0, not from 1 to"),
+        ({"max_query_len": 1.5}, "max_query_len must be a whole number, not float"),
+        (
+            {"query_starts": None, "query": np.ones((5, 8, 4, 32), np.float32), "max_query_len": 7},
+            "query has 8 tokens a sequence, more than max_query_len = 7",
+        ),
         ({"softcap": -1.0}, "softcap is -1.0, not a finite number from 0 to"),
         ({"causal": 0}, "causal must be True or False, not int"),
         (

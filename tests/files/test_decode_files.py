@@ -21,6 +21,7 @@ from flashcli.cpu.decode import DecodeCpu, gather
 from flashcli.cpu.pages import decode_problem
 from flashcli.errors import BadInput
 from flashcli.files.decode import cases as decode_cases
+from flashcli.files.decode import tensors as decode_tensors
 from flashcli.files.decode.cases import Case, generate, make
 from flashcli.files.decode.tensors import Tensors, TensorWriter, dtype, has_tensors, read_decode
 from flashcli.files.decode.verify import compare_answers
@@ -588,6 +589,16 @@ def test_ragged_queries_softcaps_and_sinks_go_from_file_to_file(tmp_path):
     with DecodeCpu() as backend:
         parts = [backend.decode(asked, range(s, s + 1))[0] for s in range(4)]
     assert np.concatenate(parts).tobytes() == Tensors(out)["out"].tobytes()
+
+
+def test_the_largest_query_length_stands_in_the_metadata(tmp_path):
+    whole = tmp_path / "x"
+    generate(str(whole), Case(2, 4, 2, 32, "20,5", page=8, queries="1,4"))
+    said = saved(tmp_path / "y", contents(whole), {"max_query_len": "4"})
+    asked, _ = read_decode(said)
+    assert asked.max_query_len == 4 and decode_tensors.metadata(asked)["max_query_len"] == "4"
+    wrong = saved(tmp_path / "z", contents(whole), {"max_query_len": "3"})
+    flashcli("decode", wrong, tmp_path / "out").assert_error(65, "sequence 1 4 query tokens, more than max_query_len")
 
 
 def test_a_ragged_file_says_what_is_wrong_with_it(tmp_path):

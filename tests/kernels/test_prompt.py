@@ -31,6 +31,10 @@ def half(**others) -> Problem:
         (half(ragged=True, total=9, gpu=ADA), "tensor"),
         (half(ragged=True, total=9, sparse=True), "tensor"),
         (half(ragged=True, total=9, query_type="float32", cache_type="float32"), "grouped"),
+        (half(ragged=True, total=9, max_query_len=1), "tensor"),
+        (half(ragged=True, total=9, max_query_len=2), "prompt"),
+        (half(ragged=True, total=9, max_query_len=1, heads=72, kv_heads=1), "prompt"),
+        (half(ragged=True, total=9, max_query_len=1, one_result=True), "prompt"),
         (half(tokens=1), "tensor"),
         (half(tokens=8, heads=64), "tensor"),  # 64 rows
         (half(tokens=3, kv_heads=1), "prompt"),
@@ -64,3 +68,22 @@ def test_a_token_has_one_result_alone_among_eight_in_a_chunk_and_in_a_prompt(emu
             assert one.tobytes() == out[first : first + count].tobytes()
             assert its_lse.tobytes() == lse[first : first + count].tobytes()
     assert choose(problem_of(whole.outline, HOPPER)).problem.tuning.pieces == 1
+
+
+def test_single_tokens_that_the_caller_says_they_are_have_the_bytes_of_one_token_a_sequence(emulated):
+    """The third sequence has no query token, and one behind them all is of no sequence."""
+    asked = make(Case(4, 4, 2, 64, "70,1,9,600", layout="nhd", queries="1,1,0,1"))
+    query = np.concatenate([asked.query, asked.query[:1]])
+    asked = dataclasses.replace(asked, query=query, max_query_len=1)
+    out, lse = np.full((*query.shape[:1], 4, 64), np.nan, np.float16), np.full((4, 4), np.nan, np.float32)
+    build = choose(problem_of(asked.outline, HOPPER))
+    assert build.kernel.name == "tensor"
+    DecodeEmulated(emulated).launch(build, asked, out, lse)
+    of = [0, 1, 3]
+    plain = dataclasses.replace(
+        asked, query=asked.query[:3], query_starts=None, block_tables=asked.block_tables[of],
+        seq_lens=asked.seq_lens[of], max_query_len=None,
+    )  # fmt: skip
+    want, want_lse = DecodeEmulated(emulated).decode(plain, range(3))
+    assert out[:3].tobytes() == want.tobytes() and lse[:3].tobytes() == want_lse.tobytes()
+    assert not out[3].any() and np.isneginf(lse[3]).all()

@@ -117,3 +117,9 @@ def test_rotary_embeddings_are_refused():
         flash_attn.flash_attn_with_kvcache(
             q[:, None], k, v, rotary_cos=torch.ones(1), cache_seqlens=lengths, block_table=tables
         )
+
+
+def test_the_largest_query_length_goes_to_the_choice_of_a_kernel():
+    (q, k, v, starts, tables, lengths), _, _ = given()
+    with pytest.raises(ValueError, match="sequence 2 17 query tokens, more than max_query_len = 16"):
+        vllm.flash_attn_varlen_func(q, k, v, 16, starts, 30, None, lengths, causal=True, block_table=tables)

@@ -36,7 +36,7 @@ REQUIRED = ("query", "key_cache", "value_cache", "block_tables", "seq_lens")
 RARER = ("query_starts", "alibi_slopes", "sinks")
 OPTIONAL = (*RARER, *FACTORS)
 SPARSE = ("vert_stride", "block_size", "local_blocks", "head_sliding_step", "tp_rank")
-METADATA = ("layout", "scale", "sliding_window", "softcap", "causal", *SPARSE)
+METADATA = ("layout", "scale", "sliding_window", "softcap", "causal", "max_query_len", *SPARSE)
 FIRST_AXIS = "first_axis"  # metadata of an answer to ragged queries: it has a row for each query token
 SAID_BY_OTHERS = "format"  # metadata that PyTorch's users write: the library that a file was saved by
 LENGTH = struct.Struct("<Q")
@@ -210,6 +210,7 @@ def _metadata(tensors: Tensors, query_shape: tuple[int, ...]) -> dict[str, Any]:
         "window": number("sliding_window", 0),
         "softcap": number("softcap", 0, float),
         "causal": bool(number("causal", 1)),
+        "max_query_len": number("max_query_len", 0) if "max_query_len" in given else None,
         "sparse": BlockSparse(**sparse) if sparse["vert_stride"] > 1 else None,
     }
 
@@ -217,7 +218,11 @@ def _metadata(tensors: Tensors, query_shape: tuple[int, ...]) -> dict[str, Any]:
 def metadata(asked: DecodeArrays) -> dict[str, str]:
     """The metadata of a paged decode file: the inverse of `_metadata`."""
     sparse = {name: getattr(asked.sparse, name) for name in SPARSE} if asked.sparse else {}
-    rare = {"sliding_window": asked.window, "softcap": asked.softcap}
+    rare: dict[str, Any] = {
+        "sliding_window": asked.window,
+        "softcap": asked.softcap,
+        "max_query_len": asked.max_query_len,
+    }
     rare = {name: value for name, value in rare.items() if value} | ({} if asked.causal else {"causal": 0})
     return {
         name: str(value) for name, value in {"layout": asked.layout, "scale": asked.scale, **rare, **sparse}.items()

@@ -70,6 +70,7 @@ class Problem(NamedTuple):
     sparse: bool = False  # whether heads see blocks of their own
     one_result: bool = False  # whether a token's bytes must not depend on how many are asked with it
     total: int = 0  # query tokens of all sequences, if they are ragged
+    max_query_len: int = 0  # of a sequence, if they are ragged; 0 where nobody says
 
     @property
     def askers(self) -> int:
@@ -215,8 +216,12 @@ STATIC = 1024  # bytes of shared memory beside tiles, and as many to align them
 
 
 def takes_many_rows(problem: Problem) -> bool:
-    """Whether many query rows share a head of the cache, or may; tensor goes past keys once for every 16 of them."""
-    return problem.ragged or problem.one_result or problem.head_rows > MANY_ROWS
+    """Whether many query rows share a head of the cache, or may; tensor goes past keys once for every 16 of them.
+
+    Single tokens, of which the caller has to say that they are, are for tensor if they are ragged, too.
+    """
+    may = problem.one_result or (problem.ragged and problem.max_query_len != 1)
+    return may or problem.head_rows > MANY_ROWS
 
 
 def prompt_tuning(problem: Problem) -> Tuning:
