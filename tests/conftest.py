@@ -194,6 +194,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[object
     monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "cubins"))
     monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", FAKE_NVCC)))
     monkeypatch.syspath_prepend(FAKE_PYCUDA)
+    monkeypatch.setattr(cuda_driver, "problem", lambda: "")
     real = _forget_pycuda()
     yield importlib.import_module("pycuda.driver")
     _forget_pycuda()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import sys
 import traceback
 import warnings
 
@@ -53,6 +55,23 @@ def test_attention_leaves_its_arguments_alone():
     attention(q, k, v, backend="cpu")
     attention(q, k, v, bias=v[:, :, :1], backend="cpu")
     np.testing.assert_array_equal(qkv, before)
+
+
+def test_a_call_enters_few_modules():
+    """Counted where another has been, so that nothing is imported or checked for the first time."""
+    x, entered = np.ones((1, 2, 40, 8), np.float32), set()
+
+    def note(frame, event: str, argument: object) -> None:
+        if event == "call" and f"{os.sep}flashcli{os.sep}" in (path := frame.f_code.co_filename):
+            entered.add(path.rpartition(f"flashcli{os.sep}")[2])
+
+    attention(x, x, x, backend="cpu")
+    sys.setprofile(note)
+    try:
+        attention(x, x, x, backend="cpu")
+    finally:
+        sys.setprofile(None)
+    assert {"api.py", "arrays/numpys.py", "cpu/attention.py"} < entered and len(entered) <= 9, entered
 
 
 GOOD = np.ones((1, 2, 3), np.float32)

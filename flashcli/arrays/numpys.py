@@ -21,7 +21,6 @@ from flashcli.asked.attention import (
     backward,
     call,
     check_starts,
-    checked,
     outline,
 )
 from flashcli.asked.how import check_precision
@@ -34,9 +33,12 @@ from flashcli.cpu.write_kv import write
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.files.cut import cut
 from flashcli.files.decode.tensors import dtype
+from flashcli.gpu import driver
 from flashcli.run import decode as decoding
 from flashcli.run.arrays import attend
 from flashcli.run.request import Request, check_backend, open_backend, refuse_conflicts
+
+NEEDED = ("do", "q", "k", "v")
 
 
 def attention(
@@ -67,13 +69,11 @@ def attention(
     The CPU's answers do not depend on ``batch_invariant``.
     """
     check_precision(precision)
-    checked(causal, scale, q_start)
-    given_arrays = {
-        "q": q, "k": k, "v": v, "bias": bias, "mask": mask, "alibi_slopes": alibi_slopes, "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-    }  # fmt: skip
-    arrays = _as_they_lie(given_arrays, ("q", "k", "v"))
-    of: dict[str, Any] = {name: None if x is None else outline(x) for name, x in arrays.items()}
+    arrays = _as_they_lie(
+        q=q, k=k, v=v, bias=bias, mask=mask, alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+    )  # fmt: skip
+    of: dict[str, Any] = {name: outline(x) for name, x in arrays.items()}
     to = None if out is None else _operand_to_write(out, arrays)
     asked = call(**of, out=to, causal=causal, scale=scale, q_start=q_start, window=window, out_dtype=out_dtype)
     request = Request(backend, asked.causal, asked.scale if scale is None else float(scale), kernel, precision)
@@ -81,8 +81,8 @@ def attention(
     into = out if out is not None and asked.out_dtype == "float32" else np.empty(q.shape, np.float32)
     given = Matrices(
         widened(arrays["q"]), widened(arrays["k"]), widened(arrays["v"]), into,
-        *mask_apart(arrays["bias"], arrays["mask"]), np.empty(asked.lse_shape, np.float32) if return_lse else None,
-        arrays["alibi_slopes"],
+        *mask_apart(arrays.get("bias"), arrays.get("mask")),
+        np.empty(asked.lse_shape, np.float32) if return_lse else None, arrays.get("alibi_slopes"),
     )  # fmt: skip
     as_files = _could_be_a_file(asked, given)
     if request.needs_gpu and not (as_files or asked.empty):
@@ -91,7 +91,7 @@ def attention(
             "have the cpu backend only.",
             'leave out backend="cuda", kernel and precision, or give arrays that are on a GPU.',
         )
-    for one, part in sequences(asked, given, arrays["cu_seqlens_q"], arrays["cu_seqlens_k"]):
+    for one, part in sequences(asked, given, arrays.get("cu_seqlens_q"), arrays.get("cu_seqlens_k")):
         if not one.empty:
             _compute(request, one, part, as_files)
             continue
@@ -111,9 +111,9 @@ def widened(matrix: np.ndarray) -> np.ndarray:
     return matrix.astype(np.float32, copy=False)
 
 
-def _as_they_lie(arrays: dict[str, np.ndarray | None], needed: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments of a call by `as_it_lies`; those that are not ``needed`` may be None."""
-    return {name: None if x is None and name not in needed else as_it_lies(name, x) for name, x in arrays.items()}  # type: ignore[arg-type]
+def _as_they_lie(**arrays: Any) -> dict[str, np.ndarray]:
+    """The arguments that are given, by `as_it_lies`; those in `NEEDED` have to be."""
+    return {name: as_it_lies(name, x) for name, x in arrays.items() if x is not None or name in NEEDED}
 
 
 def sequences(
@@ -159,13 +159,18 @@ def _could_be_a_file(asked: Call, given: Matrices) -> bool:
 
 def _compute(request: Request, asked: Call, given: Matrices, as_files: bool) -> None:
     """Compute on a GPU if there is one and a file could hold the call, else on the CPU."""
-    if as_files and request.backend != "cpu":
+    if as_files and _may_use_gpu(request.backend, request.needs_gpu):
         try:
             return _by_chunks(request if request.on_host else replace(request, backend="cuda"), given)
         except BackendUnavailable:
             if request.needs_gpu:
                 raise
     attend_arrays(asked, given)
+
+
+def _may_use_gpu(backend: str, needed: bool) -> bool:
+    """Whether to open a GPU, which says what is missing if one is ``needed``; else the driver is asked, in no time."""
+    return backend != "cpu" and (needed or not driver.problem())
 
 
 def _by_chunks(request: Request, given: Matrices) -> None:
@@ -209,12 +214,11 @@ def attention_backward(
             "gradients of arrays on the CPU are computed by the cpu backend.",
             'leave out backend="cuda" and kernel, or give arrays that are on a GPU.',
         )
-    given_arrays = {
-        "do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias, "mask": mask,
-        "alibi_slopes": alibi_slopes, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
-    }  # fmt: skip
-    arrays = _as_they_lie(given_arrays, ("do", "q", "k", "v"))
-    of: dict[str, Any] = {name: None if x is None else outline(x) for name, x in arrays.items()}
+    arrays = _as_they_lie(
+        do=do, q=q, k=k, v=v, o=o, lse=lse, dlse=dlse, bias=bias, mask=mask, alibi_slopes=alibi_slopes,
+        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+    )  # fmt: skip
+    of: dict[str, Any] = {name: outline(x) for name, x in arrays.items()}
     options: dict[str, Any] = {"causal": causal, "scale": scale, "q_start": q_start, "window": window}
     asked = backward(**of, **options, return_dbias=return_dbias, out_dtype=out_dtype)
     arrays |= {name: widened(arrays[name]) for name in ("do", "q", "k", "v")}
@@ -222,12 +226,12 @@ def attention_backward(
     dbias = None if asked.dbias_shape is None else np.zeros(asked.dbias_shape, np.float32)
     given = Matrices(
         arrays["q"], arrays["k"], arrays["v"], np.empty(q.shape, np.float32) if o is None else widened(arrays["o"]),
-        *mask_apart(arrays["bias"], arrays["mask"]), None, arrays["alibi_slopes"],
+        *mask_apart(arrays.get("bias"), arrays.get("mask")), None, arrays.get("alibi_slopes"),
     )  # fmt: skip
     kind = q.dtype if asked.out_dtype != "float32" else np.dtype(np.float32)
-    starts = arrays["cu_seqlens_q"], arrays["cu_seqlens_k"]
+    starts = arrays.get("cu_seqlens_q"), arrays.get("cu_seqlens_k")
     if not asked.of.sequences:
-        _differentiate(asked, arrays["do"], arrays["dlse"], given, Gradients(dq, dk, dv, dbias), o is None)
+        _differentiate(asked, arrays["do"], arrays.get("dlse"), given, Gradients(dq, dk, dv, dbias), o is None)
         rounded = [x.astype(kind, copy=False) for x in (dq, dk, dv)]
         return tuple(rounded if dbias is None else [*rounded, dbias])
     of_each = zip(sequences(asked.of, given, *starts), slices(asked.of, *starts), strict=True)
@@ -275,6 +279,7 @@ def decode(
     given = DecodeArrays(**{**vars(asked), **arrays, **_of_type(asked.cache_type, key_cache, value_cache)})
     if wrong := page_problem(given):
         raise ValueError(f"cannot decode: {wrong}")
+    backend = backend if _may_use_gpu(backend, kernel is not None) else "cpu"
     with decoding.open_backend(backend, kernel=kernel) as engine:
         out, lse = engine.decode(given, range(given.S))
     out, lse = out.reshape(query.shape), lse.reshape(query.shape[:-1])
@@ -340,7 +345,9 @@ def as_it_lies(name: str, array: np.ndarray) -> np.ndarray:
     """The array, or a contiguous copy where no backend takes its strides; TypeError if it is no plain NumPy array."""
     _refuse_others(name, array, ", and what is not masked as mask")
     last = array.ndim == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize or name in ANY_STRIDES
-    whole = all(stride >= 0 and stride % (array.itemsize or 1) == 0 for stride in array.strides)
+    whole = array.flags.c_contiguous or all(
+        stride >= 0 and stride % (array.itemsize or 1) == 0 for stride in array.strides
+    )
     return np.asarray(array if last and whole and array.flags.aligned else np.array(array, order="C"))
 
 
@@ -352,11 +359,11 @@ def _refuse_others(name: str, array: object, instead: str = "") -> None:
         raise TypeError(f"{name} must not be a masked array: give its data{instead}")
 
 
-def _operand_to_write(out: np.ndarray, inputs: dict[str, np.ndarray | None]) -> Operand:
+def _operand_to_write(out: np.ndarray, inputs: dict[str, np.ndarray]) -> Operand:
     _refuse_others("out", out)
     if not out.flags.writeable or not out.flags.aligned:
         raise ValueError(f"out must be {'aligned' if out.flags.writeable else 'writeable'}")
     for name, array in inputs.items():
-        if array is not None and np.may_share_memory(out, array) and np.shares_memory(out, array):  # bounds, then each
+        if np.may_share_memory(out, array) and np.shares_memory(out, array):  # bounds, then each
             raise ValueError(f"out must not overlap {name}")
     return outline(out)

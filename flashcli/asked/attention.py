@@ -136,6 +136,11 @@ class Call(NamedTuple):
         return self.H // self.Hkv
 
     @property
+    def products(self) -> int:
+        """The number of multiplications in Q Kᵀ, were all keys seen."""
+        return self.B * self.H * self.M * self.N * self.d
+
+    @property
     def bias_contiguous(self) -> bool:
         """Whether numbers of the bias, and of the mask, for neighbouring keys are neighbours."""
         by_kind = {"float32": {self.bias_strides[3]}, "bool": {self.mask_strides[3]}, "alibi": {1}}

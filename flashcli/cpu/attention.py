@@ -6,7 +6,7 @@ Axes before a matrix's rows and columns, of batches or heads, are units: indepen
 where sequences are short.
 
 A row has the same bytes whatever else is computed with it. Br depends on M and the mask alone, so that the row has the
-same neighbours in its tile; and each product is the same call of BLAS (`packed`, `one_blas_thread`).
+same neighbours in its tile; and each product is the same call of BLAS (`packed`), which has one thread (`for_each`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from flashcli.asked.attention import Call
 from flashcli.asked.shape import MAX_FLOAT32, TILE, ceil_div
-from flashcli.cpu.workers import for_each, one_blas_thread, usable_cores
+from flashcli.cpu.workers import for_each, threads_for
 
 # The S tile, Br x Bc floats = 0.75 MiB, should stay in a core's second-level cache between its five passes. Short
 # sequences fill it with several units instead, so that one NumPy call does enough work to pay for it.
@@ -85,8 +85,8 @@ class Sight(NamedTuple):
 
     def beyond(self, keys: int) -> Sight:
         """The sight of the keys after the first ``keys``."""
-        last, first = (None if x is None else x - keys for x in self[:2])
-        return Sight(last, first, self.position - keys)
+        last = None if self.last is None else self.last - keys
+        return Sight(last, None if self.first is None else self.first - keys, self.position - keys)
 
     def keys(self, rows: int, N: int) -> tuple[int, int]:
         """The first key that some of ``rows`` queries sees, and the one after the last, of N keys."""
@@ -98,7 +98,7 @@ def attend_arrays(asked: Call, given: Matrices, threads: int | None = None) -> N
     """Compute attention of arrays with any strides, as ``asked`` has it, into ``given.out`` and ``given.lse``."""
     by_group, units = in_groups(asked, given), (asked.B, asked.Hkv, asked.H // asked.Hkv)
     limit = MAX_FLOAT32 if given.bias is None and given.slopes is None else BESIDE_BIAS
-    threads = threads or len(usable_cores())
+    threads = threads or threads_for(asked.products)
     k_largest, v_largest = (np.broadcast_to(keys, units) for keys in largest_keys(asked, by_group, threads))
 
     def compute(tile: Tile) -> None:
@@ -166,7 +166,6 @@ def groups(units: tuple[int, ...], count: int) -> Iterator[tuple[slice, ...]]:
     return itertools.product(*reversed(axes))
 
 
-@one_blas_thread()
 @np.errstate(all="ignore")  # exp(-inf) is wanted; NaN and Inf in the data give what IEEE arithmetic gives
 def attend(
     given: Matrices,

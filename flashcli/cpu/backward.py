@@ -37,7 +37,7 @@ from flashcli.cpu.attention import (
     product,
     tiles,
 )  # fmt: skip
-from flashcli.cpu.workers import for_each, one_blas_thread, usable_cores
+from flashcli.cpu.workers import for_each, threads_for
 
 Part = tuple[slice, slice, slice, slice]
 # Rows, and keys, of a pair of tiles, whose S, P and dS should stay in a core's second-level cache. Both passes cut at
@@ -154,7 +154,7 @@ def backward_arrays(asked: Backward, do: np.ndarray, dlse: np.ndarray | None, gi
         for unit in _each(huge[..., 0], tile):
             _dk_dv(terms, Tile(unit, tile.rows), dk, dv, np.float64)
 
-    threads = len(usable_cores())
+    threads = threads_for(call.products)
     for_each(rows, list(tiles(units, call.M, call.N, TILE, threads)), threads)
     for_each(keys, list(tiles(units[:2], call.N, call.M, TILE, threads)), threads)
     if into.dbias is not None:
@@ -189,7 +189,6 @@ def _slices(length: int, step: int, start: int = 0) -> list[slice]:
     return [slice(first, min(first + step, length)) for first in range(start, length, step)]
 
 
-@one_blas_thread()
 @np.errstate(all="ignore")
 def _dq(terms: Terms, tile: Tile, dq: np.ndarray, dtype: type) -> None:
     """Compute dQ of a tile of rows into ``dq``, and the rows' ``m``, ``l`` and ``D`` into ``terms``."""
@@ -229,7 +228,6 @@ def _dq(terms: Terms, tile: Tile, dq: np.ndarray, dtype: type) -> None:
     terms.D[where] += error[..., 0]
 
 
-@one_blas_thread()
 @np.errstate(all="ignore")
 def _dk_dv(terms: Terms, tile: Tile, dk: np.ndarray, dv: np.ndarray, dtype: type) -> None:
     """Compute dK and dV of a tile of keys, summed over all rows of Q and all heads that share them."""
@@ -269,7 +267,6 @@ class DBias:
             )
         )
 
-    @one_blas_thread()
     @np.errstate(all="ignore")
     def compute(self, part: Part) -> None:
         at = tuple(x if n > 1 else slice(None) for x, n in zip(part, self._dbias.shape, strict=True))

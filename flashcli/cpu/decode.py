@@ -16,7 +16,7 @@ import numpy as np
 
 from flashcli.cpu.attention import packed
 from flashcli.cpu.pages import DecodeArrays
-from flashcli.cpu.workers import description, for_each, one_blas_thread, usable_cores
+from flashcli.cpu.workers import description, for_each, usable_cores
 
 TOKENS = 1024  # gathered at a time: keys and values of 256 float32 are then 2 MiB
 KEPT = 2**15  # tokens of a sequence that are gathered once for several query tokens: 64 MiB of these
@@ -57,7 +57,6 @@ class DecodeCpu:
         return out.reshape(shape), lse.reshape(shape[:-1])
 
 
-@one_blas_thread()
 @np.errstate(all="ignore")  # exp(-inf) is wanted; NaN and Inf in the data give what IEEE arithmetic gives
 def attend_group(
     asked: DecodeArrays, s: int, kv_head: int, out: np.ndarray, lse: np.ndarray, compute: type = np.float32

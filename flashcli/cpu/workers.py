@@ -15,6 +15,7 @@ import numpy as np
 from flashcli.process.signals import held
 
 T = TypeVar("T")
+FEW = 2**22  # multiplications that one thread has done, about, before another has begun and taken the interpreter lock
 
 
 def usable_cores() -> frozenset[int]:
@@ -23,36 +24,9 @@ def usable_cores() -> frozenset[int]:
     return frozenset(usable)
 
 
-def for_each(work: Callable[[T], object], tasks: Sequence[T], threads: int | None = None) -> None:
-    """Do all tasks, in this thread and in others beside it; on all usable cores by default.
-
-    Raises the first error, once all threads have ended; tasks that have not begun are dropped then.
-    """
-    left, errors = iter(tasks), []
-
-    def take_part() -> None:
-        try:
-            for task in left:
-                work(task)
-        except BaseException as error:
-            errors.append(error)
-            deque(left, maxlen=0)
-
-    count = min(threads or len(usable_cores()), len(tasks))
-    others = [threading.Thread(target=take_part, name="flashcli", daemon=True) for _ in range(1, count)]
-    try:
-        for thread in others:
-            with held():
-                thread.start()
-        take_part()
-    finally:
-        deque(left, maxlen=0)
-        with held():
-            for thread in others:
-                if thread.ident is not None:
-                    thread.join()
-    if errors:
-        raise errors[0]
+def threads_for(products: int) -> int:
+    """The number of threads that pay for so many multiplications: one for each usable core, or one for few."""
+    return 1 if products < FEW else len(usable_cores())
 
 
 class _Blas:
@@ -95,6 +69,39 @@ def _libraries() -> list[Any]:
     from threadpoolctl import ThreadpoolController  # which a run on a GPU does not need
 
     return ThreadpoolController().select(user_api="blas").lib_controllers
+
+
+@one_blas_thread()
+def for_each(work: Callable[[T], object], tasks: Sequence[T], threads: int | None = None) -> None:
+    """Do all tasks, in this thread and in others beside it, on all usable cores by default; BLAS has one thread then.
+
+    Raises the first error, once all threads have ended; tasks that have not begun are dropped then.
+    """
+    left, errors = iter(tasks), []
+
+    def take_part() -> None:
+        try:
+            for task in left:
+                work(task)
+        except BaseException as error:
+            errors.append(error)
+            deque(left, maxlen=0)
+
+    count = min(threads or len(usable_cores()), len(tasks))
+    others = [threading.Thread(target=take_part, name="flashcli", daemon=True) for _ in range(1, count)]
+    try:
+        for thread in others:
+            with held():
+                thread.start()
+        take_part()
+    finally:
+        deque(left, maxlen=0)
+        with held():
+            for thread in others:
+                if thread.ident is not None:
+                    thread.join()
+    if errors:
+        raise errors[0]
 
 
 def description(threads: int) -> str:

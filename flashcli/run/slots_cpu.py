@@ -16,7 +16,7 @@ import numpy as np
 
 from flashcli.asked.shape import Chunk, Shape
 from flashcli.cpu.attention import BC, Matrices, Sight, Tile, attend, exceeds_float32, magnitude, row_tile, tiles
-from flashcli.cpu.workers import description, usable_cores
+from flashcli.cpu.workers import description, one_blas_thread, usable_cores
 from flashcli.files.cut import Cut
 from flashcli.process.pool import Pool
 from flashcli.run.slots import Backend, LongBatch, Overlap, Slot, ignore
@@ -130,6 +130,7 @@ class CpuBackend(Backend[CpuSlot]):
     def _scale_of(self, d: int) -> float:
         return 1 / math.sqrt(d) if self._scale is None else self._scale
 
+    @one_blas_thread()
     def _compute(self, work: Work, tile: Tile, dtype: type = np.float32) -> Done:
         """The answer of a tile; its input is looked at while it is in a cache."""
         part, [batches] = work.matrices.of(tile), tile.units

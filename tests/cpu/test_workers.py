@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
+import flashcli
+from flashcli.cpu import workers
 from flashcli.cpu.workers import for_each, one_blas_thread
 
 
@@ -50,6 +53,17 @@ def test_blas_has_one_thread_until_the_last_has_left_and_then_its_own_number(bef
     leave.set()
     other.join()
     assert blas_threads() == before
+
+
+def test_few_multiplications_start_no_thread(monkeypatch):
+    started: list[threading.Thread] = []
+    monkeypatch.setattr(workers, "usable_cores", lambda: frozenset(range(3)))
+    monkeypatch.setattr(threading.Thread, "start", lambda self: started.append(self))
+    monkeypatch.setattr(threading.Thread, "join", lambda self: None)
+    for M, others in ((8, 0), (512, 2)):
+        q = np.ones((4, M, 16), np.float32)
+        assert (flashcli.attention(q, q, q, backend="cpu") == 1).all()
+        assert len(set(started)) >= others and (others or not started)
 
 
 @pytest.mark.parametrize("threads", [1, 3, None])
