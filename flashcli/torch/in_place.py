@@ -18,7 +18,7 @@ from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import SHAPES, Prepared, prepare
 from flashcli.kernels.plan import ATTENTION, check
 from flashcli.torch import private
-from flashcli.torch.sight import ALL, Sight
+from flashcli.torch.sight import ALL, Sight, operand
 
 KEPT = 2**20  # bytes of scratch that a thread keeps for PyTorch's default stream, instead of allocating it each time
 DEFAULT_STREAM = 0
@@ -171,11 +171,6 @@ def score_addresses(bias: torch.Tensor | None, mask: torch.Tensor | None) -> tup
     """The addresses of a bias of numbers and of a mask, which a bias of bools is; 0 where there is none."""
     at_bias, at_mask = (0 if x is None else x.data_ptr() for x in (bias, mask))
     return (0, at_bias) if bias is not None and bias.dtype is torch.bool else (at_bias, at_mask)
-
-
-def operand(tensor: torch.Tensor) -> Operand:
-    """The outline of a tensor: shape, strides in elements, and type."""
-    return Operand(tuple(tensor.shape), tensor.stride(), type_name(tensor.dtype))
 
 
 def rows_contiguous(x: torch.Tensor) -> torch.Tensor:

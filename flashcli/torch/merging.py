@@ -15,8 +15,9 @@ from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.merge import MERGE
 from flashcli.torch import private
-from flashcli.torch.in_place import operand, remember
+from flashcli.torch.in_place import remember
 from flashcli.torch.paged_tensors import described, numbers, refuse, tensor, uncompiled
+from flashcli.torch.sight import operand
 
 _ready: dict[tuple, Prepared] = {}
 

@@ -10,7 +10,7 @@ import torch
 from flashcli.arrays.numpys import attention
 from flashcli.asked.attention import call
 from flashcli.torch import in_place
-from flashcli.torch.sight import Sight
+from flashcli.torch.sight import Sight, operand
 
 HALVES = (torch.float16, torch.bfloat16)  # the second of which NumPy alone has not
 
@@ -30,8 +30,8 @@ def compute(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, sight: Sight
 def _of_halves(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, sight: Sight, options: dict[str, Any]) -> Any:
     """Attention of halves: widened, which is exact, and rounded at the end."""
     q, k, v = map(in_place.rows_contiguous, (q, k, v))
-    of_bias, of_mask, of_out = (None if x is None else in_place.operand(x) for x in (bias, mask, out))
-    of_q, of_k, of_v = (in_place.operand(x) for x in (q, k, v))
+    of_bias, of_mask, of_out = (None if x is None else operand(x) for x in (bias, mask, out))
+    of_q, of_k, of_v = (operand(x) for x in (q, k, v))
     named = sight.operands() | {"out_dtype": options.pop("out_dtype")}
     given = options["causal"], options["scale"], options["q_start"]
     asked = call(of_q, of_k, of_v, of_bias, of_out, *given, of_mask, **named)

@@ -15,7 +15,7 @@ from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.decode import DECODE
 from flashcli.torch import private
-from flashcli.torch.in_place import operand, remember, scratch
+from flashcli.torch.in_place import remember, scratch
 from flashcli.torch.paged_tensors import (
     address,
     described,
@@ -27,6 +27,7 @@ from flashcli.torch.paged_tensors import (
     tensor,
     uncompiled,
 )
+from flashcli.torch.sight import operand
 
 _ready: dict[tuple, Prepared] = {}
 

@@ -14,8 +14,9 @@ from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.write_kv import WRITE_KV
 from flashcli.torch import private
-from flashcli.torch.in_place import operand, remember
+from flashcli.torch.in_place import remember
 from flashcli.torch.paged_tensors import address, described, named, numbers, refuse, refuse_no_tensor, uncompiled
+from flashcli.torch.sight import operand
 
 _ready: dict[tuple, Prepared] = {}
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashcli.asked.attention import NO_WINDOW, Operand
+from flashcli.asked.attention import NO_WINDOW, Operand, type_name
 
 
 class Sight(NamedTuple):
@@ -38,7 +38,7 @@ class Sight(NamedTuple):
 
     def operands(self) -> dict[str, Any]:
         """The arguments of these names of `flashcli.asked.attention`, whose tensors are outlines there."""
-        outlines = (None if x is None else _operand(x) for x in self[1:])
+        outlines = (None if x is None else operand(x) for x in self[1:])
         return dict(zip(self._fields, (self.window, *outlines), strict=True))
 
     def addresses(self) -> tuple[int, int, int]:
@@ -81,8 +81,9 @@ def _by_heads(slopes: torch.Tensor, axes: int, group: int) -> torch.Tensor:
     return of_rows if group == 1 else of_rows.unflatten(1, (-1, group))
 
 
-def _operand(tensor: torch.Tensor) -> Operand:
-    return Operand(tuple(tensor.shape), tensor.stride(), str(tensor.dtype).removeprefix("torch."))
+def operand(tensor: torch.Tensor) -> Operand:
+    """The outline of a tensor: shape, strides in elements, and type."""
+    return Operand(tuple(tensor.shape), tensor.stride(), type_name(tensor.dtype))
 
 
 ALL = Sight()
