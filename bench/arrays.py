@@ -17,10 +17,17 @@ from bench import scripts
 from bench.targets import LAYOUT_CASES
 from flashcli.measure import in_place, peers
 from flashcli.measure.bench import Conditions
-from flashcli.measure.in_place import Entrant
+from flashcli.measure.in_place import Contender, Entrant
 from flashcli.measure.rows import Row
 from flashcli.measure.tensors import LAYOUTS, Problem
 from flashcli.terminal import as_json
+
+
+def _in_pytorchs_place(gradients: bool = False) -> Contender:
+    """`flashcli.torch.scaled_dot_product_attention`."""
+    from flashcli.torch import scaled_dot_product_attention
+
+    return Contender("flashcli.torch SDPA", in_place.bound(scaled_dot_product_attention), gradients=gradients)
 
 
 class Case(NamedTuple):
@@ -44,8 +51,8 @@ def cases(triton: bool = True) -> Iterator[Case]:
         problems = [Problem(B, H, H, N, N, d, layout=layout) for layout in LAYOUTS]
         yield Case(name, "gpu", [*((ours, problem) for problem in problems), (efficient, problems[0])])
     tiny = Problem(1, 4, 4, 32, 32, 64)
-    yield _case("a call", "host", tiny, ours, in_place.in_pytorchs_place(), in_place.pytorchs_choice())
-    wanted = in_place.ours(gradients=True), in_place.in_pytorchs_place(True), in_place.pytorchs_choice(True)
+    yield _case("a call", "host", tiny, ours, _in_pytorchs_place(), in_place.pytorchs_choice())
+    wanted = in_place.ours(gradients=True), _in_pytorchs_place(True), in_place.pytorchs_choice(True)
     yield _case("a call, gradients", "host", tiny, *wanted)
     gpt2 = Problem(1, 12, 12, 512, 512, 64, causal=True)
     yield _case("replayed", "graph", gpt2, ours, efficient, math)

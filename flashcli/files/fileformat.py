@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 
 from flashcli.asked.shape import Chunk, Shape, shape_problem
-from flashcli.errors import BadInput, CannotCreate, explained
+from flashcli.errors import BadInput, explained
 from flashcli.files.outputs import AtomicFile
 
 FLOAT = np.dtype("<f4")
@@ -168,13 +168,6 @@ class ChunkWriter(AtomicFile):
 def create_input(path: str | os.PathLike, shape: Shape) -> ChunkWriter:
     """An input file to be written."""
     return ChunkWriter(path, shape.input_bytes, shape.row_bytes, shape.input_rows, _header(shape))
-
-
-def create_zeros(path: str | os.PathLike, shape: Shape) -> None:
-    """An input file of zeros, which take no space where the file system can do without."""
-    with explained("write", path, CannotCreate), open(path, "wb") as file:
-        file.write(_header(shape))
-        file.truncate(shape.input_bytes)
 
 
 def _header(shape: Shape) -> bytes:

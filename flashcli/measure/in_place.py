@@ -66,18 +66,11 @@ def ours_of_halves(dtype: str, out_dtype: str = "") -> Contender:
     return Contender(f"flashcli, {dtype} in", bind, out_dtype or dtype, dtype)
 
 
-def in_pytorchs_place(gradients: bool = False) -> Contender:
-    """`flashcli.torch.scaled_dot_product_attention`."""
-    from flashcli.torch import scaled_dot_product_attention
-
-    return Contender("flashcli.torch SDPA", _bound(scaled_dot_product_attention), gradients=gradients)
-
-
 def pytorchs_choice(gradients: bool = False) -> Contender:
     """PyTorch's attention, whichever it chooses."""
     from torch.nn.functional import scaled_dot_product_attention
 
-    return Contender("PyTorch SDPA", _bound(scaled_dot_product_attention), gradients=gradients)
+    return Contender("PyTorch SDPA", bound(scaled_dot_product_attention), gradients=gradients)
 
 
 def pytorchs() -> list[Contender]:
@@ -85,14 +78,14 @@ def pytorchs() -> list[Contender]:
     from torch.nn.attention import SDPBackend
 
     return [
-        Contender("PyTorch math", _bound(_only(SDPBackend.MATH))),
-        Contender("PyTorch efficient", _bound(_repeating_heads(_only(SDPBackend.EFFICIENT_ATTENTION)))),
-        Contender("PyTorch flash fp16", _bound(_only(SDPBackend.FLASH_ATTENTION)), "float16", "float16"),
-        Contender("PyTorch cuDNN fp16", _bound(_only(SDPBackend.CUDNN_ATTENTION)), "float16", "float16"),
+        Contender("PyTorch math", bound(_only(SDPBackend.MATH))),
+        Contender("PyTorch efficient", bound(_repeating_heads(_only(SDPBackend.EFFICIENT_ATTENTION)))),
+        Contender("PyTorch flash fp16", bound(_only(SDPBackend.FLASH_ATTENTION)), "float16", "float16"),
+        Contender("PyTorch cuDNN fp16", bound(_only(SDPBackend.CUDNN_ATTENTION)), "float16", "float16"),
     ]
 
 
-def _bound(attend: Callable[..., Any]) -> Callable[[Problem, Inputs], Callable[[], Any]]:
+def bound(attend: Callable[..., Any]) -> Callable[[Problem, Inputs], Callable[[], Any]]:
     """A binder for a function with the parameters of PyTorch's."""
 
     def bind(problem: Problem, inputs: Inputs) -> Callable[[], Any]:
