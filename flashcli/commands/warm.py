@@ -6,6 +6,7 @@ import click
 
 from flashcli.asked.shape import MAX_D
 from flashcli.commands import options
+from flashcli.errors import BackendUnavailable
 from flashcli.kernels import usual
 from flashcli.terminal import as_json
 
@@ -28,11 +29,10 @@ def command(calls: tuple[str, ...], heads: tuple[int, ...], arch: str | None, js
     """
     from flashcli.commands.kernels import capability_of
     from flashcli.compiler import cache, compiler
-    from flashcli.gpu import driver
     from flashcli.kernels.operation import Gpu
     from flashcli.measure.builds import compile_for
 
-    gpu = Gpu(capability_of(arch), MULTIPROCESSORS) if arch else Gpu(*driver.first_gpu())
+    gpu = Gpu(capability_of(arch), MULTIPROCESSORS) if arch else Gpu(*_first_gpu())
     arch = compiler.architecture(gpu.capability)
     builds, start = usual.builds(gpu, calls or usual.CALLS, heads or usual.HEADS), time.perf_counter()
     compile_for(arch, builds)
@@ -40,3 +40,13 @@ def command(calls: tuple[str, ...], heads: tuple[int, ...], arch: str | None, js
     record = {"arch": arch, "builds": len(builds), "seconds": seconds, "folder": str(cache.folder())}
     told = f"{len(builds)} kernels for {arch} are in {cache.folder()}, after {seconds:.1f} s."
     as_json.present(record, told, json_path)
+
+
+def _first_gpu() -> tuple[tuple[int, int], int]:
+    """The first GPU's compute capability and number of multiprocessors; BackendUnavailable if there is no GPU."""
+    from flashcli.gpu import driver, plain
+
+    if missing := driver.problem():
+        raise BackendUnavailable(f"{missing}.", "go to a machine with a GPU, or name an architecture.")
+    gpu = plain.Device(0)
+    return gpu.compute_capability(), gpu.get_attribute(plain.device_attribute.MULTIPROCESSOR_COUNT)

@@ -6,10 +6,7 @@ import contextlib
 import ctypes
 import functools
 
-from flashcli.errors import BackendUnavailable
-
 NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
-MULTIPROCESSORS, MAJOR, MINOR = 16, 75, 76  # CU_DEVICE_ATTRIBUTE_*
 
 
 @functools.cache
@@ -30,19 +27,6 @@ def problem() -> str:
     if code not in (0, NO_DEVICE):
         return f"the CUDA driver does not start: {words(driver, code)}"
     return "" if count.value else "the CUDA driver finds no GPU"
-
-
-def first_gpu() -> tuple[tuple[int, int], int]:
-    """The first GPU's compute capability and number of multiprocessors; BackendUnavailable if there is no GPU."""
-    if missing := problem():
-        raise BackendUnavailable(f"{missing}.", "go to a machine with a GPU, or name an architecture.")
-    found = ctypes.c_int()
-
-    def attribute(number: int) -> int:
-        libcuda().cuDeviceGetAttribute(ctypes.byref(found), number, 0)  # type: ignore[union-attr]
-        return found.value
-
-    return (attribute(MAJOR), attribute(MINOR)), attribute(MULTIPROCESSORS)
 
 
 def version() -> str:

@@ -5,9 +5,7 @@ They are those of the CUDA samples' deviceQuery that decide how a kernel is writ
 
 from __future__ import annotations
 
-import ctypes
-
-from flashcli.gpu.driver import libcuda
+from flashcli.gpu import driver, plain
 from flashcli.kernels.speed import lanes
 from flashcli.terminal import sizes, tables
 
@@ -42,29 +40,21 @@ ATTRIBUTES = {
 Properties = dict[str, int]
 
 
-def count() -> int:
-    """How many GPUs the driver has for this process; 0 where there is no driver, or it does not start."""
-    driver, found = libcuda(), ctypes.c_int()
-    if driver is None or driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(found)):
-        return 0
-    return found.value
+def gpus() -> list[tuple[str, Properties]]:
+    """The GPUs' names and properties; none where there is no driver, or it does not start."""
+    return [] if driver.problem() else [_query(plain.Device(index)) for index in range(plain.Device.count())]
 
 
-def query(index: int) -> tuple[str, Properties]:
-    """The name of a GPU that there is, and its properties; 0 for one that a driver before CUDA 11 does not know."""
-    driver, handle, value = libcuda(), ctypes.c_int(), ctypes.c_int()
-    name, memory = ctypes.create_string_buffer(256), ctypes.c_size_t()
-    assert driver is not None
-    driver.cuDeviceGet(ctypes.byref(handle), index)
-    driver.cuDeviceGetName(name, len(name), handle)
-    driver.cuDeviceTotalMem_v2(ctypes.byref(memory), handle)
-    found = {"memory_bytes": memory.value}
+def _query(gpu: plain.Device) -> tuple[str, Properties]:
+    """The name of a GPU and its properties; 0 for one that a driver before CUDA 11 does not know."""
+    found = {"memory_bytes": gpu.total_memory()}
     for attribute, number in ATTRIBUTES.items():
-        code = driver.cuDeviceGetAttribute(ctypes.byref(value), number, handle)
-        found[attribute] = 0 if code else value.value
-    capability = found["capability_major"], found["capability_minor"]
-    found["multiprocessor_fp32_lanes"] = lanes(capability)
-    return name.value.decode(), found
+        try:
+            found[attribute] = gpu.get_attribute(number)
+        except plain.Error:
+            found[attribute] = 0
+    found["multiprocessor_fp32_lanes"] = lanes(gpu.compute_capability())
+    return gpu.name(), found
 
 
 def memory_rate(of: Properties) -> float:

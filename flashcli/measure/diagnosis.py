@@ -115,7 +115,7 @@ def _in_place() -> Finding:
 
 def _tuned() -> list[Finding]:
     """The GPUs on which `flashcli bench --tune` has timed kernels, by which those for arrays are chosen."""
-    names = {name for name, *_ in map(device.query, range(device.count()))}
+    names = {name for name, _ in device.gpus()}
     return [
         Finding("choice of kernels", True, f"on {name} by what `flashcli bench --tune` has measured")
         for name in sorted(names)
@@ -131,7 +131,7 @@ def _driver() -> Finding:
 
 def _devices() -> list[Finding]:
     """The GPUs as the driver describes them, which is more than PyCUDA needs."""
-    found = enumerate(map(device.query, range(device.count())))
+    found = enumerate(device.gpus())
     return [Finding(f"device {index}", True, name, properties=properties) for index, (name, properties) in found]
 
 

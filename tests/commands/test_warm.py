@@ -7,8 +7,9 @@ import json
 import pytest
 from support import FAKE_NVCC, flashcli, script
 
+from flashcli.commands import warm
 from flashcli.compiler import compiler
-from flashcli.gpu import driver
+from flashcli.gpu import driver, plain
 from flashcli.kernels import usual
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.choice import choose
@@ -55,10 +56,13 @@ def test_a_machine_without_a_gpu_is_asked_for_an_architecture(folder):
 
 def test_the_first_gpu_tells_its_capability_and_multiprocessors(monkeypatch):
     class Library:
+        def cuDeviceGet(self, found, number):
+            return 0
+
         def cuDeviceGetAttribute(self, found, number, device):
             found._obj.value = {75: 8, 76: 6, 16: 68}[number]
             return 0
 
     monkeypatch.setattr(driver, "problem", lambda: "")
-    monkeypatch.setattr(driver, "libcuda", Library)
-    assert driver.first_gpu() == ((8, 6), 68)
+    monkeypatch.setattr(plain, "libcuda", Library)
+    assert warm._first_gpu() == ((8, 6), 68)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flashcli.commands import doctor
+from flashcli.gpu import driver as cuda_driver
+from flashcli.gpu import plain
 from flashcli.measure import device, diagnosis
 
 GTX_1080 = {
@@ -42,20 +44,28 @@ class Driver:
         return 0
 
     def cuDeviceGetAttribute(self, where, number, handle):
-        assert handle.value == 70
+        assert handle == 70
         [name] = [name for name, other in device.ATTRIBUTES.items() if other == number]
         where._obj.value = GTX_1080[name]
         return 0
 
+    def cuGetErrorString(self, code, where):
+        return code
+
 
 @pytest.fixture(autouse=True)
 def driver(monkeypatch) -> type[Driver]:
-    monkeypatch.setattr(device, "libcuda", Driver)
+    use(monkeypatch, Driver)
     return Driver
 
 
+def use(monkeypatch, library) -> None:
+    for module in (cuda_driver, plain):
+        monkeypatch.setattr(module, "libcuda", library)
+
+
 def test_what_the_driver_says_and_what_follows_from_it():
-    name, found = device.query(0)
+    [(name, found)] = device.gpus()
     assert name == "NVIDIA GeForce GTX 1080"
     assert found == GTX_1080 | {"memory_bytes": 8_500_871_168, "multiprocessor_fp32_lanes": 128}
     assert device.memory_rate(found) == 320.32e9 and device.fp32_rate(found) == 2 * 2560 * 1.734e9
@@ -65,7 +75,7 @@ def test_what_the_driver_says_and_what_follows_from_it():
 def test_how_many_lanes_a_multiprocessor_has(monkeypatch, capability, lanes):
     monkeypatch.setitem(GTX_1080, "capability_major", capability[0])
     monkeypatch.setitem(GTX_1080, "capability_minor", capability[1])
-    assert device.query(0)[1]["multiprocessor_fp32_lanes"] == lanes
+    assert device.gpus()[0][1]["multiprocessor_fp32_lanes"] == lanes
 
 
 def test_what_an_old_driver_does_not_know_is_0(monkeypatch):
@@ -73,7 +83,7 @@ def test_what_an_old_driver_does_not_know_is_0(monkeypatch):
     monkeypatch.setattr(
         Driver, "cuDeviceGetAttribute", lambda self, *asked: 1 if asked[1] == 106 else known(self, *asked)
     )
-    assert device.query(0)[1]["multiprocessor_blocks"] == 0
+    assert device.gpus()[0][1]["multiprocessor_blocks"] == 0
 
 
 def test_doctor_has_a_line_for_each():
@@ -102,5 +112,5 @@ def test_doctor_has_a_line_for_each():
 
 @pytest.mark.parametrize("missing", [lambda: None, type("Ill", (Driver,), {"start": 803})])
 def test_without_a_driver_there_are_no_devices(monkeypatch, missing):
-    monkeypatch.setattr(device, "libcuda", missing)
-    assert device.count() == 0 and diagnosis._devices() == []
+    use(monkeypatch, missing)
+    assert device.gpus() == [] == diagnosis._devices()
