@@ -60,7 +60,7 @@ class Bench(click.Command):
 @click.option("--tune", is_flag=True, help="Time kernels on arrays, and have the fastest here be chosen from now on.")
 @click.option("--untune", is_flag=True, help="Forget what --tune has found on this GPU.")
 def command(
-    cases: tuple[str, ...], shapes: tuple[Shape, ...], precisions: tuple[str, ...], causal: bool, how: timing.How,
+    cases: tuple[str, ...], shapes: tuple[Shape, ...], precisions: tuple[str, ...], causal: bool, how: timing.Timing,
     tune: bool, untune: bool,
 ) -> None:  # fmt: skip
     """Time kernels as `flashcli run` uses them, and those of PyTorch and Triton if wanted, on the same inputs.
@@ -124,7 +124,7 @@ def _check_alone(what: str, given: dict[str, object]) -> None:
         raise UsageError(f"{option} has no meaning for {what}.", f"leave out {option}, or --{what.split()[-1]}.")
 
 
-def _with_tiles(names: list[str], how: timing.How) -> list[str]:
+def _with_tiles(names: list[str], how: timing.Timing) -> list[str]:
     """The names of those kernels that leave a choice of tiles; UsageError if none of those asked for does."""
     able = [name for name, kernel in KERNELS.items() if kernel.tilings is not nothing]
     if found := [name for name in names if name in able]:
@@ -134,7 +134,7 @@ def _with_tiles(names: list[str], how: timing.How) -> list[str]:
 
 
 def _on_cpu(
-    record: Record, shapes: dict[str, Shape], kernels: list[str], conditions: Conditions, how: timing.How
+    record: Record, shapes: dict[str, Shape], kernels: list[str], conditions: Conditions, how: timing.Timing
 ) -> Iterator[Row]:
     """The kernels, which run on the host, or else the NumPy backend; and the peers."""
     from flashcli.cpu.workers import usable_cores
@@ -147,7 +147,7 @@ def _on_cpu(
 
 def _on_gpu(
     record: Record, shapes: dict[str, Shape], kernels: list[str], precisions: tuple[str, ...], conditions: Conditions,
-    how: timing.How,
+    how: timing.Timing,
 ) -> Iterator[Row]:  # fmt: skip
     """The kernels and the peers. The ceilings, for the floor, are measured with PyTorch where that is a peer."""
     from flashcli.measure import bench, machine, peers

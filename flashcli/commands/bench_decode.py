@@ -52,7 +52,7 @@ ON_CPU = "1x4096 32/8"  # of the record's shapes: the others take long there
 )  # fmt: skip
 def command(
     path: str | None, heads: tuple[tuple[int, int, int, int], ...], lengths: str, queries: str, page: int,
-    query_type: str, cache: str | None, layout: str | None, rule: bool, how: timing.How,
+    query_type: str, cache: str | None, layout: str | None, rule: bool, how: timing.Timing,
 ) -> None:  # fmt: skip
     """Time paged decode beside the floor: a kernel that reads the same keys and values, and computes nothing.
 
@@ -119,7 +119,7 @@ def _shapes(
     return [TimedShape(f"{S}x({lengths}) {H}/{Hkv} D={D}{told}", S, H, Hkv, D, *same) for S, H, Hkv, D in heads]
 
 
-def _on_gpu(record: Record, given: Given, layout: str, how: timing.How) -> Iterator[Row]:
+def _on_gpu(record: Record, given: Given, layout: str, how: timing.Timing) -> Iterator[Row]:
     """The floor, the kernels, and PyTorch's attention if that is wanted."""
     from flashcli.measure import decode_arrays, machine, peers
     from flashcli.measure.decode_times import Contender, times, times_of
@@ -135,7 +135,7 @@ def _on_gpu(record: Record, given: Given, layout: str, how: timing.How) -> Itera
     return times(contenders, given, [layout], against, runs, how.seed)
 
 
-def _on_cpu(record: Record, given: Given, layout: str, how: timing.How) -> Iterator[Row]:
+def _on_cpu(record: Record, given: Given, layout: str, how: timing.Timing) -> Iterator[Row]:
     from flashcli.cpu.workers import usable_cores
     from flashcli.files.decode.cases import Case, make
     from flashcli.measure import machine

@@ -57,7 +57,7 @@ GRADIENTS = list(backward_kernels.KERNELS)
 )  # fmt: skip
 def command(
     cases: tuple[str, ...], shapes: tuple[Shape, ...], heads: int | None, kv_heads: int | None, queries: int | None,
-    layout: str, gradients: bool, precisions: tuple[str, ...], causal: bool, how: timing.How,
+    layout: str, gradients: bool, precisions: tuple[str, ...], causal: bool, how: timing.Timing,
 ) -> None:  # fmt: skip
     """Time attention on PyTorch's tensors [B, H, N, d] where they lie, or its gradients.
 

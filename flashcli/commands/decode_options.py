@@ -91,7 +91,7 @@ OPTIONS = (
     ),
     click.option(
         "--pages", type=click.Choice(PAGES), default="unique", show_default=True,
-        help="Which pages sequences have: their own at random, their own the last first, the same. For --decode.",
+        help="Pages of the sequences: their own at random, their own the last first, or shared ones. For --decode.",
     ),
     click.option(
         "--sharpness", type=parameters.FiniteRange(0), default=3.0, show_default=True,

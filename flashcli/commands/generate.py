@@ -40,7 +40,13 @@ Distributions:
 )
 @click.argument("output_path", metavar="OUT", type=parameters.FILE_OR_STREAM)
 @click.option("--shape", type=parameters.SHAPE, help="The shape of Q, K and V, such as 10,2048,64.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed gives the same file.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Seed of the random numbers: a file's bytes follow from it and the other options.",
+)
 @click.option(
     "--distribution",
     metavar="NAME",

@@ -35,7 +35,7 @@ causal_option = click.option("--causal", is_flag=True, help="Have row i of Q see
 
 
 @dataclass(frozen=True)
-class How:
+class Timing:
     """The options that these commands share, each under its name; ``json``, ``csv`` and ``markdown`` are FILEs."""
 
     backend: str
@@ -137,7 +137,7 @@ class How:
 def options_of(
     kernels: Iterable[str], otherwise: str, against: Iterable[str], ladder: tuple[str, str] | None = None
 ) -> Callable[[Callable], Callable]:
-    """Give a command the options of `How`, which it is called with as ``how``.
+    """Give a command the options of `Timing`, which it is called with as ``how``.
 
     ``otherwise`` says which of the kernels are timed if none is named; ``ladder``, what --ladder times and --plot
     draws. Where that is None, there are neither of them, nor --threads.
@@ -168,8 +168,8 @@ def options_of(
     def decorate(command: Callable) -> Callable:
         @functools.wraps(command)
         def folded(**given: Any) -> Any:
-            shared = {field.name: given.pop(field.name) for field in fields(How) if field.name in given}
-            return command(how=How(**shared), **given)
+            shared = {field.name: given.pop(field.name) for field in fields(Timing) if field.name in given}
+            return command(how=Timing(**shared), **given)
 
         return functools.reduce(lambda decorated, option: option(decorated), reversed(added), folded)
 

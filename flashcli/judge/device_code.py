@@ -24,7 +24,7 @@ SECONDS = 30.0
 LOOK = 'if command -v c++filt > /dev/null; then "$0" -res-usage "$1" | c++filt; else "$0" -res-usage "$1"; fi'
 
 
-class Kernel(NamedTuple):
+class ProgramKernel(NamedTuple):
     """A kernel of a program, compiled for one architecture."""
 
     name: str
@@ -35,7 +35,7 @@ class Kernel(NamedTuple):
     occupancy: float | None  # most warps of a multiprocessor that blocks of `THREADS` fill, in %; None: unknown `arch`
 
 
-def kernels(program: str, rules: Rules, scratch: Scratch, supervision: Supervision) -> list[Kernel]:
+def kernels(program: str, rules: Rules, scratch: Scratch, supervision: Supervision) -> list[ProgramKernel]:
     """List a program's kernels by cuobjdump, confined like the program itself, which may be made to attack it."""
     search = os.pathsep.join(
         [os.environ.get("PATH", os.defpath), f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin"]
@@ -54,9 +54,9 @@ def kernels(program: str, rules: Rules, scratch: Scratch, supervision: Supervisi
     return parsed(done.printed)
 
 
-def parsed(printed: str) -> list[Kernel]:
+def parsed(printed: str) -> list[ProgramKernel]:
     """The kernels in what cuobjdump prints; one of an architecture that is there twice is told of once."""
-    found: dict[tuple[str, str], Kernel] = {}
+    found: dict[tuple[str, str], ProgramKernel] = {}
     arch = name = ""
     for line in printed.splitlines():
         if match := re.match(r"arch = (\w+)", line):
@@ -66,7 +66,7 @@ def parsed(printed: str) -> list[Kernel]:
         elif match := re.match(r"\s*REG:(\d{1,4}) STACK:(\d{1,9}) SHARED:(\d{1,9}) LOCAL:(\d{1,9})\b", line):
             registers, stack, shared, local = map(int, match.groups())
             share = _occupancy(arch, registers, shared)
-            found.setdefault((name, arch), Kernel(name, arch, registers, shared, stack + local, share))
+            found.setdefault((name, arch), ProgramKernel(name, arch, registers, shared, stack + local, share))
     return list(found.values())[:MOST]
 
 
@@ -80,7 +80,7 @@ def _occupancy(arch: str, registers: int, shared: int) -> float | None:
 HEADINGS = ("kernel", "arch", "registers", "shared", "local", "occupancy")
 
 
-def cells(kernel: Kernel) -> list[str]:
+def cells(kernel: ProgramKernel) -> list[str]:
     """A line of a table, below `HEADINGS`."""
     share = "-" if kernel.occupancy is None else f"{kernel.occupancy:.0f} %"
     numbers = (str(kernel.registers), f"{kernel.shared} bytes", f"{kernel.local} bytes")

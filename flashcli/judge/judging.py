@@ -18,7 +18,7 @@ from typing import NamedTuple
 from flashcli.errors import FlashError
 from flashcli.files.testcases import Case
 from flashcli.judge.answers import Compare
-from flashcli.judge.device_code import Kernel, kernels
+from flashcli.judge.device_code import ProgramKernel, kernels
 from flashcli.judge.inputs import Damaged, NewInputs, OwnInputs, Ready
 from flashcli.judge.rules import Rules
 from flashcli.judge.runnable import not_started_inside, why_not_run
@@ -60,7 +60,7 @@ class Result(NamedTuple):
     returncode: int | None = None
     points: float = 1.0  # what the case counts
     memory: int | None = None  # bytes, the most of any process of any run; None if that is not known
-    kernels: tuple[Kernel, ...] = ()  # of the program
+    kernels: tuple[ProgramKernel, ...] = ()  # of the program
 
 
 class Attempt(NamedTuple):
@@ -91,7 +91,7 @@ class Judging:
     tell: Callable[[str], None] = _say_nothing  # what is being done
     secret: int = field(default_factory=lambda: secrets.randbits(64))  # chooses the rows that are checked
     _built: dict[str, Submission] = field(default_factory=dict)
-    _kernels: dict[str, tuple[Kernel, ...]] = field(default_factory=dict)  # by submission
+    _kernels: dict[str, tuple[ProgramKernel, ...]] = field(default_factory=dict)  # by submission
     _too_slow: Counter = field(default_factory=Counter)  # time limits exceeded, by submission
 
     def results(

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from flashcli.errors import BadInput, CannotCreate, UsageError, explained
 from flashcli.files.regular import check_regular, read_regular
 from flashcli.judge.containment import NAMES
-from flashcli.judge.device_code import Kernel
+from flashcli.judge.device_code import ProgramKernel
 from flashcli.judge.judging import ACCEPTED, VERDICTS, Result
 from flashcli.judge.rules import Rules
 from flashcli.judge.texts import printable
@@ -74,13 +74,13 @@ def _times(value: object) -> list[float]:
     return [_seconds(item) for item in value]
 
 
-def _kernels(value: Any) -> tuple[Kernel, ...]:
+def _kernels(value: Any) -> tuple[ProgramKernel, ...]:
     return tuple(map(_kernel, value))
 
 
-def _kernel(value: Any) -> Kernel:
+def _kernel(value: Any) -> ProgramKernel:
     registers, shared, local = (int(_seconds(value[name])) for name in ("registers", "shared", "local"))
-    return Kernel(
+    return ProgramKernel(
         _name(value["name"]), _text(value["arch"]), registers, shared, local, _seconds_or_none(value["occupancy"])
     )
 

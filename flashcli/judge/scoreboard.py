@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from flashcli.judge.device_code import Kernel
+from flashcli.judge.device_code import ProgramKernel
 from flashcli.judge.judging import ACCEPTED, Result
 from flashcli.judge.results import description
 from flashcli.judge.rules import RANKINGS
@@ -157,7 +157,7 @@ def lines(board: Board) -> list[list[str]]:
     return [[column.heading for column in chosen], *body]
 
 
-def kernels(standing: Standing) -> list[Kernel]:
+def kernels(standing: Standing) -> list[ProgramKernel]:
     """The kernels of a submission's program, which all its results repeat."""
     return next((list(result.kernels) for result in standing.results.values() if result.kernels), [])
 

@@ -70,7 +70,7 @@ def ways(streams: Iterable[int], memories: Iterable[str], orders: Iterable[str])
     )  # fmt: skip
 
 
-class Operation(NamedTuple):
+class Queued(NamedTuple):
     """One copy or kernel of one ``chunk``: when the host ``queued`` it, and when it had its ``end``, in seconds."""
 
     engine: str
@@ -118,7 +118,7 @@ class Experiment:
         self._driver.Context.synchronize()
         return under_way(
             [
-                Operation(engine, chunk, chunk % max(1, way.streams), at - zero, start.time_till(event) / 1e3)
+                Queued(engine, chunk, chunk % max(1, way.streams), at - zero, start.time_till(event) / 1e3)
                 for engine, chunk, at, event in queued
             ],
             [str(Shape(*self.out.shape).whole(batches)) for batches in self.chunks],
@@ -166,7 +166,7 @@ class Experiment:
         return batches.start * matrices * N * d * FLOAT_BYTES
 
 
-def under_way(operations: Iterable[Operation], names: Sequence[str]) -> Timeline:
+def under_way(operations: Iterable[Queued], names: Sequence[str]) -> Timeline:
     """When operations were under way on their engines, about the chunks of these ``names``.
 
     A stream does one thing after another, and so does an engine. So an operation begins when it has been queued and

@@ -1,7 +1,7 @@
 """`flashcli run`: from an input file to an output file, and the record of how long it took.
 
 The output's rows are divided among devices, or among the processes of a launcher, which all write into one file; one
-device of one process is the case of one share. What was ordered becomes a plan, the plan is executed, and the parts
+device of one process is the case of one share. What was ordered is divided, the shares are computed, and the parts
 that were done become a record.
 """
 
@@ -79,7 +79,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Division:
     """The division of the work.
 
     by : the largest chunk
@@ -115,11 +115,11 @@ def run(order: Order, audience: Audience = NOBODY, ranks: Alone = ALONE) -> dict
         check_creatable(order.trace)
     with InputFile(order.input_path) as source:
         agree_on_order(ranks, source, order.output_path, order.request)
-        plan = make_plan(order, source.shape, ranks)
-        source.will_read(plan.batches)
-        with _output(order.output_path, plan, ranks) as sink:
-            with audience.progress(plan.input_bytes) as progress:
-                execution = Execution(order, plan, source, sink, ranks, audience, progress)
+        division = divide(order, source.shape, ranks)
+        source.will_read(division.batches)
+        with _output(order.output_path, division, ranks) as sink:
+            with audience.progress(division.input_bytes) as progress:
+                execution = Execution(order, division, source, sink, ranks, audience, progress)
                 parts = execution.parts()
             parts[0] = parts[0]._replace(timeline=Timeline.merged([start, parts[0].timeline]))
             if ranks.rank > 0:
@@ -130,15 +130,15 @@ def run(order: Order, audience: Audience = NOBODY, ranks: Alone = ALONE) -> dict
             with execution.timeline.measure("output", "commit"), signals.held():
                 sink.commit()
                 signals.complete.append(order.output_path)
-    if plan.count > 1:
+    if division.count > 1:
         execution.warn_of(next((part.place for part in parts if part.place), ""))
         execution.warn_of_lost(next((part.lost for part in parts if part.lost), ""))
     if ranks.size > 1 and (crowd := sharing(parts)):
         audience.warn(crowd)
     if order.trace is not None:
         alone = {1: Timeline.merged([start, execution.timeline])}
-        write_trace(order.trace, {part.name: part.timeline for part in parts} if plan.count > 1 else alone)
-    return run_record(plan.shape, order.request.causal, parts, execution.timeline)
+        write_trace(order.trace, {part.name: part.timeline for part in parts} if division.count > 1 else alone)
+    return run_record(division.shape, order.request.causal, parts, execution.timeline)
 
 
 def _start_up() -> Timeline:
@@ -150,27 +150,27 @@ def _start_up() -> Timeline:
     return timeline
 
 
-def make_plan(order: Order, shape: Shape, ranks: Alone) -> Plan:
+def divide(order: Order, shape: Shape, ranks: Alone) -> Division:
     """Divide the work: a share for each of the devices, or for each of the ranks."""
     count, request = max(ranks.size, len(order.devices)), order.request
     by, rows = shards(shape, count, request.causal)
     requests = [replace(request, device=device) for device in order.devices] or [request]
     if len(requests) == 1:
-        return Plan(shape, by, [Share(ranks.name, ranks.who, requests[0], rows[ranks.rank])], count)
+        return Division(shape, by, [Share(ranks.name, ranks.who, requests[0], rows[ranks.rank])], count)
     shares = [
         Share(f"GPU {request.device}", {"gpu": request.device}, request, some)
         for request, some in zip(requests, rows, strict=True)
     ]
-    return Plan(shape, by, shares, count)
+    return Division(shape, by, shares, count)
 
 
-def _output(path: str, plan: Plan, ranks: Alone) -> ChunkWriter:
+def _output(path: str, division: Division, ranks: Alone) -> ChunkWriter:
     """The output, made by rank 0 and opened by all."""
     if ranks.rank > 0:
-        return create_output(path, plan.shape, shared=ranks.share())
-    sink = create_output(path, plan.shape)
+        return create_output(path, division.shape, shared=ranks.share())
+    sink = create_output(path, division.shape)
     try:
-        if plan.count > 1 and sink.in_order:
+        if division.count > 1 and sink.in_order:
             raise UsageError(
                 f"{path!r} cannot be written by several GPUs or processes at a time: it cannot seek.",
                 "write to a regular file, or use one GPU in one process.",
@@ -184,21 +184,21 @@ def _output(path: str, plan: Plan, ranks: Alone) -> ChunkWriter:
 
 
 class Execution:
-    """A plan that is carried out, between an open input and an open output."""
+    """The computation of the shares, between an open input and an open output."""
 
     def __init__(
-        self, order: Order, plan: Plan, source: InputFile, sink: ChunkWriter, ranks: Alone, audience: Audience,
+        self, order: Order, division: Division, source: InputFile, sink: ChunkWriter, ranks: Alone, audience: Audience,
         progress: Callable[[int], None],
     ) -> None:  # fmt: skip
         """``progress`` is told of the bytes of input that are done with."""
-        self._order, self._plan, self._source, self._sink = order, plan, source, sink
+        self._order, self._division, self._source, self._sink = order, division, source, sink
         self._ranks, self._audience, self._tell = ranks, audience, progress
         self._lock = threading.Lock()
         self.timeline = Timeline(keeps=order.trace is not None)  # of all shares of this process
 
     def parts(self) -> list[Part]:
         """Do each share, and tell how; several have a thread each, as PyCUDA's contexts want it."""
-        shares = self._plan.shares
+        shares = self._division.shares
         if len(shares) == 1:
             return [self._part(shares[0], self._ranks.check)]
         return together([functools.partial(self._part_of_several, share) for share in shares])
@@ -221,18 +221,18 @@ class Execution:
             raise
 
     def _part(self, share: Share, check: Callable[[], None]) -> Part:
-        shape, places, lost = self._plan.shape, list[str](), list[str]()
+        shape, places, lost = self._division.shape, list[str](), list[str]()
         timeline = Timeline(keeps=self._order.trace is not None, within=self.timeline)
-        sizes = cut(shape)  # not the plan's: the tiles are to be the same whatever the number of shares
+        sizes = cut(shape)  # not the division's: the tiles are to be the same whatever the number of shares
         with timeline.measure("computation", "open the backend"):
             notice = self._audience.notice
             opened = open_backend(share.request, replace(shape, B=sizes.batches), sizes.rows, notice)
         with opened as backend:
             agree_on_backend(self._ranks, backend.details())
             watch = Watch(timeline, self._progress, self.warn_of, self.warn_of_lost, check)
-            if self._plan.count > 1:  # when all parts are there: of the first place
+            if self._division.count > 1:  # when all parts are there: of the first place
                 watch = watch._replace(warn=places.append, lost=lost.append)
-            stream(self._source, backend, self._sink, self._plan.by, share.rows, self._order.serial, watch)
+            stream(self._source, backend, self._sink, self._division.by, share.rows, self._order.serial, watch)
             details = {"description": backend.description, **backend.details()}
         seconds = phase_seconds(timeline, str(details["backend"]))
         trace, found = Timeline.merged([timeline]), ("".join(places), "".join(lost))

@@ -9,7 +9,7 @@ from support import flashcli, script
 from test_scoreboard import result
 
 from flashcli.judge import pseudonyms, scoreboard, views
-from flashcli.judge.device_code import Kernel, parsed
+from flashcli.judge.device_code import ProgramKernel, parsed
 
 # What cuobjdump of CUDA 12 prints, with names by c++filt.
 PRINTED = """
@@ -40,12 +40,12 @@ arch = sm_999
  Function plain:
   REG:9 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:536 TEXTURE:0 SURFACE:0 SAMPLER:0
 """
-ATTEND = Kernel("attend<1024>(float*)", "sm_90", 168, 5120, 24, 12.5)
+ATTEND = ProgramKernel("attend<1024>(float*)", "sm_90", 168, 5120, 24, 12.5)
 
 
 def test_registers_memory_and_occupancy_of_each_kernel_and_architecture():
     """Of 168 registers, 1 block of 8 warps of 64 fits: 65536 / (168 * 256) = 1.5."""
-    plain, other = Kernel("plain", "sm_90", 8, 0, 0, 100.0), Kernel("plain", "sm_999", 9, 0, 0, None)
+    plain, other = ProgramKernel("plain", "sm_90", 8, 0, 0, 100.0), ProgramKernel("plain", "sm_999", 9, 0, 0, None)
     assert parsed(PRINTED) == [ATTEND, plain, other]
 
 

@@ -225,7 +225,7 @@ def test_a_rung_of_the_host_needs_no_gpu(no_pycuda, monkeypatch, climbed):
 def test_plain_bench_leaves_the_slow_rungs_to_the_ladder(monkeypatch):
     chosen = []
     monkeypatch.setattr("flashcli.commands.bench.FAST_FROM", "mma")
-    monkeypatch.setattr("flashcli.commands.timing.How.is_cpu", lambda *_: False)
+    monkeypatch.setattr("flashcli.commands.timing.Timing.is_cpu", lambda *_: False)
     monkeypatch.setattr(machine, "gpu_circumstances", dict)
     monkeypatch.setattr(bench, "gpu_contenders", lambda kernels, *rest: chosen.append(kernels) or [])
     for options in ([], ["--kernel", "all"], ["--kernel", "wgmma", "--kernel", "q_in_registers"]):

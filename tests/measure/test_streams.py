@@ -14,7 +14,7 @@ from flashcli.gpu import memory
 from flashcli.measure import streams
 from flashcli.measure.records import Record, streams_tables
 from flashcli.measure.rows import Failure, Streamed
-from flashcli.measure.streams import CONNECTIONS, Operation, Way, ways
+from flashcli.measure.streams import CONNECTIONS, Queued, Way, ways
 from flashcli.measure.streams_plot import draw_streams
 from flashcli.run.timeline import ENGINES
 
@@ -84,11 +84,11 @@ def test_the_order_in_which_things_are_queued(path, fake_gpu):
 def test_an_operation_begins_when_it_is_queued_and_its_stream_and_its_engine_are_free():
     copy_in, kernel, copy_out = ENGINES
     operations = [
-        Operation(copy_in, 0, 0, 0.0, 2.0),
-        Operation(copy_in, 1, 1, 0.1, 4.0),  # waits for the engine
-        Operation(kernel, 0, 0, 0.2, 3.0),  # for its stream
-        Operation(kernel, 1, 1, 6.0, 6.5),  # for the host
-        Operation(copy_out, 0, 0, 0.3, 5.0),
+        Queued(copy_in, 0, 0, 0.0, 2.0),
+        Queued(copy_in, 1, 1, 0.1, 4.0),  # waits for the engine
+        Queued(kernel, 0, 0, 0.2, 3.0),  # for its stream
+        Queued(kernel, 1, 1, 6.0, 6.5),  # for the host
+        Queued(copy_out, 0, 0, 0.3, 5.0),
     ]
     spans = streams.under_way(operations, ["one", "two"]).spans
     assert [(span.phase, span.start, span.end, span.about) for span in spans] == [
