@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import flashcli
 from flashcli.cpu import workers
@@ -19,10 +20,12 @@ def blas_threads() -> list[int]:
 
 
 @pytest.fixture
-def before() -> list[int]:
-    if not (found := blas_threads()):
-        pytest.skip("NumPy uses a BLAS that threadpoolctl does not know")
-    return found
+def before() -> Iterator[list[int]]:
+    """The numbers of BLAS's threads: two, though tests beside others begin with one."""
+    with threadpool_limits(2):
+        if not (found := blas_threads()):
+            pytest.skip("NumPy uses a BLAS that threadpoolctl does not know")
+        yield found
 
 
 def test_blas_has_one_thread_whichever_thread_asks_for_it(before):
@@ -64,6 +67,12 @@ def test_few_multiplications_start_no_thread(monkeypatch):
         q = np.ones((4, M, 16), np.float32)
         assert (flashcli.attention(q, q, q, backend="cpu") == 1).all()
         assert len(set(started)) >= others and (others or not started)
+
+
+def test_blas_has_one_thread_during_tasks_of_any_thread(before):
+    seen: list[int] = []
+    for_each(lambda _: seen.extend(blas_threads()), range(20), 2)
+    assert set(seen) == {1} and blas_threads() == before
 
 
 @pytest.mark.parametrize("threads", [1, 3, None])

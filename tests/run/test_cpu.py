@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import random_qkv
+from threadpoolctl import threadpool_info, threadpool_limits
 from tolerances import assert_accurate
 
 from flashcli.asked.shape import Shape
-from flashcli.cpu.attention import row_tile, tiles
+from flashcli.cpu.attention import attend, row_tile, tiles
 from flashcli.cpu.workers import usable_cores
 from flashcli.files.cut import TILE, Cut
 from flashcli.files.verify import reference
-from flashcli.run import arrays
+from flashcli.run import arrays, slots_cpu
 from flashcli.run.arrays import Arrays
 from flashcli.run.slots_cpu import CpuBackend
 from flashcli.run.stream import stream
@@ -46,6 +47,19 @@ def test_any_number_of_threads(threads, causal):
         assert backend.details()["threads"] == threads
         arrays.forward(backend, qkv, out)
     assert_accurate(out, qkv, causal)
+
+
+def test_blas_has_one_thread_during_the_products(monkeypatch):
+    seen: set[int] = set()
+
+    def looked(*given) -> None:
+        seen.update(pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas")
+        attend(*given)
+
+    monkeypatch.setattr(slots_cpu, "attend", looked)
+    with threadpool_limits(2), CpuBackend() as backend:
+        arrays.forward(backend, qkv := random_qkv(2, 50, 16), np.empty_like(qkv[:, 0]))
+    assert seen <= {1}
 
 
 def test_threads_and_chunks_change_no_bit():
