@@ -19,7 +19,7 @@ from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.backward import BACKWARD, check_name
 from flashcli.torch import in_place, on_cpu, private, transforms
 from flashcli.torch.gradients import gradients
-from flashcli.torch.sight import Sight, operand
+from flashcli.torch.sight import Sight
 
 SCHEMA = (
     "attention_backward(Tensor do, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor o, "
@@ -117,12 +117,10 @@ def _refuse_mixed(tensors: dict[str, Any]) -> None:
 def _asked(
     do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, o: Any, lse: Any, *options: Any
 ) -> Backward:
-    of_do, of_q, of_k, of_v, of_o, of_lse = (operand(x) for x in (do, q, k, v, o, lse))
-    of_dlse, of_bias, of_mask = (None if x is None else operand(x) for x in (dlse, bias, mask))
     causal, scale, q_start, return_dbias, rows_first, sight, out_dtype = options
     return backward(
-        of_do, of_q, of_k, of_v, of_o, of_lse, of_dlse, of_bias, causal, scale, q_start, return_dbias, rows_first,
-        of_mask, **sight.operands(), out_dtype=out_dtype,
+        **sight.operands(do=do, q=q, k=k, v=v, o=o, lse=lse, dlse=dlse, bias=bias, mask=mask), causal=causal,
+        scale=scale, q_start=q_start, return_dbias=return_dbias, rows_first=rows_first, out_dtype=out_dtype,
     )  # fmt: skip
 
 

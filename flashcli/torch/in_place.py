@@ -153,9 +153,8 @@ def _make_ready(
     to = None if out is None else operand(out)
     if rows_first and out is None and q.ndim == 4:
         to = _rows_first(q, type_name(out_dtype or q.dtype))
-    of_bias, of_mask = (None if x is None else operand(x) for x in (bias, mask))
-    named = sight.operands() | {"out_dtype": out_dtype}
-    what = call(operand(q), operand(k), operand(v), of_bias, to, causal, scale, q_start, of_mask, **named)
+    of = sight.operands(q=q, k=k, v=v, bias=bias, mask=mask)
+    what = call(**of, out=to, causal=causal, scale=scale, q_start=q_start, out_dtype=out_dtype)
     o, lse = to or contiguous(what.shape, what.out_dtype), contiguous(what.lse_shape, "float32")
     layout = o.shape, o.strides, lse.shape, lse.strides, getattr(torch, what.out_dtype)
     if what.empty:

@@ -10,7 +10,7 @@ import torch
 from flashcli.arrays.numpys import attention
 from flashcli.asked.attention import call
 from flashcli.torch import in_place
-from flashcli.torch.sight import Sight, operand
+from flashcli.torch.sight import Sight
 
 HALVES = (torch.float16, torch.bfloat16)  # the second of which NumPy alone has not
 
@@ -30,11 +30,8 @@ def compute(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, sight: Sight
 def _of_halves(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, sight: Sight, options: dict[str, Any]) -> Any:
     """Attention of halves: widened, which is exact, and rounded at the end."""
     q, k, v = map(in_place.rows_contiguous, (q, k, v))
-    of_bias, of_mask, of_out = (None if x is None else operand(x) for x in (bias, mask, out))
-    of_q, of_k, of_v = (operand(x) for x in (q, k, v))
-    named = sight.operands() | {"out_dtype": options.pop("out_dtype")}
-    given = options["causal"], options["scale"], options["q_start"]
-    asked = call(of_q, of_k, of_v, of_bias, of_out, *given, of_mask, **named)
+    of, given = sight.operands(q=q, k=k, v=v, bias=bias, mask=mask, out=out), ("causal", "scale", "q_start")
+    asked = call(**of, **{name: options[name] for name in given}, out_dtype=options.pop("out_dtype"))
     found = compute(q.float(), k.float(), v.float(), bias, mask, None, sight, **options)
     answer, *lse = found if isinstance(found, tuple) else (found,)
     o = answer.to(getattr(torch, asked.out_dtype)) if out is None else out.copy_(answer)

@@ -15,7 +15,7 @@ from flashcli.asked.attention import NO_WINDOW, call
 from flashcli.asked.how import How
 from flashcli.kernels.plan import check
 from flashcli.torch import backward, gradients, in_place, on_cpu, transforms
-from flashcli.torch.sight import Sight, operand
+from flashcli.torch.sight import Sight
 
 SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? bias=None, Tensor? mask=None, bool causal=False, "
@@ -90,10 +90,8 @@ def _without_numbers(
         check(How(kernel, precision, batch_invariant))
     tensors = [*(x for x in (q, k, v, bias, mask) if x is not None), *given.sight.tensors]
     if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), q_start)):
-        of_q, of_k, of_v = (operand(x) for x in (q, k, v))
-        of_bias, of_mask = (None if x is None else operand(x) for x in (bias, mask))
-        named = given.sight.operands() | {"out_dtype": given.out_dtype}
-        call(of_q, of_k, of_v, of_bias, None, causal, scale, q_start, of_mask, **named)
+        of = given.sight.operands(q=q, k=k, v=v, bias=bias, mask=mask)
+        call(**of, causal=causal, scale=scale, q_start=q_start, out_dtype=given.out_dtype)
     return _empty(q, given)
 
 

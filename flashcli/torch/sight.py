@@ -36,10 +36,10 @@ class Sight(NamedTuple):
             return tuple(self.window)
         return tuple(self.window), *(None if x is None else (x.shape, x.stride(), x.dtype) for x in self[1:])
 
-    def operands(self) -> dict[str, Any]:
-        """The arguments of these names of `flashcli.asked.attention`, whose tensors are outlines there."""
-        outlines = (None if x is None else operand(x) for x in self[1:])
-        return dict(zip(self._fields, (self.window, *outlines), strict=True))
+    def operands(self, **others: Any) -> dict[str, Any]:
+        """The arguments of `flashcli.asked.attention` of these names, and ``others``, with outlines for tensors."""
+        outlines = {name: None if x is None else operand(x) for name, x in (others | self.by_name()).items()}
+        return {**outlines, "window": self.window}
 
     def addresses(self) -> tuple[int, int, int]:
         """The addresses of slopes and starts, 0 where there are none; keys start where queries do, if nobody says."""
