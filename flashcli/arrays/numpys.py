@@ -35,7 +35,6 @@ from flashcli.files.cut import cut
 from flashcli.files.decode.tensors import dtype
 from flashcli.gpu import driver
 from flashcli.run import decode as decoding
-from flashcli.run.arrays import attend
 from flashcli.run.request import Request, check_backend, open_backend, refuse_conflicts
 
 NEEDED = ("do", "q", "k", "v")
@@ -91,7 +90,8 @@ def attention(
             "have the cpu backend only.",
             'leave out backend="cuda", kernel and precision, or give arrays that are on a GPU.',
         )
-    for one, part in sequences(asked, given, arrays.get("cu_seqlens_q"), arrays.get("cu_seqlens_k")):
+    starts = arrays.get("cu_seqlens_q"), arrays.get("cu_seqlens_k")
+    for one, part, *_ in _sequences(asked, given, *starts) if asked.sequences else [(asked, given)]:
         if not one.empty:
             _compute(request, one, part, as_files)
             continue
@@ -116,29 +116,21 @@ def _as_they_lie(**arrays: Any) -> dict[str, np.ndarray]:
     return {name: as_it_lies(name, x) for name, x in arrays.items() if x is not None or name in NEEDED}
 
 
-def sequences(
-    asked: Call, given: Matrices, q_starts: np.ndarray | None, k_starts: np.ndarray | None
-) -> Iterator[tuple[Call, Matrices]]:
-    """The call itself; or, of packed sequences, each one's, with views of the arrays. ValueError for bad starts."""
-    if not asked.sequences:
-        yield asked, given
-        return
-    for s, (rows, keys) in enumerate(slices(asked, q_starts, k_starts)):
-        q, out = (as_batch(x[rows]) for x in (given.q, given.out))
-        lse = None if given.lse is None else given.lse[None, :, rows]
-        slopes = given.slopes if given.slopes is None or given.slopes.ndim == 1 else given.slopes[s]
-        part = Matrices(q, as_batch(given.k[keys]), as_batch(given.v[keys]), out, lse=lse, slopes=slopes)
-        yield asked.of_sequence(q.shape[-2], part.k.shape[-2]), part
-
-
-def slices(asked: Call, q_starts: Any, k_starts: Any) -> list[tuple[slice, slice]]:
-    """The rows of Q and of K of each packed sequence; ValueError for starts that do not fit the arrays."""
+def _sequences(
+    asked: Call, given: Matrices, q_starts: Any, k_starts: Any
+) -> Iterator[tuple[Call, Matrices, slice, slice]]:
+    """Each packed sequence: its call, views of the arrays, its rows of Q and of K. ValueError for bad starts."""
     of_q = q_starts.tolist()
     of_k = of_q if k_starts is None else k_starts.tolist()
     check_starts("cu_seqlens_q", of_q, asked.M)
     check_starts("cu_seqlens_k", of_k, asked.N)
-    pairs = zip(itertools.pairwise(of_q), itertools.pairwise(of_k), strict=True)
-    return [(slice(*rows), slice(*keys)) for rows, keys in pairs]
+    for s, pairs in enumerate(zip(itertools.pairwise(of_q), itertools.pairwise(of_k), strict=True)):
+        rows, keys = (slice(*pair) for pair in pairs)
+        q, out = (as_batch(x[rows]) for x in (given.q, given.out))
+        lse = None if given.lse is None else given.lse[None, :, rows]
+        slopes = given.slopes if given.slopes is None or given.slopes.ndim == 1 else given.slopes[s]
+        part = Matrices(q, as_batch(given.k[keys]), as_batch(given.v[keys]), out, lse=lse, slopes=slopes)
+        yield asked.of_sequence(q.shape[-2], part.k.shape[-2]), part, rows, keys
 
 
 def as_batch(x: np.ndarray) -> np.ndarray:
@@ -175,6 +167,8 @@ def _may_use_gpu(backend: str, needed: bool) -> bool:
 
 def _by_chunks(request: Request, given: Matrices) -> None:
     """Compute chunk by chunk with a backend for files, heads as batches."""
+    from flashcli.run.arrays import attend  # a quarter of the time of all imports here
+
     q, k, v = (matrix.reshape(-1, *matrix.shape[-2:]) for matrix in (given.q, given.k, given.v))
     shape, out = Shape(*q.shape), given.out if given.out.ndim == 3 else np.empty(q.shape, np.float32)
     by = cut(shape)
@@ -232,14 +226,12 @@ def attention_backward(
     starts = arrays.get("cu_seqlens_q"), arrays.get("cu_seqlens_k")
     if not asked.of.sequences:
         _differentiate(asked, arrays["do"], arrays.get("dlse"), given, Gradients(dq, dk, dv, dbias), o is None)
-        rounded = [x.astype(kind, copy=False) for x in (dq, dk, dv)]
-        return tuple(rounded if dbias is None else [*rounded, dbias])
-    of_each = zip(sequences(asked.of, given, *starts), slices(asked.of, *starts), strict=True)
-    for (one, part), (rows, keys) in of_each:
+    for one, part, rows, keys in _sequences(asked.of, given, *starts) if asked.of.sequences else ():
         into = Gradients(as_batch(dq[rows]), as_batch(dk[keys]), as_batch(dv[keys]))
         d_lse = None if dlse is None else arrays["dlse"][None, :, rows]
         _differentiate(asked._replace(of=one), as_batch(arrays["do"][rows]), d_lse, part, into, o is None)
-    return tuple(x.astype(kind, copy=False) for x in (dq, dk, dv))
+    rounded = [x.astype(kind, copy=False) for x in (dq, dk, dv)]
+    return tuple(rounded if dbias is None else [*rounded, dbias])
 
 
 def _differentiate(
