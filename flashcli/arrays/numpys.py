@@ -48,30 +48,23 @@ def attention(
     scale: float | None = None,
     backend: str = "auto",
     *,
-    bias: np.ndarray | None = None,
-    mask: np.ndarray | None = None,
     q_start: int = 0,
     window: Sequence[int] = NO_WINDOW,
-    alibi_slopes: np.ndarray | None = None,
-    cu_seqlens_q: np.ndarray | None = None,
-    cu_seqlens_k: np.ndarray | None = None,
     return_lse: bool = False,
     out: np.ndarray | None = None,
     kernel: str | None = None,
     precision: str = "fp32",
     batch_invariant: bool = True,
     out_dtype: Any = None,
+    **changes: np.ndarray | None,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """`flashcli.attention` of NumPy's arrays.
+    """`flashcli.attention` of NumPy's arrays; ``changes`` are bias, mask, slopes and starts of sequences.
 
     Arrays may have any strides. Where the last axis is not contiguous, or a stride is negative, a copy is computed on.
     The CPU's answers do not depend on ``batch_invariant``.
     """
     check_precision(precision)
-    arrays = _as_they_lie(
-        q=q, k=k, v=v, bias=bias, mask=mask, alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-    )  # fmt: skip
+    arrays = _as_they_lie(q=q, k=k, v=v, **changes)
     of: dict[str, Any] = {name: outline(x) for name, x in arrays.items()}
     to = None if out is None else _operand_to_write(out, arrays)
     asked = call(**of, out=to, causal=causal, scale=scale, q_start=q_start, window=window, out_dtype=out_dtype)
@@ -187,31 +180,21 @@ def attention_backward(
     scale: float | None = None,
     backend: str = "auto",
     *,
-    bias: np.ndarray | None = None,
-    mask: np.ndarray | None = None,
     q_start: int = 0,
     window: Sequence[int] = NO_WINDOW,
-    alibi_slopes: np.ndarray | None = None,
-    cu_seqlens_q: np.ndarray | None = None,
-    cu_seqlens_k: np.ndarray | None = None,
-    o: np.ndarray | None = None,
-    lse: np.ndarray | None = None,
-    dlse: np.ndarray | None = None,
     return_dbias: bool = False,
     kernel: str | None = None,
     out_dtype: Any = None,
+    **others: np.ndarray | None,
 ) -> tuple[np.ndarray, ...]:
-    """`flashcli.attention_backward` of NumPy's arrays: on the CPU, whatever their strides."""
+    """`flashcli.attention_backward` of NumPy's arrays, on the CPU; ``others`` are all that need not be given."""
     check_backend(backend)
     if backend == "cuda" or kernel is not None:
         raise UsageError(
             "gradients of arrays on the CPU are computed by the cpu backend.",
             'leave out backend="cuda" and kernel, or give arrays that are on a GPU.',
         )
-    arrays = _as_they_lie(
-        do=do, q=q, k=k, v=v, o=o, lse=lse, dlse=dlse, bias=bias, mask=mask, alibi_slopes=alibi_slopes,
-        cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-    )  # fmt: skip
+    arrays = _as_they_lie(do=do, q=q, k=k, v=v, **others)
     of: dict[str, Any] = {name: outline(x) for name, x in arrays.items()}
     options: dict[str, Any] = {"causal": causal, "scale": scale, "q_start": q_start, "window": window}
     asked = backward(**of, **options, return_dbias=return_dbias, out_dtype=out_dtype)
@@ -219,17 +202,17 @@ def attention_backward(
     dq, dk, dv = (np.zeros(x.shape, np.float32) for x in (q, k, v))
     dbias = None if asked.dbias_shape is None else np.zeros(asked.dbias_shape, np.float32)
     given = Matrices(
-        arrays["q"], arrays["k"], arrays["v"], np.empty(q.shape, np.float32) if o is None else widened(arrays["o"]),
+        arrays["q"], arrays["k"], arrays["v"], widened(arrays["o"]) if "o" in arrays else np.empty(q.shape, np.float32),
         *mask_apart(arrays.get("bias"), arrays.get("mask")), None, arrays.get("alibi_slopes"),
     )  # fmt: skip
     kind = q.dtype if asked.out_dtype != "float32" else np.dtype(np.float32)
     starts = arrays.get("cu_seqlens_q"), arrays.get("cu_seqlens_k")
     if not asked.of.sequences:
-        _differentiate(asked, arrays["do"], arrays.get("dlse"), given, Gradients(dq, dk, dv, dbias), o is None)
+        _differentiate(asked, arrays["do"], arrays.get("dlse"), given, Gradients(dq, dk, dv, dbias), "o" not in arrays)
     for one, part, rows, keys in _sequences(asked.of, given, *starts) if asked.of.sequences else ():
         into = Gradients(as_batch(dq[rows]), as_batch(dk[keys]), as_batch(dv[keys]))
-        d_lse = None if dlse is None else arrays["dlse"][None, :, rows]
-        _differentiate(asked._replace(of=one), as_batch(arrays["do"][rows]), d_lse, part, into, o is None)
+        d_lse = arrays["dlse"][None, :, rows] if "dlse" in arrays else None
+        _differentiate(asked._replace(of=one), as_batch(arrays["do"][rows]), d_lse, part, into, "o" not in arrays)
     rounded = [x.astype(kind, copy=False) for x in (dq, dk, dv)]
     return tuple(rounded if dbias is None else [*rounded, dbias])
 

@@ -125,24 +125,22 @@ def attention(
     scale: float | None = None,
     backend: str = "auto",
     *,
-    bias: Any = None,
-    mask: Any = None,
     q_start: int = 0,
     window: Sequence[int] = NO_WINDOW,
-    alibi_slopes: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
     return_lse: bool = False,
     out: Any = None,
+    kernel: str | None = None,
+    precision: str = "fp32",
+    batch_invariant: bool = True,
     out_dtype: Any = None,
-    **options: Any,
+    **changes: Any,
 ) -> Any:
-    """`flashcli.attention` of arrays on a GPU."""
-    how = How(**options, return_lse=return_lse)
+    """`flashcli.attention` of arrays on a GPU; ``changes`` are bias, mask, slopes and starts of sequences."""
+    how = How(kernel, precision, batch_invariant, return_lse)
     refuse_host("q", q)
     check_backend_on_gpu(backend)
     plan.check(how)
-    optional = {"bias": bias, "mask": mask, "out": out, **_sight(alibi_slopes, cu_seqlens_q, cu_seqlens_k)}
+    optional = {"out": out, **_with_starts_of_keys(changes)}
     given = Arguments({"q": q, "k": k, "v": v, **optional}, tuple(optional))
     of: dict[str, Any] = {name: given.get(name) for name in ("q", "k", "v", *optional)}
     asked = call(**of, causal=causal, scale=scale, q_start=q_start, window=window, out_dtype=out_dtype)
@@ -169,10 +167,10 @@ def attention(
     return o if lse is None else (o, lse)
 
 
-def _sight(alibi_slopes: Any, cu_seqlens_q: Any, cu_seqlens_k: Any) -> dict[str, Any]:
-    """Arguments that say what queries see; keys start where queries do, if nobody says."""
-    k_starts = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
-    return {"alibi_slopes": alibi_slopes, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": k_starts}
+def _with_starts_of_keys(arrays: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, in which keys start where queries do, if nobody says."""
+    k_starts = arrays.get("cu_seqlens_k")
+    return {**arrays, "cu_seqlens_k": arrays.get("cu_seqlens_q") if k_starts is None else k_starts}
 
 
 def attention_backward(
@@ -184,33 +182,25 @@ def attention_backward(
     scale: float | None = None,
     backend: str = "auto",
     *,
-    bias: Any = None,
-    mask: Any = None,
     q_start: int = 0,
     window: Sequence[int] = NO_WINDOW,
-    alibi_slopes: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    o: Any = None,
-    lse: Any = None,
-    dlse: Any = None,
     return_dbias: bool = False,
     kernel: str | None = None,
     out_dtype: Any = None,
+    **others: Any,
 ) -> tuple[Any, ...]:
-    """`flashcli.attention_backward` of arrays on a GPU."""
+    """`flashcli.attention_backward` of arrays on a GPU; ``others`` are all arrays that need not be given."""
     refuse_host("q", q)
     check_backend_on_gpu(backend)
     check_name(kernel)
-    optional = {"o": o, "lse": lse, "dlse": dlse, "bias": bias, "mask": mask}
-    optional |= _sight(alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    optional = _with_starts_of_keys(others)
     given = Arguments({"q": q, "do": do, "k": k, "v": v, **optional}, tuple(optional))
     outlines: dict[str, Any] = {name: given.get(name) for name in ("do", "q", "k", "v", *optional)}
     options: dict[str, Any] = {"causal": causal, "scale": scale, "q_start": q_start, "window": window}
     asked = backward(**outlines, **options, return_dbias=return_dbias, out_dtype=out_dtype)
     given.take_mask_apart()
-    if o is None and not asked.of.empty:  # what is computed again is contiguous, as `asked` has it
-        named = {name: optional[name] for name in ("bias", "mask", *SIGHT)}
+    if given.get("o") is None and not asked.of.empty:  # what is computed again is contiguous, as `asked` has it
+        named: dict[str, Any] = {name: optional.get(name) for name in ("bias", "mask", *SIGHT)}
         o, lse = attention(q, k, v, **options, **named, return_lse=True, out_dtype=asked.of.out_dtype)
         given.find(o=o, lse=lse)
     with given.waited_for():
