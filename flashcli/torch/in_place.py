@@ -83,7 +83,8 @@ def compute(
     if ready is None:
         check_backend_on_gpu(backend)
         how = How(kernel, precision, batch_invariant, return_lse)
-        ready = _make_ready(q, k, v, causal, scale, bias, mask, q_start, out, how, rows_first, sight, out_dtype)
+        options: dict[str, Any] = {"causal": causal, "scale": scale, "q_start": q_start, "out_dtype": out_dtype}
+        ready = _make_ready(q, k, v, bias, mask, out, how, rows_first, sight, **options)
         remember(_ready, key, ready)
     prepared, shape, strides, lse_shape, lse_strides, kind = ready
     o = q.new_empty_strided(shape, strides, dtype=kind) if out is None else out
@@ -134,27 +135,16 @@ def scratch(q: torch.Tensor, size: int, stream: int) -> torch.Tensor:
 
 
 def _make_ready(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    scale: float | None,
-    bias: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    q_start: int,
-    out: torch.Tensor | None,
-    how: How,
-    rows_first: bool,
-    sight: Sight,
-    out_dtype: torch.dtype | None,
+    q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, how: How, rows_first: bool, sight: Sight, **options: Any
 ) -> Ready:
+    """Plan a call; ``options`` are those of `flashcli.asked.attention.call` that are not tensors."""
     check(how)
     refuse_mixed(q, k, v, bias, mask, out, sight)
     to = None if out is None else operand(out)
     if rows_first and out is None and q.ndim == 4:
-        to = _rows_first(q, type_name(out_dtype or q.dtype))
+        to = _rows_first(q, type_name(options["out_dtype"] or q.dtype))
     of = sight.operands(q=q, k=k, v=v, bias=bias, mask=mask)
-    what = call(**of, out=to, causal=causal, scale=scale, q_start=q_start, out_dtype=out_dtype)
+    what = call(**of, out=to, **options)
     o, lse = to or contiguous(what.shape, what.out_dtype), contiguous(what.lse_shape, "float32")
     layout = o.shape, o.strides, lse.shape, lse.strides, getattr(torch, what.out_dtype)
     if what.empty:
