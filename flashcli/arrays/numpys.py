@@ -286,13 +286,10 @@ def write_kv(
 
 def merge(outs: Sequence[np.ndarray], lses: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """`flashcli.merge` of NumPy's arrays."""
-    found = (_outlines({f"{name}[{i}]": x for i, x in enumerate(arrays)}) for name, arrays in _parts(outs, lses))
+    parts = {"outs": outs, "lses": lses}.items()
+    found = (_outlines({f"{name}[{i}]": x for i, x in enumerate(arrays)}) for name, arrays in parts)
     merging.ask(*(tuple(outlines.values()) for outlines in found))
     return merge_arrays(outs, lses)
-
-
-def _parts(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[tuple[str, Sequence[Any]], ...]:
-    return ("outs", outs), ("lses", lses)
 
 
 def _outlines(arrays: dict[str, np.ndarray]) -> dict[str, Operand]:

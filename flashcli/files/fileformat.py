@@ -167,11 +167,8 @@ class ChunkWriter(AtomicFile):
 
 def create_input(path: str | os.PathLike, shape: Shape) -> ChunkWriter:
     """An input file to be written."""
-    return ChunkWriter(path, shape.input_bytes, shape.row_bytes, shape.input_rows, _header(shape))
-
-
-def _header(shape: Shape) -> bytes:
-    return HEADER.pack(shape.B, shape.N, shape.d)
+    header = HEADER.pack(shape.B, shape.N, shape.d)
+    return ChunkWriter(path, shape.input_bytes, shape.row_bytes, shape.input_rows, header)
 
 
 def create_output(path: str | os.PathLike, shape: Shape, shared: str | None = None) -> ChunkWriter:
