@@ -60,7 +60,7 @@ def decode(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """`flashcli.decode` of PyTorch's tensors, with its parameters, answer and errors; without gradients.
 
-    ``out``, contiguous and of the query's shape and type, gets the answer if it is given.
+    ``out``, contiguous, on 16 bytes, and of the query's shape and type, gets the answer if it is given.
     """
     if torch.compiler.is_compiling():
         return _uncompiled(
@@ -149,6 +149,8 @@ def compute(
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if not (at_out := out.data_ptr()):
         refuse_without_numbers("out", out)
+    if at_out % ALIGNMENT:
+        raise ValueError(f"out must start on a multiple of {ALIGNMENT} bytes")
     lse = query.new_empty(query.shape[:-1], dtype=torch.float32) if return_lse else None
     memory = scratch(query, prepared.workspace, stream)
     prepared.launch(

@@ -17,6 +17,7 @@ import torch
 
 from flashcli.asked.decode import SCALED_TYPES, BlockSparse
 from flashcli.torch.flash_attn import refuse, varlen
+from flashcli.torch.merging import merge
 from flashcli.torch.paged import decode
 from flashcli.torch.paged_tensors import refuse_no_tensor
 from flashcli.torch.paged_write import write_kv
@@ -109,13 +110,14 @@ def flash_attn_varlen_func(
     """Attention of ``q`` [tokens, H, D] to the pages ``k`` and ``v`` [pages, page, Hkv, D] that ``block_table`` names.
 
     Sequence s has ``seqused_k[s]`` tokens there, and ``s_aux`` are the heads' sinks. A descale is one number for all
-    heads, which may be expanded. ``max_seqlen_q`` is ``max_query_len`` of `flashcli.decode`; ``max_seqlen_k``,
-    ``scheduler_metadata``, ``num_splits``, ``fa_version`` and ``deterministic`` are not needed. With
-    ``return_softmax_lse``, the answer is a tuple of O and the LSE [H, tokens].
+    heads, which may be expanded; ``q_descale``, for queries of fp8, and those of a cache of ``q``'s type are ignored.
+    ``max_seqlen_q`` is ``max_query_len`` of `flashcli.decode`; ``max_seqlen_k``, ``scheduler_metadata``,
+    ``num_splits``, ``fa_version`` and ``deterministic`` are not needed. With ``return_softmax_lse``, the answer is a
+    tuple of O and the LSE [H, tokens].
 
     Source: ``vllm_flash_attn/flash_attn_interface.py`` of vLLM's flash-attention.
     """
-    others = {"q_v": q_v, "dropout_p": dropout_p, "return_attn_probs": return_attn_probs, "q_descale": q_descale}
+    others = {"q_v": q_v, "dropout_p": dropout_p, "return_attn_probs": return_attn_probs}
     refuse(others | {"cu_seqlens_k": cu_seqlens_k, "cp_world_size": cp_world_size - 1})
     if seqused_k is None:
         raise ValueError("seqused_k must be given: sequences without pages are for flashcli.attention")
@@ -188,14 +190,67 @@ def reshape_and_cache(
 
     Source: ``reshape_and_cache`` in vLLM's ``vllm/_custom_ops.py``.
     """
+    _write(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale, "vllm")
+
+
+def reshape_and_cache_flash(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_cache_dtype: str,
+    k_scale: float | torch.Tensor,
+    v_scale: float | torch.Tensor,
+) -> None:
+    """Write keys and values as `reshape_and_cache` does, into pages [pages, page, Hkv, D] of `flash_attn_varlen_func`.
+
+    Source: ``reshape_and_cache_flash`` in vLLM's ``vllm/_custom_ops.py``.
+    """
+    _write(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale, "nhd")
+
+
+def _write(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    kv_cache_dtype: str,
+    k_scale: float | torch.Tensor,
+    v_scale: float | torch.Tensor,
+    layout: str,
+) -> None:
     for name, tensor in {"key": key, "value": value, "slot_mapping": slot_mapping}.items():
         refuse_no_tensor(name, tensor)
     cache_dtype = _cache_dtype(key_cache, kv_cache_dtype)
     if len(key) != (tokens := len(slot_mapping)):
         key, value = key[:tokens], value[:tokens]
     write_kv(
-        key, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, cache_dtype=cache_dtype
-    )
+        key, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, layout=layout,
+        cache_dtype=cache_dtype,
+    )  # fmt: skip
+
+
+def merge_attn_states(
+    output: torch.Tensor,
+    prefix_output: torch.Tensor,
+    prefix_lse: torch.Tensor,
+    suffix_output: torch.Tensor,
+    suffix_lse: torch.Tensor,
+    output_lse: torch.Tensor | None = None,
+) -> None:
+    """Merge the answers [tokens, H, D] to a prefix and to what follows it into ``output``; each LSE is [H, tokens].
+
+    Raises what `flashcli.merge` does.
+
+    Source: ``merge_attn_states`` in vLLM's ``vllm/v1/attention/ops/merge_attn_states.py``.
+    """
+    lses = [lse.transpose(0, 1).contiguous() for lse in (prefix_lse, suffix_lse)]
+    out, lse = merge((prefix_output, suffix_output), lses)
+    output.copy_(out)
+    if output_lse is not None:
+        output_lse.copy_(lse.transpose(0, 1))
 
 
 def _cache_dtype(key_cache: torch.Tensor, kv_cache_dtype: str) -> str | None:

@@ -293,6 +293,14 @@ def test_nothing_is_launched_for_tensors_without_numbers(stream, driver):
     assert len(driver.launches) == launched
 
 
+def test_an_answer_has_to_start_where_kernels_write_it(stream, driver):
+    given = arrays(make(SMALL))
+    odd = torch.empty(given["query"].numel() + 1, dtype=given["query"].dtype)[1:].view(given["query"].shape)
+    with pytest.raises(ValueError, match="out must start on a multiple of 16 bytes"):
+        compute(given, out=odd)
+    assert not driver.launches
+
+
 def test_a_cache_in_bytes_is_fp8_if_the_caller_says_so(stream):
     asked = make(dataclasses.replace(SMALL, cache_type="float8_e4m3fn"))
     given = arrays(asked)

@@ -33,6 +33,8 @@ def test_the_arguments_are_those_of_the_engines_in_their_order():
         flash_attn.flash_attn_with_kvcache: "q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx "
         "cache_leftpad block_table softmax_scale causal window_size softcap rotary_interleaved alibi_slopes num_splits "
         "return_softmax_lse",
+        vllm.reshape_and_cache_flash: "key value key_cache value_cache slot_mapping kv_cache_dtype k_scale v_scale",
+        vllm.merge_attn_states: "output prefix_output prefix_lse suffix_output suffix_lse output_lse",
         vllm.flash_attn_varlen_func: "q k v max_seqlen_q cu_seqlens_q max_seqlen_k cu_seqlens_k seqused_k q_v "
         "dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs block_table "
         "return_softmax_lse out scheduler_metadata q_descale k_descale v_descale num_splits fa_version s_aux "
@@ -123,3 +125,32 @@ def test_the_largest_query_length_goes_to_the_choice_of_a_kernel():
     (q, k, v, starts, tables, lengths), _, _ = given()
     with pytest.raises(ValueError, match="sequence 2 17 query tokens, more than max_query_len = 16"):
         vllm.flash_attn_varlen_func(q, k, v, 16, starts, 30, None, lengths, causal=True, block_table=tables)
+
+
+def test_a_step_of_vllms_backend_is_computed_as_it_stands():
+    """New tokens go into the cache; attention is to a prefix that all share, and to the rest; both answers meet."""
+    (q, k, v, starts, tables, lengths), (want, want_lse), _ = given(pages="shared", lengths="40,24,33")
+    last = lengths.long() - 1
+    slots = tables.gather(1, last[:, None] // 8)[:, 0] * 8 + last % 8
+    new = [cache.reshape(-1, 2, 32)[slots] for cache in (k, v)]
+    whole = torch.stack([k, v], 1)
+    caches, one, output, output_lse = whole.unbind(1), torch.ones(()), torch.empty_like(q), torch.empty(4, len(q))
+    for cache in caches:
+        cache[slots // 8, slots % 8] = torch.nan
+    padded = [torch.cat([x, x[:1]]) for x in new]
+    vllm.reshape_and_cache_flash(*padded, *caches, slots, "auto", one, one)
+    options = {
+        "q": q, "k": caches[0], "v": caches[1], "max_seqlen_k": 40, "softmax_scale": 32**-0.5, "alibi_slopes": None,
+        "window_size": [-1, -1], "softcap": 0, "fa_version": 3, "scheduler_metadata": None, "num_splits": 1,
+        "s_aux": None, "return_softmax_lse": True, **{f"{name}_descale": one.expand(3, 2) for name in "qkv"},
+    }  # fmt: skip
+    prefix = vllm.flash_attn_varlen_func(
+        cu_seqlens_q=torch.tensor([0, len(q)], dtype=torch.int32), seqused_k=torch.tensor([16], dtype=torch.int32),
+        max_seqlen_q=len(q), causal=False, block_table=tables[:1], **options,
+    )  # fmt: skip
+    rest = vllm.flash_attn_varlen_func(
+        cu_seqlens_q=starts, seqused_k=lengths - 16, max_seqlen_q=17, causal=True, block_table=tables[:, 2:], **options
+    )
+    vllm.merge_attn_states(output, *prefix, *rest, output_lse)
+    torch.testing.assert_close(output, want)
+    torch.testing.assert_close(output_lse, want_lse.T)
