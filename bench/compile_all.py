@@ -92,6 +92,8 @@ def paged_problems(kernel: Kernel) -> Iterator[Paged]:
             128, 16, "float16", "float16", True, ragged=True, softcap=cap, sinks=sinks, sequences=8, heads=32,
             kv_heads=8, table_width=128, total=200,
         )  # fmt: skip
+    for cache, transposed in (("float32", True), ("float8_e4m3fn", False)):
+        yield Paged(128, 16, "float32", cache, transposed, ragged=True, packs=True, table_width=128, total=200)
 
 
 def write_problems(kernel: Kernel) -> Iterator[write_kv.Problem]:

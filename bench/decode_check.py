@@ -180,8 +180,11 @@ def _judged(types: str, kernel: str, verdicts: list[Verdict]) -> Judged:
 
 def compile_for(names: list[str], cases: list[Case]) -> None:
     """Compile every build that checking these kernels on these cases needs, side by side."""
-    pairs = itertools.product([KERNELS[name] for name in names], map(outlined, cases))
-    builds = [decode.build_of(kernel, asked.outline) for kernel, asked in pairs]
+    builds: list[Build] = []
+    for name, asked in itertools.product(names, map(outlined, cases)):
+        build = decode.build_of(KERNELS[name], asked.outline)
+        if not build.kernel.refuses(build.problem):
+            builds += decode.plan_of(build, asked.outline).builds()
     others = [
         Build(build.kernel, build.problem._replace(tuning=tuning))
         for build in builds

@@ -79,6 +79,10 @@ CASES = {
         PLAIN, queries="3,2,0,4", query_type="bfloat16", layout="nhd", sparse=BlockSparse(3, 32, 1, -1, 1)
     ),
     "ragged, all see all": dataclasses.replace(PLAIN, queries="9,2,1,4", causal=False, layout="hnd"),
+    "float32, ragged": dataclasses.replace(PLAIN, queries="40,1,0,90", query_type="float32", layout="nhd"),
+    "float32, ragged, int8, a window": dataclasses.replace(
+        PLAIN, queries="9,0,20,8", query_type="float32", cache_type="int8", window=50, alibi=True
+    ),
     "softcap and sinks": dataclasses.replace(PLAIN, softcap=4.0, sinks=True, alibi=True),
     "softcap and sinks, float32, ragged": dataclasses.replace(
         PLAIN, queries="2,0,1,5", softcap=4.0, sinks=True, query_type="float32"
@@ -224,7 +228,10 @@ def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
     written = [write_kv.plan(to_write(name).outline, place.gpu) for kernel, name in cases if kernel == WRITE]
     builds = {step.build for plan in written for step in plan.steps}
     builds |= {Build(merge.KERNEL, merge.Problem(80, name)) for kernel, name in cases if kernel == MERGED}
-    builds |= {build_of(kernel, asked_for(name), place.gpu) for kernel, name in cases if kernel in LADDER}
+    for kernel, name in cases:
+        if kernel in LADDER:
+            asked = asked_for(name)
+            builds |= {*decode.plan_of(build_of(kernel, asked, place.gpu), asked.outline).builds()}
     architecture = compiler.architecture(place.gpu.capability)
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda build: compiler.cubin(build, architecture), builds))

@@ -23,8 +23,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, FEWER_BLOCKS ? 2 : 3) grou
     const int count = partitions(a), partition = blockIdx.x / a.kv_heads % count,
               which = blockIdx.x / a.kv_heads / count;
     const int tiles = ceil_div_large(rows_of(a), ROWS);
+    const int asker = asker_with(a, which / tiles);
+    if (asker < 0) return;
     // Neighbouring blocks have neighbouring heads of the cache, which are neighbours in a page.
-    const Sequence of = sequence_of(a, which / tiles, blockIdx.x % a.kv_heads, which % tiles * ROWS);
+    Sequence of = sequence_of(a, asker, blockIdx.x % a.kv_heads, which % tiles * ROWS);
     const int first = max((long long)first_used(a, of.length), (long long)partition * PARTITION);
     const int end = min((long long)of.length, (partition + 1LL) * PARTITION);
     if (first >= end) return;
@@ -35,12 +37,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, FEWER_BLOCKS ? 2 : 3) grou
     float o[ROWS][OWN] = {};
     add_values(a, of, first, end, S, PARTITION, seen, running, o);
     collect(o, O);
+    of.s = which / tiles;  // partial answers have room for those that blocks are for
     keep_partials(a, of, static_cast<float *>(a.workspace), count, partition, running, O);
 }
 
 extern "C" __global__ void __launch_bounds__(QUADS) merge(const Decode a) {
-    const int length = length_of(a, blockIdx.x / a.heads / a.tokens), count = partitions(a);
+    const int asker = asker_with(a, blockIdx.x / a.heads / a.tokens), count = partitions(a);
+    if (asker < 0) return;
+    const int length = length_of(a, asker), row = blockIdx.x % (a.heads * a.tokens);
     const float *const partials = static_cast<const float *>(a.workspace) + (long long)blockIdx.x * count * PARTIAL;
     const int from = first_used(a, length) / PARTITION, until = ceil_div_large(length, PARTITION);
-    answer_quad(a, blockIdx.x, threadIdx.x, merged(partials, from, until, threadIdx.x), v_scale_of(a));
+    answer_quad(a, (long long)asker * a.heads * a.tokens + row, threadIdx.x, merged(partials, from, until, threadIdx.x),
+                v_scale_of(a));
 }

@@ -6,9 +6,10 @@
 //   QUERY_TYPE  of queries and answers: FP32, FP16, BF16  CACHE_TYPE  of keys and values: the query's, E4M3, E5M2, INT8
 //   TRANSPOSED  1: vLLM's layout, where a page of values is [D][PAGE]; 0: a token's D numbers stand together
 //   THREADS     threads in a block                       ROWS        query rows that a block takes together
-// and three that are 1 where they are given, else 0:
+// and others that are 0 where they are not given, of which the first three are 1 where they are:
 //   RAGGED      each sequence has query tokens of its own number, which query_starts tell
 //   SOFTCAP     scores have a bound                      SINKS       each head has one more score
+//   SHORT       only sequences of up to so many query tokens are answered; blocks are for so many of each sequence
 #pragma once
 
 #ifndef HEAD_DIM
@@ -25,6 +26,9 @@
 #endif
 #ifndef SINKS
 #define SINKS 0
+#endif
+#ifndef SHORT
+#define SHORT 0
 #endif
 
 // The one argument of every __global__ function, by value. Strides are in numbers, not bytes; null pointers stand for
@@ -53,6 +57,7 @@ struct Decode {
     int sparse_stride, sparse_block, sparse_local, sparse_slide, tp_rank;  // block-sparse if sparse_stride > 1
     int total;                                                             // query tokens of all sequences
     int causal;                                                            // with RAGGED: 0, all see all
+    int pass, passes, together;                                            // of 07_gather.cu
     float scale;
     float softcap;  // with SOFTCAP: the bound
 };
@@ -223,6 +228,16 @@ __device__ __forceinline__ int owner_of(const Decode &a, int token) {
         else high = middle;
     }
     return low;
+}
+
+// The asker that blocks with a number are for. With SHORT, where numbers s * SHORT and on are query tokens of sequence s,
+// it is -1 where the sequence has more of them, or not so many.
+__device__ __forceinline__ int asker_with(const Decode &a, int number) {
+    if (SHORT == 0) return number;
+    const int s = number / larger(SHORT, 1), start = a.query_starts[s], end = a.query_starts[s + 1];
+    const int token = start + number % larger(SHORT, 1);
+    const bool is_there = token < end && (long long)end - start <= SHORT && token >= 0 && token < a.total;
+    return is_there ? token : -1;
 }
 
 // How many tokens an asker sees, but for windows: none if it is no sequence's.

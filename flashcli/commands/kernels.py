@@ -30,7 +30,8 @@ PROBLEMS: dict[str, Callable[[int, int], Any]] = {
     "write_kv": lambda d, tokens: write_kv.Problem(d, 16, "float16", "float16", True),
     "merge": lambda d, tokens: merge.Problem(d, "float16"),
 }
-IN_PAGES = "as for 2048 tokens in pages of 16, float16, layout vllm"
+PROMPTS = Paged(64, 16, "float32", "float32", True, ragged=True, packs=True, table_width=128, total=2048)
+IN_PAGES = "as for 2048 tokens in pages of 16, float16 (gather: float32), layout vllm"
 TAKES = {
     ATTENTION: "any d from 1 to 256",
     "backward": "as without a bias",
@@ -123,14 +124,17 @@ def _found(name: str, operation: str | None) -> tuple[str, Kernel]:
 
 
 def _problem(operation: str, kernel: Kernel, d: int) -> Any:
-    """A problem with heads of d numbers and long sequences, or short ones if the kernel is for those alone."""
+    """A problem with heads of d numbers and long sequences, or short ones if the kernel is for those alone.
+
+    For a kernel of paged decode that takes no other problem, it is one of prompts in float32.
+    """
     from flashcli.errors import UsageError
 
-    problems = [kernel.fitted(PROBLEMS[operation](d, tokens)) for tokens in (2048, 128)]
-    for problem in problems:
-        if not kernel.refuses(problem):
-            return problem
-    reason = kernel.refuses(problems[-1])
+    problems = [PROBLEMS[operation](d, tokens) for tokens in (2048, 128)]
+    for problem in (*problems, *([PROMPTS._replace(d=d)] if operation == "decode" else [])):
+        if not kernel.refuses(fitted := kernel.fitted(problem)):
+            return fitted
+    reason = kernel.refuses(kernel.fitted(problems[-1]))
     raise UsageError(f"kernel {kernel.name} has no heads of {d} numbers: {reason}.", "choose another --d.")
 
 

@@ -40,12 +40,16 @@ class Prepared:
     def __init__(self, place: Place, operation: Operation, plan: Plan) -> None:
         self.place, self.kernel, self.workspace = place, plan.kernel, plan.workspace
         self._plan, self._given, self._lock = plan, plan.argument, threading.Lock()
+        self._pointers = operation.pointers
         self._packs = [
             (struct.Struct(f"{count}Q").pack_into, offset, slice(first, first + count))
             for offset, first, count in _runs(plan.argument, operation.pointers)
         ]
         self._scratch = operation.pointers.index("workspace") if plan.workspace else None
         self._changes = bool(plan.clear or plan.inside or plan.unread)
+        if plan.parts:
+            place.functions([*plan.builds()])  # side by side, each once
+        self._parts = [(part, Prepared(place, part.operation, part.plan)) for part in plan.parts]
         pointer = self._pointer = (ctypes.c_void_p * 1)(ctypes.addressof(plan.argument))
         self._parameters = ctypes.addressof(pointer)
         self._launch = bindings().cuLaunchKernelEx
@@ -67,7 +71,7 @@ class Prepared:
 
     def _queue(self, stream: int, addresses: Sequence[int]) -> None:
         if self._changes:
-            addresses = self._with_scratch(stream, list(addresses))
+            addresses = self._with_scratch(stream, addresses)
         with self._lock:  # the driver copies the arguments before it lets go of them
             for pack, offset, which in self._packs:
                 pack(self._given, offset, *addresses[which])
@@ -76,6 +80,8 @@ class Prepared:
                     configuration.hStream = stream
                 self._stream = stream
             self._launch_all()
+            for part, prepared in self._parts:
+                prepared._queue(stream, part.addresses(addresses))
 
     def _launch_all(self) -> None:
         """Queue the launches; not in the lock's own block, which Ctrl-C in a loop might leave with the lock taken."""
@@ -85,16 +91,12 @@ class Prepared:
             if code:
                 raise failure(code, f"kernel {self.kernel} failed on GPU {self.place.device}")
 
-    def _with_scratch(self, stream: int, addresses: list[int]) -> list[int]:
+    def _with_scratch(self, stream: int, addresses: Sequence[int]) -> list[int]:
         """Queue the clearing of the scratch, and return the addresses that kernels get, those in the scratch too."""
         start = 0 if self._scratch is None else addresses[self._scratch]
         for offset, word, count in self._plan.clear:
             ask(bindings().cuMemsetD32Async, start + offset, word, count, stream)
-        for which in self._plan.unread:
-            addresses[which] = 0
-        for which, offset in self._plan.inside:
-            addresses[which] = addresses[which] or start + offset
-        return addresses
+        return self._plan.placed(addresses, self._pointers)
 
 
 def _runs(argument: ctypes.Structure, pointers: Sequence[str]) -> list[tuple[int, int, int]]:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import struct
 from collections.abc import Callable, Mapping
 
+from flashcli.asked.attention import ALIGNMENT, NO_WINDOW, Operand, call, contiguous
 from flashcli.asked.decode import FACTORS, ITEM_SIZES, Decode
 from flashcli.asked.how import How
-from flashcli.asked.shape import ceil_div, round_up
+from flashcli.asked.shape import MAX_INT32, ceil_div, round_up
 from flashcli.errors import UsageError
 from flashcli.kernels import pages
 from flashcli.kernels.occupancy import most_shared
-from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Tiling
+from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Part, Plan, Tiling
+from flashcli.kernels.plan import ATTENTION
 from flashcli.kernels.tuning.decode import (
     AHEAD_OF_LENGTH,
     FEW_OF,
@@ -27,13 +30,16 @@ from flashcli.kernels.tuning.decode import (
     PROMPT_ROWS,
     PROMPT_THREADS,
     SHARE,
+    SHORT,
     Problem,
     Tuning,
     all_pieces,
     all_rows,
+    gathered_together,
     most_pieces,
     most_uncut,
     one_row,
+    passes,
     piece_tokens,
     prompt_keys,
     prompt_shared,
@@ -66,7 +72,7 @@ STRIDES = (
 )  # fmt: skip
 NUMBERS = (
     "sequences", "tokens", "heads", "kv_heads", "group", "pages", "table_width", "window", "sparse_stride",
-    "sparse_block", "sparse_local", "sparse_slide", "tp_rank", "total", "causal",
+    "sparse_block", "sparse_local", "sparse_slide", "tp_rank", "total", "causal", "pass", "passes", "together",
 )  # fmt: skip
 
 
@@ -89,13 +95,22 @@ def problem_of(asked: Decode, gpu: Gpu = HOPPER) -> Problem:
         softcap=asked.softcap > 0, sinks=asked.sinks is not None, sequences=asked.S, tokens=asked.T, heads=asked.H,
         kv_heads=asked.Hkv, table_width=asked.block_tables.shape[1], gpu=gpu, total=asked.total,
         sparse=asked.sparse is not None, one_result=asked.one_result, max_query_len=asked.max_query_len or 0,
+        packs=_packs(asked),
     )  # fmt: skip
+
+
+def _packs(asked: Decode) -> bool:
+    """Whether attention of packed sequences computes a call: it has neither sinks nor bounds of scores."""
+    more = asked.softcap or asked.sinks is not None or asked.sparse or asked.one_result
+    standing = not asked.causal and (asked.window or asked.alibi_slopes is not None)  # where the last query stands
+    return asked.is_ragged and not (more or standing)
 
 
 def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
     """Macros that every kernel of the ladder is compiled with."""
     own = pages.macros(problem.d, problem.page, problem.query_type, problem.cache_type, problem.transposed)
     own |= {name.upper(): 1 for name in ("ragged", "softcap", "sinks") if getattr(problem, name)}
+    own |= {"SHORT": problem.short} if problem.short else {}
     return own | {"ROWS": problem.rows, "THREADS": tiling.threads}
 
 
@@ -204,13 +219,18 @@ def takes_v1(longest: int, sequences: int, heads: int) -> bool:
 
 
 def _grouped(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    tiles = ceil_div(problem.head_rows, problem.rows)
-    blocks = problem.askers * problem.kv_heads * tiles * _partitions(problem)
-    return Launch("grouped", blocks, problem.tuning.threads), Launch("merge", problem.places, problem.d // 4)
+    tiles, rows = ceil_div(problem.head_rows, problem.rows), _grouped_rows(problem)
+    blocks = rows // (problem.tokens * problem.group) * tiles * _partitions(problem)
+    return Launch("grouped", blocks, problem.tuning.threads), Launch("merge", rows, problem.d // 4)
+
+
+def _grouped_rows(problem: Problem) -> int:
+    """The number of answers that there are blocks for: of short sequences alone, as many as these may have."""
+    return problem.sequences * problem.short * problem.heads if problem.short else problem.places
 
 
 def _partials_of_partitions(tiling: Tiling, problem: Problem) -> int:
-    return problem.places * _partitions(problem) * partial_bytes(problem)
+    return _grouped_rows(problem) * _partitions(problem) * partial_bytes(problem)
 
 
 # ---- pieces by the actual length
@@ -331,6 +351,80 @@ def _prompt_refuses(problem: Problem) -> str:
     return _tensor_refuses(problem)
 
 
+# ---- gathered, for attention of packed sequences
+
+GATHER_THREADS = 256
+GATHER_BLOCKS = 8  # on a multiprocessor
+
+
+def _gather_steps(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    """The launches of its file; between the last two are those of attention, see `_gathered`."""
+    blocks = GATHER_BLOCKS * problem.gpu.multiprocessors
+    return (
+        Launch("lay_out", 1, tiling.threads),
+        *(Launch(name, blocks, tiling.threads) for name in ("gather", "finish")),
+    )
+
+
+def _gather_places(problem: Problem) -> tuple[int, ...]:
+    """Where things are in the scratch, see `Layout` of 07_gather.cu: starts of Q and K, LSE, keys, values, the end."""
+    many, starts = passes(problem), problem.sequences + 1
+    kept = 4 * problem.room * problem.kv_heads * problem.d * gathered_together(problem)
+    sizes = (
+        4 * many * starts, 4 * many * starts, 4 * many, 4 * many, 8 * (many + 1), 8 * starts,
+        4 * problem.heads * problem.total, kept, kept,
+    )  # fmt: skip
+    ends = [0, *itertools.accumulate(round_up(size, ALIGNMENT) for size in sizes)]
+    return ends[0], ends[1], *ends[6:]
+
+
+def _gather_workspace(tiling: Tiling, problem: Problem) -> int:
+    return _gather_places(problem)[-1]
+
+
+def _gather_refuses(problem: Problem) -> str:
+    if problem.query_type != "float32" or not problem.ragged:
+        return "it is for ragged queries in float32"
+    if not problem.packs:
+        return "attention of packed sequences has no softcap, sinks, block-sparse heads or one result"
+    if problem.room * problem.kv_heads * gathered_together(problem) > MAX_INT32 // 2:
+        return f"a row of the table has room for {problem.room} tokens, more than can be gathered"
+    return pages.odd_heads(problem)
+
+
+def _gathered(build: Build, asked: Decode) -> Plan:
+    """The launches of gather, those of attention for what each pass has gathered, and grouped for short sequences."""
+    problem, own = build.problem, argument(asked)
+    own.passes, own.together = passes(problem), gathered_together(problem)
+    at_q, at_k, at_lse, at_keys, at_values, end = _gather_places(problem)
+    starts = contiguous((asked.S + 1,), "int32")
+    keys = contiguous((own.together * problem.room, asked.Hkv, asked.D), "float32")
+    query = Operand((asked.total, asked.H, asked.D), (asked.query.strides[0], *asked.query.strides[2:]), "float32")
+    packed = call(
+        query, keys, keys, causal=asked.causal, scale=asked.scale, alibi_slopes=asked.alibi_slopes,
+        window=(asked.window - 1, 0) if asked.window else NO_WINDOW, cu_seqlens_q=starts, cu_seqlens_k=starts,
+    ).at(asked.vector_bytes % ALIGNMENT)  # fmt: skip
+    attend = ATTENTION.plan(packed, problem.gpu, How(return_lse=True))
+    lay_out, gather, finish = build.steps()
+    everywhere = tuple((i, 0) for i in range(len(POINTERS)))
+    scratch = POINTERS.index("workspace")
+    parts = []
+    for number in range(own.passes):
+        this = Argument.from_buffer_copy(own)
+        setattr(this, "pass", number)
+        offset = 4 * number * (asked.S + 1)
+        where = {"Q": (POINTERS.index("query"), 0), "O": (POINTERS.index("out"), 0)}
+        inside = {"q_starts": at_q + offset, "k_starts": at_k + offset, "lse": at_lse, "K": at_keys, "V": at_values}
+        where |= {name: (scratch, at) for name, at in {**inside, "workspace": end}.items()}
+        where |= {"slopes": (POINTERS.index("alibi_slopes"), 0)}
+        parts.append(Part(DECODE, Plan((gather,), this), everywhere))
+        parts.append(Part(ATTENTION, attend, tuple(where.get(name) for name in ATTENTION.pointers)))
+    short = KERNELS["grouped"].fitted(problem)._replace(short=SHORT)
+    others = Build(KERNELS["grouped"], short)
+    parts.append(Part(DECODE, Plan((finish, *others.steps()), own), everywhere))
+    return Plan((lay_out,), own, max(end + attend.workspace, others.workspace()), parts=tuple(parts))
+
+
 KERNELS = {
     kernel.name: kernel
     for kernel in (
@@ -396,6 +490,16 @@ KERNELS = {
             needs=HAS_CLUSTERS,
             arch_only=True,
         ),
+        _rung(
+            name="gather",
+            file="decode/07_gather.cu",
+            summary="float32 prompts out of their pages, for attention of packed sequences",
+            tiling=lambda problem: Tiling(problem.rows, 0, GATHER_THREADS),
+            launches=_gather_steps,
+            workspace=_gather_workspace,
+            fitted=lambda problem: problem._replace(rows=1, tuning=Tuning(), short=SHORT),
+            refuses=_gather_refuses,
+        ),
     )
 }
 
@@ -423,7 +527,7 @@ CEILING = _rung(
     refuses=_reading_refuses,
 )
 DEFAULTS = ("tensor", "grouped")  # the fastest, and the fastest of those that take every problem
-FOR_MANY_ROWS = ("prompt", *DEFAULTS)  # where `takes_many_rows`
+FOR_MANY_ROWS = ("prompt", "gather", *DEFAULTS)  # where `takes_many_rows`
 
 
 def choose(problem: Problem, name: str | None = None) -> Build:
@@ -466,13 +570,15 @@ def plan_of(build: Build, asked: Decode) -> Plan:
     At the end of the scratch are the factors of an fp8 cache that are not 1, and room for an LSE that nobody wants.
     """
     factors = {name: getattr(asked, name) for name in FACTORS if getattr(asked, name) != 1}
-    counters, end = build.counters(), round_up(build.workspace(), 16)
+    whole = _gathered(build, asked) if build.kernel.name == "gather" else None
+    counters, end = build.counters(), round_up(whole.workspace if whole else build.workspace(), 16)
     lse = end + 4 * len(factors)
     clear = [(0, 0, counters)] if counters else []
     clear += [(end + 4 * i, _bits(factor), 1) for i, factor in enumerate(factors.values())]
     inside = (*((POINTERS.index(name), end + 4 * i) for i, name in enumerate(factors)), (POINTERS.index("lse"), lse))
     unread = () if asked.is_scaled else tuple(POINTERS.index(name) for name in FACTORS)
-    return Plan(build.steps(), argument(asked), lse + 4 * build.problem.places, tuple(clear), inside, unread)
+    others = {"workspace": lse + 4 * build.problem.places, "clear": tuple(clear), "inside": inside, "unread": unread}
+    return (whole or Plan(build.steps(), argument(asked)))._replace(**others)
 
 
 def _bits(number: float) -> int:

@@ -8,7 +8,7 @@ types, and all else that decides the machine code, the launches and the scratch.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -194,6 +194,7 @@ class Plan(NamedTuple):
     ``clear`` lists what is set in the scratch before the launches: offset in bytes, 32-bit word, number of words.
     ``inside`` lists pointers into the scratch for where the caller gives none: index in the struct, offset in bytes.
     ``unread`` lists the indices of pointers that kernels get as null. The scratch starts on a multiple of 16 bytes.
+    ``parts`` are launched after the ``steps``.
     """
 
     steps: tuple[Step, ...]
@@ -202,11 +203,42 @@ class Plan(NamedTuple):
     clear: tuple[tuple[int, int, int], ...] = ()
     inside: tuple[tuple[int, int], ...] = ()
     unread: tuple[int, ...] = ()
+    parts: tuple[Part, ...] = ()
 
     @property
     def kernel(self) -> str:
         """The name of the kernel of the first launch, which computes all that is finite; empty without launches."""
         return self.steps[0].build.kernel.name if self.steps else ""
+
+    def builds(self) -> Iterator[Build]:
+        """The builds of all steps, those of parts too."""
+        yield from (step.build for step in self.steps)
+        for part in self.parts:
+            yield from part.plan.builds()
+
+    def placed(self, addresses: Sequence[int], pointers: Sequence[str]) -> list[int]:
+        """The addresses that kernels get, those in the scratch among them."""
+        placed, start = list(addresses), addresses[pointers.index("workspace")] if self.workspace else 0
+        for which in self.unread:
+            placed[which] = 0
+        for which, offset in self.inside:
+            placed[which] = placed[which] or start + offset
+        return placed
+
+
+class Part(NamedTuple):
+    """A plan within another one: where each of its operation's pointers is.
+
+    ``where`` has an index among the addresses of the whole plan, and an offset in bytes from there; None for null.
+    """
+
+    operation: Operation
+    plan: Plan
+    where: tuple[tuple[int, int] | None, ...]
+
+    def addresses(self, of_all: Sequence[int]) -> list[int]:
+        """The part's addresses from those of the whole plan."""
+        return [0 if at is None or not of_all[at[0]] else of_all[at[0]] + at[1] for at in self.where]
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,3 +254,12 @@ class Operation:
     pointers: tuple[str, ...]
     kernels: Mapping[str, Kernel]
     plan: Callable[[Any, Gpu, How], Plan]
+
+    def launched(self, plan: Plan, addresses: Sequence[int]) -> Iterator[tuple[Step, ctypes.Structure]]:
+        """Each step of a plan and of its parts, with its argument for these addresses; the next one changes it."""
+        addresses = plan.placed(addresses, self.pointers)
+        for name, address in zip(self.pointers, addresses, strict=True):
+            setattr(plan.argument, name, address or None)
+        yield from ((step, plan.argument) for step in plan.steps)
+        for part in plan.parts:
+            yield from part.operation.launched(part.plan, part.addresses(addresses))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from flashcli.cpu.pages import DecodeArrays
 from flashcli.errors import KernelFailure, OutOfMemory
 from flashcli.gpu.pycuda import Session, queued_seconds
 from flashcli.kernels import decode
-from flashcli.kernels.decode import Argument
 from flashcli.kernels.operation import Build, Gpu, Launch
 from flashcli.kernels.tuning.decode import Tuning
 
@@ -32,23 +32,16 @@ class DecodeProgram:
         self._functions: dict[str, Any] = {}
         self._shared: dict[str, int] = {}  # bytes that were asked for
 
-    def launcher(self, launches: Iterable[Launch]) -> Callable[[Argument], None]:
-        """Make the function that queues these launches with an argument."""
-        ready = [
-            (self._function(launch), (launch.grid, 1), (launch.threads, 1, 1), launch.shared) for launch in launches
-        ]
+    def queued(self, launch: Launch, argument: ctypes.Structure) -> Callable[[], None]:
+        """Make the function that queues a launch with an argument as it is now."""
+        packed, threads = bytes(argument), (launch.threads, 1, 1)
+        call = self._function(launch, len(packed)).prepared_async_call
+        return functools.partial(call, (launch.grid, 1), threads, None, packed, shared_size=launch.shared)
 
-        def launch_all(argument: Argument) -> None:
-            packed = bytes(argument)
-            for function, grid, block, shared in ready:
-                function.prepared_async_call(grid, block, None, packed, shared_size=shared)
-
-        return launch_all
-
-    def _function(self, launch: Launch) -> Any:
+    def _function(self, launch: Launch, size: int) -> Any:
         if launch.function not in self._functions:
             function = self._functions[launch.function] = self._module.get_function(launch.function)
-            function.prepare([f"{ctypes.sizeof(Argument)}s"])  # one struct, by value
+            function.prepare([f"{size}s"])  # one struct, by value
         function = self._functions[launch.function]
         if launch.shared > self._shared.get(launch.function, 0):  # even if little: there is what is static, too
             self._shared[launch.function] = launch.shared
@@ -137,28 +130,28 @@ class DecodeCuda:
         gpu = Gpu(session.capability, session.multiprocessors, session.name)
         build = decode.choose(decode.problem_of(part.outline, gpu), self._kernel)
         build = Build(build.kernel, build.problem._replace(tuning=self._retuned(build.problem.tuning)))
-        self._used, launch = build.kernel.name, self.launcher(build)
+        plan, self._used = decode.plan_of(build, contiguous(part).outline), build.kernel.name
         out = np.empty(part.shape_of(range(part.S)), part.query.dtype)
         lse = np.empty(out.shape[:-1], np.float32)
         scales = {name: np.array([getattr(part, name)], np.float32) for name in FACTORS}
         given = {name: getattr(part, name) for name in ARRAYS if name not in self._cache} | scales
         memory = {name: self._to_device(array) for name, array in given.items() if array is not None and array.size}
         memory |= {name: self._driver.mem_alloc(array.nbytes) for name, array in (("out", out), ("lse", lse))}
-        if size := build.workspace():
-            memory["workspace"] = self._driver.mem_alloc(size)
-            self._driver.memset_d8(memory["workspace"], 0, size)
+        memory["workspace"] = self._driver.mem_alloc(plan.workspace)
+        self._driver.memset_d8(memory["workspace"], 0, plan.workspace)
         pointers = {name: int(where) for name, where in (memory | self._cache).items()}
-        argument = decode.argument(contiguous(part).outline, pointers)
-        self._seconds += queued_seconds(self._driver, lambda: launch(argument))
+        steps = decode.DECODE.launched(plan, [pointers.get(name, 0) for name in decode.POINTERS])
+        launches = [self._program(build).queued(launch, argument) for (build, launch), argument in steps]
+        self._seconds += queued_seconds(self._driver, lambda: [launch() for launch in launches])
         for array, name in ((out, "out"), (lse, "lse")):
             self._driver.memcpy_dtoh(_bytes(array), memory[name])
         return out, lse
 
-    def launcher(self, build: Build) -> Callable[[Argument], None]:
-        """Make the function that queues a build's launches; its program is loaded once."""
+    def _program(self, build: Build) -> DecodeProgram:
+        """The program of a build, which is loaded once."""
         if build not in self._programs:
             self._programs[build] = DecodeProgram(self._session, build)
-        return self._programs[build].launcher(build.launches())
+        return self._programs[build]
 
     def _to_device(self, array: np.ndarray) -> Any:
         array = np.ascontiguousarray(array)

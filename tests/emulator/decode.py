@@ -47,14 +47,14 @@ class DecodeEmulated:
         return out, lse
 
     def launch(self, build: Build, asked: DecodeArrays, out: np.ndarray, lse: np.ndarray) -> None:
-        workspace = np.full(build.workspace(), 0xFF, np.uint8)
-        workspace[: 4 * build.counters()] = 0
         asked = contiguous(asked)
+        plan = decode.plan_of(build, asked.outline)
+        workspace = np.full(plan.workspace, 0xFF, np.uint8)
+        workspace[: 4 * build.counters()] = 0
         arrays = {name: getattr(asked, name) for name in ARRAYS}
         arrays |= {name: np.array([getattr(asked, name)], np.float32) for name in ("k_scale", "v_scale")}
         arrays = {name: array for name, array in arrays.items() if array is not None}
         arrays |= {"out": out, "lse": lse, "workspace": workspace}
-        argument = decode.argument(asked.outline, {name: array.ctypes.data for name, array in arrays.items()})
-        machine = Emulated(build, self._folder)
-        for launch in build.launches():
-            machine.launch(launch, argument)
+        addresses = [arrays[name].ctypes.data if name in arrays else 0 for name in decode.POINTERS]
+        for (its_build, launch), argument in decode.DECODE.launched(plan, addresses):
+            Emulated(its_build, self._folder).launch(launch, argument)

@@ -13,11 +13,13 @@ OF_OTHER_LAYOUTS = {name for name, case in CASES.items() if case.layout != "vllm
 WITH_SINKS = {name for name, case in CASES.items() if case.sinks}
 FLOAT32 = {name for name, case in CASES.items() if case.query_type == "float32"}
 SPARSE = {name for name, case in CASES.items() if case.sparse}
+GATHERED = {name for name, case in CASES.items() if case.queries and case.query_type == "float32" and not case.sinks}
 REFUSED = {
     **{name: {"pages of 1", *OF_OTHER_LAYOUTS, *WITH_SINKS} for name in ("paged_v1", "paged_v2")},
     "tensor": {"pages of 1", *FLOAT32},
     "prompt": {"pages of 1", *FLOAT32, *SPARSE},
     "read": {"pages of 1"},
+    "gather": {*CASES, RUBBISH} - GATHERED,
 }  # fmt: skip
 
 

@@ -47,7 +47,7 @@ class Tuning(NamedTuple):
 class Problem(NamedTuple):
     """A problem of decode, known without a look at lengths or pages; a kernel chooses ``rows`` and ``tuning``.
 
-    The machine code follows from the fields up to ``sinks``. The sizes behind it, and the GPU, decide the number of
+    The machine code follows from the fields up to ``short``. The sizes behind it, and the GPU, decide the number of
     blocks and the scratch.
     """
 
@@ -61,6 +61,7 @@ class Problem(NamedTuple):
     ragged: bool = False
     softcap: bool = False
     sinks: bool = False
+    short: int = 0  # the most query tokens of sequences that are answered; 0: of any
     sequences: int = 1
     tokens: int = 1  # of a query; 1 if it is ragged
     heads: int = 1
@@ -71,6 +72,7 @@ class Problem(NamedTuple):
     one_result: bool = False  # whether a token's bytes must not depend on how many are asked with it
     total: int = 0  # query tokens of all sequences, if they are ragged
     max_query_len: int = 0  # of a sequence, if they are ragged; 0 where nobody says
+    packs: bool = False  # whether attention of packed sequences computes this
 
     @property
     def askers(self) -> int:
@@ -218,9 +220,10 @@ STATIC = 1024  # bytes of shared memory beside tiles, and as many to align them
 def takes_many_rows(problem: Problem) -> bool:
     """Whether many query rows share a head of the cache, or may; tensor goes past keys once for every 16 of them.
 
-    Single tokens, of which the caller has to say that they are, are for tensor if they are ragged, too.
+    Ragged queries are few where the caller says so: single tokens, and in float32 those of short sequences.
     """
-    may = problem.one_result or (problem.ragged and problem.max_query_len != 1)
+    few = SHORT if problem.query_type == "float32" else 1
+    may = problem.one_result or (problem.ragged and not 1 <= problem.max_query_len <= few)
     return may or problem.head_rows > MANY_ROWS
 
 
@@ -244,3 +247,20 @@ def prompt_stages(problem: Problem) -> int:
     """The number of tiles of keys, and of values, that there is room for."""
     room = most_shared(HAS_CLUSTERS) - STATIC
     return max(n for n in range(1, MOST_STAGES + 1) if prompt_shared(problem, n) <= room)
+
+
+# ---- gather: float32 prompts by attention of packed sequences
+
+SHORT = 8  # query tokens of a sequence up to which grouped answers them
+GATHERED = 2**28  # bytes of keys and values that are gathered at a time, or those of one sequence
+
+
+def gathered_together(problem: Problem) -> int:
+    """The number of sequences that are gathered at a time, each as long as its row of the table has room for."""
+    of_one = 2 * 4 * problem.d * problem.kv_heads * max(1, problem.room)
+    return max(1, min(GATHERED // of_one, problem.sequences))
+
+
+def passes(problem: Problem) -> int:
+    """The number of times that sequences are gathered: there are no more longer ones than query tokens allow."""
+    return max(1, ceil_div(min(problem.sequences, problem.total // (SHORT + 1)), gathered_together(problem)))
