@@ -5,6 +5,15 @@
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
+// The pointer itself, in a register. Else the address of what is in shared memory is made anew wherever it is used,
+// from the place of the block in its cluster.
+template <class T>
+__device__ __forceinline__ T *where_it_is(T *shared) {
+    uint32_t address = shared_address(shared);
+    asm volatile("" : "+r"(address));
+    return static_cast<T *>(__cvta_shared_to_generic(address));
+}
+
 // ---- mbarrier: a phase ends when `count` threads arrived and all announced bytes landed. Phases alternate parity 0,
 // 1.
 
@@ -157,9 +166,17 @@ __device__ __forceinline__ int read_by_lane_0(const int &from) {
 // ---- wgmma: D[64, N] (+)= A[64, 16] B[16, N], fp16 to fp32. It runs behind the thread's back between commit and wait.
 
 // How wgmma finds an operand in shared memory: K-major rows of 128 bytes with 128-byte swizzle, groups of 8 rows 1024
-// bytes apart, the base on 1024 bytes. Moving 16 columns on adds 32 bytes = 2 to the descriptor.
+// bytes apart, the base on 1024 bytes. Moving 16 columns on adds 32 bytes = 2 to the descriptor. The upper half is
+// always the same.
+constexpr uint64_t SWIZZLED_ROWS = (uint64_t)(1u << 30 | 1024 >> 4) << 32;
 __device__ __forceinline__ uint64_t descriptor(uint32_t address) {
-    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | 1 << 16 | (address & 0x3ffff) >> 4;
+    return SWIZZLED_ROWS | 1 << 16 | (address & 0x3ffff) >> 4;
+}
+
+// A descriptor that the lanes of a warp have in common. Where the compiler does not see that they do, it has those of
+// all k-steps in registers of each lane, and moves each from there for its product.
+__device__ __forceinline__ uint64_t uniform_descriptor(uint64_t descriptor) {
+    return SWIZZLED_ROWS | (uint32_t)uniform(int(descriptor));
 }
 
 // Keeps the compiler from moving or copying accumulators across: call it before the first wgmma and after the wait.

@@ -35,9 +35,13 @@ struct Rings {
     int4 *const K_exponent, *const V_exponent;
 
     static __device__ __forceinline__ Rings here() {
-        __shared__ uint64_t K_full[K_STAGES], K_free[K_STAGES], V_full[STAGES], V_free[STAGES];
-        __shared__ int4 K_exponent[K_STAGES], V_exponent[STAGES];
-        return {K_full, K_free, V_full, V_free, K_exponent, V_exponent};
+        struct State {
+            int4 K_exponent[K_STAGES], V_exponent[STAGES];
+            uint64_t K_full[K_STAGES], K_free[K_STAGES], V_full[STAGES], V_free[STAGES];
+        };
+        __shared__ State state;
+        State *const s = where_it_is(&state);
+        return {s->K_full, s->K_free, s->V_full, s->V_free, s->K_exponent, s->V_exponent};
     }
 
     __device__ __forceinline__ void init() const {
@@ -127,8 +131,8 @@ struct Consumer : Warpgroup {
         return read_by_lane_0(rings.K_exponent[K_ring.stage].x);
     }
     __device__ __forceinline__ void await_V() const { wait(&rings.V_full[V_ring.stage], V_ring.parity); }
-    __device__ __forceinline__ uint64_t K() const { return K_desc + K_ring.stage * (K_TILE / 16); }
-    __device__ __forceinline__ uint64_t V() const { return V_desc + V_ring.stage * (V_TILE / 16); }
+    __device__ __forceinline__ uint64_t K() const { return uniform_descriptor(K_desc + K_ring.stage * (K_TILE / 16)); }
+    __device__ __forceinline__ uint64_t V() const { return uniform_descriptor(V_desc + V_ring.stage * (V_TILE / 16)); }
     __device__ __forceinline__ void release_K() {
         release(&rings.K_free[K_ring.stage]);
         K_ring.next();

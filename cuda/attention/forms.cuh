@@ -114,8 +114,8 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
             current[group] = mine;
         }
         named_sync(q_barrier, Q_THREADS);
-        const Policy chunks{{a, current[group], &message[group], group, q_barrier + PAIRED, mine.first_tile(a),
-                             mine.end_tile(a, here), mine.first}};
+        const Policy chunks{{a, current[group], &message[group], group, q_barrier + PAIRED, uniform(mine.first_tile(a)),
+                             uniform(mine.end_tile(a, here)), uniform(mine.first)}};
         Query query;
         take(query, Q_tile);
         consumer.attend(a, here, query, s, factor_exponent, chunks);

@@ -284,6 +284,7 @@ inline T __ldg(const T *from) {
     return *emulator::aligned(from, sizeof(T));
 }
 inline long long __cvta_generic_to_shared(const void *p) { return (const char *)p - emulator::dynamic_shared; }
+inline void *__cvta_shared_to_generic(unsigned address) { return emulator::dynamic_shared + (int)address; }
 
 // ---- instructions, each by its opcode
 
