@@ -61,6 +61,8 @@ def attention_problems(kernel: Kernel) -> Iterator[Problem]:
         yield Problem(200, 128, 128, d, d != 64, in_place=True, bias=bias)
     yield from (Problem(16, 4096, 4096, d, in_place=True, dense=False, sequences=8) for d in (64, 128))
     yield Problem(64, 4096, 4096, 64, True, in_place=True, windowed=True, bias="alibi")
+    for N, d in ((33, 17), (49, 32), (64, 64), (96, 32), (128, 32)) if kernel.name == "mma_short" else ():
+        yield Problem(4000, N, N, d, N == 96, in_place=True, lse=N == 49, batch_invariant=True)
     for d in (28, 64) if kernel.splits else ():  # 28: tiles of K and of V differ in size
         yield Problem(10, 2048, 2048, d, precision="fp16")
 
@@ -69,10 +71,12 @@ def backward_problems(kernel: Kernel) -> Iterator[backward.Problem]:
     """Gradients of short and long heads, masked and not, with a bias and its gradient or without."""
     for i, d in enumerate((5, 16, 32, 64, 80, 96, 128, 192, 256)):
         bias = ("", "float32", "both", "bool")[i % 4]
-        M = 128 if kernel.name == "wgmma_short" else 2048
+        M = 128 if kernel.name.endswith("_short") else 2048
         yield backward.Problem(
             d, i % 2 == 1, bias, i % 3 > 0, i % 3 > 1, i % 5 > 0, 2, 8, 8, M, M, (1, 8, M, M) if bias else (0,) * 4
         )
+    if kernel.name == "mma_short":
+        yield from (backward.Problem(d, N == 96, M=N, N=N, H=8, Hkv=8) for N, d in ((49, 32), (64, 64), (96, 32)))
     yield from (backward.Problem(d, M=2048, N=2048, H=8, Hkv=8, sequences=8) for d in (64, 128))
     yield backward.Problem(64, True, "alibi", M=2048, N=2048, H=8, Hkv=8, windowed=True)
 

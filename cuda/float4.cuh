@@ -15,6 +15,17 @@ __device__ __forceinline__ float4 load4(const Number *matrix, long long stride, 
     return make_float4(x[0], left > 1 ? float(x[1]) : 0, left > 2 ? float(x[2]) : 0, left > 3 ? float(x[3]) : 0);
 }
 
+// Two neighbouring numbers to a row, those that are within it.
+template <class Number>
+__device__ __forceinline__ void store2(Number *row, int column, float x, float y) {
+    if (ALIGNED) {
+        if (column < HEAD_DIM) put(row + column, make_float2(x, y));
+        return;
+    }
+    if (column < HEAD_DIM) row[column] = x;
+    if (column + 1 < HEAD_DIM) row[column + 1] = y;
+}
+
 // *to = four numbers of row `row`, from column `column`; zeros beyond the matrix. Asynchronous where the GPU can.
 __device__ __forceinline__ void copy4(float4 *to, const float *matrix, long long stride, int row, int column,
                                       int rows) {

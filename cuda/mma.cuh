@@ -64,6 +64,14 @@ __device__ __forceinline__ Fragment right_operand_transposed(const unsigned char
     return ldmatrix_transposed(tile + (at ^ column % 64 / 8 * 16) + row * 128 + column / 64 * (R * 128));
 }
 
+// A 16 x 16 block of a tile, transposed, as a left operand: its columns become rows, and its rows are summed over.
+template <int R>
+__device__ __forceinline__ Fragment left_operand_transposed(const unsigned char *tile, int row, int column) {
+    const int lane = threadIdx.x % 32, lane_row = lane % 8 + lane / 16 * 8, lane_chunk = lane / 8 % 2;
+    const int at = lane_row * 128 + (lane_chunk ^ lane % 8) * 16;
+    return ldmatrix_transposed(tile + (at ^ column % 64 / 8 * 16) + row * 128 + column / 64 * (R * 128));
+}
+
 __device__ __forceinline__ void copy16(unsigned char *to, const unsigned char *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from)
                  : "memory");

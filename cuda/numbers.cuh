@@ -69,6 +69,13 @@ __device__ __forceinline__ float4 four_from(const Half<TYPE> *x) {
     return make_float4(widen<TYPE>(bits.x), widen<TYPE>(bits.x >> 16), widen<TYPE>(bits.y), widen<TYPE>(bits.y >> 16));
 }
 
+__device__ __forceinline__ float2 two_from(const float *x) { return *reinterpret_cast<const float2 *>(x); }
+template <int TYPE>
+__device__ __forceinline__ float2 two_from(const Half<TYPE> *x) {
+    const unsigned bits = *reinterpret_cast<const unsigned *>(x);
+    return make_float2(widen<TYPE>(bits), widen<TYPE>(bits >> 16));
+}
+
 __device__ __forceinline__ void put(float *to, float2 x) { *reinterpret_cast<float2 *>(to) = x; }
 __device__ __forceinline__ void put(float *to, float4 x) { *reinterpret_cast<float4 *>(to) = x; }
 template <int TYPE>

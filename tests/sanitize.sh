@@ -11,13 +11,13 @@ trap 'rm -rf "$WORK"' EXIT
 export NVCC_APPEND_FLAGS=-lineinfo FLASHCLI_CACHE_DIR=$WORK/cache # so that the tools name lines
 tools=(memcheck racecheck synccheck initcheck)
 
-gpu_kernels() { # D: those that take heads of so many numbers
+gpu_kernels() { # B,N,D: those that take such heads
 	"$PYTHON" -c '
 import sys
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.problem import Problem
-d = int(sys.argv[1])
-print(*(name for name, kernel in KERNELS.items() if not kernel.on_host and not kernel.refuses(Problem(1, 1, 1, d))))' "$1"
+_, N, d = map(int, sys.argv[1].split(","))
+print(*(name for name, kernel in KERNELS.items() if not kernel.on_host and not kernel.refuses(Problem(1, N, N, d))))' "$1"
 }
 runs=("2,200,64" "3,129,32" "2,70,128" "1,65,40 --causal" "1,40,256 --causal")
 
@@ -27,7 +27,7 @@ files() {
 		read -r shape option <<<"$run"
 		input=$WORK/$shape.in
 		"$PYTHON" -m flashcli generate "$input" --force --shape "$shape" >/dev/null || return
-		for kernel in $(gpu_kernels "${shape##*,}"); do
+		for kernel in $(gpu_kernels "$shape"); do
 			"$PYTHON" -m flashcli run --backend cuda --kernel "$kernel" $option "$input" "$WORK/out" >/dev/null || return
 			for tool in "${tools[@]}"; do
 				echo "$tool -m flashcli run --backend cuda --kernel $kernel $option $input $WORK/$tool.$kernel.$shape.out"
@@ -40,10 +40,10 @@ arrays() {
 	"$PYTHON" -m sanitize_arrays >/dev/null || (($? == 1)) || return # answers that are wrong will be so under the tools
 	"$PYTHON" -m sanitize_backward >/dev/null || (($? == 1)) || return
 	"$PYTHON" -m sanitize_sight >/dev/null || (($? == 1)) || return
-	for kernel in wgmma mma wgmma_short register_tiled; do
+	for kernel in wgmma mma wgmma_short mma_short register_tiled; do
 		for tool in "${tools[@]}"; do echo "$tool -m sanitize_arrays $kernel"; done
 	done
-	for kernel in wgmma wgmma_short mma register_tiled plain; do
+	for kernel in wgmma wgmma_short mma_short mma register_tiled plain; do
 		for tool in "${tools[@]}"; do echo "$tool -m sanitize_backward $kernel"; done
 		for tool in "${tools[@]}"; do echo "$tool -m sanitize_sight $kernel"; done
 	done

@@ -41,13 +41,6 @@ struct FirstRow {
     int i0;
 };
 
-// `head_of` without a division where there is one batch, or a head of K and V for each of Q: a division takes 100 ns.
-__device__ __forceinline__ Head head_soon(const Attention &a, unsigned index) {
-    if (!IN_PLACE || a.H == 1) return {int(index), 0, 0};
-    const int b = index < a.H ? 0 : index / a.H, h = index - b * a.H;
-    return {b, h, a.Hkv == a.H ? h : h / (a.H / a.Hkv)};
-}
-
 // BR rows of Q of a head, and how many tiles of keys some of them see: one at least.
 struct RowTile : FirstRow {
     int tiles;
@@ -397,16 +390,6 @@ __device__ __forceinline__ void add_T(float (&O)[n], float (&T)[n], const float 
 }
 
 // ---- the epilogue
-
-// Two neighbouring numbers of a row of O, those that are within it.
-__device__ __forceinline__ void store2(Answer *row, int column, float x, float y) {
-    if (ALIGNED) {
-        if (column < HEAD_DIM) put(row + column, make_float2(x, y));
-        return;
-    }
-    if (column < HEAD_DIM) row[column] = x;
-    if (column + 1 < HEAD_DIM) row[column + 1] = y;
-}
 
 // The two rows of O from row i on that a thread has a part of, O / l, and their LSE. Whether they are finite.
 __device__ __forceinline__ bool give_rows(const Attention &a, Head head, int i, const Partial &sum) {

@@ -440,6 +440,24 @@ def _refused_by_wgmma_short(problem: Problem) -> str:
     return "" if problem.aligned else "it takes rows that start on 16 bytes"
 
 
+# ---- mma_short
+
+MOST_KEYS, MOST_ROWS = 128, 128  # of a head, whose scores a thread has in registers; of rows of Q in a block
+
+
+def _mma_short(problem: Problem) -> Tiling:
+    """mma_short's tiling: all keys in one tile, 16 rows of Q for each warp, and as many warps as split K and V."""
+    keys, rows = round_up(problem.N, 16), ceil_div(problem.M, ceil_div(problem.M, MOST_ROWS))
+    warps = round_up(max(keys, round_up(rows, 16)), 32) // 16
+    return Tiling(16 * warps, keys, 32 * warps, 2 * _split_bytes(keys, round_up(problem.d, 16), problem.products))
+
+
+def _refused_by_mma_short(problem: Problem) -> str:
+    if problem.N > MOST_KEYS or problem.d > 64:
+        return f"it takes up to {MOST_KEYS} keys of up to 64 numbers"
+    return "it takes no packed sequences" if problem.sequences else ""
+
+
 KERNELS = {
     kernel.name: kernel
     for kernel in [
@@ -580,6 +598,14 @@ KERNELS = {
             arch_only=True,
             refuses=_refused_by_wgmma_short,
             launches=_block_per_multiprocessor,
+        ),
+        _split_rung(
+            name="mma_short",
+            file="attention/17_mma_short.cu",
+            summary="for up to 128 keys: each warp for itself on a head's split keys (heads of up to 64 numbers)",
+            tiling=_mma_short,
+            needs=(8, 0),
+            refuses=_refused_by_mma_short,
         ),
     ]
 }

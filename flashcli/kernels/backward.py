@@ -413,6 +413,36 @@ def _refused_by_wgmma_short(problem: Problem) -> str:
     return "its heads are too long" if _wgmma_short(problem).shared > MOST_SHARED else ""
 
 
+# ---- mma_short
+
+LONGEST = 128  # rows of a head, whose scores a thread has in registers
+SM_SHARED = 227 * 1024  # bytes of shared memory that blocks of a multiprocessor have
+
+
+def _mma_short(problem: Problem) -> Tiling:
+    """mma_short's tiling: a head a block, a warp for each 16 queries and 16 keys."""
+    rows, keys = round_up(problem.M, 16), round_up(problem.N, 16)
+    threads = 2 * max(rows, keys)
+    shared = 2 * (rows + keys) * _split_row(problem.d) + rows * _split_row(keys)
+    registers = 255 if problem.d > 32 or keys > 96 else 168 if keys > 64 else 128
+    blocks = max(1, min(SM_SHARED // (shared + 2048), 65536 // (registers * threads)))
+    return Tiling(rows, keys, threads, shared, (("BLOCKS", blocks),))
+
+
+def _mma_short_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
+    yield Launch("gradients", problem.B * problem.H, tiling.threads, tiling.shared)
+
+
+def _refused_by_mma_short(problem: Problem) -> str:
+    if problem.windowed or problem.sequences or any(problem.dbias):
+        return "it takes neither windows nor packed sequences, and no gradient of a bias"
+    if problem.d > 64 or max(problem.M, problem.N) > LONGEST:
+        return f"it takes heads of up to {LONGEST} rows of up to 64 numbers"
+    if problem.Hkv != problem.H:
+        return "each head of Q must have its own of K"
+    return "" if problem.dtype == problem.of_answer == "float32" else "it splits float32 alone"
+
+
 KERNELS = {
     kernel.name: kernel
     for kernel in (
@@ -468,10 +498,21 @@ KERNELS = {
             splits=True,
             refuses=_refused_by_wgmma_short,
         ),
+        _rung(
+            name="mma_short",
+            file="backward/06_mma_short.cu",
+            summary="the shortest heads: rows of P and dS whole in registers, one pass",
+            tiling=_mma_short,
+            launches=_mma_short_launches,
+            needs=(9, 0),
+            arch_only=True,
+            splits=True,
+            refuses=_refused_by_mma_short,
+        ),
     )
 }
 
-PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled", "plain")  # the fastest first
+PREFERENCE = ("mma_short", "wgmma_short", "wgmma", "mma", "register_tiled", "plain")  # the fastest first
 SHORT_HEAD = 16  # where inputs have outliers, dK of fewer numbers shows the halves
 
 
@@ -497,9 +538,12 @@ def choose(capability: tuple[int, int], problem: Problem, name: str | None = Non
 def _pays(kernel: Kernel, problem: Problem) -> bool:
     """Whether a kernel that can compute is worth choosing.
 
-    Heads shorter than `SHORT_HEAD` are left to FFMA. A block of wgmma_short takes the tiles of a head one after the
-    other. So it pays only with one tile a head, or with many heads.
+    Heads shorter than `SHORT_HEAD` are left to FFMA. A block of mma_short must not be alone on its multiprocessor, or
+    nobody computes while it waits for memory. A block of wgmma_short takes the tiles of a head one after the other. So
+    it pays only with one tile a head, or with many heads.
     """
+    if kernel.name == "mma_short" and dict(kernel.tiling(problem).macros)["BLOCKS"] == 1:
+        return False
     if kernel.name == "wgmma_short" and problem.B * problem.H < MANY_HEADS and max(problem.M, problem.N) > 64:
         return False
     return not kernel.splits or problem.d >= SHORT_HEAD

@@ -12,7 +12,7 @@ from flashcli.kernels.problem import Problem
 from flashcli.kernels.speed import MULTIPROCESSORS
 from flashcli.kernels.tuning import cost
 
-PREFERENCE = ("wgmma_short", "wgmma", "mma", "register_tiled")  # the fastest first, for files
+PREFERENCE = ("wgmma_short", "wgmma", "mma", "mma_short", "register_tiled")  # the fastest first, for files
 TWINS = ("wgmma_short", "wgmma")  # the same arithmetic: with tiles of the same keys, they give the same bytes
 SHORT_HEAD = 8  # a score that is a sum of fewer products shows that a split number has 22 bits
 AS_FAST = 1.03  # times the least that is expected: then a launch less counts, which takes the host 4 us

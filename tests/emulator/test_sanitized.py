@@ -63,6 +63,19 @@ def test_a_sum_over_keys_takes_nothing_in_from_beyond_the_last_key(place):
     check(sanitize_backward, place, "wgmma", "one key")  # the tile after its one is no key's
 
 
+@pytest.mark.parametrize(
+    ("sanitizer", "name"),
+    [
+        (sanitize_arrays, "few keys, many rows, causal"), (sanitize_arrays, "few keys, bias and mask"),
+        (sanitize_arrays, "few keys, Inf"), (sanitize_backward, "whole heads, odd"),
+        (sanitize_backward, "whole heads, bias without its gradient"), (sanitize_backward, "whole heads, NaN"),
+        (sanitize_backward, "whole heads, one key"),
+    ],
+)  # fmt: skip
+def test_the_shortest_heads(place, sanitizer, name):
+    sanitizer.check(place, "mma_short", sanitizer.CASES[name])
+
+
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_sight.KERNELS, sanitize_sight.CASES))
 def test_windows_slopes_and_packed_sequences(place, kernel, name):
     check(sanitize_sight, place, kernel, name)

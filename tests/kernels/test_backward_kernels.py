@@ -77,6 +77,8 @@ def test_hardly_a_register_is_spilled(resources, kernel, d):
         ("wgmma", Problem(80, True, "float32")), ("wgmma", Problem(128, True)), ("wgmma", Problem(112, bias="bool")),
         ("wgmma_short", Problem(17, True)), ("wgmma_short", Problem(32, bias="float32", M=128, N=128)),
         ("wgmma_short", Problem(64, True, M=192, N=128)),
+        ("mma_short", Problem(16, M=64, N=64)), ("mma_short", Problem(32, M=64, N=64)),
+        ("mma_short", Problem(32, True, M=96, N=96)), ("mma_short", Problem(64, bias="float32", M=128, N=128)),
     ], 4),
 )  # fmt: skip
 @needs_nvcc
@@ -105,8 +107,10 @@ def planned(name: str, B: int, H: int, Hkv: int, M: int, N: int, dbias: bool = F
 @every_kernel
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (14000, 2, 1, 128, 3, True)])
 def test_every_launch_has_blocks_and_a_function(kernel, sizes):
-    if kernel.name == "wgmma_short":  # each head of Q has its own of K
+    if kernel.name.endswith("_short"):  # each head of Q has its own of K
         sizes = (*sizes[:2], sizes[1], *sizes[3:])
+    if kernel.name == "mma_short":  # which has no gradient of a bias
+        sizes = sizes[:5]
     steps = planned(kernel.name, *sizes).steps
     assert [step.launch.function for step in steps][-1] == (
         "dk_dv" if len(sizes) <= 5 else "dbias_again" if kernel.name.startswith("wgmma") else "dbias"
@@ -161,8 +165,8 @@ def problem(d: int, sizes: tuple[int, ...]) -> Problem:
 @pytest.mark.parametrize(
     ("sizes", "chosen"),
     [
-        ((200, 1, 1, 128, 128), "wgmma_short"), ((1, 2, 2, 60, 64), "wgmma_short"),
-        ((20, 1, 1, 128, 128), "wgmma"), ((200, 2, 1, 128, 128), "wgmma"),
+        ((200, 1, 1, 128, 128), "wgmma_short"), ((1, 2, 2, 60, 64), "mma_short"), ((200, 1, 1, 80, 64), "wgmma_short"),
+        ((20, 1, 1, 128, 128), "wgmma"), ((200, 2, 1, 128, 128), "wgmma"), ((9, 2, 1, 64, 64), "wgmma"),
         ((200, 1, 1, 128, 1000), "wgmma"),
     ],
 )  # fmt: skip
@@ -175,12 +179,15 @@ def test_whole_heads_where_they_are_short_and_many(sizes, chosen):
     [
         (64, (1, 2, 1, 64, 64), "each head of Q must have its own of K"),
         (64, (1, 2, 2, 300, 200), "its heads are too long"),
-        (80, (1, 1, 1, 5, 5), "heads of up to 64 numbers"),
+        (80, (1, 1, 1, 5, 5), "heads of up to"),
     ],
 )  # fmt: skip
-def test_a_head_that_does_not_fit_a_block_is_refused(d, sizes, why):
-    with pytest.raises(BackendUnavailable, match=why):
-        choose((9, 0), problem(d, sizes), "wgmma_short")
+@pytest.mark.parametrize("name", ["wgmma_short", "mma_short"])
+def test_a_head_that_does_not_fit_a_block_is_refused(d, sizes, why, name):
+    with pytest.raises(
+        BackendUnavailable, match=why if name == "wgmma_short" or "long" not in why else "up to 128 rows"
+    ):
+        choose((9, 0), problem(d, sizes), name)
 
 
 def test_a_kernel_that_cannot_be_says_why():
@@ -211,7 +218,7 @@ def test_arguments_are_where_their_names_say():
 def test_operations_do_not_share_names_by_chance():
     both = set(KERNELS) & set(FORWARD)
     # One idea, of one name; their code is cached under a hash of it.
-    assert both == {"register_tiled", "mma", "wgmma", "wgmma_short"}
+    assert both == {"register_tiled", "mma", "wgmma", "wgmma_short", "mma_short"}
 
 
 def test_a_longer_input_never_needs_less_workspace():

@@ -164,7 +164,8 @@ def test_a_kernel_without_constants_is_chosen_last_and_then_by_preference(monkey
 @pytest.mark.parametrize("causal", [False, True])
 def test_more_batches_are_never_expected_to_take_much_less(name, causal):
     """Somewhat less is possible, for another tiling."""
-    found = [cost.microseconds(KERNELS[name], on_arrays(B, 512, 64, causal)) for B in (1, 10, 40, 200, 4000, 40_000)]
+    N = 128 if name == "mma_short" else 512
+    found = [cost.microseconds(KERNELS[name], on_arrays(B, N, 64, causal)) for B in (1, 10, 40, 200, 4000, 40_000)]
     assert found[0] > 0 and all(more > 0.8 * less for less, more in itertools.pairwise(found))
     assert found[-1] > 50 * found[0]
 
@@ -207,17 +208,17 @@ def test_a_fit_writes_the_constants_and_marks_the_record(tmp_path, monkeypatch):
 
 
 def test_the_command_tells_what_is_chosen_and_what_is_expected():
-    done = flashcli("kernels", "--shape", "8,200,32", "--causal", "--arch", "sm_90a", "--json", "-")
+    done = flashcli("kernels", "--shape", "8,100,32", "--causal", "--arch", "sm_90a", "--json", "-")
     told = json.loads(done.out)
-    problem = on_arrays(8, 200, 32, True)
+    problem = on_arrays(8, 100, 32, True)
     assert told["chosen"] == choose(HOPPER, problem).name
     assert [one["name"] for one in told["kernels"]] == list(PREFERENCE)
     assert [one["microseconds"] for one in told["kernels"]] == [one.microseconds for one in candidates(HOPPER, problem)]
-    text = flashcli("kernels", "--shape", "8,200,32", "--causal", "--arch", "sm_90a").out.splitlines()
+    text = flashcli("kernels", "--shape", "8,100,32", "--causal", "--arch", "sm_90a").out.splitlines()
     assert text[0] == (
-        f"(8, 200, 32) causal in fp32 on sm_90a: {told['chosen']} for arrays, {told['chosen_for_files']} for files"
+        f"(8, 100, 32) causal in fp32 on sm_90a: {told['chosen']} for arrays, {told['chosen_for_files']} for files"
     )
-    assert all(line.endswith((" us", " ms")) for line in text[1:5])
+    assert all(line.endswith((" us", " ms")) for line in text[1:6])
 
 
 def test_the_command_tells_why_a_kernel_is_none():

@@ -22,6 +22,7 @@ from flashcli.kernels.tuning.costs import COSTS
 PAIR = 128 * 128  # scores of a pair of tiles, the unit of work
 LATE = 0.5  # of the longest row tile: when the last block ends, the others have been idle for about so long
 SHORT_ROW_TILES = 3  # on which a block of wgmma_short works at a time: three, or four with short heads
+SHORT_THREADS = 640  # of mma_short, for which a multiprocessor has registers, with few keys
 PRODUCT = 2 * PAIR / (H200_PRODUCTS * CLOCK)  # microseconds of mma.sync for a pair, a number of the heads, a product
 HEADS = (16, 32, 64, 96, 128, 192, 256)  # the longest heads that share constants
 
@@ -55,7 +56,7 @@ def work(kernel: Kernel, problem: Problem) -> Work:
         megabytes = 4 * problem.B * problem.d * 2 * (problem.M + problem.N) / 1e6
         pairs = pieces * chunk / problem.sms + longest * LATE * problem.causal
         return Work(1 + rounds, megabytes, longest * area, pairs * area)  # what is merged takes about a round's start
-    at_once = SHORT_ROW_TILES if kernel.name == "wgmma_short" else 1
+    at_once = {"wgmma_short": SHORT_ROW_TILES, "mma_short": max(1, SHORT_THREADS // tiling.threads)}.get(kernel.name, 1)
     row_tiles, area = problem.B * Tr / at_once, area * at_once
     each = math.ceil(row_tiles / launch.grid)  # of a block
     rounds = math.ceil(row_tiles / problem.sms)
