@@ -442,7 +442,7 @@ def _refused_by_wgmma_short(problem: Problem) -> str:
 
 # ---- mma_short
 
-MOST_KEYS, MOST_ROWS = 128, 128  # of a head, whose scores a thread has in registers; of rows of Q in a block
+MOST_KEYS, MOST_BIASED, MOST_ROWS = 128, 112, 128  # keys whose scores a thread has in registers; rows of Q in a block
 
 
 def _mma_short(problem: Problem) -> Tiling:
@@ -453,8 +453,9 @@ def _mma_short(problem: Problem) -> Tiling:
 
 
 def _refused_by_mma_short(problem: Problem) -> str:
-    if problem.N > MOST_KEYS or problem.d > 64:
-        return f"it takes up to {MOST_KEYS} keys of up to 64 numbers"
+    most = MOST_BIASED if problem.bias else MOST_KEYS
+    if most < problem.N or problem.d > 64:
+        return f"it takes up to {most} keys of up to 64 numbers"
     return "it takes no packed sequences" if problem.sequences else ""
 
 

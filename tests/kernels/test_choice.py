@@ -14,7 +14,7 @@ from bench import fit
 from bench.records import read
 from bench.rows import Gridded
 from flashcli.kernels.attention import KERNELS
-from flashcli.kernels.choice import AS_FAST, FULL, HOST, PREFERENCE, SHORT_HEAD, TWINS, candidates, choose
+from flashcli.kernels.choice import AS_FAST, FULL, HOST, PREFERENCE, SHORT_HEAD, TWINS, candidates, choose, why
 from flashcli.kernels.problem import Problem
 from flashcli.kernels.tuning import cost, costs
 from flashcli.measure import records
@@ -59,10 +59,13 @@ def test_the_kernel_that_is_chosen_is_within_5_percent_of_the_best_on_every_shap
 
 
 def test_of_tiny_calls_the_one_with_a_launch_less_is_chosen():
-    tiny = on_arrays(4, 32, 64)
+    tiny = on_arrays(4, 64, 64, batch_invariant=False)
     expected = {one.name: one.microseconds for one in candidates(HOPPER, tiny) if not one.refused}
-    assert expected["wgmma"] < expected["wgmma_short"] < AS_FAST * HOST
-    assert choose(HOPPER, tiny).name == "wgmma_short"
+    assert expected["wgmma"] < expected["mma_short"] < AS_FAST * HOST
+    assert choose(HOPPER, tiny).name == "mma_short"
+    assert why(HOPPER, tiny).startswith(
+        "is expected to be as fast as wgmma or as the host (8.5 us), and has no pre-pass"
+    )
 
 
 @pytest.mark.usefixtures("of_these_kernels")
@@ -147,7 +150,7 @@ def test_files_go_by_preference_whatever_the_model_says():
 
 def test_on_other_gpus_the_same_rule_holds_for_what_runs_there():
     for B, N, d in ((1, 64, 8), (8, 1000, 32), (2, 16384, 128)):
-        assert choose(AMPERE, on_arrays(B, N, d)).name in ("mma", "register_tiled")
+        assert choose(AMPERE, on_arrays(B, N, d)).name in ("mma", "mma_short", "register_tiled")
     assert choose(AMPERE, on_arrays(2, 16384, 128)).name == "mma"
     assert choose((7, 5), on_arrays(8, 1000, 32)).name == "register_tiled"
 
@@ -239,7 +242,8 @@ def test_the_command_tells_what_run_takes_too():
     [
         ("8,1000,7", "register_tiled is the only one that may compute this."),
         ("8,1000,32", "wgmma is expected to be the fastest."),
-        ("4,32,64", "wgmma_short is expected to be as fast as wgmma or as the host (8.5 us), and has no pre-pass to"),
+        ("4,32,64", "mma_short is expected to be the fastest."),
+        ("4,64,64", "mma_short has the bytes of the best kernel for large batches, which wgmma has not."),
         ("1,1,80", "register_tiled has the bytes of the best kernel for large batches, which wgmma has not."),
     ],
 )
