@@ -90,7 +90,10 @@ CASES = {
     "sinks, clusters of four": dataclasses.replace(PLAIN, lengths="1100,5,0,600", layout="nhd", sinks=True),
     "block-sparse": dataclasses.replace(PLAIN, sparse=BlockSparse(3, 32, 1, -1, 1)),
 }
-RUBBISH = "lengths and pages that there are not"
+RUBBISH = {  # by what they are made of
+    "lengths and pages that there are not": PLAIN,
+    "lengths, pages and query tokens that there are not": CASES["float32, ragged"],
+}
 
 
 def asked_for(name: str) -> DecodeArrays:
@@ -98,11 +101,13 @@ def asked_for(name: str) -> DecodeArrays:
         asked = make(CASES[name])
         tables = np.pad(asked.block_tables, ((0, 0), (0, 17 * 1024 // asked.page)), constant_values=-1)
         return dataclasses.replace(asked, block_tables=tables)
-    if name != RUBBISH:
+    if name not in RUBBISH:
         return make(CASES[name])
-    asked = make(PLAIN)
+    asked = make(RUBBISH[name])
     asked.block_tables[0, ::3], asked.block_tables[3] = 10**6, -7
     asked.seq_lens[...] = 2**31 - 1, -5, 9, 130
+    if asked.is_ragged:
+        asked.query_starts[...] = -3, 2**31 - 1, 40, 7, 10**6
     return asked
 
 
@@ -118,7 +123,7 @@ def takes(kernel: str, case: Case) -> bool:
 
 def taken(kernel: str) -> Iterator[str]:
     """The names of the cases that a kernel takes."""
-    return (name for name, case in {**CASES, RUBBISH: PLAIN}.items() if takes(kernel, case))
+    return (name for name, case in {**CASES, **RUBBISH}.items() if takes(kernel, case))
 
 
 def build_of(kernel: str, asked: DecodeArrays, gpu: Gpu = HOPPER) -> Build:
@@ -142,7 +147,7 @@ def check(place: Place, kernel: str, name: str) -> None:
             get(_bytes(out), memory["out"])
             get(lse, memory["lse"])
         _free(memory.values())
-    if kernel != CEILING.name and name != RUBBISH:
+    if kernel != CEILING.name and name not in RUBBISH:
         want = golden(asked)
         largest = float(np.abs(want.out).max())
         bound = TOLERANCE[asked.query.dtype.name] * largest

@@ -26,6 +26,7 @@ OPTIONS = (
     "-fno-strict-aliasing",
 )  # fmt: skip
 BLOCK = HERE / "block.cpp"
+LEVEL = "-O1"  # of optimisation: more takes longer to compile than it saves
 
 
 def compiler() -> list[str]:
@@ -69,7 +70,7 @@ def library(source: Path, include: list[Path], macros: Mapping[str, object], fol
     def make(fresh: Path) -> None:
         written = translate.write(found, fresh.parent, macros)
         with made(folder, ".o", [BLOCK, translate.CUDA], "", lambda to: run("-O2", "-c", BLOCK, "-o", to)) as block:
-            run("-O1", "-shared", f"-I{fresh.parent}", written, block, "-o", fresh)
+            run(LEVEL, "-shared", f"-I{fresh.parent}", written, block, "-o", fresh)
 
     sources = [*found, BLOCK, translate.CUDA, Path(translate.__file__)]
     with made(folder, ".so", sources, repr(macros), make) as path:

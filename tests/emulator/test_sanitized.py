@@ -90,7 +90,10 @@ def test_paged_decode(place, kernel, name):
 
 @pytest.mark.parametrize("kernel", sanitize_decode.LADDER)
 def test_lengths_and_pages_that_there_are_not_lead_nowhere(place, kernel):
-    sanitize_decode.check(place, kernel, sanitize_decode.RUBBISH)
+    rubbish = [name for name, case in sanitize_decode.RUBBISH.items() if sanitize_decode.takes(kernel, case)]
+    assert rubbish
+    for name in rubbish:
+        sanitize_decode.check(place, kernel, name)
 
 
 @pytest.mark.parametrize("name", sanitize_decode.WRITES)

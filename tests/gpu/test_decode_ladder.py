@@ -88,7 +88,7 @@ def test_every_kernel_is_right_whatever_is_asked_for_together(opened, build):
             assert told == "", (name, asked.seq_lens, asked.T, asked.window, asked.sparse)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [name for name in KERNELS if name != "gather"])  # see test_gather.py
 def test_bytes_depend_neither_on_the_order_of_pages_nor_on_company_nor_on_how_large_the_gpu_is(opened, name):
     query_type = "float16" if name in ("tensor", "prompt") else "float32"
     layout = "vllm" if name in VERSIONS else "hnd"
