@@ -23,7 +23,7 @@ from flashcli.asked.decode import ITEM_SIZES, QUERY_TYPES
 from flashcli.compiler import compiler, nvrtc
 from flashcli.cpu.workers import usable_cores
 from flashcli.errors import BackendUnavailable
-from flashcli.kernels import backward, choice, decode, merge, write_kv
+from flashcli.kernels import backward, choice, decode, merge, tangents, write_kv
 from flashcli.kernels.occupancy import most_shared
 from flashcli.kernels.operation import Build, Gpu, Kernel
 from flashcli.kernels.problem import Problem
@@ -81,6 +81,12 @@ def backward_problems(kernel: Kernel) -> Iterator[backward.Problem]:
     yield backward.Problem(64, True, "alibi", M=2048, N=2048, H=8, Hkv=8, windowed=True)
 
 
+def tangents_problems(kernel: Kernel) -> Iterator[tangents.Problem]:
+    """Tangents along with those of gradients, and every other one without."""
+    of_floats = (x for x in backward_problems(kernel) if not x.sequences)
+    yield from (tangents.Problem(x._replace(dbias=(0,) * 4), i % 2 == 0) for i, x in enumerate(of_floats))
+
+
 def paged_problems(kernel: Kernel) -> Iterator[Paged]:
     """One token of sequences in pages of 16, of every type of query and cache, in both layouts of values."""
     for i, (kind, cache) in enumerate(CACHED):
@@ -112,8 +118,8 @@ def merge_problems(kernel: Kernel) -> Iterator[merge.Problem]:
 
 
 PROBLEMS: dict[str, Callable[[Kernel], Iterable[Any]]] = {
-    "attention": attention_problems, "backward": backward_problems, "decode": paged_problems,
-    "write_kv": write_problems, "merge": merge_problems,
+    "attention": attention_problems, "backward": backward_problems, "tangents": tangents_problems,
+    "decode": paged_problems, "write_kv": write_problems, "merge": merge_problems,
 }  # fmt: skip
 
 

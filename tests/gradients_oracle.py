@@ -6,6 +6,7 @@ most FACTOR (tolerances.py) times as far from the reference, in relative L2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,6 +43,47 @@ def gradients(
     if asked.bias is not None and asked.bias.dtype != bool:
         found.append(sum_to_shape(dS if asked.q.ndim == 4 else dS[:, 0], asked.bias.shape))
     return found
+
+
+def tangents(
+    asked: Asked, along: Sequence[np.ndarray], do: np.ndarray, dlse: np.ndarray | None = None, dtype: type = np.float64
+) -> list[np.ndarray]:
+    """The tangents of O, the LSE, dQ, dK and dV along tQ, tK and tV, by the formulas as they stand."""
+    (q, k, v), (tq, tk, tv) = with_heads(asked, dtype), with_heads(Asked(*along), dtype)
+    d_o, scale = (
+        do.reshape(q.shape).astype(dtype),
+        dtype(asked.q.shape[-1] ** -0.5 if asked.scale is None else asked.scale),
+    )
+    with np.errstate(all="ignore"):
+        S, sees_nothing = finish_scores(asked, q @ k.swapaxes(2, 3))
+        P = np.exp(S - np.where(sees_nothing, dtype(0), S.max(axis=3, keepdims=True, initial=-np.inf)))
+        P = P / np.where(sees_nothing, dtype(1), P.sum(axis=3, keepdims=True))
+        hidden = -np.inf == S
+
+        def seen(x: np.ndarray) -> np.ndarray:
+            return np.where(hidden, dtype(0), x)
+
+        def row_sums(x: np.ndarray) -> np.ndarray:
+            return x.sum(axis=3, keepdims=True)
+
+        P, tS = seen(P), seen(scale * (tq @ k.swapaxes(2, 3) + q @ tk.swapaxes(2, 3)))
+        dP, tdP = seen(d_o @ v.swapaxes(2, 3)), seen(d_o @ tv.swapaxes(2, 3))
+        R = row_sums(P * tS)
+        tP = seen(P * (tS - R))
+        D = row_sums(P * dP) - (0 if dlse is None else dlse.reshape(R.shape).astype(dtype))
+        dS = seen(P * (dP - D))
+        tD = row_sums(tP * dP + P * tdP)
+        tdS = seen(tP * (dP - D) + P * (tdP - tD))
+        by_key = hidden.swapaxes(2, 3)
+        to = times(tP, v, hidden) + times(P, tv, hidden)
+        tdq = scale * (times(tdS, k, hidden) + times(dS, tk, hidden))
+        tdk = scale * (times(tdS.swapaxes(2, 3), q, by_key) + times(dS.swapaxes(2, 3), tq, by_key))
+        tdv = times(tP.swapaxes(2, 3), d_o, by_key)
+    Hkv = asked.k.shape[1] if asked.k.ndim == 4 else 1
+    tdk, tdv = (x.reshape(x.shape[0], Hkv, x.shape[1] // Hkv, *x.shape[2:]).sum(2) for x in (tdk, tdv))
+    found = [to, R, tdq, tdk, tdv]
+    shapes = asked.q.shape, asked.q.shape[:-1], asked.q.shape, asked.k.shape, asked.v.shape
+    return [x.reshape(shape) for x, shape in zip(found, shapes, strict=True)]
 
 
 def sum_to_shape(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

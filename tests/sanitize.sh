@@ -39,6 +39,7 @@ files() {
 arrays() {
 	"$PYTHON" -m sanitize_arrays >/dev/null || (($? == 1)) || return # answers that are wrong will be so under the tools
 	"$PYTHON" -m sanitize_backward >/dev/null || (($? == 1)) || return
+	"$PYTHON" -m sanitize_tangents >/dev/null || (($? == 1)) || return
 	"$PYTHON" -m sanitize_sight >/dev/null || (($? == 1)) || return
 	for kernel in wgmma mma wgmma_short mma_short register_tiled; do
 		for tool in "${tools[@]}"; do echo "$tool -m sanitize_arrays $kernel"; done
@@ -47,6 +48,7 @@ arrays() {
 		for tool in "${tools[@]}"; do echo "$tool -m sanitize_backward $kernel"; done
 		for tool in "${tools[@]}"; do echo "$tool -m sanitize_sight $kernel"; done
 	done
+	for tool in "${tools[@]}"; do echo "$tool -m sanitize_tangents"; done
 }
 
 decode() {

@@ -12,7 +12,7 @@ import click
 from flashcli.asked.how import PRECISIONS
 from flashcli.asked.shape import MAX_D, Shape
 from flashcli.commands import options
-from flashcli.kernels import backward, merge, write_kv
+from flashcli.kernels import backward, merge, tangents, write_kv
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build, Kernel
 from flashcli.kernels.problem import Problem
@@ -26,6 +26,7 @@ NAMES = tuple(dict.fromkeys(name for operation in OPERATIONS.values() for name i
 PROBLEMS: dict[str, Callable[[int, int], Any]] = {
     ATTENTION: lambda d, tokens: Problem(1, tokens, tokens, d),
     "backward": lambda d, tokens: backward.Problem(d, M=tokens, N=tokens),
+    "tangents": lambda d, tokens: tangents.Problem(backward.Problem(d, M=tokens, N=tokens)),
     "decode": lambda d, tokens: Paged(d, 16, "float16", "float16", True, table_width=tokens // 16),
     "write_kv": lambda d, tokens: write_kv.Problem(d, 16, "float16", "float16", True),
     "merge": lambda d, tokens: merge.Problem(d, "float16"),
@@ -35,6 +36,7 @@ IN_PAGES = "as for 2048 tokens in pages of 16, float16 (gather: float32), layout
 TAKES = {
     ATTENTION: "any d from 1 to 256",
     "backward": "as without a bias",
+    "tangents": "as without a bias",
     "decode": IN_PAGES,
     "write_kv": IN_PAGES,
     "merge": IN_PAGES,

@@ -111,21 +111,21 @@ def problem_of(asked: Backward) -> Problem:
     return Problem(call.d, call.causal, call.bias, call.bias_contiguous, call.paired, asked.aligned, *sizes, *types)
 
 
-def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
+def macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
     """Macros that every kernel of the ladder is compiled with."""
-    macros = {
+    found = {
         "HEAD_DIM": problem.d, "BR": tiling.Br, "BC": tiling.Bc, "THREADS": tiling.threads, "SHARED": tiling.shared,
         "CAUSAL": int(problem.causal), "ALIGNED": int(problem.aligned and problem.d % 4 == 0),
         "ROW_THREADS": ROW_THREADS, "ARGUMENT_BYTES": ctypes.sizeof(Argument),
     }  # fmt: skip
     types = type_macros(INPUT=problem.dtype, ANSWER=problem.of_answer, GRADIENT=problem.out_dtype)
-    return macros | bias_macros(problem) | sight_macros(problem) | types
+    return found | bias_macros(problem) | sight_macros(problem) | types
 
 
 # A rung of the ladder. Its tiles have Br rows that a block owns in `dq`, and Bc that pass it by.
 _rung = functools.partial(
     Kernel,
-    macros=_macros,
+    macros=macros,
     smallest=lambda problem: problem._replace(B=1, H=1, Hkv=1, M=1, N=1, dbias=(1, 1, 1, 1)),
     workspace=lambda tiling, problem: ROW_BYTES * problem.rows,
 )

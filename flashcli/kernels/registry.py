@@ -6,6 +6,7 @@ from flashcli.kernels.backward import BACKWARD
 from flashcli.kernels.decode import DECODE
 from flashcli.kernels.merge import MERGE
 from flashcli.kernels.plan import ATTENTION
+from flashcli.kernels.tangents import TANGENTS
 from flashcli.kernels.write_kv import WRITE_KV
 
-OPERATIONS = {operation.name: operation for operation in (ATTENTION, BACKWARD, DECODE, WRITE_KV, MERGE)}
+OPERATIONS = {operation.name: operation for operation in (ATTENTION, BACKWARD, TANGENTS, DECODE, WRITE_KV, MERGE)}

@@ -17,7 +17,7 @@ from flashcli.asked.how import How
 from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.backward import BACKWARD, check_name
-from flashcli.torch import in_place, on_cpu, private, transforms
+from flashcli.torch import in_place, on_cpu, private, tangents, transforms
 from flashcli.torch.gradients import gradients
 from flashcli.torch.sight import Sight
 
@@ -28,6 +28,7 @@ SCHEMA = (
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, ScalarType? out_dtype=None) "
     "-> (Tensor, Tensor, Tensor, Tensor)"
 )
+BIAS = 5  # its place among the operator's tensors
 Optional: TypeAlias = torch.Tensor | None
 Four: TypeAlias = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor
@@ -236,6 +237,12 @@ class _Gradients(torch.autograd.Function):
     def backward(ctx: Any, *of_found: Any) -> tuple:
         saved, (causal, scale, q_start, *_), sight = ctx.saved_tensors, ctx.options, ctx.options.sight
         at = [i for i, wanted in enumerate(ctx.needs_input_grad[1:]) if wanted]
+        fused = not torch.is_grad_enabled() and BIAS not in at and of_found[3] is None
+        if fused and tangents.fit([*saved, *of_found], sight):
+            do, dlse, q, k, v, bias, mask, _, lse = saved
+            options = causal, scale, q_start, sight
+            found = tangents.compute(of_found[:3], q, k, v, lse, do, dlse, bias, mask, *options)
+            return None, *(found[i] if i in at and i < len(found) else None for i in range(len(saved)))
 
         def wanted_of(*changed: torch.Tensor) -> tuple[torch.Tensor, ...]:
             by_index = dict(enumerate(saved)) | dict(zip(at, changed, strict=True))

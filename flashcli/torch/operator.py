@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from torch.autograd import forward_ad
 
 from flashcli.asked.attention import NO_WINDOW, call
 from flashcli.asked.how import How
 from flashcli.kernels.plan import check
-from flashcli.torch import backward, gradients, in_place, on_cpu, transforms
+from flashcli.torch import backward, gradients, in_place, on_cpu, tangents, transforms
 from flashcli.torch.sight import Sight
 
 SCHEMA = (
@@ -159,12 +160,24 @@ def _below_autograd(*arguments: Any) -> Both:
     return transforms.below_autograd(attention, *arguments)
 
 
+def _may_be_fused(q: Any, k: Any, v: Any, bias: Optional, given: Options) -> bool:
+    """Whether options allow that kernels compute tangents: those of Q, K and V alone, at fp32, without gradients."""
+    of_options = given.precision == "fp32" and given.kernel_name is None and not given.rows_first
+    return of_options and not transforms.has_tangent(bias) and not wants_gradients(q, k, v, bias)
+
+
 def _with_gradients(
     q: Any, k: Any, v: Any, bias: Optional = None, mask: Optional = None, *options: Any, **named: Any
 ) -> Both:
     given = Options(*options, **named)
     if transforms.is_left_to_pytorch() or transforms.has_tangent(q, k, v, bias):
         _without_numbers(q, k, v, bias, mask, *given)  # which refuses what cannot be computed
+        if _may_be_fused(q, k, v, bias, given) and tangents.fit((q, k, v, bias, mask), given.sight):
+            (q, tq), (k, tk), (v, tv) = map(forward_ad.unpack_dual, (q, k, v))
+            out, lse = _below_autograd(q, k, v, bias, mask, *given)
+            options = *given[:3], given.sight
+            found = tangents.compute((tq, tk, tv), q, k, v, lse, None, None, bias, mask, *options)
+            return forward_ad.make_dual(out, found.do), forward_ad.make_dual(lse, found.dlse)
         with transforms.without_autocast(q.device.type):
             out, lse = gradients.attention(q, k, v, bias, *given[:3], mask, given.sight)
             out = out.to(given.out_dtype or q.dtype)

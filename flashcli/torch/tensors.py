@@ -38,7 +38,7 @@ def attention(
     """softmax(scale · Q Kᵀ + bias) V of tensors where they lie, accurate to fp32; with gradients, if they are wanted.
 
     Parameters, the answer and errors are those of `flashcli.attention`. ``out`` must not be given where gradients are
-    wanted. The memory for gradients grows with M + N; gradients of gradients take all scores, [B, H, M, N].
+    wanted. The memory for gradients grows with M + N, and on a GPU that for gradients of gradients of float32, too.
     """
     sight = Sight(window, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
     options = operator.Options(causal, scale, q_start, False, kernel, precision, batch_invariant, *sight, out_dtype)

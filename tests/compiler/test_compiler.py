@@ -16,6 +16,7 @@ from bench.compile_all import builds
 from flashcli.compiler import cache, compiler
 from flashcli.compiler.compiler import architecture, compile_failure, cubin, find_nvcc, parse_ptxas, resources
 from flashcli.errors import BackendUnavailable, KernelFailure
+from flashcli.kernels import tangents
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build, Kernel
 from flashcli.kernels.problem import Problem
@@ -368,6 +369,8 @@ def may_spill(build: Build) -> int:
     """Bytes of registers that a default may spill: gradients beside a bias or a mask, or packed, need more than all."""
     if not build.kernel.file.startswith("backward/"):
         return 4
+    if isinstance(build.problem, tangents.Problem):
+        return 104  # two sums beside four scores
     return 104 if build.problem.bias else 16 if build.problem.sequences else 4
 
 

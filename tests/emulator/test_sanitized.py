@@ -14,6 +14,7 @@ import sanitize_arrays
 import sanitize_backward
 import sanitize_decode
 import sanitize_sight
+import sanitize_tangents
 from support import THOROUGH
 
 from emulator.driver import EmulatedDriver, machine_code
@@ -28,7 +29,15 @@ ALL, TAKES_LONG = "EMULATE_ALL" in os.environ, "more of them than"
 def place(emulated, monkeypatch):
     """A GPU of Hopper's."""
     driver = EmulatedDriver()
-    for module in (places, prepared, sanitize_arrays, sanitize_backward, sanitize_decode, sanitize_sight):
+    for module in (
+        places,
+        prepared,
+        sanitize_arrays,
+        sanitize_backward,
+        sanitize_decode,
+        sanitize_sight,
+        sanitize_tangents,
+    ):
         monkeypatch.setattr(module, "bindings", lambda: driver)
     monkeypatch.setattr(places, "_primary", {})
     monkeypatch.setattr(compiler, "cubin", lambda build, architecture: machine_code(build, emulated))
@@ -57,6 +66,11 @@ def test_attention_of_arrays_as_they_lie(place, kernel, name):
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_backward.KERNELS, sanitize_backward.CASES))
 def test_gradients_of_arrays_as_they_lie(place, kernel, name):
     check(sanitize_backward, place, kernel, name)
+
+
+@pytest.mark.parametrize(("kernel", "name"), cases(sanitize_tangents.KERNELS, sanitize_tangents.CASES))
+def test_tangents_of_arrays_as_they_lie(place, kernel, name):
+    check(sanitize_tangents, place, kernel, name)
 
 
 def test_a_sum_over_keys_takes_nothing_in_from_beyond_the_last_key(place):

@@ -1,0 +1,72 @@
+// Shared by the kernels of tangents: their arguments, P of one score, and what is kept of a row.
+//
+// A tangent is how fast a number changes while Q, K and V move along tQ, tK and tV. With S = scale Q Kᵀ + bias, P =
+// softmax(S), dP = dO Vᵀ and D, the row sums of P dP less the gradient of the LSE:
+//   tS = scale (tQ Kᵀ + Q tKᵀ), R the row sums of P tS, which are the tangent of the LSE;
+//   tP = P (tS - R), and tO = tP V + P tV;
+//   dS = P (dP - D), and tdS = tP (dP - D) + P (dO tVᵀ - tD), tD being what makes its row sums 0: those of dO ∘ tO;
+//   tdQ = scale (tdS K + dS tK), tdK = scale (tdSᵀ Q + dSᵀ tQ), tdV = tPᵀ dO.
+// Gradients of gradients are the same numbers. If X, Y and Z are the gradients of a loss with respect to dQ, dK and dV,
+// those with respect to Q, K, V and dO are tdQ, tdK, tdV and tO along X, Y and Z: both are second derivatives of dO ∘ O.
+//
+// R, D and tD are found first, by `of_rows`, from the very products that they are taken from later: what is rounded of
+// them is an error that a whole row has in common, and does not average out.
+#pragma once
+#include "backward.cuh"
+
+#ifndef GRADIENTS
+#error "GRADIENTS is a macro, 1: tangents of gradients are wanted, too; 0: those of O and the LSE alone"
+#endif
+
+typedef struct {
+    Backward of;                // dQ, dK and dV are where their tangents go; dO is null without GRADIENTS
+    const float *tQ, *tK, *tV;  // as Q, K and V
+    float *tO, *tlse;           // as O and lse; contiguous
+    Strides tq, tk, tv, to;
+} Tangents;
+static_assert(sizeof(Tangents) == TANGENTS_BYTES, "as flashcli/kernels/tangents.py packs them");
+static_assert(!PACKED && INPUT == 0 && ANSWER == 0 && GRADIENT == 0, "heads of floats, each with all of its rows");
+
+// What a row has in common, at the beginning of the workspace.
+struct __align__(16) Common {
+    float above;    // the LSE in powers of two; infinite where the row sees nothing
+    float inverse;  // 1 / the sum of 2^(s - above); 0 where the row sees nothing
+    float R;        // before the scale, so that R of one key is just what it is taken from
+    float D, tD;
+    float unused[3];
+};
+static_assert(sizeof(Common) == COMMON_BYTES, "as flashcli/kernels/tangents.py says");
+__device__ __forceinline__ long long number_of(const Backward &a, Head head, int i) {
+    return ((long long)head.b * a.H + head.h) * a.M + i;
+}
+__device__ __forceinline__ Common &common_of(const Backward &a, Head head, int i) {
+    return reinterpret_cast<Common *>(a.workspace)[number_of(a, head, i)];
+}
+__device__ __forceinline__ float above_of(const Backward &a, Head head, int i) {
+    const float lse = a.lse[head.b * a.lse_at.batch + head.h * a.lse_at.head + i * a.lse_at.row];
+    return lse == NEG_INF ? INFINITY_F : lse * LOG2E;
+}
+
+// P of a product q . k, times `inverse`; `factor` brings the product to a score in powers of two. It is -0 where query
+// i does not see the key, so that this is told from a small P, and met by nothing that is not finite.
+__device__ __forceinline__ float p_of(const Backward &a, Head head, int i, int key, float product, float factor,
+                                      float above, float inverse) {
+    const float bias = bias_of(a, head, i, key);
+    if (i >= a.M || !sees(a, i, key) || (BIAS && bias == NEG_INF)) return -0.0f;
+    const float exponent = ADDS ? fmaf(product, factor, in_powers_of_two(bias)) - above : fmaf(product, factor, -above);
+    return exp2_fast(exponent) * inverse;
+}
+__device__ __forceinline__ bool is_unseen(float p) { return __float_as_uint(p) == 0x80000000; }
+
+// Sums over a row, of numbers less what they are about, which is known from the row's first keys.
+struct Means {
+    float R = 0, D = 0, tD = 0;                      // about
+    float total = 0, of_R = 0, of_D = 0, of_tD = 0;  // sums of P, and of P times what numbers are more
+    __device__ __forceinline__ void keep(const Backward &a, float *tlse, Head head, int i, float above) const {
+        const bool nothing = above == INFINITY_F && total == 0;
+        const float inverse = nothing ? 0 : 1 / total, r = of_R * inverse, d = of_D * inverse;
+        common_of(a, head, i) = {above, inverse, nothing ? 0 : R + r, nothing ? 0 : D + d - dlse_of(a, head, i),
+                                 nothing ? 0 : tD + (of_tD * inverse - a.scale * r * d)};
+        tlse[number_of(a, head, i)] = nothing ? 0 : a.scale * (R + r);
+    }
+};

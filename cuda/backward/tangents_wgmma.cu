@@ -1,0 +1,384 @@
+// Tangents by tensor cores at fp32 accuracy, on Hopper: for heads of up to 64 numbers.
+//
+// What changed: products run on wgmma, as in `wgmma` of the gradients (warpgroup.cuh): each number is two fp16 halves,
+// each product three. `prepare` splits all seven matrices, in tiles of 64 rows. A warpgroup owns 64 rows of three or
+// four of them, the left operands of five products for scores; a thread of another one brings what passes by, 32 rows of
+// the others. P, tP, dS and tdS are split in registers, and are the left operands of the sums.
+// Why it is faster: three products of halves take a third of the time of one by FFMA; nothing of a score goes to shared
+// memory.
+// What it costs: scratch for the halves, as much as the matrices take. In each of P, tP, dS and tdS a row takes its
+// power of two from the largest number of the tile.
+//
+// Macros beyond those of warpgroup.cuh: STAGES; BLOCKS of a multiprocessor; PREPARE_THREADS.
+#include "tangents.cuh"
+#include "warpgroup.cuh"
+
+static_assert(D == 64 && PASS == 32 && THREADS == 256, "one warpgroup copies, one multiplies");
+constexpr int OF_QUERIES = GRADIENTS ? 3 : 2, OF_KEYS_ = 4;  // tiles: of Q, tQ and dO; of K, tK, V and tV
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 232;
+constexpr int MOST_TILES =
+    larger(OF_QUERIES * OWN_TILE + STAGES * OF_KEYS_ * PASS_TILE, OF_KEYS_ *OWN_TILE + STAGES * OF_QUERIES * PASS_TILE);
+static_assert(SHARED >= MOST_TILES + 8 * (2 * STAGES + 1), "room for tiles and barriers");
+
+// ---- the workspace: what rows have in common; records of queries and of keys; the exponents of their tiles
+
+struct Places {
+    unsigned char *records;
+    int queries, *exponents;  // the number of records of queries
+    __device__ __forceinline__ explicit Places(const Backward &a) {
+        const long long rows = (long long)a.B * a.H * a.M;
+        records = a.workspace + (rows * sizeof(Common) + 1023) / 1024 * 1024;
+        queries = a.B * a.H * ceil_div(a.M, OWN);
+        exponents = reinterpret_cast<int *>(of_keys(queries + a.B * a.Hkv * ceil_div(a.N, OWN)));
+    }
+    __device__ __forceinline__ unsigned char *of_queries(int record) const {
+        return records + (long long)record * OF_QUERIES * OWN_TILE;
+    }
+    // Records of keys are numbered behind those of queries.
+    __device__ __forceinline__ unsigned char *of_keys(int record) const {
+        return of_queries(queries) + (long long)(record - queries) * OF_KEYS_ * OWN_TILE;
+    }
+    __device__ __forceinline__ int *exponents_of(int record) const { return exponents + 4ll * record; }
+};
+
+// A block a tile.
+extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Tangents a) {
+    __shared__ unsigned scratch[2 * PREPARE_THREADS / 32];
+    const Places at(a.of);
+    const bool keys = blockIdx.x >= unsigned(OF_QUERIES * at.queries);
+    const int n = keys ? blockIdx.x - OF_QUERIES * at.queries : blockIdx.x, tiles = keys ? OF_KEYS_ : OF_QUERIES;
+    const int which = n % tiles, heads = keys ? a.of.Hkv : a.of.H, rows = keys ? a.of.N : a.of.M;
+    const int of_head = ceil_div(rows, OWN), index = n / tiles, h = index / of_head % heads,
+              b = index / of_head / heads;
+    const int record = keys ? at.queries + index : index;
+    const float *matrix = which == 0   ? (keys ? a.of.K : a.of.Q)
+                          : which == 1 ? (keys ? a.tK : a.tQ)
+                          : which == 3 ? a.tV
+                          : keys       ? a.of.V
+                                       : a.of.dO;
+    const Strides by = which == 0   ? (keys ? a.of.k : a.of.q)
+                       : which == 1 ? (keys ? a.tk : a.tq)
+                       : which == 3 ? a.tv
+                       : keys       ? a.of.v
+                                    : a.of.d_o;
+    unsigned char *const to = (keys ? at.of_keys(record) : at.of_queries(record)) + which * OWN_TILE;
+    const Taken taken = split_tile<PREPARE_THREADS>(rows_of(matrix, by, b, h), by.row, index % of_head * OWN, rows, to,
+                                                    scratch, threadIdx.x, 0, [](int) { return 1.0f; });
+    if (!(taken.sum < INFINITY_F)) note_not_finite(a.of, b, keys ? h : h / (a.of.H / a.of.Hkv));
+    if (threadIdx.x == 0) at.exponents_of(record)[which] = taken.exponent;
+}
+
+// ---- shared memory: OWNED tiles, then stages of PASSING tiles of 32 rows, then barriers
+
+template <int OWNED, int PASSING>
+struct Block {
+    unsigned char *tiles;
+    uint64_t *full, *free, *owned;
+    RingOf<STAGES> ring;
+    __device__ __forceinline__ Block() {
+        extern __shared__ __align__(1024) unsigned char shared[];
+        tiles = shared;
+        full = reinterpret_cast<uint64_t *>(shared + MOST_TILES), free = full + STAGES, owned = free + STAGES;
+        if (threadIdx.x == 0) {
+            for (int s = 0; s < STAGES; ++s) barrier_init(&full[s], 1), barrier_init(&free[s], 128);
+            barrier_init(owned, 1);
+            barrier_init_done();
+        }
+        __syncthreads();
+    }
+    __device__ __forceinline__ unsigned char *stage() const {
+        return tiles + OWNED * OWN_TILE + ring.stage * PASSING * PASS_TILE;
+    }
+    __device__ __forceinline__ void copy_own(const unsigned char *record) {
+        arrive_expecting(owned, OWNED * OWN_TILE);
+        bulk_copy(shared_address(tiles), record, OWNED * OWN_TILE, owned);
+    }
+    // The n-th PASS rows of records that follow one another.
+    __device__ __forceinline__ void copy_next(const unsigned char *records, int n) {
+        const int row = n * PASS % OWN;
+        const unsigned char *const from = records + (long long)(n * PASS / OWN) * PASSING * OWN_TILE + row * 128;
+        wait(&free[ring.stage], ring.parity ^ 1);
+        arrive_expecting(&full[ring.stage], PASSING * PASS_TILE);
+        const uint32_t to = shared_address(stage());
+#pragma unroll
+        for (int panel = 0; panel < PASSING * PANELS; ++panel)
+            bulk_copy(to + panel * PASS * 128, from + panel * OWN * 128, PASS * 128, &full[ring.stage]);
+        ring.next();
+    }
+    __device__ __forceinline__ void await_next() const { wait(&full[ring.stage], ring.parity); }
+    __device__ __forceinline__ void let_go() { arrive(&free[ring.stage]), ring.next(); }
+};
+using Rows = Block<OF_QUERIES, OF_KEYS_>;
+using Keys = Block<OF_KEYS_, OF_QUERIES>;
+
+// ---- a tile of queries, from i0 on, and one of keys, from j0 on: a warpgroup owns the queries, or with OF_KEYS the keys
+
+template <bool OF_KEYS>
+struct Pair {
+    const Tangents &a;
+    const Head head;
+    const int i0, j0;
+    const uint32_t own;
+    const uint64_t pass;
+    const int *const of_queries, *const of_keys;  // exponents
+
+    __device__ __forceinline__ int owned(int x) const { return row_of_thread() + x / 2 % 2 * 8; }
+    __device__ __forceinline__ int passing(int x) const { return x / 4 * 8 + threadIdx.x % 4 * 2 + x % 2; }
+    __device__ __forceinline__ int query(int x) const { return i0 + (OF_KEYS ? passing(x) : owned(x)); }
+    __device__ __forceinline__ int key(int x) const { return j0 + (OF_KEYS ? owned(x) : passing(x)); }
+
+    // s = the product of two matrices, by their places in a record of queries, and in one of keys.
+    __device__ __forceinline__ void issue(Scores &s, int queries, int keys) const {
+        multiply(s, own + (OF_KEYS ? keys : queries) * OWN_TILE, pass + (OF_KEYS ? queries : keys) * (PASS_TILE / 16));
+    }
+    __device__ __forceinline__ float unit_of(int queries, int keys) const {
+        return unit(of_queries[queries] + of_keys[keys]);
+    }
+    // Five products: Q Kᵀ, tQ Kᵀ, Q tKᵀ, dO Vᵀ, dO tVᵀ; the last two may still run.
+    __device__ __forceinline__ void products(Scores &s, Scores &ts, Scores &dp, Scores &tdp) const {
+        Scores other;
+        issue(s, 0, 0), issue(ts, 1, 0), issue(other, 0, 1);
+        if (GRADIENTS) issue(dp, 2, 2), issue(tdp, 2, 3);
+        wgmma_wait<GRADIENTS ? 2 : 0>();
+        pin(s), pin(ts), pin(other);
+        const float first = unit_of(1, 0), second = unit_of(0, 1);
+#pragma unroll
+        for (int x = 0; x < SCORES; ++x) ts[x] = fmaf(ts[x], first, other[x] * second);
+    }
+    __device__ __forceinline__ void finish_dP(Scores &dp, Scores &tdp) const {
+        if (!GRADIENTS) return;
+        wgmma_wait<0>();
+        pin(dp), pin(tdp);
+        const float first = unit_of(2, 2), second = unit_of(2, 3);
+#pragma unroll
+        for (int x = 0; x < SCORES; ++x) dp[x] *= first, tdp[x] *= second;
+    }
+    __device__ __forceinline__ Common common(int x) const { return common_of(a.of, head, min(query(x), a.of.M - 1)); }
+    __device__ __forceinline__ void scores(Scores &p, Scores &tp, Scores &ds, Scores &tds) const {
+        products(p, tp, ds, tds);
+        const float factor = unit_of(0, 0) * (a.of.scale * LOG2E);
+#pragma unroll
+        for (int x = 0; x < SCORES; ++x) {
+            if (OF_KEYS && x % 4 == 0 && never(x)) break;  // else rows' numbers are fetched for all scores at once
+            const Common row = common(x);
+            p[x] = p_of(a.of, head, query(x), key(x), p[x], factor, row.above, row.inverse);
+            tp[x] = is_unseen(p[x]) ? 0 : p[x] * ((tp[x] - row.R) * a.of.scale);
+        }
+        if (!GRADIENTS) return;
+        finish_dP(ds, tds);
+#pragma unroll
+        for (int x = 0; x < SCORES; ++x) {
+            if (OF_KEYS && x % 4 == 0 && never(x)) break;
+            const Common row = common(x);
+            const float dp = ds[x] - row.D, tdp = tds[x] - row.tD;
+            ds[x] = is_unseen(p[x]) ? 0 : p[x] * dp;
+            tds[x] = is_unseen(p[x]) ? 0 : fmaf(tp[x], dp, p[x] * tdp);
+        }
+    }
+    // sum += x times a matrix that passes by.
+    __device__ __forceinline__ void add(Sum &sum, const Scores &x, int matrix) const {
+        int exponent[2];
+        Operand hi, lo;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float largest = 0;
+#pragma unroll
+            for (int y = 0; y < SCORES / 2; ++y) largest = fmaxf(largest, fabsf(x[y / 2 * 4 + 2 * r + y % 2]));
+            exponent[r] = max(-126, scale_exponent(quad_max(largest)));
+            const float factor = power_of_two(exponent[r]);
+#pragma unroll
+            for (int y = 0; y < SCORES / 4; ++y)
+                split_scaled(x[4 * y + 2 * r], x[4 * y + 2 * r + 1], factor, hi[y / 2][y % 2 * 2 + r],
+                             lo[y / 2][y % 2 * 2 + r]);
+        }
+        float T[32];
+        issue_T(T, hi, lo, pass + matrix * (PASS_TILE / 16), 0);
+        wgmma_wait<0>();
+        pin(T);
+        const int of_tile = (OF_KEYS ? of_queries : of_keys)[matrix];
+        add_T(sum[0], T, unit(exponent[0] + of_tile), unit(exponent[1] + of_tile));
+    }
+};
+
+// ---- sums over keys
+
+// The queries that a block owns, and the tiles of keys that some of them see.
+struct Owned {
+    Head head;
+    int first, begin, end;
+    __device__ __forceinline__ explicit Owned(const Backward &a) {
+        const int Tr = ceil_div(a.M, OWN), tile = blockIdx.x % Tr;
+        head = head_of(a, blockIdx.x / Tr), first = (CAUSAL ? Tr - 1 - tile : tile) * OWN;  // the longest rows first
+        begin = keys_hidden(a, first) / PASS, end = ceil_div(keys_seen(a, min(first + OWN, a.M) - 1), PASS);
+    }
+};
+
+// compute(pair) for all of them, by the warpgroup that multiplies; the other one copies, and returns false.
+template <class Compute>
+__device__ __forceinline__ bool with_keys(const Tangents &a, const Owned &at, Compute compute) {
+    Rows block;
+    const Places from(a.of);
+    const int own = (at.head.b * a.of.H + at.head.h) * ceil_div(a.of.M, OWN) + at.first / OWN;
+    const int keys = from.queries + (at.head.b * a.of.Hkv + at.head.kv) * ceil_div(a.of.N, OWN);
+    if (threadIdx.x < 128) {
+        registers_down<PRODUCER_REGISTERS>();
+        if (threadIdx.x != 0) return false;
+        block.copy_own(from.of_queries(own));
+        for (int j = at.begin; j < at.end; ++j) block.copy_next(from.of_keys(keys), j);
+        return false;
+    }
+    registers_up<CONSUMER_REGISTERS>();
+    wait(block.owned, 0);
+#pragma unroll 1
+    for (int j = at.begin; j < at.end; ++j) {
+        block.await_next();
+        const Pair<false> pair = {a,
+                                  at.head,
+                                  at.first,
+                                  j * PASS,
+                                  shared_address(block.tiles),
+                                  descriptor(shared_address(block.stage())),
+                                  from.exponents_of(own),
+                                  from.exponents_of(keys + j * PASS / OWN)};
+        compute(pair);
+        block.let_go();
+    }
+    return true;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) of_rows(const Tangents a) {
+    const Owned at(a.of);
+    float above[2];
+    Means means[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) above[r] = above_of(a.of, at.head, min(at.first + row_of_thread() + 8 * r, a.of.M - 1));
+    bool first = true;
+    const bool multiplies = with_keys(a, at, [&](const Pair<false> &pair) {
+        Scores p, ts, dp, tdp;
+        pair.products(p, ts, dp, tdp);
+        const float factor = pair.unit_of(0, 0) * (a.of.scale * LOG2E);
+        bool unseen[SCORES];
+#pragma unroll
+        for (int x = 0; x < SCORES; ++x) {
+            p[x] = p_of(a.of, at.head, pair.query(x), pair.key(x), p[x], factor, above[x / 2 % 2], 1);
+            unseen[x] = is_unseen(p[x]);
+            ts[x] = unseen[x] ? 0 : ts[x];
+        }
+        pair.finish_dP(dp, tdp);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            Means &row = means[r];
+            const auto sum = [&](const Scores &of) {
+                float found = 0;
+#pragma unroll
+                for (int y = 0; y < SCORES / 2; ++y) {
+                    const int x = y / 2 * 4 + 2 * r + y % 2;
+                    found = fmaf(p[x], of[x], found);
+                }
+                return found;
+            };
+            float total = 0;
+#pragma unroll
+            for (int y = 0; y < SCORES / 2; ++y) {
+                const int x = y / 2 * 4 + 2 * r + y % 2;
+                total += p[x];
+                if (GRADIENTS) dp[x] = unseen[x] ? 0 : dp[x], tdp[x] = unseen[x] ? 0 : tdp[x];
+            }
+            const float of_tile = first ? quad_sum(total) : 1, by = of_tile > 0 ? 1 / of_tile : 0;
+            if (first) row.R = quad_sum(sum(ts)) * by;
+            if (first && GRADIENTS) row.D = quad_sum(sum(dp)) * by;
+#pragma unroll
+            for (int y = 0; y < SCORES / 2; ++y) {
+                const int x = y / 2 * 4 + 2 * r + y % 2;
+                ts[x] -= row.R;
+                if (GRADIENTS) dp[x] -= row.D, tdp[x] = fmaf(ts[x] * a.of.scale, dp[x], tdp[x]);
+            }
+            if (first && GRADIENTS) row.tD = quad_sum(sum(tdp)) * by;
+            row.total += total, row.of_R += sum(ts);
+            if (GRADIENTS) {
+#pragma unroll
+                for (int y = 0; y < SCORES / 2; ++y) tdp[y / 2 * 4 + 2 * r + y % 2] -= row.tD;
+                row.of_D += sum(dp), row.of_tD += sum(tdp);
+            }
+        }
+        first = false;
+    });
+    if (!multiplies) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        Means &row = means[r];
+        const int i = at.first + row_of_thread() + 8 * r;
+        row.total = quad_sum(row.total), row.of_R = quad_sum(row.of_R);
+        row.of_D = quad_sum(row.of_D), row.of_tD = quad_sum(row.of_tD);
+        if (threadIdx.x % 4 == 0 && i < a.of.M) row.keep(a.of, a.tlse, at.head, i, above[r]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rows(const Tangents a) {
+    const Owned at(a.of);
+    Sum tO = {}, tdQ = {};
+    const bool multiplies = with_keys(a, at, [&](const Pair<false> &pair) {
+        Scores p, tp, ds, tds;
+        pair.scores(p, tp, ds, tds);
+        pair.add(tO, tp, 2), pair.add(tO, p, 3);
+        if (GRADIENTS) pair.add(tdQ, tds, 0), pair.add(tdQ, ds, 1);
+    });
+    if (!multiplies) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int i = at.first + row_of_thread() + 8 * r;
+        if (i >= a.of.M) continue;
+        write(rows_of(a.tO, a.to, at.head.b, at.head.h) + i * a.to.row, tO, r, 1);
+        if (GRADIENTS) write(rows_of(a.of.dQ, a.of.dq, at.head.b, at.head.h) + i * a.of.dq.row, tdQ, r, a.of.scale);
+    }
+}
+
+// ---- sums over queries
+
+#if GRADIENTS
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) keys(const Tangents a) {
+    Keys block;
+    const Places from(a.of);
+    const int Tc = ceil_div(a.of.N, OWN), Tr = ceil_div(a.of.M, OWN), first = blockIdx.x % Tc * OWN;
+    const int b = blockIdx.x / Tc / a.of.Hkv, kv = blockIdx.x / Tc % a.of.Hkv, group = a.of.H / a.of.Hkv;
+    const int own = from.queries + blockIdx.x;
+    const int begin = first_query(a.of, first) / PASS, end = ceil_div(end_query(a.of, first + OWN - 1), PASS);
+    if (threadIdx.x < 128) {
+        registers_down<PRODUCER_REGISTERS>();
+        if (threadIdx.x != 0) return;
+        block.copy_own(from.of_keys(own));
+        for (int h = kv * group; h < (kv + 1) * group; ++h)
+            for (int i = begin; i < end; ++i) block.copy_next(from.of_queries((b * a.of.H + h) * Tr), i);
+        return;
+    }
+    registers_up<CONSUMER_REGISTERS>();
+    wait(block.owned, 0);
+    Sum tdK = {}, tdV = {};
+#pragma unroll 1
+    for (int h = kv * group; h < (kv + 1) * group; ++h)
+#pragma unroll 1
+        for (int i = begin; i < end; ++i) {
+            block.await_next();
+            const Pair<true> pair = {a,
+                                     {b, h, kv},
+                                     i * PASS,
+                                     first,
+                                     shared_address(block.tiles),
+                                     descriptor(shared_address(block.stage())),
+                                     from.exponents_of((b * a.of.H + h) * Tr + i * PASS / OWN),
+                                     from.exponents_of(own)};
+            Scores p, tp, ds, tds;
+            pair.scores(p, tp, ds, tds);
+            pair.add(tdV, tp, 2);
+            pair.add(tdK, tds, 0), pair.add(tdK, ds, 1);
+            block.let_go();
+        }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const int key = first + row_of_thread() + 8 * r;
+        if (key >= a.of.N) continue;
+        write(rows_of(a.of.dK, a.of.dk, b, kv) + key * a.of.dk.row, tdK, r, a.of.scale);
+        write(rows_of(a.of.dV, a.of.dv, b, kv) + key * a.of.dv.row, tdV, r, 1);
+    }
+}
+#endif

@@ -1,0 +1,178 @@
+"""The kernels of tangents, which are also gradients of gradients: their tiles, their launches and their argument.
+
+One kernel is one file ``tangents_NAME.cu`` in ``cuda/backward/``, and one entry in `KERNELS`. Each takes three steps:
+what rows have in common, what is summed over keys, and what is summed over queries.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from flashcli.asked.how import How
+from flashcli.asked.shape import round_up
+from flashcli.asked.tangents import Tangents
+from flashcli.errors import UsageError
+from flashcli.kernels import backward
+from flashcli.kernels.arguments import Strides
+from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling
+
+COMMON_BYTES = 32  # that are kept of a row: ``Common`` of cuda/backward/tangents.cuh
+ADDRESSES = "tQ", "tK", "tV", "tO", "tlse"
+POINTERS = (*backward.POINTERS, *ADDRESSES)
+
+
+class Argument(backward.Argument):
+    """The argument of kernels of tangents: ``Tangents`` of cuda/backward/tangents.cuh, which begins with `Backward`."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ADDRESSES),
+        *((name, Strides) for name in ("tq", "tk", "tv", "to")),
+    )
+
+
+def argument(asked: Tangents) -> Argument:
+    """The argument for a call, without addresses."""
+    found, along = Argument(), asked.along
+    ctypes.memmove(ctypes.byref(found), ctypes.byref(backward.argument(asked.of)), ctypes.sizeof(backward.Argument))
+    found.tq, found.tk, found.tv, found.to = (Strides(*by) for by in (along.q, along.k, along.v, along.o))
+    return found
+
+
+class Problem(NamedTuple):
+    """The problem that kernels of tangents are built for: that of the gradients, and whether theirs are wanted."""
+
+    of: backward.Problem
+    gradients: bool = True
+
+    @property
+    def d(self) -> int:
+        return self.of.d
+
+
+def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
+    """Macros that every kernel of tangents is compiled with."""
+    own = {"GRADIENTS": int(problem.gradients), "TANGENTS_BYTES": ctypes.sizeof(Argument), "COMMON_BYTES": COMMON_BYTES}
+    return backward.macros(tiling, problem.of) | own
+
+
+def _smallest(problem: Problem) -> Problem:
+    return problem._replace(of=problem.of._replace(B=1, H=1, Hkv=1, M=1, N=1))
+
+
+_kernel = functools.partial(Kernel, macros=_macros, smallest=_smallest)
+
+
+def plan(asked: Tangents, gpu: Gpu, how: How) -> Plan:
+    """The launches of tangents that are not empty; BackendUnavailable says why the kernel named cannot.
+
+    A kernel that splits numbers is followed by one that does not, for heads in which something is not finite, as with
+    gradients.
+    """
+    problem = Problem(backward.problem_of(asked.of), asked.gradients)
+    build = Build(choose(gpu.capability, problem, how.kernel), problem)
+    if not build.kernel.splits:
+        return Plan(build.steps(), argument(asked), build.workspace())
+    exact = Build(KERNELS["register_tiled"], problem)
+    again = (Step(exact, launch._replace(grid=min(launch.grid, backward.AGAIN))) for launch in exact.launches())
+    notes, words = round_up(build.workspace(), 16), 1 + problem.of.B * problem.of.Hkv
+    inside = ((POINTERS.index("notes"), notes),)
+    return Plan((*build.steps(), *again), argument(asked), notes + 4 * words, ((notes, 0, words),), inside)
+
+
+# ---- register_tiled
+
+
+def _register_tiled(problem: Problem) -> Tiling:
+    D = round_up(problem.d, 32)
+    own, passing = (64, 64) if D <= 64 else (32, 64) if D <= 128 else (32, 32)
+    return Tiling(own, passing, 128, 4 * ((own + passing) * D + 4 * own * passing))
+
+
+def _register_tiled_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
+    of, shape = problem.of, (tiling.threads, tiling.shared)
+    for function in ("of_rows", "rows"):
+        yield Launch(function, of.row_tiles(tiling.Br), *shape)
+    if problem.gradients:
+        yield Launch("keys", of.key_tiles(tiling.Br), *shape)
+
+
+# ---- wgmma
+
+
+def _wgmma(problem: Problem) -> Tiling:
+    queries, own, passing, stages = (3 if problem.gradients else 2), 64 * 256, 32 * 256, 2
+    tiles = max(queries * own + stages * 4 * passing, 4 * own + stages * queries * passing)
+    macros = {"PASS": 32, "TAIL": 2 * 4 * 64 + 16, "PAD": 64, "STAGES": stages, "BLOCKS": 2, "PREPARE_THREADS": 256}
+    return Tiling(64, 64, 256, tiles + 512, tuple(macros.items()))
+
+
+def _records(problem: Problem) -> tuple[int, int]:
+    """The numbers of tiles of 64 queries, and of 64 keys, in all batches and heads."""
+    return problem.of.row_tiles(64), problem.of.key_tiles(64)
+
+
+def _wgmma_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
+    queries, keys = _records(problem)
+    yield Launch("prepare", (3 if problem.gradients else 2) * queries + 4 * keys, 256)
+    yield from _register_tiled_launches(tiling, problem)
+
+
+def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
+    queries, keys = _records(problem)
+    tiles = (3 if problem.gradients else 2) * queries + 4 * keys
+    return round_up(COMMON_BYTES * problem.of.rows, 1024) + tiles * 64 * 256 + 16 * (queries + keys)
+
+
+def _refused_by_wgmma(problem: Problem) -> str:
+    if not backward.SHORT_HEAD <= problem.d <= 64:
+        return f"it takes heads of {backward.SHORT_HEAD} to 64 numbers"
+    return "one key gives exact zeros, which need sums without halves" if problem.of.N == 1 else ""
+
+
+KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        _kernel(
+            name="register_tiled",
+            file="backward/tangents_register_tiled.cu",
+            summary="a register tile of scores and of sums a thread: FFMA, heads of any length",
+            tiling=_register_tiled,
+            launches=_register_tiled_launches,
+            workspace=lambda tiling, problem: COMMON_BYTES * problem.of.rows,
+            needs=(8, 0),
+        ),
+        _kernel(
+            name="wgmma",
+            file="backward/tangents_wgmma.cu",
+            summary="tensor cores at fp32 accuracy on Hopper: three fp16 products for one, copies in the background",
+            tiling=_wgmma,
+            launches=_wgmma_launches,
+            workspace=_wgmma_workspace,
+            needs=(9, 0),
+            arch_only=True,
+            splits=True,
+            refuses=_refused_by_wgmma,
+        ),
+    )
+}
+
+
+def choose(capability: tuple[int, int], problem: Problem, name: str | None = None) -> Kernel:
+    """The kernel of that name, or the fastest for the problem on a GPU of this compute capability.
+
+    UsageError for a name that no kernel of tangents has; BackendUnavailable if no kernel, or not this one, computes the
+    problem.
+    """
+    if name is not None and name not in KERNELS:
+        raise UsageError(f"there is no kernel {name!r} for tangents.", f"choose one of {', '.join(KERNELS)}.")
+    kernel = KERNELS[name or "register_tiled"]
+    if name is None and not KERNELS["wgmma"].refusal(capability, problem):
+        kernel = KERNELS["wgmma"]
+    kernel.check(capability, problem, "see `flashcli kernels --operation tangents`.")
+    return kernel
+
+
+TANGENTS = Operation("tangents", POINTERS, KERNELS, plan)

@@ -1,0 +1,94 @@
+"""Tangents of PyTorch's tensors on a GPU, with memory that grows with M + N: forward mode, and gradients of gradients.
+
+The tangents of dQ, dK, dV and O are gradients of gradients (cuda/backward/tangents.cuh): with a loss's gradients with
+respect to dQ, dK and dV as directions, they are its gradients with respect to Q, K, V and dO. O and the LSE are taken
+for functions of Q, K and V, so that nothing is left for their own gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from flashcli.asked.how import How
+from flashcli.asked.tangents import tangents
+from flashcli.gpu.place import place_of_device
+from flashcli.gpu.prepared import prepare
+from flashcli.kernels.tangents import TANGENTS
+from flashcli.torch import in_place, private, transforms
+from flashcli.torch.sight import Sight
+
+Optional: TypeAlias = torch.Tensor | None
+SINCE = (8, 0)  # compute capability
+
+
+class Found(NamedTuple):
+    """The tangents of O and the LSE, and of dQ, dK and dV, as gradients have them: those of dO and dlse first."""
+
+    do: torch.Tensor
+    dlse: torch.Tensor
+    q: Optional = None
+    k: Optional = None
+    v: Optional = None
+
+
+def fit(tensors: Sequence[Any], sight: Sight) -> bool:
+    """Whether kernels compute tangents of these tensors: float32, on a GPU from sm_80 on, and not packed.
+
+    Others are left to PyTorch's operations, and so are third derivatives, and what torch.func transforms.
+    """
+    given = [x for x in tensors if x is not None and x.dtype != torch.bool]
+    return (
+        not sight.packed
+        and transforms.levels() == 0
+        and all(type(x) in in_place.ORDINARY and x.is_cuda and not x.is_neg() for x in given)
+        and all(x.dtype == torch.float32 and x.numel() for x in given)
+        and place_of_device(given[0].get_device()).gpu.capability >= SINCE
+    )
+
+
+def compute(
+    along: Sequence[Optional],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lse: torch.Tensor,
+    do: Optional,
+    dlse: Optional,
+    bias: Optional,
+    mask: Optional,
+    causal: bool,
+    scale: float | None,
+    q_start: int,
+    sight: Sight,
+) -> Found:
+    """Queue the tangents along directions of Q, K and V, None for no change; without ``do``, of O and the LSE alone."""
+    tq, tk, tv = (
+        torch.zeros_like(x) if y is None else in_place.rows_contiguous(y) for x, y in zip((q, k, v), along, strict=True)
+    )
+    do = None if do is None else in_place.rows_contiguous(do)
+    matrices = tq, tk, tv, q, k, v
+    found = Found(
+        *(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, lse, *(() if do is None else (q, k, v))))
+    )
+    addresses = 0
+    for x in (*matrices, found.do, *(() if do is None else (do, found.q, found.k, found.v))):
+        addresses |= x.data_ptr()
+    of_optional = (None if x is None else in_place.operand(x) for x in (do, dlse, bias, mask))
+    options = causal, scale, q_start, sight.window, sight.operands()["alibi_slopes"]
+    given: Any = (*(in_place.operand(x) for x in (*matrices, lse)), *of_optional, *options)
+    place = place_of_device(q.get_device())
+    at_bias, at_mask = in_place.score_addresses(bias, mask)
+    prepared = prepare(place, TANGENTS, tangents(*given).at(addresses, at_bias, at_mask), How())
+    stream = private.current_stream(place.device)
+    named: dict[str, Any] = {
+        "dO": do, "Q": q, "K": k, "V": v, "lse": lse, "dlse": dlse, "tQ": tq, "tK": tk, "tV": tv, "tO": found.do,
+        "tlse": found.dlse, "dQ": found.q, "dK": found.k, "dV": found.v,
+        "workspace": in_place.scratch(q, prepared.workspace, stream),
+    }  # fmt: skip
+    at = {name: x.data_ptr() for name, x in named.items() if x is not None}
+    at |= {"bias": at_bias, "mask": at_mask, "slopes": sight.addresses()[0]}
+    prepared.launch(stream, *(at.get(name, 0) for name in TANGENTS.pointers))
+    return found

@@ -1,0 +1,132 @@
+"""Tangents of arrays where they lie, for compute-sanitizer: many small cases in one process that imports no PyTorch.
+
+Usage: python tests/sanitize_tangents.py [KERNEL]
+
+Cases are those of `sanitize_backward`, as far as kernels of tangents take them, with directions beside. The tangents
+are compared with float64. Without a KERNEL it takes all that run on this GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import sanitizing
+from gradients_oracle import tangents
+from sanitize_arrays import LAYOUTS, allocate, get, nan, offset, operand, put
+from sanitize_backward import CASES as OF_GRADIENTS
+from sanitize_backward import TOLERANCE, Case, Given, _question
+from sanitize_backward import make as make_gradients
+
+from flashcli.asked import tangents as asking
+from flashcli.asked.how import How
+from flashcli.compiler import compiler
+from flashcli.errors import BackendUnavailable
+from flashcli.gpu.place import Place, ask, bindings, place_of_device
+from flashcli.gpu.prepared import prepare
+from flashcli.kernels.tangents import KERNELS, POINTERS, TANGENTS
+
+CASES = {name: case for name, case in OF_GRADIENTS.items() if case.dtype == "float32"}
+ALONG = {"tQ": "Q", "tK": "K", "tV": "V"}
+NAMES = "tO", "tlse", "dQ", "dK", "dV"
+
+
+def make(case: Case) -> Given:
+    """The arrays of the gradients, and directions; what is spoilt of a matrix is so of its direction, too."""
+    whole, view = make_gradients(case)
+    rng = np.random.default_rng(4)
+    for name, like in ALONG.items():
+        whole[name], view[name] = LAYOUTS[case.lies](*view[like].shape, "float32")
+        view[name][...] = np.where(np.isfinite(view[like]), rng.normal(size=view[like].shape), np.nan)
+    return Given(whole, view)
+
+
+def asked(case: Case, gradients: bool = True) -> asking.Tangents:
+    """What is asked for. Memory is allocated on far more than 16 bytes."""
+    whole, view = make(case)
+    of = {name: operand(x) for name, x in view.items()}
+    found = asking.tangents(
+        of["tQ"], of["tK"], of["tV"], of["Q"], of["K"], of["V"], of["lse"], of["dO"] if gradients else None,
+        of.get("dlse"), of.get("bias"), of.get("mask"), case.causal, None, case.q_start,
+    )  # fmt: skip
+    return found.at(math.gcd(*(offset(whole[name], view[name]) for name in ("dO", "Q", "K", "V", *ALONG))))
+
+
+def takes(place: Place, kernel: str, case: Case) -> bool:
+    """Whether a kernel takes a case on this GPU."""
+    try:
+        TANGENTS.plan(asked(case), place.gpu, How(kernel))
+    except BackendUnavailable:
+        return False
+    return True
+
+
+def taken(place: Place, kernel: str) -> Iterator[str]:
+    """The names of the cases that a kernel takes on this GPU; none, if it does not run there."""
+    return (name for name, case in CASES.items() if takes(place, kernel, case))
+
+
+def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
+    """Leave the code of all of these kernels and cases in the cache."""
+    plans = (
+        TANGENTS.plan(asked(CASES[name], gradients), place.gpu, How(kernel))
+        for kernel, name in cases
+        for gradients in (True, False)
+    )
+    builds = {
+        (step.build.kernel.name, step.build.kernel.file, *step.build.macros().items()): step.build
+        for plan in plans
+        for step in plan.steps
+    }
+    architecture = compiler.architecture(place.gpu.capability)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda build: compiler.cubin(build, architecture), builds.values()))
+
+
+def check(place: Place, kernel: str, case: Case) -> None:
+    """Compute them, with those of gradients and without, and compare; AssertionError says what is wrong."""
+    for gradients in (True, False):
+        _check(place, kernel, case, gradients)
+
+
+def _check(place: Place, kernel: str, case: Case, gradients: bool) -> None:
+    whole, view = make(case)
+    prepared = prepare(place, TANGENTS, asked(case, gradients), How(kernel))
+    shapes = (view["Q"], view["lse"], view["Q"], view["K"], view["V"])
+    answer = {name: nan(*like.shape) for name, like in zip(NAMES, shapes, strict=True)}
+    if not gradients:
+        answer = {name: answer[name] for name in NAMES[:2]}
+    with place.current():
+        memory = {name: put(x) for name, x in whole.items()}
+        at = {name: memory[name] + offset(whole[name], x) for name, x in view.items()}
+        memory |= {name: allocate(x.nbytes) for name, x in answer.items()}
+        memory["workspace"] = allocate(prepared.workspace)
+        addresses = memory | at
+        if not gradients:
+            addresses |= {"dO": 0, "dlse": 0}
+        prepared.launch(0, *(addresses.get(name, 0) for name in POINTERS))
+        for name, x in answer.items():
+            get(x, memory[name])
+        for address in memory.values():
+            ask(bindings().cuMemFree, address)
+    if case.spoilt and not case.hidden:
+        assert np.isfinite(answer["tO"][0]).all() and np.isnan(answer["tO"][-1]).any(), "NaN in another batch, or lost"
+        return
+    along = [view[name] for name in ALONG]
+    right = tangents(_question(case, view), along, view["dO"], view.get("dlse"))
+    for (name, got), want in zip(answer.items(), right, strict=False):
+        near = TOLERANCE * max(1, np.abs(want).max()) if want.any() else 0
+        np.testing.assert_allclose(got, want, rtol=0, atol=near, err_msg=name)
+
+
+def main(kernels: list[str]) -> int:
+    place = place_of_device(0)
+    cases = [(kernel, name) for kernel in kernels or KERNELS for name in taken(place, kernel)]
+    compile_all(place, cases)
+    return sanitizing.run(cases, lambda kernel, name: check(place, kernel, CASES[name]))
+
+
+if __name__ == "__main__":
+    sanitizing.end(main)
