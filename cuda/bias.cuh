@@ -10,12 +10,29 @@
 #ifndef BIAS
 #define BIAS 0  // 1: there is a bias; 2: there is a mask; 4: there are ALiBi's slopes; or a sum of these
 #endif
-// How far apart keys are, 0: as the arguments say; 1: they are neighbours; 2: and all numbers are even, so that two can
-// be read at once, for which the cache takes no longer than for one.
+// How far apart keys are, 0: as the arguments say; 1: they are neighbours; 2 or 4: and all strides are multiples of so
+// many numbers, so that as many are read at once, for which the cache takes no longer than for one.
 #ifndef BIAS_COLUMN
 #define BIAS_COLUMN 1
 #endif
 constexpr bool READS = BIAS & 1, HIDES = BIAS & 2, SLOPES = BIAS & 4, ADDS = READS || SLOPES;
+
+// A thread has the scores of two neighbouring columns of each 8. Where biases are read, a tile's keys of each 16 have
+// changed places so that a thread's four of these 16 are neighbours in memory: INTERLEAVES is 1 in kernels that do so.
+#ifndef INTERLEAVES
+#define INTERLEAVES 0
+#endif
+constexpr bool INTERLEAVED = INTERLEAVES && (READS || HIDES);
+// The key, counted from the tile's first one, that is in a place of a tile.
+__host__ __device__ constexpr int key_in(int place) {
+    return INTERLEAVED ? (place & ~15) + place % 8 * 2 + place / 8 % 2 : place;
+}
+// The key of the x-th score of a thread, which has scores of two rows, counted from its first key; and that key, of lane
+// t of a quad.
+__host__ __device__ constexpr int key_of(int x) {
+    return INTERLEAVED ? x / 8 * 16 + x % 2 * 2 + x / 4 % 2 : x / 4 * 8 + x % 2;
+}
+__device__ __forceinline__ int first_key_of_lane(int t) { return t * (INTERLEAVED ? 4 : 2); }
 
 // Where the bias of query i of a head and a key is, or that of the last ones there are; and the byte of the mask.
 template <class Arguments, class Head>
@@ -51,71 +68,92 @@ __device__ __forceinline__ float bias_of(const Arguments &a, Head head, int i, i
     return bias;
 }
 
-// Which of a thread's first n scores the mask takes away, a bit each; the x-th is of query(x) and key(x). With IN_PAIRS
-// keys of even x are even, and followed by their neighbours.
-template <int n, bool IN_PAIRS, class Arguments, class Head, class Query, class Key>
-__device__ __forceinline__ unsigned long long read_mask(const Arguments &a, Head head, Query query, Key key) {
-    unsigned hidden[2] = {};
-    if (BIAS_COLUMN == 2 && IN_PAIRS) {
+// Where a query's biases, and its bytes of the mask, begin; beyond the last query those of that one.
+struct BiasRow {
+    int i;
+    const float *numbers;
+    const unsigned char *bytes;
+    BiasRow() = default;
+    template <class Arguments, class Head>
+    __device__ __forceinline__ BiasRow(const Arguments &a, Head head, int i)
+        : i(i), numbers(READS ? bias_at(a, head, i, 0) : nullptr), bytes(HIDES ? mask_at(a, head, i, 0) : nullptr) {}
+};
+
+// Where a thread's scores of neighbouring keys are: that of the key after the x-th score's one is NEXT places on, those
+// of the two keys after both are AFTER places on; each a power of two, AFTER 0 if there are no four.
+template <int NEXT_, int AFTER_>
+struct Neighbours {
+    static constexpr int NEXT = NEXT_, AFTER = AFTER_;
+    static constexpr int TOGETHER = BIAS_COLUMN >= 4 && AFTER ? 4 : BIAS_COLUMN >= 2 ? 2 : 1;  // that are read at once
+    static __host__ __device__ constexpr bool is_first(int x) {
+        return !(TOGETHER > 1 && x & NEXT) && !(TOGETHER > 2 && x & AFTER);
+    }
+    // Four bytes of the mask are a word: those of scores that differ in NEXT and SECOND.
+    static constexpr int SECOND = AFTER ? AFTER : NEXT == 1 ? 2 : 1;
+    static __host__ __device__ constexpr int without(int x, int digit) { return x / (2 * digit) * digit + x % digit; }
+    static __host__ __device__ constexpr int word(int x) {
+        return without(without(x, larger(NEXT, SECOND)), smaller(NEXT, SECOND));
+    }
+    static __host__ __device__ constexpr int shift(int x) { return (x & NEXT ? 8 : 0) + (x & SECOND ? 16 : 0); }
+};
+using OfColumns = Neighbours<INTERLEAVED ? 4 : 1, INTERLEAVED ? 1 : 0>;  // of rows of queries, as `key_of` says
+
+// The biases of n scores of a thread, read ahead of their use.
+template <int n, class By>
+struct Biases {
+    float numbers[ADDS ? n : 1];
+    unsigned words[HIDES ? ceil_div(n, 4) : 1];
+
+    // The first m of them; the x-th is of the query that row(x) is of, and of key(x).
+    template <int m, class Arguments, class Head, class Row, class Key>
+    __device__ __forceinline__ void read(const Arguments &a, Head head, Row row, Key key) {
+        read_numbers<m>(a, head, row, key);
+        read_mask<m>(a, row, key);
+    }
+    template <int m, class Arguments, class Head, class Row, class Key>
+    __device__ __forceinline__ void read_numbers(const Arguments &a, Head head, Row row, Key key) {
+        constexpr int TOGETHER = By::TOGETHER;
 #pragma unroll
-        for (int x = 0; x < (HIDES ? n : 0); x += 2) {
-            const unsigned two =
-                *reinterpret_cast<const unsigned short *>(mask_at(a, head, query(x), min(key(x), a.N - 2)));
-            hidden[x / 32] |= unsigned((two & 0xff) == 0) << x % 32 | unsigned(two >> 8 == 0) << (x + 1) % 32;
+        for (int x = 0; x < (READS ? m : 0); ++x) {
+            if (!By::is_first(x)) continue;
+            const float *const from = row(x).numbers + min(key(x), a.N - TOGETHER) * (BIAS_COLUMN ? 1 : a.bias_column);
+            if constexpr (TOGETHER == 4) {
+                const float4 four = *reinterpret_cast<const float4 *>(from);
+                numbers[x] = four.x, numbers[x + By::NEXT] = four.y;
+                numbers[x + By::AFTER] = four.z, numbers[x + By::NEXT + By::AFTER] = four.w;
+            } else if constexpr (TOGETHER == 2) {
+                const float2 two = *reinterpret_cast<const float2 *>(from);
+                numbers[x] = two.x, numbers[x + By::NEXT] = two.y;
+            } else numbers[x] = *from;
         }
-    } else {
+        if (SLOPES) {  // which go beyond the last key
+            const float slope = slope_of(a, head);
 #pragma unroll
-        for (int x = 0; x < (HIDES ? n : 0); ++x)
-            hidden[x / 32] |= unsigned(*mask_at(a, head, query(x), min(key(x), a.N - 1)) == 0) << x % 32;
-    }
-    return (unsigned long long)hidden[1] << 32 | hidden[0];
-}
-
-// The numbers of a thread's first n biases, without the mask; ALiBi's go beyond the last key.
-template <int n, bool IN_PAIRS, int size, class Arguments, class Head, class Query, class Key>
-__device__ __forceinline__ void read_numbers(float (&bias)[size], const Arguments &a, Head head, Query query, Key key) {
-    if (!READS) {
-#pragma unroll
-        for (int x = 0; x < n; ++x) bias[x] = ADDS ? 0 : INFINITY_F;
-    } else if (BIAS_COLUMN == 2 && IN_PAIRS) {
-#pragma unroll
-        for (int x = 0; x < n; x += 2) {
-            const float2 two = *reinterpret_cast<const float2 *>(bias_at(a, head, query(x), min(key(x), a.N - 2)));
-            bias[x] = two.x, bias[x + 1] = two.y;
+            for (int x = 0; x < m; ++x) numbers[x] = (READS ? numbers[x] : 0) - slope * distance(a, row(x).i, key(x));
         }
-    } else {
-#pragma unroll
-        for (int x = 0; x < n; ++x) bias[x] = *bias_at(a, head, query(x), min(key(x), a.N - 1));
     }
-    if (SLOPES) {
-        const float slope = slope_of(a, head);
+    template <int m, class Arguments, class Row, class Key>
+    __device__ __forceinline__ void read_mask(const Arguments &a, Row row, Key key) {
+        constexpr int TOGETHER = By::TOGETHER;
 #pragma unroll
-        for (int x = 0; x < n; ++x) bias[x] -= slope * distance(a, query(x), key(x));
+        for (int x = 0; x < (HIDES ? m : 0); ++x) {
+            if (!By::is_first(x)) continue;
+            const unsigned char *const from =
+                row(x).bytes + min(key(x), a.N - TOGETHER) * (BIAS_COLUMN ? 1 : a.mask_column);
+            unsigned read;
+            if constexpr (TOGETHER == 4) read = *reinterpret_cast<const unsigned *>(from);
+            else if constexpr (TOGETHER == 2) read = *reinterpret_cast<const unsigned short *>(from);
+            else read = *from;
+            unsigned &word = words[By::word(x)];
+            word = By::shift(x) == 0 ? read : word | read << By::shift(x);
+        }
     }
-}
 
-// Whether the first n biases are all finite, in powers of two, too, as nearly always; then there is less to do.
-template <int n, int size>
-__device__ __forceinline__ bool are_ordinary(const float (&bias)[size]) {
-    if (!ADDS) return false;
-    float sums[4] = {};
-#pragma unroll
-    for (int x = 0; x < n; ++x) sums[x % 4] += fabsf(bias[x]);
-    return sums[0] + sums[1] + (sums[2] + sums[3]) < LARGEST / 2;
-}
-
-// The first n biases of a thread. Returns whether they are ordinary, but for what the mask takes away.
-template <int n, bool IN_PAIRS, int size, class Arguments, class Head, class Query, class Key>
-__device__ __forceinline__ bool read_biases(float (&bias)[size], const Arguments &a, Head head, Query query, Key key) {
-    static_assert(n <= 64, "a bit each");
-    read_numbers<n, IN_PAIRS>(bias, a, head, query, key);
-    const bool ordinary = are_ordinary<n>(bias);
-    const unsigned long long hidden = read_mask<n, IN_PAIRS>(a, head, query, key);
-#pragma unroll
-    for (int x = 0; x < (HIDES ? n : 0); ++x)
-        if (hidden >> x & 1) bias[x] = NEG_INF;
-    return ordinary;
-}
+    // Whether the mask takes the x-th score away.
+    __device__ __forceinline__ bool hides(int x) const {
+        return HIDES && (words[By::word(x)] >> By::shift(x) & 0xff) == 0;
+    }
+};
 
 // A bias in powers of two. What is finite stays so: a row whose biases are all the lowest float has equal scores, while
 // one whose biases are all -inf sees nothing.
@@ -123,10 +161,13 @@ __device__ __forceinline__ float in_powers_of_two(float bias) {
     return fabsf(bias) < INFINITY_F ? fmaxf(-LARGEST, fminf(LARGEST, bias * LOG2E)) : bias;
 }
 
-// A score with its bias: `product` times `factor` is the score in powers of two. A bias that is `ordinary`, or -inf, is
-// less work; but where it is -inf, and the product NaN, that leaves NaN, for whoever looks at answers to mend.
-__device__ __forceinline__ float biased(float product, float factor, float bias, bool ordinary = false) {
+// A score with its bias: `product` times `factor` is the score in powers of two.
+__device__ __forceinline__ float biased(float product, float factor, float bias) {
     if (!ADDS) return fminf(product * factor, bias);  // of NaN and -inf the smaller one is -inf
-    if (ordinary) return fmaf(product, factor, bias * LOG2E);
     return bias == NEG_INF ? NEG_INF : fmaf(product, factor, in_powers_of_two(bias));
+}
+template <int n, class By>
+__device__ __forceinline__ float biased(float product, float factor, const Biases<n, By> &biases, int x) {
+    const float score = ADDS ? biased(product, factor, biases.numbers[x]) : product * factor;
+    return biases.hides(x) ? NEG_INF : score;
 }

@@ -109,15 +109,16 @@ __device__ __forceinline__ void mask_scores(float (&s)[P_STEPS][2][4], float (&u
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int row = i + 8 * r, first = hidden(row), end = seen(row);
+        const BiasRow of(a, head, min(row, a.M - 1));
 #pragma unroll
         for (int n = 0; n < P_STEPS; ++n) {
             const auto key = [&](int x) { return 16 * n + x / 2 * 8 + first_key + x % 2; };
-            float bias[4];
-            if (BIAS) read_biases<4, true>(bias, a, head, [&](int) { return min(row, a.M - 1); }, key);
+            Biases<4, Neighbours<1, 0>> bias;
+            if (BIAS) bias.template read<4>(a, head, [&](int) { return of; }, key);
 #pragma unroll
             for (int x = 0; x < 4; ++x) {
                 float &score = s[n][x / 2][2 * r + x % 2];
-                if (BIAS) score = biased(score, unit[r], bias[x]);
+                if (BIAS) score = biased(score, unit[r], bias, x);
                 if ((CAUSAL || n == P_STEPS - 1) && key(x) >= end) score = NEG_INF;
                 if (WINDOW && key(x) < first) score = NEG_INF;
             }

@@ -13,6 +13,7 @@
 // So (row, column) is at split_offset<R>(row, column), and column c of lo is column C + c. R is a multiple of 8, C of
 // 16. D is HEAD_DIM padded with zeros to a multiple of PAD.
 #pragma once
+#include "bias.cuh"
 #include "float4.cuh"
 
 #ifndef PRODUCTS
@@ -119,8 +120,9 @@ __device__ __forceinline__ void store_split(unsigned char *tile, int row, int co
 // looks at one key only, whose l is `largest`, that of its largest p; or less, where scores are so huge that rounding
 // has taken the bias from p: there, too, one key has all the weight, or some have the very same.
 constexpr float TRUNCATED = 0x1p-24f;
+__host__ __device__ constexpr double lost_of_scores(int depth) { return (0.38 + 0.0175 * depth) * TRUNCATED; }
 __host__ __device__ constexpr float log2e_given_back(int depth) {
-    return float(1.44269504088896340736 * (1 + (0.38 + 0.0175 * depth) * TRUNCATED));
+    return float(1.44269504088896340736 * (1 + lost_of_scores(depth)));
 }
 __device__ __forceinline__ float given_back(float inverse_l, float largest) {
     const float lost = (0.4f + 0.022f * BC) * TRUNCATED;
@@ -170,7 +172,7 @@ __device__ __forceinline__ int split_K(const Number *K, long long stride, int j0
     constexpr int ACROSS = D / 8, PIECES = BC * ACROSS, EACH = ceil_div(PIECES, GROUP);
     constexpr bool KEEPS = FROM == From::TILE;
     static_assert(!KEEPS || GROUP % ACROSS == 0, "columns are kept");
-    const auto key_of = [&](int e) {
+    const auto place_of = [&](int e) {
         return KEEPS ? thread / ACROSS + e * (GROUP / ACROSS) : (e * GROUP + thread) / ACROSS;
     };
     const auto column_of = [&](int e) { return (KEEPS ? thread : e * GROUP + thread) % ACROSS * 8; };
@@ -178,7 +180,7 @@ __device__ __forceinline__ int split_K(const Number *K, long long stride, int j0
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
         const unsigned column = column_of(e);
-        const int row = e * GROUP + thread < PIECES ? j0 + key_of(e) : N;
+        const int row = e * GROUP + thread < PIECES ? j0 + key_in(place_of(e)) : N;
         *reinterpret_cast<float4 *>(&x[e][0]) = load4(K, stride, row, column, N);
         *reinterpret_cast<float4 *>(&x[e][4]) = load4(K, stride, row, column + 4, N);
     }
@@ -186,7 +188,7 @@ __device__ __forceinline__ int split_K(const Number *K, long long stride, int j0
     const float factor = power_of_two(s);
 #pragma unroll
     for (int e = 0; e < EACH; ++e)
-        if (e * GROUP + thread < PIECES) store_split<BC, D>(tile, key_of(e), column_of(e), x[e], factor);
+        if (e * GROUP + thread < PIECES) store_split<BC, D>(tile, place_of(e), column_of(e), x[e], factor);
     return s;
 }
 
@@ -199,7 +201,7 @@ __device__ __forceinline__ int split_V(const Number *V, long long stride, int j0
     constexpr int ACROSS = D / 4, DOWN = BC / 8, PIECES = DOWN * ACROSS, EACH = ceil_div(PIECES, GROUP);
     constexpr bool KEEPS = FROM == From::TILE;
     static_assert(!KEEPS || (DOWN % 4 == 0 && GROUP % ACROSS == 0), "columns are kept; keys change places in fours");
-    const auto key_of = [&](int e) {
+    const auto place_of = [&](int e) {
         return 8 * (KEEPS ? (thread / ACROSS + e * (GROUP / ACROSS)) ^ thread / 2 % 4 : (e * GROUP + thread) % DOWN);
     };
     const auto column_of = [&](int e) { return 4 * (KEEPS ? thread % ACROSS : (e * GROUP + thread) / DOWN); };
@@ -208,7 +210,7 @@ __device__ __forceinline__ int split_V(const Number *V, long long stride, int j0
     for (int e = 0; e < EACH; ++e)
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
-            const int row = e * GROUP + thread < PIECES ? j0 + key_of(e) + k : N;
+            const int row = e * GROUP + thread < PIECES ? j0 + key_in(place_of(e) + k) : N;
             const float4 v = load4(V, stride, row, column_of(e), N);
             x[e][0][k] = v.x, x[e][1][k] = v.y, x[e][2][k] = v.z, x[e][3][k] = v.w;
         }
@@ -218,6 +220,6 @@ __device__ __forceinline__ int split_V(const Number *V, long long stride, int j0
     for (int e = 0; e < EACH; ++e)
 #pragma unroll
         for (int c = 0; c < 4; ++c)
-            if (e * GROUP + thread < PIECES) store_split<D, BC>(tile, column_of(e) + c, key_of(e), x[e][c], factor);
+            if (e * GROUP + thread < PIECES) store_split<D, BC>(tile, column_of(e) + c, place_of(e), x[e][c], factor);
     return s;
 }

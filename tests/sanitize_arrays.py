@@ -126,6 +126,8 @@ CASES = {
     "bias and mask": Case(d=32, bias=(1, H, M, N), mask=(B, 1, 1, N), lse=True),
     "bias and mask, heads of 64, causal": Case("fused", bias=(H, M, N), mask=(B, 1, M, N), causal=True),
     "bias and mask in pairs": Case(d=32, N=202, bias=(1, H, M, 202), mask=(B, 1, 1, 202), lse=True),
+    "bias and mask in fours": Case(d=32, N=204, bias=(1, H, M, 204), mask=(B, 1, 1, 204), lse=True),
+    "bias in fours, causal": Case(N=204, bias=(M, 204), causal=True, lse=True),
     "bias in pairs, heads of 128": Case(d=128, N=202, bias=(M, 202)),
     "mask in pairs": Case(N=202, mask=(B, 1, M, 202), lse=True),
     "bias and mask, odd, heads of 200": Case("odd", d=200, bias=(M, N), mask=(B, H, 1, N), lse=True),

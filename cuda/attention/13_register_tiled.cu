@@ -125,13 +125,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
 #pragma unroll
             for (int i = 0; i < ROWS; ++i) {
                 const int row = (BIAS ? opaque(i0) : i0) + r0 + i, key = j0 + 4 * across;  // else it keeps offsets
-                float bias[KEYS];
-                if (BIAS)
-                    read_biases<KEYS, true>(
-                        bias, a, head, [&](int) { return row; }, [&](int j) { return key + j / 4 * 32 + j % 4; });
+                Biases<KEYS, Neighbours<1, 2>> bias;
+                if (BIAS) {
+                    const BiasRow of(a, head, row);
+                    bias.template read<KEYS>(
+                        a, head, [&](int) { return of; }, [&](int j) { return key + j / 4 * 32 + j % 4; });
+                }
 #pragma unroll
                 for (int j = 0; j < KEYS; ++j) {
-                    if (BIAS) s[i][j] = biased(s[i][j], 1, bias[j]);
+                    if (BIAS) s[i][j] = biased(s[i][j], 1, bias, j);
                     if (!sees(a, row, key + j / 4 * 32 + j % 4)) s[i][j] = NEG_INF;
                 }
             }

@@ -201,14 +201,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
                 const int row = row0 + r / 2 * 16 + r % 2 * 8, key = j0 + 2 * t;
-                float bias[BC / 4];
-                if (BIAS)
-                    read_biases<BC / 4, true>(
-                        bias, a, head, [&](int) { return i0 + row; }, [&](int x) { return key + x / 2 * 8 + x % 2; });
+                Biases<BC / 4, Neighbours<1, 0>> bias;
+                if (BIAS) {
+                    const BiasRow of(a, head, i0 + row);
+                    bias.template read<BC / 4>(
+                        a, head, [&](int) { return of; }, [&](int x) { return key + x / 2 * 8 + x % 2; });
+                }
 #pragma unroll
                 for (int x = 0; x < BC / 4; ++x) {
                     float &score = s[r / 2][x / 2][r % 2 * 2 + x % 2];
-                    if (BIAS) score = biased(score, unit_of_S(r), bias[x]);
+                    if (ADDS) score = fmaf(score, unit_of_S(r), in_powers_of_two(bias.numbers[x]));
+                    else if (BIAS) score *= unit_of_S(r);
+                    if (bias.hides(x)) score = NEG_INF;
                     if (key + x / 2 * 8 + x % 2 >= keys_seen(position + row, N)) score = NEG_INF;
                     if (WINDOW && key + x / 2 * 8 + x % 2 < keys_hidden(a, i0 + row)) score = NEG_INF;
                 }

@@ -13,6 +13,7 @@
 // longer than 128 numbers, another form is compiled (forms.cuh).
 //
 // Launches: `prepare`, then `attention` with any number of blocks.
+#define INTERLEAVES 1                     // keys, where biases are read
 #define PAIRED (THREADS == 128 + 4 * BR)  // two warpgroups have the same 64 rows
 #define PAD (HEAD_DIM <= 16 ? 16 : HEAD_DIM <= 128 ? 32 : 64)
 #include "prepare.cuh"
@@ -150,13 +151,14 @@ struct Passage {
     const Query &Q;
     const Head head;
     const int first, i;  // rows: the first of the 64, and the first of this thread's two
+    const BiasRows biases;
     RowState rows;
     Partial sum = {};
     float S[S_REGISTERS], T[T_REGISTERS];
     Bias bias;
     uint32_t P_hi[V_STEPS][4], P_lo[V_STEPS][4];
 
-    // The exponents of the rows' scales are `q_exponent`, that of scale * log2(e) is `factor_exponent`.
+    // The exponents of the rows' scales are `q_exponent`, that of `factor_of_scores` is `factor_exponent`.
     __device__ __forceinline__ Passage(Consumer &by, const Attention &a, const FirstRow &here, const Query &Q,
                                        int2 q_exponent, int factor_exponent)
         : by(by),
@@ -165,13 +167,15 @@ struct Passage {
           head(here.head),
           first(here.i0 + by.group * 64),
           i(first + by.row),
+          biases(a, head, i),
           rows(RowState::fresh(factor_exponent, q_exponent, mantissa_of_S(a))) {}
 
     // S = Q Kᵀ of tile j, the first one. Returns the exponent of K's scale.
     __device__ __forceinline__ int first_S(int j) {
         const int k_exponent = by.await_K();
         issue_S(S, Q, by.K());
-        read_bias<S_REGISTERS>(bias, a, head, i, first_key(j));
+        read_numbers(j);
+        read_mask(j);
         wgmma_wait<0>();
         pin(S);
         by.release_K();
@@ -186,7 +190,7 @@ struct Passage {
         issue_S(S, Q, by.K());
         issue_T(T, P_hi, P_lo, by.V());
         by.pass_turn();
-        read_bias<S_REGISTERS>(bias, a, head, i, first_key(j));
+        read_mask(j);
         wgmma_wait<1>();
         pin(S);
         by.release_K();
@@ -199,11 +203,12 @@ struct Passage {
         issue_T(T, P_hi, P_lo, by.V());
     }
 
-    // m, l, and S := P, of tile j.
+    // m, l, and S := P, of tile j. Biases of the next tile begin their way; beyond the last, to no use.
     __device__ __forceinline__ void exponentiate(int j, int k_exponent) {
         if (WINDOW && j * BC < keys_hidden(a, first + 63)) hide_before(S, a.first + i - first_key(j));
         softmax(S, rows, k_exponent, (j + 1) * BC > keys_of(first),
                 {keys_of(i) - first_key(j), keys_of(i + 8) - first_key(j)}, bias);
+        read_numbers(j + 1);
     }
 
     // O = O r + T, once T is there: until then P is an operand.
@@ -217,8 +222,13 @@ struct Passage {
         by.release_V();
     }
 
+    __device__ __forceinline__ void read_numbers(int j) {
+        biases.read_numbers<S_REGISTERS>(bias, a, head, first_key(j));
+    }
+    __device__ __forceinline__ void read_mask(int j) { biases.read_mask<S_REGISTERS>(bias, a, first_key(j)); }
+
     // The first key of tile j that this thread has, and the number of keys that a row sees.
-    __device__ __forceinline__ int first_key(int j) const { return j * BC + by.lane % 4 * 2; }
+    __device__ __forceinline__ int first_key(int j) const { return j * BC + first_key_of_lane(by.lane % 4); }
     __device__ __forceinline__ int keys_of(int row) const { return by.keys_of(a, row); }
 };
 
@@ -301,10 +311,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     if (group == WARPGROUPS - 1) consumer.pass_turn();
     for (unsigned w = blockIdx.x; w < RowTile::count(a); w += gridDim.x) {
         const RowTile here(w, a);
-        // Q, scaled and split. S comes in powers of two: exp(x) = 2^(x log2(e)).
+        // Q, scaled and split.
         const Input *const rows = rows_of(a.Q, a.q, here.head.b, here.head.h);
         int factor_exponent;
-        const float factor = frexpf(a.scale * log2e_given_back(HEAD_DIM), &factor_exponent);
+        const float factor = frexpf(factor_of_scores(a), &factor_exponent);
         named_sync(1 + group, 128);  // all threads have waited for the products that read the tile last
         const int2 s =
             consumer.split_Q(rows, row_stride(a.q), here.i0 + group * 64 + consumer.row, a.M, Q_tile, factor);

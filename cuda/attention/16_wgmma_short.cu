@@ -12,6 +12,7 @@
 // 4, 8, .. 64 numbers whose rows start on 16 bytes.
 //
 // Launch: `attention` with any number of blocks.
+#define INTERLEAVES 1                               // keys, where biases are read
 #define PAD (IN_PLACE && HEAD_DIM <= 16 ? 16 : 32)  // files' time is that of reading and writing
 #include "warpgroup.cuh"
 
@@ -241,7 +242,7 @@ struct Multiplier {
         for (int e = 0; e < 8 * K_STEPS; ++e) (&x[0][0][0][0])[e] = 0;
     }
 
-    // `factor` in [0.5, 1) is the mantissa of scale * log2(e). Returns the exponents of the two rows' scales.
+    // `factor` is the mantissa of `factor_of_scores`. Returns the exponents of the two rows' scales.
     __device__ __forceinline__ int2 split_Q(QFragments &to, const Numbers &x, float factor) const {
         int s[2];
 #pragma unroll
@@ -279,6 +280,9 @@ struct Multiplier {
                                            int2 q_exponent, int factor_exponent, bool stay, Function after_products) {
         const int i = here.i0 + row;
         RowState rows = RowState::fresh(factor_exponent, q_exponent);
+        const BiasRows biases(a, here.head, i);
+        Bias bias;
+        biases.read_numbers<S_REGISTERS>(bias, a, here.head, first_key_of_lane(threadIdx.x % 4));
         Partial sum = {};
         // O += P V of tile j, or of its first keys: two for each number that S has.
         const auto step = [&](auto &S, int j) {
@@ -286,9 +290,8 @@ struct Multiplier {
             const uint64_t K = desc + ring.stage * (2 * SLOT / 16), V = K + SLOT / 16;
             wait(&slots.full[ring.stage][0], ring.parity);
             issue_S(S, Q, K);
-            Bias bias;
-            const int column = j * BC + threadIdx.x % 4 * 2;
-            read_bias<8 * STEPS>(bias, a, here.head, i, column);
+            const int column = j * BC + first_key_of_lane(threadIdx.x % 4);
+            biases.read_mask<8 * STEPS>(bias, a, column);
             const auto end_of = [&](int x) { return keys_seen(a.q_start + x, a.N); };
             const int k_exponent = read_by_lane_0(slots.exponent[ring.stage][0]);
             wgmma_wait<0>();
@@ -296,6 +299,7 @@ struct Multiplier {
             if (!stay) release(0);
             softmax(S, rows, k_exponent, (j + 1) * BC > end_of(here.i0), {end_of(i) - column, end_of(i + 8) - column},
                     bias);
+            biases.read_numbers<S_REGISTERS>(bias, a, here.head, column + BC);  // beyond the last tile to no use
             uint32_t P_hi[STEPS][4], P_lo[STEPS][4];
             split_P(S, P_hi, P_lo);
 
@@ -357,8 +361,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     registers_up<CONSUMER_REGISTERS>();
     Multiplier multiplier(slots, tiles);
     int factor_exponent;
-    // S in powers of two: exp(x) = 2^(x log2(e))
-    const float factor = frexpf(a.scale * log2e_given_back(HEAD_DIM), &factor_exponent);
+    const float factor = frexpf(factor_of_scores(a), &factor_exponent);
 
     Turns mine(warpgroup - 1, jobs);
     const auto next = [&] { return jobs.row_tile(mine.job, mine.row_tile, a); };

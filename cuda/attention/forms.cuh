@@ -103,7 +103,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
         const RowTile here = mine.rows;
         const Input *const rows = rows_of(a.Q, a.q, here.head.b, here.head.h);
         int factor_exponent;
-        const float factor = frexpf(a.scale * log2e_given_back(HEAD_DIM), &factor_exponent);
+        const float factor = frexpf(factor_of_scores(a), &factor_exponent);
         named_sync(q_barrier, Q_THREADS);
         const int2 s =
             consumer.split_Q(rows, row_stride(a.q), here.i0 + group * 64 + consumer.row, a.M, Q_tile, factor);

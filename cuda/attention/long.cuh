@@ -168,14 +168,16 @@ struct LongConsumer : Warpgroup {
         Partial sum = {};
 
         const auto step = [&](int j) {
-            const int key = j * BC + lane % 4 * 2;
+            const int key = j * BC + first_key_of_lane(lane % 4);
             float S[32];
             Bias bias;
             uint32_t P_hi[4][4], P_lo[4][4];
             // S = Q Kᵀ
             const int exponent = take_S(S, Q_desc);
             // softmax: m, P, l
-            read_bias<32>(bias, a, here.head, i, key);
+            const BiasRows biases(a, here.head, i);
+            biases.read_numbers<32>(bias, a, here.head, key);
+            biases.read_mask<32>(bias, a, key);
             softmax(S, rows, exponent, (j + 1) * BC > keys_of(a, first), {keys_of(a, i) - key, keys_of(a, i + 8) - key},
                     bias);
             split_P(S, P_hi, P_lo);

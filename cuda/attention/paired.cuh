@@ -192,8 +192,8 @@ struct Pair : Warpgroup {
             const int column = j * BC + lane % 4 * 2;
             const Bias no_bias = {};
             rows.l[0] = rows.l[1] = 0;
-            const float2 factor = mask_scores(S, rows, k_exponent, (j + 1) * BC > end_of(here.i0),
-                                              {end_of(i) - column, end_of(i + 8) - column}, no_bias);
+            float2 factor = mask_scores(S, rows, k_exponent, (j + 1) * BC > end_of(here.i0),
+                                        {end_of(i) - column, end_of(i + 8) - column}, no_bias);
             const float m[2] = {maximum_of_row(S, 0, factor.x), maximum_of_row(S, 1, factor.y)};
             exchange(j, m);
             exponentiate_row(S, rows, 0, m[0], factor.x);

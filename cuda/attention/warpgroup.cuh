@@ -159,14 +159,19 @@ __device__ __forceinline__ void issue_S(float (&S)[n], const QFragments &Q, uint
 
 // ---- softmax
 
-// scale * log2(e) is a power of two times a mantissa, in [0.5, 1) or negative. Q takes it along before it is split. Halves
+// What brings scores to powers of two, exp(x) = 2^(x log2(e)); where there are biases to add, log2(e) is left for later.
+__device__ __forceinline__ float factor_of_scores(const Attention &a) {
+    return ADDS ? fmaf(a.scale, float(lost_of_scores(HEAD_DIM)), a.scale) : a.scale * log2e_given_back(HEAD_DIM);
+}
+
+// That factor is a power of two times a mantissa, in [0.5, 1) or negative. Q takes it along before it is split. Halves
 // would need to be split then: so it is left to the scores, but for its sign, that the largest may stay the largest.
 __device__ __forceinline__ float mantissa_of_Q(float mantissa) {
     return PRODUCTS == 2 ? copysignf(1, mantissa) : mantissa;
 }
 __device__ __forceinline__ float mantissa_of_S(const Attention &a) {
     int exponent;
-    return PRODUCTS == 2 ? fabsf(frexpf(a.scale * log2e_given_back(HEAD_DIM), &exponent)) : 1;
+    return PRODUCTS == 2 ? fabsf(frexpf(factor_of_scores(a), &exponent)) : 1;
 }
 
 // The softmax of a thread's two rows so far. Their quad of lanes has the same numbers, but for l: each lane sums its
@@ -178,7 +183,7 @@ struct RowState {
     int q_exponent[2];
     float mantissa;  // of what brings scores to powers of two, if it is not in Q
 
-    // Before any key. `factor_exponent` is that of scale * log2(e), `q_exponent` those of the rows' own scales.
+    // Before any key. `factor_exponent` is that of `factor_of_scores`, `q_exponent` those of the rows' own scales.
     static __device__ __forceinline__ RowState fresh(int factor_exponent, int2 q_exponent, float mantissa = 1) {
         return {{NEG_INF, NEG_INF},
                 {0, 0},
@@ -193,28 +198,28 @@ struct RowState {
     }
 };
 
-// The biases of a thread's numbers of S, and whether they are ordinary, but for what the mask takes away: long heads
-// have no registers to ask.
-struct Bias {
-    float of[S_REGISTERS];
-#if BIAS && HEAD_DIM <= 128
-    bool ordinary;
-#else
-    static constexpr bool ordinary = false;
-#endif
-};
+// The biases of a thread's numbers of S. They take long to come: numbers are read a tile ahead, if registers suffice, and
+// the mask's bytes while the products run.
+using Bias = Biases<S_REGISTERS, OfColumns>;
 
-// The biases of a thread's n numbers of S, of rows i and i + 8 and keys from `key` on: to be read while products run.
-template <int n>
-__device__ __forceinline__ void read_bias(Bias &bias, const Attention &a, Head head, int i, int key) {
-#if BIAS && HEAD_DIM <= 128
-    bias.ordinary = read_biases<n, true>(
-        bias.of, a, head, [&](int x) { return i + x / 2 % 2 * 8; }, [&](int x) { return key + x / 4 * 8 + x % 2; });
-#elif BIAS
-#pragma unroll
-    for (int x = 0; x < n; ++x) bias.of[x] = bias_of(a, head, i + x / 2 % 2 * 8, key + x / 4 * 8 + x % 2);
-#endif
-}
+// Where the biases of a thread's rows i and i + 8 are; they are read from the thread's first key on, which is `key`.
+struct BiasRows {
+    BiasRow of[2];
+    __device__ __forceinline__ BiasRows(const Attention &a, Head head, int i) {
+        if (BIAS) of[0] = BiasRow(a, head, i), of[1] = BiasRow(a, head, i + 8);
+    }
+    template <int n>
+    __device__ __forceinline__ void read_numbers(Bias &bias, const Attention &a, Head head, int key) const {
+        if (ADDS)
+            bias.template read_numbers<n>(
+                a, head, [&](int x) { return of[x / 2 % 2]; }, [&](int x) { return key + key_of(x); });
+    }
+    template <int n>
+    __device__ __forceinline__ void read_mask(Bias &bias, const Attention &a, int key) const {
+        if (HIDES)
+            bias.template read_mask<n>(a, [&](int x) { return of[x / 2 % 2]; }, [&](int x) { return key + key_of(x); });
+    }
+};
 
 // Beyond this factor scores may be huge, above 2^18: their last bits are no small numbers, and with a factor that is no
 // power of two the largest p might be far from 2^P_BIAS. There the scores are multiplied first.
@@ -222,8 +227,9 @@ constexpr float HUGE_FACTOR = 0x1p-12f / HEAD_DIM;  // no scaled number of Q or 
 
 // Scores as they came from the tensor cores: with their biases, and -inf for keys that a row does not see, those from
 // `visible[r]` on, counted from this thread's first one; if not `masked`, all rows see all keys. Returns for each row
-// the factor that then brings its scores to powers of two, itself one but for `mantissa`: exact, so that the largest p is
-// 2^P_BIAS even where scores are huge. Beyond the clamps all scores differ by nothing, or by far more than p can show.
+// the factor that then brings its scores to powers of two: log2(e) where a bias was added; else itself one but for
+// `mantissa`, exact, so that the largest p is 2^P_BIAS even where scores are huge. Beyond the clamps all scores differ by
+// nothing, or by far more than p can show.
 template <int n>
 __device__ __forceinline__ float2 mask_scores(float (&S)[n], const RowState &row, int k_exponent, bool masked,
                                               const int (&visible)[2], const Bias &bias) {
@@ -232,20 +238,14 @@ __device__ __forceinline__ float2 mask_scores(float (&S)[n], const RowState &row
     for (int r = 0; r < 2; ++r)
         factor[r] =
             power_of_two(max(-126, min(row.q_exponent[r] - k_exponent, 89))) * (PRODUCTS == 2 ? row.mantissa : 1);
-    if (BIAS) {
-        if (bias.ordinary) {
 #pragma unroll
-            for (int x = 0; x < n; ++x) S[x] = biased(S[x], factor[x / 2 % 2], bias.of[x], true);
-        } else {
-#pragma unroll
-            for (int x = 0; x < n; ++x)  // a NaN that -inf should have hidden is mended there
-                S[x] = HEAD_DIM > 128 && ADDS ? fmaf(S[x], factor[x / 2 % 2], in_powers_of_two(bias.of[x]))
-                                              : biased(S[x], factor[x / 2 % 2], bias.of[x]);
-        }
-        factor[0] = factor[1] = 1;
+    for (int x = 0; x < (BIAS ? n : 0); ++x) {  // a NaN that a bias of -inf should have hidden is mended in the answer
+        if (ADDS) S[x] = fmaf(S[x], factor[x / 2 % 2], bias.numbers[x]);
+        if (bias.hides(x)) S[x] = NEG_INF;
     }
+    if (ADDS) factor[0] = factor[1] = LOG2E;
 #pragma unroll
-    for (int r = 0; r < (PRODUCTS == 2 && !BIAS ? 2 : 0); ++r)
+    for (int r = 0; r < (PRODUCTS == 2 && !ADDS ? 2 : 0); ++r)
         if (factor[r] > HUGE_FACTOR) {
 #pragma unroll
             for (int j = 0; j < n / 4; ++j) S[4 * j + 2 * r] *= factor[r], S[4 * j + 2 * r + 1] *= factor[r];
@@ -257,7 +257,7 @@ __device__ __forceinline__ float2 mask_scores(float (&S)[n], const RowState &row
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 float &score = S[4 * j + e];
-                if (8 * j + e % 2 >= visible[e / 2]) score = NEG_INF;
+                if (key_of(4 * j + e) >= visible[e / 2]) score = NEG_INF;
             }
     }
     return make_float2(factor[0], factor[1]);
@@ -269,16 +269,25 @@ template <int n>
 __device__ __forceinline__ void hide_before(float (&S)[n], int visible) {
 #pragma unroll
     for (int x = 0; x < n; ++x)
-        if (x / 4 * 8 + x % 2 < visible + x / 2 % 2 * 8) S[x] = NEG_INF;
+        if (key_of(x) < visible + x / 2 % 2 * 8) S[x] = NEG_INF;
 }
 
-// The largest score of row r in this tile, in powers of two, less P_BIAS.
+// The largest score of row r in this tile, in powers of two, less P_BIAS. Where scores with biases are so large that what
+// is left of them after the multiplication might be far from P_BIAS, or that it might overflow, they are multiplied here.
+constexpr float HUGE_SCORE = 0x1p17f;
 template <int n>
-__device__ __forceinline__ float maximum_of_row(const float (&S)[n], int r, float factor) {
+__device__ __forceinline__ float maximum_of_row(float (&S)[n], int r, float &factor) {
     float largest = S[2 * r];
 #pragma unroll
     for (int j = 0; j < n / 4; ++j) largest = fmaxf(largest, fmaxf(S[4 * j + 2 * r], S[4 * j + 2 * r + 1]));
-    return fmaf(quad_max(largest), factor, -P_BIAS);
+    largest = quad_max(largest);
+    if (ADDS && fabsf(largest) > HUGE_SCORE && largest != NEG_INF) {
+        largest = in_powers_of_two(largest), factor = 1;
+#pragma unroll
+        for (int x = 0; x < n; ++x)
+            if (x / 2 % 2 == r) S[x] = in_powers_of_two(S[x]);
+    }
+    return fmaf(largest, factor, -P_BIAS);
 }
 
 // Row r of S := P = 2^(S - m), and its m and l, the tile's maximum being known.
@@ -303,9 +312,11 @@ __device__ __forceinline__ void exponentiate_row(float (&S)[n], RowState &row, i
 template <int n>
 __device__ __forceinline__ void softmax(float (&S)[n], RowState &row, int k_exponent, bool masked,
                                         const int (&visible)[2], const Bias &bias) {
-    const float2 factor = mask_scores(S, row, k_exponent, masked, visible, bias);
-    exponentiate_row(S, row, 0, maximum_of_row(S, 0, factor.x), factor.x);
-    exponentiate_row(S, row, 1, maximum_of_row(S, 1, factor.y), factor.y);
+    float2 factor = mask_scores(S, row, k_exponent, masked, visible, bias);
+    const float first = maximum_of_row(S, 0, factor.x);
+    exponentiate_row(S, row, 0, first, factor.x);
+    const float second = maximum_of_row(S, 1, factor.y);
+    exponentiate_row(S, row, 1, second, factor.y);
 }
 
 // ---- O += P V
@@ -439,8 +450,8 @@ struct Warpgroup {
         if (lane == 0) arrive(free);
     }
 
-    // Rows i and i + 8 of Q, scaled, split and stored by the threads that will own them; `factor` in [0.5, 1) is the
-    // mantissa of scale * log2(e). Returns the exponents of the two rows' scales.
+    // Rows i and i + 8 of Q, scaled, split and stored by the threads that will own them; `factor` is the mantissa of
+    // `factor_of_scores`. Returns the exponents of the two rows' scales.
     __device__ __forceinline__ int2 split_Q(const Input *Q, long long stride, int i, int rows, unsigned char *tile,
                                             float factor) const {
         TwoRows two(Q, stride, i, rows);

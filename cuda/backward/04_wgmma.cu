@@ -43,9 +43,9 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare_keys(const
     const bool values = blockIdx.x % 2;
     const Strides by = values ? a.v : a.k;
     const Input *const matrix = rows_of(values ? a.V : a.K, by, b, kv) + of.first * by.row;
-    const Taken taken = split_tile<PREPARE_THREADS>(matrix, by.row, of.tile * OWN, of.rows,
-                                                    to.at(to.first_of_keys + index) + values * OWN_TILE, scratch,
-                                                    threadIdx.x, 0, [](int) { return 1.0f; });
+    const Taken taken = split_tile<PREPARE_THREADS, true>(matrix, by.row, of.tile * OWN, of.rows,
+                                                          to.at(to.first_of_keys + index) + values * OWN_TILE, scratch,
+                                                          threadIdx.x, 0, [](int) { return 1.0f; });
     if (!(taken.sum < INFINITY_F)) note_not_finite(a, of.sequence, kv);
     const bool zero = __syncthreads_and(taken.sum == 0);
     if (threadIdx.x != 0) return;

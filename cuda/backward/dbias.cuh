@@ -14,6 +14,7 @@
 #include "warpgroup.cuh"
 
 static_assert(PASS == OWN && D <= 64, "a tile that is multiplied with is all of a record");
+static_assert(INTERLEAVED, "a thread has four neighbouring keys of 16");
 
 constexpr int DBIAS_TILE = 2 * OWN;                  // rows, and columns, of a block: two warpgroups, two tiles each
 constexpr int DBIAS_SLOT = 2 * OWN_TILE + 1024;      // a record, at a multiple of 1024 bytes
@@ -118,7 +119,7 @@ static_assert(DBIAS_SHARED == DBIAS_SLOTS * DBIAS_SLOT + BIAS_BYTES + 1024, "til
 struct DbiasOfGroup {
     static constexpr int TILES = DBIAS_TILE / OWN;
     float4 *const kept;
-    const int row = row_of_thread(), column = threadIdx.x % 4 * 2;
+    const int row = row_of_thread(), first_key = first_key_of_lane(threadIdx.x % 4);
     Scores sum[TILES] = {};
 
     __device__ __forceinline__ explicit DbiasOfGroup(unsigned char *kept)
@@ -128,37 +129,42 @@ struct DbiasOfGroup {
     __device__ __forceinline__ float4 &kept_at(int t, int x) const {
         return kept[(t * SCORES + x) / 4 * (128 * DBIAS_TILE / OWN)];
     }
+    // The biases of a tile's scores, in powers of two; and which of these the mask takes away.
+    template <class Read>
+    __device__ __forceinline__ void read(const Backward &a, Head head, int i, int j, Read by) const {
+        const BiasRow rows[2] = {BiasRow(a, head, i + row), BiasRow(a, head, i + row + 8)};
+        by([&](int x) { return rows[x / 2 % 2]; }, [&](int x) { return j + first_key + key_of(x); });
+    }
     __device__ __forceinline__ void read_bias(Scores &bias, const Backward &a, Head head, int i, int j) const {
-        read_numbers<SCORES, true>(
-            bias, a, head, [&](int x) { return i + x / 2 % 2 * 8; },
-            [&](int x) { return j + x / 4 * 8 + column + x % 2; });
+        BiasesOfQueries biases;
+        read(a, head, i, j, [&](auto row, auto key) { biases.read_numbers<SCORES>(a, head, row, key); });
 #pragma unroll
-        for (int x = 0; x < SCORES; ++x) bias[x] = in_powers_of_two(bias[x]);
+        for (int x = 0; x < SCORES; ++x) bias[x] = in_powers_of_two(biases.numbers[x]);
+    }
+    __device__ __forceinline__ BiasesOfQueries mask_of(const Backward &a, Head head, int i, int j) const {
+        BiasesOfQueries biases;
+        read(a, head, i, j, [&](auto row, auto key) { biases.read_mask<SCORES>(a, row, key); });
+        return biases;
     }
     __device__ __forceinline__ void keep_bias(const Backward &a, const DbiasStep &at, int i0) const {
 #pragma unroll
         for (int t = 0; t < (KEEPS_BIAS ? TILES : 0); ++t) {
             Scores bias;
-            read_bias(bias, a, at.head, i0 + row, at.j0 + t * OWN);
+            read_bias(bias, a, at.head, i0, at.j0 + t * OWN);
 #pragma unroll
             for (int x = 0; x < SCORES; x += 4)
                 kept_at(t, x) = make_float4(bias[x], bias[x + 1], bias[x + 2], bias[x + 3]);
         }
     }
 
-    // Which of the scores of a tile the mask takes away, a bit each.
-    __device__ __forceinline__ unsigned hidden_of(const Backward &a, Head head, int i, int j) const {
-        return read_mask<SCORES, true>(
-            a, head, [&](int x) { return i + x / 2 % 2 * 8; }, [&](int x) { return j + x / 4 * 8 + column + x % 2; });
-    }
-
     // P of the queries from i0 on and of tile t's keys, of which `of_q` and `of_k` tell, from products.
     __device__ __forceinline__ void exponentiate(Scores &p, const Backward &a, Head head, const Tail &of_q,
-                                                 const Tail &of_k, unsigned hidden, int t, int i0, int j0) const {
+                                                 const Tail &of_k, const BiasesOfQueries &mask, int t, int i0,
+                                                 int j0) const {
         const float factor = unit(of_q.first + of_k.first) * (a.scale * LOG2E);
         const float above[2] = {of_q.above[row], of_q.above[row + 8]};
         Scores read;
-        if (!KEEPS_BIAS) read_bias(read, a, head, i0 + row, j0);
+        if (!KEEPS_BIAS) read_bias(read, a, head, i0, j0);
 #pragma unroll
         for (int x = 0; x < SCORES; x += 4) {
             const float4 four =
@@ -167,13 +173,13 @@ struct DbiasOfGroup {
             for (int e = 0; e < 4; ++e) {
                 const float bias = e == 0 ? four.x : e == 1 ? four.y : e == 2 ? four.z : four.w;
                 p[x + e] = exp2_fast(fmaf(p[x + e], factor, bias) - above[e / 2]);
-                if (HIDES && (hidden >> (x + e) & 1)) p[x + e] = 0;
+                if (mask.hides(x + e)) p[x + e] = 0;
             }
         }
         if (j0 + OWN > keys_seen(a, i0)) {
 #pragma unroll
             for (int x = 0; x < SCORES; ++x)
-                if (j0 + column + x / 4 * 8 + x % 2 >= keys_seen(a, i0 + row + x / 2 % 2 * 8)) p[x] = 0;
+                if (j0 + first_key + key_of(x) >= keys_seen(a, i0 + row + x / 2 % 2 * 8)) p[x] = 0;
         }
     }
 
@@ -199,20 +205,20 @@ struct DbiasOfGroup {
         Scores p, p1, dP;
         multiply_S(p, both, Q, descriptor(tile(0)));
         multiply(dP, Q + OWN_TILE, descriptor(tile(0) + OWN_TILE));
-        const unsigned hidden = hidden_of(a, at.head, i0 + row, at.j0);
+        const BiasesOfQueries mask = mask_of(a, at.head, i0, at.j0);
         if (EARLY) slots.await(TILES + 1), multiply_S(p1, both, Q, descriptor(tile(1)));
         wgmma_wait<EARLY ? 2 : 1>();
         collect_S(p, both);
-        exponentiate(p, a, at.head, of_q, of_k, hidden, 0, i0, at.j0);
+        exponentiate(p, a, at.head, of_q, of_k, mask, 0, i0, at.j0);
         wgmma_wait<EARLY ? 1 : 0>();
         pin(dP);
         add(p, dP, of_q, of_k, 0);
         if (!EARLY) slots.await(TILES + 1), multiply_S(p1, both, Q, descriptor(tile(1)));
         multiply(dP, Q + OWN_TILE, descriptor(tile(1) + OWN_TILE));
-        const unsigned hidden1 = hidden_of(a, at.head, i0 + row, at.j0 + OWN);
+        const BiasesOfQueries mask1 = mask_of(a, at.head, i0, at.j0 + OWN);
         wgmma_wait<1>();
         collect_S(p1, both);
-        exponentiate(p1, a, at.head, of_q, of_k1, hidden1, 1, i0, at.j0 + OWN);
+        exponentiate(p1, a, at.head, of_q, of_k1, mask1, 1, i0, at.j0 + OWN);
         wgmma_wait<0>();
         pin(dP);
         add(p1, dP, of_q, of_k1, 1);
@@ -223,9 +229,12 @@ struct DbiasOfGroup {
 #pragma unroll
         for (int t = 0; t < TILES; ++t)
 #pragma unroll
-            for (int x = 0; x < SCORES; x += 2)
-                *reinterpret_cast<float2 *>(sums + (first_row + row + x / 2 % 2 * 8) * DBIAS_TILE + t * OWN +
-                                            x / 4 * 8 + column) = make_float2(sum[t][x], sum[t][x + 1]);
+            for (int x = 0; x < SCORES; x += x % 8 == 2 ? 6 : 2) {
+                const Scores &of = sum[t];
+                float *const to =
+                    sums + (first_row + row + x / 2 % 2 * 8) * DBIAS_TILE + t * OWN + first_key + key_of(x);
+                *reinterpret_cast<float4 *>(to) = make_float4(of[x], of[x + 4], of[x + 1], of[x + 5]);
+            }
     }
     __device__ __forceinline__ void write(const Backward &a, const DbiasTile &tile, int first_row) const {
         float *const to = a.dbias + tile.b * a.dbias_at.batch + tile.h * a.dbias_at.head;
@@ -234,7 +243,7 @@ struct DbiasOfGroup {
 #pragma unroll
             for (int x = 0; x < SCORES; ++x) {
                 const int i = tile.i * DBIAS_TILE + first_row + row + x / 2 % 2 * 8;
-                const int j = tile.j * DBIAS_TILE + t * OWN + x / 4 * 8 + column + x % 2;
+                const int j = tile.j * DBIAS_TILE + t * OWN + first_key + key_of(x);
                 if (i < a.M && j < a.N) to[i * a.dbias_at.row + j * a.dbias_column] = sum[t][x];
             }
     }

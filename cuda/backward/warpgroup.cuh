@@ -11,6 +11,7 @@
 //
 // Macros beyond those of backward.cuh: PASS, rows of a tile that is multiplied with; TAIL, bytes.
 #pragma once
+#define INTERLEAVES 1  // keys, where biases are read
 #include "backward.cuh"
 #include "hopper.cuh"
 #include "split.cuh"
@@ -45,7 +46,7 @@ struct OfRows {
 struct Tail : OfRows<OWN> {
     int first, second;  // exponents of the tiles' scales
     int dS;             // of queries: the exponent that brings all dS of these rows just below fp16's end
-    float largest;      // of keys: no number of V is larger
+    float largest;      // of keys: no number of V is larger; of queries: 1 where an LSE is huge
 };
 static_assert(sizeof(Tail) == TAIL && TAIL % 16 == 0, "as the scratch has room for, and copies want");
 
@@ -65,12 +66,12 @@ __device__ __forceinline__ float unit(int exponent) { return power_of_two(max(-1
 // ---- splitting 64 rows
 
 // A tile of 64 rows of a matrix, row i times factor(i), by a group of threads that meets at a barrier of its own;
-// `scratch` is two words a warp. `sum` is of the magnitudes that this thread has read.
+// `scratch` is two words a warp. Keys change places (bias.cuh). `sum` is of the magnitudes that this thread has read.
 struct Taken {
     int exponent;
     float sum;
 };
-template <int GROUP, class Number, class Factor>
+template <int GROUP, bool KEYS, class Number, class Factor>
 __device__ __forceinline__ Taken split_tile(const Number *matrix, long long stride, int first, int rows,
                                             unsigned char *tile, unsigned *scratch, int thread, int barrier,
                                             Factor factor) {
@@ -80,8 +81,9 @@ __device__ __forceinline__ Taken split_tile(const Number *matrix, long long stri
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
         const int piece = e * GROUP + thread, row = piece / (D / 8), column = piece % (D / 8) * 8;
-        *reinterpret_cast<float4 *>(&x[e][0]) = load4(matrix, stride, first + row, column, rows);
-        *reinterpret_cast<float4 *>(&x[e][4]) = load4(matrix, stride, first + row, column + 4, rows);
+        const int from = first + (KEYS ? key_in(row) : row);
+        *reinterpret_cast<float4 *>(&x[e][0]) = load4(matrix, stride, from, column, rows);
+        *reinterpret_cast<float4 *>(&x[e][4]) = load4(matrix, stride, from, column + 4, rows);
         const float by = factor(row);
 #pragma unroll
         for (int c = 0; c < 8; ++c) sum += fabsf(x[e][c]), x[e][c] *= by;
@@ -224,6 +226,9 @@ __device__ __forceinline__ void write(Gradient *row, const Sum &sum, int r, floa
     }
 }
 
+// Where the thread's rows are of keys, the first of the two, and how many keys the second is on.
+constexpr int NEXT_ROW = INTERLEAVED ? 1 : 8;
+
 template <bool VALUE>
 struct Flag {
     static constexpr bool value = VALUE;
@@ -234,31 +239,29 @@ __device__ __forceinline__ int row_of_thread() {
     const int thread = BIAS ? threadIdx.x : opaque(threadIdx.x);  // kept through a loop, it would take a register
     return thread % 128 / 32 * 16 + thread % 32 / 4;
 }
+__device__ __forceinline__ int key_of_thread() { return key_in(row_of_thread()); }
 
 // ---- biases
 
-// The biases of this thread's scores, fetched while the tensor cores multiply. A warpgroup owns the queries, or, with
-// OF_KEYS, the keys from `own` on; from `passing` on are the others.
-template <bool OF_KEYS>
-struct Biases {
-    float of[BIAS ? SCORES : 1];
-    bool ordinary;
-    __device__ __forceinline__ Biases(const Backward &a, Head head, int own, int passing) {
-        const auto mine = [&](int x) { return own + row_of_thread() + x / 2 % 2 * 8; };
-        const auto other = [&](int x) {
-            return (D > 64 ? opaque(passing) : passing) + x / 4 * 8 + threadIdx.x % 4 * 2 + x % 2;
-        };
-        if (!BIAS) return;
-        if (OF_KEYS) ordinary = read_biases<SCORES, false>(of, a, head, other, mine);
-        else ordinary = read_biases<SCORES, true>(of, a, head, mine, other);
-    }
-    // The exponent of P: of the x-th product, times `factor`.
-    __device__ __forceinline__ float exponent(float product, float factor, float above, int x) const {
-        if (BIAS == 0) return fmaf(product, factor, -above);
-        if (!ADDS) return fminf(fmaf(product, factor, -above), of[x]);
-        return fmaf(product, factor, ordinary ? of[x] * LOG2E : in_powers_of_two(of[x])) - above;
-    }
-};
+// The exponent of P of a product that `factor` makes a score: in powers of two, or, where a bias is to be added, as it is.
+// The LSE of a row is `above`; where it is `huge`, what is left of scores after a multiplication might overflow.
+constexpr float HUGE_SCORE = 0x1p17f;
+__device__ __forceinline__ bool is_huge(float above) {
+    return ADDS && above != INFINITY_F && fabsf(above) > HUGE_SCORE;
+}
+constexpr float FACTOR = ADDS ? 1 : LOG2E;
+template <class Biases>
+__device__ __forceinline__ float exponent_of(float product, float factor, float above, const Biases &biases, int x,
+                                             bool huge) {
+    if (!ADDS) product = fmaf(product, factor, -above);
+    else if (huge) product = in_powers_of_two(fmaf(product, factor, biases.numbers[x])) - above;
+    else product = fmaf(fmaf(product, factor, biases.numbers[x]), LOG2E, -above);
+    return biases.hides(x) ? NEG_INF : product;
+}
+
+// Biases of the scores of rows of queries, and of rows of keys: there, the next key is in the next row.
+using BiasesOfQueries = Biases<SCORES, OfColumns>;
+using BiasesOfKeys = Biases<SCORES, Neighbours<2, 0>>;
 
 // ---- dQ
 
@@ -308,6 +311,7 @@ struct OfQueries {
     int exponents[2];  // of rows g and g + 8: of Q and dO; the LSE less P_BIAS, D, the sum of |dO|
     float above[2], D_[2], reach[2];
     float total[2] = {}, sum_ds[2] = {}, bound[2] = {};  // sums of P and of dS, and a bound of |dS|, times 2^P_BIAS
+    BiasRow bias_rows[2];
     Sum dS_K = {};
     float P_K[CHUNKS][32] = {};
     int coarse = 126;  // P K is in units of 2^-coarse, and of P's
@@ -338,6 +342,7 @@ struct OfQueries {
         reach[r] = d_o.magnitude();
         exponents[r] = pack_exponents(q.store(tiles, row), d_o.store(tiles + OWN_TILE, row));
         above[r] = INFINITY_F;
+        if (BIAS) bias_rows[r] = BiasRow(a, head, i);
         if (i >= a.M) return;
         const float lse = a.lse[head.b * a.lse_at.batch + head.h * a.lse_at.head + i * a.lse_at.row];
         D_[r] -= dlse_of(a, head, i);
@@ -357,7 +362,11 @@ struct OfQueries {
         Scores p, ds;
         multiply_S(p, both, Q, K);
         multiply(ds, Q + OWN_TILE, V);
-        const Biases<false> biases(a, head, own, j0);
+        BiasesOfQueries biases;  // fetched while the tensor cores multiply
+        if (BIAS)
+            biases.read<SCORES>(
+                a, head, [&](int x) { return bias_rows[x / 2 % 2]; },
+                [&](int x) { return j0 + first_key_of_lane(t) + key_of(x); });
         float unit_dP[2], unit_D[2], back[2];
         Operand hi, lo, P, P_lo;
         wgmma_wait<1>();
@@ -365,17 +374,19 @@ struct OfQueries {
         const auto exponentials = [&](auto masked) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const int seen = keys_seen(a, own + row + 8 * r) - j0 - 2 * t;
-                const int hidden = keys_hidden(a, own + row + 8 * r) - j0 - 2 * t;
-                const float factor = unit(short(exponents[r]) + k_exponent) * (a.scale * LOG2E);
+                const int first = j0 + first_key_of_lane(t);
+                const int seen = keys_seen(a, own + row + 8 * r) - first;
+                const int hidden = keys_hidden(a, own + row + 8 * r) - first;
+                const float factor = unit(short(exponents[r]) + k_exponent) * (a.scale * FACTOR);
+                const bool huge = is_huge(above[r]);
                 float sum = 0;
 #pragma unroll
                 for (int x = 0; x < SCORES / 2; ++x) {
                     const int y = x / 2 * 4 + 2 * r + x % 2;
                     float &p_ = p[y];
-                    p_ = exp2_fast(biases.exponent(p_, factor, above[r], y));
-                    if (masked.value && x / 2 * 8 + x % 2 >= seen) p_ = 0;
-                    if (WINDOW && masked.value && x / 2 * 8 + x % 2 < hidden) p_ = 0;
+                    p_ = exp2_fast(exponent_of(p_, factor, above[r], biases, y, huge));
+                    if (masked.value && key_of(y) >= seen) p_ = 0;
+                    if (WINDOW && masked.value && key_of(y) < hidden) p_ = 0;
                     sum += p_;
                 }
                 sum = quad_sum(sum);
@@ -444,6 +455,7 @@ struct OfQueries {
                                            float *inverses, unsigned *scratch, int barrier) {
         const int row = row_of_thread(), t = threadIdx.x % 4, thread = threadIdx.x % 128;
         float mended[2] = {}, inverse[2] = {}, largest = 0;
+        bool huge = false;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int i = own + row + 8 * r;
@@ -462,16 +474,18 @@ struct OfQueries {
             write(rows_of(a.dQ, a.dq, head.b, head.h) + i * a.dq.row, dS_K, r, a.scale * found.inverse * P_UNIT);
             inverse[r] = found.inverse, mended[r] = (D_[r] + found.error) * (PRODUCTS == 3 ? found.inverse : 1);
             largest = fmaxf(largest, bound[r] * found.inverse);
+            huge |= is_huge(above[r]);
         }
         if (t == 0) inverses[row] = inverse[0], inverses[row + 8] = inverse[1];
         const int s = scale_exponent(group_max<128>(largest, scratch, thread, barrier));
-        const Taken of_Q = split_tile<128>(rows_of(a.Q, a.q, head.b, head.h), a.q.row, own, a.M, record, scratch + 8,
-                                           thread, barrier, [](int) { return 1.0f; });
-        const Taken of_dO =
-            split_tile<128>(rows_of(a.dO, a.d_o, head.b, head.h), a.d_o.row, own, a.M, record + OWN_TILE, scratch + 16,
-                            thread, barrier, [&](int i) { return PRODUCTS == 3 ? inverses[i] : 1; });
+        const float any_huge = ADDS ? group_max<128>(huge, scratch + 4, thread, barrier) : 0;
+        const Taken of_Q = split_tile<128, false>(rows_of(a.Q, a.q, head.b, head.h), a.q.row, own, a.M, record,
+                                                  scratch + 8, thread, barrier, [](int) { return 1.0f; });
+        const Taken of_dO = split_tile<128, false>(rows_of(a.dO, a.d_o, head.b, head.h), a.d_o.row, own, a.M,
+                                                   record + OWN_TILE, scratch + 16, thread, barrier,
+                                                   [&](int i) { return PRODUCTS == 3 ? inverses[i] : 1; });
         if (!(of_Q.sum + of_dO.sum < INFINITY_F)) note_not_finite(a, head.b, head.kv);
-        if (thread == 0) tail.first = of_Q.exponent, tail.second = of_dO.exponent, tail.dS = s, tail.largest = 0;
+        if (thread == 0) tail.first = of_Q.exponent, tail.second = of_dO.exponent, tail.dS = s, tail.largest = any_huge;
         if (t != 0) return;
 #pragma unroll
         for (int r = 0; r < 2; ++r)
@@ -495,14 +509,19 @@ struct OfKeys {
     __device__ __forceinline__ void multiply_with(const Backward &a, Head head, uint32_t K, uint64_t Q, uint64_t dO,
                                                   const OfRows<PASS> &rows, int4 numbers, int i0) {
         const float *const above = rows.above, *const mended = rows.D;
-        const int row = row_of_thread(), t = threadIdx.x % 4;
+        const int t = threadIdx.x % 4;
         Both both;
         Scores p, ds;
         multiply_S(p, both, K, Q);
         multiply(ds, K + OWN_TILE, dO);
-        const Biases<true> biases(a, head, own, i0);
+        BiasesOfKeys biases;
+        if (BIAS)
+            biases.read<SCORES>(
+                a, head, [&](int x) { return BiasRow(a, head, i0 + x / 4 * 8 + 2 * t + x % 2); },
+                [&](int x) { return own + key_of_thread() + x / 2 % 2 * NEXT_ROW; });
         const int q_exponent = numbers.x, do_exponent = numbers.y, s = numbers.z;
-        const float factor = unit(k_exponent + q_exponent) * (a.scale * LOG2E);
+        const float factor = unit(k_exponent + q_exponent) * (a.scale * FACTOR);
+        const bool huge = ADDS && __int_as_float(numbers.w) > 0;
         const float dP_unit = unit(v_exponent + do_exponent - s);
         const float dV_unit = unit(do_exponent) * P_UNIT;
         const float dK_unit = unit(q_exponent) * unit(s) * P_UNIT;
@@ -515,11 +534,11 @@ struct OfKeys {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     float &p_ = p[4 * x + e];
-                    p_ = exp2_fast(biases.exponent(p_, factor, e % 2 ? above_.y : above_.x, 4 * x + e));
+                    p_ = exp2_fast(exponent_of(p_, factor, e % 2 ? above_.y : above_.x, biases, 4 * x + e, huge));
 #if PRODUCTS == 2
                     p_ *= rows.inverse[8 * x + 2 * t + e % 2];
 #endif
-                    const int i = i0 + 8 * x + 2 * t + e % 2, key = own + row + e / 2 * 8;
+                    const int i = i0 + 8 * x + 2 * t + e % 2, key = own + key_of_thread() + e / 2 * NEXT_ROW;
                     if (masked.value && (key > i + a.q_start || (WINDOW && key < i + a.first))) p_ = 0;
                 }
             }
@@ -560,7 +579,7 @@ struct OfKeys {
     __device__ __forceinline__ void finish(const Backward &a, int b, int kv, int own) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int key = own + row_of_thread() + 8 * r;
+            const int key = own + key_of_thread() + NEXT_ROW * r;
             if (key >= a.N) continue;
             write(rows_of(a.dK, a.dk, b, kv) + key * a.dk.row, dK, r, a.scale);
             write(rows_of(a.dV, a.dv, b, kv) + key * a.dv.row, dV, r, 1);

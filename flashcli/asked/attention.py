@@ -77,7 +77,7 @@ class Call(NamedTuple):
     query i sees keys up to ``q_start`` + i, and with ``windowed`` from ``first`` + i on; both are cut to -M and to N,
     so that sums with them stay small, and 0 where they limit nothing. ``bias`` is one of `BIASES`; ``bias_strides`` and
     ``mask_strides`` are of batches, heads, rows and columns, 0 where the array is broadcast. ``slopes`` are strides of
-    batches and heads, and ``position`` is that of query 0 for ALiBi. ``aligned`` and ``paired`` are set by `at`.
+    batches and heads, and ``position`` is that of query 0 for ALiBi. ``aligned`` and ``together`` are set by `at`.
     ``dtype`` is one of `TYPES`, that of Q, K and V; ``out_dtype`` is O's, the same one or float32.
 
     If there are ``sequences``, they are packed: Q and O [tokens, H, d] are taken for one batch of M queries, K and V
@@ -102,7 +102,7 @@ class Call(NamedTuple):
     bias_strides: tuple[int, int, int, int]
     mask_strides: tuple[int, int, int, int] = (0, 0, 0, 0)
     aligned: bool = False
-    paired: bool = False
+    together: int = 1
     windowed: bool = False
     first: int = 0
     slopes: tuple[int, int] = (0, 0)
@@ -120,15 +120,17 @@ class Call(NamedTuple):
         )  # fmt: skip
 
     def at(self, addresses: int, of_bias: int = 0, of_mask: int = 0) -> Call:
-        """The call with ``aligned`` and ``paired`` set.
+        """The call with ``aligned`` and ``together`` set.
 
-        Aligned means that all rows of arrays at these addresses, or'ed, start on `ALIGNMENT`; paired, that biases and
-        masks of an even key and the next one can be read at once.
+        Aligned means that all rows of arrays at these addresses, or'ed, start on `ALIGNMENT`. Of neighbouring keys 1, 2
+        or 4 biases, and numbers of the mask, can be read together.
         """
         aligned = _rows_aligned(addresses, self.q, self.k, self.v, self.o)
-        odd = any(stride % 2 for stride in (self.N, *self.bias_strides[:3], *self.mask_strides[:3]))
-        paired = self.bias_contiguous and not odd and of_bias % 8 == 0 and of_mask % 2 == 0
-        return self._replace(aligned=aligned, paired=paired)
+        together = 1
+        if self.bias_contiguous:
+            steps = self.N, of_bias // 4, of_mask, *self.bias_strides[:3], *self.mask_strides[:3]
+            together = next((n for n in (4, 2) if not any(step % n for step in steps)), 1)
+        return self._replace(aligned=aligned, together=together)
 
     @property
     def group(self) -> int:

@@ -62,7 +62,7 @@ def argument(asked: Backward) -> Argument:
 class Problem(NamedTuple):
     """Sizes and types that backward kernels are built for; ``aligned``: whether all rows start on 16 bytes.
 
-    ``bias``, ``bias_contiguous`` and ``bias_paired`` are those of attention's problem. ``dbias`` is the number of
+    ``bias``, ``bias_contiguous`` and ``bias_together`` are those of attention's problem. ``dbias`` is the number of
     batches, heads, queries and keys that the bias's gradient has, 1 along axes that it has not, and 0 each where it is
     not wanted. Sizes decide launches and scratch, and with `wgmma_short` the machine code. ``windowed`` and
     ``sequences`` are those of attention's problem. ``dtype`` is the type of Q, K and V, ``of_answer`` that of O and dO,
@@ -73,7 +73,7 @@ class Problem(NamedTuple):
     causal: bool = False
     bias: str = ""
     bias_contiguous: bool = True
-    bias_paired: bool = False
+    bias_together: int = 1
     aligned: bool = True
     B: int = 1
     H: int = 1
@@ -108,7 +108,7 @@ def problem_of(asked: Backward) -> Problem:
         dbias = tuple(n if stride else 1 for n, stride in zip(lengths, asked.dbias, strict=True))  # type: ignore[assignment]
     sizes = call.B, call.H, call.Hkv, call.M, call.N, dbias, call.windowed, call.sequences
     types = call.dtype, call.out_dtype, asked.out_dtype
-    return Problem(call.d, call.causal, call.bias, call.bias_contiguous, call.paired, asked.aligned, *sizes, *types)
+    return Problem(call.d, call.causal, call.bias, call.bias_contiguous, call.together, asked.aligned, *sizes, *types)
 
 
 def macros(tiling: Tiling, problem: Problem) -> dict[str, int]:

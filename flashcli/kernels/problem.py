@@ -16,7 +16,7 @@ def bias_macros(problem: Any) -> dict[str, int]:
     """Macros of kernels for a problem with a bias or a mask; none without."""
     if not problem.bias:
         return {}
-    return {"BIAS": BIAS_NUMBERS[problem.bias], "BIAS_COLUMN": problem.bias_contiguous + problem.bias_paired}
+    return {"BIAS": BIAS_NUMBERS[problem.bias], "BIAS_COLUMN": problem.bias_contiguous * problem.bias_together}
 
 
 def sight_macros(problem: Any) -> dict[str, int]:
@@ -43,7 +43,7 @@ class Problem(NamedTuple):
     ``in_place``: for arrays with any strides and with heads, right for NaN and Inf, and able to give the ``lse``.
     ``dense``: whether the rows of each head follow one another; ``aligned``: whether all rows start on 16 bytes.
     ``bias`` is one of `BIASES`, ``bias_contiguous`` whether those of neighbouring keys are neighbours, in the mask,
-    too, and ``bias_paired`` whether two can be read at once. Where it is to be ``batch_invariant``, Bc does not depend
+    too, and ``bias_together`` how many can be read at once. Where it is to be ``batch_invariant``, Bc does not depend
     on B and ``sms``, so that a row's bytes follow from its own data and (M, N, d, causal, precision, bias) alone.
     ``windowed``: a query does not see keys that are too far before it. Of packed ``sequences``, of which there are so
     many, M and N are the numbers of all rows; only launches and scratch depend on them. ``dtype`` is the
@@ -62,7 +62,7 @@ class Problem(NamedTuple):
     dense: bool = True
     bias: str = ""
     bias_contiguous: bool = True
-    bias_paired: bool = False
+    bias_together: int = 1
     aligned: bool = True
     batch_invariant: bool = False
     group: int = 1

@@ -16,8 +16,8 @@ LONG_OR_ODD = [
 ]  # fmt: skip
 LONG_BIAS = ["bias", "bias of keys", "bias of queries", "bias, odd, causal", "bias, heads of 128", "bias, heads of 256"]
 LONG_MASK = [
-    "mask of keys", "mask of queries", "bias and mask, heads of 64, causal", "bias in pairs, heads of 128",
-    "mask in pairs", "bias and mask, odd, heads of 200", "a mask that hides Inf of V",
+    "mask of keys", "mask of queries", "bias and mask, heads of 64, causal", "bias in fours, causal",
+    "bias in pairs, heads of 128", "mask in pairs", "bias and mask, odd, heads of 200", "a mask that hides Inf of V",
     "a bias that hides NaN of K, heads of 256", "few keys, a mask that hides NaN",
 ]  # fmt: skip
 LONG_NAN = ["NaN, odd, causal", "NaN, heads of 200", "NaN with a bias", "NaN, chunks of keys, heads of 256"]
@@ -30,7 +30,7 @@ REFUSED = {  # by kernels that do not take them
     "mma_short": [name for name, case in CASES.items() if case.N > 128 or case.d > 64],
     "wgmma_short": [*LONG_OR_ODD, *LONG_BIAS, *LONG_MASK, *LONG_NAN, LONG_FP16, *HALVES],
 }
-MACROS = {"DENSE": "01", "ALIGNED": "01", "LSE": "01", "CAUSAL": "01", "BIAS": "123", "BIAS_COLUMN": "012"}
+MACROS = {"DENSE": "01", "ALIGNED": "01", "LSE": "01", "CAUSAL": "01", "BIAS": "123", "BIAS_COLUMN": "0124"}
 
 
 @pytest.fixture

@@ -1,0 +1,31 @@
+"""How many biases, and numbers of a mask, are read together."""
+
+from __future__ import annotations
+
+import pytest
+
+from flashcli.asked.attention import Operand, call
+
+
+def dense(*shape: int, kind: str = "float32") -> Operand:
+    strides = [1]
+    for n in reversed(shape[1:]):
+        strides.insert(0, strides[0] * n)
+    return Operand(shape, tuple(strides), kind)
+
+
+@pytest.mark.parametrize(
+    ("N", "row", "of_bias", "of_mask", "together"),
+    [
+        (8, 8, 0, 0, 4), (8, 8, 16, 4, 4), (8, 12, 0, 0, 4),
+        (8, 8, 8, 0, 2), (8, 8, 0, 2, 2), (10, 12, 0, 0, 2), (8, 10, 0, 0, 2),
+        (8, 8, 4, 0, 1), (8, 8, 0, 1, 1), (9, 12, 0, 0, 1), (8, 9, 0, 0, 1),
+    ],
+)  # fmt: skip
+def test_as_many_are_read_together_as_sizes_strides_and_addresses_are_multiples_of(N, row, of_bias, of_mask, together):
+    q, k = dense(2, 3, 5, 8), dense(2, 3, N, 8)
+    bias = Operand((5, N), (row, 1), "float32")
+    asked = call(q, k, k, bias, mask=dense(2, 1, 1, N, kind="bool"))
+    assert asked.at(0, of_bias, of_mask).together == together
+    by_columns = call(q, k, k, Operand((5, N), (1, 8), "float32"), mask=dense(2, 1, 1, N, kind="bool"))
+    assert by_columns.at(0, of_bias, of_mask).together == 1
