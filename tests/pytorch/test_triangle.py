@@ -43,6 +43,33 @@ def test_the_answer_and_the_gradients_are_those_of_the_formula(B, masked):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-5)
 
 
+def test_a_small_model_learns_as_by_the_formula_and_twice_the_same():
+    """Fifty steps of pairs that attend with a bias of their own: losses beside the formula's, and weights' bytes."""
+    N, C, H, d = 6, 8, 2, 4
+
+    def trained(attend):
+        torch.manual_seed(0)
+        to_qkv, to_bias, out = (torch.nn.Linear(C, n, bias=False) for n in (3 * H * d, H, C))
+        out_of, pairs, wanted = torch.nn.Linear(H * d, C), *torch.randn(2, 2, N, N, C)
+        mask = torch.rand(2, N, 1, 1, N) < 0.8
+        layers = torch.nn.ModuleList([to_qkv, to_bias, out, out_of])
+        optimizer, losses = torch.optim.Adam(layers.parameters(), 1e-2), []
+        for _ in range(50):
+            q, k, v = to_qkv(pairs).unflatten(-1, (3, H, d)).permute(3, 0, 1, 4, 2, 5)
+            bias = to_bias(pairs).permute(0, 3, 1, 2)[:, None]
+            o = attend(q, k, v, bias, mask).transpose(-3, -2).flatten(-2)
+            loss = (out(pairs + out_of(o)) - wanted).square().mean()
+            losses.append(loss.item())
+            optimizer.zero_grad(), loss.backward(), optimizer.step()
+        return losses, b"".join(weight.detach().numpy().tobytes() for weight in layers.parameters())
+
+    ours, weights = trained(triangle_attention)
+    theirs, _ = trained(lambda *given: formula(*given).float())
+    assert ours[-1] < 0.8 * ours[0]
+    assert max(abs(x - y) for x, y in zip(ours, theirs, strict=True)) < 1e-4
+    assert trained(triangle_attention) == (ours, weights)
+
+
 def test_a_mask_of_numbers_and_a_view_of_rows_first_are_taken():
     q, k, v = (x.detach().transpose(-3, -2) for x in tensors(1, 4, 6, 2, 8))
     bias, mask = torch.randn(1, 1, 2, 6, 6), (torch.rand(1, 4, 1, 1, 6) < 0.5).float()
