@@ -80,11 +80,15 @@ struct BiasRow {
 };
 
 // Where a thread's scores of neighbouring keys are: that of the key after the x-th score's one is NEXT places on, those
-// of the two keys after both are AFTER places on; each a power of two, AFTER 0 if there are no four.
-template <int NEXT_, int AFTER_>
+// of the two keys after both are AFTER places on; each a power of two, AFTER 0 if there are no four. If not IN_MEMORY,
+// they are no neighbours there.
+template <int NEXT_, int AFTER_, bool IN_MEMORY = true>
 struct Neighbours {
     static constexpr int NEXT = NEXT_, AFTER = AFTER_;
-    static constexpr int TOGETHER = BIAS_COLUMN >= 4 && AFTER ? 4 : BIAS_COLUMN >= 2 ? 2 : 1;  // that are read at once
+    static constexpr int TOGETHER = !IN_MEMORY                  ? 1
+                                    : BIAS_COLUMN >= 4 && AFTER ? 4
+                                    : BIAS_COLUMN >= 2          ? 2
+                                                                : 1;  // that are read at once
     static __host__ __device__ constexpr bool is_first(int x) {
         return !(TOGETHER > 1 && x & NEXT) && !(TOGETHER > 2 && x & AFTER);
     }

@@ -281,8 +281,6 @@ struct Multiplier {
         const int i = here.i0 + row;
         RowState rows = RowState::fresh(factor_exponent, q_exponent);
         const BiasRows biases(a, here.head, i);
-        Bias bias;
-        biases.read_numbers<S_REGISTERS>(bias, a, here.head, first_key_of_lane(threadIdx.x % 4));
         Partial sum = {};
         // O += P V of tile j, or of its first keys: two for each number that S has.
         const auto step = [&](auto &S, int j) {
@@ -291,6 +289,8 @@ struct Multiplier {
             wait(&slots.full[ring.stage][0], ring.parity);
             issue_S(S, Q, K);
             const int column = j * BC + first_key_of_lane(threadIdx.x % 4);
+            Bias bias;
+            biases.read_numbers<8 * STEPS>(bias, a, here.head, column);
             biases.read_mask<8 * STEPS>(bias, a, column);
             const auto end_of = [&](int x) { return keys_seen(a.q_start + x, a.N); };
             const int k_exponent = read_by_lane_0(slots.exponent[ring.stage][0]);
@@ -299,7 +299,6 @@ struct Multiplier {
             if (!stay) release(0);
             softmax(S, rows, k_exponent, (j + 1) * BC > end_of(here.i0), {end_of(i) - column, end_of(i + 8) - column},
                     bias);
-            biases.read_numbers<S_REGISTERS>(bias, a, here.head, column + BC);  // beyond the last tile to no use
             uint32_t P_hi[STEPS][4], P_lo[STEPS][4];
             split_P(S, P_hi, P_lo);
 

@@ -108,7 +108,7 @@ struct DbiasSlots {
     }
 };
 
-// The biases of a block, in powers of two: short heads leave room for them in shared memory, where each thread finds its
+// The biases of a block: short heads leave room for them in shared memory, where each thread finds its
 // own; else they are read over and over.
 constexpr bool KEEPS_BIAS = D <= 32;
 constexpr int BIAS_BYTES = KEEPS_BIAS ? DBIAS_TILE * DBIAS_TILE * 4 : 0;
@@ -129,7 +129,7 @@ struct DbiasOfGroup {
     __device__ __forceinline__ float4 &kept_at(int t, int x) const {
         return kept[(t * SCORES + x) / 4 * (128 * DBIAS_TILE / OWN)];
     }
-    // The biases of a tile's scores, in powers of two; and which of these the mask takes away.
+    // The biases of a tile's scores; and which of these the mask takes away.
     template <class Read>
     __device__ __forceinline__ void read(const Backward &a, Head head, int i, int j, Read by) const {
         const BiasRow rows[2] = {BiasRow(a, head, i + row), BiasRow(a, head, i + row + 8)};
@@ -139,7 +139,7 @@ struct DbiasOfGroup {
         BiasesOfQueries biases;
         read(a, head, i, j, [&](auto row, auto key) { biases.read_numbers<SCORES>(a, head, row, key); });
 #pragma unroll
-        for (int x = 0; x < SCORES; ++x) bias[x] = in_powers_of_two(biases.numbers[x]);
+        for (int x = 0; x < SCORES; ++x) bias[x] = biases.numbers[x];
     }
     __device__ __forceinline__ BiasesOfQueries mask_of(const Backward &a, Head head, int i, int j) const {
         BiasesOfQueries biases;
@@ -161,7 +161,8 @@ struct DbiasOfGroup {
     __device__ __forceinline__ void exponentiate(Scores &p, const Backward &a, Head head, const Tail &of_q,
                                                  const Tail &of_k, const BiasesOfQueries &mask, int t, int i0,
                                                  int j0) const {
-        const float factor = unit(of_q.first + of_k.first) * (a.scale * LOG2E);
+        const float factor = unit(of_q.first + of_k.first) * (a.scale * FACTOR);
+        const bool huge = of_q.largest > 0;
         const float above[2] = {of_q.above[row], of_q.above[row + 8]};
         Scores read;
         if (!KEEPS_BIAS) read_bias(read, a, head, i0, j0);
@@ -172,7 +173,7 @@ struct DbiasOfGroup {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const float bias = e == 0 ? four.x : e == 1 ? four.y : e == 2 ? four.z : four.w;
-                p[x + e] = exp2_fast(fmaf(p[x + e], factor, bias) - above[e / 2]);
+                p[x + e] = exp2_fast(exponent_of(p[x + e], factor, above[e / 2], bias, huge));
                 if (mask.hides(x + e)) p[x + e] = 0;
             }
         }

@@ -11,7 +11,7 @@
 //
 // Macros beyond those of backward.cuh: PASS, rows of a tile that is multiplied with; TAIL, bytes.
 #pragma once
-#define INTERLEAVES 1  // keys, where biases are read
+#define INTERLEAVES (HEAD_DIM <= 64)  // keys, where biases are read: longer heads lack the registers
 #include "backward.cuh"
 #include "hopper.cuh"
 #include "split.cuh"
@@ -250,18 +250,21 @@ __device__ __forceinline__ bool is_huge(float above) {
     return ADDS && above != INFINITY_F && fabsf(above) > HUGE_SCORE;
 }
 constexpr float FACTOR = ADDS ? 1 : LOG2E;
+__device__ __forceinline__ float exponent_of(float product, float factor, float above, float bias, bool huge) {
+    if (!ADDS) return fmaf(product, factor, -above);
+    const float score = fmaf(product, factor, bias);
+    return huge ? in_powers_of_two(score) - above : fmaf(score, LOG2E, -above);
+}
 template <class Biases>
 __device__ __forceinline__ float exponent_of(float product, float factor, float above, const Biases &biases, int x,
                                              bool huge) {
-    if (!ADDS) product = fmaf(product, factor, -above);
-    else if (huge) product = in_powers_of_two(fmaf(product, factor, biases.numbers[x])) - above;
-    else product = fmaf(fmaf(product, factor, biases.numbers[x]), LOG2E, -above);
-    return biases.hides(x) ? NEG_INF : product;
+    return biases.hides(x) ? NEG_INF : exponent_of(product, factor, above, ADDS ? biases.numbers[x] : 0, huge);
 }
 
-// Biases of the scores of rows of queries, and of rows of keys: there, the next key is in the next row.
+// Biases of the scores of rows of queries, and of rows of keys: if these are interleaved, the next key is in the other
+// row of a thread.
 using BiasesOfQueries = Biases<SCORES, OfColumns>;
-using BiasesOfKeys = Biases<SCORES, Neighbours<2, 0>>;
+using BiasesOfKeys = Biases<SCORES, Neighbours<2, 0, INTERLEAVED>>;
 
 // ---- dQ
 
@@ -366,7 +369,7 @@ struct OfQueries {
         if (BIAS)
             biases.read<SCORES>(
                 a, head, [&](int x) { return bias_rows[x / 2 % 2]; },
-                [&](int x) { return j0 + first_key_of_lane(t) + key_of(x); });
+                [&](int x) { return (D > 64 ? opaque(j0) : j0) + first_key_of_lane(t) + key_of(x); });
         float unit_dP[2], unit_D[2], back[2];
         Operand hi, lo, P, P_lo;
         wgmma_wait<1>();
@@ -517,7 +520,8 @@ struct OfKeys {
         BiasesOfKeys biases;
         if (BIAS)
             biases.read<SCORES>(
-                a, head, [&](int x) { return BiasRow(a, head, i0 + x / 4 * 8 + 2 * t + x % 2); },
+                a, head,
+                [&](int x) { return BiasRow(a, head, (D > 64 ? opaque(i0) : i0) + x / 4 * 8 + 2 * t + x % 2); },
                 [&](int x) { return own + key_of_thread() + x / 2 % 2 * NEXT_ROW; });
         const int q_exponent = numbers.x, do_exponent = numbers.y, s = numbers.z;
         const float factor = unit(k_exponent + q_exponent) * (a.scale * FACTOR);
