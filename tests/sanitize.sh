@@ -53,7 +53,7 @@ arrays() {
 
 decode() {
 	"$PYTHON" -m sanitize_decode >/dev/null || (($? == 1)) || return
-	for kernel in paged_v1 paged_v2 grouped split tensor read write_kv merge_answers; do
+	for kernel in paged_v1 paged_v2 grouped split tensor prompt gather read write_kv merge_answers; do
 		for tool in "${tools[@]}"; do echo "$tool -m sanitize_decode $kernel"; done
 	done
 }
