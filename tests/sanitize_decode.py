@@ -143,11 +143,11 @@ def check(place: Place, kernel: str, name: str) -> None:
         # What nobody has written yet, for initcheck to see who reads it.
         memory |= {"out": allocate(out.nbytes), "lse": allocate(lse.nbytes), "workspace": allocate(prepared.workspace)}
         prepared.launch(0, *(memory.get(name, 0) for name in decode.POINTERS))
-        if kernel != CEILING.name:
+        if has_answer := kernel != CEILING.name and name not in RUBBISH:
             get(_bytes(out), memory["out"])
             get(lse, memory["lse"])
         _free(memory.values())
-    if kernel != CEILING.name and name not in RUBBISH:
+    if has_answer:
         want = golden(asked)
         largest = float(np.abs(want.out).max())
         bound = TOLERANCE[asked.query.dtype.name] * largest
