@@ -62,8 +62,8 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Tang
                        : keys       ? a.of.v
                                     : a.of.d_o;
     unsigned char *const to = (keys ? at.of_keys(record) : at.of_queries(record)) + which * OWN_TILE;
-    const Taken taken = split_tile<PREPARE_THREADS>(rows_of(matrix, by, b, h), by.row, index % of_head * OWN, rows, to,
-                                                    scratch, threadIdx.x, 0, [](int) { return 1.0f; });
+    const Taken taken = split_tile<PREPARE_THREADS, false>(rows_of(matrix, by, b, h), by.row, index % of_head * OWN,
+                                                           rows, to, scratch, threadIdx.x, 0, [](int) { return 1.0f; });
     if (!(taken.sum < INFINITY_F)) note_not_finite(a.of, b, keys ? h : h / (a.of.H / a.of.Hkv));
     if (threadIdx.x == 0) at.exponents_of(record)[which] = taken.exponent;
 }

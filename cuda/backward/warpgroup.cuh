@@ -11,7 +11,9 @@
 //
 // Macros beyond those of backward.cuh: PASS, rows of a tile that is multiplied with; TAIL, bytes.
 #pragma once
+#ifndef INTERLEAVES                   // as where tangents.cuh comes first: its keys are in order
 #define INTERLEAVES (HEAD_DIM <= 64)  // keys, where biases are read: longer heads lack the registers
+#endif
 #include "backward.cuh"
 #include "hopper.cuh"
 #include "split.cuh"
