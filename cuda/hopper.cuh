@@ -26,9 +26,10 @@ __device__ __forceinline__ void barrier_init_done() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void arrive(uint64_t *barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+__device__ __forceinline__ void arrive_at(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+__device__ __forceinline__ void arrive(uint64_t *barrier) { arrive_at(shared_address(barrier)); }
 
 __device__ __forceinline__ void arrive_expecting(uint64_t *barrier, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -63,6 +64,11 @@ struct RingOf {
     uint32_t parity = 0;
     __device__ __forceinline__ void next() {
         if (++stage == SLOTS) stage = 0, parity ^= 1;
+    }
+    __device__ __forceinline__ RingOf after() const {
+        RingOf one = *this;
+        one.next();
+        return one;
     }
     __device__ __forceinline__ void skip(unsigned count) {
         const unsigned to = stage + count;

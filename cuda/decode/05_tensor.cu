@@ -15,9 +15,18 @@
 // registers leave room for few warps: what can wait in shared memory does. In small batches much of the time is that of
 // beginning and ending: there blocks know their pieces sooner. All forms give the same bytes, for a piece's tiles have
 // the same warps and the same order.
+#if TILED
+#include "drawn.cuh"
+#else
 #include "one_piece.cuh"
 #include "piece_after_piece.cuh"
+#endif
 
+#if TILED
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tensor(const __grid_constant__ Decode a) {
+    drawn_pieces(a);
+}
+#else
 // Where blocks take piece after piece: no number of one has been drawn yet.
 extern "C" __global__ void begin(const __grid_constant__ Decode a) {
     let_next_launch_begin();
@@ -36,3 +45,4 @@ extern "C" __global__ void __launch_bounds__(32 * MERGING) merge(const __grid_co
     extern __shared__ __align__(16) float scratch[];
     merge_rows(a, scratch);
 }
+#endif

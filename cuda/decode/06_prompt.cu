@@ -14,7 +14,7 @@
 #include "staged.cuh"
 
 constexpr int WARPGROUPS = ROWS / 64, CONSUMER_WARPS = 4 * WARPGROUPS;
-constexpr int PRODUCER_REGISTERS = 72, CONSUMER_REGISTERS = 216;
+constexpr int PRODUCER_REGISTERS = HEAD_DIM > 192 ? 56 : 72, CONSUMER_REGISTERS = HEAD_DIM > 192 ? 224 : 216;
 static_assert(ROWS == 128 && THREADS == COPIERS + ROWS * 2, "four warps copy, and so many multiply 64 rows");
 static_assert(SHARED == WARPGROUPS * Q_TILE + 2 * STAGES * TILE_BYTES + 1024, "tiles start on 1024 bytes");
 
@@ -22,24 +22,43 @@ using Ring = RingOf<STAGES>;
 constexpr int ITEMS = 4;  // known at a time
 using ItemRing = RingOf<ITEMS>;
 
-// What threads wait for: tiles of K and of V that are there (full), or may be overwritten (free); so for items.
+// Who multiplies an item's rows: a warpgroup, by its number, or all.
+constexpr int ALL = WARPGROUPS;
+
+// What threads wait for: tiles of K and of V that are there (full), told to those who multiply them, or that may be
+// overwritten (free); so for items.
 struct Barriers {
-    uint64_t K_full[STAGES], K_free[STAGES], V_full[STAGES], V_free[STAGES], item_full[ITEMS], item_free[ITEMS];
+    uint64_t K_full[ALL + 1][STAGES], V_full[ALL + 1][STAGES], K_free[STAGES], V_free[STAGES];
+    uint64_t item_full[ITEMS], item_free[ITEMS];
 
     __device__ __forceinline__ void init() {
         for (int s = 0; s < STAGES; ++s) {
-            barrier_init(&K_full[s], COPIERS), barrier_init(&V_full[s], COPIERS);
+            for (int who = 0; who <= ALL; ++who)
+                barrier_init(&K_full[who][s], COPIERS), barrier_init(&V_full[who][s], COPIERS);
             barrier_init(&K_free[s], CONSUMER_WARPS), barrier_init(&V_free[s], CONSUMER_WARPS);
         }
         for (int s = 0; s < ITEMS; ++s) barrier_init(&item_full[s], 1), barrier_init(&item_free[s], THREADS);
     }
 };
 
-// A warp is done with what others wait to overwrite.
-__device__ __forceinline__ void release(uint64_t *free) {
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(free);
+// An item of at most 64 rows is one warpgroup's alone, and the next such item the other one's: these take them in turn,
+// and neither waits for the other.
+__device__ __forceinline__ int who_multiplies(const Decode &a, const Item &item, const ItemRing &at) {
+    return item.rows(a) - item.row0 <= 64 ? at.odd() : ALL;
 }
+
+// A warp's way around the tiles: a parity for each place, of tiles that are its warpgroup's alone, and of those of all.
+struct TileRing {
+    int stage = 0;
+    uint32_t parities = 0;
+    __device__ __forceinline__ int bit(int who) const { return who == ALL ? stage + STAGES : stage; }
+    __device__ __forceinline__ uint32_t parity(int who) const { return parities >> bit(who) & 1; }
+    __device__ __forceinline__ void next(int who) {
+        parities ^= 1u << bit(who);
+        skip(1);
+    }
+    __device__ __forceinline__ void skip(unsigned count) { stage = (stage + count) % STAGES; }
+};
 
 // ---- the producer
 
@@ -51,7 +70,7 @@ struct Drawer {
 
     // The next number of a kind. The answer takes a while, so it is asked for ahead.
     static __device__ __forceinline__ void ask(const Decode &a, int kind, int &drawn) {
-        if (threadIdx.x == 0) drawn = atomicInc(static_cast<unsigned *>(a.workspace) + kind, 0x7fffffff);
+        if (threadIdx.x == 0) drawn = next_number(a, kind);
     }
     __device__ __forceinline__ void begin(const Decode &a, int &drawn) {
         const int first = blockIdx.x % FEW_OF == 0 ? FEW : MANY;
@@ -81,38 +100,51 @@ __device__ __forceinline__ void tell(uint64_t *full) {
     else arrive_after_copies(full);
 }
 
+// A warp of the warpgroup that does not want a tile need not say so: each copying warp does for one.
+static_assert(COPIERS == 128, "as many warps");
+__device__ __forceinline__ void release_for_other(uint64_t *free) {
+    if (threadIdx.x % 32 == 0) arrive(free);
+}
+
 __device__ __forceinline__ void produce(const Decode &a, Item *items, Barriers &barriers, unsigned char *K_tiles,
                                         unsigned char *V_tiles) {
     __shared__ Drawer drawer;  // registers are few here
     const bool draws = uniform(threadIdx.x / 32) == 0;
     int drawn = 0;
-    ItemRing from, next;
+    ItemRing from;
     Ring ring;
-    const auto draw = [&] {
-        wait(&barriers.item_free[next.stage], next.parity ^ 1);
-        drawer.draw(a, items[next.stage], drawn);
-        if (threadIdx.x == 0) arrive(&barriers.item_full[next.stage]);
-        next.next();
+    const auto draw = [&](ItemRing to) {
+        wait(&barriers.item_free[to.stage], to.parity ^ 1);
+        drawer.draw(a, items[to.stage], drawn);
+        if (threadIdx.x == 0) arrive(&barriers.item_full[to.stage]);
     };
-    if (draws) drawer.begin(a, drawn), draw();
+    if (draws) drawer.begin(a, drawn), draw(from);
     for (;; from.next()) {
         wait(&barriers.item_full[from.stage], from.parity);
         const Item &item = items[from.stage];
         if (item.is_none) break;
-        if (draws) draw();
+        if (draws) draw(from.after());
+        const int who = who_multiplies(a, item, from);
         Copier copier(a, item);
 #pragma unroll 1
-        for (int j = item.first_tile(); j < item.last_tile(); ++j, ring.next()) {
+        for (int j = first_tile(item); j < last_tile(item); ++j, ring.next()) {
             copier.begin(j);
             wait(&barriers.K_free[ring.stage], ring.parity ^ 1);
             copier.copy_keys(K_tiles + ring.stage * TILE_BYTES, j);
-            tell(&barriers.K_full[ring.stage]);
+            tell(&barriers.K_full[who][ring.stage]);
+            if (who != ALL) release_for_other(&barriers.K_free[ring.stage]);
             wait(&barriers.V_free[ring.stage], ring.parity ^ 1);
             copier.copy_values(V_tiles + ring.stage * TILE_BYTES, j);
-            tell(&barriers.V_full[ring.stage]);
+            tell(&barriers.V_full[who][ring.stage]);
+            if (who != ALL) release_for_other(&barriers.V_free[ring.stage]);
         }
         arrive(&barriers.item_free[from.stage]);
     }
+}
+
+// A descriptor so many units further on. For long heads only the low word changes: so steps have a register each.
+__device__ __forceinline__ uint64_t further(uint64_t descriptor, int units) {
+    return HEAD_DIM <= 192 ? descriptor + units : descriptor >> 32 << 32 | (uint32_t)descriptor + (uint32_t)units;
 }
 
 // ---- a consumer: a warpgroup, as one of its threads sees it, which has rows `row` and `row` + 8 of its 64
@@ -124,10 +156,12 @@ struct Consumer {
     Barriers &barriers;
     const int group, lane = threadIdx.x % 32, row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     const uint64_t Q, K, V;
-    Ring K_ring, V_ring;
-    int part;       // of an item's rows, 64 each, that this warpgroup has
-    float factor;   // from products to scores in powers of two, but for what `transform` does
-    bool is_plain;  // that does nothing
+    TileRing K_ring, V_ring;
+    uint32_t V_free;  // of the tile of V that is there
+    int who;          // multiplies the item's rows
+    int part;         // of an item's rows, 64 each, that this warpgroup has
+    float factor;     // from products to scores in powers of two, but for what `transform` does
+    bool is_plain;    // that does nothing
 
     float S[BC / 2], O[O_CHUNKS][O_COLUMNS / 2];
     uint32_t P[V_STEPS][4];
@@ -140,16 +174,18 @@ struct Consumer {
     // ---- the rings
 
     // What threads have copied is seen by the tensor cores after a fence.
-    __device__ __forceinline__ void await_K() const { wait(&barriers.K_full[K_ring.stage], K_ring.parity); }
-    __device__ __forceinline__ void await_V() const { wait(&barriers.V_full[V_ring.stage], V_ring.parity); }
-    __device__ __forceinline__ void release_K() {
-        release(&barriers.K_free[K_ring.stage]);
-        K_ring.next();
+    __device__ __forceinline__ void await_K() const { wait(&barriers.K_full[who][K_ring.stage], K_ring.parity(who)); }
+    __device__ __forceinline__ void await_V() {
+        V_free = opaque(shared_address(&barriers.V_free[V_ring.stage]));  // known before it is needed
+        wait(&barriers.V_full[who][V_ring.stage], V_ring.parity(who));
     }
-    __device__ __forceinline__ void release_V() {
-        release(&barriers.V_free[V_ring.stage]);
-        V_ring.next();
+    __device__ __forceinline__ void release(uint32_t free, TileRing &ring) const {
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive_at(free);
+        ring.next(who);
     }
+    __device__ __forceinline__ void release_K() { release(shared_address(&barriers.K_free[K_ring.stage]), K_ring); }
+    __device__ __forceinline__ void release_V() { release(V_free, V_ring); }
     // Turns at issuing products, by named barriers 4 and 5.
     __device__ __forceinline__ void await_turn() const { named_sync(4 + group, 128 * WARPGROUPS); }
     __device__ __forceinline__ void pass_turn() const { named_arrive(4 + (group + 1) % WARPGROUPS, 128 * WARPGROUPS); }
@@ -204,12 +240,12 @@ struct Consumer {
     __device__ __forceinline__ void issue_S() {
         uint64_t left = Q;
         asm volatile("" : "+l"(left));  // else the address of each step is kept in a register of its own
-        const uint64_t right = K + K_ring.stage * (TILE_BYTES / 16);
+        const uint64_t right = further(K, K_ring.stage * (TILE_BYTES / 16));
         pin(S);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step)
-            multiply(S, left + K_step(64, step), right + K_step(BC, step), step > 0);
+            multiply(S, further(left, K_step(64, step)), further(right, K_step(BC, step)), step > 0);
         wgmma_commit();
     }
 
@@ -269,9 +305,9 @@ struct Consumer {
             for (int i = 0; i < 4; ++i) P[step][i] = pack(S[8 * step + 2 * i], S[8 * step + 2 * i + 1]);
     }
 
-    // ---- O += P V; of the first tile O = P V
-    __device__ __forceinline__ void issue_O(bool is_first) {
-        const uint64_t right = V + V_ring.stage * (TILE_BYTES / 16);
+    // ---- O += P V
+    __device__ __forceinline__ void issue_O() {
+        const uint64_t right = further(V, V_ring.stage * (TILE_BYTES / 16));
 #pragma unroll
         for (int c = 0; c < O_CHUNKS; ++c) pin(O[c]);
         wgmma_fence();
@@ -279,7 +315,7 @@ struct Consumer {
         for (int c = 0; c < O_CHUNKS; ++c)
 #pragma unroll
             for (int step = 0; step < V_STEPS; ++step)
-                multiply<!TRANSPOSED>(O[c], P[step], right + V_step(step, c), step > 0 || !is_first);
+                multiply<!TRANSPOSED>(O[c], P[step], further(right, V_step(step, c)), 1);
         wgmma_commit();
     }
     __device__ __forceinline__ void await_O() {
@@ -296,18 +332,17 @@ struct Consumer {
             for (int x = 0; x < O_COLUMNS / 2; ++x) O[c][x] *= rescale[x / 2 % 2];
     }
 
-    // All tiles of an item. `alone`: there are no rows for the other warpgroup.
-    __device__ __forceinline__ void pass_tiles(const Item &item, bool alone) {
-        const int first = item.first_tile(), last = item.last_tile();
+    // All tiles of an item.
+    __device__ __forceinline__ void pass_tiles(const Item &item) {
+        const int first = first_tile(item), last = last_tile(item);
 #pragma unroll
         for (int r = 0; r < 2; ++r) m[r] = NEG_INF, l[r] = 0;
-        if (first == last) {
+        // Also so that O of the item before needs no registers while this one is prepared.
 #pragma unroll
-            for (int c = 0; c < O_CHUNKS; ++c)
+        for (int c = 0; c < O_CHUNKS; ++c)
 #pragma unroll
-                for (int x = 0; x < O_COLUMNS / 2; ++x) O[c][x] = 0;
-            return;
-        }
+            for (int x = 0; x < O_COLUMNS / 2; ++x) O[c][x] = 0;
+        if (first == last) return;
         await_K();
         fence_for_async();
         issue_S();
@@ -321,10 +356,10 @@ struct Consumer {
             await_K();
             await_V();
             fence_for_async();
-            if (!alone) await_turn();
+            if (who == ALL) await_turn();
             issue_S();
-            issue_O(j == first + 1);
-            if (!alone) pass_turn();
+            issue_O();
+            if (who == ALL) pass_turn();
             wgmma_wait<1>();
             pin(S);
             release_K();
@@ -335,32 +370,31 @@ struct Consumer {
         }
         await_V();
         fence_for_async();
-        issue_O(last == first + 1);
+        issue_O();
         await_O();
     }
-    // The tiles of an item that this warpgroup has no rows of.
+    // Past the tiles of an item that this warpgroup has no rows of.
     __device__ __forceinline__ void skip_tiles(const Item &item) {
-        for (int j = item.first_tile(); j < item.last_tile(); ++j) {
-            await_K(), release_K();
-            await_V(), release_V();
-        }
+        const int tiles = last_tile(item) - first_tile(item);
+        K_ring.skip(tiles), V_ring.skip(tiles);
     }
 
     // ---- answers
 
-    // Calls what(column, two numbers of O) for all that this thread has of row r.
+    // Calls what(column, two numbers of O) for all that this thread has of row r, its columns less its first.
     template <typename Do>
     __device__ __forceinline__ void for_each_pair(int r, Do what) const {
 #pragma unroll
         for (int c = 0; c < O_CHUNKS; ++c)
 #pragma unroll
             for (int x = 0; x < O_COLUMNS / 8; ++x) {
-                const int column = c * O_COLUMNS + x * 8 + lane % 4 * 2;
+                const int column = c * O_COLUMNS + x * 8;
                 if (column < HEAD_DIM) what(column, O[c][4 * x + 2 * r], O[c][4 * x + 2 * r + 1]);
             }
     }
     __device__ __forceinline__ void deliver(const Item &item) {
         const float v_scale = v_scale_of(a);
+        const int column = lane % 4 * 2;  // its first
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int i = item.row0 + part * 64 + row + 8 * r;
@@ -370,14 +404,14 @@ struct Consumer {
             if (item.count > 1) {
                 float *const partial = partials_of(a, item, known) + item.index * PARTIAL;
                 if (lane % 4 == 0) partial[0] = largest, partial[1] = sum;
-                for_each_pair(r, [&](int d, float x, float y) {
-                    *reinterpret_cast<float2 *>(partial + 4 + d) = make_float2(x, y);
-                });
+                float *const to = partial + 4 + column;
+                for_each_pair(
+                    r, [&](int d, float x, float y) { *reinterpret_cast<float2 *>(to + d) = make_float2(x, y); });
                 continue;
             }
             const long long place = known.place(a, item);
             const float weight = count_sink(a, place, largest, sum), factor = sum == 0 ? 0 : v_scale / sum * weight;
-            unsigned *const out = static_cast<unsigned *>(a.out) + place * (HEAD_DIM / 2);
+            unsigned *const out = static_cast<unsigned *>(a.out) + (place * HEAD_DIM + column) / 2;
             for_each_pair(r,
                           [&](int d, float x, float y) { out[d / 2] = sum == 0 ? 0 : pack(x * factor, y * factor); });
             if (lane % 4 == 0) a.lse[place] = sum == 0 ? NEG_INF : (largest + __log2f(sum)) * LN2;
@@ -389,16 +423,26 @@ struct Consumer {
         __shared__ int come[WARPGROUPS];
         __threadfence();
         named_sync(1 + group, 128);
-        if (threadIdx.x % 128 == 0) come[group] = atomicAdd(counter_of(a, item, part), 1) + 1;
+        if (threadIdx.x % 128 == 0) come[group] = atomicAdd(counter_of(a, item, item.row0 + part * 64), 1) + 1;
         named_sync(1 + group, 128);
         if (come[group] < item.count) return;
         __threadfence();
-        const int first = item.row0 + part * 64, rows = min(64, item.rows(a) - first);
+        const int first = item.row0 + part * 64, quads = min(64, item.rows(a) - first) * QUADS;
+        constexpr int AT_ONCE = 2;  // quads that a thread has under way
 #pragma unroll 1
-        for (int i = threadIdx.x % 128; i < rows * QUADS; i += 128) {
-            const ItemRow known(a, item, first + i / QUADS);
-            const Partial sum = merged(partials_of(a, item, known), 0, item.count, i % QUADS);
-            answer_quad(a, known.place(a, item), i % QUADS, sum, v_scale);
+        for (int i = threadIdx.x % 128; i < quads; i += 128 * AT_ONCE) {
+            Place places[AT_ONCE];
+            Partial sums[AT_ONCE];
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; ++n) {
+                const int at = min(i + n * 128, quads - 1);
+                const ItemRow known(a, item, first + at / QUADS);
+                places[n] = {known.place(a, item), at % QUADS, partials_of(a, item, known)};
+            }
+            merge_at_once(places, item.count, sums);
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; ++n)
+                if (i + n * 128 < quads) answer_quad(a, places[n].of, places[n].quad, sums[n], v_scale);
         }
     }
 };
@@ -421,13 +465,13 @@ __device__ __forceinline__ void consume(const Decode &a, const Item *items, Barr
         wait(&barriers.item_full[from.stage], from.parity);
         const Item &item = items[from.stage];
         if (item.is_none) break;
-        const bool alone = item.rows(a) - item.row0 <= 64;  // warpgroups take such items in turn
-        consumer.part = alone ? 0 : group;
-        if (alone && group != from.odd()) consumer.skip_tiles(item);
+        consumer.who = who_multiplies(a, item, from);
+        consumer.part = consumer.who == ALL ? group : 0;
+        if (consumer.who == 1 - group) consumer.skip_tiles(item);
         else {
             consumer.load_Q(item, Q_tile + group * Q_TILE);
             consumer.know_rows(item);
-            consumer.pass_tiles(item, alone);
+            consumer.pass_tiles(item);
             consumer.deliver(item);
         }
         arrive(&barriers.item_free[from.stage]);

@@ -45,7 +45,8 @@ struct Partial {
 __device__ __forceinline__ Partial nothing() { return {NEG_INF, 0, make_float4(0, 0, 0, 0)}; }
 
 __device__ __forceinline__ Partial read_partial(const float *partial, int quad) {
-    return {partial[0], partial[1], reinterpret_cast<const float4 *>(partial)[1 + quad]};
+    const float2 ml = *reinterpret_cast<const float2 *>(partial);
+    return {ml.x, ml.y, reinterpret_cast<const float4 *>(partial)[1 + quad]};
 }
 
 // Adds N partial answers to `sum`. NaN in m is not lost: it comes back in l and O.
@@ -65,18 +66,39 @@ __device__ __forceinline__ void join(Partial &sum, const Partial (&partials)[N])
     }
 }
 
-// The sum of the partial answers `from` to `until` - 1, in this order, eight under way at a time.
-__device__ __forceinline__ Partial merged(const float *partials, int from, int until, int quad) {
-    constexpr int AT_ONCE = 8;
-    Partial sum = nothing();
-    for (int first = from; first < until; first += AT_ONCE) {
-        Partial some[AT_ONCE];
+// Four numbers of a row's answer, and where its partial answers are.
+struct Place {
+    long long of;  // among the rows of all answers
+    int quad;
+    const float *partials;
+};
+
+// The sums of N rows' partial answers, `count` of each, in their order, eight of each under way at a time.
+template <int N>
+__device__ __forceinline__ void merge_at_once(const Place (&places)[N], int count, Partial (&sums)[N]) {
+    constexpr int EIGHT = 8;
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i)
-            some[i] = first + i < until ? read_partial(partials + (long long)(first + i) * PARTIAL, quad) : nothing();
-        join(sum, some);
+    for (int n = 0; n < N; ++n) sums[n] = nothing();
+    for (int first = 0; first < count; first += EIGHT) {
+        Partial some[N][EIGHT];
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+#pragma unroll
+            for (int i = 0; i < EIGHT; ++i) {
+                const float *const partial = places[n].partials + (long long)(first + i) * PARTIAL;
+                some[n][i] = first + i < count ? read_partial(partial, places[n].quad) : nothing();
+            }
+#pragma unroll
+        for (int n = 0; n < N; ++n) join(sums[n], some[n]);
     }
-    return sum;
+}
+
+// The sum of one row's partial answers `from` to `until` - 1.
+__device__ __forceinline__ Partial merged(const float *partials, int from, int until, int quad) {
+    const Place places[1] = {{0, quad, partials + (long long)from * PARTIAL}};
+    Partial sums[1];
+    merge_at_once(places, until - from, sums);
+    return sums[0];
 }
 
 __device__ __forceinline__ void answer_quad(const Decode &a, long long place, int quad, Partial sum, float v_scale) {

@@ -10,6 +10,8 @@
 //   RAGGED      each sequence has query tokens of its own number, which query_starts tell
 //   SOFTCAP     scores have a bound                      SINKS       each head has one more score
 //   SHORT       only sequences of up to so many query tokens are answered; blocks are for so many of each sequence
+//   TILED       1, of tensor: blocks find row tiles of sequences with any number of query tokens, see work.cuh
+//   BY_ROWS     1, with TILED: warps have rows of their own, and all keys of a piece
 #pragma once
 
 #ifndef HEAD_DIM
@@ -29,6 +31,12 @@
 #endif
 #ifndef SHORT
 #define SHORT 0
+#endif
+#ifndef TILED
+#define TILED 0
+#endif
+#ifndef BY_ROWS
+#define BY_ROWS 0
 #endif
 
 // The one argument of every __global__ function, by value. Strides are in numbers, not bytes; null pointers stand for
@@ -205,6 +213,9 @@ __device__ __forceinline__ void store_answer(const Decode &a, long long at, floa
 struct Sequence {
     int s, kv_head, row0, length;
     const int *table;
+#if TILED
+    int start, tokens;  // its query tokens among those of all
+#endif
 };
 
 __device__ __forceinline__ int rows_of(const Decode &a) { return a.tokens * a.group; }

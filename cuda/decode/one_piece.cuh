@@ -36,13 +36,9 @@ __device__ __forceinline__ bool find(const Decode &a, SharedPiece &present, Piec
     return true;
 }
 
-__device__ __forceinline__ void one_piece(const Decode &a) {
-    __shared__ Meeting meeting;
-    __shared__ __align__(16) SharedPiece present;
-    __shared__ float factor;  // see factor_of
-
-    Piece piece;
-    if (!find(a, present, piece)) return;
+// A piece that has been prepared: all its tiles, and the warps' states in shared memory. `factor`: see factor_of.
+__device__ __forceinline__ void attend(const Decode &a, const Piece &piece, SharedPiece &present, Meeting &meeting,
+                                       float &factor) {
     wait_for_copies<1>();
     __syncwarp();
     Keys keys[UNDER_WAY] = {};
@@ -78,5 +74,15 @@ __device__ __forceinline__ void one_piece(const Decode &a) {
 
     hand_in(state, meeting, O_of_warps);
     __syncthreads();
+}
+
+__device__ __forceinline__ void one_piece(const Decode &a) {
+    __shared__ Meeting meeting;
+    __shared__ __align__(16) SharedPiece present;
+    __shared__ float factor;
+
+    Piece piece;
+    if (!find(a, present, piece)) return;
+    attend(a, piece, present, meeting, factor);
     store_or_merge(a, present, meeting, O_of_warps);
 }

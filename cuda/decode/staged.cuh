@@ -21,6 +21,12 @@ __device__ __forceinline__ int chunk_at(int row, int chunk) {
     return chunk / 8 * (R * 128) + row * 128 + (chunk % 8 ^ row % 8) * 16;
 }
 
+// The tiles that hold an item's keys, up to the last one's end.
+__device__ __forceinline__ int first_tile(const Item &item) { return item.first / BC; }
+__device__ __forceinline__ int last_tile(const Item &item) {
+    return item.end > item.first ? ceil_div_large(item.end, BC) : item.first / BC;
+}
+
 // ---- numbers
 
 // Numbers of fp8 or int8 become such of 16 bits on their way, through registers.
@@ -57,8 +63,8 @@ __host__ __device__ constexpr int power_of_two_from(int x) { return x <= 1 ? 1 :
 // A chunk of 16 of these becomes two.
 constexpr int PARTS = WIDENS ? 2 : 1;
 constexpr int UNIT =
-    smaller(PAGE, 16 / CACHE_BYTES);  // keys that are neighbours in vLLM's values, and are copied together
-constexpr int TOGETHER = 4;           // copies under way in registers
+    smaller(PAGE, 16 / CACHE_BYTES);              // keys that are neighbours in vLLM's values, and are copied together
+constexpr int TOGETHER = HEAD_DIM > 192 ? 2 : 4;  // copies under way in registers
 // Lanes for the chunks of a row, and rows that are certainly of one page, eight if there are as many.
 constexpr int ACROSS_ROW = smaller(32, power_of_two_from(CHUNKS)), EIGHT = larger(8, 32 / ACROSS_ROW);
 constexpr int OF_A_PAGE = PAGE >= EIGHT ? EIGHT : 1;
@@ -116,7 +122,7 @@ struct Copier {
     unsigned page;                                                               // of this lane's key in the next tile
     long long key, value;                                                        // where it is, in bytes
 
-    __device__ __forceinline__ Copier(const Decode &a, const Item &item) : a(a), item(item) { ask(item.first_tile()); }
+    __device__ __forceinline__ Copier(const Decode &a, const Item &item) : a(a), item(item) { ask(first_tile(item)); }
     // This lane's key.
     __device__ __forceinline__ int key_of(int tile) const { return tile * BC + first + lane % KEYS_OF_WARP; }
     // Whether it is the item's; or among those of one page that are copied together with the first that is, for the

@@ -5,13 +5,17 @@
 // as they came from memory, and a group of up to 8 heads needs no sums for 16.
 #pragma once
 #include "tiles.cuh"
+#if TILED
+#include "work.cuh"
+#endif
 
-constexpr int COLUMNS = ROWS / 8;               // of Oᵀ, eight query rows each
-constexpr bool BYTES = CACHE_BYTES == 1;        // fp8 or int8
-constexpr int KEY_STEPS = KEY_VECTORS * X / 4;  // of 16 columns of Q; of a lane's 16 bytes, four numbers each
+constexpr int WARP_ROWS = BY_ROWS ? ROWS / WARPS : ROWS;  // of a warp
+constexpr int COLUMNS = WARP_ROWS / 8;                    // of Oᵀ, eight query rows each
+constexpr bool BYTES = CACHE_BYTES == 1;                  // fp8 or int8
+constexpr int KEY_STEPS = KEY_VECTORS * X / 4;            // of 16 columns of Q; of a lane's 16 bytes, four numbers each
 constexpr int VALUE_STEPS = TRANSPOSED ? VALUE_VECTORS / 2 : VALUE_VECTORS * X / 2;  // of 16 rows of Oᵀ
 constexpr int O_ROW = HEAD_DIM + 4;                                                  // shifts banks
-static_assert((ROWS == 8 || ROWS == 16) && QUERY_TYPE != FP32, "what tensor cores take");
+static_assert((WARP_ROWS == 8 || WARP_ROWS == 16) && QUERY_TYPE != FP32, "what tensor cores take");
 
 // ---- instructions
 
@@ -87,13 +91,46 @@ struct __align__(8 * COLUMNS) Query {
     unsigned of[2][COLUMNS];  // a of the product for S, without rows 8 to 15 where those are zeros
 };
 // A piece in shared memory, as all threads of the block see it.
+extern __shared__ __align__(16) float O_of_warps[];  // [WARPS][WARP_ROWS][O_ROW]
+
 struct SharedPiece {
+#if !BY_ROWS
     Query query[KEY_STEPS][32];
+#endif
     Row rows[ROWS];
     Piece piece;
     Pages pages;
+#if TILED
+    Item item;                // the piece once more
+    int all_from, all_until;  // tokens that all rows see
+#else
     int after;  // the number of the piece after this one
+#endif
 };
+
+// The query tokens of a sequence.
+__device__ __forceinline__ int tokens_of(const Decode &a, const Sequence &sequence) {
+#if TILED
+    return sequence.tokens;
+#else
+    return a.tokens;
+#endif
+}
+__device__ __forceinline__ int rows_of(const Decode &a, const Sequence &sequence) {
+    return tokens_of(a, sequence) * a.group;
+}
+
+// The first of a block's rows that is this warp's.
+__device__ __forceinline__ int first_row() { return BY_ROWS ? threadIdx.x / 32 * WARP_ROWS : 0; }
+// The queries of this warp's rows: with rows of its own, they are where its O will be.
+__device__ __forceinline__ Query &query_of(SharedPiece &present, int step) {
+#if BY_ROWS
+    static_assert(KEY_STEPS * 32 * sizeof(Query) <= WARP_ROWS * O_ROW * 4, "no more than there is room for");
+    return reinterpret_cast<Query *>(O_of_warps + first_row() * O_ROW)[step * 32 + lane_of()];
+#else
+    return present.query[step][lane_of()];
+#endif
+}
 
 // The rows that a lane asks for: g of each eight.
 struct RowsOfLane {
@@ -104,10 +141,20 @@ __device__ __forceinline__ RowsOfLane rows_of_lane(const Decode &a, const Sequen
     RowsOfLane rows;
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
-        const int row = rows.row[n] = sequence.row0 + n * 8 + lane_g(), token = rows.token[n] = token_of_row(a, row);
+        const int row = rows.row[n] = sequence.row0 + first_row() + n * 8 + lane_g();
+        const int token = rows.token[n] = tokens_of(a, sequence) > 1 ? (unsigned)row / (unsigned)a.group : 0;
         rows.head[n] = (sequence.kv_head - token) * a.group + row;
     }
     return rows;
+}
+
+// Where a query token of a sequence is, in numbers.
+__device__ __forceinline__ long long query_at(const Decode &a, const Sequence &sequence, int token) {
+#if TILED && RAGGED
+    return (sequence.start + token) * a.query_sequence;
+#else
+    return sequence.s * a.query_sequence + token * a.query_token;
+#endif
 }
 
 // A group of copies: the queries. RowsOfLane that there are none of are zero.
@@ -115,14 +162,14 @@ __device__ __forceinline__ void ask_for_queries(const Decode &a, const Sequence 
                                                 SharedPiece &present) {
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
-        const unsigned short *const from = static_cast<const unsigned short *>(a.query) +
-                                           sequence.s * a.query_sequence + rows.token[n] * a.query_token;
+        const unsigned short *const from =
+            static_cast<const unsigned short *>(a.query) + query_at(a, sequence, rows.token[n]);
 #pragma unroll
-        for (int i = 0; i < ceil_div(KEY_STEPS, WARPS); ++i) {
-            const int step = i * WARPS + threadIdx.x / 32, d = column_of(step, lane_t());
+        for (int i = 0; i < ceil_div(KEY_STEPS, TURNS); ++i) {
+            const int step = i * TURNS + turn_of_warp(), d = column_of(step, lane_t());
             if (step >= KEY_STEPS) break;
-            const bool wanted = rows.row[n] < rows_of(a) && d < HEAD_DIM;
-            unsigned *const to = present.query[step][lane_of()].of[0] + n;
+            const bool wanted = rows.row[n] < rows_of(a, sequence) && d < HEAD_DIM;
+            unsigned *const to = query_of(present, step).of[0] + n;
             const long long at = wanted ? rows.head[n] * HEAD_DIM + d : 0;
             copy(to, from + at, wanted), copy(to + COLUMNS, from + at + (wanted ? 2 : 0), wanted);
         }
@@ -130,17 +177,24 @@ __device__ __forceinline__ void ask_for_queries(const Decode &a, const Sequence 
     commit_copies();
 }
 
-// Writes what scores depend on besides queries and keys; the first warp does.
+// Writes what scores depend on besides queries and keys; the first warp with these rows does.
 __device__ __forceinline__ void know_rows(const Decode &a, const Sequence &sequence, const RowsOfLane &rows,
                                           SharedPiece &present) {
-    if (threadIdx.x / 32 != 0 || lane_t() != 0) return;
+    if (turn_of_warp() != 0 || lane_t() != 0) return;
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
         const int token = rows.token[n], head = rows.head[n];
-        const bool there = rows.row[n] < rows_of(a);
-        const int position = there ? sequence.length - a.tokens + token : -1;
-        Row &known = present.rows[n * 8 + lane_g()];
-        known.place = ((long long)sequence.s * a.tokens + token) * a.heads + head, known.position = position;
+        const bool there = rows.row[n] < rows_of(a, sequence);
+#if TILED
+        const int last = RAGGED && !a.causal ? sequence.length - 1 : sequence.length - sequence.tokens + token;
+        const long long asker = sequence.start + token;
+#else
+        const int last = sequence.length - a.tokens + token;
+        const long long asker = (long long)sequence.s * a.tokens + token;
+#endif
+        const int position = there ? last : -1;
+        Row &known = present.rows[first_row() + n * 8 + lane_g()];
+        known.place = asker * a.heads + head, known.position = position;
         known.slope = a.alibi_slopes && there ? a.alibi_slopes[head] * LOG2E : 0;
         if (a.sparse_stride > 1) {
             known.block = position / a.sparse_block - a.sparse_local;
@@ -188,10 +242,10 @@ struct Scores {
     float of[2][4];
 };
 
-__device__ __forceinline__ void multiply_keys(const Keys &keys, const SharedPiece &present, Scores &s) {
+__device__ __forceinline__ void multiply_keys(const Keys &keys, SharedPiece &present, Scores &s) {
 #pragma unroll
     for (int step = 0; step < KEY_STEPS; ++step) {
-        const Query words = present.query[step][lane_of()];
+        const Query words = query_of(present, step);
         unsigned q[4] = {};
 #pragma unroll
         for (int i = 0; i < 2 * COLUMNS; ++i) q[i / COLUMNS * 2 + i % COLUMNS] = words.of[i / COLUMNS][i % COLUMNS];
@@ -217,8 +271,13 @@ __device__ __forceinline__ void softmax(const Decode &a, const SharedPiece &pres
         float s[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) s[i] = score_of(a, scores.of[i / 2][n * 2 + i % 2] * factor);
-        if (!whole || a.tokens > 1 || a.sparse_stride > 1 || a.alibi_slopes) {
-            const Row row = present.rows[n * 8 + lane_g()];
+#if TILED
+        const bool all_see = token0 >= present.all_from && token0 + TILE <= present.all_until;
+#else
+        const bool all_see = a.tokens == 1;
+#endif
+        if (!whole || !all_see || a.sparse_stride > 1 || a.alibi_slopes) {
+            const Row row = present.rows[first_row() + n * 8 + lane_g()];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int token = token0 + token_of_column(i / 2 * 8 + lane_t() * 2 + i % 2);
@@ -264,7 +323,7 @@ __device__ __forceinline__ Tile tile_at(const Pages &pages, const Piece &piece, 
 
 // A tile's keys and values go into the state, if there is `any`, and those of the next one that the registers are for,
 // at token `first` of `of`, are asked for, each as soon as can be. `whole`: all of the tile is the piece's.
-__device__ __forceinline__ void take_tile(const Decode &a, const SharedPiece &present, const float &factor, int token0,
+__device__ __forceinline__ void take_tile(const Decode &a, SharedPiece &present, const float &factor, int token0,
                                           bool any, bool whole, const SharedPiece &of, int first, Keys &keys,
                                           Values &values, State &state) {
     Scores s = {};
@@ -284,22 +343,21 @@ __device__ __forceinline__ void take_tile(const Decode &a, const SharedPiece &pr
 
 // ---- where warps meet
 
-extern __shared__ __align__(16) float O_of_warps[];  // [WARPS][ROWS][O_ROW]
-
 struct Meeting {
-    float m[WARPS][ROWS], l[WARPS][ROWS];
+    float m[WARPS][WARP_ROWS], l[WARPS][WARP_ROWS];
 };
 
 // The warps' states to shared memory.
 __device__ __forceinline__ void hand_in(const State &state, Meeting &meeting, float *O) {
     const int warp = threadIdx.x / 32;
+    if (BY_ROWS) __syncwarp();  // all have read the queries, which are overwritten
 #pragma unroll
     for (int n = 0; n < COLUMNS; ++n) {
         const float l = quad_sum(state.l[n]);
         if (lane_t() == 0) meeting.m[warp][n * 8 + lane_g()] = state.m[n], meeting.l[warp][n * 8 + lane_g()] = l;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            float *const row = O + (warp * ROWS + n * 8 + lane_t() * 2 + i) * O_ROW;
+            float *const row = O + (warp * WARP_ROWS + n * 8 + lane_t() * 2 + i) * O_ROW;
             if constexpr (TRANSPOSED) {
 #pragma unroll
                 for (int step = 0; step < VALUE_STEPS; ++step)
@@ -319,13 +377,15 @@ __device__ __forceinline__ void hand_in(const State &state, Meeting &meeting, fl
     }
 }
 
-// All warps' parts of row r, in their order.
+// The parts of row r that warps have, in their order.
 __device__ __forceinline__ Partial sum_of(const Meeting &meeting, const float *O, int r, int quad) {
-    Partial sum = nothing(), parts[WARPS];
+    Partial sum = nothing(), parts[TURNS];
 #pragma unroll
-    for (int warp = 0; warp < WARPS; ++warp)
-        parts[warp] = {meeting.m[warp][r], meeting.l[warp][r],
-                       reinterpret_cast<const float4 *>(O + (warp * ROWS + r) * O_ROW)[quad]};
+    for (int turn = 0; turn < TURNS; ++turn) {
+        const int warp = BY_ROWS ? r / WARP_ROWS : turn, of_warp = BY_ROWS ? r % WARP_ROWS : r;
+        parts[turn] = {meeting.m[warp][of_warp], meeting.l[warp][of_warp],
+                       reinterpret_cast<const float4 *>(O + (warp * WARP_ROWS + of_warp) * O_ROW)[quad]};
+    }
     join(sum, parts);
     return sum;
 }
@@ -337,7 +397,7 @@ __device__ __forceinline__ float *partials_of_row(const Decode &a, long long pla
 
 // How many of the block's rows there are.
 __device__ __forceinline__ int rows_of_piece(const Decode &a, const Piece &piece) {
-    return min(ROWS, rows_of(a) - piece.of.row0);
+    return min(ROWS, rows_of(a, piece.of) - piece.of.row0);
 }
 
 // Adds up what the warps have handed in. That is an answer if the piece is all of its sequence, else a partial one,

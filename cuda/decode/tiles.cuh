@@ -35,6 +35,7 @@ __device__ __forceinline__ int token_of_lane(int t, int i) {
 // 16, 8 or 4 bytes into registers that keep what they have if it is not wanted: a branch would be a copy of each after
 // it, which waits for what has just been asked for. What is read once only need not stay in the first-level cache; and
 // memory gives whole lines of 128 bytes sooner than their halves, one for this load and one for the next.
+#if !BY_ROWS
 template <int BYTES>
 __device__ __forceinline__ void stream(const unsigned char *from, bool wanted, unsigned *to) {
     if constexpr (BYTES == 16)
@@ -56,6 +57,29 @@ __device__ __forceinline__ void stream(const unsigned char *from, bool wanted, u
             : "+r"(to[0])
             : "l"(from), "r"((unsigned)wanted));
 }
+#else  // where other warps read the same soon after
+template <int BYTES>
+__device__ __forceinline__ void stream(const unsigned char *from, bool wanted, unsigned *to) {
+    if constexpr (BYTES == 16)
+        asm volatile(
+            "{ .reg .pred p; setp.ne.u32 p, %5, 0;\n"
+            "@p ld.global.nc.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+            : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
+            : "l"(from), "r"((unsigned)wanted));
+    else if constexpr (BYTES == 8)
+        asm volatile(
+            "{ .reg .pred p; setp.ne.u32 p, %3, 0;\n"
+            "@p ld.global.nc.L2::128B.v2.u32 {%0, %1}, [%2]; }"
+            : "+r"(to[0]), "+r"(to[1])
+            : "l"(from), "r"((unsigned)wanted));
+    else
+        asm volatile(
+            "{ .reg .pred p; setp.ne.u32 p, %2, 0;\n"
+            "@p ld.global.nc.L2::128B.u32 %0, [%1]; }"
+            : "+r"(to[0])
+            : "l"(from), "r"((unsigned)wanted));
+}
+#endif
 
 // ---- copies to shared memory, which no register waits for
 
@@ -82,7 +106,9 @@ __device__ __forceinline__ int lane_t() { return threadIdx.x % 4; }
 
 constexpr int PAGES = PAGE < TILE ? TILE / PAGE : 1;  // that a tile has tokens of
 constexpr int AHEAD = 32 / PAGES;                     // tiles whose pages a warp asks for at a time, a lane each
-constexpr int APART = WARPS * TILE;                   // tokens from one tile of a warp to its next
+constexpr int TURNS = BY_ROWS ? 1 : WARPS;            // warps that take tiles of a piece in turn
+constexpr int APART = TURNS * TILE;                   // tokens from one tile of a warp to its next
+__device__ __forceinline__ int turn_of_warp() { return BY_ROWS ? 0 : threadIdx.x / 32; }
 
 // A tile, as a warp needs to know it to ask for it.
 struct Tile {
@@ -113,7 +139,7 @@ struct Pages {
     }
     // Asks for the pages of the run that token0 is in.
     __device__ __forceinline__ void ask(const Sequence &sequence, int token0, int end) {
-        const unsigned run = (unsigned)token0 / (AHEAD * APART), at = threadIdx.x / 32 * TILE + run * AHEAD * APART;
+        const unsigned run = (unsigned)token0 / (AHEAD * APART), at = turn_of_warp() * TILE + run * AHEAD * APART;
         const unsigned token = at + lane_of() / PAGES * APART + lane_of() % PAGES * PAGE;
         const bool wanted = token < (unsigned)end;
         copy(of[threadIdx.x / 32] + run % 2 * AHEAD * PAGES + lane_of(), sequence.table + (wanted ? token / PAGE : 0),
@@ -123,7 +149,7 @@ struct Pages {
 
 // The first token of a warp's first tile; beyond the piece's end if it has none.
 __device__ __forceinline__ int first_tile(const Piece &piece) {
-    return piece.first / APART * APART + threadIdx.x / 32 * TILE;
+    return piece.first / APART * APART + turn_of_warp() * TILE;
 }
 
 // The page of a token of a tile; one that the cache has not is replaced by one that it has.

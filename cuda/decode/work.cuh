@@ -8,11 +8,12 @@
 // Items are of two kinds: those of few rows wait for memory, those of many for tensor cores. A block draws numbers of
 // one kind as long as there are any, then of the other; so at any time some blocks do this and others that.
 //
-// Macros: SHARE, the largest number of query tokens times pieces of a sequence that is cut into several.
+// Macros: SHARE, the largest number of query tokens times pieces of a sequence that is cut into several. FROM_ROWS and
+// TO_ROWS, of a sequence and head of the cache: those with other numbers of rows are another launch's.
 #pragma once
 #include "pieces.cuh"
 
-enum Kind { MANY, FEW, KINDS };
+enum Kind { MANY, FEW, KINDS, ANY = KINDS };
 constexpr int ROWS_OF_FEW = 64;  // of a sequence and head of the cache at most: those of one warpgroup
 
 // The query tokens of a sequence, or those that none has.
@@ -37,7 +38,7 @@ struct Asker {
     __device__ __forceinline__ Kind kind(const Decode &a) const { return rows(a) <= ROWS_OF_FEW ? FEW : MANY; }
     // How many items it has of a kind.
     __device__ __forceinline__ int items(const Decode &a, Kind wanted) const {
-        if (tokens <= 0 || kind(a) != wanted) return 0;
+        if (tokens <= 0 || rows(a) < FROM_ROWS || rows(a) > TO_ROWS || (wanted != ANY && kind(a) != wanted)) return 0;
         return a.kv_heads * ceil_div_large(rows(a), ROWS) * pieces(a).x;
     }
 };
@@ -62,8 +63,6 @@ struct Item : Asker {
     int first, end;    // keys that some of its rows see
     int index, count;  // its piece, among how many
     bool is_none;      // there is no more work
-    __device__ __forceinline__ int first_tile() const { return first / BC; }
-    __device__ __forceinline__ int last_tile() const { return end > first ? ceil_div_large(end, BC) : first / BC; }
 };
 
 // A row of an item: its query token among the sequence's, its head, and its place in the sequence.
@@ -118,18 +117,23 @@ struct Finder {
     }
 };
 
-// The scratch: numbers drawn of each kind; then how many warpgroups have finished their part of a cut row tile; then,
-// from a multiple of 16 bytes on, partial answers.
-__device__ __forceinline__ int cut_tiles(const Decode &a) { return ceil_div_large(SHARE / 2 * a.group, ROWS); }
-__device__ __forceinline__ int *counter_of(const Decode &a, const Item &item, int warpgroup) {
-    const int which = (item.s * a.kv_heads + item.kv_head) * cut_tiles(a) + item.row0 / ROWS;
-    return static_cast<int *>(a.workspace) + LAUNCH_COUNTERS + which * 2 + warpgroup;
+// The scratch: numbers drawn of each kind; then, for each COUNTED rows of a sequence that may be cut, how many pieces are
+// finished, of which tiles use that of their first row; then, from a multiple of 16 bytes on, partial answers.
+constexpr int COUNTED = 32;
+__device__ __forceinline__ int counters_of(const Decode &a) { return ceil_div_large(SHARE / 2 * a.group, COUNTED); }
+__device__ __forceinline__ int *counter_of(const Decode &a, const Item &item, int row) {
+    const int which = (item.s * a.kv_heads + item.kv_head) * counters_of(a) + row / COUNTED;
+    return static_cast<int *>(a.workspace) + LAUNCH_COUNTERS + which;
+}
+// The next number of a kind, for one thread: the compiler would have a warp add together, and wait for the sum at once.
+__device__ __forceinline__ int next_number(const Decode &a, int kind) {
+    return atomicInc(static_cast<unsigned *>(a.workspace) + kind, 0x7fffffff);
 }
 // The partial answers of a row, as many as the sequence has pieces. They are kept for all query tokens there are; or for
 // SHARE a sequence, where that is less.
 __device__ __forceinline__ float *partials_of(const Decode &a, const Item &item, const ItemRow &row) {
     const int most = most_pieces(a);
-    const long long counters = ((long long)a.sequences * a.kv_heads * cut_tiles(a) * 2 + 3) / 4 * 4;
+    const long long counters = ((long long)a.sequences * a.kv_heads * counters_of(a) + 3) / 4 * 4;
     float *const partials = static_cast<float *>(a.workspace) + LAUNCH_COUNTERS + counters;
     const bool of_all = (long long)a.total * most <= (long long)a.sequences * SHARE;
     const long long first =

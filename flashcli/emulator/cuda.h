@@ -352,6 +352,20 @@ inline void mov_b32(unsigned short &low, unsigned short &high, unsigned x) { low
 
 // -- memory
 
+inline void ld_global_nc_L2__128B_v4_u32(unsigned &a, unsigned &b, unsigned &c, unsigned &d, const void *from,
+                                         bool wanted) {
+    if (!wanted) return;
+    const uint4 x = *aligned((const uint4 *)from, 16);
+    a = x.x, b = x.y, c = x.z, d = x.w;
+}
+inline void ld_global_nc_L2__128B_v2_u32(unsigned &a, unsigned &b, const void *from, bool wanted) {
+    if (!wanted) return;
+    const uint2 x = *aligned((const uint2 *)from, 8);
+    a = x.x, b = x.y;
+}
+inline void ld_global_nc_L2__128B_u32(unsigned &a, const void *from, bool wanted) {
+    if (wanted) a = *aligned((const unsigned *)from, 4);
+}
 inline void ld_global_nc_L1__no_allocate_L2__128B_v4_u32(unsigned &a, unsigned &b, unsigned &c, unsigned &d,
                                                          const void *from, bool wanted) {
     if (!wanted) return;

@@ -18,7 +18,7 @@ from flashcli.asked.shape import MAX_INT32, ceil_div, round_up
 from flashcli.errors import UsageError
 from flashcli.kernels import pages
 from flashcli.kernels.occupancy import most_shared
-from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Part, Plan, Tiling
+from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Part, Plan, Step, Tiling
 from flashcli.kernels.plan import ATTENTION
 from flashcli.kernels.tuning.decode import (
     AHEAD_OF_LENGTH,
@@ -35,7 +35,10 @@ from flashcli.kernels.tuning.decode import (
     Tuning,
     all_pieces,
     all_rows,
+    by_rows,
+    few_rows,
     gathered_together,
+    is_few,
     most_pieces,
     most_uncut,
     one_row,
@@ -52,6 +55,7 @@ from flashcli.kernels.tuning.decode import (
     tensor_blocks,
     tensor_rows,
     tensor_tuning,
+    tiled,
     uncut,
 )
 
@@ -270,17 +274,24 @@ def _piece_macros(problem: Problem) -> dict[str, int]:
 def _tensor_macros(problem: Problem) -> dict[str, int]:
     tuning = problem.tuning
     own = {"BLOCKS": tensor_blocks(problem), "FINDS": tuning.finds, "UNDER_WAY": tuning.under_way}
-    return _piece_macros(problem) | own | {"CLUSTER": tuning.cluster, "MERGED_ROWS": MERGED_ROWS}
+    own |= {"CLUSTER": tuning.cluster, "MERGED_ROWS": MERGED_ROWS}
+    if tiled(problem):
+        own |= {"TILED": 1} | _ragged_macros(problem) | ({"BY_ROWS": 1} if by_rows(problem) else {})
+    return _piece_macros(problem) | own
 
 
 def _of_warps(problem: Problem) -> int:
     """Bytes of shared memory for the warps' O."""
-    return problem.tuning.threads // 32 * problem.rows * 4 * (problem.d + 4)
+    warps = problem.tuning.threads // 32
+    return (1 if by_rows(problem) else warps) * problem.rows * 4 * (problem.d + 4)
 
 
 def _tensor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     """The launches of tensor: ``begin`` where blocks draw pieces, then the pieces, then a merge where one is needed."""
     tuning, most = problem.tuning, most_pieces(problem)
+    if tiled(problem):
+        blocks = min(_row_tiles(problem), tensor_blocks(problem) * problem.gpu.multiprocessors)
+        return (Launch("tensor", blocks, tuning.threads, _of_warps(problem)),)
     if tuning.cluster > 1 and (tuning.finds != AHEAD_OF_LENGTH or tuning.cluster < most):
         told = f"clusters of {tuning.cluster} blocks do not merge {most} pieces, finds={tuning.finds}."
         raise UsageError(told, f"choose finds={AHEAD_OF_LENGTH} and as many blocks as pieces, or cluster=1.")
@@ -312,37 +323,48 @@ def _tensor_refuses(problem: Problem) -> str:
 
 
 def _draws_and_partials(tiling: Tiling, problem: Problem) -> int:
-    return 4 * LAUNCH_COUNTERS + _partials(problem)
+    return _ragged_workspace(problem) if tiled(problem) else 4 * LAUNCH_COUNTERS + _partials(problem)
 
 
-# ---- many query rows together
+# ---- row tiles that are found on the device: ragged queries, and many query rows together
+
+COUNTED = 32  # rows that share a counter, see work.cuh
+
+
+def _row_tiles(problem: Problem) -> int:
+    """The largest number of pieces of row tiles that all sequences together can be cut into."""
+    tiles = ceil_div(problem.places // problem.kv_heads, problem.rows) + problem.sequences
+    return tiles * problem.kv_heads * most_pieces(problem)
+
+
+def _ragged_macros(problem: Problem) -> dict[str, int]:
+    return {"SHARE": SHARE, "FROM_ROWS": problem.from_rows, "TO_ROWS": problem.to_rows}
+
+
+def _ragged_counters(problem: Problem) -> int:
+    """The numbers drawn, and counters of the rows of sequences that may be cut."""
+    of_head = ceil_div(SHARE // 2 * problem.group, COUNTED)
+    return LAUNCH_COUNTERS + round_up(problem.sequences * problem.kv_heads * of_head, 4)
+
+
+def _ragged_workspace(problem: Problem) -> int:
+    """The counters, and partial answers of all rows, or of `SHARE` query tokens a sequence where that is less."""
+    partials = min(problem.places * most_pieces(problem), problem.sequences * SHARE * problem.heads)
+    return 4 * _ragged_counters(problem) + partials * partial_bytes(problem)
 
 
 def _prompt_tiling(problem: Problem) -> Tiling:
     """128 query rows, and as many tiles of keys and values as shared memory has room for."""
     keys, stages = prompt_keys(problem), prompt_stages(problem)
     shared = prompt_shared(problem, stages)
-    own = {"BC": keys, "STAGES": stages, "SHARED": shared, "SHARE": SHARE, "FEW_OF": FEW_OF}
-    macros = _piece_macros(problem) | own
+    own = {"BC": keys, "STAGES": stages, "SHARED": shared, "FEW_OF": FEW_OF}
+    macros = _piece_macros(problem) | _ragged_macros(problem) | own
     return Tiling(problem.rows, keys, PROMPT_THREADS, shared, macros=tuple(macros.items()))
 
 
 def _prompt(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    tiles = ceil_div(problem.places // problem.kv_heads, tiling.Br) + problem.sequences
-    blocks = min(problem.gpu.multiprocessors, tiles * problem.kv_heads * most_pieces(problem))
+    blocks = min(problem.gpu.multiprocessors, _row_tiles(problem))
     return (Launch("prompt", blocks, tiling.threads, tiling.shared),)
-
-
-def _prompt_counters(tiling: Tiling, problem: Problem) -> int:
-    """The numbers drawn, and two counters for each row tile of a sequence that may be cut."""
-    tiles = ceil_div(SHARE // 2 * problem.group, tiling.Br)
-    return LAUNCH_COUNTERS + round_up(2 * problem.sequences * problem.kv_heads * tiles, 4)
-
-
-def _prompt_workspace(tiling: Tiling, problem: Problem) -> int:
-    """The counters, and partial answers of all rows, or of `SHARE` query tokens a sequence where that is less."""
-    partials = min(problem.places * most_pieces(problem), problem.sequences * SHARE * problem.heads)
-    return 4 * _prompt_counters(tiling, problem) + partials * partial_bytes(problem)
 
 
 def _prompt_refuses(problem: Problem) -> str:
@@ -473,6 +495,7 @@ KERNELS = {
             tiling=_tiles(_tensor_macros),
             launches=_tensor,
             workspace=_draws_and_partials,
+            counters=lambda tiling, problem: _ragged_counters(problem) if tiled(problem) else 0,
             fitted=_chooses(tensor_rows, tensor_tuning),
             refuses=_tensor_refuses,
             needs=(8, 0),
@@ -483,8 +506,8 @@ KERNELS = {
             summary="128 query rows together on Hopper's tensor cores: prompts, chunks, drafts",
             tiling=_prompt_tiling,
             launches=_prompt,
-            workspace=_prompt_workspace,
-            counters=_prompt_counters,
+            workspace=lambda tiling, problem: _ragged_workspace(problem),
+            counters=lambda tiling, problem: _ragged_counters(problem),
             fitted=_chooses(lambda problem: PROMPT_ROWS, prompt_tuning),
             refuses=_prompt_refuses,
             needs=HAS_CLUSTERS,
@@ -539,6 +562,8 @@ def choose(problem: Problem, name: str | None = None) -> Build:
         fastest = FOR_MANY_ROWS if takes_many_rows(problem) else DEFAULTS
         able = (KERNELS[one] for one in fastest if not KERNELS[one].refusal(problem.gpu.capability, problem))
         kernel = next(able)
+        if kernel.name == "tensor" and tiled(problem) and not is_few(problem) and (few := few_rows(problem)):
+            problem = problem._replace(from_rows=few + 1)
     else:
         kernel = named(name)
         if reason := kernel.refuses(problem):
@@ -578,7 +603,15 @@ def plan_of(build: Build, asked: Decode) -> Plan:
     inside = (*((POINTERS.index(name), end + 4 * i) for i, name in enumerate(factors)), (POINTERS.index("lse"), lse))
     unread = () if asked.is_scaled else tuple(POINTERS.index(name) for name in FACTORS)
     others = {"workspace": lse + 4 * build.problem.places, "clear": tuple(clear), "inside": inside, "unread": unread}
-    return (whole or Plan(build.steps(), argument(asked)))._replace(**others)
+    return (whole or Plan(steps(build), argument(asked)))._replace(**others)
+
+
+def steps(build: Build) -> tuple[Step, ...]:
+    """The launches of a build, in order, and those of tensor for sequences of few rows, if the build leaves these."""
+    if not build.problem.from_rows:
+        return build.steps()
+    of_few = build.problem._replace(from_rows=0, to_rows=build.problem.from_rows - 1)
+    return build.steps() + Build(build.kernel, build.kernel.fitted(of_few)).steps()
 
 
 def _bits(number: float) -> int:

@@ -13,7 +13,7 @@ from flashcli.cpu.pages import DecodeArrays
 from flashcli.emulator.machine import Emulated
 from flashcli.kernels import decode
 from flashcli.kernels.operation import Build, Gpu
-from flashcli.kernels.tuning.decode import Tuning
+from flashcli.kernels.tuning.decode import HOPPER, Tuning
 from flashcli.run.decode_cuda import contiguous
 
 
@@ -25,9 +25,10 @@ class DecodeEmulated:
         folder: Path,
         kernel: str | None = None,
         retuned: Callable[[Tuning], Tuning] = lambda tuning: tuning,
+        gpu: Gpu = HOPPER,
     ) -> None:
         self._folder, self._kernel, self._retuned = folder, kernel, retuned
-        self._session = SimpleNamespace(multiprocessors=132, capability=(9, 0))  # what is known of the GPU
+        self._session = SimpleNamespace(multiprocessors=gpu.multiprocessors, capability=gpu.capability)
 
     def __enter__(self) -> DecodeEmulated:
         return self

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from emulator.decode import DecodeEmulated
 
+from bench.decode_judge import Answer, Judge
 from flashcli.files.decode.cases import Case, make
 from flashcli.kernels.decode import choose, problem_of
+from flashcli.kernels.decode import steps as steps_of
 from flashcli.kernels.operation import Gpu
 from flashcli.kernels.tuning.decode import Problem
 
@@ -32,11 +34,14 @@ def half(**others) -> Problem:
         (half(ragged=True, total=9, sparse=True), "tensor"),
         (half(ragged=True, total=9, query_type="float32", cache_type="float32"), "grouped"),
         (half(ragged=True, total=9, max_query_len=1), "tensor"),
-        (half(ragged=True, total=9, max_query_len=2), "prompt"),
+        (half(ragged=True, total=9, max_query_len=2), "tensor"),  # 8 rows
+        (half(ragged=True, total=9, max_query_len=3), "prompt"),
         (half(ragged=True, total=9, max_query_len=1, heads=72, kv_heads=1), "prompt"),
         (half(ragged=True, total=9, max_query_len=1, one_result=True), "prompt"),
         (half(tokens=1), "tensor"),
-        (half(tokens=8, heads=64), "tensor"),  # 64 rows
+        (half(tokens=8, heads=64), "prompt"),
+        (half(tokens=8, heads=64, gpu=ADA), "tensor"),
+        (half(tokens=8, heads=64, transposed=True), "tensor"),  # 64 rows
         (half(tokens=3, kv_heads=1), "prompt"),
         (half(tokens=1, one_result=True), "prompt"),
     ],
@@ -51,10 +56,39 @@ def test_scratch_follows_from_the_sequences_where_there_are_many_query_tokens():
     assert build.counters() * 4 <= build.workspace()
 
 
-def test_a_token_has_one_result_alone_among_eight_in_a_chunk_and_in_a_prompt(emulated):
+@pytest.mark.parametrize(
+    ("problem", "steps"),
+    [
+        (half(ragged=True, total=999), [("prompt", 128)]),
+        (half(ragged=True, total=999, max_query_len=2), [("tensor", 8)]),
+        (half(ragged=True, total=999, gpu=ADA), [("tensor", 64), ("tensor", 8)]),
+        (half(ragged=True, total=999, gpu=ADA, heads=96), [("tensor", 64), ("tensor", 16)]),
+        (half(ragged=True, total=999, gpu=ADA, d=256), [("tensor", 32), ("tensor", 8)]),
+        (half(ragged=True, total=999, gpu=ADA, kv_heads=1), [("tensor", 64)]),
+        (half(ragged=True, total=999, gpu=ADA, one_result=True), [("tensor", 64)]),
+    ],
+)
+def test_without_prompt_sequences_of_few_rows_have_a_launch_of_their_own(problem, steps):
+    assert [(one.build.kernel.name, one.build.problem.rows) for one in steps_of(choose(problem))] == steps
+
+
+@pytest.mark.parametrize("gpu", [HOPPER, ADA])
+def test_sequences_of_many_and_few_rows_are_right_and_have_the_bytes_that_they_have_alone(emulated, gpu):
+    case = Case(6, 8, 2, 64, "70,9,133,150,2100,2100", layout="nhd", queries="5,0,1,40,2,3", window=2000)
+    asked, engine = make(case), DecodeEmulated(emulated, gpu=gpu)
+    answer = Answer(*engine.decode(asked, range(6)))
+    assert Judge(asked).problem(answer) == ""
+    for s in (2, 3, 4, 5):
+        out, lse = engine.decode(asked, range(s, s + 1))
+        its = slice(*asked.query_starts[s : s + 2])
+        assert out.tobytes() == answer.out[its].tobytes() and lse.tobytes() == answer.lse[its].tobytes()
+
+
+@pytest.mark.parametrize("gpu", [HOPPER, ADA])
+def test_a_token_has_one_result_alone_among_eight_in_a_chunk_and_in_a_prompt(emulated, gpu):
     whole = make(Case(1, 2, 1, 64, "300", layout="nhd", queries="300"))
     whole = dataclasses.replace(whole, one_result=True)
-    engine = DecodeEmulated(emulated)
+    engine = DecodeEmulated(emulated, gpu=gpu)
     out, lse = engine.decode(whole, range(1))
     for first, count in ((299, 1), (200, 8), (100, 90)):
         query = whole.query[first : first + count]
@@ -67,7 +101,7 @@ def test_a_token_has_one_result_alone_among_eight_in_a_chunk_and_in_a_prompt(emu
             one, its_lse = engine.decode(asked, range(1))
             assert one.tobytes() == out[first : first + count].tobytes()
             assert its_lse.tobytes() == lse[first : first + count].tobytes()
-    assert choose(problem_of(whole.outline, HOPPER)).problem.tuning.pieces == 1
+    assert choose(problem_of(whole.outline, gpu)).problem.tuning.pieces == 1
 
 
 def test_single_tokens_that_the_caller_says_they_are_have_the_bytes_of_one_token_a_sequence(emulated):

@@ -19,6 +19,7 @@ HAS_CLUSTERS = (9, 0)  # the first compute capability that has
 HOPPER = Gpu(HAS_CLUSTERS, MULTIPROCESSORS)
 MOST_IN_A_CLUSTER = 8  # blocks, on any GPU; as many as a warp merges
 MAX_ROWS = 8  # query rows that a block takes together
+MOST_ROWS = 2**31 - 1  # of a sequence and head of the cache
 PIECE_AFTER_PIECE, BY_LENGTHS, BY_NUMBER, AHEAD_OF_LENGTH = range(4)  # how a block finds its pieces, see pieces.cuh
 MOST_BY_NUMBER = 16  # pieces of a sequence, where blocks know their own by number
 MOST_MISSING = 6144  # of these blocks, that may have none
@@ -62,6 +63,8 @@ class Problem(NamedTuple):
     softcap: bool = False
     sinks: bool = False
     short: int = 0  # the most query tokens of sequences that are answered; 0: of any
+    from_rows: int = 0  # of a ragged sequence and head of the cache; those of others are another launch's
+    to_rows: int = MOST_ROWS
     sequences: int = 1
     tokens: int = 1  # of a query; 1 if it is ragged
     heads: int = 1
@@ -156,7 +159,27 @@ def power_of_two(least: int) -> int:
 
 def tensor_rows(problem: Problem) -> int:
     """The query rows that a block of tensor takes together: 8, or 16 where there are more and registers hold them."""
-    return 8 if problem.head_rows <= 8 or problem.d > 128 else 16
+    if not tiled(problem):
+        return 8 if problem.head_rows <= 8 or problem.d > 128 else 16
+    if is_few(problem):
+        return few_rows(problem)
+    return (8 if problem.d > 128 else 16) * THREADS // 32
+
+
+def tiled(problem: Problem) -> bool:
+    """Whether blocks find row tiles of sequences with any number of query tokens; single ones are as [S, H, D]."""
+    return problem.one_result or (problem.ragged and problem.max_query_len != 1)
+
+
+def by_rows(problem: Problem) -> bool:
+    """Whether each warp of tensor has rows of its own, and all keys of a piece, where sequences have many rows."""
+    return tiled(problem) and not is_few(problem)
+
+
+def is_few(problem: Problem) -> bool:
+    """Whether ragged sequences have few rows, or those that a launch is for; see `few_rows`."""
+    most = min(problem.to_rows, problem.max_query_len * problem.group or MOST_ROWS)
+    return most <= few_rows(problem)
 
 
 def tensor_blocks(problem: Problem) -> int:
@@ -164,7 +187,7 @@ def tensor_blocks(problem: Problem) -> int:
     if problem.tuning.blocks or problem.d > 128:
         return problem.tuning.blocks or 2
     piece_after_piece = problem.tuning.finds == PIECE_AFTER_PIECE
-    if problem.rows == 16 and problem.d > 64:
+    if problem.rows > 8 and problem.d > 64:
         return 2 if piece_after_piece else 3
     return 3 if piece_after_piece and problem.d * ITEM_SIZES[problem.cache_type] > 128 else 4
 
@@ -177,6 +200,8 @@ def tensor_tuning(problem: Problem) -> Tuning:
     must not depend on the number of sequences.
     """
     row = problem.d * ITEM_SIZES[problem.cache_type]
+    if tiled(problem):
+        return prompt_tuning(problem)._replace(finds=BY_NUMBER)
     cut = Tuning(piece=2**17) if problem.head_rows <= 2 and row >= 256 else Tuning()
     problem = problem._replace(tuning=cut)
     pieces = all_pieces(problem)
@@ -207,10 +232,10 @@ def all_rows(problem: Problem) -> int:
     return power_of_two(problem.head_rows)
 
 
-# ---- prompt: 128 query rows together
+# ---- prompt: 128 query rows together, and row tiles that are found on the device
 
 PROMPT_ROWS, PROMPT_THREADS = 128, 384
-MANY_ROWS = 64  # up to which tensor is as fast
+MANY_ROWS = 16  # up to which tensor is as fast; in layout vllm, and with a cache of bytes, up to four times as many
 SHARE = 128  # query tokens times pieces at most, of a sequence that is cut
 FEW_OF = 3  # one block in so many begins with sequences of few rows
 MOST_STAGES = 6  # tiles of keys, and of values, under way
@@ -220,16 +245,30 @@ STATIC = 1024  # bytes of shared memory beside tiles, and as many to align them
 def takes_many_rows(problem: Problem) -> bool:
     """Whether many query rows share a head of the cache, or may; tensor goes past keys once for every 16 of them.
 
-    Ragged queries are few where the caller says so: single tokens, and in float32 those of short sequences.
+    Ragged queries are few where the caller says so: those of few rows, and in float32 those of short sequences.
     """
-    few = SHORT if problem.query_type == "float32" else 1
-    may = problem.one_result or (problem.ragged and not 1 <= problem.max_query_len <= few)
-    return may or problem.head_rows > MANY_ROWS
+    if problem.query_type == "float32":
+        ragged = problem.one_result or (problem.ragged and not 1 <= problem.max_query_len <= SHORT)
+    else:
+        ragged = tiled(problem) and not is_few(problem)
+    most = MANY_ROWS * (4 if problem.transposed or ITEM_SIZES[problem.cache_type] == 1 else 1)
+    return ragged or problem.head_rows > most
 
 
 def prompt_tuning(problem: Problem) -> Tuning:
     """The tuning of prompt: where a token's bytes must not depend on its company, no sequence is cut."""
     return Tuning(pieces=1) if problem.one_result else Tuning()
+
+
+def few_rows(problem: Problem) -> int:
+    """The rows of a ragged sequence for a head of the cache up to which its warps take keys in turn; 0: no such one.
+
+    Other sequences have a launch of their own, of blocks of many rows. One result of all query tokens needs one launch
+    for all.
+    """
+    if problem.one_result or not problem.ragged or problem.group > 16 or (problem.group > 8 and problem.d > 128):
+        return 0
+    return 8 if problem.group <= 8 else 16
 
 
 def prompt_keys(problem: Problem) -> int:
