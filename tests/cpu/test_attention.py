@@ -48,7 +48,9 @@ def test_every_shape_on_the_first_rungs(engine, d, causal):
 
 
 def assert_every_length(engine, d, causal):
-    inputs = [random_qkv(B, N, d, seed=N) for B, N in SHAPES]
+    inputs = [random_qkv(B, N, d, seed=N) for B, N in SHAPES if engine.takes(N, d)]
+    if not inputs:
+        pytest.skip(f"{engine.name} does not take heads of {d} numbers")
     factor = SPLIT_FACTOR if d < SHORT_HEAD and engine.splits else FACTOR
     assert_all_accurate([(engine(qkv, causal), qkv) for qkv in inputs], causal, factor=factor)
 
@@ -83,6 +85,8 @@ def test_any_scale(engine, scale):
 @engines_in_use
 @pytest.mark.parametrize("built_for", [(1, 1), (3, 200), (2, 4096)])
 def test_what_is_built_for_one_shape_is_right_for_all(engine, built_for):
+    if not engine.takes(700, 32):
+        pytest.skip(f"{engine.name} is built for all keys at once, so for as many as there are")
     engine.close()
     with open_engine(engine.name, (*built_for, 32)) as backend:
         inputs = [random_qkv(B, N, 32) for B, N in [(3, 200), (1, 5), (7, 64), (1, 700), (2, 1)]]

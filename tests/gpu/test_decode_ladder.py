@@ -198,7 +198,7 @@ def test_the_command_has_the_cpus_answer_by_each_kernel(gpu, tmp_path: Path):
     options = ("--lengths", "900,5,0", "--query-tokens", 2, "--alibi", "--fp8", "e4m3", "--window", 100)
     flashcli("generate", "x", "--decode", "3,8,2,64", *options, cwd=tmp_path)
     flashcli("decode", "x", "want", "--backend", "cpu", cwd=tmp_path)
-    for name in KERNELS:
+    for name in [name for name in KERNELS if name != "gather"]:  # which takes ragged queries only
         done = flashcli("decode", "x", "got", "--kernel", name, cwd=tmp_path)
         assert done.code == 0 and f"kernel {name}" in done.out and "GB/s of keys and values" in done.out, done.err
         done = flashcli("compare", "got", "want", "--tolerance", "2e-3", cwd=tmp_path)

@@ -156,4 +156,5 @@ def test_the_ladder_is_timed_on_a_gpu(gpu, tmp_path):
              "e4m3", cwd=tmp_path)  # fmt: skip
     done = flashcli("bench-decode", "x", "--kernel", "all", "--runs", 2, "--json", "-", cwd=tmp_path)
     assert done.code == 0, done.err
-    assert all("relative_l2" in row for row in json.loads(done.out)["rows"][1:])
+    unchecked = [row["contender"] for row in json.loads(done.out)["rows"][1:] if "relative_l2" not in row]
+    assert unchecked == ["gather"]  # which takes ragged queries only

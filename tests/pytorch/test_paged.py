@@ -382,7 +382,7 @@ def test_a_gpu_gives_the_answer_of_the_cpu(on_gpu, layout, types):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernel", decode.KERNELS)
+@pytest.mark.parametrize("kernel", [name for name in decode.KERNELS if name != "gather"])  # of ragged queries only
 def test_each_rung_that_is_named_gives_the_answer_of_the_cpu(on_gpu, kernel):
     asked = make(dataclasses.replace(SMALL, lengths="5,3000,0"))
     check(flashcli.decode(**to_gpu(asked), **options(asked), return_lse=True, kernel=kernel), asked)

@@ -502,7 +502,7 @@ def test_the_kernel_chosen_by_default_is_right(gpu, given, out):
 def test_ranges_of_rows_on_the_real_gpu(gpu, name, d, causal):
     if not KERNELS[name].runs_on(gpu):
         pytest.skip(f"{name} does not run on compute capability {gpu}")
-    pass_over_if_refused(name, d)
+    pass_over_if_refused(name, d, 333)
     qkv = random_qkv(3, 333, d)
     for N in (2048, 128):  # tiles for long and for short sequences
         with CudaBackend(d, causal, kernel=name, sizes=(3, N, N)) as backend:
@@ -516,6 +516,7 @@ def test_ranges_of_rows_on_the_real_gpu(gpu, name, d, causal):
 def test_long_batches_give_the_same_bits_by_rows(gpu, name, N, causal):
     if not KERNELS[name].runs_on(gpu):
         pytest.skip(f"{name} does not run on compute capability {gpu}")
+    pass_over_if_refused(name, 32, N)
     qkv = LONG[:, :, :N].copy()
     with CudaBackend(32, causal, kernel=name, sizes=(3, N, N)) as backend:
         whole = forward(backend, qkv)
