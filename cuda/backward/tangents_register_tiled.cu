@@ -212,10 +212,11 @@ __device__ __forceinline__ void of_rows_of(const Tangents &a, Head head, int i0)
             }
             if (first && GRADIENTS) row.tD = across(dot(p[x], tdp[x])) * by;
             row.total += total, row.of_R += dot(p[x], ts[x]);
-            if (!GRADIENTS) continue;
+            if (GRADIENTS) {
 #pragma unroll
-            for (int y = 0; y < PASS_ROWS; ++y) tdp[x][y] -= row.tD;
-            row.of_D += dot(p[x], dp[x]), row.of_tD += dot(p[x], tdp[x]);
+                for (int y = 0; y < PASS_ROWS; ++y) tdp[x][y] -= row.tD;
+                row.of_D += dot(p[x], dp[x]), row.of_tD += dot(p[x], tdp[x]);
+            }
         }
         first = false;
     });

@@ -137,8 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gather(const Decode a) {
             copy(keys[i] + c * a.key_chunk * CACHE_BYTES, k_scale, to.keys + place(i) + c * X);
             if (!TRANSPOSED) copy(values[i] + c * VECTOR_BYTES, v_scale, to.values + place(i) + c * X);
         }
-        if (!TRANSPOSED) continue;
-        for (int u = threadIdx.x; u < here * HEAD_DIM; u += THREADS) {
+        for (int u = threadIdx.x; u < (TRANSPOSED ? here * HEAD_DIM : 0); u += THREADS) {
             const int i = u / HEAD_DIM, d = u % HEAD_DIM;
             float x[1];
             unpack(load<CACHE_BYTES>(values[i] + d * PAGE * CACHE_BYTES).word, x);

@@ -69,7 +69,7 @@ def test_making_it_compiles_all_that_the_thirty_cases_need(kernel, sms):
     def builds(shapes):
         chunks = [(cut(shape), shape) for shape in shapes]
         problems = [Problem(by.batches, by.rows, shape.N, shape.d, sms=sms) for by, shape in chunks]
-        return {(problem.d, kernel.tiling(problem)) for problem in problems}
+        return {(problem.d, kernel.tiling(problem)) for problem in problems if not kernel.refuses(problem)}
 
     needed = builds(case.shape for case in testcases.load(ROOT / "testcases"))
     assert builds(parameters.SHAPE.convert(shape, None, None) for shape in WARM_UP) >= needed

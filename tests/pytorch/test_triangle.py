@@ -87,10 +87,10 @@ def test_what_does_not_fit_is_refused():
         triangle_attention(q, k, v, torch.randn(3, 1, 2, 6, 6))
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(5))
 def test_the_examples_run(number):
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     exec(compile(blocks[number], f"{PAGE.name}, example {number}", "exec"), {"__name__": "example"})
 
 
