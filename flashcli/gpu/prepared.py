@@ -40,7 +40,6 @@ class Prepared:
     def __init__(self, place: Place, operation: Operation, plan: Plan) -> None:
         self.place, self.kernel, self.workspace = place, plan.kernel, plan.workspace
         self._plan, self._given, self._lock = plan, plan.argument, threading.Lock()
-        self._pointers = operation.pointers
         self._packs = [
             (struct.Struct(f"{count}Q").pack_into, offset, slice(first, first + count))
             for offset, first, count in _runs(plan.argument, operation.pointers)
@@ -96,7 +95,7 @@ class Prepared:
         start = 0 if self._scratch is None else addresses[self._scratch]
         for offset, word, count in self._plan.clear:
             ask(bindings().cuMemsetD32Async, start + offset, word, count, stream)
-        return self._plan.placed(addresses, self._pointers)
+        return self._plan.placed(addresses, start)
 
 
 def _runs(argument: ctypes.Structure, pointers: Sequence[str]) -> list[tuple[int, int, int]]:

@@ -17,6 +17,7 @@ from flashcli.asked.how import How
 from flashcli.asked.shape import ceil_div, round_up
 from flashcli.errors import UsageError
 from flashcli.kernels.arguments import MASK, SIGHT, SIGHT_POINTERS, Strides, sight
+from flashcli.kernels.occupancy import OF_AN_H200, occupancy
 from flashcli.kernels.operation import STATIC_SHARED, Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling
 from flashcli.kernels.problem import bias_macros, sight_macros, tiles, type_macros
 
@@ -416,7 +417,7 @@ def _refused_by_wgmma_short(problem: Problem) -> str:
 # ---- mma_short
 
 LONGEST = 128  # rows of a head, whose scores a thread has in registers
-SM_SHARED = 227 * 1024  # bytes of shared memory that blocks of a multiprocessor have
+DECLARED = 1024  # bytes of shared memory that its kernel declares, at most
 
 
 def _mma_short(problem: Problem) -> Tiling:
@@ -425,7 +426,7 @@ def _mma_short(problem: Problem) -> Tiling:
     threads = 2 * max(rows, keys)
     shared = 2 * (rows + keys) * _split_row(problem.d) + rows * _split_row(keys)
     registers = 255 if problem.d > 32 or keys > 96 else 168 if keys > 64 else 128
-    blocks = max(1, min(SM_SHARED // (shared + 2048), 65536 // (registers * threads)))
+    blocks = max(1, occupancy(OF_AN_H200, threads, registers, shared + DECLARED).blocks)
     return Tiling(rows, keys, threads, shared, (("BLOCKS", blocks),))
 
 

@@ -216,9 +216,9 @@ class Plan(NamedTuple):
         for part in self.parts:
             yield from part.plan.builds()
 
-    def placed(self, addresses: Sequence[int], pointers: Sequence[str]) -> list[int]:
-        """The addresses that kernels get, those in the scratch among them."""
-        placed, start = list(addresses), addresses[pointers.index("workspace")] if self.workspace else 0
+    def placed(self, addresses: Sequence[int], start: int) -> list[int]:
+        """The addresses that kernels get, those in the scratch, which begins at ``start``, among them."""
+        placed = list(addresses)
         for which in self.unread:
             placed[which] = 0
         for which, offset in self.inside:
@@ -257,7 +257,7 @@ class Operation:
 
     def launched(self, plan: Plan, addresses: Sequence[int]) -> Iterator[tuple[Step, ctypes.Structure]]:
         """Each step of a plan and of its parts, with its argument for these addresses; the next one changes it."""
-        addresses = plan.placed(addresses, self.pointers)
+        addresses = plan.placed(addresses, addresses[self.pointers.index("workspace")] if plan.workspace else 0)
         for name, address in zip(self.pointers, addresses, strict=True):
             setattr(plan.argument, name, address or None)
         yield from ((step, plan.argument) for step in plan.steps)

@@ -16,12 +16,11 @@ from flashcli.asked.how import How
 from flashcli.asked.tangents import tangents
 from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import prepare
-from flashcli.kernels.tangents import TANGENTS
+from flashcli.kernels.tangents import KERNELS, TANGENTS
 from flashcli.torch import in_place, private, transforms
 from flashcli.torch.sight import Sight
 
 Optional: TypeAlias = torch.Tensor | None
-SINCE = (8, 0)  # compute capability
 
 
 class Found(NamedTuple):
@@ -35,7 +34,7 @@ class Found(NamedTuple):
 
 
 def fit(tensors: Sequence[Any], sight: Sight) -> bool:
-    """Whether kernels compute tangents of these tensors: float32, on a GPU from sm_80 on, and not packed.
+    """Whether kernels compute tangents of these tensors: float32, on a GPU that has such a kernel, and not packed.
 
     Others are left to PyTorch's operations, and so are third derivatives, and what torch.func transforms.
     """
@@ -45,7 +44,7 @@ def fit(tensors: Sequence[Any], sight: Sight) -> bool:
         and transforms.levels() == 0
         and all(type(x) in in_place.ORDINARY and x.is_cuda and not x.is_neg() for x in given)
         and all(x.dtype == torch.float32 and x.numel() for x in given)
-        and place_of_device(given[0].get_device()).gpu.capability >= SINCE
+        and KERNELS["register_tiled"].runs_on(place_of_device(given[0].get_device()).gpu.capability)
     )
 
 
@@ -76,12 +75,12 @@ def compute(
     addresses = 0
     for x in (*matrices, found.do, *(() if do is None else (do, found.q, found.k, found.v))):
         addresses |= x.data_ptr()
-    of_optional = (None if x is None else in_place.operand(x) for x in (do, dlse, bias, mask))
-    options = causal, scale, q_start, sight.window, sight.operands()["alibi_slopes"]
-    given: Any = (*(in_place.operand(x) for x in (*matrices, lse)), *of_optional, *options)
+    of = sight.operands(tq=tq, tk=tk, tv=tv, q=q, k=k, v=v, lse=lse, do=do, dlse=dlse, bias=bias, mask=mask)
+    given = {name: x for name, x in of.items() if x is not None}  # no starts of sequences among them, see `fit`
     place = place_of_device(q.get_device())
     at_bias, at_mask = in_place.score_addresses(bias, mask)
-    prepared = prepare(place, TANGENTS, tangents(*given).at(addresses, at_bias, at_mask), How())
+    asked = tangents(**given, causal=causal, scale=scale, q_start=q_start).at(addresses, at_bias, at_mask)
+    prepared = prepare(place, TANGENTS, asked, How())
     stream = private.current_stream(place.device)
     named: dict[str, Any] = {
         "dO": do, "Q": q, "K": k, "V": v, "lse": lse, "dlse": dlse, "tQ": tq, "tK": tk, "tV": tv, "tO": found.do,

@@ -190,7 +190,8 @@ def reshape_and_cache(
 
     Source: ``reshape_and_cache`` in vLLM's ``vllm/_custom_ops.py``.
     """
-    _write(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale, "vllm")
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    _write("vllm", key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, **scales)
 
 
 def reshape_and_cache_flash(
@@ -207,29 +208,19 @@ def reshape_and_cache_flash(
 
     Source: ``reshape_and_cache_flash`` in vLLM's ``vllm/_custom_ops.py``.
     """
-    _write(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale, "nhd")
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    _write("nhd", key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, **scales)
 
 
 def _write(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    kv_cache_dtype: str,
-    k_scale: float | torch.Tensor,
-    v_scale: float | torch.Tensor,
-    layout: str,
+    layout: str, key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any, kv_cache_dtype: str, **scales: Any
 ) -> None:
-    for name, tensor in {"key": key, "value": value, "slot_mapping": slot_mapping}.items():
+    for name, tensor in {"key": key, "value": value, "slot_mapping": slots}.items():
         refuse_no_tensor(name, tensor)
     cache_dtype = _cache_dtype(key_cache, kv_cache_dtype)
-    if len(key) != (tokens := len(slot_mapping)):
+    if len(key) != (tokens := len(slots)):
         key, value = key[:tokens], value[:tokens]
-    write_kv(
-        key, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, layout=layout,
-        cache_dtype=cache_dtype,
-    )  # fmt: skip
+    write_kv(key, value, key_cache, value_cache, slots, layout=layout, cache_dtype=cache_dtype, **scales)
 
 
 def merge_attn_states(
