@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,6 @@ from oracle import Asked, plain
 
 from flashcli.asked.attention import Call, Operand, call
 from flashcli.asked.how import How
-from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable
 from flashcli.files.decode.tensors import dtype
 from flashcli.gpu.place import Place, ask, bindings, place_of_device
@@ -281,11 +279,8 @@ def taken(place: Place, kernel: str) -> Iterator[str]:
 
 def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
     """Leave the code of all of these kernels and cases in the cache."""
-    steps = (step for kernel, name in cases for step in planned(place, CASES[name], kernel).steps)
-    builds = {(step.build.kernel.name, *step.build.macros().items()): step.build for step in steps}
-    architecture = compiler.architecture(place.gpu.capability)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda build: compiler.cubin(build, architecture), builds.values()))
+    plans = (planned(place, CASES[name], kernel) for kernel, name in cases)
+    sanitizing.compile_all(place, (build for plan in plans for build in plan.builds()))
 
 
 def check(place: Place, kernel: str, case: Case) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,6 @@ from sanitize_arrays import LAYOUTS, ROUNDING, allocate, get, nan, offset, opera
 
 from flashcli.asked.attention import Backward, backward
 from flashcli.asked.how import How
-from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable
 from flashcli.files.decode.tensors import dtype
 from flashcli.gpu.place import Place, ask, bindings, place_of_device
@@ -171,11 +169,8 @@ def taken(place: Place, kernel: str) -> Iterator[str]:
 
 def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
     """Leave the code of all of these kernels and cases in the cache."""
-    steps = (step for kernel, name in cases for step in BACKWARD.plan(asked(CASES[name]), place.gpu, How(kernel)).steps)
-    builds = {(step.build.kernel.name, *step.build.macros().items()): step.build for step in steps}
-    architecture = compiler.architecture(place.gpu.capability)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda build: compiler.cubin(build, architecture), builds.values()))
+    plans = (BACKWARD.plan(asked(CASES[name]), place.gpu, How(kernel)) for kernel, name in cases)
+    sanitizing.compile_all(place, (build for plan in plans for build in plan.builds()))
 
 
 def check(place: Place, kernel: str, case: Case) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import sanitizing
@@ -22,7 +21,6 @@ from bench.decode_judge import golden
 from flashcli.asked import merge as merging
 from flashcli.asked.attention import outline
 from flashcli.asked.decode import ARRAYS, LAYOUTS, BlockSparse, cache_shapes
-from flashcli.compiler import compiler
 from flashcli.cpu.merge import merge as merge_arrays
 from flashcli.cpu.pages import DecodeArrays, WriteKvArrays
 from flashcli.cpu.write_kv import write
@@ -231,15 +229,13 @@ def _free(addresses: Iterable[int]) -> None:
 def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
     """Leave the code of all of these kernels and cases in the cache."""
     written = [write_kv.plan(to_write(name).outline, place.gpu) for kernel, name in cases if kernel == WRITE]
-    builds = {step.build for plan in written for step in plan.steps}
+    builds = {build for plan in written for build in plan.builds()}
     builds |= {Build(merge.KERNEL, merge.Problem(80, name)) for kernel, name in cases if kernel == MERGED}
     for kernel, name in cases:
         if kernel in LADDER:
             asked = asked_for(name)
             builds |= {*decode.plan_of(build_of(kernel, asked, place.gpu), asked.outline).builds()}
-    architecture = compiler.architecture(place.gpu.capability)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda build: compiler.cubin(build, architecture), builds))
+    sanitizing.compile_all(place, builds)
 
 
 def main(kernels: list[str]) -> int:

@@ -9,7 +9,6 @@ CPU's answers, which other tests compare with float64. Without a KERNEL it takes
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,6 @@ from sanitize_arrays import allocate, get, put
 from flashcli import attention, attention_backward
 from flashcli.asked.attention import Backward, Call, backward, call, outline
 from flashcli.asked.how import How
-from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable
 from flashcli.gpu.place import Place, ask, bindings, place_of_device
 from flashcli.gpu.prepared import prepare
@@ -182,11 +180,8 @@ def _compare(case: Case, found: dict[str, np.ndarray], want: dict[str, np.ndarra
 
 def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
     """Leave the code of all of these kernels and cases in the cache."""
-    steps = (step for kernel, name in cases for *_, plan in plans(place, kernel, CASES[name]) for step in plan.steps)
-    builds = {(step.build.kernel.file, *step.build.macros().items()): step.build for step in steps}
-    architecture = compiler.architecture(place.gpu.capability)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda build: compiler.cubin(build, architecture), builds.values()))
+    found = (plan for kernel, name in cases for *_, plan in plans(place, kernel, CASES[name]))
+    sanitizing.compile_all(place, (build for plan in found for build in plan.builds()))
 
 
 def main(kernels: list[str]) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import sanitizing
@@ -22,7 +21,6 @@ from sanitize_backward import make as make_gradients
 
 from flashcli.asked import tangents as asking
 from flashcli.asked.how import How
-from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable
 from flashcli.gpu.place import Place, ask, bindings, place_of_device
 from flashcli.gpu.prepared import prepare
@@ -75,14 +73,7 @@ def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
         for kernel, name in cases
         for gradients in (True, False)
     )
-    builds = {
-        (step.build.kernel.name, step.build.kernel.file, *step.build.macros().items()): step.build
-        for plan in plans
-        for step in plan.steps
-    }
-    architecture = compiler.architecture(place.gpu.capability)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda build: compiler.cubin(build, architecture), builds.values()))
+    sanitizing.compile_all(place, (build for plan in plans for build in plan.builds()))
 
 
 def check(place: Place, kernel: str, case: Case) -> None:

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from flashcli.compiler import compiler
 from flashcli.errors import MISMATCH, FlashError
+from flashcli.gpu.place import Place
+from flashcli.kernels.operation import Build
+from flashcli.measure.builds import compile_for
+
+
+def compile_all(place: Place, builds: Iterable[Build]) -> None:
+    """Leave the code of these builds in the cache, each once."""
+    each = {(build.kernel.file, *build.macros().items()): build for build in builds}
+    compile_for(compiler.architecture(place.gpu.capability), each.values())
 
 
 def run(cases: list[tuple[str, str]], check: Callable[[str, str], None]) -> int:

@@ -217,9 +217,14 @@ def forward(backend, qkv: np.ndarray) -> np.ndarray:
     return out
 
 
+def refusal(name: str, d: int, N: int = 1) -> str:
+    """The reason why a kernel does not take N rows of ``d`` numbers; empty for those that it takes, and for "cpu"."""
+    return "" if name == "cpu" else KERNELS[name].refuses(Problem(1, N, N, d))
+
+
 def pass_over_if_refused(name: str, d: int, N: int = 1) -> None:
     """Skips the test, or has Hypothesis take another example, where a kernel does not take N rows of ``d`` numbers."""
-    if reason := KERNELS[name].refuses(Problem(1, N, N, d)):
+    if reason := refusal(name, d, N):
         if hypothesis.currently_in_test_context():
             hypothesis.reject()
         pytest.skip(f"{name}: {reason}")
@@ -239,13 +244,9 @@ class Engine:
     def splits(self) -> bool:
         return self.name != "cpu" and KERNELS[self.name].splits
 
-    def takes(self, N: int, d: int) -> bool:
-        return self.name == "cpu" or not KERNELS[self.name].refuses(Problem(1, N, N, d))
-
     def __call__(self, qkv: np.ndarray, causal: bool = False, scale: float | None = None) -> np.ndarray:
         B, _, N, d = qkv.shape
-        if self.name != "cpu":
-            pass_over_if_refused(self.name, d, N)
+        pass_over_if_refused(self.name, d, N)
         tiling = None if self.name == "cpu" else KERNELS[self.name].tiling(Problem(B, N, N, d, causal))
         if self._built_for != (d, causal, scale, tiling):
             self.close()

@@ -35,6 +35,8 @@ BUILDS = [  # what kernels are compiled for; what comes with the argument is dra
     Case(4, 6, 2, 128, page=32, layout="vllm", query_type="bfloat16", cache_type="int8"),
 ]
 
+FOR_ALL = [name for name in KERNELS if name != "gather"]  # which takes ragged queries only, see test_gather.py
+
 
 def as_it_is(tuning: Tuning) -> Tuning:
     return tuning
@@ -88,7 +90,7 @@ def test_every_kernel_is_right_whatever_is_asked_for_together(opened, build):
             assert told == "", (name, asked.seq_lens, asked.T, asked.window, asked.sparse)
 
 
-@pytest.mark.parametrize("name", [name for name in KERNELS if name != "gather"])  # see test_gather.py
+@pytest.mark.parametrize("name", FOR_ALL)
 def test_bytes_depend_neither_on_the_order_of_pages_nor_on_company_nor_on_how_large_the_gpu_is(opened, name):
     query_type = "float16" if name in ("tensor", "prompt") else "float32"
     layout = "vllm" if name in VERSIONS else "hnd"
@@ -198,7 +200,7 @@ def test_the_command_has_the_cpus_answer_by_each_kernel(gpu, tmp_path: Path):
     options = ("--lengths", "900,5,0", "--query-tokens", 2, "--alibi", "--fp8", "e4m3", "--window", 100)
     flashcli("generate", "x", "--decode", "3,8,2,64", *options, cwd=tmp_path)
     flashcli("decode", "x", "want", "--backend", "cpu", cwd=tmp_path)
-    for name in [name for name in KERNELS if name != "gather"]:  # which takes ragged queries only
+    for name in FOR_ALL:
         done = flashcli("decode", "x", "got", "--kernel", name, cwd=tmp_path)
         assert done.code == 0 and f"kernel {name}" in done.out and "GB/s of keys and values" in done.out, done.err
         done = flashcli("compare", "got", "want", "--tolerance", "2e-3", cwd=tmp_path)
