@@ -23,7 +23,7 @@ from flashcli.gpu.memory import FREE_THE_GPU, allocate
 from flashcli.kernels.arguments import Attention, Matrix, of_batches
 from flashcli.kernels.attention import look
 from flashcli.kernels.choice import choose, named
-from flashcli.kernels.operation import STATIC_SHARED, Build, Launch
+from flashcli.kernels.operation import Build, Launch
 from flashcli.kernels.problem import Problem
 from flashcli.terminal import sizes
 
@@ -181,7 +181,7 @@ class Program:
     def _function(self, driver: ModuleType, launch: Launch) -> Any:
         function = self._module.get_function(launch.function)
         function.prepare([f"{ctypes.sizeof(Attention)}s"])  # one struct, by value
-        if launch.shared > STATIC_SHARED:  # more has to be asked for
+        if launch.shared:  # even if little: beside static shared memory it may be more than a block has without asking
             function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared)
         return function
 

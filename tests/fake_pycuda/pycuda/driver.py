@@ -284,19 +284,22 @@ class Function:
     num_regs, local_size_bytes, shared_size_bytes = 128, 0, 32768
 
     def __init__(self, name, macros):
-        self.name, self.macros = name, macros
+        self.name, self.macros, self.shared = name, macros, 0
         self.d, self.causal = int(macros["HEAD_DIM"]), macros.get("CAUSAL") == "1"
 
     def prepare(self, arguments):
         self.arguments = "".join(arguments)
 
     def set_attribute(self, attribute, value):
-        pass
+        assert attribute == function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+        self.shared = value
 
     def prepared_async_call(self, grid, block, stream, *arguments, shared_size=0):
         from flashcli.kernels.arguments import Attention
 
         _step("launch", _device())
+        if shared_size > self.shared:  # stricter than CUDA, which gives 48 KiB, static shared memory included
+            raise Error(f"{self.name} was not given {shared_size} bytes of shared memory")
         if "PAGE" in self.macros:
             return self._decode(arguments[0])
         given = Attention.from_buffer_copy(struct.pack(self.arguments, *arguments))
