@@ -90,7 +90,7 @@ class Generated(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Trained(Row):
-    """A training run of a language model with heads of d numbers, on batches of B sequences of N tokens."""
+    """A training run of a model with heads of d numbers, on batches of B sequences of N tokens, or sets of N points."""
 
     layers: int
     H: int

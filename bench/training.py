@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import click
@@ -21,6 +21,7 @@ from flashcli.compiler.compiler import SOURCES
 from flashcli.errors import MISMATCH
 from flashcli.files.outputs import check_distinct
 from flashcli.measure import machine, peers, records
+from flashcli.measure.records import Record
 from flashcli.measure.rows import Row, over_all
 from flashcli.terminal import as_json
 
@@ -114,30 +115,28 @@ class Run(NamedTuple):
     weights: str
     parameters: int
 
+    def row(self, about: Row, layers: int, heads: int) -> Trained:
+        """The row of a record; the times of the first few steps do not count."""
+        return Trained(
+            **vars(about), **over_all(self.seconds[min(WARM_UP, len(self.seconds) - 1) :]), layers=layers, H=heads,
+            parameters=self.parameters, losses=self.losses, weights=self.weights,
+        )  # fmt: skip
 
-def train(config: Config, attend: Callable[..., Any], device: str, seed: int = 0) -> Run:
-    """Train by AdamW on batches drawn from the text.
 
-    Its first steps are as long for a gradient that is all rounding errors as for any other, so that at the full rate
-    two runs whose sums are rounded otherwise part early. Hence the rate rises.
+def train(model: Any, batches: Iterable[Any], loss_of: Callable[[Any], Any], rate: float, rising: int) -> Run:
+    """Train by AdamW, a step with the loss of each batch. The rate rises for ``rising`` steps.
+
+    AdamW's first steps are as long for a gradient that is all rounding errors as for any other, so that at the full
+    rate two runs whose sums are rounded otherwise part early. Hence the rate rises.
     """
     import torch
-    from torch.nn import functional
 
-    torch.manual_seed(seed)
-    written = text()
-    letters = {letter: number for number, letter in enumerate(sorted(set(written)))}
-    data = torch.tensor([letters[letter] for letter in written], device=device)
-    model = model_of(config, len(letters), attend).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.rate)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / config.rising))
-    generator = torch.Generator().manual_seed(seed)
-    losses, seconds, beside = [], [], torch.arange(config.context + 1, device=device)
-    for _ in range(config.steps):
-        first = torch.randint(len(data) - config.context, (config.batch, 1), generator=generator).to(device)
-        tokens = data[first + beside]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / rising))
+    losses, seconds = [], []
+    for batch in batches:
         start = time.perf_counter()
-        loss = functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss = loss_of(batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -150,15 +149,34 @@ def train(config: Config, attend: Callable[..., Any], device: str, seed: int = 0
     return Run(losses, seconds, digest.hexdigest()[:16], sum(x.numel() for x in model.parameters()))
 
 
+def train_gpt(config: Config, attend: Callable[..., Any], device: str, seed: int = 0) -> Run:
+    """Train on batches drawn from the text."""
+    import torch
+    from torch.nn import functional
+
+    torch.manual_seed(seed)
+    written = text()
+    letters = {letter: number for number, letter in enumerate(sorted(set(written)))}
+    data = torch.tensor([letters[letter] for letter in written], device=device)
+    model = model_of(config, len(letters), attend).to(device)
+    generator, beside = torch.Generator().manual_seed(seed), torch.arange(config.context + 1, device=device)
+
+    def batches() -> Iterator[Any]:
+        for _ in range(config.steps):
+            first = torch.randint(len(data) - config.context, (config.batch, 1), generator=generator).to(device)
+            yield data[first + beside]
+
+    def loss(tokens: Any) -> Any:
+        return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+    return train(model, batches(), loss, config.rate, config.rising)
+
+
 def measured(config: Config, device: str) -> Iterator[Row]:
     """A row for each attention."""
     for name, attend in attentions().items():
-        run = train(config, attend, device)
         about = Row.about("character-level GPT", Shape(config.batch, config.context, config.d), name, True)
-        yield Trained(
-            **vars(about), **over_all(run.seconds[min(WARM_UP, config.steps - 1) :]), layers=config.layers,
-            H=config.heads, parameters=run.parameters, losses=run.losses, weights=run.weights,
-        )  # fmt: skip
+        yield train_gpt(config, attend, device).row(about, config.layers, config.heads)
 
 
 def differences(rows: list[Trained]) -> list[float]:
@@ -176,6 +194,22 @@ def verdict(rows: list[Trained]) -> list[str]:
     return found
 
 
+def publish(name: str, rows: Iterable[Row], json_path: str | None) -> Record:
+    """Train on the first GPU, telling each row, and publish them."""
+    told: list[Row] = []
+    for row in rows:
+        told.append(row)
+        click.echo(f"{row.contender}: {vars(row)['seconds'] * 1e3:.1f} ms a step", err=True)
+    return scripts.publish(name, machine.pytorchs_circumstances("cuda"), told, json_path)
+
+
+def exit_if_wrong(record: Record) -> None:
+    """Tell the faults found, and exit if there are any."""
+    if wrong := verdict(records.of_kind(Trained, record.rows)):
+        click.echo("\n".join(wrong), err=True)
+        raise SystemExit(MISMATCH)
+
+
 @click.command()
 @click.option("--steps", type=click.IntRange(1), default=Config().steps, show_default=True, help="Train so many steps.")
 @click.option("--plot", metavar="FILE", help="Draw the losses to FILE, .png, .svg or .pdf.")
@@ -188,18 +222,12 @@ def main(steps: int, plot: str | None, json_path: str | None) -> None:
     check_distinct(json_path, plot)
     if plot:
         plots.check_drawable(plot)
-    rows: list[Row] = []
-    for row in measured(Config(steps=steps), "cuda"):
-        rows.append(row)
-        click.echo(f"{row.contender}: {vars(row)['seconds'] * 1e3:.1f} ms a step", err=True)
-    record = scripts.publish("training", machine.pytorchs_circumstances("cuda"), rows, json_path)
+    record = publish("training", measured(Config(steps=steps), "cuda"), json_path)
     if plot:
         from bench.training_plot import draw_training
 
         draw_training(record, plot)
-    if wrong := verdict(records.of_kind(Trained, rows)):
-        click.echo("\n".join(wrong), err=True)
-        raise SystemExit(MISMATCH)
+    exit_if_wrong(record)
 
 
 if __name__ == "__main__":

@@ -452,6 +452,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "packed": lambda rows: tables.markdown(science_lines(rows)),
     "science": lambda rows: tables.markdown(science_lines(rows)),
     "training": lambda rows: tables.markdown(training_lines(rows)),
+    "pairs": lambda rows: tables.markdown(training_lines(rows)),
     "gpt2": lambda rows: tables.markdown(gpt2_lines(rows)),
     "steps": lambda rows: tables.markdown(step_lines(rows)),
     "models": lambda rows: tables.markdown(model_lines(rows)),

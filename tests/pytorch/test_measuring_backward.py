@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from bench import rows as rows_of  # noqa: E402
 from bench import (  # noqa: E402
+    pairs,
     training,
     training_plot,
     views,
@@ -120,6 +121,13 @@ def test_a_model_is_trained_by_each_attention_from_the_same_weights(monkeypatch)
     assert max(training.differences(rows)) < 1e-5 and rows[0].losses[3] < rows[0].losses[0]
     assert len(views.training_lines(rows)) == 4
     assert [rows_of.read(row.written()) for row in rows] == rows
+
+
+def test_a_model_of_pairs_is_trained_by_each_attention_from_the_same_weights():
+    tiny = pairs.Config(layers=2, heads=2, d=4, points=6, batch=2, steps=4, rising=1)
+    rows = list(pairs.measured(tiny, "cpu"))
+    assert training.verdict(rows) == [] and rows[0].weights == rows[1].weights != rows[2].weights
+    assert max(training.differences(rows)) < 1e-5 and rows[0].losses[3] < rows[0].losses[0]
 
 
 def test_other_weights_and_losses_that_are_far_are_told():
