@@ -286,7 +286,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) dq(const Backwa
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int i = own + lane / 4 + 8 * r, seen = keys_seen(a, i), hidden = keys_hidden(a, i);
-                const float factor = unit(Q.exponent[r] + exponents.x) * (a.scale * LOG2E);
+                const float factor = unit(Q.exponent[r] + exponents.x) * (a.scale * log2e_given_back(HEAD_DIM));
                 const float dP_unit = unit(dO.exponent[r] + exponents.y);
                 float of_p = 0, of_ds = 0;
 #pragma unroll
@@ -364,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DK_DV_BLOCKS) dk_dv(const 
         float factor[2], dP_unit[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            factor[r] = unit(K.exponent[r] + exponents.x) * (a.scale * LOG2E);
+            factor[r] = unit(K.exponent[r] + exponents.x) * (a.scale * log2e_given_back(HEAD_DIM));
             dP_unit[r] = unit(V.exponent[r] + exponents.y);
         }
         const auto finish = [&](auto masked) {

@@ -161,7 +161,7 @@ struct DbiasOfGroup {
     __device__ __forceinline__ void exponentiate(Scores &p, const Backward &a, Head head, const Tail &of_q,
                                                  const Tail &of_k, const BiasesOfQueries &mask, int t, int i0,
                                                  int j0) const {
-        const float factor = unit(of_q.first + of_k.first) * (a.scale * FACTOR);
+        const float factor = unit(of_q.first + of_k.first) * factor_of_scores(a);
         const bool huge = of_q.largest > 0;
         const float above[2] = {of_q.above[row], of_q.above[row + 8]};
         Scores read;

@@ -251,7 +251,9 @@ constexpr float HUGE_SCORE = 0x1p17f;
 __device__ __forceinline__ bool is_huge(float above) {
     return ADDS && above != INFINITY_F && fabsf(above) > HUGE_SCORE;
 }
-constexpr float FACTOR = ADDS ? 1 : LOG2E;
+__device__ __forceinline__ float factor_of_scores(const Backward &a) {
+    return ADDS ? fmaf(a.scale, float(lost_of_scores(HEAD_DIM)), a.scale) : a.scale * log2e_given_back(HEAD_DIM);
+}
 __device__ __forceinline__ float exponent_of(float product, float factor, float above, float bias, bool huge) {
     if (!ADDS) return fmaf(product, factor, -above);
     const float score = fmaf(product, factor, bias);
@@ -382,7 +384,7 @@ struct OfQueries {
                 const int first = j0 + first_key_of_lane(t);
                 const int seen = keys_seen(a, own + row + 8 * r) - first;
                 const int hidden = keys_hidden(a, own + row + 8 * r) - first;
-                const float factor = unit(short(exponents[r]) + k_exponent) * (a.scale * FACTOR);
+                const float factor = unit(short(exponents[r]) + k_exponent) * factor_of_scores(a);
                 const bool huge = is_huge(above[r]);
                 float sum = 0;
 #pragma unroll
@@ -526,7 +528,7 @@ struct OfKeys {
                 [&](int x) { return BiasRow(a, head, (D > 64 ? opaque(i0) : i0) + x / 4 * 8 + 2 * t + x % 2); },
                 [&](int x) { return own + key_of_thread() + x / 2 % 2 * NEXT_ROW; });
         const int q_exponent = numbers.x, do_exponent = numbers.y, s = numbers.z;
-        const float factor = unit(k_exponent + q_exponent) * (a.scale * FACTOR);
+        const float factor = unit(k_exponent + q_exponent) * factor_of_scores(a);
         const bool huge = ADDS && __int_as_float(numbers.w) > 0;
         const float dP_unit = unit(v_exponent + do_exponent - s);
         const float dV_unit = unit(do_exponent) * P_UNIT;
