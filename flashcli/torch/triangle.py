@@ -22,8 +22,8 @@ def triangle_attention(
 
     Parameters
     ----------
-    q : float32 tensor [B, N, H, Q, d]: batches, rows, heads, queries, numbers a head
-    k, v : float32 tensors [B, N, H, K, d]
+    q : float32, float16 or bfloat16 tensor [B, N, H, Q, d]: batches, rows, heads, queries, numbers a head
+    k, v : tensors [B, N, H, K, d] of q's type
     bias : tensor [B, 1, H, Q, K], which all N rows share; taken as float32
     mask : tensor [B, N, 1, 1, K], 0 or False where a key is taken away; taken as bool
     scale : factor on Q Kᵀ; 1/sqrt(d) if None
@@ -34,8 +34,9 @@ def triangle_attention(
 
     Returns
     -------
-    a float32 tensor of q's shape. A query of which all keys are taken away has zeros, where cuEquivariance, which adds
-    -1e9 to them, has the mean of V. The gradient of the bias is summed over rows in a fixed order.
+    a tensor of q's shape and type; halves are computed right to fp32, and rounded at the end. A query of which all keys
+    are taken away has zeros, where cuEquivariance, which adds -1e9 to them, has the mean of V. The gradient of the bias
+    is summed over rows in a fixed order.
 
     Raises
     ------

@@ -11,13 +11,13 @@ from support import drawing
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from bench import rows as rows_of  # noqa: E402
 from bench import (  # noqa: E402
     pairs,
     training,
     training_plot,
     views,
 )
+from bench import rows as rows_of  # noqa: E402
 from bench.records import read  # noqa: E402
 from bench.targets import BACKWARD  # noqa: E402
 from flashcli.commands.bench_tensors import command  # noqa: E402

@@ -70,6 +70,23 @@ def test_a_small_model_learns_as_by_the_formula_and_twice_the_same():
     assert trained(triangle_attention) == (ours, weights)
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_halves_are_right_until_they_are_rounded(kind):
+    q, k, v = (x.detach().to(kind).requires_grad_() for x in tensors(5, 3, 6, 8))
+    bias, mask = torch.randn(1, 3, 6, 6, dtype=kind, requires_grad=True), torch.rand(5, 1, 1, 6) < 0.7
+
+    def computed(attend):
+        o = attend(q, k, v, bias, mask)
+        return o, *torch.autograd.grad(o.double().square().sum(), (q, k, v, bias))
+
+    unit = torch.finfo(kind).eps
+    for got, want in zip(computed(triangle_attention), computed(formula), strict=True):
+        assert got.dtype == kind
+        torch.testing.assert_close(
+            got.double(), want.double(), rtol=2 * unit, atol=4 * unit * float(want.detach().abs().max())
+        )
+
+
 def test_a_mask_of_numbers_and_a_view_of_rows_first_are_taken():
     q, k, v = (x.detach().transpose(-3, -2) for x in tensors(1, 4, 6, 2, 8))
     bias, mask = torch.randn(1, 1, 2, 6, 6), (torch.rand(1, 4, 1, 1, 6) < 0.5).float()
