@@ -29,7 +29,7 @@ class Config(NamedTuple):
     d: int = 32
     points: int = 64
     batch: int = 4
-    steps: int = 100
+    steps: int = 60
     rate: float = 1e-3
     rising: int = 100
 
