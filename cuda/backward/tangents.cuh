@@ -58,15 +58,53 @@ __device__ __forceinline__ float p_of(const Backward &a, Head head, int i, int k
 }
 __device__ __forceinline__ bool is_unseen(float p) { return __float_as_uint(p) == 0x80000000; }
 
-// Sums over a row, of numbers less what they are about, which is known from the row's first keys.
+// Means over keys, weighted by P, of what a thread has met of a row: R, D, and what tD is the mean of. Each tile's are
+// found by themselves and then merged, so that only differences from means of the same keys are multiplied: those from
+// another mean would be as large as it is far, and cancel (https://en.wikipedia.org/wiki/Algorithms_for_calculating_variance).
 struct Means {
-    float R = 0, D = 0, tD = 0;                      // about
-    float total = 0, of_R = 0, of_D = 0, of_tD = 0;  // sums of P, and of P times what numbers are more
+    float total = 0, R = 0, D = 0, of_tD = 0;  // sums of P, and of P times what tD is the mean of; means
+
+    __device__ __forceinline__ void merge(const Means &other, float scale) {
+        const float both = total + other.total, part = total == 0 ? 1 : __fdividef(other.total, both);
+        const float r = other.R - R, d = other.D - D;
+        of_tD += other.of_tD + scale * r * d * (total * part);
+        total = both, R = fmaf(part, r, R), D = fmaf(part, d, D);
+    }
+    // n of the scores that arrays have, at(0) to at(n - 1). A mean is taken twice, so that it is right of a single key.
+    template <int n, int size, class At>
+    __device__ __forceinline__ void add(const float (&p)[size], const float (&ts)[size], const float (&dp)[size],
+                                        const float (&tdp)[size], float scale, At at) {
+        Means tile;
+        float rest_R = 0, rest_D = 0;
+#pragma unroll
+        for (int y = 0; y < n; ++y) {
+            tile.total += p[at(y)], tile.R = fmaf(p[at(y)], ts[at(y)], tile.R);
+            if (GRADIENTS) tile.D = fmaf(p[at(y)], dp[at(y)], tile.D);
+        }
+        const float inverse = tile.total > 0x1p-100f ? __fdividef(1, tile.total) : 0;  // of less nothing is left in sums
+        tile.R *= inverse, tile.D *= inverse;
+#pragma unroll
+        for (int y = 0; y < n; ++y) {
+            const float t = ts[at(y)] - tile.R;
+            rest_R = fmaf(p[at(y)], t, rest_R);
+            if (!GRADIENTS) continue;
+            const float x = dp[at(y)] - tile.D;
+            rest_D = fmaf(p[at(y)], x, rest_D);
+            tile.of_tD = fmaf(p[at(y)], fmaf(t * scale, x, tdp[at(y)]), tile.of_tD);
+        }
+        tile.R = fmaf(rest_R, inverse, tile.R), tile.D = fmaf(rest_D, inverse, tile.D);
+        merge(tile, scale);
+    }
+    // With the means of other lanes.
+    __device__ __forceinline__ void merge_lanes(int lanes, float scale) {
+        merge({__shfl_xor_sync(~0u, total, lanes), __shfl_xor_sync(~0u, R, lanes), __shfl_xor_sync(~0u, D, lanes),
+               __shfl_xor_sync(~0u, of_tD, lanes)},
+              scale);
+    }
     __device__ __forceinline__ void keep(const Backward &a, float *tlse, Head head, int i, float above) const {
         const bool nothing = above == INFINITY_F && total == 0;
-        const float inverse = nothing ? 0 : 1 / total, r = of_R * inverse, d = of_D * inverse;
-        common_of(a, head, i) = {above, inverse, nothing ? 0 : R + r, nothing ? 0 : D + d - dlse_of(a, head, i),
-                                 nothing ? 0 : tD + (of_tD * inverse - a.scale * r * d)};
-        tlse[number_of(a, head, i)] = nothing ? 0 : a.scale * (R + r);
+        const float inverse = nothing ? 0 : 1 / total;
+        common_of(a, head, i) = {above, inverse, R, nothing ? 0 : D - dlse_of(a, head, i), of_tD * inverse};
+        tlse[number_of(a, head, i)] = a.scale * R;
     }
 };

@@ -170,20 +170,12 @@ __device__ __forceinline__ void for_tiles_of_keys(const Backward &a, int i0, Com
     for (int j0 = keys_hidden(a, i0) / PASS * PASS; j0 < keys; j0 += PASS) compute(j0);
 }
 
-__device__ __forceinline__ float dot(const float (&x)[PASS_ROWS], const float (&y)[PASS_ROWS]) {
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < PASS_ROWS; ++j) sum += x[j] * y[j];
-    return sum;
-}
-
 __device__ __forceinline__ void of_rows_of(const Tangents &a, Head head, int i0) {
     const Thread t;
     float above[OWN_ROWS];
     Means means[OWN_ROWS];
 #pragma unroll
     for (int x = 0; x < OWN_ROWS; ++x) above[x] = above_of(a.of, head, min(i0 + t.r0 + x, a.of.M - 1));
-    bool first = true;
     for_tiles_of_keys(a.of, i0, [&](int j0) {
         const Pair<false> pair = {a, head, i0, j0, {}, t};
         Scores p, ts, dp, tdp;
@@ -191,41 +183,20 @@ __device__ __forceinline__ void of_rows_of(const Tangents &a, Head head, int i0)
         if (GRADIENTS) pair.products_of_dP(dp, tdp);
 #pragma unroll
         for (int x = 0; x < OWN_ROWS; ++x) {
-            Means &row = means[x];
-            float total = 0;
 #pragma unroll
             for (int y = 0; y < PASS_ROWS; ++y) {
-                const float P =
-                    p_of(a.of, head, i0 + t.r0 + x, pair.key(x, y), p[x][y], a.of.scale * LOG2E, above[x], 1);
-                const bool unseen = is_unseen(P);
-                p[x][y] = unseen ? 0 : P, ts[x][y] = unseen ? 0 : ts[x][y];
+                p[x][y] = p_of(a.of, head, i0 + t.r0 + x, pair.key(x, y), p[x][y], a.of.scale * LOG2E, above[x], 1);
+                const bool unseen = is_unseen(p[x][y]);
+                ts[x][y] = unseen ? 0 : ts[x][y];
                 if (GRADIENTS) dp[x][y] = unseen ? 0 : dp[x][y], tdp[x][y] = unseen ? 0 : tdp[x][y];
-                total += p[x][y];
             }
-            const float of_tile = first ? across(total) : 1, by = of_tile > 0 ? 1 / of_tile : 0;
-            if (first) row.R = across(dot(p[x], ts[x])) * by;
-            if (first && GRADIENTS) row.D = across(dot(p[x], dp[x])) * by;
-#pragma unroll
-            for (int y = 0; y < PASS_ROWS; ++y) {
-                ts[x][y] -= row.R;
-                if (GRADIENTS) dp[x][y] -= row.D, tdp[x][y] = fmaf(ts[x][y] * a.of.scale, dp[x][y], tdp[x][y]);
-            }
-            if (first && GRADIENTS) row.tD = across(dot(p[x], tdp[x])) * by;
-            row.total += total, row.of_R += dot(p[x], ts[x]);
-            if (GRADIENTS) {
-#pragma unroll
-                for (int y = 0; y < PASS_ROWS; ++y) tdp[x][y] -= row.tD;
-                row.of_D += dot(p[x], dp[x]), row.of_tD += dot(p[x], tdp[x]);
-            }
+            means[x].add<PASS_ROWS>(p[x], ts[x], dp[x], tdp[x], a.of.scale, [](int y) { return y; });
         }
-        first = false;
     });
 #pragma unroll
     for (int x = 0; x < OWN_ROWS; ++x) {
-        Means &row = means[x];
-        row.total = across(row.total), row.of_R = across(row.of_R);
-        row.of_D = across(row.of_D), row.of_tD = across(row.of_tD);
-        if (t.across == 0 && i0 + t.r0 + x < a.of.M) row.keep(a.of, a.tlse, head, i0 + t.r0 + x, above[x]);
+        for (int lanes = 1; lanes <= 8; lanes *= lanes == 1 ? 4 : 2) means[x].merge_lanes(lanes, a.of.scale);
+        if (t.across == 0 && i0 + t.r0 + x < a.of.M) means[x].keep(a.of, a.tlse, head, i0 + t.r0 + x, above[x]);
     }
 }
 

@@ -252,7 +252,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) of_rows(const Tang
     Means means[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) above[r] = above_of(a.of, at.head, min(at.first + row_of_thread() + 8 * r, a.of.M - 1));
-    bool first = true;
     const bool multiplies = with_keys(a, at, [&](const Pair<false> &pair) {
         Scores p, ts, dp, tdp;
         pair.products(p, ts, dp, tdp);
@@ -266,51 +265,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) of_rows(const Tang
         }
         pair.finish_dP(dp, tdp);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            Means &row = means[r];
-            const auto sum = [&](const Scores &of) {
-                float found = 0;
+        for (int x = 0; x < SCORES; ++x)
+            if (GRADIENTS) dp[x] = unseen[x] ? 0 : dp[x], tdp[x] = unseen[x] ? 0 : tdp[x];
 #pragma unroll
-                for (int y = 0; y < SCORES / 2; ++y) {
-                    const int x = y / 2 * 4 + 2 * r + y % 2;
-                    found = fmaf(p[x], of[x], found);
-                }
-                return found;
-            };
-            float total = 0;
-#pragma unroll
-            for (int y = 0; y < SCORES / 2; ++y) {
-                const int x = y / 2 * 4 + 2 * r + y % 2;
-                total += p[x];
-                if (GRADIENTS) dp[x] = unseen[x] ? 0 : dp[x], tdp[x] = unseen[x] ? 0 : tdp[x];
-            }
-            const float of_tile = first ? quad_sum(total) : 1, by = of_tile > 0 ? 1 / of_tile : 0;
-            if (first) row.R = quad_sum(sum(ts)) * by;
-            if (first && GRADIENTS) row.D = quad_sum(sum(dp)) * by;
-#pragma unroll
-            for (int y = 0; y < SCORES / 2; ++y) {
-                const int x = y / 2 * 4 + 2 * r + y % 2;
-                ts[x] -= row.R;
-                if (GRADIENTS) dp[x] -= row.D, tdp[x] = fmaf(ts[x] * a.of.scale, dp[x], tdp[x]);
-            }
-            if (first && GRADIENTS) row.tD = quad_sum(sum(tdp)) * by;
-            row.total += total, row.of_R += sum(ts);
-            if (GRADIENTS) {
-#pragma unroll
-                for (int y = 0; y < SCORES / 2; ++y) tdp[y / 2 * 4 + 2 * r + y % 2] -= row.tD;
-                row.of_D += sum(dp), row.of_tD += sum(tdp);
-            }
-        }
-        first = false;
+        for (int r = 0; r < 2; ++r)
+            means[r].add<SCORES / 2>(p, ts, dp, tdp, a.of.scale, [r](int y) { return y / 2 * 4 + 2 * r + y % 2; });
     });
     if (!multiplies) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-        Means &row = means[r];
         const int i = at.first + row_of_thread() + 8 * r;
-        row.total = quad_sum(row.total), row.of_R = quad_sum(row.of_R);
-        row.of_D = quad_sum(row.of_D), row.of_tD = quad_sum(row.of_tD);
-        if (threadIdx.x % 4 == 0 && i < a.of.M) row.keep(a.of, a.tlse, at.head, i, above[r]);
+        means[r].merge_lanes(1, a.of.scale), means[r].merge_lanes(2, a.of.scale);
+        if (threadIdx.x % 4 == 0 && i < a.of.M) means[r].keep(a.of, a.tlse, at.head, i, above[r]);
     }
 }
 
