@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Where Python is told to keep no bytecode, each process of pytest would compile all tests anew, for 4 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help testcases test test-pythons torch test-gpu torture emulate compile-all sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-halves bench-science bench-packed bench-pairs bench-training bench-gpt2 bench-models bench-grid lint clean
+.PHONY: help testcases test test-pythons torch test-gpu torture emulate compile-all sanitize bench-cpu bench-e2e bench-scaling bench-arrays bench-backward bench-halves bench-science bench-second bench-packed bench-pairs bench-training bench-gpt2 bench-models bench-grid lint clean
 
 help:
 	@echo "make testcases      run all test cases and check every output (on the GPU if there is one)"
@@ -28,6 +28,7 @@ help:
 	@echo "make bench-halves   time attention of halves and its gradients, right to fp32, beside PyTorch's of halves"
 	@echo "make bench-science  time triangle attention, with a bias and a mask, and its gradients"
 	@echo "make bench-packed   time packed sequences and a window, and their gradients"
+	@echo "make bench-second   time gradients of gradients, beside PyTorch's operations"
 	@echo "make bench-pairs    train a small model with a pair bias in fp32"
 	@echo "make bench-training  train a small GPT in fp32, and draw its losses"
 	@echo "make bench-gpt2     generate text with GPT-2 in fp32, by each attention, and time a case study's steps"
@@ -89,7 +90,7 @@ bench-e2e: $(READY)
 bench-scaling: $(READY)
 	$(BIN)/python -m bench.scaling --json cuda/records/scaling.json
 
-bench-arrays bench-backward bench-halves bench-science bench-packed bench-pairs bench-models: bench-%: $(READY)
+bench-arrays bench-backward bench-halves bench-science bench-second bench-packed bench-pairs bench-models: bench-%: $(READY)
 	$(BIN)/python -m bench.$* --json cuda/records/$*.json
 
 bench-gpt2: $(READY)

@@ -451,6 +451,7 @@ VIEWS: dict[str, Callable[[Sequence[Row]], str]] = {
     "streams": lambda rows: markdowns(streams_tables(rows)),
     "packed": lambda rows: tables.markdown(science_lines(rows)),
     "science": lambda rows: tables.markdown(science_lines(rows)),
+    "second": lambda rows: tables.markdown(science_lines(rows)),
     "training": lambda rows: tables.markdown(training_lines(rows)),
     "pairs": lambda rows: tables.markdown(training_lines(rows)),
     "gpt2": lambda rows: tables.markdown(gpt2_lines(rows)),

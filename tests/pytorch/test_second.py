@@ -12,9 +12,12 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch_oracle import oracle  # noqa: E402
 
 import flashcli  # noqa: E402
+from bench import second  # noqa: E402
 from flashcli.compiler import compiler  # noqa: E402
 from flashcli.gpu import place as places  # noqa: E402
 from flashcli.gpu import prepared  # noqa: E402
+from flashcli.measure.bench import Conditions  # noqa: E402
+from flashcli.measure.tensors import Problem  # noqa: E402
 from flashcli.torch import tangents  # noqa: E402
 from flashcli.torch.sight import ALL  # noqa: E402
 
@@ -122,6 +125,13 @@ def test_the_cpu_has_them_by_pytorchs_operations():
     given, weights = inputs()
     assert not tangents.fit(given, ALL)
     assert max(off(ours(given, weights), right(given, weights))) < 2e-6
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_benchmark_compares_ours_and_pytorchs_with_float64(causal):
+    rows = [*second.race("short", Problem(1, 3, 3, 20, 20, 8, causal), Conditions(1, False, 0), "cpu")]
+    assert [row.contender for row in rows] == ["flashcli", "PyTorch math"]
+    assert all(0 < row.relative_l2 < 2e-6 for row in rows)
 
 
 @pytest.mark.gpu
