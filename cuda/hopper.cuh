@@ -202,18 +202,39 @@ __device__ __forceinline__ void wgmma_wait() {
 // The accumulators are N / 2 registers a thread. Lane 4g + t of warp w holds of row 16w + g the columns 8j + 2t, +1 in
 // d[4j], d[4j+1], and of row 16w + g + 8 the same columns in d[4j+2], d[4j+3]. A in registers has the same layout, two
 // columns a register: a[0..3] = columns 2t of row g, of row g + 8, columns 8 + 2t of row g, of row g + 8.
-#define D_REGS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define D_REGS_16 D_REGS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define D_REGS_32 D_REGS_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define D_REGS_48 D_REGS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define D_REGS_64 D_REGS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define D_REGS_4 "%0, %1, %2, %3"
+#define D_REGS_8 D_REGS_4 ", %4, %5, %6, %7"
+#define D_REGS_12 D_REGS_8 ", %8, %9, %10, %11"
+#define D_REGS_16 D_REGS_12 ", %12, %13, %14, %15"
+#define D_REGS_20 D_REGS_16 ", %16, %17, %18, %19"
+#define D_REGS_24 D_REGS_20 ", %20, %21, %22, %23"
+#define D_REGS_28 D_REGS_24 ", %24, %25, %26, %27"
+#define D_REGS_32 D_REGS_28 ", %28, %29, %30, %31"
+#define D_REGS_36 D_REGS_32 ", %32, %33, %34, %35"
+#define D_REGS_40 D_REGS_36 ", %36, %37, %38, %39"
+#define D_REGS_44 D_REGS_40 ", %40, %41, %42, %43"
+#define D_REGS_48 D_REGS_44 ", %44, %45, %46, %47"
+#define D_REGS_52 D_REGS_48 ", %48, %49, %50, %51"
+#define D_REGS_56 D_REGS_52 ", %52, %53, %54, %55"
+#define D_REGS_60 D_REGS_56 ", %56, %57, %58, %59"
+#define D_REGS_64 D_REGS_60 ", %60, %61, %62, %63"
 
 #define D_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define D_8(d, i) D_4(d, i), D_4(d, i + 4)
-#define D_16(d, i) D_8(d, i), D_8(d, i + 8)
-#define D_32(d, i) D_16(d, i), D_16(d, i + 16)
-#define D_48(d, i) D_32(d, i), D_16(d, i + 32)
-#define D_64(d, i) D_32(d, i), D_32(d, i + 32)
+#define D_12(d, i) D_8(d, i), D_4(d, i + 8)
+#define D_16(d, i) D_12(d, i), D_4(d, i + 12)
+#define D_20(d, i) D_16(d, i), D_4(d, i + 16)
+#define D_24(d, i) D_20(d, i), D_4(d, i + 20)
+#define D_28(d, i) D_24(d, i), D_4(d, i + 24)
+#define D_32(d, i) D_28(d, i), D_4(d, i + 28)
+#define D_36(d, i) D_32(d, i), D_4(d, i + 32)
+#define D_40(d, i) D_36(d, i), D_4(d, i + 36)
+#define D_44(d, i) D_40(d, i), D_4(d, i + 40)
+#define D_48(d, i) D_44(d, i), D_4(d, i + 44)
+#define D_52(d, i) D_48(d, i), D_4(d, i + 48)
+#define D_56(d, i) D_52(d, i), D_4(d, i + 52)
+#define D_60(d, i) D_56(d, i), D_4(d, i + 56)
+#define D_64(d, i) D_60(d, i), D_4(d, i + 60)
 
 // wgmma(d, A, B, accumulate) for N columns, H = N / 2 accumulators; R0.. are the numbers of the operands after them.
 #define WGMMA(N, H, R0, R1, R2, R3, R4, R5)                                                                    \
@@ -231,10 +252,21 @@ __device__ __forceinline__ void wgmma_wait() {
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(B), "r"(accumulate));                   \
     }
 
+WGMMA(8, 4, 4, 5, 6, 7, 8, 9)
 WGMMA(16, 8, 8, 9, 10, 11, 12, 13)
+WGMMA(24, 12, 12, 13, 14, 15, 16, 17)
 WGMMA(32, 16, 16, 17, 18, 19, 20, 21)
+WGMMA(40, 20, 20, 21, 22, 23, 24, 25)
+WGMMA(48, 24, 24, 25, 26, 27, 28, 29)
+WGMMA(56, 28, 28, 29, 30, 31, 32, 33)
 WGMMA(64, 32, 32, 33, 34, 35, 36, 37)
+WGMMA(72, 36, 36, 37, 38, 39, 40, 41)
+WGMMA(80, 40, 40, 41, 42, 43, 44, 45)
+WGMMA(88, 44, 44, 45, 46, 47, 48, 49)
 WGMMA(96, 48, 48, 49, 50, 51, 52, 53)
+WGMMA(104, 52, 52, 53, 54, 55, 56, 57)
+WGMMA(112, 56, 56, 57, 58, 59, 60, 61)
+WGMMA(120, 60, 60, 61, 62, 63, 64, 65)
 WGMMA(128, 64, 64, 65, 66, 67, 68, 69)
 
 // wgmma with A in registers and 64 columns, for a B that lies the other way, K rows of 128 bytes: moving 16 rows on

@@ -141,7 +141,7 @@ struct Pair : Warpgroup {
         mails.next();
         const float4 x = mail[128 * SLOT_NUMBERS], y = mail[128 * (SLOT_NUMBERS + 1)];
         const Factors by = add_rows(sum, {{x.x, x.y}, {x.z, x.w}, __float_as_int(y.x)});
-        constexpr int SOME = 16;  // registers at a time
+        constexpr int SOME = T_REGISTERS % 16 == 0 ? 16 : T_REGISTERS % 8 == 0 ? 8 : 4;  // registers at a time
 #pragma unroll
         for (int from = 0; from < T_REGISTERS; from += SOME) {
             float T[SOME];

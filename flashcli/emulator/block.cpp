@@ -483,8 +483,9 @@ void emulator::Product::compute() {
 namespace ptx {
 
 void wgmma(float (*number)(unsigned short), bool transposed_B, std::initializer_list<Operand> operands) {
-    const int rest = operands.size() % 8;  // A's descriptor, or its four registers; B's; a flag; and whether B lies so
-    const Operand *const after = operands.end() - rest;
+    const Operand *after = operands.begin();
+    while (after->number) ++after;
+    const int rest = operands.end() - after;  // A's descriptor, or its four registers; B's; a flag; whether B lies so
     const int flag = rest == 3 ? 2 : 5;
     emulator::Product product{number,
                               {},

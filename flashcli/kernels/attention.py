@@ -334,7 +334,8 @@ def _block_per_multiprocessor(tiling: Tiling, problem: Problem) -> tuple[Launch,
 
 def _slot_bytes(problem: Problem) -> int:
     """Bytes of a chunk's partial answer for 64 rows: O, and for each of 128 threads m, l and O's units of two rows."""
-    return 64 * _padded(problem.d, LEAST_HEAD) * 4 + 128 * 2 * 16
+    columns = round_up(problem.d, 8) if problem.d <= 128 else _padded(problem.d)
+    return 64 * columns * 4 + 128 * 2 * 16
 
 
 def way_of(tiling: Tiling) -> int:

@@ -63,6 +63,11 @@ def test_attention_of_arrays_as_they_lie(place, kernel, name):
     check(sanitize_arrays, place, kernel, name)
 
 
+@pytest.mark.parametrize("kernel", ["wgmma", "wgmma_short"])
+def test_products_of_as_many_columns_as_a_head_has_numbers(place, kernel):
+    check(sanitize_arrays, place, kernel, "heads of 40, causal")
+
+
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_backward.KERNELS, sanitize_backward.CASES))
 def test_gradients_of_arrays_as_they_lie(place, kernel, name):
     check(sanitize_backward, place, kernel, name)
