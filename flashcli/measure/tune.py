@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -29,7 +30,8 @@ from flashcli.kernels.problem import Problem
 from flashcli.kernels.tuning import cost
 from flashcli.measure.builds import compile_for
 
-N, TILES = 1024, 8  # keys and queries; tiles of 128 rows for each multiprocessor, about
+LENGTHS = (1024, 96)  # keys, and queries: the latter for kernels that take no more
+ROWS = 1024  # of each multiprocessor, about
 RUNS, TRIES = 10, 3  # launches one after the other, and how often that is timed
 MILLION = 10**6  # random numbers, which are repeated
 
@@ -37,13 +39,15 @@ MILLION = 10**6  # random numbers, which are repeated
 def problems(place: Place) -> Iterator[tuple[str, Problem]]:
     """The kernels that may be chosen on a GPU, each with a problem for each class of heads, of the GPU's own speed."""
     gpu = place.gpu
-    for d in cost.HEADS:
+    found: set[tuple[str, int]] = set()
+    for N, d in itertools.product(LENGTHS, cost.HEADS):
         problem = Problem(
-            ceil_div(TILES * gpu.multiprocessors, N // 128), N, N, d, sms=gpu.multiprocessors, in_place=True,
+            ceil_div(ROWS * gpu.multiprocessors, N), N, N, d, sms=gpu.multiprocessors, in_place=True,
             batch_invariant=True, speed=gpu.speed,
         )  # fmt: skip
         for one in choice.candidates(gpu.capability, problem):
-            if one.microseconds is not None:
+            if one.microseconds is not None and (one.name, d) not in found:
+                found.add((one.name, d))
                 yield one.name, problem
 
 
