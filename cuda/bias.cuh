@@ -17,6 +17,11 @@
 #endif
 constexpr bool READS = BIAS & 1, HIDES = BIAS & 2, SLOPES = BIAS & 4, ADDS = READS || SLOPES;
 
+// 1: the mask takes keys away from all queries. A thread then reads it once for all of its queries.
+#ifndef MASK_OF_KEYS
+#define MASK_OF_KEYS 0
+#endif
+
 // A thread has the scores of two neighbouring columns of each 8. Where biases are read, a tile's keys of each 16 have
 // changed places so that a thread's four of these 16 are neighbours in memory: INTERLEAVES is 1 in kernels that do so.
 #ifndef INTERLEAVES
@@ -76,7 +81,9 @@ struct BiasRow {
     BiasRow() = default;
     template <class Arguments, class Head>
     __device__ __forceinline__ BiasRow(const Arguments &a, Head head, int i)
-        : i(i), numbers(READS ? bias_at(a, head, i, 0) : nullptr), bytes(HIDES ? mask_at(a, head, i, 0) : nullptr) {}
+        : i(i),
+          numbers(READS ? bias_at(a, head, i, 0) : nullptr),
+          bytes(HIDES ? mask_at(a, head, MASK_OF_KEYS ? 0 : i, 0) : nullptr) {}
 };
 
 // Where a thread's scores of neighbouring keys are: that of the key after the x-th score's one is NEXT places on, those

@@ -162,7 +162,6 @@ struct DbiasOfGroup {
                                                  const Tail &of_k, const BiasesOfQueries &mask, int t, int i0,
                                                  int j0) const {
         const float factor = unit(of_q.first + of_k.first) * factor_of_scores(a);
-        const bool huge = of_q.largest > 0;
         const float above[2] = {of_q.above[row], of_q.above[row + 8]};
         Scores read;
         if (!KEEPS_BIAS) read_bias(read, a, head, i0, j0);
@@ -173,10 +172,12 @@ struct DbiasOfGroup {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 const float bias = e == 0 ? four.x : e == 1 ? four.y : e == 2 ? four.z : four.w;
-                p[x + e] = exp2_fast(exponent_of(p[x + e], factor, above[e / 2], bias, huge));
-                if (mask.hides(x + e)) p[x + e] = 0;
+                p[x + e] = fmaf(p[x + e], factor, bias);
             }
         }
+        const float left = to_powers_of_two(p, of_q.largest > 0, [](int) { return true; });
+#pragma unroll
+        for (int x = 0; x < SCORES; ++x) p[x] = mask.hides(x) ? 0 : exp2_fast(fmaf(p[x], left, -above[x / 2 % 2]));
         if (j0 + OWN > keys_seen(a, i0)) {
 #pragma unroll
             for (int x = 0; x < SCORES; ++x)

@@ -130,9 +130,14 @@ __device__ __forceinline__ void issue_products(float (&s)[n], uint64_t own, uint
               !first || k > 0);
 }
 
+// The descriptor of a tile of own rows; of long heads, a lane's registers are enough for those of all steps.
+__device__ __forceinline__ uint64_t descriptor_of(uint32_t own) {
+    return D <= 64 ? uniform_descriptor(descriptor(own)) : descriptor(own);
+}
+
 // s = own tileᵀ, summed over columns, small products first; `own` is the address of a tile of 64 rows.
 __device__ __forceinline__ void multiply(Scores &s, uint32_t own, uint64_t tile) {
-    const uint64_t left = descriptor(own);
+    const uint64_t left = descriptor_of(own);
     pin(s);
     wgmma_fence();
     if (PRODUCTS == 3) issue_products<D, 0>(s, left, tile, true);
@@ -147,7 +152,7 @@ __device__ __forceinline__ void multiply(Scores &s, uint32_t own, uint64_t tile)
 typedef float Both[2 * SCORES];
 __device__ __forceinline__ void multiply_S(Scores &s, Both &both, uint32_t own, uint64_t tile) {
     if constexpr (!SIDE_BY_SIDE) return multiply(s, own, tile);
-    const uint64_t left = descriptor(own);
+    const uint64_t left = descriptor_of(own);
     pin(s), pin(both);
     wgmma_fence();
     issue_products<D, 0>(s, left, tile, true);
@@ -245,8 +250,9 @@ __device__ __forceinline__ int key_of_thread() { return key_in(row_of_thread());
 
 // ---- biases
 
-// The exponent of P of a product that `factor` makes a score: in powers of two, or, where a bias is to be added, as it is.
-// The LSE of a row is `above`; where it is `huge`, what is left of scores after a multiplication might overflow.
+// Scores, their biases added, to be brought to powers of two: returns by what they are to be multiplied for that. Where
+// an LSE is huge, what is left of scores after a multiplication might overflow; there, of those that are `mine`, they are
+// multiplied here, by all at once: a branch for each would cost more than the arithmetic.
 constexpr float HUGE_SCORE = 0x1p17f;
 __device__ __forceinline__ bool is_huge(float above) {
     return ADDS && above != INFINITY_F && fabsf(above) > HUGE_SCORE;
@@ -254,15 +260,21 @@ __device__ __forceinline__ bool is_huge(float above) {
 __device__ __forceinline__ float factor_of_scores(const Backward &a) {
     return ADDS ? fmaf(a.scale, float(lost_of_scores(HEAD_DIM)), a.scale) : a.scale * log2e_given_back(HEAD_DIM);
 }
-__device__ __forceinline__ float exponent_of(float product, float factor, float above, float bias, bool huge) {
-    if (!ADDS) return fmaf(product, factor, -above);
-    const float score = fmaf(product, factor, bias);
-    return huge ? in_powers_of_two(score) - above : fmaf(score, LOG2E, -above);
+template <class Mine>
+__device__ __forceinline__ float to_powers_of_two(Scores &s, bool huge, Mine mine) {
+    if (!huge) return LOG2E;
+#pragma unroll
+    for (int x = 0; x < SCORES; ++x)
+        if (mine(x)) s[x] = in_powers_of_two(s[x]);
+    return 1;
 }
-template <class Biases>
-__device__ __forceinline__ float exponent_of(float product, float factor, float above, const Biases &biases, int x,
-                                             bool huge) {
-    return biases.hides(x) ? NEG_INF : exponent_of(product, factor, above, ADDS ? biases.numbers[x] : 0, huge);
+// That of products, which `factor` makes scores, in powers of two if there are no biases to add.
+template <class Biases, class Mine>
+__device__ __forceinline__ float add_biases(Scores &s, float factor, const Biases &biases, bool huge, Mine mine) {
+#pragma unroll
+    for (int x = 0; x < (ADDS ? SCORES : 0); ++x)
+        if (mine(x)) s[x] = fmaf(s[x], factor, biases.numbers[x]);
+    return ADDS ? to_powers_of_two(s, huge, mine) : factor;
 }
 
 // Biases of the scores of rows of queries, and of rows of keys: if these are interleaved, the next key is in the other
@@ -384,14 +396,14 @@ struct OfQueries {
                 const int first = j0 + first_key_of_lane(t);
                 const int seen = keys_seen(a, own + row + 8 * r) - first;
                 const int hidden = keys_hidden(a, own + row + 8 * r) - first;
-                const float factor = unit(short(exponents[r]) + k_exponent) * factor_of_scores(a);
-                const bool huge = is_huge(above[r]);
+                const float factor = add_biases(p, unit(short(exponents[r]) + k_exponent) * factor_of_scores(a), biases,
+                                                is_huge(above[r]), [&](int x) { return x / 2 % 2 == r; });
                 float sum = 0;
 #pragma unroll
                 for (int x = 0; x < SCORES / 2; ++x) {
                     const int y = x / 2 * 4 + 2 * r + x % 2;
                     float &p_ = p[y];
-                    p_ = exp2_fast(exponent_of(p_, factor, above[r], biases, y, huge));
+                    p_ = biases.hides(y) ? 0 : exp2_fast(fmaf(p_, factor, -above[r]));
                     if (masked.value && key_of(y) >= seen) p_ = 0;
                     if (WINDOW && masked.value && key_of(y) < hidden) p_ = 0;
                     sum += p_;
@@ -528,13 +540,13 @@ struct OfKeys {
                 [&](int x) { return BiasRow(a, head, (D > 64 ? opaque(i0) : i0) + x / 4 * 8 + 2 * t + x % 2); },
                 [&](int x) { return own + key_of_thread() + x / 2 % 2 * NEXT_ROW; });
         const int q_exponent = numbers.x, do_exponent = numbers.y, s = numbers.z;
-        const float factor = unit(k_exponent + q_exponent) * factor_of_scores(a);
-        const bool huge = ADDS && __int_as_float(numbers.w) > 0;
+        const float unit_S = unit(k_exponent + q_exponent) * factor_of_scores(a);
         const float dP_unit = unit(v_exponent + do_exponent - s);
         const float dV_unit = unit(do_exponent) * P_UNIT;
         const float dK_unit = unit(q_exponent) * unit(s) * P_UNIT;
         wgmma_wait<1>();
         collect_S(p, both);
+        const float factor = add_biases(p, unit_S, biases, __int_as_float(numbers.w) > 0, [](int) { return true; });
         const auto exponentials = [&](auto masked) {
 #pragma unroll
             for (int x = 0; x < SCORES / 4; ++x) {
@@ -542,7 +554,7 @@ struct OfKeys {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     float &p_ = p[4 * x + e];
-                    p_ = exp2_fast(exponent_of(p_, factor, e % 2 ? above_.y : above_.x, biases, 4 * x + e, huge));
+                    p_ = biases.hides(4 * x + e) ? 0 : exp2_fast(fmaf(p_, factor, e % 2 ? -above_.y : -above_.x));
 #if PRODUCTS == 2
                     p_ *= rows.inverse[8 * x + 2 * t + e % 2];
 #endif

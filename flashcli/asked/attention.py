@@ -149,6 +149,11 @@ class Call(NamedTuple):
         return by_kind.get(self.bias.removeprefix("alibi and "), {self.bias_strides[3], self.mask_strides[3]}) == {1}
 
     @property
+    def mask_of_keys(self) -> bool:
+        """Whether there is a mask that takes keys away from all queries of a head."""
+        return BIASES.index(self.bias) & 2 != 0 and self.mask_strides[2] == 0
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of O: Q's."""
         if self.sequences:

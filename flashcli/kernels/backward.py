@@ -63,7 +63,7 @@ def argument(asked: Backward) -> Argument:
 class Problem(NamedTuple):
     """Sizes and types that backward kernels are built for; ``aligned``: whether all rows start on 16 bytes.
 
-    ``bias``, ``bias_contiguous`` and ``bias_together`` are those of attention's problem. ``dbias`` is the number of
+    What is said of ``bias`` and the mask is as in attention's problem. ``dbias`` is the number of
     batches, heads, queries and keys that the bias's gradient has, 1 along axes that it has not, and 0 each where it is
     not wanted. Sizes decide launches and scratch, and with `wgmma_short` the machine code. ``windowed`` and
     ``sequences`` are those of attention's problem. ``dtype`` is the type of Q, K and V, ``of_answer`` that of O and dO,
@@ -87,6 +87,7 @@ class Problem(NamedTuple):
     dtype: str = "float32"
     of_answer: str = "float32"
     out_dtype: str = "float32"
+    mask_of_keys: bool = False
 
     def row_tiles(self, size: int) -> int:
         """The number of tiles of so many rows of Q in all batches and heads."""
@@ -108,7 +109,7 @@ def problem_of(asked: Backward) -> Problem:
         lengths = (call.B, call.H, call.M, call.N)
         dbias = tuple(n if stride else 1 for n, stride in zip(lengths, asked.dbias, strict=True))  # type: ignore[assignment]
     sizes = call.B, call.H, call.Hkv, call.M, call.N, dbias, call.windowed, call.sequences
-    types = call.dtype, call.out_dtype, asked.out_dtype
+    types = call.dtype, call.out_dtype, asked.out_dtype, call.mask_of_keys
     return Problem(call.d, call.causal, call.bias, call.bias_contiguous, call.together, asked.aligned, *sizes, *types)
 
 

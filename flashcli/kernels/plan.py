@@ -37,7 +37,7 @@ def problem_of(call: Call, gpu: Gpu, how: How) -> Problem:
     return Problem(
         call.B * call.H, call.M, call.N, call.d, call.causal, how.precision, gpu.multiprocessors, in_place=True,
         lse=bool(how.return_lse), dense=_is_dense(call), aligned=call.aligned, bias=call.bias,
-        bias_contiguous=call.bias_contiguous, bias_together=call.together,
+        bias_contiguous=call.bias_contiguous, bias_together=call.together, mask_of_keys=call.mask_of_keys,
         batch_invariant=bool(how.batch_invariant), group=call.group, windowed=call.windowed, sequences=call.sequences,
         speed=gpu.speed,
         dtype=call.dtype, out_dtype=call.out_dtype,

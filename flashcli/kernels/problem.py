@@ -16,7 +16,8 @@ def bias_macros(problem: Any) -> dict[str, int]:
     """Macros of kernels for a problem with a bias or a mask; none without."""
     if not problem.bias:
         return {}
-    return {"BIAS": BIAS_NUMBERS[problem.bias], "BIAS_COLUMN": problem.bias_contiguous * problem.bias_together}
+    found = {"BIAS": BIAS_NUMBERS[problem.bias], "BIAS_COLUMN": problem.bias_contiguous * problem.bias_together}
+    return found | ({"MASK_OF_KEYS": 1} if problem.mask_of_keys else {})
 
 
 def sight_macros(problem: Any) -> dict[str, int]:
@@ -43,8 +44,9 @@ class Problem(NamedTuple):
     ``in_place``: for arrays with any strides and with heads, right for NaN and Inf, and able to give the ``lse``.
     ``dense``: whether the rows of each head follow one another; ``aligned``: whether all rows start on 16 bytes.
     ``bias`` is one of `BIASES`, ``bias_contiguous`` whether those of neighbouring keys are neighbours, in the mask,
-    too, and ``bias_together`` how many can be read at once. Where it is to be ``batch_invariant``, Bc does not depend
-    on B and ``sms``, so that a row's bytes follow from its own data and (M, N, d, causal, precision, bias) alone.
+    too, and ``bias_together`` how many can be read at once; ``mask_of_keys``: whether the mask takes keys away from all
+    queries. Where it is to be ``batch_invariant``, Bc does not depend on B and ``sms``, so that a row's bytes follow
+    from its own data and (M, N, d, causal, precision, bias) alone.
     ``windowed``: a query does not see keys that are too far before it. Of packed ``sequences``, of which there are so
     many, M and N are the numbers of all rows; only launches and scratch depend on them. ``dtype`` is the
     type of Q, K and V, ``out_dtype`` that of O.
@@ -71,6 +73,7 @@ class Problem(NamedTuple):
     speed: Speed = H200
     dtype: str = "float32"
     out_dtype: str = "float32"
+    mask_of_keys: bool = False
 
     def row_tiles(self, Br: int) -> int:
         """The number of tiles of Br rows of Q in all heads."""

@@ -1,4 +1,4 @@
-"""How many biases, and numbers of a mask, are read together."""
+"""How many biases, and numbers of a mask, are read together, and for how many queries."""
 
 from __future__ import annotations
 
@@ -29,3 +29,14 @@ def test_as_many_are_read_together_as_sizes_strides_and_addresses_are_multiples_
     assert asked.at(0, of_bias, of_mask).together == together
     by_columns = call(q, k, k, Operand((5, N), (1, 8), "float32"), mask=dense(2, 1, 1, N, kind="bool"))
     assert by_columns.at(0, of_bias, of_mask).together == 1
+
+
+@pytest.mark.parametrize(
+    ("mask", "of_keys"),
+    [(None, False), ((2, 1, 1, 8), True), ((8,), True), ((2, 1, 5, 8), False), ((2, 3, 5, 1), False)],
+)
+def test_a_mask_without_rows_is_of_keys(mask, of_keys):
+    q, k = dense(2, 3, 5, 8), dense(2, 3, 8, 8)
+    asked = call(q, k, k, dense(5, 8), mask=None if mask is None else dense(*mask, kind="bool"))
+    assert asked.mask_of_keys == of_keys
+    assert not call(q, k, k, dense(1, 1, 1, 8)).mask_of_keys  # biases are none
