@@ -21,7 +21,6 @@ from oracle import Asked, plain
 
 from flashcli.asked.attention import Call, Operand, call
 from flashcli.asked.how import How
-from flashcli.errors import BackendUnavailable
 from flashcli.files.decode.tensors import dtype
 from flashcli.gpu.place import Place, ask, bindings, place_of_device
 from flashcli.gpu.prepared import prepare
@@ -265,13 +264,8 @@ def planned(place: Place, case: Case, kernel: str) -> Plan:
 
 def takes(place: Place, kernel: str, case: Case) -> bool:
     """Whether a kernel takes a case on this GPU."""
-    if case.precision not in KERNELS[kernel].precisions:
-        return False
-    try:
-        planned(place, case, kernel)
-    except BackendUnavailable:
-        return False
-    return True
+    in_precision = case.precision in KERNELS[kernel].precisions
+    return in_precision and sanitizing.takes(lambda: planned(place, case, kernel))
 
 
 def taken(place: Place, kernel: str) -> Iterator[str]:

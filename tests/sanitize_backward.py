@@ -9,7 +9,6 @@ gradients are compared with float64. Without a KERNEL it takes all that run on t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,6 @@ from sanitize_arrays import LAYOUTS, ROUNDING, allocate, get, nan, offset, opera
 
 from flashcli.asked.attention import Backward, backward
 from flashcli.asked.how import How
-from flashcli.errors import BackendUnavailable
 from flashcli.files.decode.tensors import dtype
 from flashcli.gpu.place import Place, ask, bindings, place_of_device
 from flashcli.gpu.prepared import prepare
@@ -155,16 +153,7 @@ def asked(case: Case) -> Backward:
 
 def takes(place: Place, kernel: str, case: Case) -> bool:
     """Whether a kernel takes a case on this GPU."""
-    try:
-        BACKWARD.plan(asked(case), place.gpu, How(kernel))
-    except BackendUnavailable:
-        return False
-    return True
-
-
-def taken(place: Place, kernel: str) -> Iterator[str]:
-    """The names of the cases that a kernel takes on this GPU; none, if it does not run there."""
-    return (name for name, case in CASES.items() if takes(place, kernel, case))
+    return sanitizing.takes(lambda: BACKWARD.plan(asked(case), place.gpu, How(kernel)))
 
 
 def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
@@ -204,7 +193,7 @@ def check(place: Place, kernel: str, case: Case) -> None:
 
 def main(kernels: list[str]) -> int:
     place = place_of_device(0)
-    cases = [(kernel, name) for kernel in kernels or KERNELS for name in taken(place, kernel)]
+    cases = [(kernel, name) for kernel in kernels or KERNELS for name in CASES if takes(place, kernel, CASES[name])]
     compile_all(place, cases)
     return sanitizing.run(cases, lambda kernel, name: check(place, kernel, CASES[name]))
 

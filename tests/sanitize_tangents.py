@@ -9,7 +9,6 @@ are compared with float64. Without a KERNEL it takes all that run on this GPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import sanitizing
@@ -21,7 +20,6 @@ from sanitize_backward import make as make_gradients
 
 from flashcli.asked import tangents as asking
 from flashcli.asked.how import How
-from flashcli.errors import BackendUnavailable
 from flashcli.gpu.place import Place, ask, bindings, place_of_device
 from flashcli.gpu.prepared import prepare
 from flashcli.kernels.tangents import KERNELS, POINTERS, TANGENTS
@@ -54,16 +52,7 @@ def asked(case: Case, gradients: bool = True) -> asking.Tangents:
 
 def takes(place: Place, kernel: str, case: Case) -> bool:
     """Whether a kernel takes a case on this GPU."""
-    try:
-        TANGENTS.plan(asked(case), place.gpu, How(kernel))
-    except BackendUnavailable:
-        return False
-    return True
-
-
-def taken(place: Place, kernel: str) -> Iterator[str]:
-    """The names of the cases that a kernel takes on this GPU; none, if it does not run there."""
-    return (name for name, case in CASES.items() if takes(place, kernel, case))
+    return sanitizing.takes(lambda: TANGENTS.plan(asked(case), place.gpu, How(kernel)))
 
 
 def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
@@ -114,7 +103,7 @@ def _check(place: Place, kernel: str, case: Case, gradients: bool) -> None:
 
 def main(kernels: list[str]) -> int:
     place = place_of_device(0)
-    cases = [(kernel, name) for kernel in kernels or KERNELS for name in taken(place, kernel)]
+    cases = [(kernel, name) for kernel in kernels or KERNELS for name in CASES if takes(place, kernel, CASES[name])]
     compile_all(place, cases)
     return sanitizing.run(cases, lambda kernel, name: check(place, kernel, CASES[name]))
 

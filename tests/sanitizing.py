@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from flashcli.compiler import compiler
-from flashcli.errors import MISMATCH, FlashError
+from flashcli.errors import MISMATCH, BackendUnavailable, FlashError
 from flashcli.gpu.place import Place
 from flashcli.kernels.operation import Build
 from flashcli.measure.builds import compile_for
+
+
+def takes(plan: Callable[[], Any]) -> bool:
+    """Whether a kernel takes a case: ``plan()``, which plans it, is not refused."""
+    try:
+        plan()
+    except BackendUnavailable:
+        return False
+    return True
 
 
 def compile_all(place: Place, builds: Iterable[Build]) -> None:

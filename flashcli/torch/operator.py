@@ -172,12 +172,12 @@ def _with_gradients(
     given = Options(*options, **named)
     if transforms.is_left_to_pytorch() or transforms.has_tangent(q, k, v, bias):
         _without_numbers(q, k, v, bias, mask, *given)  # which refuses what cannot be computed
-        if _may_be_fused(q, k, v, bias, given) and tangents.fit((q, k, v, bias, mask), given.sight):
+        if _may_be_fused(q, k, v, bias, given) and tangents.fit((q, k, v, bias, mask), given.sight, True):
             (q, tq), (k, tk), (v, tv) = map(forward_ad.unpack_dual, (q, k, v))
             out, lse = _below_autograd(q, k, v, bias, mask, *given)
-            options = *given[:3], given.sight
-            found = tangents.compute((tq, tk, tv), q, k, v, lse, None, None, bias, mask, *options)
-            return forward_ad.make_dual(out, found.do), forward_ad.make_dual(lse, found.dlse)
+            options = *given[:3], *given.sight[:2]
+            of_out, of_lse = tangents.forward(tq, tk, tv, q, k, v, lse, bias, mask, *options)
+            return forward_ad.make_dual(out, of_out), forward_ad.make_dual(lse, of_lse)
         with transforms.without_autocast(q.device.type):
             out, lse = gradients.attention(q, k, v, bias, *given[:3], mask, given.sight)
             out = out.to(given.out_dtype or q.dtype)

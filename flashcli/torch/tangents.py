@@ -20,6 +20,10 @@ from flashcli.kernels.tangents import KERNELS, TANGENTS
 from flashcli.torch import in_place, private, transforms
 from flashcli.torch.sight import Sight
 
+SCHEMA = (
+    "attention_tangents(Tensor? tq, Tensor? tk, Tensor? tv, Tensor q, Tensor k, Tensor v, Tensor lse, Tensor? bias, "
+    "Tensor? mask, bool causal, float? scale, SymInt q_start, int[2] window, Tensor? alibi_slopes) -> (Tensor, Tensor)"
+)
 Optional: TypeAlias = torch.Tensor | None
 
 
@@ -33,15 +37,16 @@ class Found(NamedTuple):
     v: Optional = None
 
 
-def fit(tensors: Sequence[Any], sight: Sight) -> bool:
+def fit(tensors: Sequence[Any], sight: Sight, transformed: bool = False) -> bool:
     """Whether kernels compute tangents of these tensors: float32, on a GPU that has such a kernel, and not packed.
 
-    Others are left to PyTorch's operations, and so are third derivatives, and what torch.func transforms.
+    Others are left to PyTorch's operations, and so are third derivatives, and what torch.func transforms: but a single
+    transformation, where those that are ``transformed`` will do.
     """
     given = [x for x in tensors if x is not None and x.dtype != torch.bool]
     return (
         not sight.packed
-        and transforms.levels() == 0
+        and transforms.depth() <= transformed
         and all(type(x) in in_place.ORDINARY and x.is_cuda and not x.is_neg() for x in given)
         and all(x.dtype == torch.float32 and x.numel() for x in given)
         and KERNELS["register_tiled"].runs_on(place_of_device(given[0].get_device()).gpu.capability)
@@ -91,3 +96,22 @@ def compute(
     at |= {"bias": at_bias, "mask": at_mask, "slopes": sight.addresses()[0]}
     prepared.launch(stream, *(at.get(name, 0) for name in TANGENTS.pointers))
     return found
+
+
+def _forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    *directions, q, k, v, lse, bias, mask, causal, scale, q_start, window, slopes = arguments
+    options = causal, scale, q_start, Sight(window, slopes)
+    return compute(directions, q, k, v, lse, None, None, bias, mask, *options)[:2]
+
+
+def forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tangents of O and the LSE, by an operator, so that a transformation of torch.func gives it its own tensors.
+
+    Arguments are those of ``SCHEMA``.
+    """
+    return transforms.below_autograd(torch.ops.flashcli.attention_tangents.default, *arguments)
+
+
+library = torch.library.Library("flashcli", "FRAGMENT")
+library.define(SCHEMA)
+library.impl("attention_tangents", _forward, "CompositeExplicitAutograd")

@@ -9,6 +9,7 @@ transforms itself.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -26,6 +27,11 @@ def levels() -> int:
     if private.transformations is None or private.vmap is None:
         return 1
     return sum(level.key() != private.vmap for level in private.transformations() or ())
+
+
+def depth() -> int:
+    """The number of transformations of torch.func now going on, whatever they do; many if that cannot be known."""
+    return sys.maxsize if private.transformations is None else len(private.transformations() or ())
 
 
 def is_left_to_pytorch() -> bool:

@@ -107,7 +107,7 @@ def test_a_direction_that_is_not_there_is_zero(emulating):
 
 def test_autograd_and_forward_mode_call_kernels_where_tensors_fit(emulating, monkeypatch):
     given, weights = inputs()
-    monkeypatch.setattr(tangents, "fit", lambda tensors, sight: True)
+    monkeypatch.setattr(tangents, "fit", lambda tensors, sight, transformed=False: True)
     called = []
     monkeypatch.setattr(tangents, "compute", lambda *them, to=tangents.compute: called.append(0) or to(*them))
     assert max(off(ours(given, weights, causal=True), right(given, weights, causal=True))) < 2e-6
@@ -119,6 +119,8 @@ def test_autograd_and_forward_mode_call_kernels_where_tensors_fit(emulating, mon
     wide = [tuple(x.double() for x in some) for some in ((q, k, v), weights)]
     _, want = torch.func.jvp(oracle, *wide)
     assert len(called) == 2 and max(off(got, want)) < 2e-6
+    _, got = torch.func.jvp(lambda *x: flashcli.attention(*x, return_lse=True), (q, k, v), tuple(weights))
+    assert len(called) == 3 and max(off(got, want)) < 2e-6
 
 
 def test_the_cpu_has_them_by_pytorchs_operations():
