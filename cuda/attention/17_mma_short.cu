@@ -17,9 +17,16 @@
 #include "short.cuh"
 
 constexpr int WARPS = THREADS / 32, SPLITTERS = THREADS / 2;
-constexpr int TILE = split_bytes(BC, D);                                  // all keys, or all values, of a head
-constexpr int NEEDED = 48 + BC / 2 + D / 2 + (BIAS && BC > 64 ? 16 : 0);  // registers: for S, O, and what is beside
-constexpr int REGISTERS = smaller(larger(NEEDED, 96), 128);
+constexpr int TILE = split_bytes(BC, D);  // all keys, or all values, of a head
+// Registers: for S, O, and what is beside; and before, for what is read. Before sm_90 ptxas takes more.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int MORE = 16;
+#else
+constexpr int MORE = 0;
+#endif
+constexpr int OF_SCORES = 48 + BC / 2 + D / 2 + (BIAS && BC > 64 ? 16 : 0) + MORE;
+constexpr int OF_READS = 32 + BC * D / SPLITTERS + D / 2;
+constexpr int REGISTERS = smaller(larger(larger(OF_SCORES, OF_READS), 96), 128 + 2 * MORE);
 constexpr int MIN_BLOCKS = larger(1, 65536 / REGISTERS / THREADS);
 constexpr float P_BIAS = 6, LARGEST_P = 64;  // as in warpgroup.cuh
 

@@ -368,7 +368,7 @@ def samples(operation: str, kernel: Kernel) -> list[tuple[Build, bool, str]]:
 def may_spill(build: Build) -> int:
     """Bytes of registers that a default may spill: gradients beside a bias or a mask, or packed, need more than all."""
     if not build.kernel.file.startswith("backward/"):
-        return 8 if build.kernel.name == "mma_short" else 4  # whose scores are all in registers
+        return 4
     if isinstance(build.problem, tangents.Problem):
         return 224  # two sums beside four scores
     return 104 if build.problem.bias else 16 if build.problem.sequences else 4
