@@ -202,10 +202,13 @@ struct Passage {
         return k_exponent;
     }
 
-    // T = P V of the last tile.
-    __device__ __forceinline__ void last_T() {
+    // T = P V of tile j, the last one. Of a window's, the first warpgroup sees the first half alone.
+    __device__ __forceinline__ void last_T(int j) {
+        using Half = uint32_t[V_STEPS / 2][4];
         by.await_V();
-        issue_T(T, P_hi, P_lo, by.V());
+        if (WINDOW && CAUSAL && BC == 128 && keys_of(first + 63) <= j * BC + BC / 2)
+            issue_T(T, reinterpret_cast<Half &>(P_hi), reinterpret_cast<Half &>(P_lo), by.V());
+        else issue_T(T, P_hi, P_lo, by.V());
     }
 
     // m, l, and S := P, of tile j. Biases of the next tile begin their way; beyond the last, to no use.
@@ -281,7 +284,7 @@ __device__ __forceinline__ void consume(Consumer &consumer, const Attention &a, 
     }
 
     // O = O r + P V of the last tile
-    pass.last_T();
+    pass.last_T(here.tiles - 1);
     pass.add(pass.rows.rescale);
 
     // the epilogue: O / l, and the LSE

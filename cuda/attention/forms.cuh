@@ -37,7 +37,7 @@ struct ChunkedConsumer : Consumer {
             }
             split_P(pass.S, pass.P_hi, pass.P_lo);
         }
-        pass.last_T();
+        pass.last_T(chunks.end_tile - 1);
         pass.add(pass.rows.rescale);
         pass.sum.take(pass.rows);
         if (chunks.finish(pass.sum)) deliver(a, chunks.recall(here), pass.sum);
