@@ -43,9 +43,12 @@ def plain(asked: Asked, dtype: type = np.float64) -> tuple[np.ndarray, np.ndarra
 
 def times(left: np.ndarray, right: np.ndarray, hidden: np.ndarray) -> np.ndarray:
     """left @ right, to which what is hidden on the left adds nothing, not even 0 * NaN."""
-    if np.isfinite(right).all():
+    odd = ~np.isfinite(right).all(axis=tuple(range(right.ndim - 1)))  # columns of which some are not finite
+    if not odd.any():
         return left @ right
-    return np.where(hidden[..., None], 0, left[..., None] * right[..., None, :, :]).sum(axis=-2)
+    product = np.where(hidden, 0, left) @ np.where(odd, 0, right)
+    product[..., odd] = np.where(hidden[..., None], 0, left[..., None] * right[..., None, :, odd]).sum(axis=-2)
+    return product
 
 
 def textbook(asked: Asked) -> tuple[np.ndarray, np.ndarray]:

@@ -162,8 +162,8 @@ def flashcli(*args: object, env: dict[str, str] | None = None, **options: object
 
 
 def _first_of_its_kind(arguments: list[str]) -> bool:
-    """Whether this process has not asked before for what runs there, a command or a program, with these options."""
-    kind = *arguments[:3], *sorted({word.partition("=")[0] for word in arguments[3:] if word.startswith("-")})
+    """Whether this process has not started that command or program before."""
+    kind = tuple(arguments[:3])
     known = kind in _kinds
     _kinds.add(kind)
     return not known
@@ -175,9 +175,9 @@ _kinds: set[tuple[str, ...]] = set()
 def python(*args: object, env: dict[str, str] | None = None, cold: bool = False, **options: object) -> Finished:
     """Run ``python ARGS``, which begin with -m MODULE or -c PROGRAM, in a process of its own, without stdin.
 
-    It starts warm unless it is to be ``cold``. In CI the first with a command and its options is cold, too: a module
-    that uses another without importing it fails only there. So is one with ``options`` of subprocess.run beyond ``cwd``
-    and ``timeout``.
+    It starts warm unless it is to be ``cold``. In CI the first of each command or program is cold, too: a module that
+    uses another without importing it fails only there. So is one with ``options`` of subprocess.run beyond ``cwd`` and
+    ``timeout``.
     """
     arguments, variables = list(map(str, args)), environment(**(env or {}))
     cold = cold or (THOROUGH and _first_of_its_kind(arguments))

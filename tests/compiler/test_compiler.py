@@ -355,14 +355,23 @@ def test_the_report_of_what_does_not_compile_is_not_kept(empty_cache, tmp_path, 
 
 
 def samples(operation: str, kernel: Kernel) -> list[tuple[Build, bool, str]]:
-    """Builds for sm_80 and sm_90a in turn, and whether each is the default there; those first."""
+    """Builds for sm_80 and sm_90a in turn, and whether each is the default there.
+
+    All defaults, which may hardly spill, and others until each value of each macro has been compiled.
+    """
     found = [
         [(build, default, architecture(gpu)) for build, default in builds(operation, kernel, gpu).items()]
         for gpu in [(8, 0), (9, 0)]
     ]
     old, new = found[0] or found[1], found[1]
-    chosen = [(old, new)[i % 2][i] for i in range(min(len(old), len(new)))]
-    return sorted(chosen, key=lambda sample: not sample[1])
+    each = [(old, new)[i % 2][i] for i in range(min(len(old), len(new)))]
+    chosen, compiled = [], set()
+    for build, default, arch in sorted(each, key=lambda sample: not sample[1]):
+        values = {*build.macros().items(), ("arch", arch)}
+        if default or not values <= compiled:
+            chosen.append((build, default, arch))
+            compiled |= values
+    return chosen
 
 
 def may_spill(build: Build) -> int:

@@ -58,14 +58,17 @@ def test_every_field_is_where_python_puts_it(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@every_kernel
-@pytest.mark.parametrize("d", sampled([64, 32, 128], 3))
+@pytest.mark.parametrize(
+    ("kernel", "problem"),
+    [
+        *((name, Problem(64)) for name in KERNELS), ("mma", Problem(64, True, "float32")),
+        *sampled([("mma", Problem(32)), ("mma", Problem(128)), ("wgmma", Problem(32)), ("wgmma", Problem(128))], 4),
+    ],
+)  # fmt: skip
 @needs_nvcc
-def test_hardly_a_register_is_spilled(resources, kernel, d):
-    problems = [Problem(d)] + [Problem(d, True, "float32")] * ((kernel.name, d) == ("mma", 64))
-    builds = [Build(kernel, problem) for problem in problems if not kernel.refuses(problem)]
-    for function, found in (pair for build in builds for pair in resources(build, "sm_90a").items()):
-        assert found.spilled <= 8 * (kernel.name == "mma") and not found.warnings, function
+def test_hardly_a_register_is_spilled(resources, kernel, problem):
+    for function, found in resources(Build(KERNELS[kernel], problem), "sm_90a").items():
+        assert found.spilled <= 8 * (kernel == "mma") and not found.warnings, function
 
 
 @pytest.mark.parametrize(

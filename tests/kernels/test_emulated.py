@@ -14,14 +14,15 @@ from flashcli.kernels.problem import Problem
 from flashcli.kernels.speed import Speed
 
 LADDER = [name for name, kernel in KERNELS.items() if not kernel.on_host]
-SHAPES = [(2, 130, 64), (1, 33, 80), (3, 1, 5), (1, 150, 256)]  # (B, N, d): several tiles, the last ones partly filled
+SHAPES = [  # (B, N, d, causal): several tiles, the last ones partly filled
+    (2, 130, 64, True), (1, 33, 80, False), (3, 1, 5, False), (1, 150, 256, True), (2, 130, 64, False),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("causal", sampled([True, False]))
 @pytest.mark.parametrize("name", LADDER)
-def test_every_kernel_is_as_accurate_as_naive_attention_in_any_order_of_its_threads(emulated, name, causal):
+def test_every_kernel_is_as_accurate_as_naive_attention_in_any_order_of_its_threads(emulated, name):
     cases = []
-    for B, N, d in SHAPES if THOROUGH else SHAPES[:2]:
+    for B, N, d, causal in SHAPES if THOROUGH else SHAPES[:2]:
         if KERNELS[name].refuses(Problem(B, N, N, d, causal=causal)):
             continue
         q, k, v = np.random.default_rng(d).normal(size=(3, B, N, d)).astype(np.float32)

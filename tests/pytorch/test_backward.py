@@ -92,9 +92,7 @@ def test_gradcheck_of_the_formulas_that_are_for_gradients_of_gradients():
     torch.autograd.gradcheck(formulas, inputs)
 
 
-@pytest.mark.parametrize(
-    ("grad", "bias", "rows_first"), sampled([(False, (5, 6), False), (True, None, True), (True, (H, 1, 6), False)])
-)
+@pytest.mark.parametrize(("grad", "bias", "rows_first"), sampled([(False, None, False), (True, (H, 1, 6), True)]))
 def test_the_operator_keeps_to_pytorchs_rules(grad, bias, rows_first):
     do, q, k, v = (x.requires_grad_(grad) for x in four(5, 6, 8))
     added = None if bias is None else torch.randn(bias).requires_grad_(grad)
