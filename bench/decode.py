@@ -13,7 +13,7 @@ import click
 
 from bench import scripts
 from bench.decode_calls import calls
-from bench.decode_check import check_side_by_side, compile_for, grid, judged
+from bench.decode_check import builds_for, check_side_by_side, grid, judged
 from flashcli.asked.decode import LAYOUTS
 from flashcli.cpu.workers import usable_cores
 from flashcli.errors import MISMATCH, UsageError
@@ -21,6 +21,7 @@ from flashcli.kernels import decode
 from flashcli.kernels.decode import CEILING, KERNELS
 from flashcli.kernels.tuning.decode import Tuning
 from flashcli.measure import machine
+from flashcli.measure.builds import compile_all
 from flashcli.measure.decode_shapes import SHAPES
 from flashcli.measure.decode_times import Contender, times
 from flashcli.measure.rows import Decoded, Failure, Row, Skipped
@@ -78,7 +79,7 @@ def main(
     aside = json_path == as_json.PRINT
     if not times_only:
         cases = list(itertools.islice(grid(), 0, None, every))
-        compile_for(names, cases)
+        compile_all(builds_for(names, cases))
         counted, void, wrong, verdicts = check_side_by_side(names, cases, len(usable_cores()))
         rows += judged(verdicts)
         click.echo(f"{counted} cases, {void} of them void, {len(names)} kernels: {len(wrong)} wrong", err=aside)

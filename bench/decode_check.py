@@ -16,14 +16,14 @@ import numpy as np
 
 from bench.decode_judge import Answer, Judge
 from bench.rows import Judged
-from flashcli.asked.decode import LAYOUTS, BlockSparse
+from flashcli.asked.attention import contiguous
+from flashcli.asked.decode import LAYOUTS, BlockSparse, Decode
 from flashcli.errors import FlashError
 from flashcli.files.decode.cases import Case, make, outlined
 from flashcli.kernels import decode
 from flashcli.kernels.decode import KERNELS
 from flashcli.kernels.operation import Build
 from flashcli.kernels.tuning.decode import Tuning
-from flashcli.measure.builds import compile_all
 from flashcli.run.decode_cuda import DecodeCuda
 
 SMALL = Case(3, 8, 2, 128, "320,64,77", sharpness=4.0)
@@ -178,16 +178,23 @@ def _judged(types: str, kernel: str, verdicts: list[Verdict]) -> Judged:
     )  # fmt: skip
 
 
-def compile_for(names: list[str], cases: list[Case]) -> None:
-    """Compile every build that checking these kernels on these cases needs, side by side."""
+def builds_for(names: list[str], cases: list[Case]) -> list[Build]:
+    """Every build that checking these kernels on these cases needs."""
     builds: list[Build] = []
-    for name, asked in itertools.product(names, map(outlined, cases)):
-        build = decode.build_of(KERNELS[name], asked.outline)
+    for name, asked in itertools.product(names, map(_outline, cases)):
+        build = decode.build_of(KERNELS[name], asked)
         if not build.kernel.refuses(build.problem):
-            builds += decode.plan_of(build, asked.outline).builds()
+            builds += decode.plan_of(build, asked).builds()
     others = [
         Build(build.kernel, build.problem._replace(tuning=tuning))
         for build in builds
         for tuning in forms(build).values()
     ]
-    compile_all(builds + others)
+    return builds + others
+
+
+def _outline(case: Case) -> Decode:
+    """The outline of a case, with caches as they lie on a GPU: those of `outlined` have no strides."""
+    asked = outlined(case).outline
+    key, value = (contiguous(cache.shape, cache.dtype) for cache in (asked.key_cache, asked.value_cache))
+    return dataclasses.replace(asked, key_cache=key, value_cache=value)

@@ -8,10 +8,11 @@ import itertools
 import numpy as np
 import pytest
 
-from bench.decode_check import SMALL, described, grid
+from bench.decode_check import SMALL, builds_for, described, grid
 from bench.decode_judge import Answer, Judge
 from flashcli.cpu.decode import DecodeCpu
 from flashcli.files.decode.cases import Case, make
+from flashcli.kernels.decode import KERNELS
 
 CASE = Case(3, 4, 2, 64, "64,48,30", sharpness=4.0)
 HARDEST = dataclasses.replace(SMALL, D=96, page=32, query_type="float32", alibi=True)  # for the CPU, of the grid
@@ -49,3 +50,10 @@ def test_a_wrong_lse_and_numbers_that_are_none_do_not_pass():
 
 def test_a_case_in_which_nonsense_passes_is_void():
     assert "zeros" in Judge(make(dataclasses.replace(CASE, lengths="0,0,0"))).void()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel_has_builds_for_the_cases_that_it_takes(kernel):
+    cases = [*SOME, *itertools.islice(grid(), 1010, None, 7)]
+    built = {build.kernel.name for build in builds_for([kernel], cases)}
+    assert kernel in built
