@@ -20,25 +20,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, FEWER_BLOCKS ? 2 : 3) grou
     __shared__ float S[ROWS * PARTITION], O[ROWS * HEAD_DIM];
     __shared__ unsigned char seen[PARTITION];
     __shared__ Running running;
-    const int count = partitions(a), partition = blockIdx.x / a.kv_heads % count,
-              which = blockIdx.x / a.kv_heads / count;
+    const int count = partitions(a), of_sequence = STEP ? STEP : count,
+              which = blockIdx.x / a.kv_heads / of_sequence;
+    int partition = blockIdx.x / a.kv_heads % of_sequence;
     const int tiles = ceil_div_large(rows_of(a), ROWS);
     const int asker = asker_with(a, which / tiles);
     if (asker < 0) return;
     // Neighbouring blocks have neighbouring heads of the cache, which are neighbours in a page.
     Sequence of = sequence_of(a, asker, blockIdx.x % a.kv_heads, which % tiles * ROWS);
-    const int first = max((long long)first_used(a, of.length), (long long)partition * PARTITION);
-    const int end = min((long long)of.length, (partition + 1LL) * PARTITION);
-    if (first >= end) return;
+    if (STEP) partition += first_used(a, of.length) / PARTITION;
+    do {
+        const int first = max((long long)first_used(a, of.length), (long long)partition * PARTITION);
+        const int end = min((long long)of.length, (partition + 1LL) * PARTITION);
+        if (first >= end) return;
 
-    load_queries(a, of, q, running);
-    scores(a, of, q, first, end, S, PARTITION, seen);
-    softmax(S, PARTITION, end - first, running);
-    float o[ROWS][OWN] = {};
-    add_values(a, of, first, end, S, PARTITION, seen, running, o);
-    collect(o, O);
-    of.s = which / tiles;  // partial answers have room for those that blocks are for
-    keep_partials(a, of, static_cast<float *>(a.workspace), count, partition, running, O);
+        load_queries(a, of, q, running);
+        scores(a, of, q, first, end, S, PARTITION, seen);
+        softmax(S, PARTITION, end - first, running);
+        float o[ROWS][OWN] = {};
+        add_values(a, of, first, end, S, PARTITION, seen, running, o);
+        collect(o, O);
+        of.s = which / tiles;  // partial answers have room for those that blocks are for
+        keep_partials(a, of, static_cast<float *>(a.workspace), count, partition, running, O);
+        of.s = asker, partition += STEP;
+        if (STEP) __syncthreads();  // before shared memory is written anew
+    } while (STEP);
 }
 
 extern "C" __global__ void __launch_bounds__(QUADS) merge(const Decode a) {

@@ -221,11 +221,27 @@ def takes_v1(longest: int, sequences: int, heads: int) -> bool:
 
 # ---- all heads of a group together
 
+MOST_BLOCKS = 2**16  # with a partition each, of which many may be missing: each block takes a nanosecond of the GPU
+
 
 def _grouped(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    tiles, rows = ceil_div(problem.head_rows, problem.rows), _grouped_rows(problem)
-    blocks = rows // (problem.tokens * problem.group) * tiles * _partitions(problem)
-    return Launch("grouped", blocks, problem.tuning.threads), Launch("merge", rows, problem.d // 4)
+    blocks = _grouped_uncut(problem) * (_step(problem) or _partitions(problem))
+    return (
+        Launch("grouped", blocks, problem.tuning.threads),
+        Launch("merge", _grouped_rows(problem), problem.d // 4),
+    )
+
+
+def _step(problem: Problem) -> int:
+    """The number of blocks that take the partitions of a sequence in turn, a power of two; 0 if each has its block."""
+    few = max(1, MOST_BLOCKS // _grouped_uncut(problem))
+    return 1 << few.bit_length() - 1 if few < _partitions(problem) else 0
+
+
+def _grouped_uncut(problem: Problem) -> int:
+    """The number of grouped's blocks if each had all of its sequence's partitions."""
+    askers = _grouped_rows(problem) // (problem.tokens * problem.heads)
+    return askers * problem.kv_heads * ceil_div(problem.head_rows, problem.rows)
 
 
 def _grouped_rows(problem: Problem) -> int:
@@ -473,7 +489,7 @@ KERNELS = {
             name="grouped",
             file="decode/03_grouped.cu",
             summary="all heads of a group together: keys and values are read once",
-            tiling=_tiles(),
+            tiling=_tiles(lambda problem: {"STEP": _step(problem)}),
             launches=_grouped,
             workspace=_partials_of_partitions,
             fitted=_chooses(some_rows),

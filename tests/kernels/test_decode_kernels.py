@@ -8,8 +8,10 @@ import subprocess
 
 import numpy as np
 import pytest
+from emulator.decode import DecodeEmulated
 from support import sampled
 
+from bench.decode_judge import Answer, Judge
 from bench.paged_plot import Shares
 from flashcli.asked.decode import LAYOUTS
 from flashcli.compiler import compiler
@@ -179,6 +181,19 @@ def test_what_is_never_cut_is_never_merged_and_where_rows_are_few_pieces_are_sma
     assert found(32, 8, 512) == (512, []) and found(32, 8, 513) == (512, [("merge", 800, 128)])
     assert found(16, 8, 512) == (256, []) and found(16, 8, 2049) == (256, [begin, ("merge", 1600, 64)])
     assert found(24, 8, 10**6) == (512, [begin, ("merge", 2400, 192)])
+
+
+def test_grouped_takes_partitions_in_turn_where_many_blocks_would_have_none_and_bytes_stay(emulated, monkeypatch):
+    grouped = KERNELS["grouped"]
+    long = grouped.fitted(sized(sequences=256, heads=32, kv_heads=8, table_width=8192))
+    assert Build(grouped, long).steps()[0].launch.grid == 2**16 and Build(grouped, long).macros()["STEP"] == 32
+    asked = make(Case(2, 2, 1, 64, "1700,3", query_type="float32", layout="nhd", window=1200))
+    want, want_lse = DecodeEmulated(emulated, "grouped").decode(asked, range(2))
+    assert Judge(asked).problem(Answer(want, want_lse)) == ""
+    monkeypatch.setattr(decode, "MOST_BLOCKS", 4)
+    assert build_of(grouped, asked.outline).macros()["STEP"] == 2
+    out, lse = DecodeEmulated(emulated, "grouped").decode(asked, range(2))
+    assert out.tobytes() == want.tobytes() and lse.tobytes() == want_lse.tobytes()
 
 
 @pytest.mark.parametrize(
