@@ -13,6 +13,7 @@ from flashcli.cpu.decode import DecodeCpu  # noqa: E402
 from flashcli.files.decode.cases import Case, make  # noqa: E402
 from flashcli.torch import flash_attn, vllm  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("no_pycuda")  # else a GPU computes, and has other bytes than the CPU's backend
 CASE = Case(3, 4, 2, 32, "30,5,17", queries="4,1,17", page=8, query_type="float32", layout="nhd")
 
 
