@@ -81,7 +81,8 @@ struct Means {
             tile.total += p[at(y)], tile.R = fmaf(p[at(y)], ts[at(y)], tile.R);
             if (GRADIENTS) tile.D = fmaf(p[at(y)], dp[at(y)], tile.D);
         }
-        const float inverse = tile.total > 0x1p-100f ? __fdividef(1, tile.total) : 0;  // of less nothing is left in sums
+        const float inverse =
+            tile.total > 0x1p-100f ? __fdividef(1, tile.total) : 0;  // of less nothing is left in sums
         tile.R *= inverse, tile.D *= inverse;
 #pragma unroll
         for (int y = 0; y < n; ++y) {

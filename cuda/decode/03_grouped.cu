@@ -20,8 +20,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, FEWER_BLOCKS ? 2 : 3) grou
     __shared__ float S[ROWS * PARTITION], O[ROWS * HEAD_DIM];
     __shared__ unsigned char seen[PARTITION];
     __shared__ Running running;
-    const int count = partitions(a), of_sequence = STEP ? STEP : count,
-              which = blockIdx.x / a.kv_heads / of_sequence;
+    const int count = partitions(a), of_sequence = STEP ? STEP : count, which = blockIdx.x / a.kv_heads / of_sequence;
     int partition = blockIdx.x / a.kv_heads % of_sequence;
     const int tiles = ceil_div_large(rows_of(a), ROWS);
     const int asker = asker_with(a, which / tiles);
