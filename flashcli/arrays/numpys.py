@@ -23,7 +23,7 @@ from flashcli.asked.attention import (
     check_starts,
     outline,
 )
-from flashcli.asked.how import check_precision
+from flashcli.asked.how import check_choice
 from flashcli.asked.shape import Shape
 from flashcli.cpu.attention import Matrices, attend_arrays
 from flashcli.cpu.backward import Gradients, backward_arrays
@@ -35,7 +35,7 @@ from flashcli.files.cut import cut
 from flashcli.files.decode.tensors import dtype
 from flashcli.gpu import driver
 from flashcli.run import decode as decoding
-from flashcli.run.request import Request, check_backend, open_backend, refuse_conflicts
+from flashcli.run.request import BACKENDS, Request, open_backend, refuse_conflicts
 
 NEEDED = ("do", "q", "k", "v")
 
@@ -63,34 +63,16 @@ def attention(
     Arrays may have any strides. Where the last axis is not contiguous, or a stride is negative, a copy is computed on.
     The CPU's answers do not depend on ``batch_invariant``.
     """
-    check_precision(precision)
-    arrays = _as_they_lie(q=q, k=k, v=v, **changes)
-    of: dict[str, Any] = {name: outline(x) for name, x in arrays.items()}
+    arrays, of = _as_they_lie(q=q, k=k, v=v, **changes)
     to = None if out is None else _operand_to_write(out, arrays)
     asked = call(**of, out=to, causal=causal, scale=scale, q_start=q_start, window=window, out_dtype=out_dtype)
     request = Request(backend, asked.causal, asked.scale if scale is None else float(scale), kernel, precision)
     refuse_conflicts(request)
     into = out if out is not None and asked.out_dtype == "float32" else np.empty(q.shape, np.float32)
-    given = Matrices(
-        widened(arrays["q"]), widened(arrays["k"]), widened(arrays["v"]), into,
-        *mask_apart(arrays.get("bias"), arrays.get("mask")),
-        np.empty(asked.lse_shape, np.float32) if return_lse else None, arrays.get("alibi_slopes"),
-    )  # fmt: skip
-    as_files = _could_be_a_file(asked, given)
-    if request.needs_gpu and not (as_files or asked.empty):
-        raise UsageError(
-            "arrays on the CPU with a bias, mask, LSE, grouped heads, q_start, M != N, a window or packed sequences "
-            "have the cpu backend only.",
-            'leave out backend="cuda", kernel and precision, or give arrays that are on a GPU.',
-        )
-    starts = arrays.get("cu_seqlens_q"), arrays.get("cu_seqlens_k")
-    for one, part, *_ in _sequences(asked, given, *starts) if asked.sequences else [(asked, given)]:
-        if not one.empty:
-            _compute(request, one, part, as_files)
-            continue
-        part.out[...] = 0
-        if part.lse is not None:
-            part.lse[...] = -np.inf
+    given = _matrices(arrays, into, np.empty(asked.lse_shape, np.float32) if return_lse else None)
+    if not _by_gpu(request, asked, given):
+        for one, part, *_ in _sequences(asked, given, arrays) if asked.sequences else [(asked, given)]:
+            attend_arrays(one, part)
     answer = given.out if out is None else out
     if answer is not given.out:
         answer[...] = given.out
@@ -99,22 +81,33 @@ def attention(
     return answer if given.lse is None else (answer, given.lse)
 
 
-def widened(matrix: np.ndarray) -> np.ndarray:
-    """The matrix in float32, which has all numbers of the halves."""
-    return matrix.astype(np.float32, copy=False)
+def _as_they_lie(**arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arguments that are given, by `as_it_lies`, and their outlines; those in `NEEDED` have to be."""
+    found, outlines = {}, {}
+    for name, x in arrays.items():
+        if x is not None or name in NEEDED:
+            found[name] = x = as_it_lies(name, x)
+            outlines[name] = outline(x)
+    return found, outlines
 
 
-def _as_they_lie(**arrays: Any) -> dict[str, np.ndarray]:
-    """The arguments that are given, by `as_it_lies`; those in `NEEDED` have to be."""
-    return {name: as_it_lies(name, x) for name, x in arrays.items() if x is not None or name in NEEDED}
+def _matrices(arrays: dict[str, np.ndarray], o: np.ndarray, lse: np.ndarray | None = None) -> Matrices:
+    """The arrays of a call: Q, K and V in float32, which has all numbers of the halves; a bias of bools is a mask."""
+    bias, mask = arrays.get("bias"), arrays.get("mask")
+    if bias is not None and bias.dtype == np.bool_:
+        bias, mask = None, bias
+    return Matrices(
+        np.asarray(arrays["q"], np.float32), np.asarray(arrays["k"], np.float32), np.asarray(arrays["v"], np.float32),
+        o, bias, mask, lse, arrays.get("alibi_slopes"),
+    )  # fmt: skip
 
 
 def _sequences(
-    asked: Call, given: Matrices, q_starts: Any, k_starts: Any
+    asked: Call, given: Matrices, arrays: dict[str, np.ndarray]
 ) -> Iterator[tuple[Call, Matrices, slice, slice]]:
     """Each packed sequence: its call, views of the arrays, its rows of Q and of K. ValueError for bad starts."""
-    of_q = q_starts.tolist()
-    of_k = of_q if k_starts is None else k_starts.tolist()
+    of_q = arrays["cu_seqlens_q"].tolist()
+    of_k = arrays["cu_seqlens_k"].tolist() if "cu_seqlens_k" in arrays else of_q
     check_starts("cu_seqlens_q", of_q, asked.M)
     check_starts("cu_seqlens_k", of_k, asked.N)
     for s, pairs in enumerate(zip(itertools.pairwise(of_q), itertools.pairwise(of_k), strict=True)):
@@ -131,26 +124,32 @@ def as_batch(x: np.ndarray) -> np.ndarray:
     return x.swapaxes(0, 1)[None]
 
 
-def mask_apart(bias: np.ndarray | None, mask: np.ndarray | None) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The bias of numbers and the mask: a bias of bools is a mask."""
-    return (None, bias) if bias is not None and bias.dtype == np.bool_ else (bias, mask)
+def _by_gpu(request: Request, asked: Call, given: Matrices) -> bool:
+    """Compute on a GPU if one is asked for, or is there and a file could hold the call; return whether it did.
 
-
-def _could_be_a_file(asked: Call, given: Matrices) -> bool:
-    """Whether a file could hold the call: M = N, and nothing but Q, K and V."""
+    A file has M = N, and nothing but Q, K and V.
+    """
+    needed = request.needs_gpu
+    may = _may_use_gpu(request.backend, needed)
+    if asked.empty or not (needed or may):
+        return False
     plain = (asked.Hkv, asked.N, asked.q_start, asked.bias) == (asked.H, asked.M, 0, "") and given.lse is None
-    return plain and not asked.windowed and not asked.sequences
-
-
-def _compute(request: Request, asked: Call, given: Matrices, as_files: bool) -> None:
-    """Compute on a GPU if there is one and a file could hold the call, else on the CPU."""
-    if as_files and _may_use_gpu(request.backend, request.needs_gpu):
-        try:
-            return _by_chunks(request if request.on_host else replace(request, backend="cuda"), given)
-        except BackendUnavailable:
-            if request.needs_gpu:
-                raise
-    attend_arrays(asked, given)
+    if not plain or asked.windowed or asked.sequences:
+        if needed:
+            raise UsageError(
+                "arrays on the CPU with a bias, mask, LSE, grouped heads, q_start, M != N, a window or packed "
+                "sequences have the cpu backend only.",
+                'leave out backend="cuda", kernel and precision, or give arrays that are on a GPU.',
+            )
+        return False
+    try:
+        if may:
+            _by_chunks(request if request.on_host else replace(request, backend="cuda"), given)
+    except BackendUnavailable:
+        if needed:
+            raise
+        return False
+    return may
 
 
 def _may_use_gpu(backend: str, needed: bool) -> bool:
@@ -188,31 +187,27 @@ def attention_backward(
     **others: np.ndarray | None,
 ) -> tuple[np.ndarray, ...]:
     """`flashcli.attention_backward` of NumPy's arrays, on the CPU; ``others`` are all that need not be given."""
-    check_backend(backend)
+    check_choice("backend", backend, BACKENDS)
     if backend == "cuda" or kernel is not None:
         raise UsageError(
             "gradients of arrays on the CPU are computed by the cpu backend.",
             'leave out backend="cuda" and kernel, or give arrays that are on a GPU.',
         )
-    arrays = _as_they_lie(do=do, q=q, k=k, v=v, **others)
-    of: dict[str, Any] = {name: outline(x) for name, x in arrays.items()}
+    arrays, of = _as_they_lie(do=do, q=q, k=k, v=v, **others)
     options: dict[str, Any] = {"causal": causal, "scale": scale, "q_start": q_start, "window": window}
     asked = backward(**of, **options, return_dbias=return_dbias, out_dtype=out_dtype)
-    arrays |= {name: widened(arrays[name]) for name in ("do", "q", "k", "v")}
+    do = np.asarray(arrays["do"], np.float32)
+    o = np.asarray(arrays["o"], np.float32) if "o" in arrays else np.empty(q.shape, np.float32)
     dq, dk, dv = (np.zeros(x.shape, np.float32) for x in (q, k, v))
     dbias = None if asked.dbias_shape is None else np.zeros(asked.dbias_shape, np.float32)
-    given = Matrices(
-        arrays["q"], arrays["k"], arrays["v"], widened(arrays["o"]) if "o" in arrays else np.empty(q.shape, np.float32),
-        *mask_apart(arrays.get("bias"), arrays.get("mask")), None, arrays.get("alibi_slopes"),
-    )  # fmt: skip
+    given = _matrices(arrays, o)
     kind = q.dtype if asked.out_dtype != "float32" else np.dtype(np.float32)
-    starts = arrays.get("cu_seqlens_q"), arrays.get("cu_seqlens_k")
     if not asked.of.sequences:
-        _differentiate(asked, arrays["do"], arrays.get("dlse"), given, Gradients(dq, dk, dv, dbias), "o" not in arrays)
-    for one, part, rows, keys in _sequences(asked.of, given, *starts) if asked.of.sequences else ():
+        _differentiate(asked, do, arrays.get("dlse"), given, Gradients(dq, dk, dv, dbias), "o" not in arrays)
+    for one, part, rows, keys in _sequences(asked.of, given, arrays) if asked.of.sequences else ():
         into = Gradients(as_batch(dq[rows]), as_batch(dk[keys]), as_batch(dv[keys]))
         d_lse = arrays["dlse"][None, :, rows] if "dlse" in arrays else None
-        _differentiate(asked._replace(of=one), as_batch(arrays["do"][rows]), d_lse, part, into, "o" not in arrays)
+        _differentiate(asked._replace(of=one), as_batch(do[rows]), d_lse, part, into, "o" not in arrays)
     rounded = [x.astype(kind, copy=False) for x in (dq, dk, dv)]
     return tuple(rounded if dbias is None else [*rounded, dbias])
 
@@ -241,7 +236,7 @@ def decode(
     **options: Any,
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """`flashcli.decode` of NumPy's arrays."""
-    check_backend(backend)
+    check_choice("backend", backend, BACKENDS)
     pages.check_option_types({"kernel": kernel})
     decoding.check_kernel(backend, kernel)
     others = {name: options.pop(name, None) for name in pages.OPTIONAL}

@@ -43,7 +43,7 @@ def outline(array: Any) -> Operand:
     """The outline of a NumPy array; a byte order that is not this machine's is part of its type's name."""
     size = array.itemsize or 1  # numbers of type V0 have no bytes
     dtype = array.dtype.name if array.dtype.isnative else str(array.dtype)
-    return Operand(array.shape, tuple(stride // size for stride in array.strides), dtype)
+    return Operand(array.shape, tuple([stride // size for stride in array.strides]), dtype)
 
 
 class Operands(NamedTuple):
@@ -203,7 +203,12 @@ def type_name(dtype: object) -> str:
 
 def checked(causal: bool, scale: float | None, q_start: int) -> tuple[bool, float | None, int]:
     """Return causal, scale and q_start, or raise TypeError or ValueError; ``q_start`` is cut to 32 bits."""
-    return _causal(causal), _scale(scale), max(-MAX_INT32, min(_q_start(q_start), MAX_INT32))
+    if not isinstance(causal, Integral) and type(causal).__name__ not in ("bool", "bool_"):  # NumPy's is no bool
+        raise TypeError(f"causal must be True or False, not {type(causal).__name__}")
+    scale = _scale(scale)
+    if not isinstance(q_start, Integral):
+        raise TypeError(f"q_start must be a whole number, not {type(q_start).__name__}")
+    return bool(causal), scale, max(-MAX_INT32, min(int(q_start), MAX_INT32))
 
 
 @functools.lru_cache(maxsize=256)  # a model asks the same again and again
@@ -583,12 +588,6 @@ def checked_window(window: Sequence[int]) -> tuple[int, int]:
     return min(int(left), MAX_INT32), min(int(right), MAX_INT32)
 
 
-def _causal(causal: bool) -> bool:
-    if not isinstance(causal, Integral) and type(causal).__name__ not in ("bool", "bool_"):  # NumPy's is no bool
-        raise TypeError(f"causal must be True or False, not {type(causal).__name__}")
-    return bool(causal)
-
-
 def _scale(scale: float | None) -> float | None:
     if scale is None:
         return None
@@ -601,9 +600,3 @@ def _scale(scale: float | None) -> float | None:
     if not abs(value) <= MAX_SCALE:
         raise ValueError(f"scale must be finite, from {-MAX_SCALE:.5g} to {MAX_SCALE:.5g}, not {scale}")
     return value
-
-
-def _q_start(q_start: int) -> int:
-    if not isinstance(q_start, Integral):
-        raise TypeError(f"q_start must be a whole number, not {type(q_start).__name__}")
-    return int(q_start)

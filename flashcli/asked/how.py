@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 PRECISIONS = {"fp32": 3, "fp16": 1}  # how many fp16 products make one of the inputs, where a kernel splits numbers
@@ -19,7 +20,7 @@ class How(NamedTuple):
     return_lse: bool = False
 
 
-def check_precision(name: object) -> None:
-    """Raise ValueError for a precision that is none of `PRECISIONS`."""
-    if name not in tuple(PRECISIONS):  # which a list can be looked for in
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, not {name!r}")
+def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    """Raise ValueError for an option that has none of the values that it may have."""
+    if value not in tuple(choices):  # which a list can be looked for in
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")

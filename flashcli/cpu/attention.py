@@ -62,9 +62,11 @@ class Matrices(NamedTuple):
         """The parts of the arrays that a tile needs, with all keys of its units."""
         units, of_rows = tile.units, (*tile.units, tile.rows)
         q, k, v, out, bias, mask, lse, slopes = self
-        bias, mask, lse = (None if x is None else x[of_rows] for x in (bias, mask, lse))
-        slopes = None if slopes is None else slopes[units]
-        return Matrices(q[of_rows], k[units], v[units], out[of_rows], bias, mask, lse, slopes)
+        return Matrices(
+            q[of_rows], k[units], v[units], out[of_rows],
+            None if bias is None else bias[of_rows], None if mask is None else mask[of_rows],
+            None if lse is None else lse[of_rows], None if slopes is None else slopes[units],
+        )  # fmt: skip
 
 
 class Sight(NamedTuple):
@@ -96,10 +98,15 @@ class Sight(NamedTuple):
 
 def attend_arrays(asked: Call, given: Matrices, threads: int | None = None) -> None:
     """Compute attention of arrays with any strides, as ``asked`` has it, into ``given.out`` and ``given.lse``."""
+    if asked.empty:
+        given.out[...] = 0
+        if given.lse is not None:
+            given.lse[...] = -np.inf
+        return
     by_group, units = in_groups(asked, given), (asked.B, asked.Hkv, asked.H // asked.Hkv)
     limit = MAX_FLOAT32 if given.bias is None and given.slopes is None else BESIDE_BIAS
     threads = threads or threads_for(asked.products)
-    k_largest, v_largest = (np.broadcast_to(keys, units) for keys in largest_keys(asked, by_group, threads))
+    k_largest, v_largest = np.broadcast_to(largest_keys(asked, by_group, threads), (2, *units))
 
     def compute(tile: Tile) -> None:
         part, sight = by_group.of(tile), Sight.of(asked, tile.rows.start)
@@ -115,30 +122,31 @@ def attend_arrays(asked: Call, given: Matrices, threads: int | None = None) -> N
 def in_groups(asked: Call, given: Matrices) -> Matrices:
     """Views of the arrays with units [B, Hkv, H / Hkv]: heads of Q that share one of K and V lie side by side."""
     B, H, Hkv, group, M, N, d = asked.B, asked.H, asked.Hkv, asked.H // asked.Hkv, asked.M, asked.N, asked.d
-    q, out = (matrix.reshape(B, Hkv, group, M, d) for matrix in (given.q, given.out))
-    k, v = (np.broadcast_to(matrix.reshape(B, Hkv, 1, N, d), (B, Hkv, group, N, d)) for matrix in (given.k, given.v))
+    of_k = B, Hkv, group, N, d
 
-    def of_scores(given: np.ndarray | None) -> np.ndarray | None:
-        if given is None:
-            return None
+    def of_scores(given: np.ndarray) -> np.ndarray:
         with_heads = given if asked.heads or given.ndim < 3 else given[:, None]
         return np.broadcast_to(with_heads, (B, H, M, N)).reshape(B, Hkv, group, M, N)
 
-    lse = None if given.lse is None else given.lse.reshape(B, Hkv, group, M)
-    slopes = None if given.slopes is None else np.broadcast_to(given.slopes, (B, H)).reshape(B, Hkv, group)
-    return Matrices(q, k, v, out, of_scores(given.bias), of_scores(given.mask), lse, slopes)
+    return Matrices(
+        given.q.reshape(B, Hkv, group, M, d), np.broadcast_to(given.k.reshape(B, Hkv, 1, N, d), of_k),
+        np.broadcast_to(given.v.reshape(B, Hkv, 1, N, d), of_k), given.out.reshape(B, Hkv, group, M, d),
+        None if given.bias is None else of_scores(given.bias), None if given.mask is None else of_scores(given.mask),
+        None if given.lse is None else given.lse.reshape(B, Hkv, group, M),
+        None if given.slopes is None else np.broadcast_to(given.slopes, (B, H)).reshape(B, Hkv, group),
+    )  # fmt: skip
 
 
-def largest_keys(asked: Call, by_group: Matrices, threads: int) -> tuple[np.ndarray, np.ndarray]:
-    """The largest magnitude in each head of K, and of V: [B, Hkv, 1]."""
-    k, v = (np.empty((asked.B, asked.Hkv, 1), np.float32) for _ in "kv")
+def largest_keys(asked: Call, by_group: Matrices, threads: int) -> np.ndarray:
+    """The largest magnitudes in each head of K, and of V: [2, B, Hkv, 1]."""
+    largest = np.empty((2, asked.B, asked.Hkv, 1), np.float32)
 
     def look(units: tuple[slice, ...]) -> None:
-        for largest, matrix in ((k, by_group.k), (v, by_group.v)):
-            largest[units] = magnitude(matrix[units], (-2, -1))
+        for of_heads, matrix in zip(largest, (by_group.k, by_group.v), strict=True):
+            of_heads[units] = magnitude(matrix[units], (-2, -1))
 
-    for_each(look, list(groups(k.shape, max(1, AT_A_LOOK // (asked.N * asked.d)))), threads)
-    return k, v
+    for_each(look, list(groups(largest.shape[1:], max(1, AT_A_LOOK // (asked.N * asked.d)))), threads)
+    return largest
 
 
 def row_tile(M: int, causal: bool) -> int:
@@ -150,7 +158,9 @@ def row_tile(M: int, causal: bool) -> int:
 def tiles(units: tuple[int, ...], M: int, N: int, Br: int, threads: int) -> Iterator[Tile]:
     """Cut M rows of each unit into tiles of about one S tile, fewer units where threads would go without."""
     Br = min(M, Br)
-    count = min(max(1, BR * BC // (Br * min(N, BC))), ceil_div(math.prod(units) * M, 4 * threads * Br))
+    count = max(1, BR * BC // (Br * min(N, BC)))
+    if threads > 1:
+        count = min(count, ceil_div(math.prod(units) * M, 4 * threads * Br))
     for some in groups(units, count):
         for i in reversed(range(0, M, Br)):  # the longest first, when causal
             yield Tile(some, slice(i, min(i + Br, M)))
@@ -194,12 +204,11 @@ def attend(
 
     for j in range(first // BC * BC, N, BC):
         columns = slice(j, min(j + BC, N))
-        Kj, Vj = (packed(matrix[..., columns, :], dtype, Br) for matrix in (given.k, given.v))
+        Kj, Vj = packed(given.k[..., columns, :], dtype, Br), packed(given.v[..., columns, :], dtype, Br)
         S = np.matmul(Q, Kj.swapaxes(-1, -2), out=tile[..., : Kj.shape[-2]])
         if scale != 1:
             S *= dtype(scale)
-        change(S, given.bias, given.mask, columns)
-        by_sight(S, given.slopes, sight.beyond(j))
+        change(S, given.bias, given.mask, given.slopes, sight, j)
         hidden = np.equal(S, -np.inf) if spoilt and may_hide else None
         m_new = np.maximum(m, S.max(axis=-1, keepdims=True))
         shift = np.where(m_new == -np.inf, dtype(0), m_new)  # -inf - -inf would be NaN: exp(-inf) = 0 is meant
@@ -232,13 +241,36 @@ def packed(matrix: np.ndarray, dtype: type = np.float32, rows: int = 1) -> np.nd
     return matrix if as_it_is else matrix.astype(dtype, order="C")
 
 
-def change(S: np.ndarray, bias: np.ndarray | None, mask: np.ndarray | None, columns: slice = slice(None)) -> None:
-    """Add these columns of a bias to S, in place, and set S to -inf where the mask is false or the bias is -inf."""
+def change(
+    S: np.ndarray,
+    bias: np.ndarray | None,
+    mask: np.ndarray | None,
+    slopes: np.ndarray | None,
+    sight: Sight,
+    first: int = 0,
+) -> None:
+    """Add biases to the scores S of keys from ``first`` on, in place; set to -inf what is not seen.
+
+    That is where the mask is false, where the bias is -inf, and what is not in sight. ALiBi (arXiv 2108.12409) takes
+    off a head's slope times a key's distance; here on both sides of a query.
+    """
+    *_, Br, keys = S.shape
     if bias is not None:
-        S += bias[..., columns]
-        np.copyto(S, -np.inf, where=bias[..., columns] == -np.inf)  # though S be NaN
+        bias = bias[..., first : first + keys]
+        S += bias
+        np.copyto(S, -np.inf, where=bias == -np.inf)  # though S be NaN
     if mask is not None:
-        np.copyto(S, -np.inf, where=~mask[..., columns])
+        np.copyto(S, -np.inf, where=~mask[..., first : first + keys])
+    if slopes is None and sight.last is None and sight.first is None:
+        return
+    sight, rows, columns = sight.beyond(first), np.arange(Br)[:, None], np.arange(keys)
+    if slopes is not None:
+        distances = np.abs(sight.position + rows - columns).astype(np.float32)
+        S -= slopes[..., None, None] * distances
+    if sight.last is not None and (seen_by_all := max(sight.last + 1, 0)) < keys:
+        np.copyto(S[..., seen_by_all:], -np.inf, where=columns[seen_by_all:] > sight.last + rows)
+    if sight.first is not None and (unseen_by_some := sight.first + Br - 1) > 0:
+        np.copyto(S[..., :unseen_by_some], -np.inf, where=columns[:unseen_by_some] < sight.first + rows)
 
 
 def product(left: np.ndarray, right: np.ndarray, hidden: np.ndarray) -> np.ndarray:
@@ -250,21 +282,6 @@ def product(left: np.ndarray, right: np.ndarray, hidden: np.ndarray) -> np.ndarr
         spoilt = np.where(rows[..., j, None, :], right[..., j, None, :], 0)
         found += np.where(hidden[..., j, None], 0, left[..., j, None] * spoilt)
     return found
-
-
-def by_sight(S: np.ndarray, slopes: np.ndarray | None, sight: Sight) -> None:
-    """Add ALiBi's biases to S, in place, and set to -inf the scores of columns, which are keys, that a row cannot see.
-
-    ALiBi (arXiv 2108.12409) takes off a head's slope times a key's distance; here on both sides of a query.
-    """
-    rows, columns = (np.arange(n) for n in S.shape[-2:])
-    if slopes is not None:
-        distances = np.abs(sight.position + rows[:, None] - columns).astype(np.float32)
-        S -= slopes[..., None, None] * distances
-    if sight.last is not None and (seen_by_all := max(sight.last + 1, 0)) < S.shape[-1]:
-        np.copyto(S[..., seen_by_all:], -np.inf, where=columns[seen_by_all:] > sight.last + rows[:, None])
-    if sight.first is not None and (unseen_by_some := sight.first + S.shape[-2] - 1) > 0:
-        np.copyto(S[..., :unseen_by_some], -np.inf, where=columns[:unseen_by_some] < sight.first + rows[:, None])
 
 
 def magnitude(values: np.ndarray, axes: tuple[int, ...] | None = None) -> np.ndarray:
@@ -281,7 +298,7 @@ def exceeds_float32(
 
     It is false where a magnitude is infinite or NaN; else it is true for any scale outside 2^-100 to 2^100, but 0.
     """
-    q, k, v = (np.asarray(values, np.float64) for values in (q, k, v))
+    q, k, v = map(np.float64, (q, k, v))
     moderate = scale == 0 or 2**-100 <= abs(scale) <= 2**100
     scores = (q * k * d * max(1.0, abs(scale)) < limit) & (q * abs(scale) < MAX_FLOAT32)  # Q may be scaled first
     fits = scores & (v * N < MAX_FLOAT32) & moderate

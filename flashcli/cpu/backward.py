@@ -28,7 +28,6 @@ from flashcli.cpu.attention import (
     Matrices,
     Sight,
     Tile,
-    by_sight,
     change,
     exceeds_float32,
     in_groups,
@@ -98,8 +97,7 @@ class Terms:
         """The scores S = scale · Q Kᵀ + bias, [.., rows, columns], -inf where a mask hides them."""
         S = self.q @ self.k.swapaxes(-1, -2)
         S *= S.dtype.type(self.scale)
-        change(S, self.bias, self.mask)
-        by_sight(S, self.slopes, self.sight)
+        change(S, self.bias, self.mask, self.slopes, self.sight)
         return S
 
     def P_and_dS(self, S: np.ndarray, m: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashcli.asked.attention import Call
-from flashcli.asked.how import How, check_precision
+from flashcli.asked.how import PRECISIONS, How, check_choice
 from flashcli.errors import UsageError
 from flashcli.kernels.arguments import POINTERS, argument
 from flashcli.kernels.attention import KERNELS, chunk_tiles
@@ -14,7 +14,7 @@ from flashcli.kernels.problem import Problem
 
 def check(how: How) -> None:
     """Raise ValueError or UsageError for a precision or a kernel that does not exist for arrays on a GPU."""
-    check_precision(how.precision)
+    check_choice("precision", how.precision, PRECISIONS)
     able = [name for name, kernel in KERNELS.items() if kernel.strided]
     if how.kernel is not None and how.kernel not in able:
         raise UsageError(f"there is no kernel {how.kernel!r} for arrays on a GPU.", f"choose one of {', '.join(able)}.")

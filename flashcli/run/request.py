@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from flashcli.asked.how import PRECISIONS, check_choice
 from flashcli.asked.shape import Shape
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.kernels.attention import KERNELS
@@ -58,16 +59,11 @@ def as_argument(name: str, value: object = None) -> str:
     return name if value is None else f"{name}={value!r}"
 
 
-def check_backend(name: str) -> None:
-    """Refuse a backend that there is not."""
-    if name not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, not {name!r}")
-
-
 def refuse_conflicts(request: Request, spelled: Callable[..., str] = as_argument) -> None:
     """Refuse what does not go together, in words in which the fields are ``spelled`` as whoever asked knows them."""
     kernel, precision, on_cpu = request.kernel, request.precision, request.backend == "cpu"
-    check_backend(request.backend)
+    check_choice("backend", request.backend, BACKENDS)
+    check_choice("precision", precision, PRECISIONS)
     if kernel is not None and kernel not in tuple(KERNELS):  # which a list can be looked for in
         raise UsageError(f"there is no kernel {kernel!r}.", f"choose one of {', '.join(KERNELS)}.")
     if kernel is not None and precision not in KERNELS[kernel].precisions:
