@@ -298,7 +298,7 @@ def exceeds_float32(
 
     It is false where a magnitude is infinite or NaN; else it is true for any scale outside 2^-100 to 2^100, but 0.
     """
-    q, k, v = map(np.float64, (q, k, v))
+    q, k, v = np.asarray(q, np.float64), np.asarray(k, np.float64), np.asarray(v, np.float64)
     moderate = scale == 0 or 2**-100 <= abs(scale) <= 2**100
     scores = (q * k * d * max(1.0, abs(scale)) < limit) & (q * abs(scale) < MAX_FLOAT32)  # Q may be scaled first
     fits = scores & (v * N < MAX_FLOAT32) & moderate
