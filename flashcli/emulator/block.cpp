@@ -71,9 +71,9 @@ struct Copy {
 
 // A warpgroup's product, as far as it is one lane's. A is in shared memory, or these two rows of 16.
 struct Product {
-    float (*number)(unsigned short);
+    ptx::Number number;
     std::vector<float *> d;
-    std::array<float, 32> a;
+    std::array<std::array<double, 16>, 2> a;
     uint64_t A, B;
     bool in_shared, transposed_B, accumulate;
     int row;  // of the lane; another one is eight below
@@ -340,23 +340,6 @@ namespace ptx {
 using emulator::aligned;
 using emulator::lane;
 
-// ---- numbers
-
-// Of all numbers of 16 bits, for it takes a CPU long to find one.
-static std::vector<float> all_halves() {
-    std::vector<float> y(1 << 16);
-    for (int x = 0; x < 1 << 16; ++x) {
-        const int exponent = x >> 10 & 31, digits = x & 1023;
-        const float size = exponent == 31 ? (digits ? NAN : INFINITY)
-                           : exponent     ? std::ldexp(1024 + digits, exponent - 25)
-                                          : std::ldexp(digits, -24);
-        y[x] = std::copysign(size, x >> 15 ? -1.0f : 1.0f);
-    }
-    return y;
-}
-static const std::vector<float> halves = all_halves();
-float from_half(unsigned short x) { return halves[x]; }
-
 // ---- copies to shared memory, until which nothing good is there
 
 void cp_async(int to, const void *from, int bytes, int given) {
@@ -402,34 +385,43 @@ void ldmatrix(bool transposed, int at, std::initializer_list<unsigned *> words) 
 
 static double power_of_two(int exponent) { return bits_as<double>((uint64_t)(1023 + exponent) << 52); }
 
+// A row of A or a column of B: the numbers whose bits are at(0) to at(15).
+template <class At>
+static std::array<double, 16> sixteen(Number number, At at) {
+    unsigned short bits[16];
+    std::array<double, 16> x;
+    for (int k = 0; k < 16; ++k) bits[k] = at(k);
+    for (int k = 0; k < 16; ++k) x[k] = number == Number::half ? from_half(bits[k]) : from_bf16(bits[k]);
+    return x;
+}
+
 // c and 16 products, as Hopper's tensor cores add them (MTC, arXiv 2512.07004): all cut to the last place but two of the
 // largest, and their sum to the last place of a float, toward zero.
-template <class A, class B>
-static float sum_of_products(float c, A a, B b) {
+static float sum_of_products(float c, const std::array<double, 16> &a, const std::array<double, 16> &b) {
     double terms[17] = {c}, largest = std::abs(c), sum = c;
     for (int k = 0; k < 16; ++k) {
-        terms[k + 1] = (double)a(k) * b(k);
+        terms[k + 1] = a[k] * b[k];
         largest = max(largest, std::abs(terms[k + 1])), sum += terms[k + 1];
     }
     if (!std::isfinite(sum) || largest == 0) return sum;
     const int place = (int)(bits_as<uint64_t>(largest) >> 52) - 1023 - 25;
-    int64_t units = 0;
-    for (const double term : terms) units += (int64_t)(term * power_of_two(-place));
-    const int cut = max(0, 40 - __builtin_clzll(std::abs(units) | 1));
-    return units / ((int64_t)1 << cut) * power_of_two(place + cut);
+    const double scale = power_of_two(-place);
+    int units = 0;  // 17 times less than 2^26
+    for (const double term : terms) units += (int)(term * scale);
+    const int cut = max(0, 8 - __builtin_clz(std::abs(units) | 1));
+    return (units / (1 << cut)) * power_of_two(place + cut);
 }
 
-void m16n8k16(float (*number)(unsigned short), std::initializer_list<float *> d,
-              std::initializer_list<uint64_t> words) {
+void m16n8k16(Number number, std::initializer_list<float *> d, std::initializer_list<uint64_t> words) {
     const auto &given = emulator::exchange("mma", words);
-    for (int i = 0; i < 4; ++i) {
-        const int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
-        const auto part = [&](int lane, int word, int k) { return number(given[lane][word] >> k % 2 * 16); };
-        float &sum = *d.begin()[i];
-        sum = sum_of_products(
-            sum, [&](int k) { return part(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2, k); },
-            [&](int k) { return part(column * 4 + k % 8 / 2, 4 + k / 8, k); });
+    const auto part = [&](int lane, int word, int k) { return (unsigned short)(given[lane][word] >> k % 2 * 16); };
+    std::array<double, 16> rows[2], columns[2];
+    for (int i = 0; i < 2; ++i) {
+        const int row = lane() / 4, column = lane() % 4 * 2 + i;
+        rows[i] = sixteen(number, [&](int k) { return part(row * 4 + k % 8 / 2, i + k / 8 * 2, k); });
+        columns[i] = sixteen(number, [&](int k) { return part(column * 4 + k % 8 / 2, 4 + k / 8, k); });
     }
+    for (int i = 0; i < 4; ++i) *d.begin()[i] = sum_of_products(*d.begin()[i], rows[i / 2], columns[i % 2]);
 }
 
 // ---- barriers that count
@@ -458,31 +450,35 @@ void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(int to, c
 
 // ---- products of a warpgroup
 
-// A descriptor's number of a row and a column, by its bits: rows of 128 bytes, swizzled, each eight of them together. It
-// says how far the next columns' rows are.
-static unsigned short of_descriptor(uint64_t descriptor, int row, int column) {
+// The bits of a descriptor's number of a row and a column: rows of 128 bytes, swizzled, each eight of them together. It
+// says how far the next columns' rows are. ``shared`` is the block's shared memory.
+static unsigned short of_descriptor(const char *shared, uint64_t descriptor, int row, int column) {
     const unsigned at = (descriptor & 0x3fff) * 16 + row / 8 * 1024 + row % 8 * 128 +
                         column / 64 * ((descriptor >> 16 & 0x3fff) * 16) + column % 64 * 2;
-    return *(const unsigned short *)(emulator::dynamic_shared + (at ^ (at >> 7 & 7) << 4));
+    return *(const unsigned short *)(shared + (at ^ (at >> 7 & 7) << 4));
 }
 
 }  // namespace ptx
 
 void emulator::Product::compute() {
-    for (int i = 0; i < 32 && in_shared; ++i) a[i] = number(ptx::of_descriptor(A, row + i / 16 * 8, i % 16));
-    for (int i = 0; i < (int)d.size(); ++i) {
+    const char *const shared = dynamic_shared;
+    for (int i = 0; i < 2 && in_shared; ++i)
+        a[i] = ptx::sixteen(number, [&](int k) { return ptx::of_descriptor(shared, A, row + i * 8, k); });
+    for (int i = 0; i < (int)d.size(); i += i % 2 ? 3 : 1) {  // each column's two numbers
         const int column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
-        *d[i] = ptx::sum_of_products(
-            accumulate ? *d[i] : 0, [&](int k) { return a[i / 2 % 2 * 16 + k]; },
-            [&](int k) {
-                return number(transposed_B ? ptx::of_descriptor(B, k, column) : ptx::of_descriptor(B, column, k));
-            });
+        const auto b = ptx::sixteen(number, [&](int k) {
+            return transposed_B ? ptx::of_descriptor(shared, B, k, column) : ptx::of_descriptor(shared, B, column, k);
+        });
+        for (int j = 0; j < 2; ++j) {
+            float &sum = *d[i + 2 * j];
+            sum = ptx::sum_of_products(accumulate ? sum : 0, a[j], b);
+        }
     }
 }
 
 namespace ptx {
 
-void wgmma(float (*number)(unsigned short), bool transposed_B, std::initializer_list<Operand> operands) {
+void wgmma(Number number, bool transposed_B, std::initializer_list<Operand> operands) {
     const Operand *after = operands.begin();
     while (after->number) ++after;
     const int rest = operands.end() - after;  // A's descriptor, or its four registers; B's; a flag; whether B lies so
@@ -499,10 +495,10 @@ void wgmma(float (*number)(unsigned short), bool transposed_B, std::initializer_
     for (const Operand *one = operands.begin(); one < after; ++one) product.d.push_back(one->number);
     if (!product.in_shared) {
         const auto &given = emulator::exchange("wgmma", {after[0].word, after[1].word, after[2].word, after[3].word});
-        for (int i = 0; i < 32; ++i) {
-            const int k = i % 16, row = i / 16;
-            product.a[i] = number(given[lane() / 4 * 4 + k % 8 / 2][row + k / 8 * 2] >> k % 2 * 16);
-        }
+        for (int row = 0; row < 2; ++row)
+            product.a[row] = sixteen(number, [&](int k) {
+                return (unsigned short)(given[lane() / 4 * 4 + k % 8 / 2][row + k / 8 * 2] >> k % 2 * 16);
+            });
     }
     emulator::block->now->products.back().push_back(std::move(product));
 }

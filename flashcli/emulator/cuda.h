@@ -294,7 +294,12 @@ using emulator::lane;
 
 // -- numbers
 
-float from_half(unsigned short x);
+enum class Number { half, bf16 };
+inline float from_half(unsigned short x) {
+    const unsigned wide = (x & 0x7fff) << 13, sign = (x & 0x8000) << 16;
+    const float size = wide < 0x7c00u << 13 ? __uint_as_float(wide) * 0x1p112f : __uint_as_float(wide | 0x7f800000);
+    return __uint_as_float(__float_as_uint(size) | sign);
+}
 // To the nearest, or the even one of two: by hand, for older compilers have no type of 16 bits.
 inline unsigned to_half(float x) {
     const unsigned bits = __float_as_uint(x), sign = bits >> 16 & 0x8000, wide = bits & 0x7fffffff;
@@ -412,22 +417,22 @@ inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(unsigned &a, unsigned
 }
 
 // D += A B of 16 x 8 numbers: four of D, and the words that are a lane's part of A and of B.
-void m16n8k16(float (*number)(unsigned short), std::initializer_list<float *> d, std::initializer_list<uint64_t> words);
+void m16n8k16(Number number, std::initializer_list<float *> d, std::initializer_list<uint64_t> words);
 inline void mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32(float &d0, float &d1, float &d2, float &d3, unsigned a0,
                                                               unsigned a1, unsigned a2, unsigned a3, unsigned b0,
                                                               unsigned b1) {
-    m16n8k16(from_half, {&d0, &d1, &d2, &d3}, {a0, a1, a2, a3, b0, b1});
+    m16n8k16(Number::half, {&d0, &d1, &d2, &d3}, {a0, a1, a2, a3, b0, b1});
 }
 inline void mma_sync_aligned_m16n8k16_row_col_f16_f16_f16_f16(unsigned &d0, unsigned &d1, unsigned a0, unsigned a1,
                                                               unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
     float d[] = {from_half(d0), from_half(d0 >> 16), from_half(d1), from_half(d1 >> 16)};
-    m16n8k16(from_half, {&d[0], &d[1], &d[2], &d[3]}, {a0, a1, a2, a3, b0, b1});
+    m16n8k16(Number::half, {&d[0], &d[1], &d[2], &d[3]}, {a0, a1, a2, a3, b0, b1});
     d0 = to_half(d[1]) << 16 | to_half(d[0]), d1 = to_half(d[3]) << 16 | to_half(d[2]);
 }
 inline void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(float &d0, float &d1, float &d2, float &d3, unsigned a0,
                                                                 unsigned a1, unsigned a2, unsigned a3, unsigned b0,
                                                                 unsigned b1) {
-    m16n8k16(from_bf16, {&d0, &d1, &d2, &d3}, {a0, a1, a2, a3, b0, b1});
+    m16n8k16(Number::bf16, {&d0, &d1, &d2, &d3}, {a0, a1, a2, a3, b0, b1});
 }
 
 // -- Hopper's barriers that count, and bulk copies: what is copied is not there before somebody has waited for it
@@ -454,18 +459,18 @@ struct Operand {
     Operand(float &number) : number(&number) {}
     Operand(uint64_t word) : word(word) {}
 };
-void wgmma(float (*number)(unsigned short), bool transposed_B, std::initializer_list<Operand> operands);
+void wgmma(Number number, bool transposed_B, std::initializer_list<Operand> operands);
 template <class... Operands>
 inline void wgmma_mma_async_sync_aligned_m64nk16_f32_f16_f16(Operands &&...all) {  // of any number of columns
-    wgmma(from_half, false, {all...});
+    wgmma(Number::half, false, {all...});
 }
 template <class... Operands>
 inline void wgmma_mma_async_sync_aligned_m64nk16_f32_bf16_bf16(Operands &&...all) {
-    wgmma(from_bf16, false, {all...});
+    wgmma(Number::bf16, false, {all...});
 }
 template <class... Operands>
 inline void wgmma_mma_async_sync_aligned_m64n64k16_f32_f16_f16(Operands &&...all) {
-    wgmma(from_half, true, {all...});
+    wgmma(Number::half, true, {all...});
 }
 inline void wgmma_fence_sync_aligned() {}
 void wgmma_commit_group_sync_aligned();

@@ -69,7 +69,7 @@ def library(source: Path, include: list[Path], macros: Mapping[str, object], fol
 
     def make(fresh: Path) -> None:
         written = translate.write(found, fresh.parent, macros)
-        with made(folder, ".o", [BLOCK, translate.CUDA], "", lambda to: run("-O2", "-c", BLOCK, "-o", to)) as block:
+        with made(folder, ".o", [BLOCK, translate.CUDA], "", lambda to: run("-O3", "-c", BLOCK, "-o", to)) as block:
             run(LEVEL, "-shared", f"-I{fresh.parent}", written, block, "-o", fresh)
 
     sources = [*found, BLOCK, translate.CUDA, Path(translate.__file__)]
