@@ -23,6 +23,7 @@ from support import (
     FAKE_NVCC,
     FAKE_PYCUDA,
     ROOT,
+    THOROUGH,
     Engine,
     can_draw,
     give_up_roots_powers,
@@ -47,7 +48,7 @@ from flashcli.kernels.attention import KERNELS
 hypothesis.settings.register_profile(
     "flashcli",
     deadline=None,
-    max_examples=40,
+    max_examples=40 if THOROUGH else 15,
     suppress_health_check=[
         hypothesis.HealthCheck.function_scoped_fixture,
         hypothesis.HealthCheck.too_slow,
@@ -80,6 +81,20 @@ def pytest_sessionstart() -> None:
             signal.signal(number, heed)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         compileall.compile_dir(ROOT / "flashcli", quiet=2)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Outside of CI a third of the cases of a test that has many, where all tests are run; all cases on a GPU."""
+    if THOROUGH or [Path(arg).resolve() for arg in config.args] != [ROOT / "tests"]:
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not item.get_closest_marker("gpu"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    # Not one after each two: they might have one value of an argument only.
+    dropped = {x for some in cases.values() if len(some) > 6 for i, x in enumerate(some) if (i + i // 3) % 3}
+    config.hook.pytest_deselected(items=[item for item in items if item in dropped])
+    items[:] = [item for item in items if item not in dropped]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

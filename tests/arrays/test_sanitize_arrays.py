@@ -41,7 +41,7 @@ def hopper(driver, monkeypatch):
     return place_of_device(0)
 
 
-@pytest.mark.parametrize("kernel", sampled(STRIDED, 3))
+@pytest.mark.parametrize("kernel", sampled(STRIDED, 5))
 def test_every_case_is_computed_by_every_kernel_that_takes_it(hopper, driver, kernel):
     found = list(taken(hopper, kernel))
     assert {name for name in CASES if name not in found} == set(REFUSED[kernel])

@@ -53,7 +53,7 @@ def opened(request):
 
 def emulated_some(names: str, cases: list, emulated: list | None = None) -> pytest.MarkDecorator:
     """Cases of a test that are all computed on a GPU; of them those ``emulated``, outside CI those `sampled`."""
-    pairs = [("emulated", *case) for case in sampled(cases if emulated is None else emulated, 3)]
+    pairs = [("emulated", *case) for case in sampled(cases if emulated is None else emulated, 5)]
     pairs += [pytest.param("gpu", *case, marks=pytest.mark.gpu) for case in cases]
     return pytest.mark.parametrize(f"opened, {names}", pairs, indirect=["opened"], ids=str)
 
@@ -210,7 +210,7 @@ def test_the_command_has_the_cpus_answer_by_each_kernel(gpu, tmp_path: Path):
 def test_checking_finds_nothing_wrong_with_the_kernels_and_says_what_is_wrong_with_others(emulated, capsys):
     opened = functools.partial(DecodeEmulated, emulated)
     cases = [
-        case for case in itertools.islice(grid(), 0, None, 90 if THOROUGH else 180) if case.query_type == "float16"
+        case for case in itertools.islice(grid(), 0, None, 90 if THOROUGH else 240) if case.query_type == "float16"
     ]
     found = check_kernels(["grouped", "tensor"], cases, opened)
     assert found.counted == len(cases) > 1 and found.wrong == []

@@ -112,7 +112,7 @@ def test_no_register_is_spilled_where_it_matters(resources, kernel):
 TUNED = [(problem, TUNINGS[(i + j) % 4]) for i, problem in enumerate(TENSOR_PROBLEMS) for j in (0, 1 + i // 4)]
 
 
-@pytest.mark.parametrize(("problem", "tuning"), sampled(TUNED, 5), ids=str)
+@pytest.mark.parametrize(("problem", "tuning"), sampled(TUNED, 9), ids=str)
 def test_tensor_spills_nothing_however_it_is_tuned(resources, problem, tuning):
     build = Build(KERNELS["tensor"], problem._replace(tuning=tuning))
     reported = resources(build, "sm_90a")
@@ -122,7 +122,7 @@ def test_tensor_spills_nothing_however_it_is_tuned(resources, problem, tuning):
 
 
 @pytest.mark.parametrize(
-    ("d", "cache_type"), sampled([(32, "float16"), (48, "float16"), (64, "float8_e5m2"), (64, "float16")])
+    ("d", "cache_type"), sampled([(32, "float16"), (48, "float16"), (64, "float8_e5m2"), (64, "float16")], 4)
 )
 def test_two_tiles_of_a_warp_leave_room_for_four_blocks_where_heads_are_short(resources, d, cache_type):
     problem = Problem(d, 16, "float16", cache_type, False, 8, Tuning(finds=BY_NUMBER, under_way=2))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from support import ROOT
+from support import ROOT, sampled
 
 from flashcli.commands import bench
 from flashcli.errors import UsageError
@@ -68,7 +68,7 @@ def test_a_hopper_gpu_has_an_h200s_speed():
     assert speed.speed((9, 0), "NVIDIA H100 PCIe", 114, 1755, 2e12) == speed.H200
 
 
-@pytest.mark.parametrize("arch, d", [("sm_86", 64), ("sm_89", 128), ("sm_120", 32)])
+@pytest.mark.parametrize("arch, d", sampled([("sm_86", 64), ("sm_89", 128), ("sm_120", 32)], 3))
 def test_sums_in_fp16_spill_no_register(resources, arch, d):
     _, problem = problem_on(GPUS[5], d)
     assert dict(KERNELS["mma"].tiling(problem).macros) == {"HALF_CORRECTIONS": 1}
