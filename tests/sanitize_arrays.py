@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import sanitizing
 from oracle import Asked, plain
+from sanitizing import Program, compute, end, offset
 
 from flashcli.asked.attention import Call, Operand, call
 from flashcli.asked.how import How
 from flashcli.files.decode.tensors import dtype
-from flashcli.gpu.place import Place, ask, bindings, place_of_device
+from flashcli.gpu.place import Place
 from flashcli.gpu.prepared import prepare
 from flashcli.kernels.arguments import POINTERS
 from flashcli.kernels.attention import KERNELS
@@ -31,6 +30,7 @@ from flashcli.kernels.plan import ATTENTION
 
 B, H, Hkv, M, N = 2, 4, 2, 150, 201  # several tiles of rows and of keys, the last ones partly filled
 STRIDED = [name for name, kernel in KERNELS.items() if kernel.strided]
+CALLED = {"Q": "q", "K": "k", "V": "v", "O": "out"}  # by kernels, and in a case
 TOLERANCE = {"fp32": 2e-5, "fp16": 1e-2}
 ROUNDING = {"float32": 0, "float16": 2**-11, "bfloat16": 2**-8}  # of an answer to its type, at most
 
@@ -234,11 +234,6 @@ def operand(view: np.ndarray) -> Operand:
     return Operand(view.shape, tuple(stride // view.itemsize for stride in view.strides), view.dtype.name)
 
 
-def offset(whole: np.ndarray, view: np.ndarray) -> int:
-    """Bytes."""
-    return view.ctypes.data - whole.ctypes.data
-
-
 # ---- what is launched
 
 
@@ -257,47 +252,20 @@ def _called(case: Case) -> Call:
     return what.at(math.gcd(*offsets))
 
 
-def planned(place: Place, case: Case, kernel: str) -> Plan:
+def plans(place: Place, kernel: str, case: Case) -> list[Plan]:
+    if case.precision not in KERNELS[kernel].precisions:
+        return []
     call, how = asked(case, kernel)
-    return ATTENTION.plan(call, place.gpu, how)
-
-
-def takes(place: Place, kernel: str, case: Case) -> bool:
-    """Whether a kernel takes a case on this GPU."""
-    in_precision = case.precision in KERNELS[kernel].precisions
-    return in_precision and sanitizing.takes(lambda: planned(place, case, kernel))
-
-
-def taken(place: Place, kernel: str) -> Iterator[str]:
-    """The names of the cases that a kernel takes on this GPU; none, if it does not run there."""
-    return (name for name, case in CASES.items() if takes(place, kernel, case))
-
-
-def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
-    """Leave the code of all of these kernels and cases in the cache."""
-    plans = (planned(place, CASES[name], kernel) for kernel, name in cases)
-    sanitizing.compile_all(place, (build for plan in plans for build in plan.builds()))
+    return [ATTENTION.plan(call, place.gpu, how)]
 
 
 def check(place: Place, kernel: str, case: Case) -> None:
     """Compute it and compare it with float64; AssertionError says what is wrong."""
     whole, view = arrays(case)
-    prepared = prepare(place, ATTENTION, *asked(case, kernel))
     lse = nan(case.B, case.H, case.M)
-    with place.current():
-        memory = {name: put(x) for name, x in whole.items()}
-        at = {name: memory[name] + offset(whole[name], x) for name, x in view.items()}
-        # What nobody has written yet, for initcheck to see who reads it.
-        memory["lse"] = allocate(lse.nbytes if case.lse else 0)
-        memory["scratch"] = allocate(prepared.workspace)
-        called = {name.upper(): at[name] for name in "qkv"} | {"O": at["out"], "workspace": memory["scratch"]}
-        prepared.launch(0, *((memory | at | called).get(name, 0) for name in POINTERS))
-        get(whole["out"], memory["out"])
-        if case.lse:
-            get(lse, memory["lse"])
-        for address in memory.values():
-            if address:
-                ask(bindings().cuMemFree, address)
+    answers = {"out": whole["out"]} | ({"lse": lse} if case.lse else {})
+    called = [CALLED.get(name, name) for name in POINTERS]
+    compute(place, prepare(place, ATTENTION, *asked(case, kernel)), called, whole, view, answers)
     _compare(case, view, whole["out"], lse)
 
 
@@ -321,27 +289,7 @@ def _right(case: Case) -> tuple[np.ndarray, np.ndarray]:
     return plain(Asked(*(view[x] for x in "qkv"), case.causal, None, view.get("bias"), case.q_start, view.get("mask")))
 
 
-def allocate(size: int) -> int:
-    return int(ask(bindings().cuMemAlloc, size)) if size else 0
-
-
-def put(array: np.ndarray) -> int:
-    address = allocate(array.nbytes)
-    ask(bindings().cuMemcpyHtoD, address, array.ctypes.data, array.nbytes)
-    return address
-
-
-def get(array: np.ndarray, address: int) -> None:
-    """Waits for what has been launched."""
-    ask(bindings().cuMemcpyDtoH, array.ctypes.data, address, array.nbytes)
-
-
-def main(arguments: list[str]) -> int:
-    place, text = place_of_device(0), " ".join(arguments[1:])
-    cases = [(kernel, name) for kernel in arguments[:1] or STRIDED for name in taken(place, kernel) if text in name]
-    compile_all(place, cases)
-    return sanitizing.run(cases, lambda kernel, name: check(place, kernel, CASES[name]))
-
+PROGRAM = Program(STRIDED, CASES, plans, check)
 
 if __name__ == "__main__":
-    sanitizing.end(main)
+    end(PROGRAM.main)

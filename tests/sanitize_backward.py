@@ -12,17 +12,18 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import sanitizing
 from gradients_oracle import gradients
 from oracle import Asked, plain
-from sanitize_arrays import LAYOUTS, ROUNDING, allocate, get, nan, offset, operand, put
+from sanitize_arrays import LAYOUTS, ROUNDING, nan, operand
+from sanitizing import Program, compute, end, offset
 
 from flashcli.asked.attention import Backward, backward
 from flashcli.asked.how import How
 from flashcli.files.decode.tensors import dtype
-from flashcli.gpu.place import Place, ask, bindings, place_of_device
+from flashcli.gpu.place import Place
 from flashcli.gpu.prepared import prepare
 from flashcli.kernels.backward import BACKWARD, KERNELS, POINTERS
+from flashcli.kernels.operation import Plan
 
 TOLERANCE = 5e-5
 
@@ -151,36 +152,18 @@ def asked(case: Case) -> Backward:
     return found.at(math.gcd(*(offset(whole[name], view[name]) for name in ("dO", "Q", "K", "V"))))
 
 
-def takes(place: Place, kernel: str, case: Case) -> bool:
-    """Whether a kernel takes a case on this GPU."""
-    return sanitizing.takes(lambda: BACKWARD.plan(asked(case), place.gpu, How(kernel)))
-
-
-def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
-    """Leave the code of all of these kernels and cases in the cache."""
-    plans = (BACKWARD.plan(asked(CASES[name]), place.gpu, How(kernel)) for kernel, name in cases)
-    sanitizing.compile_all(place, (build for plan in plans for build in plan.builds()))
+def plans(place: Place, kernel: str, case: Case) -> list[Plan]:
+    return [BACKWARD.plan(asked(case), place.gpu, How(kernel))]
 
 
 def check(place: Place, kernel: str, case: Case) -> None:
     """Compute them and compare them with float64; AssertionError says what is wrong."""
     whole, view = make(case)
-    prepared = prepare(place, BACKWARD, asked(case), How(kernel))
     kind = case.out_dtype
     answer = {name: nan(*view[like].shape, kind=kind) for name, like in (("dQ", "Q"), ("dK", "K"), ("dV", "V"))}
     if case.bias and case.dbias:
         answer["dbias"] = nan(*case.bias)
-    with place.current():
-        memory = {name: put(x) for name, x in whole.items()}
-        at = {name: memory[name] + offset(whole[name], x) for name, x in view.items()}
-        memory |= {name: allocate(x.nbytes) for name, x in answer.items()}
-        memory["workspace"] = allocate(prepared.workspace)
-        addresses = memory | at
-        prepared.launch(0, *(addresses.get(name, 0) for name in POINTERS))
-        for name, x in answer.items():
-            get(x, memory[name])
-        for address in memory.values():
-            ask(bindings().cuMemFree, address)
+    compute(place, prepare(place, BACKWARD, asked(case), How(kernel)), POINTERS, whole, view, answer)
     if case.spoilt and not case.hidden:
         assert np.isfinite(answer["dQ"][0]).all() and np.isnan(answer["dQ"][-1]).any(), "NaN in another batch, or lost"
         return
@@ -191,12 +174,7 @@ def check(place: Place, kernel: str, case: Case) -> None:
         np.testing.assert_allclose(answer[name].astype(np.float32), want, rtol=rounding, atol=near, err_msg=name)
 
 
-def main(kernels: list[str]) -> int:
-    place = place_of_device(0)
-    cases = [(kernel, name) for kernel in kernels or KERNELS for name in CASES if takes(place, kernel, CASES[name])]
-    compile_all(place, cases)
-    return sanitizing.run(cases, lambda kernel, name: check(place, kernel, CASES[name]))
-
+PROGRAM = Program(KERNELS, CASES, plans, check)
 
 if __name__ == "__main__":
-    sanitizing.end(main)
+    end(PROGRAM.main)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import sanitizing
-from sanitize_arrays import allocate, get, put
+from sanitizing import allocate, free, get, put
 
 from bench.decode_judge import golden
 from flashcli.asked import merge as merging
@@ -26,7 +26,7 @@ from flashcli.cpu.pages import DecodeArrays, WriteKvArrays
 from flashcli.cpu.write_kv import write
 from flashcli.files.decode.cases import Case, make
 from flashcli.files.decode.tensors import dtype
-from flashcli.gpu.place import Place, ask, bindings, place_of_device
+from flashcli.gpu.place import Place, place_of_device
 from flashcli.gpu.prepared import Prepared
 from flashcli.kernels import decode, merge, write_kv
 from flashcli.kernels.decode import CEILING, KERNELS
@@ -148,7 +148,7 @@ def check(place: Place, kernel: str, name: str) -> None:
         if has_answer := kernel != CEILING.name and name not in RUBBISH:
             get(_bytes(out), memory["out"])
             get(lse, memory["lse"])
-        _free(memory.values())
+        free(memory.values())
     if has_answer:
         want = golden(asked)
         largest = float(np.abs(want.out).max())
@@ -184,7 +184,7 @@ def check_write(place: Place, name: str) -> None:
         for cache in ("key_cache", "value_cache"):
             get(_bytes(getattr(asked, cache)), memory[cache])
             np.testing.assert_array_equal(_bytes(getattr(asked, cache)), _bytes(getattr(want, cache)), err_msg=cache)
-        _free(memory.values())
+        free(memory.values())
 
 
 # ---- merging
@@ -211,7 +211,7 @@ def check_merge(place: Place, kind: str) -> None:
         prepared.launch(0, *(memory.get(name, 0) for name in merge.POINTERS))
         get(_bytes(got[0]), memory["out"])
         get(got[1], memory["lse"])
-        _free(memory.values())
+        free(memory.values())
     close = {"rtol": TOLERANCE[kind], "atol": TOLERANCE[kind]}
     np.testing.assert_allclose(got[0].astype(np.float32), want[0].astype(np.float32), **close, err_msg="out")
     np.testing.assert_allclose(got[1], want[1], rtol=1e-5, atol=1e-5, err_msg="LSE")
@@ -222,12 +222,6 @@ def check_merge(place: Place, kind: str) -> None:
 
 def _bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def _free(addresses: Iterable[int]) -> None:
-    for address in addresses:
-        if address:
-            ask(bindings().cuMemFree, address)
 
 
 def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:

@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import sanitizing
-from sanitize_arrays import allocate, get, put
+from sanitizing import Program, compute, end
 
 from flashcli import attention, attention_backward
 from flashcli.asked.attention import Backward, Call, backward, call, outline
 from flashcli.asked.how import How
 from flashcli.errors import BackendUnavailable
-from flashcli.gpu.place import Place, ask, bindings, place_of_device
+from flashcli.gpu.place import Place
 from flashcli.gpu.prepared import prepare
 from flashcli.kernels import attention as forward_kernels
 from flashcli.kernels import backward as backward_kernels
@@ -101,7 +100,7 @@ def asked(case: Case) -> tuple[Call, Backward]:
     return call(**of, **options).at(0), backward(do=do, **of, **options, return_dbias=case.bias).at(0)
 
 
-def plans(place: Place, kernel: str, case: Case) -> Iterator[tuple[Operation, Any, How, Plan]]:
+def launches(place: Place, kernel: str, case: Case) -> Iterator[tuple[Operation, Any, How, Plan]]:
     """What a kernel's name stands for, forward and backward, as far as it takes a case on this GPU."""
     forward, gradients = asked(case)
     for operation, what, how in (
@@ -116,8 +115,8 @@ def plans(place: Place, kernel: str, case: Case) -> Iterator[tuple[Operation, An
             continue
 
 
-def takes(place: Place, kernel: str, case: Case) -> bool:
-    return any(plans(place, kernel, case))
+def plans(place: Place, kernel: str, case: Case) -> Iterator[Plan]:
+    return (plan for *_, plan in launches(place, kernel, case))
 
 
 def check(place: Place, kernel: str, case: Case) -> None:
@@ -125,7 +124,7 @@ def check(place: Place, kernel: str, case: Case) -> None:
     arrays, options = make(case)
     inputs = {name: x for name, x in arrays.items() if name != "do"}
     o, lse = attention(**inputs, **options, backend="cpu", return_lse=True)
-    for operation, what, how, _ in plans(place, kernel, case):
+    for operation, what, how, _ in launches(place, kernel, case):
         if operation is ATTENTION:
             want = {"O": o, "lse": lse}
         else:
@@ -150,19 +149,11 @@ def _found(
         "do": "dO", "q": "Q", "k": "K", "v": "V", "alibi_slopes": "slopes", "cu_seqlens_q": "q_starts",
         "cu_seqlens_k": "k_starts",
     }  # fmt: skip
+    given = {called.get(name, name): x for name, x in arrays.items()}
+    if operation is BACKWARD:
+        given |= {"O": o, "lse": lse}
     found = {name: np.full_like(x, np.nan) for name, x in want.items()}
-    with place.current():
-        memory = {called.get(name, name): put(x) for name, x in arrays.items()}
-        if operation is BACKWARD:
-            memory |= {"O": put(o), "lse": put(lse)}
-        memory |= {name: allocate(x.nbytes) for name, x in found.items()}
-        memory["workspace"] = allocate(prepared.workspace)
-        prepared.launch(0, *(memory.get(name, 0) for name in operation.pointers))
-        for name, x in found.items():
-            get(x, memory[name])
-        for address in memory.values():
-            if address:
-                ask(bindings().cuMemFree, address)
+    compute(place, prepared, operation.pointers, given, given, found)
     return found
 
 
@@ -178,18 +169,7 @@ def _compare(case: Case, found: dict[str, np.ndarray], want: dict[str, np.ndarra
         np.testing.assert_allclose(found[name][finite], right[finite], rtol=0, atol=near, err_msg=name)
 
 
-def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
-    """Leave the code of all of these kernels and cases in the cache."""
-    found = (plan for kernel, name in cases for *_, plan in plans(place, kernel, CASES[name]))
-    sanitizing.compile_all(place, (build for plan in found for build in plan.builds()))
-
-
-def main(kernels: list[str]) -> int:
-    place = place_of_device(0)
-    cases = [(kernel, name) for kernel in kernels or KERNELS for name in CASES if takes(place, kernel, CASES[name])]
-    compile_all(place, cases)
-    return sanitizing.run(cases, lambda kernel, name: check(place, kernel, CASES[name]))
-
+PROGRAM = Program(KERNELS, CASES, plans, check)
 
 if __name__ == "__main__":
-    sanitizing.end(main)
+    end(PROGRAM.main)

@@ -11,17 +11,18 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import sanitizing
 from gradients_oracle import tangents
-from sanitize_arrays import LAYOUTS, allocate, get, nan, offset, operand, put
+from sanitize_arrays import LAYOUTS, nan, operand
 from sanitize_backward import CASES as OF_GRADIENTS
 from sanitize_backward import TOLERANCE, Case, Given, _question
 from sanitize_backward import make as make_gradients
+from sanitizing import Program, compute, end, offset
 
 from flashcli.asked import tangents as asking
 from flashcli.asked.how import How
-from flashcli.gpu.place import Place, ask, bindings, place_of_device
+from flashcli.gpu.place import Place
 from flashcli.gpu.prepared import prepare
+from flashcli.kernels.operation import Plan
 from flashcli.kernels.tangents import KERNELS, POINTERS, TANGENTS
 
 CASES = {name: case for name, case in OF_GRADIENTS.items() if case.dtype == "float32"}
@@ -50,19 +51,9 @@ def asked(case: Case, gradients: bool = True) -> asking.Tangents:
     return found.at(math.gcd(*(offset(whole[name], view[name]) for name in ("dO", "Q", "K", "V", *ALONG))))
 
 
-def takes(place: Place, kernel: str, case: Case) -> bool:
-    """Whether a kernel takes a case on this GPU."""
-    return sanitizing.takes(lambda: TANGENTS.plan(asked(case), place.gpu, How(kernel)))
-
-
-def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
-    """Leave the code of all of these kernels and cases in the cache."""
-    plans = (
-        TANGENTS.plan(asked(CASES[name], gradients), place.gpu, How(kernel))
-        for kernel, name in cases
-        for gradients in (True, False)
-    )
-    sanitizing.compile_all(place, (build for plan in plans for build in plan.builds()))
+def plans(place: Place, kernel: str, case: Case) -> list[Plan]:
+    """With gradients, and without."""
+    return [TANGENTS.plan(asked(case, gradients), place.gpu, How(kernel)) for gradients in (True, False)]
 
 
 def check(place: Place, kernel: str, case: Case) -> None:
@@ -73,24 +64,13 @@ def check(place: Place, kernel: str, case: Case) -> None:
 
 def _check(place: Place, kernel: str, case: Case, gradients: bool) -> None:
     whole, view = make(case)
-    prepared = prepare(place, TANGENTS, asked(case, gradients), How(kernel))
     shapes = (view["Q"], view["lse"], view["Q"], view["K"], view["V"])
     answer = {name: nan(*like.shape) for name, like in zip(NAMES, shapes, strict=True)}
     if not gradients:
         answer = {name: answer[name] for name in NAMES[:2]}
-    with place.current():
-        memory = {name: put(x) for name, x in whole.items()}
-        at = {name: memory[name] + offset(whole[name], x) for name, x in view.items()}
-        memory |= {name: allocate(x.nbytes) for name, x in answer.items()}
-        memory["workspace"] = allocate(prepared.workspace)
-        addresses = memory | at
-        if not gradients:
-            addresses |= {"dO": 0, "dlse": 0}
-        prepared.launch(0, *(addresses.get(name, 0) for name in POINTERS))
-        for name, x in answer.items():
-            get(x, memory[name])
-        for address in memory.values():
-            ask(bindings().cuMemFree, address)
+    given = {name: x for name, x in view.items() if gradients or name not in ("dO", "dlse")}
+    prepared = prepare(place, TANGENTS, asked(case, gradients), How(kernel))
+    compute(place, prepared, POINTERS, {name: whole[name] for name in given}, given, answer)
     if case.spoilt and not case.hidden:
         assert np.isfinite(answer["tO"][0]).all() and np.isnan(answer["tO"][-1]).any(), "NaN in another batch, or lost"
         return
@@ -101,12 +81,7 @@ def _check(place: Place, kernel: str, case: Case, gradients: bool) -> None:
         np.testing.assert_allclose(got, want, rtol=0, atol=near, err_msg=name)
 
 
-def main(kernels: list[str]) -> int:
-    place = place_of_device(0)
-    cases = [(kernel, name) for kernel in kernels or KERNELS for name in CASES if takes(place, kernel, CASES[name])]
-    compile_all(place, cases)
-    return sanitizing.run(cases, lambda kernel, name: check(place, kernel, CASES[name]))
-
+PROGRAM = Program(KERNELS, CASES, plans, check)
 
 if __name__ == "__main__":
-    sanitizing.end(main)
+    end(PROGRAM.main)

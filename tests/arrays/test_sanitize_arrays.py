@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import sanitize_arrays
-from sanitize_arrays import CASES, STRIDED, check, compile_all, taken
+import sanitizing
+from sanitize_arrays import CASES, PROGRAM, STRIDED, check
 from support import sampled
 
 from flashcli.gpu.place import place_of_device
@@ -37,15 +40,15 @@ MACROS = {"DENSE": "01", "ALIGNED": "01", "LSE": "01", "CAUSAL": "01", "BIAS": "
 @pytest.fixture
 def hopper(driver, monkeypatch):
     driver.capability = 9, 0
-    monkeypatch.setattr(sanitize_arrays, "bindings", lambda: driver)
+    monkeypatch.setattr(sanitizing, "bindings", lambda: driver)
     return place_of_device(0)
 
 
 @pytest.mark.parametrize("kernel", sampled(STRIDED, 5))
 def test_every_case_is_computed_by_every_kernel_that_takes_it(hopper, driver, kernel):
-    found = list(taken(hopper, kernel))
+    found = [name for name in CASES if PROGRAM.takes(hopper, kernel, name)]
     assert {name for name in CASES if name not in found} == set(REFUSED[kernel])
-    compile_all(hopper, [(kernel, name) for name in found])
+    PROGRAM.compile_all(hopper, [(kernel, name) for name in found])
     for name in found:
         check(hopper, kernel, CASES[name])
     for macro, values in MACROS.items():
@@ -56,13 +59,16 @@ def test_every_case_is_computed_by_every_kernel_that_takes_it(hopper, driver, ke
 
 @pytest.mark.parametrize("kernel", STRIDED)
 def test_on_a_gpu_that_has_not_what_a_kernel_needs_there_is_no_case(driver, kernel):
-    assert bool(list(taken(place_of_device(0), kernel))) == (kernel in ("register_tiled", "mma", "mma_short"))
+    place = place_of_device(0)
+    assert any(PROGRAM.takes(place, kernel, name) for name in CASES) == (
+        kernel in ("register_tiled", "mma", "mma_short")
+    )
 
 
 def test_a_wrong_answer_is_told(hopper, monkeypatch, capsys):
-    monkeypatch.setattr(sanitize_arrays, "CASES", {name: CASES[name] for name in ("mask", "fp16")})
+    program = dataclasses.replace(PROGRAM, cases={name: CASES[name] for name in ("mask", "fp16")})
     monkeypatch.setitem(sanitize_arrays.TOLERANCE, "fp16", 0)
-    assert sanitize_arrays.main(["mma"]) == 1
+    assert program.main(["mma"]) == 1
     told = capsys.readouterr().out.splitlines()
     assert told[:2] == ["mma: mask", "mma: fp16"] and told[2].startswith("WRONG, mma: fp16: Not equal to tolerance")
     assert told[3:] == ["1 of 2 cases are right"]

@@ -15,6 +15,7 @@ import sanitize_backward
 import sanitize_decode
 import sanitize_sight
 import sanitize_tangents
+import sanitizing
 from support import THOROUGH
 
 from emulator.driver import EmulatedDriver, machine_code
@@ -29,15 +30,7 @@ ALL, TAKES_LONG = "EMULATE_ALL" in os.environ, "more of them than"
 def place(emulated, monkeypatch):
     """A GPU of Hopper's."""
     driver = EmulatedDriver()
-    for module in (
-        places,
-        prepared,
-        sanitize_arrays,
-        sanitize_backward,
-        sanitize_decode,
-        sanitize_sight,
-        sanitize_tangents,
-    ):
+    for module in (places, prepared, sanitizing):
         monkeypatch.setattr(module, "bindings", lambda: driver)
     monkeypatch.setattr(places, "_primary", {})
     monkeypatch.setattr(compiler, "cubin", lambda build, architecture: machine_code(build, emulated))
@@ -53,7 +46,7 @@ def cases(kernels, names):
 def check(sanitizer, place, kernel, name):
     """A case of arrays as they lie, if the kernel takes it."""
     case = sanitizer.CASES[name]
-    if not sanitizer.takes(place, kernel, case):
+    if not sanitizer.PROGRAM.takes(place, kernel, name):
         pytest.skip("the kernel does not take it")
     sanitizer.check(place, kernel, case)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import sanitize_arrays
 import sanitize_decode
+import sanitizing
 from sanitize_decode import CASES, LADDER, RUBBISH, WRITE, WRITES, check, check_write, compile_all, taken
 from support import sampled
 
@@ -28,8 +28,7 @@ REFUSED = {
 @pytest.fixture
 def hopper(driver, monkeypatch):
     driver.capability = 9, 0
-    for module in (sanitize_arrays, sanitize_decode):
-        monkeypatch.setattr(module, "bindings", lambda: driver)
+    monkeypatch.setattr(sanitizing, "bindings", lambda: driver)
     return place_of_device(0)
 
 
