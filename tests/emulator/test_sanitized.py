@@ -40,7 +40,7 @@ def place(emulated, monkeypatch):
 def cases(kernels, names):
     """Of each kernel some, and not the same ones."""
     pairs = list(itertools.product(kernels, names))
-    return pairs if ALL else [pair for pair in pairs[:: 14 if THOROUGH else 70] if TAKES_LONG not in pair[1]]
+    return pairs if ALL else [pair for pair in pairs[:: 20 if THOROUGH else 70] if TAKES_LONG not in pair[1]]
 
 
 def check(sanitizer, place, kernel, name):
