@@ -10,6 +10,7 @@ if ONE_OF_MANY:
 os.environ.setdefault("FLASHCLI_QUICK", "0")  # first calls are answered by full builds, as later ones are
 
 import compileall
+import fcntl
 import signal
 import subprocess
 import sys
@@ -127,8 +128,11 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if ONE_OF_MANY else base) / "emulated"
     folder.mkdir(exist_ok=True)
-    _read_ahead(translate.CUDA, folder / f"header-{os.getpid()}")
-    return folder
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _read_ahead(translate.CUDA, folder / "header")
+        with machine.block(folder):
+            return folder
 
 
 def _read_ahead(header: Path, folder: Path) -> None:
@@ -138,8 +142,9 @@ def _read_ahead(header: Path, folder: Path) -> None:
     and launches it on little, so what an optimiser would take is longer than what it would save.
     """
     machine.LEVEL = "-O0"
-    folder.mkdir()
-    machine.run(machine.LEVEL, "-x", "c++-header", header, "-o", folder / f"{header.name}.gch")
+    if not folder.exists():
+        folder.mkdir()
+        machine.run(machine.LEVEL, "-x", "c++-header", header, "-o", folder / f"{header.name}.gch")
     machine.OPTIONS = (*machine.OPTIONS, f"-I{folder}")
 
 

@@ -69,12 +69,17 @@ def library(source: Path, include: list[Path], macros: Mapping[str, object], fol
 
     def make(fresh: Path) -> None:
         written = translate.write(found, fresh.parent, macros)
-        with made(folder, ".o", [BLOCK, translate.CUDA], "", lambda to: run("-O3", "-c", BLOCK, "-o", to)) as block:
-            run(LEVEL, "-shared", f"-I{fresh.parent}", written, block, "-o", fresh)
+        with block(folder) as together:
+            run(LEVEL, "-shared", f"-I{fresh.parent}", written, together, "-o", fresh)
 
     sources = [*found, BLOCK, translate.CUDA, Path(translate.__file__)]
     with made(folder, ".so", sources, repr(macros), make) as path:
         return ctypes.CDLL(str(path))  # stays loaded when the file is gone
+
+
+def block(folder: Path) -> contextlib.AbstractContextManager[Path]:
+    """The object file of what threads of a block do together, which takes longer to compile than most kernels."""
+    return made(folder, ".o", [BLOCK, translate.CUDA], "", lambda to: run("-O3", "-c", BLOCK, "-o", to))
 
 
 def run(*arguments: object) -> None:
