@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 
@@ -58,8 +57,7 @@ def measure(name: str, rows: Iterator[Row], json_path: str | None) -> None:
 
 
 def run(main: click.Command) -> None:
-    """Run a script with the errors and exit codes of the commands, and with full builds only."""
-    os.environ.setdefault("FLASHCLI_QUICK", "0")
+    """Run a script with the errors and exit codes of the commands."""
     try:
         main(standalone_mode=False)
     except BaseException as error:

@@ -22,6 +22,12 @@ constexpr bool READS = BIAS & 1, HIDES = BIAS & 2, SLOPES = BIAS & 4, ADDS = REA
 #define MASK_OF_KEYS 0
 #endif
 
+// 1: a mask of keys needs no instruction for each score: sums of products begin with -inf where it takes a key away.
+#ifndef MASK_IN_SUMS
+#define MASK_IN_SUMS 0
+#endif
+constexpr bool HIDES_SCORES = HIDES && !MASK_IN_SUMS;
+
 // A thread has the scores of two neighbouring columns of each 8. Where biases are read, a tile's keys of each 16 have
 // changed places so that a thread's four of these 16 are neighbours in memory: INTERLEAVES is 1 in kernels that do so.
 #ifndef INTERLEAVES
@@ -73,17 +79,46 @@ __device__ __forceinline__ float bias_of(const Arguments &a, Head head, int i, i
     return bias;
 }
 
+// How many bytes apart a query's biases and the next one's are. Where several are read at once, 32 bits hold it: a
+// product then takes one instruction.
+template <class Arguments>
+__device__ __forceinline__ long long bytes_between_rows(const Arguments &a) {
+    const long long bytes = a.bias_strides.row * (long long)sizeof(float);
+    return BIAS_COLUMN > 1 ? (unsigned)bytes : bytes;
+}
+
 // Where a query's biases, and its bytes of the mask, begin; beyond the last query those of that one.
 struct BiasRow {
     int i;
     const float *numbers;
     const unsigned char *bytes;
     BiasRow() = default;
+    __device__ __forceinline__ BiasRow(int i, const float *numbers, const unsigned char *bytes)
+        : i(i), numbers(numbers), bytes(bytes) {}
     template <class Arguments, class Head>
     __device__ __forceinline__ BiasRow(const Arguments &a, Head head, int i)
         : i(i),
           numbers(READS ? bias_at(a, head, i, 0) : nullptr),
           bytes(HIDES ? mask_at(a, head, MASK_OF_KEYS ? 0 : i, 0) : nullptr) {}
+
+    // This row, for many reads: with pointers that are kept whole.
+    __device__ __forceinline__ BiasRow kept() const {
+        BiasRow row = *this;
+        if (READS) row.numbers = whole(numbers);
+        if (HIDES_SCORES) row.bytes = whole(bytes);
+        return row;
+    }
+    // The row so many rows on, by a product and a sum. This one is not beyond the last query.
+    template <class Arguments>
+    __device__ __forceinline__ BiasRow down(const Arguments &a, int rows) const {
+        const unsigned far = min(rows, a.M - 1 - i);
+        BiasRow row = {i + rows, numbers, bytes};
+        if (READS)
+            row.numbers = reinterpret_cast<const float *>(reinterpret_cast<const char *>(numbers) +
+                                                          (long long)far * bytes_between_rows(a));
+        if (HIDES && !MASK_OF_KEYS) row.bytes += far * a.mask_strides.row;
+        return row;
+    }
 };
 
 // Where a thread's scores of neighbouring keys are: that of the key after the x-th score's one is NEXT places on, those
@@ -113,7 +148,7 @@ using OfColumns = Neighbours<INTERLEAVED ? 4 : 1, INTERLEAVED ? 1 : 0>;  // of r
 template <int n, class By>
 struct Biases {
     float numbers[ADDS ? n : 1];
-    unsigned words[HIDES ? ceil_div(n, 4) : 1];
+    unsigned words[HIDES_SCORES ? ceil_div(n, 4) : 1];
 
     // The first m of them; the x-th is of the query that row(x) is of, and of key(x).
     template <int m, class Arguments, class Head, class Row, class Key>
@@ -147,7 +182,7 @@ struct Biases {
     __device__ __forceinline__ void read_mask(const Arguments &a, Row row, Key key) {
         constexpr int TOGETHER = By::TOGETHER;
 #pragma unroll
-        for (int x = 0; x < (HIDES ? m : 0); ++x) {
+        for (int x = 0; x < (HIDES_SCORES ? m : 0); ++x) {
             if (!By::is_first(x)) continue;
             const unsigned char *const from =
                 row(x).bytes + min(key(x), a.N - TOGETHER) * (BIAS_COLUMN ? 1 : a.mask_column);
@@ -162,7 +197,7 @@ struct Biases {
 
     // Whether the mask takes the x-th score away.
     __device__ __forceinline__ bool hides(int x) const {
-        return HIDES && (words[By::word(x)] >> By::shift(x) & 0xff) == 0;
+        return HIDES_SCORES && (words[By::word(x)] >> By::shift(x) & 0xff) == 0;
     }
 };
 

@@ -12,7 +12,8 @@
 // 4, 8, .. 64 numbers whose rows start on 16 bytes.
 //
 // Launch: `attention` with any number of blocks.
-#define INTERLEAVES 1                               // keys, where biases are read
+#define INTERLEAVES 1  // keys, where biases are read
+#define MASK_IN_SUMS MASK_OF_KEYS
 #define PAD (IN_PLACE && HEAD_DIM <= 16 ? 16 : 32)  // files' time is that of reading and writing
 #include "warpgroup.cuh"
 
@@ -31,7 +32,14 @@ constexpr int CONSUMER_REGISTERS = (REGISTERS * THREADS - 128 * PRODUCER_REGISTE
 // A slot holds the fp32 tile first, then the split one. K and V have slots of one size, in turn.
 constexpr int SLOT = larger(larger(K_TILE, V_TILE), round_up(BC * HEAD_DIM * 4, 1024));
 constexpr int CUT = 32;  // keys of the last tile that one product has at full rate; of long heads also half as many
-static_assert(SHARED == STAGES * 2 * SLOT + 1024, "tiles start on 1024 bytes");
+// What scores of a tile begin with, behind all slots: 0, or -inf where the mask takes a key away. Four at a time, in the
+// order of accumulators: each lane of a quad has its own, for two rows the same.
+constexpr int STARTS = MASK_IN_SUMS ? BC / 2 : 0;
+__device__ __forceinline__ int start_of(int key) {
+    return key / 16 * 32 + key % 2 * 16 + key / 4 % 4 * 4 + key / 2 % 2;
+}
+static_assert(!MASK_IN_SUMS || INTERLEAVED, "keys are where `start_of` says");
+static_assert(SHARED == STAGES * (2 * SLOT + 16 * STARTS) + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 2048 <= 227 * 1024, "tiles must fit shared memory");
 static_assert(SLOT % 1024 == 0, "the swizzle repeats every 1024 bytes");
 
@@ -167,10 +175,18 @@ struct Copies {
 
 // The producer: tiles are copied in fp32, then split in place. Its first 64 threads copy K, the others V; all of them
 // split a tile of K and then one of V, or each half splits what it has copied, or its warps do so in turn.
-__device__ __forceinline__ void split_tiles(const Attention &a, const Jobs &jobs, unsigned char *tiles, Slots &slots) {
+__device__ __forceinline__ void split_tiles(const Attention &a, const Jobs &jobs, unsigned char *tiles, Slots &slots,
+                                            float *starts) {
     __shared__ unsigned scratch[2][2][8];  // two in turn: a slow warp may still read the one before
     const int thread = threadIdx.x % SPLITTERS, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), half = warp / 2;
+    unsigned job = blockIdx.x;
+    int first = 0;  // key of the tile
     const auto split = [&](Ring ring, int rows, int values, int barrier) {
+        for (int key = thread; key < (MASK_IN_SUMS && !values ? BC : 0); key += SPLITTERS) {
+            float *const start = starts + ring.stage * 4 * STARTS + start_of(key);
+            const unsigned char *const mask = mask_at(a, jobs.row_tile(job, 0, a).head, 0, min(first + key, a.N - 1));
+            start[0] = start[2] = *mask ? 0 : NEG_INF;
+        }
         wait(&slots.raw[ring.stage][values], ring.parity);
         unsigned char *const tile = tiles + (2 * ring.stage + values) * SLOT;
         const float *const fp32 = reinterpret_cast<const float *>(tile);
@@ -191,26 +207,30 @@ __device__ __forceinline__ void split_tiles(const Attention &a, const Jobs &jobs
     };
     if (SPLIT_FIRST) copy();
     Ring ring;
-    for (unsigned job = blockIdx.x; job < jobs.count; job += gridDim.x)
-        for (int left = CAUSAL ? min(a.N, jobs.row_tile(job, 0, a).tiles * BC) : a.N; left > 0;
-             left -= BC, ring.next()) {
+    for (; job < jobs.count; job += gridDim.x) {
+        const int end = CAUSAL ? min(a.N, jobs.row_tile(job, 0, a).tiles * BC) : a.N;
+        for (first = 0; first < end; first += BC, ring.next()) {
             if (!SPLIT_FIRST) copy();
             --copies.lead;
-            const int rows = min(BC, left);
+            const int rows = min(BC, end - first);
             if (AT_A_TIME == 1) split(ring, rows, 0, 7), split(ring, rows, 1, 7);
             else if (AT_A_TIME == 2 || ring.odd() == warp % 2) split(ring, rows, half, 7 + half);
             if (SPLIT_FIRST) copy();
         }
+    }
 }
 
 // A warpgroup that multiplies: 64 rows of Q and O at a time.
 struct Multiplier {
     Slots &slots;
+    const float4 *const starts;
     const uint64_t desc;
     const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;  // this one, and row + 8, are this thread's
     Ring ring;
-    __device__ __forceinline__ Multiplier(Slots &slots, const unsigned char *tiles)
-        : slots(slots), desc(descriptor(shared_address(tiles))) {}
+    __device__ __forceinline__ Multiplier(Slots &slots, const unsigned char *tiles, const float *starts)
+        : slots(slots),
+          starts(reinterpret_cast<const float4 *>(starts)),
+          desc(uniform_descriptor(descriptor(shared_address(tiles)))) {}
 
     // Q has no place in shared memory: it is read from the cache, where this brings it.
     __device__ __forceinline__ void prefetch_Q(const Attention &a, const RowTile &next) const {
@@ -264,6 +284,16 @@ struct Multiplier {
         if (threadIdx.x % 32 == 0) arrive(&slots.free[ring.stage][values]);
     }
 
+    // S := what products with the tile of K are added to.
+    template <int n>
+    __device__ __forceinline__ void start(float (&S)[n]) const {
+#pragma unroll
+        for (int x = 0; x < (MASK_IN_SUMS ? n : 0); x += 4) {
+            const float4 four = starts[ring.stage * STARTS + x + opaque(threadIdx.x) % 4];
+            S[x] = four.x, S[x + 1] = four.y, S[x + 2] = four.z, S[x + 3] = four.w;
+        }
+    }
+
     // Lets tiles pass that no rows of this warpgroup see.
     __device__ __forceinline__ void pass_by(int tiles) {
         for (; tiles > 0; --tiles, ring.next())
@@ -287,6 +317,7 @@ struct Multiplier {
             constexpr int STEPS = sizeof(S) / 32;
             const uint64_t K = desc + ring.stage * (2 * SLOT / 16), V = K + SLOT / 16;
             wait(&slots.full[ring.stage][0], ring.parity);
+            start(S);
             issue_S(S, Q, K);
             const int column = j * BC + first_key_of_lane(threadIdx.x % 4);
             Bias bias;
@@ -336,8 +367,10 @@ struct Multiplier {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attention a) {
     extern __shared__ unsigned char unaligned[];
-    __shared__ Slots slots;
-    unsigned char *const tiles = unaligned + (-shared_address(unaligned) & 1023);
+    __shared__ Slots here;
+    Slots &slots = *where_it_is(&here);
+    unsigned char *const tiles = where_it_is(unaligned + (-shared_address(unaligned) & 1023));
+    float *const starts = reinterpret_cast<float *>(tiles + STAGES * 2 * SLOT);
 
     if (threadIdx.x < 2 * STAGES) {
         const int stage = threadIdx.x / 2, values = threadIdx.x % 2;
@@ -354,11 +387,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         registers_down<PRODUCER_REGISTERS>();
-        split_tiles(a, jobs, tiles, slots);
+        split_tiles(a, jobs, tiles, slots, starts);
         return;
     }
     registers_up<CONSUMER_REGISTERS>();
-    Multiplier multiplier(slots, tiles);
+    Multiplier multiplier(slots, tiles, starts);
     int factor_exponent;
     const float factor = frexpf(factor_of_scores(a), &factor_exponent);
 

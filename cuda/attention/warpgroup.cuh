@@ -138,7 +138,7 @@ __device__ __forceinline__ void issue_S(float (&S)[n], uint64_t Q, uint64_t K) {
     wgmma_commit();
 }
 
-// Rows of Q as left operands in registers.
+// Rows of Q as left operands in registers. With MASK_IN_SUMS S has what is to be added to.
 struct QFragments {
     uint32_t hi[K_STEPS][4], lo[K_STEPS][4];
 };
@@ -148,12 +148,14 @@ __device__ __forceinline__ void issue_S(float (&S)[n], const QFragments &Q, uint
     wgmma_fence();
     if (PRODUCTS == 3) {
 #pragma unroll
-        for (int k = 0; k < K_STEPS; ++k) wgmma(S, Q.lo[k], K + split_offset<BC>(0, 16 * k) / 16, k > 0);
+        for (int k = 0; k < K_STEPS; ++k)
+            wgmma(S, Q.lo[k], K + split_offset<BC>(0, 16 * k) / 16, MASK_IN_SUMS || k > 0);
 #pragma unroll
         for (int k = 0; k < K_STEPS; ++k) wgmma(S, Q.hi[k], K + split_offset<BC>(0, D + 16 * k) / 16, 1);
     }
 #pragma unroll
-    for (int k = 0; k < K_STEPS; ++k) wgmma(S, Q.hi[k], K + split_offset<BC>(0, 16 * k) / 16, PRODUCTS == 3 || k > 0);
+    for (int k = 0; k < K_STEPS; ++k)
+        wgmma(S, Q.hi[k], K + split_offset<BC>(0, 16 * k) / 16, MASK_IN_SUMS || PRODUCTS == 3 || k > 0);
     wgmma_commit();
 }
 
@@ -206,7 +208,7 @@ using Bias = Biases<S_REGISTERS, OfColumns>;
 struct BiasRows {
     BiasRow of[2];
     __device__ __forceinline__ BiasRows(const Attention &a, Head head, int i) {
-        if (BIAS) of[0] = BiasRow(a, head, i), of[1] = BiasRow(a, head, i + 8);
+        if (BIAS) of[0] = BiasRow(a, head, i).kept(), of[1] = BiasRow(a, head, i + 8).kept();
     }
     template <int n>
     __device__ __forceinline__ void read_numbers(Bias &bias, const Attention &a, Head head, int key) const {

@@ -266,12 +266,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dk_dv(const Backwa
 
     OfKeys rows = {own, tail.first, tail.second};
     Ring ring;
-    int n = begin_;
+    int n = begin_, h = kv * heads;
 #pragma unroll 1
     for (int left = heads * (end - begin_); left > 0; --left, ring.next()) {
-        const Head head = {b, BIAS ? (kv + 1) * heads - ceil_div(left, end - begin_) : 0, kv};
+        const Head head = {b, h, kv};
         const int i0 = n * PASS;
-        if (++n == end) n = begin_;
+        if (++n == end) n = begin_, ++h;
         wait(&shared.full[ring.stage], ring.parity);
         if (!CAUSAL || i0 + PASS > first_query(a, own)) {  // else none of these sees a key of this warpgroup
             const uint64_t Q = descriptor(shared_address(shared.stage(ring.stage))), dO = Q + PASS_TILE / 16;

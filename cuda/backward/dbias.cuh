@@ -26,9 +26,10 @@ struct DbiasTiles {
     bool of_rows, of_keys;
     int heads, Tr, Tc;                         // of dbias
     int sum_heads, sum_rows, sum_keys, steps;  // that are summed up
+    int group;                                 // heads of Q for one of K and V
     unsigned count;
     __device__ __forceinline__ explicit DbiasTiles(const Backward &a)
-        : of_rows(a.dbias_at.row), of_keys(a.dbias_column) {
+        : of_rows(a.dbias_at.row), of_keys(a.dbias_column), group(a.H / a.Hkv) {
         const int all_rows = ceil_div(a.M, DBIAS_TILE), all_keys = ceil_div(a.N, DBIAS_TILE);
         const bool of_heads = a.dbias_at.head, of_batches = a.dbias_at.batch;
         heads = of_heads ? a.H : 1, Tr = of_rows ? all_rows : 1, Tc = of_keys ? all_keys : 1;
@@ -48,15 +49,25 @@ struct DbiasTile {
     }
 };
 
+// The last digit of a number to this base, which is taken off. Most bases are 1, and to divide takes long.
+__device__ __forceinline__ int take_digit(int &number, int base) {
+    if (base == 1) return 0;
+    const int digit = number % base;
+    number /= base;
+    return digit;
+}
+
 // What a step of a tile multiplies: queries of a head from i0 on, and keys from j0 on.
 struct DbiasStep {
     Head head;
     int i0, j0;
     __device__ __forceinline__ DbiasStep(const Backward &a, const DbiasTiles &tiles, const DbiasTile &tile, int step) {
-        j0 = (tile.j + step % tiles.sum_keys) * DBIAS_TILE, step /= tiles.sum_keys;
-        i0 = (tile.i + step % tiles.sum_rows) * DBIAS_TILE, step /= tiles.sum_rows;
-        const int h = tile.h + step % tiles.sum_heads;
-        head = {tile.b + step / tiles.sum_heads, h, h / (a.H / a.Hkv)};
+        j0 = (tile.j + take_digit(step, tiles.sum_keys)) * DBIAS_TILE;
+        i0 = (tile.i + take_digit(step, tiles.sum_rows)) * DBIAS_TILE;
+        const int h = tile.h + take_digit(step, tiles.sum_heads);
+        int kv = h;
+        take_digit(kv, tiles.group);
+        head = {tile.b + step, h, kv};
     }
     __device__ __forceinline__ bool is_seen(const Backward &a) const {
         return j0 < keys_seen(a, min(i0 + DBIAS_TILE, a.M) - 1);

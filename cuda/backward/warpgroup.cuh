@@ -361,7 +361,7 @@ struct OfQueries {
         reach[r] = d_o.magnitude();
         exponents[r] = pack_exponents(q.store(tiles, row), d_o.store(tiles + OWN_TILE, row));
         above[r] = INFINITY_F;
-        if (BIAS) bias_rows[r] = BiasRow(a, head, i);
+        if (BIAS) bias_rows[r] = BiasRow(a, head, i).kept();
         if (i >= a.M) return;
         const float lse = a.lse[head.b * a.lse_at.batch + head.h * a.lse_at.head + i * a.lse_at.row];
         D_[r] -= dlse_of(a, head, i);
@@ -534,11 +534,12 @@ struct OfKeys {
         multiply_S(p, both, K, Q);
         multiply(ds, K + OWN_TILE, dO);
         BiasesOfKeys biases;
-        if (BIAS)
+        if (BIAS) {
+            const BiasRow first = BiasRow(a, head, i0).kept();
             biases.read<SCORES>(
-                a, head,
-                [&](int x) { return BiasRow(a, head, (D > 64 ? opaque(i0) : i0) + x / 4 * 8 + 2 * t + x % 2); },
+                a, head, [&](int x) { return first.down(a, x / 4 * 8 + 2 * t + x % 2); },
                 [&](int x) { return own + key_of_thread() + x / 2 % 2 * NEXT_ROW; });
+        }
         const int q_exponent = numbers.x, do_exponent = numbers.y, s = numbers.z;
         const float unit_S = unit(k_exponent + q_exponent) * factor_of_scores(a);
         const float dP_unit = unit(v_exponent + do_exponent - s);

@@ -127,7 +127,7 @@ class Call(NamedTuple):
         """
         aligned = _rows_aligned(addresses, self.q, self.k, self.v, self.o)
         together = 1
-        if self.bias_contiguous:
+        if self.bias_contiguous and self.bias_strides[2] < 2**29:  # kernels count bytes in 32 bits then
             steps = self.N, of_bias // 4, of_mask, *self.bias_strides[:3], *self.mask_strides[:3]
             together = next((n for n in (4, 2) if not any(step % n for step in steps)), 1)
         return self._replace(aligned=aligned, together=together)

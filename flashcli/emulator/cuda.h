@@ -283,6 +283,8 @@ template <class T>
 inline T __ldg(const T *from) {
     return *emulator::aligned(from, sizeof(T));
 }
+inline size_t __cvta_generic_to_global(const void *p) { return (size_t)p; }
+inline void *__cvta_global_to_generic(size_t address) { return (void *)address; }
 inline long long __cvta_generic_to_shared(const void *p) { return (const char *)p - emulator::dynamic_shared; }
 inline void *__cvta_shared_to_generic(unsigned address) { return emulator::dynamic_shared + (int)address; }
 

@@ -63,7 +63,7 @@ _rung = functools.partial(
     beside=lambda problem: (look(problem, rows=1),),
 )
 _strided_rung = functools.partial(_rung, macros=_strided_macros, strided=True)
-_split_rung = functools.partial(_rung, macros=_split_macros, strided=True, splits=True, explicit=True)
+_split_rung = functools.partial(_rung, macros=_split_macros, strided=True, splits=True)
 
 # ---- sequential and baseline: one algorithm on the same tiles
 
@@ -408,6 +408,11 @@ def _short_Bc(problem: Problem) -> int:
     return 128 if 8 < problem.d <= 32 and problem.N > 64 and not (masked or problem.in_place) else 64
 
 
+def _by_score(problem: Problem) -> bool:
+    """Whether a bias or a mask changes scores one by one; with a mask of keys alone their sums begin with -inf."""
+    return bool(problem.bias) and not (problem.bias == "bool" and problem.mask_of_keys)
+
+
 @functools.lru_cache(maxsize=8)
 def _wgmma_short(problem: Problem) -> Tiling:
     """wgmma_short's tiling: as many slots for split tiles of K and V as fit shared memory.
@@ -416,12 +421,13 @@ def _wgmma_short(problem: Problem) -> Tiling:
     """
     D = _padded(problem.d, LEAST_HEAD if problem.in_place else 32)
     Bc = _short_Bc(problem)
-    small = problem.in_place and D <= 32 and not problem.bias and problem.precision == "fp32"
+    small = problem.in_place and D <= 32 and not _by_score(problem) and problem.precision == "fp32"
     warpgroups = 5 if small else 4
     sizes = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
     slot = max(*sizes, round_up(Bc * problem.d * 4, 1024))
-    stages = (HOPPER_SHARED - SHORT_STATIC - ALIGNMENT) // (2 * slot)
-    return Tiling(64, Bc, 128 * warpgroups, stages * 2 * slot + ALIGNMENT, (("STAGES", stages),))
+    stage = 2 * slot + (8 * Bc if problem.mask_of_keys else 0)  # two numbers for each key that a mask may take away
+    stages = (HOPPER_SHARED - SHORT_STATIC - ALIGNMENT) // stage
+    return Tiling(64, Bc, 128 * warpgroups, stages * stage + ALIGNMENT, (("STAGES", stages),))
 
 
 def _refused_by_wgmma(problem: Problem) -> str:
@@ -434,7 +440,7 @@ def _refused_by_wgmma_short(problem: Problem) -> str:
         return "it takes neither windows nor packed sequences"
     if problem.d > 64 or problem.d % 4:
         return "it takes heads of 4, 8, .. 64 numbers"
-    if problem.bias and problem.d > 32:  # registers end
+    if _by_score(problem) and problem.d > 32:  # registers end
         return "with a bias it takes heads of up to 32 numbers"
     if problem.dtype != "float32":
         return "it splits float32 alone"

@@ -349,3 +349,14 @@ def test_short_sequences_are_not_cut():
     build = Build(KERNELS["wgmma"], IN_PLACE._replace(M=512, N=512))
     assert chunk_tiles(build.tiling, build.problem) == 0 and way_of(build.tiling) == WHOLE
     assert wgmma_partial(build.tiling, build.problem) == 0
+
+
+@pytest.mark.parametrize(
+    ("bias", "of_keys", "threads", "longest"),
+    [("", False, 640, 64), ("bool", True, 640, 64), ("bool", False, 512, 32), ("both", True, 512, 32)],
+)
+def test_a_mask_of_keys_alone_costs_wgmma_short_no_registers(bias, of_keys, threads, longest):
+    kernel = KERNELS["wgmma_short"]
+    asked = Problem(100, 200, 200, 32, in_place=True, bias=bias, mask_of_keys=of_keys)
+    assert kernel.tiling(asked).threads == threads
+    assert [kernel.refuses(asked._replace(d=d)) == "" for d in (32, 64)] == [True, longest == 64]
