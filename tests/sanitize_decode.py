@@ -37,6 +37,7 @@ WRITE, MERGED = write_kv.KERNEL.name, merge.KERNEL.name
 LADDER = {**KERNELS, CEILING.name: CEILING}
 TOLERANCE = {"float32": 2e-5, "float16": 4e-3, "bfloat16": 4e-2}  # times the largest number of the answer
 PLAIN = Case(4, 6, 2, 128, "700,5,0,130")  # two pieces, or partitions; part of a page; nothing; a piece
+TOLD = "ragged, three query tokens at most"
 WIDE = "more of them than run at once, wide tables"
 CASES = {
     **{layout: dataclasses.replace(PLAIN, layout=layout) for layout in LAYOUTS},
@@ -71,6 +72,7 @@ CASES = {
     "more than eight pieces": Case(2, 2, 1, 128, "4000,600", layout="hnd"),
     "more than eight pieces, heads of 80": Case(2, 3, 1, 80, "9000,1", layout="nhd"),
     "ragged": dataclasses.replace(PLAIN, lengths="700,5,0,130", queries="3,1,1,9"),
+    TOLD: dataclasses.replace(PLAIN, lengths="700,5,0,1100", queries="3,1,0,3", layout="nhd"),
     "ragged, a window, hnd": dataclasses.replace(PLAIN, queries="0,7,2,40", window=50, layout="hnd"),
     "ragged, more than run at once": Case(3, 2, 1, 128, "700,400,600", queries="20,380,200", layout="hnd"),
     "ragged, bfloat16, block-sparse": dataclasses.replace(
@@ -102,6 +104,8 @@ def asked_for(name: str) -> DecodeArrays:
         asked = make(CASES[name])
         tables = np.pad(asked.block_tables, ((0, 0), (0, 17 * 1024 // asked.page)), constant_values=-1)
         return dataclasses.replace(asked, block_tables=tables)
+    if name == TOLD:
+        return dataclasses.replace(make(CASES[name]), max_query_len=3)
     if name not in RUBBISH:
         return make(CASES[name])
     asked = make(RUBBISH[name])

@@ -24,8 +24,11 @@
 
 #if TILED
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) tensor(const __grid_constant__ Decode a) {
+    let_next_launch_begin();
     drawn_pieces(a);
 }
+
+extern "C" __global__ void __launch_bounds__(MERGING) merge(const __grid_constant__ Decode a) { merge_cut_rows(a); }
 #else
 // Where blocks take piece after piece: no number of one has been drawn yet.
 extern "C" __global__ void begin(const __grid_constant__ Decode a) {

@@ -5,7 +5,7 @@
 // tile after tile (staged.cuh); two warpgroups multiply on wgmma, each 64 of the rows: S = Q Kᵀ of a tile while P V of
 // the one before still runs. Rows are found on the device (work.cuh), so that prompts, chunks, drafts and single tokens
 // share a launch: blocks draw numbers of items until there are none. Sequences of few rows are cut into pieces, which
-// the last one to finish merges.
+// a launch of its own merges.
 // Why it is faster: each key that has been fetched serves 128 rows, not 16; wgmma reads it from shared memory by
 // itself, at twice the rate of mma.sync; and copies run ahead by STAGES tiles, also across items.
 // What it costs: P and the query are rounded to 16 bits as in `tensor`, and tiles have other shapes, so that bytes part
@@ -72,9 +72,14 @@ struct Drawer {
     static __device__ __forceinline__ void ask(const Decode &a, int kind, int &drawn) {
         if (threadIdx.x == 0) drawn = next_number(a, kind);
     }
-    __device__ __forceinline__ void begin(const Decode &a, int &drawn) {
-        const int first = blockIdx.x % FEW_OF == 0 ? FEW : MANY;
-        ask(a, first, drawn);
+    // How many blocks begin with a kind, whose first numbers are theirs.
+    static __device__ __forceinline__ int beginners(int kind) {
+        const int few = ceil_div_large(gridDim.x, FEW_OF);
+        return kind == FEW ? few : gridDim.x - few;
+    }
+    __device__ __forceinline__ void begin(int &drawn) {
+        const int few = blockIdx.x / FEW_OF, first = blockIdx.x % FEW_OF == 0 ? FEW : MANY;
+        drawn = (first == FEW ? few : blockIdx.x - few - 1) - beginners(first);
         if (threadIdx.x == 0) finder = {0, 0}, kind = first, tried = 0;
         __syncwarp();
     }
@@ -83,7 +88,7 @@ struct Drawer {
         Finder now = finder;
         int of = kind, times = tried;
         for (; times < KINDS; ++times, of = KINDS - 1 - of, now = {0, 0}, ask(a, of, drawn)) {
-            const int number = uniform(drawn);
+            const int number = uniform(drawn) + beginners(of);
             ask(a, of, drawn);
             if (now.find(a, (Kind)of, number, item)) break;
         }
@@ -118,12 +123,11 @@ __device__ __forceinline__ void produce(const Decode &a, Item *items, Barriers &
         drawer.draw(a, items[to.stage], drawn);
         if (threadIdx.x == 0) arrive(&barriers.item_full[to.stage]);
     };
-    if (draws) drawer.begin(a, drawn), draw(from);
+    if (draws) drawer.begin(drawn), draw(from);
     for (;; from.next()) {
         wait(&barriers.item_full[from.stage], from.parity);
         const Item &item = items[from.stage];
         if (item.is_none) break;
-        if (draws) draw(from.after());
         const int who = who_multiplies(a, item, from);
         Copier copier(a, item);
 #pragma unroll 1
@@ -138,6 +142,7 @@ __device__ __forceinline__ void produce(const Decode &a, Item *items, Barriers &
             tell(&barriers.V_full[who][ring.stage]);
             if (who != ALL) release_for_other(&barriers.V_free[ring.stage]);
         }
+        if (draws) draw(from.after());  // it takes a while, and as many tiles as there is room for are under way
         arrive(&barriers.item_free[from.stage]);
     }
 }
@@ -416,34 +421,6 @@ struct Consumer {
                           [&](int d, float x, float y) { out[d / 2] = sum == 0 ? 0 : pack(x * factor, y * factor); });
             if (lane % 4 == 0) a.lse[place] = sum == 0 ? NEG_INF : (largest + __log2f(sum)) * LN2;
         }
-        if (item.count > 1) merge(item, v_scale);
-    }
-    // The last warpgroup to come here with its part of a row tile merges all pieces', in their order.
-    __device__ __forceinline__ void merge(const Item &item, float v_scale) const {
-        __shared__ int come[WARPGROUPS];
-        __threadfence();
-        named_sync(1 + group, 128);
-        if (threadIdx.x % 128 == 0) come[group] = atomicAdd(counter_of(a, item, item.row0 + part * 64), 1) + 1;
-        named_sync(1 + group, 128);
-        if (come[group] < item.count) return;
-        __threadfence();
-        const int first = item.row0 + part * 64, quads = min(64, item.rows(a) - first) * QUADS;
-        constexpr int AT_ONCE = 2;  // quads that a thread has under way
-#pragma unroll 1
-        for (int i = threadIdx.x % 128; i < quads; i += 128 * AT_ONCE) {
-            Place places[AT_ONCE];
-            Partial sums[AT_ONCE];
-#pragma unroll
-            for (int n = 0; n < AT_ONCE; ++n) {
-                const int at = min(i + n * 128, quads - 1);
-                const ItemRow known(a, item, first + at / QUADS);
-                places[n] = {known.place(a, item), at % QUADS, partials_of(a, item, known)};
-            }
-            merge_at_once(places, item.count, sums);
-#pragma unroll
-            for (int n = 0; n < AT_ONCE; ++n)
-                if (i + n * 128 < quads) answer_quad(a, places[n].of, places[n].quad, sums[n], v_scale);
-        }
     }
 };
 
@@ -480,6 +457,7 @@ __device__ __forceinline__ void consume(const Decode &a, const Item *items, Barr
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) prompt(const __grid_constant__ Decode a) {
+    let_next_launch_begin();
     extern __shared__ unsigned char unaligned[];
     __shared__ Barriers barriers;
     __shared__ Item items[ITEMS];
@@ -503,3 +481,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) prompt(const __grid_con
         consume(a, items, barriers, Q_tiles, K_tiles, V_tiles);
     }
 }
+
+extern "C" __global__ void __launch_bounds__(MERGING) merge(const __grid_constant__ Decode a) { merge_cut_rows(a); }

@@ -66,39 +66,18 @@ __device__ __forceinline__ void join(Partial &sum, const Partial (&partials)[N])
     }
 }
 
-// Four numbers of a row's answer, and where its partial answers are.
-struct Place {
-    long long of;  // among the rows of all answers
-    int quad;
-    const float *partials;
-};
-
-// The sums of N rows' partial answers, `count` of each, in their order, eight of each under way at a time.
-template <int N>
-__device__ __forceinline__ void merge_at_once(const Place (&places)[N], int count, Partial (&sums)[N]) {
-    constexpr int EIGHT = 8;
-#pragma unroll
-    for (int n = 0; n < N; ++n) sums[n] = nothing();
-    for (int first = 0; first < count; first += EIGHT) {
-        Partial some[N][EIGHT];
-#pragma unroll
-        for (int n = 0; n < N; ++n)
-#pragma unroll
-            for (int i = 0; i < EIGHT; ++i) {
-                const float *const partial = places[n].partials + (long long)(first + i) * PARTIAL;
-                some[n][i] = first + i < count ? read_partial(partial, places[n].quad) : nothing();
-            }
-#pragma unroll
-        for (int n = 0; n < N; ++n) join(sums[n], some[n]);
-    }
-}
-
-// The sum of one row's partial answers `from` to `until` - 1.
+// The sum of one row's partial answers `from` to `until` - 1, in their order, eight of them under way at a time.
 __device__ __forceinline__ Partial merged(const float *partials, int from, int until, int quad) {
-    const Place places[1] = {{0, quad, partials + (long long)from * PARTIAL}};
-    Partial sums[1];
-    merge_at_once(places, until - from, sums);
-    return sums[0];
+    constexpr int EIGHT = 8;
+    Partial sum = nothing();
+    for (int first = from; first < until; first += EIGHT) {
+        Partial some[EIGHT];
+#pragma unroll
+        for (int i = 0; i < EIGHT; ++i)
+            some[i] = first + i < until ? read_partial(partials + (long long)(first + i) * PARTIAL, quad) : nothing();
+        join(sum, some);
+    }
+    return sum;
 }
 
 __device__ __forceinline__ void answer_quad(const Decode &a, long long place, int quad, Partial sum, float v_scale) {

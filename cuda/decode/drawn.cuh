@@ -1,8 +1,7 @@
 // Attention with tensor cores for ragged queries: a block draws one piece after the other, of any sequence's rows.
 //
 // A row tile has the heads of a group for as many query tokens as there is room for, so that these read keys once; how
-// it and its keys are found, see work.cuh. The last block to finish a piece of a row tile merges all: how many rows
-// there are to be merged, no launch could know.
+// it and its keys are found, and merged, see work.cuh.
 #pragma once
 #include "one_piece.cuh"
 
@@ -10,23 +9,6 @@ __device__ __forceinline__ Piece piece_of(const Decode &a, const Item &item) {
     const int *const table = a.block_tables + min(max(item.s, 0), a.sequences - 1) * a.table_row;
     const Sequence of = {item.s, item.kv_head, item.row0, item.length, table, item.start, item.tokens};
     return {of, item.first, item.end, item.index, item.count, 0};
-}
-
-// All rows of a tile merged, once the pieces of it are finished; by the block that is the last to be so.
-__device__ __forceinline__ void merge_if_last(const Decode &a, const Item &item, int rows) {
-    __shared__ bool is_last;
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) is_last = atomicAdd(counter_of(a, item, item.row0), 1) + 1 == item.count;
-    __syncthreads();
-    if (!is_last) return;
-    __threadfence();
-    const float v_scale = v_scale_of(a);
-    for (int i = threadIdx.x; i < rows * QUADS; i += THREADS) {
-        const ItemRow known(a, item, item.row0 + i / QUADS);
-        const Partial sum = merged(partials_of(a, item, known), 0, item.count, i % QUADS);
-        answer_quad(a, known.place(a, item), i % QUADS, sum, v_scale);
-    }
 }
 
 __device__ __forceinline__ void drawn_pieces(const Decode &a) {
@@ -53,12 +35,12 @@ __device__ __forceinline__ void drawn_pieces(const Decode &a) {
         prepare(a, piece, present);
         attend(a, piece, present, meeting, factor);
         int next = 0;
-        if (threadIdx.x == 0) next = gridDim.x + next_number(a, ANY);
+        if (FINDS != BY_LENGTHS && threadIdx.x == 0) next = gridDim.x + next_number(a, DRAWN);
         store_sums(a, present, meeting, O_of_warps, [&](int r, int quad, const Partial &sum) {
             const ItemRow known(a, present.item, present.item.row0 + r);
             keep_quad(partials_of(a, present.item, known), present.item.index, quad, sum);
         });
-        if (present.item.count > 1) merge_if_last(a, present.item, rows_of_piece(a, present.piece));
+        if (FINDS == BY_LENGTHS) break;  // there are as many blocks as pieces
         if (threadIdx.x == 0) finder = found, number = next;
         __syncthreads();
     }

@@ -13,10 +13,10 @@
 
 constexpr int PIECE_AFTER_PIECE = 0, BY_LENGTHS = 1, BY_NUMBER = 2, AHEAD_OF_LENGTH = 3;  // FINDS
 
-// Tokens in a piece of a sequence of which so many tokens are used.
-__device__ __forceinline__ int piece_size(int used) {
+// Tokens in a piece of a sequence of which so many tokens are used, no fewer than `fewest`.
+__device__ __forceinline__ int piece_size(int used, int fewest = PIECE) {
     if (used <= WHOLE) return WHOLE;
-    const int least = max(PIECE, ceil_div_large(used, MAX_PIECES)), step = least > 2 * PIECE ? PIECE / 2 : PIECE;
+    const int least = max(fewest, ceil_div_large(used, MAX_PIECES)), step = least > 2 * PIECE ? PIECE / 2 : PIECE;
     return (least + step - 1) & -step;
 }
 

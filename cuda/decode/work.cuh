@@ -25,10 +25,10 @@ struct Asker {
     __device__ __forceinline__ int begin(const Decode &a) const {
         return a.window ? max(0, length - tokens + 1 - a.window) / PIECE * PIECE : 0;
     }
-    // The number of its pieces, and of tokens in each.
+    // The number of its pieces, and of tokens in each: of more where partial answers have more rows.
     __device__ __forceinline__ int2 pieces(const Decode &a) const {
         const int used = length - begin(a), most = max(1, SHARE / max(1, tokens));
-        int size = piece_size(used), count = max(1, ceil_div_large(used, size));
+        int size = piece_size(used, rows(a) > 8 ? 2 * PIECE : PIECE), count = max(1, ceil_div_large(used, size));
         if (count > most) {
             size = ceil_div_large(ceil_div_large(used, most), PIECE / 2) * (PIECE / 2);
             count = most == 1 ? 1 : ceil_div_large(used, size);
@@ -79,19 +79,27 @@ struct ItemRow {
     }
 };
 
-// One kind of items by their numbers, which only grow; for a whole warp.
+// Things that askers have, such as one kind of items, by their numbers, which only grow; for a whole warp.
 struct Finder {
-    int which, before;  // the first of 32 askers, and how many items those before it have
+    int which, before;  // the first of 32 askers, and how many things those before it have
 
     __device__ __forceinline__ bool find(const Decode &a, Kind kind, int number, Item &item) {
+        unsigned left;
+        if (!find([&](const Asker &one) { return one.items(a, kind); }, a, number, item, left)) return false;
+        choose(a, left, item);
+        return true;
+    }
+    // The asker of the thing with that number, where each has count(asker) of them; and its number among its asker's.
+    template <typename Count>
+    __device__ __forceinline__ bool find(Count count, const Decode &a, int number, Asker &asker, unsigned &left) {
         for (; which < askers_of(a); which += 32) {
             const Asker mine = asker_of(a, which + threadIdx.x % 32);
-            const int own = mine.items(a, kind), end = before + sum_up_to_lane(own);
+            const int own = count(mine), end = before + sum_up_to_lane(own);
             const int low = __popc(__ballot_sync(~0u, end <= number));
             if (low < 32) {
-                (Asker &)item = {__shfl_sync(~0u, mine.s, low), __shfl_sync(~0u, mine.start, low),
-                                 __shfl_sync(~0u, mine.tokens, low), __shfl_sync(~0u, mine.length, low)};
-                choose(a, number - __shfl_sync(~0u, end - own, low), item);
+                asker = {__shfl_sync(~0u, mine.s, low), __shfl_sync(~0u, mine.start, low),
+                         __shfl_sync(~0u, mine.tokens, low), __shfl_sync(~0u, mine.length, low)};
+                left = number - __shfl_sync(~0u, end - own, low);
                 return true;
             }
             before = __shfl_sync(~0u, end, 31);
@@ -117,14 +125,9 @@ struct Finder {
     }
 };
 
-// The scratch: numbers drawn of each kind; then, for each COUNTED rows of a sequence that may be cut, how many pieces are
-// finished, of which tiles use that of their first row; then, from a multiple of 16 bytes on, partial answers.
-constexpr int COUNTED = 32;
-__device__ __forceinline__ int counters_of(const Decode &a) { return ceil_div_large(SHARE / 2 * a.group, COUNTED); }
-__device__ __forceinline__ int *counter_of(const Decode &a, const Item &item, int row) {
-    const int which = (item.s * a.kv_heads + item.kv_head) * counters_of(a) + row / COUNTED;
-    return static_cast<int *>(a.workspace) + LAUNCH_COUNTERS + which;
-}
+// The scratch: numbers drawn of each kind, or by each launch that draws of any; then partial answers.
+constexpr int DRAWN = ANY + (FROM_ROWS > 0);
+static_assert(ANY + 1 < LAUNCH_COUNTERS, "two launches draw numbers of their own");
 // The next number of a kind, for one thread: the compiler would have a warp add together, and wait for the sum at once.
 __device__ __forceinline__ int next_number(const Decode &a, int kind) {
     return atomicInc(static_cast<unsigned *>(a.workspace) + kind, 0x7fffffff);
@@ -133,11 +136,34 @@ __device__ __forceinline__ int next_number(const Decode &a, int kind) {
 // SHARE a sequence, where that is less.
 __device__ __forceinline__ float *partials_of(const Decode &a, const Item &item, const ItemRow &row) {
     const int most = most_pieces(a);
-    const long long counters = ((long long)a.sequences * a.kv_heads * counters_of(a) + 3) / 4 * 4;
-    float *const partials = static_cast<float *>(a.workspace) + LAUNCH_COUNTERS + counters;
+    float *const partials = static_cast<float *>(a.workspace) + LAUNCH_COUNTERS;
     const bool of_all = (long long)a.total * most <= (long long)a.sequences * SHARE;
     const long long first =
         of_all ? ((long long)(item.start + row.token) * a.heads + row.head) * most
                : (long long)item.s * SHARE * a.heads + ((long long)row.token * a.heads + row.head) * item.count;
     return partials + first * PARTIAL;
+}
+
+// Rows of sequences that are cut, each merged by a warp: a launch of its own, which begins while pieces are computed,
+// and waits for their end.
+__device__ __forceinline__ void merge_cut_rows(const Decode &a) {
+    const auto rows = [&](const Asker &one) {
+        return one.tokens > 0 && one.pieces(a).x > 1 ? one.rows(a) * a.kv_heads : 0;
+    };
+    const int warps = gridDim.x * (blockDim.x / 32);
+    int number = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    Finder finder = {0, 0};
+    Item item;
+    unsigned left;
+    bool is_there = finder.find(rows, a, number, item, left);
+    const float v_scale = v_scale_of(a);
+    await_launch_before();
+    for (; is_there; is_there = finder.find(rows, a, number += warps, item, left)) {
+        item.count = item.pieces(a).x;
+        item.kv_head = take_digit(left, a.kv_heads);
+        const ItemRow known(a, item, left);
+        const float *const partials = partials_of(a, item, known);
+        for (int quad = threadIdx.x % 32; quad < QUADS; quad += 32)
+            answer_quad(a, known.place(a, item), quad, merged(partials, 0, item.count, quad), v_scale);
+    }
 }

@@ -22,6 +22,7 @@ from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Pa
 from flashcli.kernels.plan import ATTENTION
 from flashcli.kernels.tuning.decode import (
     AHEAD_OF_LENGTH,
+    BY_LENGTHS,
     FEW_OF,
     HAS_CLUSTERS,
     HOPPER,
@@ -38,6 +39,7 @@ from flashcli.kernels.tuning.decode import (
     by_rows,
     few_rows,
     gathered_together,
+    has_few_alone,
     is_few,
     most_pieces,
     most_uncut,
@@ -306,8 +308,11 @@ def _tensor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     """The launches of tensor: ``begin`` where blocks draw pieces, then the pieces, then a merge where one is needed."""
     tuning, most = problem.tuning, most_pieces(problem)
     if tiled(problem):
-        blocks = min(_row_tiles(problem), tensor_blocks(problem) * problem.gpu.multiprocessors)
-        return (Launch("tensor", blocks, tuning.threads, _of_warps(problem)),)
+        blocks = _row_tiles(problem)
+        if tuning.finds != BY_LENGTHS:
+            blocks = min(blocks, tensor_blocks(problem) * problem.gpu.multiprocessors)
+        pieces = Launch("tensor", blocks, tuning.threads, _of_warps(problem))
+        return (pieces,) if problem.from_rows else (pieces, *_merge_cut(problem))
     if tuning.cluster > 1 and (tuning.finds != AHEAD_OF_LENGTH or tuning.cluster < most):
         told = f"clusters of {tuning.cluster} blocks do not merge {most} pieces, finds={tuning.finds}."
         raise UsageError(told, f"choose finds={AHEAD_OF_LENGTH} and as many blocks as pieces, or cluster=1.")
@@ -344,7 +349,8 @@ def _draws_and_partials(tiling: Tiling, problem: Problem) -> int:
 
 # ---- row tiles that are found on the device: ragged queries, and many query rows together
 
-COUNTED = 32  # rows that share a counter, see work.cuh
+MERGING = 128  # threads of a block that merges
+MERGING_BLOCKS = 8  # on a multiprocessor
 
 
 def _row_tiles(problem: Problem) -> int:
@@ -354,33 +360,37 @@ def _row_tiles(problem: Problem) -> int:
 
 
 def _ragged_macros(problem: Problem) -> dict[str, int]:
-    return {"SHARE": SHARE, "FROM_ROWS": problem.from_rows, "TO_ROWS": problem.to_rows}
-
-
-def _ragged_counters(problem: Problem) -> int:
-    """The numbers drawn, and counters of the rows of sequences that may be cut."""
-    of_head = ceil_div(SHARE // 2 * problem.group, COUNTED)
-    return LAUNCH_COUNTERS + round_up(problem.sequences * problem.kv_heads * of_head, 4)
+    own = {"SHARE": SHARE, "FROM_ROWS": problem.from_rows, "TO_ROWS": problem.to_rows}
+    return own | {"MERGING": MERGING}
 
 
 def _ragged_workspace(problem: Problem) -> int:
-    """The counters, and partial answers of all rows, or of `SHARE` query tokens a sequence where that is less."""
+    """The numbers drawn, and partial answers of all rows, or of `SHARE` query tokens a sequence where that is less."""
     partials = min(problem.places * most_pieces(problem), problem.sequences * SHARE * problem.heads)
-    return 4 * _ragged_counters(problem) + partials * partial_bytes(problem)
+    return 4 * LAUNCH_COUNTERS + partials * partial_bytes(problem)
+
+
+def _merge_cut(problem: Problem) -> tuple[Launch, ...]:
+    """The launch that merges rows of sequences that were cut, a warp each; none where no sequence is."""
+    if most_pieces(problem) == 1:
+        return ()
+    rows = min(problem.places, problem.sequences * SHARE // 2 * problem.heads)
+    blocks = min(ceil_div(rows, MERGING // 32), MERGING_BLOCKS * problem.gpu.multiprocessors)
+    return (Launch("merge", blocks, MERGING, early=True),)
 
 
 def _prompt_tiling(problem: Problem) -> Tiling:
     """128 query rows, and as many tiles of keys and values as shared memory has room for."""
     keys, stages = prompt_keys(problem), prompt_stages(problem)
     shared = prompt_shared(problem, stages)
-    own = {"BC": keys, "STAGES": stages, "SHARED": shared, "FEW_OF": FEW_OF}
+    own = {"BC": keys, "STAGES": stages, "SHARED": shared, "FEW_OF": 1 if has_few_alone(problem) else FEW_OF}
     macros = _piece_macros(problem) | _ragged_macros(problem) | own
     return Tiling(problem.rows, keys, PROMPT_THREADS, shared, macros=tuple(macros.items()))
 
 
 def _prompt(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     blocks = min(problem.gpu.multiprocessors, _row_tiles(problem))
-    return (Launch("prompt", blocks, tiling.threads, tiling.shared),)
+    return Launch("prompt", blocks, tiling.threads, tiling.shared), *_merge_cut(problem)
 
 
 def _prompt_refuses(problem: Problem) -> str:
@@ -511,7 +521,7 @@ KERNELS = {
             tiling=_tiles(_tensor_macros),
             launches=_tensor,
             workspace=_draws_and_partials,
-            counters=lambda tiling, problem: _ragged_counters(problem) if tiled(problem) else 0,
+            counters=lambda tiling, problem: LAUNCH_COUNTERS if tiled(problem) else 0,
             fitted=_chooses(tensor_rows, tensor_tuning),
             refuses=_tensor_refuses,
             needs=(8, 0),
@@ -523,7 +533,7 @@ KERNELS = {
             tiling=_prompt_tiling,
             launches=_prompt,
             workspace=lambda tiling, problem: _ragged_workspace(problem),
-            counters=lambda tiling, problem: _ragged_counters(problem),
+            counters=lambda tiling, problem: LAUNCH_COUNTERS,
             fitted=_chooses(lambda problem: PROMPT_ROWS, prompt_tuning),
             refuses=_prompt_refuses,
             needs=HAS_CLUSTERS,

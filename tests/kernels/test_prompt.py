@@ -35,7 +35,8 @@ def half(**others) -> Problem:
         (half(ragged=True, total=9, query_type="float32", cache_type="float32"), "grouped"),
         (half(ragged=True, total=9, max_query_len=1), "tensor"),
         (half(ragged=True, total=9, max_query_len=2), "tensor"),  # 8 rows
-        (half(ragged=True, total=9, max_query_len=3), "prompt"),
+        (half(ragged=True, total=9, max_query_len=4), "tensor"),  # 16 rows
+        (half(ragged=True, total=9, max_query_len=5), "prompt"),
         (half(ragged=True, total=9, max_query_len=1, heads=72, kv_heads=1), "prompt"),
         (half(ragged=True, total=9, max_query_len=1, one_result=True), "prompt"),
         (half(tokens=1), "tensor"),
@@ -59,22 +60,23 @@ def test_scratch_follows_from_the_sequences_where_there_are_many_query_tokens():
 @pytest.mark.parametrize(
     ("problem", "steps"),
     [
-        (half(ragged=True, total=999), [("prompt", 128)]),
-        (half(ragged=True, total=999, max_query_len=2), [("tensor", 8)]),
-        (half(ragged=True, total=999, gpu=ADA), [("tensor", 64), ("tensor", 8)]),
-        (half(ragged=True, total=999, gpu=ADA, heads=96), [("tensor", 64), ("tensor", 16)]),
-        (half(ragged=True, total=999, gpu=ADA, d=256), [("tensor", 32), ("tensor", 8)]),
-        (half(ragged=True, total=999, gpu=ADA, kv_heads=1), [("tensor", 64)]),
+        (half(ragged=True, total=999), [("prompt", 128), ("merge", 128)]),
+        (half(ragged=True, total=999, max_query_len=2), [("tensor", 8), ("merge", 8)]),
+        (half(ragged=True, total=999, max_query_len=2, table_width=32), [("tensor", 8)]),  # nothing is cut
+        (half(ragged=True, total=999, gpu=ADA), [("tensor", 64), ("tensor", 8), ("merge", 8)]),
+        (half(ragged=True, total=999, gpu=ADA, heads=96), [("tensor", 64), ("tensor", 16), ("merge", 16)]),
+        (half(ragged=True, total=999, gpu=ADA, d=256), [("tensor", 32), ("tensor", 8), ("merge", 8)]),
+        (half(ragged=True, total=999, gpu=ADA, kv_heads=1), [("tensor", 64), ("merge", 64)]),
         (half(ragged=True, total=999, gpu=ADA, one_result=True), [("tensor", 64)]),
     ],
 )
 def test_without_prompt_sequences_of_few_rows_have_a_launch_of_their_own(problem, steps):
-    assert [(one.build.kernel.name, one.build.problem.rows) for one in steps_of(choose(problem))] == steps
+    assert [(one.launch.function, one.build.problem.rows) for one in steps_of(choose(problem))] == steps
 
 
-@pytest.mark.parametrize("gpu", [HOPPER, ADA])
-def test_sequences_of_many_and_few_rows_are_right_and_have_the_bytes_that_they_have_alone(emulated, gpu):
-    case = Case(6, 8, 2, 64, "70,9,133,150,2100,2100", layout="nhd", queries="5,0,1,40,2,3", window=2000)
+@pytest.mark.parametrize(("gpu", "layout"), [(HOPPER, "nhd"), (HOPPER, "vllm"), (ADA, "nhd")])
+def test_sequences_of_many_and_few_rows_are_right_and_have_the_bytes_that_they_have_alone(emulated, gpu, layout):
+    case = Case(6, 8, 2, 64, "70,9,133,150,2100,2100", layout=layout, queries="5,0,1,40,2,3", window=2000)
     asked, engine = make(case), DecodeEmulated(emulated, gpu=gpu)
     answer = Answer(*engine.decode(asked, range(6)))
     assert Judge(asked).problem(answer) == ""
@@ -82,6 +84,17 @@ def test_sequences_of_many_and_few_rows_are_right_and_have_the_bytes_that_they_h
         out, lse = engine.decode(asked, range(s, s + 1))
         its = slice(*asked.query_starts[s : s + 2])
         assert out.tobytes() == answer.out[its].tobytes() and lse.tobytes() == answer.lse[its].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("most", "gpu"),
+    [(0, ADA._replace(multiprocessors=1)), (0, HOPPER._replace(multiprocessors=1)), (4, HOPPER), (4, ADA)],
+    ids=["two launches draw", "one draws", "more tokens than the caller says", "and on older GPUs"],
+)
+def test_blocks_that_draw_row_tiles_leave_out_none(emulated, most, gpu):
+    case = Case(8, 8, 2, 64, "700,5,0,2100,9,70x3", layout="nhd", queries="4,2,0,21,1,1,1,40")
+    asked = dataclasses.replace(make(case), max_query_len=most or None)
+    assert Judge(asked).problem(Answer(*DecodeEmulated(emulated, gpu=gpu).decode(asked, range(8)))) == ""
 
 
 @pytest.mark.parametrize("gpu", [HOPPER, ADA])

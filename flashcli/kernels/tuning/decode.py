@@ -139,8 +139,12 @@ def how_to_find(problem: Problem, at_once: int) -> int:
     pieces = all_pieces(problem)
     if pieces <= at_once:
         return BY_LENGTHS
-    few_missing = pieces - uncut(problem) <= MOST_MISSING and most_pieces(problem) <= MOST_BY_NUMBER
-    return BY_NUMBER if few_missing else PIECE_AFTER_PIECE
+    return BY_NUMBER if few_missing(problem) else PIECE_AFTER_PIECE
+
+
+def few_missing(problem: Problem) -> bool:
+    """Whether few blocks would be without a piece, if there were one for each that the tables have room for."""
+    return all_pieces(problem) - uncut(problem) <= MOST_MISSING and most_pieces(problem) <= MOST_BY_NUMBER
 
 
 def one_row(problem: Problem) -> int:
@@ -201,7 +205,8 @@ def tensor_tuning(problem: Problem) -> Tuning:
     """
     row = problem.d * ITEM_SIZES[problem.cache_type]
     if tiled(problem):
-        return prompt_tuning(problem)._replace(finds=BY_NUMBER)
+        cut = prompt_tuning(problem)
+        return cut._replace(finds=BY_LENGTHS if is_few(problem) and few_missing(problem) else BY_NUMBER)
     cut = Tuning(piece=2**17) if problem.head_rows <= 2 and row >= 256 else Tuning()
     problem = problem._replace(tuning=cut)
     pieces = all_pieces(problem)
@@ -237,6 +242,7 @@ def all_rows(problem: Problem) -> int:
 PROMPT_ROWS, PROMPT_THREADS = 128, 384
 MANY_ROWS = 16  # up to which tensor is as fast; in layout vllm, and with a cache of bytes, up to four times as many
 SHARE = 128  # query tokens times pieces at most, of a sequence that is cut
+ROWS_OF_FEW = 64  # of a sequence and head of the cache, as in work.cuh
 FEW_OF = 3  # one block in so many begins with sequences of few rows
 MOST_STAGES = 6  # tiles of keys, and of values, under way
 STATIC = 1024  # bytes of shared memory beside tiles, and as many to align them
@@ -268,7 +274,14 @@ def few_rows(problem: Problem) -> int:
     """
     if problem.one_result or not problem.ragged or problem.group > 16 or (problem.group > 8 and problem.d > 128):
         return 0
-    return 8 if problem.group <= 8 else 16
+    told = problem.max_query_len * problem.group
+    return 16 if problem.group > 8 or (8 < told <= 16 and problem.d <= 128) else 8
+
+
+def has_few_alone(problem: Problem) -> bool:
+    """Whether each sequence is known to have no more rows than wait for memory; see ``Kind`` of work.cuh."""
+    tokens = problem.max_query_len if problem.ragged else problem.tokens
+    return 0 < tokens * problem.group <= ROWS_OF_FEW
 
 
 def prompt_keys(problem: Problem) -> int:
