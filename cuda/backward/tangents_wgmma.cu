@@ -1,4 +1,4 @@
-// Tangents by tensor cores at fp32 accuracy, on Hopper: for heads of up to 64 numbers.
+// Tangents by tensor cores at fp32 accuracy, on Hopper: for heads of up to 128 numbers.
 //
 // What changed: products run on wgmma, as in `wgmma` of the gradients (warpgroup.cuh): each number is two fp16 halves,
 // each product three. `prepare` splits all seven matrices, in tiles of 64 rows. A warpgroup owns 64 rows of three or
@@ -13,9 +13,10 @@
 #include "tangents.cuh"
 #include "warpgroup.cuh"
 
-static_assert(D == 64 && PASS == 32 && THREADS == 256, "one warpgroup copies, one multiplies");
+constexpr int TURNS = THREADS / 128 - 1;  // warpgroups that multiply, and take tiles that pass by in turn
+static_assert((D == 64 || D == 128) && PASS == 32 && TURNS >= 1 && TURNS <= 2, "one warpgroup copies, others multiply");
 constexpr int OF_QUERIES = GRADIENTS ? 3 : 2, OF_KEYS_ = 4;  // tiles: of Q, tQ and dO; of K, tK, V and tV
-constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 232;
+constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = TURNS == 1 ? 232 : 240;
 constexpr int MOST_TILES =
     larger(OF_QUERIES * OWN_TILE + STAGES * OF_KEYS_ * PASS_TILE, OF_KEYS_ *OWN_TILE + STAGES * OF_QUERIES * PASS_TILE);
 static_assert(SHARED >= MOST_TILES + 8 * (2 * STAGES + 1), "room for tiles and barriers");
@@ -70,6 +71,10 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Tang
 
 // ---- shared memory: OWNED tiles, then stages of PASSING tiles of 32 rows, then barriers
 
+// The place of a warpgroup that multiplies among these.
+__device__ __forceinline__ int turn() { return threadIdx.x / 128 - 1; }
+__device__ __forceinline__ void meet() { named_sync(1, TURNS * 128); }  // warpgroups that multiply
+
 template <int OWNED, int PASSING>
 struct Block {
     unsigned char *tiles;
@@ -102,18 +107,21 @@ struct Block {
         const uint32_t to = shared_address(stage());
 #pragma unroll
         for (int panel = 0; panel < PASSING * PANELS; ++panel)
-            bulk_copy(to + panel * PASS * 128, from + panel * OWN * 128, PASS * 128, &full[ring.stage]);
+            bulk_copy(to + (panel / PANELS * PANELS + place_of_panel(panel % PANELS)) * PASS * 128,
+                      from + panel * OWN * 128, PASS * 128, &full[ring.stage]);
         ring.next();
     }
+    // The warpgroup whose turn it is with the first tile is the one behind that which copies.
+    __device__ __forceinline__ void await_own() { ring.skip(turn()), wait(owned, 0); }
     __device__ __forceinline__ void await_next() const { wait(&full[ring.stage], ring.parity); }
-    __device__ __forceinline__ void let_go() { arrive(&free[ring.stage]), ring.next(); }
+    __device__ __forceinline__ void let_go() { arrive(&free[ring.stage]), ring.skip(TURNS); }
 };
 using Rows = Block<OF_QUERIES, OF_KEYS_>;
 using Keys = Block<OF_KEYS_, OF_QUERIES>;
 
 // ---- a tile of queries, from i0 on, and one of keys, from j0 on: a warpgroup owns the queries, or with OF_KEYS the keys
 
-template <bool OF_KEYS>
+template <bool OF_KEYS, bool SUMS = true>
 struct Pair {
     const Tangents &a;
     const Head head;
@@ -134,40 +142,46 @@ struct Pair {
     __device__ __forceinline__ float unit_of(int queries, int keys) const {
         return unit(of_queries[queries] + of_keys[keys]);
     }
-    // Five products: Q Kᵀ, tQ Kᵀ, Q tKᵀ, dO Vᵀ, dO tVᵀ; the last two may still run.
-    __device__ __forceinline__ void products(Scores &s, Scores &ts, Scores &dp, Scores &tdp) const {
-        Scores other;
+    // Five products: Q Kᵀ, tQ Kᵀ and Q tKᵀ, with which it calls with_S(s, ts); dO Vᵀ and dO tVᵀ, which run meanwhile, if
+    // there are registers for them.
+    template <class With>
+    __device__ __forceinline__ void products(Scores &dp, Scores &tdp, With with_S) const {
+        constexpr bool AHEAD = GRADIENTS && (D == 64 || !SUMS);
+        Scores s, ts, other;
         issue(s, 0, 0), issue(ts, 1, 0), issue(other, 0, 1);
-        if (GRADIENTS) issue(dp, 2, 2), issue(tdp, 2, 3);
-        wgmma_wait<GRADIENTS ? 2 : 0>();
+        if (AHEAD) issue(dp, 2, 2), issue(tdp, 2, 3);
+        wgmma_wait<AHEAD ? 2 : 0>();
         pin(s), pin(ts), pin(other);
         const float first = unit_of(1, 0), second = unit_of(0, 1);
 #pragma unroll
         for (int x = 0; x < SCORES; ++x) ts[x] = fmaf(ts[x], first, other[x] * second);
-    }
-    __device__ __forceinline__ void finish_dP(Scores &dp, Scores &tdp) const {
-        if (!GRADIENTS) return;
+        with_S(s, ts);
+        if (GRADIENTS && !AHEAD) issue(dp, 2, 2), issue(tdp, 2, 3);
         wgmma_wait<0>();
-        pin(dp), pin(tdp);
-        const float first = unit_of(2, 2), second = unit_of(2, 3);
+        if (GRADIENTS) pin(dp), pin(tdp);
+        const float of_dP = unit_of(2, 2), of_tdP = unit_of(2, 3);
 #pragma unroll
-        for (int x = 0; x < SCORES; ++x) dp[x] *= first, tdp[x] *= second;
+        for (int x = 0; x < (GRADIENTS ? SCORES : 0); ++x) dp[x] *= of_dP, tdp[x] *= of_tdP;
     }
-    __device__ __forceinline__ Common common(int x) const { return common_of(a.of, head, min(query(x), a.of.M - 1)); }
-    __device__ __forceinline__ void scores(Scores &p, Scores &tp, Scores &ds, Scores &tds) const {
-        products(p, tp, ds, tds);
-        const float factor = unit_of(0, 0) * (a.of.scale * LOG2E);
+    // Beyond the last query there are numbers, too, of no consequence.
+    __device__ __forceinline__ Common common(int x) const { return common_of(a.of, head, query(x)); }
+    // with_P(p, tp), then dS and tdS.
+    template <class With>
+    __device__ __forceinline__ void scores(Scores &ds, Scores &tds, With with_P) const {
+        Scores p, tp;
+        products(ds, tds, [&](Scores &s, Scores &ts) {
+            const float factor = unit_of(0, 0) * (a.of.scale * LOG2E);
 #pragma unroll
-        for (int x = 0; x < SCORES; ++x) {
-            if (OF_KEYS && x % 4 == 0 && never(x)) break;  // else rows' numbers are fetched for all scores at once
-            const Common row = common(x);
-            p[x] = p_of(a.of, head, query(x), key(x), p[x], factor, row.above, row.inverse);
-            tp[x] = is_unseen(p[x]) ? 0 : p[x] * ((tp[x] - row.R) * a.of.scale);
-        }
-        if (!GRADIENTS) return;
-        finish_dP(ds, tds);
+            for (int x = 0; x < SCORES; ++x) {
+                if (OF_KEYS && x % 4 == 0 && never(x)) break;  // else rows' numbers are fetched for all scores at once
+                const Common row = common(x);
+                p[x] = p_of(a.of, head, query(x), key(x), s[x], factor, row.above, row.inverse);
+                tp[x] = is_unseen(p[x]) ? 0 : p[x] * ((ts[x] - row.R) * a.of.scale);
+            }
+            with_P(p, tp);
+        });
 #pragma unroll
-        for (int x = 0; x < SCORES; ++x) {
+        for (int x = 0; x < (GRADIENTS ? SCORES : 0); ++x) {
             if (OF_KEYS && x % 4 == 0 && never(x)) break;
             const Common row = common(x);
             const float dp = ds[x] - row.D, tdp = tds[x] - row.tD;
@@ -191,14 +205,36 @@ struct Pair {
                 split_scaled(x[4 * y + 2 * r], x[4 * y + 2 * r + 1], factor, hi[y / 2][y % 2 * 2 + r],
                              lo[y / 2][y % 2 * 2 + r]);
         }
-        float T[32];
-        issue_T(T, hi, lo, pass + matrix * (PASS_TILE / 16), 0);
-        wgmma_wait<0>();
-        pin(T);
         const int of_tile = (OF_KEYS ? of_queries : of_keys)[matrix];
-        add_T(sum[0], T, unit(exponent[0] + of_tile), unit(exponent[1] + of_tile));
+        float T[32];
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c) {
+            issue_T(T, hi, lo, pass + matrix * (PASS_TILE / 16), c);
+            wgmma_wait<0>();
+            pin(T);
+            add_T(sum[c], T, unit(exponent[0] + of_tile), unit(exponent[1] + of_tile));
+        }
     }
 };
+
+// ---- what warpgroups that take turns have each found of the same rows
+
+// Whether this one has the n-th sum of all.
+__device__ __forceinline__ bool gathers(int n) { return TURNS == 1 || turn() == n; }
+
+// The n-th sum of all, of which tiles' place is free now.
+__device__ __forceinline__ void gather(Sum &sum, unsigned char *tiles, int n) {
+    if (TURNS == 1) return;
+    float *const to = reinterpret_cast<float *>(tiles) + threadIdx.x % 128;
+    meet();
+#pragma unroll
+    for (int x = 0; x < CHUNKS * SUM; ++x)
+        if (!gathers(n)) to[128 * x] = sum[x / SUM][x % SUM];
+    meet();
+#pragma unroll
+    for (int x = 0; x < CHUNKS * SUM; ++x)
+        if (gathers(n)) sum[x / SUM][x % SUM] += to[128 * x];
+}
 
 // ---- sums over keys
 
@@ -213,37 +249,38 @@ struct Owned {
     }
 };
 
-// compute(pair) for all of them, by the warpgroup that multiplies; the other one copies, and returns false.
-template <class Compute>
-__device__ __forceinline__ bool with_keys(const Tangents &a, const Owned &at, Compute compute) {
+// compute(pair) for all of them, by the warpgroups that multiply, then finish(shared memory, which is free again). The
+// other one copies; it must not meet them again, or has all that they have to finish in its few registers.
+template <bool SUMS, class Compute, class Finish>
+__device__ __forceinline__ void with_keys(const Tangents &a, const Owned &at, Compute compute, Finish finish) {
     Rows block;
     const Places from(a.of);
     const int own = (at.head.b * a.of.H + at.head.h) * ceil_div(a.of.M, OWN) + at.first / OWN;
     const int keys = from.queries + (at.head.b * a.of.Hkv + at.head.kv) * ceil_div(a.of.N, OWN);
     if (threadIdx.x < 128) {
         registers_down<PRODUCER_REGISTERS>();
-        if (threadIdx.x != 0) return false;
+        if (threadIdx.x != 0) return;
         block.copy_own(from.of_queries(own));
         for (int j = at.begin; j < at.end; ++j) block.copy_next(from.of_keys(keys), j);
-        return false;
+        return;
     }
     registers_up<CONSUMER_REGISTERS>();
-    wait(block.owned, 0);
+    block.await_own();
 #pragma unroll 1
-    for (int j = at.begin; j < at.end; ++j) {
+    for (int j = at.begin + turn(); j < at.end; j += TURNS) {
         block.await_next();
-        const Pair<false> pair = {a,
-                                  at.head,
-                                  at.first,
-                                  j * PASS,
-                                  shared_address(block.tiles),
-                                  descriptor(shared_address(block.stage())),
-                                  from.exponents_of(own),
-                                  from.exponents_of(keys + j * PASS / OWN)};
+        const Pair<false, SUMS> pair = {a,
+                                        at.head,
+                                        at.first,
+                                        j * PASS,
+                                        uint32_t(uniform(shared_address(block.tiles))),
+                                        uniform_descriptor(descriptor(shared_address(block.stage()))),
+                                        from.exponents_of(own),
+                                        from.exponents_of(keys + j * PASS / OWN)};
         compute(pair);
         block.let_go();
     }
-    return true;
+    finish(block.tiles);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) of_rows(const Tangents a) {
@@ -252,51 +289,64 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) of_rows(const Tang
     Means means[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) above[r] = above_of(a.of, at.head, min(at.first + row_of_thread() + 8 * r, a.of.M - 1));
-    const bool multiplies = with_keys(a, at, [&](const Pair<false> &pair) {
+    const auto compute = [&](const Pair<false, false> &pair) {
         Scores p, ts, dp, tdp;
-        pair.products(p, ts, dp, tdp);
-        const float factor = pair.unit_of(0, 0) * (a.of.scale * LOG2E);
         bool unseen[SCORES];
+        pair.products(dp, tdp, [&](const Scores &s, const Scores &of_s) {
+            const float factor = pair.unit_of(0, 0) * (a.of.scale * LOG2E);
 #pragma unroll
-        for (int x = 0; x < SCORES; ++x) {
-            p[x] = p_of(a.of, at.head, pair.query(x), pair.key(x), p[x], factor, above[x / 2 % 2], 1);
-            unseen[x] = is_unseen(p[x]);
-            ts[x] = unseen[x] ? 0 : ts[x];
-        }
-        pair.finish_dP(dp, tdp);
+            for (int x = 0; x < SCORES; ++x) {
+                p[x] = p_of(a.of, at.head, pair.query(x), pair.key(x), s[x], factor, above[x / 2 % 2], 1);
+                unseen[x] = is_unseen(p[x]);
+                ts[x] = unseen[x] ? 0 : of_s[x];
+            }
+        });
 #pragma unroll
         for (int x = 0; x < SCORES; ++x)
             if (GRADIENTS) dp[x] = unseen[x] ? 0 : dp[x], tdp[x] = unseen[x] ? 0 : tdp[x];
 #pragma unroll
         for (int r = 0; r < 2; ++r)
             means[r].add<SCORES / 2>(p, ts, dp, tdp, a.of.scale, [r](int y) { return y / 2 * 4 + 2 * r + y % 2; });
-    });
-    if (!multiplies) return;
+    };
+    with_keys<false>(a, at, compute, [&](unsigned char *tiles) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const int i = at.first + row_of_thread() + 8 * r;
-        means[r].merge_lanes(1, a.of.scale), means[r].merge_lanes(2, a.of.scale);
-        if (threadIdx.x % 4 == 0 && i < a.of.M) means[r].keep(a.of, a.tlse, at.head, i, above[r]);
-    }
+        for (int r = 0; r < 2; ++r) means[r].merge_lanes(1, a.of.scale), means[r].merge_lanes(2, a.of.scale);
+        if (TURNS > 1) {
+            meet();
+            Means *const of_other = reinterpret_cast<Means *>(tiles) + row_of_thread();
+            if (turn() > 0 && threadIdx.x % 4 == 0) of_other[0] = means[0], of_other[8] = means[1];
+            meet();
+            if (turn() > 0) return;
+            means[0].merge(of_other[0], a.of.scale), means[1].merge(of_other[8], a.of.scale);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int i = at.first + row_of_thread() + 8 * r;
+            if (threadIdx.x % 4 == 0 && i < a.of.M) means[r].keep(a.of, a.tlse, at.head, i, above[r]);
+        }
+    });
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rows(const Tangents a) {
     const Owned at(a.of);
     Sum tO = {}, tdQ = {};
-    const bool multiplies = with_keys(a, at, [&](const Pair<false> &pair) {
-        Scores p, tp, ds, tds;
-        pair.scores(p, tp, ds, tds);
-        pair.add(tO, tp, 2), pair.add(tO, p, 3);
+    const auto compute = [&](const Pair<false> &pair) {
+        Scores ds, tds;
+        pair.scores(ds, tds, [&](const Scores &p, const Scores &tp) { pair.add(tO, tp, 2), pair.add(tO, p, 3); });
         if (GRADIENTS) pair.add(tdQ, tds, 0), pair.add(tdQ, ds, 1);
-    });
-    if (!multiplies) return;
+    };
+    with_keys<true>(a, at, compute, [&](unsigned char *tiles) {
+        gather(tO, tiles, 0);
+        if (GRADIENTS) gather(tdQ, tiles, 1);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const int i = at.first + row_of_thread() + 8 * r;
-        if (i >= a.of.M) continue;
-        write(rows_of(a.tO, a.to, at.head.b, at.head.h) + i * a.to.row, tO, r, 1);
-        if (GRADIENTS) write(rows_of(a.of.dQ, a.of.dq, at.head.b, at.head.h) + i * a.of.dq.row, tdQ, r, a.of.scale);
-    }
+        for (int r = 0; r < 2; ++r) {
+            const int i = at.first + row_of_thread() + 8 * r;
+            if (i >= a.of.M) continue;
+            if (gathers(0)) write(rows_of(a.tO, a.to, at.head.b, at.head.h) + i * a.to.row, tO, r, 1);
+            if (GRADIENTS && gathers(1))
+                write(rows_of(a.of.dQ, a.of.dq, at.head.b, at.head.h) + i * a.of.dq.row, tdQ, r, a.of.scale);
+        }
+    });
 }
 
 // ---- sums over queries
@@ -309,6 +359,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) keys(const Tangent
     const int b = blockIdx.x / Tc / a.of.Hkv, kv = blockIdx.x / Tc % a.of.Hkv, group = a.of.H / a.of.Hkv;
     const int own = from.queries + blockIdx.x;
     const int begin = first_query(a.of, first) / PASS, end = ceil_div(end_query(a.of, first + OWN - 1), PASS);
+    const int of_head = end - begin;
     if (threadIdx.x < 128) {
         registers_down<PRODUCER_REGISTERS>();
         if (threadIdx.x != 0) return;
@@ -318,33 +369,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) keys(const Tangent
         return;
     }
     registers_up<CONSUMER_REGISTERS>();
-    wait(block.owned, 0);
+    block.await_own();
     Sum tdK = {}, tdV = {};
 #pragma unroll 1
-    for (int h = kv * group; h < (kv + 1) * group; ++h)
-#pragma unroll 1
-        for (int i = begin; i < end; ++i) {
-            block.await_next();
-            const Pair<true> pair = {a,
-                                     {b, h, kv},
-                                     i * PASS,
-                                     first,
-                                     shared_address(block.tiles),
-                                     descriptor(shared_address(block.stage())),
-                                     from.exponents_of((b * a.of.H + h) * Tr + i * PASS / OWN),
-                                     from.exponents_of(own)};
-            Scores p, tp, ds, tds;
-            pair.scores(p, tp, ds, tds);
-            pair.add(tdV, tp, 2);
-            pair.add(tdK, tds, 0), pair.add(tdK, ds, 1);
-            block.let_go();
-        }
+    for (int n = turn(); n < of_head * group; n += TURNS) {
+        const int h = kv * group + n / of_head, i = begin + n % of_head;
+        block.await_next();
+        const Pair<true> pair = {a,
+                                 {b, h, kv},
+                                 i * PASS,
+                                 first,
+                                 uint32_t(uniform(shared_address(block.tiles))),
+                                 uniform_descriptor(descriptor(shared_address(block.stage()))),
+                                 from.exponents_of((b * a.of.H + h) * Tr + i * PASS / OWN),
+                                 from.exponents_of(own)};
+        Scores ds, tds;
+        pair.scores(ds, tds, [&](const Scores &, const Scores &tp) { pair.add(tdV, tp, 2); });
+        pair.add(tdK, tds, 0), pair.add(tdK, ds, 1);
+        block.let_go();
+    }
+    gather(tdK, block.tiles, 0), gather(tdV, block.tiles, 1);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         const int key = first + row_of_thread() + 8 * r;
         if (key >= a.of.N) continue;
-        write(rows_of(a.of.dK, a.of.dk, b, kv) + key * a.of.dk.row, tdK, r, a.of.scale);
-        write(rows_of(a.of.dV, a.of.dv, b, kv) + key * a.of.dv.row, tdV, r, 1);
+        if (gathers(0)) write(rows_of(a.of.dK, a.of.dk, b, kv) + key * a.of.dk.row, tdK, r, a.of.scale);
+        if (gathers(1)) write(rows_of(a.of.dV, a.of.dv, b, kv) + key * a.of.dv.row, tdV, r, 1);
     }
 }
 #endif

@@ -103,10 +103,16 @@ def _register_tiled_launches(tiling: Tiling, problem: Problem) -> Iterator[Launc
 
 
 def _wgmma(problem: Problem) -> Tiling:
-    queries, own, passing, stages = (3 if problem.gradients else 2), 64 * 256, 32 * 256, 2
-    tiles = max(queries * own + stages * 4 * passing, 4 * own + stages * queries * passing)
-    macros = {"PASS": 32, "TAIL": 2 * 4 * 64 + 16, "PAD": 64, "STAGES": stages, "BLOCKS": 2, "PREPARE_THREADS": 256}
-    return Tiling(64, 64, 256, tiles + 512, tuple(macros.items()))
+    queries, row, stages = (3 if problem.gradients else 2), _split_row(problem), 2
+    tiles = max(queries * 64 + stages * 4 * 32, 4 * 64 + stages * queries * 32) * row
+    macros = {"PASS": 32, "TAIL": 2 * 4 * 64 + 16, "PAD": 64, "STAGES": stages, "PREPARE_THREADS": 256}
+    blocks, threads = (2, 256) if problem.d <= 64 else (1, 384)
+    return Tiling(64, 64, threads, tiles + 512, (*macros.items(), ("BLOCKS", blocks)))
+
+
+def _split_row(problem: Problem) -> int:
+    """Bytes of a row's halves."""
+    return 4 * round_up(problem.d, 64)
 
 
 def _records(problem: Problem) -> tuple[int, int]:
@@ -123,12 +129,12 @@ def _wgmma_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
 def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
     queries, keys = _records(problem)
     tiles = (3 if problem.gradients else 2) * queries + 4 * keys
-    return round_up(COMMON_BYTES * problem.of.rows, 1024) + tiles * 64 * 256 + 16 * (queries + keys)
+    return round_up(COMMON_BYTES * problem.of.rows, 1024) + tiles * 64 * _split_row(problem) + 16 * (queries + keys)
 
 
 def _refused_by_wgmma(problem: Problem) -> str:
-    if not backward.SHORT_HEAD <= problem.d <= 64:
-        return f"it takes heads of {backward.SHORT_HEAD} to 64 numbers"
+    if not backward.SHORT_HEAD <= problem.d <= 128:
+        return f"it takes heads of {backward.SHORT_HEAD} to 128 numbers"
     return "one key gives exact zeros, which need sums without halves" if problem.of.N == 1 else ""
 
 
