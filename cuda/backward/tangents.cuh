@@ -48,10 +48,13 @@ __device__ __forceinline__ float above_of(const Backward &a, Head head, int i) {
 }
 
 // P of a product q . k, times `inverse`; `factor` brings the product to a score in powers of two. It is -0 where query
-// i does not see the key, so that this is told from a small P, and met by nothing that is not finite.
+// i does not see the key, so that this is told from a small P, and met by nothing that is not finite; or, unless MASKED,
+// all queries see it.
+template <bool MASKED = true>
 __device__ __forceinline__ float p_of(const Backward &a, Head head, int i, int key, float product, float factor,
                                       float above, float inverse) {
     const float bias = bias_of(a, head, i, key);
+    if (!MASKED) return exp2_fast(fmaf(product, factor, -above)) * inverse;
     if (i >= a.M || !sees(a, i, key) || (BIAS && bias == NEG_INF)) return -0.0f;
     const float exponent = ADDS ? fmaf(product, factor, in_powers_of_two(bias)) - above : fmaf(product, factor, -above);
     return exp2_fast(exponent) * inverse;

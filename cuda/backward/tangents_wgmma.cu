@@ -135,6 +135,15 @@ struct Pair {
     __device__ __forceinline__ int query(int x) const { return i0 + (OF_KEYS ? passing(x) : owned(x)); }
     __device__ __forceinline__ int key(int x) const { return j0 + (OF_KEYS ? owned(x) : passing(x)); }
 
+    // compute(whether some scores may not be seen): mostly none, and each instruction for each score counts.
+    template <class Compute>
+    __device__ __forceinline__ void masked(Compute compute) const {
+        constexpr int QUERIES = OF_KEYS ? PASS : OWN, KEYS = OF_KEYS ? OWN : PASS;
+        const bool all = BIAS == 0 && i0 + QUERIES <= a.of.M && sees(a.of, i0, j0 + KEYS - 1) &&
+                         (!WINDOW || sees(a.of, i0 + QUERIES - 1, j0));
+        if (all) compute(Flag<false>());
+        else compute(Flag<true>());
+    }
     // s = the product of two matrices, by their places in a record of queries, and in one of keys.
     __device__ __forceinline__ void issue(Scores &s, int queries, int keys) const {
         multiply(s, own + (OF_KEYS ? keys : queries) * OWN_TILE, pass + (OF_KEYS ? queries : keys) * (PASS_TILE / 16));
@@ -171,23 +180,27 @@ struct Pair {
         Scores p, tp;
         products(ds, tds, [&](Scores &s, Scores &ts) {
             const float factor = unit_of(0, 0) * (a.of.scale * LOG2E);
+            masked([&](auto masked) {
 #pragma unroll
-            for (int x = 0; x < SCORES; ++x) {
-                if (OF_KEYS && x % 4 == 0 && never(x)) break;  // else rows' numbers are fetched for all scores at once
-                const Common row = common(x);
-                p[x] = p_of(a.of, head, query(x), key(x), s[x], factor, row.above, row.inverse);
-                tp[x] = is_unseen(p[x]) ? 0 : p[x] * ((ts[x] - row.R) * a.of.scale);
-            }
+                for (int x = 0; x < SCORES; ++x) {
+                    if (OF_KEYS && x % 4 == 0 && never(x)) break;  // else rows' numbers are fetched for all at once
+                    const Common row = common(x);
+                    p[x] = p_of<masked.value>(a.of, head, query(x), key(x), s[x], factor, row.above, row.inverse);
+                    tp[x] = masked.value && is_unseen(p[x]) ? 0 : p[x] * ((ts[x] - row.R) * a.of.scale);
+                }
+            });
             with_P(p, tp);
         });
+        masked([&](auto masked) {
 #pragma unroll
-        for (int x = 0; x < (GRADIENTS ? SCORES : 0); ++x) {
-            if (OF_KEYS && x % 4 == 0 && never(x)) break;
-            const Common row = common(x);
-            const float dp = ds[x] - row.D, tdp = tds[x] - row.tD;
-            ds[x] = is_unseen(p[x]) ? 0 : p[x] * dp;
-            tds[x] = is_unseen(p[x]) ? 0 : fmaf(tp[x], dp, p[x] * tdp);
-        }
+            for (int x = 0; x < (GRADIENTS ? SCORES : 0); ++x) {
+                if (OF_KEYS && x % 4 == 0 && never(x)) break;
+                const Common row = common(x);
+                const float dp = ds[x] - row.D, tdp = tds[x] - row.tD;
+                ds[x] = masked.value && is_unseen(p[x]) ? 0 : p[x] * dp;
+                tds[x] = masked.value && is_unseen(p[x]) ? 0 : fmaf(tp[x], dp, p[x] * tdp);
+            }
+        });
     }
     // sum += x times a matrix that passes by.
     __device__ __forceinline__ void add(Sum &sum, const Scores &x, int matrix) const {
@@ -294,12 +307,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) of_rows(const Tang
         bool unseen[SCORES];
         pair.products(dp, tdp, [&](const Scores &s, const Scores &of_s) {
             const float factor = pair.unit_of(0, 0) * (a.of.scale * LOG2E);
+            pair.masked([&](auto masked) {
 #pragma unroll
-            for (int x = 0; x < SCORES; ++x) {
-                p[x] = p_of(a.of, at.head, pair.query(x), pair.key(x), s[x], factor, above[x / 2 % 2], 1);
-                unseen[x] = is_unseen(p[x]);
-                ts[x] = unseen[x] ? 0 : of_s[x];
-            }
+                for (int x = 0; x < SCORES; ++x) {
+                    p[x] = p_of<masked.value>(a.of, at.head, pair.query(x), pair.key(x), s[x], factor, above[x / 2 % 2],
+                                              1);
+                    unseen[x] = masked.value && is_unseen(p[x]);
+                    ts[x] = unseen[x] ? 0 : of_s[x];
+                }
+            });
         });
 #pragma unroll
         for (int x = 0; x < SCORES; ++x)

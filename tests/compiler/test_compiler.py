@@ -384,7 +384,7 @@ def may_spill(build: Build) -> int:
     if not build.kernel.file.startswith("backward/"):
         return 4
     if isinstance(build.problem, tangents.Problem):
-        return 8 if build.problem.d <= 64 else 208  # two sums of 128 numbers beside two scores and their halves
+        return 8 if build.problem.d <= 64 else 192  # two sums of 128 numbers beside two scores and their halves
     return 104 if build.problem.bias else 16 if build.problem.sequences else 4
 
 
