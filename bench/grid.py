@@ -245,7 +245,7 @@ def _row(case: str, entrant: Entrant, accuracy: dict[str, Any], times: Times, gi
     contender, problem = entrant
     seconds = over_all(times.single)
     return Gridded(
-        **vars(in_place.about(case, entrant)), **accuracy, **seconds, **floors(problem, given.ceilings),
+        **vars(problem.about(case, contender.name)), **accuracy, **seconds, **floors(problem, given.ceilings),
         tflops=problem.operations / seconds["seconds"] / 1e12, calls=times.calls,
         replayed=over_all(times.replayed)["seconds"] if times.replayed else None,
         chosen=contender.name == _chosen(problem) if contender.name in KERNELS else None,

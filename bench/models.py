@@ -109,7 +109,7 @@ def measured(model: Model, device: str, runs: int) -> Iterator[Row]:
         try:
             errors[name] = float((loaded.forward(implementation).double() - want).norm() / want.norm())
         except Exception as error:  # any of them may fail in any way: the other rows shall survive
-            yield Failure(**_about(model, name), error=(str(error).strip() or type(error).__name__).splitlines()[0])
+            yield Failure.of(Row(**_about(model, name)), error)
     del want
     clock = clocks.on_gpu if device == "cuda" else clocks.on_cpu
     turns = [[functools.partial(loaded.forward, IMPLEMENTATIONS[name])] for name in errors]

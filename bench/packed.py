@@ -173,7 +173,7 @@ def _raced(
             largest = max(errors[: len(errors) // 2])
         except Exception as error:
             if "only" not in str(error):
-                rows.append(Failure(**about, error=(str(error).strip() or type(error).__name__).splitlines()[0]))
+                rows.append(Failure.of(Row(**about), error))
             continue
         if not largest <= REFUSED_ABOVE["float32"]:
             rows.append(Failure(**about, relative_l2=largest, error=f"wrong: relative L2 {largest:.1e}"))

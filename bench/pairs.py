@@ -8,34 +8,19 @@ there are masked. Layers are AlphaFold 2's (Jumper et al. 2021, supplement 1.6.6
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
 from bench import scripts, training
+from bench.training import Config
 from flashcli.asked.shape import Shape
 from flashcli.measure import peers
 from flashcli.measure.rows import Row
 from flashcli.terminal import as_json
 
 KNOWN = 0.25  # of all distances
-
-
-class Config(NamedTuple):
-    """The model's sizes, and how it is trained: ``batch`` sets of at most ``points`` points a step."""
-
-    layers: int = 4
-    heads: int = 4
-    d: int = 32
-    points: int = 64
-    batch: int = 4
-    steps: int = 60
-    rate: float = 1e-3
-    rising: int = 100
-
-    @property
-    def width(self) -> int:
-        return self.heads * self.d
+CONFIG = Config(layers=4, heads=4, d=32, N=64, batch=4, steps=60)
 
 
 def attentions() -> dict[str, Callable[..., Any]]:
@@ -97,7 +82,7 @@ def train(config: Config, attend: Callable[..., Any], device: str, seed: int = 0
 
     torch.manual_seed(seed)
     model = model_of(config, attend).to(device)
-    generator, N = torch.Generator().manual_seed(seed), config.points
+    generator, N = torch.Generator().manual_seed(seed), config.N
 
     def batches() -> Iterator[Any]:
         for _ in range(config.steps):
@@ -119,17 +104,17 @@ def train(config: Config, attend: Callable[..., Any], device: str, seed: int = 0
 def measured(config: Config, device: str) -> Iterator[Row]:
     """A row for each attention."""
     for name, attend in attentions().items():
-        about = Row.about("pair representation", Shape(config.batch, config.points, config.d), name, False)
+        about = Row.about("pair representation", Shape(config.batch, config.N, config.d), name, False)
         yield train(config, attend, device).row(about, config.layers, config.heads)
 
 
 @click.command()
-@click.option("--steps", type=click.IntRange(1), default=Config().steps, show_default=True, help="Train so many steps.")
+@click.option("--steps", type=click.IntRange(1), default=CONFIG.steps, show_default=True, help="Train so many steps.")
 @as_json.json_option
 def main(steps: int, json_path: str | None) -> None:
     """Train a small model with a pair bias by our attention, twice, and by PyTorch's, on this machine's first GPU."""
     peers.check_installed("torch", gpu=True)
-    training.exit_if_wrong(training.publish("pairs", measured(Config(steps=steps), "cuda"), json_path))
+    training.exit_if_wrong(training.publish("pairs", measured(CONFIG._replace(steps=steps), "cuda"), json_path))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import click
 
 from bench import scripts
-from flashcli.asked.shape import Shape
 from flashcli.measure import in_place, peers
 from flashcli.measure.bench import Conditions
 from flashcli.measure.rows import Gradients, Row, over_all
@@ -83,9 +82,8 @@ def race(case: str, problem: Problem, conditions: Conditions, device: str = "cud
     for contender, of_each, some in zip(contenders, errors, seconds, strict=True):
         times: dict[str, Any] = over_all(some) | dict(zip(NAMES, of_each[:3], strict=True))
         yield Gradients(
-            **vars(Row.about(case, Shape(problem.B, problem.N, problem.d), contender.name, problem.causal)), **times,
+            **vars(problem.about(case, contender.name)), **times, **problem.figures(), clock=clock,
             relative_l2=max(of_each), tflops=problem.operations / 2 * PRODUCTS / times["seconds"] / 1e12,
-            H=problem.H, Hkv=problem.Hkv, M=problem.M, layout=problem.layout, clock=clock,
         )  # fmt: skip
     peers.release()
 

@@ -31,12 +31,15 @@ WARM_UP = 10  # steps whose time does not count
 
 
 class Config(NamedTuple):
-    """The model's sizes, and how it is trained; the learning rate rises to ``rate`` within ``rising`` steps."""
+    """A model's sizes, and how it is trained; the learning rate rises to ``rate`` within ``rising`` steps.
+
+    A step has ``batch`` texts of N letters, or sets of at most N points.
+    """
 
     layers: int = 6
     heads: int = 6
     d: int = 64
-    context: int = 256
+    N: int = 256
     batch: int = 64
     steps: int = 500
     rate: float = 1e-3
@@ -91,7 +94,7 @@ def model_of(config: Config, vocabulary: int, attend: Callable[..., Any]) -> Any
         def __init__(self) -> None:
             super().__init__()
             self.letters = nn.Linear(vocabulary, config.width, bias=False)
-            self.places = nn.Parameter(0.02 * torch.randn(config.context, config.width))
+            self.places = nn.Parameter(0.02 * torch.randn(config.N, config.width))
             self.blocks = nn.ModuleList(Block() for _ in range(config.layers))
             self.last, self.head = nn.LayerNorm(config.width), nn.Linear(config.width, vocabulary, bias=False)
             for module in self.modules():
@@ -159,11 +162,11 @@ def train_gpt(config: Config, attend: Callable[..., Any], device: str, seed: int
     letters = {letter: number for number, letter in enumerate(sorted(set(written)))}
     data = torch.tensor([letters[letter] for letter in written], device=device)
     model = model_of(config, len(letters), attend).to(device)
-    generator, beside = torch.Generator().manual_seed(seed), torch.arange(config.context + 1, device=device)
+    generator, beside = torch.Generator().manual_seed(seed), torch.arange(config.N + 1, device=device)
 
     def batches() -> Iterator[Any]:
         for _ in range(config.steps):
-            first = torch.randint(len(data) - config.context, (config.batch, 1), generator=generator).to(device)
+            first = torch.randint(len(data) - config.N, (config.batch, 1), generator=generator).to(device)
             yield data[first + beside]
 
     def loss(tokens: Any) -> Any:
@@ -175,7 +178,7 @@ def train_gpt(config: Config, attend: Callable[..., Any], device: str, seed: int
 def measured(config: Config, device: str) -> Iterator[Row]:
     """A row for each attention."""
     for name, attend in attentions().items():
-        about = Row.about("character-level GPT", Shape(config.batch, config.context, config.d), name, True)
+        about = Row.about("character-level GPT", Shape(config.batch, config.N, config.d), name, True)
         yield train_gpt(config, attend, device).row(about, config.layers, config.heads)
 
 

@@ -9,9 +9,10 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from flashcli.asked.shape import Shape, ceil_div
-from flashcli.measure import clocks, in_place, peers
+from flashcli.asked.shape import ceil_div
+from flashcli.measure import in_place
 from flashcli.measure.bench import L2_BYTES, REFUSED_ABOVE, Conditions
+from flashcli.measure.in_place import Ready
 from flashcli.measure.rows import Failure, Gradients, Row, over_all
 from flashcli.measure.tensors import Inputs, Problem, random_inputs
 
@@ -111,17 +112,19 @@ def _pytorchs_choice() -> Contender:
 
 def race(case: str, problem: Problem, entrants: Sequence[Contender], conditions: Conditions, device: str) -> list[Row]:
     """A row for each contender: those with right gradients are timed in turn."""
+    clock = "gpu" if device == "cuda" else "cpu"
+
+    def timed(contender: Contender, errors: dict[str, Any], seconds: list[float]) -> Row:
+        times = over_all(seconds)
+        products = 7 if contender.name.endswith(FORWARD_TOO) else 5
+        tflops = problem.operations / 2 * products / times["seconds"] / 1e12
+        return Gradients(
+            **vars(problem.about(case, contender.name)), **times, **errors, relative_l2=max(errors.values()),
+            tflops=tflops, **problem.figures(), clock=clock,
+        )  # fmt: skip
+
     found = [_checked(case, problem, contender, conditions.seed, device) for contender in entrants]
-    ready = [one.turns for one in found if isinstance(one, _Ready)]
-    clock = clocks.on_gpu if device == "cuda" else clocks.on_cpu
-    times = iter(clock(ready, conditions.runs) if ready else [])
-    rows = [
-        one if isinstance(one, Failure) else _timed(case, problem, contender, one.errors, next(times), device)
-        for contender, one in zip(entrants, found, strict=True)
-    ]
-    del found, ready
-    peers.release()
-    return rows
+    return in_place.in_turn(entrants, found, timed, clock, conditions.runs)
 
 
 def measured(
@@ -132,15 +135,8 @@ def measured(
         yield from race(case, problem, entrants, conditions, device)
 
 
-class _Ready(NamedTuple):
-    """A contender with right gradients: how right, and its calls."""
-
-    errors: dict[str, float]
-    turns: clocks.Turns
-
-
-def _checked(case: str, problem: Problem, contender: Contender, seed: int, device: str) -> _Ready | Failure:
-    about = vars(_about(case, problem, contender))
+def _checked(case: str, problem: Problem, contender: Contender, seed: int, device: str) -> Ready | Failure:
+    about = problem.about(case, contender.name)
     try:
         turns = []
         for index in range(min(4, max(2, ceil_div(L2_BYTES, problem.bytes)))):
@@ -152,12 +148,10 @@ def _checked(case: str, problem: Problem, contender: Contender, seed: int, devic
             if index == 0:
                 errors = relative_errors(problem, inputs, do, turns[0]())
     except Exception as error:  # a peer may fail in any way: the other rows shall survive
-        return Failure(**about, error=(str(error).strip() or type(error).__name__).splitlines()[0])
-    if not max(errors.values()) <= REFUSED_ABOVE[contender.dtype]:
-        return Failure(
-            **about, relative_l2=max(errors.values()), error=f"wrong: relative L2 {max(errors.values()):.1e}"
-        )
-    return _Ready(errors, turns)
+        return Failure.of(about, error)
+    if not (largest := max(errors.values())) <= REFUSED_ABOVE[contender.dtype]:
+        return Failure(**vars(about), relative_l2=largest, error=f"wrong: relative L2 {largest:.1e}")
+    return Ready(errors, turns)
 
 
 def relative_errors(problem: Problem, inputs: Inputs, do: Any, got: Any) -> dict[str, float]:
@@ -211,22 +205,3 @@ def _in_float64(problem: Problem, do: Any, q: Any, k: Any, v: Any, changes: Sequ
             dk += scale * dS.mT @ q[head, rows]
             dv += P.mT @ do[head, rows]
     return dq, dk, dv
-
-
-def _about(case: str, problem: Problem, contender: Contender) -> Row:
-    return Row.about(case, Shape(problem.B, problem.N, problem.d), contender.name, problem.causal)
-
-
-def _timed(
-    case: str, problem: Problem, contender: Contender, errors: dict[str, float], seconds: list[float], device: str
-) -> Row:  # fmt: skip
-    times: dict[str, Any] = over_all(seconds) | errors
-    products = 7 if contender.name.endswith(FORWARD_TOO) else 5
-    return Gradients(
-        **vars(_about(case, problem, contender)), **times,
-        relative_l2=max(errors.values()),
-        tflops=problem.operations / 2 * products / times["seconds"] / 1e12, H=problem.H, Hkv=problem.Hkv, M=problem.M,
-        layout=problem.layout, clock="gpu" if device == "cuda" else "cpu",
-        bias=None if problem.bias is None else list(problem.bias),
-        mask=None if problem.mask is None else list(problem.mask),
-    )  # fmt: skip

@@ -79,17 +79,15 @@ def bench(shapes: dict[str, Shape], contenders: list[Contender], conditions: Con
 def measured(about: Row, contender: Contender, inputs: list[np.ndarray], conditions: Conditions) -> Timed | Failure:
     """The row of a contender on the inputs: its times, or why there are none."""
     runs, causal, seed, ceilings = conditions
-    shape, beginning = about.shape, vars(about)
+    shape = about.shape
     out = np.full(astuple(shape), np.nan, np.float32)
     try:
         seconds = contender.measure(inputs, out, runs)
     except Exception as error:  # a peer may fail in any way: the other rows shall survive
-        return Failure(**beginning, error=(str(error).strip() or type(error).__name__).splitlines()[0])
-    result = sampled(inputs[0], out, causal, seed)
-    accuracy: dict[str, Any] = {"relative_l2": result.relative_l2, "max_abs": result.max_abs}
-    if result.got_nonfinite or not result.relative_l2 <= REFUSED_ABOVE[contender.dtype]:
-        wrong = f"wrong: relative L2 {result.relative_l2:.1e}, {result.got_nonfinite} not finite"
-        return Failure(**beginning, **accuracy, error=wrong)
+        return Failure.of(about, error)
+    accuracy = judged(about, sampled(inputs[0], out, causal, seed), contender.dtype)
+    if isinstance(accuracy, Failure):
+        return accuracy
     times, floors = over_all(seconds), dict[str, Any]()
     operations = tflops(**vars(shape), seconds=1.0, causal=causal) * 1e12
     if ceilings:
@@ -97,7 +95,16 @@ def measured(about: Row, contender: Contender, inputs: list[np.ndarray], conditi
     if ceilings and contender.unit:
         rate = ceilings["fp16"] / 3 if contender.unit == "fp16/3" else ceilings[contender.unit]
         floors["floor_operations"] = operations / rate
-    return Timed(**beginning, **accuracy, **times, **floors, tflops=operations / times["seconds"] / 1e12)
+    return Timed(**vars(about), **accuracy, **times, **floors, tflops=operations / times["seconds"] / 1e12)
+
+
+def judged(about: Row, result: Comparison, dtype: str) -> dict[str, Any] | Failure:
+    """How right an answer is, in the fields of a row; or the row of a contender whose answer is wrong."""
+    accuracy: dict[str, Any] = {"relative_l2": result.relative_l2, "max_abs": result.max_abs}
+    if result.got_nonfinite or not result.relative_l2 <= REFUSED_ABOVE[dtype]:
+        wrong = f"wrong: relative L2 {result.relative_l2:.1e}, {result.got_nonfinite} not finite"
+        return Failure(**vars(about), **accuracy, error=wrong)
+    return accuracy
 
 
 def failed(rows: Iterable[Row]) -> bool:

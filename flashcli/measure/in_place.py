@@ -9,10 +9,10 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from flashcli.asked.shape import Shape, ceil_div
+from flashcli.asked.shape import ceil_div
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure import clocks, peers
-from flashcli.measure.bench import L2_BYTES, REFUSED_ABOVE, Conditions
+from flashcli.measure.bench import L2_BYTES, Conditions, judged
 from flashcli.measure.rows import Failure, InPlace, Row, over_all
 from flashcli.measure.tensors import Inputs, Problem, Sample, compared, random_inputs, sample
 
@@ -75,13 +75,9 @@ def pytorchs_choice(gradients: bool = False) -> Contender:
 
 def pytorchs() -> list[Contender]:
     """Each of PyTorch's on a GPU."""
-    from torch.nn.attention import SDPBackend
-
     return [
-        Contender("PyTorch math", bound(_only(SDPBackend.MATH))),
-        Contender("PyTorch efficient", bound(_repeating_heads(_only(SDPBackend.EFFICIENT_ATTENTION)))),
-        Contender("PyTorch flash fp16", bound(_only(SDPBackend.FLASH_ATTENTION)), "float16", "float16"),
-        Contender("PyTorch cuDNN fp16", bound(_only(SDPBackend.CUDNN_ATTENTION)), "float16", "float16"),
+        Contender(name, bound(_repeating_heads(attend) if name == peers.EFFICIENT else attend), dtype, dtype)
+        for name, dtype, attend in peers.pytorchs()
     ]
 
 
@@ -108,18 +104,6 @@ def _merged(problem: Problem, inputs: Inputs) -> Any:
     if inputs.bias is None or inputs.mask is None:
         return inputs.mask if inputs.bias is None else inputs.bias.expand(problem.B, problem.H, problem.M, problem.N)
     return inputs.bias.masked_fill(~inputs.mask, float("-inf"))
-
-
-def _only(backend: Any) -> Callable[..., Any]:
-    """PyTorch's attention by one of its ways."""
-    from torch.nn.attention import sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
-
-    def attend(*tensors: Any, **options: Any) -> Any:
-        with sdpa_kernel(backend):
-            return scaled_dot_product_attention(*tensors, **options)
-
-    return attend
 
 
 def _repeating_heads(attend: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,14 +173,33 @@ class Drawn(NamedTuple):
 
 def race(case: str, entrants: Sequence[Entrant], clock: str, conditions: Conditions, device: str = "cuda") -> list[Row]:
     """A row for each entrant: those with a right answer are timed in turn, by one of the `CLOCKS`."""
-    found = checked(case, entrants, conditions.seed, device)
+
+    def timed(entrant: Entrant, accuracy: dict[str, Any], seconds: list[float]) -> Row:
+        contender, problem = entrant
+        times = over_all(seconds)
+        tflops = problem.operations / times["seconds"] / 1e12
+        beginning = vars(problem.about(case, contender.name))
+        return InPlace(**beginning, **accuracy, **times, tflops=tflops, **problem.figures(), clock=clock)
+
+    return in_turn(entrants, checked(case, entrants, conditions.seed, device), timed, clock, conditions.runs)
+
+
+def in_turn(
+    entrants: Sequence[Any],
+    found: list[Ready | Failure],
+    timed: Callable[[Any, dict[str, Any], list[float]], Row],
+    clock: str,
+    runs: int,
+) -> list[Row]:
+    """A row for each entrant: of those that are ready, timed in turn, what ``timed`` makes of their seconds."""
     ready = [one.turns for one in found if isinstance(one, Ready)]
-    times = iter(CLOCKS[clock](ready, conditions.runs) if ready else [])
+    times = iter(CLOCKS[clock](ready, runs) if ready else [])
     rows = [
-        one if isinstance(one, Failure) else _timed(case, entrant, clock, one.accuracy, next(times))
+        one if isinstance(one, Failure) else timed(entrant, one.accuracy, next(times))
         for entrant, one in zip(entrants, found, strict=True)
     ]
-    del found, ready
+    found.clear()  # whose tensors are then free for the next race
+    del ready
     peers.release()
     return rows
 
@@ -209,7 +212,7 @@ def checked(case: str, entrants: Sequence[Entrant], seed: int, device: str = "cu
 
 def _checked(case: str, entrant: Entrant, seed: int, device: str, drawn: dict[tuple, Drawn]) -> Ready | Failure:
     contender, problem = entrant
-    beginning = vars(about(case, entrant))
+    about = problem.about(case, contender.name)
     try:
         kind = problem, contender.takes, contender.gradients
         if kind not in drawn:
@@ -218,12 +221,9 @@ def _checked(case: str, entrant: Entrant, seed: int, device: str, drawn: dict[tu
         turns = [contender.bind(problem, inputs) for inputs in drawn[kind].inputs]
         result = compared(drawn[kind].known, turns[0]())
     except Exception as error:  # a peer may fail in any way: the other rows shall survive
-        return Failure(**beginning, error=(str(error).strip() or type(error).__name__).splitlines()[0])
-    accuracy: dict[str, Any] = {"relative_l2": result.relative_l2, "max_abs": result.max_abs}
-    if result.got_nonfinite or not result.relative_l2 <= REFUSED_ABOVE[contender.dtype]:
-        wrong = f"wrong: relative L2 {result.relative_l2:.1e}, {result.got_nonfinite} not finite"
-        return Failure(**beginning, **accuracy, error=wrong)
-    return Ready(accuracy, turns)
+        return Failure.of(about, error)
+    accuracy = judged(about, result, contender.dtype)
+    return accuracy if isinstance(accuracy, Failure) else Ready(accuracy, turns)
 
 
 def _draw_all(problem: Problem, contender: Contender, seed: int, device: str) -> list[Inputs]:
@@ -234,20 +234,3 @@ def _draw_all(problem: Problem, contender: Contender, seed: int, device: str) ->
         for tensor in (inputs.q, inputs.k, inputs.v):
             tensor.requires_grad_()
     return found
-
-
-def about(case: str, entrant: Entrant) -> Row:
-    """The beginning of an entrant's row."""
-    contender, problem = entrant
-    return Row.about(case, Shape(problem.B, problem.N, problem.d), contender.name, problem.causal)
-
-
-def _timed(case: str, entrant: Entrant, clock: str, accuracy: dict[str, Any], seconds: list[float]) -> Row:
-    _, problem = entrant
-    times = over_all(seconds)
-    return InPlace(
-        **vars(about(case, entrant)), **accuracy, **times, tflops=problem.operations / times["seconds"] / 1e12,
-        H=problem.H, Hkv=problem.Hkv, M=problem.M, layout=problem.layout, clock=clock,
-        bias=None if problem.bias is None else list(problem.bias),
-        mask=None if problem.mask is None else list(problem.mask),
-    )  # fmt: skip

@@ -17,6 +17,7 @@ import numpy as np
 from flashcli.errors import BackendUnavailable
 from flashcli.measure import machine
 
+EFFICIENT = "PyTorch efficient"
 PRODUCTS = ("tf32x3", "bf16x6")  # of the Triton kernel: how it makes one fp32 product of several shorter ones
 
 
@@ -40,14 +41,7 @@ def gpu_peers(names: Collection[str], causal: bool) -> list[Peer]:
     """The peers of the given packages, "torch" and "triton"."""
     peers = []
     if "torch" in names:
-        from torch.nn.attention import SDPBackend
-
-        peers += [
-            Peer("PyTorch math", "float32", _sdpa(SDPBackend.MATH, causal)),
-            Peer("PyTorch efficient", "float32", _sdpa(SDPBackend.EFFICIENT_ATTENTION, causal)),
-            Peer("PyTorch flash fp16", "float16", _sdpa(SDPBackend.FLASH_ATTENTION, causal)),
-            Peer("PyTorch cuDNN fp16", "float16", _sdpa(SDPBackend.CUDNN_ATTENTION, causal)),
-        ]
+        peers += [peer._replace(attend=functools.partial(peer.attend, is_causal=causal)) for peer in pytorchs()]
     if "triton" in names:
         from flashcli.measure.peer_triton import attend
 
@@ -58,15 +52,22 @@ def gpu_peers(names: Collection[str], causal: bool) -> list[Peer]:
     return peers
 
 
-def _sdpa(backend: Any, causal: bool) -> Callable:
-    from torch.nn.attention import sdpa_kernel
+def pytorchs() -> list[Peer]:
+    """PyTorch's attention on a GPU by each of its ways, with all of its parameters."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    def attend(q: Any, k: Any, v: Any) -> Any:
+    def attend(backend: Any, *tensors: Any, **options: Any) -> Any:
         with sdpa_kernel(backend):
-            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return scaled_dot_product_attention(*tensors, **options)
 
-    return attend
+    ways = {
+        "PyTorch math": ("float32", SDPBackend.MATH),
+        EFFICIENT: ("float32", SDPBackend.EFFICIENT_ATTENTION),
+        "PyTorch flash fp16": ("float16", SDPBackend.FLASH_ATTENTION),
+        "PyTorch cuDNN fp16": ("float16", SDPBackend.CUDNN_ATTENTION),
+    }
+    return [Peer(name, dtype, functools.partial(attend, way)) for name, (dtype, way) in ways.items()]
 
 
 def installed(name: str) -> bool:

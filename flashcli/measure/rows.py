@@ -60,6 +60,11 @@ class Failure(Row):
     max_abs: float | None = None  # of a wrong answer: the largest |got - want|
     error: str  # why there are no times, in one line
 
+    @classmethod
+    def of(cls, about: Row, error: Exception) -> Failure:
+        """The row of a contender that failed, which a peer may do in any way."""
+        return cls(**vars(about), error=(str(error).strip() or type(error).__name__).splitlines()[0])
+
     @property
     def is_wrong(self) -> bool:
         return self.relative_l2 is not None

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from flashcli.asked.shape import Shape
+from flashcli.measure.rows import Row
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -39,6 +42,15 @@ class Problem:
         heads = f"{self.H}" if self.Hkv == self.H else f"{self.H}/{self.Hkv}"
         rows = f"{self.N}" if self.M == self.N else f"{self.M}/{self.N}"
         return f"({self.B}, {heads}, {rows}, {self.d})"
+
+    def about(self, case: str, contender: str) -> Row:
+        """The beginning of a contender's row."""
+        return Row.about(case, Shape(self.B, self.N, self.d), contender, self.causal)
+
+    def figures(self) -> dict[str, Any]:
+        """The fields of a row that `about` has not."""
+        bias, mask = (None if shape is None else list(shape) for shape in (self.bias, self.mask))
+        return {"H": self.H, "Hkv": self.Hkv, "M": self.M, "layout": self.layout, "bias": bias, "mask": mask}
 
     @property
     def bytes(self) -> int:

@@ -110,7 +110,7 @@ def test_a_record_is_told_beside_what_is_wanted():
 
 # A training run
 
-TINY = training.Config(layers=1, heads=2, d=8, context=12, batch=3, steps=4)
+TINY = training.Config(layers=1, heads=2, d=8, N=12, batch=3, steps=4)
 
 
 def test_a_model_is_trained_by_each_attention_from_the_same_weights(monkeypatch):
@@ -124,7 +124,7 @@ def test_a_model_is_trained_by_each_attention_from_the_same_weights(monkeypatch)
 
 
 def test_a_model_of_pairs_is_trained_by_each_attention_from_the_same_weights():
-    tiny = pairs.Config(layers=2, heads=2, d=4, points=6, batch=2, steps=4, rising=1)
+    tiny = training.Config(layers=2, heads=2, d=4, N=6, batch=2, steps=4, rising=1)
     rows = list(pairs.measured(tiny, "cpu"))
     assert training.verdict(rows) == [] and rows[0].weights == rows[1].weights != rows[2].weights
     assert max(training.differences(rows)) < 1e-5 and rows[0].losses[3] < rows[0].losses[0]
