@@ -13,10 +13,12 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from flashcli.asked.attention import Operand
 from flashcli.asked.shape import MAX_INT32, MAX_SCALE
+
+Array = TypeVar("Array", bound=Any)  # an outline, or an array of NumPy's
 
 LAYOUTS = ("vllm", "nhd", "hnd")
 ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}  # bytes
@@ -112,14 +114,38 @@ def type_of(array: Any) -> str:
     return array.dtype if isinstance(array.dtype, str) else array.dtype.name
 
 
-class Queries(InPages):
-    """Sizes of a ``query`` [S, T, H, D], for classes that have it beside a cache in pages.
+@dataclass(frozen=True, eq=False)
+class Queries(InPages, Generic[Array]):
+    """A call of decode: a ``query`` [S, T, H, D] against a cache in pages, and options.
 
     Ragged queries, which ``query_starts`` [S + 1] shares out among sequences, are [tokens, 1, H, D].
+
+    ``scale`` is the factor on q·k. ``k_scale`` and ``v_scale`` are those on the numbers of a cache of fp8 or int8, 1
+    for every other one and where they are arrays. With a ``window`` above 0 a query token sees that many tokens,
+    itself the last of them. If not ``causal``, ragged query tokens stand where the last of their sequence does, and
+    see all of it. A ``softcap`` c above 0 makes a score x c · tanh(x / c). ``sinks`` have one more logit of
+    each head, which counts in the sum and has no value. ``max_query_len``, where it is given, is the most query tokens
+    that a sequence has.
     """
 
-    query: Any
-    query_starts: Any
+    query: Array
+    key_cache: Array
+    value_cache: Array
+    block_tables: Array
+    seq_lens: Array
+    alibi_slopes: Array | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    layout: str = "vllm"
+    scale: float = 1.0
+    window: int = 0
+    sparse: BlockSparse | None = None
+    softcap: float = 0.0
+    causal: bool = True
+    query_starts: Array | None = None
+    sinks: Array | None = None
+    one_result: bool = False
+    max_query_len: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -131,7 +157,7 @@ class Queries(InPages):
 
     @property
     def S(self) -> int:
-        return self.query_starts.shape[0] - 1 if self.is_ragged else self.query.shape[0]
+        return self.query.shape[0] if self.query_starts is None else self.query_starts.shape[0] - 1
 
     @property
     def T(self) -> int:
@@ -158,35 +184,8 @@ class Queries(InPages):
 
 
 @dataclass(frozen=True)
-class Decode(Queries):
-    """Queries [S, T, H, D], or ragged [tokens, 1, H, D], against a cache in pages: outlines and options; hashable.
-
-    ``scale`` is the factor on q·k. ``k_scale`` and ``v_scale`` are those on the numbers of a cache of fp8 or int8, 1
-    for every other one and where they are arrays. With a ``window`` above 0 a query token sees that many tokens,
-    itself the last of them. If not ``causal``, ragged query tokens stand where the last of their sequence does, and
-    see all of it. A ``softcap`` c above 0 makes a score x c · tanh(x / c). ``sinks`` have one more logit of
-    each head, which counts in the sum and has no value. ``max_query_len``, where it is given, is the most query tokens
-    that a sequence has.
-    """
-
-    query: Operand
-    key_cache: Operand
-    value_cache: Operand
-    block_tables: Operand
-    seq_lens: Operand
-    alibi_slopes: Operand | None = None
-    k_scale: float = 1.0
-    v_scale: float = 1.0
-    layout: str = "vllm"
-    scale: float = 1.0
-    window: int = 0
-    sparse: BlockSparse | None = None
-    softcap: float = 0.0
-    causal: bool = True
-    query_starts: Operand | None = None
-    sinks: Operand | None = None
-    one_result: bool = False
-    max_query_len: int | None = None
+class Decode(Queries[Operand]):
+    """A call of decode with outlines of arrays; hashable."""
 
     def at(self, addresses: int) -> Decode:
         """The call itself; ValueError if a query or cache at these addresses, or'ed, is not on `vector_bytes` bytes."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic
 
 from flashcli.asked.attention import ALIGNMENT, Operand
 from flashcli.asked.decode import (
     FACTORS,
+    Array,
     InPages,
     cache_ranks,
     cache_type_problem,
@@ -30,10 +31,21 @@ LEAST_FLOAT32 = 2.0**-150  # rounds to 0; what is larger does not
 ARRAYS = ("key", "value", "key_cache", "value_cache", "slot_mapping")
 
 
-class Rows(InPages):
-    """Sizes of a ``key`` [tokens, Hkv, D], for classes that have it beside a cache in pages."""
+@dataclass(frozen=True, eq=False)
+class Rows(InPages, Generic[Array]):
+    """A call of write_kv: keys and values [tokens, Hkv, D] for the slots of a cache in pages, and options.
 
-    key: Any
+    A cache of fp8 or int8 gets the numbers divided by the scales, which are 1 where they are arrays.
+    """
+
+    key: Array
+    value: Array
+    key_cache: Array
+    value_cache: Array
+    slot_mapping: Array
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    layout: str = "vllm"
 
     @property
     def tokens(self) -> int:
@@ -45,20 +57,8 @@ class Rows(InPages):
 
 
 @dataclass(frozen=True)
-class WriteKv(Rows):
-    """Keys and values for the slots of a cache: outlines of arrays, and options; hashable.
-
-    A cache of fp8 or int8 gets the numbers divided by the scales, which are 1 where they are arrays.
-    """
-
-    key: Operand
-    value: Operand
-    key_cache: Operand
-    value_cache: Operand
-    slot_mapping: Operand
-    k_scale: float = 1.0
-    v_scale: float = 1.0
-    layout: str = "vllm"
+class WriteKv(Rows[Operand]):
+    """A call of write_kv with outlines of arrays; hashable."""
 
     def at(self, addresses: int) -> WriteKv:
         """The call itself; ValueError if arrays at these addresses, or'ed, are not aligned to `ALIGNMENT` bytes."""

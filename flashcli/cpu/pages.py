@@ -10,33 +10,14 @@ import numpy as np
 
 from flashcli.asked import decode as decoding
 from flashcli.asked.attention import outline
-from flashcli.asked.decode import ARRAYS, BlockSparse, Decode, Queries, one_factor
+from flashcli.asked.decode import ARRAYS, Decode, Queries, one_factor
 from flashcli.asked.shape import ceil_div
 from flashcli.asked.write_kv import Rows, WriteKv
 
 
 @dataclass(frozen=True, eq=False)
-class DecodeArrays(Queries):
-    """A call of decode with NumPy's arrays, which may be mapped from a file, and the options of `Decode`."""
-
-    query: np.ndarray
-    key_cache: np.ndarray
-    value_cache: np.ndarray
-    block_tables: np.ndarray
-    seq_lens: np.ndarray
-    alibi_slopes: np.ndarray | None = None
-    k_scale: float = 1.0
-    v_scale: float = 1.0
-    layout: str = "vllm"
-    scale: float = 1.0
-    window: int = 0
-    sparse: BlockSparse | None = None
-    softcap: float = 0.0
-    causal: bool = True
-    query_starts: np.ndarray | None = None
-    sinks: np.ndarray | None = None
-    one_result: bool = False
-    max_query_len: int | None = None
+class DecodeArrays(Queries[np.ndarray]):
+    """A call of decode with NumPy's arrays, which may be mapped from a file."""
 
     @property
     def outline(self) -> Decode:
@@ -128,17 +109,8 @@ class DecodeArrays(Queries):
 
 
 @dataclass(frozen=True, eq=False)
-class WriteKvArrays(Rows):
-    """A call of write_kv with NumPy's arrays, and the options of `WriteKv`."""
-
-    key: np.ndarray
-    value: np.ndarray
-    key_cache: np.ndarray
-    value_cache: np.ndarray
-    slot_mapping: np.ndarray
-    k_scale: float = 1.0
-    v_scale: float = 1.0
-    layout: str = "vllm"
+class WriteKvArrays(Rows[np.ndarray]):
+    """A call of write_kv with NumPy's arrays."""
 
     @property
     def outline(self) -> WriteKv:
