@@ -179,7 +179,7 @@ def to_write(name: str, slots: Iterable[int] = (5, -1, 39, 8, 0)) -> WriteKvArra
 
 def check_write(place: Place, name: str) -> None:
     """Write what NumPy does; AssertionError says what is wrong."""
-    asked, want = to_write(name, (5, -1, 39, 2**40, 0)), to_write(name, (5, -1, 39, -1, 0))
+    asked, want = to_write(name, (40, -1, 39, 2**40, 0)), to_write(name, (-1, -1, 39, -1, 0))
     write(want)
     prepared = Prepared(place, write_kv.WRITE_KV, write_kv.plan(asked.outline, place.gpu))
     with place.current():

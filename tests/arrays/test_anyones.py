@@ -179,6 +179,12 @@ def test_it_runs_on_the_stream_of_q_and_waits_for_those_of_the_others(on_gpu, dr
     assert driver.waits == [(11, 12)]
 
 
+def test_a_call_that_is_remembered_runs_on_the_stream_that_is_asked_for(on_gpu, driver):
+    for stream in (11, None, 11, 12):
+        attention(*(on_gpu(1, rows, d, stream=stream) for rows in (M, N, N)))
+        assert driver.launches[-1][1] == (stream or 0)
+
+
 def test_without_a_stream_it_is_the_default_one(qkv, driver):
     o = attention(*qkv)
     assert {stream for _, stream, _ in driver.launches} == {0} and not driver.waits

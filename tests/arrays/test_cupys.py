@@ -143,6 +143,16 @@ def test_arrays_of_any_library_are_decoded_where_they_lie(driver, query_type):
     assert [name for name, *_ in driver.launches] == ["split"]
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_what_merges_pieces_begins_early_on_hopper_alone(driver, capability):
+    driver.capability = capability
+    asked = make(dataclasses.replace(SMALL, lengths="40000,3,5", layout="hnd"))
+    given = {name: OnGpu(driver, x) for name, x in arrays(asked).items()}
+    flashcli.decode(**given, layout="hnd", kernel="tensor")
+    assert [name for name, *_ in driver.launches] == ["tensor", "merge"]
+    assert driver.early == [False, capability == (9, 0)]
+
+
 def test_arrays_of_any_library_are_written_where_they_lie(driver):
     asked = make(SMALL)
     rows = np.random.default_rng(0).normal(size=(2, 3, 2, 64)).astype(np.float16)

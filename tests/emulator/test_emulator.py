@@ -63,6 +63,17 @@ def told(code, *arguments, cwd=None):
 
 
 NUMBERS = np.arange(64)
+# Of 16 products one is 1, and four are 2^-25, the last place that is not cut off.
+PRODUCT = """
+    const int k = i % 4 * 2;
+    const auto pair = [&](unsigned x) { return (k == 0 ? 0x3c00u : k <= 4 ? x : 0) | (k + 1 <= 4 ? x : 0) << 16; };
+    float d[4] = {};
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(pair(0x0c00)), "r"(0u), "r"(0u), "r"(0u), "r"(pair(0x0800)), "r"(0u));
+    a.out[i] = d[0];
+"""
 
 
 @pytest.mark.parametrize(
@@ -75,10 +86,26 @@ NUMBERS = np.arange(64)
         ("room[i] = a.in[i]; __syncthreads(); a.out[i] = room[(i + 40) % 64];", (NUMBERS + 40) % 64),
         ('ask(shared + i, a.in + i); asm("cp.async.wait_group %0;" ::"n"(0)); a.out[i] = shared[i];', NUMBERS),
         ("a.out[i] = half_of(0x3c00 + i);", 1 + NUMBERS / 1024),
+        ("a.out[i] = half_of(0xfbe0 + i);", (0xFBE0 + NUMBERS).astype(np.uint16).view(np.float16)),
+        ("a.out[i] = half_of(17 * i);", (17 * NUMBERS).astype(np.uint16).view(np.float16)),
+        (PRODUCT, np.full(64, 1 + 2.0**-23)),
         ("if (i == 0) atomicAdd((int *)a.out, 7);", np.where(NUMBERS == 0, np.float32(7 * 2.0**-149), 0)),
         ("if (i > 9) return; __syncthreads(); a.out[i] = blockIdx.x + blockDim.x + 1;", np.where(NUMBERS > 9, 0, 65)),
     ],
-    ids=["xor", "up", "ballot", "barrier", "dynamic", "copy", "half", "atomic", "some leave"],
+    ids=[
+        "xor",
+        "up",
+        "ballot",
+        "barrier",
+        "dynamic",
+        "copy",
+        "half",
+        "Inf",
+        "small",
+        "product",
+        "atomic",
+        "some leave",
+    ],
 )
 @pytest.mark.parametrize("backwards", [False, True])
 def test_what_threads_do_together(emulated, body, want, backwards):
