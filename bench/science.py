@@ -10,13 +10,11 @@ from collections.abc import Iterator
 import click
 
 from bench import scripts
-from flashcli.measure import backward, in_place
+from flashcli.measure import backward, in_place, peers
 from flashcli.measure.bench import Conditions
 from flashcli.measure.rows import Row
 from flashcli.measure.tensors import Problem
 from flashcli.terminal import as_json
-
-PEER = "PyTorch efficient"
 
 
 def problems() -> dict[str, Problem]:
@@ -32,11 +30,11 @@ def problems() -> dict[str, Problem]:
 
 def measured(conditions: Conditions) -> Iterator[Row]:
     """The rows of each problem: forward, then gradients, with the bias's and without."""
-    forward = [in_place.ours(), *(x for x in in_place.pytorchs() if x.name == PEER)]
+    forward = [in_place.ours(), *(x for x in in_place.pytorchs() if x.name == peers.EFFICIENT)]
     for case, problem in problems().items():
         yield from in_place.race(case, [(contender, problem) for contender in forward], "gpu", conditions)
         ours = [backward.ours(), *([] if problem.bias is None else [backward.ours(dbias=False)])]
-        theirs = [x for x in backward.pytorchs() if x.name == PEER]
+        theirs = [x for x in backward.pytorchs() if x.name == peers.EFFICIENT]
         yield from backward.race(case, problem, [*ours, *theirs], conditions, "cuda")
 
 

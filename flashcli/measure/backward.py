@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from flashcli.asked.shape import ceil_div
-from flashcli.measure import in_place
+from flashcli.measure import in_place, peers
 from flashcli.measure.bench import L2_BYTES, REFUSED_ABOVE, Conditions
 from flashcli.measure.in_place import Ready
 from flashcli.measure.rows import Failure, Gradients, Row, over_all
@@ -64,7 +64,7 @@ def pytorchs() -> list[Contender]:
     for contender in in_place.pytorchs():
         attend = functools.partial(_answer, contender)
         found.append(Contender(contender.name, functools.partial(_bind_backward, attend), contender.dtype))
-    efficient = next(x for x in in_place.pytorchs() if x.name == "PyTorch efficient")
+    efficient = next(x for x in in_place.pytorchs() if x.name == peers.EFFICIENT)
     return [*found, _with_forward(efficient.name, functools.partial(_answer, efficient))]
 
 

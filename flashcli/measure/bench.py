@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import astuple
 from typing import Any, NamedTuple
@@ -114,15 +115,16 @@ def failed(rows: Iterable[Row]) -> bool:
     return wrong or not any(isinstance(row, Timed | Decoded) for row in rows)
 
 
+def versions(kernels: Collection[str], precisions: Collection[str]) -> list[tuple[str, str]]:
+    """Each kernel in each of the precisions that it has."""
+    pairs = itertools.product(precisions, kernels)
+    return [(kernel, precision) for precision, kernel in pairs if precision in KERNELS[kernel].precisions]
+
+
 def gpu_contenders(
     kernels: Collection[str], precisions: Collection[str], against: Collection[str], causal: bool
 ) -> list[Contender]:
-    ours = [
-        kernel_contender(kernel, precision, causal)
-        for precision in precisions
-        for kernel in kernels
-        if precision in KERNELS[kernel].precisions
-    ]
+    ours = [kernel_contender(*version, causal) for version in versions(kernels, precisions)]
     theirs = [
         Contender(peer.name, peer.dtype, None, functools.partial(peers.measure, peer))
         for peer in peers.gpu_peers(against, causal)

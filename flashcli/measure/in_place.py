@@ -10,9 +10,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from flashcli.asked.shape import ceil_div
-from flashcli.kernels.attention import KERNELS
 from flashcli.measure import clocks, peers
-from flashcli.measure.bench import L2_BYTES, Conditions, judged
+from flashcli.measure.bench import L2_BYTES, Conditions, judged, versions
 from flashcli.measure.rows import Failure, InPlace, Row, over_all
 from flashcli.measure.tensors import Inputs, Problem, Sample, compared, random_inputs, sample
 
@@ -131,14 +130,8 @@ def tritons() -> list[Contender]:
 
 def gpu_contenders(kernels: Collection[str], precisions: Collection[str], against: Collection[str]) -> list[Contender]:
     """Kernels of ours, and the peers of the packages "torch" and "triton"."""
-    found = [
-        ours(kernel, precision)
-        for precision in precisions
-        for kernel in kernels
-        if precision in KERNELS[kernel].precisions
-    ]
     return [
-        *found,
+        *(ours(*version) for version in versions(kernels, precisions)),
         *(pytorchs() if "torch" in against else []),
         *(tritons() if "triton" in against else []),
     ]
