@@ -244,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
                 sum = x == 0 ? p0 + p1 : sum + (p0 + p1);
                 split(p0, p1, p[r / 2][x / 2][0].x[x % 2 * 2 + r % 2], p[r / 2][x / 2][1].x[x % 2 * 2 + r % 2]);
             }
-            l[r] = l[r] * rescale[r] + sum;
+            l[r] = fmaf(l[r], rescale[r], sum);
         }
 
         // T = P V from zero; O = O * rescale + T in the units of O; meanwhile the next K travels
@@ -262,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
             for (int x = 0; x < ROW_TILES * STRIP / 2; ++x) {
                 const int rows = x / (STRIP / 2), block = x / 4 % (STRIP / 8);
                 float &to = o[rows][n / 8 + block][x % 4];
-                to = to * rescale[rows * 2 + x % 4 / 2] + T[rows][block][x % 4] * unit;
+                to = fmaf(to, rescale[rows * 2 + x % 4 / 2], T[rows][block][x % 4] * unit);
             }
         }
     }

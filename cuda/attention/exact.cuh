@@ -63,7 +63,7 @@ __device__ __forceinline__ void compute_exactly(const Attention &a, Head head, i
 #pragma unroll
                 for (int r = 0; r < EXACT_ROWS; ++r) {
                     const float4 q = load4(Q, row_stride(a.q), i[r], c, a.M);
-                    s[r] += q.x * x + q.y * y + q.z * z + q.w * w;
+                    s[r] += fmaf(q.w, w, fmaf(q.z, z, fmaf(q.x, x, q.y * y)));
                 }
             }
 #pragma unroll
@@ -76,7 +76,7 @@ __device__ __forceinline__ void compute_exactly(const Attention &a, Head head, i
                 if (!seen) s[r] = NEG_INF;
                 const float m_new = fmaxf(m[r], over_warp(s[r], fmaxf)), shift = finite_or_zero(m_new);
                 const float rescale = exp2_fast(m[r] - shift), p = exp2_fast(s[r] - shift);
-                m[r] = m_new, l[r] = l[r] * rescale + p, s[r] = seen ? p : UNSEEN;
+                m[r] = m_new, l[r] = fmaf(l[r], rescale, p), s[r] = seen ? p : UNSEEN;
 #pragma unroll
                 for (int c = 0; c < EXACT_COLUMNS; ++c) o[r][c] *= rescale;
             }
@@ -91,7 +91,7 @@ __device__ __forceinline__ void compute_exactly(const Attention &a, Head head, i
                     const float p = __shfl_sync(~0u, s[r], x);
                     if (p == UNSEEN) continue;  // 0 times what a row does not see may be NaN
 #pragma unroll
-                    for (int c = 0; c < EXACT_COLUMNS; ++c) T[r][c] += p * v[c];
+                    for (int c = 0; c < EXACT_COLUMNS; ++c) T[r][c] = fmaf(p, v[c], T[r][c]);
                 }
             }
 #pragma unroll

@@ -49,6 +49,11 @@ __device__ __forceinline__ Partial read_partial(const float *partial, int quad) 
     return {ml.x, ml.y, reinterpret_cast<const float4 *>(partial)[1 + quad]};
 }
 
+__device__ __forceinline__ void add_times(float4 &sum, float weight, float4 o) {
+    sum.x = fmaf(weight, o.x, sum.x), sum.y = fmaf(weight, o.y, sum.y);
+    sum.z = fmaf(weight, o.z, sum.z), sum.w = fmaf(weight, o.w, sum.w);
+}
+
 // Adds N partial answers to `sum`. NaN in m is not lost: it comes back in l and O.
 template <int N>
 __device__ __forceinline__ void join(Partial &sum, const Partial (&partials)[N]) {
@@ -60,9 +65,8 @@ __device__ __forceinline__ void join(Partial &sum, const Partial (&partials)[N])
 #pragma unroll
     for (int i = 0; i < N; ++i) {
         const float weight = exp2_fast(partials[i].m - shift);
-        sum.l += weight * partials[i].l;
-        sum.o.x += weight * partials[i].o.x, sum.o.y += weight * partials[i].o.y;
-        sum.o.z += weight * partials[i].o.z, sum.o.w += weight * partials[i].o.w;
+        sum.l = fmaf(weight, partials[i].l, sum.l);
+        add_times(sum.o, weight, partials[i].o);
     }
 }
 

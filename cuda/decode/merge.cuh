@@ -48,9 +48,7 @@ __device__ __forceinline__ RowSum merged_by_warp(Of partial_of, int count) {
     for (int i = 0; i < AT_ONCE; ++i) {  // beyond `count` there are zeros
         const float w = __shfl_sync(~0u, weight, i);
 #pragma unroll
-        for (int k = 0; k < OF_LANE; ++k)
-            sum.o[k].x += w * o[i][k].x, sum.o[k].y += w * o[i][k].y, sum.o[k].z += w * o[i][k].z,
-                sum.o[k].w += w * o[i][k].w;
+        for (int k = 0; k < OF_LANE; ++k) add_times(sum.o[k], w, o[i][k]);
     }
     return sum;
 }

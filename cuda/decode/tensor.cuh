@@ -282,7 +282,7 @@ __device__ __forceinline__ void softmax(const Decode &a, const SharedPiece &pres
             for (int i = 0; i < 4; ++i) {
                 const int token = token0 + token_of_column(i / 2 * 8 + lane_t() * 2 + i % 2);
                 const bool seen = token >= present.piece.first && token < present.piece.end && is_seen(a, row, token);
-                s[i] = seen ? s[i] + row.slope * (token - row.position) : NEG_INF;
+                s[i] = seen ? fmaf(row.slope, token - row.position, s[i]) : NEG_INF;
             }
         }
         // NaN needs no care here: P and with it l are NaN where a score is.
@@ -292,7 +292,7 @@ __device__ __forceinline__ void softmax(const Decode &a, const SharedPiece &pres
         state.m[n] = m;
 #pragma unroll
         for (int i = 0; i < 4; ++i) s[i] = exp2_fast(s[i] - shift);
-        state.l[n] = state.l[n] * rescale + ((s[0] + s[1]) + (s[2] + s[3]));
+        state.l[n] = fmaf(state.l[n], rescale, (s[0] + s[1]) + (s[2] + s[3]));
         if (__any_sync(~0u, rescale != 1)) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
