@@ -178,7 +178,7 @@ def shared_of(build: Build, function: str) -> int:
 def name_of_compiler() -> str:
     """The compiler that `compiler.resources` asks, with its version, such as "nvcc 13.0.88" or "NVRTC 12.9"."""
     if (nvcc := compiler.find_nvcc()) is None:
-        _, *version = nvrtc.version()
+        version = nvrtc.version()
         return "NVRTC " + ".".join(map(str, version))
     found = re.search(r"V([\d.]+)", subprocess.run([nvcc, "--version"], capture_output=True, text=True).stdout)
     return f"nvcc {found[1]}" if found else "nvcc"

@@ -1,17 +1,19 @@
-"""NVIDIA's compiler as a library, for machines without a toolkit: it comes with the wheels of PyTorch.
-
-It is reached through NVIDIA's own package, ``cuda-bindings``, which looks for the library itself.
-"""
+"""NVIDIA's compiler as a library, for machines without a toolkit: it comes with the wheels of PyTorch."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
-from collections.abc import Iterable, Sequence
+import glob
+import itertools
+import os
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 NAME = "nvrtc"
+LIBRARIES = ("libnvrtc.so.13", "libnvrtc.so.12")
 UNKNOWN_OPTIONS = ("-O3",)  # of nvcc; here it is what is done anyway
 # Nothing of the host's headers is there; of them, the kernels use these names.
 HEADERS = {
@@ -36,12 +38,10 @@ class CompileError(Exception):
 def problem() -> str:
     """The reason why NVRTC cannot be used, in words; empty if it can."""
     try:
-        code, *_ = version()
-    except ImportError:
-        return "cuda-bindings is not installed"
-    except (RuntimeError, OSError) as error:  # what NVIDIA's package raises where the library is missing
-        return f"its library is not found: {str(error).strip().splitlines()[0]}"
-    return f"it fails with {code.name}" if code else ""
+        version()
+    except (OSError, CompileError) as error:
+        return str(error)
+    return ""
 
 
 def cubin(source: str, name: str, arch: str, options: Sequence[str], include: Iterable[Path]) -> tuple[bytes, str]:
@@ -52,40 +52,58 @@ def cubin(source: str, name: str, arch: str, options: Sequence[str], include: It
     """
     given = [option for option in options if option not in UNKNOWN_OPTIONS]
     given += ["-default-device", f"-arch={arch}", *(f"-I{folder}" for folder in include)]
-    texts, names = [text.encode() for text in HEADERS.values()], [header.encode() for header in HEADERS]
-    nvrtc = _library()
-    program = _ask(nvrtc.nvrtcCreateProgram, source.encode(), name.encode(), len(names), texts, names)
+    library, program = _library(), ctypes.c_void_p()
+    headers = len(HEADERS), _strings(HEADERS.values()), _strings(HEADERS)
+    _ask(library.nvrtcCreateProgram, ctypes.byref(program), source.encode(), name.encode(), *headers)
     try:
-        [code] = nvrtc.nvrtcCompileProgram(program, len(given), [option.encode() for option in given])
-        log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).decode().strip()
+        code = library.nvrtcCompileProgram(program, len(given), _strings(given))
+        log = _text(program, "ProgramLog").rstrip(b"\0").decode().strip()
         if code:
             raise CompileError(log)
-        return _text(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN), log
+        return _text(program, "CUBIN"), log
     finally:
-        nvrtc.nvrtcDestroyProgram(program)
+        library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def version() -> tuple[Any, int, int]:
-    """NVRTC's error code, which is 0, and its version, major and minor."""
-    return _library().nvrtcVersion()
+def version() -> tuple[int, int]:
+    """NVRTC's version, major and minor; OSError if there is no library."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _ask(_library().nvrtcVersion, ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
 
 
 @functools.cache
-def _library() -> ModuleType:
-    from cuda.bindings import nvrtc
+def _library() -> ctypes.CDLL:
+    """The first one of NVIDIA's wheels, the system's, and those of toolkits; OSError if there is none.
 
-    return nvrtc
+    NVIDIA's package ``cuda-bindings`` would find it, too: its import takes longer than all else before a compilation.
+    """
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders = [f"{folder}/nvidia/{wheel}/lib/" for folder in sys.path for wheel in ("cu13", "cuda_nvrtc")]
+    folders += ["", f"{sys.prefix}/lib/", *(f"{home}/lib64/" for home in homes if home)]
+    for folder, name in itertools.product(folders, LIBRARIES):
+        if not folder or os.path.exists(folder + name):
+            with contextlib.suppress(OSError):
+                for builtins in glob.glob(f"{folder}libnvrtc-builtins.so.*") if folder else ():
+                    ctypes.CDLL(builtins)  # which the library would not find there
+                return ctypes.CDLL(folder + name)
+    raise OSError("its library is not found")
 
 
-def _ask(function: Any, *arguments: object) -> Any:
-    """Call a function of NVRTC and return its result without the error code; CompileError if it fails."""
-    code, *found = function(*arguments)
-    if code:
-        raise CompileError(f"error: {code.name}")
-    return found[0] if found else None
+def _ask(function: Callable[..., int], *arguments: object) -> None:
+    """Call a function of NVRTC; CompileError if it fails."""
+    if code := function(*arguments):
+        raise CompileError(f"error: it fails with code {code}")
 
 
-def _text(program: object, size: Any, fill: Any) -> bytes:
-    found = b" " * _ask(size, program)
-    _ask(fill, program, found)
-    return found.rstrip(b"\0") if fill.__name__.endswith("Log") else found
+def _strings(texts: Collection[str]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
+
+
+def _text(program: ctypes.c_void_p, what: str) -> bytes:
+    """Bytes that a program has after its compilation: its "ProgramLog", or its "CUBIN"."""
+    size = ctypes.c_size_t()
+    _ask(getattr(_library(), f"nvrtcGet{what}Size"), program, ctypes.byref(size))
+    found = ctypes.create_string_buffer(size.value)
+    _ask(getattr(_library(), f"nvrtcGet{what}"), program, found)
+    return found.raw
