@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 
@@ -57,7 +58,8 @@ def measure(name: str, rows: Iterator[Row], json_path: str | None) -> None:
 
 
 def run(main: click.Command) -> None:
-    """Run a script with the errors and exit codes of the commands."""
+    """Run a script with the errors and exit codes of the commands, and with full builds only."""
+    os.environ.setdefault("FLASHCLI_QUICK", "0")
     try:
         main(standalone_mode=False)
     except BaseException as error:

@@ -40,6 +40,8 @@ def main() -> None:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # to start more takes time, and may fail
     if sys.argv[1:2] == ["run"]:
         prepare_run(sys.argv[2:])
+    else:
+        os.environ.setdefault("FLASHCLI_QUICK", "0")  # what is measured, judged or profiled are full builds
     try:
         from flashcli.cli import main as run_command_line
         from flashcli.process import exits

@@ -7,6 +7,8 @@ ONE_OF_MANY = "PYTEST_XDIST_WORKER" in os.environ  # of as many as there are cor
 if ONE_OF_MANY:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy begins, here and in what is started from here
 
+os.environ.setdefault("FLASHCLI_QUICK", "0")  # first calls are answered by full builds, as later ones are
+
 import compileall
 import fcntl
 import signal

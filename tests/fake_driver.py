@@ -74,6 +74,8 @@ class Driver:
         self.allocated: dict[int, object] = {}
         self.loaded: list[dict[str, str]] = []  # the macros of what was loaded
         self.fails: dict[str, int] = {}
+        self.capturing = 0  # whether what is queued goes into a graph
+        self.waited_for: list[int] = []  # streams, by the host
         self.shared: dict[int, int] = {}  # bytes that a function may have
         self._thread = threading.local()
         self._functions: dict[int, tuple[str, dict[str, str]]] = {}
@@ -215,6 +217,13 @@ class Driver:
         return (0,)
 
     def cuEventDestroy(self, event):
+        return (0,)
+
+    def cuStreamIsCapturing(self, stream):
+        return 0, self.capturing
+
+    def cuStreamSynchronize(self, stream):
+        self.waited_for.append(stream)
         return (0,)
 
     def cuEventQuery(self, event):

@@ -43,9 +43,19 @@ def load(path: Path) -> bytes | None:
     with contextlib.suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb", buffering=0) as file:
         status = os.fstat(file.fileno())  # a FIFO would give nothing, and a device no end
         if stat.S_ISREG(status.st_mode) and CHECKSUM_BYTES < status.st_size <= LARGEST:
-            code, checksum = file.read(status.st_size - CHECKSUM_BYTES), file.read()
-            return code if checksum == _checksum(code) else None
+            return unsealed(file.read())
     return None
+
+
+def sealed(code: bytes) -> bytes:
+    """Code with its checksum behind it."""
+    return code + hashlib.sha256(code).digest()
+
+
+def unsealed(sealed: bytes) -> bytes | None:
+    """The code before its checksum; None if that is not its checksum."""
+    code, checksum = sealed[:-CHECKSUM_BYTES], sealed[-CHECKSUM_BYTES:]
+    return code if checksum == hashlib.sha256(code).digest() else None
 
 
 def store(path: Path, code: bytes) -> None:
@@ -57,11 +67,28 @@ def store(path: Path, code: bytes) -> None:
         fd, temporary = tempfile.mkstemp(dir=path.parent)
         try:
             with os.fdopen(fd, "wb") as file:
-                file.write(code + _checksum(code))
+                file.write(sealed(code))
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
             raise
+
+
+@contextlib.contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Be the only process, and thread, that makes the kernel of that name during a ``with`` block: others wait for it.
+
+    The system ends the wait for a process that dies. Where nothing can be written, nobody waits.
+    """
+    import fcntl
+
+    path = folder() / f"{name}.lock"
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fcntl.flock(stack.enter_context(open(path, "wb")), fcntl.LOCK_EX)
+            stack.callback(path.unlink, missing_ok=True)
+        yield
 
 
 def try_to_write() -> None:
@@ -71,7 +98,3 @@ def try_to_write() -> None:
     existing = next(path for path in (folder(), *folder().parents) if os.path.exists(path))
     with tempfile.TemporaryFile(dir=existing) as file:
         file.write(bytes(2**18))
-
-
-def _checksum(code: bytes) -> bytes:
-    return hashlib.sha256(code).digest()

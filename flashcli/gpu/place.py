@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
 
-from flashcli.compiler import compiler
+from flashcli.compiler import compiler, quick
 from flashcli.errors import BackendUnavailable, FlashError, KernelFailure, OutOfMemory
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu.memory import FREE_THE_GPU
@@ -75,7 +75,9 @@ class Place:
         sms, mhz = attribute("MULTIPROCESSOR_COUNT"), attribute("CLOCK_RATE") / 1e3
         bytes_a_second = 2 * attribute("MEMORY_CLOCK_RATE") * 1e3 * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8
         self.gpu = Gpu(capability, sms, f"GPU {device}", speed(capability, self.name, sms, mhz, bytes_a_second))
+        self.arch = compiler.architecture(capability)
         self._functions: dict[tuple, dict[str, int]] = {}
+        self._quick: dict[tuple, dict[str, int]] = {}  # of quick builds
         self._shared: dict[int, int] = {}  # bytes that a function may have
         self._lock = threading.Lock()
         self._get_current = driver.cuCtxGetCurrent
@@ -103,11 +105,22 @@ class Place:
         ask(bindings().cuCtxSetCurrent, self.context)
         return True
 
-    def functions(self, builds: Sequence[Build]) -> list[dict[str, int]]:
-        """The handles of each build's functions, compiled side by side and loaded when they are first asked for."""
+    def functions(self, builds: Sequence[Build], first: bool = False) -> list[dict[str, int]]:
+        """The handles of each build's functions, compiled side by side and loaded when they are first asked for.
+
+        With ``first``, quick builds may answer while the full ones are under way; `are_quick` says whether they do.
+        """
         keys = [(build.kernel.name, *build.macros().items()) for build in builds]  # shapes of the same tiles share them
         with self._lock:
-            return self._loaded(keys, builds)
+            return self._loaded(keys, builds, first)
+
+    def are_quick(self, functions: Sequence[dict[str, int]]) -> bool:
+        """Whether some of those functions, as `functions` has given them, are quick builds'."""
+        return any(some is others for some in functions for others in self._quick.values())
+
+    def are_under_way(self, builds: Sequence[Build]) -> bool:
+        """Whether another process, which this one has begun, still makes the full build of some of those builds."""
+        return any(quick.is_under_way(build, self.arch) for build in builds)
 
     def give_shared(self, function: int, size: int, doing: str) -> None:
         """Let a function have ``size`` bytes of dynamic shared memory.
@@ -122,19 +135,25 @@ class Place:
                     ask(driver.cuFuncSetAttribute, function, most, size, doing=doing)
                 self._shared[function] = size
 
-    def _loaded(self, keys: Sequence[tuple], builds: Sequence[Build]) -> list[dict[str, int]]:
+    def _loaded(self, keys: Sequence[tuple], builds: Sequence[Build], first: bool) -> list[dict[str, int]]:
         """The handles; not found in the lock's own block, which Ctrl-C in a loop might leave with the lock taken."""
-        missing = {key: build for key, build in zip(keys, builds, strict=True) if key not in self._functions}
-        for key, code in zip(missing, self._compiled([*missing.values()]), strict=True):
-            self._functions[key] = self._load(missing[key], code)
-        return [self._functions[key] for key in keys]
+        known = {**self._quick, **self._functions} if first else self._functions
+        missing = {key: build for key, build in zip(keys, builds, strict=True) if key not in known}
+        for key, (code, is_quick) in zip(missing, self._compiled([*missing.values()], first), strict=True):
+            known[key] = self._load(missing[key], code)
+            (self._quick if is_quick else self._functions)[key] = known[key]
+        return [known[key] for key in keys]
 
-    def _compiled(self, builds: Sequence[Build]) -> Iterable[bytes]:
-        arch = compiler.architecture(self.gpu.capability)
+    def _compiled(self, builds: Sequence[Build], first: bool) -> Iterable[tuple[bytes, bool]]:
+        """Machine code of each build, and whether it is quick."""
+
+        def compiled(build: Build) -> tuple[bytes, bool]:
+            return quick.first_cubin(build, self.arch) if first else (compiler.cubin(build, self.arch), False)
+
         if len(builds) < 2:  # without a thread
-            return [compiler.cubin(build, arch) for build in builds]
+            return map(compiled, builds)
         with ThreadPoolExecutor(len(builds)) as pool:
-            return list(pool.map(lambda build: compiler.cubin(build, arch), builds))
+            return list(pool.map(compiled, builds))
 
     def _load(self, build: Build, code: bytes) -> dict[str, int]:
         driver, doing = bindings(), f"the GPU does not load kernel {build.kernel.name}"

@@ -6,6 +6,7 @@ array, either. So kernels cut a length to its row of the table, and touch no pag
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import struct
@@ -14,7 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashcli.asked.how import How
-from flashcli.gpu.place import Place, ask, bindings, failure
+from flashcli.errors import OutOfMemory
+from flashcli.gpu.place import Place, allowed_while_capturing, ask, bindings, failure
 from flashcli.kernels.operation import Launch, Operation, Plan
 
 SHAPES = 1024  # that are remembered: a growing cache of keys asks for another one with each token
@@ -27,17 +29,17 @@ def prepare(place: Place, operation: Operation, asked: Any, how: How = How()) ->
 
     ``asked`` is a record of `flashcli.asked`, after ``at``. Errors are those of the operation's plan.
     """
-    return Prepared(place, operation, operation.plan(asked, place.gpu, how))
+    return Prepared(place, operation, operation.plan(asked, place.gpu, how), quick=True)
 
 
 class Prepared:
     """A plan in one place, to be launched with any addresses, any number of times, from any thread.
 
     ``workspace`` is the number of bytes of scratch that a launch needs for itself, with any content, on a multiple of
-    16 bytes.
+    16 bytes. With ``quick``, quick builds may answer while the full ones are being made.
     """
 
-    def __init__(self, place: Place, operation: Operation, plan: Plan) -> None:
+    def __init__(self, place: Place, operation: Operation, plan: Plan, quick: bool = False) -> None:
         self.place, self.kernel, self.workspace = place, plan.kernel, plan.workspace
         self._plan, self._given, self._lock = plan, plan.argument, threading.Lock()
         self._packs = [
@@ -53,20 +55,41 @@ class Prepared:
         self._parameters = ctypes.addressof(pointer)
         self._launch = bindings().cuLaunchKernelEx
         self._stream = 0  # of all configurations
-        self._steps: list[tuple[Any, int]] = []
-        functions = place.functions([step.build for step in plan.steps])
-        for (_, launch), handles in zip(plan.steps, functions, strict=True):
+        self._builds = [step.build for step in plan.steps]
+        functions = place.functions(self._builds, quick and not plan.parts)
+        self._steps, self._quick = self._configured(functions), place.are_quick(functions)
+
+    def _configured(self, functions: Sequence[dict[str, int]]) -> list[tuple[Any, int]]:
+        """The driver's record and the function of each launch, which has its shared memory from then on."""
+        place, found = self.place, []
+        for (_, launch), handles in zip(self._plan.steps, functions, strict=True):
             function, size = handles[launch.function], launch.shared
-            place.give_shared(function, size, f"kernel {plan.kernel} gets no {size} bytes of shared memory")
+            place.give_shared(function, size, f"kernel {self.kernel} gets no {size} bytes of shared memory")
             early = launch.early and place.gpu.capability >= FIRST_TO_BEGIN_EARLY
-            self._steps.append((_configuration(launch._replace(early=early)), function))
+            found.append((_configuration(launch._replace(early=early)), function))
+        return found
 
     def launch(self, stream: int, *addresses: int) -> None:
         """Queue the launches on a stream; addresses are in the order of the operation's pointers, 0 for no array."""
+        if self._quick:
+            return self._launch_quick(stream, addresses)
         if self.place.is_current():
             return self._queue(stream, addresses)
         with self.place.current():
             return self._queue(stream, addresses)
+
+    def _launch_quick(self, stream: int, addresses: Sequence[int]) -> None:
+        """Launch quick builds and wait for the answer; but take the full ones where they are there, or for a graph."""
+        if self.place.are_under_way(self._builds) and not _is_captured(stream):
+            with self.place.current(), contextlib.suppress(OutOfMemory):  # of which threads' stacks take much
+                self._queue(stream, addresses)
+                with allowed_while_capturing(bindings()):  # by another thread
+                    ask(bindings().cuStreamSynchronize, stream, doing=f"kernel {self.kernel} failed")
+                return
+        steps = self._configured(self.place.functions(self._builds))
+        with self._lock:
+            self._steps, self._stream, self._quick = steps, 0, False
+        self.launch(stream, *addresses)
 
     def _queue(self, stream: int, addresses: Sequence[int]) -> None:
         if self._changes:
@@ -96,6 +119,12 @@ class Prepared:
         for offset, word, count in self._plan.clear:
             ask(bindings().cuMemsetD32Async, start + offset, word, count, stream)
         return self._plan.placed(addresses, start)
+
+
+def _is_captured(stream: int) -> bool:
+    """Whether what is queued on a stream goes into a graph, or a capture forbids to ask."""
+    code, status = bindings().cuStreamIsCapturing(stream)
+    return bool(code or status)
 
 
 def _runs(argument: ctypes.Structure, pointers: Sequence[str]) -> list[tuple[int, int, int]]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, SupportsInt
 
 import numpy as np
 
-from flashcli.compiler import compiler
+from flashcli.compiler import compiler, quick
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu import warm_up
@@ -129,11 +129,17 @@ class Session:
             return Build(choose(self.capability, problem), problem)
         return Build(named(kernel, self.capability, problem, self.name), problem)
 
-    def program(self, build: Build) -> Program:
-        """The build's functions, compiled and loaded when they are first asked for."""
-        if build not in self._programs:
-            self._programs[build] = Program(self.driver, build, self.capability)
-        return self._programs[build]
+    def program(self, build: Build, first: bool = False) -> Program:
+        """The build's functions, compiled and loaded when they are first asked for.
+
+        With ``first``, a quick build may answer as long as the full one is being made.
+        """
+        found = self._programs.get(build)
+        if found is None or (found.is_quick and not (first and quick.is_under_way(build, self.architecture))):
+            made = Program(self.driver, build, self.capability, first and found is None)
+            made.before = found  # which may still be at work
+            found = self._programs[build] = made
+        return found
 
     def _find_device(self, index: int | None, turn: int) -> Any:
         count = self.driver.Device.count()
@@ -165,9 +171,10 @@ class Session:
 class Program:
     """A kernel's functions, loaded into the current context."""
 
-    def __init__(self, driver: ModuleType, build: Build, capability: tuple[int, int]) -> None:
-        self.build = build
-        code = compiler.cubin(build, compiler.architecture(capability))
+    def __init__(self, driver: ModuleType, build: Build, capability: tuple[int, int], first: bool = False) -> None:
+        self.build, arch = build, compiler.architecture(capability)
+        self.before: Program | None = None
+        code, self.is_quick = quick.first_cubin(build, arch) if first else (compiler.cubin(build, arch), False)
         try:
             self._module = driver.module_from_buffer(code)
             self._functions = {launch.function: self._function(driver, launch) for launch in build.functions()}

@@ -63,7 +63,7 @@ _rung = functools.partial(
     beside=lambda problem: (look(problem, rows=1),),
 )
 _strided_rung = functools.partial(_rung, macros=_strided_macros, strided=True)
-_split_rung = functools.partial(_rung, macros=_split_macros, strided=True, splits=True)
+_split_rung = functools.partial(_rung, macros=_split_macros, strided=True, splits=True, explicit=True)
 
 # ---- sequential and baseline: one algorithm on the same tiles
 

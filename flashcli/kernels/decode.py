@@ -525,6 +525,7 @@ KERNELS = {
             fitted=_chooses(tensor_rows, tensor_tuning),
             refuses=_tensor_refuses,
             needs=(8, 0),
+            explicit=True,
         ),
         _rung(
             name="prompt",

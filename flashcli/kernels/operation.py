@@ -92,7 +92,8 @@ class Kernel:
 
     ``needs`` is the lowest compute capability. With ``arch_only``, only that very architecture runs the kernel; with
     ``on_host``, no GPU does. A kernel that ``splits`` numbers into fp16 halves turns an infinity into NaN. A kernel
-    that is ``strided`` takes arrays with any strides.
+    that is ``strided`` takes arrays with any strides. In the source of one that is ``explicit``, no product and sum are
+    left that a compiler may join or not: every build gives the same bytes.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Kernel:
     on_host: bool = False
     splits: bool = False
     strided: bool = False
+    explicit: bool = False
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether a GPU of this compute capability runs the kernel."""

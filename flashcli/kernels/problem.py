@@ -9,6 +9,7 @@ from flashcli.asked.how import PRECISIONS
 from flashcli.asked.shape import ceil_div
 from flashcli.kernels.speed import H200, Speed
 
+LARGEST_TILE = 128  # rows of Q
 BIAS_NUMBERS = {name: number for number, name in enumerate(BIASES)}  # the macro BIAS
 
 
@@ -74,6 +75,11 @@ class Problem(NamedTuple):
     dtype: str = "float32"
     out_dtype: str = "float32"
     mask_of_keys: bool = False
+
+    @property
+    def work(self) -> int:
+        """The number of products in Q Kᵀ on a multiprocessor, which computes at least the rows of a tile, unmasked."""
+        return max(ceil_div(self.B * self.M, self.sms), LARGEST_TILE) * self.N * self.d
 
     def row_tiles(self, Br: int) -> int:
         """The number of tiles of Br rows of Q in all heads."""

@@ -13,9 +13,10 @@ from collections.abc import Callable
 import numpy as np
 
 from flashcli.asked.shape import FLOAT_BYTES, Chunk, Shape, ceil_div
+from flashcli.compiler.quick import ROOM
 from flashcli.files.cut import Cut
 from flashcli.gpu import memory
-from flashcli.gpu.pycuda import Session, failure, out_of_memory
+from flashcli.gpu.pycuda import Program, Session, failure, out_of_memory
 from flashcli.kernels.arguments import NOWHERE, Attention, Matrix, of_batches
 from flashcli.kernels.choice import exact
 from flashcli.kernels.operation import Build
@@ -139,7 +140,8 @@ class CudaBackend(Backend[CudaSlot]):
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._session)
             self._driver = self._session.driver
-            self._program = self._session.program(self._build)
+            self._may_be_quick = max_device_bytes is None and self._session.free_bytes() >= ROOM
+            self._session.program(self._build, self._may_be_quick)  # compiled and loaded
             self._start_clock()
             self._context = memory.current_context()
             self._close = stack.pop_all().close
@@ -149,13 +151,18 @@ class CudaBackend(Backend[CudaSlot]):
 
     def __exit__(self, *exc: object) -> None:
         self._close_slots()
-        del self._program, self._clock, self._long
+        del self._clock, self._long
         self._close()
 
     def _close_slots(self) -> None:
         for slot in self._slots:
             slot.close()
         self._slots = []
+
+    @property
+    def _program(self) -> Program:
+        """The kernel's functions: of a quick build while the full one is being made, from chunk to chunk."""
+        return self._session.program(self._build, self._may_be_quick)
 
     def _start_clock(self) -> None:
         """Tie the device's clock to the host's."""

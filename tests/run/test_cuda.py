@@ -26,6 +26,7 @@ from support import (
 from tolerances import assert_accurate
 
 from flashcli.asked.shape import Shape
+from flashcli.compiler import compiler, quick
 from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.files.cut import TILE, Cut
 from flashcli.gpu import driver as cuda_driver
@@ -195,6 +196,20 @@ def test_arguments_reach_the_kernel(fake_gpu, causal, scale):
     with CudaBackend(32, causal, scale) as backend:
         assert_accurate(forward(backend, QKV), QKV, causal, scale)
     assert not fake_gpu.open_contexts
+
+
+def test_a_quick_build_computes_until_the_full_one_is_there(fake_gpu, monkeypatch):
+    monkeypatch.setattr(quick, "first_cubin", lambda build, arch: (compiler.cubin(build, arch), True))
+    monkeypatch.setattr(quick, "is_under_way", lambda build, arch: len(fake_gpu.launches) < 3)
+    with CudaBackend(32) as backend:
+        assert not backend._program.is_quick  # there is little memory
+    monkeypatch.setattr(fake_gpu, "_TOTAL", 2 * quick.ROOM)
+    fake_gpu.launches.clear()
+    with CudaBackend(32) as backend:
+        assert backend._program.is_quick
+        assert_accurate(forward(backend, QKV), QKV)
+        assert len(fake_gpu.launches) >= 3 and not backend._program.is_quick
+        assert_accurate(forward(backend, QKV), QKV)
 
 
 def in_ranges(backend: CudaBackend, qkv: np.ndarray, ends: list[int]) -> np.ndarray:

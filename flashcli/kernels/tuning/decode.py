@@ -98,6 +98,11 @@ class Problem(NamedTuple):
         return self.askers * self.tokens * self.heads
 
     @property
+    def work(self) -> int:
+        """The number of products in Q Kᵀ on a multiprocessor, of sequences as long as the tables have room for."""
+        return ceil_div(self.places * self.room * self.d, self.gpu.multiprocessors)
+
+    @property
     def room(self) -> int:
         """The tokens of the longest sequence that the tables have room for."""
         return self.table_width * self.page

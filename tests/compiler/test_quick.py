@@ -1,0 +1,207 @@
+"""Quick builds that answer first calls: when they may, and that the full build is made meanwhile, once."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import FAKE_NVCC, ROOT, SOON, script
+
+from flashcli.compiler import cache, compiler, nvrtc, quick
+from flashcli.kernels import decode
+from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.operation import Build
+from flashcli.kernels.problem import Problem
+from flashcli.kernels.registry import OPERATIONS
+
+ARCH = "sm_90a"
+PROBLEM = Problem(8, 512, 512, 64, in_place=True, batch_invariant=True)
+BUILD = Build(KERNELS["wgmma"], PROBLEM)
+QUICK, FULL = (b"quick", True), (b"full", False)
+FAKE = ROOT / "tests" / "fake_nvrtc"
+# Another process, whose first call is this file's.
+FIRST = "import sys; sys.path.append('tests/compiler'); from test_quick import *; sys.stdout.buffer.write(first()[0])"
+
+
+def first(build: Build = BUILD) -> tuple[bytes, bool]:
+    return quick.first_cubin(build, ARCH)
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch) -> Path:
+    """The folder that tests/fake_nvrtc obeys, here and in other processes; the cache is empty, and there is no nvcc."""
+    folder = tmp_path / "fake"
+    folder.mkdir()
+    for name, value in (("FAKE_NVRTC", folder), ("FLASHCLI_CACHE_DIR", tmp_path / "cubins"), ("NVCC", "nvrtc")):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("FLASHCLI_QUICK", "1")
+    monkeypatch.setattr(quick, "_begun", {})
+    monkeypatch.syspath_prepend(FAKE)
+    monkeypatch.setattr(nvrtc, "problem", lambda: "")
+    monkeypatch.setattr(nvrtc, "cubin", runpy.run_path(str(FAKE / "sitecustomize.py"))["cubin"])
+    return folder
+
+
+def calls(told: Path) -> list[str]:
+    """The builds that were begun, by all processes, in order."""
+    return (told / "calls").read_text().split() if (told / "calls").exists() else []
+
+
+def until(happens: Callable[[], bool]) -> None:
+    end = time.monotonic() + SOON
+    while not happens():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def ended() -> bool:
+    return not quick.is_under_way(BUILD, ARCH)
+
+
+def started(before: str = "", after: str = "", **variables: str) -> subprocess.Popen[bytes]:
+    """Another process, of a session of its own, that makes a first call; something is done ``before`` and ``after``."""
+    path = os.pathsep.join([str(FAKE), str(ROOT / "tests"), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": path, **variables}
+    command = [sys.executable, "-c", before + FIRST + after]
+    return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
+
+
+def test_a_quick_build_answers_while_the_full_one_is_made(told):
+    (told / "hold").touch()
+    assert first() == QUICK and quick.is_under_way(BUILD, ARCH)
+    (told / "hold").unlink()
+    until(ended)
+    assert first() == FULL and calls(told) == ["quick", "full"]
+    assert [path.suffix for path in cache.folder().iterdir()] == [".cubin"]  # and no lock
+
+
+def test_another_process_begins_no_second_full_build(told):
+    (told / "hold").touch()
+    other = [started() for _ in range(2)]
+    assert first() == QUICK and [process.communicate()[0] for process in other] == [b"quick"] * 2
+    (told / "hold").unlink()
+    until(ended)
+    assert compiler.kept(BUILD, ARCH) == b"full" and sorted(calls(told)) == ["full", "quick", "quick", "quick"]
+
+
+def test_whoever_wants_the_full_build_waits_for_the_one_under_way(told):
+    (told / "hold").touch()
+    assert first() == QUICK
+    until(lambda: "full" in calls(told))
+    other = started(FLASHCLI_QUICK="0")
+    with pytest.raises(subprocess.TimeoutExpired):
+        other.wait(0.5)
+    (told / "hold").unlink()
+    assert compiler.cubin(BUILD, ARCH) == b"full" and other.communicate()[0] == b"full"
+    assert calls(told) == ["quick", "full"]
+
+
+def test_a_full_build_whose_process_dies_is_made_here(told):
+    (told / "die").touch()
+    assert first() == QUICK
+    until(ended)
+    assert compiler.kept(BUILD, ARCH) is None and compiler.cubin(BUILD, ARCH) == b"full"
+    assert calls(told) == ["quick", "full", "full"]
+
+
+def test_the_cache_is_filled_though_all_processes_of_the_job_are_killed(told):
+    (told / "hold").touch()
+    with started(after="; sys.stdout.flush(); time.sleep(99)") as process:
+        assert process.stdout.read(5) == b"quick"
+        os.killpg(process.pid, signal.SIGKILL)
+    (told / "hold").unlink()
+    until(lambda: compiler.kept(BUILD, ARCH) is not None)
+
+
+@pytest.mark.parametrize("folder", ["/dev/null/cubins", "/proc/cubins"], ids=["no folder", "read only"])
+def test_a_cache_that_cannot_be_written_has_the_full_build_made_here(told, monkeypatch, folder):
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", folder)
+    assert first() == FULL and calls(told) == ["full"]
+    until(ended)
+
+
+def test_a_full_disk_has_the_full_build_made_here(told):
+    other = started("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**12, 2**12)); ")
+    assert other.communicate()[0] == b"full" and calls(told) == ["full"]
+
+
+def test_a_full_build_in_a_shared_folder_answers_at_once(told, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / "shared"))
+    assert compiler.cubin(BUILD, ARCH) == b"full"
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", f"{tmp_path / 'own'}:{tmp_path / 'shared'}")
+    assert first() == FULL and calls(told) == ["full"]
+
+
+def test_a_full_build_goes_to_the_first_of_the_folders(told, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLASHCLI_CACHE_DIR", f"{tmp_path / 'own'}:{tmp_path / 'shared'}")
+    assert first() == QUICK
+    until(ended)
+    assert len([*(tmp_path / "own").glob("*.cubin")]) == 1 and not (tmp_path / "shared").exists()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        Build(KERNELS["register_tiled"], PROBLEM),
+        replace(BUILD, problem=PROBLEM._replace(M=1, N=quick.MOST // (128 * 64) + 1)),
+        Build(OPERATIONS["backward"].kernels["wgmma"], PROBLEM),
+    ],
+    ids=["sums that a compiler may join", "a large problem", "gradients"],
+)
+def test_what_waits_for_the_full_build(told, monkeypatch, build):
+    monkeypatch.setattr(Build, "macros", lambda build: {})  # that of gradients has another problem
+    assert first(build) == FULL and calls(told) == ["full"]
+
+
+def test_it_can_be_turned_off(told, monkeypatch):
+    monkeypatch.setenv("FLASHCLI_QUICK", "0")
+    assert first() == FULL and calls(told) == ["full"]
+
+
+def test_a_library_that_knows_no_quick_builds(told):
+    (told / "old").touch()
+    assert first() == FULL and calls(told).count("full") == 1
+
+
+def test_whoever_names_a_compiler_gets_no_other(told, monkeypatch, tmp_path):
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", FAKE_NVCC)))
+    code, is_quick = first()
+    assert b"-cubin" in code and not is_quick and not calls(told)
+
+
+PAGED = decode.choose(
+    decode.Problem(64, 16, "float16", "float16", True, sequences=8, heads=32, kv_heads=8, table_width=128)
+)
+
+
+@pytest.mark.parametrize(
+    ("build", "arch"),
+    [
+        (BUILD, ARCH),
+        (Build(KERNELS["wgmma_short"], PROBLEM._replace(in_place=False)), ARCH),
+        (Build(KERNELS["mma_short"], PROBLEM._replace(M=96, N=96)), ARCH),
+        (Build(KERNELS["mma"], PROBLEM), "sm_80"),
+        (PAGED, ARCH),
+    ],
+    ids=lambda x: x.kernel.name if isinstance(x, Build) else "",
+)
+def test_no_product_and_sum_are_left_for_the_compiler_to_join(build, arch, tmp_path):
+    """The PTX is the same whether it may or not, but for the rounding that the latter spells out."""
+    if (nvcc := compiler.find_nvcc()) is None:
+        pytest.skip("there is no nvcc here")
+    assert build.kernel.explicit
+    texts = []
+    for may in ("true", "false"):
+        made = tmp_path / may
+        done = compiler._nvcc(build, nvcc, arch, str(made), "-ptx", f"-fmad={may}")
+        assert done.returncode == 0, done.stderr
+        texts.append(made.read_text().replace(".rn.f32", ".f32"))
+    assert texts[0] == texts[1] and "fma.f32" in texts[0]
