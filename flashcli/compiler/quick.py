@@ -57,9 +57,11 @@ _beginning = threading.Lock()
 def first_cubin(build: Any, arch: str) -> tuple[bytes, bool]:
     """Machine code to answer a first call with, and whether it is quick, while another process makes the full one.
 
-    None is quick where FLASHCLI_QUICK is 0, where no NVRTC knows how, or where the cache cannot be filled.
+    None is quick where FLASHCLI_QUICK is 0, where no NVRTC knows how, or where the cache cannot be filled; nor in a
+    program that Python is built into, which is no command to begin another process with.
     """
-    if build.kernel.explicit and build.problem.work <= MOST and os.environ.get("FLASHCLI_QUICK") != "0":
+    may = os.environ.get("FLASHCLI_QUICK") != "0" and Path(sys.executable or "").name.startswith("python")
+    if may and build.kernel.explicit and build.problem.work <= MOST:
         if code := compiler.kept(build, arch):
             return code, False
         with contextlib.suppress(OSError):
@@ -91,7 +93,7 @@ def _begin(source: Source) -> bytes | None:
         if not _is_at_work(source):
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", MAKE, json.dumps(source)],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([root, *map(str, sys.path)])}, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )  # fmt: skip
             assert process.stdout

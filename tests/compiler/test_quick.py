@@ -166,6 +166,11 @@ def test_it_can_be_turned_off(told, monkeypatch):
     assert first() == FULL and calls(told) == ["full"]
 
 
+def test_a_program_that_python_is_built_into_is_not_run_again(told, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/usr/bin/uwsgi")
+    assert first() == FULL and calls(told) == ["full"]
+
+
 def test_a_library_that_knows_no_quick_builds(told):
     (told / "old").touch()
     assert first() == FULL and calls(told).count("full") == 1
