@@ -128,6 +128,7 @@ __device__ __forceinline__ void produce(const Decode &a, Item *items, Barriers &
         wait(&barriers.item_full[from.stage], from.parity);
         const Item &item = items[from.stage];
         if (item.is_none) break;
+        if (draws) draw(from.after());
         const int who = who_multiplies(a, item, from);
         Copier copier(a, item);
 #pragma unroll 1
@@ -142,7 +143,6 @@ __device__ __forceinline__ void produce(const Decode &a, Item *items, Barriers &
             tell(&barriers.V_full[who][ring.stage]);
             if (who != ALL) release_for_other(&barriers.V_free[ring.stage]);
         }
-        if (draws) draw(from.after());  // it takes a while, and as many tiles as there is room for are under way
         arrive(&barriers.item_free[from.stage]);
     }
 }
@@ -250,7 +250,7 @@ struct Consumer {
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < K_STEPS; ++step)
-            multiply(S, further(left, K_step(64, step)), further(right, K_step(BC, step)), step > 0);
+            multiply(S, further(left, Q_step(step)), further(right, K_step(step)), step > 0);
         wgmma_commit();
     }
 
@@ -433,7 +433,7 @@ __device__ __forceinline__ void consume(const Decode &a, const Item *items, Barr
                       (int)threadIdx.x % 32,
                       (int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4,
                       descriptor(shared_address(Q_tile + group * Q_TILE)),
-                      descriptor(shared_address(K_tiles)),
+                      K_descriptor(shared_address(K_tiles)),
                       V_descriptor(shared_address(V_tiles))};
     consumer.factor = factor_of(a);
     consumer.is_plain = !SOFTCAP && !a.alibi_slopes && consumer.factor > 0;
@@ -469,7 +469,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) prompt(const __grid_con
     }
     if (HEAD_DIM % 16) {  // what is multiplied beyond the head's end is zero
         for (int i = threadIdx.x; i < STAGES * BC; i += THREADS)
-            *reinterpret_cast<uint4 *>(K_tiles + i / BC * TILE_BYTES + chunk_at<BC>(i % BC, HEAD_DIM / 8)) = uint4();
+            *reinterpret_cast<uint4 *>(K_tiles + i / BC * TILE_BYTES + chunk_of_tile<BC>(i % BC, HEAD_DIM / 8)) =
+                uint4();
         fence_for_async();
     }
     __syncthreads();

@@ -2,9 +2,10 @@
 //
 // Operands lie in panels of rows of 128 bytes whose chunks of 16 are swizzled: chunk c of row r is at c ^ (r % 8). A
 // tile of K has a row a key, and a panel for each 64 numbers of the head. So has a tile of V, and the product reads it
-// the other way; but of vLLM's layout, where a page has a row for each number of the head, so has the tile, and a panel
-// for each 64 keys. Chunks of 16 bytes are whole in either, whatever the page: threads copy them one by one, and no
-// register waits for them (cp.async).
+// the other way. In vLLM's layout a page has a row for each number of the head, and so has the tile of V; and what lies
+// together in a page is a chunk of several rows, not the chunks of one. There tiles have each chunk of all their rows
+// together, without swizzling, for copies are fast whose 128 bytes stay together. Chunks of 16 bytes are whole in
+// either, whatever the page: threads copy them one by one, and no register waits for them (cp.async).
 #pragma once
 #include "../hopper.cuh"
 #include "work.cuh"
@@ -19,6 +20,12 @@ static_assert(QUERY_TYPE != FP32 && VECTOR_BYTES == 16, "what tensor cores and c
 template <int R>
 __device__ __forceinline__ int chunk_at(int row, int chunk) {
     return chunk / 8 * (R * 128) + row * 128 + (chunk % 8 ^ row % 8) * 16;
+}
+
+// The same in a tile of K or V.
+template <int R>
+__device__ __forceinline__ int chunk_of_tile(int row, int chunk) {
+    return TRANSPOSED ? (chunk * R + row) * 16 : chunk_at<R>(row, chunk);
 }
 
 // The tiles that hold an item's keys, up to the last one's end.
@@ -69,7 +76,7 @@ constexpr int TOGETHER = HEAD_DIM > 192 ? 2 : 4;  // copies under way in registe
 constexpr int ACROSS_ROW = smaller(32, power_of_two_from(CHUNKS)), EIGHT = larger(8, 32 / ACROSS_ROW);
 constexpr int OF_A_PAGE = PAGE >= EIGHT ? EIGHT : 1;
 
-template <int BYTES>
+template <int BYTES, int APART>
 __device__ __forceinline__ void store_widened(const Copy &copy, const Words<BYTES> &x) {
 #pragma unroll
     for (int word = 0; word < BYTES / 4; ++word) {  // four numbers, 8 bytes
@@ -80,14 +87,15 @@ __device__ __forceinline__ void store_widened(const Copy &copy, const Words<BYTE
             const unsigned mask = count >= 2 ? ~0u : count == 1 ? 0xffff : 0;
             two[which] = widened(x.word[word], which) & mask;
         }
-        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"((copy.to ^ word / 2 * 16) + word % 2 * 8), "r"(two[0]),
-                     "r"(two[1])
+        const uint32_t chunk = APART ? copy.to + word / 2 * APART : copy.to ^ word / 2 * 16;
+        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(chunk + word % 2 * 8), "r"(two[0]), "r"(two[1])
                      : "memory");
     }
 }
 
-// N copies of BYTES, all of them wanted if WHOLE_TILE, which copy_of(0), copy_of(1) and so on tell.
-template <int N, int BYTES, bool WHOLE_TILE, typename Of>
+// N copies of BYTES, all of them wanted if WHOLE_TILE, which copy_of(0), copy_of(1) and so on tell. APART: bytes from a
+// chunk to the row's next one, or 0 where chunks are swizzled.
+template <int N, int BYTES, bool WHOLE_TILE, int APART, typename Of>
 __device__ __forceinline__ void copy_all(Of copy_of) {
 #pragma unroll(WHOLE_TILE && !WIDENS ? 2 : 1)
     for (int i = 0; i < N; i += TOGETHER) {
@@ -104,7 +112,7 @@ __device__ __forceinline__ void copy_all(Of copy_of) {
         }
 #pragma unroll
         for (int n = 0; n < TOGETHER && WIDENS; ++n)
-            if ((N % TOGETHER == 0 || i + n < N) && copies[n].wanted) store_widened(copies[n], x[n]);
+            if ((N % TOGETHER == 0 || i + n < N) && copies[n].wanted) store_widened<BYTES, APART>(copies[n], x[n]);
     }
 }
 
@@ -170,7 +178,7 @@ struct Copier {
         cache += chunk * 16;
         to += chunk * PARTS / 8 * (BC * 128) + row * 128;
         const unsigned char *from = cache;
-        copy_all<ceil_div(KEYS_OF_WARP, DOWN), 16, WHOLE_TILE>([&](int n) {
+        copy_all<ceil_div(KEYS_OF_WARP, DOWN), 16, WHOLE_TILE, 0>([&](int n) {
             const int i = n * DOWN;
             if (OF_A_PAGE == 1) from = cache + of_lane(at, i + down);
             else if (i % OF_A_PAGE == 0) from = cache + of_lane(at, i) + down * apart;
@@ -182,51 +190,43 @@ struct Copier {
     // vLLM's keys: neighbouring keys' chunks are neighbours.
     template <bool WHOLE_TILE>
     __device__ __forceinline__ void copy_chunked_keys(uint32_t to, int tile) const {
-        constexpr int AT_ONCE = 32 / KEYS_OF_WARP;
+        constexpr int AT_ONCE = 32 / KEYS_OF_WARP, APART = BC * 16;
         const int lane = opaque(this->lane), down = lane / KEYS_OF_WARP, row = first + lane % KEYS_OF_WARP;
         const int bytes = tile * BC + row >= item.first && tile * BC + row < item.end ? 16 : 0;
         const long long step = AT_ONCE * a.key_chunk * CACHE_BYTES;
         const unsigned char *from = keys() + key + down * a.key_chunk * CACHE_BYTES;
-        const int swizzle = (row % 8 ^ down * PARTS) * 16;
-        to += row * 128;
-        copy_all<ceil_div(CHUNKS, AT_ONCE), 16, WHOLE_TILE>([&](int n) {
-            const int i = n * AT_ONCE, chunk = i * PARTS;
-            const Copy one = {from, to + chunk / 8 * (BC * 128) + (swizzle ^ chunk % 8 * 16), bytes,
-                              CHUNKS % AT_ONCE == 0 || i + down < CHUNKS};
+        to += row * 16 + down * PARTS * APART;
+        copy_all<ceil_div(CHUNKS, AT_ONCE), 16, WHOLE_TILE, APART>([&](int n) {
+            const int i = n * AT_ONCE;
+            const Copy one = {from, to + i * PARTS * APART, bytes, CHUNKS % AT_ONCE == 0 || i + down < CHUNKS};
             from += step;
             return one;
         });
     }
-    // vLLM's values: neighbouring lanes have neighbouring units of keys, then rows of the page.
+    // vLLM's values: neighbouring lanes have neighbouring rows of the page, then units of keys.
     template <bool WHOLE_TILE>
     __device__ __forceinline__ void copy_transposed_values(uint32_t to, unsigned char *tile_at, int tile) const {
         constexpr int ACROSS = KEYS_OF_WARP / UNIT, DOWN = 32 / ACROSS, APART = PAGE * CACHE_BYTES;
-        // Eight lanes ask for as few lines of memory as can be, and write to different banks: units of a page that are
-        // neighbours, of rows that are as far apart as these are many.
-        constexpr int OF_ROW = ACROSS == 4 && DOWN == 8 ? smaller(ACROSS, PAGE / UNIT) : ACROSS;
-        constexpr int ROWS_OF_EIGHT = ACROSS == 4 && DOWN == 8 ? 8 / OF_ROW : DOWN, LANES = OF_ROW * ROWS_OF_EIGHT;
-        const int lane = opaque(this->lane), unit = lane % OF_ROW + lane / LANES / (DOWN / ROWS_OF_EIGHT) * OF_ROW;
-        const int down = lane / OF_ROW % ROWS_OF_EIGHT * (DOWN / ROWS_OF_EIGHT) + lane / LANES % (DOWN / ROWS_OF_EIGHT);
-        const int of_warp = unit * UNIT, column = first + of_warp, key = tile * BC + column;
+        const int lane = opaque(this->lane), down = lane % DOWN;  // neighbours write neighbouring chunks
+        const int of_warp = lane / DOWN * UNIT, column = first + of_warp, key = tile * BC + column;
         const int before = max(0, min(item.first - key, UNIT)), until = max(0, min(item.end - key, UNIT));
-        const int bytes = before >= until ? 0 : until * CACHE_BYTES, swizzle = (column / 8 % 8 ^ down % 8) * 16;
+        const int bytes = before >= until ? 0 : until * CACHE_BYTES;
         const unsigned char *from = values() + of_lane(value, of_warp) + down * APART;
         if (!WHOLE_TILE && before > 0 && bytes > 0) {  // a window begins here
 #pragma unroll 1
             for (int d = down; d < HEAD_DIM; d += DOWN, from += DOWN * APART)
                 for (int x = 0; x < UNIT; ++x) {
-                    const int there = chunk_at<D>(d, (column + x) / 8) + (column + x) % 8 * 2;
+                    const int there = chunk_of_tile<D>(d, (column + x) / 8) + (column + x) % 8 * 2;
                     *reinterpret_cast<unsigned short *>(tile_at + there) =
                         x >= before && x < until ? number(from, x) : 0;
                 }
             __threadfence_block();
             return;
         }
-        to += column / 64 * (D * 128) + down * 128 + column % 8 * 2;
-        copy_all<ceil_div(HEAD_DIM, DOWN), UNIT * CACHE_BYTES, WHOLE_TILE>([&](int n) {
+        to += chunk_of_tile<D>(down, column / 8) + column % 8 * 2;
+        copy_all<ceil_div(HEAD_DIM, DOWN), UNIT * CACHE_BYTES, WHOLE_TILE, D * 16>([&](int n) {
             const int i = n * DOWN;
-            const Copy one = {from, to + i * 128 + (swizzle ^ i % 8 * 16), bytes,
-                              HEAD_DIM % DOWN == 0 || down + i < HEAD_DIM};
+            const Copy one = {from, to + i * 16, bytes, HEAD_DIM % DOWN == 0 || down + i < HEAD_DIM};
             from += DOWN * APART;
             return one;
         });
@@ -296,14 +296,24 @@ MULTIPLY(128, 64, 64, 65, 66, 67, 68, 69, 70)
 // Columns of O that a product has, and how many such products there are.
 constexpr int O_COLUMNS = D % 128 == 0 ? 128 : 64, O_CHUNKS = D / O_COLUMNS;
 
+// The descriptor of an operand of R rows that has each chunk of all rows together: eight of them are 128 bytes.
+template <int R>
+__device__ __forceinline__ uint64_t descriptor_of_chunks(uint32_t address) {
+    return 128ull / 16 << 32 | (uint64_t)R << 16 | address >> 4;
+}
+__device__ __forceinline__ uint64_t K_descriptor(uint32_t address) {
+    return TRANSPOSED ? descriptor_of_chunks<BC>(address) : descriptor(address);
+}
 // The descriptor of columns of V for a product: of rows that lie the other way, panels are BC rows apart.
 __device__ __forceinline__ uint64_t V_descriptor(uint32_t address) {
-    constexpr uint64_t PANEL = TRANSPOSED ? 0 : BC * 128 / 16 - 1;  // instead of the 1 that stands where nobody reads
-    return descriptor(address) + (PANEL << 16);
+    constexpr uint64_t PANEL = BC * 128 / 16 - 1;  // instead of the 1 that stands where nobody reads
+    return TRANSPOSED ? descriptor_of_chunks<D>(address) : descriptor(address) + (PANEL << 16);
 }
 // How far, in units of a descriptor, a k-step and chunk of columns are.
 __device__ __forceinline__ constexpr int V_step(int step, int chunk) {
-    return TRANSPOSED ? step / 4 * (D * 128 / 16) + step % 4 * 2 + chunk * (O_COLUMNS * 128 / 16)
-                      : step * 128 + chunk * (O_COLUMNS / 64) * (BC * 128 / 16);
+    return TRANSPOSED ? step * 2 * D + chunk * O_COLUMNS : step * 128 + chunk * (O_COLUMNS / 64) * (BC * 128 / 16);
 }
-__device__ __forceinline__ constexpr int K_step(int R, int step) { return step / 4 * (R * 128 / 16) + step % 4 * 2; }
+__device__ __forceinline__ constexpr int Q_step(int step) { return step / 4 * (64 * 128 / 16) + step % 4 * 2; }
+__device__ __forceinline__ constexpr int K_step(int step) {
+    return TRANSPOSED ? step * 2 * BC : step / 4 * (BC * 128 / 16) + step % 4 * 2;
+}

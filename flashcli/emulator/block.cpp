@@ -451,10 +451,14 @@ void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(int to, c
 // ---- products of a warpgroup
 
 // The bits of a descriptor's number of a row and a column: rows of 128 bytes, swizzled, each eight of them together. It
-// says how far the next columns' rows are. ``shared`` is the block's shared memory.
+// says how far the next columns' rows are. Without swizzling, eight rows of 16 bytes are together, and it says how far
+// the next eight rows and the next eight columns are. ``shared`` is the block's shared memory.
 static unsigned short of_descriptor(const char *shared, uint64_t descriptor, int row, int column) {
-    const unsigned at = (descriptor & 0x3fff) * 16 + row / 8 * 1024 + row % 8 * 128 +
-                        column / 64 * ((descriptor >> 16 & 0x3fff) * 16) + column % 64 * 2;
+    const unsigned from = (descriptor & 0x3fff) * 16, across = (descriptor >> 16 & 0x3fff) * 16;
+    if (descriptor >> 62 == 0)
+        return *(const unsigned short *)(shared + from + row / 8 * ((descriptor >> 32 & 0x3fff) * 16) + row % 8 * 16 +
+                                         column / 8 * across + column % 8 * 2);
+    const unsigned at = from + row / 8 * 1024 + row % 8 * 128 + column / 64 * across + column % 64 * 2;
     return *(const unsigned short *)(shared + (at ^ (at >> 7 & 7) << 4));
 }
 
