@@ -12,8 +12,8 @@
 // 4, 8, .. 64 numbers whose rows start on 16 bytes.
 //
 // Launch: `attention` with any number of blocks.
-#define INTERLEAVES 1  // keys, where biases are read
-#define MASK_IN_SUMS MASK_OF_KEYS
+#define INTERLEAVES 1                               // keys, where biases are read
+#define MASK_IN_SUMS (MASK_OF_KEYS && BIAS == 2)    // with a bias beside it nothing was gained
 #define PAD (IN_PLACE && HEAD_DIM <= 16 ? 16 : 32)  // files' time is that of reading and writing
 #include "warpgroup.cuh"
 
@@ -182,12 +182,12 @@ __device__ __forceinline__ void split_tiles(const Attention &a, const Jobs &jobs
     unsigned job = blockIdx.x;
     int first = 0;  // key of the tile
     const auto split = [&](Ring ring, int rows, int values, int barrier) {
+        wait(&slots.raw[ring.stage][values], ring.parity);  // not before has every warpgroup let go of the slot
         for (int key = thread; key < (MASK_IN_SUMS && !values ? BC : 0); key += SPLITTERS) {
             float *const start = starts + ring.stage * 4 * STARTS + start_of(key);
             const unsigned char *const mask = mask_at(a, jobs.row_tile(job, 0, a).head, 0, min(first + key, a.N - 1));
             start[0] = start[2] = *mask ? 0 : NEG_INF;
         }
-        wait(&slots.raw[ring.stage][values], ring.parity);
         unsigned char *const tile = tiles + (2 * ring.stage + values) * SLOT;
         const float *const fp32 = reinterpret_cast<const float *>(tile);
         unsigned *const words = scratch[values][ring.odd()];

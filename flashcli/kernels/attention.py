@@ -408,9 +408,14 @@ def _short_Bc(problem: Problem) -> int:
     return 128 if 8 < problem.d <= 32 and problem.N > 64 and not (masked or problem.in_place) else 64
 
 
+def _mask_in_sums(problem: Problem) -> bool:
+    """Whether sums of scores begin with -inf where a key is taken away: by a mask of keys with no bias beside it."""
+    return problem.mask_of_keys and problem.bias == "bool"
+
+
 def _by_score(problem: Problem) -> bool:
-    """Whether a bias or a mask changes scores one by one; with a mask of keys alone their sums begin with -inf."""
-    return bool(problem.bias) and not (problem.bias == "bool" and problem.mask_of_keys)
+    """Whether a bias or a mask changes scores one by one."""
+    return bool(problem.bias) and not _mask_in_sums(problem)
 
 
 @functools.lru_cache(maxsize=8)
@@ -425,7 +430,7 @@ def _wgmma_short(problem: Problem) -> Tiling:
     warpgroups = 5 if small else 4
     sizes = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
     slot = max(*sizes, round_up(Bc * problem.d * 4, 1024))
-    stage = 2 * slot + (8 * Bc if problem.mask_of_keys else 0)  # two numbers for each key that a mask may take away
+    stage = 2 * slot + (8 * Bc if _mask_in_sums(problem) else 0)  # two numbers for each key that a mask may take away
     stages = (HOPPER_SHARED - SHORT_STATIC - ALIGNMENT) // stage
     return Tiling(64, Bc, 128 * warpgroups, stages * stage + ALIGNMENT, (("STAGES", stages),))
 
