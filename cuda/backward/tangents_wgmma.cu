@@ -307,15 +307,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) of_rows(const Tang
         bool unseen[SCORES];
         pair.products(dp, tdp, [&](const Scores &s, const Scores &of_s) {
             const float factor = pair.unit_of(0, 0) * (a.of.scale * LOG2E);
-            pair.masked([&](auto masked) {
 #pragma unroll
-                for (int x = 0; x < SCORES; ++x) {
-                    p[x] = p_of<masked.value>(a.of, at.head, pair.query(x), pair.key(x), s[x], factor, above[x / 2 % 2],
-                                              1);
-                    unseen[x] = masked.value && is_unseen(p[x]);
-                    ts[x] = unseen[x] ? 0 : of_s[x];
-                }
-            });
+            for (int x = 0; x < SCORES; ++x) {
+                p[x] = p_of(a.of, at.head, pair.query(x), pair.key(x), s[x], factor, above[x / 2 % 2], 1);
+                unseen[x] = is_unseen(p[x]);
+                ts[x] = unseen[x] ? 0 : of_s[x];
+            }
         });
 #pragma unroll
         for (int x = 0; x < SCORES; ++x)
