@@ -381,9 +381,13 @@ def samples(operation: str, kernel: Kernel) -> list[tuple[Build, bool, str]]:
 
 def may_spill(build: Build) -> int:
     """Bytes of registers that a default may spill: gradients beside a bias or a mask, or packed, need more than all."""
+    if build.kernel.file.startswith("decode/"):
+        return 8  # `tensor` on sm_80, with 64 rows of heads of 128 numbers
     if not build.kernel.file.startswith("backward/"):
         return 4
     if isinstance(build.problem, tangents.Problem):
+        if not build.kernel.arch_only:
+            return 224  # by FFMA: two sums and two tiles of scores
         return 8 if build.problem.d <= 64 else 192  # two sums of 128 numbers beside two scores and their halves
     return 104 if build.problem.bias else 16 if build.problem.sequences else 4
 
