@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from flashcli.asked.shape import ceil_div, round_up
 from flashcli.kernels.arguments import Attention
-from flashcli.kernels.operation import STATIC_SHARED, Kernel, Launch, Tiling
+from flashcli.kernels.operation import STATIC_SHARED, Kernel, Launch, Tiling, ladder, zero
 from flashcli.kernels.problem import Problem, bias_macros, sight_macros, type_macros
 from flashcli.kernels.tuning import chunks
 
@@ -64,16 +64,9 @@ _rung = functools.partial(
 )
 _strided_rung = functools.partial(_rung, macros=_strided_macros, strided=True)
 _split_rung = functools.partial(_rung, macros=_split_macros, strided=True, splits=True, explicit=True)
+_hopper_rung = functools.partial(_split_rung, needs=(9, 0), arch_only=True)
 
 # ---- sequential and baseline: one algorithm on the same tiles
-
-
-def _sequential(problem: Problem) -> Tiling:
-    return Tiling(32, 32, 1)
-
-
-def _baseline(problem: Problem) -> Tiling:
-    return Tiling(32, 32, 32 * 32)
 
 
 def _steps_of_each_tile_pair(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
@@ -129,6 +122,10 @@ def _row_per_thread(problem: Problem) -> Tiling:
     return next(_that_fit(problem, SIZES))
 
 
+# With a thread for each row; m and l are in global memory.
+_row_rung = functools.partial(_rung, tiling=_row_per_thread, tilings=_copied_by_rows, workspace=_maxima_and_sums)
+
+
 def _without_Q(problem: Problem) -> Iterator[Tiling]:
     return _that_fit(problem, Q=False)
 
@@ -149,10 +146,6 @@ def _lanes(problem: Problem) -> int:
 def _o_in_registers(problem: Problem) -> Tiling:
     lanes = _lanes(problem)
     return next(_that_fit(problem, [(128 // lanes, Bc) for Bc in (64, 32, 16)], Q=False, lanes=lanes))
-
-
-def _shared_by_lanes(problem: Problem) -> Iterator[Tiling]:
-    return _that_fit(problem, Q=False, lanes=_lanes(problem))
 
 
 # ---- register_tiled
@@ -471,154 +464,78 @@ def _refused_by_mma_short(problem: Problem) -> str:
     return "it takes no packed sequences" if problem.sequences else ""
 
 
-KERNELS = {
-    kernel.name: kernel
-    for kernel in [
-        _rung(
-            name="sequential",
-            file="attention/00_sequential.c",
-            summary="plain C on one CPU core: the zero point",
-            tiling=_sequential,
-            on_host=True,
-        ),
-        _rung(
-            name="baseline",
-            file="attention/01_baseline.cu",
-            summary="five kernels for each pair of tiles, launched from the host; everything in global memory",
-            tiling=_baseline,
-            launches=_steps_of_each_tile_pair,
-            workspace=_baseline_workspace,
-        ),
-        _rung(
-            name="fused",
-            file="attention/02_fused.cu",
-            summary="one kernel, a block of 32 threads a batch, a thread a row; Q, K, V and S in shared memory",
-            tiling=_fused,
-            tilings=_copied_by_rows,
-            launches=_block_per_batch,
-            workspace=_maxima_and_sums,
-        ),
-        _rung(
-            name="max_shared",
-            file="attention/03_max_shared.cu",
-            summary="tiles as large as 48 KB of shared memory allow, and so 128 threads",
-            tiling=_row_per_thread,
-            tilings=_copied_by_rows,
-            launches=_block_per_batch,
-            workspace=_maxima_and_sums,
-        ),
-        _rung(
-            name="split_q",
-            file="attention/04_split_q.cu",
-            summary="a block for each tile of Q, not for each batch",
-            tiling=_row_per_thread,
-            tilings=_copied_by_rows,
-            workspace=_maxima_and_sums,
-        ),
-        _rung(
-            name="float4",
-            file="attention/05_float4.cu",
-            summary="four numbers of Q, K and V to an instruction",
-            tiling=_row_per_thread,
-            tilings=_copied_by_rows,
-            workspace=_maxima_and_sums,
-        ),
-        _rung(
-            name="restructured",
-            file="attention/06_restructured.cu",
-            summary="Q loaded once, factors computed once a tile, approximate exponentials",
-            tiling=_row_per_thread,
-            tilings=_copied_by_rows,
-            workspace=_maxima_and_sums,
-        ),
-        _rung(
-            name="coalesced",
-            file="attention/07_coalesced.cu",
-            summary="neighbouring threads read neighbouring addresses of Q, K and V",
-            tiling=_row_per_thread,
-            tilings=_that_fit,
-            workspace=_maxima_and_sums,
-        ),
-        _rung(
-            name="ml_in_registers",
-            file="attention/08_ml_in_registers.cu",
-            summary="m and l in registers of the thread that owns the row",
-            tiling=_row_per_thread,
-            tilings=_that_fit,
-        ),
-        _rung(
-            name="no_bank_conflicts",
-            file="attention/09_no_bank_conflicts.cu",
-            summary="S by keys, Q by columns: the threads of a warp do not meet in a bank of shared memory",
-            tiling=_row_per_thread,
-            tilings=_that_fit,
-        ),
-        _rung(
-            name="q_in_registers",
-            file="attention/10_q_in_registers.cu",
-            summary="Q in registers, larger tiles of K and V in the room that it leaves (the report's last)",
-            tiling=_q_in_registers,
-            tilings=_without_Q,
-            refuses=_refused_by_q_in_registers,
-        ),
-        _rung(
-            name="deferred",
-            file="attention/11_deferred.cu",
-            summary="O divided by l at the end, one factor a tile, 2^x for exp",
-            tiling=_q_in_registers,
-            tilings=_without_Q,
-            refuses=_refused_by_q_in_registers,
-        ),
-        _rung(
-            name="o_in_registers",
-            file="attention/12_o_in_registers.cu",
-            summary="O in registers, too: what is left is the way from shared memory to FFMA",
-            tiling=_o_in_registers,
-            tilings=_shared_by_lanes,
-        ),
-        _strided_rung(
-            name="register_tiled",
-            file="attention/13_register_tiled.cu",
-            summary="a register tile of S and of O a thread, so that shared memory feeds FFMA at full rate",
-            tiling=_register_tiled,
-        ),
-        _split_rung(
-            name="mma",
-            file="attention/14_mma.cu",
-            summary="tensor cores at fp32 accuracy: three fp16 products for one, mma.sync",
-            tiling=_mma,
-            needs=(8, 0),
-            launches=_split_then_block_per_row_tile,
-            workspace=_split_workspace,
-        ),
-        _split_rung(
-            name="wgmma",
-            file="attention/15_wgmma.cu",
-            summary="the same with Hopper's wgmma: warps that copy, warps that multiply, everything overlapped",
-            tiling=_wgmma,
-            needs=(9, 0),
-            arch_only=True,
-            refuses=_refused_by_wgmma,
-            launches=_wgmma_launches,
-            workspace=_wgmma_workspace,
-        ),
-        _split_rung(
-            name="wgmma_short",
-            file="attention/16_wgmma_short.cu",
-            summary="for short sequences: K and V split in shared memory, without a pre-pass (heads of 4, 8, .. 64)",
-            tiling=_wgmma_short,
-            needs=(9, 0),
-            arch_only=True,
-            refuses=_refused_by_wgmma_short,
-            launches=_block_per_multiprocessor,
-        ),
-        _split_rung(
-            name="mma_short",
-            file="attention/17_mma_short.cu",
-            summary="for up to 128 keys: each warp for itself on a head's split keys (heads of up to 64 numbers)",
-            tiling=_mma_short,
-            needs=(8, 0),
-            refuses=_refused_by_mma_short,
-        ),
-    ]
-}
+KERNELS = ladder(
+    _rung(
+        "attention/00_sequential.c", "plain C on one CPU core: the zero point", lambda problem: Tiling(32, 32, 1),
+        on_host=True,
+    ),
+    _rung(
+        "attention/01_baseline.cu",
+        "five kernels for each pair of tiles, launched from the host; everything in global memory",
+        lambda problem: Tiling(32, 32, 32 * 32), launches=_steps_of_each_tile_pair, workspace=_baseline_workspace,
+    ),
+    _rung(
+        "attention/02_fused.cu",
+        "one kernel, a block of 32 threads a batch, a thread a row; Q, K, V and S in shared memory",
+        _fused, launches=_block_per_batch, tilings=_copied_by_rows, workspace=_maxima_and_sums,
+    ),
+    _row_rung(
+        "attention/03_max_shared.cu", "tiles as large as 48 KB of shared memory allow, and so 128 threads",
+        launches=_block_per_batch,
+    ),
+    _row_rung("attention/04_split_q.cu", "a block for each tile of Q, not for each batch"),
+    _row_rung("attention/05_float4.cu", "four numbers of Q, K and V to an instruction"),
+    _row_rung(
+        "attention/06_restructured.cu", "Q loaded once, factors computed once a tile, approximate exponentials"
+    ),
+    _row_rung(
+        "attention/07_coalesced.cu", "neighbouring threads read neighbouring addresses of Q, K and V",
+        tilings=_that_fit,
+    ),
+    _row_rung(
+        "attention/08_ml_in_registers.cu", "m and l in registers of the thread that owns the row",
+        tilings=_that_fit, workspace=zero,
+    ),
+    _row_rung(
+        "attention/09_no_bank_conflicts.cu",
+        "S by keys, Q by columns: the threads of a warp do not meet in a bank of shared memory",
+        tilings=_that_fit, workspace=zero,
+    ),
+    _rung(
+        "attention/10_q_in_registers.cu",
+        "Q in registers, larger tiles of K and V in the room that it leaves (the report's last)",
+        _q_in_registers, tilings=_without_Q, refuses=_refused_by_q_in_registers,
+    ),
+    _rung(
+        "attention/11_deferred.cu", "O divided by l at the end, one factor a tile, 2^x for exp",
+        _q_in_registers, tilings=_without_Q, refuses=_refused_by_q_in_registers,
+    ),
+    _rung(
+        "attention/12_o_in_registers.cu",
+        "O in registers, too: what is left is the way from shared memory to FFMA",
+        _o_in_registers, tilings=lambda problem: _that_fit(problem, Q=False, lanes=_lanes(problem)),
+    ),
+    _strided_rung(
+        "attention/13_register_tiled.cu",
+        "a register tile of S and of O a thread, so that shared memory feeds FFMA at full rate", _register_tiled,
+    ),
+    _split_rung(
+        "attention/14_mma.cu", "tensor cores at fp32 accuracy: three fp16 products for one, mma.sync",
+        _mma, launches=_split_then_block_per_row_tile, workspace=_split_workspace, needs=(8, 0),
+    ),
+    _hopper_rung(
+        "attention/15_wgmma.cu",
+        "the same with Hopper's wgmma: warps that copy, warps that multiply, everything overlapped",
+        _wgmma, launches=_wgmma_launches, workspace=_wgmma_workspace, refuses=_refused_by_wgmma,
+    ),
+    _hopper_rung(
+        "attention/16_wgmma_short.cu",
+        "for short sequences: K and V split in shared memory, without a pre-pass (heads of 4, 8, .. 64)",
+        _wgmma_short, launches=_block_per_multiprocessor, refuses=_refused_by_wgmma_short,
+    ),
+    _split_rung(
+        "attention/17_mma_short.cu",
+        "for up to 128 keys: each warp for itself on a head's split keys (heads of up to 64 numbers)",
+        _mma_short, refuses=_refused_by_mma_short, needs=(8, 0),
+    ),
+)  # fmt: skip

@@ -18,7 +18,7 @@ from flashcli.asked.shape import ceil_div, round_up
 from flashcli.errors import UsageError
 from flashcli.kernels.arguments import MASK, SIGHT, SIGHT_POINTERS, Strides, sight
 from flashcli.kernels.occupancy import OF_AN_H200, occupancy
-from flashcli.kernels.operation import STATIC_SHARED, Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling
+from flashcli.kernels.operation import STATIC_SHARED, Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling, ladder
 from flashcli.kernels.problem import bias_macros, sight_macros, tiles, type_macros
 
 ROW_THREADS = 256  # of a block that takes rows one by one
@@ -131,6 +131,7 @@ _rung = functools.partial(
     smallest=lambda problem: problem._replace(B=1, H=1, Hkv=1, M=1, N=1, dbias=(1, 1, 1, 1)),
     workspace=lambda tiling, problem: ROW_BYTES * problem.rows,
 )
+_hopper_rung = functools.partial(_rung, needs=(9, 0), arch_only=True, splits=True)
 
 
 def _delta(problem: Problem) -> Launch:
@@ -395,9 +396,12 @@ def _wgmma_short(problem: Problem) -> Tiling:
     return _with_dbias(Tiling(64, 64, 256 // blocks, shared, tuple(macros.items())), problem)
 
 
-def _wgmma_short_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
-    yield Launch("gradients", problem.B * problem.H, tiling.threads, tiling.shared)
-    yield from _dbias_launches(tiling, problem)
+def _whole_heads_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    return (Launch("gradients", problem.B * problem.H, tiling.threads, tiling.shared),)
+
+
+def _wgmma_short_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
+    return *_whole_heads_launches(tiling, problem), *_dbias_launches(tiling, problem)
 
 
 def _wgmma_short_workspace(tiling: Tiling, problem: Problem) -> int:
@@ -431,10 +435,6 @@ def _mma_short(problem: Problem) -> Tiling:
     return Tiling(rows, keys, threads, shared, (("BLOCKS", blocks),))
 
 
-def _mma_short_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
-    yield Launch("gradients", problem.B * problem.H, tiling.threads, tiling.shared)
-
-
 def _refused_by_mma_short(problem: Problem) -> str:
     if problem.windowed or problem.sequences or any(problem.dbias):
         return "it takes neither windows nor packed sequences, and no gradient of a bias"
@@ -445,74 +445,30 @@ def _refused_by_mma_short(problem: Problem) -> str:
     return "" if problem.dtype == problem.of_answer == "float32" else "it splits float32 alone"
 
 
-KERNELS = {
-    kernel.name: kernel
-    for kernel in (
-        _rung(
-            name="plain",
-            file="backward/01_plain.cu",
-            summary="the formulas as they stand, a thread a score: for any GPU",
-            tiling=_plain,
-            launches=_plain_launches,
-        ),
-        _rung(
-            name="register_tiled",
-            file="backward/02_register_tiled.cu",
-            summary="a register tile of scores and of sums a thread: FFMA near its full rate",
-            tiling=_register_tiled,
-            launches=_register_tiled_launches,
-            beside=lambda problem: (Launch("dbias_again", 1, _register_tiled(problem).threads),),
-            needs=(8, 0),
-        ),
-        _rung(
-            name="mma",
-            file="backward/03_mma.cu",
-            summary="tensor cores at fp32 accuracy: three fp16 products for one, mma.sync",
-            tiling=_mma,
-            launches=_mma_launches,
-            workspace=_mma_workspace,
-            needs=(8, 0),
-            splits=True,
-            refuses=_up_to_128,
-        ),
-        _rung(
-            name="wgmma",
-            file="backward/04_wgmma.cu",
-            summary="the same on Hopper: wgmma, warps specialised, copies in the background",
-            tiling=_wgmma,
-            launches=_wgmma_launches,
-            workspace=_wgmma_workspace,
-            counters=_heads,
-            needs=(9, 0),
-            arch_only=True,
-            splits=True,
-            refuses=_up_to_128,
-        ),
-        _rung(
-            name="wgmma_short",
-            file="backward/05_wgmma_short.cu",
-            summary="short heads on Hopper: a block has all of one",
-            tiling=_wgmma_short,
-            launches=_wgmma_short_launches,
-            workspace=_wgmma_short_workspace,
-            needs=(9, 0),
-            arch_only=True,
-            splits=True,
-            refuses=_refused_by_wgmma_short,
-        ),
-        _rung(
-            name="mma_short",
-            file="backward/06_mma_short.cu",
-            summary="the shortest heads: rows of P and dS whole in registers, one pass",
-            tiling=_mma_short,
-            launches=_mma_short_launches,
-            needs=(9, 0),
-            arch_only=True,
-            splits=True,
-            refuses=_refused_by_mma_short,
-        ),
-    )
-}
+KERNELS = ladder(
+    _rung("backward/01_plain.cu", "the formulas as they stand, a thread a score: for any GPU", _plain, _plain_launches),
+    _rung(
+        "backward/02_register_tiled.cu", "a register tile of scores and of sums a thread: FFMA near its full rate",
+        _register_tiled, _register_tiled_launches, needs=(8, 0),
+        beside=lambda problem: (Launch("dbias_again", 1, _register_tiled(problem).threads),),
+    ),
+    _rung(
+        "backward/03_mma.cu", "tensor cores at fp32 accuracy: three fp16 products for one, mma.sync",
+        _mma, _mma_launches, workspace=_mma_workspace, needs=(8, 0), splits=True, refuses=_up_to_128,
+    ),
+    _hopper_rung(
+        "backward/04_wgmma.cu", "the same on Hopper: wgmma, warps specialised, copies in the background",
+        _wgmma, _wgmma_launches, workspace=_wgmma_workspace, counters=_heads, refuses=_up_to_128,
+    ),
+    _hopper_rung(
+        "backward/05_wgmma_short.cu", "short heads on Hopper: a block has all of one",
+        _wgmma_short, _wgmma_short_launches, workspace=_wgmma_short_workspace, refuses=_refused_by_wgmma_short,
+    ),
+    _hopper_rung(
+        "backward/06_mma_short.cu", "the shortest heads: rows of P and dS whole in registers, one pass",
+        _mma_short, _whole_heads_launches, refuses=_refused_by_mma_short,
+    ),
+)  # fmt: skip
 
 PREFERENCE = ("mma_short", "wgmma_short", "wgmma", "mma", "register_tiled", "plain")  # the fastest first
 SHORT_HEAD = 16  # where inputs have outliers, dK of fewer numbers shows the halves

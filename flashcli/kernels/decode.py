@@ -18,48 +18,10 @@ from flashcli.asked.shape import MAX_INT32, ceil_div, round_up
 from flashcli.errors import UsageError
 from flashcli.kernels import pages
 from flashcli.kernels.occupancy import most_shared
-from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Part, Plan, Step, Tiling
+from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Part, Plan, Step, Tiling, ladder
 from flashcli.kernels.plan import ATTENTION
-from flashcli.kernels.tuning.decode import (
-    AHEAD_OF_LENGTH,
-    BY_LENGTHS,
-    FEW_OF,
-    HAS_CLUSTERS,
-    HOPPER,
-    MOST_OF_A_PIECE,
-    PIECE_AFTER_PIECE,
-    PROMPT_ROWS,
-    PROMPT_THREADS,
-    SHARE,
-    SHORT,
-    Problem,
-    Tuning,
-    all_pieces,
-    all_rows,
-    by_rows,
-    few_rows,
-    gathered_together,
-    has_few_alone,
-    is_few,
-    most_pieces,
-    most_uncut,
-    one_row,
-    passes,
-    piece_tokens,
-    prompt_keys,
-    prompt_shared,
-    prompt_stages,
-    prompt_tuning,
-    read_tuning,
-    readers,
-    some_rows,
-    takes_many_rows,
-    tensor_blocks,
-    tensor_rows,
-    tensor_tuning,
-    tiled,
-    uncut,
-)
+from flashcli.kernels.tuning import decode as rules
+from flashcli.kernels.tuning.decode import HOPPER, SHORT, Problem, Tuning, most_pieces, tiled, uncut
 
 PARTITION = 512  # tokens, as in 02_paged_v2.cu and 03_grouped.cu
 LAUNCH_COUNTERS = 4  # at the beginning of the workspace, see pieces.cuh
@@ -122,10 +84,10 @@ def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
 
 def _smallest(problem: Problem) -> Problem:
     """The problem of one sequence longer than a piece, so that every launch, the merge too, occurs."""
-    width = ceil_div(2 * MOST_OF_A_PIECE, problem.page)
+    width = ceil_div(2 * rules.MOST_OF_A_PIECE, problem.page)
     return problem._replace(
         tuning=problem.tuning._replace(cluster=1), sequences=1, tokens=1, heads=1, kv_heads=1, table_width=width,
-        gpu=Gpu(HAS_CLUSTERS, 1), total=1,
+        gpu=Gpu(rules.HAS_CLUSTERS, 1), total=1,
     )  # fmt: skip
 
 
@@ -265,8 +227,8 @@ def _split(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
 
 def _over_pieces(problem: Problem, at_once: int) -> int:
     """The number of blocks: one a piece, or, if a block takes piece after piece, at most ``at_once``."""
-    if problem.tuning.finds == PIECE_AFTER_PIECE:
-        return min(all_pieces(problem), at_once)
+    if problem.tuning.finds == rules.PIECE_AFTER_PIECE:
+        return min(rules.all_pieces(problem), at_once)
     return uncut(problem) * max(problem.tuning.cluster, most_pieces(problem))
 
 
@@ -283,7 +245,11 @@ def _partials(problem: Problem) -> int:
 
 
 def _piece_macros(problem: Problem) -> dict[str, int]:
-    return {"PIECE": piece_tokens(problem), "WHOLE": most_uncut(problem), "MAX_PIECES": problem.tuning.pieces}
+    return {
+        "PIECE": rules.piece_tokens(problem),
+        "WHOLE": rules.most_uncut(problem),
+        "MAX_PIECES": problem.tuning.pieces,
+    }
 
 
 # ---- tensor cores
@@ -291,17 +257,17 @@ def _piece_macros(problem: Problem) -> dict[str, int]:
 
 def _tensor_macros(problem: Problem) -> dict[str, int]:
     tuning = problem.tuning
-    own = {"BLOCKS": tensor_blocks(problem), "FINDS": tuning.finds, "UNDER_WAY": tuning.under_way}
+    own = {"BLOCKS": rules.tensor_blocks(problem), "FINDS": tuning.finds, "UNDER_WAY": tuning.under_way}
     own |= {"CLUSTER": tuning.cluster, "MERGED_ROWS": MERGED_ROWS}
     if tiled(problem):
-        own |= {"TILED": 1} | _ragged_macros(problem) | ({"BY_ROWS": 1} if by_rows(problem) else {})
+        own |= {"TILED": 1} | _ragged_macros(problem) | ({"BY_ROWS": 1} if rules.by_rows(problem) else {})
     return _piece_macros(problem) | own
 
 
 def _of_warps(problem: Problem) -> int:
     """Bytes of shared memory for the warps' O."""
     warps = problem.tuning.threads // 32
-    return (1 if by_rows(problem) else warps) * problem.rows * 4 * (problem.d + 4)
+    return (1 if rules.by_rows(problem) else warps) * problem.rows * 4 * (problem.d + 4)
 
 
 def _tensor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
@@ -309,18 +275,18 @@ def _tensor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     tuning, most = problem.tuning, most_pieces(problem)
     if tiled(problem):
         blocks = _row_tiles(problem)
-        if tuning.finds != BY_LENGTHS:
-            blocks = min(blocks, tensor_blocks(problem) * problem.gpu.multiprocessors)
+        if tuning.finds != rules.BY_LENGTHS:
+            blocks = min(blocks, rules.tensor_blocks(problem) * problem.gpu.multiprocessors)
         pieces = Launch("tensor", blocks, tuning.threads, _of_warps(problem))
         return (pieces,) if problem.from_rows else (pieces, *_merge_cut(problem))
-    if tuning.cluster > 1 and (tuning.finds != AHEAD_OF_LENGTH or tuning.cluster < most):
+    if tuning.cluster > 1 and (tuning.finds != rules.AHEAD_OF_LENGTH or tuning.cluster < most):
         told = f"clusters of {tuning.cluster} blocks do not merge {most} pieces, finds={tuning.finds}."
-        raise UsageError(told, f"choose finds={AHEAD_OF_LENGTH} and as many blocks as pieces, or cluster=1.")
-    blocks = _over_pieces(problem, tensor_blocks(problem) * problem.gpu.multiprocessors)
-    drawn = tuning.finds == PIECE_AFTER_PIECE
+        raise UsageError(told, f"choose finds={rules.AHEAD_OF_LENGTH} and as many blocks as pieces, or cluster=1.")
+    blocks = _over_pieces(problem, rules.tensor_blocks(problem) * problem.gpu.multiprocessors)
+    drawn = tuning.finds == rules.PIECE_AFTER_PIECE
     over = Launch("tensor", blocks, tuning.threads, _of_warps(problem), early=drawn)
     begin = (Launch("begin", 1, 32),) if drawn else ()
-    merged = most == 1 or (tuning.cluster > 1 and problem.gpu.capability >= HAS_CLUSTERS)
+    merged = most == 1 or (tuning.cluster > 1 and problem.gpu.capability >= rules.HAS_CLUSTERS)
     return *begin, over, *(() if merged else (_merge(problem),))
 
 
@@ -360,13 +326,13 @@ def _row_tiles(problem: Problem) -> int:
 
 
 def _ragged_macros(problem: Problem) -> dict[str, int]:
-    own = {"SHARE": SHARE, "FROM_ROWS": problem.from_rows, "TO_ROWS": problem.to_rows}
+    own = {"SHARE": rules.SHARE, "FROM_ROWS": problem.from_rows, "TO_ROWS": problem.to_rows}
     return own | {"MERGING": MERGING}
 
 
 def _ragged_workspace(problem: Problem) -> int:
     """The numbers drawn, and partial answers of all rows, or of `SHARE` query tokens a sequence where that is less."""
-    partials = min(problem.places * most_pieces(problem), problem.sequences * SHARE * problem.heads)
+    partials = min(problem.places * most_pieces(problem), problem.sequences * rules.SHARE * problem.heads)
     return 4 * LAUNCH_COUNTERS + partials * partial_bytes(problem)
 
 
@@ -374,18 +340,23 @@ def _merge_cut(problem: Problem) -> tuple[Launch, ...]:
     """The launch that merges rows of sequences that were cut, a warp each; none where no sequence is."""
     if most_pieces(problem) == 1:
         return ()
-    rows = min(problem.places, problem.sequences * SHARE // 2 * problem.heads)
+    rows = min(problem.places, problem.sequences * rules.SHARE // 2 * problem.heads)
     blocks = min(ceil_div(rows, MERGING // 32), MERGING_BLOCKS * problem.gpu.multiprocessors)
     return (Launch("merge", blocks, MERGING, early=True),)
 
 
 def _prompt_tiling(problem: Problem) -> Tiling:
     """128 query rows, and as many tiles of keys and values as shared memory has room for."""
-    keys, stages = prompt_keys(problem), prompt_stages(problem)
-    shared = prompt_shared(problem, stages)
-    own = {"BC": keys, "STAGES": stages, "SHARED": shared, "FEW_OF": 1 if has_few_alone(problem) else FEW_OF}
+    keys, stages = rules.prompt_keys(problem), rules.prompt_stages(problem)
+    shared = rules.prompt_shared(problem, stages)
+    own = {
+        "BC": keys,
+        "STAGES": stages,
+        "SHARED": shared,
+        "FEW_OF": 1 if rules.has_few_alone(problem) else rules.FEW_OF,
+    }
     macros = _piece_macros(problem) | _ragged_macros(problem) | own
-    return Tiling(problem.rows, keys, PROMPT_THREADS, shared, macros=tuple(macros.items()))
+    return Tiling(problem.rows, keys, rules.PROMPT_THREADS, shared, macros=tuple(macros.items()))
 
 
 def _prompt(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
@@ -416,8 +387,8 @@ def _gather_steps(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
 
 def _gather_places(problem: Problem) -> tuple[int, ...]:
     """Where things are in the scratch, see `Layout` of 07_gather.cu: starts of Q and K, LSE, keys, values, the end."""
-    many, starts = passes(problem), problem.sequences + 1
-    kept = 4 * problem.room * problem.kv_heads * problem.d * gathered_together(problem)
+    many, starts = rules.passes(problem), problem.sequences + 1
+    kept = 4 * problem.room * problem.kv_heads * problem.d * rules.gathered_together(problem)
     sizes = (
         4 * many * starts, 4 * many * starts, 4 * many, 4 * many, 8 * (many + 1), 8 * starts,
         4 * problem.heads * problem.total, kept, kept,
@@ -426,16 +397,12 @@ def _gather_places(problem: Problem) -> tuple[int, ...]:
     return ends[0], ends[1], *ends[6:]
 
 
-def _gather_workspace(tiling: Tiling, problem: Problem) -> int:
-    return _gather_places(problem)[-1]
-
-
 def _gather_refuses(problem: Problem) -> str:
     if problem.query_type != "float32" or not problem.ragged:
         return "it is for ragged queries in float32"
     if not problem.packs:
         return "attention of packed sequences has no softcap, sinks, block-sparse heads or one result"
-    if problem.room * problem.kv_heads * gathered_together(problem) > MAX_INT32 // 2:
+    if problem.room * problem.kv_heads * rules.gathered_together(problem) > MAX_INT32 // 2:
         return f"a row of the table has room for {problem.room} tokens, more than can be gathered"
     return pages.odd_heads(problem)
 
@@ -443,7 +410,7 @@ def _gather_refuses(problem: Problem) -> str:
 def _gathered(build: Build, asked: Decode) -> Plan:
     """The launches of gather, those of attention for what each pass has gathered, and grouped for short sequences."""
     problem, own = build.problem, argument(asked)
-    own.passes, own.together = passes(problem), gathered_together(problem)
+    own.passes, own.together = rules.passes(problem), rules.gathered_together(problem)
     at_q, at_k, at_lse, at_keys, at_values, end = _gather_places(problem)
     starts = contiguous((asked.S + 1,), "int32")
     keys = contiguous((own.together * problem.room, asked.Hkv, asked.D), "float32")
@@ -473,109 +440,61 @@ def _gathered(build: Build, asked: Decode) -> Plan:
     return Plan((lay_out,), own, max(end + attend.workspace, others.workspace()), parts=tuple(parts))
 
 
-KERNELS = {
-    kernel.name: kernel
-    for kernel in (
-        _rung(
-            name="paged_v1",
-            file="decode/01_paged_v1.cu",
-            summary="vLLM's V1: one block a sequence and head, with all scores in shared memory",
-            tiling=_tiles(),
-            launches=_v1,
-            fitted=_chooses(one_row),
-            refuses=_paged_refuses,
-        ),
-        _rung(
-            name="paged_v2",
-            file="decode/02_paged_v2.cu",
-            summary="vLLM's V2: partitions of 512 tokens, and a reduction",
-            tiling=_tiles(),
-            launches=_v2,
-            workspace=_sums_maxima_and_outs,
-            fitted=_chooses(one_row),
-            refuses=_paged_refuses,
-        ),
-        _rung(
-            name="grouped",
-            file="decode/03_grouped.cu",
-            summary="all heads of a group together: keys and values are read once",
-            tiling=_tiles(lambda problem: {"STEP": _step(problem)}),
-            launches=_grouped,
-            workspace=_partials_of_partitions,
-            fitted=_chooses(some_rows),
-        ),
-        _rung(
-            name="split",
-            file="decode/04_split.cu",
-            summary="pieces by the actual lengths, in one launch",
-            tiling=_tiles(_piece_macros),
-            launches=_split,
-            workspace=_counters_and_partials,
-            counters=_counters,
-            fitted=_chooses(some_rows),
-        ),
-        _rung(
-            name="tensor",
-            file="decode/05_tensor.cu",
-            summary="tensor cores, fed straight from memory",
-            tiling=_tiles(_tensor_macros),
-            launches=_tensor,
-            workspace=_draws_and_partials,
-            counters=lambda tiling, problem: LAUNCH_COUNTERS if tiled(problem) else 0,
-            fitted=_chooses(tensor_rows, tensor_tuning),
-            refuses=_tensor_refuses,
-            needs=(8, 0),
-            explicit=True,
-        ),
-        _rung(
-            name="prompt",
-            file="decode/06_prompt.cu",
-            summary="128 query rows together on Hopper's tensor cores: prompts, chunks, drafts",
-            tiling=_prompt_tiling,
-            launches=_prompt,
-            workspace=lambda tiling, problem: _ragged_workspace(problem),
-            counters=lambda tiling, problem: LAUNCH_COUNTERS,
-            fitted=_chooses(lambda problem: PROMPT_ROWS, prompt_tuning),
-            refuses=_prompt_refuses,
-            needs=HAS_CLUSTERS,
-            arch_only=True,
-        ),
-        _rung(
-            name="gather",
-            file="decode/07_gather.cu",
-            summary="float32 prompts out of their pages, for attention of packed sequences",
-            tiling=lambda problem: Tiling(problem.rows, 0, GATHER_THREADS),
-            launches=_gather_steps,
-            workspace=_gather_workspace,
-            fitted=lambda problem: problem._replace(rows=1, tuning=Tuning(), short=SHORT),
-            refuses=_gather_refuses,
-        ),
-    )
-}
-
-
-def _reading_refuses(problem: Problem) -> str:
-    """The reason why `CEILING` cannot read a cache: the same as tensor's, but any type of query will do."""
-    return _tensor_refuses(problem._replace(query_type="float16"))
+KERNELS = ladder(
+    _rung(
+        "decode/01_paged_v1.cu", "vLLM's V1: one block a sequence and head, with all scores in shared memory",
+        _tiles(), _v1, fitted=_chooses(rules.one_row), refuses=_paged_refuses,
+    ),
+    _rung(
+        "decode/02_paged_v2.cu", "vLLM's V2: partitions of 512 tokens, and a reduction",
+        _tiles(), _v2, workspace=_sums_maxima_and_outs, fitted=_chooses(rules.one_row), refuses=_paged_refuses,
+    ),
+    _rung(
+        "decode/03_grouped.cu", "all heads of a group together: keys and values are read once",
+        _tiles(lambda problem: {"STEP": _step(problem)}), _grouped, workspace=_partials_of_partitions,
+        fitted=_chooses(rules.some_rows),
+    ),
+    _rung(
+        "decode/04_split.cu", "pieces by the actual lengths, in one launch",
+        _tiles(_piece_macros), _split, workspace=_counters_and_partials, counters=_counters,
+        fitted=_chooses(rules.some_rows),
+    ),
+    _rung(
+        "decode/05_tensor.cu", "tensor cores, fed straight from memory",
+        _tiles(_tensor_macros), _tensor, workspace=_draws_and_partials, needs=(8, 0), explicit=True,
+        counters=lambda tiling, problem: LAUNCH_COUNTERS if tiled(problem) else 0,
+        fitted=_chooses(rules.tensor_rows, rules.tensor_tuning), refuses=_tensor_refuses,
+    ),
+    _rung(
+        "decode/06_prompt.cu", "128 query rows together on Hopper's tensor cores: prompts, chunks, drafts",
+        _prompt_tiling, _prompt, needs=rules.HAS_CLUSTERS, arch_only=True, refuses=_prompt_refuses,
+        workspace=lambda tiling, problem: _ragged_workspace(problem),
+        counters=lambda tiling, problem: LAUNCH_COUNTERS,
+        fitted=_chooses(lambda problem: rules.PROMPT_ROWS, rules.prompt_tuning),
+    ),
+    _rung(
+        "decode/07_gather.cu", "float32 prompts out of their pages, for attention of packed sequences",
+        lambda problem: Tiling(problem.rows, 0, GATHER_THREADS), _gather_steps,
+        workspace=lambda tiling, problem: _gather_places(problem)[-1], refuses=_gather_refuses,
+        fitted=lambda problem: problem._replace(rows=1, tuning=Tuning(), short=SHORT),
+    ),
+)  # fmt: skip
 
 
 def _read(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    blocks = _over_pieces(problem, readers(problem) * problem.gpu.multiprocessors)
+    blocks = _over_pieces(problem, rules.readers(problem) * problem.gpu.multiprocessors)
     return (Launch("read", blocks, problem.tuning.threads),)
 
 
-# A lower bound of every kernel's time: it reads the same bytes and computes nothing.
+# A lower bound of every kernel's time: it reads the same bytes and computes nothing. Any type of query will do.
 CEILING = _rung(
-    name="read",
-    file="decode/00_read.cu",
-    summary="the same keys and values read, and nothing computed",
-    tiling=_tiles(lambda problem: _piece_macros(problem) | {"BLOCKS": readers(problem), "FINDS": problem.tuning.finds}),
-    launches=_read,
-    workspace=lambda tiling, problem: 4 * LAUNCH_COUNTERS,
-    counters=lambda tiling, problem: LAUNCH_COUNTERS,
-    fitted=_chooses(all_rows, read_tuning),
-    refuses=_reading_refuses,
-)
+    "decode/00_read.cu", "the same keys and values read, and nothing computed",
+    _tiles(lambda problem: _piece_macros(problem) | {"BLOCKS": rules.readers(problem), "FINDS": problem.tuning.finds}),
+    _read,
+    workspace=lambda tiling, problem: 4 * LAUNCH_COUNTERS, counters=lambda tiling, problem: LAUNCH_COUNTERS,
+    fitted=_chooses(rules.all_rows, rules.read_tuning),
+    refuses=lambda problem: _tensor_refuses(problem._replace(query_type="float16")),
+)  # fmt: skip
 DEFAULTS = ("tensor", "grouped")  # the fastest, and the fastest of those that take every problem
 FOR_MANY_ROWS = ("prompt", "gather", *DEFAULTS)  # where `takes_many_rows`
 
@@ -586,10 +505,15 @@ def choose(problem: Problem, name: str | None = None) -> Build:
     UsageError says why a kernel that was named cannot compute it, BackendUnavailable which GPU that kernel needs.
     """
     if name is None:
-        fastest = FOR_MANY_ROWS if takes_many_rows(problem) else DEFAULTS
+        fastest = FOR_MANY_ROWS if rules.takes_many_rows(problem) else DEFAULTS
         able = (KERNELS[one] for one in fastest if not KERNELS[one].refusal(problem.gpu.capability, problem))
         kernel = next(able)
-        if kernel.name == "tensor" and tiled(problem) and not is_few(problem) and (few := few_rows(problem)):
+        if (
+            kernel.name == "tensor"
+            and tiled(problem)
+            and not rules.is_few(problem)
+            and (few := rules.few_rows(problem))
+        ):
             problem = problem._replace(from_rows=few + 1)
     else:
         kernel = named(name)

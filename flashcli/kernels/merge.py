@@ -11,7 +11,7 @@ from flashcli.asked.how import How
 from flashcli.asked.merge import MOST_PARTS, VECTOR, Merge
 from flashcli.asked.shape import ceil_div
 from flashcli.kernels import pages
-from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Tiling
+from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Tiling, ladder
 
 THREADS = 256
 POINTERS = ("out", "lse", *(f"{name}[{i}]" for name in ("outs", "lses") for i in range(MOST_PARTS)))
@@ -47,7 +47,6 @@ def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
 
 
 KERNEL = Kernel(
-    name="merge_answers",
     file="decode/merge_answers.cu",
     summary="answers to parts of the keys as the answer to all",
     tiling=lambda problem: Tiling(1, 0, THREADS),
@@ -56,7 +55,7 @@ KERNEL = Kernel(
     smallest=lambda problem: problem._replace(rows=1),
     refuses=pages.odd_heads,
 )
-KERNELS = {KERNEL.name: KERNEL}
+KERNELS = ladder(KERNEL)
 
 
 def plan(asked: Merge, gpu: Gpu, how: How = How()) -> Plan:  # noqa: B008  it is never changed

@@ -8,8 +8,10 @@ types, and all else that decides the machine code, the launches and the scratch.
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from flashcli.asked.how import PRECISIONS, How
@@ -93,10 +95,10 @@ class Kernel:
     ``needs`` is the lowest compute capability. With ``arch_only``, only that very architecture runs the kernel; with
     ``on_host``, no GPU does. A kernel that ``splits`` numbers into fp16 halves turns an infinity into NaN. A kernel
     that is ``strided`` takes arrays with any strides. In the source of one that is ``explicit``, no product and sum are
-    left that a compiler may join or not: every build gives the same bytes.
+    left that a compiler may join or not: every build gives the same bytes. The ``name`` is the file's, without what
+    orders files there.
     """
 
-    name: str
     file: str
     summary: str
     tiling: Callable[[Any], Tiling]
@@ -115,6 +117,11 @@ class Kernel:
     splits: bool = False
     strided: bool = False
     explicit: bool = False
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", re.sub(r"^(\d+|tangents)_", "", Path(self.file).stem))
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether a GPU of this compute capability runs the kernel."""
@@ -138,6 +145,11 @@ class Kernel:
             raise BackendUnavailable(f"kernel {self.name} needs {needed}, {device} is {found}.", hint)
         if reason := self.refuses(problem):
             raise BackendUnavailable(f"kernel {self.name} cannot compute d = {problem.d}: {reason}.", hint)
+
+
+def ladder(*kernels: Kernel) -> dict[str, Kernel]:
+    """Kernels by their names, in the order of the ladder."""
+    return {kernel.name: kernel for kernel in kernels}
 
 
 @dataclass(frozen=True)

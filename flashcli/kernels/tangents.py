@@ -17,7 +17,7 @@ from flashcli.asked.tangents import Tangents
 from flashcli.errors import UsageError
 from flashcli.kernels import backward
 from flashcli.kernels.arguments import Strides
-from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling
+from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling, ladder
 
 COMMON_BYTES = 32  # that are kept of a row: ``Common`` of cuda/backward/tangents.cuh
 ADDRESSES = "tQ", "tK", "tV", "tO", "tlse"
@@ -138,32 +138,20 @@ def _refused_by_wgmma(problem: Problem) -> str:
     return "one key gives exact zeros, which need sums without halves" if problem.of.N == 1 else ""
 
 
-KERNELS = {
-    kernel.name: kernel
-    for kernel in (
-        _kernel(
-            name="register_tiled",
-            file="backward/tangents_register_tiled.cu",
-            summary="a register tile of scores and of sums a thread: FFMA, heads of any length",
-            tiling=_register_tiled,
-            launches=_register_tiled_launches,
-            workspace=lambda tiling, problem: COMMON_BYTES * problem.of.rows,
-            needs=(8, 0),
-        ),
-        _kernel(
-            name="wgmma",
-            file="backward/tangents_wgmma.cu",
-            summary="tensor cores at fp32 accuracy on Hopper: three fp16 products for one, copies in the background",
-            tiling=_wgmma,
-            launches=_wgmma_launches,
-            workspace=_wgmma_workspace,
-            needs=(9, 0),
-            arch_only=True,
-            splits=True,
-            refuses=_refused_by_wgmma,
-        ),
-    )
-}
+KERNELS = ladder(
+    _kernel(
+        "backward/tangents_register_tiled.cu",
+        "a register tile of scores and of sums a thread: FFMA, heads of any length",
+        _register_tiled, _register_tiled_launches, needs=(8, 0),
+        workspace=lambda tiling, problem: COMMON_BYTES * problem.of.rows,
+    ),
+    _kernel(
+        "backward/tangents_wgmma.cu",
+        "tensor cores at fp32 accuracy on Hopper: three fp16 products for one, copies in the background",
+        _wgmma, _wgmma_launches, workspace=_wgmma_workspace, needs=(9, 0), arch_only=True, splits=True,
+        refuses=_refused_by_wgmma,
+    ),
+)  # fmt: skip
 
 
 def choose(capability: tuple[int, int], problem: Problem, name: str | None = None) -> Kernel:

@@ -11,7 +11,7 @@ from flashcli.asked.how import How
 from flashcli.asked.shape import ceil_div
 from flashcli.asked.write_kv import WriteKv
 from flashcli.kernels import pages
-from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Tiling
+from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Tiling, ladder
 
 THREADS = 256  # in a block
 POINTERS = ("key", "value", "key_cache", "value_cache", "slot_mapping", "k_scale", "v_scale")
@@ -57,7 +57,6 @@ def _launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
 
 
 KERNEL = Kernel(
-    name="write_kv",
     file="decode/write_kv.cu",
     summary="new keys and values into the slots of a cache",
     tiling=lambda problem: Tiling(1, 0, THREADS),
@@ -66,7 +65,7 @@ KERNEL = Kernel(
     smallest=lambda problem: problem._replace(tokens=1, kv_heads=1),
     refuses=pages.odd_heads,
 )
-KERNELS = {KERNEL.name: KERNEL}
+KERNELS = ladder(KERNEL)
 
 
 def plan(asked: WriteKv, gpu: Gpu, how: How = How()) -> Plan:  # noqa: B008  it is never changed
