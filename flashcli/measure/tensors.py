@@ -80,7 +80,8 @@ class Inputs:
         """Numbers that are added to a head's scores, [rows, N] in float64: -inf where the mask is false."""
         import torch
 
-        found = torch.zeros(problem.M, problem.N, dtype=torch.float64, device=self.q.device)[rows]
+        count = len(range(problem.M)[rows] if isinstance(rows, slice) else rows)
+        found = torch.zeros(count, problem.N, dtype=torch.float64, device=self.q.device)
         shape = problem.B, problem.H, problem.M, problem.N
         if self.bias is not None:
             found += self.bias.detach().expand(shape)[batch, head][rows]

@@ -55,6 +55,11 @@ def test_a_wrong_answer_is_told_from_a_right_one(problem):
     assert sampled(problem, inputs, right * torch.nan, 0).got_nonfinite
 
 
+def test_rows_of_the_right_answer_take_no_memory_for_all_scores():
+    problem = Problem(1, 1, 1, 2**20, 2**20, 1)  # 8 TiB of scores
+    assert random_inputs(problem, 0, "cpu").changes(problem, 0, 0, [3, 5]).shape == (2, 2**20)
+
+
 def test_only_pairs_that_are_seen_are_counted():
     for M, N in ((5, 5), (3, 7), (7, 3)):
         pairs = int(torch.ones(M, N).tril().sum())
