@@ -13,7 +13,7 @@ import pytest
 from support import python, random_qkv
 from tolerances import assert_accurate
 
-from flashcli.api import attention
+from flashcli.api import attention, decode
 from flashcli.compiler.compiler import find_cc
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.files import cut
@@ -128,6 +128,14 @@ def test_a_short_number_of_numpys_is_a_scale_like_others(scale):
 def test_attention_on_the_cpu_where_there_is_no_gpu(no_pycuda):
     np.testing.assert_allclose(attention(GOOD, GOOD, GOOD), 1)
     np.testing.assert_allclose(attention(GOOD[None], GOOD[None], GOOD[None]), 1)
+
+
+def test_paged_decode_is_not_computed_on_the_cpu_where_a_gpu_was_asked_for(no_pycuda):
+    cache, of_two = np.ones((3, 4, 2, 16), np.float32), np.ones(2, np.int32)
+    arrays = np.ones((2, 4, 16), np.float32), cache, cache, of_two[:, None], of_two
+    assert decode(*arrays, layout="nhd").shape == (2, 4, 16)
+    with pytest.raises(BackendUnavailable):
+        decode(*arrays, layout="nhd", backend="cuda")
 
 
 def test_what_a_gpu_does_not_do_for_numpy_arrays_is_refused_on_it():

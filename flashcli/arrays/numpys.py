@@ -249,7 +249,7 @@ def decode(
     given = DecodeArrays(**{**vars(asked), **arrays, **_of_type(asked.cache_type, key_cache, value_cache)})
     if wrong := page_problem(given):
         raise ValueError(f"cannot decode: {wrong}")
-    backend = backend if _may_use_gpu(backend, kernel is not None) else "cpu"
+    backend = backend if _may_use_gpu(backend, backend == "cuda" or kernel is not None) else "cpu"
     with decoding.open_backend(backend, kernel=kernel) as engine:
         out, lse = engine.decode(given, range(given.S))
     out, lse = out.reshape(query.shape), lse.reshape(query.shape[:-1])

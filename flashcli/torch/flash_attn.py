@@ -82,21 +82,23 @@ def flash_attn_with_kvcache(
     """
     others = {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin}
     refuse(others | {"cache_batch_idx": cache_batch_idx, "cache_leftpad": cache_leftpad})
-    refuse_no_tensor("q", q)
     table = _paged(block_table)
-    if q.ndim != 4:
-        raise ValueError(f"q has shape {list(q.shape)}, where [S, T, H, D] is wanted")
-    (S, T, H, D), page = q.shape, k_cache.shape[1]
+    for name, x in {"q": q, "k_cache": k_cache, "v_cache": v_cache, "block_table": table}.items():
+        refuse_no_tensor(name, x)
+    if q.ndim != 4 or 0 in q.shape:
+        raise ValueError(f"q has shape {list(q.shape)}, where [S, T, H, D] is wanted, none of them 0")
+    S, T, H, D = q.shape
     if cache_seqlens is None or (k is None) != (v is None):
         raise ValueError("cache_seqlens must be given, and k and v both or neither")
     lengths = cache_seqlens
     if not isinstance(lengths, torch.Tensor):
         lengths = torch.full((S,), lengths, dtype=torch.int32, device=q.device)
     if k is not None and v is not None:
-        places = lengths[:, None].long() + torch.arange(k.shape[1], device=q.device)
-        slots = table.gather(1, places // page).long() * page + places % page
-        keys, values = (new.reshape(-1, *new.shape[2:]) for new in (k, v))
-        write_kv(keys, values, k_cache, v_cache, slots.reshape(-1), layout="nhd")
+        for name, new in {"k": k, "v": v}.items():
+            if new.ndim != 4 or len(new) != S:
+                raise ValueError(f"{name} has shape {list(new.shape)}, where [S, T', Hkv, D] is wanted with S = {S}")
+        slots = _slots(table, lengths[:, None] + torch.arange(k.shape[1], device=q.device), k_cache.shape[1])
+        write_kv(k.flatten(0, 1), v.flatten(0, 1), k_cache, v_cache, slots.flatten(), layout="nhd")
         lengths = lengths + k.shape[1]
     starts = None if T == 1 else torch.arange(0, S * T + 1, T, dtype=torch.int32, device=q.device)
     out, lse = varlen(
@@ -105,6 +107,17 @@ def flash_attn_with_kvcache(
     )  # fmt: skip
     out, lse = out.reshape(q.shape), lse.reshape(S, T, H).transpose(1, 2)
     return (out, lse) if return_softmax_lse else out
+
+
+def _slots(table: torch.Tensor, places: torch.Tensor, page: int) -> torch.Tensor:
+    """The slots of tokens at ``places`` [S, T'] of sequences; a negative one, nowhere, for a place beyond the table.
+
+    Nothing beyond is looked up: on a GPU that would end the process's use of it.
+    """
+    width = table.shape[1]
+    column = torch.where(places < 0, width, places // page).clamp(max=width)
+    with_nowhere = torch.nn.functional.pad(table, (0, 1), value=-1)
+    return with_nowhere.gather(1, column.long()).long() * page + places % page
 
 
 def varlen(
@@ -123,7 +136,10 @@ def varlen(
     ``window_size`` has the keys to the left of a query and to its right, -1 for all. Without ``starts`` each sequence
     has one query.
     """
-    left, right = NO_WINDOW if window_size is None else window_size
+    try:
+        left, right = NO_WINDOW if window_size is None else window_size
+    except (TypeError, ValueError):
+        raise TypeError(f"window_size must be two whole numbers, (left, right), not {window_size!r}") from None
     causal = causal or right == 0
     if not causal and ((left, right) != NO_WINDOW or options.get("alibi_slopes") is not None):
         raise ValueError("without causal=True there are neither windows nor ALiBi's slopes here")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from flashcli.torch.paged_tensors import refuse_no_tensor
 from flashcli.torch.tensors import attention
 
 
@@ -45,11 +46,13 @@ def triangle_attention(
 
     Source: cuEquivariance's ``triangle_attention``, and DeepSpeed4Science's ``DS4Sci_EvoformerAttention``.
     """
+    for name, x in {"q": q, "k": k, "v": v, "bias": bias, **({} if mask is None else {"mask": mask})}.items():
+        refuse_no_tensor(name, x)
     if q.ndim not in (4, 5):
         raise ValueError(f"q must have shape [B, N, H, Q, d] or [N, H, Q, d], not {list(q.shape)}")
     for name, x in {"k": k, "v": v}.items():
-        if x.ndim != q.ndim:
-            raise ValueError(f"{name} must have {q.ndim} axes, as q has, not shape {list(x.shape)}")
+        if x.ndim != q.ndim or len(x) != len(q):
+            raise ValueError(f"{name} must have {q.ndim} axes, the first of {len(q)}, as q has, not {list(x.shape)}")
     bias, mask = bias.float(), None if mask is None else mask.bool()
     if q.ndim == 4:
         return _rows(q, k, v, bias, mask, scale)

@@ -98,8 +98,14 @@ def test_what_does_not_fit_is_refused():
     q, k, v = (x.detach() for x in tensors(2, 4, 2, 6, 8))
     with pytest.raises(ValueError, match=r"^q must have shape \[B, N, H, Q, d\] or \[N, H, Q, d\], not "):
         triangle_attention(q[0, 0], k, v, torch.randn(6, 6))
-    with pytest.raises(ValueError, match=r"^k must have 5 axes, as q has, not shape "):
+    with pytest.raises(ValueError, match=r"^k must have 5 axes, the first of 2, as q has, not "):
         triangle_attention(q, k[0], v, torch.randn(6, 6))
+    with pytest.raises(ValueError, match=r"^v must have 5 axes, the first of 2, as q has, not "):
+        triangle_attention(q, k, v[:1], torch.randn(6, 6))
+    with pytest.raises(TypeError, match=r"^bias must be a PyTorch tensor, not NoneType$"):
+        triangle_attention(q, k, v, None)
+    with pytest.raises(TypeError, match=r"^mask must be a PyTorch tensor, not ndarray$"):
+        triangle_attention(q, k, v, torch.randn(6, 6), torch.ones(6).numpy())
     with pytest.raises(ValueError, match=r"^bias must have a first axis of 1 or 2, not shape "):
         triangle_attention(q, k, v, torch.randn(3, 1, 2, 6, 6))
 

@@ -91,6 +91,31 @@ def test_a_cache_gets_new_tokens_and_then_is_attended_to(T):
     assert torch.equal(again, want)
 
 
+def test_new_tokens_beyond_the_table_are_written_nowhere():
+    tables = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32)
+    slots = flash_attn._slots(tables, torch.tensor([[6, 7, 8], [-1, 0, 2**31 - 1]], dtype=torch.int32), 4)
+    assert slots.clamp(min=-1).tolist() == [[6, 7, -1], [-1, 0, -1]]
+    assert (flash_attn._slots(tables[:, :0], torch.tensor([[0], [5]], dtype=torch.int32), 4) < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "complaint"),
+    [
+        ({"k": torch.ones(3, 2, 32), "v": torch.ones(3, 2, 32)}, ValueError, "k has shape .3, 2, 32., where .S, T"),
+        ({"k": torch.ones(3, 1, 2, 32), "v": torch.ones(2, 1, 2, 32)}, ValueError, "v has shape .* with S = 3"),
+        ({"q": torch.ones(3, 0, 4, 32)}, ValueError, r"q has shape \[3, 0, 4, 32\]"),
+        ({"q": torch.ones(3, 4, 32)}, ValueError, r"q has shape \[3, 4, 32\]"),
+        ({"k_cache": [1]}, TypeError, "k_cache must be a PyTorch tensor, not list"),
+        ({"window_size": 3}, TypeError, "window_size must be two whole numbers, .left, right., not 3"),
+    ],
+)
+def test_a_cache_is_not_attended_to_by_what_does_not_fit(change, error, complaint):
+    (q, k, v, _, tables, lengths), _, _ = given(queries="1,1,1")
+    arguments = {"q": q[:, None], "k_cache": k, "v_cache": v, "cache_seqlens": lengths - 1, "block_table": tables}
+    with pytest.raises(error, match=complaint):
+        flash_attn.flash_attn_with_kvcache(**arguments | change)
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
