@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -51,8 +51,8 @@ ON_CPU = "1x4096 32/8"  # of the record's shapes: the others take long there
     ladder=("Time all kernels.", "Draw the ladder, in times of the floor, to FILE, .png, .svg or .pdf."),
 )  # fmt: skip
 def command(
-    path: str | None, heads: tuple[tuple[int, int, int, int], ...], lengths: str, queries: str, page: int,
-    query_type: str, cache: str | None, layout: str | None, rule: bool, how: timing.Timing,
+    path: str | None, heads: tuple[tuple[int, int, int, int], ...], layout: str | None, rule: bool,
+    how: timing.Timing, **of_shapes: Any,
 ) -> None:  # fmt: skip
     """Time paged decode beside the floor: a kernel that reads the same keys and values, and computes nothing.
 
@@ -71,7 +71,7 @@ def command(
         *(f"--against {name}" for name in how.against),
     ]
     on_cpu = how.is_cpu(on_gpus + ["--ladder"] * how.ladder, machine.gpus)
-    given = _read(path) if path else _shapes(heads, lengths, queries, page, query_type, cache, on_cpu, rule)
+    given = _read(path) if path else _shapes(heads, on_cpu, rule, **of_shapes)
     record = records.Record(machine.circumstances())
     how = replace(how, kernels=VERSIONS) if rule else how
     rows = (_on_cpu if on_cpu else _on_gpu)(record, given, layout or LAYOUT, how)
@@ -99,24 +99,16 @@ def _read(path: str) -> tuple[str, DecodeArrays]:
     return os.path.basename(path), read_decode(path)[0]
 
 
-def _shapes(
-    heads: Sequence[tuple[int, int, int, int]],
-    lengths: str,
-    queries: str,
-    page: int,
-    query_type: str,
-    cache: str | None,
-    on_cpu: bool,
-    rule: bool,
-) -> list[TimedShape]:
+def _shapes(heads: Sequence[tuple[int, int, int, int]], on_cpu: bool, rule: bool, **of_shapes: Any) -> list[TimedShape]:
     """The shapes that are named, or else those of the record, on a CPU one of them; with ``rule`` those of that."""
     from flashcli.measure.decode_shapes import OF_THE_RULE, SHAPES, TimedShape
 
     if not heads:
         return [shape for shape in (OF_THE_RULE if rule else SHAPES) if not on_cpu or shape.name == ON_CPU]
-    cache_type = decode_options.CACHE_TYPES[cache] if cache else query_type
-    told, same = f", queries {queries}" if queries else "", (lengths, query_type, cache_type, page, queries)
-    return [TimedShape(f"{S}x({lengths}) {H}/{Hkv} D={D}{told}", S, H, Hkv, D, *same) for S, H, Hkv, D in heads]
+    of_shapes["cache_type"] = of_shapes["cache_type"] or of_shapes["query_type"]
+    lengths, queries = of_shapes["lengths"], of_shapes["queries"]
+    told = f", queries {queries}" if queries else ""
+    return [TimedShape(f"{S}x({lengths}) {H}/{Hkv} D={D}{told}", S, H, Hkv, D, **of_shapes) for S, H, Hkv, D in heads]
 
 
 def _on_gpu(record: Record, given: Given, layout: str, how: timing.Timing) -> Iterator[Row]:
@@ -147,8 +139,5 @@ def _on_cpu(record: Record, given: Given, layout: str, how: timing.Timing) -> It
         yield on_cpu(*given, threads, runs)
         return
     for shape in given:
-        case = Case(
-            *shape[1:6], page=shape.page, layout=layout, query_type=shape.query_type, cache_type=shape.cache_type,
-            seed=how.seed, queries=shape.queries,
-        )  # fmt: skip
-        yield on_cpu(shape.name, make(case), threads, runs)
+        sizes = {name: value for name, value in shape._asdict().items() if name not in ("name", "shared")}
+        yield on_cpu(shape.name, make(Case(**sizes, layout=layout, seed=how.seed)), threads, runs)

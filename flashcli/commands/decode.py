@@ -19,10 +19,7 @@ KERNELS = OPERATIONS["decode"].kernels
 )
 @click.argument("input_path", metavar="IN")
 @click.argument("output_path", metavar="OUT")
-@click.option(
-    "--backend", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True,
-    help="Where to compute; auto is the GPU if there is a usable one, else the CPU.",
-)  # fmt: skip
+@options.backend_option
 @click.option(
     "--kernel",
     metavar="NAME",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -68,21 +69,22 @@ def _of_shapes(more: str = "") -> tuple[Callable, ...]:
             help=f"The type of queries, and of the cache.{more}",
         ),
         click.option(
-            "--cache", "--fp8", "cache", type=click.Choice(list(CACHE_TYPES)),
+            "--cache", "--fp8", "cache_type", type=click.Choice(list(CACHE_TYPES)),
+            callback=lambda context, option, value: CACHE_TYPES.get(value, ""),
             help=f"Have a cache of fp8, e4m3 or e5m2, or of int8.{more}",
         ),
     )  # fmt: skip
 
 
-OF_SHAPES = ("lengths", "queries", "page", "query_type", "cache")
-OPTIONS = (
+OF_SHAPES = ("lengths", "queries", "page", "query_type", "cache_type")
+OPTIONS = (  # but for the heads and the seed, each has the name of a field of `Case`
     click.option(
         "--decode", "heads", type=HeadsType(), metavar="S,H,Hkv,D",
         help="An input of `flashcli decode` instead: S sequences, H heads, Hkv in the cache, D numbers each.",
     ),
     *_of_shapes(" For --decode."),
     click.option(
-        "--query-tokens", type=click.IntRange(1, MAX_QUERY_TOKENS), default=1, show_default=True,
+        "--query-tokens", "T", type=click.IntRange(1, MAX_QUERY_TOKENS), default=1, show_default=True,
         help="How many of a sequence's last tokens ask. For --decode.",
     ),
     click.option(
@@ -128,46 +130,19 @@ def case_options(command: Callable) -> Callable:
     """Give a command these options; it is called with ``decode``, a `Case`, None if no --decode is given."""
 
     @functools.wraps(command)
-    def folded(
-        *,
-        heads: tuple[int, int, int, int] | None,
-        lengths: str,
-        query_tokens: int,
-        queries: str,
-        page: int,
-        layout: str,
-        query_type: str,
-        cache: str | None,
-        pages: str,
-        sharpness: float,
-        value_scale: float,
-        alibi: bool,
-        softcap: float,
-        sinks: bool,
-        window: int,
-        sparse: BlockSparse | None,
-        seed: int,
-        **others: Any,
-    ) -> Any:
-        case = None
-        if heads is not None:
-            from flashcli.files.decode.cases import Case
+    def folded(*, heads: tuple[int, int, int, int] | None, seed: int, **given: Any) -> Any:
+        from flashcli.files.decode.cases import Case
 
-            if queries and query_tokens > 1:
-                told = "--query-tokens is the same number for all sequences, --queries one for each."
-                raise UsageError(told, "leave out one of them.")
-            cache_type = CACHE_TYPES[cache] if cache else ""
-            case = Case(
-                *heads, lengths, query_tokens, page, layout, query_type, cache_type, pages, sharpness, value_scale,
-                alibi, window, sparse, seed, queries, softcap, sinks,
-            )  # fmt: skip
-        else:
+        of_case = {field.name: given.pop(field.name) for field in fields(Case) if field.name in given}
+        if heads is None:
             _refuse_without_decode()
-        return command(decode=case, seed=seed, **others)
+            return command(decode=None, seed=seed, **given)
+        if of_case["queries"] and of_case["T"] > 1:
+            told = "--query-tokens is the same number for all sequences, --queries one for each."
+            raise UsageError(told, "leave out one of them.")
+        return command(decode=Case(*heads, **of_case, seed=seed), seed=seed, **given)
 
-    for option in reversed(OPTIONS):
-        folded = option(folded)
-    return folded
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(OPTIONS), folded)
 
 
 def _refuse_without_decode() -> None:

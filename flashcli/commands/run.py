@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from flashcli.commands import options, standard
@@ -39,28 +41,19 @@ def _finite(context: click.Context, option: click.Parameter, value: float | None
 )
 @click.option("--threads", type=click.IntRange(1), help="Threads of the cpu backend; all usable cores by default.")
 @click.option(
-    "--max-device-memory", metavar="BYTES", type=parameters.BYTES, help="Use no more of the GPU's memory; 2G, 512M."
+    "--max-device-memory",
+    "max_device_bytes",
+    metavar="BYTES",
+    type=parameters.BYTES,
+    help="Use no more of the GPU's memory; 2G, 512M.",
 )
 @click.option("--serial", is_flag=True, help="Read, compute, write one after another, without overlap.")
 @click.option("--trace", metavar="FILE", help="Write a timeline of every chunk, for ui.perfetto.dev.")
 @as_json.json_option
 def command(
-    input_path: str,
-    output_path: str,
-    backend: str,
-    kernel: str | None,
-    emulate: bool,
-    precision: str,
-    causal: bool,
-    scale: float | None,
-    device: int | None,
-    devices: tuple[int, ...] | str | None,
-    threads: int | None,
-    max_device_memory: int | None,
-    serial: bool,
-    trace: str | None,
-    json_path: str | None,
-) -> None:
+    input_path: str, output_path: str, device: int | None, devices: tuple[int, ...] | str | None, serial: bool,
+    trace: str | None, json_path: str | None, **asked: Any,
+) -> None:  # fmt: skip
     """Compute O = softmax(scale · Q Kᵀ) V for each batch of the file IN, and write O to OUT.
 
     IN can be -, stdin, and OUT -, stdout. Prints the times for reading, computing and writing. Started as several tasks
@@ -77,23 +70,21 @@ def command(
             raise UsageError("- is one process's stdin or stdout, and there are several.", "name files.")
         [input_path], [output_path] = standard.to_read(input_path), standard.to_write(output_path)
         as_json.check_apart(json_path, input_path, output_path, trace)
-        chosen = _devices(devices, device, "--emulate" if emulate else f"--backend {backend}", here.size)
-        request = Request(
-            backend, causal, scale, kernel, precision, chosen[0] if chosen else None, here.turn, threads, here.threads,
-            max_device_memory, emulate,
-        )  # fmt: skip
+        where = "--emulate" if asked["emulate"] else f"--backend {asked['backend']}"
+        chosen = _devices(devices, device, where, here.size)
+        request = Request(**asked, device=chosen[0] if chosen else None, turn=here.turn, cores=here.threads)
         refuse_conflicts(request, options.as_option)
         order = pipeline.Order(input_path, output_path, request, chosen, serial, trace)
         person = pipeline.Audience(options.notice, options.warn, options.late_progress)
         try:
             record = pipeline.run(order, person if here.rank == 0 else pipeline.NOBODY, here)
         except BackendUnavailable as error:
-            if kernel is not None and not (emulate or request.on_host):
+            if request.kernel is not None and not (request.emulate or request.on_host):
                 error.hint += " Or add --emulate: the kernel then runs on the CPU, slowly."
             raise
     if here.rank > 0:
         return
-    record |= {"causal": causal, "scale": scale}
+    record |= {"causal": request.causal, "scale": request.scale}
     aside = standard.is_stdout(output_path)  # the answer goes there: the report must not
     as_json.present(record, report.report(record), json_path, err=aside)
 
