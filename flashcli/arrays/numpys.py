@@ -66,11 +66,9 @@ def attention(
     arrays, of = _as_they_lie(q=q, k=k, v=v, **changes)
     to = None if out is None else _operand_to_write(out, arrays)
     asked = call(**of, out=to, causal=causal, scale=scale, q_start=q_start, window=window, out_dtype=out_dtype)
-    request = Request(backend, asked.causal, asked.scale if scale is None else float(scale), kernel, precision)
-    refuse_conflicts(request)
     into = out if out is not None and asked.out_dtype == "float32" else np.empty(q.shape, np.float32)
     given = _matrices(arrays, into, np.empty(asked.lse_shape, np.float32) if return_lse else None)
-    if not _by_gpu(request, asked, given):
+    if not _by_gpu(asked, given, backend, kernel, precision):
         for one, part, *_ in _sequences(asked, given, arrays) if asked.sequences else [(asked, given)]:
             attend_arrays(one, part)
     answer = given.out if out is None else out
@@ -124,37 +122,36 @@ def as_batch(x: np.ndarray) -> np.ndarray:
     return x.swapaxes(0, 1)[None]
 
 
-def _by_gpu(request: Request, asked: Call, given: Matrices) -> bool:
+def _by_gpu(asked: Call, given: Matrices, backend: str, kernel: str | None, precision: str) -> bool:
     """Compute on a GPU if one is asked for, or is there and a file could hold the call; return whether it did.
 
-    A file has M = N, and nothing but Q, K and V.
+    A file has M = N, and nothing but Q, K and V. Where no GPU is needed, the driver is asked for one, in no time; else
+    it is opened, which says what is missing.
     """
-    needed = request.needs_gpu
-    may = _may_use_gpu(request.backend, needed)
-    if asked.empty or not (needed or may):
+    leaves_open = kernel is None and precision == "fp32"
+    if leaves_open and (backend == "cpu" or (backend == "auto" and driver.problem())):
+        return False
+    request = Request(backend, asked.causal, asked.scale, kernel, precision)
+    refuse_conflicts(request)
+    if asked.empty:
         return False
     plain = (asked.Hkv, asked.N, asked.q_start, asked.bias) == (asked.H, asked.M, 0, "") and given.lse is None
-    if not plain or asked.windowed or asked.sequences:
-        if needed:
-            raise UsageError(
-                "arrays on the CPU with a bias, mask, LSE, grouped heads, q_start, M != N, a window or packed "
-                "sequences have the cpu backend only.",
-                'leave out backend="cuda", kernel and precision, or give arrays that are on a GPU.',
-            )
+    plain = plain and not asked.windowed and not asked.sequences
+    if request.needs_gpu and not plain:
+        raise UsageError(
+            "arrays on the CPU with a bias, mask, LSE, grouped heads, q_start, M != N, a window or packed "
+            "sequences have the cpu backend only.",
+            'leave out backend="cuda", kernel and precision, or give arrays that are on a GPU.',
+        )
+    if backend == "cpu" or not plain:
         return False
     try:
-        if may:
-            _by_chunks(request if request.on_host else replace(request, backend="cuda"), given)
+        _by_chunks(request if request.on_host else replace(request, backend="cuda"), given)
     except BackendUnavailable:
-        if needed:
+        if request.needs_gpu:
             raise
         return False
-    return may
-
-
-def _may_use_gpu(backend: str, needed: bool) -> bool:
-    """Whether to open a GPU, which says what is missing if one is ``needed``; else the driver is asked, in no time."""
-    return backend != "cpu" and (needed or not driver.problem())
+    return True
 
 
 def _by_chunks(request: Request, given: Matrices) -> None:
@@ -249,7 +246,7 @@ def decode(
     given = DecodeArrays(**{**vars(asked), **arrays, **_of_type(asked.cache_type, key_cache, value_cache)})
     if wrong := page_problem(given):
         raise ValueError(f"cannot decode: {wrong}")
-    backend = backend if _may_use_gpu(backend, backend == "cuda" or kernel is not None) else "cpu"
+    backend = "cpu" if backend == "auto" and kernel is None and driver.problem() else backend
     with decoding.open_backend(backend, kernel=kernel) as engine:
         out, lse = engine.decode(given, range(given.S))
     out, lse = out.reshape(query.shape), lse.reshape(query.shape[:-1])

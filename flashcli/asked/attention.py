@@ -193,7 +193,7 @@ def call(
     TypeError for an argument of the wrong type, ValueError for one of the wrong shape, strides or size.
     """
     of = Operands(q, k, v, bias, mask, out, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
-    return _call(of, Options(*checked(causal, scale, q_start), checked_window(window)), type_name(out_dtype))
+    return _call(of, checked(causal, scale, q_start, window), type_name(out_dtype))
 
 
 def type_name(dtype: object) -> str:
@@ -201,14 +201,25 @@ def type_name(dtype: object) -> str:
     return "" if dtype is None else str(getattr(dtype, "__name__", dtype)).rpartition(".")[2]
 
 
-def checked(causal: bool, scale: float | None, q_start: int) -> tuple[bool, float | None, int]:
-    """Return causal, scale and q_start, or raise TypeError or ValueError; ``q_start`` is cut to 32 bits."""
+def checked(causal: bool, scale: float | None, q_start: int, window: Sequence[int]) -> Options:
+    """Return the options of a call, or raise TypeError or ValueError; whole numbers are cut to 32 bits."""
     if not isinstance(causal, Integral) and type(causal).__name__ not in ("bool", "bool_"):  # NumPy's is no bool
         raise TypeError(f"causal must be True or False, not {type(causal).__name__}")
-    scale = _scale(scale)
+    if scale is not None:
+        if not isinstance(scale, Real):
+            raise TypeError(f"scale must be a number, not {type(scale).__name__}")
+        if not abs(int(scale) if isinstance(scale, Integral) else float(scale)) <= MAX_SCALE:
+            raise ValueError(f"scale must be finite, from {-MAX_SCALE:.5g} to {MAX_SCALE:.5g}, not {scale}")
+        scale = float(scale)
     if not isinstance(q_start, Integral):
         raise TypeError(f"q_start must be a whole number, not {type(q_start).__name__}")
-    return bool(causal), scale, max(-MAX_INT32, min(int(q_start), MAX_INT32))
+    left, right = window if hasattr(window, "__len__") and len(window) == 2 else (None, None)
+    if not isinstance(left, Integral) or not isinstance(right, Integral):
+        raise TypeError(f"window must be two whole numbers, (left, right), not {window!r}")
+    if left < -1 or right < -1:
+        raise ValueError(f"window must have no number below -1, which is no limit, not {window!r}")
+    limits = min(int(left), MAX_INT32), min(int(right), MAX_INT32)
+    return Options(bool(causal), scale, max(-MAX_INT32, min(int(q_start), MAX_INT32)), limits)
 
 
 @functools.lru_cache(maxsize=256)  # a model asks the same again and again
@@ -373,7 +384,7 @@ def backward(
     their type, as that of O in `call`. Errors are those of `call`.
     """
     of = Operands(q, k, v, bias, mask, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
-    options = Options(*checked(causal, scale, q_start), checked_window(window))
+    options = checked(causal, scale, q_start, window)
     return _backward(do, of, o, lse, dlse, options, bool(return_dbias), rows_first, type_name(out_dtype))
 
 
@@ -572,31 +583,3 @@ def _slope_strides(slopes: Operand | None, B: int, H: int) -> tuple[int, int]:
 def _several(operand: Operand) -> list[int]:
     """Strides in elements, 0 for an axis of at most one element, for which libraries give any number."""
     return [stride if length > 1 else 0 for length, stride in zip(operand.shape, operand.strides, strict=True)]
-
-
-def checked_window(window: Sequence[int]) -> tuple[int, int]:
-    """Return a window as two ints, or raise TypeError or ValueError; they are cut to 32 bits."""
-    try:
-        left, right = window
-    except (TypeError, ValueError):
-        raise TypeError(f"window must be two whole numbers, (left, right), not {window!r}") from None
-    for side in (left, right):
-        if not isinstance(side, Integral):
-            raise TypeError(f"window must be two whole numbers, (left, right), not {window!r}")
-        if side < -1:
-            raise ValueError(f"window must have no number below -1, which is no limit, not {window!r}")
-    return min(int(left), MAX_INT32), min(int(right), MAX_INT32)
-
-
-def _scale(scale: float | None) -> float | None:
-    if scale is None:
-        return None
-    if not isinstance(scale, Real):
-        raise TypeError(f"scale must be a number, not {type(scale).__name__}")
-    try:
-        value = float(scale)
-    except OverflowError:
-        value = math.inf
-    if not abs(value) <= MAX_SCALE:
-        raise ValueError(f"scale must be finite, from {-MAX_SCALE:.5g} to {MAX_SCALE:.5g}, not {scale}")
-    return value

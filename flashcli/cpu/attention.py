@@ -53,11 +53,6 @@ class Matrices(NamedTuple):
     lse: np.ndarray | None = None
     slopes: np.ndarray | None = None
 
-    @property
-    def may_hide(self) -> bool:
-        """Whether keys may be taken away from some queries and not from others, beside the causal mask."""
-        return self.bias is not None or self.mask is not None
-
     def of(self, tile: Tile) -> Matrices:
         """The parts of the arrays that a tile needs, with all keys of its units."""
         units, of_rows = tile.units, (*tile.units, tile.rows)
@@ -192,7 +187,8 @@ def attend(
     Q: np.ndarray = given.q.astype(dtype, order="C")
     *units, Br, d = Q.shape
     first, N = sight.keys(Br, given.k.shape[-2])
-    may_hide = given.may_hide or sight.first is not None
+    # Whether keys may be taken away from some queries and not from others, beside the causal mask.
+    may_hide = given.bias is not None or given.mask is not None or sight.first is not None
     if abs(math.frexp(scale)[0]) == 0.5:  # a power of two scales Q exactly, and saves a pass over S
         Q *= dtype(scale)
         scale = 1

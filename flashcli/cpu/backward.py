@@ -135,7 +135,7 @@ def backward_arrays(asked: Backward, do: np.ndarray, dlse: np.ndarray | None, gi
     terms = Terms(
         by_group.q, by_group.k, by_group.v, do.reshape(by_group.q.shape), by_group.out, by_group.bias, by_group.mask,
         m, l, D, None if dlse is None else dlse.reshape(D.shape), by_group.slopes, call.scale, Sight.of(call),
-        (by_group.may_hide or call.windowed)
+        (given.bias is not None or given.mask is not None or call.windowed)
         and not all(np.isfinite(magnitude(x, None)) for x in (given.q, given.k, given.v, do)),
     )  # fmt: skip
     dq = into.dq.reshape(by_group.q.shape)

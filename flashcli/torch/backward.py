@@ -98,8 +98,8 @@ def attention_backward(
     elif backend not in ("auto", "cpu") or kernel is not None:
         raise ValueError(f"backend must be 'auto' or 'cpu', and kernel None, for tensors on {q.device}")
     refuse_half(o, lse)
-    causal, scale, q_start = transforms.checked(causal, scale, q_start)
-    sight = sight._replace(window=transforms.window(window))
+    causal, scale, q_start, window = transforms.checked(causal, scale, q_start, window)
+    sight = sight._replace(window=window)
     if o is None or lse is None:
         named = sight._asdict() | {"out_dtype": None if do.dtype == q.dtype else torch.float32}
         o, lse = torch.ops.flashcli.attention(q, k, v, bias, mask, causal, scale, q_start, **named)

@@ -76,16 +76,11 @@ def has_tangent(*tensors: torch.Tensor | None) -> bool:
     )
 
 
-def checked(causal: bool, scale: float | None, q_start: int) -> tuple[bool, float | None, int]:
-    """Return causal, scale and q_start, checked by `asked.attention.checked` unless they may be compiler's symbols."""
+def checked(causal: bool, scale: float | None, q_start: int, window: Sequence[int]) -> operands.Options:
+    """Return the options, checked by `asked.attention.checked` unless they may be a compiler's symbols."""
     if torch.compiler.is_compiling() or isinstance(q_start, torch.SymInt):
-        return causal, scale, q_start
-    return operands.checked(causal, scale, q_start)
-
-
-def window(given: Sequence[int]) -> Sequence[int]:
-    """Return a window, checked by `asked.attention.checked_window` unless a compiler is tracing."""
-    return given if torch.compiler.is_compiling() else operands.checked_window(given)
+        return operands.Options(causal, scale, q_start, window)  # type: ignore[arg-type]
+    return operands.checked(causal, scale, q_start, window)
 
 
 def without_autocast(kind: str) -> AbstractContextManager[Any]:
