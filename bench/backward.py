@@ -12,7 +12,7 @@ import click
 
 from bench import scripts
 from bench.targets import BACKWARD
-from flashcli.measure import backward
+from flashcli.measure import backward, in_place
 from flashcli.measure.bench import Conditions
 from flashcli.measure.rows import Row
 from flashcli.terminal import as_json
@@ -21,7 +21,8 @@ from flashcli.terminal import as_json
 def measured(conditions: Conditions) -> Iterator[Row]:
     """A row for each contender, ours and PyTorch's, of each case."""
     problems = {str(target.problem): target.problem for target in BACKWARD}
-    yield from backward.measured(problems, backward.contenders(["register_tiled"], ["torch"]), conditions)
+    contenders = backward.contenders(["register_tiled"], ["torch"])
+    yield from in_place.bench(problems, contenders, conditions, race=backward.race)
 
 
 @click.command()

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from bench import scripts
+from bench.race import compete
 from bench.rows import WholeCommand
 from flashcli.asked.shape import Shape, ceil_div
 from flashcli.cpu.workers import usable_cores
@@ -56,7 +57,7 @@ def rows_of(case: Case, commands: dict[str, list[str]], runs: int, folder: Path)
         memory[name] = float(told[1]) if told else None
         if name != "run":
             race.succeed([*race.FLASHCLI, "compare", outputs[name], outputs["run"], "--input", case.input])
-    for name, taken in race.compete(lines, runs).items():
+    for name, taken in compete(lines, runs).items():
         last = taken[-1]
         phases: dict[str, Any] = {phase.lower(): float(seconds) for phase, seconds in TIME.findall(last.out)}
         times = over_all([run.seconds for run in taken])

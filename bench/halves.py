@@ -12,6 +12,7 @@ import click
 from bench import scripts
 from flashcli.measure import backward, in_place
 from flashcli.measure.bench import Conditions
+from flashcli.measure.in_place import Contender
 from flashcli.measure.rows import Row
 from flashcli.measure.tensors import Problem
 from flashcli.terminal import as_json
@@ -21,15 +22,26 @@ GRADIENTS = Problem(2, 1, 1, 32768, 32768, 64)
 KINDS = ("float16", "bfloat16")
 
 
+def ours(dtype: str) -> Contender:
+    """`flashcli.attention` of halves, rounded to the same type."""
+    return Contender(f"flashcli, {dtype} in", in_place.ours().bind, dtype, dtype)
+
+
+def our_gradients(dtype: str) -> Contender:
+    """`flashcli.attention_backward` of halves."""
+    return Contender(f"flashcli, {dtype} in", backward.ours().bind, dtype, dtype)
+
+
 def measured(conditions: Conditions) -> Iterator[Row]:
     """A row for each contender: answers, then gradients."""
     _, *theirs = in_place.pytorchs()
     for problem in FORWARD:
-        entrants = [in_place.ours(), *map(in_place.ours_of_halves, KINDS), *theirs]
+        entrants = [in_place.ours(), *map(ours, KINDS), *theirs]
         yield from in_place.race(str(problem), [(x, problem) for x in entrants], "gpu", conditions)
     theirs_too = [x for x in backward.pytorchs() if x.dtype == "float16"]
-    of_ours = [backward.ours(), *map(backward.ours_of_halves, KINDS)]
-    yield from backward.race(f"gradients {GRADIENTS}", GRADIENTS, [*of_ours, *theirs_too], conditions, "cuda")
+    of_ours = [backward.ours(), *map(our_gradients, KINDS)]
+    differentiated = [(x, GRADIENTS) for x in [*of_ours, *theirs_too]]
+    yield from backward.race(f"gradients {GRADIENTS}", differentiated, "gpu", conditions)
 
 
 @click.command()

@@ -24,6 +24,7 @@ from typing import Any
 import click
 
 from bench import scripts
+from bench.race import compete
 from bench.rows import PlainFiles, Scaled
 from flashcli.asked.shape import Shape
 from flashcli.cpu.workers import usable_cores
@@ -75,7 +76,7 @@ def rows_of(case: str, shape: Shape, given: Path, backend: str, counts: tuple[in
         if index and not filecmp.cmp(first, other, shallow=False):
             raise FlashError(f"{' '.join(command)} gives other bytes than one process with one GPU.", "report it.")
     lines = {entrant: [*command, given, other] for entrant, command in entrants.items()}
-    for (name, count), taken in race.compete(lines, runs, _environment()).items():
+    for (name, count), taken in compete(lines, runs, _environment()).items():
         tellings = [told(done) for done in taken]
         times: dict[str, Any] = {key: statistics.median(each[key] for each in tellings) for key in (*RUN_TIMES, "busy")}
         rates = _rates(shape, times["input"], times["output"])

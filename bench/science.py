@@ -35,7 +35,7 @@ def measured(conditions: Conditions) -> Iterator[Row]:
         yield from in_place.race(case, [(contender, problem) for contender in forward], "gpu", conditions)
         ours = [backward.ours(), *([] if problem.bias is None else [backward.ours(dbias=False)])]
         theirs = [x for x in backward.pytorchs() if x.name == peers.EFFICIENT]
-        yield from backward.race(case, problem, [*ours, *theirs], conditions, "cuda")
+        yield from backward.race(case, [(contender, problem) for contender in [*ours, *theirs]], "gpu", conditions)
 
 
 @click.command()

@@ -122,7 +122,7 @@ def _attention(
 def _gradients(
     problems: dict[str, Problem], kernels: list[str], against: tuple[str, ...], conditions: Conditions, device: str
 ) -> Iterator[Row]:  # fmt: skip
-    from flashcli.measure import backward
+    from flashcli.measure import backward, in_place
 
     contenders = backward.cpu_contenders(against) if device == "cpu" else backward.contenders(kernels, against)
-    return backward.measured(problems, contenders, conditions, device)
+    return in_place.bench(problems, contenders, conditions, device, backward.race)

@@ -55,16 +55,6 @@ def ours(
     return Contender(label, bind, gradients=gradients)
 
 
-def ours_of_halves(dtype: str, out_dtype: str = "") -> Contender:
-    """`flashcli.attention` of halves, "float16" or "bfloat16", rounded to the same type, or to ``out_dtype``."""
-    from flashcli.api import attention
-
-    def bind(problem: Problem, inputs: Inputs) -> Callable[[], Any]:
-        return functools.partial(attention, inputs.q, inputs.k, inputs.v, problem.causal, out_dtype=out_dtype or None)
-
-    return Contender(f"flashcli, {dtype} in", bind, out_dtype or dtype, dtype)
-
-
 def pytorchs_choice(gradients: bool = False) -> Contender:
     """PyTorch's attention, whichever it chooses."""
     from torch.nn.functional import scaled_dot_product_attention
@@ -141,15 +131,6 @@ def cpu_contenders(against: Collection[str]) -> list[Contender]:
     return [ours(name="flashcli cpu"), *([pytorchs_choice()] if "torch" in against else [])]
 
 
-def bench(
-    problems: dict[str, Problem], contenders: list[Contender], conditions: Conditions, device: str = "cuda"
-) -> Iterator[Row]:
-    """A row for each problem and contender."""
-    for case, problem in problems.items():
-        entrants = [(contender, problem) for contender in contenders]
-        yield from race(case, entrants, "gpu" if device == "cuda" else "cpu", conditions, device)
-
-
 class Ready(NamedTuple):
     """A contender with a right answer: how right, and its calls."""
 
@@ -175,6 +156,16 @@ def race(case: str, entrants: Sequence[Entrant], clock: str, conditions: Conditi
         return InPlace(**beginning, **accuracy, **times, tflops=tflops, **problem.figures(), clock=clock)
 
     return in_turn(entrants, checked(case, entrants, conditions.seed, device), timed, clock, conditions.runs)
+
+
+def bench(
+    problems: dict[str, Problem], contenders: Sequence[Contender], conditions: Conditions, device: str = "cuda",
+    race: Callable[..., list[Row]] = race,
+) -> Iterator[Row]:  # fmt: skip
+    """A row for each problem and contender."""
+    for case, problem in problems.items():
+        entrants = [(contender, problem) for contender in contenders]
+        yield from race(case, entrants, "gpu" if device == "cuda" else "cpu", conditions, device)
 
 
 def in_turn(
@@ -223,7 +214,6 @@ def _draw_all(problem: Problem, contender: Contender, seed: int, device: str) ->
     """Inputs, as many as no cache holds."""
     count = min(8, max(2, ceil_div(L2_BYTES, problem.bytes)))
     found = [random_inputs(problem, seed + index, device, contender.takes) for index in range(count)]
-    for inputs in found if contender.gradients else ():
-        for tensor in (inputs.q, inputs.k, inputs.v):
-            tensor.requires_grad_()
+    for tensor in (tensor for inputs in found if contender.gradients for tensor in inputs.wanted):
+        tensor.requires_grad_()
     return found

@@ -1,4 +1,4 @@
-"""Whole commands in processes of their own: started, timed and measured from outside, and raced in turn."""
+"""Whole commands in processes of their own: started, timed and measured from outside."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Hashable, Mapping, Sequence
-from typing import IO, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import IO, NamedTuple
 
 from flashcli.errors import FlashError
 
-Name = TypeVar("Name", bound=Hashable)
 Command = Sequence[object]  # its words
 FLASHCLI = (sys.executable, "-m", "flashcli")
 
@@ -76,20 +75,3 @@ def succeed(command: Command, limit: float | None = None, environment: Mapping[s
 def _called(command: Command) -> str:
     words = [*map(str, command)]
     return f"flashcli {words[3]}" if tuple(words[:3]) == FLASHCLI else " ".join(words)
-
-
-def compete(
-    commands: Mapping[Name, Command], runs: int, environment: Mapping[str, str] | None = None
-) -> dict[Name, list[Ended]]:
-    """Run each command ``runs`` times, in turns; returns how each run ended."""
-    taken: dict[Name, list[Ended]] = {name: [] for name in commands}
-    for turn in range(runs):
-        for name in rotated(list(commands), turn):  # what a command leaves for the system to do slows down the next
-            taken[name].append(succeed(commands[name], environment=environment))
-    return taken
-
-
-def rotated(names: list[Name], turn: int) -> list[Name]:
-    """Rotate names so that another one begins in each turn."""
-    first = turn % len(names)
-    return names[first:] + names[:first]

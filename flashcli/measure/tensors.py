@@ -67,7 +67,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Tensors of a `Problem`, and where its answer goes: None where it is allocated, contiguous."""
+    """Tensors of a `Problem`, and where its answer goes: None where it is allocated, contiguous.
+
+    ``do`` is the gradient of a loss with respect to the answer, where gradients are timed.
+    """
 
     q: Tensor
     k: Tensor
@@ -75,6 +78,12 @@ class Inputs:
     bias: Tensor | None
     mask: Tensor | None
     out: Tensor | None
+    do: Tensor | None = None
+
+    @property
+    def wanted(self) -> tuple[Tensor, ...]:
+        """Tensors whose gradients are taken: q, k, v, and the bias, if there is one."""
+        return tuple(x for x in (self.q, self.k, self.v, self.bias) if x is not None)
 
     def changes(self, problem: Problem, batch: int, head: int, rows: Any = slice(None)) -> Tensor:
         """Numbers that are added to a head's scores, [rows, N] in float64: -inf where the mask is false."""

@@ -22,7 +22,7 @@ from bench.records import read  # noqa: E402
 from bench.targets import BACKWARD  # noqa: E402
 from flashcli.commands.bench_tensors import command  # noqa: E402
 from flashcli.errors import UsageError  # noqa: E402
-from flashcli.measure import backward, peers, records  # noqa: E402
+from flashcli.measure import backward, in_place, peers, records  # noqa: E402
 from flashcli.measure.bench import Conditions  # noqa: E402
 from flashcli.measure.rows import Failure, Gradients  # noqa: E402
 from flashcli.measure.tensors import Problem  # noqa: E402
@@ -37,7 +37,8 @@ PROBLEMS = [
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_ours_and_pytorchs_are_checked_and_timed(problem):
-    rows = backward.race("it", problem, backward.cpu_contenders(["torch"]), QUICK, "cpu")
+    entrants = [(contender, problem) for contender in backward.cpu_contenders(["torch"])]
+    rows = backward.race("it", entrants, "cpu", QUICK, "cpu")
     assert [row.contender for row in rows] == ["flashcli", "PyTorch SDPA"]
     for row in rows:
         assert isinstance(row, Gradients) and row.runs == 2 and row.clock == "cpu"
@@ -46,15 +47,15 @@ def test_ours_and_pytorchs_are_checked_and_timed(problem):
 
 
 def test_with_the_forward_pass_seven_products_are_counted():
-    [row] = backward.race("it", PROBLEMS[0], [backward.ours_with_forward()], QUICK, "cpu")
+    [row] = backward.race("it", [(backward.ours_with_forward(), PROBLEMS[0])], "cpu", QUICK, "cpu")
     assert isinstance(row, Gradients) and row.contender == "flashcli, forward too"
     assert row.tflops == pytest.approx(PROBLEMS[0].operations * 3.5 / row.seconds / 1e12)
 
 
 @pytest.mark.parametrize("which", range(3), ids=["dQ", "dK", "dV"])
 def test_what_is_wrong_is_told_and_not_timed(which):
-    def bind(problem, inputs, do):
-        call = backward.ours().bind(problem, inputs, do)
+    def bind(problem, inputs):
+        call = backward.ours().bind(problem, inputs)
 
         def wrong():
             found = list(call())
@@ -63,7 +64,7 @@ def test_what_is_wrong_is_told_and_not_timed(which):
 
         return wrong
 
-    [row] = backward.race("it", PROBLEMS[1], [backward.Contender("wrong", bind)], QUICK, "cpu")
+    [row] = backward.race("it", [(in_place.Contender("wrong", bind), PROBLEMS[1])], "cpu", QUICK, "cpu")
     assert isinstance(row, Failure) and row.is_wrong and row.relative_l2 == pytest.approx(0.01, rel=1e-3)
 
 
