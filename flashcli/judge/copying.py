@@ -51,6 +51,6 @@ def _copy_file(source: str, target: Path, left: int, most: int) -> int:
                 copied += len(block)
                 new.write(block)
         if max(status.st_size, copied) > left:
-            raise NotCopied(f"it is larger than {sizes.text(most)}")
+            raise NotCopied(f"it is larger than {sizes.text(most)}: give the program one of its own")
         os.fchmod(new.fileno(), stat.S_IMODE(status.st_mode) & 0o777)
         return copied
