@@ -11,19 +11,25 @@ __device__ __forceinline__ Piece piece_of(const Decode &a, const Item &item) {
     return {of, item.first, item.end, item.index, item.count, 0};
 }
 
+// Where a block is among the pieces: the number of one, and what finds it. A read of 16 bytes gets nothing else.
+struct __align__(16) Turn {
+    Finder finder;
+    int number;
+};
+
 __device__ __forceinline__ void drawn_pieces(const Decode &a) {
     __shared__ Meeting meeting;
     __shared__ __align__(16) SharedPiece present;
     __shared__ float factor;
-    __shared__ Finder finder, found;  // before and after this piece; registers are full
-    __shared__ int number;
+    __shared__ Turn turn;
+    __shared__ __align__(16) Finder found;  // after this piece; registers are full
 
-    if (threadIdx.x == 0) finder = {0, 0}, number = blockIdx.x;
+    if (threadIdx.x == 0) turn = {{0, 0}, (int)blockIdx.x};
     __syncthreads();
     for (;;) {
-        Finder now = finder;
+        Finder now = turn.finder;
         Item item;
-        if (!now.find(a, ANY, number, item)) break;
+        if (!now.find(a, ANY, turn.number, item)) break;
         if (threadIdx.x == 0) {
             found = now;
             present.item = item;
@@ -41,7 +47,7 @@ __device__ __forceinline__ void drawn_pieces(const Decode &a) {
             keep_quad(partials_of(a, present.item, known), present.item.index, quad, sum);
         });
         if (FINDS == BY_LENGTHS) break;  // there are as many blocks as pieces
-        if (threadIdx.x == 0) finder = found, number = next;
+        if (threadIdx.x == 0) turn = {found, next};
         __syncthreads();
     }
 }
