@@ -37,22 +37,22 @@ help:
 	@echo "make clean          remove everything that make made"
 
 # One virtual environment for all targets. PyCUDA is built from source, so only where a toolkit and a driver are; with
-# a driver alone, files are computed without PyCUDA.
+# a driver alone, files are computed without PyCUDA. Kernels of usual shapes are compiled in the background then.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "flashcli needs Python 3.11 or newer: PYTHON=python3.11 make ...")'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
-	@if PATH="$$PATH:$$CUDA_HOME/bin:/usr/local/cuda/bin" command -v nvcc >/dev/null && nvidia-smi >/dev/null 2>&1; then \
-		echo "CUDA toolkit and driver found: installing PyCUDA (this takes a minute or two)."; \
-		PATH="$$PATH:$$CUDA_HOME/bin:/usr/local/cuda/bin" $(BIN)/python -m pip install --quiet --editable '.[cuda]' \
-			&& { $(BIN)/flashcli warm run --d 32 --d 64 || true; } \
-			|| echo "PyCUDA could not be installed: going on with the CPU backend only ('make clean' to try again)."; \
-	elif nvidia-smi >/dev/null 2>&1; then \
-		echo "A driver without a CUDA toolkit: installing NVIDIA's bindings, with the compiler as a library."; \
-		$(BIN)/python -m pip install --quiet 'cuda-bindings[all]' \
-			|| echo "They could not be installed: going on with the CPU backend only ('make clean' to try again)."; \
-	else \
+	@if ! nvidia-smi >/dev/null 2>&1; then \
 		echo "No driver here: installing for the CPU backend only ('make clean' to choose again)."; \
+	else \
+		set -f; export PATH="$$PATH:$$CUDA_HOME/bin:/usr/local/cuda/bin"; \
+		if command -v nvcc >/dev/null; then \
+			echo "CUDA toolkit and driver found: installing PyCUDA (this takes a minute or two)."; wanted='--editable .[cuda]'; \
+		else \
+			echo "A driver without a CUDA toolkit: installing NVIDIA's bindings, with the compiler as a library."; wanted='cuda-bindings[all]'; \
+		fi; \
+		$(BIN)/python -m pip install --quiet $$wanted || echo "That could not be installed: going on without ('make clean' to try again)."; \
+		$(BIN)/flashcli warm --background || true; \
 	fi
 	@touch $@
 

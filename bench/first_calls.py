@@ -1,8 +1,8 @@
-"""First calls on PyTorch's tensors on a GPU, and runs: by quick builds, by full ones, and by kept kernels.
+"""First calls on PyTorch's tensors on a GPU, and runs: by quick builds, by full ones, and by what `warm` has compiled.
 
-``python -m bench.first_calls --json cuda/records/first-calls.json``: in a process, each call is of a new kind, and the
-first includes the import of flashcli's modules. Full builds are timed in a process for each head size, side by side;
-quick builds, which take more cores, one after the other.
+``python -m bench.first_calls --json cuda/records/first-calls.json``: each call is the first of its process, and imports
+flashcli's modules (`bench.forked_calls`). Full builds are timed for all head sizes side by side; quick builds, which
+take more cores, one after the other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,53 +22,18 @@ import click
 import numpy as np
 
 from bench import scripts
+from bench.forked_calls import CALLS, B, H, N, S
+from bench.records import load_record
 from bench.rows import FirstCall
 from flashcli.errors import KernelFailure
+from flashcli.kernels import usual
 from flashcli.measure import machine
 from flashcli.measure.rows import Row
 from flashcli.terminal import as_json
 
-B, H, N = 2, 8, 2048  # of attention, and of runs with B * H batches
-S, PAGES = 8, 1024  # sequences of decode, pages of 16 tokens of its cache
-QUICK, FULL, KEPT = "empty cache", "empty cache, full builds", "kept kernels"
-STATES = {QUICK: "1", FULL: "0", KEPT: "1"}  # FLASHCLI_QUICK
-RUNS = (32, 64)  # head sizes of runs
-LIMIT = 300  # seconds for a process
-CALLS = (("attention", False), ("attention", True), ("decode", False))
-
-
-def call(operation: str, d: int, causal: bool) -> Callable[[], object]:
-    """The call, whose tensors are there already."""
-    import torch
-
-    from flashcli.api import attention, decode
-
-    def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.randn(*shape, device="cuda", dtype=dtype)
-
-    if operation == "decode":
-        half = torch.float16
-        query, keys = random(S, 32, d, dtype=half), random(PAGES, 8, d // 8, 16, 8, dtype=half)
-        values = random(PAGES, 8, d, 16, dtype=half)
-        tables = torch.arange(PAGES, device="cuda", dtype=torch.int32).reshape(S, -1)
-        lengths = torch.full((S,), 2000, device="cuda", dtype=torch.int32)
-        return lambda: decode(query, keys, values, tables, lengths)
-    q = random(B, H, N, d)
-    return lambda: attention(q, q, q, causal=causal)
-
-
-def child(heads: Sequence[int]) -> None:
-    """Print the seconds of each first call, one a line."""
-    import torch
-
-    torch.zeros(1, device="cuda")  # the context is there before
-    for d, (operation, causal) in itertools.product(heads, CALLS):
-        this = call(operation, d, causal)
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        this()
-        torch.cuda.synchronize()
-        print(json.dumps(time.perf_counter() - start), flush=True)
+FULL = "empty cache, full builds"
+STATES = {"quick": "empty cache", "full": FULL, "warm": "after `warm`"}
+LIMIT = 600  # seconds for a process
 
 
 def runs(state: str, folder: Path, heads: Sequence[int]) -> Iterator[FirstCall]:
@@ -82,7 +47,7 @@ def runs(state: str, folder: Path, heads: Sequence[int]) -> Iterator[FirstCall]:
 
 def calls(state: str, folder: Path, heads: Sequence[int]) -> Iterator[FirstCall]:
     """A row for each call of a process, in one state of the cache, which is in ``folder``."""
-    told = finished(state, folder, "-c", f"from bench.first_calls import child; child({heads})")
+    told = finished(state, folder, "-m", "bench.forked_calls", *map(str, heads))
     for (d, (operation, causal)), line in zip(itertools.product(heads, CALLS), told.splitlines(), strict=True):
         rows, seconds = S if operation == "decode" else B * H, json.loads(line)
         yield FirstCall(case=operation, B=rows, N=N, d=d, causal=causal, contender=state, seconds=seconds)
@@ -94,8 +59,7 @@ def finished(state: str, folder: Path, *arguments: str) -> str:
     NVRTC, too, keeps what it has compiled, which no fresh machine has.
     """
     environment = {
-        "FLASHCLI_CACHE_DIR": str(folder / ("quick" if state == QUICK else "full")), "FLASHCLI_QUICK": STATES[state],
-        "CUDA_CACHE_DISABLE": "1",
+        "FLASHCLI_CACHE_DIR": str(folder / state), "FLASHCLI_QUICK": str(int(state != FULL)), "CUDA_CACHE_DISABLE": "1",
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, *arguments], env={**os.environ, **environment}, capture_output=True, text=True, timeout=LIMIT
@@ -112,16 +76,30 @@ def write_input(path: Path, d: int) -> None:
 
 
 @click.command()
-@click.option("--d", "heads", multiple=True, type=int, default=(32, 64, 80, 96, 128), help="A head size.")
+@click.option("--d", "heads", multiple=True, type=int, default=usual.HEADS, help="A head size.")
+@click.option(
+    "--warmed", type=click.Path(exists=True, file_okay=False, resolve_path=True),
+    help="A cache's folder that `flashcli warm` has filled; if none is named, it fills one here.",
+)  # fmt: skip
+@click.option("--state", "states", multiple=True, type=click.Choice(list(STATES)), default=list(STATES))
+@click.option("--beside", type=click.Path(path_type=Path), help="A record, whose rows of what is not timed are kept.")
 @as_json.json_option
-def main(heads: tuple[int, ...], json_path: str | None) -> None:
-    """Time runs and first calls of attention and decode, with an empty cache and with kept kernels."""
-    found: list[Row] = []
+def main(
+    heads: tuple[int, ...], warmed: str | None, states: tuple[str, ...], beside: Path | None, json_path: str | None
+) -> None:
+    """Time runs and first calls of attention, gradients and decode, with an empty cache and after `flashcli warm`."""
+    earlier = load_record(beside, "python -m bench.first_calls", FirstCall).rows if beside else []
+    wanted = [STATES[state] for state in states]
+    found: list[Row] = [row for row in earlier if row.d not in heads or row.contender not in wanted]
     with tempfile.TemporaryDirectory() as name:
-        folder, of_runs = Path(name), [d for d in heads if d in RUNS]
+        folder, of_runs = Path(name), [d for d in heads if d in usual.CALLS["run"].heads]
         for d in of_runs:
             write_input(folder / f"{d}.in", d)
-        for state in STATES:
+        if warmed:
+            (folder / STATES["warm"]).symlink_to(warmed)
+        elif "warm" in states:
+            finished(STATES["warm"], folder, "-m", "flashcli", "warm", *(f"--d={d}" for d in heads))
+        for state in wanted:
             shares = [(d,) for d in heads] if state == FULL else [heads]
             with ThreadPoolExecutor(len(shares) if state == FULL else 1) as pool:
                 parts = [pool.submit(list, runs(state, folder, of_runs))]

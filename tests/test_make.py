@@ -72,6 +72,49 @@ def test_make_alone_names_every_target(tmp_path):
     }
 
 
+def set_up(folder, *there: str, fails: str = ""):
+    """The environment made anew where there are some ``there`` of nvcc and nvidia-smi; what one ``fails`` does."""
+    log, tools, venv = folder / "log", folder / "tools", folder / "venv"
+    tools.mkdir()
+    for name in there:
+        script(tools / name, "#!/bin/sh\n")
+    made = script(folder / "flashcli", f'#!/bin/sh\necho flashcli "$@" >> {log}\nexit {int(fails == "warm")}\n')
+    python = script(
+        folder / "python",
+        f'#!/bin/sh\necho "$@" >> {log}\ncase "$*" in *venv*) mkdir -p {venv}/bin; cp $0 {made} {venv}/bin;; '
+        f"*'[cuda]'|*'[all]') exit {int(fails == 'pip')};; esac\n",
+    )
+    # Not where a toolkit usually is, either: the tools of this machine alone, by links.
+    for name in ("sh", "cp", "mkdir", "touch", "make", "echo"):
+        if not (tools / name).exists():
+            (tools / name).symlink_to(shutil.which(name))
+    makefile = folder / "Makefile"
+    makefile.write_text((ROOT / "Makefile").read_text().replace("/usr/local/cuda", str(folder / "cuda")))
+    done = subprocess.run(
+        ["make", "-f", makefile, f"VENV={venv}", f"PYTHON={python}", f"{venv}/.ready"],
+        cwd=ROOT, env={"PATH": str(tools)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and (venv / ".ready").exists(), done.stderr
+    return done.stdout, log.read_text().splitlines()[2:]  # a Python that is new enough, and the environment
+
+
+TESTS_ALONE = ["-m pip install --quiet --editable .[test]"]
+
+
+@pytest.mark.parametrize("there", [(), ("nvcc",)])
+def test_set_up_without_a_driver_installs_what_the_cpu_needs_and_compiles_nothing(tmp_path, there):
+    told, called = set_up(tmp_path, *there)
+    assert called == TESTS_ALONE and "No driver here" in told
+
+
+@pytest.mark.parametrize("fails", ["", "pip", "warm"])
+@pytest.mark.parametrize(("there", "wanted"), [((), "cuda-bindings[all]"), (("nvcc",), "--editable .[cuda]")])
+def test_set_up_beside_a_gpu_compiles_usual_kernels_in_the_background_and_never_fails(tmp_path, there, wanted, fails):
+    told, called = set_up(tmp_path, "nvidia-smi", *there, fails=fails)
+    assert called == [*TESTS_ALONE, f"-m pip install --quiet {wanted}", "flashcli warm --background"]
+    assert ("could not be installed" in told) == (fails == "pip")
+
+
 def test_skipped_tests_are_told_in_a_line_for_each_reason():
     skipped = [SimpleNamespace(longrepr=("x.py", 3, f"Skipped: no {what}")) for what in ("MPI", "GPU", "GPU")]
     assert reasons_of(skipped) == ["skipped    2: no GPU", "skipped    1: no MPI"]

@@ -88,14 +88,11 @@ def _begin(source: Source) -> bytes | None:
     import json  # here, because a warm start compiles nothing
     import subprocess
 
-    root = str(Path(__file__).parents[2])
+    from flashcli.process import detached
+
     with _beginning:
         if not _is_at_work(source):
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-c", MAKE, json.dumps(source)],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([root, *map(str, sys.path)])}, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+            process = detached.begin(["-c", MAKE, json.dumps(source)], stdout=subprocess.PIPE)
             assert process.stdout
             with process.stdout as pipe:
                 _begun[source] = process, cache.unsealed(pipe.read())

@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any
@@ -58,6 +58,14 @@ def failure(code: Any, doing: str) -> FlashError:
     return KernelFailure(f"{doing}: {text}.", "errors of earlier kernels show late: try CUDA_LAUNCH_BLOCKING=1.")
 
 
+def described(device: int, name: str, attribute: Callable[[str], int]) -> Gpu:
+    """A GPU as kernels are chosen for it, of that number and name, by its attributes, which the driver has by name."""
+    capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
+    sms, mhz = attribute("MULTIPROCESSOR_COUNT"), attribute("CLOCK_RATE") / 1e3
+    bytes_a_second = 2 * attribute("MEMORY_CLOCK_RATE") * 1e3 * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8
+    return Gpu(capability, sms, f"GPU {device}", speed(capability, name, sms, mhz, bytes_a_second))
+
+
 class Place:
     """A context on a GPU, with the GPU's properties and the functions loaded there."""
 
@@ -70,12 +78,9 @@ class Place:
             return ask(driver.cuDeviceGetAttribute, found, handle)
 
         self.device, self.context = device, context
-        capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
         self.name = ask(driver.cuDeviceGetName, 256, handle).partition(b"\0")[0].decode()
-        sms, mhz = attribute("MULTIPROCESSOR_COUNT"), attribute("CLOCK_RATE") / 1e3
-        bytes_a_second = 2 * attribute("MEMORY_CLOCK_RATE") * 1e3 * attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8
-        self.gpu = Gpu(capability, sms, f"GPU {device}", speed(capability, self.name, sms, mhz, bytes_a_second))
-        self.arch = compiler.architecture(capability)
+        self.gpu = described(device, self.name, attribute)
+        self.arch = compiler.architecture(self.gpu.capability)
         self._functions: dict[tuple, dict[str, int]] = {}
         self._quick: dict[tuple, dict[str, int]] = {}  # of quick builds
         self._shared: dict[int, int] = {}  # bytes that a function may have

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from flashcli.kernels import backward, choice, decode
 from flashcli.kernels.operation import Build, Gpu
@@ -28,7 +30,7 @@ def of_attention(gpu: Gpu, d: int) -> Iterator[Build]:
     """Builds of `flashcli.attention` on dense arrays, with and without the LSE, which gradients need."""
     for B, N, causal, lse in itertools.product(BATCHES, LENGTHS, (False, True), (False, True)):
         problem = Problem(
-            B, N, N, d, causal, sms=gpu.multiprocessors, in_place=True, lse=lse, batch_invariant=True
+            B, N, N, d, causal, sms=gpu.multiprocessors, in_place=True, lse=lse, batch_invariant=True, speed=gpu.speed
         )  # fmt: skip
         yield Build(choice.choose(gpu.capability, problem), problem)
 
@@ -54,15 +56,28 @@ def of_decode(gpu: Gpu, d: int) -> Iterator[Build]:
         )
 
 
-CALLS: dict[str, Callable[[Gpu, int], Iterator[Build]]] = {
-    "run": of_files, "attention": of_attention, "backward": of_gradients, "decode": of_decode,
+class Usual(NamedTuple):
+    """Shapes of a call: the ``builds`` that they need on a GPU for heads of a length, and the usual ``heads``."""
+
+    builds: Callable[[Gpu, int], Iterator[Build]]
+    heads: tuple[int, ...] = HEADS
+
+
+CALLS = {
+    "run": Usual(of_files, (32, 64)), "attention": Usual(of_attention), "backward": Usual(of_gradients),
+    "decode": Usual(of_decode),
 }  # fmt: skip
 
 
-def builds(gpu: Gpu, calls: Iterable[str] = CALLS, heads: Iterable[int] = HEADS) -> list[Build]:
-    """All builds that differ of these calls with heads of these lengths."""
+def builds(gpu: Gpu, calls: Iterable[str] = CALLS, heads: Iterable[int] = ()) -> list[Build]:
+    """All builds that differ of these calls with heads of these lengths, or the usual ones; most needed ones first."""
     found: dict[tuple, Build] = {}
-    for call, d in itertools.product(calls, heads):
-        for build in CALLS[call](gpu, d):
-            found.setdefault((build.kernel.name, *build.macros().items()), build)
-    return list(found.values())
+    needed: defaultdict[tuple, float] = defaultdict(float)  # by how large a share of a call's shapes
+    for call in calls:
+        for d in heads or CALLS[call].heads:
+            some = [*CALLS[call].builds(gpu, d)]
+            for build in some:
+                key = build.kernel.name, *build.macros().items()
+                found.setdefault(key, build)
+                needed[key] += 1 / len(some)
+    return [found[key] for key in sorted(needed, key=needed.__getitem__, reverse=True)]
