@@ -5,6 +5,7 @@ import functools
 import click
 
 from flashcli.commands import options, standard
+from flashcli.errors import UsageError
 from flashcli.kernels.registry import OPERATIONS
 from flashcli.terminal import as_json
 
@@ -36,7 +37,6 @@ def command(
     IN and OUT are .safetensors files: queries, a cache in pages, tables of pages and lengths in; `out` and `lse` out.
     docs/decode.md says what is in them. Prints the times for reading, computing and writing.
     """
-    from flashcli.errors import UsageError
     from flashcli.run import decode
 
     if threads is not None and backend == "cuda":

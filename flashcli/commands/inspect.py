@@ -6,6 +6,7 @@ import click
 
 from flashcli.asked.shape import Shape
 from flashcli.commands import options, standard
+from flashcli.errors import UsageError
 from flashcli.terminal import as_json, parameters
 
 ANSWER = """out: {shape} of {type}, {out_min:.7g} to {out_max:.7g}
@@ -30,7 +31,6 @@ def command(path: str, header_only: bool, shape: Shape | None, json_path: str | 
     FILE can be -, which is stdin. Of an input file of `flashcli decode`, whose cache may be larger than memory, sizes
     and lengths are shown; of its answer, and of an output with its --shape, the range of values.
     """
-    from flashcli.errors import UsageError
     from flashcli.files.decode.tensors import has_tensors
     from flashcli.files.summary import summarise, summarise_output
 

@@ -12,6 +12,7 @@ import click
 from flashcli.asked.how import PRECISIONS
 from flashcli.asked.shape import MAX_D, Shape
 from flashcli.commands import options
+from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.kernels import backward, merge, tangents, write_kv
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build, Kernel
@@ -130,8 +131,6 @@ def _problem(operation: str, kernel: Kernel, d: int) -> Any:
 
     For a kernel of paged decode that takes no other problem, it is one of prompts in float32.
     """
-    from flashcli.errors import UsageError
-
     problems = [PROBLEMS[operation](d, tokens) for tokens in (2048, 128)]
     for problem in (*problems, *([PROMPTS._replace(d=d)] if operation == "decode" else [])):
         if not kernel.refuses(fitted := kernel.fitted(problem)):
@@ -184,8 +183,6 @@ def _time(microseconds: float) -> str:
 
 def _listed(operation: str, kernel: Kernel, d: int) -> dict[str, Any]:
     """A kernel as in `_row`; without tiles, and with the reason, where it has no heads of d numbers."""
-    from flashcli.errors import UsageError
-
     try:
         return _row(kernel, _problem(operation, kernel, d))
     except UsageError as error:
@@ -225,8 +222,6 @@ def _tiles(row: dict[str, Any]) -> str:
 
 def _one(operation: str, kernel: Kernel, d: int, arch: str | None) -> dict[str, Any]:
     """A kernel as in `_row`, with the resources of each of its functions."""
-    from flashcli.errors import UsageError
-
     build = Build(kernel, _problem(operation, kernel, d))
     record = _row(kernel, build.problem) | {
         "operation": operation, "functions": {},
@@ -269,12 +264,15 @@ def _compiled(build: Build, arch: str | None) -> dict[str, Any]:
         _check_arch(build.kernel, arch)
     elif not (arch := _arch_here()) or not build.kernel.runs_on(capability_of(arch)):
         arch = compiler.architecture(max(build.kernel.needs, (8, 0)))
-    return {"arch": arch, "functions": _resources(build, arch) if not compiler.reporting_problem() else {}}
+    found = {} if compiler.reporting_problem() else compiler.resources(build, arch)
+    functions = {
+        function: {"registers": of.registers, "spilled": of.spilled, "static_shared": of.shared}
+        for function, of in found.items()
+    }
+    return {"arch": arch, "functions": functions}
 
 
 def capability_of(arch: str) -> tuple[int, int]:
-    from flashcli.errors import UsageError
-
     number = re.fullmatch(r"sm_(\d+)(\d)[af]?", arch)
     if not number or int(number[1] + number[2]) not in ARCHITECTURES:
         known = ", ".join(f"sm_{known}" for known in ARCHITECTURES)
@@ -283,8 +281,6 @@ def capability_of(arch: str) -> tuple[int, int]:
 
 
 def _check_arch(kernel: Kernel, arch: str) -> None:
-    from flashcli.errors import UsageError
-
     capability = capability_of(arch)
     if kernel.arch_only and arch != _needs(kernel):
         raise UsageError(f"kernel {kernel.name} is for {_needs(kernel)} only, not for {arch}.", "leave out --arch.")
@@ -292,19 +288,9 @@ def _check_arch(kernel: Kernel, arch: str) -> None:
         raise UsageError(f"kernel {kernel.name} needs {_needs(kernel)} or later, not {arch}.", "leave out --arch.")
 
 
-def _resources(build: Build, arch: str) -> dict[str, dict[str, int]]:
-    from flashcli.compiler import compiler
-
-    return {
-        function: {"registers": found.registers, "spilled": found.spilled, "static_shared": found.shared}
-        for function, found in compiler.resources(build, arch).items()
-    }
-
-
 def _arch_here() -> str | None:
     """The architecture of the first GPU, if there is one."""
     from flashcli.compiler import compiler
-    from flashcli.errors import BackendUnavailable
     from flashcli.gpu.pycuda import devices
 
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from flashcli.asked.how import PRECISIONS
+from flashcli.errors import FlashError, UsageError
 from flashcli.files.tolerance import TOLERANCE
 from flashcli.kernels.attention import KERNELS
 from flashcli.terminal import parameters
@@ -83,7 +84,6 @@ def _complete_case(context: click.Context, option: click.Parameter, incomplete: 
     """The cases that a name may become, for a shell."""
     from pathlib import Path
 
-    from flashcli.errors import FlashError
     from flashcli.files import testcases
 
     with contextlib.suppress(FlashError):  # which is for the command to tell
@@ -111,7 +111,6 @@ def named_shapes(cases: tuple[str, ...], shapes: tuple, otherwise: tuple[str, ..
     """The shapes that `case_option` and `shape_option` name, by name; without any, those of the cases ``otherwise``."""
     from pathlib import Path
 
-    from flashcli.errors import UsageError
     from flashcli.files import testcases
 
     named = {str(shape): shape for shape in shapes}

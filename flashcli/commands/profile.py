@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from flashcli.commands import decode_options, options
+from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.decode import KERNELS as DECODERS
 from flashcli.terminal import as_json
@@ -42,7 +43,6 @@ def command(
     One launch of each function of a kernel is counted. Where counters cannot be had, this shows what the compiler
     knows, and the exit code is 69; without a GPU, what it knows for an H200.
     """
-    from flashcli.errors import BackendUnavailable, UsageError
     from flashcli.measure import machine, profiling, records
 
     ladder = DECODERS if decode else KERNELS

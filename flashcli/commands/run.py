@@ -4,16 +4,14 @@ from typing import Any
 
 import click
 
+from flashcli.asked.shape import MAX_SCALE
 from flashcli.commands import options, standard
+from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.terminal import as_json, parameters
 
 
 def _finite(context: click.Context, option: click.Parameter, value: float | None) -> float | None:
-    if value is None:
-        return None
-    from flashcli.asked.shape import MAX_SCALE
-
-    if not abs(value) <= MAX_SCALE:
+    if value is not None and not abs(value) <= MAX_SCALE:
         raise click.BadParameter(f"must be finite, from {-MAX_SCALE:.5g} to {MAX_SCALE:.5g}.")
     return value
 
@@ -59,7 +57,6 @@ def command(
     IN can be -, stdin, and OUT -, stdout. Prints the times for reading, computing and writing. Started as several tasks
     by mpirun or srun, each does a share.
     """
-    from flashcli.errors import BackendUnavailable, UsageError
     from flashcli.run import pipeline, ranks, report
     from flashcli.run.request import Request, refuse_conflicts
     from flashcli.terminal.messages import explain
@@ -91,8 +88,6 @@ def command(
 
 def _devices(several: tuple[int, ...] | str | None, one: int | None, where: str, ranks: int) -> tuple[int, ...]:
     """The GPUs that were asked for; none, if it is left open. ``where`` is the option that says where to compute."""
-    from flashcli.errors import BackendUnavailable, UsageError
-
     if several is None:
         return () if one is None else (one,)
     if one is not None:
