@@ -221,29 +221,17 @@ def _differentiate(
 
 
 def decode(
-    query: np.ndarray,
-    key_cache: np.ndarray,
-    value_cache: np.ndarray,
-    block_tables: np.ndarray,
-    seq_lens: np.ndarray,
-    *,
-    return_lse: bool = False,
-    backend: str = "auto",
-    kernel: str | None = None,
-    **options: Any,
+    *required: np.ndarray, return_lse: bool = False, backend: str = "auto", kernel: str | None = None, **others: Any
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """`flashcli.decode` of NumPy's arrays."""
     check_choice("backend", backend, BACKENDS)
     pages.check_option_types({"kernel": kernel})
     decoding.check_kernel(backend, kernel)
-    others = {name: options.pop(name, None) for name in pages.OPTIONAL}
-    arrays = {
-        "query": query, "key_cache": key_cache, "value_cache": value_cache, "block_tables": block_tables,
-        "seq_lens": seq_lens, **{name: x for name, x in others.items() if x is not None},
-    }  # fmt: skip
+    arrays, options = _by_name(pages.ARRAYS, required, others)
     asked = pages.ask(**_outlines(arrays), **_checked_options(options))
+    query = arrays["query"]
     arrays["query"] = query.reshape(asked.query.shape)
-    given = DecodeArrays(**{**vars(asked), **arrays, **_of_type(asked.cache_type, key_cache, value_cache)})
+    given = DecodeArrays(**{**vars(asked), **arrays, **_of_type(asked.cache_type, arrays)})
     if wrong := page_problem(given):
         raise ValueError(f"cannot decode: {wrong}")
     backend = "cpu" if backend == "auto" and kernel is None and driver.problem() else backend
@@ -253,27 +241,27 @@ def decode(
     return (out, lse) if return_lse else out
 
 
-def write_kv(
-    key: np.ndarray,
-    value: np.ndarray,
-    key_cache: np.ndarray,
-    value_cache: np.ndarray,
-    slot_mapping: np.ndarray,
-    **options: Any,
-) -> None:
+def write_kv(*required: np.ndarray, **others: Any) -> None:
     """`flashcli.write_kv` of NumPy's arrays."""
-    arrays = {
-        "key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache, "slot_mapping": slot_mapping,
-    }  # fmt: skip
+    arrays, options = _by_name(writing.ARRAYS, required, others)
     outlines = _outlines(arrays)
     for name in ("key_cache", "value_cache"):
         if not arrays[name].flags.writeable:
             raise ValueError(f"{name} must be writeable")
     asked = writing.ask(**outlines, **_checked_options(options))
-    given = WriteKvArrays(**{**vars(asked), **arrays, **_of_type(asked.cache_type, key_cache, value_cache)})
+    given = WriteKvArrays(**{**vars(asked), **arrays, **_of_type(asked.cache_type, arrays)})
     if wrong := slot_problem(given):
         raise ValueError(f"cannot write: {wrong}")
     write(given)
+
+
+def _by_name(
+    names: Sequence[str], required: Sequence[np.ndarray], others: dict[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays of a call by pages that are given, the first of ``names`` by their places, and its options."""
+    arrays = dict(zip(names, required, strict=False)) | {name: x for name, x in others.items() if name in names}
+    options = {name: x for name, x in others.items() if name not in names}
+    return {name: x for name, x in arrays.items() if x is not None or name not in pages.OPTIONAL}, options
 
 
 def merge(outs: Sequence[np.ndarray], lses: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -300,9 +288,9 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _of_type(name: str, *caches: np.ndarray) -> dict[str, np.ndarray]:
+def _of_type(kind: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Both caches as arrays of a type, which their bytes already are."""
-    return dict(zip(("key_cache", "value_cache"), (cache.view(dtype(name)) for cache in caches), strict=True))
+    return {name: arrays[name].view(dtype(kind)) for name in ("key_cache", "value_cache")}
 
 
 def as_it_lies(name: str, array: np.ndarray) -> np.ndarray:

@@ -176,23 +176,20 @@ def call(
     k: Operand,
     v: Operand,
     bias: Operand | None = None,
-    out: Operand | None = None,
     causal: bool = False,
     scale: float | None = None,
     q_start: int = 0,
-    mask: Operand | None = None,
     window: Sequence[int] = NO_WINDOW,
-    alibi_slopes: Operand | None = None,
-    cu_seqlens_q: Operand | None = None,
-    cu_seqlens_k: Operand | None = None,
     out_dtype: object = None,
+    **others: Operand | None,
 ) -> Call:
-    """The `Call` of operands q, k, v; without ``out``, O is laid out like a contiguous Q. A bias of bools is the mask.
+    """The `Call` of operands q, k, v, perhaps a bias, and ``others`` of `Operands`. A bias of bools is the mask.
 
-    ``out_dtype``, a name or a library's type, is O's type: that of Q, which None stands for, or float32. Raises
-    TypeError for an argument of the wrong type, ValueError for one of the wrong shape, strides or size.
+    Without ``out``, O is laid out like a contiguous Q. ``out_dtype``, a name or a library's type, is O's type: that of
+    Q, which None stands for, or float32. Raises TypeError for an argument of the wrong type, ValueError for one of the
+    wrong shape, strides or size.
     """
-    of = Operands(q, k, v, bias, mask, out, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
+    of = Operands(q, k, v, bias, **others)
     return _call(of, checked(causal, scale, q_start, window), type_name(out_dtype))
 
 
@@ -365,26 +362,21 @@ def backward(
     o: Operand | None = None,
     lse: Operand | None = None,
     dlse: Operand | None = None,
-    bias: Operand | None = None,
+    return_dbias: bool = False,
+    rows_first: bool = False,
     causal: bool = False,
     scale: float | None = None,
     q_start: int = 0,
-    return_dbias: bool = False,
-    rows_first: bool = False,
-    mask: Operand | None = None,
     window: Sequence[int] = NO_WINDOW,
-    alibi_slopes: Operand | None = None,
-    cu_seqlens_q: Operand | None = None,
-    cu_seqlens_k: Operand | None = None,
     out_dtype: object = None,
+    **others: Operand | None,
 ) -> Backward:
-    """The `Backward` of operands do, q, k, v; without ``o`` and ``lse``, both are contiguous.
+    """The `Backward` of operands do, q, k, v, and ``others`` of `Operands`; without ``o``, O and LSE are contiguous.
 
     dQ, dK and dV [B, H, rows, d] are contiguous, or with ``rows_first`` laid out as [B, rows, H, d]; ``out_dtype`` is
     their type, as that of O in `call`. Errors are those of `call`.
     """
-    of = Operands(q, k, v, bias, mask, None, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
-    options = checked(causal, scale, q_start, window)
+    of, options = Operands(q, k, v, **others), checked(causal, scale, q_start, window)
     return _backward(do, of, o, lse, dlse, options, bool(return_dbias), rows_first, type_name(out_dtype))
 
 

@@ -210,14 +210,13 @@ def ask(
     sliding_window: int = 0,
     block_sparse: BlockSparse | None = None,
     cache_dtype: str | None = None,
-    softcap: float = 0.0,
-    causal: bool = True,
     query_starts: Operand | None = None,
-    sinks: Operand | None = None,
-    one_result: bool = False,
-    max_query_len: int | None = None,
+    **others: Any,
 ) -> Decode:
-    """The `Decode` of a call of `flashcli.decode` with arrays of these outlines; ValueError says why it cannot be."""
+    """The `Decode` of a call of `flashcli.decode` with arrays of these outlines; ValueError says why it cannot be.
+
+    What `Queries` has by the public name is among the ``others``.
+    """
     check_layout(layout)
     caches = caches_of_type(key_cache, value_cache, cache_dtype)
     factors = (one_factor("k_scale", k_scale), one_factor("v_scale", v_scale))
@@ -229,7 +228,7 @@ def ask(
         query = Operand((S, 1, *of_rows), (apart, 0, *strides), query.dtype)
     asked = Decode(
         query, *caches, block_tables, seq_lens, alibi_slopes, *factors, layout, scale, sliding_window, block_sparse,
-        softcap, causal, query_starts, sinks, one_result, max_query_len,
+        query_starts=query_starts, **others,
     )  # fmt: skip
     if wrong := outer_problem(asked):
         raise ValueError(f"cannot decode: {wrong}")

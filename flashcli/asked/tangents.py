@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from flashcli.asked.attention import NO_WINDOW, Backward, Call, Operand, backward, call, contiguous
+from flashcli.asked.attention import Backward, Call, Operand, backward, call, contiguous
 
 
 class Tangents(NamedTuple):
@@ -35,16 +34,9 @@ def tangents(
     v: Operand,
     lse: Operand | None = None,
     do: Operand | None = None,
-    dlse: Operand | None = None,
-    bias: Operand | None = None,
-    mask: Operand | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    q_start: int = 0,
-    window: Sequence[int] = NO_WINDOW,
-    alibi_slopes: Operand | None = None,
+    **others: Any,
 ) -> Tangents:
-    """The `Tangents` of operands; without ``do``, tangents of gradients are not wanted.
+    """The `Tangents` of operands, and ``others`` of `backward`; without ``do``, those of gradients are not wanted.
 
     Raises TypeError for an argument of the wrong type, ValueError for one of the wrong shape or strides.
     """
@@ -53,8 +45,5 @@ def tangents(
             raise TypeError(f"{name} must be a float32 array, not {x.dtype}")
         if x.shape != like.shape:
             raise ValueError(f"{name} must have the shape of {name[1:]}, {list(like.shape)}, not {list(x.shape)}")
-    of = backward(
-        q if do is None else do, q, k, v, None if lse is None else contiguous(q.shape, "float32"), lse, dlse, bias,
-        causal, scale, q_start, mask=mask, window=window, alibi_slopes=alibi_slopes,
-    )  # fmt: skip
-    return Tangents(of, call(tq, tk, tv), do is not None)
+    o = None if lse is None else contiguous(q.shape, "float32")
+    return Tangents(backward(q if do is None else do, q, k, v, o, lse, **others), call(tq, tk, tv), do is not None)

@@ -10,21 +10,9 @@ import functools
 from dataclasses import dataclass
 from typing import Generic
 
+from flashcli.asked import decode as pages
 from flashcli.asked.attention import ALIGNMENT, Operand
-from flashcli.asked.decode import (
-    FACTORS,
-    Array,
-    InPages,
-    cache_ranks,
-    cache_type_problem,
-    caches_of_type,
-    check_layout,
-    exact_shape_problem,
-    head_problem,
-    one_factor,
-    rank_problem,
-    wanted_caches,
-)
+from flashcli.asked.decode import FACTORS, Array, InPages
 from flashcli.asked.shape import MAX_FLOAT32
 
 LEAST_FLOAT32 = 2.0**-150  # rounds to 0; what is larger does not
@@ -80,9 +68,9 @@ def ask(
     cache_dtype: str | None = None,
 ) -> WriteKv:
     """The `WriteKv` of a call of `flashcli.write_kv` with arrays of these outlines; ValueError says why not."""
-    check_layout(layout)
-    factors = (one_factor("k_scale", k_scale), one_factor("v_scale", v_scale))
-    caches = caches_of_type(key_cache, value_cache, cache_dtype)
+    pages.check_layout(layout)
+    factors = (pages.one_factor("k_scale", k_scale), pages.one_factor("v_scale", v_scale))
+    caches = pages.caches_of_type(key_cache, value_cache, cache_dtype)
     asked = WriteKv(key, value, *caches, slot_mapping, *factors, layout)
     if wrong := outer_problem(asked):
         raise ValueError(f"cannot write: {wrong}")
@@ -96,7 +84,7 @@ def outer_problem(asked: WriteKv) -> str:
 
 def _type_problem(asked: WriteKv) -> str:
     key, value = asked.key.dtype, asked.value.dtype
-    if wrong := cache_type_problem(asked, "key", key):
+    if wrong := pages.cache_type_problem(asked, "key", key):
         return wrong
     if value != key:
         return f"value is {value}, not {key}, as key is"
@@ -107,13 +95,13 @@ def _type_problem(asked: WriteKv) -> str:
 
 def _shape_problem(asked: WriteKv) -> str:
     given = {"key": 3, "value": 3, "slot_mapping": 1}
-    if wrong := rank_problem(asked, {**cache_ranks(asked.layout), **given}, may_be_empty=tuple(given)):
+    if wrong := pages.rank_problem(asked, {**pages.cache_ranks(asked.layout), **given}, may_be_empty=tuple(given)):
         return wrong
-    if wrong := head_problem(asked, asked.D):
+    if wrong := pages.head_problem(asked, asked.D):
         return wrong
     tokens = (asked.tokens, asked.Hkv, asked.D)
     given_shapes = {"key": tokens, "value": tokens, "slot_mapping": tokens[:1]}
-    return exact_shape_problem(asked, {**given_shapes, **wanted_caches(asked, asked.D)})
+    return pages.exact_shape_problem(asked, {**given_shapes, **pages.wanted_caches(asked, asked.D)})
 
 
 def _scale_problem(asked: WriteKv) -> str:
