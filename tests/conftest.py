@@ -11,9 +11,12 @@ os.environ.setdefault("FLASHCLI_QUICK", "0")  # first calls are answered by full
 
 import compileall
 import fcntl
+import hashlib
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -46,6 +49,8 @@ from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu import place, prepared
 from flashcli.gpu.pycuda import devices
 from flashcli.kernels.attention import KERNELS
+
+KEPT_FOR = 14 * 24 * 3600  # seconds: what nobody has read for so long is not wanted any more
 
 # Examples overwrite one file in tmp_path, which is what the health check warns about; a first one may compile a kernel.
 hypothesis.settings.register_profile(
@@ -119,33 +124,38 @@ def gpu() -> tuple[int, int]:
 
 
 @pytest.fixture(scope="session")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where libraries of kernels for the CPU go, one for all processes; skips where none can be made."""
+def emulated(pytestconfig: pytest.Config) -> Path:
+    """Where libraries of kernels for the CPU are kept, for all processes and runs; skips where none can be made."""
     try:
         machine.compiler()
     except FlashError as error:
         pytest.skip(str(error))
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if ONE_OF_MANY else base) / "emulated"
-    folder.mkdir(exist_ok=True)
+    folder = pytestconfig.cache.mkdir("emulated")
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _read_ahead(translate.CUDA, folder / "header")
+        for path in folder.iterdir():
+            if path.is_file() and path.stat().st_atime < time.time() - KEPT_FOR:
+                path.unlink()
+        _compile_quickly(translate.CUDA, folder)
         with machine.block(folder):
             return folder
 
 
-def _read_ahead(header: Path, folder: Path) -> None:
+def _compile_quickly(header: Path, folder: Path) -> None:
     """Have the C++ compiler read a header once for all kernels: from then on it finds it as it left it in ``folder``.
 
     A third of the time that a kernel takes to compile is that header's. Nearly every test compiles a kernel of its own
     and launches it on little, so what an optimiser would take is longer than what it would save.
     """
-    machine.LEVEL = "-O0"
-    if not folder.exists():
-        folder.mkdir()
-        machine.run(machine.LEVEL, "-x", "c++-header", header, "-o", folder / f"{header.name}.gch")
-    machine.OPTIONS = (*machine.OPTIONS, f"-I{folder}")
+    machine.LEVEL = "-Og"
+    key = hashlib.sha256(repr((header.read_text(), machine.OPTIONS)).encode()).hexdigest()[:20]
+    made = folder / key / f"{header.name}.gch"
+    if not made.exists():
+        made.parent.mkdir(exist_ok=True)
+        machine.run(machine.LEVEL, "-x", "c++-header", header, "-o", f"{made}.tmp")
+        os.rename(f"{made}.tmp", made)
+    quick_linker = ["-fuse-ld=gold"] if shutil.which("ld.gold") else []
+    machine.OPTIONS = (*machine.OPTIONS, f"-I{made.parent}", *quick_linker)
 
 
 @pytest.fixture(scope="session")

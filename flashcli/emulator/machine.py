@@ -72,8 +72,8 @@ def library(source: Path, include: list[Path], macros: Mapping[str, object], fol
         with block(folder) as together:
             run(LEVEL, "-shared", f"-I{fresh.parent}", written, together, "-o", fresh)
 
-    sources = [*found, BLOCK, translate.CUDA, Path(translate.__file__)]
-    with made(folder, ".so", sources, repr(macros), make) as path:
+    sources = [*found, BLOCK, translate.CUDA, Path(translate.__file__), Path(__file__)]
+    with made(folder, ".so", sources, LEVEL + repr(macros), make) as path:
         return ctypes.CDLL(str(path))  # stays loaded when the file is gone
 
 

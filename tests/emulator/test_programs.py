@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from oracle import Asked, plain
 from support import ROOT, flashcli, flashcli_in, random_qkv, read_floats, sampled, write_input
 
 from flashcli.emulator import programs, translate
+from flashcli.emulator.machine import HERE
 from flashcli.errors import UsageError
 
 SOURCES = Path(__file__).with_name("programs")
@@ -24,10 +26,12 @@ OPTIONS = {HW4: [f"-I{ROOT / 'cuda/attention'}", "-I", ROOT / "cuda", "-arch=nat
 
 @pytest.fixture(scope="session")
 def program(emulated) -> Callable[[Path], Path]:
-    """A program from its source."""
+    """A program from its source; kept under a hash of all that is in it and of what makes it."""
 
     def built(source: Path) -> Path:
-        made = emulated / source.stem
+        inside = [*translate.sources(source, [ROOT / "cuda/attention", ROOT / "cuda"]), *HERE.glob("*.*")]
+        key = hashlib.sha256(b"\0".join(path.read_bytes() for path in sorted(inside))).hexdigest()[:20]
+        made = emulated / f"{source.stem}-{key}"
         if not made.exists():
             words = [os.path.relpath(source, SOURCES), "-o", made, *OPTIONS.get(source, [])]
             done = flashcli("emulate", *words, env={"FLASHCLI_CACHE_DIR": str(emulated)}, cwd=SOURCES)
