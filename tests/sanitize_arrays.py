@@ -247,7 +247,8 @@ def _called(case: Case) -> Call:
     """Memory is allocated on far more than 16 bytes."""
     whole, view = arrays(case)
     of = {name: operand(x) for name, x in view.items()}
-    what = call(of["q"], of["k"], of["v"], of.get("bias"), of["out"], case.causal, None, case.q_start, of.get("mask"))
+    changes = {"bias": of.get("bias"), "mask": of.get("mask"), "out": of["out"]}
+    what = call(of["q"], of["k"], of["v"], **changes, causal=case.causal, q_start=case.q_start)
     offsets = [offset(whole[name], x) for name, x in view.items() if name not in ("bias", "mask")]
     return what.at(math.gcd(*offsets))
 

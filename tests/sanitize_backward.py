@@ -146,8 +146,8 @@ def asked(case: Case) -> Backward:
     whole, view = make(case)
     of = {name: operand(x) for name, x in view.items()}
     found = backward(
-        of["dO"], of["Q"], of["K"], of["V"], of["O"], of["lse"], of.get("dlse"), of.get("bias"), case.causal, None,
-        case.q_start, case.bias is not None and case.dbias, mask=of.get("mask"), out_dtype=case.out_dtype,
+        of["dO"], of["Q"], of["K"], of["V"], of["O"], of["lse"], of.get("dlse"), case.bias is not None and case.dbias,
+        bias=of.get("bias"), mask=of.get("mask"), causal=case.causal, q_start=case.q_start, out_dtype=case.out_dtype,
     )  # fmt: skip
     return found.at(math.gcd(*(offset(whole[name], view[name]) for name in ("dO", "Q", "K", "V"))))
 
