@@ -46,7 +46,7 @@ def asked(case: Case, gradients: bool = True) -> asking.Tangents:
     of = {name: operand(x) for name, x in view.items()}
     found = asking.tangents(
         of["tQ"], of["tK"], of["tV"], of["Q"], of["K"], of["V"], of["lse"], of["dO"] if gradients else None,
-        of.get("dlse"), of.get("bias"), of.get("mask"), case.causal, None, case.q_start,
+        dlse=of.get("dlse"), bias=of.get("bias"), mask=of.get("mask"), causal=case.causal, q_start=case.q_start,
     )  # fmt: skip
     return found.at(math.gcd(*(offset(whole[name], view[name]) for name in ("dO", "Q", "K", "V", *ALONG))))
 
