@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
-import subprocess
 
-import pytest
+from emulator import claims
 
 from flashcli.asked.attention import Operand, call, contiguous
-from flashcli.compiler.compiler import SOURCES, find_nvcc
+from flashcli.compiler.compiler import SOURCES
 from flashcli.kernels.arguments import NOWHERE, Attention, Matrix, Strides, argument, of_batches
 
 HEADER = SOURCES / "attention" / "arguments.h"
@@ -25,20 +23,8 @@ def test_the_header_has_the_fields_that_python_has():
     assert fields_in_the_header() == [name for struct in (Strides, Attention) for name, _ in struct._fields_]
 
 
-@pytest.mark.skipif(find_nvcc() is None, reason="there is no nvcc here")
-def test_every_field_is_where_python_puts_it(tmp_path):
-    claims = [f"sizeof(Attention) == {ctypes.sizeof(Attention)}", f"sizeof(Strides) == {ctypes.sizeof(Strides)}"]
-    for struct in (Strides, Attention):
-        for name, _ in struct._fields_:
-            field = getattr(struct, name)
-            claims.append(f"offsetof({struct.__name__}, {name}) == {field.offset}")
-            claims.append(f"sizeof({struct.__name__}::{name}) == {field.size}")
-    source = tmp_path / "agreement.cu"
-    lines = [f'#include "{HEADER}"', "#include <cstddef>", *(f"static_assert({claim});" for claim in claims)]
-    source.write_text("\n".join(lines))
-    command = [find_nvcc(), "-ptx", f"-I{SOURCES}", "-o", tmp_path / "x.ptx", source]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_every_field_is_where_python_puts_it(emulated, tmp_path):
+    claims.check(tmp_path, "attention/arguments.h", claims.of_fields(Attention) + claims.of_fields(Strides))
 
 
 def test_arguments_are_where_their_names_say():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import re
-import subprocess
 
 import pytest
+from emulator import claims
 from support import sampled
 
 from flashcli.asked.attention import Operand, backward, contiguous
@@ -44,18 +43,8 @@ def test_the_header_has_the_fields_that_python_has():
     assert re.findall(r"(\w+)\s*[,;]", text) == names
 
 
-@needs_nvcc
-def test_every_field_is_where_python_puts_it(tmp_path):
-    claims = [f"sizeof(Backward) == {ctypes.sizeof(Argument)}"]
-    for name, _ in Argument._fields_:
-        field = getattr(Argument, name)
-        claims += [f"offsetof(Backward, {name}) == {field.offset}", f"sizeof(Backward::{name}) == {field.size}"]
-    source = tmp_path / "agreement.cu"
-    lines = [f'#include "{HEADER}"', "#include <cstddef>", *(f"static_assert({claim});" for claim in claims)]
-    source.write_text("\n".join(lines))
-    command = [compiler.find_nvcc(), "-ptx", f"-I{compiler.SOURCES}", "-o", tmp_path / "x.ptx", source]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_every_field_is_where_python_puts_it(emulated, tmp_path):
+    claims.check(tmp_path, "backward/arguments.h", claims.of_fields(Argument, "Backward"))
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import subprocess
 
 import numpy as np
 import pytest
+from emulator import claims
 from emulator.decode import DecodeEmulated
 from support import sampled
 
@@ -27,7 +26,6 @@ from flashcli.run.decode_cuda import DecodeCuda
 H200, BEFORE_HOPPER = Gpu((9, 0), 132), Gpu((8, 9), 132)
 WRITE = Build(write_kv.KERNEL, write_kv.Problem(64, 16, "float16", "float8_e4m3fn", False, vectors=4))
 every_kernel = pytest.mark.parametrize("kernel", [*KERNELS.values(), CEILING], ids=[*KERNELS, "read"])
-needs_nvcc = pytest.mark.skipif(compiler.find_nvcc() is None, reason="there is no nvcc here")
 
 
 def sized(page: int = 16, **sizes: int) -> Problem:
@@ -52,7 +50,6 @@ def test_every_source_is_registered():
     ]
 
 
-@needs_nvcc
 @pytest.mark.parametrize(
     ("struct", "argument", "where", "build"),
     [
@@ -62,29 +59,10 @@ def test_every_source_is_registered():
     ],
     ids=["Decode", "WriteKv", "Merge"],
 )
-def test_the_compiler_and_python_agree_on_every_field_of_the_argument(tmp_path, struct, argument, where, build):
-    checks = [f'static_assert(sizeof({struct}) == {ctypes.sizeof(argument)}, "size");']
-    checks += [
-        f'static_assert(offsetof({struct}, {name}) == {getattr(argument, name).offset}, "{name}");'
-        f'static_assert(sizeof({struct}::{name}) == {getattr(argument, name).size}, "{name}");'
-        for name, _ in argument._fields_
-    ]
-    compile_asserts(tmp_path, where, checks, build)
-
-
-def compile_asserts(folder, header, lines, build):
-    """Compile lines behind a header as the build would be; AssertionError has what the compiler says."""
-    source = folder / "agree.cu"
-    source.write_text("\n".join(["#include <cstddef>", f'#include "{header}"', *lines]))
-    command = [
-        compiler.find_nvcc(),
-        "-cubin",
-        "-arch=sm_89",
-        *(f"-I{folder}" for folder in (compiler.SOURCES, compiler.SOURCES / "decode")),
-        *compiler.options(build),
-    ]
-    done = subprocess.run([*command, source, "-o", folder / "x.cubin"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_the_compiler_and_python_agree_on_every_field_of_the_argument(
+    emulated, tmp_path, struct, argument, where, build
+):
+    claims.check(tmp_path, f"decode/{where}", claims.of_fields(argument, struct), build.macros())
 
 
 TUNINGS = [
@@ -280,14 +258,14 @@ def test_vllm_takes_v1_for_sequences_of_one_partition_or_more_than_512_blocks(lo
     assert takes_v1(longest, sequences, heads) == v1
 
 
-@needs_nvcc
 @pytest.mark.parametrize(
     ("d", "page", "kind", "cache"),
     [(128, 16, "float16", "float16"), (80, 8, "float32", "int8")],
 )
-def test_the_picture_of_who_has_what_is_of_the_kernels_own_numbers(tmp_path, d, page, kind, cache):
-    equal = [f'static_assert({name} == {number}, "");' for name, number in Shares.of(d, page, kind)._asdict().items()]
-    compile_asserts(tmp_path, "paged.cuh", equal, Build(KERNELS["paged_v1"], Problem(d, page, kind, cache, True)))
+def test_the_picture_of_who_has_what_is_of_the_kernels_own_numbers(emulated, tmp_path, d, page, kind, cache):
+    equal = [f"{name} == {number}" for name, number in Shares.of(d, page, kind)._asdict().items()]
+    build = Build(KERNELS["paged_v1"], Problem(d, page, kind, cache, True))
+    claims.check(tmp_path, "decode/paged.cuh", equal, build.macros())
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 
 import numpy as np
 import pytest
+from emulator import claims
 from gradients_oracle import gradients, tangents
 from oracle import Asked, plain
 
@@ -14,7 +14,6 @@ from flashcli.asked.attention import contiguous
 from flashcli.asked.how import How
 from flashcli.asked.shape import MAX_D
 from flashcli.asked.tangents import tangents as ask
-from flashcli.compiler import compiler
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.kernels import backward
 from flashcli.kernels.operation import Gpu
@@ -22,24 +21,14 @@ from flashcli.kernels.tangents import COMMON_BYTES, KERNELS, Argument, Problem, 
 
 HOPPER = Gpu((9, 0), 132)
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-needs_nvcc = pytest.mark.skipif(compiler.find_nvcc() is None, reason="there is no nvcc here")
 
 
-@needs_nvcc
-def test_every_field_is_where_python_puts_it(tmp_path):
-    claims = [f"sizeof(Tangents) == {ctypes.sizeof(Argument)}"]
-    claims += [f"offsetof(Tangents, {name}) == {getattr(Argument, name).offset}" for name, _ in Argument._fields_]
+def test_every_field_is_where_python_puts_it(emulated, tmp_path):
     macros = {
         "HEAD_DIM": 64, "CAUSAL": 0, "ROW_THREADS": 32, "ARGUMENT_BYTES": ctypes.sizeof(backward.Argument),
         "GRADIENTS": 1, "TANGENTS_BYTES": ctypes.sizeof(Argument), "COMMON_BYTES": COMMON_BYTES,
     }  # fmt: skip
-    source = tmp_path / "agreement.cu"
-    lines = ['#include "backward/tangents.cuh"', "#include <cstddef>", *(f"static_assert({x});" for x in claims)]
-    source.write_text("\n".join(lines))
-    given = [f"-D{name}={value}" for name, value in macros.items()]
-    command = [compiler.find_nvcc(), "-ptx", f"-I{compiler.SOURCES}", *given, "-o", tmp_path / "x.ptx", source]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    claims.check(tmp_path, "backward/tangents.cuh", claims.of_fields(Argument, "Tangents"), macros)
 
 
 @every_kernel
