@@ -143,14 +143,14 @@ def on_gpu(
     dq, dk, dv = (empty_like(x, rows_first, given.out_dtype) for x in (q, k, v))
     at_do, at_q, at_k, at_v, at_o = do.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()
     at_dq, at_dk, at_dv = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
-    lowest_bits = (at_do | at_q | at_k | at_v | at_o | at_dq | at_dk | at_dv) % ALIGNMENT
+    lowest = (at_do | at_q | at_k | at_v | at_o | at_dq | at_dk | at_dv) % ALIGNMENT
     key = (
         do.shape, do.stride(), do.dtype, q.shape, q.stride(), q.dtype, k.shape, k.stride(), k.dtype, v.shape,
         v.stride(), v.dtype, o.shape, o.stride(), o.dtype, lse.shape, lse.stride(), lse.dtype,
         None if dlse is None else (dlse.shape, dlse.stride(), dlse.dtype),
-        None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.data_ptr() % 8),
-        None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.data_ptr() % 2),
-        q.device, lowest_bits, given[:6], sight.key(), given.out_dtype,
+        None if bias is None else (bias.shape, bias.stride(), bias.dtype, in_place.lowest_bits(bias)),
+        None if mask is None else (mask.shape, mask.stride(), mask.dtype, in_place.lowest_bits(mask)),
+        q.device, lowest, given[:6], sight.key(), given.out_dtype,
     )  # fmt: skip
     if (ready := _ready.get(key)) is None:
         asked = _asked(do, dlse, q, k, v, bias, mask, o, lse, *given[:5], sight, given.out_dtype)
@@ -158,7 +158,7 @@ def on_gpu(
         if not asked.of.empty:
             place = place_of_device(q.get_device())
             prepared = prepare(
-                place, BACKWARD, asked.at(lowest_bits, *in_place.score_addresses(bias, mask)), How(kernel_name)
+                place, BACKWARD, asked.at(lowest, *in_place.score_addresses(bias, mask)), How(kernel_name)
             )
         ready = Ready(prepared, asked.dbias_shape)
         in_place.remember(_ready, key, ready)

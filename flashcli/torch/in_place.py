@@ -71,8 +71,8 @@ def compute(
         key: tuple = (
             q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.get_device(), v.shape, v.stride(),
             v.dtype, v.get_device(), (at_q | at_k | at_v) % ALIGNMENT, causal, scale, q_start,
-            None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device(), bias.data_ptr() % 8),
-            None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.get_device(), mask.data_ptr() % 2),
+            None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device(), lowest_bits(bias)),
+            None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.get_device(), lowest_bits(mask)),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device(), out.data_ptr() % ALIGNMENT),
             return_lse, backend, kernel, precision, batch_invariant, rows_first, sight.key(), out_dtype,
         )  # fmt: skip
@@ -154,6 +154,11 @@ def _make_ready(
         place_of_device(q.get_device()), ATTENTION, what.at(addresses, *score_addresses(bias, mask)), how
     )
     return Ready(prepared, *layout)
+
+
+def lowest_bits(x: torch.Tensor) -> int:
+    """The part of the address of a bias or a mask that decides how many of its numbers are read together."""
+    return x.data_ptr() % ALIGNMENT
 
 
 def score_addresses(bias: torch.Tensor | None, mask: torch.Tensor | None) -> tuple[int, int]:

@@ -34,7 +34,7 @@ class Sight(NamedTuple):
         """A hashable key of all that decides the plan of a call."""
         if self.alibi_slopes is None and self.cu_seqlens_q is None and self.cu_seqlens_k is None:
             return tuple(self.window)
-        return tuple(self.window), *(None if x is None else (x.shape, x.stride(), x.dtype) for x in self[1:])
+        return tuple(self.window), *(None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in self[1:])
 
     def operands(self, **others: Any) -> dict[str, Any]:
         """The arguments of `flashcli.asked.attention` of these names, and ``others``, with outlines for tensors."""

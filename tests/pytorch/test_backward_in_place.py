@@ -101,6 +101,15 @@ def test_layouts_are_told_apart(driver):
     assert_right(compute(one, *given[1:]), gradients(one, *given[1:]))
 
 
+def test_biases_of_which_other_numbers_are_read_together_are_told_apart(driver):
+    do, q, k, v = *torch.randn(2, B, H, M, d), *torch.randn(2, B, Hkv, 8, d)
+    whole = torch.randn(M, 16)
+    for first in (0, 1, 2, 3):
+        bias = whole[:, first : first + 8]
+        assert_right(compute(do, q, k, v, bias), gradients(do, q, k, v, bias))
+    assert {macros["BIAS_COLUMN"] for macros in driver.loaded} == {"4", "1", "2"}
+
+
 @pytest.mark.parametrize("where", range(4))
 def test_heads_that_are_not_finite_are_computed_once_more(driver, where):
     given = four()

@@ -11,6 +11,7 @@ from torch_oracle import oracle  # noqa: E402
 
 from flashcli.gpu import place as launcher  # noqa: E402
 from flashcli.torch import in_place, private  # noqa: E402
+from flashcli.torch.sight import Sight  # noqa: E402
 
 B, H, Hkv, M, N, d = 2, 4, 2, 7, 9, 32
 
@@ -58,6 +59,27 @@ def test_layouts_are_told_apart(qkv, driver):
             torch.testing.assert_close(o.double(), oracle(x, k, v)[0], rtol=1e-5, atol=1e-5)
     found = [(macros["DENSE"], macros["ALIGNED"]) for macros in driver.loaded]
     assert found == [("1", "1"), ("0", "1"), ("1", "0")]
+
+
+@pytest.mark.parametrize("name", ["bias", "mask"])
+def test_biases_and_masks_of_which_other_numbers_are_read_together_are_told_apart(stream, driver, name):
+    q, k, v = torch.randn(B, H, M, d), *torch.randn(2, B, Hkv, 8, d)
+    whole = torch.randn(M, 16) if name == "bias" else torch.randn(M, 16) < 1
+    for first in (0, 1, 2, 3):
+        changes = {name: whole[:, first : first + 8]}
+        o, _ = in_place.compute(q, k, v, kernel="register_tiled", **changes)
+        right = oracle(
+            q, k, v, bias=torch.where(whole[:, first : first + 8], 0, -torch.inf) if name == "mask" else changes[name]
+        )
+        torch.testing.assert_close(o.double(), right[0], rtol=1e-5, atol=1e-5)
+    assert [macros["BIAS_COLUMN"] for macros in driver.loaded] == ["4", "1", "2"]
+
+
+def test_starts_on_another_device_are_refused_after_those_that_fit(stream, driver):
+    q, starts = torch.randn(7, 2, d), torch.tensor([0, 3, 7], dtype=torch.int32)
+    in_place.compute(q, q, q, sight=Sight(cu_seqlens_q=starts))
+    with pytest.raises(ValueError, match="cu_seqlens_q must be on cpu, as q is, not on meta"):
+        in_place.compute(q, q, q, sight=Sight(cu_seqlens_q=starts.to("meta")))
 
 
 def test_rows_first_is_a_layout_of_the_answer_and_remembered_apart(qkv):
