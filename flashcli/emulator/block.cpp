@@ -391,36 +391,57 @@ static std::array<double, 16> sixteen(Number number, At at) {
     unsigned short bits[16];
     std::array<double, 16> x;
     for (int k = 0; k < 16; ++k) bits[k] = at(k);
-    for (int k = 0; k < 16; ++k) x[k] = number == Number::half ? from_half(bits[k]) : from_bf16(bits[k]);
+    if (number == Number::half)
+        for (int k = 0; k < 16; ++k) x[k] = from_half(bits[k]);
+    else
+        for (int k = 0; k < 16; ++k) x[k] = from_bf16(bits[k]);
     return x;
 }
 
+// Products are nearly all of a long run: where a processor has wide registers, they are used.
+#if defined __x86_64__ && defined __GLIBC__
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
 // c and 16 products, as Hopper's tensor cores add them (MTC, arXiv 2512.07004): all cut to the last place but two of the
 // largest, and their sum to the last place of a float, toward zero.
-static float sum_of_products(float c, const std::array<double, 16> &a, const std::array<double, 16> &b) {
-    double terms[17] = {c}, largest = std::abs(c), sum = c;
-    for (int k = 0; k < 16; ++k) {
-        terms[k + 1] = a[k] * b[k];
-        largest = max(largest, std::abs(terms[k + 1])), sum += terms[k + 1];
+WIDE static float sum_of_products(float c, const std::array<double, 16> &a, const std::array<double, 16> &b) {
+    constexpr int64_t SIZE = INT64_MAX,
+                      INFINITE = 0x7ff;  // a number's bits but for its sign; the exponent of Inf and NaN
+    double terms[16];
+    int64_t largest = bits_as<int64_t>((double)c) & SIZE;
+    for (int k = 0; k < 16; ++k) terms[k] = a[k] * b[k];
+    for (int k = 0; k < 16; ++k) largest = std::max(largest, bits_as<int64_t>(terms[k]) & SIZE);
+    if (largest == 0 || largest >> 52 == INFINITE) {
+        double sum = c;
+        for (const double term : terms) sum += term;
+        return sum;
     }
-    if (!std::isfinite(sum) || largest == 0) return sum;
-    const int place = (int)(bits_as<uint64_t>(largest) >> 52) - 1023 - 25;
+    const int place = (int)(largest >> 52) - 1023 - 25;
     const double scale = power_of_two(-place);
-    int units = 0;  // 17 times less than 2^26
-    for (const double term : terms) units += (int)(term * scale);
+    int units = (int)(c * scale);  // 17 times less than 2^26
+    for (int k = 0; k < 16; ++k) units += (int)(terms[k] * scale);
     const int cut = max(0, 8 - __builtin_clz(std::abs(units) | 1));
     return (units / (1 << cut)) * power_of_two(place + cut);
 }
 
+// Each lane widens the numbers that it gives, two of them a word, for it gives each to several others.
 void m16n8k16(Number number, std::initializer_list<float *> d, std::initializer_list<uint64_t> words) {
-    const auto &given = emulator::exchange("mma", words);
-    const auto part = [&](int lane, int word, int k) { return (unsigned short)(given[lane][word] >> k % 2 * 16); };
+    const auto wide = [&](int word) -> uint64_t {
+        const unsigned both = words.begin()[word];
+        const auto one = [&](unsigned short x) { return number == Number::half ? from_half(x) : from_bf16(x); };
+        return __float_as_uint(one(both)) | (uint64_t)__float_as_uint(one(both >> 16)) << 32;
+    };
+    const auto &given = emulator::exchange("mma", {wide(0), wide(1), wide(2), wide(3), wide(4), wide(5)});
+    const auto part = [&](int lane, int word, int k) { return __uint_as_float(given[lane][word] >> k % 2 * 32); };
     std::array<double, 16> rows[2], columns[2];
-    for (int i = 0; i < 2; ++i) {
-        const int row = lane() / 4, column = lane() % 4 * 2 + i;
-        rows[i] = sixteen(number, [&](int k) { return part(row * 4 + k % 8 / 2, i + k / 8 * 2, k); });
-        columns[i] = sixteen(number, [&](int k) { return part(column * 4 + k % 8 / 2, 4 + k / 8, k); });
-    }
+    for (int i = 0; i < 2; ++i)
+        for (int k = 0; k < 16; ++k) {
+            rows[i][k] = part(lane() / 4 * 4 + k % 8 / 2, i + k / 8 * 2, k);
+            columns[i][k] = part((lane() % 4 * 2 + i) * 4 + k % 8 / 2, 4 + k / 8, k);
+        }
     for (int i = 0; i < 4; ++i) *d.begin()[i] = sum_of_products(*d.begin()[i], rows[i / 2], columns[i % 2]);
 }
 
@@ -450,29 +471,33 @@ void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(int to, c
 
 // ---- products of a warpgroup
 
-// The bits of a descriptor's number of a row and a column: rows of 128 bytes, swizzled, each eight of them together. It
-// says how far the next columns' rows are. Without swizzling, eight rows of 16 bytes are together, and it says how far
-// the next eight rows and the next eight columns are. ``shared`` is the block's shared memory.
-static unsigned short of_descriptor(const char *shared, uint64_t descriptor, int row, int column) {
+// Where a descriptor's number of a row and a column is, after which come those of as many columns as are left of eight:
+// rows of 128 bytes, swizzled, each eight of them together. It says how far the next columns' rows are. Without
+// swizzling, eight rows of 16 bytes are together, and it says how far the next eight rows and the next eight columns are.
+static const unsigned short *of_descriptor(uint64_t descriptor, int row, int column) {
+    const char *const shared = emulator::dynamic_shared;
     const unsigned from = (descriptor & 0x3fff) * 16, across = (descriptor >> 16 & 0x3fff) * 16;
     if (descriptor >> 62 == 0)
-        return *(const unsigned short *)(shared + from + row / 8 * ((descriptor >> 32 & 0x3fff) * 16) + row % 8 * 16 +
-                                         column / 8 * across + column % 8 * 2);
+        return (const unsigned short *)(shared + from + row / 8 * ((descriptor >> 32 & 0x3fff) * 16) + row % 8 * 16 +
+                                        column / 8 * across + column % 8 * 2);
     const unsigned at = from + row / 8 * 1024 + row % 8 * 128 + column / 64 * across + column % 64 * 2;
-    return *(const unsigned short *)(shared + (at ^ (at >> 7 & 7) << 4));
+    return (const unsigned short *)(shared + (at ^ (at >> 7 & 7) << 4));
+}
+
+// A row of 16 numbers that a descriptor leads to.
+static std::array<double, 16> row_of(Number number, uint64_t descriptor, int row) {
+    const unsigned short *const halves[2] = {of_descriptor(descriptor, row, 0), of_descriptor(descriptor, row, 8)};
+    return sixteen(number, [&](int k) { return halves[k / 8][k % 8]; });
 }
 
 }  // namespace ptx
 
 void emulator::Product::compute() {
-    const char *const shared = dynamic_shared;
-    for (int i = 0; i < 2 && in_shared; ++i)
-        a[i] = ptx::sixteen(number, [&](int k) { return ptx::of_descriptor(shared, A, row + i * 8, k); });
+    for (int i = 0; i < 2 && in_shared; ++i) a[i] = ptx::row_of(number, A, row + i * 8);
     for (int i = 0; i < (int)d.size(); i += i % 2 ? 3 : 1) {  // each column's two numbers
         const int column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
-        const auto b = ptx::sixteen(number, [&](int k) {
-            return transposed_B ? ptx::of_descriptor(shared, B, k, column) : ptx::of_descriptor(shared, B, column, k);
-        });
+        const auto b = transposed_B ? ptx::sixteen(number, [&](int k) { return *ptx::of_descriptor(B, k, column); })
+                                    : ptx::row_of(number, B, column);
         for (int j = 0; j < 2; ++j) {
             float &sum = *d[i + 2 * j];
             sum = ptx::sum_of_products(accumulate ? sum : 0, a[j], b);
