@@ -206,8 +206,9 @@ def _in_float64(case: Case, *tensors: Tensor) -> list[Tensor]:
     q, k, v, do = (_of_head(case, x).double() for x in tensors)
     options = case.options()
     sight = Sight(options["window"], None, options.get("cu_seqlens_q"))
-    o, lse = gradients.attention(q, k, v, None, case.causal, None, 0, None, sight)
-    found = gradients.gradients(do, None, q, k, v, None, o, lse, case.causal, None, 0, None, sight)
+    scores = gradients.Scores(None, None, case.causal, None, 0, sight)
+    o, lse = gradients.attention(q, k, v, scores)
+    found = gradients.gradients(do, None, q, k, v, o, lse, scores)
     torch.cuda.empty_cache()
     return [o, *found[:3]]
 

@@ -91,7 +91,8 @@ class InPages:
 
     @property
     def cache_type(self) -> str:
-        return type_of(self.key_cache)
+        kind = self.key_cache.dtype
+        return kind if isinstance(kind, str) else kind.name  # of an outline, or of an array of NumPy's
 
     @property
     def cache_itemsize(self) -> int:
@@ -107,11 +108,6 @@ class InPages:
     def vector_bytes(self) -> int:
         """Bytes of the cache that kernels move at a time, on multiples of which its rows start."""
         return 16 if self.D * self.cache_itemsize % 16 == 0 else 8
-
-
-def type_of(array: Any) -> str:
-    """The name of the type of an array of NumPy's, or of an outline."""
-    return array.dtype if isinstance(array.dtype, str) else array.dtype.name
 
 
 @dataclass(frozen=True, eq=False)

@@ -107,6 +107,7 @@ def command(
     from flashcli.files.outputs import check_creatable, check_distinct
     from flashcli.judge import containment, pseudonyms, scoreboard
     from flashcli.judge.judging import Judging
+    from flashcli.judge.results import Log
     from flashcli.judge.sandbox import find_machine
     from flashcli.judge.scratch import Scratch
     from flashcli.judge.supervision import Supervision
@@ -130,7 +131,7 @@ def command(
             supervision, rules if programs else replace(rules, sandbox=""), scratch.new_folder("try")
         )
         _check_jobs(jobs, machine, rules)
-        with _log(results, resume) as log:
+        with Log(Path(results), resume) if results else contextlib.nullcontext() as log:
             seed, conditions, found = _begun(log, rules, seed, cases, machine, bool(programs))
             judging = Judging(rules, scratch, supervision, seed, machine.device, jobs)
             _run(judging, cases, submissions, found, log, quiet=json_path == as_json.PRINT)
@@ -197,12 +198,6 @@ def _check_jobs(jobs: int, machine: Machine, rules: Rules) -> None:
     if jobs > 1 and machine.is_gpu and not rules.launcher:
         hint = "leave out --jobs; or have a launcher give each program a GPU of its own."
         raise errors.UsageError(f"{jobs} programs at a time would share the GPU, and spoil each other's times.", hint)
-
-
-def _log(path: str | None, resume: bool) -> contextlib.AbstractContextManager[Log | None]:
-    from flashcli.judge.results import Log
-
-    return Log(Path(path), resume) if path else contextlib.nullcontext()
 
 
 def _begun(

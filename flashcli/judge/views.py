@@ -23,11 +23,7 @@ MARKUP = r"[\\`*_\[\]<>&|!~#@]|://|www\."  # some sites make links of addresses 
 
 
 def text(found: list[Board]) -> str:
-    return "\n\n".join("\n".join([headline(board), *board.about, _table(board)]) for board in found)
-
-
-def _table(board: Board) -> str:
-    return tables.text(lines(board))
+    return "\n\n".join("\n".join([headline(board), *board.about, tables.text(lines(board))]) for board in found)
 
 
 def markdown(found: list[Board]) -> str:
@@ -36,11 +32,8 @@ def markdown(found: list[Board]) -> str:
 
 def _markdown(board: Board) -> str:
     about = "".join(f"{escaped(line)}\n\n" for line in board.about)
-    return f"**{escaped(headline(board))}**\n\n{about}{_markdown_table(board)}"
-
-
-def _markdown_table(board: Board) -> str:
-    return tables.markdown([[escaped(cell) for cell in line] for line in lines(board)])
+    table = tables.markdown([[escaped(cell) for cell in line] for line in lines(board)])
+    return f"**{escaped(headline(board))}**\n\n{about}{table}"
 
 
 def escaped(cell: str) -> str:

@@ -35,8 +35,8 @@ class Finding(NamedTuple):
 
 def diagnose() -> list[Finding]:
     return [
-        _python(),
-        _cpu(),
+        Finding("Python", True, f"{platform.python_version()}, NumPy {np.__version__}"),
+        Finding("CPU backend", True, f"{len(usable_cores())} usable cores, BLAS: {blas_text()}"),
         _c_compiler(),
         _nvcc(),
         _host_compiler(),
@@ -48,14 +48,6 @@ def diagnose() -> list[Finding]:
         _in_place(),
         *_tuned(),
     ]
-
-
-def _python() -> Finding:
-    return Finding("Python", True, f"{platform.python_version()}, NumPy {np.__version__}")
-
-
-def _cpu() -> Finding:
-    return Finding("CPU backend", True, f"{len(usable_cores())} usable cores, BLAS: {blas_text()}")
 
 
 def _c_compiler() -> Finding:

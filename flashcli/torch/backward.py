@@ -18,7 +18,7 @@ from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.backward import BACKWARD, check_name
 from flashcli.torch import in_place, on_cpu, private, tangents, transforms
-from flashcli.torch.gradients import gradients
+from flashcli.torch.gradients import Scores, gradients
 from flashcli.torch.sight import Sight
 
 SCHEMA = (
@@ -247,7 +247,7 @@ class _Gradients(torch.autograd.Function):
         def wanted_of(*changed: torch.Tensor) -> tuple[torch.Tensor, ...]:
             by_index = dict(enumerate(saved)) | dict(zip(at, changed, strict=True))
             do, dlse, q, k, v, bias, mask, o, lse = by_index.values()
-            found = gradients(do, dlse, q, k, v, bias, o, lse, causal, scale, q_start, mask, sight)
+            found = gradients(do, dlse, q, k, v, o, lse, Scores(bias, mask, causal, scale, q_start, sight))
             return tuple(x for x, y in zip(found, of_found, strict=True) if x is not None and y is not None)
 
         with transforms.without_autocast(saved[0].device.type):
@@ -266,7 +266,8 @@ def _with_gradients(
     # Gradients that are to be transformed themselves.
     if transforms.is_left_to_pytorch() or transforms.levels() > 1 or transforms.has_tangent(*tensors):
         with transforms.without_autocast(q.device.type):
-            dq, dk, dv, dbias = gradients(do, dlse, q, k, v, bias, o, lse, *given[:3], mask, given.sight)
+            by = Scores(bias, mask, *given[:3], given.sight)
+            dq, dk, dv, dbias = gradients(do, dlse, q, k, v, o, lse, by)
         dq, dk, dv = (x.to(given.out_dtype or x.dtype) for x in (dq, dk, dv))
         return dq, dk, dv, _no_dbias(q) if dbias is None or not given.return_dbias else dbias
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):

@@ -8,30 +8,46 @@ tangents.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from flashcli.torch.sight import ALL, Sight
+from flashcli.torch.sight import Sight
 
 
-def attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor | None,
-    causal: bool,
-    scale: float | None,
-    q_start: int,
-    mask: torch.Tensor | None = None,
-    sight: Sight = ALL,
-) -> tuple[torch.Tensor, torch.Tensor]:
+class Scores(NamedTuple):
+    """All that makes scores of Q and K: arguments of `flashcli.attention` of these names."""
+
+    bias: torch.Tensor | None
+    mask: torch.Tensor | None
+    causal: bool
+    scale: float | None
+    q_start: int
+    sight: Sight
+
+    def of(self, q: torch.Tensor, k: torch.Tensor, group: int) -> torch.Tensor:
+        """The scores S, [B, Hkv, group, M, N] if heads share K (group > 1), else [.., M, N]; -inf where masked."""
+        bias, mask = (x if x is None else x.expand(*q.shape[:-1], k.shape[-2]) for x in (self.bias, self.mask))
+        scores = _split(self.factor(q) * _stacked(q, group) @ k.mT, group)
+        if bias is not None:
+            there = _split_heads(bias, group)
+            scores = scores.masked_fill(~there, -torch.inf) if bias.dtype == torch.bool else scores + there
+        if mask is not None:
+            scores = scores.masked_fill(~_split_heads(mask, group), -torch.inf)
+        return self.sight.change(scores, self.causal, self.q_start, group)
+
+    def factor(self, q: torch.Tensor) -> float:
+        return q.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, by: Scores) -> tuple[torch.Tensor, torch.Tensor]:
     """O, of Q's shape, and the LSE, of halves in float32; 0 and -inf, with gradient 0, for a row that sees nothing."""
     q, k, v = map(_widened, (q, k, v))
-    if sight.packed and q.ndim == 3:
-        q, k, v = map(_as_batch, (q, k, v))
-        out, lse = attention(q, k, v, bias, causal, scale, q_start, mask, sight)
+    if by.sight.packed and q.ndim == 3:
+        out, lse = attention(_as_batch(q), _as_batch(k), _as_batch(v), by)
         return out[0].transpose(0, 1).contiguous(), lse[0]
     group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
-    scores = _scores(q, k, bias, mask, causal, scale, q_start, group, sight)
+    scores = by.of(q, k, group)
     if scores.shape[-1] == 0:
         return torch.zeros_like(q), q.new_full(q.shape[:-1], -torch.inf)
     top = scores.detach().amax(-1, keepdim=True)
@@ -44,34 +60,22 @@ def attention(
 
 
 def gradients(
-    d_out: torch.Tensor,
-    d_lse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    causal: bool,
-    scale: float | None,
-    q_start: int,
-    mask: torch.Tensor | None = None,
-    sight: Sight = ALL,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    d_out: torch.Tensor, d_lse: torch.Tensor | None, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    out: torch.Tensor, lse: torch.Tensor, by: Scores,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:  # fmt: skip
     """The gradients dQ, dK, dV, and dbias for a bias of numbers; ``out`` and ``lse`` are O and LSE of that call."""
-    if sight.packed and q.ndim == 3:
+    if by.sight.packed and q.ndim == 3:
         d_out, q, k, v, out = map(_as_batch, (d_out, q, k, v, out))
         d_lse = None if d_lse is None else d_lse[None]
-        *found, d_bias = gradients(d_out, d_lse, q, k, v, bias, out, lse[None], causal, scale, q_start, mask, sight)
+        *found, d_bias = gradients(d_out, d_lse, q, k, v, out, lse[None], by)
         dq, dk, dv = (x[0].transpose(0, 1) for x in found)
         return dq, dk, dv, d_bias
     kinds = q.dtype, k.dtype, v.dtype
     d_out, q, k, v, out = map(_widened, (d_out, q, k, v, out))
-    if scale is None:
-        scale = q.shape[-1] ** -0.5
+    scale = by.factor(q)
     group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
     q_, out_ = _stacked(q, group), _stacked(out, group)
-    scores = _scores(q, k, bias, mask, causal, scale, q_start, group, sight)
+    scores = by.of(q, k, group)
     above = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row that sees nothing: P = 0
     P = torch.exp(scores - _split_heads(above[..., None], group))
     d_out_ = _stacked(d_out, group)
@@ -84,8 +88,8 @@ def gradients(
     dS_ = _joined(dS, group)
     dq, dk = (scale * dS_ @ k).reshape(q.shape), scale * dS_.mT @ q_
     d_bias = None
-    if bias is not None and bias.dtype != torch.bool:
-        d_bias = dS.reshape(*q.shape[:-1], k.shape[-2]).sum_to_size(bias.shape)
+    if by.bias is not None and by.bias.dtype != torch.bool:
+        d_bias = dS.reshape(*q.shape[:-1], k.shape[-2]).sum_to_size(by.bias.shape)
     dq, dk, dv = (x.to(kind) for x, kind in zip((dq, dk, dv), kinds, strict=True))
     return dq, dk, dv, d_bias
 
@@ -93,28 +97,6 @@ def gradients(
 def _widened(x: torch.Tensor) -> torch.Tensor:
     """Halves as float32; other types as they are."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def _scores(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    bias: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    causal: bool,
-    scale: float | None,
-    q_start: int,
-    group: int,
-    sight: Sight,
-) -> torch.Tensor:
-    """The scores S, [B, Hkv, group, M, N] if heads share K (group > 1), else [.., M, N]; -inf where masked."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = _split(scale * _stacked(q, group) @ k.mT, group)
-    if bias is not None:
-        there = _split_heads(bias.expand(*q.shape[:-1], k.shape[-2]), group)
-        scores = scores.masked_fill(~there, -torch.inf) if bias.dtype == torch.bool else scores + there
-    if mask is not None:
-        scores = scores.masked_fill(~_split_heads(mask.expand(*q.shape[:-1], k.shape[-2]), group), -torch.inf)
-    return sight.change(scores, causal, q_start, group)
 
 
 def _as_batch(x: torch.Tensor) -> torch.Tensor:

@@ -179,7 +179,7 @@ def _with_gradients(
             of_out, of_lse = tangents.forward(tq, tk, tv, q, k, v, lse, bias, mask, *options)
             return forward_ad.make_dual(out, of_out), forward_ad.make_dual(lse, of_lse)
         with transforms.without_autocast(q.device.type):
-            out, lse = gradients.attention(q, k, v, bias, *given[:3], mask, given.sight)
+            out, lse = gradients.attention(q, k, v, gradients.Scores(bias, mask, *given[:3], given.sight))
             out = out.to(given.out_dtype or q.dtype)
         return (out.transpose(1, 2).contiguous().transpose(1, 2) if given.rows_first and q.ndim == 4 else out), lse
     if wants_gradients(q, k, v, bias):

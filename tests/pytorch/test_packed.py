@@ -35,7 +35,8 @@ def filled(options):
 
 
 def spelled_out(q, k, v, starts, causal=False, window=(-1, -1), alibi_slopes=None):
-    return gradients.attention(q, k, v, None, causal, None, 0, None, Sight(window, alibi_slopes, starts))
+    scores = gradients.Scores(None, None, causal, None, 0, Sight(window, alibi_slopes, starts))
+    return gradients.attention(q, k, v, scores)
 
 
 def losses(answer):
@@ -63,7 +64,7 @@ def test_dense_tensors_take_windows_and_slopes(options):
     causal, window, slopes = (options.get(name) for name in ("causal", "window", "alibi_slopes"))
     q, k, v = (torch.randn(2, heads, rows, d) for heads, rows in ((H, 20), (Hkv, 33), (Hkv, 33)))
     sight = Sight((-1, -1) if window is None else window, slopes)
-    want = gradients.attention(q, k, v, None, bool(causal), None, 13, None, sight)
+    want = gradients.attention(q, k, v, gradients.Scores(None, None, bool(causal), None, 13, sight))
     torch.testing.assert_close(attention(q, k, v, q_start=13, return_lse=True, **options), want)
 
 

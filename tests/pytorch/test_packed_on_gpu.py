@@ -58,11 +58,11 @@ def right(q, k, v, of_q=None, of_k=None, do=None, causal=False, window=(-1, -1),
     """O and the LSE, and with dO gradients, in float64, spelled out."""
     slopes = None if alibi_slopes is None else alibi_slopes.double()
     q, k, v = q.double(), k.double(), v.double()
-    rest = causal, None, q_start, None, Sight(window, slopes, of_q, of_k)
-    o, lse = gradients.attention(q, k, v, None, *rest)
+    scores = gradients.Scores(None, None, causal, None, q_start, Sight(window, slopes, of_q, of_k))
+    o, lse = gradients.attention(q, k, v, scores)
     if do is None:
         return o, lse
-    return o, lse, *gradients.gradients(do.double(), None, q, k, v, None, o, lse, *rest)[:3]
+    return o, lse, *gradients.gradients(do.double(), None, q, k, v, o, lse, scores)[:3]
 
 
 def assert_near(got, want, factor=1.0):
