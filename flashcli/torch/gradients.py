@@ -16,7 +16,7 @@ from flashcli.torch.sight import Sight
 
 
 class Scores(NamedTuple):
-    """All that makes scores of Q and K: arguments of `flashcli.attention` of these names."""
+    """The making of scores of Q and K: arguments of `flashcli.attention` of these names."""
 
     bias: torch.Tensor | None
     mask: torch.Tensor | None
