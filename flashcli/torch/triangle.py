@@ -50,16 +50,16 @@ def triangle_attention(
         refuse_no_tensor(name, x)
     if q.ndim not in (4, 5):
         raise ValueError(f"q must have shape [B, N, H, Q, d] or [N, H, Q, d], not {list(q.shape)}")
+    first = q.shape[0]
     for name, x in {"k": k, "v": v}.items():
-        if x.ndim != q.ndim or len(x) != len(q):
-            raise ValueError(f"{name} must have {q.ndim} axes, the first of {len(q)}, as q has, not {list(x.shape)}")
+        if x.ndim != q.ndim or x.shape[0] != first:
+            raise ValueError(f"{name} must have {q.ndim} axes, the first of {first}, as q has, not {list(x.shape)}")
     bias, mask = bias.float(), None if mask is None else mask.bool()
     if q.ndim == 4:
         return _rows(q, k, v, bias, mask, scale)
-    B = q.shape[0]
-    changes = _of_batches("bias", bias, B), [None] * B if mask is None else _of_batches("mask", mask, B)
+    changes = _of_batches("bias", bias, first), [None] * first if mask is None else _of_batches("mask", mask, first)
     found = [_rows(*given, scale) for given in zip(q.unbind(), k.unbind(), v.unbind(), *changes, strict=True)]
-    return found[0][None] if B == 1 else torch.stack(found) if found else torch.empty_like(q)
+    return found[0][None] if first == 1 else torch.stack(found) if found else torch.empty_like(q)
 
 
 def _rows(
