@@ -92,23 +92,37 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Outside of CI a third of the cases of a test that has many, where all tests are run; all cases on a GPU."""
-    if THOROUGH or [Path(arg).resolve() for arg in config.args] != [ROOT / "tests"]:
+    """Leave out, where all tests are run, those that need a GPU if there is none, and outside of CI some cases of many.
+
+    Of more than six cases of a test a third is left, of more than 24 a sixth; on a GPU all are.
+    """
+    if not _whole_suite(config):
         return
     cases: dict[str, list[pytest.Item]] = {}
+    dropped = set()
     for item in items:
         if not item.get_closest_marker("gpu"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    # Not one after each two: they might have one value of an argument only.
-    dropped = {x for some in cases.values() if len(some) > 6 for i, x in enumerate(some) if (i + i // 3) % 3}
+        elif cuda_driver.problem():
+            dropped.add(item)
+    for some in cases.values() if not THOROUGH else ():
+        each = 1 if len(some) <= 6 else 3 if len(some) <= 24 else 6
+        # Not one after each two, or five: they might have one value of an argument only.
+        dropped |= {item for i, item in enumerate(some) if (i + i // each) % each}
     config.hook.pytest_deselected(items=[item for item in items if item in dropped])
     items[:] = [item for item in items if item not in dropped]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def _whole_suite(config: pytest.Config) -> bool:
+    return [Path(arg).resolve() for arg in config.args] == [ROOT / "tests"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Tell in one line for each reason how many tests were skipped for it; pytest's own -rs has one for each place."""
     for line in reasons_of(terminalreporter.stats.get("skipped", [])):
         terminalreporter.write_line(line)
+    if _whole_suite(config) and (problem := cuda_driver.problem()):
+        terminalreporter.write_line(f"left out: what needs a GPU, for {problem}.")
 
 
 @pytest.fixture(scope="session")

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from support import ROOT, python_path
+from support import ROOT, python, python_path
 
 from flashcli.emulator.machine import library
 
@@ -43,23 +40,25 @@ class Given(ctypes.Structure):
     _fields_ = (("given", ctypes.c_void_p), ("out", ctypes.c_void_p))
 
 
-def launched(folder, body, backwards=False, cluster=1):
-    """64 numbers from 64, of two warps; of as many blocks, each its own 64. Libraries are kept in ``folder``."""
+def built(folder, body, cluster=1):
+    """The kernel with that body, in a library that is kept in ``folder``."""
     source = folder / f"{hashlib.sha256(body.encode()).hexdigest()}.cu"
     source.write_text(KERNEL.replace("BODY", body))
+    return library(source, [], {"CLUSTER": cluster, "IN_CLUSTERS": ""}, folder)
+
+
+def launched(folder, body, backwards=False, cluster=1):
+    """64 numbers from 64, of two warps; of as many blocks, each its own 64."""
     given, out = np.arange(64, dtype=np.float32), np.zeros((cluster, 64), np.float32)
     argument = Given(given.ctypes.data, out.ctypes.data)
-    found = library(source, [], {"CLUSTER": cluster, "IN_CLUSTERS": ""}, folder)
     some = ctypes.c_long(0), ctypes.c_long(cluster)
-    found.launch_kernel(ctypes.byref(argument), cluster, 64, 256, *some, backwards)
+    built(folder, body, cluster).launch_kernel(ctypes.byref(argument), cluster, 64, 256, *some, backwards)
     return out[0] if cluster == 1 else out
 
 
-def told(code, *arguments, cwd=None):
+def told(code, *arguments):
     """What a process of its own says, and how it ends."""
-    environment = os.environ | {"PYTHONPATH": python_path(ROOT / "tests")}
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    return python("-c", code, *arguments, env={"PYTHONPATH": python_path(ROOT / "tests")})
 
 
 NUMBERS = np.arange(64)
@@ -126,7 +125,7 @@ def test_beyond_an_array_nothing_may_be_read():
     code += "; _, at = driver.cuMemAlloc(size); print(at % 256, len(ctypes.string_at(at, size)), flush=True)"
     code += "; ctypes.string_at(at + size, 1)"
     done = told(code)
-    assert done.stdout == "0 4352\n" and done.returncode == -signal.SIGSEGV, done.stderr
+    assert done.out == "0 4352\n" and done.code == -signal.SIGSEGV, done.err
 
 
 def test_blocks_of_a_cluster_read_each_others_shared_memory(emulated):
@@ -153,6 +152,8 @@ def test_blocks_of_a_cluster_read_each_others_shared_memory(emulated):
     ],
 )
 def test_what_no_kernel_may_do_ends_the_process_with_a_word(emulated, body, word):
-    code = "import pathlib, sys; from emulator.test_emulator import *; launched(pathlib.Path.cwd(), sys.argv[1])"
-    done = told(code, body, cwd=emulated)
-    assert done.returncode == 70 and done.stderr.startswith(f"the emulator: {word}"), done.stderr
+    code = "import ctypes, sys; numbers = (ctypes.c_float * 64)(); some = ctypes.c_long(0), ctypes.c_long(1)"
+    code += "; argument = (ctypes.c_void_p * 2)(*[ctypes.addressof(numbers)] * 2)"
+    code += "; ctypes.CDLL(sys.argv[1]).launch_kernel(argument, 1, 64, 256, *some, False)"
+    done = told(code, built(emulated, body)._name)
+    assert done.code == 70 and done.err.startswith(f"the emulator: {word}"), done.err
