@@ -345,15 +345,10 @@ def _of(name: str, first: Any) -> Callable[..., Any]:
 
 def _find(name: str, first: Any) -> Callable[..., Any]:
     """Find the function of that name for the library of ``first``, and remember it by the type of ``first``."""
-    if _is_pytorchs(first):
+    if any(kind.__module__.partition(".")[0] == "torch" for kind in type(first).__mro__):  # without importing PyTorch
         from flashcli import torch as room  # torch.compile goes through a statement, not through importlib
     else:
         is_numpys = isinstance(first, np.ndarray) or not speaks(first)
         room = importlib.import_module(f"flashcli.arrays.{'numpys' if is_numpys else 'on_gpu'}")
     _known[name, type(first)] = found = getattr(room, name)
     return found
-
-
-def _is_pytorchs(array: object) -> bool:
-    """Whether an array is PyTorch's tensor, told without importing PyTorch."""
-    return any(kind.__module__.partition(".")[0] == "torch" for kind in type(array).__mro__)

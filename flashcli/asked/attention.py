@@ -405,7 +405,7 @@ def _backward(
             _check_like(name, operand, shape)
     if return_dbias and (bias is None or bias.dtype == "bool"):
         raise ValueError("return_dbias must be False where there is no bias of float32 numbers")
-    layout = _contiguous_rows_first if rows_first and of.heads and not of.sequences else contiguous
+    layout = contiguous_rows_first if rows_first and of.heads and not of.sequences else contiguous
     of_rows = _of_tokens if of.sequences else _of_rows
     dq, dk = of_rows(layout(q.shape, "float32")), of_rows(layout(k.shape, "float32"))
     return Backward(
@@ -429,7 +429,8 @@ def refuse_half(o: object, lse: object) -> None:
         raise ValueError(f"{given} must be given together with {missing}: attention(..., return_lse=True) has both")
 
 
-def _contiguous_rows_first(shape: tuple[int, ...], dtype: str) -> Operand:
+def contiguous_rows_first(shape: tuple[int, ...], dtype: str) -> Operand:
+    """The outline of [B, H, rows, d] that lies as a contiguous [B, rows, H, d]."""
     _, H, rows, d = shape
     return Operand(shape, (rows * H * d, d, H * d, 1), dtype)
 

@@ -8,7 +8,7 @@ import re
 import unicodedata
 
 from flashcli.judge import page
-from flashcli.judge.judging import ACCEPTED, Result
+from flashcli.judge.judging import ACCEPTED
 from flashcli.judge.results import record
 from flashcli.judge.scoreboard import Board, headline, lines
 from flashcli.terminal import as_json, tables
@@ -55,16 +55,11 @@ def csv_text(found: list[Board]) -> str:
     for board in found:
         for standing in board.standings:
             numbers = [getattr(standing, name) for name in NUMBERS.values()]
-            times = [_csv_cell(standing.results.get(case)) for case in cases]
+            judged = [standing.results.get(case) for case in cases]
+            times = [one and (one.seconds if one.verdict == ACCEPTED else one.verdict) for one in judged]
             line = [board.device, board.ranking, *numbers, *times]
             writer.writerow([_harmless(cell) for cell in line])
     return buffer.getvalue()
-
-
-def _csv_cell(result: Result | None) -> object:
-    if result is None:
-        return ""
-    return result.seconds if result.verdict == ACCEPTED else result.verdict
 
 
 def _harmless(cell: object) -> object:

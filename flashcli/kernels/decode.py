@@ -166,10 +166,6 @@ def _v2(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     )
 
 
-def _sums_maxima_and_outs(tiling: Tiling, problem: Problem) -> int:
-    return problem.places * _partitions(problem) * 4 * (problem.d + 2)
-
-
 VERSIONS = ("paged_v1", "paged_v2")  # that vLLM chooses between
 
 
@@ -213,10 +209,6 @@ def _grouped_rows(problem: Problem) -> int:
     return problem.sequences * problem.short * problem.heads if problem.short else problem.places
 
 
-def _partials_of_partitions(tiling: Tiling, problem: Problem) -> int:
-    return _grouped_rows(problem) * _partitions(problem) * partial_bytes(problem)
-
-
 # ---- pieces by the actual length
 
 
@@ -234,10 +226,6 @@ def _over_pieces(problem: Problem, at_once: int) -> int:
 
 def _counters(tiling: Tiling, problem: Problem) -> int:
     return LAUNCH_COUNTERS + round_up(uncut(problem), 4)
-
-
-def _counters_and_partials(tiling: Tiling, problem: Problem) -> int:
-    return 4 * _counters(tiling, problem) + _partials(problem)
 
 
 def _partials(problem: Problem) -> int:
@@ -447,17 +435,18 @@ KERNELS = ladder(
     ),
     _rung(
         "decode/02_paged_v2.cu", "vLLM's V2: partitions of 512 tokens, and a reduction",
-        _tiles(), _v2, workspace=_sums_maxima_and_outs, fitted=_chooses(rules.one_row), refuses=_paged_refuses,
+        _tiles(), _v2, fitted=_chooses(rules.one_row), refuses=_paged_refuses,
+        workspace=lambda tiling, problem: problem.places * _partitions(problem) * 4 * (problem.d + 2),
     ),
     _rung(
         "decode/03_grouped.cu", "all heads of a group together: keys and values are read once",
-        _tiles(lambda problem: {"STEP": _step(problem)}), _grouped, workspace=_partials_of_partitions,
-        fitted=_chooses(rules.some_rows),
+        _tiles(lambda problem: {"STEP": _step(problem)}), _grouped, fitted=_chooses(rules.some_rows),
+        workspace=lambda tiling, problem: _grouped_rows(problem) * _partitions(problem) * partial_bytes(problem),
     ),
     _rung(
         "decode/04_split.cu", "pieces by the actual lengths, in one launch",
-        _tiles(_piece_macros), _split, workspace=_counters_and_partials, counters=_counters,
-        fitted=_chooses(rules.some_rows),
+        _tiles(_piece_macros), _split, counters=_counters, fitted=_chooses(rules.some_rows),
+        workspace=lambda tiling, problem: 4 * _counters(tiling, problem) + _partials(problem),
     ),
     _rung(
         "decode/05_tensor.cu", "tensor cores, fed straight from memory",

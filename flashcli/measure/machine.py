@@ -45,7 +45,8 @@ def circumstances() -> dict[str, object]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": repeatable(sys.argv[1:]),
-        "commit": os.environ.get("FLASHCLI_COMMIT") or _git_commit(),
+        "commit": os.environ.get("FLASHCLI_COMMIT")
+        or _first_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"),
         "version": __version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -91,10 +92,6 @@ def _of_gpu(gpu: Gpu, version: int) -> dict[str, object]:
         "driver_cuda": f"{version // 1000}.{version % 1000 // 10}",
         "driver": _driver_version(),
     }
-
-
-def _git_commit() -> str:
-    return _first_line("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12")
 
 
 def _driver_version() -> str:

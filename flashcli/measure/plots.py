@@ -99,6 +99,8 @@ def draw_tiles(record: Record, path: str) -> None:
 
 
 def _draw_search(ax: Axes, rows: list[Tiled]) -> None:
+    from matplotlib.patches import Rectangle
+
     Brs, Bcs, best = sorted({row.Br for row in rows}), sorted({row.Bc for row in rows}), fastest(rows)
     times = [[math.nan] * len(Bcs) for _ in Brs]
     for row in rows:
@@ -107,17 +109,11 @@ def _draw_search(ax: Axes, rows: list[Tiled]) -> None:
         text = f"{row.seconds * 1e3:.4g} ms\n{row.registers} registers\n{row.occupancy:.0f} %"
         ax.text(x, y, text, ha="center", va="center", fontsize=7, fontweight="bold" if row is best else "normal")
         if row.own:
-            ax.add_patch(_frame(x, y))
+            ax.add_patch(Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, fill=False, edgecolor=BLUE, linewidth=2))
     ax.imshow(times, cmap="RdYlGn_r", vmin=1, vmax=SLOWEST, aspect="auto", alpha=0.7)
     ax.set_xticks(range(len(Bcs)), map(str, Bcs))
     ax.set_yticks(range(len(Brs)), map(str, Brs))
     ax.set(xlabel="Bc", ylabel="Br")
-
-
-def _frame(x: int, y: int) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x - 0.48, y - 0.48), 0.96, 0.96, fill=False, edgecolor=BLUE, linewidth=2)
 
 
 def save_picture(figure: Figure, path: str, dpi: int = 110) -> None:
@@ -178,8 +174,10 @@ def _legend(figure: Figure, ax: Axes, caption: str) -> None:
 def _roofline(cases: list[list[Rung]], machine: str, ceilings: dict[str, float], counted: list[Profiled]) -> Figure:
     figure, axes = _panels(cases, f"Roofline of the rungs on {machine}")
     rows = list(itertools.chain(*cases))
-    moved = {id(row): _dram_bytes(row, counted) or _must_move(row) for row in rows}
-    points = {id(row): (_operations(row) / moved[id(row)], row.tflops) for row in rows}
+    # Without a profile, bytes of Q, K, V once in and O once out: so all rungs on a case have one intensity.
+    moved = [_dram_bytes(row, counted) or row.shape.input_bytes + row.shape.output_bytes for row in rows]
+    operations = [tflops(**vars(row.shape), seconds=1e-12, causal=bool(row.causal)) for row in rows]
+    points = {id(row): (n / size, row.tflops) for row, n, size in zip(rows, operations, moved, strict=True)}
     left, right = min(1.0, *(x / 2 for x, _ in points.values())), max(x for x, _ in points.values()) * 30
     for ax, some in zip(axes, cases, strict=True):
         rates = [row.tflops for row in some]
@@ -194,10 +192,6 @@ def _roofline(cases: list[list[Rung]], machine: str, ceilings: dict[str, float],
     return figure
 
 
-def _operations(row: Rung) -> float:
-    return tflops(**vars(row.shape), seconds=1.0, causal=bool(row.causal)) * 1e12
-
-
 def _dram_bytes(row: Rung, counted: list[Profiled]) -> float | None:
     """Bytes that a rung moved through DRAM, where a profile has them.
 
@@ -207,11 +201,6 @@ def _dram_bytes(row: Rung, counted: list[Profiled]) -> float | None:
     functions = [other for other in counted if (other.shape, other.contender) == (row.shape, row.contender)]
     moved = [other.dram_bytes for other in functions if other.launches == 1 and other.dram_bytes is not None]
     return sum(moved) if functions and len(moved) == len(functions) else None
-
-
-def _must_move(row: Rung) -> float:
-    """Bytes of Q, K, V once in and O once out: whatever the rung, so that all on a case have one intensity."""
-    return row.shape.input_bytes + row.shape.output_bytes
 
 
 def _unit(row: Rung) -> str:

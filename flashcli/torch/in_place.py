@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashcli.asked.attention import ALIGNMENT, Operand, call, check_backend_on_gpu, contiguous, type_name
+from flashcli.asked.attention import (
+    ALIGNMENT,
+    call,
+    check_backend_on_gpu,
+    contiguous,
+    contiguous_rows_first,
+    type_name,
+)
 from flashcli.asked.how import How
 from flashcli.gpu.overlap import refuse_overlap
 from flashcli.gpu.place import place_of_device
@@ -142,7 +149,7 @@ def _make_ready(
     refuse_mixed(q, k, v, bias, mask, out, sight)
     to = None if out is None else operand(out)
     if rows_first and out is None and q.ndim == 4:
-        to = _rows_first(q, type_name(options["out_dtype"] or q.dtype))
+        to = contiguous_rows_first(tuple(q.shape), type_name(options["out_dtype"] or q.dtype))
     of = sight.operands(q=q, k=k, v=v, bias=bias, mask=mask)
     what = call(**of, out=to, **options)
     o, lse = to or contiguous(what.shape, what.out_dtype), contiguous(what.lse_shape, "float32")
@@ -170,11 +177,6 @@ def score_addresses(bias: torch.Tensor | None, mask: torch.Tensor | None) -> tup
 def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
     """The matrix, copied if its last axis is not contiguous: dO of a sum is one number with strides of 0."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-def _rows_first(q: torch.Tensor, dtype: str) -> Operand:
-    B, H, M, d = q.shape
-    return Operand((B, H, M, d), (M * H * d, d, H * d, 1), dtype)
 
 
 def remember(ready: dict[tuple, Any], key: tuple, value: Any) -> None:
