@@ -14,6 +14,7 @@ from typing import NamedTuple
 import click
 
 from bench import scripts
+from bench.clocks import CLOCKS
 from bench.targets import LAYOUT_CASES
 from flashcli.measure import in_place, peers
 from flashcli.measure.bench import Conditions
@@ -34,7 +35,7 @@ class Case(NamedTuple):
     """Entrants of a race, and its clock; the first is the one that others are compared with."""
 
     name: str
-    clock: str  # one of `in_place.CLOCKS`
+    clock: str  # one of `bench.clocks.CLOCKS`
     entrants: list[Entrant]
 
 
@@ -66,7 +67,7 @@ def _case(name: str, clock: str, problem: Problem, *contenders: in_place.Contend
 def measured(chosen: Iterator[Case], conditions: Conditions, device: str = "cuda") -> Iterator[Row]:
     """A row for each entrant of each case."""
     for case in chosen:
-        yield from in_place.race(case.name, case.entrants, case.clock, conditions, device)
+        yield from in_place.race(case.name, case.entrants, case.clock, conditions, device, CLOCKS)
 
 
 @click.command()

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from flashcli.measure import clocks
+from bench.clocks import BESIDE
 from flashcli.measure.decode_arrays import Drawn
 from flashcli.measure.decode_shapes import SHAPES
 from flashcli.measure.decode_times import RUNS, timed
@@ -15,7 +15,6 @@ from flashcli.measure.rows import Row
 
 OURS, PYTORCHS = "flashcli.decode", "PyTorch SDPA"
 CALLED = SHAPES[:2]
-CLOCKS = {"host": clocks.on_host, "graph": clocks.in_a_graph}
 
 
 def calls(layout: str) -> Iterator[Row]:
@@ -23,7 +22,7 @@ def calls(layout: str) -> Iterator[Row]:
     for shape in CALLED:
         given = Drawn(shape, layout)
         ways = _ways(given)
-        for clock, race in CLOCKS.items():
+        for clock, race in BESIDE.items():
             found = race([[call] for call in ways.values()], RUNS)
             for name, seconds in zip(ways, found, strict=True):
                 yield timed(shape.name, given.asked, name, seconds, clock=clock)

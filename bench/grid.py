@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import click
 
 from bench import scripts
+from bench.clocks import in_a_graph
 from bench.rows import Gridded
 from flashcli.asked.attention import call, contiguous
 from flashcli.asked.how import How
@@ -237,7 +238,7 @@ def _times(contenders: list[clocks.Turns], first: list[float]) -> list[Times]:
     runs = min(most, max(least, int(SECONDS / 2 / together)))
     calls = min(MOST_CALLS, max(1, int(REPLAY * len(quick) / together)))
     single = iter(clocks.on_gpu(quick, runs))
-    replayed = iter(clocks.in_a_graph(quick, max(least, runs // 2), calls))
+    replayed = iter(in_a_graph(quick, max(least, runs // 2), calls))
     return [Times(next(single), calls, next(replayed)) if seconds < SLOW else Times([seconds]) for seconds in first]
 
 

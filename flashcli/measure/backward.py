@@ -93,7 +93,7 @@ def race(case: str, entrants: Sequence[Entrant], clock: str, conditions: Conditi
         )  # fmt: skip
 
     found = [_checked(case, *entrant, conditions.seed, device) for entrant in entrants]
-    return in_place.in_turn(entrants, found, timed, clock, conditions.runs)
+    return in_place.in_turn(entrants, found, timed, in_place.CLOCKS[clock], conditions.runs)
 
 
 def _checked(case: str, contender: Contender, problem: Problem, seed: int, device: str) -> Ready | Failure:

@@ -14,9 +14,7 @@ from flashcli.measure.peers import event_seconds
 
 Turns = Sequence[Callable[[], Any]]
 WARM_UP = 2  # runs that are not counted
-GRAPHED = 20  # calls in a graph, so that the replay is long beside its own launch
 AHEAD = 800_000  # clocks of the GPU, some 0.4 ms, in which the host queues a call: else the GPU waits for it
-HOSTED = 50  # calls between two looks at the host's clock: fewer than a GPU lets a host queue
 
 
 def on_gpu(contenders: Sequence[Turns], runs: int) -> list[list[float]]:
@@ -29,7 +27,7 @@ def on_gpu(contenders: Sequence[Turns], runs: int) -> list[list[float]]:
 
         return event_seconds(before, turns[run % len(turns)])[0]
 
-    return _race(timed, contenders, runs)
+    return rounds(timed, contenders, runs)
 
 
 def occupy() -> None:
@@ -37,36 +35,6 @@ def occupy() -> None:
     import torch
 
     torch.cuda._sleep(AHEAD)
-
-
-def in_a_graph(contenders: Sequence[Turns], runs: int, calls: int = GRAPHED) -> list[list[float]]:
-    """Seconds on the GPU of a call in a CUDA graph of so many, replayed: the host's time is not in it."""
-    import torch
-
-    graphs = []
-    for turns in contenders:
-        turns[0]()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for call in range(calls):
-                turns[call % len(turns)]()
-        graphs.append([graph.replay])
-    return [[seconds / calls for seconds in some] for some in on_gpu(graphs, runs)]
-
-
-def on_host(contenders: Sequence[Turns], runs: int) -> list[list[float]]:
-    """Seconds that the host takes to queue a call, while the GPU has time for what was queued before."""
-    import torch
-
-    def timed(turns: Turns, run: int) -> float:
-        call = turns[0]
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(HOSTED):
-            call()
-        return (time.perf_counter() - start) / HOSTED
-
-    return _race(timed, contenders, runs)
 
 
 def on_cpu(contenders: Sequence[Turns], runs: int) -> list[list[float]]:
@@ -77,9 +45,10 @@ def on_cpu(contenders: Sequence[Turns], runs: int) -> list[list[float]]:
         turns[run % len(turns)]()
         return time.perf_counter() - start
 
-    return _race(timed, contenders, runs)
+    return rounds(timed, contenders, runs)
 
 
-def _race(timed: Callable[[Turns, int], float], contenders: Sequence[Turns], runs: int) -> list[list[float]]:
+def rounds(timed: Callable[[Turns, int], float], contenders: Sequence[Turns], runs: int) -> list[list[float]]:
+    """Seconds that ``timed`` finds for each run of each contender, in turn, after `WARM_UP` that do not count."""
     found = [[timed(turns, run) for turns in contenders] for run in range(WARM_UP + runs)]
     return [list(some) for some in zip(*found[WARM_UP:], strict=True)]

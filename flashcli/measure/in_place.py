@@ -6,7 +6,7 @@ Every contender's answer is checked first; one that is wrong, or fails, is told 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flashcli.asked.shape import ceil_div
@@ -16,9 +16,7 @@ from flashcli.measure.rows import Failure, InPlace, Row, over_all
 from flashcli.measure.tensors import Inputs, Problem, Sample, compared, random_inputs, sample
 
 Clock = Callable[[Sequence[clocks.Turns], int], list[list[float]]]
-CLOCKS: dict[str, Clock] = {
-    "gpu": clocks.on_gpu, "graph": clocks.in_a_graph, "host": clocks.on_host, "cpu": clocks.on_cpu
-}  # fmt: skip
+CLOCKS: dict[str, Clock] = {"gpu": clocks.on_gpu, "cpu": clocks.on_cpu}
 
 
 class Contender(NamedTuple):
@@ -145,8 +143,11 @@ class Drawn(NamedTuple):
     known: Sample
 
 
-def race(case: str, entrants: Sequence[Entrant], clock: str, conditions: Conditions, device: str = "cuda") -> list[Row]:
-    """A row for each entrant: those with a right answer are timed in turn, by one of the `CLOCKS`."""
+def race(
+    case: str, entrants: Sequence[Entrant], clock: str, conditions: Conditions, device: str = "cuda",
+    by: Mapping[str, Clock] = CLOCKS,
+) -> list[Row]:  # fmt: skip
+    """A row for each entrant: those with a right answer are timed in turn, by the clock of that name."""
 
     def timed(entrant: Entrant, accuracy: dict[str, Any], seconds: list[float]) -> Row:
         contender, problem = entrant
@@ -155,7 +156,7 @@ def race(case: str, entrants: Sequence[Entrant], clock: str, conditions: Conditi
         beginning = vars(problem.about(case, contender.name))
         return InPlace(**beginning, **accuracy, **times, tflops=tflops, **problem.figures(), clock=clock)
 
-    return in_turn(entrants, checked(case, entrants, conditions.seed, device), timed, clock, conditions.runs)
+    return in_turn(entrants, checked(case, entrants, conditions.seed, device), timed, by[clock], conditions.runs)
 
 
 def bench(
@@ -172,12 +173,12 @@ def in_turn(
     entrants: Sequence[Any],
     found: list[Ready | Failure],
     timed: Callable[[Any, dict[str, Any], list[float]], Row],
-    clock: str,
+    clock: Clock,
     runs: int,
 ) -> list[Row]:
     """A row for each entrant: of those that are ready, timed in turn, what ``timed`` makes of their seconds."""
     ready = [one.turns for one in found if isinstance(one, Ready)]
-    times = iter(CLOCKS[clock](ready, runs) if ready else [])
+    times = iter(clock(ready, runs) if ready else [])
     rows = [
         one if isinstance(one, Failure) else timed(entrant, one.accuracy, next(times))
         for entrant, one in zip(entrants, found, strict=True)

@@ -42,7 +42,7 @@ def on_the_cpu(monkeypatch):
     monkeypatch.setattr(peers, "event_seconds", seconds)
     monkeypatch.setattr(clocks, "event_seconds", seconds)
     monkeypatch.setattr(clocks, "occupy", lambda: None)
-    monkeypatch.setattr(clocks, "in_a_graph", lambda contenders, runs, calls: clocks.on_gpu(contenders, runs))
+    monkeypatch.setattr(grid, "in_a_graph", lambda contenders, runs, calls: clocks.on_gpu(contenders, runs))
     monkeypatch.setattr(in_place, "ours", ours)
     monkeypatch.setattr(
         in_place, "random_inputs", lambda problem, seed, device, takes: random_inputs(problem, seed, "cpu", takes)

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch_oracle import oracle  # noqa: E402
 
 from bench import arrays, models  # noqa: E402
+from bench.clocks import CLOCKS  # noqa: E402
 from bench.gpt2 import times  # noqa: E402
 from bench.records import read  # noqa: E402
 from flashcli.commands.bench_tensors import command  # noqa: E402
@@ -103,7 +104,7 @@ def test_the_cases_on_a_gpu_have_entrants_with_names_of_their_own():
     assert len({case.name for case in found}) == len(found)
     for case in found:
         names = [(contender.name, problem.layout) for contender, problem in case.entrants]
-        assert len(set(names)) == len(names) and names[0] == ("flashcli", "bhnd") and case.clock in in_place.CLOCKS
+        assert len(set(names)) == len(names) and names[0] == ("flashcli", "bhnd") and case.clock in CLOCKS
 
 
 # flashcli bench-tensors
