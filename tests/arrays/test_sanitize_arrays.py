@@ -7,10 +7,12 @@ import dataclasses
 import pytest
 import sanitize_arrays
 import sanitizing
-from sanitize_arrays import CASES, PROGRAM, STRIDED, check
+from sanitize_arrays import CASES, PROGRAM, STRIDED, asked, check
 from support import sampled
 
 from flashcli.gpu.place import place_of_device
+from flashcli.gpu.prepared import prepare
+from flashcli.kernels.plan import ATTENTION
 
 LONG_OR_ODD = [
     "odd", "odd, causal", "heads of 30", "heads of 96, fused", "heads of 200, causal", "heads of 256, fused",
@@ -45,11 +47,13 @@ def hopper(driver, monkeypatch):
 
 
 @pytest.mark.parametrize("kernel", sampled(STRIDED, 5))
-def test_every_case_is_computed_by_every_kernel_that_takes_it(hopper, driver, kernel):
+def test_every_case_is_prepared_and_computed_by_every_kernel_that_takes_it(hopper, driver, kernel):
     found = [name for name in CASES if PROGRAM.takes(hopper, kernel, name)]
     assert {name for name in CASES if name not in found} == set(REFUSED[kernel])
     PROGRAM.compile_all(hopper, [(kernel, name) for name in found])
     for name in found:
+        prepare(hopper, ATTENTION, *asked(CASES[name], kernel))
+    for name in sampled(found, 5):
         check(hopper, kernel, CASES[name])
     for macro, values in MACROS.items():
         values = {("wgmma_short", "ALIGNED"): "1", ("mma_short", "BIAS_COLUMN"): "014"}.get((kernel, macro), values)
