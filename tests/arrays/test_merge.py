@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 import flashcli
+from flashcli.asked.attention import Operand
+from flashcli.asked.merge import ask
 from flashcli.cpu.decode import DecodeCpu
 from flashcli.cpu.pages import DecodeArrays
 from flashcli.files.decode.cases import Case, make
+from flashcli.kernels import merge
+from flashcli.kernels.tuning.decode import HOPPER
 
 WHOLE = Case(3, 4, 2, 32, "48,37,40", page=8, query_type="float32", layout="nhd")
 
@@ -109,3 +113,10 @@ def test_a_prefix_that_sequences_share_is_one_sequence_of_all_their_queries():
     out, _ = flashcli.merge(*zip(shared, rest, strict=True))
     np.testing.assert_allclose(out, want, rtol=0, atol=3e-6)
     assert np.abs(shared[0] - want).max() > 0.1 and np.abs(rest[0] - want).max() > 0.1
+
+
+def test_on_a_gpu_strides_of_an_axis_of_one_mean_nothing():
+    out = Operand((40, 1, 16), (16, 7, 1), "float32")
+    assert merge.plan(ask((out,), (Operand((40, 1), (1, 40), "float32"),)), HOPPER).steps
+    with pytest.raises(ValueError, match=r"^lses\[0\] has strides \[2, 1\], where .* wanted: give a contiguous copy$"):
+        merge.plan(ask((out,), (Operand((40, 1), (2, 1), "float32"),)), HOPPER)
