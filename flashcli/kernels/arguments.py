@@ -28,9 +28,11 @@ SIGHT: tuple[tuple[str, Any], ...] = (
 )  # fmt: skip
 
 
-def sight(call: Call) -> dict[str, int]:
-    """The fields of `SIGHT` for a call, but for the addresses and what blocks find out by themselves."""
+def numbers(call: Call) -> dict[str, float]:
+    """The fields that all arguments of a call have, but for addresses, strides of matrices, and what blocks find."""
     return {
+        "bias_column": call.bias_strides[3], "mask_column": call.mask_strides[3], "B": call.B, "H": call.H,
+        "Hkv": call.Hkv, "M": call.M, "N": call.N, "q_start": call.q_start, "scale": call.scale,
         "slopes_batch": call.slopes[0], "slopes_head": call.slopes[1], "first": call.first, "position": call.position,
         "S": call.sequences, "tokens": call.M, "key_tokens": call.N,
     }  # fmt: skip
@@ -74,9 +76,7 @@ def argument(call: Call, chunk: int) -> Attention:
         "mask_strides": call.mask_strides[:3],
     }  # fmt: skip
     return Attention(
-        **{name: Strides(*by) for name, by in strides.items()}, bias_column=call.bias_strides[3],
-        mask_column=call.mask_strides[3], B=call.B, H=call.H, Hkv=call.Hkv, M=call.M, N=call.N,
-        q_start=call.q_start, scale=call.scale, chunk=chunk, **sight(call),
+        **{name: Strides(*by) for name, by in strides.items()}, chunk=chunk, **numbers(call)
     )  # fmt: skip
 
 

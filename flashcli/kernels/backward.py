@@ -9,14 +9,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from flashcli.asked.attention import Backward
 from flashcli.asked.how import How
 from flashcli.asked.shape import ceil_div, round_up
 from flashcli.errors import UsageError
-from flashcli.kernels.arguments import MASK, SIGHT, SIGHT_POINTERS, Strides, sight
+from flashcli.kernels.arguments import MASK, SIGHT, SIGHT_POINTERS, Strides, numbers
 from flashcli.kernels.occupancy import OF_AN_H200, occupancy
 from flashcli.kernels.operation import STATIC_SHARED, Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling, ladder
 from flashcli.kernels.problem import bias_macros, sight_macros, tiles, type_macros
@@ -53,11 +53,8 @@ def argument(asked: Backward) -> Argument:
         "dlse_at": asked.dlse or (0, 0, 0), "dq": asked.dq, "dk": asked.dk, "dv": asked.dv,
         "bias_strides": call.bias_strides[:3], "dbias_at": asked.dbias[:3], "mask_strides": call.mask_strides[:3],
     }  # fmt: skip
-    return Argument(
-        **{name: Strides(*by) for name, by in strides.items()}, bias_column=call.bias_strides[3],
-        dbias_column=asked.dbias[3], mask_column=call.mask_strides[3], B=call.B, H=call.H, Hkv=call.Hkv, M=call.M,
-        N=call.N, q_start=call.q_start, scale=call.scale, **sight(call),
-    )  # fmt: skip
+    by_name = {name: Strides(*by) for name, by in strides.items()}
+    return Argument(**by_name, dbias_column=asked.dbias[3], **numbers(call))
 
 
 class Problem(NamedTuple):
@@ -171,11 +168,15 @@ def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
         elif launch.function == "dbias":
             there = any(step.launch.function == "dbias" for step in steps)
             steps.append(Step(exact, launch._replace(function="dbias_again") if there else launch))
-    notes = round_up(build.workspace(), 16)
     words = 1 + (problem.sequences or problem.B) * problem.Hkv + build.counters()
+    return _with_one_key(with_notes(steps, argument(asked), build.workspace(), words), problem)
+
+
+def with_notes(steps: Iterable[Step], given: Argument, scratch: int, words: int) -> Plan:
+    """The plan with so many words, cleared, behind the scratch: where kernels note what is not finite."""
+    notes = round_up(scratch, 16)
     inside = ((POINTERS.index("notes"), notes),)
-    found = Plan(tuple(steps), argument(asked), notes + 4 * words, ((notes, 0, words),), inside)
-    return _with_one_key(found, problem)
+    return Plan(tuple(steps), given, notes + 4 * words, ((notes, 0, words),), inside)
 
 
 def _with_one_key(found: Plan, problem: Problem) -> Plan:

@@ -77,9 +77,8 @@ def plan(asked: Tangents, gpu: Gpu, how: How) -> Plan:
         return Plan(build.steps(), argument(asked), build.workspace())
     exact = Build(KERNELS["register_tiled"], problem)
     again = (Step(exact, launch._replace(grid=min(launch.grid, backward.AGAIN))) for launch in exact.launches())
-    notes, words = round_up(build.workspace(), 16), 1 + problem.of.B * problem.of.Hkv
-    inside = ((POINTERS.index("notes"), notes),)
-    return Plan((*build.steps(), *again), argument(asked), notes + 4 * words, ((notes, 0, words),), inside)
+    words = 1 + problem.of.B * problem.of.Hkv
+    return backward.with_notes((*build.steps(), *again), argument(asked), build.workspace(), words)
 
 
 # ---- register_tiled
