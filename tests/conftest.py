@@ -91,6 +91,7 @@ def pytest_sessionstart() -> None:
         compileall.compile_dir(ROOT / "flashcli", quiet=2)
 
 
+@pytest.hookimpl(tryfirst=True)  # so that nobody puts in order what is left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out, where all tests are run, those that need a GPU if there is none, and outside of CI some cases of many.
 

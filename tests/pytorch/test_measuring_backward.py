@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 
@@ -114,9 +115,15 @@ def test_a_record_is_told_beside_what_is_wanted():
 TINY = training.Config(layers=1, heads=2, d=8, N=12, batch=3, steps=4)
 
 
-def test_a_model_is_trained_by_each_attention_from_the_same_weights(monkeypatch):
-    monkeypatch.setattr(training, "text", lambda: "attention, " * 100)  # not the sources, which may change
-    rows = list(training.measured(TINY, "cpu"))
+@functools.cache
+def trained() -> list[rows_of.Row]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(training, "text", lambda: "attention, " * 100)  # not the sources, which may change
+        return list(training.measured(TINY, "cpu"))
+
+
+def test_a_model_is_trained_by_each_attention_from_the_same_weights():
+    rows = trained()
     assert [row.contender for row in rows] == ["flashcli", "flashcli, again", "PyTorch SDPA"]
     assert training.verdict(rows) == [] and rows[0].weights == rows[1].weights
     assert max(training.differences(rows)) < 1e-5 and rows[0].losses[3] < rows[0].losses[0]
@@ -132,7 +139,7 @@ def test_a_model_of_pairs_is_trained_by_each_attention_from_the_same_weights():
 
 
 def test_other_weights_and_losses_that_are_far_are_told():
-    first, again, pytorchs = training.measured(TINY, "cpu")
+    first, again, pytorchs = trained()
     other = replace(again, weights="0"), replace(pytorchs, losses=[loss + 1e-3 for loss in pytorchs.losses])
     found = training.verdict([first, *other])
     assert (
@@ -142,7 +149,6 @@ def test_other_weights_and_losses_that_are_far_are_told():
 
 @drawing
 def test_losses_are_drawn(tmp_path):
-    rows = list(training.measured(TINY, "cpu"))
-    training_plot.draw_training(records.Record({"gpu": "GPU 1"}, rows), str(tmp_path / "x.svg"))
+    training_plot.draw_training(records.Record({"gpu": "GPU 1"}, trained()), str(tmp_path / "x.svg"))
     text = (tmp_path / "x.svg").read_text()
     assert all(f">{name}</text>" in text for name in ("flashcli", "PyTorch SDPA", "loss", "difference"))

@@ -21,8 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     The last of them has to wait for Slurm, and others are run meanwhile.
     """
-    here = [item for item in items if item.path.parent == Path(__file__).parent]
-    others = [item for item in items if item.path.parent != Path(__file__).parent]
+    here = [item for item in items if item.nodeid.startswith("tests/slurm/")]
+    others = [item for item in items if not item.nodeid.startswith("tests/slurm/")]
     items[:] = here[:-1] + others[:MEANWHILE] + here[-1:] + others[MEANWHILE:]
 
 
