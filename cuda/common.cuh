@@ -17,6 +17,13 @@ __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / 
 __host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 // ceil_div of a number as large as an int can be, by an instruction more.
 __host__ __device__ constexpr int ceil_div_large(int a, int b) { return a / b + (a % b != 0); }
+// The last digit of a number to this base, which is taken off. Many bases are 1, and to divide takes long.
+__device__ __forceinline__ int take_digit(unsigned &number, unsigned base) {
+    if (base == 1) return 0;
+    const unsigned digit = number % base;
+    number /= base;
+    return digit;
+}
 // min and max, of which constants can be made.
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 __host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }

@@ -43,31 +43,23 @@ struct DbiasTiles {
 struct DbiasTile {
     int b, h, i, j;
     __device__ __forceinline__ DbiasTile(const DbiasTiles &tiles, unsigned index) {
-        j = index % tiles.Tc, index /= tiles.Tc;
-        i = index % tiles.Tr, index /= tiles.Tr;
-        h = index % tiles.heads, b = index / tiles.heads;
+        j = take_digit(index, tiles.Tc), i = take_digit(index, tiles.Tr);
+        h = take_digit(index, tiles.heads), b = index;
     }
 };
-
-// The last digit of a number to this base, which is taken off. Most bases are 1, and to divide takes long.
-__device__ __forceinline__ int take_digit(int &number, int base) {
-    if (base == 1) return 0;
-    const int digit = number % base;
-    number /= base;
-    return digit;
-}
 
 // What a step of a tile multiplies: queries of a head from i0 on, and keys from j0 on.
 struct DbiasStep {
     Head head;
     int i0, j0;
-    __device__ __forceinline__ DbiasStep(const Backward &a, const DbiasTiles &tiles, const DbiasTile &tile, int step) {
+    __device__ __forceinline__ DbiasStep(const Backward &a, const DbiasTiles &tiles, const DbiasTile &tile,
+                                         unsigned step) {
         j0 = (tile.j + take_digit(step, tiles.sum_keys)) * DBIAS_TILE;
         i0 = (tile.i + take_digit(step, tiles.sum_rows)) * DBIAS_TILE;
         const int h = tile.h + take_digit(step, tiles.sum_heads);
-        int kv = h;
+        unsigned kv = h;
         take_digit(kv, tiles.group);
-        head = {tile.b + step, h, kv};
+        head = {tile.b + int(step), h, int(kv)};
     }
     __device__ __forceinline__ bool is_seen(const Backward &a) const {
         return j0 < keys_seen(a, min(i0 + DBIAS_TILE, a.M) - 1);

@@ -65,13 +65,6 @@ __device__ __forceinline__ Piece piece_of(const Decode &a, int s, int length, in
     return piece;
 }
 
-// The last digit of a number, which loses it.
-__device__ __forceinline__ int take_digit(unsigned &number, unsigned base) {
-    const unsigned digit = number % base;
-    number /= base;
-    return digit;
-}
-
 // The meaning of a block's number where sequences have as many blocks as the tables have room for pieces. Neighbouring
 // blocks have different heads of the same pages; those of a cluster have different pieces.
 struct Numbered {
