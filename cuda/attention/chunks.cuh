@@ -247,8 +247,30 @@ struct Fold : Chunks {
 // Blocks may have chunks of the same row tile, in the order of all chunks. The one that comes last merges them.
 struct Spread : Chunks {
     static __device__ __forceinline__ unsigned begin(const Attention &a) { return Share(a).first_of(blockIdx.x); }
+    // With the causal mask a block has a single chunk, and long ones come first: those that are followed by others, of
+    // all row tiles the first, then the second, and so on; then each row tile's last one.
+    static __device__ __forceinline__ bool find_longest(Assignment &next, const Attention &a, const Share &share) {
+        const unsigned before = blockIdx.x / share.row_tiles, within = blockIdx.x - before * share.row_tiles;
+        const bool is_last = before + 1 == share.chunks;
+        next.number = is_last ? by_last_chunk(a, within) : within;
+        next.rows = RowTile(next.number, a), next.all = ceil_div(next.rows.tiles, a.chunk);
+        next.first = is_last ? next.all - 1 : before, next.end = next.first + 1;
+        return is_last || next.end < next.all;
+    }
+    // The number of a row tile from its place among those of all heads, the longest last chunk first: these are as long
+    // where row tiles are whole chunks apart.
+    static __device__ __forceinline__ unsigned by_last_chunk(const Attention &a, unsigned place) {
+        const unsigned Tr = ceil_div(a.M, BR), heads = unsigned(a.B) * a.H, rank = place / heads;
+        const unsigned apart = max(1, a.chunk * BC / BR), rounds = Tr / apart, more = Tr % apart;
+        const unsigned of_fewer = (apart - more) * rounds;  // row tiles of the lengths that `rounds` have, not one more
+        const bool fewer = rank < of_fewer;
+        const unsigned within = fewer ? rank : rank - of_fewer, as_long = rounds + !fewer;
+        const unsigned tile = (fewer ? apart : more) - 1 - within / as_long + within % as_long * apart;
+        return (Tr - 1 - tile) * heads + (place - rank * heads);
+    }
     static __device__ __forceinline__ bool find(Assignment &next, const Attention &a) {
         const Share share(a);
+        if (CAUSAL) return find_longest(next, a, share);
         const unsigned stop = share.first_of(blockIdx.x + 1);
         while (next.next < stop) {
             next.number = next.next / share.chunks, next.first = next.next - next.number * share.chunks;

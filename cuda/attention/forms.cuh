@@ -55,6 +55,8 @@ static_assert(THREADS == 128 * (1 + WARPGROUPS * (1 + PAIRED)), "one warpgroup c
 static_assert(SHARED == WARPGROUPS * Q_TILE + Source::BYTES + PARKED + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 1024 <= 227 * 1024, "tiles must fit shared memory");
 
+constexpr bool SINGLE = PAIRED || (CAUSAL && SHARING == SPREAD);  // there is a block for each assignment
+
 __device__ __forceinline__ void produce(const Attention &a, Source &source, unsigned char *tiles) {
     Ring ring;
     Assignment mine;
@@ -64,6 +66,7 @@ __device__ __forceinline__ void produce(const Attention &a, Source &source, unsi
 #pragma unroll 1
         for (int t = before + mine.first_tile(a), end = before + mine.end_tile(a, here); t < end; ++t)
             source.copy_tile(ring, tiles, a, t);
+        if (SINGLE) break;
     }
 }
 
@@ -119,7 +122,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
         Query query;
         take(query, Q_tile);
         consumer.attend(a, here, query, s, factor_exponent, chunks);
-        if (PAIRED) break;  // there is a block for each assignment
+        if (SINGLE) break;
         // rather than to keep it in a register
         if (SHARING != WHOLE) mine.next = const_cast<volatile Assignment &>(current[group]).next;
     }

@@ -1,14 +1,15 @@
-"""Attention by a kernel of its ladder, emulated on the CPU: batches as files have them."""
+"""Attention by a kernel of its ladder, emulated on the CPU: batches as files have them, or as arrays in place."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from flashcli.emulator.machine import Emulated
 from flashcli.kernels.arguments import Matrix, of_batches
-from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.attention import KERNELS, chunk_tiles
 from flashcli.kernels.operation import Build
 from flashcli.kernels.problem import Problem
 from flashcli.kernels.speed import H200, Speed
@@ -23,15 +24,20 @@ def attend(
     causal: bool = False,
     backwards: bool = False,
     speed: Speed = H200,
+    **of_arrays: Any,
 ) -> np.ndarray:
-    """O [B, M, d] of Q [B, M, d], K and V [B, N, d], float32. What is to be written is NaN before."""
+    """O [B, M, d] of Q [B, M, d], K and V [B, N, d], float32. What is to be written is NaN before.
+
+    With the causal mask, the last query sees the last key.
+    """
     B, M, d = Q.shape
     N = K.shape[1]
-    build = Build(KERNELS[kernel], Problem(B, M, N, d, causal=causal, speed=speed))
+    build = Build(KERNELS[kernel], Problem(B, M, N, d, causal=causal, speed=speed, **of_arrays))
     O = np.full_like(Q, np.nan)
     workspace = np.full(build.workspace(), 0xFF, np.uint8)
     matrices = [Matrix.of_batches(x.ctypes.data, x[0].size, d) for x in (Q, K, V, O)]
-    given = of_batches(*matrices, B=B, M=M, N=N, scale=d**-0.5, workspace=workspace.ctypes.data)
+    given = of_batches(*matrices, B=B, M=M, N=N, scale=d**-0.5, q_start=N - M, workspace=workspace.ctypes.data)
+    given.chunk = chunk_tiles(build.tiling, build.problem) if kernel == "wgmma" else 0
     machine = Emulated(build, folder)
     for launch in build.launches():
         given.tile_i, given.tile_j = launch.tile

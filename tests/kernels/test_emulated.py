@@ -54,3 +54,10 @@ def test_sums_in_fp16_have_room_for_the_largest_products(emulated):
     q, k, v = (np.full((1, 64, d), worst, np.float32) for d in (96, 96, 96))
     found = attend("mma", q, k, v, emulated, speed=Speed(halved=True))
     assert np.abs(found / worst - 1).max() < 2**-21
+
+
+def test_chunks_of_causal_rows_are_all_there_in_the_order_that_blocks_take_them_in(emulated):
+    """Row tiles of three chunks and of two, whose last ones differ in length."""
+    q, k, v = (np.random.default_rng(n).normal(size=(1, n, 24)).astype(np.float32) for n in (500, 1100, 1100))
+    found = attend("wgmma", q, k, v, emulated, True, in_place=True)
+    assert_accurate([(Asked(q, k, v, True, q_start=600), found, None)])
