@@ -20,7 +20,13 @@ from flashcli.errors import KernelFailure, UsageError  # noqa: E402
 from flashcli.files.decode.cases import Case, make  # noqa: E402
 from flashcli.gpu import place as launcher  # noqa: E402
 from flashcli.kernels import decode  # noqa: E402
-from flashcli.kernels.tuning.decode import AHEAD_OF_LENGTH, BY_LENGTHS, PIECE_AFTER_PIECE, Tuning  # noqa: E402
+from flashcli.kernels.tuning.decode import (  # noqa: E402
+    AHEAD_OF_LENGTH,
+    BY_LENGTHS,
+    HAS_CLUSTERS,
+    PIECE_AFTER_PIECE,
+    Tuning,
+)
 from flashcli.torch import in_place, paged, private  # noqa: E402
 
 SMALL = Case(3, 4, 2, 64, "5,37,0", page=8)
@@ -221,7 +227,7 @@ def test_every_launch_is_on_the_stream_and_those_after_the_first_may_begin_early
     asked = make(dataclasses.replace(SMALL, lengths="40,1500,3"))
     for _ in range(2):  # in the same scratch, where numbers of pieces have been drawn
         check(compute(arrays(asked), **options(asked)), asked)
-    launches = launches if capability >= decode.HAS_CLUSTERS else without_clusters
+    launches = launches if capability >= HAS_CLUSTERS else without_clusters
     assert [one[:2] for one in driver.launches] == [(name, current) for name in launches] * 2
     assert driver.early == ([False] + [capability >= (9, 0)] * (len(launches) - 1)) * 2
 
