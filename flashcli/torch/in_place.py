@@ -97,7 +97,7 @@ def compute(
     o = q.new_empty_strided(shape, strides, dtype=kind) if out is None else out
     lse = q.new_empty_strided(lse_shape, lse_strides, dtype=torch.float32) if return_lse else None
     if out is not None:
-        _refuse_overlap(out, q=q, k=k, v=v, bias=bias, mask=mask, **sight.by_name())
+        refuse_sharing(out, q=q, k=k, v=v, bias=bias, mask=mask, **sight.by_name())
     if prepared is None:
         o.zero_()
         return o, None if lse is None else lse.fill_(-torch.inf)
@@ -210,7 +210,8 @@ def refuse_other(name: str, tensor: Any, q: Any, called: str = "q") -> None:
         raise ValueError(f"{name} must be on {q.device}, as {called} is, not on {tensor.device}")
 
 
-def _refuse_overlap(out: torch.Tensor, **tensors: torch.Tensor | None) -> None:
+def refuse_sharing(out: torch.Tensor, **tensors: torch.Tensor | None) -> None:
+    """Raise ValueError if ``out`` shares memory with one of the tensors."""
     first, end = _storage(out)
     inputs = {}
     for name, x in tensors.items():

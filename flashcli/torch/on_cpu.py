@@ -32,6 +32,8 @@ def _of_halves(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, sight: Si
     q, k, v = map(in_place.rows_contiguous, (q, k, v))
     of, given = sight.operands(q=q, k=k, v=v, bias=bias, mask=mask, out=out), ("causal", "scale", "q_start")
     asked = call(**of, **{name: options[name] for name in given}, out_dtype=options.pop("out_dtype"))
+    if out is not None:
+        in_place.refuse_sharing(out, q=q, k=k, v=v, bias=bias, mask=mask, **sight.by_name())
     found = compute(q.float(), k.float(), v.float(), bias, mask, None, sight, **options)
     answer, *lse = found if isinstance(found, tuple) else (found,)
     o = answer.to(getattr(torch, asked.out_dtype)) if out is None else out.copy_(answer)

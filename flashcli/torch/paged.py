@@ -15,7 +15,7 @@ from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.decode import DECODE
 from flashcli.torch import private
-from flashcli.torch.in_place import remember, scratch
+from flashcli.torch.in_place import refuse_sharing, remember, scratch
 from flashcli.torch.paged_tensors import (
     address,
     described,
@@ -171,6 +171,7 @@ def _refuse_out(out: torch.Tensor, query: torch.Tensor) -> None:
             raise ValueError(f"out must have the {what} of query, {wanted}, not {found}")
     if not out.is_contiguous() or out.is_neg():
         raise ValueError("out must be contiguous, and no lazily negated view (out.is_neg())")
+    refuse_sharing(out, query=query)
 
 
 def _on_cpu(tensors: Mapping[str, torch.Tensor], options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -66,6 +66,8 @@ def test_vllms_varlen_function_has_sinks_descales_and_an_array_for_the_answer():
         s_aux=torch.from_numpy(asked.sinks), k_descale=torch.ones(1).expand(3, 2), v_descale=torch.ones(1).expand(3, 2),
     )  # fmt: skip
     assert out is into and torch.equal(out, want) and torch.equal(lse, want_lse.T)
+    with pytest.raises(ValueError, match="out must not share memory with query"):
+        vllm.flash_attn_varlen_func(q, k, v, 17, starts, 30, None, lengths, causal=True, block_table=tables, out=q)
     only = vllm.flash_attn_varlen_func(q, k, v, 17, starts, 30, None, lengths, causal=True, block_table=tables)
     assert only.shape == q.shape and not torch.equal(only, want)
 
