@@ -138,11 +138,6 @@ class Call(NamedTuple):
         return self.H // self.Hkv
 
     @property
-    def products(self) -> int:
-        """The number of multiplications in Q Kᵀ, were all keys seen."""
-        return self.B * self.H * self.M * self.N * self.d
-
-    @property
     def bias_contiguous(self) -> bool:
         """Whether numbers of the bias, and of the mask, for neighbouring keys are neighbours."""
         by_kind = {"float32": {self.bias_strides[3]}, "bool": {self.mask_strides[3]}, "alibi": {1}}
@@ -190,12 +185,13 @@ def call(
     wrong shape, strides or size.
     """
     of = Operands(q, k, v, bias, **others)
-    return _call(of, checked(causal, scale, q_start, window), type_name(out_dtype))
+    kind = "" if out_dtype is None else type_name(out_dtype)
+    return _call(of, checked(causal, scale, q_start, window), kind)
 
 
 def type_name(dtype: object) -> str:
-    """The name of a type given as a name or as any library's object, such as ``torch.float32``; "" for None."""
-    return "" if dtype is None else str(getattr(dtype, "__name__", dtype)).rpartition(".")[2]
+    """The name of a type given as a name or as any library's object, such as ``torch.float32``."""
+    return str(getattr(dtype, "__name__", dtype)).rpartition(".")[2]
 
 
 def checked(causal: bool, scale: float | None, q_start: int, window: Sequence[int]) -> Options:
@@ -377,7 +373,8 @@ def backward(
     their type, as that of O in `call`. Errors are those of `call`.
     """
     of, options = Operands(q, k, v, **others), checked(causal, scale, q_start, window)
-    return _backward(do, of, o, lse, dlse, options, bool(return_dbias), rows_first, type_name(out_dtype))
+    kind = "" if out_dtype is None else type_name(out_dtype)
+    return _backward(do, of, o, lse, dlse, options, bool(return_dbias), rows_first, kind)
 
 
 @functools.lru_cache(maxsize=256)

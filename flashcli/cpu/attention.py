@@ -100,8 +100,13 @@ def attend_arrays(asked: Call, given: Matrices, threads: int | None = None) -> N
         return
     by_group, units = in_groups(asked, given), (asked.B, asked.Hkv, asked.H // asked.Hkv)
     limit = MAX_FLOAT32 if given.bias is None and given.slopes is None else BESIDE_BIAS
-    threads = threads or threads_for(asked.products)
-    k_largest, v_largest = np.broadcast_to(largest_keys(asked, by_group, threads), (2, *units))
+    threads = threads or threads_for(asked)
+    largest = np.empty((2, asked.B, asked.Hkv, 1), np.float32)  # magnitudes in each head of K, and of V
+    k_largest, v_largest = np.broadcast_to(largest, (2, *units))
+
+    def look(some: tuple[slice, ...]) -> None:
+        for of_heads, matrix in zip(largest, (by_group.k, by_group.v), strict=True):
+            of_heads[some] = magnitude(matrix[some], (-2, -1))
 
     def compute(tile: Tile) -> None:
         part, sight = by_group.of(tile), Sight.of(asked, tile.rows.start)
@@ -111,6 +116,8 @@ def attend_arrays(asked: Call, given: Matrices, threads: int | None = None) -> N
             one = part.of(Tile(tuple(slice(index, index + 1) for index in unit), slice(None)))
             attend(one, asked.scale, sight, np.float64)
 
+    at_once = max(1, AT_A_LOOK // (asked.N * asked.d))
+    for_each(look, list(groups(largest.shape[1:], at_once)), threads)
     for_each(compute, list(tiles(units, asked.M, asked.N, row_tile(asked.M, asked.causal), threads)), threads)
 
 
@@ -130,18 +137,6 @@ def in_groups(asked: Call, given: Matrices) -> Matrices:
         None if given.lse is None else given.lse.reshape(B, Hkv, group, M),
         None if given.slopes is None else np.broadcast_to(given.slopes, (B, H)).reshape(B, Hkv, group),
     )  # fmt: skip
-
-
-def largest_keys(asked: Call, by_group: Matrices, threads: int) -> np.ndarray:
-    """The largest magnitudes in each head of K, and of V: [2, B, Hkv, 1]."""
-    largest = np.empty((2, asked.B, asked.Hkv, 1), np.float32)
-
-    def look(units: tuple[slice, ...]) -> None:
-        for of_heads, matrix in zip(largest, (by_group.k, by_group.v), strict=True):
-            of_heads[units] = magnitude(matrix[units], (-2, -1))
-
-    for_each(look, list(groups(largest.shape[1:], max(1, AT_A_LOOK // (asked.N * asked.d)))), threads)
-    return largest
 
 
 def row_tile(M: int, causal: bool) -> int:

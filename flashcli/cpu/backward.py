@@ -152,7 +152,7 @@ def backward_arrays(asked: Backward, do: np.ndarray, dlse: np.ndarray | None, gi
         for unit in _each(huge[..., 0], tile):
             _dk_dv(terms, Tile(unit, tile.rows), dk, dv, np.float64)
 
-    threads = threads_for(call.products)
+    threads = threads_for(call)
     for_each(rows, list(tiles(units, call.M, call.N, TILE, threads)), threads)
     for_each(keys, list(tiles(units[:2], call.N, call.M, TILE, threads)), threads)
     if into.dbias is not None:

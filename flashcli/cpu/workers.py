@@ -8,10 +8,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from flashcli.asked.attention import Call
 from flashcli.process.signals import held
 
 T = TypeVar("T")
@@ -24,9 +25,9 @@ def usable_cores() -> frozenset[int]:
     return frozenset(usable)
 
 
-def threads_for(products: int) -> int:
-    """The number of threads that pay for so many multiplications: one for each usable core, or one for few."""
-    return 1 if products < FEW else len(usable_cores())
+def threads_for(call: Call) -> int:
+    """The number of threads that pay for a call: one for each usable core, or one where there is little to multiply."""
+    return 1 if call.B * call.H * call.M * call.N * call.d < FEW else len(usable_cores())
 
 
 class _Blas:
@@ -34,7 +35,7 @@ class _Blas:
 
     lock = threading.Lock()
     inside = 0
-    before: tuple[int, ...] = ()
+    before: ClassVar[list[int]] = []
 
 
 @contextmanager
@@ -45,30 +46,28 @@ def one_blas_thread() -> Iterator[None]:
     """
     with held(), _Blas.lock:
         _Blas.inside += 1
-        if _Blas.inside == 1:
-            # A list first: a tuple that grows fails where another thread asks the garbage collector for all objects.
-            _Blas.before = tuple([library.num_threads for library in _libraries()])
-            _set_threads((1,) * len(_Blas.before))
+        for library, set_threads in _libraries() if _Blas.inside == 1 else ():
+            _Blas.before.append(library.num_threads)
+            set_threads(1)
     try:
         yield
     finally:
         with held(), _Blas.lock:
             _Blas.inside -= 1
             if _Blas.inside == 0:
-                _set_threads(_Blas.before)
-
-
-def _set_threads(counts: tuple[int, ...]) -> None:
-    for library, count in zip(_libraries(), counts, strict=True):
-        # Since threadpoolctl 3.8, `set_num_threads` silently does nothing but in the first thread that called it.
-        getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
+                for (_, set_threads), count in zip(_libraries(), _Blas.before, strict=True):
+                    set_threads(count)
+                _Blas.before.clear()
 
 
 @functools.cache  # looking for them takes a millisecond, more than a small call
-def _libraries() -> list[Any]:
+def _libraries() -> list[tuple[Any, Callable[[int], object]]]:
+    """NumPy's BLAS, and whatever else is there, each with what sets its threads."""
     from threadpoolctl import ThreadpoolController  # which a run on a GPU does not need
 
-    return ThreadpoolController().select(user_api="blas").lib_controllers
+    found = ThreadpoolController().select(user_api="blas").lib_controllers
+    # Since threadpoolctl 3.8, `set_num_threads` silently does nothing but in the first thread that called it.
+    return [(library, getattr(library, "_real_set_num_threads", library.set_num_threads)) for library in found]
 
 
 @one_blas_thread()
@@ -88,11 +87,12 @@ def for_each(work: Callable[[T], object], tasks: Sequence[T], threads: int | Non
             deque(left, maxlen=0)
 
     count = min(threads or len(usable_cores()), len(tasks))
-    others = [threading.Thread(target=take_part, name="flashcli", daemon=True) for _ in range(1, count)]
+    others: list[threading.Thread] = []
     try:
-        for thread in others:
+        for _ in range(1, count):
+            others.append(threading.Thread(target=take_part, name="flashcli", daemon=True))
             with held():
-                thread.start()
+                others[-1].start()
         take_part()
     finally:
         deque(left, maxlen=0)
