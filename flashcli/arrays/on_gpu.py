@@ -17,7 +17,7 @@ from typing import Any
 
 from flashcli.arrays import memory
 from flashcli.arrays.memory import DeviceArray
-from flashcli.arrays.protocols import LEGACY_STREAM, Found, find, refuse_host
+from flashcli.arrays.protocols import LEGACY_STREAM, Found, find, refuse_host, refuse_read_only
 from flashcli.asked import decode as pages
 from flashcli.asked import merge as merging
 from flashcli.asked import write_kv as writing
@@ -273,6 +273,8 @@ def write_kv(
         "key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache, "slot_mapping": slot_mapping,
     }  # fmt: skip
     given, factors = _with_factors(arrays, {"k_scale": k_scale, "v_scale": v_scale})
+    for name in ("key_cache", "value_cache"):
+        refuse_read_only(name, arrays[name])
     pages.check_option_types(options)
     asked = writing.ask(*map(given.of, arrays), **factors, **options)
     prepared = prepare(given.place, WRITE_KV, asked.at(given.addresses("key", "value", "key_cache", "value_cache")))

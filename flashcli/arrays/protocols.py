@@ -73,8 +73,8 @@ def find(name: str, array: Any, stream: int = LEGACY_STREAM) -> Found:
     interface = _interface(name, array)
     has_dlpack = hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__")
     if interface is not None:
-        if name == "out" and interface["data"][1]:
-            raise ValueError("out must be writeable")
+        if name == "out":
+            refuse_read_only(name, array)
         if interface.get("version", 0) >= TELLS_STREAM or not has_dlpack:
             return _by_cuda_array_interface(name, interface)
     _refuse_other_devices(name, array)
@@ -88,6 +88,13 @@ def refuse_host(name: str, array: Any) -> None:
     """Raise TypeError for an array that refuses to be shared, or says by DLPack that it is not on a GPU."""
     if _interface(name, array) is None:
         _refuse_other_devices(name, array)
+
+
+def refuse_read_only(name: str, array: Any) -> None:
+    """Raise ValueError for an array that says it must not be written, as JAX's do."""
+    interface = _interface(name, array)
+    if interface is not None and interface["data"][1]:
+        raise ValueError(f"{name} must be writeable")
 
 
 def _refuse_other_devices(name: str, array: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fake_driver import DLPACK, Driver, FromDlpack, OnGpu, WithoutAStream
 
-from flashcli.api import attention, attention_backward
+from flashcli.api import attention, attention_backward, write_kv
 from flashcli.arrays import memory
 from flashcli.arrays import on_gpu as room
 from flashcli.arrays.memory import DeviceArray
@@ -406,15 +406,29 @@ def test_an_out_that_overlaps_an_input_is_refused(qkv, on_gpu, driver):
     assert not driver.launches
 
 
-def test_an_out_that_is_read_only_is_refused(qkv, on_gpu, driver):
-    class ReadOnly(OnGpu):
-        @property
-        def __cuda_array_interface__(self):
-            found = super().__cuda_array_interface__
-            return found | {"data": (found["data"][0], True)}
+class ReadOnly(OnGpu):
+    """An array that must not be written."""
 
+    @property
+    def __cuda_array_interface__(self):
+        found = super().__cuda_array_interface__
+        return found | {"data": (found["data"][0], True)}
+
+
+def test_an_out_that_is_read_only_is_refused(qkv, on_gpu, driver):
     with pytest.raises(ValueError, match="out must be writeable"):
         attention(*qkv, out=ReadOnly(driver, np.zeros((B, H, M, d), np.float32)))
+    assert not driver.launches
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_cache_that_is_read_only_is_not_written_to(on_gpu, driver, which):
+    new, slots = (OnGpu(driver, x) for x in (np.ones((3, 2, 32), np.float32), np.arange(3)))
+    kinds = [OnGpu, OnGpu]
+    kinds[which] = ReadOnly
+    caches = [kind(driver, np.zeros((2, 4, 2, 32), np.float32)) for kind in kinds]
+    with pytest.raises(ValueError, match=f"^{['key', 'value'][which]}_cache must be writeable$"):
+        write_kv(new, new, *caches, slots, layout="nhd")
     assert not driver.launches
 
 
