@@ -92,20 +92,31 @@ def question(choose: Choose, rng: np.random.Generator) -> tuple[Asked, np.ndarra
         )
     if choose.random() < 0.2:  # strides of 0, as of what is broadcast
         k = np.broadcast_to(k[:, :, :1], k.shape)
-    bias = None
+    bias = mask = None
     if form := choose.choice(["", "", "numbers", "mask", "-inf"]):
-        lengths = [n if choose.random() < 0.6 else 1 for n in (B, H, M, N)][choose.randint(0, 4) :]
-        drawn = rng.normal(size=lengths)
+        drawn = of_scores(choose, rng, B, H, M, N)
         bias = np.asarray(drawn > choose.choice([-2, 0, 9])) if form == "mask" else drawn.astype(np.float32)
         if form == "-inf":
             bias = np.where(drawn > 1, np.float32(-np.inf), bias)
         bias = np.asarray(bias)
+    if form != "mask" and choose.random() < 0.4:
+        mask = np.asarray(of_scores(choose, rng, B, H, M, N) > choose.choice([-2, 0, 9]))
     if choose.random() < 0.4:
         do, q, k, v = do[:, 0], q[:, 0], k[:, 0], v[:, 0]
-        bias = bias if bias is None or bias.ndim < 3 else bias[..., 0, :, :]
+        bias, mask = (x if x is None or x.ndim < 3 else x[..., 0, :, :] for x in (bias, mask))
     scale = choose.choice([None, None, 1.0, -0.3, 0.0, 0.25, np.float16(0.1)])
     q_start = choose.choice([0, N - M, choose.randint(-5, N + 5), 2**40, -(2**40)])
-    return Asked(q, k, v, choose.random() < 0.5, scale, bias, q_start), do, kind
+    return Asked(q, k, v, choose.random() < 0.5, scale, bias, q_start, mask), do, kind
+
+
+def of_scores(choose: Choose, rng: np.random.Generator, *lengths: int) -> np.ndarray:
+    """Numbers that are broadcast to scores [B, H, M, N]."""
+    return rng.normal(size=[n if choose.random() < 0.6 else 1 for n in lengths][choose.randint(0, 4) :])
+
+
+def changes(asked: Asked, way: Callable[[Any], Any]) -> dict[str, Any]:
+    """The bias and the mask, as far as they are given, in a library."""
+    return {name: way(x) for name in ("bias", "mask") if (x := getattr(asked, name)) is not None}
 
 
 def rounding(asked: Asked) -> float:
@@ -194,9 +205,7 @@ def attention(choose: Choose, rng: np.random.Generator) -> str:
     name, there, back, dense = library(choose)
     before = [x.copy() for x in asked[:3]]
     placed = asked._replace(**{name: place(choose, getattr(asked, name)) for name in "qkv"})
-    out, options = None, dict(asked.keywords)
-    if options["bias"] is not None:
-        options["bias"] = there(options["bias"])
+    out, options = None, asked.keywords | changes(asked, there)
     if choose.random() < 0.3:
         shape = asked.q.shape
         whole = np.full((*shape[:-2], shape[-2] + 1, 2 * shape[-1]), 7, np.float32)
@@ -210,10 +219,10 @@ def attention(choose: Choose, rng: np.random.Generator) -> str:
     most = float(np.abs(asked.v).max(initial=0))
     near(o, want, most * rounding(asked), f"{name} O of {kind} numbers, {asked.q.shape}, {asked.k.shape}")
     near_lse(lse, want_lse, 4 * rounding(asked))
-    options = asked.keywords | {"bias": asked.bias if asked.bias is None else dense(asked.bias)}
+    options = asked.keywords | changes(asked, dense)
     without_gaps = flashcli.attention(*map(dense, asked[:3]), **options)
     same(without_gaps, o, f"bytes depend on strides, or on the library: {name}, {asked.q.shape}, {asked.k.shape}")
-    if len(asked.q) > 1 and asked.bias is None:
+    if len(asked.q) > 1 and not changes(asked, dense):
         b = choose.randrange(len(asked.q))
         alone = flashcli.attention(*(dense(x[b : b + 1]) for x in asked[:3]), **options)
         same(alone, o[b : b + 1], f"bytes depend on other batches: {name}, {asked.q.shape}, {asked.k.shape}")
@@ -228,10 +237,9 @@ def attention_backward(choose: Choose, rng: np.random.Generator) -> str:
     placed = [place(choose, x) for x in (do, *asked[:3])]
     options = dict(asked.keywords, return_dbias=numbers, dlse=dlse)
     if choose.random() < 0.3:
-        of_bias = asked.keywords | {"bias": asked.bias if asked.bias is None else there(asked.bias)}
-        both = flashcli.attention(*map(there, asked[:3]), **of_bias, return_lse=True)
+        both = flashcli.attention(*map(there, asked[:3]), **asked.keywords | changes(asked, there), return_lse=True)
         options["o"], options["lse"] = map(back, both)
-    arrays = {name: options[name] for name in ("bias", "o", "lse", "dlse") if options.get(name) is not None}
+    arrays = {name: options[name] for name in ("bias", "mask", "o", "lse", "dlse") if options.get(name) is not None}
     lying, dense_ones = ({name: way(x) for name, x in arrays.items()} for way in (there, dense))
     got = [back(x) for x in flashcli.attention_backward(*map(there, placed), **options | lying)]
     others = flashcli.attention_backward(*map(dense, (do, *asked[:3])), **options | dense_ones)
