@@ -2,32 +2,35 @@
 //
 // What changed: the copies bring K and V in fp32, and a warpgroup splits them in place, where there was one that only
 // copied. The others, three or four, take row tiles of 64 in turn, each for itself, while a head's tiles of K and V
-// stay where they are; each keeps its Q in registers, as fragments. There is no workspace.
+// stay where they are; each keeps its Q in registers, as fragments. Of heads of more than 64 numbers two split and two
+// multiply. There is no workspace.
 // Why it is faster: up to some hundred keys few blocks read the same K and V; to write both split to memory and to read
 // them again would be most of the traffic. A head is split once, not once a row tile. Of a last tile of few keys only
 // those are multiplied. And warpgroups that wait for nobody but the tiles fill each other's gaps: with so few keys,
 // most of them are where a row tile begins and ends.
 // What it costs: a head that does not fit is split over and over; a warpgroup that multiplies has registers for one S
 // or P only, so that its own products and exponentials follow one another; and copies move 16 bytes at a time: heads of
-// 4, 8, .. 64 numbers whose rows start on 16 bytes.
+// 4, 8, .. 128 numbers whose rows start on 16 bytes.
 //
 // Launch: `attention` with any number of blocks.
-#define INTERLEAVES 1                               // keys, where biases are read
-#define MASK_IN_SUMS (MASK_OF_KEYS && BIAS == 2)    // with a bias beside it nothing was gained
-#define PAD (IN_PLACE && HEAD_DIM <= 16 ? 16 : 32)  // files' time is that of reading and writing
+#define INTERLEAVES 1                                                     // keys, where biases are read
+#define MASK_IN_SUMS (MASK_OF_KEYS && BIAS == 2)                          // with a bias beside it nothing was gained
+#define PAD (HEAD_DIM > 64 ? 128 : IN_PLACE && HEAD_DIM <= 16 ? 16 : 32)  // files' time is that of reading and writing
+#define T_AT_A_TIME (HEAD_DIM > 64 ? 32 : 64)                             // columns of P V: registers end
 #include "warpgroup.cuh"
 
-constexpr int CONSUMERS = THREADS / 128 - 1;
-static_assert(BR == 64 && CONSUMERS >= 3, "a row tile is one warpgroup's; one splits, the others multiply");
+constexpr int PRODUCERS = D > 64 ? 2 : 1, CONSUMERS = THREADS / 128 - PRODUCERS;  // warpgroups that split, and multiply
+static_assert(BR == 64 && CONSUMERS >= 2, "a row tile is one warpgroup's");
 // Threads that split a tile, 32 numbers each: all, or half of them, or a warp. So one tile is split at a time, or one
 // of K and one of V, or two of each.
-constexpr int SPLITTERS = BC * D / 32, AT_A_TIME = 128 / SPLITTERS;
+constexpr int SPLITTERS = BC * D / 32, AT_A_TIME = 128 * PRODUCERS / SPLITTERS;
 static_assert(AT_A_TIME == 1 || AT_A_TIME == 2 || AT_A_TIME == 4, "a splitting thread has registers for 32 floats");
-static_assert(ALIGNED && STAGES >= 4, "bulk copies move 16 bytes; tiles are copied ahead");
-// Registers of a thread: as many at the launch, then fewer for the one that splits and more for the others; each a
+static_assert(ALIGNED && STAGES >= 3, "bulk copies move 16 bytes; tiles are copied ahead");
+// Registers of a thread: as many at the launch, then fewer for those that split and more for the others; each a
 // multiple of 8.
 constexpr int REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = BC > 64 ? 56 : 64;
-constexpr int CONSUMER_REGISTERS = (REGISTERS * THREADS - 128 * PRODUCER_REGISTERS) / (128 * CONSUMERS) / 8 * 8;
+constexpr int CONSUMER_REGISTERS =
+    (REGISTERS * THREADS - 128 * PRODUCERS * PRODUCER_REGISTERS) / (128 * CONSUMERS) / 8 * 8;
 
 // A slot holds the fp32 tile first, then the split one. K and V have slots of one size, in turn.
 constexpr int SLOT = larger(larger(K_TILE, V_TILE), round_up(BC * HEAD_DIM * 4, 1024));
@@ -100,6 +103,7 @@ struct Slots {
 // follow one another. If they do so in memory, one thread of a warp copies them in one piece; else two warps do, 16
 // bytes at a time.
 constexpr int COPYING_WARPS = DENSE ? 1 : 2, COPIERS = DENSE ? 1 : 64;
+constexpr int AT_ONCE = D > 64 ? 1 : 32;       // jobs whose beginnings are worked out; of long heads registers end
 constexpr int AHEAD = AT_A_TIME == 4 ? 4 : 3;  // tiles that are on their way, or there, before they are split: at most
 struct Copies {
     const bool values;
@@ -114,7 +118,7 @@ struct Copies {
     }
     __device__ __forceinline__ void begin(const Jobs &jobs, const Attention &a) {
         if (turn == 0) {
-            const unsigned next = job + threadIdx.x % 32 * gridDim.x;
+            const unsigned next = job + threadIdx.x % AT_ONCE * gridDim.x;
             if (next < jobs.count) {
                 const RowTile tile = jobs.row_tile(next, 0, a);
                 mine = values ? rows_of(a.V, a.v, tile.head.b, tile.head.kv)
@@ -124,7 +128,7 @@ struct Copies {
         }
         from = reinterpret_cast<const float *>(__shfl_sync(~0u, reinterpret_cast<unsigned long long>(mine), turn));
         rows = CAUSAL ? __shfl_sync(~0u, my_rows, turn) : a.N;
-        turn = (turn + 1) % 32;
+        turn = (turn + 1) % AT_ONCE;
     }
     __device__ __forceinline__ void go_on(const Jobs &jobs, const Attention &a, unsigned char *tiles, Slots &slots) {
         const long long stride = row_stride(values ? a.v : a.k);
@@ -146,7 +150,8 @@ struct Copies {
             bulk_copy(shared_address(to), from, count * HEAD_DIM * 4, arrival);
             return;
         }
-        constexpr int FOURS = HEAD_DIM / 4, ACROSS = FOURS > 8   ? 16
+        constexpr int FOURS = HEAD_DIM / 4, ACROSS = FOURS > 16  ? 32
+                                                     : FOURS > 8 ? 16
                                                      : FOURS > 4 ? 8
                                                                  : 4;  // of a row, and threads for them
         constexpr int DOWN = COPIERS / ACROSS;                         // rows at a time
@@ -173,11 +178,11 @@ struct Copies {
     }
 };
 
-// The producer: tiles are copied in fp32, then split in place. Its first 64 threads copy K, the others V; all of them
+// The producer: tiles are copied in fp32, then split in place. Its first 64 threads copy K, the next 64 V; all of them
 // split a tile of K and then one of V, or each half splits what it has copied, or its warps do so in turn.
 __device__ __forceinline__ void split_tiles(const Attention &a, const Jobs &jobs, unsigned char *tiles, Slots &slots,
                                             float *starts) {
-    __shared__ unsigned scratch[2][2][8];  // two in turn: a slow warp may still read the one before
+    __shared__ unsigned scratch[2][2][8 * PRODUCERS];  // two in turn: a slow warp may still read the one before
     const int thread = threadIdx.x % SPLITTERS, warp = __shfl_sync(~0u, threadIdx.x / 32, 0), half = warp / 2;
     unsigned job = blockIdx.x;
     int first = 0;  // key of the tile
@@ -203,7 +208,7 @@ __device__ __forceinline__ void split_tiles(const Attention &a, const Jobs &jobs
     constexpr bool SPLIT_FIRST = !DENSE && D <= 32;
     Copies copies(half, jobs, a);
     const auto copy = [&] {
-        if (warp % 2 < COPYING_WARPS) copies.go_on(jobs, a, tiles, slots);
+        if (warp < 4 && warp % 2 < COPYING_WARPS) copies.go_on(jobs, a, tiles, slots);
     };
     if (SPLIT_FIRST) copy();
     Ring ring;
@@ -235,8 +240,8 @@ struct Multiplier {
     // Q has no place in shared memory: it is read from the cache, where this brings it.
     __device__ __forceinline__ void prefetch_Q(const Attention &a, const RowTile &next) const {
         const int thread = threadIdx.x % 128, i = min(next.i0 + thread % 64, a.M - 1);
-        if (HEAD_DIM > 32 || thread < 64)
-            prefetch(rows_of(a.Q, a.q, next.head.b, next.head.h) + i * row_stride(a.q) + thread / 64 * 32);
+        for (int column = thread / 64 * 32; column < HEAD_DIM; column += 64)
+            prefetch(rows_of(a.Q, a.q, next.head.b, next.head.h) + i * row_stride(a.q) + column);
     }
 
     // The numbers of its two rows of Q that a thread needs for its fragments.
@@ -338,10 +343,14 @@ struct Multiplier {
             issue_T(T, P_hi, P_lo, V);
             const float T_factor = sum.unit.next(read_by_lane_0(slots.exponent[ring.stage][1]), &O_factor);
             const float c[2] = {rows.rescale[0] * O_factor, rows.rescale[1] * O_factor};
-            wgmma_wait<0>();
-            pin(T);
-            if (!stay) release(1);
-            add_T(sum.O[0], T, c, T_factor);
+#pragma unroll
+            for (int part = 0; part < T_CHUNKS; ++part) {
+                if (part > 0) issue_T(T, P_hi, P_lo, V + split_offset<D>(part * T_COLUMNS, 0) / 16);
+                wgmma_wait<0>();
+                pin(T);
+                if (!stay && part == T_CHUNKS - 1) release(1);
+                add_T(sum.O[part], T, c, T_factor);
+            }
             ring.next();
         };
         const int left = keys_seen(a.q_start + here.i0 + BR - 1, a.N) - (here.tiles - 1) * BC;
@@ -385,7 +394,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     // From one lane, so that ptxas sees that all of a warp have the same, and keeps what follows from it but once a
     // warp.
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    if (warpgroup == 0) {
+    if (warpgroup < PRODUCERS) {
         registers_down<PRODUCER_REGISTERS>();
         split_tiles(a, jobs, tiles, slots, starts);
         return;
@@ -395,7 +404,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     int factor_exponent;
     const float factor = frexpf(factor_of_scores(a), &factor_exponent);
 
-    Turns mine(warpgroup - 1, jobs);
+    Turns mine(warpgroup - PRODUCERS, jobs);
     const auto next = [&] { return jobs.row_tile(mine.job, mine.row_tile, a); };
     unsigned job = blockIdx.x;  // whose first tile is the ring's
     Multiplier::Numbers numbers;
@@ -426,7 +435,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     // Seldom: here, and not in the loop, where registers end.
     __syncwarp();
     if (IN_PLACE && slots.redo[threadIdx.x / 32])
-        for (Turns done(warpgroup - 1, jobs); done.job < jobs.count; done.next(jobs)) {
+        for (Turns done(warpgroup - PRODUCERS, jobs); done.job < jobs.count; done.next(jobs)) {
             const RowTile tile = jobs.row_tile(done.job, done.row_tile, a);
             redo_rows(a, tile.head, tile.i0 + threadIdx.x % 128 / 32 * 16, 16);
         }

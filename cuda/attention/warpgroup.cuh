@@ -21,8 +21,11 @@
 constexpr int WARPGROUPS = BR / 64;
 static_assert(BR % 64 == 0, "a warpgroup that multiplies has 64 rows");
 
-// T = P V of one tile: all columns at a time, without the padding; of long heads 64 (long.cuh).
-constexpr int T_COLUMNS = D <= 128 ? round_up(HEAD_DIM, 8) : 64, T_CHUNKS = D <= 128 ? 1 : D / T_COLUMNS;
+// T = P V of one tile: all columns at a time, without the padding; of long heads 64 (long.cuh), or T_AT_A_TIME.
+#ifndef T_AT_A_TIME
+#define T_AT_A_TIME (HEAD_DIM > 128 ? 64 : 128)
+#endif
+constexpr int T_COLUMNS = smaller(round_up(HEAD_DIM, 8), T_AT_A_TIME), T_CHUNKS = ceil_div(HEAD_DIM, T_COLUMNS);
 constexpr int S_REGISTERS = BC / 2, T_REGISTERS = T_COLUMNS / 2;
 constexpr int K_STEPS = ceil_div(HEAD_DIM, 16);  // of S = Q Kᵀ: beyond HEAD_DIM all is zero
 constexpr int V_STEPS = BC / 16;

@@ -384,6 +384,8 @@ def wgmma_partial(tiling: Tiling, problem: Problem) -> int:
 
 # ---- wgmma_short
 
+MOST_SHORT_HEAD = 128  # numbers, to which heads of more than 64 are padded
+
 
 def longest_short(problem: Problem) -> int:
     """The largest N for `wgmma_short`: a head's K and V stay in shared memory; longer ones are split over and over."""
@@ -415,9 +417,10 @@ def _by_score(problem: Problem) -> bool:
 def _wgmma_short(problem: Problem) -> Tiling:
     """wgmma_short's tiling: as many slots for split tiles of K and V as fit shared memory.
 
-    One warpgroup splits the tiles, the others multiply. Short heads on arrays leave registers for one more warpgroup.
+    One warpgroup splits the tiles, of long heads two; the others multiply. Short heads on arrays leave registers for
+    one more warpgroup.
     """
-    D = _padded(problem.d, LEAST_HEAD if problem.in_place else 32)
+    D = _padded(problem.d, LEAST_HEAD if problem.in_place else 32) if problem.d <= 64 else MOST_SHORT_HEAD
     Bc = _short_Bc(problem)
     small = problem.in_place and D <= 32 and not _by_score(problem) and problem.precision == "fp32"
     warpgroups = 5 if small else 4
@@ -436,8 +439,8 @@ def _refused_by_wgmma(problem: Problem) -> str:
 def _refused_by_wgmma_short(problem: Problem) -> str:
     if problem.windowed or problem.sequences:
         return "it takes neither windows nor packed sequences"
-    if problem.d > 64 or problem.d % 4:
-        return "it takes heads of 4, 8, .. 64 numbers"
+    if problem.d > MOST_SHORT_HEAD or problem.d % 4:
+        return f"it takes heads of 4, 8, .. {MOST_SHORT_HEAD} numbers"
     if _by_score(problem) and problem.d > 32:  # registers end
         return "with a bias it takes heads of up to 32 numbers"
     if problem.dtype != "float32":
@@ -530,7 +533,7 @@ KERNELS = ladder(
     ),
     _hopper_rung(
         "attention/16_wgmma_short.cu",
-        "for short sequences: K and V split in shared memory, without a pre-pass (heads of 4, 8, .. 64)",
+        "for short sequences: K and V split in shared memory, without a pre-pass (heads of 4, 8, .. 128)",
         _wgmma_short, launches=_block_per_multiprocessor, refuses=_refused_by_wgmma_short,
     ),
     _split_rung(

@@ -15,6 +15,7 @@ from flashcli.kernels.tuning import cost
 PREFERENCE = ("wgmma_short", "wgmma", "mma", "mma_short", "register_tiled")  # the fastest first, for files
 TWINS = ("wgmma_short", "wgmma")  # the same arithmetic: with tiles of the same keys, they give the same bytes
 SHORT_HEAD = 8  # a score that is a sum of fewer products shows that a split number has 22 bits
+LONG_HEAD, PADDED_KEYS = 64, 32  # heads of more numbers, whose tile of keys would be half empty with so many keys
 AS_FAST = 1.03  # times the least that is expected: then a launch less counts, which takes the host 4 us
 HOST = 8.5  # microseconds that a call takes the host at least: a GPU that has less to do waits for it
 FULL = 16 * MULTIPROCESSORS  # tiles of 128 rows that keep an H200 busy
@@ -113,10 +114,12 @@ def _not_worth_it(kernel: Kernel, problem: Problem) -> str:
     """
     if kernel.splits and problem.precision == "fp32" and problem.d < SHORT_HEAD:
         return f"heads of less than {SHORT_HEAD} numbers are left to FFMA in fp32"
-    longest = longest_short(problem) if kernel.name == "wgmma_short" else problem.N
-    if longest < problem.N:
-        return f"it splits keys over and over: with more than {longest} that does not pay"
-    return ""
+    if kernel.name != "wgmma_short":
+        return ""
+    if problem.d > LONG_HEAD and problem.N <= PADDED_KEYS:
+        return f"of long heads it splits tiles of 64 keys: with up to {PADDED_KEYS} that does not pay"
+    longest = longest_short(problem)
+    return f"it splits keys over and over: with more than {longest} that does not pay" if longest < problem.N else ""
 
 
 def named(name: str, capability: tuple[int, int], problem: Problem, device: str = "this GPU") -> Kernel:

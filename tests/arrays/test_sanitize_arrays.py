@@ -15,9 +15,8 @@ from flashcli.gpu.prepared import prepare
 from flashcli.kernels.plan import ATTENTION
 
 LONG_OR_ODD = [
-    "odd", "odd, causal", "heads of 30", "heads of 96, fused", "heads of 200, causal", "heads of 256, fused",
-    "heads of 160, more of them than multiprocessors", "chunks of keys, heads of 128", "chunks of keys, heads of 256",
-    "chunks of keys, clusters with pairs, heads of 72",
+    "odd", "odd, causal", "heads of 30", "heads of 200, causal", "heads of 256, fused",
+    "heads of 160, more of them than multiprocessors", "chunks of keys, heads of 256",
     "chunks of keys, heads of 160", "chunks of keys, heads of 160, more of them than blocks", "few keys, odd, causal",
 ]  # fmt: skip
 LONG_BIAS = ["bias", "bias of keys", "bias of queries", "bias, odd, causal", "bias, heads of 128", "bias, heads of 256"]

@@ -163,7 +163,15 @@ def test_short_heads_are_left_to_ffma_in_fp32():
 
 @pytest.mark.parametrize(
     ("N", "d", "chosen"),
-    [(128, 32, "wgmma_short"), (448, 64, "wgmma_short"), (449, 64, "wgmma"), (128, 80, "wgmma"), (128, 33, "wgmma")],
+    [
+        (128, 32, "wgmma_short"),
+        (448, 64, "wgmma_short"),
+        (449, 64, "wgmma"),
+        (192, 80, "wgmma_short"),
+        (193, 128, "wgmma"),
+        (32, 128, "wgmma"),
+        (128, 33, "wgmma"),
+    ],
 )
 def test_short_sequences_have_a_kernel_of_their_own(N, d, chosen):
     assert choose((9, 0), Problem(1000, N, N, d)).name == chosen

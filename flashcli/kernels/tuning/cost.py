@@ -17,11 +17,11 @@ from flashcli.kernels.operation import Kernel
 from flashcli.kernels.problem import Problem
 from flashcli.kernels.speed import CLOCK, H200_PRODUCTS, MULTIPROCESSORS
 from flashcli.kernels.tuning import chunks
-from flashcli.kernels.tuning.costs import COSTS
+from flashcli.kernels.tuning.costs import COSTS, Cost
 
 PAIR = 128 * 128  # scores of a pair of tiles, the unit of work
 LATE = 0.5  # of the longest row tile: when the last block ends, the others have been idle for about so long
-SHORT_ROW_TILES = 3  # on which a block of wgmma_short works at a time: three, or four with short heads
+SHORT_ROW_TILES, LONG_ROW_TILES = 3, 2  # on which a block of wgmma_short works at a time: four with short heads
 SHORT_THREADS = 640  # of mma_short, for which a multiprocessor has registers, with few keys
 PRODUCT = 2 * PAIR / (H200_PRODUCTS * CLOCK)  # microseconds of mma.sync for a pair, a number of the heads, a product
 HEADS = (16, 32, 64, 96, 128, 192, 256)  # the longest heads that share constants
@@ -56,7 +56,8 @@ def work(kernel: Kernel, problem: Problem) -> Work:
         megabytes = 4 * problem.B * problem.d * 2 * (problem.M + problem.N) / 1e6
         pairs = pieces * chunk / problem.sms + longest * LATE * problem.causal
         return Work(1 + rounds, megabytes, longest * area, pairs * area)  # what is merged takes about a round's start
-    at_once = {"wgmma_short": SHORT_ROW_TILES, "mma_short": max(1, SHORT_THREADS // tiling.threads)}.get(kernel.name, 1)
+    short_row_tiles = SHORT_ROW_TILES if problem.d <= 64 else LONG_ROW_TILES
+    at_once = {"wgmma_short": short_row_tiles, "mma_short": max(1, SHORT_THREADS // tiling.threads)}.get(kernel.name, 1)
     row_tiles, area = problem.B * Tr / at_once, area * at_once
     each = math.ceil(row_tiles / launch.grid)  # of a block
     rounds = math.ceil(row_tiles / problem.sms)
@@ -72,7 +73,7 @@ def head_class(d: int) -> int:
 
 
 def microseconds(kernel: Kernel, problem: Problem) -> float | None:
-    """The model's microseconds for a kernel; None for a kernel, or a length of heads, that has not been measured."""
+    """The model's microseconds for a kernel; None for a kernel that has not been measured."""
     if (found := parts(kernel, problem)) is None:
         return None
     fixed, pairs, pair = found
@@ -82,12 +83,18 @@ def microseconds(kernel: Kernel, problem: Problem) -> float | None:
 def parts(kernel: Kernel, problem: Problem) -> tuple[float, float, float] | None:
     """The microseconds beside the tiles, the pairs of tiles one after the other, an H200's microseconds for a pair."""
     cost, speed = COSTS.get(kernel.name), problem.speed
-    if cost is None or (pair := cost.pair.get(head_class(problem.d))) is None:
+    if cost is None:
         return None
     todo = work(kernel, problem)
     megabyte = cost.megabyte * speed.byte * MULTIPROCESSORS / problem.sms
     fixed = cost.launch + cost.start * speed.ffma * todo.rounds + megabyte * todo.megabytes
-    return fixed, max(cost.path * todo.longest, todo.pairs), pair
+    return fixed, max(cost.path * todo.longest, todo.pairs), _pair_of(cost, head_class(problem.d))
+
+
+def _pair_of(cost: Cost, head: int) -> float:
+    """An H200's microseconds for a pair of tiles; of a length not measured by that of longer ones, or the longest."""
+    measured = min((d for d in cost.pair if d >= head), default=max(cost.pair))
+    return cost.pair[measured] * head / measured
 
 
 def _pair(kernel: Kernel, problem: Problem, pair: float) -> float:
