@@ -16,7 +16,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # heads of all batches
 LENGTHS = (64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 8192, 16384, 32768)  # queries, and keys
 HALVES = ("float16", "bfloat16")
 SHARED_HEADS = ((8, 8), (32, 8), (64, 8))  # heads of queries, and of the cache
-TABLES = (16, 64, 256, 1024)  # pages of a sequence, at most
+TABLES = (16, 32, 64, 128, 256, 512, 1024, 2048)  # pages of a sequence, at most
 
 
 def of_files(gpu: Gpu, d: int) -> Iterator[Build]:

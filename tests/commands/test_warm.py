@@ -13,7 +13,7 @@ from flashcli.asked.how import How
 from flashcli.commands import warm
 from flashcli.compiler import compiler
 from flashcli.gpu import driver, plain
-from flashcli.kernels import usual
+from flashcli.kernels import decode, usual
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.backward import BACKWARD
 from flashcli.kernels.choice import choose
@@ -94,6 +94,14 @@ def test_calls_of_usual_shapes_find_all_that_they_need(gpu, causal):
         plans = [ATTENTION.plan(asked, gpu, How(return_lse=lse)) for lse in (False, True)]
         plans.append(BACKWARD.plan(backward(q, q, k, k, causal=causal).at(0), gpu, How()))
         assert {key(build) for plan in plans for build in plan.builds()} <= there
+
+
+@pytest.mark.parametrize(("sequences", "width"), [(1, 20), (8, 128), (64, 300), (256, 16)])
+def test_decode_of_usual_batches_finds_what_it_needs(sequences, width):
+    gpu = Gpu((9, 0), 132)
+    there = {key(build) for build in usual.builds(gpu, ["decode"], [64])}
+    of = {"sequences": sequences, "heads": 32, "kv_heads": 8, "table_width": width, "gpu": gpu}
+    assert key(decode.choose(decode.Problem(64, 16, "float16", "float16", True, **of))) in there
 
 
 def key(build: Build) -> tuple:
