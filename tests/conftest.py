@@ -4,8 +4,9 @@ import importlib
 import os
 
 ONE_OF_MANY = "PYTEST_XDIST_WORKER" in os.environ  # of as many as there are cores: each computes on a single thread
-if ONE_OF_MANY:
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy begins, here and in what is started from here
+if ONE_OF_MANY:  # before NumPy and PyTorch begin, here and in what is started from here; threads of OpenMP spin
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 os.environ.setdefault("FLASHCLI_QUICK", "0")  # first calls are answered by full builds, as later ones are
 
