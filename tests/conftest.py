@@ -127,7 +127,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _whole_suite(config: pytest.Config) -> bool:
-    return [Path(arg).resolve() for arg in config.args] == [ROOT / "tests"]
+    """Whether nobody has said which tests are to run."""
+    return [Path(arg).resolve() for arg in config.args] == [ROOT / "tests"] and not config.option.markexpr
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
