@@ -469,8 +469,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) prompt(const __grid_con
     }
     if (HEAD_DIM % 16) {  // what is multiplied beyond the head's end is zero
         for (int i = threadIdx.x; i < STAGES * BC; i += THREADS)
-            *reinterpret_cast<uint4 *>(K_tiles + i / BC * TILE_BYTES + chunk_of_tile<BC>(i % BC, HEAD_DIM / 8)) =
-                uint4();
+            *reinterpret_cast<uint4 *>(K_tiles + i / BC * TILE_BYTES + key_chunk_at(i % BC, HEAD_DIM / 8)) = uint4();
         fence_for_async();
     }
     __syncthreads();

@@ -2,10 +2,11 @@
 //
 // Operands lie in panels of rows of 128 bytes whose chunks of 16 are swizzled: chunk c of row r is at c ^ (r % 8). A
 // tile of K has a row a key, and a panel for each 64 numbers of the head. So has a tile of V, and the product reads it
-// the other way. In vLLM's layout a page has a row for each number of the head, and so has the tile of V; and what lies
-// together in a page is a chunk of several rows, not the chunks of one. There tiles have each chunk of all their rows
-// together, without swizzling, for copies are fast whose 128 bytes stay together. Chunks of 16 bytes are whole in
-// either, whatever the page: threads copy them one by one, and no register waits for them (cp.async).
+// the other way. In vLLM's layout what lies together in a page stays together, for such copies are fast: a page of keys
+// has a chunk of several rows together, and a tile of K each chunk of eight rows, without swizzling; a page of values
+// has a row for each number of the head, and a tile of V panels of such rows, swizzled as far as these are long. Chunks
+// of 16 bytes are whole in either, whatever the page: threads copy them one by one, and no register waits for them
+// (cp.async).
 #pragma once
 #include "../hopper.cuh"
 #include "work.cuh"
@@ -22,10 +23,19 @@ __device__ __forceinline__ int chunk_at(int row, int chunk) {
     return chunk / 8 * (R * 128) + row * 128 + (chunk % 8 ^ row % 8) * 16;
 }
 
-// The same in a tile of K or V.
-template <int R>
-__device__ __forceinline__ int chunk_of_tile(int row, int chunk) {
-    return TRANSPOSED ? (chunk * R + row) * 16 : chunk_at<R>(row, chunk);
+// The same in a tile of K.
+__device__ __forceinline__ int key_chunk_at(int key, int chunk) {
+    return TRANSPOSED ? key / 8 * (D * 16) + chunk * 128 + key % 8 * 16 : chunk_at<BC>(key, chunk);
+}
+
+// Keys of a page that a warp copies; and bytes of a row of vLLM's values in a tile, those of so many keys.
+constexpr int KEYS_OF_PAGE = smaller(PAGE, KEYS_OF_WARP);
+constexpr int V_ROW = larger(8, KEYS_OF_PAGE) * 2, V_ROW_CHUNKS = V_ROW / 16;
+static_assert(V_ROW <= 64, "what rows are swizzled by");
+// Where 8 keys' values are, of number d of the head.
+__device__ __forceinline__ int value_chunk_at(int d, int chunk) {
+    const int swizzle = V_ROW == 64 ? d / 2 % 4 : V_ROW == 32 ? d / 4 % 2 : 0;
+    return chunk / V_ROW_CHUNKS * (D * V_ROW) + d * V_ROW + (chunk % V_ROW_CHUNKS ^ swizzle) * 16;
 }
 
 // The tiles that hold an item's keys, up to the last one's end.
@@ -190,12 +200,12 @@ struct Copier {
     // vLLM's keys: neighbouring keys' chunks are neighbours.
     template <bool WHOLE_TILE>
     __device__ __forceinline__ void copy_chunked_keys(uint32_t to, int tile) const {
-        constexpr int AT_ONCE = 32 / KEYS_OF_WARP, APART = BC * 16;
+        constexpr int AT_ONCE = 32 / KEYS_OF_WARP, APART = 128;
         const int lane = opaque(this->lane), down = lane / KEYS_OF_WARP, row = first + lane % KEYS_OF_WARP;
         const int bytes = tile * BC + row >= item.first && tile * BC + row < item.end ? 16 : 0;
         const long long step = AT_ONCE * a.key_chunk * CACHE_BYTES;
         const unsigned char *from = keys() + key + down * a.key_chunk * CACHE_BYTES;
-        to += row * 16 + down * PARTS * APART;
+        to += key_chunk_at(row, down * PARTS);
         copy_all<ceil_div(CHUNKS, AT_ONCE), 16, WHOLE_TILE, APART>([&](int n) {
             const int i = n * AT_ONCE;
             const Copy one = {from, to + i * PARTS * APART, bytes, CHUNKS % AT_ONCE == 0 || i + down < CHUNKS};
@@ -203,12 +213,20 @@ struct Copier {
             return one;
         });
     }
-    // vLLM's values: neighbouring lanes have neighbouring rows of the page, then units of keys.
+    // vLLM's values: a page's rows are rows of the tile, of which neighbouring lanes have neighbouring units.
     template <bool WHOLE_TILE>
     __device__ __forceinline__ void copy_transposed_values(uint32_t to, unsigned char *tile_at, int tile) const {
-        constexpr int ACROSS = KEYS_OF_WARP / UNIT, DOWN = 32 / ACROSS, APART = PAGE * CACHE_BYTES;
-        const int lane = opaque(this->lane), down = lane % DOWN;  // neighbours write neighbouring chunks
-        const int of_warp = lane / DOWN * UNIT, column = first + of_warp, key = tile * BC + column;
+#pragma unroll 1
+        for (int of_warp = 0; of_warp < KEYS_OF_WARP; of_warp += KEYS_OF_PAGE)
+            copy_values_of_page<WHOLE_TILE>(to, tile_at, tile, of_warp);
+    }
+    template <bool WHOLE_TILE>
+    __device__ __forceinline__ void copy_values_of_page(uint32_t to, unsigned char *tile_at, int tile,
+                                                        int of_warp) const {
+        constexpr int ACROSS = KEYS_OF_PAGE / UNIT, DOWN = 32 / ACROSS, APART = PAGE * CACHE_BYTES;
+        const int lane = opaque(this->lane), down = lane / ACROSS;
+        of_warp += lane % ACROSS * UNIT;
+        const int column = first + of_warp, key = tile * BC + column;
         const int before = max(0, min(item.first - key, UNIT)), until = max(0, min(item.end - key, UNIT));
         const int bytes = before >= until ? 0 : until * CACHE_BYTES;
         const unsigned char *from = values() + of_lane(value, of_warp) + down * APART;
@@ -216,17 +234,18 @@ struct Copier {
 #pragma unroll 1
             for (int d = down; d < HEAD_DIM; d += DOWN, from += DOWN * APART)
                 for (int x = 0; x < UNIT; ++x) {
-                    const int there = chunk_of_tile<D>(d, (column + x) / 8) + (column + x) % 8 * 2;
+                    const int there = value_chunk_at(d, (column + x) / 8) + (column + x) % 8 * 2;
                     *reinterpret_cast<unsigned short *>(tile_at + there) =
                         x >= before && x < until ? number(from, x) : 0;
                 }
             __threadfence_block();
             return;
         }
-        to += chunk_of_tile<D>(down, column / 8) + column % 8 * 2;
-        copy_all<ceil_div(HEAD_DIM, DOWN), UNIT * CACHE_BYTES, WHOLE_TILE, D * 16>([&](int n) {
+        to += value_chunk_at(down, column / 8) + column % 8 * 2;
+        static_assert(DOWN % 8 == 0, "rows of a lane are swizzled alike");
+        copy_all<ceil_div(HEAD_DIM, DOWN), UNIT * CACHE_BYTES, WHOLE_TILE, 0>([&](int n) {
             const int i = n * DOWN;
-            const Copy one = {from, to + i * 16, bytes, HEAD_DIM % DOWN == 0 || down + i < HEAD_DIM};
+            const Copy one = {from, to + i * V_ROW, bytes, HEAD_DIM % DOWN == 0 || down + i < HEAD_DIM};
             from += DOWN * APART;
             return one;
         });
@@ -296,24 +315,30 @@ MULTIPLY(128, 64, 64, 65, 66, 67, 68, 69, 70)
 // Columns of O that a product has, and how many such products there are.
 constexpr int O_COLUMNS = D % 128 == 0 ? 128 : 64, O_CHUNKS = D / O_COLUMNS;
 
-// The descriptor of an operand of R rows that has each chunk of all rows together: eight of them are 128 bytes.
-template <int R>
-__device__ __forceinline__ uint64_t descriptor_of_chunks(uint32_t address) {
-    return 128ull / 16 << 32 | (uint64_t)R << 16 | address >> 4;
+// The descriptor of an operand with 8 rows' chunks together, 128 bytes: from one to the next of the same rows, and of
+// the next rows, are so many bytes.
+__device__ __forceinline__ uint64_t descriptor_of_chunks(uint32_t address, int across, int down) {
+    return (uint64_t)down / 16 << 32 | (uint64_t)across / 16 << 16 | address >> 4;
 }
 __device__ __forceinline__ uint64_t K_descriptor(uint32_t address) {
-    return TRANSPOSED ? descriptor_of_chunks<BC>(address) : descriptor(address);
+    return TRANSPOSED ? descriptor_of_chunks(address, 128, D * 16) : descriptor(address);
+}
+// Of rows of 32 or 64 bytes, swizzled.
+__device__ __forceinline__ uint64_t descriptor_of_rows(uint32_t address) {
+    return (V_ROW == 32 ? 3ull : 2ull) << 62 | (uint64_t)(8 * V_ROW / 16) << 32 | 1 << 16 | address >> 4;
 }
 // The descriptor of columns of V for a product: of rows that lie the other way, panels are BC rows apart.
 __device__ __forceinline__ uint64_t V_descriptor(uint32_t address) {
     constexpr uint64_t PANEL = BC * 128 / 16 - 1;  // instead of the 1 that stands where nobody reads
-    return TRANSPOSED ? descriptor_of_chunks<D>(address) : descriptor(address) + (PANEL << 16);
+    if (!TRANSPOSED) return descriptor(address) + (PANEL << 16);
+    return V_ROW == 16 ? descriptor_of_chunks(address, D * 16, 128) : descriptor_of_rows(address);
 }
 // How far, in units of a descriptor, a k-step and chunk of columns are.
 __device__ __forceinline__ constexpr int V_step(int step, int chunk) {
-    return TRANSPOSED ? step * 2 * D + chunk * O_COLUMNS : step * 128 + chunk * (O_COLUMNS / 64) * (BC * 128 / 16);
+    if (!TRANSPOSED) return step * 128 + chunk * (O_COLUMNS / 64) * (BC * 128 / 16);
+    return (V_ROW == 64 ? step / 2 * (4 * D) + step % 2 * 2 : step * 2 * D) + chunk * (O_COLUMNS * V_ROW / 16);
 }
 __device__ __forceinline__ constexpr int Q_step(int step) { return step / 4 * (64 * 128 / 16) + step % 4 * 2; }
 __device__ __forceinline__ constexpr int K_step(int step) {
-    return TRANSPOSED ? step * 2 * BC : step / 4 * (BC * 128 / 16) + step % 4 * 2;
+    return TRANSPOSED ? step * 16 : step / 4 * (BC * 128 / 16) + step % 4 * 2;
 }

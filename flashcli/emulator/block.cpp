@@ -471,17 +471,14 @@ void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(int to, c
 
 // ---- products of a warpgroup
 
-// Where a descriptor's number of a row and a column is, after which come those of as many columns as are left of eight:
-// rows of 128 bytes, swizzled, each eight of them together. It says how far the next columns' rows are. Without
-// swizzling, eight rows of 16 bytes are together, and it says how far the next eight rows and the next eight columns are.
+// Where a descriptor's number of a row and a column is, after which come those of as many columns as are left of eight.
+// Eight rows are together, of 16 bytes or, swizzled, of 128, 64 or 32; it says how far the next eight rows and the next
+// columns are.
 static const unsigned short *of_descriptor(uint64_t descriptor, int row, int column) {
-    const char *const shared = emulator::dynamic_shared;
     const unsigned from = (descriptor & 0x3fff) * 16, across = (descriptor >> 16 & 0x3fff) * 16;
-    if (descriptor >> 62 == 0)
-        return (const unsigned short *)(shared + from + row / 8 * ((descriptor >> 32 & 0x3fff) * 16) + row % 8 * 16 +
-                                        column / 8 * across + column % 8 * 2);
-    const unsigned at = from + row / 8 * 1024 + row % 8 * 128 + column / 64 * across + column % 64 * 2;
-    return (const unsigned short *)(shared + (at ^ (at >> 7 & 7) << 4));
+    const unsigned down = (descriptor >> 32 & 0x3fff) * 16, mode = descriptor >> 62, bytes = mode ? 256 >> mode : 16;
+    const unsigned at = from + row / 8 * down + row % 8 * bytes + column * 2 / bytes * across + column * 2 % bytes;
+    return (const unsigned short *)(emulator::dynamic_shared + (at ^ (at >> 7 & (bytes / 16 - 1)) << 4));
 }
 
 // A row of 16 numbers that a descriptor leads to.
