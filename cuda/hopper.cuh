@@ -102,6 +102,17 @@ __device__ __forceinline__ void bulk_copy(uint32_t to_shared, const void *from, 
         : "memory");
 }
 
+// A box of an array of four axes to shared memory, one thread for all, as the driver's map of 128 bytes says. Counts on
+// `barrier`.
+__device__ __forceinline__ void copy_box(uint32_t to_shared, const void *map, int x, int y, int z, int w,
+                                         uint64_t *barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
+        "%5}], [%6];" ::"r"(to_shared),
+        "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
+        : "memory");
+}
+
 // 16 bytes, both addresses multiples of 16, by each thread for itself; it arrives at the barrier when all its copies
 // landed.
 __device__ __forceinline__ void copy16(uint32_t to_shared, const void *from) {

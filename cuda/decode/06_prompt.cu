@@ -135,12 +135,14 @@ __device__ __forceinline__ void produce(const Decode &a, Item *items, Barriers &
         for (int j = first_tile(item); j < last_tile(item); ++j, ring.next()) {
             copier.begin(j);
             wait(&barriers.K_free[ring.stage], ring.parity ^ 1);
-            copier.copy_keys(K_tiles + ring.stage * TILE_BYTES, j);
-            tell(&barriers.K_full[who][ring.stage]);
+            if (BOXES && copier.is_whole(j))
+                copier.copy_boxes<true>(K_tiles + ring.stage * TILE_BYTES, j, &barriers.K_full[who][ring.stage]);
+            else copier.copy_keys(K_tiles + ring.stage * TILE_BYTES, j), tell(&barriers.K_full[who][ring.stage]);
             if (who != ALL) release_for_other(&barriers.K_free[ring.stage]);
             wait(&barriers.V_free[ring.stage], ring.parity ^ 1);
-            copier.copy_values(V_tiles + ring.stage * TILE_BYTES, j);
-            tell(&barriers.V_full[who][ring.stage]);
+            if (BOXES && copier.is_whole(j))
+                copier.copy_boxes<false>(V_tiles + ring.stage * TILE_BYTES, j, &barriers.V_full[who][ring.stage]);
+            else copier.copy_values(V_tiles + ring.stage * TILE_BYTES, j), tell(&barriers.V_full[who][ring.stage]);
             if (who != ALL) release_for_other(&barriers.V_free[ring.stage]);
         }
         arrive(&barriers.item_free[from.stage]);

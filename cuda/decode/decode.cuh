@@ -39,6 +39,12 @@
 #define BY_ROWS 0
 #endif
 
+// How the copy engine finds boxes of an array, in the driver's form; see flashcli/kernels/boxes.py. It must lie on 64
+// bytes. That is not declared: the argument would then begin after a gap, which PyCUDA leaves out.
+struct BoxMap {
+    unsigned char of[128];
+};
+
 // The one argument of every __global__ function, by value. Strides are in numbers, not bytes; null pointers stand for
 // what was not given. A row is a query token t and a head: the rows of a head of the cache are t * group + head %
 // group.
@@ -68,7 +74,11 @@ struct Decode {
     int pass, passes, together;                                            // of 07_gather.cu
     float scale;
     float softcap;  // with SOFTCAP: the bound
+    int unused[10];
+    BoxMap key_boxes, value_boxes;  // of prompt, with BOXES
 };
+constexpr int ARGUMENT = 0x210;  // where it begins on Hopper, in the constant bank
+static_assert((ARGUMENT + __builtin_offsetof(Decode, key_boxes)) % 64 == 0, "maps lie on 64 bytes");
 
 // ---- types
 

@@ -6,7 +6,8 @@
 // has a chunk of several rows together, and a tile of K each chunk of eight rows, without swizzling; a page of values
 // has a row for each number of the head, and a tile of V panels of such rows, swizzled as far as these are long. Chunks
 // of 16 bytes are whole in either, whatever the page: threads copy them one by one, and no register waits for them
-// (cp.async).
+// (cp.async). Tiles that are all an item's come as boxes, which the copy engine lays down so, 16 rows and more at a time
+// (BOXES): a thread asks for each, and the others are free. What a page has beyond an item's keys must not come along.
 #pragma once
 #include "../hopper.cuh"
 #include "work.cuh"
@@ -137,8 +138,7 @@ struct Copier {
     const Decode &a;
     const Item &item;
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * KEYS_OF_WARP;  // key of a tile
-    unsigned page;                                                               // of this lane's key in the next tile
-    long long key, value;                                                        // where it is, in bytes
+    unsigned page, here;  // of this lane's key in the next tile, and in this one
 
     __device__ __forceinline__ Copier(const Decode &a, const Item &item) : a(a), item(item) { ask(first_tile(item)); }
     // This lane's key.
@@ -154,15 +154,16 @@ struct Copier {
     }
     // What lanes know of a tile; the pages of the next one are asked for.
     __device__ __forceinline__ void begin(int tile) {
-        const unsigned slot = (unsigned)key_of(tile) % PAGE;
-        if (page >= (unsigned)a.pages) page = 0;
-        key = value = 0;
-        if (is_known(key_of(tile))) {
-            key = (page * a.key_page + slot * a.key_slot) * CACHE_BYTES;
-            value = (page * a.value_page + slot * a.value_slot) * CACHE_BYTES;
-        }
+        here = page < (unsigned)a.pages ? page : 0;
         ask(tile + 1);
     }
+    // Where this lane's key is, in bytes.
+    __device__ __forceinline__ long long place(int tile, long long page_apart, long long slot_apart) const {
+        const unsigned key = key_of(tile);
+        return is_known(key) ? (here * page_apart + key % PAGE * slot_apart) * CACHE_BYTES : 0;
+    }
+    __device__ __forceinline__ long long key_at(int tile) const { return place(tile, a.key_page, a.key_slot); }
+    __device__ __forceinline__ long long value_at(int tile) const { return place(tile, a.value_page, a.value_slot); }
     // Whether all of this warp's keys of a tile are the item's.
     __device__ __forceinline__ bool is_whole(int tile) const {
         const int from = tile * BC + first;
@@ -204,7 +205,7 @@ struct Copier {
         const int lane = opaque(this->lane), down = lane / KEYS_OF_WARP, row = first + lane % KEYS_OF_WARP;
         const int bytes = tile * BC + row >= item.first && tile * BC + row < item.end ? 16 : 0;
         const long long step = AT_ONCE * a.key_chunk * CACHE_BYTES;
-        const unsigned char *from = keys() + key + down * a.key_chunk * CACHE_BYTES;
+        const unsigned char *from = keys() + key_at(tile) + down * a.key_chunk * CACHE_BYTES;
         to += key_chunk_at(row, down * PARTS);
         copy_all<ceil_div(CHUNKS, AT_ONCE), 16, WHOLE_TILE, APART>([&](int n) {
             const int i = n * AT_ONCE;
@@ -229,7 +230,7 @@ struct Copier {
         const int column = first + of_warp, key = tile * BC + column;
         const int before = max(0, min(item.first - key, UNIT)), until = max(0, min(item.end - key, UNIT));
         const int bytes = before >= until ? 0 : until * CACHE_BYTES;
-        const unsigned char *from = values() + of_lane(value, of_warp) + down * APART;
+        const unsigned char *from = values() + of_lane(value_at(tile), of_warp) + down * APART;
         if (!WHOLE_TILE && before > 0 && bytes > 0) {  // a window begins here
 #pragma unroll 1
             for (int d = down; d < HEAD_DIM; d += DOWN, from += DOWN * APART)
@@ -251,6 +252,28 @@ struct Copier {
         });
     }
 
+    // This warp's part of a whole tile of K, or of V, by the copy engine: lanes with the first key of a box ask for it.
+    // The barrier counts its bytes, and that all threads arrive.
+    template <bool KEYS>
+    __device__ __forceinline__ void copy_boxes(unsigned char *tile_at, int tile, uint64_t *full) const {
+        if (lane == 0) arrive_expecting(full, TILE_BYTES / (COPIERS / 32));
+        __syncwarp();
+        if (lane != 0) arrive(full);
+        if (lane >= KEYS_OF_WARP || lane % KEYS_OF_PAGE != 0) return;
+        const int slot = (unsigned)key_of(tile) % PAGE, key = first + lane;
+        const uint32_t to = shared_address(tile_at);
+        const BoxMap &map = KEYS ? a.key_boxes : a.value_boxes;
+        if (!TRANSPOSED)
+#pragma unroll
+            for (int panel = 0; panel < D / 64; ++panel)
+                copy_box(to + panel * (BC * 128) + key * 128, &map, panel * 64, slot, item.kv_head, here, full);
+        else if (KEYS)
+#pragma unroll
+            for (int i = 0; i < KEYS_OF_PAGE; i += 8)
+                copy_box(to + (key + i) * (D * 2), &map, (slot + i) * 8, 0, item.kv_head, here, full);
+        else copy_box(to + key / 8 * (D * 16), &map, slot, 0, item.kv_head, here, full);
+    }
+
     __device__ __forceinline__ void copy_keys(unsigned char *tile_at, int tile) const {
         is_whole(tile) ? copy_keys<true>(shared_address(tile_at), tile)
                        : copy_keys<false>(shared_address(tile_at), tile);
@@ -258,7 +281,7 @@ struct Copier {
     template <bool WHOLE_TILE>
     __device__ __forceinline__ void copy_keys(uint32_t to, int tile) const {
         if (TRANSPOSED) copy_chunked_keys<WHOLE_TILE>(to, tile);
-        else copy_rows<WHOLE_TILE>(to, keys(), key, a.key_slot * CACHE_BYTES, tile);
+        else copy_rows<WHOLE_TILE>(to, keys(), key_at(tile), a.key_slot * CACHE_BYTES, tile);
     }
     __device__ __forceinline__ void copy_values(unsigned char *tile_at, int tile) const {
         is_whole(tile) ? copy_values<true>(tile_at, tile) : copy_values<false>(tile_at, tile);
@@ -267,7 +290,7 @@ struct Copier {
     __device__ __forceinline__ void copy_values(unsigned char *tile_at, int tile) const {
         const uint32_t to = shared_address(tile_at);
         if (TRANSPOSED) copy_transposed_values<WHOLE_TILE>(to, tile_at, tile);
-        else copy_rows<WHOLE_TILE>(to, values(), value, a.value_slot * CACHE_BYTES, tile);
+        else copy_rows<WHOLE_TILE>(to, values(), value_at(tile), a.value_slot * CACHE_BYTES, tile);
     }
 };
 

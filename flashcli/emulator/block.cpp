@@ -469,6 +469,36 @@ void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(int to, c
     counting(at).copies.push_back({there, aligned((const char *)from, 16), bytes, bytes});
 }
 
+// Boxes as flashcli/kernels/boxes.py tells of them. Beyond the array's ends are zeros.
+struct Boxes {
+    const char *array;
+    uint64_t strides[3];
+    unsigned sizes[4], box[4], row;
+};
+void cp_async_bulk_tensor_4d_shared__cluster_global_tile_mbarrier__complete_tx__bytes(int to, const void *map, int x,
+                                                                                      int y, int z, int w, int at) {
+    static const char zeros[16] = {};
+    const Boxes &boxes = *(const Boxes *)map;
+    const unsigned begin[4] = {(unsigned)x, (unsigned)y, (unsigned)z, (unsigned)w};
+    unsigned bytes = 2;
+    for (unsigned extent : boxes.box) bytes *= extent;
+    for (unsigned done = 0; done < bytes; done += 16) {
+        const char *from = boxes.array;
+        bool inside = true;
+        for (unsigned axis = 0, left = done / 2; axis < 4; ++axis) {
+            const unsigned i = begin[axis] + left % boxes.box[axis];
+            inside &= i < boxes.sizes[axis];
+            from += i * (axis ? boxes.strides[axis - 1] : 2);
+            left /= boxes.box[axis];
+        }
+        const unsigned there = to + done,
+                       swizzled = boxes.row ? there ^ (there >> 7 & (boxes.row / 16 - 1)) << 4 : there;
+        char *const chunk = aligned(emulator::dynamic_shared + swizzled, 16);
+        memset(chunk, 0xdb, 16);
+        counting(at).copies.push_back({chunk, inside ? aligned(from, 16) : zeros, 16, 16});
+    }
+}
+
 // ---- products of a warpgroup
 
 // Where a descriptor's number of a row and a column is, after which come those of as many columns as are left of eight.

@@ -444,6 +444,8 @@ void mbarrier_arrive_shared__cta_b64(int at);
 void mbarrier_arrive_expect_tx_shared__cta_b64(int at, int bytes);
 void selp_u32(unsigned &ended, int at, unsigned parity);  // the phase of that parity, by try_wait or test_wait
 void cp_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes(int to, const void *from, int bytes, int at);
+void cp_async_bulk_tensor_4d_shared__cluster_global_tile_mbarrier__complete_tx__bytes(int to, const void *map, int x,
+                                                                                      int y, int z, int w, int at);
 inline void cp_async_mbarrier_arrive_noinc_shared__cta_b64(int at) {
     cp_async_wait_all();
     mbarrier_arrive_shared__cta_b64(at);

@@ -16,6 +16,7 @@ from typing import Any
 
 from flashcli.asked.how import How
 from flashcli.errors import OutOfMemory
+from flashcli.gpu import boxes
 from flashcli.gpu.place import Place, allowed_while_capturing, ask, bindings, failure
 from flashcli.kernels.operation import Launch, Operation, Plan
 
@@ -45,6 +46,10 @@ class Prepared:
         self._packs = [
             (struct.Struct(f"{count}Q").pack_into, offset, slice(first, first + count))
             for offset, first, count in _runs(plan.argument, operation.pointers)
+        ]
+        self._boxes = [
+            (memoryview(getattr(plan.argument, field)).cast("B"), bytes(getattr(plan.argument, field)), pointer)
+            for field, pointer in plan.boxes
         ]
         self._scratch = operation.pointers.index("workspace") if plan.workspace else None
         self._changes = bool(plan.clear or plan.inside or plan.unread)
@@ -97,6 +102,8 @@ class Prepared:
         with self._lock:  # the driver copies the arguments before it lets go of them
             for pack, offset, which in self._packs:
                 pack(self._given, offset, *addresses[which])
+            for place, told, pointer in self._boxes:
+                place[:] = boxes.encoded(told, addresses[pointer])
             if stream != self._stream:
                 for configuration, _ in self._steps:
                     configuration.hStream = stream

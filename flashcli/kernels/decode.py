@@ -17,6 +17,7 @@ from flashcli.asked.how import How
 from flashcli.asked.shape import MAX_INT32, ceil_div, round_up
 from flashcli.errors import UsageError
 from flashcli.kernels import pages
+from flashcli.kernels.boxes import Boxes
 from flashcli.kernels.occupancy import most_shared
 from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Part, Plan, Step, Tiling, ladder
 from flashcli.kernels.plan import ATTENTION
@@ -44,6 +45,9 @@ NUMBERS = (
 )  # fmt: skip
 
 
+BOXES = {"key_boxes": "key_cache", "value_boxes": "value_cache"}  # fields, and whose boxes these tell
+
+
 class Argument(ctypes.Structure):
     """The argument of decode kernels: ``struct Decode`` of cuda/decode/decode.cuh; a test compares the two layouts."""
 
@@ -53,6 +57,8 @@ class Argument(ctypes.Structure):
         *((name, ctypes.c_int) for name in NUMBERS),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
+        ("unused", ctypes.c_int * 10),  # so that maps start on multiples of 64 bytes
+        *((name, Boxes) for name in BOXES),
     )
 
 
@@ -63,8 +69,14 @@ def problem_of(asked: Decode, gpu: Gpu = HOPPER) -> Problem:
         softcap=asked.softcap > 0, sinks=asked.sinks is not None, sequences=asked.S, tokens=asked.T, heads=asked.H,
         kv_heads=asked.Hkv, table_width=asked.block_tables.shape[1], gpu=gpu, total=asked.total,
         sparse=asked.sparse is not None, one_result=asked.one_result, max_query_len=asked.max_query_len or 0,
-        packs=_packs(asked),
+        packs=_packs(asked), boxes=_has_boxes(asked),
     )  # fmt: skip
+
+
+def _has_boxes(asked: Decode) -> bool:
+    """Whether a cache's pages, heads and slots are apart, as an array of axes is."""
+    axes = [axis for x in (asked.key_cache, asked.value_cache) for axis in zip(x.shape, x.strides, strict=True)]
+    return all(n == 1 or stride > 0 for n, stride in axes)
 
 
 def _packs(asked: Decode) -> bool:
@@ -342,6 +354,7 @@ def _prompt_tiling(problem: Problem) -> Tiling:
         "STAGES": stages,
         "SHARED": shared,
         "FEW_OF": 1 if rules.has_few_alone(problem) else rules.FEW_OF,
+        "BOXES": int(rules.by_boxes(problem)),
     }
     macros = _piece_macros(problem) | _ragged_macros(problem) | own
     return Tiling(problem.rows, keys, rules.PROMPT_THREADS, shared, macros=tuple(macros.items()))
@@ -350,6 +363,24 @@ def _prompt_tiling(problem: Problem) -> Tiling:
 def _prompt(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     blocks = min(problem.gpu.multiprocessors, _row_tiles(problem))
     return Launch("prompt", blocks, tiling.threads, tiling.shared), *_merge_cut(problem)
+
+
+def _boxes(asked: Decode, keys: bool, own: Argument) -> Boxes:
+    """The boxes of a cache that a warp of `prompt` copies of a page: up to ``KEYS_OF_PAGE`` keys, see staged.cuh.
+
+    Layout vllm has eight keys in a row, chunk by chunk; a page's values as they are. Others have 64 numbers of a key.
+    """
+    name, page, d = "key" if keys else "value", asked.page, asked.D
+    slot, head, page_apart = (2 * getattr(own, f"{name}_{axis}") or 16 for axis in ("slot", "head", "page"))
+    few, padded = min(page, 32 if d <= 128 else 16), round_up(d, 64)
+    if asked.layout != "vllm":
+        sizes, first, box, row = (d, page), slot, (64, few), 128
+    elif keys:
+        sizes, first, box, row = (8 * page, d // 8), 2 * own.key_chunk, (64, padded // 8), 0
+    else:
+        sizes, first, box, row = (page, d), 2 * page, (few, padded), 2 * few if few > 8 else 0
+    sizes_of_all = *sizes, asked.Hkv, asked.pages
+    return Boxes(strides=(first, head, page_apart), sizes=sizes_of_all, box=(*box, 1, 1), row=row)
 
 
 def _prompt_refuses(problem: Problem) -> str:
@@ -535,15 +566,24 @@ def plan_of(build: Build, asked: Decode) -> Plan:
     At the end of the scratch are the factors of an fp8 cache that are not 1, and room for an LSE that nobody wants.
     """
     factors = {name: getattr(asked, name) for name in FACTORS if getattr(asked, name) != 1}
-    whole = _gathered(build, asked) if build.kernel.name == "gather" else None
-    counters, end = build.counters(), round_up(whole.workspace if whole else build.workspace(), 16)
+    whole = _gathered(build, asked) if build.kernel.name == "gather" else _with_boxes(build, asked)
+    counters, end = build.counters(), round_up(whole.workspace or build.workspace(), 16)
     lse = end + 4 * len(factors)
     clear = [(0, 0, counters)] if counters else []
     clear += [(end + 4 * i, _bits(factor), 1) for i, factor in enumerate(factors.values())]
     inside = (*((POINTERS.index(name), end + 4 * i) for i, name in enumerate(factors)), (POINTERS.index("lse"), lse))
     unread = () if asked.is_scaled else tuple(POINTERS.index(name) for name in FACTORS)
     others = {"workspace": lse + 4 * build.problem.places, "clear": tuple(clear), "inside": inside, "unread": unread}
-    return (whole or Plan(steps(build), argument(asked)))._replace(**others)
+    return whole._replace(**others)
+
+
+def _with_boxes(build: Build, asked: Decode) -> Plan:
+    """The launches of a build, and what prompt's copies need to know of a cache."""
+    own = argument(asked)
+    if build.kernel.name != "prompt" or not rules.by_boxes(build.problem):
+        return Plan(steps(build), own)
+    own.key_boxes, own.value_boxes = _boxes(asked, True, own), _boxes(asked, False, own)
+    return Plan(steps(build), own, boxes=tuple((field, POINTERS.index(pointer)) for field, pointer in BOXES.items()))
 
 
 def steps(build: Build) -> tuple[Step, ...]:

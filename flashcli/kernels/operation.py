@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from flashcli.asked.how import PRECISIONS, How
 from flashcli.compiler.architecture import architecture
 from flashcli.errors import BackendUnavailable
+from flashcli.kernels.boxes import addressed
 from flashcli.kernels.speed import H200, Speed
 
 STATIC_SHARED = 48 * 1024  # bytes of shared memory that a block has without asking for more
@@ -208,7 +209,8 @@ class Plan(NamedTuple):
     ``clear`` lists what is set in the scratch before the launches: offset in bytes, 32-bit word, number of words.
     ``inside`` lists pointers into the scratch for where the caller gives none: index in the struct, offset in bytes.
     ``unread`` lists the indices of pointers that kernels get as null. The scratch starts on a multiple of 16 bytes.
-    ``parts`` are launched after the ``steps``.
+    ``parts`` are launched after the ``steps``. ``boxes`` has fields of the struct that tell of boxes of an array, and
+    the index of its pointer: on a GPU the driver's map takes their place.
     """
 
     steps: tuple[Step, ...]
@@ -218,6 +220,7 @@ class Plan(NamedTuple):
     inside: tuple[tuple[int, int], ...] = ()
     unread: tuple[int, ...] = ()
     parts: tuple[Part, ...] = ()
+    boxes: tuple[tuple[str, int], ...] = ()
 
     @property
     def kernel(self) -> str:
@@ -269,11 +272,19 @@ class Operation:
     kernels: Mapping[str, Kernel]
     plan: Callable[[Any, Gpu, How], Plan]
 
-    def launched(self, plan: Plan, addresses: Sequence[int]) -> Iterator[tuple[Step, ctypes.Structure]]:
-        """Each step of a plan and of its parts, with its argument for these addresses; the next one changes it."""
+    def launched(
+        self, plan: Plan, addresses: Sequence[int], mapped: Callable[[bytes, int], bytes] = addressed
+    ) -> Iterator[tuple[Step, ctypes.Structure]]:
+        """Each step of a plan and of its parts, with its argument for these addresses; the next one changes it.
+
+        ``mapped`` makes a map of the boxes of an array from what is told of them and the array's address.
+        """
         addresses = plan.placed(addresses, addresses[self.pointers.index("workspace")] if plan.workspace else 0)
         for name, address in zip(self.pointers, addresses, strict=True):
             setattr(plan.argument, name, address or None)
+        for field, pointer in plan.boxes:
+            boxes = getattr(plan.argument, field)
+            ctypes.memmove(ctypes.addressof(boxes), mapped(bytes(boxes), addresses[pointer]), ctypes.sizeof(boxes))
         yield from ((step, plan.argument) for step in plan.steps)
         for part in plan.parts:
-            yield from part.operation.launched(part.plan, part.addresses(addresses))
+            yield from part.operation.launched(part.plan, part.addresses(addresses), mapped)

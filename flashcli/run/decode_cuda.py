@@ -15,6 +15,7 @@ from flashcli.asked.shape import ceil_div
 from flashcli.compiler import compiler
 from flashcli.cpu.pages import DecodeArrays
 from flashcli.errors import KernelFailure, OutOfMemory
+from flashcli.gpu import boxes
 from flashcli.gpu.pycuda import Session, queued_seconds
 from flashcli.kernels import decode
 from flashcli.kernels.operation import Build, Gpu, Launch
@@ -140,7 +141,8 @@ class DecodeCuda:
         memory["workspace"] = self._driver.mem_alloc(plan.workspace)
         self._driver.memset_d8(memory["workspace"], 0, plan.workspace)
         pointers = {name: int(where) for name, where in (memory | self._cache).items()}
-        steps = decode.DECODE.launched(plan, [pointers.get(name, 0) for name in decode.POINTERS])
+        addresses = [pointers.get(name, 0) for name in decode.POINTERS]
+        steps = decode.DECODE.launched(plan, addresses, boxes.encoded)
         launches = [self._program(build).queued(launch, argument) for (build, launch), argument in steps]
         self._seconds += queued_seconds(self._driver, lambda: [launch() for launch in launches])
         for array, name in ((out, "out"), (lse, "lse")):

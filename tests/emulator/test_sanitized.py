@@ -20,8 +20,9 @@ from support import THOROUGH
 
 from emulator.driver import EmulatedDriver, machine_code
 from flashcli.compiler import compiler
+from flashcli.gpu import boxes, prepared
 from flashcli.gpu import place as places
-from flashcli.gpu import prepared
+from flashcli.kernels.boxes import addressed
 
 ALL, TAKES_LONG = "EMULATE_ALL" in os.environ, "more of them than"
 
@@ -33,6 +34,7 @@ def place(emulated, monkeypatch):
     for module in (places, prepared, sanitizing):
         monkeypatch.setattr(module, "bindings", lambda: driver)
     monkeypatch.setattr(places, "_primary", {})
+    monkeypatch.setattr(boxes, "encoded", addressed)
     monkeypatch.setattr(compiler, "cubin", lambda build, architecture: machine_code(build, emulated))
     return places.place_of_device(0)
 

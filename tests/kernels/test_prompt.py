@@ -42,7 +42,8 @@ def half(**others) -> Problem:
         (half(tokens=1), "tensor"),
         (half(tokens=8, heads=64), "prompt"),
         (half(tokens=8, heads=64, gpu=ADA), "tensor"),
-        (half(tokens=8, heads=64, transposed=True), "tensor"),  # 64 rows
+        (half(tokens=8, heads=64, transposed=True), "prompt"),
+        (half(tokens=8, heads=64, cache_type="int8"), "tensor"),  # 64 rows
         (half(tokens=3, kv_heads=1), "prompt"),
         (half(tokens=1, one_result=True), "prompt"),
     ],
@@ -84,6 +85,28 @@ def test_sequences_of_many_and_few_rows_are_right_and_have_the_bytes_that_they_h
         out, lse = engine.decode(asked, range(s, s + 1))
         its = slice(*asked.query_starts[s : s + 2])
         assert out.tobytes() == answer.out[its].tobytes() and lse.tobytes() == answer.lse[its].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("layout", "page", "D"), [("nhd", 16, 64), ("hnd", 8, 80), ("vllm", 8, 40), ("vllm", 16, 64), ("vllm", 64, 128)]
+)
+def test_tiles_by_the_copy_engine_and_by_threads_give_the_same_bytes(emulated, layout, page, D):
+    asked = make(Case(3, 4, 2, D, "300,5,130", page=page, layout=layout, queries="20,2,130", window=100))
+    found = []
+    for boxes in (True, False):
+        build = choose(problem_of(asked.outline, HOPPER)._replace(boxes=boxes))
+        assert build.macros()["BOXES"] == boxes
+        out, lse = np.full(asked.query[:, 0].shape, np.nan, np.float16), np.full((asked.total, 4), np.nan, np.float32)
+        DecodeEmulated(emulated).launch(build, asked, out, lse)
+        found.append(Answer(out, lse))
+    assert Judge(asked).problem(found[0]) == ""
+    assert found[0].out.tobytes() == found[1].out.tobytes() and found[0].lse.tobytes() == found[1].lse.tobytes()
+
+
+def test_a_cache_whose_pages_are_the_same_memory_has_no_boxes():
+    asked = make(Case(2, 4, 2, 64, "300,5", layout="nhd", queries="20,2")).outline
+    key = asked.key_cache._replace(strides=(0, *asked.key_cache.strides[1:]))
+    assert problem_of(asked).boxes and not problem_of(dataclasses.replace(asked, key_cache=key)).boxes
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from torch_oracle import oracle  # noqa: E402
 import flashcli  # noqa: E402
 from bench import second  # noqa: E402
 from flashcli.compiler import compiler  # noqa: E402
+from flashcli.gpu import boxes, prepared  # noqa: E402
 from flashcli.gpu import place as places  # noqa: E402
-from flashcli.gpu import prepared  # noqa: E402
+from flashcli.kernels.boxes import addressed  # noqa: E402
 from flashcli.measure.bench import Conditions  # noqa: E402
 from flashcli.measure.tensors import Problem  # noqa: E402
 from flashcli.torch import tangents  # noqa: E402
@@ -57,6 +58,7 @@ def emulating(emulated, monkeypatch):
     for module in (places, prepared):
         monkeypatch.setattr(module, "bindings", lambda: driver)
     monkeypatch.setattr(places, "_primary", {})
+    monkeypatch.setattr(boxes, "encoded", addressed)
     monkeypatch.setattr(compiler, "cubin", lambda build, architecture: machine_code(build, emulated))
     place = places.place_of_device(0)
     monkeypatch.setattr(tangents, "place_of_device", lambda device: place)

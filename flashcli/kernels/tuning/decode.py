@@ -62,6 +62,7 @@ class Problem(NamedTuple):
     ragged: bool = False
     softcap: bool = False
     sinks: bool = False
+    boxes: bool = True  # whether Hopper's copy engine can find the cache's pages
     short: int = 0  # the most query tokens of sequences that are answered; 0: of any
     from_rows: int = 0  # of a ragged sequence and head of the cache; those of others are another launch's
     to_rows: int = MOST_ROWS
@@ -211,7 +212,10 @@ def tensor_tuning(problem: Problem) -> Tuning:
     row = problem.d * ITEM_SIZES[problem.cache_type]
     if tiled(problem):
         cut = prompt_tuning(problem)
-        return cut._replace(finds=BY_LENGTHS if is_few(problem) and few_missing(problem) else BY_NUMBER)
+        if not (is_few(problem) and few_missing(problem)):
+            return cut._replace(finds=BY_NUMBER)
+        few = problem.sequences * problem.kv_heads * most_pieces(problem) <= 2 * MULTIPROCESSORS and row <= 256
+        return cut._replace(finds=BY_LENGTHS, blocks=2, under_way=2) if few else cut._replace(finds=BY_LENGTHS)
     cut = Tuning(piece=2**17) if problem.head_rows <= 2 and row >= 256 else Tuning()
     problem = problem._replace(tuning=cut)
     pieces = all_pieces(problem)
@@ -245,7 +249,7 @@ def all_rows(problem: Problem) -> int:
 # ---- prompt: 128 query rows together, and row tiles that are found on the device
 
 PROMPT_ROWS, PROMPT_THREADS = 128, 384
-MANY_ROWS = 16  # up to which tensor is as fast; in layout vllm, and with a cache of bytes, up to four times as many
+MANY_ROWS = 16  # up to which tensor is as fast; with a cache of bytes, up to four times as many
 SHARE = 128  # query tokens times pieces at most, of a sequence that is cut
 ROWS_OF_FEW = 64  # of a sequence and head of the cache, as in work.cuh
 FEW_OF = 3  # one block in so many begins with sequences of few rows
@@ -262,7 +266,7 @@ def takes_many_rows(problem: Problem) -> bool:
         ragged = problem.one_result or (problem.ragged and not 1 <= problem.max_query_len <= SHORT)
     else:
         ragged = tiled(problem) and not is_few(problem)
-    most = MANY_ROWS * (4 if problem.transposed or ITEM_SIZES[problem.cache_type] == 1 else 1)
+    most = MANY_ROWS * (4 if ITEM_SIZES[problem.cache_type] == 1 else 1)
     return ragged or problem.head_rows > most
 
 
@@ -298,6 +302,11 @@ def prompt_shared(problem: Problem, stages: int) -> int:
     """Bytes of shared memory for the queries and so many tiles of keys and values, each row padded to 128 bytes."""
     row = 2 * round_up(problem.d, 64)
     return (PROMPT_ROWS + 2 * stages * prompt_keys(problem)) * row + STATIC
+
+
+def by_boxes(problem: Problem) -> bool:
+    """Whether prompt has whole tiles copied by the copy engine: numbers of 16 bits, of pages with rows to swizzle."""
+    return problem.boxes and ITEM_SIZES[problem.cache_type] == 2 and problem.page >= 8
 
 
 def prompt_stages(problem: Problem) -> int:
