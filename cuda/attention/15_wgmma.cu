@@ -132,13 +132,9 @@ struct Consumer : Warpgroup {
         return read_by_lane_0(rings.K_exponent[K_ring.stage].x);
     }
     __device__ __forceinline__ void await_V() const { wait(&rings.V_full[V_ring.stage], V_ring.parity); }
-    // Beside a causal mask, long heads have no register left for it.
-    static __device__ __forceinline__ uint64_t from_lane_0(uint64_t descriptor) {
-        return CAUSAL && HEAD_DIM > 64 ? descriptor : uniform_descriptor(descriptor);
-    }
 
-    __device__ __forceinline__ uint64_t K() const { return from_lane_0(K_desc + K_ring.stage * (K_TILE / 16)); }
-    __device__ __forceinline__ uint64_t V() const { return from_lane_0(V_desc + V_ring.stage * (V_TILE / 16)); }
+    __device__ __forceinline__ uint64_t K() const { return uniform_descriptor(K_desc + K_ring.stage * (K_TILE / 16)); }
+    __device__ __forceinline__ uint64_t V() const { return uniform_descriptor(V_desc + V_ring.stage * (V_TILE / 16)); }
     __device__ __forceinline__ void release_K() {
         release(&rings.K_free[K_ring.stage]);
         K_ring.next();

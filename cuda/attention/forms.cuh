@@ -55,7 +55,7 @@ static_assert(THREADS == 128 * (1 + WARPGROUPS * (1 + PAIRED)), "one warpgroup c
 static_assert(SHARED == WARPGROUPS * Q_TILE + Source::BYTES + PARKED + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 1024 <= 227 * 1024, "tiles must fit shared memory");
 
-constexpr bool SINGLE = PAIRED || (CAUSAL && SHARING == SPREAD);  // there is a block for each assignment
+constexpr bool SINGLE = PAIRED || CAUSAL;  // there is a block for each assignment
 
 __device__ __forceinline__ void produce(const Attention &a, Source &source, unsigned char *tiles) {
     Ring ring;
