@@ -129,14 +129,14 @@ class Session:
             return Build(choose(self.capability, problem), problem)
         return Build(named(kernel, self.capability, problem, self.name), problem)
 
-    def program(self, build: Build, first: bool = False) -> Program:
-        """The build's functions, compiled and loaded when they are first asked for.
+    def program(self, build: Build, first: bool = False, argument: type[ctypes.Structure] = Attention) -> Program:
+        """The build's functions, which take such an argument, compiled and loaded when they are first asked for.
 
         With ``first``, a quick build may answer as long as the full one is being made.
         """
         found = self._programs.get(build)
         if found is None or (found.is_quick and not (first and quick.is_under_way(build, self.architecture))):
-            made = Program(self.driver, build, self.capability, first and found is None)
+            made = Program(self, build, first and found is None, argument)
             made.before = found  # which may still be at work
             found = self._programs[build] = made
         return found
@@ -171,26 +171,35 @@ class Session:
 class Program:
     """A kernel's functions, loaded into the current context."""
 
-    def __init__(self, driver: ModuleType, build: Build, capability: tuple[int, int], first: bool = False) -> None:
-        self.build, arch = build, compiler.architecture(capability)
+    def __init__(self, session: Session, build: Build, first: bool, argument: type[ctypes.Structure]) -> None:
+        self.build, self._driver, arch = build, session.driver, session.architecture
         self.before: Program | None = None
         code, self.is_quick = quick.first_cubin(build, arch) if first else (compiler.cubin(build, arch), False)
         try:
-            self._module = driver.module_from_buffer(code)
-            self._functions = {launch.function: self._function(driver, launch) for launch in build.functions()}
-        except driver.MemoryError as error:
+            self._module = self._driver.module_from_buffer(code)
+            names = dict.fromkeys(launch.function for launch in build.functions())
+            self._functions = {name: self._module.get_function(name) for name in names}
+            for function in self._functions.values():
+                function.prepare([f"{ctypes.sizeof(argument)}s"])  # one struct, by value
+            self._shared = dict.fromkeys(names, 0)  # bytes that each may have
+            for launch in build.functions():
+                self._allow(launch)
+        except self._driver.MemoryError as error:
             raise OutOfMemory(f"the GPU has no memory left for kernel {build.kernel.name}.", FREE_THE_GPU) from error
-        except driver.Error as error:
+        except self._driver.Error as error:
             raise KernelFailure(
                 f"the GPU does not load kernel {build.kernel.name}: {error}.", "is the driver too old for the toolkit?"
             ) from error
 
-    def _function(self, driver: ModuleType, launch: Launch) -> Any:
-        function = self._module.get_function(launch.function)
-        function.prepare([f"{ctypes.sizeof(Attention)}s"])  # one struct, by value
-        if launch.shared:  # even if little: beside static shared memory it may be more than a block has without asking
-            function.set_attribute(driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared)
-        return function
+    def _allow(self, launch: Launch) -> None:
+        """Let a launch have its shared memory.
+
+        Beside static shared memory, even little may be more than a block has without asking.
+        """
+        if launch.shared > self._shared[launch.function]:
+            self._shared[launch.function] = launch.shared
+            most = self._driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._functions[launch.function].set_attribute(most, launch.shared)
 
     def resources(self, function: str) -> compiler.Resources:
         """Tell what a function takes of the GPU, by the driver: local memory is what its registers do not hold."""
@@ -215,9 +224,14 @@ class Program:
     def _call(self, launches: Iterable[Launch], given: Attention, stream: Any) -> None:
         for launch in launches:
             given.tile_i, given.tile_j = launch.tile
-            self._functions[launch.function].prepared_async_call(
-                (launch.grid, 1), (launch.threads, 1, 1), stream, bytes(given), shared_size=launch.shared
-            )
+            self.queue(launch, bytes(given), stream)
+
+    def queue(self, launch: Launch, argument: bytes, stream: Any = None) -> None:
+        """Queue a launch with its argument."""
+        self._allow(launch)
+        self._functions[launch.function].prepared_async_call(
+            (launch.grid, 1), (launch.threads, 1, 1), stream, argument, shared_size=launch.shared
+        )
 
 
 # ---- times, by the GPU's own clock

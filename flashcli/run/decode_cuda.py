@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -12,43 +11,15 @@ import numpy as np
 
 from flashcli.asked.decode import ARRAYS, FACTORS
 from flashcli.asked.shape import ceil_div
-from flashcli.compiler import compiler
 from flashcli.cpu.pages import DecodeArrays
 from flashcli.errors import KernelFailure, OutOfMemory
 from flashcli.gpu import boxes
 from flashcli.gpu.pycuda import Session, queued_seconds
 from flashcli.kernels import decode
-from flashcli.kernels.operation import Build, Gpu, Launch
+from flashcli.kernels.operation import Build, Gpu
 from flashcli.kernels.tuning.decode import Tuning
 
 SPARE = 2**28  # bytes of the GPU's memory that are left for queries, answers and scratch
-
-
-class DecodeProgram:
-    """A kernel's functions, loaded into the current context."""
-
-    def __init__(self, session: Session, build: Build) -> None:
-        self._driver = session.driver
-        self._module = session.driver.module_from_buffer(compiler.cubin(build, session.architecture))
-        self._functions: dict[str, Any] = {}
-        self._shared: dict[str, int] = {}  # bytes that were asked for
-
-    def queued(self, launch: Launch, argument: ctypes.Structure) -> Callable[[], None]:
-        """Make the function that queues a launch with an argument as it is now."""
-        packed, threads = bytes(argument), (launch.threads, 1, 1)
-        call = self._function(launch, len(packed)).prepared_async_call
-        return functools.partial(call, (launch.grid, 1), threads, None, packed, shared_size=launch.shared)
-
-    def _function(self, launch: Launch, size: int) -> Any:
-        if launch.function not in self._functions:
-            function = self._functions[launch.function] = self._module.get_function(launch.function)
-            function.prepare([f"{size}s"])  # one struct, by value
-        function = self._functions[launch.function]
-        if launch.shared > self._shared.get(launch.function, 0):  # even if little: there is what is static, too
-            self._shared[launch.function] = launch.shared
-            most = self._driver.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES
-            function.set_attribute(most, launch.shared)
-        return function
 
 
 class DecodeCuda:
@@ -64,7 +35,6 @@ class DecodeCuda:
             decode.named(kernel)
         self._session = Session()
         self._driver = self._session.driver
-        self._programs: dict[Build, DecodeProgram] = {}
         self._cache: dict[str, object] = {}  # device memory of the caches of `_of`
         self._of: DecodeArrays | None = None
         self._seconds = 0.0
@@ -74,7 +44,6 @@ class DecodeCuda:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._programs.clear()
         self._cache.clear()
         self._session.__exit__(*exc)
 
@@ -142,18 +111,14 @@ class DecodeCuda:
         self._driver.memset_d8(memory["workspace"], 0, plan.workspace)
         pointers = {name: int(where) for name, where in (memory | self._cache).items()}
         addresses = [pointers.get(name, 0) for name in decode.POINTERS]
-        steps = decode.DECODE.launched(plan, addresses, boxes.encoded)
-        launches = [self._program(build).queued(launch, argument) for (build, launch), argument in steps]
+        launches = [
+            functools.partial(session.program(build, argument=type(argument)).queue, launch, bytes(argument))
+            for (build, launch), argument in decode.DECODE.launched(plan, addresses, boxes.encoded)
+        ]
         self._seconds += queued_seconds(self._driver, lambda: [launch() for launch in launches])
         for array, name in ((out, "out"), (lse, "lse")):
             self._driver.memcpy_dtoh(_bytes(array), memory[name])
         return out, lse
-
-    def _program(self, build: Build) -> DecodeProgram:
-        """The program of a build, which is loaded once."""
-        if build not in self._programs:
-            self._programs[build] = DecodeProgram(self._session, build)
-        return self._programs[build]
 
     def _to_device(self, array: np.ndarray) -> Any:
         array = np.ascontiguousarray(array)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from flashcli.asked.shape import Chunk, Shape
 from flashcli.files.cut import Cut
+from flashcli.kernels.arguments import Attention, Matrix, of_batches
 from flashcli.run import memory
 from flashcli.run.timeline import Timeline
 
@@ -50,6 +51,22 @@ class Slot:
     def output_of(self, chunk: Chunk) -> np.ndarray:
         """The part of ``output`` that its answer fills."""
         return self.output[: len(self.shape.output_rows(chunk)) * self.shape.d]
+
+
+def argument(slot: Slot, given: int, keys: tuple[int, int], answer: int, scale: float, **others: Any) -> Attention:
+    """The kernels' argument for what is in a slot, by addresses: of its input, of K and V, of its answer.
+
+    It has whole batches, or rows of one whose ``keys`` are elsewhere.
+    """
+    chunk, (_, N, d) = slot.chunk, vars(slot.shape).values()
+    if chunk.matrices == "QKV":
+        q, k, v = (Matrix.of_batches(given + 4 * index * N * d, 3 * N * d, d) for index in range(3))
+        B, M, first = len(chunk.batches), N, 0
+    else:
+        q, k, v = (Matrix.of_batches(at, 0, d) for at in (given, *keys))
+        B, M, first = 1, len(chunk.rows), chunk.rows.start
+    o = Matrix.of_batches(answer, M * d, d)
+    return of_batches(q, k, v, o, B=B, M=M, N=N, scale=scale, q_start=first, **others)
 
 
 S = TypeVar("S", bound=Slot)  # the slots of a backend

@@ -21,7 +21,7 @@ from flashcli.kernels.arguments import NOWHERE, Attention, Matrix, of_batches
 from flashcli.kernels.choice import exact
 from flashcli.kernels.operation import Build
 from flashcli.kernels.problem import Problem
-from flashcli.run.slots import Backend, Overlap, Slot, ignore
+from flashcli.run.slots import Backend, Overlap, Slot, argument, ignore
 from flashcli.run.timeline import ENGINES, Timeline
 
 # Before an answer stand words of the device's: whether something of the input, and of the answer, is not finite. They
@@ -278,21 +278,14 @@ class CudaBackend(Backend[CudaSlot]):
         slot.mark(4, needed=False)
 
     def _arguments(self, slot: CudaSlot) -> Attention:
-        """The kernel's argument for a chunk's rows of Q: whole batches, or rows of one whose K and V are on the GPU."""
-        chunk, (_, N, d) = slot.chunk, vars(slot.shape).values()
-        start, matrix = int(slot.device_input), N * d
-        if chunk.matrices == "QKV":
-            q, k, v = (Matrix.of_batches(start + 4 * index * matrix, 3 * matrix, d) for index in range(3))
-            B, M, first, workspace = len(chunk.batches), N, 0, slot.workspace
-        else:
+        """The kernel's argument for a chunk's rows of Q."""
+        keys, workspace = (0, 0), slot.workspace
+        if slot.chunk.matrices != "QKV":
             batch = self._long_of(slot)
-            q, k, v = (Matrix.of_batches(at, 0, d) for at in (start, batch.rows, int(batch.rows) + 4 * matrix))
-            B, M, first = 1, len(chunk.rows), chunk.rows.start
-            workspace = batch.workspace if self._build.prepares else slot.workspace
-        o = Matrix.of_batches(slot.device_output, M * d, d)
-        return of_batches(
-            q, k, v, o, B=B, M=M, N=N, scale=self._scale, q_start=first, workspace=workspace, nonfinite=int(slot.note)
-        )
+            keys = int(batch.rows), int(batch.rows) + slot.shape.output_batch_bytes
+            workspace = batch.workspace if self._build.prepares else workspace
+        noted = {"workspace": workspace, "nonfinite": int(slot.note)}
+        return argument(slot, int(slot.device_input), keys, slot.device_output, self._scale, **noted)
 
     def _look_at_rows(self, slot: CudaSlot, where: int, rows: int, word: int = 0) -> None:
         """Queue a look for NaN and Inf in some rows on the device, whichever matrix they are of."""

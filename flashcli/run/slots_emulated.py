@@ -16,12 +16,11 @@ from flashcli.emulator.machine import Emulated
 from flashcli.errors import UsageError
 from flashcli.files.cut import Cut
 from flashcli.files.summary import is_finite
-from flashcli.kernels.arguments import Attention, Matrix, of_batches
 from flashcli.kernels.choice import exact, named
 from flashcli.kernels.operation import Build, Launch
 from flashcli.kernels.problem import Problem
 from flashcli.process.pool import Pool
-from flashcli.run.slots import OneByOne, Slot, ignore
+from flashcli.run.slots import OneByOne, Slot, argument, ignore
 from flashcli.run.timeline import Timeline
 
 CAPABILITY = (9, 0)  # Hopper's, which has every instruction of the ladder
@@ -92,7 +91,8 @@ class EmulatedBackend(OneByOne):
             slot.finite_answer = is_finite(slot.output_of(slot.chunk))
 
     def _attend(self, build: Build, slot: Slot, check: Callable[[], None]) -> None:
-        given = self._arguments(slot)
+        keys = (0, 0) if slot.chunk.matrices == "QKV" else (self._long[0].k.ctypes.data, self._long[0].v.ctypes.data)
+        given = argument(slot, slot.input.ctypes.data, keys, slot.output.ctypes.data, self._scale)
         sizes = {"B": given.B, "M": given.M, "N": given.N}
         workspace = np.full(build.workspace(**sizes), 0xFF, np.uint8)
         given.workspace = workspace.ctypes.data
@@ -129,18 +129,3 @@ class EmulatedBackend(OneByOne):
             )
         if seconds > LONG:
             self._notice(f"to emulate this takes about {seconds:.0f} seconds here.")
-
-    def _arguments(self, slot: Slot) -> Attention:
-        """The kernel's argument for a chunk's rows of Q: whole batches, or rows of one whose K and V came before."""
-        chunk, (_, N, d) = slot.chunk, vars(slot.shape).values()
-        start, matrix = slot.input.ctypes.data, N * d
-        if chunk.matrices == "QKV":
-            q, k, v = (Matrix.of_batches(start + 4 * index * matrix, 3 * matrix, d) for index in range(3))
-            B, M, first = len(chunk.batches), N, 0
-        else:
-            q, k, v = (
-                Matrix.of_batches(at, 0, d) for at in (start, self._long[0].k.ctypes.data, self._long[0].v.ctypes.data)
-            )
-            B, M, first = 1, len(chunk.rows), chunk.rows.start
-        o = Matrix.of_batches(slot.output.ctypes.data, M * d, d)
-        return of_batches(q, k, v, o, B=B, M=M, N=N, scale=self._scale, q_start=first)
