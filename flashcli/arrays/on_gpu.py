@@ -223,31 +223,13 @@ def attention_backward(
 
 
 def decode(
-    query: Any,
-    key_cache: Any,
-    value_cache: Any,
-    block_tables: Any,
-    seq_lens: Any,
-    *,
-    query_starts: Any = None,
-    alibi_slopes: Any = None,
-    sinks: Any = None,
-    k_scale: Any = 1.0,
-    v_scale: Any = 1.0,
-    return_lse: bool = False,
-    backend: str = "auto",
-    kernel: str | None = None,
-    **options: Any,
+    *required: Any, return_lse: bool = False, backend: str = "auto", kernel: str | None = None, **others: Any
 ) -> Any:
     """`flashcli.decode` of arrays on a GPU."""
     check_backend_on_gpu(backend)
-    arrays = {
-        "query": query, "key_cache": key_cache, "value_cache": value_cache, "block_tables": block_tables,
-        "seq_lens": seq_lens, "alibi_slopes": alibi_slopes, "query_starts": query_starts, "sinks": sinks,
-    }  # fmt: skip
-    given, factors = _with_factors(arrays, {"k_scale": k_scale, "v_scale": v_scale}, optional=pages.OPTIONAL)
+    given, factors, options = _by_name(pages.ARRAYS, required, others, pages.OPTIONAL)
     pages.check_option_types(options | {"kernel": kernel})
-    asked = pages.ask(**{name: given.get(name) for name in arrays}, **factors, **options)
+    asked = pages.ask(**{name: given.get(name) for name in pages.ARRAYS}, **factors, **options)
     addresses = given.addresses("query", "key_cache", "value_cache")
     prepared = prepare(given.place, DECODE, asked.at(addresses), How(kernel))
     with given.waited_for():
@@ -257,26 +239,14 @@ def decode(
     return (out, lse) if return_lse else out
 
 
-def write_kv(
-    key: Any,
-    value: Any,
-    key_cache: Any,
-    value_cache: Any,
-    slot_mapping: Any,
-    *,
-    k_scale: Any = 1.0,
-    v_scale: Any = 1.0,
-    **options: Any,
-) -> None:
+def write_kv(*required: Any, **others: Any) -> None:
     """`flashcli.write_kv` of arrays on a GPU."""
-    arrays = {
-        "key": key, "value": value, "key_cache": key_cache, "value_cache": value_cache, "slot_mapping": slot_mapping,
-    }  # fmt: skip
-    given, factors = _with_factors(arrays, {"k_scale": k_scale, "v_scale": v_scale})
-    for name in ("key_cache", "value_cache"):
-        refuse_read_only(name, arrays[name])
+    given, factors, options = _by_name(writing.ARRAYS, required, others)
+    for name, cache in (dict(zip(writing.ARRAYS, required, strict=False)) | others).items():
+        if name in ("key_cache", "value_cache"):
+            refuse_read_only(name, cache)
     pages.check_option_types(options)
-    asked = writing.ask(*map(given.of, arrays), **factors, **options)
+    asked = writing.ask(*map(given.of, writing.ARRAYS), **factors, **options)
     prepared = prepare(given.place, WRITE_KV, asked.at(given.addresses("key", "value", "key_cache", "value_cache")))
     with given.waited_for():
         given.launch(prepared, WRITE_KV)
@@ -295,13 +265,19 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
     return out, lse
 
 
-def _with_factors(
-    arrays: dict[str, Any], factors: dict[str, Any], optional: tuple[str, ...] = ()
-) -> tuple[Arguments, dict[str, Any]]:
-    """The arrays of a call, with the scales that are arrays, and for each scale its number or its outline."""
-    numbers = {name: factor for name, factor in factors.items() if isinstance(factor, Real)}
-    given = Arguments(arrays | {name: x for name, x in factors.items() if name not in numbers}, optional)
-    return given, {name: numbers[name] if name in numbers else given.of(name) for name in factors}
+def _by_name(
+    names: Sequence[str], required: Sequence[Any], others: dict[str, Any], optional: tuple[str, ...] = ()
+) -> tuple[Arguments, dict[str, Any], dict[str, Any]]:
+    """The arrays of a call by pages, the first of ``names`` by their places, and the scales that are arrays.
+
+    Then follow the number or the outline of each scale, and the options.
+    """
+    arrays = dict(zip(names, required, strict=False)) | {name: x for name, x in others.items() if name in names}
+    scales = {name: others[name] for name in pages.FACTORS if name in others}
+    numbers = {name: factor for name, factor in scales.items() if isinstance(factor, Real)}
+    given = Arguments(arrays | {name: x for name, x in scales.items() if name not in numbers}, optional)
+    factors = {name: numbers[name] if name in numbers else given.of(name) for name in scales}
+    return given, factors, {name: x for name, x in others.items() if name not in (*names, *scales)}
 
 
 def _common_place(found: dict[str, Found]) -> Place | None:
