@@ -187,6 +187,7 @@ __device__ __forceinline__ void of_rows_of(const Tangents &a, Head head, int i0)
             for (int y = 0; y < PASS_ROWS; ++y) {
                 p[x][y] = p_of(a.of, head, i0 + t.r0 + x, pair.key(x, y), p[x][y], a.of.scale * LOG2E, above[x], 1);
                 const bool unseen = is_unseen(p[x][y]);
+                if (a.of.N == 1 && !unseen) p[x][y] = 1;  // exactly: means are then just what they are taken from
                 ts[x][y] = unseen ? 0 : ts[x][y];
                 if (GRADIENTS) dp[x][y] = unseen ? 0 : dp[x][y], tdp[x][y] = unseen ? 0 : tdp[x][y];
             }

@@ -24,11 +24,11 @@ static_assert(SHARED >= MOST_TILES + 8 * (2 * STAGES + 1), "room for tiles and b
 // ---- the workspace: what rows have in common; records of queries and of keys; the exponents of their tiles
 
 struct Places {
-    unsigned char *records;
+    unsigned char *behind_rows, *records;
     int queries, *exponents;  // the number of records of queries
     __device__ __forceinline__ explicit Places(const Backward &a) {
-        const long long rows = (long long)a.B * a.H * a.M;
-        records = a.workspace + (rows * sizeof(Common) + 1023) / 1024 * 1024;
+        const long long rows = (long long)a.B * a.H * a.M * sizeof(Common);
+        behind_rows = a.workspace + rows, records = a.workspace + (rows + 1023) / 1024 * 1024;
         queries = a.B * a.H * ceil_div(a.M, OWN);
         exponents = reinterpret_cast<int *>(of_keys(queries + a.B * a.Hkv * ceil_div(a.N, OWN)));
     }
@@ -45,7 +45,11 @@ struct Places {
 // A block a tile.
 extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Tangents a) {
     __shared__ unsigned scratch[2 * PREPARE_THREADS / 32];
+    let_next_launch_begin();
     const Places at(a.of);
+    // What rows have in common is read to the end of the last tile.
+    for (unsigned char *x = at.behind_rows + threadIdx.x; blockIdx.x == 0 && x < at.records; x += PREPARE_THREADS)
+        *x = 0;
     const bool keys = blockIdx.x >= unsigned(OF_QUERIES * at.queries);
     const int n = keys ? blockIdx.x - OF_QUERIES * at.queries : blockIdx.x, tiles = keys ? OF_KEYS_ : OF_QUERIES;
     const int which = n % tiles, heads = keys ? a.of.Hkv : a.of.H, rows = keys ? a.of.N : a.of.M;
@@ -90,6 +94,7 @@ struct Block {
             barrier_init_done();
         }
         __syncthreads();
+        let_next_launch_begin(), await_launch_before();
     }
     __device__ __forceinline__ unsigned char *stage() const {
         return tiles + OWNED * OWN_TILE + ring.stage * PASSING * PASS_TILE;
@@ -202,30 +207,44 @@ struct Pair {
             }
         });
     }
-    // sum += x times a matrix that passes by.
-    __device__ __forceinline__ void add(Sum &sum, const Scores &x, int matrix) const {
-        int exponent[2];
-        Operand hi, lo;
+    // sum += the n scores, each times a matrix that passes by. All of a row take one power of two, from the largest number
+    // that is to be added.
+    template <int n>
+    __device__ __forceinline__ void add(Sum &sum, const Scores *const (&scores)[n], const int (&matrices)[n]) const {
+        int exponent[2], of_tile[n];
+        uint32_t hi[n * STEPS][4], lo[n * STEPS][4];
+#pragma unroll
+        for (int m = 0; m < n; ++m) of_tile[m] = (OF_KEYS ? of_queries : of_keys)[matrices[m]];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float largest = 0;
 #pragma unroll
-            for (int y = 0; y < SCORES / 2; ++y) largest = fmaxf(largest, fabsf(x[y / 2 * 4 + 2 * r + y % 2]));
-            exponent[r] = max(-126, scale_exponent(quad_max(largest)));
-            const float factor = power_of_two(exponent[r]);
+            for (int m = 0; m < n; ++m) {
+                const Scores &x = *scores[m];
+                float of_matrix = 0;
 #pragma unroll
-            for (int y = 0; y < SCORES / 4; ++y)
-                split_scaled(x[4 * y + 2 * r], x[4 * y + 2 * r + 1], factor, hi[y / 2][y % 2 * 2 + r],
-                             lo[y / 2][y % 2 * 2 + r]);
+                for (int y = 0; y < SCORES / 2; ++y) of_matrix = fmaxf(of_matrix, fabsf(x[y / 2 * 4 + 2 * r + y % 2]));
+                largest = fmaxf(largest, of_matrix * power_of_two(-of_tile[m]));
+            }
+            exponent[r] = scale_exponent(quad_max(largest));
+#pragma unroll
+            for (int m = 0; m < n; ++m) {
+                const Scores &x = *scores[m];
+                const float factor = unit(of_tile[m] - exponent[r]);
+#pragma unroll
+                for (int y = 0; y < SCORES / 4; ++y)
+                    split_scaled(x[4 * y + 2 * r], x[4 * y + 2 * r + 1], factor, hi[m * STEPS + y / 2][y % 2 * 2 + r],
+                                 lo[m * STEPS + y / 2][y % 2 * 2 + r]);
+            }
         }
-        const int of_tile = (OF_KEYS ? of_queries : of_keys)[matrix];
         float T[32];
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
-            issue_T(T, hi, lo, pass + matrix * (PASS_TILE / 16), c);
+            const auto tile = [&](int k) { return pass + matrices[k / STEPS] * (PASS_TILE / 16) + k % STEPS * STEP; };
+            issue_T(T, hi, lo, tile, c);
             wgmma_wait<0>();
             pin(T);
-            add_T(sum[c], T, unit(exponent[0] + of_tile), unit(exponent[1] + of_tile));
+            add_T(sum[c], T, power_of_two(-exponent[0]), power_of_two(-exponent[1]));
         }
     }
 };
@@ -345,8 +364,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) rows(const Tangent
     Sum tO = {}, tdQ = {};
     const auto compute = [&](const Pair<false> &pair) {
         Scores ds, tds;
-        pair.scores(ds, tds, [&](const Scores &p, const Scores &tp) { pair.add(tO, tp, 2), pair.add(tO, p, 3); });
-        if (GRADIENTS) pair.add(tdQ, tds, 0), pair.add(tdQ, ds, 1);
+        pair.scores(ds, tds, [&](const Scores &p, const Scores &tp) { pair.add<2>(tO, {&tp, &p}, {2, 3}); });
+        if (GRADIENTS) pair.add<2>(tdQ, {&tds, &ds}, {0, 1});
     };
     with_keys<true>(a, at, compute, [&](unsigned char *tiles) {
         gather(tO, tiles, 0);
@@ -397,8 +416,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) keys(const Tangent
                                  from.exponents_of((b * a.of.H + h) * Tr + i * PASS / OWN),
                                  from.exponents_of(own)};
         Scores ds, tds;
-        pair.scores(ds, tds, [&](const Scores &, const Scores &tp) { pair.add(tdV, tp, 2); });
-        pair.add(tdK, tds, 0), pair.add(tdK, ds, 1);
+        pair.scores(ds, tds, [&](const Scores &, const Scores &tp) { pair.add<1>(tdV, {&tp}, {2}); });
+        if (D == 64) pair.add<2>(tdK, {&tds, &ds}, {0, 1});
+        else pair.add<1>(tdK, {&tds}, {0}), pair.add<1>(tdK, {&ds}, {1});  // for both there are too few registers
         block.let_go();
     }
     gather(tdK, block.tiles, 0), gather(tdV, block.tiles, 1);

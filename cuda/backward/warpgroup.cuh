@@ -176,21 +176,26 @@ __device__ __forceinline__ void split(const Scores &s, Operand &hi, Operand &lo)
     for (int x = 0; x < SCORES / 2; ++x) split(s[2 * x], s[2 * x + 1], hi[x / 4][x % 4], lo[x / 4][x % 4]);
 }
 
-// T = x tile, summed over rows, small products first: 64 columns of it; with D = 32, x hi and x lo side by side.
-__device__ __forceinline__ void issue_T(float (&T)[32], const Operand &hi, const Operand &lo, uint64_t tile,
-                                        int chunk) {
+// T = x tile, summed over rows, small products first: 64 columns of it; with D = 32, x hi and x lo side by side. The k-th
+// 16 rows are where tile(k) says.
+template <int steps, class Tile>
+__device__ __forceinline__ void issue_T(float (&T)[32], const uint32_t (&hi)[steps][4], const uint32_t (&lo)[steps][4],
+                                        Tile tile, int chunk) {
     pin(T);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < STEPS; ++k) wgmma_transposed(T, lo[k], tile + panel_offset(chunk) + k * STEP, k > 0);
+    for (int k = 0; k < steps; ++k) wgmma_transposed(T, lo[k], tile(k) + panel_offset(chunk), k > 0);
     if (D >= 64 && PRODUCTS == 3) {
 #pragma unroll
-        for (int k = 0; k < STEPS; ++k)
-            wgmma_transposed(T, hi[k], tile + panel_offset(PANELS / 2 + chunk) + k * STEP, 1);
+        for (int k = 0; k < steps; ++k) wgmma_transposed(T, hi[k], tile(k) + panel_offset(PANELS / 2 + chunk), 1);
     }
 #pragma unroll
-    for (int k = 0; k < STEPS; ++k) wgmma_transposed(T, hi[k], tile + panel_offset(chunk) + k * STEP, 1);
+    for (int k = 0; k < steps; ++k) wgmma_transposed(T, hi[k], tile(k) + panel_offset(chunk), 1);
     wgmma_commit();
+}
+__device__ __forceinline__ void issue_T(float (&T)[32], const Operand &hi, const Operand &lo, uint64_t tile,
+                                        int chunk) {
+    issue_T(T, hi, lo, [=](int k) { return tile + k * STEP; }, chunk);
 }
 
 // P_K += P tile by the hi of a tile, and inside of the tensor core, for it may be rough: what it is multiplied with is
@@ -361,7 +366,7 @@ struct OfQueries {
         reach[r] = d_o.magnitude();
         exponents[r] = pack_exponents(q.store(tiles, row), d_o.store(tiles + OWN_TILE, row));
         above[r] = INFINITY_F;
-        if (BIAS) bias_rows[r] = BiasRow(a, head, i).kept();
+        if (BIAS) bias_rows[r] = BiasRow(a, head, i);
         if (i >= a.M) return;
         const float lse = a.lse[head.b * a.lse_at.batch + head.h * a.lse_at.head + i * a.lse_at.row];
         D_[r] -= dlse_of(a, head, i);
@@ -535,7 +540,7 @@ struct OfKeys {
         multiply(ds, K + OWN_TILE, dO);
         BiasesOfKeys biases;
         if (BIAS) {
-            const BiasRow first = BiasRow(a, head, i0).kept();
+            const BiasRow first = BiasRow(a, head, i0);
             biases.read<SCORES>(
                 a, head, [&](int x) { return first.down(a, x / 4 * 8 + 2 * t + x % 2); },
                 [&](int x) { return own + key_of_thread() + x / 2 % 2 * NEXT_ROW; });

@@ -122,7 +122,8 @@ def _records(problem: Problem) -> tuple[int, int]:
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
     queries, keys = _records(problem)
     yield Launch("prepare", (3 if problem.gradients else 2) * queries + 4 * keys, 256)
-    yield from _register_tiled_launches(tiling, problem)
+    for launch in _register_tiled_launches(tiling, problem):
+        yield launch._replace(early=True)
 
 
 def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
