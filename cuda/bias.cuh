@@ -101,13 +101,6 @@ struct BiasRow {
           numbers(READS ? bias_at(a, head, i, 0) : nullptr),
           bytes(HIDES ? mask_at(a, head, MASK_OF_KEYS ? 0 : i, 0) : nullptr) {}
 
-    // This row, for many reads: with pointers that are kept whole.
-    __device__ __forceinline__ BiasRow kept() const {
-        BiasRow row = *this;
-        if (READS) row.numbers = whole(numbers);
-        if (HIDES_SCORES) row.bytes = whole(bytes);
-        return row;
-    }
     // The row so many rows on, by a product and a sum. This one is not beyond the last query.
     template <class Arguments>
     __device__ __forceinline__ BiasRow down(const Arguments &a, int rows) const {

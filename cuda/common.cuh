@@ -35,15 +35,6 @@ __device__ __forceinline__ int opaque(int x) {
     return x;
 }
 
-// A pointer to global memory that is kept whole. Else, where several begin with one address, what is read there is found
-// by more sums.
-template <class T>
-__device__ __forceinline__ T *whole(T *pointer) {
-    size_t address = __cvta_generic_to_global(pointer);
-    asm volatile("" : "+l"(address));
-    return static_cast<T *>(__cvta_global_to_generic(address));
-}
-
 // False, but ptxas does not know, and does not look beyond a branch for what to fetch ahead: more than there are
 // registers for.
 __device__ __forceinline__ bool never(int x) {

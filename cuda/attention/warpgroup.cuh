@@ -211,7 +211,7 @@ using Bias = Biases<S_REGISTERS, OfColumns>;
 struct BiasRows {
     BiasRow of[2];
     __device__ __forceinline__ BiasRows(const Attention &a, Head head, int i) {
-        if (BIAS) of[0] = BiasRow(a, head, i).kept(), of[1] = BiasRow(a, head, i + 8).kept();
+        if (BIAS) of[0] = BiasRow(a, head, i), of[1] = BiasRow(a, head, i + 8);
     }
     template <int n>
     __device__ __forceinline__ void read_numbers(Bias &bias, const Attention &a, Head head, int key) const {
