@@ -20,9 +20,10 @@ from flashcli.kernels.arguments import MASK, SIGHT, SIGHT_POINTERS, Strides, num
 from flashcli.kernels.occupancy import OF_AN_H200, occupancy
 from flashcli.kernels.operation import STATIC_SHARED, Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling, ladder
 from flashcli.kernels.problem import bias_macros, sight_macros, tiles, type_macros
+from flashcli.kernels.speed import MULTIPROCESSORS
 
 ROW_THREADS = 256  # of a block that takes rows one by one
-DBIAS_BLOCKS = 1024  # to which the tiles of dbias are cut, about, where there are fewer
+DBIAS_BLOCKS = 1024  # to which the tiles of dbias are cut, about, at most
 AGAIN = 1024  # blocks, at most, that compute what is not finite: mostly they find that there is nothing
 ROW_BYTES = 16  # that are kept of a row: ``Row`` of cuda/backward/backward.cuh
 MATRICES = "dO", "Q", "K", "V", "O"
@@ -326,13 +327,15 @@ def _dbias_shared(tiling: Tiling) -> int:
 def _dbias_tiles(problem: Problem) -> tuple[int, int]:
     """The number of tiles of dbias, 128 x 128 numbers or less, and the number of chunks of the steps of each.
 
-    A step is a pair of a head's 128 queries and 128 keys, whose dS a tile adds up. Chunks have at least 8 steps.
+    A step is a pair of a head's 128 queries and 128 keys, whose dS a tile adds up. There are as many chunks as let an
+    H200's multiprocessors take the fewest steps in turn; to begin a block, and to add up its sums, takes some three.
     """
     batches, heads, rows, keys = problem.dbias
     lengths = problem.B, problem.H, ceil_div(problem.M, 128), ceil_div(problem.N, 128)
     own = batches, heads, ceil_div(rows, 128), ceil_div(keys, 128)
     tiles, steps = math.prod(own), math.prod(n // m for n, m in zip(lengths, own, strict=True))
-    return tiles, max(1, min(ceil_div(DBIAS_BLOCKS, tiles), steps // 8))
+    counts = range(1, min(ceil_div(DBIAS_BLOCKS, tiles), steps) + 1)
+    return tiles, min(counts, key=lambda n: ceil_div(tiles * n, MULTIPROCESSORS) * (ceil_div(steps, n) + 3))
 
 
 def _dbias_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
