@@ -291,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) dq(const Backwa
                 float of_p = 0, of_ds = 0;
 #pragma unroll
                 for (int x = 0; x < PASS / 4; ++x) {
-                    if (BIAS && D <= 64 && x % 4 == 0 && never(x)) break;  // biases are fetched by fours
+                    if (BIAS && x % 4 == 0 && never(x)) break;  // biases are fetched by fours
                     float &p_ = p[x / 2][2 * r + x % 2], &ds_ = ds[x / 2][2 * r + x % 2];
                     const int key = j * PASS + x / 2 * 8 + 2 * t + x % 2;
                     p_and_ds(p_, ds_, factor, above[r], D_[r], bias_of(a, head, i, key),
@@ -370,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DK_DV_BLOCKS) dk_dv(const 
         const auto finish = [&](auto masked) {
 #pragma unroll
             for (int x = 0; x < PASS / 4; ++x) {
-                if (BIAS && D <= 64 && x % 4 == 0 && never(x)) break;
+                if (BIAS && x % 4 == 0 && never(x)) break;
                 const int i = i0 + x / 2 * 8 + 2 * t + x % 2, seen = i < a.M ? keys_seen(a, i) : 0;
                 const int hidden = keys_hidden(a, i);
                 const Row row = row_of(a, head, masked.value ? min(i, a.M - 1) : i);
