@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import click
 
@@ -16,34 +17,40 @@ from flashcli.measure.rows import Row
 from flashcli.measure.tensors import Problem
 from flashcli.terminal import as_json
 
-
-def problems() -> dict[str, Problem]:
-    """Triangle attention's shapes: rows, heads, and as many queries and keys of 32 numbers as there are rows."""
-    found: dict[str, Problem] = {}
-    for N in (256, 768):
-        plain = Problem(N, 4, 4, N, N, 32)
-        biased = Problem(N, 4, 4, N, N, 32, bias=(1, 4, N, N))
-        both = Problem(N, 4, 4, N, N, 32, bias=(1, 4, N, N), mask=(N, 1, 1, N))
-        found |= {f"{N} rows": plain, f"{N} rows, bias": biased, f"{N} rows, bias and mask": both}
-    return found
+SIZES = (256, 768)
+TRITON = "Triton bf16x6"
 
 
-def measured(conditions: Conditions) -> Iterator[Row]:
+def problems(N: int) -> dict[str, Problem]:
+    """Triangle attention's shapes: N rows, 4 heads, and as many queries and keys of 32 numbers as there are rows."""
+    plain, bias, mask = Problem(N, 4, 4, N, N, 32), (1, 4, N, N), (N, 1, 1, N)
+    return {
+        f"{N} rows": plain,
+        f"{N} rows, bias": replace(plain, bias=bias),
+        f"{N} rows, bias and mask": replace(plain, bias=bias, mask=mask),
+    }
+
+
+def measured(sizes: Iterable[int], conditions: Conditions) -> Iterator[Row]:
     """The rows of each problem: forward, then gradients, with the bias's and without."""
-    forward = [in_place.ours(), *(x for x in in_place.pytorchs() if x.name == peers.EFFICIENT)]
-    for case, problem in problems().items():
+    for case, problem in (one for N in sizes for one in problems(N).items()):
+        changed = problem.bias is not None
+        tritons = [] if changed else [x for x in in_place.tritons() if x.name == TRITON]  # it has no bias and no mask
+        theirs = [x for x in in_place.pytorchs() if x.name == peers.EFFICIENT]
+        forward = [in_place.ours(), *theirs, in_place.flex(), *tritons]
         yield from in_place.race(case, [(contender, problem) for contender in forward], "gpu", conditions)
-        ours = [backward.ours(), *([] if problem.bias is None else [backward.ours(dbias=False)])]
-        theirs = [x for x in backward.pytorchs() if x.name == peers.EFFICIENT]
-        yield from backward.race(case, [(contender, problem) for contender in [*ours, *theirs]], "gpu", conditions)
+        ours = [backward.ours(), *([backward.ours(dbias=False)] if changed else [])]
+        theirs_too = [*(x for x in backward.pytorchs() if x.name == peers.EFFICIENT), backward.flex()]
+        yield from backward.race(case, [(contender, problem) for contender in [*ours, *theirs_too]], "gpu", conditions)
 
 
 @click.command()
+@click.option("--rows", type=click.Choice([*map(str, SIZES)]), help="Of the triangle; without it both.")
 @click.option("--runs", type=click.IntRange(1), default=10, show_default=True, help="Time each contender so often.")
 @as_json.json_option
-def main(runs: int, json_path: str | None) -> None:
+def main(rows: str | None, runs: int, json_path: str | None) -> None:
     """Time triangle attention and its gradients on this machine's first GPU, beside PyTorch's."""
-    scripts.measure("science", measured(Conditions(runs, False, 0)), json_path)
+    scripts.measure("science", measured([int(rows)] if rows else SIZES, Conditions(runs, False, 0)), json_path)
 
 
 if __name__ == "__main__":

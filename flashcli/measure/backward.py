@@ -50,6 +50,11 @@ def pytorchs() -> list[Contender]:
     return [*map(_alone, found), *(_with_forward(one) for one in found if one.name == peers.EFFICIENT)]
 
 
+def flex() -> Contender:
+    """The gradients of PyTorch's FlexAttention, compiled."""
+    return _alone(in_place.flex())
+
+
 def _alone(forward: Contender) -> Contender:
     """The gradients of an attention that PyTorch differentiates, without the forward pass."""
     import torch

@@ -104,6 +104,32 @@ def _repeating_heads(attend: Callable[..., Any]) -> Callable[..., Any]:
     return repeating
 
 
+def flex() -> Contender:
+    """PyTorch's FlexAttention, compiled, which reads a bias and a mask as it computes scores."""
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    torch.compiler.reset()  # else what was compiled for other problems counts against how often it may be compiled
+    compiled = torch.compile(flex_attention)
+
+    def bind(problem: Problem, inputs: Inputs) -> Callable[[], Any]:
+        bias, mask = inputs.bias, inputs.mask
+
+        def changed(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            if bias is not None:
+                score = score + _at(bias, b, h, i, j)
+            return score if mask is None else torch.where(_at(mask, b, h, i, j), score, -torch.inf)
+
+        return functools.partial(compiled, inputs.q, inputs.k, inputs.v, score_mod=changed)
+
+    return Contender("FlexAttention", bind)
+
+
+def _at(tensor: Any, *index: Any) -> Any:
+    """An element of a tensor that is broadcast along axes of length 1."""
+    return tensor[tuple(i if length > 1 else 0 for i, length in zip(index, tensor.shape, strict=True))]
+
+
 def tritons() -> list[Contender]:
     """The Triton kernel, with each kind of products that is accurate to fp32."""
     from flashcli.measure import peer_triton
