@@ -164,31 +164,53 @@ __device__ __forceinline__ int group_scale(const float *x, unsigned *scratch, in
 // read nor write the same bank. (A bank is 4 bytes wide, and 32 banks are as long as 8 pieces are wide.)
 enum class From { MEMORY, TILE };
 
-// K: a piece of work is 8 columns of one key, one 16-byte chunk of hi and one of lo. Returns the scale's exponent.
+// A thread's share of K, or of another matrix whose rows stay rows: pieces of 8 columns of one key, a 16-byte chunk of hi
+// and one of lo each.
+template <int GROUP, From FROM = From::MEMORY>
+struct Pieces {
+    static constexpr int ACROSS = D / 8, COUNT = BC * ACROSS, EACH = ceil_div(COUNT, GROUP);
+    static constexpr bool KEEPS = FROM == From::TILE;
+    static_assert(!KEEPS || GROUP % ACROSS == 0, "columns are kept");
+    unsigned thread;
+    float x[EACH][8];
+
+    __device__ __forceinline__ bool has(int e) const { return COUNT % GROUP == 0 || e * GROUP + thread < COUNT; }
+    __device__ __forceinline__ unsigned place(int e) const {
+        return KEEPS ? thread / ACROSS + e * (GROUP / ACROSS) : (e * GROUP + thread) / ACROSS;
+    }
+    __device__ __forceinline__ unsigned column(int e) const {
+        return (KEEPS ? thread : e * GROUP + thread) % ACROSS * 8;
+    }
+
+    template <class Number>
+    __device__ __forceinline__ void load(const Number *K, long long stride, int j0, int N) {
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) {
+            const int row = has(e) ? j0 + key_in(place(e)) : N;
+            *reinterpret_cast<float4 *>(&x[e][0]) = load4(K, stride, row, column(e), N);
+            *reinterpret_cast<float4 *>(&x[e][4]) = load4(K, stride, row, column(e) + 4, N);
+        }
+    }
+    __device__ __forceinline__ int scale(unsigned *scratch, int barrier) const {
+        return group_scale<GROUP, EACH * 8>(&x[0][0], scratch, thread, barrier);
+    }
+    __device__ __forceinline__ void store(unsigned char *tile, int s) const {
+        const float factor = power_of_two(s);
+#pragma unroll
+        for (int e = 0; e < EACH; ++e)
+            if (has(e)) store_split<BC, D>(tile, place(e), column(e), x[e], factor);
+    }
+};
+
+// K by a group. Returns the scale's exponent.
 template <int GROUP, From FROM = From::MEMORY, class Number>
 __device__ __forceinline__ int split_K(const Number *K, long long stride, int j0, int N, unsigned char *tile,
                                        unsigned *scratch, unsigned thread, int barrier) {
     asm volatile("" : "+r"(thread));  // else, in a loop, all addresses are computed ahead and held in registers
-    constexpr int ACROSS = D / 8, PIECES = BC * ACROSS, EACH = ceil_div(PIECES, GROUP);
-    constexpr bool KEEPS = FROM == From::TILE;
-    static_assert(!KEEPS || GROUP % ACROSS == 0, "columns are kept");
-    const auto place_of = [&](int e) {
-        return KEEPS ? thread / ACROSS + e * (GROUP / ACROSS) : (e * GROUP + thread) / ACROSS;
-    };
-    const auto column_of = [&](int e) { return (KEEPS ? thread : e * GROUP + thread) % ACROSS * 8; };
-    float x[EACH][8];
-#pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-        const unsigned column = column_of(e);
-        const int row = e * GROUP + thread < PIECES ? j0 + key_in(place_of(e)) : N;
-        *reinterpret_cast<float4 *>(&x[e][0]) = load4(K, stride, row, column, N);
-        *reinterpret_cast<float4 *>(&x[e][4]) = load4(K, stride, row, column + 4, N);
-    }
-    const int s = group_scale<GROUP, EACH * 8>(&x[0][0], scratch, thread, barrier);
-    const float factor = power_of_two(s);
-#pragma unroll
-    for (int e = 0; e < EACH; ++e)
-        if (e * GROUP + thread < PIECES) store_split<BC, D>(tile, place_of(e), column_of(e), x[e], factor);
+    Pieces<GROUP, FROM> mine = {thread};
+    mine.load(K, stride, j0, N);
+    const int s = mine.scale(scratch, barrier);
+    mine.store(tile, s);
     return s;
 }
 

@@ -1,10 +1,10 @@
 // The shortest sequences: all keys of a head in one tile, split in shared memory, and each warp for itself from there on.
 //
 // What changed: back to mma.sync, whose 16 rows are a warp's own, where wgmma's 64 are a warpgroup's. A block has up to
-// 128 rows of a head. One half of its warps reads and splits K, the other V, while all read Q; then each warp multiplies
-// its 16 rows with all keys at once: scores of a row are all there before the first exponential, so that nothing is
-// rescaled. Nothing is specialised, nothing is copied ahead: some blocks are on a multiprocessor at a time, and one
-// computes while others wait for memory.
+// 128 rows of a head. All its threads read Q, K and V at once and split them; then each warp multiplies its 16 rows with
+// all keys at once: scores of a row are all there before the first exponential, so that nothing is rescaled. Nothing is
+// specialised, nothing is copied ahead: some blocks are on a multiprocessor at a time, and one computes while others
+// wait for memory.
 // Why it is faster: up to 128 keys the products are little work, and what counts is how many reads are under way, and
 // how long a head takes from its first byte to its last. Of 64 rows of a tile, those beyond the last query are
 // multiplied for nothing; of 16, fewer are. Heads are padded to multiples of 16 numbers, not 32.
@@ -16,7 +16,7 @@
 #include "exact.cuh"
 #include "short.cuh"
 
-constexpr int WARPS = THREADS / 32, SPLITTERS = THREADS / 2;
+constexpr int WARPS = THREADS / 32;
 constexpr int TILE = split_bytes(BC, D);  // all keys, or all values, of a head
 // Registers: for S, O, and what is beside; and before, for what is read. Before sm_90 ptxas takes more.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -25,12 +25,12 @@ constexpr int MORE = 16;
 constexpr int MORE = 0;
 #endif
 constexpr int OF_SCORES = 48 + BC / 2 + D / 2 + (BIAS && BC > 64 ? 16 : 0) + MORE;
-constexpr int OF_READS = 32 + BC * D / SPLITTERS + D / 2;
+constexpr int OF_READS = 32 + 2 * BC * D / THREADS + D / 2;
 constexpr int REGISTERS = smaller(larger(larger(OF_SCORES, OF_READS), 96), 128 + 2 * MORE);
 constexpr int MIN_BLOCKS = larger(1, 65536 / REGISTERS / THREADS);
 constexpr float P_BIAS = 6, LARGEST_P = 64;  // as in warpgroup.cuh
 
-static_assert(BR == 16 * WARPS && WARPS % 2 == 0, "a warp has 16 rows; half of them split K");
+static_assert(BR == 16 * WARPS, "a warp has 16 rows");
 static_assert(SHARED == 2 * TILE, "K and V");
 extern __shared__ __align__(1024) unsigned char shared[];
 
@@ -45,9 +45,9 @@ struct Place {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(const Attention a) {
-    __shared__ unsigned scratch[2][WARPS];
+    __shared__ unsigned scratch[2][2 * WARPS];
     __shared__ int exponents[2];  // of the scales of K and of V
-    const int lane = threadIdx.x % 32, values = threadIdx.x / SPLITTERS;
+    const int lane = threadIdx.x % 32;
     const Place here(a, blockIdx.x);
     const Head head = here.head;
     const int i = here.first + lane / 4;  // of this thread's rows, the first
@@ -58,11 +58,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     const float factor = frexpf(a.scale * log2e_given_back(HEAD_DIM), &factor_exponent);
     {
         TwoRows Q;
+        Pieces<THREADS> K = {threadIdx.x}, V = {threadIdx.x};
         Q.load(rows_of(a.Q, a.q, head.b, head.h), row_stride(a.q), i, a.M);
-        const Input *const rows = values ? rows_of(a.V, a.v, head.b, head.kv) : rows_of(a.K, a.k, head.b, head.kv);
-        const int s = split_K<SPLITTERS>(rows, values ? row_stride(a.v) : row_stride(a.k), 0, a.N,
-                                         shared + values * TILE, scratch[values], threadIdx.x % SPLITTERS, 1 + values);
-        if (threadIdx.x % SPLITTERS == 0) exponents[values] = s;
+        K.load(rows_of(a.K, a.k, head.b, head.kv), row_stride(a.k), 0, a.N);
+        V.load(rows_of(a.V, a.v, head.b, head.kv), row_stride(a.v), 0, a.N);
+        const int s[2] = {K.scale(scratch[0], 0), V.scale(scratch[1], 0)};
+        K.store(shared, s[0]), V.store(shared + TILE, s[1]);
+        if (threadIdx.x == 0) exponents[0] = s[0], exponents[1] = s[1];
 #pragma unroll
         for (int r = 0; r < 2; ++r) q_exponent[r] = Q.split(r, factor, Q_hi, Q_lo);
     }

@@ -454,9 +454,9 @@ MOST_KEYS, MOST_BIASED, MOST_ROWS = 128, 112, 128  # keys whose scores a thread 
 
 
 def _mma_short(problem: Problem) -> Tiling:
-    """mma_short's tiling: all keys in one tile, 16 rows of Q for each warp, and as many warps as split K and V."""
+    """mma_short's tiling: all keys in one tile, and a warp for each 16 queries or 16 keys, whichever are more."""
     keys, rows = round_up(problem.N, 16), ceil_div(problem.M, ceil_div(problem.M, MOST_ROWS))
-    warps = round_up(max(min(keys, MOST_ROWS), round_up(rows, 16)), 32) // 16
+    warps = ceil_div(max(min(keys, MOST_ROWS), rows), 16)
     return Tiling(16 * warps, keys, 32 * warps, 2 * _split_bytes(keys, round_up(problem.d, 16), problem.products))
 
 
