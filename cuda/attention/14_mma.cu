@@ -239,8 +239,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
 #pragma unroll
             for (int x = 0; x < BC / 8; ++x) {
                 const float *const pair = s[r / 2][x] + r % 2 * 2;
-                const float p0 = exp2_fast(pair[0] * unit - (shift - P_BIAS)),
-                            p1 = exp2_fast(pair[1] * unit - (shift - P_BIAS));
+                const float p0 = exp2_fast(fmaf(pair[0], unit, -(shift - P_BIAS))),
+                            p1 = exp2_fast(fmaf(pair[1], unit, -(shift - P_BIAS)));
                 sum = x == 0 ? p0 + p1 : sum + (p0 + p1);
                 split(p0, p1, p[r / 2][x / 2][0].x[x % 2 * 2 + r % 2], p[r / 2][x / 2][1].x[x % 2 * 2 + r % 2]);
             }

@@ -45,8 +45,9 @@ __device__ __forceinline__ void accumulate(Sum &first, Sum &second, const float4
 #pragma unroll
                         for (int i = 0; i < OWN_ROWS; ++i) {
                             if (SPARED && is_hidden(part(left[1][i], j))) continue;
-                            sum[0][i][y + z] += part(left[0][i], j) * part(right1, z);
-                            sum[1][i][y + z] += part(left[1][i], j) * part(right2, z);
+                            float &sum1 = sum[0][i][y + z], &sum2 = sum[1][i][y + z];
+                            sum1 = fmaf(part(left[0][i], j), part(right1, z), sum1);
+                            sum2 = fmaf(part(left[1][i], j), part(right2, z), sum2);
                         }
                 }
         }
@@ -133,7 +134,8 @@ __device__ __forceinline__ void dq_of(const Backward &a, int index, int tile) {
         if (row >= a.M) continue;
         const Found found(a, head, row, above[i], total[i], sum_ds[i]);
 #pragma unroll
-        for (int y = 0; y < COLUMNS; ++y) dS_K[i][y] = found.inverse == 0 ? 0 : dS_K[i][y] - found.error * P_K[i][y];
+        for (int y = 0; y < COLUMNS; ++y)
+            dS_K[i][y] = found.inverse == 0 ? 0 : fmaf(-found.error, P_K[i][y], dS_K[i][y]);
         write(rows_of(a.dQ, a.dq, head.b, head.h) + row * a.dq.row, dS_K[i], a.scale * found.inverse, t);
         if (t.across == 0) found.keep(row_of(a, head, row));
     }

@@ -208,8 +208,9 @@ __device__ __forceinline__ void accumulate(Sum &sum, const Split &x, const float
             }
 #pragma unroll
         for (int y = 0; y < STRIP / 2; ++y) {
-            sum[n / 8 + y / 4][y % 4] += c[y / 4][y % 4] * units[y % 4 / 2];
-            if (MEND) coarse[n / 8 + y / 4][y % 4] += m[y / 4][y % 4] * coarse_unit;
+            float &of_x = sum[n / 8 + y / 4][y % 4], &of_rough = coarse[n / 8 + y / 4][y % 4];
+            of_x = fmaf(c[y / 4][y % 4], units[y % 4 / 2], of_x);
+            if (MEND) of_rough = fmaf(coarse_unit, m[y / 4][y % 4], of_rough);
         }
     }
 }
@@ -324,7 +325,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DQ_BLOCKS) dq(const Backwa
         for (int x = 0; x < D / 8; ++x)
 #pragma unroll
             for (int y = 2 * r; y < 2 * r + 2; ++y)
-                dS_K[x][y] = found.inverse == 0 ? 0 : dS_K[x][y] - found.error * P_K[x][y];
+                dS_K[x][y] = found.inverse == 0 ? 0 : fmaf(-found.error, P_K[x][y], dS_K[x][y]);
         write(rows_of(a.dQ, a.dq, out.b, out.h) + i * a.dq.row, dS_K, r, a.scale * found.inverse);
         if (t == 0) found.keep(row_of(a, out, i));
     }

@@ -72,6 +72,15 @@ struct Shared {
 
 // A slot is free again when each thread of so many warpgroups has said so: its own arrival is what orders what it has
 // read there before what comes next.
+//
+// Quick builds (compiler.py) have no regard for the alignment. There it is made here, and there is room for it, but not
+// for the arguments of one of packed sequences behind the tiles, too.
+#ifdef QUICK
+static_assert(!PACKED, "no room");
+#define BEFORE_TILES (-shared_address(tiles) & 1023)
+#else
+#define BEFORE_TILES 0
+#endif
 __device__ __forceinline__ Shared begin(int groups) {
     extern __shared__ __align__(1024) unsigned char tiles[];
     __shared__ uint64_t full[STAGES], free[STAGES];
@@ -80,7 +89,7 @@ __device__ __forceinline__ Shared begin(int groups) {
         for (int s = 0; s < STAGES; ++s) barrier_init(&full[s], 1), barrier_init(&free[s], 128 * groups);
         barrier_init_done();
     }
-    return {tiles, full, free, arrived};
+    return {tiles + BEFORE_TILES, full, free, arrived};
 }
 
 // The n-th PASS rows of records that follow one another, to a stage.

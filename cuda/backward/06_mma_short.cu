@@ -113,7 +113,7 @@ __device__ __forceinline__ void keep_rows(const Backward &a, Head head) {
         const Answer *const d_o = rows_of(a.dO, a.d_o, head.b, head.h) + i * a.d_o.row;
         float sum = 0;
 #pragma unroll 1
-        for (int c = 0; c < HEAD_DIM; ++c) sum += float(o[c]) * float(d_o[c]);
+        for (int c = 0; c < HEAD_DIM; ++c) sum = fmaf(float(o[c]), float(d_o[c]), sum);
         const float lse = a.lse[head.b * a.lse_at.batch + head.h * a.lse_at.head + i * a.lse_at.row];
         Row &row = row_of(a, head, i);
         row.above = lse == NEG_INF ? INFINITY_F : lse * LOG2E, row.D = sum - dlse_of(a, head, i);

@@ -162,7 +162,7 @@ struct Found {
     __device__ __forceinline__ Found(const Backward &a, Head head, int i, float above, float total, float sum_ds) {
         const bool nothing = above == INFINITY_F && total == 0;
         inverse = nothing ? 0 : 1 / total;
-        error = nothing ? 0 : sum_ds * inverse - dlse_of(a, head, i);
+        error = nothing ? 0 : fmaf(sum_ds, inverse, -dlse_of(a, head, i));
     }
     __device__ __forceinline__ void keep(Row &row) const { row.mended = row.D + error, row.inverse = inverse; }
 };
@@ -183,9 +183,9 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS) delta(const Backward a
     for (int x = 4 * lane; x < HEAD_DIM; x += 4 * ROW_LANES) {
         if (ALIGNED) {
             const float4 p = four_from(o + x), q = four_from(d_o + x);
-            sum += p.x * q.x + p.y * q.y + (p.z * q.z + p.w * q.w);
+            sum += fmaf(p.x, q.x, p.y * q.y) + fmaf(p.z, q.z, p.w * q.w);
         } else {
-            for (int y = x; y < min(x + 4, HEAD_DIM); ++y) sum += float(o[y]) * float(d_o[y]);
+            for (int y = x; y < min(x + 4, HEAD_DIM); ++y) sum = fmaf(float(o[y]), float(d_o[y]), sum);
         }
     }
     for (int lanes = ROW_LANES / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);

@@ -75,9 +75,9 @@ __device__ __forceinline__ void multiply(Scores &s, const float4 *own, const flo
             const float4 right[2] = {pass[row + (c ^ pass_swizzle)], pass[row + ((c + 1) ^ pass_swizzle)]};
 #pragma unroll
             for (int i = 0; i < OWN_ROWS; ++i) {
-                float sum = part(left[i][0], 0) * part(right[0], 0);
+                float sum = fmaf(part(left[i][0], 0), part(right[0], 0), part(left[i][0], 1) * part(right[0], 1));
 #pragma unroll
-                for (int x = 1; x < 8; ++x) sum += part(left[i][x / 4], x % 4) * part(right[x / 4], x % 4);
+                for (int x = 2; x < 8; ++x) sum = fmaf(part(left[i][x / 4], x % 4), part(right[x / 4], x % 4), sum);
                 s[i][j] += sum;
             }
         }

@@ -492,7 +492,7 @@ struct OfQueries {
 #pragma unroll
                 for (int x = 0; x < SUM / 2; ++x) {
                     const int y = x / 2 * 4 + 2 * r + x % 2;
-                    const float of_tile = dS_K[c][y] - found.error * (P_K[c][y] * unit(coarse));
+                    const float of_tile = fmaf(-found.error, P_K[c][y] * unit(coarse), dS_K[c][y]);
                     dS_K[c][y] = found.inverse == 0 ? 0 : of_tile;
                 }
             write(rows_of(a.dQ, a.dq, head.b, head.h) + i * a.dq.row, dS_K, r, a.scale * found.inverse * P_UNIT);

@@ -32,7 +32,8 @@ SOURCES = next(
 OPTIONS = ("-std=c++17", "-O3")
 # At this level hardly anything is inlined, so that other products and sums would be joined than in a full build: none
 # is, which leaves the sources' own fmaf. ptxas shares out functions, of which there are many then, among 8 threads.
-QUICK = ("-Ofc=max", "-fmad=false", "-split-compile=8")
+# What sources then have to do by themselves, they do where QUICK is defined.
+QUICK = ("-Ofc=max", "-fmad=false", "-split-compile=8", "-DQUICK")
 C_OPTIONS = ("-std=c99", "-O3", "-fPIC", "-shared")  # the arithmetic as it is written: no -ffast-math
 
 

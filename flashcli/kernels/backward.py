@@ -19,7 +19,7 @@ from flashcli.errors import UsageError
 from flashcli.kernels.arguments import MASK, SIGHT, SIGHT_POINTERS, Strides, numbers
 from flashcli.kernels.occupancy import OF_AN_H200, occupancy
 from flashcli.kernels.operation import STATIC_SHARED, Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling, ladder
-from flashcli.kernels.problem import bias_macros, sight_macros, tiles, type_macros
+from flashcli.kernels.problem import JOINABLE, LARGEST_TILE, bias_macros, sight_macros, tiles, type_macros
 from flashcli.kernels.speed import MULTIPROCESSORS
 
 ROW_THREADS = 256  # of a block that takes rows one by one
@@ -65,7 +65,7 @@ class Problem(NamedTuple):
     batches, heads, queries and keys that the bias's gradient has, 1 along axes that it has not, and 0 each where it is
     not wanted. Sizes decide launches and scratch, and with `wgmma_short` the machine code. ``windowed`` and
     ``sequences`` are those of attention's problem. ``dtype`` is the type of Q, K and V, ``of_answer`` that of O and dO,
-    ``out_dtype`` that of dQ, dK and dV.
+    ``out_dtype`` that of dQ, dK and dV. The GPU has ``sms`` multiprocessors.
     """
 
     d: int
@@ -86,6 +86,7 @@ class Problem(NamedTuple):
     of_answer: str = "float32"
     out_dtype: str = "float32"
     mask_of_keys: bool = False
+    sms: int = MULTIPROCESSORS
 
     def row_tiles(self, size: int) -> int:
         """The number of tiles of so many rows of Q in all batches and heads."""
@@ -94,6 +95,13 @@ class Problem(NamedTuple):
     def key_tiles(self, size: int) -> int:
         """The number of tiles of so many keys in all batches and heads of K."""
         return self.B * self.Hkv * tiles(self.N, size, self.sequences)
+
+    @property
+    def work(self) -> float:
+        """As that of attention's problem; there is no end of it either for packed sequences (see `wgmma`)."""
+        if self.sequences or self.bias in JOINABLE:
+            return math.inf
+        return max(ceil_div(self.B * self.H * self.M, self.sms), LARGEST_TILE) * self.N * self.d
 
     @property
     def rows(self) -> int:
@@ -129,7 +137,7 @@ _rung = functools.partial(
     smallest=lambda problem: problem._replace(B=1, H=1, Hkv=1, M=1, N=1, dbias=(1, 1, 1, 1)),
     workspace=lambda tiling, problem: ROW_BYTES * problem.rows,
 )
-_hopper_rung = functools.partial(_rung, needs=(9, 0), arch_only=True, splits=True)
+_hopper_rung = functools.partial(_rung, needs=(9, 0), arch_only=True, splits=True, explicit=True)
 
 
 def _delta(problem: Problem) -> Launch:
@@ -157,7 +165,7 @@ def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
     concerns. These heads are computed once more, without splitting numbers. Where there are none, those launches return
     at once, so that the host need not wait for anything.
     """
-    problem = problem_of(asked)
+    problem = problem_of(asked)._replace(sms=gpu.multiprocessors)
     build, *exactly = builds(gpu, problem, how.kernel)
     steps = [*build.steps()]
     if not exactly:
@@ -453,12 +461,13 @@ KERNELS = ladder(
     _rung("backward/01_plain.cu", "the formulas as they stand, a thread a score: for any GPU", _plain, _plain_launches),
     _rung(
         "backward/02_register_tiled.cu", "a register tile of scores and of sums a thread: FFMA near its full rate",
-        _register_tiled, _register_tiled_launches, needs=(8, 0),
+        _register_tiled, _register_tiled_launches, needs=(8, 0), explicit=True,
         beside=lambda problem: (Launch("dbias_again", 1, _register_tiled(problem).threads),),
     ),
     _rung(
         "backward/03_mma.cu", "tensor cores at fp32 accuracy: three fp16 products for one, mma.sync",
-        _mma, _mma_launches, workspace=_mma_workspace, needs=(8, 0), splits=True, refuses=_up_to_128,
+        _mma, _mma_launches, workspace=_mma_workspace, needs=(8, 0), splits=True, explicit=True,
+        refuses=_up_to_128,
     ),
     _hopper_rung(
         "backward/04_wgmma.cu", "the same on Hopper: wgmma, warps specialised, copies in the background",

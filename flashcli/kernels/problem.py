@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from flashcli.asked.attention import BIASES, TYPES
@@ -10,6 +11,7 @@ from flashcli.asked.shape import ceil_div
 from flashcli.kernels.speed import H200, Speed
 
 LARGEST_TILE = 128  # rows of Q
+JOINABLE = ("alibi and float32", "alibi and both")  # biases that compilers may join with products (bias.cuh)
 BIAS_NUMBERS = {name: number for number, name in enumerate(BIASES)}  # the macro BIAS
 
 
@@ -77,8 +79,13 @@ class Problem(NamedTuple):
     mask_of_keys: bool = False
 
     @property
-    def work(self) -> int:
-        """The number of products in Q Kᵀ on a multiprocessor, which computes at least the rows of a tile, unmasked."""
+    def work(self) -> float:
+        """The number of products in Q Kᵀ on a multiprocessor, which computes at least the rows of a tile, unmasked.
+
+        There is no end of them where builds may differ in bytes, so that none is quick.
+        """
+        if self.bias in JOINABLE:
+            return math.inf
         return max(ceil_div(self.B * self.M, self.sms), LARGEST_TILE) * self.N * self.d
 
     def row_tiles(self, Br: int) -> int:

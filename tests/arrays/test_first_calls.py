@@ -75,11 +75,13 @@ def test_a_graph_gets_the_full_build(driver, maker, call):
     assert not driver.waited_for  # though another process still makes what is here already
 
 
-def test_gradients_wait_for_full_builds(driver, maker):
+def test_gradients_are_answered_by_quick_builds_until_the_full_ones_are_there(driver, maker):
     x = OnGpu(driver, np.ones((1, 2, 40, 64), np.float32), stream=STREAM)
     attention_backward(x, x, x, x)
-    macros = [macros for name, macros in driver._functions.values() if name in ("dq", "dk_dv")]
-    assert macros and not any("QUICK" in each for each in macros)
+    assert len(of_quick(driver)) == 3 and all(of_quick(driver))  # attention's, and two of gradients
+    maker.under_way = False
+    attention_backward(x, x, x, x)
+    assert of_quick(driver) == [True] * 3 + [False] * 3
 
 
 def test_where_memory_is_short_the_full_build_answers(driver, maker, call, monkeypatch):

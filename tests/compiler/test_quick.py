@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -13,14 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import FAKE_NVCC, ROOT, SOON, script
+from support import FAKE_NVCC, ROOT, SOON, sampled, script
 
 from flashcli.compiler import cache, compiler, nvrtc, quick
-from flashcli.kernels import decode
+from flashcli.kernels import backward, decode
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build
 from flashcli.kernels.problem import Problem
-from flashcli.kernels.registry import OPERATIONS
 
 ARCH = "sm_90a"
 PROBLEM = Problem(8, 512, 512, 64, in_place=True, batch_invariant=True)
@@ -152,12 +152,12 @@ def test_a_full_build_goes_to_the_first_of_the_folders(told, tmp_path, monkeypat
     [
         Build(KERNELS["register_tiled"], PROBLEM),
         replace(BUILD, problem=PROBLEM._replace(M=1, N=quick.MOST // (128 * 64) + 1)),
-        Build(OPERATIONS["backward"].kernels["wgmma"], PROBLEM),
+        Build(KERNELS["wgmma"], PROBLEM._replace(bias="alibi and float32")),
+        Build(backward.KERNELS["wgmma"], backward.Problem(64, M=512, N=512, sequences=3)),
     ],
-    ids=["sums that a compiler may join", "a large problem", "gradients"],
+    ids=["sums that a compiler may join", "a large problem", "ALiBi beside a bias", "gradients of packed sequences"],
 )
 def test_what_waits_for_the_full_build(told, monkeypatch, build):
-    monkeypatch.setattr(Build, "macros", lambda build: {})  # that of gradients has another problem
     assert first(build) == FULL and calls(told) == ["full"]
 
 
@@ -187,33 +187,51 @@ PAGED = decode.choose(
 )
 
 
-@pytest.mark.parametrize(
-    ("build", "arch"),
-    [
-        (BUILD, ARCH),
-        (Build(KERNELS["wgmma_short"], PROBLEM._replace(in_place=False)), ARCH),
-        (Build(KERNELS["mma_short"], PROBLEM._replace(M=96, N=96)), ARCH),
-        (Build(KERNELS["mma"], PROBLEM), "sm_80"),
-        (PAGED, ARCH),
-    ],
-    ids=lambda x: x.kernel.name if isinstance(x, Build) else "",
+GRADIENTS = (
+    ("wgmma", {"causal": True, "bias": "both", "dbias": (2, 8, 200, 200)}),
+    ("wgmma", {"d": 128, "windowed": True}),
+    ("wgmma_short", {"M": 120, "N": 120}),
+    ("mma_short", {"M": 60, "N": 60, "mask_of_keys": True, "bias": "bool"}),
+    ("mma", {"d": 96, "bias": "float32"}),
+    ("register_tiled", {"causal": True}),
 )
-def test_no_product_and_sum_are_left_for_the_compiler_to_join(build, arch, tmp_path, pytestconfig):
-    """The PTX is the same whether it may or not, but for the rounding that the latter spells out.
 
-    That it was so is kept under a hash of source, options and compiler.
-    """
+
+def gradients(kernel: str, **of: object) -> Build:
+    sizes = {"d": 64, "B": 2, "H": 8, "Hkv": 8, "M": 200, "N": 200}
+    return Build(backward.KERNELS[kernel], backward.Problem(**(sizes | of)))
+
+
+EXPLICIT = (
+    (BUILD, ARCH),
+    (Build(KERNELS["wgmma_short"], PROBLEM._replace(in_place=False)), ARCH),
+    (Build(KERNELS["mma_short"], PROBLEM._replace(M=96, N=96)), ARCH),
+    (PAGED, ARCH),
+    (Build(KERNELS["mma"], PROBLEM), "sm_80"),
+    *((gradients(name, **of), ARCH) for name, of in GRADIENTS),
+)
+
+
+@pytest.mark.parametrize(
+    ("build", "arch"), sampled(EXPLICIT), ids=lambda x: x.kernel.name if isinstance(x, Build) else ""
+)
+def test_no_product_and_sum_are_left_for_the_compiler_to_join(build, arch, tmp_path):
+    """The machine code is the same whether it may or not: ptxas, too, joins what PTX leaves to it."""
     if (nvcc := compiler.find_nvcc()) is None:
         pytest.skip("there is no nvcc here")
     assert build.kernel.explicit
-    known = f"none-joined/{compiler._stem(build, arch)}-{compiler._identity(nvcc)}"
-    if pytestconfig.cache.get(known, False):
-        return
-    texts = []
+    codes = []
     for may in ("true", "false"):
-        made = tmp_path / may
-        done = compiler._nvcc(build, nvcc, arch, str(made), "-ptx", f"-fmad={may}")
+        done = compiler._nvcc(build, nvcc, arch, str(tmp_path / may), f"-fmad={may}")
         assert done.returncode == 0, done.stderr
-        texts.append(made.read_text().replace(".rn.f32", ".f32"))
-    assert texts[0] == texts[1] and "fma.f32" in texts[0]
-    pytestconfig.cache.set(known, True)
+        codes.append(functions((tmp_path / may).read_bytes()))
+    assert codes[0] and codes[0] == codes[1]
+
+
+def functions(cubin: bytes) -> dict[str, bytes]:
+    """The machine code of each function of a cubin, which is an ELF file of 64 bits."""
+    start, size, count, last = struct.unpack_from("<Q10xHHH", cubin, 40)
+    sections = [struct.unpack_from("<II16xQQ", cubin, start + size * i) for i in range(count)]
+    at = sections[last][2]  # of the names
+    named = {cubin[at + name :].partition(b"\0")[0].decode(): (first, length) for name, _, first, length in sections}
+    return {name: cubin[first : first + length] for name, (first, length) in named.items() if name.startswith(".text.")}
