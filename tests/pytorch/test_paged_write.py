@@ -226,8 +226,9 @@ def test_vllms_operators_write_and_read_a_cache_as_ours_do(kv_cache_dtype):
 def test_vllms_operators_refuse_what_contradicts_itself():
     given = tensors(TYPES[1], "vllm")
     query, tables, lengths = torch.randn(2, 4, D).half(), torch.tensor([[1], [0]]).int(), torch.tensor([1, 1]).int()
+    nothing = torch.empty_like(query)
 
-    def v1(out=query, query=query, heads=HEADS, page=PAGE, kv_cache_dtype="auto", caches=given):
+    def v1(out=nothing, query=query, heads=HEADS, page=PAGE, kv_cache_dtype="auto", caches=given):
         flashcli.torch.paged_attention_v1(
             out, query, caches["key_cache"], caches["value_cache"], heads, 1.0, tables, lengths, page, 1, None,
             kv_cache_dtype, 1.0, 1.0,
