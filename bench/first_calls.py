@@ -78,14 +78,14 @@ def write_input(path: Path, d: int) -> None:
 @click.command()
 @click.option("--d", "heads", multiple=True, type=int, default=usual.HEADS, help="A head size.")
 @click.option(
-    "--warmed", type=click.Path(exists=True, file_okay=False, resolve_path=True),
-    help="A cache's folder that `flashcli warm` has filled; if none is named, it fills one here.",
+    "--warmed", type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    help="A cache's folder, in which `flashcli warm` leaves what is there; a new one by default.",
 )  # fmt: skip
 @click.option("--state", "states", multiple=True, type=click.Choice(list(STATES)), default=list(STATES))
 @click.option("--beside", type=click.Path(path_type=Path), help="A record, whose rows of what is not timed are kept.")
 @as_json.json_option
 def main(
-    heads: tuple[int, ...], warmed: str | None, states: tuple[str, ...], beside: Path | None, json_path: str | None
+    heads: tuple[int, ...], warmed: Path | None, states: tuple[str, ...], beside: Path | None, json_path: str | None
 ) -> None:
     """Time runs and first calls of attention, gradients and decode, with an empty cache and after `flashcli warm`."""
     earlier = load_record(beside, "python -m bench.first_calls", FirstCall).rows if beside else []
@@ -96,8 +96,9 @@ def main(
         for d in of_runs:
             write_input(folder / f"{d}.in", d)
         if warmed:
+            warmed.mkdir(exist_ok=True)
             (folder / STATES["warm"]).symlink_to(warmed)
-        elif "warm" in states:
+        if "warm" in states:
             finished(STATES["warm"], folder, "-m", "flashcli", "warm", *(f"--d={d}" for d in heads))
         for state in wanted:
             shares = [(d,) for d in heads] if state == FULL else [heads]

@@ -47,10 +47,11 @@ from flashcli.compiler import compiler
 from flashcli.cpu.workers import usable_cores
 from flashcli.emulator import machine, translate
 from flashcli.errors import FlashError
+from flashcli.gpu import boxes, place, prepared
 from flashcli.gpu import driver as cuda_driver
-from flashcli.gpu import place, prepared
 from flashcli.gpu.pycuda import devices
 from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.boxes import addressed
 
 KEPT_FOR = 14 * 24 * 3600  # seconds: what nobody has read for so long is not wanted any more
 
@@ -272,6 +273,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
         monkeypatch.setattr(place, name, {})
     for module in (place, prepared, memory, on_gpu):
         monkeypatch.setattr(module, "bindings", lambda: fake)
+    monkeypatch.setattr(boxes, "encoded", addressed)
     monkeypatch.setattr(compiler, "cubin", lambda build, arch: " ".join(compiler.options(build)).encode())
     prepared.prepare.cache_clear()
     yield fake

@@ -156,14 +156,20 @@ def plans(place: Place, kernel: str, case: Case) -> list[Plan]:
     return [BACKWARD.plan(asked(case), place.gpu, How(kernel))]
 
 
-def check(place: Place, kernel: str, case: Case) -> None:
-    """Compute them and compare them with float64; AssertionError says what is wrong."""
+def computed(place: Place, kernel: str, case: Case) -> dict[str, np.ndarray]:
+    """Gradients of the case, by name."""
     whole, view = make(case)
     kind = case.out_dtype
     answer = {name: nan(*view[like].shape, kind=kind) for name, like in (("dQ", "Q"), ("dK", "K"), ("dV", "V"))}
     if case.bias and case.dbias:
         answer["dbias"] = nan(*case.bias)
     compute(place, prepare(place, BACKWARD, asked(case), How(kernel)), POINTERS, whole, view, answer)
+    return answer
+
+
+def check(place: Place, kernel: str, case: Case) -> None:
+    """Compute them and compare them with float64; AssertionError says what is wrong."""
+    answer, view = computed(place, kernel, case), make(case).view
     if case.spoilt and not case.hidden:
         assert np.isfinite(answer["dQ"][0]).all() and np.isnan(answer["dQ"][-1]).any(), "NaN in another batch, or lost"
         return

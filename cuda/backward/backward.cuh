@@ -11,6 +11,7 @@
 #include "arguments.h"
 #include "bias.cuh"
 #include "common.cuh"
+#include "float4.cuh"
 #include "packed.cuh"
 
 #ifndef CAUSAL
@@ -181,12 +182,8 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS) delta(const Backward a
     float sum = 0;
 #pragma unroll
     for (int x = 4 * lane; x < HEAD_DIM; x += 4 * ROW_LANES) {
-        if (ALIGNED) {
-            const float4 p = four_from(o + x), q = four_from(d_o + x);
-            sum += fmaf(p.x, q.x, p.y * q.y) + fmaf(p.z, q.z, p.w * q.w);
-        } else {
-            for (int y = x; y < min(x + 4, HEAD_DIM); ++y) sum = fmaf(float(o[y]), float(d_o[y]), sum);
-        }
+        const float4 p = load4(o, 0, 0, x, 1), q = load4(d_o, 0, 0, x, 1);
+        sum += fmaf(p.x, q.x, p.y * q.y) + fmaf(p.z, q.z, p.w * q.w);  // in one order, wherever rows lie
     }
     for (int lanes = ROW_LANES / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
     if (!there || lane != 0) return;

@@ -17,9 +17,10 @@ MAPS = 4096  # that are remembered: those of each layer's cache
 @functools.lru_cache(maxsize=MAPS)
 def encoded(told: bytes, address: int) -> bytes:
     """The map of boxes, as `Boxes` tells them, of an array at an address."""
-    boxes, driver = Boxes.from_buffer_copy(told), cuda_driver.libcuda()
-    if driver is None:  # an emulated GPU's kernels read what is told
+    if cuda_driver.problem():  # an emulated GPU's kernels read what is told
         return addressed(told, address)
+    boxes, driver = Boxes.from_buffer_copy(told), cuda_driver.libcuda()
+    assert driver is not None
     room = (ctypes.c_ubyte * (2 * ctypes.sizeof(Boxes)))()
     at = -(-ctypes.addressof(room) // 64) * 64  # where the driver wants a map
     sizes = (ctypes.c_uint64 * 4)(*boxes.sizes)

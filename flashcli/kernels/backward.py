@@ -98,7 +98,7 @@ class Problem(NamedTuple):
 
     @property
     def work(self) -> float:
-        """As that of attention's problem; there is no end of it either for packed sequences (see `wgmma`)."""
+        """Products that a multiprocessor makes, counted as in attention's problem; no end of packed sequences."""
         if self.sequences or self.bias in JOINABLE:
             return math.inf
         return max(ceil_div(self.B * self.H * self.M, self.sms), LARGEST_TILE) * self.N * self.d

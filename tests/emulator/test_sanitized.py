@@ -68,6 +68,14 @@ def test_gradients_of_arrays_as_they_lie(place, kernel, name):
     check(sanitize_backward, place, kernel, name)
 
 
+@pytest.mark.parametrize("kernel", ["plain", "register_tiled"])
+def test_gradients_have_the_same_bytes_wherever_rows_lie(place, kernel):
+    dense, odd = (
+        sanitize_backward.computed(place, kernel, sanitize_backward.Case(lies, d=32, B=1)) for lies in ("dense", "odd")
+    )
+    assert {name: x.tobytes() for name, x in dense.items()} == {name: x.tobytes() for name, x in odd.items()}
+
+
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_tangents.KERNELS, sanitize_tangents.CASES))
 def test_tangents_of_arrays_as_they_lie(place, kernel, name):
     check(sanitize_tangents, place, kernel, name)

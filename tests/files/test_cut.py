@@ -70,4 +70,5 @@ def test_rows_are_cut_where_tiles_end(kernel, N):
     for d in range(1, 257):
         for precision in kernel.precisions:
             for B in (1, 2, 5, 100):
-                assert TILE % kernel.tiling(Problem(B, N, N, d, precision=precision)).Br == 0
+                Br = kernel.tiling(Problem(B, N, N, d, precision=precision)).Br
+                assert TILE % Br == 0 or Br >= N  # one tile is not cut
