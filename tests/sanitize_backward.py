@@ -156,9 +156,9 @@ def plans(place: Place, kernel: str, case: Case) -> list[Plan]:
     return [BACKWARD.plan(asked(case), place.gpu, How(kernel))]
 
 
-def computed(place: Place, kernel: str, case: Case) -> dict[str, np.ndarray]:
-    """Gradients of the case, by name."""
-    whole, view = make(case)
+def computed(place: Place, kernel: str, case: Case, given: Given) -> dict[str, np.ndarray]:
+    """Gradients of the case's arrays, by name."""
+    whole, view = given
     kind = case.out_dtype
     answer = {name: nan(*view[like].shape, kind=kind) for name, like in (("dQ", "Q"), ("dK", "K"), ("dV", "V"))}
     if case.bias and case.dbias:
@@ -169,7 +169,8 @@ def computed(place: Place, kernel: str, case: Case) -> dict[str, np.ndarray]:
 
 def check(place: Place, kernel: str, case: Case) -> None:
     """Compute them and compare them with float64; AssertionError says what is wrong."""
-    answer, view = computed(place, kernel, case), make(case).view
+    given = make(case)
+    answer, view = computed(place, kernel, case, given), given.view
     if case.spoilt and not case.hidden:
         assert np.isfinite(answer["dQ"][0]).all() and np.isnan(answer["dQ"][-1]).any(), "NaN in another batch, or lost"
         return
