@@ -11,7 +11,7 @@ from dataclasses import replace
 import click
 
 from bench import scripts
-from flashcli.measure import backward, in_place, peers
+from flashcli.measure import backward, in_place
 from flashcli.measure.bench import Conditions
 from flashcli.measure.rows import Row
 from flashcli.measure.tensors import Problem
@@ -36,11 +36,11 @@ def measured(sizes: Iterable[int], conditions: Conditions) -> Iterator[Row]:
     for case, problem in (one for N in sizes for one in problems(N).items()):
         changed = problem.bias is not None
         tritons = [] if changed else [x for x in in_place.tritons() if x.name == TRITON]  # it has no bias and no mask
-        theirs = [x for x in in_place.pytorchs() if x.name == peers.EFFICIENT]
+        theirs = [x for x in in_place.pytorchs() if x.name == in_place.EFFICIENT]
         forward = [in_place.ours(), *theirs, in_place.flex(), *tritons]
         yield from in_place.race(case, [(contender, problem) for contender in forward], "gpu", conditions)
         ours = [backward.ours(), *([backward.ours(dbias=False)] if changed else [])]
-        theirs_too = [*(x for x in backward.pytorchs() if x.name == peers.EFFICIENT), backward.flex()]
+        theirs_too = [*(x for x in backward.pytorchs() if x.name == in_place.EFFICIENT), backward.flex()]
         yield from backward.race(case, [(contender, problem) for contender in [*ours, *theirs_too]], "gpu", conditions)
 
 

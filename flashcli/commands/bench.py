@@ -138,11 +138,18 @@ def _on_cpu(
 ) -> Iterator[Row]:
     """The kernels, which run on the host, or else the NumPy backend; and the peers."""
     from flashcli.cpu.workers import usable_cores
-    from flashcli.measure import bench, machine
+    from flashcli.measure import bench, in_place, machine
 
     threads = how.threads or len(usable_cores())
     record.circumstances |= machine.cpu_circumstances(threads)
-    return bench.bench(shapes, bench.cpu_contenders(kernels, how.against, threads, conditions.causal), conditions)
+    contenders = bench.cpu_contenders(kernels, threads, conditions.causal)
+    if "torch" in how.against:
+        import torch
+
+        torch.set_num_threads(threads)
+        theirs = in_place.pytorchs_choice()._replace(name=f"PyTorch {torch.__version__} SDPA")
+        contenders.append(in_place.of_files(theirs, conditions.causal, "cpu"))
+    return bench.bench(shapes, contenders, conditions)
 
 
 def _on_gpu(
@@ -150,11 +157,12 @@ def _on_gpu(
     how: timing.Timing,
 ) -> Iterator[Row]:  # fmt: skip
     """The kernels and the peers. The ceilings, for the floor, are measured with PyTorch where that is a peer."""
-    from flashcli.measure import bench, machine, peers
+    from flashcli.measure import bench, in_place, machine, peers
 
     record.circumstances |= machine.gpu_circumstances()
     record.ceilings = peers.ceilings() if "torch" in how.against else {}
-    contenders = bench.gpu_contenders(kernels, precisions, how.against, conditions.causal)
+    contenders = bench.gpu_contenders(kernels, precisions, conditions.causal)
+    contenders += [in_place.of_files(one, conditions.causal, "gpu") for one in in_place.gpu_peers(how.against)]
     return bench.bench(shapes, contenders, conditions._replace(ceilings=record.ceilings))
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from flashcli.asked.shape import ceil_div
-from flashcli.measure import in_place, peers
+from flashcli.measure import in_place
 from flashcli.measure.bench import L2_BYTES, REFUSED_ABOVE, Conditions
 from flashcli.measure.in_place import Contender, Entrant, Ready
 from flashcli.measure.rows import Failure, Gradients, Row, over_all
@@ -47,7 +47,7 @@ def ours_with_forward() -> Contender:
 def pytorchs() -> list[Contender]:
     """Each of PyTorch's on a GPU: the gradients; and with the forward pass, of the first."""
     found = in_place.pytorchs()
-    return [*map(_alone, found), *(_with_forward(one) for one in found if one.name == peers.EFFICIENT)]
+    return [*map(_alone, found), *(_with_forward(one) for one in found if one.name == in_place.EFFICIENT)]
 
 
 def flex() -> Contender:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import astuple
@@ -121,15 +120,8 @@ def versions(kernels: Collection[str], precisions: Collection[str]) -> list[tupl
     return [(kernel, precision) for precision, kernel in pairs if precision in KERNELS[kernel].precisions]
 
 
-def gpu_contenders(
-    kernels: Collection[str], precisions: Collection[str], against: Collection[str], causal: bool
-) -> list[Contender]:
-    ours = [kernel_contender(*version, causal) for version in versions(kernels, precisions)]
-    theirs = [
-        Contender(peer.name, peer.dtype, None, functools.partial(peers.measure, peer))
-        for peer in peers.gpu_peers(against, causal)
-    ]
-    return ours + theirs
+def gpu_contenders(kernels: Collection[str], precisions: Collection[str], causal: bool) -> list[Contender]:
+    return [kernel_contender(*version, causal) for version in versions(kernels, precisions)]
 
 
 def kernel_contender(kernel: str, precision: str, causal: bool) -> Contender:
@@ -167,25 +159,7 @@ def _named(kernel: str, precision: str) -> tuple[str, str, str | None]:
     return kernel, "float32", "fp16/3" if KERNELS[kernel].splits else "fp32"
 
 
-def cpu_contenders(
-    kernels: Collection[str], against: Collection[str], threads: int, causal: bool
-) -> list[Contender]:  # fmt: skip
-    """The kernels, which run on the host, or else the CPU backend; and PyTorch's attention if that is wanted."""
+def cpu_contenders(kernels: Collection[str], threads: int, causal: bool) -> list[Contender]:
+    """The kernels, which run on the host, or else the CPU backend."""
     own = Contender("flashcli cpu", "float32", None, _measure_backend(Request("cpu", causal, threads=threads)))
-    theirs = [
-        Contender(peer.name, peer.dtype, None, _torch_cpu_measure(peer))
-        for peer in (peers.cpu_peers(threads, causal) if "torch" in against else [])
-    ]
-    return [*([kernel_contender(name, "fp32", causal) for name in kernels] or [own]), *theirs]
-
-
-def _torch_cpu_measure(peer: peers.Peer) -> Measure:
-    import torch
-
-    def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
-        tensors: list[Any] = [[torch.from_numpy(x[:, i, None]).contiguous() for i in range(3)] for x in inputs]
-        seconds = wall_seconds(lambda qkv: peer.attend(*qkv), tensors, runs)
-        out[...] = peer.attend(*tensors[0])[:, 0].numpy()
-        return seconds
-
-    return measure
+    return [kernel_contender(name, "fp32", causal) for name in kernels] or [own]

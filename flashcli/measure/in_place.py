@@ -9,14 +9,19 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from flashcli.asked.shape import ceil_div
 from flashcli.measure import clocks, peers
 from flashcli.measure.bench import L2_BYTES, Conditions, judged, versions
+from flashcli.measure.bench import Contender as OfFiles
 from flashcli.measure.rows import Failure, InPlace, Row, over_all
 from flashcli.measure.tensors import Inputs, Problem, Sample, compared, random_inputs, sample
 
 Clock = Callable[[Sequence[clocks.Turns], int], list[list[float]]]
 CLOCKS: dict[str, Clock] = {"gpu": clocks.on_gpu, "cpu": clocks.on_cpu}
+EFFICIENT = "PyTorch efficient"
+PRODUCTS = ("tf32x3", "bf16x6")  # of the Triton kernel: how it makes one fp32 product of several shorter ones
 
 
 class Contender(NamedTuple):
@@ -61,10 +66,23 @@ def pytorchs_choice(gradients: bool = False) -> Contender:
 
 
 def pytorchs() -> list[Contender]:
-    """Each of PyTorch's on a GPU."""
+    """PyTorch's attention on a GPU by each of its ways."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    def attend(way: SDPBackend, *tensors: Any, **options: Any) -> Any:
+        with sdpa_kernel(way):
+            return scaled_dot_product_attention(*tensors, **options)
+
+    def contender(name: str, dtype: str, way: SDPBackend) -> Contender:
+        by_it = functools.partial(attend, way)
+        return Contender(name, bound(_repeating_heads(by_it) if name == EFFICIENT else by_it), dtype, dtype)
+
     return [
-        Contender(name, bound(_repeating_heads(attend) if name == peers.EFFICIENT else attend), dtype, dtype)
-        for name, dtype, attend in peers.pytorchs()
+        contender("PyTorch math", "float32", SDPBackend.MATH),
+        contender(EFFICIENT, "float32", SDPBackend.EFFICIENT_ATTENTION),
+        contender("PyTorch flash fp16", "float16", SDPBackend.FLASH_ATTENTION),
+        contender("PyTorch cuDNN fp16", "float16", SDPBackend.CUDNN_ATTENTION),
     ]
 
 
@@ -139,20 +157,38 @@ def tritons() -> list[Contender]:
             raise RuntimeError("the Triton peer has no bias and no mask")
         return functools.partial(peer_triton.attend, inputs.q, inputs.k, inputs.v, products, problem.causal)
 
-    return [Contender(f"Triton {products}", functools.partial(bind, products=products)) for products in peers.PRODUCTS]
+    return [Contender(f"Triton {products}", functools.partial(bind, products=products)) for products in PRODUCTS]
+
+
+def gpu_peers(against: Collection[str]) -> list[Contender]:
+    """The peers of the packages "torch" and "triton"."""
+    return [*(pytorchs() if "torch" in against else []), *(tritons() if "triton" in against else [])]
 
 
 def gpu_contenders(kernels: Collection[str], precisions: Collection[str], against: Collection[str]) -> list[Contender]:
-    """Kernels of ours, and the peers of the packages "torch" and "triton"."""
-    return [
-        *(ours(*version) for version in versions(kernels, precisions)),
-        *(pytorchs() if "torch" in against else []),
-        *(tritons() if "triton" in against else []),
-    ]
+    """Kernels of ours, and the peers."""
+    return [*(ours(*version) for version in versions(kernels, precisions)), *gpu_peers(against)]
 
 
 def cpu_contenders(against: Collection[str]) -> list[Contender]:
     return [ours(name="flashcli cpu"), *([pytorchs_choice()] if "torch" in against else [])]
+
+
+def of_files(contender: Contender, causal: bool, clock: str) -> OfFiles:
+    """A contender on tensors as one of `flashcli bench`, on what input files hold: [B, 3, N, d]."""
+    import torch
+
+    def measure(inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
+        B, N, d = out.shape
+        problem = Problem(B, 1, 1, N, N, d, causal)
+        where = {"device": "cuda" if clock == "gpu" else "cpu", "dtype": getattr(torch, contender.takes)}
+        given = [[torch.from_numpy(x[:, i, None]).to(**where).contiguous() for i in range(3)] for x in inputs]
+        turns = [contender.bind(problem, Inputs(*qkv)) for qkv in given]
+        [seconds] = CLOCKS[clock]([turns], runs)
+        out[...] = turns[0]()[:, 0].float().cpu().numpy()
+        return seconds
+
+    return OfFiles(contender.name, contender.dtype, None, measure)
 
 
 class Ready(NamedTuple):

@@ -75,9 +75,9 @@ class Inputs:
     q: Tensor
     k: Tensor
     v: Tensor
-    bias: Tensor | None
-    mask: Tensor | None
-    out: Tensor | None
+    bias: Tensor | None = None
+    mask: Tensor | None = None
+    out: Tensor | None = None
     do: Tensor | None = None
 
     @property
