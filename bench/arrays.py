@@ -67,7 +67,7 @@ def _case(name: str, clock: str, problem: Problem, *contenders: in_place.Contend
 def measured(chosen: Iterator[Case], conditions: Conditions, device: str = "cuda") -> Iterator[Row]:
     """A row for each entrant of each case."""
     for case in chosen:
-        yield from in_place.race(case.name, case.entrants, case.clock, conditions, device, CLOCKS)
+        yield from in_place.race(case.name, case.entrants, case.clock, conditions, device, clocks=CLOCKS)
 
 
 @click.command()

@@ -22,7 +22,7 @@ def measured(conditions: Conditions) -> Iterator[Row]:
     """A row for each contender, ours and PyTorch's, of each case."""
     problems = {str(target.problem): target.problem for target in BACKWARD}
     contenders = backward.contenders(["register_tiled"], ["torch"])
-    yield from in_place.bench(problems, contenders, conditions, race=backward.race)
+    yield from in_place.bench(problems, contenders, conditions, contest=backward.GRADIENTS)
 
 
 @click.command()

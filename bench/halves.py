@@ -41,7 +41,7 @@ def measured(conditions: Conditions) -> Iterator[Row]:
     theirs_too = [x for x in backward.pytorchs() if x.dtype == "float16"]
     of_ours = [backward.ours(), *map(our_gradients, KINDS)]
     differentiated = [(x, GRADIENTS) for x in [*of_ours, *theirs_too]]
-    yield from backward.race(f"gradients {GRADIENTS}", differentiated, "gpu", conditions)
+    yield from in_place.race(f"gradients {GRADIENTS}", differentiated, "gpu", conditions, contest=backward.GRADIENTS)
 
 
 @click.command()

@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import click
 
 from bench import scripts
 from flashcli.measure import backward, in_place
 from flashcli.measure.bench import Conditions
+from flashcli.measure.in_place import EFFICIENT, Contender
 from flashcli.measure.rows import Row
-from flashcli.measure.tensors import Problem
+from flashcli.measure.tensors import Inputs, Problem
 from flashcli.terminal import as_json
 
 SIZES = (256, 768)
@@ -31,17 +34,58 @@ def problems(N: int) -> dict[str, Problem]:
     }
 
 
+def flex() -> Contender:
+    """PyTorch's FlexAttention, compiled, which reads a bias and a mask as it computes scores."""
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    torch.compiler.reset()  # else what was compiled for other problems counts against how often it may be compiled
+    compiled = torch.compile(flex_attention)
+
+    def bind(problem: Problem, inputs: Inputs) -> Callable[[], Any]:
+        bias, mask = inputs.bias, inputs.mask
+
+        def changed(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+            if bias is not None:
+                score = score + _at(bias, b, h, i, j)
+            return score if mask is None else torch.where(_at(mask, b, h, i, j), score, -torch.inf)
+
+        return functools.partial(compiled, inputs.q, inputs.k, inputs.v, score_mod=changed)
+
+    return Contender("FlexAttention", bind)
+
+
+def _at(tensor: Any, *index: Any) -> Any:
+    """An element of a tensor that is broadcast along axes of length 1."""
+    return tensor[tuple(i if length > 1 else 0 for i, length in zip(index, tensor.shape, strict=True))]
+
+
+def without_dbias() -> Contender:
+    """`flashcli.attention_backward` where the bias's gradient is not wanted."""
+
+    def bind(problem: Problem, inputs: Inputs) -> Callable[[], Any]:
+        call: Any = backward.ours().bind(problem, inputs)
+        return functools.partial(call, return_dbias=False)
+
+    return Contender("flashcli, no dbias", bind)
+
+
 def measured(sizes: Iterable[int], conditions: Conditions) -> Iterator[Row]:
     """The rows of each problem: forward, then gradients, with the bias's and without."""
     for case, problem in (one for N in sizes for one in problems(N).items()):
         changed = problem.bias is not None
         tritons = [] if changed else [x for x in in_place.tritons() if x.name == TRITON]  # it has no bias and no mask
-        theirs = [x for x in in_place.pytorchs() if x.name == in_place.EFFICIENT]
-        forward = [in_place.ours(), *theirs, in_place.flex(), *tritons]
+        forward = [in_place.ours(), *_efficient(in_place.pytorchs()), flex(), *tritons]
         yield from in_place.race(case, [(contender, problem) for contender in forward], "gpu", conditions)
-        ours = [backward.ours(), *([backward.ours(dbias=False)] if changed else [])]
-        theirs_too = [*(x for x in backward.pytorchs() if x.name == in_place.EFFICIENT), backward.flex()]
-        yield from backward.race(case, [(contender, problem) for contender in [*ours, *theirs_too]], "gpu", conditions)
+        ours = [backward.ours(), *([without_dbias()] if changed else [])]
+        gradients = [*ours, *_efficient(backward.pytorchs()), backward.alone(flex())]
+        raced = [(contender, problem) for contender in gradients]
+        yield from in_place.race(case, raced, "gpu", conditions, contest=backward.GRADIENTS)
+
+
+def _efficient(found: list[Contender]) -> list[Contender]:
+    """PyTorch's efficient attention, alone and with the forward pass, of those found."""
+    return [one for one in found if one.name == EFFICIENT]
 
 
 @click.command()

@@ -125,4 +125,4 @@ def _gradients(
     from flashcli.measure import backward, in_place
 
     contenders = backward.cpu_contenders(against) if device == "cpu" else backward.contenders(kernels, against)
-    return in_place.bench(problems, contenders, conditions, device, backward.race)
+    return in_place.bench(problems, contenders, conditions, device, backward.GRADIENTS)

@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flashcli.asked.shape import ceil_div
-from flashcli.measure import clocks, peers
+from flashcli.measure import peers
 from flashcli.measure.bench import L2_BYTES, Conditions, judged, versions
 from flashcli.measure.bench import Contender as OfFiles
+from flashcli.measure.clocks import Turns, on_cpu, on_gpu
 from flashcli.measure.rows import Failure, InPlace, Row, over_all
 from flashcli.measure.tensors import Inputs, Problem, Sample, compared, random_inputs, sample
 
-Clock = Callable[[Sequence[clocks.Turns], int], list[list[float]]]
-CLOCKS: dict[str, Clock] = {"gpu": clocks.on_gpu, "cpu": clocks.on_cpu}
+Clock = Callable[[Sequence[Turns], int], list[list[float]]]
+CLOCKS: dict[str, Clock] = {"gpu": on_gpu, "cpu": on_cpu}
 EFFICIENT = "PyTorch efficient"
 PRODUCTS = ("tf32x3", "bf16x6")  # of the Triton kernel: how it makes one fp32 product of several shorter ones
 
@@ -122,32 +123,6 @@ def _repeating_heads(attend: Callable[..., Any]) -> Callable[..., Any]:
     return repeating
 
 
-def flex() -> Contender:
-    """PyTorch's FlexAttention, compiled, which reads a bias and a mask as it computes scores."""
-    import torch
-    from torch.nn.attention.flex_attention import flex_attention
-
-    torch.compiler.reset()  # else what was compiled for other problems counts against how often it may be compiled
-    compiled = torch.compile(flex_attention)
-
-    def bind(problem: Problem, inputs: Inputs) -> Callable[[], Any]:
-        bias, mask = inputs.bias, inputs.mask
-
-        def changed(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-            if bias is not None:
-                score = score + _at(bias, b, h, i, j)
-            return score if mask is None else torch.where(_at(mask, b, h, i, j), score, -torch.inf)
-
-        return functools.partial(compiled, inputs.q, inputs.k, inputs.v, score_mod=changed)
-
-    return Contender("FlexAttention", bind)
-
-
-def _at(tensor: Any, *index: Any) -> Any:
-    """An element of a tensor that is broadcast along axes of length 1."""
-    return tensor[tuple(i if length > 1 else 0 for i, length in zip(index, tensor.shape, strict=True))]
-
-
 def tritons() -> list[Contender]:
     """The Triton kernel, with each kind of products that is accurate to fp32."""
     from flashcli.measure import peer_triton
@@ -195,88 +170,104 @@ class Ready(NamedTuple):
     """A contender with a right answer: how right, and its calls."""
 
     accuracy: dict[str, Any]
-    turns: clocks.Turns
+    turns: Turns
 
 
 class Drawn(NamedTuple):
-    """Things that entrants with the same problem share: inputs, and rows of the right answer for the first."""
+    """Inputs that entrants with the same problem share, and what is known of the right answer to the first."""
 
     inputs: list[Inputs]
-    known: Sample
+    known: Any
 
 
-def race(
-    case: str, entrants: Sequence[Entrant], clock: str, conditions: Conditions, device: str = "cuda",
-    by: Mapping[str, Clock] = CLOCKS,
-) -> list[Row]:  # fmt: skip
-    """A row for each entrant: those with a right answer are timed in turn, by the clock of that name."""
+class Contest(NamedTuple):
+    """The thing that contenders are raced for, answers or gradients, and how it is drawn, judged and told.
 
-    def timed(entrant: Entrant, accuracy: dict[str, Any], seconds: list[float]) -> Row:
-        contender, problem = entrant
-        times = over_all(seconds)
-        tflops = problem.operations / times["seconds"] / 1e12
-        beginning = vars(problem.about(case, contender.name))
-        return InPlace(**beginning, **accuracy, **times, tflops=tflops, **problem.figures(), clock=clock)
+    draw : inputs of a problem for a contender, by a seed on a device
+    judge : how right an answer to the first of them is, beside what is known; or the row of a wrong one
+    kind : the type of rows
+    work : the operations of a contender of a name, in those of attention itself
+    """
 
-    return in_turn(entrants, checked(case, entrants, conditions.seed, device), timed, by[clock], conditions.runs)
-
-
-def bench(
-    problems: dict[str, Problem], contenders: Sequence[Contender], conditions: Conditions, device: str = "cuda",
-    race: Callable[..., list[Row]] = race,
-) -> Iterator[Row]:  # fmt: skip
-    """A row for each problem and contender."""
-    for case, problem in problems.items():
-        entrants = [(contender, problem) for contender in contenders]
-        yield from race(case, entrants, "gpu" if device == "cuda" else "cpu", conditions, device)
+    draw: Callable[[Problem, Contender, int, str], Drawn]
+    judge: Callable[[Row, Any, Any, str], dict[str, Any] | Failure]
+    kind: type[InPlace]
+    work: Callable[[str], float]
 
 
-def in_turn(
-    entrants: Sequence[Any],
-    found: list[Ready | Failure],
-    timed: Callable[[Any, dict[str, Any], list[float]], Row],
-    clock: Clock,
-    runs: int,
-) -> list[Row]:
-    """A row for each entrant: of those that are ready, timed in turn, what ``timed`` makes of their seconds."""
-    ready = [one.turns for one in found if isinstance(one, Ready)]
-    times = iter(clock(ready, runs) if ready else [])
-    rows = [
-        one if isinstance(one, Failure) else timed(entrant, one.accuracy, next(times))
-        for entrant, one in zip(entrants, found, strict=True)
-    ]
-    found.clear()  # whose tensors are then free for the next race
-    del ready
-    peers.release()
-    return rows
-
-
-def checked(case: str, entrants: Sequence[Entrant], seed: int, device: str = "cuda") -> list[Ready | Failure]:
-    """Each entrant's calls, if its answer is right."""
-    drawn: dict[tuple, Drawn] = {}
-    return [_checked(case, entrant, seed, device, drawn) for entrant in entrants]
-
-
-def _checked(case: str, entrant: Entrant, seed: int, device: str, drawn: dict[tuple, Drawn]) -> Ready | Failure:
-    contender, problem = entrant
-    about = problem.about(case, contender.name)
-    try:
-        kind = problem, contender.takes, contender.gradients
-        if kind not in drawn:
-            inputs = _draw_all(problem, contender, seed, device)
-            drawn[kind] = Drawn(inputs, sample(problem, inputs[0], seed))
-        turns = [contender.bind(problem, inputs) for inputs in drawn[kind].inputs]
-        result = compared(drawn[kind].known, turns[0]())
-    except Exception as error:  # a peer may fail in any way: the other rows shall survive
-        return Failure.of(about, error)
-    accuracy = judged(about, result, contender.dtype)
-    return accuracy if isinstance(accuracy, Failure) else Ready(accuracy, turns)
-
-
-def _draw_all(problem: Problem, contender: Contender, seed: int, device: str) -> list[Inputs]:
-    """Inputs, as many as no cache holds."""
-    count = min(8, max(2, ceil_div(L2_BYTES, problem.bytes)))
+def inputs_for(problem: Problem, contender: Contender, seed: int, device: str, most: int = 8) -> list[Inputs]:
+    """Inputs for a contender, as many as no cache holds, up to ``most``."""
+    count = min(most, max(2, ceil_div(L2_BYTES, problem.bytes)))
     found = [random_inputs(problem, seed + index, device, contender.takes) for index in range(count)]
     for tensor in (tensor for inputs in found if contender.gradients for tensor in inputs.wanted):
         tensor.requires_grad_()
     return found
+
+
+def _drawn(problem: Problem, contender: Contender, seed: int, device: str) -> Drawn:
+    inputs = inputs_for(problem, contender, seed, device)
+    return Drawn(inputs, sample(problem, inputs[0], seed))
+
+
+def _judged(about: Row, known: Sample, answer: Any, dtype: str) -> dict[str, Any] | Failure:
+    return judged(about, compared(known, answer), dtype)
+
+
+ANSWERS = Contest(_drawn, _judged, InPlace, lambda name: 1)
+
+
+def bench(
+    problems: dict[str, Problem], contenders: Sequence[Contender], conditions: Conditions, device: str = "cuda",
+    contest: Contest = ANSWERS,
+) -> Iterator[Row]:  # fmt: skip
+    """A row for each problem and contender."""
+    for case, problem in problems.items():
+        entrants = [(contender, problem) for contender in contenders]
+        yield from race(case, entrants, "gpu" if device == "cuda" else "cpu", conditions, device, contest)
+
+
+def race(
+    case: str, entrants: Sequence[Entrant], clock: str, conditions: Conditions, device: str = "cuda",
+    contest: Contest = ANSWERS, clocks: Mapping[str, Clock] = CLOCKS,
+) -> list[Row]:  # fmt: skip
+    """A row for each entrant: those with a right answer are timed in turn, by the clock of that name."""
+    found = checked(case, entrants, conditions.seed, device, contest)
+    ready = [one.turns for one in found if isinstance(one, Ready)]
+    times = iter(clocks[clock](ready, conditions.runs) if ready else [])
+    rows: list[Row] = []
+    for (contender, problem), one in zip(entrants, found, strict=True):
+        if isinstance(one, Failure):
+            rows.append(one)
+            continue
+        seconds = over_all(next(times))
+        rate = contest.work(contender.name) * problem.operations / seconds["seconds"] / 1e12
+        about = vars(problem.about(case, contender.name))
+        rows.append(contest.kind(**about, **one.accuracy, **seconds, tflops=rate, **problem.figures(), clock=clock))
+    del found, ready  # whose tensors are then free for the next race
+    peers.release()
+    return rows
+
+
+def checked(
+    case: str, entrants: Sequence[Entrant], seed: int, device: str = "cuda", contest: Contest = ANSWERS
+) -> list[Ready | Failure]:
+    """Each entrant's calls, if its answer is right."""
+    shared: dict[tuple, Drawn] = {}
+    return [_checked(case, entrant, seed, device, contest, shared) for entrant in entrants]
+
+
+def _checked(
+    case: str, entrant: Entrant, seed: int, device: str, contest: Contest, shared: dict[tuple, Drawn]
+) -> Ready | Failure:
+    contender, problem = entrant
+    about = problem.about(case, contender.name)
+    try:
+        kind = problem, contender.takes, contender.gradients
+        if kind not in shared:
+            shared[kind] = contest.draw(problem, contender, seed, device)
+        inputs, known = shared[kind]
+        turns = [contender.bind(problem, some) for some in inputs]
+        accuracy = contest.judge(about, known, turns[0](), contender.dtype)
+    except Exception as error:  # a peer may fail in any way: the other rows shall survive
+        return Failure.of(about, error)
+    return accuracy if isinstance(accuracy, Failure) else Ready(accuracy, turns)

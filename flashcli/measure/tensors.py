@@ -85,12 +85,11 @@ class Inputs:
         """Tensors whose gradients are taken: q, k, v, and the bias, if there is one."""
         return tuple(x for x in (self.q, self.k, self.v, self.bias) if x is not None)
 
-    def changes(self, problem: Problem, batch: int, head: int, rows: Any = slice(None)) -> Tensor:
+    def changes(self, problem: Problem, batch: int, head: int, rows: Any) -> Tensor:
         """Numbers that are added to a head's scores, [rows, N] in float64: -inf where the mask is false."""
         import torch
 
-        count = len(range(problem.M)[rows] if isinstance(rows, slice) else rows)
-        found = torch.zeros(count, problem.N, dtype=torch.float64, device=self.q.device)
+        found = torch.zeros(len(rows), problem.N, dtype=torch.float64, device=self.q.device)
         shape = problem.B, problem.H, problem.M, problem.N
         if self.bias is not None:
             found += self.bias.detach().expand(shape)[batch, head][rows]
@@ -159,19 +158,19 @@ def compared(known: Sample, answer: Tensor) -> Comparison:
     return comparison
 
 
-def sampled(problem: Problem, inputs: Inputs, answer: Tensor, seed: int) -> Comparison:
-    """How a seeded sample of rows of the answer [B, H, M, d] compares with float64."""
-    return compared(sample(problem, inputs, seed), answer)
-
-
 def _rows_in_float64(problem: Problem, inputs: Inputs, batch: int, head: int, rows: Any) -> Tensor:
-    import torch
-
     shared = head * problem.Hkv // problem.H
     q = inputs.q.detach()[batch, head][rows].double()
     k, v = (x.detach()[batch, shared].double() for x in (inputs.k, inputs.v))
-    scores = q @ k.mT * problem.d**-0.5 + inputs.changes(problem, batch, head, rows)
+    return in_float64(problem, q, k, v, inputs.changes(problem, batch, head, rows), rows)
+
+
+def in_float64(problem: Problem, q: Tensor, k: Tensor, v: Tensor, changes: Tensor, rows: Any) -> Tensor:
+    """Some rows of a head's attention, of their queries [rows, d], keys and values [N, d], and what scores gain."""
+    import torch
+
+    scores = q @ k.mT * problem.d**-0.5 + changes
     if problem.causal:
         keys = torch.arange(problem.N, device=q.device)
-        scores.masked_fill_(keys > torch.as_tensor(rows, device=q.device)[:, None], -torch.inf)
+        scores = scores.masked_fill(keys > torch.as_tensor(rows, device=q.device)[:, None], -torch.inf)
     return scores.softmax(-1) @ v

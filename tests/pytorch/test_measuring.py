@@ -21,7 +21,7 @@ from flashcli.measure import in_place  # noqa: E402
 from flashcli.measure.bench import Conditions  # noqa: E402
 from flashcli.measure.in_place import race  # noqa: E402
 from flashcli.measure.rows import Failure, InPlace  # noqa: E402
-from flashcli.measure.tensors import LAYOUTS, Problem, random_inputs, sampled  # noqa: E402
+from flashcli.measure.tensors import LAYOUTS, Problem, compared, random_inputs, sample  # noqa: E402
 
 BENCH = ["--backend", "cpu", "--shape", "2,40,8", "--runs", "1"]
 QUICK = Conditions(runs=2, causal=False, seed=0)
@@ -50,10 +50,11 @@ def test_a_problem_has_its_shapes_and_lies_as_it_says(problem):
 def test_a_wrong_answer_is_told_from_a_right_one(problem):
     inputs = random_inputs(problem, 0, "cpu")
     right, _ = oracle(inputs.q, inputs.k, inputs.v, inputs.bias, problem.causal)
-    assert sampled(problem, inputs, right.float(), 0).relative_l2 < 1e-7
+    known = sample(problem, inputs, 0)
+    assert compared(known, right.float()).relative_l2 < 1e-7
     for wrong in (right * 0, right.mean(2, keepdim=True).expand_as(right), right.roll(1, 0), right.roll(1, 1)):
-        assert sampled(problem, inputs, wrong, 0).relative_l2 > 1e-2
-    assert sampled(problem, inputs, right * torch.nan, 0).got_nonfinite
+        assert compared(known, wrong).relative_l2 > 1e-2
+    assert compared(known, right * torch.nan).got_nonfinite
 
 
 def test_rows_of_the_right_answer_take_no_memory_for_all_scores():

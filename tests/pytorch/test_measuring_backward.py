@@ -24,7 +24,9 @@ from bench.targets import BACKWARD  # noqa: E402
 from flashcli.commands.bench_tensors import command  # noqa: E402
 from flashcli.errors import UsageError  # noqa: E402
 from flashcli.measure import backward, in_place, peers, records  # noqa: E402
+from flashcli.measure.backward import GRADIENTS  # noqa: E402
 from flashcli.measure.bench import Conditions  # noqa: E402
+from flashcli.measure.in_place import race  # noqa: E402
 from flashcli.measure.rows import Failure, Gradients  # noqa: E402
 from flashcli.measure.tensors import Problem  # noqa: E402
 
@@ -39,7 +41,7 @@ PROBLEMS = [
 @pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 def test_ours_and_pytorchs_are_checked_and_timed(problem):
     entrants = [(contender, problem) for contender in backward.cpu_contenders(["torch"])]
-    rows = backward.race("it", entrants, "cpu", QUICK, "cpu")
+    rows = race("it", entrants, "cpu", QUICK, "cpu", GRADIENTS)
     assert [row.contender for row in rows] == ["flashcli", "PyTorch SDPA"]
     for row in rows:
         assert isinstance(row, Gradients) and row.runs == 2 and row.clock == "cpu"
@@ -48,7 +50,7 @@ def test_ours_and_pytorchs_are_checked_and_timed(problem):
 
 
 def test_with_the_forward_pass_seven_products_are_counted():
-    [row] = backward.race("it", [(backward.ours_with_forward(), PROBLEMS[0])], "cpu", QUICK, "cpu")
+    [row] = race("it", [(backward.ours_with_forward(), PROBLEMS[0])], "cpu", QUICK, "cpu", GRADIENTS)
     assert isinstance(row, Gradients) and row.contender == "flashcli, forward too"
     assert row.tflops == pytest.approx(PROBLEMS[0].operations * 3.5 / row.seconds / 1e12)
 
@@ -65,7 +67,7 @@ def test_what_is_wrong_is_told_and_not_timed(which):
 
         return wrong
 
-    [row] = backward.race("it", [(in_place.Contender("wrong", bind), PROBLEMS[1])], "cpu", QUICK, "cpu")
+    [row] = race("it", [(in_place.Contender("wrong", bind), PROBLEMS[1])], "cpu", QUICK, "cpu", GRADIENTS)
     assert isinstance(row, Failure) and row.is_wrong and row.relative_l2 == pytest.approx(0.01, rel=1e-3)
 
 
