@@ -329,7 +329,10 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
 
     Source: FlashInfer's ``merge_states``, arXiv 2501.01005.
     """
-    outs, lses = tuple(outs), tuple(lses)
+    try:
+        outs, lses = tuple(outs), tuple(lses)
+    except TypeError:
+        raise TypeError("outs and lses must be sequences of arrays, one of each for a part") from None
     if not outs:
         raise ValueError("cannot merge: there are no outs")
     return _of("merge", outs[0])(outs, lses)

@@ -284,8 +284,10 @@ def check_layout(layout: str) -> None:
 
 
 def check_cache_dtype(key_type: str, value_type: str, cache_dtype: str | None) -> None:
-    """Raise ValueError for a ``cache_dtype`` that is none of `SCALED_TYPES`, or for caches that are not uint8."""
+    """Raise ValueError for a ``cache_dtype`` that is none of `SCALED_TYPES`, and where uint8 and it are not together."""
     if cache_dtype is None:
+        if key_type == "uint8":
+            raise ValueError(f"key_cache is uint8: say by cache_dtype which of {', '.join(SCALED_TYPES)} its bytes are")
         return
     if cache_dtype not in SCALED_TYPES:
         raise ValueError(f"cache_dtype must be one of {', '.join(SCALED_TYPES)}, not {cache_dtype!r}")
@@ -363,12 +365,15 @@ def _shape_problem(asked: Decode) -> str:
         return f"query has {asked.T} tokens a sequence, more than max_query_len = {asked.max_query_len}"
     if asked.T > 1 and not asked.causal:
         return "causal is False, which goes with query_starts"
+    if asked.seq_lens.shape != (asked.S,):
+        of = "query_starts are of" if asked.is_ragged else "query is of"
+        hint = "" if asked.is_ragged or asked.T > 1 else "; more than one query token of a sequence needs query_starts"
+        return f"seq_lens has shape {list(asked.seq_lens.shape)}, but {of} {asked.S} sequences{hint}"
     if asked.H % asked.Hkv:
         return f"query has {asked.H} heads, no multiple of the cache's {asked.Hkv} (layout {asked.layout})"
     if wrong := head_problem(asked, asked.D):
         return wrong
-    wanted = {**wanted_caches(asked, asked.D), "seq_lens": (asked.S,),
-              "block_tables": (asked.S, asked.block_tables.shape[1])}  # fmt: skip
+    wanted = wanted_caches(asked, asked.D) | {"block_tables": (asked.S, asked.block_tables.shape[1])}
     wanted |= {name: (asked.H,) for name in ("alibi_slopes", "sinks") if getattr(asked, name) is not None}
     return exact_shape_problem(asked, wanted)
 
@@ -386,7 +391,7 @@ def rank_problem(asked: Any, ranks: Mapping[str, int], may_be_empty: tuple[str, 
             axes = "3 or 4 dimensions are" if name == "query" else axes
             return f"{name} has shape {list(shape)}, where {axes} wanted (layout {asked.layout})"
         if 0 in shape and name not in may_be_empty:
-            return f"{name} has shape {list(shape)}: there is nothing in it"
+            return f"{name} holds nothing: one of its axes has length 0"
     return ""
 
 

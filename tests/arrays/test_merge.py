@@ -75,6 +75,7 @@ OUT, LSE = np.ones((3, 2, 8), np.float32), np.ones((3, 2), np.float32)
     ("outs", "lses", "complaint"),
     [
         ([], [], "there are no outs"),
+        (None, LSE, "outs and lses must be sequences of arrays"),
         ([OUT], [LSE, LSE], "there are 1 outs and 2 lses, not as many of both, from 1 to 16"),
         ([OUT] * 17, [LSE] * 17, "there are 17 outs and 17 lses"),
         ([OUT, OUT[:2]], [LSE, LSE], "outs[1] is float32 [2, 2, 8], where float32 [3, 2, 8] is wanted"),

@@ -322,7 +322,15 @@ def test_sequences_without_queries_need_no_pages():
             {"query_starts": np.array([0, 2, 39, 39, 39, 39], np.int32)},
             "query_starts[5], the last, is 39, not 40, the number of query tokens",
         ),
-        ({"query_starts": np.array([0, 2, 40], np.int32)}, "seq_lens has shape [5], where [2] is wanted"),
+        (
+            {"query_starts": np.array([0, 2, 40], np.int32)},
+            "seq_lens has shape [5], but query_starts are of 2 sequences",
+        ),
+        (
+            {"query_starts": None},
+            "but query is of 40 sequences; more than one query token of a sequence needs query_starts",
+        ),
+        ({"query": np.ones((0, 4, 32), np.float32)}, "query holds nothing: one of its axes has length 0"),
         ({"query_starts": np.zeros(6)}, "query_starts is float64, not int32"),
         ({"query_starts": np.int32([0])}, "query_starts has shape [1], where [S + 1] is wanted"),
         ({"query": np.ones((40, 1, 4, 32), np.float32)}, "where [tokens, H, D] is wanted with query_starts"),
