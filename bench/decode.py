@@ -7,30 +7,33 @@ PyTorch and PyCUDA.
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 
 import click
 
 from bench import scripts
 from bench.decode_calls import calls
 from bench.decode_check import builds_for, check_side_by_side, grid, judged
-from flashcli.asked.decode import LAYOUTS
+from flashcli.asked.decode import LAYOUTS, Decode
 from flashcli.cpu.workers import usable_cores
 from flashcli.errors import MISMATCH, UsageError
 from flashcli.kernels import decode
 from flashcli.kernels.decode import CEILING, KERNELS
+from flashcli.kernels.operation import Build, Kernel
 from flashcli.kernels.tuning.decode import Tuning
 from flashcli.measure import machine
 from flashcli.measure.builds import compile_all
 from flashcli.measure.decode_shapes import SHAPES
-from flashcli.measure.decode_times import Contender, times
+from flashcli.measure.decode_times import Ways, times, ways
 from flashcli.measure.rows import Decoded, Failure, Row, Skipped
 from flashcli.terminal import as_json
 
 READ_RATE = 4.2e12  # bytes a second that an H200's memory gives
 
 
-def variants(text: str) -> list[Contender]:
+def variants(text: str) -> Ways:
     """``tensor:blocks=2/3,piece=65536`` is a kernel with each combination of such fields of `Tuning`."""
     name, _, given = text.partition(":")
     chosen = [part.partition("=") for part in given.split(",") if part]
@@ -40,12 +43,19 @@ def variants(text: str) -> list[Contender]:
         hint = f"write it as tensor:blocks=2/3,threads=64; there are {', '.join(Tuning._fields)}."
         raise UsageError(f"--variant {text}: that is no kernel with numbers to try.", hint)
     kernel = CEILING if name == CEILING.name else decode.named(name)
-    found = []
+    if not chosen:
+        return ways([kernel])
+    found: dict[str, Callable[[Decode], Build]] = {}
     for tried in itertools.product(*numbers):
         with_names = dict(zip((field for field, _, _ in chosen), map(int, tried), strict=True))
         label = " ".join([name, *(f"{field}={number}" for field, number in with_names.items())])
-        found.append(Contender(kernel, Tuning(**with_names) if with_names else None, label))
+        found[label] = functools.partial(_tuned, kernel, Tuning(**with_names))
     return found
+
+
+def _tuned(kernel: Kernel, tuning: Tuning, asked: Decode) -> Build:
+    """The build of a kernel with another tuning than its own."""
+    return Build(kernel, decode.build_of(kernel, asked).problem._replace(tuning=tuning))
 
 
 @click.command()
@@ -73,7 +83,7 @@ def main(
 ) -> None:
     """Judge and time the kernels of paged decode on this machine's first GPU."""
     names = list(kernels or KERNELS)
-    contenders = [Contender(CEILING), *itertools.chain.from_iterable(map(variants, tried or names))]
+    contenders = {label: build for text in (CEILING.name, *(tried or names)) for label, build in variants(text).items()}
     wrong: list[str] = []
     rows: list[Row] = []
     aside = json_path == as_json.PRINT
@@ -86,7 +96,7 @@ def main(
         for line in wrong[:40]:
             click.echo(f"  {line}", err=aside)
     if not check_only:
-        shapes = tuple(shape for shape in SHAPES if not chosen or any(text in shape.name for text in chosen))
+        shapes = {name: case for name, case in SHAPES.items() if not chosen or any(text in name for text in chosen)}
         timed = times(contenders, shapes, layouts, peers)
         for row in itertools.chain(timed, calls(layouts[0]) if peers and not tried else ()):
             rows.append(row)

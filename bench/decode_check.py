@@ -16,8 +16,7 @@ import numpy as np
 
 from bench.decode_judge import Answer, Judge
 from bench.rows import Judged
-from flashcli.asked.attention import contiguous
-from flashcli.asked.decode import LAYOUTS, BlockSparse, Decode
+from flashcli.asked.decode import LAYOUTS, BlockSparse
 from flashcli.errors import FlashError
 from flashcli.files.decode.cases import Case, make, outlined
 from flashcli.kernels import decode
@@ -181,7 +180,7 @@ def _judged(types: str, kernel: str, verdicts: list[Verdict]) -> Judged:
 def builds_for(names: list[str], cases: list[Case]) -> list[Build]:
     """Every build that checking these kernels on these cases needs."""
     builds: list[Build] = []
-    for name, asked in itertools.product(names, map(_outline, cases)):
+    for name, asked in itertools.product(names, (outlined(case).outline for case in cases)):
         build = decode.build_of(KERNELS[name], asked)
         if not build.kernel.refuses(build.problem):
             builds += decode.plan_of(build, asked).builds()
@@ -191,10 +190,3 @@ def builds_for(names: list[str], cases: list[Case]) -> list[Build]:
         for tuning in forms(build).values()
     ]
     return builds + others
-
-
-def _outline(case: Case) -> Decode:
-    """The outline of a case, with caches as they lie on a GPU: those of `outlined` have no strides."""
-    asked = outlined(case).outline
-    key, value = (contiguous(cache.shape, cache.dtype) for cache in (asked.key_cache, asked.value_cache))
-    return dataclasses.replace(asked, key_cache=key, value_cache=value)

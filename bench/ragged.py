@@ -9,37 +9,36 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import click
 
 from bench import scripts
 from bench.decode import told
+from flashcli.files.decode.cases import Case
 from flashcli.kernels.decode import CEILING
 from flashcli.measure import machine
 from flashcli.measure.decode_arrays import Drawn
-from flashcli.measure.decode_shapes import TimedShape
-from flashcli.measure.decode_times import RUNS, WRONG, Contender, about, seconds, timed, times_of
+from flashcli.measure.decode_times import RUNS, WRONG, about, seconds, timed, times_of, ways
 from flashcli.measure.rows import Failure, Row, Skipped
 from flashcli.terminal import as_json
 
 OURS = "flashcli"
 DRAFTED = (("8x4096 64/8", 8, 64), ("32x4096 32/8", 32, 32))  # sequences of 4096 tokens, heads
-SHAPES = (
-    *(
-        TimedShape(f"{name}, T = {T}", S, H, 8, 128, "4096", queries=f"{T}x{S}")
-        for name, S, H in DRAFTED
-        for T in (1, 2, 4, 8)
-    ),
-    TimedShape("prompt of 8192", 1, 32, 8, 128, "8192", queries="8192"),
-    TimedShape("16 prompts of 2000", 16, 32, 8, 128, "2000", queries="2000x16"),
-    TimedShape("16 prompts of 1 to 4000", 16, 32, 8, 128, "uniform:4000", queries="uniform:4000"),
-    TimedShape("128 tokens after 2048", 128, 32, 8, 128, "2048", queries="1x128"),
-    TimedShape("2 chunks of 2048 after 2048", 2, 32, 8, 128, "4096", queries="2048x2"),
-    TimedShape("both together", 130, 32, 8, 128, "2048x128,4096x2", queries="1x128,2048x2"),
-    TimedShape("fp32 prompt of 8192", 1, 32, 8, 128, "8192", "float32", "float32", queries="8192"),
-)
-SHARED = TimedShape("64 sequences, 8192 shared", 64, 32, 8, 128, str(8192 + 512), queries="1x64", shared=8192)
+SHAPES = {
+    f"{name}, T = {T}": Case(S, H, 8, 128, "4096", queries=f"{T}x{S}") for name, S, H in DRAFTED for T in (1, 2, 4, 8)
+} | {
+    "prompt of 8192": Case(1, 32, 8, 128, "8192", queries="8192"),
+    "16 prompts of 2000": Case(16, 32, 8, 128, "2000", queries="2000x16"),
+    "16 prompts of 1 to 4000": Case(16, 32, 8, 128, "uniform:4000", queries="uniform:4000"),
+    "128 tokens after 2048": Case(128, 32, 8, 128, "2048", queries="1x128"),
+    "2 chunks of 2048 after 2048": Case(2, 32, 8, 128, "4096", queries="2048x2"),
+    "both together": Case(130, 32, 8, 128, "2048x128,4096x2", queries="1x128,2048x2"),
+    "fp32 prompt of 8192": Case(1, 32, 8, 128, "8192", query_type="float32", queries="8192"),
+    "64 sequences, 8192 shared": Case(64, 32, 8, 128, str(8192 + 512), queries="1x64"),
+}
+SHARED = {"64 sequences, 8192 shared": 8192}  # tokens at the beginning of all sequences
 
 
 def operations(given: Drawn) -> float:
@@ -144,18 +143,22 @@ def row(given: Drawn, name: str, work: Callable[[], Any]) -> Row:
     return timed(given.name, given.asked, name, found, off, operations=operations(given))
 
 
-def rows_of(shape: TimedShape) -> Iterator[Row]:
+def rows_of(name: str, case: Case) -> Iterator[Row]:
     """The rows of a shape: the floor where reading is most of the work, our calls, and PyTorch's."""
-    given = Drawn(shape, "nhd")
-    if shape.name.split(",")[0] in [name for name, *_ in DRAFTED]:
-        yield from times_of(Drawn(shape._replace(queries=""), "nhd"), [Contender(CEILING)], peers=False)
+    case = replace(case, layout="nhd")
+    given = Drawn(name, case)
+    if name.split(",")[0] in [drafted for drafted, *_ in DRAFTED]:
+        yield from times_of(Drawn(name, replace(case, queries="")), ways([CEILING]), peers=False)
         yield row(given, "[S, T, H, D]", together(given))
+    if shared := SHARED.get(name, 0):
+        tables = given.tensors["block_tables"][:, : shared // case.page]
+        tables.copy_(tables[:1].clone().expand_as(tables))
     yield row(given, OURS, ours(given))
-    if shape.shared:
-        yield row(given, "prefix once", sharing(given, shape.shared))
+    if shared:
+        yield row(given, "prefix once", sharing(given, shared))
         return
-    for name, work in peers(given):
-        yield row(given, name, work)
+    for peer, work in peers(given):
+        yield row(given, peer, work)
 
 
 @click.command()
@@ -166,9 +169,9 @@ def main(chosen: tuple[str, ...], json_path: str | None) -> None:
     import torch
 
     rows: list[Row] = []
-    for shape in (*SHAPES, SHARED):
-        if not chosen or any(text in shape.name for text in chosen):
-            for one in rows_of(shape):
+    for name, case in SHAPES.items():
+        if not chosen or any(text in name for text in chosen):
+            for one in rows_of(name, case):
                 rows.append(one)
                 click.echo(told(one), err=True)
             torch.cuda.empty_cache()

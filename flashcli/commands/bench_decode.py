@@ -15,11 +15,11 @@ from flashcli.kernels.decode import CEILING, DEFAULTS, FOR_MANY_ROWS, KERNELS, V
 
 if TYPE_CHECKING:
     from flashcli.cpu.pages import DecodeArrays
-    from flashcli.measure.decode_shapes import TimedShape
+    from flashcli.files.decode.cases import Case
     from flashcli.measure.records import Record
     from flashcli.measure.rows import Row
 
-    Given = tuple[str, DecodeArrays] | list[TimedShape]  # a file, or shapes
+    Given = tuple[str, DecodeArrays] | dict[str, Case]  # a file, or shapes by name
 
 LAYOUT = "vllm"
 ON_CPU = "1x4096 32/8"  # of the record's shapes: the others take long there
@@ -99,28 +99,29 @@ def _read(path: str) -> tuple[str, DecodeArrays]:
     return os.path.basename(path), read_decode(path)[0]
 
 
-def _shapes(heads: Sequence[tuple[int, int, int, int]], on_cpu: bool, rule: bool, **of_shapes: Any) -> list[TimedShape]:
+def _shapes(heads: Sequence[tuple[int, int, int, int]], on_cpu: bool, rule: bool, **of_shapes: Any) -> dict[str, Case]:
     """The shapes that are named, or else those of the record, on a CPU one of them; with ``rule`` those of that."""
-    from flashcli.measure.decode_shapes import OF_THE_RULE, SHAPES, TimedShape
+    from flashcli.files.decode.cases import Case
+    from flashcli.measure.decode_shapes import OF_THE_RULE, SHAPES
 
     if not heads:
-        return [shape for shape in (OF_THE_RULE if rule else SHAPES) if not on_cpu or shape.name == ON_CPU]
-    of_shapes["cache_type"] = of_shapes["cache_type"] or of_shapes["query_type"]
-    lengths, queries = of_shapes["lengths"], of_shapes["queries"]
-    told = f", queries {queries}" if queries else ""
-    return [TimedShape(f"{S}x({lengths}) {H}/{Hkv} D={D}{told}", S, H, Hkv, D, **of_shapes) for S, H, Hkv, D in heads]
+        known = OF_THE_RULE if rule else SHAPES
+        return {ON_CPU: known[ON_CPU]} if on_cpu else known
+    told = f", queries {of_shapes['queries']}" if of_shapes["queries"] else ""
+    name = "{}x({}) {}/{} D={}{}".format
+    return {name(S, of_shapes["lengths"], H, Hkv, D, told): Case(S, H, Hkv, D, **of_shapes) for S, H, Hkv, D in heads}
 
 
 def _on_gpu(record: Record, given: Given, layout: str, how: timing.Timing) -> Iterator[Row]:
     """The floor, the kernels, and PyTorch's attention if that is wanted."""
     from flashcli.measure import decode_arrays, machine, peers
-    from flashcli.measure.decode_times import Contender, times, times_of
+    from flashcli.measure.decode_times import times, times_of, ways
 
     peers.check_installed("torch", gpu=True)
     record.circumstances |= machine.gpu_circumstances()
-    ragged = given[1].is_ragged if isinstance(given, tuple) else any(shape.queries for shape in given)
+    ragged = given[1].is_ragged if isinstance(given, tuple) else any(case.queries for case in given.values())
     fastest = how.chosen(KERNELS, FOR_MANY_ROWS if ragged else DEFAULTS)
-    contenders = [Contender(CEILING), *(Contender(KERNELS[name]) for name in fastest)]
+    contenders = ways([CEILING, *(KERNELS[name] for name in fastest)])
     against, runs = bool(how.against), how.runs_on(on_cpu=False)
     if isinstance(given, tuple):
         return times_of(decode_arrays.Given(*given), contenders, against, runs)
@@ -129,7 +130,7 @@ def _on_gpu(record: Record, given: Given, layout: str, how: timing.Timing) -> It
 
 def _on_cpu(record: Record, given: Given, layout: str, how: timing.Timing) -> Iterator[Row]:
     from flashcli.cpu.workers import usable_cores
-    from flashcli.files.decode.cases import Case, make
+    from flashcli.files.decode.cases import make
     from flashcli.measure import machine
     from flashcli.measure.decode_times import on_cpu
 
@@ -138,6 +139,5 @@ def _on_cpu(record: Record, given: Given, layout: str, how: timing.Timing) -> It
     if isinstance(given, tuple):
         yield on_cpu(*given, threads, runs)
         return
-    for shape in given:
-        sizes = {name: value for name, value in shape._asdict().items() if name not in ("name", "shared")}
-        yield on_cpu(shape.name, make(Case(**sizes, layout=layout, seed=how.seed)), threads, runs)
+    for name, case in given.items():
+        yield on_cpu(name, make(replace(case, layout=layout, seed=how.seed)), threads, runs)

@@ -1,21 +1,22 @@
-"""Arrays of paged decode on a GPU, as PyTorch tensors: random numbers made there, or those of a file."""
+"""Arrays of paged decode on a GPU, as PyTorch tensors: random numbers, or those of a file."""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from flashcli.asked.decode import ARRAYS
+from flashcli.asked.decode import ARRAYS, FACTORS
 from flashcli.asked.shape import ceil_div
 from flashcli.cpu.decode import attend_group
 from flashcli.cpu.pages import DecodeArrays
+from flashcli.files.decode.cases import Case, outlined
 from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import Prepared
 from flashcli.kernels import decode
 from flashcli.kernels.operation import Build
-from flashcli.measure.decode_shapes import TimedShape, outlined
 
 MOST_COMPARED = 32  # query tokens of a sequence
 
@@ -23,13 +24,17 @@ MOST_COMPARED = 32  # query tokens of a sequence
 class OnDevice:
     """A problem and its tensors on the GPU, with room for an answer, and how far that is from one in float64."""
 
-    def __init__(self, name: str, asked: DecodeArrays, tensors: dict[str, Any]) -> None:
+    def __init__(self, name: str, asked: DecodeArrays, **drawn: Any) -> None:
+        """Have a problem's arrays copied there, but for those that are ``drawn`` there."""
         import torch
 
-        query = tensors["query"]
+        arrays = {argument: getattr(asked, argument) for argument in ARRAYS if argument not in drawn}
+        if asked.is_scaled:
+            arrays |= {factor: np.array([getattr(asked, factor)], np.float32) for factor in FACTORS}
+        given = {argument: _copied(array) for argument, array in arrays.items() if array is not None}
+        query = given["query"]
         answer = {"out": torch.zeros_like(query), "lse": torch.zeros(query.shape[:-1], device="cuda")}
-        self.name, self.asked, self.tensors = name, asked, tensors | answer
-        self.bytes = asked.used_bytes()
+        self.name, self.asked, self.tensors = name, asked, given | drawn | answer
         self._wanted: dict[int, Any] = {}
 
     def prepared(self, build: Build) -> Prepared:
@@ -92,6 +97,14 @@ class OnDevice:
         return self.tensors["query"].transpose(1, 2), K, V
 
 
+def _copied(array: np.ndarray) -> Any:
+    """A tensor on the GPU with an array's numbers, whatever their type: bits are copied."""
+    import torch
+
+    bits = torch.from_numpy(np.array(array).reshape(-1).view(np.uint8)).cuda()
+    return bits.view(getattr(torch, array.dtype.name)).view(array.shape)
+
+
 def sampled(asked: DecodeArrays) -> list[int]:
     """The first sequence, the one in the middle, the last, and the longest."""
     return sorted({0, asked.S // 2, asked.S - 1, int(asked.seq_lens.argmax())})
@@ -113,35 +126,21 @@ def wanted_of(asked: DecodeArrays, s: int) -> np.ndarray:
 
 
 class Drawn(OnDevice):
-    """Normal numbers, seeded and made on the GPU; each page is used once, in random order."""
+    """A case whose cache is seeded normal numbers that are drawn on the GPU, without scales."""
 
-    def __init__(self, shape: TimedShape, layout: str, seed: int = 0) -> None:
+    def __init__(self, name: str, case: Case) -> None:
         import torch
 
-        asked = outlined(shape, layout, seed)
-        counts = ceil_div(asked.seq_lens.astype(np.int64), asked.page)
-        tables = np.full((asked.S, asked.block_tables.shape[1]), -1, np.int32)
-        used = np.arange(asked.block_tables.shape[1]) < counts[:, None]
-        tables[used] = np.random.default_rng(seed).permutation(int(counts.sum()))
-        tables[:, : shape.shared // asked.page] = tables[0, : shape.shared // asked.page]
-        generator = torch.Generator("cuda").manual_seed(seed)
+        asked = replace(outlined(case), k_scale=1.0, v_scale=1.0)
+        generator = torch.Generator("cuda").manual_seed(case.seed)
 
-        def drawn(name: str, factor: float = 1.0) -> Any:
-            outline = getattr(asked, name)
-            tensor = torch.empty(outline.shape, dtype=getattr(torch, outline.dtype.name), device="cuda")
-            flat, step = tensor.view(-1), 2**26
-            for first in range(0, flat.numel(), step):
-                some = flat[first : first + step]
-                some.copy_(torch.randn(some.shape, generator=generator, device="cuda") * factor)
+        def drawn(cache: np.ndarray) -> Any:
+            tensor = torch.empty(cache.shape, dtype=getattr(torch, cache.dtype.name), device="cuda")
+            for some in tensor.view(-1).split(2**26):
+                some.copy_(torch.randn(some.shape, generator=generator, device="cuda"))
             return tensor
 
-        tensors = {"query": drawn("query", 3.0), "key_cache": drawn("key_cache"), "value_cache": drawn("value_cache")}
-        tables_and_lengths = {"block_tables": tables, "seq_lens": asked.seq_lens}
-        if asked.query_starts is not None:
-            tables_and_lengths["query_starts"] = asked.query_starts
-        super().__init__(
-            shape.name, asked, tensors | {name: torch.from_numpy(x).cuda() for name, x in tables_and_lengths.items()}
-        )
+        super().__init__(name, asked, key_cache=drawn(asked.key_cache), value_cache=drawn(asked.value_cache))
 
     def wanted(self, s: int) -> Any:
         import torch
@@ -160,19 +159,6 @@ class Drawn(OnDevice):
 
 class Given(OnDevice):
     """The arrays of a file."""
-
-    def __init__(self, name: str, asked: DecodeArrays) -> None:
-        import torch
-
-        arrays = {name: getattr(asked, name) for name in ARRAYS}
-        for scale in ("k_scale", "v_scale"):
-            arrays[scale] = np.array([getattr(asked, scale)], np.float32)
-        tensors = {}
-        for argument, array in arrays.items():
-            if array is not None:
-                bits = torch.from_numpy(np.array(array).reshape(-1).view(np.uint8)).cuda()
-                tensors[argument] = bits.view(getattr(torch, array.dtype.name)).view(array.shape)
-        super().__init__(name, asked, tensors)
 
     def wanted(self, s: int) -> Any:
         import torch

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from flashcli.asked.decode import Decode
 from flashcli.cpu.decode import DecodeCpu
 from flashcli.cpu.pages import DecodeArrays
 from flashcli.errors import FlashError
+from flashcli.files.decode.cases import Case, outlined
 from flashcli.kernels import decode
 from flashcli.kernels.decode import CEILING
 from flashcli.kernels.operation import Build, Kernel
-from flashcli.kernels.tuning.decode import Tuning
 from flashcli.measure.builds import compile_all
 from flashcli.measure.decode_arrays import Drawn, OnDevice, sampled, tokens_of, wanted_of
-from flashcli.measure.decode_shapes import TimedShape, outlined
 from flashcli.measure.peers import event_seconds
 from flashcli.measure.rows import Decoded, Failure, Row, Skipped, over_all
 
@@ -26,22 +28,12 @@ RUNS = 20
 WARM_UP = 0.03  # seconds: after a pause, kernels take up to an eighth longer for some milliseconds
 CACHE_FLUSH = 2**30  # bytes read between two runs: longer than the host takes to queue what is timed
 WRONG = {"float32": 1e-5, "float16": 1e-3, "bfloat16": 8e-3}  # a relative L2 that no right answer comes near
+Ways = Mapping[str, Callable[[Decode], Build]]  # to compute what is asked, by the names of rows
 
 
-class Contender(NamedTuple):
-    """A kernel, and what it is tuned to where that is not its own choice."""
-
-    kernel: Kernel
-    tuning: Tuning | None = None
-    name: str = ""
-
-    @property
-    def label(self) -> str:
-        return self.name or self.kernel.name
-
-    def build(self, asked: DecodeArrays) -> Build:
-        build = decode.build_of(self.kernel, asked.outline)
-        return Build(self.kernel, build.problem._replace(tuning=self.tuning)) if self.tuning else build
+def ways(kernels: Iterable[Kernel]) -> Ways:
+    """Each kernel, as it is built if nobody says how."""
+    return {kernel.name: functools.partial(decode.build_of, kernel) for kernel in kernels}
 
 
 def seconds(work: Callable[[], object], runs: int) -> list[float]:
@@ -60,27 +52,23 @@ def seconds(work: Callable[[], object], runs: int) -> list[float]:
 
 
 def times(
-    contenders: list[Contender],
-    shapes: Collection[TimedShape],
-    layouts: Collection[str],
-    peers: bool,
-    runs: int = RUNS,
-    seed: int = 0,
+    contenders: Ways, cases: Mapping[str, Case], layouts: Collection[str], peers: bool, runs: int = RUNS, seed: int = 0
 ) -> Iterator[Row]:
-    """A row for each shape, layout and contender; peers once a shape."""
+    """A row for each case, layout and contender; peers once a case."""
     import torch
 
-    asked = [outlined(shape, layout, seed) for shape, layout in itertools.product(shapes, layouts)]
-    compile_all(contender.build(one) for contender, one in itertools.product(contenders, asked))
-    for shape, (index, layout) in itertools.product(shapes, enumerate(layouts)):
-        yield from times_of(Drawn(shape, layout, seed), contenders, peers and index == 0, runs)
+    drawn = [(name, replace(case, layout=layout, seed=seed)) for name, case in cases.items() for layout in layouts]
+    asked = [outlined(case).outline for _, case in drawn]
+    compile_all(build(one) for build, one in itertools.product(contenders.values(), asked))
+    for name, case in drawn:
+        yield from times_of(Drawn(name, case), contenders, peers and case.layout == next(iter(layouts)), runs)
         torch.cuda.empty_cache()
 
 
-def times_of(given: OnDevice, contenders: list[Contender], peers: bool, runs: int = RUNS) -> Iterator[Row]:
+def times_of(given: OnDevice, contenders: Ways, peers: bool, runs: int = RUNS) -> Iterator[Row]:
     """A row for each contender, and for the peers that compute the same."""
-    for contender in contenders:
-        yield _of_ours(contender, given, runs)
+    for name, build in contenders.items():
+        yield _of_ours(name, build(given.asked.outline), given, runs)
     if peers and (arrays := given.without_pages()):
         yield from _of_torch(arrays, given, runs)
 
@@ -104,11 +92,11 @@ def timed(
     return Decoded(**about(name, asked, contender), H=asked.H, layout=asked.layout, **figures)
 
 
-def _of_ours(contender: Contender, given: OnDevice, runs: int) -> Row:
+def _of_ours(name: str, build: Build, given: OnDevice, runs: int) -> Row:
     """The row of a kernel, launched as a call does: its seconds and its error, or why it was skipped."""
     import torch
 
-    build, start = contender.build(given.asked), about(given.name, given.asked, contender.label)
+    start = about(given.name, given.asked, name)
     if reason := build.kernel.refuses(build.problem):
         return Skipped(**start, skipped=reason)
     given.tensors["out"].fill_(float("nan"))
@@ -122,7 +110,7 @@ def _of_ours(contender: Contender, given: OnDevice, runs: int) -> Row:
     off = None if build.kernel is CEILING else given.error()
     if off is not None and not off < WRONG[given.asked.query.dtype.name]:
         return Failure(**start, relative_l2=off, error=f"the answer is wrong: relative L2 {off:.1e}")
-    return timed(given.name, given.asked, contender.label, found, off)
+    return timed(given.name, given.asked, name, found, off)
 
 
 def _of_torch(arrays: tuple[Any, ...], given: OnDevice, runs: int) -> Iterator[Row]:

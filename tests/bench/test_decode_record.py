@@ -10,7 +10,9 @@ import pytest
 from bench import decode, ragged, rows, views
 from bench.decode_check import SMALL, Verdict, judged
 from flashcli.errors import UsageError
-from flashcli.measure.decode_shapes import SHAPES, outlined
+from flashcli.files.decode.cases import outlined
+from flashcli.kernels.decode import CEILING, build_of
+from flashcli.measure.decode_shapes import SHAPES
 from flashcli.measure.rows import Decoded, Skipped
 
 ABOUT = {"case": "8x4096", "B": 8, "N": 4096, "d": 128}
@@ -42,7 +44,7 @@ def test_of_ragged_queries_the_table_has_the_rate_of_the_call():
 
 
 def test_the_operations_of_ragged_queries_are_those_of_the_pairs_that_meet():
-    chosen = {shape.name: SimpleNamespace(asked=outlined(shape, "nhd")) for shape in ragged.SHAPES}
+    chosen = {name: SimpleNamespace(asked=outlined(case)) for name, case in ragged.SHAPES.items()}
     prompt, step = chosen["prompt of 8192"], chosen["both together"]
     assert ragged.operations(prompt) == 4 * 32 * 128 * 8192 * 8193 / 2
     pairs = 128 * 2048 + 2 * (2048 * 2048 + 2048 * 2049 / 2)
@@ -96,15 +98,17 @@ def test_each_row_is_told_in_a_line():
 
 def test_a_variant_names_every_combination_of_its_numbers():
     tried = decode.variants("tensor:blocks=2/3,piece=65536")
-    assert [contender.label for contender in tried] == ["tensor blocks=2 piece=65536", "tensor blocks=3 piece=65536"]
-    assert [contender.tuning.blocks for contender in tried] == [2, 3]
-    macros = tried[1].build(outlined(SHAPES[0], "hnd")).macros()
-    assert (macros["BLOCKS"], macros["PIECE"]) == (3, 128)
+    assert [*tried] == ["tensor blocks=2 piece=65536", "tensor blocks=3 piece=65536"]
+    asked = outlined(dataclasses.replace(SHAPES["8x4096 64/8"], layout="hnd")).outline
+    assert [(build(asked).macros()["BLOCKS"], build(asked).macros()["PIECE"]) for build in tried.values()] == [
+        (2, 128), (3, 128)
+    ]  # fmt: skip
 
 
 def test_a_kernel_without_fields_is_a_variant_of_its_own_choices():
-    (alone,) = decode.variants("read")
-    assert (alone.label, alone.tuning) == ("read", None)
+    [(name, build)] = decode.variants("read").items()
+    asked = outlined(SMALL).outline
+    assert name == "read" and build(asked) == build_of(CEILING, asked)
 
 
 @pytest.mark.parametrize("text", ["tensor:speed=3", "tensor:blocks", "tensor:blocks=two", "fastest:blocks=2"])

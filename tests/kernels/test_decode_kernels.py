@@ -14,13 +14,12 @@ from bench.decode_judge import Answer, Judge
 from bench.paged_plot import Shares
 from flashcli.asked.decode import LAYOUTS
 from flashcli.compiler import compiler
-from flashcli.files.decode.cases import Case, make
+from flashcli.files.decode.cases import Case, make, outlined
 from flashcli.kernels import decode, merge, write_kv
 from flashcli.kernels.decode import CEILING, KERNELS, VERSIONS, Argument, build_of, choose, problem_of, takes_v1
 from flashcli.kernels.operation import Build, Gpu, Launch
 from flashcli.kernels.pages import cache_strides
 from flashcli.kernels.tuning.decode import AHEAD_OF_LENGTH, BY_LENGTHS, BY_NUMBER, PIECE_AFTER_PIECE, Problem, Tuning
-from flashcli.measure.decode_shapes import TimedShape, outlined
 from flashcli.run.decode_cuda import DecodeCuda
 
 H200, BEFORE_HOPPER = Gpu((9, 0), 132), Gpu((8, 9), 132)
@@ -136,7 +135,7 @@ def test_two_tiles_of_a_warp_leave_room_for_four_blocks_where_heads_are_short(re
 def test_a_block_has_a_piece_unless_many_may_be_missing_and_two_tiles_of_a_warp_are_under_way_where_memory_needs_them(
     sequences, tokens, heads, d, page, layout, blocks, finds, under_way
 ):
-    asked = outlined(TimedShape("", sequences, heads, 8, d, str(tokens), page=page), layout)
+    asked = outlined(Case(sequences, heads, 8, d, str(tokens), page=page, layout=layout))
     build = build_of(KERNELS["tensor"], asked.outline, BEFORE_HOPPER)
     macros = build.macros()
     *before, launch, merge = build.launches()
@@ -151,7 +150,7 @@ def test_what_is_never_cut_is_never_merged_and_where_rows_are_few_pieces_are_sma
     tensor = KERNELS["tensor"]
 
     def found(H: int, Hkv: int, tokens: int) -> tuple[int, list[tuple[str, int, int]]]:
-        asked = outlined(TimedShape("", 100, H, Hkv, 128, str(tokens)), "hnd")
+        asked = outlined(Case(100, H, Hkv, 128, str(tokens), layout="hnd"))
         build = build_of(tensor, asked.outline)
         return build.macros()["PIECE"], [one[:3] for one in build.launches() if one.function != "tensor"]
 
@@ -180,7 +179,7 @@ def test_grouped_takes_partitions_in_turn_where_many_blocks_would_have_none_and_
      (8, 1024, 128, 2), (16, 512, 128, 1), (4, 4096, 64, 4)],
 )  # fmt: skip
 def test_a_cluster_merges_the_pieces_of_few_sequences_on_gpus_that_have_some(sequences, tokens, d, cluster):
-    asked = outlined(TimedShape("", sequences, 64, 8, d, str(tokens)), "hnd")
+    asked = outlined(Case(sequences, 64, 8, d, str(tokens), layout="hnd"))
     build = build_of(KERNELS["tensor"], asked.outline)
     assert build.problem.tuning.cluster == build.macros()["CLUSTER"] == cluster
     for gpu in (H200, BEFORE_HOPPER):

@@ -6,6 +6,7 @@ reads them shows it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -115,7 +116,7 @@ def make(case: Case) -> DecodeArrays:
 
 
 def outlined(case: Case) -> DecodeArrays:
-    """A case with caches that take no memory, for they hold nothing."""
+    """A case with caches that take no memory, for they hold nothing and are not to be read."""
     seq_lens = lengths(case.lengths, case.S, case.seed)
     tables, pages = _tables(case, seq_lens)
     rng = np.random.default_rng([case.seed, 1])
@@ -133,7 +134,7 @@ def outlined(case: Case) -> DecodeArrays:
     deviations = STORED.get(kind.name)
     k_scale, v_scale = (1 / deviations[0], case.value_scale / deviations[1]) if deviations else (1.0, 1.0)
     slopes = 2.0 ** (-8.0 * np.arange(1, case.H + 1) / case.H)  # as ALiBi has them for a power of two heads
-    keys, values = (np.broadcast_to(np.zeros((), kind), shape) for shape in shapes)
+    keys, values = (_unread(shape, kind) for shape in shapes)
     asked = DecodeArrays(
         query.astype(dtype(case.query_type)), keys, values, tables, seq_lens,
         slopes.astype(np.float32) if case.alibi else None, k_scale, v_scale, case.layout, case.D**-0.5, case.window,
@@ -143,6 +144,13 @@ def outlined(case: Case) -> DecodeArrays:
     if wrong := problem(asked):
         raise UsageError(f"such a file cannot be made: {wrong}.", "see docs/decode.md.")
     return asked
+
+
+def _unread(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
+    """A contiguous array that is never read: there is memory for its first number only."""
+    strides = tuple(kind.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    bits = np.zeros(1, f"u{kind.itemsize}")  # NumPy refuses to lay out some of the types that it is taught
+    return np.lib.stride_tricks.as_strided(bits, shape, strides, writeable=False).view(kind)
 
 
 def _check_size(name: str, factor: float, kind: str) -> None:
