@@ -24,6 +24,7 @@ ANY_STRIDES = ("bias", "mask", "lse", "dlse", "alibi_slopes")  # whose last axis
 NO_WINDOW = (-1, -1)
 MAX_ROWS = MAX_INT32 - 1024  # kernels count rows in an int, and tiles go beyond the last row
 
+FAR = 2**62  # positions from a sequence's start that nothing reaches; a sum with a number of rows has 64 bits
 MAX_POSITION = 2**29  # of a query, for ALiBi: beyond, all biases of a row are far from 0 by the same
 
 ALIGNMENT = 16  # bytes on which rows start, for kernels to move four numbers at a time
@@ -195,7 +196,7 @@ def type_name(dtype: object) -> str:
 
 
 def checked(causal: bool, scale: float | None, q_start: int, window: Sequence[int]) -> Options:
-    """Return the options of a call, or raise TypeError or ValueError; whole numbers are cut to 32 bits."""
+    """Return the options of a call, or raise TypeError or ValueError; whole numbers are cut to `FAR`."""
     if not isinstance(causal, Integral) and type(causal).__name__ not in ("bool", "bool_"):  # NumPy's is no bool
         raise TypeError(f"causal must be True or False, not {type(causal).__name__}")
     if scale is not None:
@@ -211,8 +212,8 @@ def checked(causal: bool, scale: float | None, q_start: int, window: Sequence[in
         raise TypeError(f"window must be two whole numbers, (left, right), not {window!r}")
     if left < -1 or right < -1:
         raise ValueError(f"window must have no number below -1, which is no limit, not {window!r}")
-    limits = min(int(left), MAX_INT32), min(int(right), MAX_INT32)
-    return Options(bool(causal), scale, max(-MAX_INT32, min(int(q_start), MAX_INT32)), limits)
+    limits = min(int(left), FAR), min(int(right), FAR)
+    return Options(bool(causal), scale, max(-FAR, min(int(q_start), FAR)), limits)
 
 
 @functools.lru_cache(maxsize=256)  # a model asks the same again and again

@@ -77,6 +77,12 @@ def test_q_start_stays_where_sums_with_it_are_small(q_start, meant):
     assert call(Q, K, K, causal=True, q_start=q_start).q_start == meant
 
 
+def test_a_window_far_behind_far_queries_has_no_key_that_there_is():
+    assert call(Q, K, K, q_start=2**40, window=(2**33, -1)).first == 7
+    assert call(Q, K, K, q_start=2**40 + 3, window=(2**40, -1)).first == 3
+    assert not call(Q, K, K, q_start=2**40, window=(10**30, -1)).windowed
+
+
 def test_what_makes_no_difference_is_not_told():
     assert call(Q, K, K, q_start=3) == call(Q, K, K, causal=np.False_)
     assert hash(call(Q, K, K)) == hash(call(Q, K, K, scale=1 / math.sqrt(8)))
