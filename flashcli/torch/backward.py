@@ -103,7 +103,7 @@ def attention_backward(
     if o is None or lse is None:
         named = sight._asdict() | {"out_dtype": None if do.dtype == q.dtype else torch.float32}
         o, lse = torch.ops.flashcli.attention(q, k, v, bias, mask, causal, scale, q_start, **named)
-    options = causal, scale, q_start, bool(return_dbias), False, kernel, *sight, out_dtype
+    options = causal, scale, q_start, bool(return_dbias), False, kernel, *sight, in_place.answer_type(q, out_dtype)
     found = operator(do, dlse, q, k, v, bias, mask, o, lse, *options)
     return found if return_dbias else found[:3]
 

@@ -17,6 +17,7 @@ from flashcli.asked.attention import (
     check_backend_on_gpu,
     contiguous,
     contiguous_rows_first,
+    result_type,
     type_name,
 )
 from flashcli.asked.how import How
@@ -208,6 +209,14 @@ def refuse_other(name: str, tensor: Any, q: Any, called: str = "q") -> None:
         raise TypeError(f"{name} must be a dense tensor, not {kind}")
     if tensor.device != q.device:
         raise ValueError(f"{name} must be on {q.device}, as {called} is, not on {tensor.device}")
+
+
+def answer_type(q: torch.Tensor, out_dtype: Any) -> torch.dtype | None:
+    """PyTorch's type of an answer to ``q`` for an ``out_dtype``, which may be a name; TypeError if it cannot be one."""
+    if out_dtype is None or isinstance(out_dtype, torch.dtype):
+        return out_dtype
+    found: torch.dtype = getattr(torch, result_type(operand(q), type_name(out_dtype)))
+    return found
 
 
 def refuse_sharing(out: torch.Tensor, **tensors: torch.Tensor | None) -> None:

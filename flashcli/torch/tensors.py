@@ -89,7 +89,9 @@ def _by_operator(
         names = " or ".join(map(repr, wanted))
         raise ValueError(f"backend must be {names} for tensors on {q.device}, not {backend!r}")
     causal, scale, q_start, window = transforms.checked(*options[:3], options.window)
-    options = options._replace(causal=causal, scale=scale, q_start=q_start, window=window)
+    options = options._replace(
+        causal=causal, scale=scale, q_start=q_start, window=window, out_dtype=in_place.answer_type(q, options.out_dtype)
+    )
     if out is not None:
         _refuse_gradients(operator.wants_gradients(q, k, v, bias), out)
     # Here, too: in transformations of torch.func, autocast is as it was where an operator is called.

@@ -74,6 +74,15 @@ def test_gradients_of_gradients_have_their_types(kind):
     assert first.dtype == second.dtype == kind and second.isfinite().all()
 
 
+def test_a_type_may_be_told_by_its_name(device):
+    q, k, v = tensors(device, torch.float16, grad=True)
+    o = flashcli.attention(q, k, v, out_dtype="float32")
+    gradients = flashcli.attention_backward(o, q, k, v, out_dtype="float32")
+    assert {x.dtype for x in (o, *gradients)} == {torch.float32}
+    with pytest.raises(TypeError, match="out_dtype must be float16 or float32 for a q of float16, not float8"):
+        flashcli.attention(q, k, v, out_dtype="float8")
+
+
 def test_the_operators_keep_to_pytorchs_rules():
     q, k, _ = (x[:1] for x in tensors("cpu", torch.bfloat16, grad=True))
     for options in ({}, {"out_dtype": torch.float32, "rows_first": True}):
