@@ -6,6 +6,7 @@ import ctypes
 import functools
 import importlib
 import os
+import re
 import shlex
 import struct
 import subprocess
@@ -45,6 +46,11 @@ THOROUGH = bool(os.environ.get("CI"))  # what takes long, and seldom finds more 
 def sampled(cases: Sequence[T], step: int = 2) -> Sequence[T]:
     """A test's cases: all in CI, elsewhere one of each ``step``."""
     return cases if THOROUGH else cases[::step]
+
+
+def python_in(page: Path) -> list[str]:
+    """The blocks of Python that a page of the documentation shows."""
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
 drawing = pytest.mark.usefixtures("matplotlib")  # of a test that draws

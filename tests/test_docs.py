@@ -20,7 +20,7 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from support import ROOT
+from support import ROOT, python_in
 
 from bench.documents import BLOCK, refreshed
 from flashcli import attention, errors
@@ -310,10 +310,6 @@ def test_every_environment_variable_that_is_read_has_a_line():
     read = set(re.findall(r'environ(?:\.get\(|\.setdefault\(|\[)"(\w+)"', code))
     text = (ROOT / "docs/run.md").read_text()
     assert len(read) > 5 and [name for name in read if f"`{name}`" not in text and f"${name}" not in text] == []
-
-
-def python_in(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def test_three_lines_of_numpy_read_and_write_the_files(tmp_path, monkeypatch):

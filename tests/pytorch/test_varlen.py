@@ -9,6 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from support import ROOT, python_in  # noqa: E402
+
+import flashcli  # noqa: E402
 from flashcli.cpu.decode import DecodeCpu  # noqa: E402
 from flashcli.files.decode.cases import Case, make  # noqa: E402
 from flashcli.torch import flash_attn, vllm  # noqa: E402
@@ -55,6 +58,23 @@ def test_flash_attns_varlen_function_reads_pages(changes):
         asked.softcap, slopes, False, True, tables,
     )  # fmt: skip
     assert torch.equal(out, want) and torch.equal(lse, want_lse.T) and none is None
+
+
+def test_flashinfers_pages_become_a_table_and_its_one_cache_is_read_where_it_lies():
+    """The lines of docs/decode.md for callers of FlashInfer."""
+    (q, K, V, starts, tables, lengths), (want, _), _ = given()
+    counts, cache = (lengths + 7) // 8, torch.stack([K, V], 1)
+    indices = torch.cat([row[:n] for row, n in zip(tables, counts.tolist(), strict=True)])
+    names = {
+        "torch": torch, "page": 8, "most_pages": 4, "paged_kv_indices": indices,
+        "paged_kv_indptr": torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int(),
+        "paged_kv_last_page_len": lengths - (counts - 1) * 8,
+    }  # fmt: skip
+    [shown] = [block for block in python_in(ROOT / "docs/decode.md") if "paged_kv_indptr" in block]
+    exec(shown, names)
+    cache_of = {"key_cache": cache[:, 0], "value_cache": cache[:, 1], "layout": "nhd"}
+    made = {name: names[name] for name in ("block_tables", "seq_lens")}
+    assert torch.equal(flashcli.decode(q, **cache_of, **made, query_starts=starts), want)
 
 
 def test_vllms_varlen_function_has_sinks_descales_and_an_array_for_the_answer():
