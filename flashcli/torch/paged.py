@@ -69,51 +69,9 @@ def decode(
             sliding_window=sliding_window, block_sparse=block_sparse, return_lse=return_lse, backend=backend,
             cache_dtype=cache_dtype, one_result=one_result, max_query_len=max_query_len, kernel=kernel, out=out,
         )  # fmt: skip
-    refuse_no_tensor("query", query)
-    if out is not None:
-        _refuse_out(out, query)
+    # The time of a call counts where shapes are small. So whatever follows from shapes, strides and options is found in
+    # one look into a dictionary; left are the addresses, the answer's memory, and the launch.
     options = layout, scale, sliding_window, block_sparse, cache_dtype, softcap, causal, one_result, max_query_len
-    if query.is_cuda:
-        return compute(
-            query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, query_starts, sinks, k_scale, v_scale,
-            options, backend, out, return_lse, kernel,
-        )  # fmt: skip
-    tensors = query, key_cache, value_cache, block_tables, seq_lens, alibi_slopes, query_starts, sinks, k_scale, v_scale
-    by_name, factors = named(ARRAYS, tensors)
-    refuse(by_name)
-    answer, lse = _on_cpu(by_name, dict(zip(OPTIONS, options, strict=True), backend=backend, kernel=kernel, **factors))
-    out = answer if out is None else out.copy_(answer)
-    return (out, lse) if return_lse else out
-
-
-_uncompiled = uncompiled(decode)
-
-
-# The time of a call counts where shapes are small. So whatever follows from shapes, strides and options is found in one
-# look into a dictionary; left are the addresses, the answer's memory, and the launch.
-
-
-def compute(
-    query: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    alibi_slopes: torch.Tensor | None,
-    query_starts: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    k_scale: float | torch.Tensor,
-    v_scale: float | torch.Tensor,
-    options: tuple,
-    backend: str = "auto",
-    out: torch.Tensor | None = None,
-    return_lse: bool = False,
-    kernel: str | None = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Queue decode on PyTorch's current stream of the tensors' GPU; return the answer, and its LSE if wanted.
-
-    ``options`` are those of `flashcli.asked.decode.OPTIONS`.
-    """
     try:
         at_query, at_keys, at_values = query.data_ptr(), key_cache.data_ptr(), value_cache.data_ptr()
         at_tables, at_lengths = block_tables.data_ptr(), seq_lens.data_ptr()
@@ -138,8 +96,10 @@ def compute(
         others = alibi_slopes, query_starts, sinks, k_scale, v_scale
         by_name, given = named(ARRAYS, (query, key_cache, value_cache, block_tables, seq_lens, *others))
         refuse(by_name)
-        check_backend_on_gpu(backend)
         given |= zip(OPTIONS, options, strict=True)
+        if not query.is_cuda:
+            return _on_cpu(by_name, given | {"backend": backend, "kernel": kernel}, out, return_lse)
+        check_backend_on_gpu(backend)
         check_option_types(given | {"kernel": kernel})
         asked = ask(**{name: operand(tensor) for name, tensor in by_name.items()}, **given)
         prepared = prepare(place_of_device(query.get_device()), DECODE, asked.at(lowest), How(kernel))
@@ -147,6 +107,8 @@ def compute(
     stream = private.current_stream(prepared.place.device)
     if out is None:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    else:
+        _refuse_out(out, query)
     if not (at_out := out.data_ptr()):
         refuse_without_numbers("out", out)
     if at_out % ALIGNMENT:
@@ -174,7 +136,15 @@ def _refuse_out(out: torch.Tensor, query: torch.Tensor) -> None:
     refuse_sharing(out, query=query)
 
 
-def _on_cpu(tensors: Mapping[str, torch.Tensor], options: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    arrays: dict[str, Any] = {name: numbers(tensor) for name, tensor in tensors.items()}
-    out, lse = decode_numpy(**arrays, **options, return_lse=True)
-    return tensor(out, tensors["query"].dtype), torch.from_numpy(lse)
+def _on_cpu(
+    tensors: Mapping[str, torch.Tensor], options: dict[str, Any], out: torch.Tensor | None, return_lse: bool
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    if out is not None:
+        _refuse_out(out, tensors["query"])
+    found, lse = decode_numpy(**{name: numbers(x) for name, x in tensors.items()}, **options, return_lse=True)
+    answer = tensor(found, tensors["query"].dtype)
+    answer = answer if out is None else out.copy_(answer)
+    return (answer, torch.from_numpy(lse)) if return_lse else answer
+
+
+_uncompiled = uncompiled(decode)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from flashcli.arrays.numpys import write_kv as write_numpy
@@ -15,7 +13,7 @@ from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.write_kv import WRITE_KV
 from flashcli.torch import private
 from flashcli.torch.in_place import remember
-from flashcli.torch.paged_tensors import address, described, named, numbers, refuse, refuse_no_tensor, uncompiled
+from flashcli.torch.paged_tensors import address, described, named, numbers, refuse, uncompiled
 from flashcli.torch.sight import operand
 
 _ready: dict[tuple, Prepared] = {}
@@ -39,32 +37,6 @@ def write_kv(
             key, value, key_cache, value_cache, slot_mapping, k_scale=k_scale, v_scale=v_scale, layout=layout,
             cache_dtype=cache_dtype,
         )  # fmt: skip
-    refuse_no_tensor("key", key)
-    if key.is_cuda:
-        return write(key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale, (layout, cache_dtype))
-    by_name, factors = named(ARRAYS, (key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale))
-    refuse(by_name)
-    arrays: dict[str, Any] = {name: numbers(tensor) for name, tensor in by_name.items()}
-    write_numpy(**arrays, **factors, layout=layout, cache_dtype=cache_dtype)
-
-
-_uncompiled = uncompiled(write_kv)
-
-
-def write(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    k_scale: float | torch.Tensor,
-    v_scale: float | torch.Tensor,
-    options: tuple,
-) -> None:
-    """Queue write_kv on PyTorch's current stream of the tensors' GPU.
-
-    ``options`` are ``layout`` and ``cache_dtype``, the type of the bytes of a cache of uint8.
-    """
     try:
         at_key, at_value, at_slots = key.data_ptr(), value.data_ptr(), slot_mapping.data_ptr()
         at_keys, at_values = key_cache.data_ptr(), value_cache.data_ptr()
@@ -77,7 +49,7 @@ def write(
             slot_mapping.stride(), slot_mapping.dtype, slot_mapping.get_device(), lowest,
             k_scale if k_scale.__class__ is float else described(k_scale),
             v_scale if v_scale.__class__ is float else described(v_scale),
-            options, graded and torch.is_grad_enabled(),
+            layout, cache_dtype, graded and torch.is_grad_enabled(),
             key.is_neg() or value.is_neg() or key_cache.is_neg() or value_cache.is_neg(),
         )  # fmt: skip
         prepared = _ready.get(looked_at)
@@ -87,7 +59,9 @@ def write(
         tensors = key, value, key_cache, value_cache, slot_mapping, k_scale, v_scale
         by_name, given = named(ARRAYS, tensors)
         refuse(by_name)
-        given |= zip(("layout", "cache_dtype"), options, strict=True)
+        given |= {"layout": layout, "cache_dtype": cache_dtype}
+        if not key.is_cuda:
+            return write_numpy(**{name: numbers(x) for name, x in by_name.items()}, **given)
         check_option_types(given)
         asked = ask(**{name: operand(tensor) for name, tensor in by_name.items()}, **given)
         prepared = prepare(place_of_device(key.get_device()), WRITE_KV, asked.at(lowest))
@@ -96,3 +70,6 @@ def write(
         private.current_stream(prepared.place.device), at_key, at_value, at_keys, at_values, at_slots,
         0 if k_scale.__class__ is float else address(k_scale), 0 if v_scale.__class__ is float else address(v_scale),
     )  # fmt: skip
+
+
+_uncompiled = uncompiled(write_kv)

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch._subclasses import FakeTensorMode  # noqa: E402
 
 import flashcli  # noqa: E402
-from flashcli.asked.decode import ARRAYS, FACTORS, LAYOUTS, OPTIONS, BlockSparse  # noqa: E402
+from flashcli.asked.decode import ARRAYS, LAYOUTS, BlockSparse  # noqa: E402
 from flashcli.cpu.decode import DecodeCpu  # noqa: E402
 from flashcli.cpu.pages import DecodeArrays  # noqa: E402
 from flashcli.errors import KernelFailure, UsageError  # noqa: E402
@@ -30,7 +30,6 @@ from flashcli.kernels.tuning.decode import (  # noqa: E402
 from flashcli.torch import in_place, paged, private  # noqa: E402
 
 SMALL = Case(3, 4, 2, 64, "5,37,0", page=8)
-OTHERWISE = {"k_scale": 1.0, "v_scale": 1.0}
 ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 TYPES = [
     ("float32", ""), ("float16", ""), ("bfloat16", ""), ("float32", "float8_e4m3fn"), ("float16", "float8_e5m2"),
@@ -135,10 +134,9 @@ def stream(monkeypatch, driver):
 
 
 def compute(given: dict[str, torch.Tensor], **options) -> tuple[torch.Tensor, torch.Tensor]:
-    tensors = [given.get(name, options.pop(name, OTHERWISE.get(name))) for name in (*ARRAYS, *FACTORS)]
-    usual = {"layout": "vllm", "sliding_window": 0, "softcap": 0.0, "causal": True, "one_result": False}
-    given_options = [options.pop(name, usual.get(name)) for name in OPTIONS]
-    return paged.compute(*tensors, tuple(given_options), **options, return_lse=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "is_cuda", True)
+        return paged.decode(**given, **options, return_lse=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

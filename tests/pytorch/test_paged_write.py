@@ -19,11 +19,9 @@ from torch._subclasses import FakeTensorMode  # noqa: E402
 import flashcli  # noqa: E402
 import flashcli.torch  # noqa: E402
 from flashcli.asked.decode import (  # noqa: E402
-    FACTORS,
     LAYOUTS,
     cache_shapes,
 )
-from flashcli.asked.write_kv import ARRAYS  # noqa: E402
 from flashcli.gpu import place as launcher  # noqa: E402
 from flashcli.torch import paged_tensors, paged_write, private, vllm  # noqa: E402
 
@@ -105,8 +103,9 @@ def stream(monkeypatch, driver):
 
 
 def write(given: dict[str, torch.Tensor], **options) -> None:
-    tensors = [given.get(name, options.get(name, 1.0)) for name in (*ARRAYS, *FACTORS)]
-    paged_write.write(*tensors, (options["layout"], None))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "is_cuda", True)
+        paged_write.write_kv(**given, **options)
 
 
 @every_layout
