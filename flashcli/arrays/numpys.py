@@ -80,11 +80,17 @@ def attention(
 
 
 def _as_they_lie(**arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arguments that are given, by `as_it_lies`, and their outlines; those in `NEEDED` have to be."""
+    """The arguments that are given, and their outlines; those in `NEEDED` have to be.
+
+    An array with strides that no backend takes is copied. TypeError names what is no plain NumPy array.
+    """
     found, outlines = {}, {}
     for name, x in arrays.items():
         if x is not None or name in NEEDED:
-            found[name] = x = as_it_lies(name, x)
+            _refuse_others(name, x, ", and what is not masked as mask")
+            last = x.ndim == 0 or x.shape[-1] == 1 or x.strides[-1] == x.itemsize or name in ANY_STRIDES
+            whole = x.flags.c_contiguous or all(stride >= 0 and stride % (x.itemsize or 1) == 0 for stride in x.strides)
+            found[name] = x = np.asarray(x if last and whole and x.flags.aligned else np.array(x, order="C"))
             outlines[name] = outline(x)
     return found, outlines
 
@@ -291,16 +297,6 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
 def _of_type(kind: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Both caches as arrays of a type, which their bytes already are."""
     return {name: arrays[name].view(dtype(kind)) for name in ("key_cache", "value_cache")}
-
-
-def as_it_lies(name: str, array: np.ndarray) -> np.ndarray:
-    """The array, or a contiguous copy where no backend takes its strides; TypeError if it is no plain NumPy array."""
-    _refuse_others(name, array, ", and what is not masked as mask")
-    last = array.ndim == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize or name in ANY_STRIDES
-    whole = array.flags.c_contiguous or all(
-        stride >= 0 and stride % (array.itemsize or 1) == 0 for stride in array.strides
-    )
-    return np.asarray(array if last and whole and array.flags.aligned else np.array(array, order="C"))
 
 
 def _refuse_others(name: str, array: object, instead: str = "") -> None:

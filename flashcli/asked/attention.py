@@ -42,9 +42,14 @@ class Operand(NamedTuple):
 
 def outline(array: Any) -> Operand:
     """The outline of a NumPy array; a byte order that is not this machine's is part of its type's name."""
-    size = array.itemsize or 1  # numbers of type V0 have no bytes
-    dtype = array.dtype.name if array.dtype.isnative else str(array.dtype)
-    return Operand(array.shape, tuple([stride // size for stride in array.strides]), dtype)
+    return _outline(array.shape, array.strides, array.dtype)
+
+
+@functools.lru_cache(maxsize=1024)  # NumPy takes longer to tell a type's name than all else here
+def _outline(shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Operand:
+    size = dtype.itemsize or 1  # numbers of type V0 have no bytes
+    name = dtype.name if dtype.isnative else str(dtype)
+    return Operand(shape, tuple(stride // size for stride in strides), name)
 
 
 class Operands(NamedTuple):

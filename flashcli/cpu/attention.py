@@ -91,7 +91,7 @@ class Sight(NamedTuple):
         return (0 if self.first is None else min(max(self.first, 0), end)), end
 
 
-def attend_arrays(asked: Call, given: Matrices, threads: int | None = None) -> None:
+def attend_arrays(asked: Call, given: Matrices) -> None:
     """Compute attention of arrays with any strides, as ``asked`` has it, into ``given.out`` and ``given.lse``."""
     if asked.empty:
         given.out[...] = 0
@@ -100,7 +100,7 @@ def attend_arrays(asked: Call, given: Matrices, threads: int | None = None) -> N
         return
     by_group, units = in_groups(asked, given), (asked.B, asked.Hkv, asked.H // asked.Hkv)
     limit = MAX_FLOAT32 if given.bias is None and given.slopes is None else BESIDE_BIAS
-    threads = threads or threads_for(asked)
+    threads = threads_for(asked)
     largest = np.empty((2, asked.B, asked.Hkv, 1), np.float32)  # magnitudes in each head of K, and of V
     k_largest, v_largest = np.broadcast_to(largest, (2, *units))
 
@@ -161,7 +161,8 @@ def groups(units: tuple[int, ...], count: int) -> Iterator[tuple[slice, ...]]:
     axes = []
     for length in reversed(units):
         step = max(1, min(length, count))
-        axes.append([slice(first, min(first + step, length)) for first in range(0, length, step)])
+        starts = range(0, length, step)
+        axes.append(map(slice, starts, (*starts[1:], length)))
         count //= step
     return itertools.product(*reversed(axes))
 

@@ -7,7 +7,7 @@ import functools
 
 from flashcli.errors import KernelFailure
 from flashcli.gpu import driver as cuda_driver
-from flashcli.kernels.boxes import Boxes, addressed
+from flashcli.kernels.boxes import Boxes
 
 UINT16, WHOLE_LINES = 1, 2  # CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_L2_PROMOTION_L2_128B
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # by the bytes of a row, as CUtensorMapSwizzle has them
@@ -17,8 +17,6 @@ MAPS = 4096  # that are remembered: those of each layer's cache
 @functools.lru_cache(maxsize=MAPS)
 def encoded(told: bytes, address: int) -> bytes:
     """The map of boxes, as `Boxes` tells them, of an array at an address."""
-    if cuda_driver.problem():  # an emulated GPU's kernels read what is told
-        return addressed(told, address)
     boxes, driver = Boxes.from_buffer_copy(told), cuda_driver.libcuda()
     assert driver is not None
     room = (ctypes.c_ubyte * (2 * ctypes.sizeof(Boxes)))()

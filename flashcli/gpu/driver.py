@@ -18,6 +18,7 @@ def libcuda() -> ctypes.CDLL | None:
         return None
 
 
+@functools.cache
 def problem() -> str:
     """The reason why the driver has no GPU for this process, in words; empty if it has one."""
     driver, count = libcuda(), ctypes.c_int()

@@ -15,9 +15,9 @@ from layouts import LAYOUTS, laid, some_bias
 from oracle import Asked, assert_accurate, plain
 
 from flashcli import attention
-from flashcli.asked.attention import Operand, call
 from flashcli.asked.shape import Shape
-from flashcli.cpu.attention import Matrices, attend_arrays, groups
+from flashcli.cpu import attention as cpu
+from flashcli.cpu.attention import groups
 from flashcli.cpu.workers import usable_cores
 from flashcli.files.distributions import DISTRIBUTIONS, draw
 
@@ -155,12 +155,11 @@ def test_where_the_numbers_lie_changes_no_bit():
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_change_no_bit(threads):
+def test_threads_change_no_bit(threads, monkeypatch):
     x = qkv(5, (3, 3), (110, 110), 24)
-    of = [Operand(m.shape, tuple(s // 4 for s in m.strides), "float32") for m in x]
-    out = np.empty_like(x[0])
-    attend_arrays(call(*of), Matrices(*x, out), threads)
-    np.testing.assert_array_equal(out, attention(*x))
+    want = attention(*x)
+    monkeypatch.setattr(cpu, "threads_for", lambda asked: threads)
+    np.testing.assert_array_equal(attention(*x), want)
 
 
 def test_calls_at_the_same_time_change_no_bit():
