@@ -101,10 +101,9 @@ def source(found: dict[str, costs.Cost], fitted_to: str) -> str:
     kept = WRITTEN.read_text().partition(MARK)[0]
     lines = [f"{kept}{MARK}: what follows is written anew by each fit", f'TILINGS = "{fitted_to}"', "COSTS = {"]
     for name, one in found.items():
-        numbers = [f"        {number}," for number in one[:-1]]
-        pairs = [f"            {d}: {pair}," for d, pair in one.pair.items()]
-        lines += [f'    "{name}": Cost(', *numbers, "        {", *pairs, "        },", "    ),"]
-    return "\n".join([*lines, "}", ""])
+        *numbers, pairs = one
+        lines += [f'    "{name}": Cost(', f"        {', '.join(map(str, numbers))},", f"        {pairs},", "    ),"]
+    return "\n".join([*lines, "}  # fmt: skip", ""])
 
 
 class Regret(NamedTuple):
