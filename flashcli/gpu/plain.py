@@ -201,9 +201,6 @@ class Event(_Owned):
         _call("cuEventElapsedTime", ctypes.byref(milliseconds), self.handle, later.handle)
         return milliseconds.value
 
-    def time_since(self, earlier: Event) -> float:
-        return earlier.time_till(self)
-
 
 class Function:
     """A function of a module, whose one argument is a struct by value."""

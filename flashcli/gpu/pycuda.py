@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple, SupportsInt
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from flashcli.errors import BackendUnavailable, KernelFailure, OutOfMemory
 from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu import warm_up
 from flashcli.gpu.memory import FREE_THE_GPU, allocate
-from flashcli.kernels.arguments import Attention, Matrix, of_batches
+from flashcli.kernels.arguments import Attention, of_file
 from flashcli.kernels.attention import look
 from flashcli.kernels.choice import choose, named
 from flashcli.kernels.operation import Build, Launch
@@ -264,16 +264,17 @@ def queued_seconds(driver: Any, work: Callable[[], object], stream: Any = None) 
     work()
     end.record(stream)
     end.synchronize()
-    return end.time_since(start) / 1e3
+    return start.time_till(end) / 1e3
 
 
 def _timed(session: Session, build: Build, inputs: list[np.ndarray], out: np.ndarray, runs: int) -> list[float]:
     driver, program, stream = session.driver, session.program(build), session.driver.Stream()
-    B, _, N, _ = inputs[0].shape
+    B, _, N, d = inputs[0].shape
     on_device = [driver.to_device(qkv) for qkv in inputs]
     output = driver.to_device(np.full_like(out, np.nan))
     workspace = allocate(driver, build.workspace(B=B, M=N, N=N))
-    given = [of_file(qkv, output, workspace, inputs[0].shape) for qkv in on_device]
+    numbers = {"scale": d**-0.5, "workspace": int(workspace)}
+    given = [of_file(int(qkv), int(output), (B, N, d), **numbers) for qkv in on_device]
 
     def compute(arguments: Attention) -> None:
         program.prepare(arguments, stream)
@@ -286,11 +287,3 @@ def _timed(session: Session, build: Build, inputs: list[np.ndarray], out: np.nda
         seconds.append(queued_seconds(driver, partial(compute, given[turn % len(given)]), stream))
     driver.memcpy_dtoh(out, output)
     return seconds[2:]
-
-
-def of_file(qkv: SupportsInt, output: SupportsInt, workspace: SupportsInt, shape: tuple[int, ...]) -> Attention:
-    """The argument for Q, K and V as files have them, [B, 3, N, d], and O [B, N, d], at these addresses."""
-    B, _, N, d = shape
-    q, k, v = (Matrix.of_batches(int(qkv) + 4 * index * N * d, 3 * N * d, d) for index in range(3))
-    o = Matrix.of_batches(int(output), N * d, d)
-    return of_batches(q, k, v, o, B=B, M=N, N=N, scale=d**-0.5, workspace=workspace)

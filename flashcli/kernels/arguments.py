@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple, SupportsInt
+from collections.abc import Sequence
+from typing import Any, SupportsInt
 
 from flashcli.asked.attention import Call
 
@@ -55,53 +56,30 @@ class Attention(ctypes.Structure):
     )
 
 
-class Matrix(NamedTuple):
-    """The address of a float32 matrix [B, H, rows, d] in bytes, and its strides in floats."""
-
-    address: int
-    batch: int
-    head: int
-    row: int
-
-    @classmethod
-    def of_batches(cls, address: SupportsInt, batch: int, d: int) -> Matrix:
-        """The matrix of batches of one head, ``batch`` floats apart, whose rows of ``d`` numbers are contiguous."""
-        return cls(int(address), batch, 0, d)
-
-
 def argument(call: Call, chunk: int) -> Attention:
     """The argument for a call, without addresses; ``chunk`` is the number of tiles of keys in a chunk, 0 for none."""
     strides = {
         "q": call.q, "k": call.k, "v": call.v, "o": call.o, "bias_strides": call.bias_strides[:3],
         "mask_strides": call.mask_strides[:3],
     }  # fmt: skip
-    return Attention(
-        **{name: Strides(*by) for name, by in strides.items()}, chunk=chunk, **numbers(call)
-    )  # fmt: skip
-
-
-NOWHERE = Matrix(0, 0, 0, 0)
+    return Attention(**{name: Strides(*by) for name, by in strides.items()}, chunk=chunk, **numbers(call))
 
 
 def of_batches(
-    q: Matrix,
-    k: Matrix,
-    v: Matrix,
-    o: Matrix,
-    *,
-    B: int,
-    M: int,
-    N: int,
-    scale: float = 0.0,
-    q_start: int = 0,
-    workspace: SupportsInt = 0,
-    nonfinite: int = 0,
+    addresses: Sequence[SupportsInt], d: int, *, apart: Sequence[int] = (0, 0, 0, 0), B: int = 1, **numbers: Any
 ) -> Attention:
-    """The argument for B batches of one head, as files have them: M queries from position ``q_start``, and N keys."""
-    given = Attention(
-        Q=q.address, K=k.address, V=v.address, O=o.address, workspace=int(workspace), nonfinite=nonfinite, B=B, H=1,
-        Hkv=1, M=M, N=N, q_start=q_start, scale=scale,
-    )  # fmt: skip
-    for name, matrix in {"q": q, "k": k, "v": v, "o": o}.items():
-        setattr(given, name, Strides(*matrix[1:]))
-    return given
+    """The argument for B batches of one head, as files have them, whose rows of ``d`` numbers are contiguous.
+
+    ``addresses`` are those of Q, K, V and O, 0 for none, and ``apart`` is how many floats their batches are apart.
+    """
+    places = dict(zip("QKVO", map(int, addresses), strict=True))
+    strides = {name: Strides(batch, 0, d) for name, batch in zip("qkvo", apart, strict=True)}
+    return Attention(**places, **strides, B=B, H=1, Hkv=1, **numbers)
+
+
+def of_file(qkv: int, output: int, shape: tuple[int, int, int], **numbers: Any) -> Attention:
+    """The argument for whole batches of a file, [B, 3, N, d], and of their answer, [B, N, d], at these addresses."""
+    B, N, d = shape
+    each = 3 * N * d
+    addresses = *(qkv + 4 * index * N * d for index in range(3)), output
+    return of_batches(addresses, d, apart=(each, each, each, N * d), B=B, M=N, N=N, **numbers)

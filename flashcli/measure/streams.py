@@ -26,7 +26,8 @@ from flashcli.files.cut import CHUNK_BYTES
 from flashcli.files.fileformat import InputFile
 from flashcli.files.outputs import write_whole
 from flashcli.gpu import memory
-from flashcli.gpu.pycuda import Session, failure, of_file, out_of_memory
+from flashcli.gpu.pycuda import Session, failure, out_of_memory
+from flashcli.kernels.arguments import of_file
 from flashcli.kernels.problem import Problem
 from flashcli.measure.bench import REFUSED_ABOVE, sampled
 from flashcli.measure.engines import engines, hidden
@@ -152,7 +153,8 @@ class Experiment:
 
     def _compute(self, batches: range, stream: Any, workspace: Any) -> None:
         where = self._input + self._at(3, batches), self._output + self._at(1, batches)
-        given = of_file(*where, workspace, (len(batches), *self.qkv.shape[1:]))
+        _, _, N, d = self.qkv.shape
+        given = of_file(*where, (len(batches), N, d), scale=d**-0.5, workspace=int(workspace))
         self._program.prepare(given, stream)
         self._program.attend(given, stream)
 

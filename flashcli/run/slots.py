@@ -10,7 +10,7 @@ import numpy as np
 
 from flashcli.asked.shape import Chunk, Shape
 from flashcli.files.cut import Cut
-from flashcli.kernels.arguments import Attention, Matrix, of_batches
+from flashcli.kernels.arguments import Attention, of_batches, of_file
 from flashcli.run import memory
 from flashcli.run.timeline import Timeline
 
@@ -60,13 +60,9 @@ def argument(slot: Slot, given: int, keys: tuple[int, int], answer: int, scale: 
     """
     chunk, (_, N, d) = slot.chunk, vars(slot.shape).values()
     if chunk.matrices == "QKV":
-        q, k, v = (Matrix.of_batches(given + 4 * index * N * d, 3 * N * d, d) for index in range(3))
-        B, M, first = len(chunk.batches), N, 0
-    else:
-        q, k, v = (Matrix.of_batches(at, 0, d) for at in (given, *keys))
-        B, M, first = 1, len(chunk.rows), chunk.rows.start
-    o = Matrix.of_batches(answer, M * d, d)
-    return of_batches(q, k, v, o, B=B, M=M, N=N, scale=scale, q_start=first, **others)
+        return of_file(given, answer, (len(chunk.batches), N, d), scale=scale, **others)
+    rows = {"M": len(chunk.rows), "N": N, "q_start": chunk.rows.start}
+    return of_batches((given, *keys, answer), d, scale=scale, **rows, **others)
 
 
 S = TypeVar("S", bound=Slot)  # the slots of a backend

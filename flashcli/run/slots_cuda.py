@@ -17,7 +17,7 @@ from flashcli.compiler.quick import ROOM
 from flashcli.files.cut import Cut
 from flashcli.gpu import memory
 from flashcli.gpu.pycuda import Program, Session, failure, out_of_memory
-from flashcli.kernels.arguments import NOWHERE, Attention, Matrix, of_batches
+from flashcli.kernels.arguments import Attention, of_batches
 from flashcli.kernels.choice import exact
 from flashcli.kernels.operation import Build
 from flashcli.kernels.problem import Problem
@@ -284,13 +284,12 @@ class CudaBackend(Backend[CudaSlot]):
             batch = self._long_of(slot)
             keys = int(batch.rows), int(batch.rows) + slot.shape.output_batch_bytes
             workspace = batch.workspace if self._build.prepares else workspace
-        noted = {"workspace": workspace, "nonfinite": int(slot.note)}
+        noted = {"workspace": int(workspace), "nonfinite": int(slot.note)}
         return argument(slot, int(slot.device_input), keys, slot.device_output, self._scale, **noted)
 
     def _look_at_rows(self, slot: CudaSlot, where: int, rows: int, word: int = 0) -> None:
         """Queue a look for NaN and Inf in some rows on the device, whichever matrix they are of."""
-        matrix, note = Matrix.of_batches(where, 0, slot.shape.d), int(slot.note) + 4 * word
-        given = of_batches(matrix, NOWHERE, NOWHERE, NOWHERE, B=1, M=rows, N=0, nonfinite=note)
+        given = of_batches((where, 0, 0, 0), slot.shape.d, M=rows, nonfinite=int(slot.note) + 4 * word)
         self._program.look(given, slot.stream)
 
     def _keep(self, slot: CudaSlot) -> None:
@@ -310,8 +309,8 @@ class CudaBackend(Backend[CudaSlot]):
                 stream.wait_for_event(other.events[1])
         slot.mark(2, needed=True)
         if last:
-            k, v = (Matrix.of_batches(int(batch.rows) + n * shape.output_batch_bytes, 0, shape.d) for n in range(2))
-            given = of_batches(NOWHERE, k, v, NOWHERE, B=1, M=0, N=shape.N, workspace=batch.workspace)
+            k, v = (int(batch.rows) + n * shape.output_batch_bytes for n in range(2))
+            given = of_batches((0, k, v, 0), shape.d, N=shape.N, workspace=int(batch.workspace))
             self._program.prepare(given, stream)
             batch.ready.record(stream)
         self._give_back(slot)

@@ -8,7 +8,7 @@ import numpy as np
 
 from flashcli.compiler import compiler
 from flashcli.files.summary import is_finite
-from flashcli.kernels.arguments import Attention, Matrix, of_batches
+from flashcli.kernels.arguments import Attention, of_batches
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build
 from flashcli.kernels.problem import Problem
@@ -59,6 +59,6 @@ class SequentialBackend(OneByOne):
 
     def attend_rows(self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, first_row: int) -> None:
         """Rows [M, d] of Q, the first at position ``first_row``, to K and V [N, d] of one batch; all contiguous."""
-        M, N = len(q), len(k)
-        matrices = (Matrix.of_batches(array.ctypes.data, 0, array.shape[1]) for array in (q, k, v, out))
-        self._attention(of_batches(*matrices, B=1, M=M, N=N, scale=self._scale, q_start=first_row))
+        addresses = [x.ctypes.data for x in (q, k, v, out)]
+        given = of_batches(addresses, q.shape[1], M=len(q), N=len(k), scale=self._scale, q_start=first_row)
+        self._attention(given)

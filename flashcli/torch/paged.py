@@ -141,7 +141,8 @@ def _on_cpu(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     if out is not None:
         _refuse_out(out, tensors["query"])
-    found, lse = decode_numpy(**{name: numbers(x) for name, x in tensors.items()}, **options, return_lse=True)
+    arrays: dict[str, Any] = {name: numbers(x) for name, x in tensors.items()}
+    found, lse = decode_numpy(**arrays, **options, return_lse=True)
     answer = tensor(found, tensors["query"].dtype)
     answer = answer if out is None else out.copy_(answer)
     return (answer, torch.from_numpy(lse)) if return_lse else answer

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flashcli.emulator.machine import Emulated
-from flashcli.kernels.arguments import Matrix, of_batches
+from flashcli.kernels.arguments import of_batches
 from flashcli.kernels.attention import KERNELS, chunk_tiles
 from flashcli.kernels.operation import Build
 from flashcli.kernels.problem import Problem
@@ -35,8 +35,9 @@ def attend(
     build = Build(KERNELS[kernel], Problem(B, M, N, d, causal=causal, speed=speed, **of_arrays))
     O = np.full_like(Q, np.nan)
     workspace = np.full(build.workspace(), 0xFF, np.uint8)
-    matrices = [Matrix.of_batches(x.ctypes.data, x[0].size, d) for x in (Q, K, V, O)]
-    given = of_batches(*matrices, B=B, M=M, N=N, scale=d**-0.5, q_start=N - M, workspace=workspace.ctypes.data)
+    addresses, apart = zip(*((x.ctypes.data, x[0].size) for x in (Q, K, V, O)), strict=True)
+    numbers = {"B": B, "M": M, "N": N, "scale": d**-0.5, "q_start": N - M, "workspace": workspace.ctypes.data}
+    given = of_batches(addresses, d, apart=apart, **numbers)
     given.chunk = chunk_tiles(build.tiling, build.problem) if kernel == "wgmma" else 0
     machine = Emulated(build, folder)
     for launch in build.launches():

@@ -8,7 +8,7 @@ from emulator import claims
 
 from flashcli.asked.attention import Operand, call, contiguous
 from flashcli.compiler.compiler import SOURCES
-from flashcli.kernels.arguments import NOWHERE, Attention, Matrix, Strides, argument, of_batches
+from flashcli.kernels.arguments import Attention, Strides, argument, of_batches
 
 HEADER = SOURCES / "attention" / "arguments.h"
 
@@ -28,10 +28,9 @@ def test_every_field_is_where_python_puts_it(emulated, tmp_path):
 
 
 def test_arguments_are_where_their_names_say():
-    q = Matrix(address=4096, batch=600, head=20, row=10)
-    given = of_batches(q, NOWHERE, NOWHERE, Matrix.of_batches(8192, 70, 10), B=3, M=5, N=7, scale=0.5)
+    given = of_batches((4096, 0, 0, 8192), 10, apart=(600, 0, 0, 70), B=3, M=5, N=7, scale=0.5)
     assert (given.Q, given.K, given.O) == (4096, None, 8192)
-    assert [getattr(given.q, name) for name in ("batch", "head", "row")] == [600, 20, 10]
+    assert [getattr(given.q, name) for name in ("batch", "head", "row")] == [600, 0, 10]
     assert [getattr(given.o, name) for name in ("batch", "head", "row")] == [70, 0, 10]
     assert [getattr(given, name) for name in ("B", "H", "Hkv", "M", "N", "q_start", "scale")] == [3, 1, 1, 5, 7, 0, 0.5]
 

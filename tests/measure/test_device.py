@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from flashcli.commands import doctor
@@ -62,6 +64,7 @@ def driver(monkeypatch) -> type[Driver]:
 def use(monkeypatch, library) -> None:
     for module in (cuda_driver, plain):
         monkeypatch.setattr(module, "libcuda", library)
+    monkeypatch.setattr(cuda_driver, "problem", inspect.unwrap(cuda_driver.problem))  # which asks each time
 
 
 def test_what_the_driver_says_and_what_follows_from_it():

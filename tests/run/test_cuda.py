@@ -33,7 +33,7 @@ from flashcli.gpu import driver as cuda_driver
 from flashcli.gpu import memory, warm_up
 from flashcli.gpu.memory import allocate
 from flashcli.gpu.pycuda import devices
-from flashcli.kernels.arguments import Matrix, of_batches
+from flashcli.kernels.arguments import of_batches
 from flashcli.kernels.attention import KERNELS
 from flashcli.run.arrays import Arrays
 from flashcli.run.request import Request, open_backend
@@ -220,11 +220,11 @@ def in_ranges(backend: CudaBackend, qkv: np.ndarray, ends: list[int]) -> np.ndar
     driver.memcpy_htod_async(inputs, qkv, stream)
     workspace = allocate(driver, backend._build.workspace(B=B, M=N, N=N))
     for index, (first, end) in enumerate(itertools.pairwise([0, *ends, N])):
-        q, k, v = (Matrix.of_batches(int(inputs) + 4 * n * N * d, 3 * N * d, d) for n in range(3))
+        q, k, v = (int(inputs) + 4 * n * N * d for n in range(3))
         rows = np.empty((B, end - first, d), np.float32)
         given = of_batches(
-            q._replace(address=q.address + 4 * first * d), k, v, Matrix.of_batches(output, (end - first) * d, d),
-            B=B, M=end - first, N=N, scale=d**-0.5, q_start=first, workspace=workspace,
+            (q + 4 * first * d, k, v, output), d, apart=(*[3 * N * d] * 3, (end - first) * d),
+            B=B, M=end - first, N=N, scale=d**-0.5, q_start=first, workspace=int(workspace),
         )  # fmt: skip
         if index == 0:
             program.prepare(given, stream)

@@ -192,9 +192,6 @@ class Event:
     def time_till(self, end):
         return (end.mark.time - self.mark.time) * 1e3
 
-    def time_since(self, start):
-        return start.time_till(self)
-
 
 class DeviceAllocation:
     def __init__(self, size):
