@@ -284,7 +284,7 @@ def check_layout(layout: str) -> None:
 
 
 def check_cache_dtype(key_type: str, value_type: str, cache_dtype: str | None) -> None:
-    """Raise ValueError for a ``cache_dtype`` that is none of `SCALED_TYPES`, and where uint8 and it are not together."""
+    """Raise ValueError for a ``cache_dtype`` that is unknown or not for caches of uint8, and for these without one."""
     if cache_dtype is None:
         if key_type == "uint8":
             raise ValueError(f"key_cache is uint8: say by cache_dtype which of {', '.join(SCALED_TYPES)} its bytes are")
