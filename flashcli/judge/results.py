@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from flashcli.errors import BadInput, CannotCreate, UsageError, explained
 from flashcli.files.regular import check_regular, read_regular
+from flashcli.judge.checks import kept
 from flashcli.judge.containment import NAMES
 from flashcli.judge.device_code import ProgramKernel
 from flashcli.judge.judging import ACCEPTED, VERDICTS, Result
@@ -27,29 +28,21 @@ LONGEST_NAME = 200
 HINT = "`flashcli judge --results FILE` writes one."
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError
-    return printable(value)
+def _text(value: Any) -> str:
+    return printable(kept(value, isinstance(value, str)))
 
 
 def _name(value: object) -> str:
     text = _text(value).strip()
-    if not 1 <= len(text) <= LONGEST_NAME:
-        raise ValueError
-    return text
+    return kept(text, 1 <= len(text) <= LONGEST_NAME)
 
 
-def _number(value: object) -> int:
-    if type(value) is not int or not 0 < value < 2**31:
-        raise ValueError
-    return value
+def _number(value: Any) -> int:
+    return kept(value, type(value) is int and 0 < value < 2**31)
 
 
 def _seconds(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 <= value <= LONGEST_TIME:  # NaN is neither
-        raise ValueError
-    return float(value)
+    return float(kept(value, type(value) in (int, float) and 0 <= value <= LONGEST_TIME))  # NaN is neither
 
 
 def _seconds_or_none(value: object) -> float | None:
@@ -57,21 +50,15 @@ def _seconds_or_none(value: object) -> float | None:
 
 
 def _bytes_or_none(value: Any) -> int | None:
-    if value is not None and (type(value) is not int or not 0 <= value < 2**63):
-        raise ValueError
-    return value
+    return kept(value, value is None or (type(value) is int and 0 <= value < 2**63))
 
 
 def _verdict(value: Any) -> str:
-    if value not in VERDICTS:
-        raise ValueError
-    return value
+    return kept(value, value in VERDICTS)
 
 
-def _times(value: object) -> list[float]:
-    if not isinstance(value, list):
-        raise ValueError
-    return [_seconds(item) for item in value]
+def _times(value: Any) -> list[float]:
+    return [_seconds(item) for item in kept(value, isinstance(value, list))]
 
 
 def _kernels(value: Any) -> tuple[ProgramKernel, ...]:

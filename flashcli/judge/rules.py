@@ -15,6 +15,7 @@ from typing import Any
 from flashcli.errors import BadInput
 from flashcli.files.regular import read_regular
 from flashcli.files.tolerance import TOLERANCE
+from flashcli.judge.checks import kept
 from flashcli.judge.containment import WAYS
 from flashcli.terminal import sizes
 
@@ -112,21 +113,16 @@ def _checked(table: object, checks: dict[str, tuple[Callable, str]], where: str)
     return checked
 
 
-def _number(above: float, including: bool = False) -> Callable[[object], float]:
-    def convert(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise TypeError
-        if value < above or (value == above and not including):
-            raise ValueError
-        return float(value)
+def _number(above: float, including: bool = False) -> Callable[[Any], float]:
+    def convert(value: Any) -> float:
+        number = type(value) in (int, float) and math.isfinite(value)
+        return float(kept(value, number and (value > above or (including and value == above))))
 
     return convert
 
 
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError
-    return value
+def _count(value: Any) -> int:
+    return kept(value, type(value) is int and value > 0)
 
 
 def size(value: object) -> int:
@@ -134,52 +130,38 @@ def size(value: object) -> int:
     return sizes.parse(value) if isinstance(value, str) else _count(value)
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value or "\0" in value:
-        raise ValueError
-    return value
+def _text(value: Any) -> str:
+    return kept(value, isinstance(value, str) and value != "" and "\0" not in value)
 
 
-def _texts(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise TypeError
-    return tuple(_text(item) for item in value)
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(_text, kept(value, isinstance(value, list))))
 
 
 def _places(value: object) -> tuple[str, ...]:
     places = _texts(value)
-    if not all(map(os.path.isabs, places)):
-        raise ValueError
-    return places
+    return kept(places, all(map(os.path.isabs, places)))
 
 
-def _table(value: object) -> dict:
-    if not isinstance(value, dict):
-        raise TypeError
-    return value
+def _table(value: Any) -> dict:
+    return kept(value, isinstance(value, dict))
 
 
 def _variables(value: Any) -> dict[str, str]:
-    if any(
-        not name or "=" in name or not isinstance(text, str) or "\0" in text for name, text in _table(value).items()
-    ):
-        raise ValueError
-    return value
+    fit = (
+        name and "=" not in name and isinstance(text, str) and "\0" not in text for name, text in _table(value).items()
+    )
+    return kept(value, all(fit))
 
 
 def _choice(*names: str) -> tuple[Callable, str]:
-    def convert(value: Any) -> str:
-        if value not in names:
-            raise ValueError
-        return value
-
-    return convert, f"one of {', '.join(names)}" if len(names) > 1 else f'"{names[0]}"'
+    wanted = f"one of {', '.join(names)}" if len(names) > 1 else f'"{names[0]}"'
+    return lambda value: kept(value, value in names), wanted
 
 
 def _file_name(value: Any) -> str:
-    if Path(_text(value)).is_absolute() or ".." in Path(value).parts:
-        raise ValueError
-    return value
+    path = Path(_text(value))
+    return kept(value, not path.is_absolute() and ".." not in path.parts)
 
 
 SECONDS = (_number(0), "a number of seconds above 0")
