@@ -13,7 +13,6 @@ them, so that memory stays bounded whatever the size of the file. All sizes are 
 from __future__ import annotations
 
 import os
-import stat
 import struct
 from collections.abc import Callable
 
@@ -22,6 +21,7 @@ import numpy as np
 from flashcli.asked.shape import Chunk, Shape, shape_problem
 from flashcli.errors import BadInput, explained
 from flashcli.files.outputs import AtomicFile
+from flashcli.files.regular import check_regular
 
 FLOAT = np.dtype("<f4")
 HEADER = struct.Struct("<3i")
@@ -51,7 +51,7 @@ class InputFile:
             raise
 
     def _check(self) -> Shape:
-        size = _size(self.path, os.fstat(self._file.fileno()))
+        size = check_regular(self.path, self._file.fileno())
         header = self._file.read(HEADER.size)
         if len(header) < HEADER.size:
             raise BadInput(
@@ -149,13 +149,8 @@ class ChunkWriter(AtomicFile):
         shared: str | None = None,
     ) -> None:
         """``rows_of`` a chunk says which rows of the file it is."""
-        super().__init__(path, size, shared)
+        super().__init__(path, size, shared, header)
         self._row_bytes, self._rows_of, self._first = row_bytes, rows_of, len(header)
-        try:
-            self.write_at(0, memoryview(header))
-        except BaseException:
-            self.discard()
-            raise
 
     def write(self, chunk: Chunk, values: np.ndarray) -> None:
         """Write the numbers of a chunk. Where the target cannot seek, chunks must come in order."""
@@ -176,13 +171,6 @@ def create_output(path: str | os.PathLike, shape: Shape, shared: str | None = No
     return ChunkWriter(path, shape.output_bytes, shape.row_bytes, shape.output_rows, shared=shared)
 
 
-def _size(path: str | os.PathLike, status: os.stat_result) -> int:
-    """The bytes of a regular file; BadInput for any other kind of file."""
-    if not stat.S_ISREG(status.st_mode):
-        raise BadInput(f"{str(path)!r} is not a regular file.", "copy the data to a file first.")
-    return status.st_size
-
-
 def read_output(path: str | os.PathLike, shape: Shape, batches: range, rows: range | None = None) -> np.ndarray:
     """O of a range of batches as float32 [batches, N, d], or some rows of a single batch as [1, rows, d].
 
@@ -190,7 +178,7 @@ def read_output(path: str | os.PathLike, shape: Shape, batches: range, rows: ran
     """
     rows = range(shape.N) if rows is None else rows
     with explained("read", path):
-        size = _size(path, os.stat(path))
+        size = check_regular(path)
         if size != shape.output_bytes:
             told = f"{str(path)!r} has {size} bytes; an output of (B, N, d) = {shape} has {shape.output_bytes}."
             raise BadInput(told, _hint_of_size(path, size, shape.output_bytes))
@@ -216,7 +204,7 @@ def _hint_of_size(path: str | os.PathLike, size: int, wanted: int) -> str:
 def flat_shape(path: str | os.PathLike) -> Shape:
     """A shape for an output file about which nothing is known: one column, as many rows as it has numbers."""
     with explained("read", path):
-        size = _size(path, os.stat(path))
+        size = check_regular(path)
     if size == 0 or size % FLOAT.itemsize:
         raise BadInput(f"{str(path)!r} has {size} bytes, which is no number of floats.", "is it an output file?")
     return Shape(1, size // FLOAT.itemsize, 1)

@@ -28,8 +28,11 @@ class AtomicFile:
     parts, and committed, it commits.
     """
 
-    def __init__(self, path: str | os.PathLike, size: int = 0, shared: str | None = None) -> None:
-        """``size`` is how large it will be, in bytes, if that is known; ``shared`` what another process shares."""
+    def __init__(self, path: str | os.PathLike, size: int = 0, shared: str | None = None, header: bytes = b"") -> None:
+        """``size`` is how large it will be, in bytes, if that is known; ``shared`` what another process shares.
+
+        A ``header`` is written at once.
+        """
         self.path, self._size = os.fspath(path), size
         self._fd, self.in_order = -1, False
         self._target = ""
@@ -43,6 +46,7 @@ class AtomicFile:
             if self._temporary is not None:
                 with explained("write", path):
                     _reserve(self._fd, size)
+            self.write_at(0, memoryview(header))
         except BaseException:
             self.discard()
             raise

@@ -1,4 +1,4 @@
-"""Files to be read as a whole, such as manifests: a FIFO or a device would never end."""
+"""Regular files, and no others: to read a FIFO or a device may never end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
-def check_regular(path: Path, fd: int) -> None:
-    """BadInput if an open file is no regular one."""
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+def check_regular(path: str | os.PathLike, opened: int | None = None) -> int:
+    """Return the bytes of a regular file, which may be ``opened``; BadInput for any other kind of file."""
+    status = os.stat(path if opened is None else opened)
+    if not stat.S_ISREG(status.st_mode):
         raise BadInput(f"{str(path)!r} is not a regular file.", "copy the data to a file first.")
+    return status.st_size
+
+
+def stamp(path: str | os.PathLike) -> tuple[int, ...] | None:
+    """Something that is no longer the same if a file was changed, replaced or removed; no link is followed."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -71,14 +71,6 @@ class Case:
             return replace(self, input=path, original=self.input)
         return replace(self, input=path, seed=seed, reference=None)
 
-    def stamp(self) -> tuple[int, ...] | None:
-        """Something that is no longer the same if the input file was changed, replaced or removed."""
-        try:
-            status = os.lstat(self.input)
-        except OSError:
-            return None
-        return status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
 
 def _new_file(path: Path) -> BinaryIO:
     """Create a file where there is nothing yet, not even a link that would lead elsewhere."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from flashcli.files.regular import stamp
 from flashcli.files.testcases import Case
 from flashcli.judge.answers import Compare, answer
 from flashcli.judge.scratch import Scratch
@@ -67,10 +68,10 @@ class NewInputs:
     def lent(self, submission: str) -> Iterator[Ready]:
         """An input for a program to run on. Damaged says what that did to it, if it is not as it was."""
         ready = self._take(submission)
-        before = ready.case.stamp()
+        before = stamp(ready.case.input)
         try:
             yield ready
-            if ready.case.stamp() != before:
+            if stamp(ready.case.input) != before:
                 raise Damaged(_what_is_there(ready.case.input))
             if not self._each:
                 with self._lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flashcli.errors import FlashError
+from flashcli.files.regular import stamp
 from flashcli.files.testcases import Case
 from flashcli.judge.answers import Compare
 from flashcli.judge.device_code import ProgramKernel, kernels
@@ -178,10 +178,10 @@ class Judging:
         if not self.rules.build or entry.trusted:
             return entry
         built = self._built.get(entry.name)
-        if built is None or (not built.failure and _stamp(built.command[0]) != built.stamp):
+        if built is None or (not built.failure and stamp(built.command[0]) != built.stamp):
             self.tell(f"building {entry.name}")
             built = build(entry, self.rules, self.scratch, self.supervision)
-            self._built[entry.name] = built = replace(built, stamp=_stamp(built.command[0]))
+            self._built[entry.name] = built = replace(built, stamp=stamp(built.command[0]))
         return built
 
     def _run_and_check(self, entry: Submission, ready: Ready, rules: Rules) -> Attempt:
@@ -227,14 +227,6 @@ class Judging:
             rules.penalty, self.device, runs, last.printed, last.returncode, rules.points or case.points, memory,
             self._kernels.get(entry.name, ()),
         )  # fmt: skip
-
-
-def _stamp(program: str) -> tuple[int, ...] | None:
-    """Something that is no longer the same if a program was changed, replaced or removed."""
-    with contextlib.suppress(OSError):
-        status = os.lstat(program)
-        return status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-    return None
 
 
 def derived_seed(seed: int, case: str, run: int, submission: str = "") -> int:

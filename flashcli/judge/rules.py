@@ -148,10 +148,8 @@ def _table(value: Any) -> dict:
 
 
 def _variables(value: Any) -> dict[str, str]:
-    fit = (
-        name and "=" not in name and isinstance(text, str) and "\0" not in text for name, text in _table(value).items()
-    )
-    return kept(value, all(fit))
+    texts = _table(value).items()
+    return kept(value, all(name and "=" not in name and isinstance(x, str) and "\0" not in x for name, x in texts))
 
 
 def _choice(*names: str) -> tuple[Callable, str]:

@@ -25,6 +25,7 @@ from flashcli.cpu.pages import DecodeArrays
 from flashcli.cpu.pages import decode_problem as problem
 from flashcli.errors import BackendUnavailable, BadInput, FlashError, explained
 from flashcli.files.outputs import AtomicFile
+from flashcli.files.regular import check_regular
 from flashcli.process import mapped
 
 TYPES = {
@@ -120,8 +121,7 @@ class Tensors:
                 "the library safetensors is missing.", "pip install safetensors ml_dtypes."
             ) from error
         with explained("read", self.path):
-            if not stat.S_ISREG(os.stat(self.path).st_mode):
-                raise BadInput(f"{self.path!r} is not a regular file.", "copy the data to a file first.")
+            check_regular(self.path)
             with open(self.path, "rb") as file:  # by us first: the library does not say why it cannot be opened
                 beginning = file.read(LENGTH.size)
                 try:
@@ -245,12 +245,7 @@ class TensorWriter(AtomicFile):
         text += b" " * (round_up(LENGTH.size + len(text), ALIGNMENT) - LENGTH.size - len(text))
         self._first = LENGTH.size + len(text)
         self._places = {name: entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
-        super().__init__(path, self._first + end)
-        try:
-            self.write_at(0, memoryview(LENGTH.pack(len(text)) + text))
-        except BaseException:
-            self.discard()
-            raise
+        super().__init__(path, self._first + end, header=LENGTH.pack(len(text)) + text)
 
     def write(self, name: str, values: np.ndarray, skip: int = 0) -> None:
         """Numbers of a tensor, from the one after the first ``skip`` on. Where the file cannot seek, in its order."""
