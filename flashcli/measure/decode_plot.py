@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from flashcli.errors import BadInput
 from flashcli.kernels.decode import CEILING
-from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, SKY, save_picture
+from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, SKY, legend, save_picture
 from flashcli.measure.records import Record, by_case, of_kind
 from flashcli.measure.rows import Decoded
 
@@ -50,6 +50,5 @@ def draw_decode(record: Record, path: str) -> None:
     ax.grid(axis="y", color="#e4e4e4", linewidth=0.7)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
-    handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    legend(figure, ax)
     save_picture(figure, path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from flashcli.run.timeline import ENGINES, Span
+from flashcli.run.timeline import ENGINES, Activity, Span
 
 Interval = tuple[float, float]
 
@@ -25,31 +25,17 @@ class Engine(NamedTuple):
         return self.beside / self.busy if self.busy else 0.0
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The times at which at least one interval goes on: intervals that are apart, in order."""
-    apart: list[Interval] = []
-    for start, end in sorted(intervals):
-        if apart and start <= apart[-1][1]:
-            apart[-1] = apart[-1][0], max(apart[-1][1], end)
-        elif start < end:
-            apart.append((start, end))
-    return apart
+def length(intervals: Iterable[Interval]) -> float:
+    """How long at least one of the intervals goes on."""
+    activity = Activity()
+    for interval in sorted(intervals):
+        activity.add(*interval)
+    return activity.seconds
 
 
-def common(one: Iterable[Interval], other: Iterable[Interval]) -> float:
+def common(one: list[Interval], other: list[Interval]) -> float:
     """How long something of the one goes on while something of the other does."""
-    some, others = union(one), union(other)
-    time, i, j = 0.0, 0, 0
-    while i < len(some) and j < len(others):
-        (start, end), (other_start, other_end) = some[i], others[j]
-        time += max(0.0, min(end, other_end) - max(start, other_start))
-        i, j = (i + 1, j) if end < other_end else (i, j + 1)
-    return time
-
-
-def length(apart: Iterable[Interval]) -> float:
-    """The sum of intervals that are `union`'s."""
-    return sum(end - start for start, end in apart)
+    return max(0.0, length(one) + length(other) - length([*one, *other]))
 
 
 def engines(spans: Iterable[Span]) -> dict[str, Engine]:
@@ -57,8 +43,8 @@ def engines(spans: Iterable[Span]) -> dict[str, Engine]:
     of = _by_phase(spans)
     return {
         engine: Engine(
-            length(union(of[engine])),
-            common(of[engine], (interval for other in ENGINES if other != engine for interval in of[other])),
+            length(of[engine]),
+            common(of[engine], [interval for other in ENGINES if other != engine for interval in of[other]]),
         )
         for engine in ENGINES
     }
@@ -71,7 +57,7 @@ def hidden(spans: Iterable[Span], *behind: str) -> float:
     """
     of = _by_phase(spans, *behind)
     cover = [interval for phase in behind or ENGINES[:1] for interval in of[phase]]
-    time = sum(length(union(of[engine])) for engine in ENGINES[1:])
+    time = sum(length(of[engine]) for engine in ENGINES[1:])
     return sum(common(of[engine], cover) for engine in ENGINES[1:]) / time if time else 0.0
 
 

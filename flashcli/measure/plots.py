@@ -10,7 +10,7 @@ import io
 import itertools
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from flashcli.errors import BackendUnavailable, BadInput, UsageError
 from flashcli.files.outputs import check_creatable, write_whole
 from flashcli.kernels.attention import KERNELS
 from flashcli.measure.records import Record, by_case, by_search, fastest, of_kind
-from flashcli.measure.rows import Profiled, Rung, Tiled
+from flashcli.measure.rows import Rung, Tiled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +35,9 @@ BARS: dict[str, tuple[str, Callable[[Rung], float]]] = {
     "input and output": (GREEN, lambda row: row.input + row.output),
 }
 BARS_CAPTION = "Median of whole commands, `flashcli run --serial`, files in the page cache; the scale is logarithmic."
+MUST = "the bytes of Q, K, V once in and O once out"
+ROOFS = "Roofs, measured in the same run: a copy, a matrix product in fp32, a third of one in fp16."
+Moved = Mapping[tuple[str, str], float]  # bytes, by the shape and the name of a rung
 BAR = 0.27  # of the space for a rung
 SLOWEST = 3.0  # times of the best with which tiles are red
 TILES_CAPTION = "Median of the kernel, registers of a thread, occupancy. Bold: the fastest. Framed: the kernel's own."
@@ -70,15 +73,14 @@ def check_picture(path: str) -> None:
     check_creatable(path)
 
 
-def draw_ladder(record: Record, path: str, profile: Record | None = None) -> None:
-    """Both pictures of a ladder's record; with the DRAM bytes that a record of ``flashcli profile`` has measured."""
+def draw_ladder(record: Record, path: str, moved: Moved | None = None, over: str = MUST) -> None:
+    """Both pictures of a ladder's record; ``over`` says what the bytes are that rungs ``moved``."""
     cases = list(by_case(of_kind(Rung, record.rows)).values())
     if not cases:
         raise BadInput("no rung was timed: there is nothing to draw.", "the table says why.")
     machine = str(record.circumstances.get("gpu") or record.circumstances["cpu"])
     save_picture(_bars(cases, machine), path)
-    counted = of_kind(Profiled, profile.rows) if profile else []
-    save_picture(_roofline(cases, machine, record.ceilings or {}, counted), roofline_path(path))
+    save_picture(_roofline(cases, machine, record.ceilings or {}, moved or {}, over), roofline_path(path))
 
 
 def draw_tiles(record: Record, path: str) -> None:
@@ -164,20 +166,25 @@ def _bars(cases: list[list[Rung]], machine: str) -> Figure:
 
 
 def _legend(figure: Figure, ax: Axes, caption: str) -> None:
+    legend(figure, ax, title=textwrap.fill(caption, 150), title_fontsize=10)
+
+
+def legend(figure: Figure, ax: Axes, **more: Any) -> None:
+    """Name what is drawn in one of the axes in a line below all of them."""
     handles, labels = ax.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False,
-        title=textwrap.fill(caption, 150), title_fontsize=10,
-    )  # fmt: skip
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, **more)
 
 
-def _roofline(cases: list[list[Rung]], machine: str, ceilings: dict[str, float], counted: list[Profiled]) -> Figure:
+def _roofline(
+    cases: list[list[Rung]], machine: str, ceilings: dict[str, float], moved: Moved, over: str = MUST
+) -> Figure:
     figure, axes = _panels(cases, f"Roofline of the rungs on {machine}")
     rows = list(itertools.chain(*cases))
-    # Without a profile, bytes of Q, K, V once in and O once out: so all rungs on a case have one intensity.
-    moved = [_dram_bytes(row, counted) or row.shape.input_bytes + row.shape.output_bytes for row in rows]
-    operations = [tflops(**vars(row.shape), seconds=1e-12, causal=bool(row.causal)) for row in rows]
-    points = {id(row): (n / size, row.tflops) for row, n, size in zip(rows, operations, moved, strict=True)}
+    points = {}
+    for row in rows:
+        operations = tflops(**vars(row.shape), seconds=1e-12, causal=bool(row.causal))
+        must = row.shape.input_bytes + row.shape.output_bytes  # so all rungs on a case have one intensity
+        points[id(row)] = operations / moved.get((str(row.shape), row.contender), must), row.tflops
     left, right = min(1.0, *(x / 2 for x, _ in points.values())), max(x for x, _ in points.values()) * 30
     for ax, some in zip(axes, cases, strict=True):
         rates = [row.tflops for row in some]
@@ -188,19 +195,9 @@ def _roofline(cases: list[list[Rung]], machine: str, ceilings: dict[str, float],
             xy = [points[id(row)] for row in some if _unit(row) == unit]
             ax.plot(*zip(*xy, strict=True) if xy else ([], []), marker, color=colour, markersize=7, label=unit)
         _name_points(ax, [(row.contender, *points[id(row)]) for row in some])
-    _legend(figure, axes[0], _caption(rows, counted, bool(ceilings)))
+    roofs = ROOFS if ceilings else "No roofs: there was no PyTorch to measure them with."
+    _legend(figure, axes[0], f"Operations: 4 B N² d, the exponentials not counted, over {over}. {roofs}")
     return figure
-
-
-def _dram_bytes(row: Rung, counted: list[Profiled]) -> float | None:
-    """Bytes that a rung moved through DRAM, where a profile has them.
-
-    Not for a function of many launches: the caches were empty before the one that was counted, which they are not
-    before the others.
-    """
-    functions = [other for other in counted if (other.shape, other.contender) == (row.shape, row.contender)]
-    moved = [other.dram_bytes for other in functions if other.launches == 1 and other.dram_bytes is not None]
-    return sum(moved) if functions and len(moved) == len(functions) else None
 
 
 def _unit(row: Rung) -> str:
@@ -248,15 +245,3 @@ def spread(heights: list[float], gap: float) -> list[float]:
         moved[index] = min(moved[index], ceiling)
         ceiling = moved[index] - gap
     return moved
-
-
-def _caption(rows: list[Rung], counted: list[Profiled], roofed: bool) -> str:
-    """The meaning of the roofline's axes and lines."""
-    known = sum(_dram_bytes(row, counted) is not None for row in rows)
-    must = "the bytes of Q, K, V once in and O once out"
-    dram = "the bytes that a launch with empty caches moves through DRAM, as counted by Nsight Compute"
-    mixed = f"{dram}; for rungs of many launches, or none counted, {must}"
-    what = must if known == 0 else dram if known == len(rows) else mixed
-    roofs = "Roofs, measured in the same run: a copy, a matrix product in fp32, a third of one in fp16."
-    without = "No roofs: there was no PyTorch to measure them with."
-    return f"Operations: 4 B N² d, the exponentials not counted, over {what}. {roofs if roofed else without}"

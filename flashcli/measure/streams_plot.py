@@ -6,7 +6,7 @@ Matplotlib is imported when there is something to draw.
 from __future__ import annotations
 
 from flashcli.errors import BadInput
-from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, save_picture
+from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, legend, save_picture
 from flashcli.measure.records import Record, of_kind
 from flashcli.measure.rows import MEMORIES, Streamed
 
@@ -42,6 +42,5 @@ def draw_streams(record: Record, path: str) -> None:
         ax.set_xticks(range(len(counts)), [str(count or "default") for count in counts])
         ax.grid(axis="y", color="#e4e4e4", linewidth=0.7)
         ax.spines[["top", "right"]].set_visible(False)
-    handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    legend(figure, ax)
     save_picture(figure, path)

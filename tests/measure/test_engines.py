@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from flashcli.measure.engines import common, engines, hidden, union
+from flashcli.measure.engines import common, engines, hidden, length
 from flashcli.run.timeline import ENGINES, Span
 
 IN, KERNEL, OUT = ENGINES
 
 
 @pytest.mark.parametrize(
-    ("intervals", "apart"),
+    ("intervals", "time"),
     [
-        ([], []),
-        ([(1, 3)], [(1, 3)]),
-        ([(4, 5), (1, 3)], [(1, 3), (4, 5)]),
-        ([(1, 3), (3, 4)], [(1, 4)]),
-        ([(1, 9), (2, 3), (8, 10)], [(1, 10)]),
-        ([(1, 1)], []),
+        ([], 0),
+        ([(1, 3)], 2),
+        ([(4, 5), (1, 3)], 3),
+        ([(1, 3), (3, 4)], 3),
+        ([(1, 9), (2, 3), (8, 10)], 9),
+        ([(1, 1)], 0),
     ],
 )
-def test_intervals_become_such_as_are_apart(intervals, apart):
-    assert union(intervals) == apart
+def test_time_of_several_at_once_counts_once(intervals, time):
+    assert length(intervals) == time
 
 
 @pytest.mark.parametrize(

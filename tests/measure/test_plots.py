@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from support import ROOT, Finished, drawing, flashcli, python
 
+from bench import ladder_plot
 from flashcli.commands.bench import command
 from flashcli.errors import BackendUnavailable
 from flashcli.kernels.attention import KERNELS
@@ -141,7 +142,7 @@ def points(figure) -> dict[str, list[tuple[float, float]]]:
 @drawing
 def test_every_rung_is_on_the_roofline_by_what_it_multiplies_with(monkeypatch):
     monkeypatch.setitem(KERNELS, "plain_c", replace(KERNELS["mma"], name="plain_c", on_host=True))
-    figure = plots._roofline([[*ROWS[:2], row("plain_c", 0.01)]], "GPU 1", record().ceilings, [])
+    figure = plots._roofline([[*ROWS[:2], row("plain_c", 0.01)]], "GPU 1", record().ceilings, {})
     intensity = pytest.approx(2048 / 4)
     host, ffma, tensor_cores = plots.UNITS
     assert points(figure) == {
@@ -154,21 +155,24 @@ def test_every_rung_is_on_the_roofline_by_what_it_multiplies_with(monkeypatch):
 @drawing
 @pytest.mark.parametrize(("launches", "intensity"), [(1, 4 * 10 * 2048**2 * 64 / 3e8), (2, 2048 / 4)])
 def test_bytes_are_those_that_were_counted_where_each_function_is_launched_once(launches, intensity):
-    measured = [counted(ROWS[0], launches, 1e8), counted(ROWS[0], 1, 2e8)]
-    figure = plots._roofline([ROWS[:2]], "GPU 1", {}, measured)
+    moved = ladder_plot.dram_bytes([counted(ROWS[0], launches, 1e8), counted(ROWS[0], 1, 2e8)])
+    figure = plots._roofline([ROWS[:2]], "GPU 1", {}, moved)
     _, ffma, tensor_cores = plots.UNITS
     assert points(figure)[ffma] == [(pytest.approx(intensity), 23.0)]
     assert points(figure)[tensor_cores] == [(pytest.approx(512), 157.0)]
 
 
-def test_the_caption_says_which_bytes():
+@drawing
+def test_the_caption_says_which_bytes_and_whether_there_are_roofs():
     measured = [counted(row, 1, 1e8) for row in ROWS]
     many = [counted(row, 2, 1e8) for row in ROWS]
     once, dram = "once in and O once out", "a launch with empty caches moves through DRAM, as counted"
     for known, wanted in [([], {once}), (many, {once}), (measured[:1], {once, dram}), (measured, {dram})]:
-        caption = plots._caption(ROWS, known, roofed=True)
+        caption = ladder_plot.caption(ROWS, ladder_plot.dram_bytes(known))
         assert {part for part in (once, dram) if part in caption} == wanted
-    assert "No roofs" in plots._caption(ROWS, [], roofed=False)
+    without = plots._roofline([ROWS[:2]], "GPU 1", {}, {}, "such bytes")
+    [below] = without.legends
+    assert "over such bytes. No roofs" in below.get_title().get_text().replace("\n", " ")
 
 
 @pytest.mark.parametrize("heights", [[], [0.5], [0.1, 0.11, 0.12], [0.95, 0.96, 0.97], [0.0, 0.5, 0.5, 1.0], [1.2]])
