@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -14,8 +13,6 @@ from flashcli.terminal import parameters
 
 if TYPE_CHECKING:
     from flashcli.asked.shape import Shape
-    from flashcli.measure.bench import Conditions
-    from flashcli.measure.rows import Row
     from flashcli.measure.tensors import Problem
 
 ABLE = [name for name, kernel in KERNELS.items() if kernel.strided]
@@ -64,7 +61,7 @@ def command(
     What gives a wrong answer is refused, not timed. The exit code is 1 if anything is wrong, or if nothing could be
     timed.
     """
-    from flashcli.measure import bench, machine, peers, plots, records
+    from flashcli.measure import backward, bench, in_place, machine, peers, plots, records
 
     peers.check_installed("torch", *how.against)
     how.check(plots.check_drawable)
@@ -78,9 +75,14 @@ def command(
     device, conditions = "cpu" if on_cpu else "cuda", bench.Conditions(how.runs_on(on_cpu), causal, how.seed)
     problems = _problems(timing.shapes(cases, shapes, on_cpu), causal, heads, kv_heads, queries, layout)
     if gradients:
-        rows = _gradients(problems, how.chosen(able, ()), how.against, conditions, device)
+        contest, kernels = backward.GRADIENTS, how.chosen(able, ())
+        contenders = backward.cpu_contenders(how.against) if on_cpu else backward.contenders(kernels, how.against)
+    elif on_cpu:
+        contest, contenders = in_place.ANSWERS, in_place.cpu_contenders(how.against)
     else:
-        rows = _attention(problems, how.chosen(able, able), precisions, how.against, conditions, device)
+        contest, kernels = in_place.ANSWERS, how.chosen(able, able)
+        contenders = in_place.gpu_contenders(kernels, precisions, how.against)
+    rows = in_place.bench(problems, contenders, conditions, device, contest)
     record = records.Record(machine.circumstances() | machine.pytorchs_circumstances(device), ceilings={})
     how.finish(record, rows, records.contender_tables)
 
@@ -104,25 +106,3 @@ def _problems(
         problem = Problem(shape.B, heads, kv_heads, M, shape.N, shape.d, causal, layout)
         found[" ".join([*([] if name == str(shape) else [name]), str(problem), layout])] = problem
     return found
-
-
-def _attention(
-    problems: dict[str, Problem], kernels: list[str], precisions: tuple[str, ...], against: tuple[str, ...],
-    conditions: Conditions, device: str,
-) -> Iterator[Row]:  # fmt: skip
-    from flashcli.measure import in_place
-
-    if device == "cpu":
-        contenders = in_place.cpu_contenders(against)
-    else:
-        contenders = in_place.gpu_contenders(kernels, precisions, against)
-    return in_place.bench(problems, contenders, conditions, device)
-
-
-def _gradients(
-    problems: dict[str, Problem], kernels: list[str], against: tuple[str, ...], conditions: Conditions, device: str
-) -> Iterator[Row]:  # fmt: skip
-    from flashcli.measure import backward, in_place
-
-    contenders = backward.cpu_contenders(against) if device == "cpu" else backward.contenders(kernels, against)
-    return in_place.bench(problems, contenders, conditions, device, backward.GRADIENTS)

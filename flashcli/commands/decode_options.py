@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flashcli.asked.decode import LAYOUTS, MAX_QUERY_TOKENS, QUERY_TYPES, BlockSparse
+from flashcli.commands import options
 from flashcli.errors import UsageError
 from flashcli.terminal import parameters
 
@@ -76,6 +77,7 @@ def _of_shapes(more: str = "") -> tuple[Callable, ...]:
     )  # fmt: skip
 
 
+shape_options = options.several(_of_shapes())  # of a shape, `OF_SHAPES`, but for its heads
 OF_SHAPES = ("lengths", "queries", "page", "query_type", "cache_type")
 OPTIONS = (  # but for the heads and the seed, each has the name of a field of `Case`
     click.option(
@@ -121,11 +123,6 @@ OPTIONS = (  # but for the heads and the seed, each has the name of a field of `
 )  # fmt: skip
 
 
-def shape_options(command: Callable) -> Callable:
-    """Give a command the options of a shape, `OF_SHAPES`, but for its heads."""
-    return functools.reduce(lambda decorated, option: option(decorated), reversed(_of_shapes()), command)
-
-
 def case_options(command: Callable) -> Callable:
     """Give a command these options; it is called with ``decode``, a `Case`, None if no --decode is given."""
 
@@ -142,7 +139,7 @@ def case_options(command: Callable) -> Callable:
             raise UsageError(told, "leave out one of them.")
         return command(decode=Case(*heads, **of_case, seed=seed), seed=seed, **given)
 
-    return functools.reduce(lambda decorated, option: option(decorated), reversed(OPTIONS), folded)
+    return options.several(OPTIONS)(folded)
 
 
 def _refuse_without_decode() -> None:
@@ -174,7 +171,6 @@ def make(output_path: str, case: Case, reference_path: str | None, aside: bool) 
     if reference_path:
         import numpy as np
 
-        from flashcli.commands import options
         from flashcli.cpu.decode import DecodeCpu
         from flashcli.run.decode import run
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -32,6 +33,11 @@ def warn(text: str) -> None:
 def examples(*lines: str) -> str:
     """The end of a command's help: command lines to try, each at most 90 characters long."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def several(added: Iterable[Callable]) -> Callable[[Callable], Callable]:
+    """A decorator that gives a command all of these options."""
+    return lambda command: functools.reduce(lambda given, option: option(given), reversed([*added]), command)
 
 
 def _on_terminal() -> bool:

@@ -171,7 +171,7 @@ def options_of(
             shared = {field.name: given.pop(field.name) for field in fields(Timing) if field.name in given}
             return command(how=Timing(**shared), **given)
 
-        return functools.reduce(lambda decorated, option: option(decorated), reversed(added), folded)
+        return options.several(added)(folded)
 
     return decorate
 
