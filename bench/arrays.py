@@ -71,7 +71,7 @@ def measured(chosen: Iterator[Case], conditions: Conditions, device: str = "cuda
 
 
 @click.command()
-@click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Time each contender so often.")
+@scripts.runs_option(20)
 @click.option("--triton/--no-triton", default=True, show_default=True, help="Beside the Triton kernel, too.")
 @as_json.json_option
 def main(runs: int, triton: bool, json_path: str | None) -> None:

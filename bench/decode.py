@@ -98,9 +98,7 @@ def main(
     if not check_only:
         shapes = {name: case for name, case in SHAPES.items() if not chosen or any(text in name for text in chosen)}
         timed = times(contenders, shapes, layouts, peers)
-        for row in itertools.chain(timed, calls(layouts[0]) if peers and not tried else ()):
-            rows.append(row)
-            click.echo(told(row), err=True)
+        rows += scripts.told(itertools.chain(timed, calls(layouts[0]) if peers and not tried else ()), told)
     if rows:
         scripts.publish("decode", machine.gpu_circumstances(), rows, json_path)
     if wrong:

@@ -29,7 +29,7 @@ from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build, Gpu
 from flashcli.kernels.plan import ATTENTION
 from flashcli.kernels.problem import Problem as Built
-from flashcli.measure import bench, clocks, in_place, machine, peers, records
+from flashcli.measure import bench, clocks, in_place, machine, peers
 from flashcli.measure.in_place import Contender, Entrant, Ready
 from flashcli.measure.rows import Row, over_all
 from flashcli.measure.tensors import Inputs, Problem
@@ -279,13 +279,14 @@ def main(
     against = [name for name in ("torch", "triton") if beside and peers.installed(name)]
     start = time.monotonic()
     compile_all(problems, kernels or OURS, "triton" in against)
-    record = records.Record({}, ceilings=peers.ceilings())
+    ceilings = peers.ceilings()
     left = itertools.takewhile(lambda problem: time.monotonic() - start < seconds, problems)
-    for row in measured(left, kernels or OURS, against, Conditions(record.ceilings or {})):
-        record.rows.append(row)
-        click.echo(f"{time.monotonic() - start:.0f} s: {row.case} {row.contender}: {records.outcome(row)}", err=True)
-    scripts.publish("grid", machine.pytorchs_circumstances("cuda"), record.rows, json_path, record.ceilings)
-    if bench.failed(record.rows):
+    rows = scripts.told(
+        measured(left, kernels or OURS, against, Conditions(ceilings)),
+        lambda row: f"{time.monotonic() - start:.0f} s: {scripts.told_briefly(row)}",
+    )
+    scripts.publish("grid", machine.pytorchs_circumstances("cuda"), rows, json_path, ceilings)
+    if bench.failed(rows):
         raise SystemExit(MISMATCH)
 
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import click
-
-from bench.records import load_record
+from bench import scripts
 from bench.rows import Gridded
 from bench.views import Against, against_peers, geometric_mean
 from flashcli.errors import BadInput
-from flashcli.measure.plots import check_picture, save_picture
+from flashcli.measure.plots import save_picture
 from flashcli.measure.records import Record
 
 if TYPE_CHECKING:
@@ -111,16 +108,8 @@ def _known(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-@click.command()
-@click.argument("record", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("picture")
-def main(record: Path, picture: str) -> None:
-    """Draw a RECORD of `python -m bench.grid` to PICTURE."""
-    check_picture(picture)
-    draw_grid(load_record(record, COMMAND, Gridded), picture)
+main = scripts.redrawing(COMMAND, Gridded, draw_grid)
 
 
 if __name__ == "__main__":
-    from bench import scripts
-
     scripts.run(main)

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import click
-
 from bench import scripts
 from flashcli.measure import backward, in_place
 from flashcli.measure.bench import Conditions
 from flashcli.measure.in_place import Contender
 from flashcli.measure.rows import Row
 from flashcli.measure.tensors import Problem
-from flashcli.terminal import as_json
 
 FORWARD = Problem(2, 1, 1, 16384, 16384, 128), Problem(2, 1, 1, 32768, 32768, 64)
 GRADIENTS = Problem(2, 1, 1, 32768, 32768, 64)
@@ -44,12 +41,9 @@ def measured(conditions: Conditions) -> Iterator[Row]:
     yield from in_place.race(f"gradients {GRADIENTS}", differentiated, "gpu", conditions, contest=backward.GRADIENTS)
 
 
-@click.command()
-@click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Time each contender so often.")
-@as_json.json_option
-def main(runs: int, json_path: str | None) -> None:
-    """Time attention of halves and its gradients on this machine's first GPU."""
-    scripts.measure("halves", measured(Conditions(runs, False, 0)), json_path)
+main = scripts.of_tensors(
+    "halves", measured, 20, "Time attention of halves and its gradients on this machine's first GPU."
+)
 
 
 if __name__ == "__main__":

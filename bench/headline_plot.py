@@ -6,14 +6,10 @@ torch --against triton``. Matplotlib is imported when there is something to draw
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import click
-
-from bench.records import load_record
+from bench import scripts
 from bench.views import FP32_PEERS
 from flashcli.kernels.attention import KERNELS
-from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, SKY, check_picture, save_picture
+from flashcli.measure.plots import BLACK, BLUE, GREEN, ORANGE, RED, SKY, save_picture
 from flashcli.measure.records import Record, of_kind
 from flashcli.measure.rows import Row, Timed
 
@@ -57,16 +53,8 @@ def draw_headline(record: Record, path: str) -> None:
     save_picture(figure, path, dpi=100)
 
 
-@click.command()
-@click.argument("record", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("picture")
-def main(record: Path, picture: str) -> None:
-    """Draw a RECORD of `flashcli bench --against torch --against triton` to PICTURE."""
-    check_picture(picture)
-    draw_headline(load_record(record, "flashcli bench --against torch --against triton", Timed), picture)
+main = scripts.redrawing("flashcli bench --against torch --against triton", Timed, draw_headline)
 
 
 if __name__ == "__main__":
-    from bench import scripts
-
     scripts.run(main)

@@ -10,13 +10,10 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import click
-
 from bench import scripts
 from flashcli.measure import clocks, peers
 from flashcli.measure.bench import REFUSED_ABOVE, Conditions
 from flashcli.measure.rows import Failure, Gradients, InPlace, Row, over_all
-from flashcli.terminal import as_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -224,12 +221,9 @@ def _errors(case: Case, got: Any, want: list[Tensor]) -> list[float]:
     return [float((x - y).norm() / y.norm()) for x, y in pairs] + [float((x - y).abs().max()) for x, y in pairs]
 
 
-@click.command()
-@click.option("--runs", type=click.IntRange(1), default=10, show_default=True, help="Time each contender so often.")
-@as_json.json_option
-def main(runs: int, json_path: str | None) -> None:
-    """Time packed sequences and a window on this machine's first GPU, beside PyTorch's."""
-    scripts.measure("packed", measured(Conditions(runs, False, 0)), json_path)
+main = scripts.of_tensors(
+    "packed", measured, 10, "Time packed sequences and a window on this machine's first GPU, beside PyTorch's."
+)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from bench import scripts, training
+from bench.rows import Trained
 from bench.training import Config
 from flashcli.asked.shape import Shape
 from flashcli.measure import peers
@@ -101,7 +102,7 @@ def train(config: Config, attend: Callable[..., Any], device: str, seed: int = 0
     return training.train(model, batches(), loss, config.rate, config.rising)
 
 
-def measured(config: Config, device: str) -> Iterator[Row]:
+def measured(config: Config, device: str) -> Iterator[Trained]:
     """A row for each attention."""
     for name, attend in attentions().items():
         about = Row.about("pair representation", Shape(config.batch, config.N, config.d), name, False)

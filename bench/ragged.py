@@ -171,9 +171,7 @@ def main(chosen: tuple[str, ...], json_path: str | None) -> None:
     rows: list[Row] = []
     for name, case in SHAPES.items():
         if not chosen or any(text in name for text in chosen):
-            for one in rows_of(name, case):
-                rows.append(one)
-                click.echo(told(one), err=True)
+            rows += scripts.told(rows_of(name, case), told)
             torch.cuda.empty_cache()
     scripts.publish("ragged", machine.gpu_circumstances(), rows, json_path)
 

@@ -90,7 +90,7 @@ def _efficient(found: list[Contender]) -> list[Contender]:
 
 @click.command()
 @click.option("--rows", type=click.Choice([*map(str, SIZES)]), help="Of the triangle; without it both.")
-@click.option("--runs", type=click.IntRange(1), default=10, show_default=True, help="Time each contender so often.")
+@scripts.runs_option(10)
 @as_json.json_option
 def main(rows: str | None, runs: int, json_path: str | None) -> None:
     """Time triangle attention and its gradients on this machine's first GPU, beside PyTorch's."""

@@ -9,14 +9,11 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import click
-
 from bench import scripts
 from flashcli.measure import in_place, peers
 from flashcli.measure.bench import Conditions
 from flashcli.measure.rows import Gradients, Row, over_all
 from flashcli.measure.tensors import Inputs, Problem, random_inputs
-from flashcli.terminal import as_json
 
 PRODUCTS = 12  # of two matrices for each head, that all ways need: five for scores, seven for sums
 CHECKED_HEADS = 2
@@ -94,12 +91,9 @@ def measured(conditions: Conditions) -> Iterator[Row]:
         yield from race(case, problem, conditions)
 
 
-@click.command()
-@click.option("--runs", type=click.IntRange(1), default=10, show_default=True, help="Time each contender so often.")
-@as_json.json_option
-def main(runs: int, json_path: str | None) -> None:
-    """Time gradients of gradients on this machine's first GPU, beside PyTorch's operations."""
-    scripts.measure("second", measured(Conditions(runs, False, 0)), json_path)
+main = scripts.of_tensors(
+    "second", measured, 10, "Time gradients of gradients on this machine's first GPU, beside PyTorch's operations."
+)
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ def train_gpt(config: Config, attend: Callable[..., Any], device: str, seed: int
     return train(model, batches(), loss, config.rate, config.rising)
 
 
-def measured(config: Config, device: str) -> Iterator[Row]:
+def measured(config: Config, device: str) -> Iterator[Trained]:
     """A row for each attention."""
     for name, attend in attentions().items():
         about = Row.about("character-level GPT", Shape(config.batch, config.N, config.d), name, True)
@@ -197,13 +197,10 @@ def verdict(rows: list[Trained]) -> list[str]:
     return found
 
 
-def publish(name: str, rows: Iterable[Row], json_path: str | None) -> Record:
+def publish(name: str, rows: Iterable[Trained], json_path: str | None) -> Record:
     """Train on the first GPU, telling each row, and publish them."""
-    told: list[Row] = []
-    for row in rows:
-        told.append(row)
-        click.echo(f"{row.contender}: {vars(row)['seconds'] * 1e3:.1f} ms a step", err=True)
-    return scripts.publish(name, machine.pytorchs_circumstances("cuda"), told, json_path)
+    found = scripts.told(rows, lambda row: f"{row.contender}: {row.seconds * 1e3:.1f} ms a step")
+    return scripts.publish(name, machine.pytorchs_circumstances("cuda"), found, json_path)
 
 
 def exit_if_wrong(record: Record) -> None:

@@ -15,11 +15,10 @@ import click
 from bench import scripts
 from bench.case_study import HEAD, SHARED, STEPS
 from flashcli.asked.shape import ceil_div
-from flashcli.errors import MISMATCH
 from flashcli.kernels import attention as ladder
 from flashcli.kernels.operation import Kernel, Tiling
 from flashcli.kernels.problem import Problem
-from flashcli.measure import bench, in_place, machine, peers, tensors
+from flashcli.measure import in_place, tensors
 from flashcli.measure.bench import Conditions
 from flashcli.measure.rows import Row
 from flashcli.terminal import as_json
@@ -71,15 +70,11 @@ def measure(runs: int) -> Iterator[Row]:
 
 
 @click.command()
-@click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Time each so often.")
+@scripts.runs_option(20)
 @as_json.json_option
 def main(runs: int, json_path: str | None) -> None:
     """Time the steps, correctness first, beside PyTorch's attention and ours."""
-    peers.check_installed("torch", gpu=True)
-    rows = list(measure(runs))
-    scripts.publish("steps", machine.pytorchs_circumstances("cuda"), rows, json_path, module="gpt2.steps")
-    if bench.failed(rows):
-        raise SystemExit(MISMATCH)
+    scripts.measure("steps", measure(runs), json_path, module="gpt2.steps")
 
 
 if __name__ == "__main__":

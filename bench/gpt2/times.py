@@ -169,10 +169,8 @@ def main(
     chosen = {name: one for name, one in found.items() if name in (NAIVE, *names) or not names}
     library = OfPyTorch(backend)
     weights = {name: library.put(weight) for name, weight in weights.items()}
-    rows: list[Row] = []
-    for row in measure(config, weights, chosen, batch, tokens, runs):
-        rows.append(row)
-        click.echo(f"{row.case}, {row.contender} done", err=True)
+    measured = measure(config, weights, chosen, batch, tokens, runs)
+    rows = scripts.told(measured, lambda row: f"{row.case}, {row.contender} done")
     record = scripts.publish("gpt2", machine.pytorchs_circumstances(backend), rows, json_path, module="gpt2.times")
     if plot:
         from bench.gpt2.plot import draw_generation
