@@ -139,8 +139,11 @@ class Run:
         self._crowd = Crowd(self._request["processes"])
         limits = _limits(self._request)
         if os.fork() == 0:
-            os.close(self._control)  # or the first process would not notice this one's end
-            _first_process(way, self._request, limits, control, tell, printed)
+            try:
+                os.close(self._control)  # or the first process would not notice this one's end
+                _first_process(way, self._request, limits, control, tell, printed)
+            finally:
+                os._exit(0)  # whatever happens
         for fd in (tell, control, printed):
             os.close(fd)
         self._poller = select.poll()
@@ -285,17 +288,8 @@ def _limits(request: dict) -> dict[str, int]:
 
 def _first_process(
     way: containment.Freezing, request: dict, limits: dict[str, int], control: int, tell: int, printed: int
-) -> NoReturn:
-    """Contain, start the command, wait for its end, tell of it; and end at the end of ``control``, whatever happens."""
-    try:
-        _keep(way, request, limits, control, tell, printed)
-    finally:
-        os._exit(0)
-
-
-def _keep(
-    way: containment.Freezing, request: dict, limits: dict[str, int], control: int, tell: int, printed: int
 ) -> None:
+    """Contain, start the command, wait for its end, tell of it; and return at the end of ``control``."""
     os.setsid()  # what is sent to its parent's group leaves it to clean up
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, REQUESTS)

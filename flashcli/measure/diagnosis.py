@@ -24,6 +24,9 @@ from flashcli.run.arrays import forward
 from flashcli.run.ranks import load_mpi
 from flashcli.run.request import Request, open_backend
 
+CC_HINT = "install gcc, or set CC; kernel sequential needs it."
+NVCC_HINT = "install the CUDA toolkit, load its module, or set CUDA_HOME."
+
 
 class Finding(NamedTuple):
     name: str
@@ -37,9 +40,9 @@ def diagnose() -> list[Finding]:
     return [
         Finding("Python", True, f"{platform.python_version()}, NumPy {np.__version__}"),
         Finding("CPU backend", True, f"{len(usable_cores())} usable cores, BLAS: {blas_text()}"),
-        _c_compiler(),
-        _nvcc(),
-        _host_compiler(),
+        _program("C compiler", " ".join(compiler.find_cc() or ()), CC_HINT),
+        _program("nvcc", compiler.find_nvcc(), NVCC_HINT),
+        _program("nvcc's host compiler", shutil.which("g++"), "install g++; nvcc and the emulator need it."),
         _cache(),
         _mpi(),
         _driver(),
@@ -50,23 +53,9 @@ def diagnose() -> list[Finding]:
     ]
 
 
-def _c_compiler() -> Finding:
-    if cc := compiler.find_cc():
-        return Finding("C compiler", True, " ".join(cc))
-    return Finding("C compiler", False, "not found", "install gcc, or set CC; kernel sequential needs it.")
-
-
-def _nvcc() -> Finding:
-    nvcc = compiler.find_nvcc()
-    if nvcc:
-        return Finding("nvcc", True, str(nvcc))
-    return Finding("nvcc", False, "not found", "install the CUDA toolkit, load its module, or set CUDA_HOME.")
-
-
-def _host_compiler() -> Finding:
-    gxx = shutil.which("g++")
-    hint = "" if gxx else "install g++; nvcc and the emulator need it."
-    return Finding("nvcc's host compiler", bool(gxx), gxx or "not found", hint)
+def _program(name: str, found: object, hint: str) -> Finding:
+    """The finding on a program, by where it was ``found``, if it was."""
+    return Finding(name, True, str(found)) if found else Finding(name, False, "not found", hint)
 
 
 def _cache() -> Finding:
