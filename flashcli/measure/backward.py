@@ -81,9 +81,9 @@ def cpu_contenders(against: Collection[str]) -> list[Contender]:
     return [ours(), *([alone(in_place.pytorchs_choice())] if "torch" in against else [])]
 
 
-def _drawn(problem: Problem, contender: Contender, seed: int, device: str) -> Drawn:
-    given = in_place.inputs_for(problem, contender._replace(gradients=True), seed, device, most=4)
-    of_loss = (random_inputs(problem, seed + 100 + index, device, contender.takes).q for index in range(len(given)))
+def _drawn(problem: Problem, takes: str, gradients: bool, seed: int, device: str) -> Drawn:
+    given = in_place.inputs_for(problem, takes, True, seed, device, most=4)
+    of_loss = (random_inputs(problem, seed + 100 + index, device, takes).q for index in range(len(given)))
     inputs = [replace(some, do=do) for some, do in zip(given, of_loss, strict=True)]
     return Drawn(inputs, right(problem, inputs[0]))
 

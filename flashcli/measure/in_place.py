@@ -6,6 +6,7 @@ Every contender's answer is checked first; one that is wrong, or fails, is told 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -183,29 +184,29 @@ class Drawn(NamedTuple):
 class Contest(NamedTuple):
     """The thing that contenders are raced for, answers or gradients, and how it is drawn, judged and told.
 
-    draw : inputs of a problem for a contender, by a seed on a device
+    draw : inputs of a problem and a type, whose gradients may be wanted, by a seed on a device
     judge : how right an answer to the first of them is, beside what is known; or the row of a wrong one
     kind : the type of rows
     work : the operations of a contender of a name, in those of attention itself
     """
 
-    draw: Callable[[Problem, Contender, int, str], Drawn]
+    draw: Callable[..., Drawn]
     judge: Callable[[Row, Any, Any, str], dict[str, Any] | Failure]
     kind: type[InPlace]
     work: Callable[[str], float]
 
 
-def inputs_for(problem: Problem, contender: Contender, seed: int, device: str, most: int = 8) -> list[Inputs]:
-    """Inputs for a contender, as many as no cache holds, up to ``most``."""
+def inputs_for(problem: Problem, takes: str, gradients: bool, seed: int, device: str, most: int = 8) -> list[Inputs]:
+    """Inputs, as many as no cache holds, up to ``most``."""
     count = min(most, max(2, ceil_div(L2_BYTES, problem.bytes)))
-    found = [random_inputs(problem, seed + index, device, contender.takes) for index in range(count)]
-    for tensor in (tensor for inputs in found if contender.gradients for tensor in inputs.wanted):
+    found = [random_inputs(problem, seed + index, device, takes) for index in range(count)]
+    for tensor in (tensor for inputs in found if gradients for tensor in inputs.wanted):
         tensor.requires_grad_()
     return found
 
 
-def _drawn(problem: Problem, contender: Contender, seed: int, device: str) -> Drawn:
-    inputs = inputs_for(problem, contender, seed, device)
+def _drawn(problem: Problem, takes: str, gradients: bool, seed: int, device: str) -> Drawn:
+    inputs = inputs_for(problem, takes, gradients, seed, device)
     return Drawn(inputs, sample(problem, inputs[0], seed))
 
 
@@ -252,22 +253,16 @@ def checked(
     case: str, entrants: Sequence[Entrant], seed: int, device: str = "cuda", contest: Contest = ANSWERS
 ) -> list[Ready | Failure]:
     """Each entrant's calls, if its answer is right."""
-    shared: dict[tuple, Drawn] = {}
-    return [_checked(case, entrant, seed, device, contest, shared) for entrant in entrants]
+    draw = functools.cache(functools.partial(contest.draw, seed=seed, device=device))
 
+    def ready(contender: Contender, problem: Problem) -> Ready | Failure:
+        about = problem.about(case, contender.name)
+        try:
+            inputs, known = draw(problem, contender.takes, contender.gradients)
+            turns = [contender.bind(problem, some) for some in inputs]
+            accuracy = contest.judge(about, known, turns[0](), contender.dtype)
+        except Exception as error:  # a peer may fail in any way: the other rows shall survive
+            return Failure.of(about, error)
+        return accuracy if isinstance(accuracy, Failure) else Ready(accuracy, turns)
 
-def _checked(
-    case: str, entrant: Entrant, seed: int, device: str, contest: Contest, shared: dict[tuple, Drawn]
-) -> Ready | Failure:
-    contender, problem = entrant
-    about = problem.about(case, contender.name)
-    try:
-        kind = problem, contender.takes, contender.gradients
-        if kind not in shared:
-            shared[kind] = contest.draw(problem, contender, seed, device)
-        inputs, known = shared[kind]
-        turns = [contender.bind(problem, some) for some in inputs]
-        accuracy = contest.judge(about, known, turns[0](), contender.dtype)
-    except Exception as error:  # a peer may fail in any way: the other rows shall survive
-        return Failure.of(about, error)
-    return accuracy if isinstance(accuracy, Failure) else Ready(accuracy, turns)
+    return list(itertools.starmap(ready, entrants))
