@@ -55,23 +55,19 @@ def _section(board: Board, standing: Standing) -> Iterator[str]:
     yield f"## {escaped(board.device)}"
     yield f"{', '.join(told)}."
     yield tables.markdown(
-        [["case", "(B, N, d)", "points", "time", "memory", "verdict"], *map(_line, _results(standing))]
+        [["case", "(B, N, d)", "points", "time", "memory", "verdict"], *map(_line, standing.results.values())]
     )
     if found := kernels(standing):
         yield f"### Kernels\n\nOccupancy is that of blocks of {THREADS} threads without dynamic shared memory."
         yield tables.markdown([device_code.HEADINGS, *([escaped(cell) for cell in cells(one)] for one in found)])
     failures: dict[tuple[str, str, str], list[str]] = {}
-    for result in _results(standing):
+    for result in standing.results.values():
         if result.verdict != ACCEPTED:
             failures.setdefault((result.verdict, result.detail, result.printed), []).append(result.case)
     for (verdict, detail, printed), cases in failures.items():
         yield f"### {escaped(', '.join(cases))}: {verdict}"
         yield from [f"{escaped(detail)}."] if detail else []
         yield from ["The end of what was printed:", _quoted(printed)] if printed else []
-
-
-def _results(standing: Standing) -> list[Result]:
-    return list(standing.results.values())
 
 
 def _line(result: Result) -> list[str]:

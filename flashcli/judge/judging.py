@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import os
 import secrets
@@ -129,13 +131,10 @@ class Judging:
                 self._too_slow[entry.name] += attempt.verdict == TOO_SLOW
                 yield self._result(entry, case, attempts[entry.name])
 
-    def _inputs(self, case: Case, run: int) -> OwnInputs | NewInputs:
+    def _inputs(self, case: Case, run: int) -> contextlib.AbstractContextManager[OwnInputs | NewInputs]:
         if (seed := self.seed) is None:
-            return OwnInputs(case, self.secret, self.tell)
-
-        def seed_for(submission: str) -> int:
-            return derived_seed(seed, case.name, run, submission)
-
+            return contextlib.nullcontext(OwnInputs(case, self.secret, self.tell))
+        seed_for = functools.partial(derived_seed, seed, case.name, run)
         return NewInputs(case, self.scratch, seed_for, self.rules.inputs == "each", self.secret, self.tell)
 
     def _attempts(
@@ -206,10 +205,7 @@ class Judging:
     def _run(self, command: list[str], entry: Submission, case: Case, folder: Path, rules: Rules) -> Finished:
         about = f"{case.name}: {entry.name}"
         self.tell(f"{about}, waiting for {rules.launcher[0]}" if rules.launcher else about)
-
-        def began() -> None:
-            self.tell(about)
-
+        began = functools.partial(self.tell, about)
         if entry.trusted:
             extra = {"PYTHONPATH": python_path()}
             return trusted(self.supervision, command, rules, case.time_limit, extra, began)
