@@ -65,20 +65,12 @@ def _board(device: str, results: list[Result], ranking: str, about: list[str]) -
         standings.setdefault(result.submission, Standing(result.submission)).results[result.case] = result
     penalties = {result.case: result.penalty for result in results}
     points = {result.case: result.points for result in results}
-    best = {case: _best(case, standings) for case in points}
+    times = [_times(standing) for standing in standings.values()]
+    best = {case: min((own[case] for own in times if case in own), default=0.0) for case in points}
     for standing in standings.values():
         _sum_up(standing, points)
         standing.score = _score(standing, ranking, points, penalties, best)
     return Board(device, ranking, points, _ranked(list(standings.values()), ranking), about)
-
-
-def _best(case: str, standings: dict[str, Standing]) -> float:
-    """The least time in which anybody has the case right."""
-    results = [standing.results[case] for standing in standings.values() if case in standing.results]
-    return min(
-        (result.seconds for result in results if result.verdict == ACCEPTED and result.seconds is not None),
-        default=0.0,
-    )
 
 
 def _times(standing: Standing) -> dict[str, float]:
