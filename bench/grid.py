@@ -61,11 +61,11 @@ GRID = tuple(
 
 OURS = tuple(name for name, kernel in KERNELS.items() if kernel.strided)
 PRODUCTS = "bf16x6"  # of the Triton kernel: faster than tf32x3 everywhere
-# Of its tilings those that are tried. On some shape each is the fastest; the others are at most 2 % faster anywhere.
+# Tilings of the Triton kernel that are tried. On some shape each is the fastest; the others are at most 2 % faster anywhere.
 TILINGS = ((64, 64, 4), (64, 128, 4), (128, 64, 8), (128, 32, 8))
 LONGEST_HEAD = 128  # of the Triton kernel: of longer ones no tiling's tiles fit shared memory
 
-# What takes too long to be told more of than that it does.
+# Bounds beyond which a contender takes so long that no more is told of it.
 MOST_OPERATIONS = {"register_tiled": 2e11, "PyTorch math": 1e12}
 MOST_SCORES = 2**32  # bytes of all scores, which PyTorch's math attention has in memory more than once
 MOST_SPLITTING = 1024  # keys, up to which `wgmma_short` is raced, more than it is chosen for

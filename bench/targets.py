@@ -53,7 +53,7 @@ def target_lines(rows: Iterable[InPlace]) -> tables.Lines:
     return lines
 
 
-# Of shapes of the grid, by their names: milliseconds of our choice, single calls.
+# Milliseconds of our choice in single calls, by the names of the grid's shapes.
 GRID_TARGETS = {
     "(1, 1024, 64)": 0.013, "(1, 2048, 64)": 0.018, "(4, 2048, 64)": 0.032, "(1, 8192, 64)": 0.095,
     "(1, 8192, 128)": 0.175, "(1, 4096, 256)": 0.120, "(8, 1000, 32)": 0.014, "(7, 777, 80)": 0.018,

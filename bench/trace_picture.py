@@ -129,7 +129,7 @@ def load_events(path: Path) -> list[Event]:
 @click.option("--from", "start", type=float, default=0.0, help="Where the window begins, in milliseconds.")
 @click.option("--to", "end", type=float, help="Where it ends, in milliseconds; with the trace by default.")
 @click.option("--process", "processes", multiple=True, help="Draw only what stands under this name; repeatable.")
-@click.option("--title", default="flashcli run", show_default=True, help="What stands above the picture.")
+@click.option("--title", default="flashcli run", show_default=True, help="Write this above the picture.")
 def main(trace: Path, path: str, start: float, end: float | None, processes: tuple[str, ...], title: str) -> None:
     """Draw TRACE to PICTURE, and print what its engines did at the same time."""
     check_picture(path)

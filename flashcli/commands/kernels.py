@@ -42,7 +42,7 @@ TAKES = {
     "write_kv": IN_PAGES,
     "merge": IN_PAGES,
 }
-# Those that nvcc of CUDA 12 or 13 knows.
+# Architectures that nvcc of CUDA 12 or 13 knows.
 ARCHITECTURES = (50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90, 100, 101, 103, 110, 120, 121)
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/sys")
-# Of /etc, what programs need to find libraries and the names of users; nothing that is meant for few eyes.
+# Names in /etc by which programs find libraries and the names of users; nothing that is meant for few eyes.
 SETTINGS = (
     "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "passwd", "group", "nsswitch.conf", "localtime",
     "OpenCL", "nvidia-container-runtime",

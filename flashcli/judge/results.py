@@ -72,8 +72,8 @@ def _kernel(value: Any) -> ProgramKernel:
     )
 
 
-# What a line has, without the last ones if an earlier judge wrote it; and what makes a value of a file, which anybody
-# may have written, one that can be shown.
+# Fields of a line, of which the last ones are missing if an earlier judge wrote it; and what makes a value of a file,
+# which anybody may have written, one that can be shown.
 RECORDED = {
     **dict.fromkeys(("submission", "case", "device"), _name),
     **dict.fromkeys("BNd", _number),

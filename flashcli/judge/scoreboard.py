@@ -94,7 +94,7 @@ def _score(
         return standing.seconds
     if ranking == "penalty":
         return sum(times.get(case, penalty) for case, penalty in penalties.items())
-    # Those that took no time at all, as far as the clock tells, are as quick as the best.
+    # A time of 0, as far as the clock tells, is as quick as the best.
     shares = (points[case] * (best[case] / seconds if seconds else 1.0) for case, seconds in times.items())
     return sum(shares) / sum(points.values())
 

@@ -139,7 +139,7 @@ class Supervisor:
         self._began = False
         self._rest, self._said = b"", Tail()
         program = [sys.executable, "-I", "-S", "-c", BOOT.format(str(Path(flashcli.__file__).parent.parent))]
-        # What it has in its environment, a submission might find; slurm's name for the job makes it one to be found.
+        # A submission might find what is in this environment; slurm's name for the job makes it one to be found.
         own = {"PATH": os.defpath} if not launcher else {"SLURM_JOB_NAME": self._name, **(environment or os.environ)}
         # Any, for Popen's type cannot say that its streams are pipes.
         self._process: Any = subprocess.Popen(

@@ -95,7 +95,7 @@ def _judged(about: Row, known: Known, got: Sequence[Any], dtype: str) -> dict[st
     return errors | {"relative_l2": largest}
 
 
-# Of seven products that gradients and the forward pass need, five are the gradients'; the forward pass alone has two.
+# Gradients are five products of matrices, with the forward pass seven; the forward pass alone is two.
 GRADIENTS = Contest(_drawn, _judged, Gradients, lambda name: (7 if name.endswith(FORWARD_TOO) else 5) / 2)
 
 

@@ -9,7 +9,7 @@ from flashcli.gpu import driver, plain
 from flashcli.kernels.speed import lanes
 from flashcli.terminal import sizes, tables
 
-# What the driver is asked for, by the number that cuda.h gives to each CU_DEVICE_ATTRIBUTE.
+# Properties that the driver is asked for, by the number that cuda.h gives to each CU_DEVICE_ATTRIBUTE.
 ATTRIBUTES = {
     "capability_major": 75,
     "capability_minor": 76,

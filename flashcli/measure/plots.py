@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".svg", ".pdf")
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 BLACK, ORANGE, BLUE, GREEN, RED, SKY = "#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#56B4E9"
-# Of each bar of a rung its colour, and what it shows of the whole command, in seconds.
+# Bars of each rung: the colour, and the seconds of the whole command that it shows.
 BARS: dict[str, tuple[str, Callable[[Rung], float]]] = {
     "total": (BLUE, lambda row: row.total),
     "computing": (ORANGE, lambda row: row.computation),
@@ -41,7 +41,7 @@ Moved = Mapping[tuple[str, str], float]  # bytes, by the shape and the name of a
 BAR = 0.27  # of the space for a rung
 SLOWEST = 3.0  # times of the best with which tiles are red
 TILES_CAPTION = "Median of the kernel, registers of a thread, occupancy. Bold: the fastest. Framed: the kernel's own."
-# What a rung multiplies with: its colour and marker, and the one of the ceilings that bounds it.
+# Units that rungs multiply with, each with a colour and a marker.
 UNITS = {
     "one CPU core": (BLACK, "s"),
     "FFMA, fp32": (BLUE, "o"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from flashcli.asked.shape import Shape
 
-# Of the host's memory, for `Streamed`; and the orders in which chunks are queued: all of one before the next, or one
+# Kinds of the host's memory, for `Streamed`; and orders in which chunks are queued: all of one before the next, or one
 # step of as many as there are streams before the next step.
 MEMORIES, ORDERS = ("pageable", "pinned"), ("depth", "breadth")
 
