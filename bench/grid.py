@@ -61,7 +61,7 @@ GRID = tuple(
 
 OURS = tuple(name for name, kernel in KERNELS.items() if kernel.strided)
 PRODUCTS = "bf16x6"  # of the Triton kernel: faster than tf32x3 everywhere
-# Tilings of the Triton kernel that are tried. On some shape each is the fastest; the others are at most 2 % faster anywhere.
+# Tilings of the Triton kernel that are tried: each is the fastest somewhere, the others at most 2 % faster anywhere.
 TILINGS = ((64, 64, 4), (64, 128, 4), (128, 64, 8), (128, 32, 8))
 LONGEST_HEAD = 128  # of the Triton kernel: of longer ones no tiling's tiles fit shared memory
 

@@ -89,9 +89,7 @@ def _efficient(found: list[Contender]) -> list[Contender]:
 
 
 @click.command()
-@click.option(
-    "--rows", type=click.Choice([*map(str, SIZES)]), help="Rows of the triangle; without it both numbers are timed."
-)
+@click.option("--rows", type=click.Choice([*map(str, SIZES)]), help="Rows of the triangle; by default both.")
 @scripts.runs_option(10)
 @as_json.json_option
 def main(rows: str | None, runs: int, json_path: str | None) -> None:

@@ -23,7 +23,7 @@ NAMES = {"namespace": "a PID namespace", "cgroup": "a control group", "freezing"
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000  # linux/sched.h
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 1 << 14, 1 << 19  # linux/mount.h
 PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER = 4, 24, 36  # linux/prctl.h
-# Powers that root's programs do without: modules, raw devices, ptrace, mounts, reboots, the clock, perf, BPF, checkpoints.
+# Powers that root's programs do without: modules, raw devices, ptrace, mounts, reboots, clock, perf, BPF, checkpoints.
 POWERS = (16, 17, 19, 21, 22, 25, 38, 39, 40)  # linux/capability.h
 ROUNDS = 20  # of stopping what is new
 
