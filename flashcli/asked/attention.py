@@ -227,7 +227,7 @@ def _call(of: Operands, options: Options, out_dtype: str) -> Call:
     causal, scale, q_start, (left, right) = options
     _check_types(q, k, v, bias, mask)
     if out is not None:
-        _check_type("out", out, (out_dtype,) if out_dtype else result_types(q))
+        check_type("out", out, (out_dtype,) if out_dtype else result_types(q))
     out_dtype = result_type(q, out_dtype if out is None else out.dtype)
     out = out or contiguous(q.shape, out_dtype)
     if starts != [None, None]:
@@ -397,14 +397,14 @@ def _backward(
 ) -> Backward:
     q, k, v, bias, mask = given[:5]
     _check_types(q, k, v, bias, mask)
-    _check_type("do", do, result_types(q))
+    check_type("do", do, result_types(q))
     of = _call(given, options, do.dtype)
     refuse_half(o, lse)
     for name, operand, shape in (
         ("do", do, of.shape), ("o", o, of.shape), ("lse", lse, of.lse_shape), ("dlse", dlse, of.lse_shape)
     ):  # fmt: skip
         if operand is not None:
-            _check_type(name, operand, ("float32" if "lse" in name else do.dtype,))
+            check_type(name, operand, ("float32" if "lse" in name else do.dtype,))
             _check_like(name, operand, shape)
     if return_dbias and (bias is None or bias.dtype == "bool"):
         raise ValueError("return_dbias must be False where there is no bias of float32 numbers")
@@ -447,8 +447,7 @@ def _check_like(name: str, operand: Operand, shape: tuple[int, ...]) -> None:
 
 def _of_row_numbers(operand: Operand, of: Call) -> Strides:
     """The strides of batches, heads and rows of an array with one number a row: [B, M], [B, H, M] or [H, tokens]."""
-    batch, *head, row = [0] * bool(of.sequences) + _several(operand)
-    return batch, *(head or [0]), row  # type: ignore[return-value]
+    return _with_heads([0] * bool(of.sequences) + _several(operand), 3)
 
 
 def _dbias(bias: Operand | None, of: Call) -> tuple[tuple[int, ...] | None, tuple[int, int, int, int]]:
@@ -468,7 +467,8 @@ def contiguous(shape: tuple[int, ...], dtype: str) -> Operand:
     return Operand(shape, tuple(reversed(strides)), dtype)
 
 
-def _check_type(name: str, operand: Operand, allowed: Collection[str]) -> None:
+def check_type(name: str, operand: Operand, allowed: Collection[str]) -> None:
+    """Raise TypeError for an array whose type is none of those allowed."""
     if operand.dtype not in allowed:
         *most, last = allowed
         kinds = f"{', '.join(most)} or {last}" if most else last
@@ -476,13 +476,13 @@ def _check_type(name: str, operand: Operand, allowed: Collection[str]) -> None:
 
 
 def _check_types(q: Operand, k: Operand, v: Operand, bias: Operand | None, mask: Operand | None) -> None:
-    _check_type("q", q, TYPES)
+    check_type("q", q, TYPES)
     for name, operand in {"k": k, "v": v}.items():
-        _check_type(name, operand, (q.dtype,))
-    if bias is not None and bias.dtype not in ("float32", "bool"):
-        raise TypeError(f"bias must be a float32 or bool array, not {bias.dtype}")
-    if mask is not None and mask.dtype != "bool":
-        raise TypeError(f"mask must be a bool array, not {mask.dtype}")
+        check_type(name, operand, (q.dtype,))
+    if bias is not None:
+        check_type("bias", bias, ("float32", "bool"))
+    if mask is not None:
+        check_type("mask", mask, ("bool",))
     if bias is not None and mask is not None and bias.dtype == "bool":
         raise TypeError("bias must be a float32 array where there is a mask, too, not bool")
 
@@ -547,14 +547,12 @@ def _score_strides(
         axes = "[B, H, M, N]" if heads else "[B, M, N]"
         raise ValueError(f"{name} must be broadcastable to {axes} = {list(wanted)}, not have shape {list(given.shape)}")
     _check_strides(name, given)
-    batch, *head, row, column = [0] * missing + _several(given)
-    return batch, *(head or [0]), row, column  # type: ignore[return-value]
+    return _with_heads([0] * missing + _several(given), 4)
 
 
 def _of_rows(operand: Operand) -> Strides:
     """The strides of batches, heads and rows of a matrix [B, rows, d] or [B, H, rows, d]."""
-    batch, *head, row, _ = _several(operand)
-    return batch, *(head or [0]), row  # type: ignore[return-value]
+    return _with_heads(_several(operand)[:-1], 3)
 
 
 def _of_tokens(operand: Operand) -> Strides:
@@ -567,13 +565,17 @@ def _slope_strides(slopes: Operand | None, B: int, H: int) -> tuple[int, int]:
     """The strides of batches, or sequences, and heads of ALiBi's slopes."""
     if slopes is None:
         return 0, 0
-    if slopes.dtype != "float32":
-        raise TypeError(f"alibi_slopes must be a float32 array, not {slopes.dtype}")
+    check_type("alibi_slopes", slopes, ("float32",))
     if slopes.shape not in ((H,), (B, H)):
         raise ValueError(f"alibi_slopes must have shape {[H]} or {[B, H]}, not {list(slopes.shape)}")
     _check_strides("alibi_slopes", slopes)
     *batch, head = _several(slopes)
     return (batch or [0])[0], head
+
+
+def _with_heads(strides: list[int], axes: int) -> Any:
+    """Strides of so many axes: 0 is that of heads, the second, where there is none."""
+    return (*strides[:1], *[0] * (axes - len(strides)), *strides[1:])
 
 
 def _several(operand: Operand) -> list[int]:

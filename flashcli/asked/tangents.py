@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from flashcli.asked.attention import Backward, Call, Operand, backward, call, contiguous
+from flashcli.asked.attention import Backward, Call, Operand, backward, call, check_type, contiguous
 
 
 class Tangents(NamedTuple):
@@ -41,8 +41,7 @@ def tangents(
     Raises TypeError for an argument of the wrong type, ValueError for one of the wrong shape or strides.
     """
     for name, x, like in (("q", q, q), ("k", k, k), ("v", v, v), ("tq", tq, q), ("tk", tk, k), ("tv", tv, v)):
-        if x.dtype != "float32":
-            raise TypeError(f"{name} must be a float32 array, not {x.dtype}")
+        check_type(name, x, ("float32",))
         if x.shape != like.shape:
             raise ValueError(f"{name} must have the shape of {name[1:]}, {list(like.shape)}, not {list(x.shape)}")
     o = None if lse is None else contiguous(q.shape, "float32")
