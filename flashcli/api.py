@@ -86,9 +86,10 @@ def attention(
     Source: FlashAttention-2, arXiv 2307.08691, algorithm 1; ALiBi, arXiv 2108.12409.
     """
     return _of("attention", q)(
-        q, k, v, causal, scale, backend, bias=bias, mask=mask, q_start=q_start, window=window,
-        alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, return_lse=return_lse, out=out,
-        kernel=kernel, precision=precision, batch_invariant=batch_invariant, out_dtype=out_dtype,
+        q=q, k=k, v=v, causal=causal, scale=scale, backend=backend, bias=bias, mask=mask, q_start=q_start,
+        window=window, alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        return_lse=return_lse, out=out, kernel=kernel, precision=precision, batch_invariant=batch_invariant,
+        out_dtype=out_dtype,
     )  # fmt: skip
 
 
@@ -152,9 +153,9 @@ def attention_backward(
     Source: FlashAttention-2, arXiv 2307.08691, algorithm 2.
     """
     return _of("attention_backward", q)(
-        do, q, k, v, causal, scale, backend, bias=bias, mask=mask, q_start=q_start, window=window,
-        alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, o=o, lse=lse, dlse=dlse,
-        return_dbias=return_dbias, kernel=kernel, out_dtype=out_dtype,
+        do=do, q=q, k=k, v=v, causal=causal, scale=scale, backend=backend, bias=bias, mask=mask, q_start=q_start,
+        window=window, alibi_slopes=alibi_slopes, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, o=o, lse=lse,
+        dlse=dlse, return_dbias=return_dbias, kernel=kernel, out_dtype=out_dtype,
     )  # fmt: skip
 
 

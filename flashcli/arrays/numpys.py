@@ -14,16 +14,16 @@ from flashcli.asked import merge as merging
 from flashcli.asked import write_kv as writing
 from flashcli.asked.attention import (
     ANY_STRIDES,
-    NO_WINDOW,
     Backward,
     Call,
     Operand,
+    Options,
     backward,
     call,
     check_starts,
     outline,
 )
-from flashcli.asked.how import check_choice
+from flashcli.asked.how import How, check_choice
 from flashcli.asked.shape import Shape
 from flashcli.cpu.attention import Matrices, attend_arrays
 from flashcli.cpu.backward import Gradients, backward_arrays
@@ -41,42 +41,29 @@ NEEDED = ("do", "q", "k", "v")
 
 
 def attention(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    causal: bool = False,
-    scale: float | None = None,
-    backend: str = "auto",
-    *,
-    q_start: int = 0,
-    window: Sequence[int] = NO_WINDOW,
-    return_lse: bool = False,
-    out: np.ndarray | None = None,
-    kernel: str | None = None,
-    precision: str = "fp32",
-    batch_invariant: bool = True,
-    out_dtype: Any = None,
-    **changes: np.ndarray | None,
+    backend: str = "auto", out: np.ndarray | None = None, out_dtype: Any = None, **given: Any
 ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-    """`flashcli.attention` of NumPy's arrays; ``changes`` are bias, mask, slopes and starts of sequences.
+    """`flashcli.attention` of NumPy's arrays, by the names of its parameters.
 
     Arrays may have any strides. Where the last axis is not contiguous, or a stride is negative, a copy is computed on.
     The CPU's answers do not depend on ``batch_invariant``.
     """
-    arrays, of = _as_they_lie(q=q, k=k, v=v, **changes)
+    how = How(*map(given.pop, How._fields))
+    options = Options(*map(given.pop, Options._fields))._asdict()
+    arrays, of = _as_they_lie(**given)
     to = None if out is None else _operand_to_write(out, arrays)
-    asked = call(**of, out=to, causal=causal, scale=scale, q_start=q_start, window=window, out_dtype=out_dtype)
-    into = out if out is not None and asked.out_dtype == "float32" else np.empty(q.shape, np.float32)
-    given = _matrices(arrays, into, np.empty(asked.lse_shape, np.float32) if return_lse else None)
-    if not _by_gpu(asked, given, backend, kernel, precision):
-        for one, part, *_ in _sequences(asked, given, arrays) if asked.sequences else [(asked, given)]:
+    asked = call(**of, **options, out=to, out_dtype=out_dtype)
+    into = out if out is not None and asked.out_dtype == "float32" else np.empty(arrays["q"].shape, np.float32)
+    matrices = _matrices(arrays, into, np.empty(asked.lse_shape, np.float32) if how.return_lse else None)
+    if not _by_gpu(asked, matrices, backend, how):
+        for one, part, *_ in _sequences(asked, matrices, arrays) if asked.sequences else [(asked, matrices)]:
             attend_arrays(one, part)
-    answer = given.out if out is None else out
-    if answer is not given.out:
-        answer[...] = given.out
+    answer = matrices.out if out is None else out
+    if answer is not matrices.out:
+        answer[...] = matrices.out
     elif asked.out_dtype != "float32":
-        answer = given.out.astype(q.dtype)
-    return answer if given.lse is None else (answer, given.lse)
+        answer = matrices.out.astype(arrays["q"].dtype)
+    return answer if matrices.lse is None else (answer, matrices.lse)
 
 
 def _as_they_lie(**arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -87,7 +74,8 @@ def _as_they_lie(**arrays: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     found, outlines = {}, {}
     for name, x in arrays.items():
         if x is not None or name in NEEDED:
-            _refuse_others(name, x, ", and what is not masked as mask")
+            if type(x) is not np.ndarray:
+                _refuse_others(name, x, ", and what is not masked as mask")
             last = x.ndim == 0 or x.shape[-1] == 1 or x.strides[-1] == x.itemsize or name in ANY_STRIDES
             whole = x.flags.c_contiguous or all(stride >= 0 and stride % (x.itemsize or 1) == 0 for stride in x.strides)
             found[name] = x = np.asarray(x if last and whole and x.flags.aligned else np.array(x, order="C"))
@@ -128,16 +116,16 @@ def as_batch(x: np.ndarray) -> np.ndarray:
     return x.swapaxes(0, 1)[None]
 
 
-def _by_gpu(asked: Call, given: Matrices, backend: str, kernel: str | None, precision: str) -> bool:
+def _by_gpu(asked: Call, given: Matrices, backend: str, how: How) -> bool:
     """Compute on a GPU if one is asked for, or is there and a file could hold the call; return whether it did.
 
     A file has M = N, and nothing but Q, K and V. Where no GPU is needed, the driver is asked for one, in no time; else
     it is opened, which says what is missing.
     """
-    leaves_open = kernel is None and precision == "fp32"
+    leaves_open = how.kernel is None and how.precision == "fp32"
     if leaves_open and (backend == "cpu" or (backend == "auto" and driver.problem())):
         return False
-    request = Request(backend, asked.causal, asked.scale, kernel, precision)
+    request = Request(backend, asked.causal, asked.scale, how.kernel, how.precision)
     refuse_conflicts(request)
     if asked.empty:
         return False
@@ -174,43 +162,30 @@ def _by_chunks(request: Request, given: Matrices) -> None:
 
 
 def attention_backward(
-    do: np.ndarray,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    causal: bool = False,
-    scale: float | None = None,
-    backend: str = "auto",
-    *,
-    q_start: int = 0,
-    window: Sequence[int] = NO_WINDOW,
-    return_dbias: bool = False,
-    kernel: str | None = None,
-    out_dtype: Any = None,
-    **others: np.ndarray | None,
+    backend: str = "auto", return_dbias: bool = False, kernel: str | None = None, out_dtype: Any = None, **given: Any
 ) -> tuple[np.ndarray, ...]:
-    """`flashcli.attention_backward` of NumPy's arrays, on the CPU; ``others`` are all that need not be given."""
+    """`flashcli.attention_backward` of NumPy's arrays, by the names of its parameters; computed on the CPU."""
     check_choice("backend", backend, BACKENDS)
     if backend == "cuda" or kernel is not None:
         raise UsageError(
             "gradients of arrays on the CPU are computed by the cpu backend.",
             'leave out backend="cuda" and kernel, or give arrays that are on a GPU.',
         )
-    arrays, of = _as_they_lie(do=do, q=q, k=k, v=v, **others)
-    options: dict[str, Any] = {"causal": causal, "scale": scale, "q_start": q_start, "window": window}
+    options = Options(*map(given.pop, Options._fields))._asdict()
+    arrays, of = _as_they_lie(**given)
     asked = backward(**of, **options, return_dbias=return_dbias, out_dtype=out_dtype)
     do = np.asarray(arrays["do"], np.float32)
-    o = np.asarray(arrays["o"], np.float32) if "o" in arrays else np.empty(q.shape, np.float32)
-    dq, dk, dv = (np.zeros(x.shape, np.float32) for x in (q, k, v))
+    o = np.asarray(arrays["o"], np.float32) if "o" in arrays else np.empty(do.shape, np.float32)
+    dq, dk, dv = (np.zeros(arrays[name].shape, np.float32) for name in "qkv")
     dbias = None if asked.dbias_shape is None else np.zeros(asked.dbias_shape, np.float32)
-    given = _matrices(arrays, o)
-    kind = q.dtype if asked.out_dtype != "float32" else np.dtype(np.float32)
+    matrices = _matrices(arrays, o)
     if not asked.of.sequences:
-        _differentiate(asked, do, arrays.get("dlse"), given, Gradients(dq, dk, dv, dbias), "o" not in arrays)
-    for one, part, rows, keys in _sequences(asked.of, given, arrays) if asked.of.sequences else ():
+        _differentiate(asked, do, arrays.get("dlse"), matrices, Gradients(dq, dk, dv, dbias), "o" not in arrays)
+    for one, part, rows, keys in _sequences(asked.of, matrices, arrays) if asked.of.sequences else ():
         into = Gradients(as_batch(dq[rows]), as_batch(dk[keys]), as_batch(dv[keys]))
         d_lse = arrays["dlse"][None, :, rows] if "dlse" in arrays else None
         _differentiate(asked._replace(of=one), as_batch(do[rows]), d_lse, part, into, "o" not in arrays)
+    kind = arrays["q"].dtype if asked.out_dtype != "float32" else np.dtype(np.float32)
     rounded = [x.astype(kind, copy=False) for x in (dq, dk, dv)]
     return tuple(rounded if dbias is None else [*rounded, dbias])
 

@@ -21,7 +21,7 @@ from flashcli.arrays.protocols import LEGACY_STREAM, Found, find, refuse_host, r
 from flashcli.asked import decode as pages
 from flashcli.asked import merge as merging
 from flashcli.asked import write_kv as writing
-from flashcli.asked.attention import NO_WINDOW, Operand, backward, call, check_backend_on_gpu, contiguous
+from flashcli.asked.attention import Operand, Operands, Options, backward, call, check_backend_on_gpu, contiguous
 from flashcli.asked.how import How
 from flashcli.gpu.overlap import refuse_overlap
 from flashcli.gpu.place import Place, allowed_while_capturing, bindings, place_of_device, place_of_memory
@@ -65,6 +65,10 @@ class Arguments:
     def get(self, name: str) -> Operand | None:
         """The outline of an argument; None if it was not given."""
         return self.found[name].operand if name in self.found else None
+
+    def outlines(self) -> dict[str, Any]:
+        """The outlines of all arguments that were given, by name."""
+        return {name: x.operand for name, x in self.found.items()}
 
     def take_mask_apart(self) -> None:
         """Call a bias of bools a mask, which it is."""
@@ -117,33 +121,15 @@ class Arguments:
             memory.fill(self.stream, self.found[name].address, *self.of(name), bits)
 
 
-def attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool = False,
-    scale: float | None = None,
-    backend: str = "auto",
-    *,
-    q_start: int = 0,
-    window: Sequence[int] = NO_WINDOW,
-    return_lse: bool = False,
-    out: Any = None,
-    kernel: str | None = None,
-    precision: str = "fp32",
-    batch_invariant: bool = True,
-    out_dtype: Any = None,
-    **changes: Any,
-) -> Any:
-    """`flashcli.attention` of arrays on a GPU; ``changes`` are bias, mask, slopes and starts of sequences."""
-    how = How(kernel, precision, batch_invariant, return_lse)
-    refuse_host("q", q)
+def attention(backend: str = "auto", out: Any = None, out_dtype: Any = None, **arguments: Any) -> Any:
+    """`flashcli.attention` of arrays on a GPU, by the names of its parameters."""
+    how = How(*map(arguments.pop, How._fields))
+    options = Options(*map(arguments.pop, Options._fields))._asdict()
+    refuse_host("q", arguments["q"])
     check_backend_on_gpu(backend)
     plan.check(how)
-    optional = {"out": out, **_with_starts_of_keys(changes)}
-    given = Arguments({"q": q, "k": k, "v": v, **optional}, tuple(optional))
-    of: dict[str, Any] = {name: given.get(name) for name in ("q", "k", "v", *optional)}
-    asked = call(**of, causal=causal, scale=scale, q_start=q_start, window=window, out_dtype=out_dtype)
+    given = _found(("q", "k", "v"), out=out, **arguments)
+    asked = call(**given.outlines(), **options, out_dtype=out_dtype)
     given.take_mask_apart()
     if out is not None:
         places = {name: (x.address, x.operand) for name, x in given.found.items()}
@@ -158,7 +144,7 @@ def attention(
         )
     with given.waited_for():
         o = given.add("out", asked.shape, asked.out_dtype) if out is None else out
-        lse = given.add("lse", asked.lse_shape) if return_lse else None
+        lse = given.add("lse", asked.lse_shape) if how.return_lse else None
         if prepared is None:
             given.fill("out", ZERO)
             given.fill("lse", MINUS_INFINITY)
@@ -167,41 +153,32 @@ def attention(
     return o if lse is None else (o, lse)
 
 
-def _with_starts_of_keys(arrays: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, in which keys start where queries do, if nobody says."""
-    k_starts = arrays.get("cu_seqlens_k")
-    return {**arrays, "cu_seqlens_k": arrays.get("cu_seqlens_q") if k_starts is None else k_starts}
+def _found(required: Sequence[str], **arrays: Any) -> Arguments:
+    """The arrays of a call, those ``required`` first, in which keys start where queries do, if nobody says."""
+    if arrays.get("cu_seqlens_k") is None:
+        arrays["cu_seqlens_k"] = arrays.get("cu_seqlens_q")
+    return Arguments({name: arrays.pop(name) for name in required} | arrays, tuple(arrays))
 
 
 def attention_backward(
-    do: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    causal: bool = False,
-    scale: float | None = None,
     backend: str = "auto",
-    *,
-    q_start: int = 0,
-    window: Sequence[int] = NO_WINDOW,
     return_dbias: bool = False,
     kernel: str | None = None,
     out_dtype: Any = None,
-    **others: Any,
+    **arguments: Any,
 ) -> tuple[Any, ...]:
-    """`flashcli.attention_backward` of arrays on a GPU; ``others`` are all arrays that need not be given."""
-    refuse_host("q", q)
+    """`flashcli.attention_backward` of arrays on a GPU, by the names of its parameters."""
+    options = Options(*map(arguments.pop, Options._fields))._asdict()
+    refuse_host("q", arguments["q"])
     check_backend_on_gpu(backend)
     check_name(kernel)
-    optional = _with_starts_of_keys(others)
-    given = Arguments({"q": q, "do": do, "k": k, "v": v, **optional}, tuple(optional))
-    outlines: dict[str, Any] = {name: given.get(name) for name in ("do", "q", "k", "v", *optional)}
-    options: dict[str, Any] = {"causal": causal, "scale": scale, "q_start": q_start, "window": window}
-    asked = backward(**outlines, **options, return_dbias=return_dbias, out_dtype=out_dtype)
+    given = _found(("q", "do", "k", "v"), **arguments)
+    asked = backward(**given.outlines(), **options, return_dbias=return_dbias, out_dtype=out_dtype)
     given.take_mask_apart()
     if given.get("o") is None and not asked.of.empty:  # what is computed again is contiguous, as `asked` has it
-        named: dict[str, Any] = {name: optional.get(name) for name in ("bias", "mask", *SIGHT)}
-        o, lse = attention(q, k, v, **options, **named, return_lse=True, out_dtype=asked.of.out_dtype)
+        again: dict[str, Any] = {name: arguments.get(name) for name in Operands._fields}
+        how = How(return_lse=True)._asdict()
+        o, lse = attention(**again, **options, **how, out_dtype=asked.of.out_dtype)
         given.find(o=o, lse=lse)
     with given.waited_for():
         answer = {
