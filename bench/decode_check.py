@@ -22,7 +22,7 @@ from flashcli.files.decode.cases import Case, make, outlined
 from flashcli.kernels import decode
 from flashcli.kernels.decode import KERNELS
 from flashcli.kernels.operation import Build
-from flashcli.kernels.tuning.decode import Tuning
+from flashcli.kernels.tuning.decode import BY_NUMBER, PIECE_AFTER_PIECE, Tuning
 from flashcli.run.decode_cuda import DecodeCuda
 
 SMALL = Case(3, 8, 2, 128, "320,64,77", sharpness=4.0)
@@ -92,12 +92,22 @@ class Found(NamedTuple):
     verdicts: list[Verdict]
 
 
+def piece_after_piece(tuning: Tuning) -> Tuning:
+    """The tuning with several pieces to a block, which looks for the next piece while it computes."""
+    return tuning._replace(blocks=0, finds=PIECE_AFTER_PIECE, under_way=1, cluster=1)
+
+
+def a_block_a_piece(tuning: Tuning) -> Tuning:
+    """The tuning with a block of its own for each piece, known by its number, in batches of any size."""
+    return tuning._replace(blocks=0, finds=BY_NUMBER, under_way=1, cluster=1)
+
+
 def forms(build: Build) -> dict[str, Tuning]:
     """Other tunings that are to give the same bytes, by what blocks do there."""
     if "FINDS" not in build.macros():
         return {}
     own = build.problem.tuning
-    others = {"piece after piece": own.piece_after_piece(), "a block a piece": own.a_block_a_piece()}
+    others = {"piece after piece": piece_after_piece(own), "a block a piece": a_block_a_piece(own)}
     return {name: tuning for name, tuning in others.items() if tuning != own}
 
 

@@ -14,7 +14,7 @@ import pytest
 from emulator.decode import DecodeEmulated
 from support import THOROUGH, flashcli, sampled
 
-from bench.decode_check import check_kernels, grid
+from bench.decode_check import a_block_a_piece, check_kernels, grid, piece_after_piece
 from bench.decode_judge import Answer, Judge
 from flashcli.asked.decode import BlockSparse
 from flashcli.files.decode.cases import Case, generate, make
@@ -106,7 +106,7 @@ def test_bytes_depend_neither_on_the_order_of_pages_nor_on_company_nor_on_how_la
         out, lse = backend.decode(asked, range(4))
         elsewhere = backend.decode(moved, range(4))
         alone = [backend.decode(asked, range(s, s + 1)) for s in range(4)]
-    with opened(name, Tuning.piece_after_piece) as backend:
+    with opened(name, piece_after_piece) as backend:
         backend._session.multiprocessors = 1
         small = backend.decode(asked, range(4))
     assert out.any() and [x.tobytes() for x in elsewhere] == [out.tobytes(), lse.tobytes()]
@@ -151,7 +151,7 @@ def test_answers_from_any_number_of_pieces_are_right_and_the_same_however_blocks
         asked = make(Case(len(lengths), H, 1, D, ",".join(map(str, lengths)), layout="nhd"))
         build = build_of(KERNELS["tensor"], asked.outline)
         assert build.problem.tuning.finds == BY_LENGTHS
-        assert_same_bytes(opened, asked, as_it_is, Tuning.piece_after_piece, Tuning.a_block_a_piece)
+        assert_same_bytes(opened, asked, as_it_is, piece_after_piece, a_block_a_piece)
 
 
 PIECES = [  # and how many blocks a cluster has
@@ -175,7 +175,7 @@ def test_pieces_found_by_the_numbers_of_blocks_and_merged_by_clusters_give_the_b
     asked = make(dataclasses.replace(case, layout=layout))
     tuning = build_of(KERNELS["tensor"], asked.outline).problem.tuning
     assert (tuning.finds, tuning.under_way, tuning.cluster) == (AHEAD_OF_LENGTH, 2, cluster)
-    others = Tuning.piece_after_piece, Tuning.a_block_a_piece
+    others = piece_after_piece, a_block_a_piece
     assert_same_bytes(opened, asked, as_it_is, lambda tuning: tuning._replace(cluster=1), *others)
 
 

@@ -36,14 +36,6 @@ class Tuning(NamedTuple):
     under_way: int = 1  # of tensor, tiles of a warp at a time, where a block has one piece
     cluster: int = 1  # blocks that merge a sequence's pieces, no fewer than it may have; 1: a launch of its own does
 
-    def piece_after_piece(self) -> Tuning:
-        """The tuning with several pieces to a block, which looks for the next piece while it computes."""
-        return self._replace(blocks=0, finds=PIECE_AFTER_PIECE, under_way=1, cluster=1)
-
-    def a_block_a_piece(self) -> Tuning:
-        """The tuning with a block of its own for each piece, known by its number, in batches of any size."""
-        return self._replace(blocks=0, finds=BY_NUMBER, under_way=1, cluster=1)
-
 
 class Problem(NamedTuple):
     """A problem of decode, known without a look at lengths or pages; a kernel chooses ``rows`` and ``tuning``.
