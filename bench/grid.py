@@ -77,14 +77,10 @@ REPLAY = 2e-3  # seconds of a replay, so that its own launch does not count: as 
 MOST_CALLS = 20
 
 
-class Conditions(NamedTuple):
-    """``ceilings`` are the rates that `peers.ceilings` measured."""
-
-    ceilings: dict[str, float]
-    seed: int = 0
+Ceilings = dict[str, float]  # the rates that `peers.ceilings` measured
 
 
-def floors(problem: Problem, ceilings: dict[str, float]) -> dict[str, Any]:
+def floors(problem: Problem, ceilings: Ceilings) -> dict[str, Any]:
     """Seconds that Q, K and V once in and O once out take, and three half products for each fp32 one."""
     moved = 4 * problem.B * problem.d * (2 * problem.H * problem.M + 2 * problem.Hkv * problem.N)
     return {
@@ -198,22 +194,22 @@ def _compile_triton(problems: Iterable[Problem], pool: Executor) -> list[Future]
 
 
 def measured(
-    problems: Iterable[Problem], kernels: Collection[str], against: Collection[str], conditions: Conditions
+    problems: Iterable[Problem], kernels: Collection[str], against: Collection[str], ceilings: Ceilings
 ) -> Iterator[Row]:
     """A row for each contender on each problem."""
     for problem in problems:
-        yield from _race(entrants(problem, kernels, against), conditions)
+        yield from _race(entrants(problem, kernels, against), ceilings)
 
 
-def _race(entered: Sequence[Entrant], conditions: Conditions) -> list[Row]:
+def _race(entered: Sequence[Entrant], ceilings: Ceilings) -> list[Row]:
     """A row for each entrant. Right ones are timed in turn, slow ones only once."""
     case = name_of(entered[0][1])
-    found = in_place.checked(case, entered, conditions.seed)
+    found = in_place.checked(case, entered, seed=0)
     ready = [one for one in found if isinstance(one, Ready)]
     first = [peers.event_seconds(one.turns[1], one.turns[0])[0] for one in ready]
     times = iter(_times([one.turns for one in ready], first))
     rows: list[Row] = [
-        _row(case, entrant, one.accuracy, next(times), conditions) if isinstance(one, Ready) else one
+        _row(case, entrant, one.accuracy, next(times), ceilings) if isinstance(one, Ready) else one
         for entrant, one in zip(entered, found, strict=True)
     ]
     del found, ready
@@ -242,11 +238,11 @@ def _times(contenders: list[clocks.Turns], first: list[float]) -> list[Times]:
     return [Times(next(single), calls, next(replayed)) if seconds < SLOW else Times([seconds]) for seconds in first]
 
 
-def _row(case: str, entrant: Entrant, accuracy: dict[str, Any], times: Times, given: Conditions) -> Gridded:
+def _row(case: str, entrant: Entrant, accuracy: dict[str, Any], times: Times, ceilings: Ceilings) -> Gridded:
     contender, problem = entrant
     seconds = over_all(times.single)
     return Gridded(
-        **vars(problem.about(case, contender.name)), **accuracy, **seconds, **floors(problem, given.ceilings),
+        **vars(problem.about(case, contender.name)), **accuracy, **seconds, **floors(problem, ceilings),
         tflops=problem.operations / seconds["seconds"] / 1e12, calls=times.calls,
         replayed=over_all(times.replayed)["seconds"] if times.replayed else None,
         chosen=contender.name == _chosen(problem) if contender.name in KERNELS else None,
@@ -282,7 +278,7 @@ def main(
     ceilings = peers.ceilings()
     left = itertools.takewhile(lambda problem: time.monotonic() - start < seconds, problems)
     rows = scripts.told(
-        measured(left, kernels or OURS, against, Conditions(ceilings)),
+        measured(left, kernels or OURS, against, ceilings),
         lambda row: f"{time.monotonic() - start:.0f} s: {scripts.told_briefly(row)}",
     )
     scripts.publish("grid", machine.pytorchs_circumstances("cuda"), rows, json_path, ceilings)

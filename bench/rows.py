@@ -75,13 +75,22 @@ class FirstCall(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generated(Row):
-    """Tokens generated one after another, each the most likely, by a language model with an attention of its own."""
+class Repeated(Row):
+    """Something that was timed several times."""
 
-    seconds: float  # the median of all runs, for all tokens
+    seconds: float  # the median of all runs
     min: float  # of all runs
     max: float  # of all runs
-    runs: int  # how many were timed, after one that was not
+    runs: int  # how many were timed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated(Repeated):
+    """Tokens generated one after another, each the most likely, by a language model with an attention of its own.
+
+    Times are those for all tokens.
+    """
+
     reached: dict[str, float]  # seconds until so many tokens, of the run at the median or the one before it
     peak_mib: float | None = None  # the most memory that PyTorch gave out at a time beside the weights; None on the CPU
     differs_at: int | None = None  # the first token that is another than naive attention's without a cache
@@ -89,47 +98,38 @@ class Generated(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained(Row):
-    """A training run of a model with heads of d numbers, on batches of B sequences of N tokens, or sets of N points."""
+class Trained(Repeated):
+    """A training run of a model with heads of d numbers, on batches of B sequences of N tokens, or sets of N points.
+
+    Times are those of a step; the first few do not count.
+    """
 
     layers: int
     H: int
     parameters: int  # how many numbers the model has
-    seconds: float  # the median of all steps but the first few
-    min: float  # of them
-    max: float  # of them
-    runs: int  # how many steps were timed
     losses: list[float]  # of each step
     weights: str  # the beginning of a hash of all weights at the end
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forward(Row):
+class Forward(Repeated):
     """One pass of a model of transformers, B sequences of N tokens, with heads of d numbers."""
 
     layers: int
     H: int
     Hkv: int
     relative_l2: float  # of the last hidden state: ‖got - want‖ / ‖want‖, want by "eager" attention in float64
-    seconds: float  # the median of all runs
-    min: float  # of all runs
-    max: float  # of all runs
-    runs: int  # how many were timed
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeCommand(Row):
+class WholeCommand(Repeated):
     """A command from an input file to an output file, seen from outside; the phases are those that it tells of."""
 
-    seconds: float  # the median of all runs
     peak_mib: float  # the most memory that it had, in MiB, in the last run
     total: float | None = None  # of the last run, as are the phases
     input: float | None = None
     computation: float | None = None
     output: float | None = None
-    min: float  # of all runs
-    max: float  # of all runs
-    runs: int  # how many were timed
     device_mib: float | None = None  # memory taken on the GPU, in MiB
 
 
@@ -143,19 +143,15 @@ class PlainFiles(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaled(PlainFiles):
-    """A command on so many GPUs or processes. Times are medians over all runs."""
+class Scaled(PlainFiles, Repeated):
+    """A command on so many GPUs or processes, seen from outside. What it tells of are medians over all runs."""
 
-    seconds: float  # from outside
     busy: float  # of the kernel on the GPU, or in the process, that took longest
     pipeline: float  # from the first thing that was read to the last that was written
     total: float  # as the command tells it, as are the phases
     input: float
     computation: float
     output: float
-    min: float  # of the times from outside
-    max: float
-    runs: int  # how many were timed
 
 
 KINDS: tuple[type[Row], ...] = (

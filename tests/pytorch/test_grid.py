@@ -76,7 +76,7 @@ def test_all_that_is_launched_is_compiled_before():
 def test_right_answers_are_timed_and_wrong_ones_told(on_the_cpu, monkeypatch):
     monkeypatch.setattr(grid, "SLOW", math.inf)  # seconds: a busy machine is no reason to time a call once
     entered = grid.entrants(Problem(3, 1, 1, 40, 40, 16), ("wgmma", "mma", "register_tiled"), ())
-    found = grid._race(entered, grid.Conditions(CEILINGS))
+    found = grid._race(entered, CEILINGS)
     chosen, wrong, other = found
     assert isinstance(wrong, Failure) and wrong.is_wrong
     assert isinstance(chosen, Gridded) and chosen.chosen and not other.chosen and chosen.replayed > 0
@@ -86,7 +86,7 @@ def test_right_answers_are_timed_and_wrong_ones_told(on_the_cpu, monkeypatch):
 
 def test_what_is_slow_is_called_once(on_the_cpu, monkeypatch):
     monkeypatch.setattr(grid, "SLOW", 0.0)
-    [row] = grid._race(grid.entrants(Problem(3, 1, 1, 40, 40, 16), ["wgmma"], ()), grid.Conditions(CEILINGS))
+    [row] = grid._race(grid.entrants(Problem(3, 1, 1, 40, 40, 16), ["wgmma"], ()), CEILINGS)
     assert row.runs == 1 and row.calls == 0 and row.replayed is None
 
 
