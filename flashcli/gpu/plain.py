@@ -163,8 +163,8 @@ class Stream(_Owned):
 
     _made_by, _ended_by = "cuStreamCreate", "cuStreamDestroy_v2"
 
-    def __init__(self) -> None:
-        super().__init__(0)
+    def __init__(self, flags: int = 0) -> None:
+        super().__init__(flags)
 
     def synchronize(self) -> None:
         _call("cuStreamSynchronize", self.handle)

@@ -10,6 +10,7 @@ from support import flashcli, write_input
 
 from flashcli.gpu import plain
 from flashcli.gpu.memory import allocate
+from flashcli.measure.streams import NON_BLOCKING
 
 
 class Library:
@@ -44,6 +45,10 @@ class Library:
         return 0
 
     _cuMemcpyHtoD_v2 = _cuMemcpyDtoH_v2 = _cuMemcpyHtoDAsync_v2 = _cuMemcpyDtoHAsync_v2 = _copy
+
+    def _cuStreamCreate(self, to, flags):
+        self.flags = flags
+        return 0
 
     def _cuEventCreate(self, to, flags):
         to._obj.value = 7
@@ -107,8 +112,9 @@ def test_errors_have_the_drivers_words_and_lack_of_memory_is_one_of_its_own(libr
     assert not isinstance(caught.value, plain.MemoryError) and issubclass(plain.MemoryError, plain.Error)
 
 
-def test_a_stream_tells_whether_it_is_done(library):
-    stream = plain.Stream()
+def test_a_stream_has_its_flags_and_tells_whether_it_is_done(library):
+    stream = plain.Stream(NON_BLOCKING)
+    assert library.flags == NON_BLOCKING
     assert stream.is_done()
     library.fails["cuStreamQuery"] = plain.NOT_READY
     assert not stream.is_done()
