@@ -129,6 +129,8 @@ def chosen(operation: str, capability: tuple[int, int], problem: Any) -> str:
         return choice.choose(capability, problem).name
     if operation == "backward":
         return backward.choose(capability, problem).name
+    if operation == "tangents":
+        return tangents.choose(capability, problem).name
     return decode.choose(problem).kernel.name if operation == "decode" else next(iter(OPERATIONS[operation].kernels))
 
 
