@@ -23,7 +23,6 @@ HEADER = compiler.SOURCES / "backward" / "arguments.h"
 SIZES = {"B": 2, "H": 4, "Hkv": 2, "M": 150, "N": 201}
 HOPPER = Gpu((9, 0), 132)
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
-needs_nvcc = pytest.mark.skipif(compiler.find_nvcc() is None, reason="there is no nvcc here")
 
 
 @every_kernel
@@ -50,33 +49,17 @@ def test_every_field_is_where_python_puts_it(emulated, tmp_path):
 @pytest.mark.parametrize(
     ("kernel", "problem"),
     sampled([
-        ("mma", Problem(64, True, "float32")), ("mma", Problem(32)), ("mma", Problem(128)), ("wgmma", Problem(32)),
-        ("wgmma", Problem(128)), *((name, Problem(64)) for name in KERNELS),
-    ], 6),
-)  # fmt: skip
-@needs_nvcc
-def test_hardly_a_register_is_spilled(resources, kernel, problem):
-    for function, found in resources(Build(KERNELS[kernel], problem), "sm_90a").items():
-        assert found.spilled <= 8 * (kernel == "mma") and not found.warnings, function
-
-
-@pytest.mark.parametrize(
-    ("kernel", "problem"),
-    sampled([
-        ("mma", Problem(32, True, "float32")), ("mma", Problem(64, bias="bool")), ("wgmma", Problem(17)),
-        ("wgmma", Problem(32, True, "bool")), ("wgmma", Problem(64, True)),
+        ("mma", Problem(64, True, "float32")), ("mma", Problem(128)), ("mma", Problem(64, bias="bool")),
         ("wgmma", Problem(64, aligned=False)), ("wgmma", Problem(64, bias="float32")),
         ("wgmma", Problem(80, True, "float32")), ("wgmma", Problem(128, True)), ("wgmma", Problem(112, bias="bool")),
-        ("wgmma_short", Problem(17, True)), ("wgmma_short", Problem(32, bias="float32", M=128, N=128)),
-        ("wgmma_short", Problem(64, True, M=192, N=128)),
-        ("mma_short", Problem(16, M=64, N=64)), ("mma_short", Problem(32, M=64, N=64)),
+        ("wgmma_short", Problem(32, bias="float32", M=128, N=128)), ("wgmma_short", Problem(64, True, M=192, N=128)),
         ("mma_short", Problem(32, True, M=96, N=96)), ("mma_short", Problem(64, bias="float32", M=128, N=128)),
     ], 9),
 )  # fmt: skip
-@needs_nvcc
-def test_no_register_is_spilled(resources, kernel, problem):
+def test_hardly_a_register_is_spilled(resources, kernel, problem):
+    """Forms that have hardly a register left; only mma with a bias of floats, or heads of 128, may spill two."""
     for function, found in resources(Build(KERNELS[kernel], problem), "sm_90a").items():
-        assert not found.spilled and not found.warnings, function
+        assert found.spilled <= 8 * (kernel == "mma" and problem.bias != "bool") and not found.warnings, function
 
 
 @every_kernel

@@ -85,11 +85,11 @@ def test_no_register_is_spilled_where_it_matters(resources, kernel):
         assert found.spilled == 0 and not found.warnings, function
 
 
-# Each problem with two of the tunings, each tuning with four of the problems.
-TUNED = [(problem, TUNINGS[(i + j) % 4]) for i, problem in enumerate(TENSOR_PROBLEMS) for j in (0, 1 + i // 4)]
+# Each problem with a tuning, each tuning with two of the problems.
+TUNED = [(problem, TUNINGS[(i + i // 4) % 4]) for i, problem in enumerate(TENSOR_PROBLEMS)]
 
 
-@pytest.mark.parametrize(("problem", "tuning"), sampled(TUNED, 9), ids=str)
+@pytest.mark.parametrize(("problem", "tuning"), sampled(TUNED, 5), ids=str)
 def test_tensor_spills_nothing_however_it_is_tuned(resources, problem, tuning):
     build = Build(KERNELS["tensor"], problem._replace(tuning=tuning))
     reported = resources(build, "sm_90a")
@@ -98,9 +98,7 @@ def test_tensor_spills_nothing_however_it_is_tuned(resources, problem, tuning):
     assert reported["tensor"].registers * tuning.threads * build.macros()["BLOCKS"] <= 65536  # a multiprocessor's
 
 
-@pytest.mark.parametrize(
-    ("d", "cache_type"), sampled([(32, "float16"), (48, "float16"), (64, "float8_e5m2"), (64, "float16")], 4)
-)
+@pytest.mark.parametrize(("d", "cache_type"), sampled([(48, "float16"), (64, "float8_e5m2")]))
 def test_two_tiles_of_a_warp_leave_room_for_four_blocks_where_heads_are_short(resources, d, cache_type):
     problem = Problem(d, 16, "float16", cache_type, False, 8, Tuning(finds=BY_NUMBER, under_way=2))
     found = resources(Build(KERNELS["tensor"], problem), "sm_90a")["tensor"]
