@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flashcli.errors import BadInput
+from flashcli.files.regular import read_regular
 
 CUDA = Path(__file__).with_name("cuda.h")
 KERNEL = re.compile(
@@ -59,7 +60,7 @@ def sources(first: Path, include: list[Path]) -> dict[Path, Source]:
     while left:
         path = left.pop()
         if path not in found:
-            text = path.read_text(errors="surrogateescape")
+            text = read_regular(path).decode(errors="surrogateescape").replace("\r\n", "\n")
             leads = {}
             for _, quote, name in INCLUDE.findall(text):
                 candidates = [folder / name for folder in ([path.parent] if quote == '"' else []) + include]

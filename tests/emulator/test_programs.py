@@ -179,6 +179,12 @@ def test_what_cannot_be_made_is_told_and_nothing_is_left(emulated, tmp_path, tex
     assert not (tmp_path / "x").exists()
 
 
+def test_a_source_without_an_end_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "x.cu")
+    done = flashcli("emulate", "x.cu", cwd=tmp_path, timeout=20)
+    done.assert_error(65, "'x.cu' is not a regular file.")
+
+
 @pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
 def test_the_homeworks_makefile_takes_it_for_nvcc(tmp_path):
     done = run("make", "-n", "-C", HW4.parent, "-B", "hw4", "NVCC=flashcli emulate")
