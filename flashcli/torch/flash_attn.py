@@ -94,9 +94,13 @@ def flash_attn_with_kvcache(
     if not isinstance(lengths, torch.Tensor):
         lengths = torch.full((S,), lengths, dtype=torch.int32, device=q.device)
     if k is not None and v is not None:
-        for name, new in {"k": k, "v": v}.items():
-            if new.ndim != 4 or len(new) != S:
-                raise ValueError(f"{name} has shape {list(new.shape)}, where [S, T', Hkv, D] is wanted with S = {S}")
+        for name, x, axes, wanted in (
+            ("block_table", table, 2, "[S, most pages]"), ("cache_seqlens", lengths, 1, "[S]"),
+            ("k", k, 4, "[S, T', Hkv, D]"), ("v", v, 4, "[S, T', Hkv, D]"),
+        ):  # fmt: skip
+            refuse_no_tensor(name, x)
+            if x.ndim != axes or len(x) != S:
+                raise ValueError(f"{name} has shape {list(x.shape)}, where {wanted} is wanted with S = {S}")
         slots = _slots(table, lengths[:, None] + torch.arange(k.shape[1], device=q.device), k_cache.shape[1])
         write_kv(k.flatten(0, 1), v.flatten(0, 1), k_cache, v_cache, slots.flatten(), layout="nhd")
         lengths = lengths + k.shape[1]

@@ -204,11 +204,16 @@ def refuse_other(name: str, tensor: Any, q: Any, called: str = "q") -> None:
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name} must be a PyTorch tensor, as {called} is, not {type(tensor).__name__}")
+    refuse_sparse(name, tensor)
+    if tensor.device != q.device:
+        raise ValueError(f"{name} must be on {q.device}, as {called} is, not on {tensor.device}")
+
+
+def refuse_sparse(name: str, tensor: torch.Tensor) -> None:
+    """Raise TypeError for a tensor that is not dense."""
     if tensor.layout != torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise TypeError(f"{name} must be a dense tensor, not {kind}")
-    if tensor.device != q.device:
-        raise ValueError(f"{name} must be on {q.device}, as {called} is, not on {tensor.device}")
 
 
 def answer_type(q: torch.Tensor, out_dtype: Any) -> torch.dtype | None:

@@ -10,7 +10,7 @@ import torch
 
 from flashcli.asked.decode import FACTORS, OPTIONAL
 from flashcli.torch import private
-from flashcli.torch.in_place import refuse_other
+from flashcli.torch.in_place import refuse_other, refuse_sparse
 
 BITS = {1: torch.uint8, 2: torch.int16}  # types that NumPy has, by the bytes of one that it has not
 
@@ -50,8 +50,10 @@ def refuse(tensors: Mapping[str, Any]) -> None:
 
 
 def refuse_no_tensor(name: str, x: Any) -> None:
+    """Raise TypeError for what is no dense tensor."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name} must be a PyTorch tensor, not {type(x).__name__}")
+    refuse_sparse(name, x)
 
 
 def refuse_without_numbers(name: str, tensor: torch.Tensor) -> None:

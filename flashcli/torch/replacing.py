@@ -34,8 +34,8 @@ class Replacement:
     """A replacement of PyTorch's attention by flashcli's, until `remove` or the end of a ``with`` block."""
 
     def __init__(self, halves: bool) -> None:
-        self._removed, self._halves = False, halves
-        _add(halves)
+        self._removed, self._halves = False, bool(halves)
+        _add(self._halves)
 
     def remove(self) -> None:
         """Give PyTorch its own attention back, once all who have replaced it have called this."""

@@ -121,6 +121,8 @@ def flash_attn_varlen_func(
     refuse(others | {"cu_seqlens_k": cu_seqlens_k, "cp_world_size": cp_world_size - 1})
     if seqused_k is None:
         raise ValueError("seqused_k must be given: sequences without pages are for flashcli.attention")
+    if s_aux is not None:
+        refuse_no_tensor("s_aux", s_aux)
     factors = {"k_scale": _one_for_all("k_descale", k_descale), "v_scale": _one_for_all("v_descale", v_descale)}
     found, lse = varlen(
         q, k, v, block_table, seqused_k, cu_seqlens_q, causal, window_size, scale=softmax_scale, softcap=softcap,
@@ -134,7 +136,8 @@ def _one_for_all(name: str, descale: torch.Tensor | None) -> float | torch.Tenso
     """The one number that an expanded tensor has, as a tensor of it; 1 for None."""
     if descale is None:
         return 1.0
-    if any(n > 1 and stride for n, stride in zip(descale.shape, descale.stride(), strict=True)):
+    refuse_no_tensor(name, descale)
+    if descale.numel() == 0 or any(n > 1 and stride for n, stride in zip(descale.shape, descale.stride(), strict=True)):
         raise ValueError(f"{name} must be one number for all sequences and heads, expanded, not {list(descale.shape)}")
     return descale.as_strided((1,), (1,))
 
@@ -237,11 +240,23 @@ def merge_attn_states(
 
     Source: ``merge_attn_states`` in vLLM's ``vllm/v1/attention/ops/merge_attn_states.py``.
     """
+    refuse_no_tensor("prefix_output", prefix_output)
+    of_rows = prefix_output.shape[1::-1]
+    _refuse_shape("output", output, prefix_output.shape)
+    for name, x in {"prefix_lse": prefix_lse, "suffix_lse": suffix_lse, "output_lse": output_lse}.items():
+        if x is not None or name != "output_lse":
+            _refuse_shape(name, x, of_rows)
     lses = [lse.transpose(0, 1).contiguous() for lse in (prefix_lse, suffix_lse)]
     out, lse = merge((prefix_output, suffix_output), lses)
     output.copy_(out)
     if output_lse is not None:
         output_lse.copy_(lse.transpose(0, 1))
+
+
+def _refuse_shape(name: str, x: Any, shape: Sequence[int]) -> None:
+    refuse_no_tensor(name, x)
+    if list(x.shape) != list(shape):
+        raise ValueError(f"{name} must have shape {list(shape)}, not {list(x.shape)}")
 
 
 def _cache_dtype(key_cache: torch.Tensor, kv_cache_dtype: str) -> str | None:

@@ -186,6 +186,12 @@ def test_it_is_taken_back_by_the_last_and_nothing_is_printed(replaceable, capfd)
     assert capfd.readouterr() == ("", "")
 
 
+def test_pytorchs_kernels_are_allowed_again_whatever_was_taken_for_true():
+    with ours.replacing_sdpa(halves="yes"):
+        assert not torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
 def test_a_build_without_cuda_has_nothing_to_replace(monkeypatch):
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)  # as is true of PyTorch's build for the CPU
     q = torch.randn(B, H, M, d)

@@ -113,6 +113,9 @@ def test_a_cache_gets_new_tokens_and_then_is_attended_to(T):
     assert torch.equal(again, want)
 
 
+NEW = {"k": torch.ones(3, 1, 2, 32), "v": torch.ones(3, 1, 2, 32)}
+
+
 def test_new_tokens_beyond_the_table_are_written_nowhere():
     tables = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32)
     slots = flash_attn._slots(tables, torch.tensor([[6, 7, 8], [-1, 0, 2**31 - 1]], dtype=torch.int32), 4)
@@ -128,6 +131,9 @@ def test_new_tokens_beyond_the_table_are_written_nowhere():
         ({"q": torch.ones(3, 0, 4, 32)}, ValueError, r"q has shape \[3, 0, 4, 32\]"),
         ({"q": torch.ones(3, 4, 32)}, ValueError, r"q has shape \[3, 4, 32\]"),
         ({"k_cache": [1]}, TypeError, "k_cache must be a PyTorch tensor, not list"),
+        ({"k": [1], "v": torch.ones(3, 1, 2, 32)}, TypeError, "k must be a PyTorch tensor, not list"),
+        ({**NEW, "block_table": torch.ones(1, 3, 2, dtype=torch.int32)}, ValueError, "block_table has shape .1, 3, 2."),
+        ({**NEW, "cache_seqlens": torch.tensor(3, dtype=torch.int32)}, ValueError, r"cache_seqlens has shape \[\],"),
         ({"window_size": 3}, TypeError, "window_size must be two whole numbers, .left, right., not 3"),
     ],
 )
@@ -148,6 +154,10 @@ def test_a_cache_is_not_attended_to_by_what_does_not_fit(change, error, complain
         ({"cp_world_size": 2}, "cp_world_size has no meaning"),
         ({"causal": False, "window_size": (4, 4)}, "without causal=True there are neither windows nor"),
         ({"k_descale": torch.ones(3, 2)}, "k_descale must be one number for all sequences and heads"),
+        ({"v_descale": torch.ones(0, 2)}, "v_descale must be one number for all sequences and heads"),
+        ({"v_descale": 2.0}, "v_descale must be a PyTorch tensor, not float"),
+        ({"s_aux": [1.0]}, "s_aux must be a PyTorch tensor, not list"),
+        ({"q": torch.ones(17, 4, 32).to_sparse()}, "query must be a dense tensor, not sparse_coo"),
     ],
     ids=str,
 )
@@ -157,8 +167,25 @@ def test_what_is_not_computed_is_refused_with_a_sentence(change, complaint):
         "q": q, "k": k, "v": v, "max_seqlen_q": 17, "cu_seqlens_q": starts, "max_seqlen_k": 30, "seqused_k": lengths,
         "causal": True, "block_table": tables,
     }  # fmt: skip
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises((TypeError, ValueError), match=complaint):
         vllm.flash_attn_varlen_func(**arguments | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"output": [1]}, "output must be a PyTorch tensor, not list"),
+        ({"output": torch.ones(5, 3, 4, 32)}, r"output must have shape \[3, 4, 32\], not \[5, 3, 4, 32\]"),
+        ({"prefix_lse": torch.ones(3)}, r"prefix_lse must have shape \[4, 3\], not \[3\]"),
+        ({"output_lse": torch.ones(3, 4)}, r"output_lse must have shape \[4, 3\], not \[3, 4\]"),
+    ],
+)
+def test_answers_that_do_not_fit_are_not_merged(change, complaint):
+    given = {"output": torch.zeros(3, 4, 32), "prefix_output": torch.ones(3, 4, 32), "prefix_lse": torch.ones(4, 3)}
+    given |= {"suffix_output": torch.ones(3, 4, 32), "suffix_lse": torch.ones(4, 3)} | change
+    with pytest.raises((TypeError, ValueError), match=complaint):
+        vllm.merge_attn_states(**given)
+    assert given["output"] == [1] or given["output"].unique().numel() == 1
 
 
 def test_rotary_embeddings_are_refused():
