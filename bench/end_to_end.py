@@ -16,14 +16,14 @@ from typing import Any
 import click
 
 from bench import scripts
-from bench.race import compete
+from bench.race import compete, succeed
 from bench.rows import WholeCommand
 from flashcli.asked.shape import Shape, ceil_div
 from flashcli.cpu.workers import usable_cores
 from flashcli.errors import BadInput
 from flashcli.files.fileformat import HEADER
 from flashcli.files.testcases import REPORT_CASES, TIME_LIMIT, Case, load
-from flashcli.measure import race
+from flashcli.measure.race import FLASHCLI
 from flashcli.measure.rows import Row, over_all
 from flashcli.terminal import as_json
 
@@ -36,8 +36,8 @@ def contenders(backend: str, hw4: Path) -> dict[str, list[str]]:
     """Commands by name, each to be followed by an input file and an output file."""
     options = ["--backend", backend]
     ours = {
-        "run": [*race.FLASHCLI, "run", *options],
-        "run --serial": [*race.FLASHCLI, "run", "--serial", *options],
+        "run": [*FLASHCLI, "run", *options],
+        "run --serial": [*FLASHCLI, "run", "--serial", *options],
     }
     if backend == "cpu":
         return ours
@@ -52,11 +52,11 @@ def rows_of(case: Case, commands: dict[str, list[str]], runs: int, folder: Path)
     lines = {name: [*command, str(case.input), str(outputs[name])] for name, command in commands.items()}
     memory: dict[str, float | None] = {}
     for name, line in lines.items():
-        ours = tuple(line[: len(race.FLASHCLI)]) == race.FLASHCLI
-        told = DEVICE_MEMORY.search(race.succeed([*line, "--json", "-"] if ours else line).out)
+        ours = tuple(line[: len(FLASHCLI)]) == FLASHCLI
+        told = DEVICE_MEMORY.search(succeed([*line, "--json", "-"] if ours else line).out)
         memory[name] = float(told[1]) if told else None
         if name != "run":
-            race.succeed([*race.FLASHCLI, "compare", outputs[name], outputs["run"], "--input", case.input])
+            succeed([*FLASHCLI, "compare", outputs[name], outputs["run"], "--input", case.input])
     for name, taken in compete(lines, runs).items():
         last = taken[-1]
         phases: dict[str, Any] = {phase.lower(): float(seconds) for phase, seconds in TIME.findall(last.out)}
@@ -69,7 +69,7 @@ def prepare(case: Case) -> None:
     if not case.is_ready():
         case.input.parent.mkdir(parents=True, exist_ok=True)
         shape = ",".join(str(size) for size in vars(case.shape).values())
-        race.succeed([*race.FLASHCLI, "generate", case.input, "--force", "--shape", shape, "--seed", case.seed])
+        succeed([*FLASHCLI, "generate", case.input, "--force", "--shape", shape, "--seed", case.seed])
 
 
 def zeros(folder: Path, gigabytes: int) -> Case:

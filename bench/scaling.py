@@ -24,7 +24,7 @@ from typing import Any
 import click
 
 from bench import scripts
-from bench.race import compete
+from bench.race import Measured, compete, succeed
 from bench.rows import PlainFiles, Scaled
 from flashcli.asked.shape import Shape
 from flashcli.cpu.workers import usable_cores
@@ -33,15 +33,15 @@ from flashcli.files.cut import CHUNK_BYTES
 from flashcli.files.distributions import draw
 from flashcli.files.fileformat import create_input
 from flashcli.files.outputs import AtomicFile
-from flashcli.measure import race
 from flashcli.measure.machine import gpus
+from flashcli.measure.race import FLASHCLI
 from flashcli.measure.rows import Row, over_all
 from flashcli.run.report import busy
 from flashcli.run.slots_cpu import CpuBackend
 from flashcli.run.slots_cuda import CudaBackend
 from flashcli.terminal import as_json, parameters
 
-RUN = (*race.FLASHCLI, "run", "--json", "-")
+RUN = (*FLASHCLI, "run", "--json", "-")
 N, D = 2048, 64  # of the large input, which takes ten times as long to read as to compute
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}  # containers have no other user
 RUN_TIMES = ("pipeline", "total", "input", "computation", "output")  # the times in the record of a run
@@ -60,7 +60,7 @@ def contenders(backend: str, counts: tuple[int, ...]) -> Iterator[tuple[str, int
             yield "mpirun", count, [mpirun, "--oversubscribe", "--bind-to", "none", "-n", str(count), *RUN, *own]
 
 
-def told(done: race.Ended) -> dict[str, float]:
+def told(done: Measured) -> dict[str, float]:
     """The seconds that a command tells of; ``busy`` are those of the slowest GPU or process."""
     record = json.loads(done.out)
     parts = record.get("devices") or record.get("ranks") or [record]
@@ -72,7 +72,7 @@ def rows_of(case: str, shape: Shape, given: Path, backend: str, counts: tuple[in
     entrants = {(name, count): command for name, count, command in contenders(backend, counts)}
     first, other = (given.with_name(name) for name in ("first.out", "other.out"))
     for index, command in enumerate(entrants.values()):
-        race.succeed([*command, given, other if index else first], environment=_environment())
+        succeed([*command, given, other if index else first], environment=_environment())
         if index and not filecmp.cmp(first, other, shallow=False):
             raise FlashError(f"{' '.join(command)} gives other bytes than one process with one GPU.", "report it.")
     lines = {entrant: [*command, given, other] for entrant, command in entrants.items()}

@@ -1,14 +1,11 @@
-"""Whole commands in processes of their own: started, timed and measured from outside."""
+"""Whole commands in processes of their own."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import IO, NamedTuple
 
 from flashcli.errors import FlashError
@@ -23,49 +20,35 @@ class Ended(NamedTuple):
     code: int
     out: str
     err: str
-    seconds: float  # of the wall clock
-    peak_mib: float  # the most memory that it had at a time
 
 
 class TookTooLong(FlashError):
     """The error that a command was stopped, because it had taken all the time that it may take."""
 
 
-def finish(command: Command, limit: float | None = None, environment: Mapping[str, str] | None = None) -> Ended:
+def finish(command: Command, limit: float | None = None) -> Ended:
     """Run a command to its end, however that is; TookTooLong if it takes more than ``limit`` seconds."""
-    stopped = threading.Event()
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        start = time.perf_counter()
-        process = subprocess.Popen([*map(str, command)], stdout=out, stderr=err, env=environment)
-
-        def stop() -> None:
-            stopped.set()
-            process.kill()
-
-        watch = threading.Timer(limit or 0, stop)
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:  # no pipes, which what it leaves may hold
         try:
-            if limit is not None:
-                watch.start()
-            _, status, usage = os.wait4(process.pid, 0)  # which tells of its memory, as Popen does not
-            seconds = time.perf_counter() - start
-            process.returncode = os.waitstatus_to_exitcode(status)
-        finally:
-            watch.cancel()
-            process.kill()  # which does nothing, but after an interruption
-            process.wait()
-        if stopped.is_set():
-            raise TookTooLong(f"the command takes more than {limit:.0f} s")
-        return Ended(process.returncode, _text(out), _text(err), seconds, usage.ru_maxrss / 1024)
+            done = subprocess.run([*map(str, command)], stdout=out, stderr=err, timeout=limit, check=False)
+        except subprocess.TimeoutExpired:
+            raise TookTooLong(f"the command takes more than {limit:.0f} s") from None
+        return Ended(done.returncode, text(out), text(err))
 
 
-def _text(file: IO[bytes]) -> str:
+def text(file: IO[bytes]) -> str:
+    """All that has been written to a file."""
     file.seek(0)
     return file.read().decode(errors="replace")
 
 
-def succeed(command: Command, limit: float | None = None, environment: Mapping[str, str] | None = None) -> Ended:
-    """Run a command to its end that must not fail; FlashError has the first line of its complaint."""
-    done = finish(command, limit, environment)
+def succeed(command: Command, limit: float | None = None) -> Ended:
+    """Run a command to its end that must not fail."""
+    return check(command, finish(command, limit))
+
+
+def check(command: Command, done: Ended) -> Ended:
+    """Return how a command ended that did not fail; FlashError has the first line of its complaint."""
     if done.code:
         told = (done.err.strip() or done.out.strip() or f"exit code {done.code}").splitlines()[0]
         raise FlashError(f"{_called(command)} failed: {told.removeprefix('Error: ')}", "see whether it runs by itself.")

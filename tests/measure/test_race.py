@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import signal
 import sys
-import threading
-import time
 
 import pytest
-from support import script
 
 from flashcli.errors import FlashError
 from flashcli.measure import race
@@ -19,8 +14,6 @@ from flashcli.measure import race
 def test_a_command_is_told_of_when_it_has_finished():
     done = race.finish(["sh", "-c", "echo one; echo two >&2; exit 3"])
     assert (done.code, done.out, done.err) == (3, "one\n", "two\n")
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # MiB, with which a process begins that is forked
-    assert 0 < done.seconds < 60 and 0.1 < done.peak_mib < own + 1000
 
 
 def test_much_output_does_not_block_it():
@@ -35,29 +28,6 @@ def test_a_signal_that_ended_it_is_told():
 def test_one_that_takes_too_long_is_stopped():
     with pytest.raises(race.TookTooLong, match="more than 0 s"):
         race.finish(["sleep", 60], limit=0.05)
-
-
-def test_an_interruption_stops_it_too(tmp_path):
-    program = script(
-        tmp_path / "program", f"#!/bin/sh\necho $$ > {tmp_path}/new\nmv {tmp_path}/new {tmp_path}/pid\nexec sleep 60\n"
-    )
-
-    def it_waits() -> bool:
-        frame = sys._current_frames()[threading.main_thread().ident]
-        return frame.f_code is race.finish.__code__ and "watch" in frame.f_locals
-
-    def interrupt() -> None:
-        while not ((tmp_path / "pid").exists() and it_waits()):
-            time.sleep(0.005)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    interrupter = threading.Thread(target=interrupt)
-    interrupter.start()
-    with pytest.raises(KeyboardInterrupt):
-        race.finish([program])
-    interrupter.join()
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
 @pytest.mark.parametrize(
