@@ -16,6 +16,7 @@ import click
 from bench import scripts
 from bench.decode_calls import calls
 from bench.decode_check import builds_for, check_side_by_side, grid, judged
+from bench.rows import Called
 from flashcli.asked.decode import LAYOUTS, Decode
 from flashcli.cpu.workers import usable_cores
 from flashcli.errors import MISMATCH, UsageError
@@ -112,9 +113,9 @@ def told(row: Row) -> str:
         return f"{start} skipped: {row.skipped}"
     if isinstance(row, Failure):
         return f"{start} {row.error}"
-    assert isinstance(row, Decoded)
-    if row.clock:
+    if isinstance(row, Called):
         return f"{start} {row.layout:4} {row.seconds * 1e6:8.1f} us, {row.clock}"
+    assert isinstance(row, Decoded)
     error = "" if row.relative_l2 is None else f", relative L2 {row.relative_l2:.1e}"
     rate = row.bytes / row.seconds
     figures = f"{row.seconds * 1e6:8.1f} us (least {row.min * 1e6:.1f}), {rate / 1e9:5.0f} GB/s"

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from bench.clocks import BESIDE
+from bench.rows import Called
 from flashcli.measure.decode_arrays import Drawn
 from flashcli.measure.decode_shapes import SHAPES
-from flashcli.measure.decode_times import RUNS, timed
-from flashcli.measure.rows import Row
+from flashcli.measure.decode_times import RUNS, about
+from flashcli.measure.rows import Row, over_all
 
 OURS, PYTORCHS = "flashcli.decode", "PyTorch SDPA"
 CALLED = dict(itertools.islice(SHAPES.items(), 2))
@@ -27,7 +28,9 @@ def calls(layout: str) -> Iterator[Row]:
         for clock, race in BESIDE.items():
             found = race([[call] for call in ways.values()], RUNS)
             for way, seconds in zip(ways, found, strict=True):
-                yield timed(name, given.asked, way, seconds, clock=clock)
+                start = about(name, given.asked, way)
+                sizes: dict[str, Any] = {"H": given.asked.H, "layout": layout, "bytes": given.asked.used_bytes()}
+                yield Called(**start, **sizes, **over_all(seconds), clock=clock)
 
 
 def _ways(given: Drawn) -> dict[str, Callable[[], Any]]:

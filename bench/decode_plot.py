@@ -6,10 +6,11 @@ RECORD.json is one of ``python -m bench.decode`` or of ``flashcli bench-decode -
 from __future__ import annotations
 
 from bench import scripts
+from bench.rows import Called
 from flashcli.measure.decode_plot import draw_decode
 from flashcli.measure.rows import Decoded
 
-main = scripts.redrawing("flashcli bench-decode --ladder", Decoded, draw_decode)
+main = scripts.redrawing("flashcli bench-decode --ladder", Decoded | Called, draw_decode)
 
 
 if __name__ == "__main__":

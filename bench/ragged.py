@@ -16,6 +16,7 @@ import click
 
 from bench import scripts
 from bench.decode import told
+from bench.rows import Ragged
 from flashcli.files.decode.cases import Case
 from flashcli.kernels.decode import CEILING
 from flashcli.measure import machine
@@ -140,7 +141,7 @@ def row(given: Drawn, name: str, work: Callable[[], Any]) -> Row:
         found = seconds(work, RUNS)
     except RuntimeError as error:
         return Skipped(**start, skipped=str(error).splitlines()[0][:80])
-    return timed(given.name, given.asked, name, found, off, operations=operations(given))
+    return Ragged(**vars(timed(given.name, given.asked, name, found, off)), operations=operations(given))
 
 
 def rows_of(name: str, case: Case) -> Iterator[Row]:

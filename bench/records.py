@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import UnionType
 
 from bench import rows as kinds
 from flashcli.errors import BadInput, explained
@@ -20,7 +21,7 @@ def read(text: str | bytes) -> Record:
         raise ValueError(f"not a record: {error!r}") from error
 
 
-def load_record(path: Path, command: str, kind: type[Row]) -> Record:
+def load_record(path: Path, command: str, kind: type[Row] | UnionType) -> Record:
     """A record of ``command``, whose rows are of a kind that no other command's are."""
     with explained("read", path):
         content = path.read_bytes()

@@ -85,6 +85,23 @@ class Repeated(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Called(Repeated):
+    """Calls of a function of paged decode; the shape is that of `Decoded`."""
+
+    clock: str  # "host": of a call's queueing; "graph": of its replay
+    H: int
+    layout: str  # how a page lies in memory
+    bytes: int  # of keys and values that have to be read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ragged(Decoded):
+    """A contender of paged decode with several query tokens a sequence."""
+
+    operations: float  # of both products
+
+
+@dataclass(frozen=True, kw_only=True)
 class Generated(Repeated):
     """Tokens generated one after another, each the most likely, by a language model with an attention of its own.
 
@@ -156,7 +173,7 @@ class Scaled(PlainFiles, Repeated):
 
 KINDS: tuple[type[Row], ...] = (
     Failure, Skipped, Timed, InPlace, Gradients, Gridded, Rung, Profiled, WholeCommand, PlainFiles, Scaled, Decoded,
-    Generated, Trained, Forward, Emulated, Tiled, Streamed, Judged, Compiled, FirstCall,
+    Called, Ragged, Generated, Trained, Forward, Emulated, Tiled, Streamed, Judged, Compiled, FirstCall,
 )  # fmt: skip
 
 

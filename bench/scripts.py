@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import UnionType
 
 import click
 
@@ -88,7 +89,7 @@ def of_tensors(name: str, measured: Callable[[Conditions], Iterator[Row]], runs:
     return main
 
 
-def redrawing(command: str, kind: type[Row], draw: Callable[[Record, str], None]) -> click.Command:
+def redrawing(command: str, kind: type[Row] | UnionType, draw: Callable[[Record, str], None]) -> click.Command:
     """The command of a script that draws a record of another command again."""
 
     @click.command(help=f"Draw a RECORD of `{command}` to PICTURE.")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from bench.case_study import STEPS
 from bench.rows import (
+    Called,
     Compiled,
     Emulated,
     FirstCall,
@@ -16,6 +17,7 @@ from bench.rows import (
     Gridded,
     Judged,
     PlainFiles,
+    Ragged,
     Scaled,
     Trained,
     WholeCommand,
@@ -102,7 +104,7 @@ def call_lines(rows: Sequence[Row]) -> tables.Lines:
     """For each batch the microseconds of a call, at the median: on the host, and replayed; and over the last one's."""
     clocks = {"host": "a call on the host", "graph": "replayed in a graph"}
     lines = [["batch", "function", *clocks.values(), "of PyTorch's call"]]
-    for case, some in by_case(row for row in of_kind(Decoded, rows) if row.clock).items():
+    for case, some in by_case(of_kind(Called, rows)).items():
         found = {(row.contender, row.clock): row.seconds for row in some}
         names = list(dict.fromkeys(row.contender for row in some))
         for name in names:
@@ -138,9 +140,9 @@ def ragged_lines(rows: Sequence[Row]) -> tables.Lines:
     lines = [["batch", "MB", "GFLOP", *names, "TFLOP/s of flashcli"]]
     for case, some in by_case(timed).items():
         cells = {row.contender: f"{row.seconds * 1e6:.1f}" for row in some}
-        called = next((row for row in some if row.contender == "flashcli" and row.operations), None)
+        called = next((row for row in of_kind(Ragged, some) if row.contender == "flashcli"), None)
         work, rate = ("", "")
-        if called and called.operations:
+        if called:
             work, rate = f"{called.operations / 1e9:.1f}", f"{called.operations / called.seconds / 1e12:.0f}"
         lines.append([case, f"{some[0].bytes / 1e6:.0f}", work, *(cells.get(name, "") for name in names), rate])
     return lines

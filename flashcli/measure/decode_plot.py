@@ -24,7 +24,7 @@ def draw_decode(record: Record, path: str) -> None:
     """A group of bars for each batch, in the first layout; its floor in microseconds stands below its name."""
     from matplotlib.figure import Figure
 
-    rows = [row for row in of_kind(Decoded, record.rows) if not row.clock]
+    rows = of_kind(Decoded, record.rows)
     rows = [row for row in rows if row.layout == rows[0].layout]
     cases = {
         case: floor_and_others

@@ -78,17 +78,8 @@ def about(name: str, asked: DecodeArrays, contender: str) -> dict[str, Any]:
     return {"case": name, "B": asked.S, "N": asked.longest, "d": asked.D, "contender": contender}
 
 
-def timed(
-    name: str,
-    asked: DecodeArrays,
-    contender: str,
-    seconds: list[float],
-    error: float | None = None,
-    clock: str | None = None,
-    operations: float | None = None,
-) -> Row:
-    figures = over_all(seconds) | {"bytes": asked.used_bytes(), "relative_l2": error, "clock": clock}
-    figures |= {"operations": operations}
+def timed(name: str, asked: DecodeArrays, contender: str, seconds: list[float], error: float | None = None) -> Decoded:
+    figures = over_all(seconds) | {"bytes": asked.used_bytes(), "relative_l2": error}
     return Decoded(**about(name, asked, contender), H=asked.H, layout=asked.layout, **figures)
 
 

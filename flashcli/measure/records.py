@@ -235,7 +235,7 @@ def _cell(row: Profiled, text: Callable[[Profiled], str]) -> str:
 
 def decode_tables(rows: Sequence[Row]) -> Tables:
     """For each batch the microseconds of each contender, at the median; nothing for those that cannot compute it."""
-    timed = [row for row in of_kind(Decoded, rows) if not row.clock]
+    timed = of_kind(Decoded, rows)
     several = len({row.layout for row in timed}) > 1
 
     def name_of(row: Decoded) -> str:
@@ -253,7 +253,7 @@ def decode_tables(rows: Sequence[Row]) -> Tables:
 def rule_tables(rows: Sequence[Row]) -> Tables:
     """For each batch the microseconds of V1 and V2, which of them vLLM takes, and its time over that of the faster."""
     lines = [["batch", "blocks of V1", *VERSIONS, "vLLM takes", "times the faster"]]
-    for case, some in by_case(row for row in of_kind(Decoded, rows) if not row.clock).items():
+    for case, some in by_case(of_kind(Decoded, rows)).items():
         found = {row.contender: row.seconds for row in some}
         if not {*VERSIONS} <= found.keys() or some[0].H is None:
             continue

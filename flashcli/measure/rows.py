@@ -176,13 +176,11 @@ class Profiled(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Decoded(Row):
-    """A contender of paged decode: B sequences, the longest of N tokens, heads of d numbers."""
+    """A contender of paged decode, caches cold: B sequences, the longest of N tokens, heads of d numbers."""
 
-    clock: str | None = None  # None: the time there, caches cold; "host": of a call's queueing; "graph": of its replay
     H: int | None = None  # heads of the query; None in older records
     layout: str  # how a page lies in memory
     bytes: int  # of keys and values that have to be read
-    operations: float | None = None  # of both products, where they are what takes the time
     relative_l2: float | None = None  # ‖got - want‖ / ‖want‖ over some sequences, want in float64; None of peers
     seconds: float  # the median of all runs
     min: float  # of all runs
