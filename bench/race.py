@@ -15,7 +15,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class Measured(NamedTuple):
-    """What a command printed, and what it took."""
+    """Output, time and memory of a command."""
 
     out: str
     seconds: float  # of the wall clock

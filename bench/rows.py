@@ -161,7 +161,7 @@ class PlainFiles(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled(PlainFiles, Repeated):
-    """A command on so many GPUs or processes, seen from outside. What it tells of are medians over all runs."""
+    """A command on so many GPUs or processes, seen from outside. The times that it tells are medians over all runs."""
 
     busy: float  # of the kernel on the GPU, or in the process, that took longest
     pipeline: float  # from the first thing that was read to the last that was written

@@ -37,7 +37,7 @@ def finish(command: Command, limit: float | None = None) -> Ended:
 
 
 def text(file: IO[bytes]) -> str:
-    """All that has been written to a file."""
+    """Read all that has been written to a file."""
     file.seek(0)
     return file.read().decode(errors="replace")
 
