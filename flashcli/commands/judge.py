@@ -14,12 +14,10 @@ from flashcli import errors
 from flashcli.commands import options
 from flashcli.commands.scoreboard import (
     board_option,
-    check_feedback,
     check_formats,
     feedback_option,
     rank_option,
     write_boards,
-    write_feedback,
 )
 from flashcli.commands.status_line import StatusLine
 from flashcli.files.tolerance import TOLERANCE
@@ -106,6 +104,8 @@ def command(
     _check_platform()
     from flashcli.files.outputs import check_creatable, check_distinct
     from flashcli.judge import containment, pseudonyms, scoreboard
+    from flashcli.judge.feedback import prepare as prepare_feedback
+    from flashcli.judge.feedback import write as write_feedback
     from flashcli.judge.judging import Judging
     from flashcli.judge.results import Log
     from flashcli.judge.sandbox import find_machine
@@ -121,7 +121,7 @@ def command(
     as_json.check_apart(json_path, *boards, results)
     for board in boards:
         check_creatable(board)
-    check_feedback(feedback)
+    prepare_feedback(feedback)
     containment.hide()  # the right answers, and the choice of rows that are checked
     rules = _rules(place, overrides, names)
     submissions = _submissions(programs, rules, backend, kernel)
@@ -140,7 +140,7 @@ def command(
     asked_for = [result for result in found if (result.submission, result.case) in judged]
     code = _summarise(asked_for, standings, len(submissions), json_path)
     write_boards(standings, boards)
-    write_feedback(standings, feedback, pseudonyms.key_of([conditions] if results else []))
+    write_feedback(feedback, standings, pseudonyms.key_of([conditions] if results else []))
     raise SystemExit(code)
 
 

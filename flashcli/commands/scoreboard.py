@@ -45,16 +45,18 @@ def command(
     """
     from flashcli.files.outputs import check_distinct
     from flashcli.judge import pseudonyms, results, scoreboard, views
+    from flashcli.judge.feedback import prepare as prepare_feedback
+    from flashcli.judge.feedback import write as write_feedback
 
     check_formats(boards)
-    check_feedback(feedback)
+    prepare_feedback(feedback)
     for file in files:
         check_distinct(file, *boards)
     judgings = [results.read(Path(file)) for file in files]
     found = [result for _, own in judgings for result in own]
     conditions = [conditions for conditions, _ in judgings]
     key = pseudonyms.key_of(conditions)
-    write_feedback(scoreboard.boards(found, ranking or "passed"), feedback, key)
+    write_feedback(feedback, scoreboard.boards(found, ranking or "passed"), key)
     if anonymous:
         if key is None:
             options.notice("an earlier flashcli wrote these results: their pseudonyms are others each time.")
@@ -70,20 +72,6 @@ def check_formats(paths: tuple[str, ...]) -> None:
     for path in paths:
         if Path(path).suffix not in FORMATS:
             raise click.BadParameter(f"{path!r} should end in {', '.join(FORMATS)}.", param_hint="--board")
-
-
-def check_feedback(folder: str | None) -> None:
-    from flashcli.judge import feedback
-
-    if folder is not None:
-        feedback.prepare(Path(folder))
-
-
-def write_feedback(standings: list, folder: str | None, key: str | None) -> None:
-    from flashcli.judge import feedback
-
-    if folder is not None:
-        feedback.write(Path(folder), standings, key)
 
 
 def write_boards(standings: list, paths: tuple[str, ...]) -> None:

@@ -21,14 +21,20 @@ LINES = 40  # of what a program printed, the last ones
 LONGEST_NAME = 100  # of a file, without what tells two of one name apart
 
 
-def prepare(folder: Path) -> None:
-    """Make the folder, before anything is judged."""
-    with explained("create", folder, CannotCreate):
-        folder.mkdir(parents=True, exist_ok=True)
+def prepare(folder: str | None) -> None:
+    """Make the folder, if one is wanted, before anything is judged."""
+    if folder is not None:
+        with explained("create", folder, CannotCreate):
+            Path(folder).mkdir(parents=True, exist_ok=True)
 
 
-def write(folder: Path, boards: list[Board], key: str | None) -> None:
-    """Write NAME.md for each submission. ``key`` explains pseudonyms; with one, everybody is told their own."""
+def write(folder: str | None, boards: list[Board], key: str | None) -> None:
+    """Write NAME.md for each submission, if a folder is wanted for that.
+
+    ``key`` explains pseudonyms; with one, everybody is told their own.
+    """
+    if folder is None:
+        return
     found: dict[str, list[str]] = {}
     for board in boards:
         for standing in board.standings:
@@ -37,7 +43,7 @@ def write(folder: Path, boards: list[Board], key: str | None) -> None:
     for submission, sections in found.items():
         known = [f"On boards without names: {pseudonym(submission, key)}."] if key else []
         text = "\n\n".join([f"# {escaped(submission)}", *known, *sections])
-        write_whole(folder / f"{_file_name(submission, taken)}.md", text + "\n")
+        write_whole(Path(folder) / f"{_file_name(submission, taken)}.md", text + "\n")
 
 
 def _file_name(submission: str, taken: set[str]) -> str:
