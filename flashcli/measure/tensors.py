@@ -119,13 +119,7 @@ def random_inputs(problem: Problem, seed: int, device: str, dtype: str = "float3
     return Inputs(q, k, v, None if problem.bias is None else uniform(*problem.bias), mask, out)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Some rows of the right answer, [heads, rows, d] in float64, and which they are."""
-
-    heads: list[tuple[int, int]]  # (batch, head)
-    rows: list[Any]
-    want: list[Any]
+Sample = list[tuple[int, int, Any, Any]]  # rows of the right answer: batch, head, which rows, [rows, d] in float64
 
 
 def sample(problem: Problem, inputs: Inputs, seed: int) -> Sample:
@@ -135,13 +129,11 @@ def sample(problem: Problem, inputs: Inputs, seed: int) -> Sample:
     rng, heads = np.random.default_rng(seed), problem.B * problem.H
     chosen = rng.choice(heads, min(heads, CHECKED_HEADS), replace=False)
     per_head = max(1, min(problem.M, CHECKED_ROWS // len(chosen)))
-    places = [divmod(int(index), problem.H) for index in chosen]
-    rows = [np.sort(rng.choice(problem.M, per_head, replace=False)) for _ in places]
-    want = [
-        _rows_in_float64(problem, inputs, batch, head, some).cpu().numpy()
-        for (batch, head), some in zip(places, rows, strict=True)
-    ]
-    return Sample(places, rows, want)
+    known = []
+    for batch, head in (divmod(int(index), problem.H) for index in chosen):
+        rows = np.sort(rng.choice(problem.M, per_head, replace=False))
+        known.append((batch, head, rows, _rows_in_float64(problem, inputs, batch, head, rows).cpu().numpy()))
+    return known
 
 
 def compared(known: Sample, answer: Tensor) -> Comparison:
@@ -151,9 +143,8 @@ def compared(known: Sample, answer: Tensor) -> Comparison:
     from flashcli.files.verify import Comparison
 
     comparison, answer = Comparison(), answer.detach()
-    got = torch.stack([answer[b, h][some] for (b, h), some in zip(known.heads, known.rows, strict=True)])
-    pieces = zip(got.float().cpu().numpy(), known.want, known.heads, known.rows, strict=True)
-    for some, want, (batch, head), rows in pieces:
+    got = torch.stack([answer[batch, head][rows] for batch, head, rows, _ in known]).float().cpu().numpy()
+    for some, (batch, head, rows, want) in zip(got, known, strict=True):
         comparison.add(some, want, batch * answer.shape[1] + head, rows)
     return comparison
 
