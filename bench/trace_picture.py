@@ -87,10 +87,12 @@ def engines_table(events: list[Event]) -> str:
     lines = [["", *ENGINES, *(f"{engine} beside others" for engine in ENGINES), "behind copies in", "or reading"]]
     for name, some in by_process(events).items():
         spans = [Span(event["cat"], event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3) for event in some]
-        of = engines(spans).values()
-        covers = hidden(spans), hidden(spans, ENGINES[0], "input")
-        times = [f"{engine.busy:.1f} ms" for engine in of]
-        lines.append([str(name), *times, *(f"{share:.0%}" for share in (*(engine.share for engine in of), *covers))])
+        read = [span._replace(phase=ENGINES[0]) if span.phase == "input" else span for span in spans]
+        times, shares = [], []
+        for engine in engines(spans).values():
+            times.append(f"{engine.busy:.1f} ms")
+            shares.append(engine.beside / engine.busy if engine.busy else 0.0)
+        lines.append([str(name), *times, *(f"{share:.0%}" for share in (*shares, hidden(spans), hidden(read)))])
     return tables.text(lines)
 
 

@@ -19,11 +19,6 @@ class Engine(NamedTuple):
     busy: float
     beside: float
 
-    @property
-    def share(self) -> float:
-        """The part of its time that it shared with others; 0 if it never was busy."""
-        return self.beside / self.busy if self.busy else 0.0
-
 
 def length(intervals: Iterable[Interval]) -> float:
     """How long at least one of the intervals goes on."""
@@ -50,19 +45,15 @@ def engines(spans: Iterable[Span]) -> dict[str, Engine]:
     }
 
 
-def hidden(spans: Iterable[Span], *behind: str) -> float:
-    """The share of the kernels' and the copies' out time, added up, in which a phase of ``behind`` went on.
-
-    By default that is the copies in. It is 0 where there was neither a kernel nor a copy out.
-    """
-    of = _by_phase(spans, *behind)
-    cover = [interval for phase in behind or ENGINES[:1] for interval in of[phase]]
-    time = sum(length(of[engine]) for engine in ENGINES[1:])
-    return sum(common(of[engine], cover) for engine in ENGINES[1:]) / time if time else 0.0
+def hidden(spans: Iterable[Span]) -> float:
+    """The share of the kernels' and the copies' out time, added up, in which a copy in went on; 0 where neither was."""
+    copies_in, *others = _by_phase(spans).values()
+    time = sum(map(length, others))
+    return sum(common(some, copies_in) for some in others) / time if time else 0.0
 
 
-def _by_phase(spans: Iterable[Span], *more: str) -> dict[str, list[Interval]]:
-    of: dict[str, list[Interval]] = {phase: [] for phase in (*ENGINES, *more)}
+def _by_phase(spans: Iterable[Span]) -> dict[str, list[Interval]]:
+    of: dict[str, list[Interval]] = {engine: [] for engine in ENGINES}
     for span in spans:
         if span.phase in of:
             of[span.phase].append((span.start, span.end))
