@@ -13,7 +13,7 @@ from flashcli.asked.how import PRECISIONS
 from flashcli.asked.shape import MAX_D, Shape
 from flashcli.commands import options
 from flashcli.errors import BackendUnavailable, UsageError
-from flashcli.kernels import backward, merge, tangents, write_kv
+from flashcli.kernels import backward, merge, write_kv
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build, Kernel
 from flashcli.kernels.problem import Problem
@@ -26,8 +26,8 @@ NAMES = tuple(dict.fromkeys(name for operation in OPERATIONS.values() for name i
 # The problem that a kernel is shown for, by operation: heads of d numbers, so many tokens.
 PROBLEMS: dict[str, Callable[[int, int], Any]] = {
     ATTENTION: lambda d, tokens: Problem(1, tokens, tokens, d),
-    "backward": lambda d, tokens: backward.Problem(d, M=tokens, N=tokens),
-    "tangents": lambda d, tokens: tangents.Problem(backward.Problem(d, M=tokens, N=tokens)),
+    "backward": lambda d, tokens: backward.of_sizes(d, M=tokens, N=tokens),
+    "tangents": lambda d, tokens: backward.of_sizes(d, M=tokens, N=tokens),
     "decode": lambda d, tokens: Paged(d, 16, "float16", "float16", True, table_width=tokens // 16),
     "write_kv": lambda d, tokens: write_kv.Problem(d, 16, "float16", "float16", True),
     "merge": lambda d, tokens: merge.Problem(d, "float16"),

@@ -10,16 +10,17 @@ import ctypes
 import functools
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any
 
 from flashcli.asked.attention import Backward
 from flashcli.asked.how import How
 from flashcli.asked.shape import ceil_div, round_up
 from flashcli.errors import UsageError
+from flashcli.kernels import plan as plan_of_attention
 from flashcli.kernels.arguments import MASK, SIGHT, SIGHT_POINTERS, Strides, numbers
 from flashcli.kernels.occupancy import OF_AN_H200, occupancy
 from flashcli.kernels.operation import STATIC_SHARED, Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling, ladder
-from flashcli.kernels.problem import JOINABLE, LARGEST_TILE, bias_macros, sight_macros, tiles, type_macros
+from flashcli.kernels.problem import Problem, bias_macros, sight_macros, type_macros
 from flashcli.kernels.speed import MULTIPROCESSORS
 
 ROW_THREADS = 256  # of a block that takes rows one by one
@@ -58,65 +59,22 @@ def argument(asked: Backward) -> Argument:
     return Argument(**by_name, dbias_column=asked.dbias[3], **numbers(call))
 
 
-class Problem(NamedTuple):
-    """Sizes and types that backward kernels are built for; ``aligned``: whether all rows start on 16 bytes.
-
-    What is said of ``bias`` and the mask is as in attention's problem. ``dbias`` is the number of
-    batches, heads, queries and keys that the bias's gradient has, 1 along axes that it has not, and 0 each where it is
-    not wanted. Sizes decide launches and scratch, and with `wgmma_short` the machine code. ``windowed`` and
-    ``sequences`` are those of attention's problem. ``dtype`` is the type of Q, K and V, ``of_answer`` that of O and dO,
-    ``out_dtype`` that of dQ, dK and dV. The GPU has ``sms`` multiprocessors.
-    """
-
-    d: int
-    causal: bool = False
-    bias: str = ""
-    bias_contiguous: bool = True
-    bias_together: int = 1
-    aligned: bool = True
-    B: int = 1
-    H: int = 1
-    Hkv: int = 1
-    M: int = 1
-    N: int = 1
-    dbias: tuple[int, int, int, int] = (0, 0, 0, 0)
-    windowed: bool = False
-    sequences: int = 0
-    dtype: str = "float32"
-    of_answer: str = "float32"
-    out_dtype: str = "float32"
-    mask_of_keys: bool = False
-    sms: int = MULTIPROCESSORS
-
-    def row_tiles(self, size: int) -> int:
-        """The number of tiles of so many rows of Q in all batches and heads."""
-        return self.B * self.H * tiles(self.M, size, self.sequences)
-
-    def key_tiles(self, size: int) -> int:
-        """The number of tiles of so many keys in all batches and heads of K."""
-        return self.B * self.Hkv * tiles(self.N, size, self.sequences)
-
-    @property
-    def work(self) -> float:
-        """Products that a multiprocessor makes, counted as in attention's problem; no end of packed sequences."""
-        if self.sequences or self.bias in JOINABLE:
-            return math.inf
-        return max(ceil_div(self.B * self.H * self.M, self.sms), LARGEST_TILE) * self.N * self.d
-
-    @property
-    def rows(self) -> int:
-        """The number of rows of Q in all batches and heads."""
-        return self.B * self.H * self.M
-
-
-def problem_of(asked: Backward) -> Problem:
+def problem_of(asked: Backward, gpu: Gpu) -> Problem:
+    """The problem that kernels are built for to compute these gradients: that of the attention, and what they add."""
     call, dbias = asked.of, (0, 0, 0, 0)
     if asked.dbias_shape is not None:
         lengths = (call.B, call.H, call.M, call.N)
         dbias = tuple(n if stride else 1 for n, stride in zip(lengths, asked.dbias, strict=True))  # type: ignore[assignment]
-    sizes = call.B, call.H, call.Hkv, call.M, call.N, dbias, call.windowed, call.sequences
-    types = call.dtype, call.out_dtype, asked.out_dtype, call.mask_of_keys
-    return Problem(call.d, call.causal, call.bias, call.bias_contiguous, call.together, asked.aligned, *sizes, *types)
+    own: dict[str, Any] = {"heads": call.H, "dbias": dbias, "gradient": asked.out_dtype}
+    return plan_of_attention.problem_of(call, gpu, How())._replace(aligned=asked.aligned, **own)
+
+
+def of_sizes(
+    d: int, causal: bool = False, bias: str = "", *, B: int = 1, H: int = 1, Hkv: int = 1, M: int = 1, N: int = 1,
+    **others: Any,
+) -> Problem:  # fmt: skip
+    """The problem of gradients of arrays of these sizes, in float32 unless ``others`` say otherwise."""
+    return Problem(B * H, M, N, d, causal, bias=bias, group=H // Hkv, heads=H, **{"gradient": "float32"} | others)
 
 
 def macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
@@ -126,15 +84,20 @@ def macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
         "CAUSAL": int(problem.causal), "ALIGNED": int(problem.aligned and problem.d % 4 == 0),
         "ROW_THREADS": ROW_THREADS, "ARGUMENT_BYTES": ctypes.sizeof(Argument),
     }  # fmt: skip
-    types = type_macros(INPUT=problem.dtype, ANSWER=problem.of_answer, GRADIENT=problem.out_dtype)
+    types = type_macros(INPUT=problem.dtype, ANSWER=problem.out_dtype, GRADIENT=problem.gradient)
     return found | bias_macros(problem) | sight_macros(problem) | types
+
+
+def smallest(problem: Problem) -> Problem:
+    """The problem of one query and one key, with all steps."""
+    return problem._replace(B=1, M=1, N=1, group=1, heads=1, dbias=(1, 1, 1, 1))
 
 
 # A rung of the ladder. Its tiles have Br rows that a block owns in `dq`, and Bc that pass it by.
 _rung = functools.partial(
     Kernel,
     macros=macros,
-    smallest=lambda problem: problem._replace(B=1, H=1, Hkv=1, M=1, N=1, dbias=(1, 1, 1, 1)),
+    smallest=smallest,
     workspace=lambda tiling, problem: ROW_BYTES * problem.rows,
 )
 _hopper_rung = functools.partial(_rung, needs=(9, 0), arch_only=True, splits=True, explicit=True)
@@ -165,7 +128,7 @@ def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
     concerns. These heads are computed once more, without splitting numbers. Where there are none, those launches return
     at once, so that the host need not wait for anything.
     """
-    problem = problem_of(asked)._replace(sms=gpu.multiprocessors)
+    problem = problem_of(asked, gpu)
     build, *exactly = builds(gpu, problem, how.kernel)
     steps = [*build.steps()]
     if not exactly:
@@ -177,7 +140,7 @@ def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
         elif launch.function == "dbias":
             there = any(step.launch.function == "dbias" for step in steps)
             steps.append(Step(exact, launch._replace(function="dbias_again") if there else launch))
-    words = 1 + (problem.sequences or problem.B) * problem.Hkv + build.counters()
+    words = 1 + (problem.sequences or 1) * problem.B // problem.group + build.counters()
     return _with_one_key(with_notes(steps, argument(asked), build.workspace(), words), problem)
 
 
@@ -300,7 +263,7 @@ HALF_SHARED, MOST_SHARED = 110 * 1024, 220 * 1024  # of two blocks, and of one, 
 
 def _exact(problem: Problem) -> bool:
     """Whether all matrices are halves, of which nothing is left to split; for dbias all are split nevertheless."""
-    return problem.dtype != "float32" and problem.of_answer == problem.dtype and not any(problem.dbias)
+    return problem.dtype != "float32" and problem.out_dtype == problem.dtype and not any(problem.dbias)
 
 
 def _records(problem: Problem, pad: int) -> dict[str, int]:
@@ -339,7 +302,7 @@ def _dbias_tiles(problem: Problem) -> tuple[int, int]:
     H200's multiprocessors take the fewest steps in turn; to begin a block, and to add up its sums, takes some three.
     """
     batches, heads, rows, keys = problem.dbias
-    lengths = problem.B, problem.H, ceil_div(problem.M, 128), ceil_div(problem.N, 128)
+    lengths = problem.B // problem.heads, problem.heads, ceil_div(problem.M, 128), ceil_div(problem.N, 128)
     own = batches, heads, ceil_div(rows, 128), ceil_div(keys, 128)
     tiles, steps = math.prod(own), math.prod(n // m for n, m in zip(lengths, own, strict=True))
     counts = range(1, min(ceil_div(DBIAS_BLOCKS, tiles), steps) + 1)
@@ -388,7 +351,7 @@ def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
 
 def _heads(tiling: Tiling, problem: Problem) -> int:
     """The number of counters, one a head of Q: each counts the head's records of Q and dO that are whole."""
-    return (problem.sequences or problem.B) * problem.H
+    return (problem.sequences or 1) * problem.B
 
 
 # ---- wgmma_short
@@ -396,7 +359,7 @@ def _heads(tiling: Tiling, problem: Problem) -> int:
 
 def _whole_heads(problem: Problem) -> tuple[int, int]:
     """The numbers of tiles of 64 queries and 64 keys of a head that one block takes; (0, 0) if heads of Q share K."""
-    return (ceil_div(problem.M, 64), ceil_div(problem.N, 64)) if problem.Hkv == problem.H else (0, 0)
+    return (ceil_div(problem.M, 64), ceil_div(problem.N, 64)) if problem.group == 1 else (0, 0)
 
 
 def _wgmma_short(problem: Problem) -> Tiling:
@@ -409,7 +372,7 @@ def _wgmma_short(problem: Problem) -> Tiling:
 
 
 def _whole_heads_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    return (Launch("gradients", problem.B * problem.H, tiling.threads, tiling.shared),)
+    return (Launch("gradients", problem.B, tiling.threads, tiling.shared),)
 
 
 def _wgmma_short_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
@@ -452,9 +415,9 @@ def _refused_by_mma_short(problem: Problem) -> str:
         return "it takes neither windows nor packed sequences, and no gradient of a bias"
     if problem.d > 64 or max(problem.M, problem.N) > LONGEST:
         return f"it takes heads of up to {LONGEST} rows of up to 64 numbers"
-    if problem.Hkv != problem.H:
+    if problem.group > 1:
         return "each head of Q must have its own of K"
-    return "" if problem.dtype == problem.of_answer == "float32" else "it splits float32 alone"
+    return "" if problem.dtype == problem.out_dtype == "float32" else "it splits float32 alone"
 
 
 KERNELS = ladder(
@@ -515,7 +478,7 @@ def _pays(kernel: Kernel, problem: Problem) -> bool:
     """
     if kernel.name == "mma_short" and dict(kernel.tiling(problem).macros)["BLOCKS"] == 1:
         return False
-    if kernel.name == "wgmma_short" and problem.B * problem.H < MANY_HEADS and max(problem.M, problem.N) > 64:
+    if kernel.name == "wgmma_short" and problem.B < MANY_HEADS and max(problem.M, problem.N) > 64:
         return False
     return not kernel.splits or problem.d >= SHORT_HEAD
 

@@ -34,8 +34,8 @@ def tiles(rows: int, size: int, sequences: int = 0) -> int:
 
 
 def type_macros(**types: str) -> dict[str, int]:
-    """Macros of kernels for types of matrices, by name: 1 for float16, 2 for bfloat16, and none for float32."""
-    return {name: TYPES.index(kind) for name, kind in types.items() if kind != "float32"}
+    """Macros of kernels for types of matrices, by name: 1 for float16, 2 for bfloat16; none for float32 or no type."""
+    return {name: TYPES.index(kind) for name, kind in types.items() if kind not in ("", "float32")}
 
 
 class Problem(NamedTuple):
@@ -52,7 +52,11 @@ class Problem(NamedTuple):
     from its own data and (M, N, d, causal, precision, bias) alone.
     ``windowed``: a query does not see keys that are too far before it. Of packed ``sequences``, of which there are so
     many, M and N are the numbers of all rows; only launches and scratch depend on them. ``dtype`` is the
-    type of Q, K and V, ``out_dtype`` that of O.
+    type of Q, K and V, ``out_dtype`` that of O and dO.
+
+    ``gradient`` is the type of dQ, dK and dV, empty where none are computed. ``dbias`` is the number of batches, heads,
+    queries and keys that the bias's gradient has, 1 along axes that it has not, and 0 each where it is not wanted;
+    ``heads`` are those of Q in a batch.
     """
 
     B: int
@@ -77,6 +81,9 @@ class Problem(NamedTuple):
     dtype: str = "float32"
     out_dtype: str = "float32"
     mask_of_keys: bool = False
+    heads: int = 1
+    dbias: tuple[int, int, int, int] = (0, 0, 0, 0)
+    gradient: str = ""
 
     @property
     def work(self) -> float:
@@ -84,9 +91,14 @@ class Problem(NamedTuple):
 
         There is no end of them where builds may differ in bytes, so that none is quick.
         """
-        if self.bias in JOINABLE:
+        if self.bias in JOINABLE or (self.sequences and self.gradient):
             return math.inf
         return max(ceil_div(self.B * self.M, self.sms), LARGEST_TILE) * self.N * self.d
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of Q in all heads."""
+        return self.B * self.M
 
     def row_tiles(self, Br: int) -> int:
         """The number of tiles of Br rows of Q in all heads."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from flashcli.asked.how import How
 from flashcli.asked.shape import round_up
@@ -18,6 +17,7 @@ from flashcli.errors import UsageError
 from flashcli.kernels import backward
 from flashcli.kernels.arguments import Strides
 from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling, ladder
+from flashcli.kernels.problem import Problem
 
 COMMON_BYTES = 32  # that are kept of a row: ``Common`` of cuda/backward/tangents.cuh
 ADDRESSES = "tQ", "tK", "tV", "tO", "tlse"
@@ -41,28 +41,13 @@ def argument(asked: Tangents) -> Argument:
     return found
 
 
-class Problem(NamedTuple):
-    """The problem that kernels of tangents are built for: that of the gradients, and whether theirs are wanted."""
-
-    of: backward.Problem
-    gradients: bool = True
-
-    @property
-    def d(self) -> int:
-        return self.of.d
-
-
 def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
     """Macros that every kernel of tangents is compiled with."""
-    own = {"GRADIENTS": int(problem.gradients), "TANGENTS_BYTES": ctypes.sizeof(Argument), "COMMON_BYTES": COMMON_BYTES}
-    return backward.macros(tiling, problem.of) | own
+    own = {"GRADIENTS": int(problem.gradient != ""), "TANGENTS_BYTES": ctypes.sizeof(Argument)}
+    return backward.macros(tiling, problem) | own | {"COMMON_BYTES": COMMON_BYTES}
 
 
-def _smallest(problem: Problem) -> Problem:
-    return problem._replace(of=problem.of._replace(B=1, H=1, Hkv=1, M=1, N=1))
-
-
-_kernel = functools.partial(Kernel, macros=_macros, smallest=_smallest)
+_kernel = functools.partial(Kernel, macros=_macros, smallest=backward.smallest)
 
 
 def plan(asked: Tangents, gpu: Gpu, how: How) -> Plan:
@@ -71,13 +56,13 @@ def plan(asked: Tangents, gpu: Gpu, how: How) -> Plan:
     A kernel that splits numbers is followed by one that does not, for heads in which something is not finite, as with
     gradients.
     """
-    problem = Problem(backward.problem_of(asked.of), asked.gradients)
+    problem = backward.problem_of(asked.of, gpu)._replace(gradient="float32" if asked.gradients else "")
     build = Build(choose(gpu.capability, problem, how.kernel), problem)
     if not build.kernel.splits:
         return Plan(build.steps(), argument(asked), build.workspace())
     exact = Build(KERNELS["register_tiled"], problem)
     again = (Step(exact, launch._replace(grid=min(launch.grid, backward.AGAIN))) for launch in exact.launches())
-    words = 1 + problem.of.B * problem.of.Hkv
+    words = 1 + problem.B // problem.group
     return backward.with_notes((*build.steps(), *again), argument(asked), build.workspace(), words)
 
 
@@ -91,18 +76,18 @@ def _register_tiled(problem: Problem) -> Tiling:
 
 
 def _register_tiled_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
-    of, shape = problem.of, (tiling.threads, tiling.shared)
+    shape = tiling.threads, tiling.shared
     for function in ("of_rows", "rows"):
-        yield Launch(function, of.row_tiles(tiling.Br), *shape)
-    if problem.gradients:
-        yield Launch("keys", of.key_tiles(tiling.Br), *shape)
+        yield Launch(function, problem.row_tiles(tiling.Br), *shape)
+    if problem.gradient:
+        yield Launch("keys", problem.key_tiles(tiling.Br), *shape)
 
 
 # ---- wgmma
 
 
 def _wgmma(problem: Problem) -> Tiling:
-    queries, row, stages = (3 if problem.gradients else 2), _split_row(problem), 2
+    queries, row, stages = (3 if problem.gradient else 2), _split_row(problem), 2
     tiles = max(queries * 64 + stages * 4 * 32, 4 * 64 + stages * queries * 32) * row
     macros = {"PASS": 32, "TAIL": 2 * 4 * 64 + 16, "PAD": 64, "STAGES": stages, "PREPARE_THREADS": 256}
     blocks, threads = (2, 256) if problem.d <= 64 else (1, 384)
@@ -116,26 +101,26 @@ def _split_row(problem: Problem) -> int:
 
 def _records(problem: Problem) -> tuple[int, int]:
     """The numbers of tiles of 64 queries, and of 64 keys, in all batches and heads."""
-    return problem.of.row_tiles(64), problem.of.key_tiles(64)
+    return problem.row_tiles(64), problem.key_tiles(64)
 
 
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> Iterator[Launch]:
     queries, keys = _records(problem)
-    yield Launch("prepare", (3 if problem.gradients else 2) * queries + 4 * keys, 256)
+    yield Launch("prepare", (3 if problem.gradient else 2) * queries + 4 * keys, 256)
     for launch in _register_tiled_launches(tiling, problem):
         yield launch._replace(early=True)
 
 
 def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
     queries, keys = _records(problem)
-    tiles = (3 if problem.gradients else 2) * queries + 4 * keys
-    return round_up(COMMON_BYTES * problem.of.rows, 1024) + tiles * 64 * _split_row(problem) + 16 * (queries + keys)
+    tiles = (3 if problem.gradient else 2) * queries + 4 * keys
+    return round_up(COMMON_BYTES * problem.rows, 1024) + tiles * 64 * _split_row(problem) + 16 * (queries + keys)
 
 
 def _refused_by_wgmma(problem: Problem) -> str:
     if not backward.SHORT_HEAD <= problem.d <= 128:
         return f"it takes heads of {backward.SHORT_HEAD} to 128 numbers"
-    return "one key gives exact zeros, which need sums without halves" if problem.of.N == 1 else ""
+    return "one key gives exact zeros, which need sums without halves" if problem.N == 1 else ""
 
 
 KERNELS = ladder(
@@ -143,7 +128,7 @@ KERNELS = ladder(
         "backward/tangents_register_tiled.cu",
         "a register tile of scores and of sums a thread: FFMA, heads of any length",
         _register_tiled, _register_tiled_launches, needs=(8, 0),
-        workspace=lambda tiling, problem: COMMON_BYTES * problem.of.rows,
+        workspace=lambda tiling, problem: COMMON_BYTES * problem.rows,
     ),
     _kernel(
         "backward/tangents_wgmma.cu",

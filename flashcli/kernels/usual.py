@@ -38,7 +38,7 @@ def of_attention(gpu: Gpu, d: int) -> Iterator[Build]:
 def of_gradients(gpu: Gpu, d: int) -> Iterator[Build]:
     """Builds of `flashcli.attention_backward`, and those for what is not finite."""
     for B, N, causal in itertools.product((1, 1024), LENGTHS, (False, True)):
-        problem = backward.Problem(d, causal, B=B, M=N, N=N)
+        problem = backward.of_sizes(d, causal, B=B, M=N, N=N)
         yield from backward.builds(gpu, problem)
 
 

@@ -153,7 +153,7 @@ def test_a_full_build_goes_to_the_first_of_the_folders(told, tmp_path, monkeypat
         Build(KERNELS["register_tiled"], PROBLEM),
         replace(BUILD, problem=PROBLEM._replace(M=1, N=quick.MOST // (128 * 64) + 1)),
         Build(KERNELS["wgmma"], PROBLEM._replace(bias="alibi and float32")),
-        Build(backward.KERNELS["wgmma"], backward.Problem(64, M=512, N=512, sequences=3)),
+        Build(backward.KERNELS["wgmma"], backward.of_sizes(64, M=512, N=512, sequences=3)),
     ],
     ids=["sums that a compiler may join", "a large problem", "ALiBi beside a bias", "gradients of packed sequences"],
 )
@@ -198,7 +198,7 @@ GRADIENTS = (
 
 def gradients(kernel: str, **of: object) -> Build:
     sizes = {"d": 64, "B": 2, "H": 8, "Hkv": 8, "M": 200, "N": 200}
-    return Build(backward.KERNELS[kernel], backward.Problem(**(sizes | of)))
+    return Build(backward.KERNELS[kernel], backward.of_sizes(**(sizes | of)))
 
 
 EXPLICIT = (

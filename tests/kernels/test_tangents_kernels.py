@@ -17,7 +17,7 @@ from flashcli.asked.tangents import tangents as ask
 from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.kernels import backward
 from flashcli.kernels.operation import Gpu
-from flashcli.kernels.tangents import COMMON_BYTES, KERNELS, Argument, Problem, choose, plan
+from flashcli.kernels.tangents import COMMON_BYTES, KERNELS, Argument, choose, plan
 
 HOPPER = Gpu((9, 0), 132)
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
@@ -34,7 +34,7 @@ def test_every_field_is_where_python_puts_it(emulated, tmp_path):
 @every_kernel
 def test_every_head_size_has_tiles_that_fit(kernel):
     for d in range(1, MAX_D + 1):
-        problem = Problem(backward.Problem(d, N=2))
+        problem = backward.of_sizes(d, N=2)
         if not kernel.refuses(problem):
             assert kernel.tiling(problem).shared <= ((113 if d <= 64 else 227) if kernel.arch_only else 99) * 1024
 
@@ -72,8 +72,8 @@ def test_halves_are_followed_by_a_kernel_without_for_heads_that_are_noted():
     ],
 )
 def test_tensor_cores_multiply_where_halves_are_right(d, N, chosen):
-    assert choose((9, 0), Problem(backward.Problem(d, N=N))).name == chosen
-    assert choose((8, 0), Problem(backward.Problem(d, N=N))).name == "register_tiled"
+    assert choose((9, 0), backward.of_sizes(d, N=N)).name == chosen
+    assert choose((8, 0), backward.of_sizes(d, N=N)).name == "register_tiled"
 
 
 def test_a_kernel_that_cannot_be_says_why():

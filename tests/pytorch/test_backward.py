@@ -15,7 +15,7 @@ from torch_oracle import gradients, oracle  # noqa: E402
 import flashcli  # noqa: E402
 from flashcli import torch as ours  # noqa: E402
 from flashcli.errors import BackendUnavailable  # noqa: E402
-from flashcli.kernels.backward import KERNELS, Problem  # noqa: E402
+from flashcli.kernels.backward import KERNELS, of_sizes  # noqa: E402
 from flashcli.torch import backward, replacing, sdpa  # noqa: E402
 from flashcli.torch.sight import ALL  # noqa: E402
 
@@ -43,7 +43,7 @@ def kernel(request, gpu):
     kernel = KERNELS[request.param]
     if not kernel.runs_on(torch.cuda.get_device_capability()):
         pytest.skip(f"{request.param} does not run on this GPU")
-    if reason := kernel.refuses(Problem(d, B=B, H=H, Hkv=Hkv, M=M, N=N)):
+    if reason := kernel.refuses(of_sizes(d, B=B, H=H, Hkv=Hkv, M=M, N=N)):
         pytest.skip(reason)
     return request.param
 
@@ -254,7 +254,7 @@ def test_ragged_shapes(kernel, rows, keys):
 @on_gpu
 @pytest.mark.parametrize("head", [1, 17, 30, 80, 96, 160, 192, 200, 256])
 def test_head_sizes(kernel, head):
-    if reason := KERNELS[kernel].refuses(Problem(head)):
+    if reason := KERNELS[kernel].refuses(of_sizes(head)):
         with pytest.raises(BackendUnavailable, match=reason):
             flashcli.attention_backward(*four(head=head), kernel=kernel)
         return
