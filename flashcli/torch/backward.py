@@ -215,8 +215,10 @@ def _without_numbers(
     (causal, scale, q_start, return_dbias, rows_first), sight = given[:5], given.sight
     tensors = [*(x for x in (do, dlse, q, k, v, bias, mask, o, lse) if x is not None), *sight.tensors]
     if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), q_start)):
-        contiguous = in_place.rows_contiguous(do), dlse, q, k, v, bias, mask, in_place.rows_contiguous(o), lse
-        _asked(*contiguous, causal, scale, q_start, return_dbias, rows_first, sight, given.out_dtype)
+        do, o = map(in_place.rows_contiguous, (do, o))
+        matrices = map(in_place.rows_contiguous, (q, k, v)) if q.is_cpu else (q, k, v)
+        of_call = do, dlse, *matrices, bias, mask, o, lse
+        _asked(*of_call, causal, scale, q_start, return_dbias, rows_first, sight, given.out_dtype)
     shape = bias.shape if bias is not None and return_dbias else (0,)
     dq, dk, dv = (empty_like(x, rows_first, given.out_dtype) for x in (q, k, v))
     return dq, dk, dv, q.new_empty(shape, dtype=torch.float32)

@@ -177,7 +177,7 @@ def score_addresses(bias: torch.Tensor | None, mask: torch.Tensor | None) -> tup
 
 def rows_contiguous(x: torch.Tensor) -> torch.Tensor:
     """The matrix, copied if its last axis is not contiguous: dO of a sum is one number with strides of 0."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+    return x if x.ndim == 0 or x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def remember(ready: dict[tuple, Any], key: tuple, value: Any) -> None:

@@ -91,7 +91,8 @@ def _without_numbers(
         check(How(kernel, precision, batch_invariant))
     tensors = [*(x for x in (q, k, v, bias, mask) if x is not None), *given.sight.tensors]
     if all(isinstance(n, int) for x in tensors for n in (*x.shape, *x.stride(), q_start)):
-        of = given.sight.operands(q=q, k=k, v=v, bias=bias, mask=mask)
+        matrices = map(in_place.rows_contiguous, (q, k, v)) if q.is_cpu else (q, k, v)
+        of = given.sight.operands(**dict(zip("qkv", matrices, strict=True)), bias=bias, mask=mask)
         call(**of, causal=causal, scale=scale, q_start=q_start, out_dtype=given.out_dtype)
     return _empty(q, given)
 

@@ -115,6 +115,16 @@ def test_the_operator_keeps_to_pytorchs_rules(of_q, of_k, of_bias, options, grad
     torch.library.opcheck(torch.ops.flashcli.attention.default, (q, k, v, bias), options)
 
 
+def test_columns_may_lie_apart_on_the_cpu_where_there_are_no_numbers_and_with_tangents():
+    q, k, v = (tensor(B, H, d, n).mT for n in (M, N, N))
+    o, lse = flashcli.attention(q, k, v, return_lse=True)
+    torch.library.opcheck(torch.ops.flashcli.attention.default, (q, k, v))
+    torch.library.opcheck(torch.ops.flashcli.attention_backward.default, (o, None, q, k, v, None, None, o, lse))
+    dense = tuple(x.contiguous() for x in (q, k, v))
+    mine, other = (torch.func.jvp(flashcli.attention, given, given) for given in ((q, k, v), dense))
+    torch.testing.assert_close(mine, other)
+
+
 @pytest.mark.parametrize("function", [flashcli.attention, ours.attention])
 def test_a_compiled_function_has_no_break_and_takes_any_length(function, monkeypatch):
     monkeypatch.setattr("flashcli.api._known", {})  # as in a process's first call
