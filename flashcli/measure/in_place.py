@@ -235,15 +235,17 @@ def race(
     found = checked(case, entrants, conditions.seed, device, contest)
     ready = [one.turns for one in found if isinstance(one, Ready)]
     times = iter(clocks[clock](ready, conditions.runs) if ready else [])
-    rows: list[Row] = []
-    for (contender, problem), one in zip(entrants, found, strict=True):
-        if isinstance(one, Failure):
-            rows.append(one)
-            continue
+
+    def timed(contender: Contender, problem: Problem, accuracy: dict[str, Any]) -> Row:
         seconds = over_all(next(times))
         rate = contest.work(contender.name) * problem.operations / seconds["seconds"] / 1e12
         about = vars(problem.about(case, contender.name))
-        rows.append(contest.kind(**about, **one.accuracy, **seconds, tflops=rate, **problem.figures(), clock=clock))
+        return contest.kind(**about, **accuracy, **seconds, tflops=rate, **problem.figures(), clock=clock)
+
+    rows = [
+        one if isinstance(one, Failure) else timed(*entrant, one.accuracy)
+        for entrant, one in zip(entrants, found, strict=True)
+    ]
     del found, ready  # whose tensors are then free for the next race
     peers.release()
     return rows
