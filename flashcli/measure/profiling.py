@@ -8,7 +8,6 @@ whole. A rung has a row for each function, because the mean of a pre-pass and of
 
 from __future__ import annotations
 
-import collections
 import csv
 import json
 import operator
@@ -147,30 +146,28 @@ class Profiler:
         if reason := "it runs on the host" if kernel.on_host else needs or kernel.refuses(build.problem):
             yield Skipped(**vars(about), skipped=reason)
             return
-        times: collections.Counter[str] = collections.Counter()
-        launches: dict[str, Launch] = {}
+        launches: dict[str, list[Launch]] = {}
         for launch in build.launches():
-            times[launch.function] += 1
-            launches.setdefault(launch.function, launch)
+            launches.setdefault(launch.function, []).append(launch)
         known: dict[str, dict[str, Any]] = {}
         try:
             if not self.unavailable:
-                known = self._counted(build, given, len(times))
+                known = self._counted(build, given, len(launches))
         except BackendUnavailable as error:
             self.unavailable = error
         except KernelFailure as error:
             yield Failure(**vars(about), error=str(error))
             return
         known = known or self._by_the_compiler(build, launches)
-        for function, number in times.items():
-            yield Profiled(**vars(about), function=function, launches=number, **known.get(function, {}))
+        for function, some in launches.items():
+            yield Profiled(**vars(about), function=function, launches=len(some), **known.get(function, {}))
 
-    def _by_the_compiler(self, build: Build, launches: dict[str, Launch]) -> dict[str, dict[str, Any]]:
+    def _by_the_compiler(self, build: Build, launches: dict[str, list[Launch]]) -> dict[str, dict[str, Any]]:
         """Figures that are known without counters, if there is a compiler."""
         found = compiler.resources(build, self._arch) if not compiler.reporting_problem() else {}
         return {
-            function: _static(found[function], launch, self._multiprocessor)
-            for function, launch in launches.items()
+            function: _static(found[function], first, self._multiprocessor)
+            for function, (first, *_) in launches.items()
             if function in found
         }
 
