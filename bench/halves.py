@@ -19,26 +19,21 @@ GRADIENTS = Problem(2, 1, 1, 32768, 32768, 64)
 KINDS = ("float16", "bfloat16")
 
 
-def ours(dtype: str) -> Contender:
-    """`flashcli.attention` of halves, rounded to the same type."""
-    return Contender(f"flashcli, {dtype} in", in_place.ours().bind, dtype, dtype)
-
-
-def our_gradients(dtype: str) -> Contender:
-    """`flashcli.attention_backward` of halves."""
-    return Contender(f"flashcli, {dtype} in", backward.ours().bind, dtype, dtype)
+def of_halves(ours: Contender, dtype: str) -> Contender:
+    """Ours of halves, rounded to the same type."""
+    return ours._replace(name=f"flashcli, {dtype} in", dtype=dtype, takes=dtype)
 
 
 def measured(conditions: Conditions) -> Iterator[Row]:
     """A row for each contender: answers, then gradients."""
     _, *theirs = in_place.pytorchs()
     for problem in FORWARD:
-        entrants = [in_place.ours(), *map(ours, KINDS), *theirs]
-        yield from in_place.race(str(problem), [(x, problem) for x in entrants], "gpu", conditions)
+        contenders = [in_place.ours(), *(of_halves(in_place.ours(), kind) for kind in KINDS), *theirs]
+        yield from in_place.bench({str(problem): problem}, contenders, conditions)
     theirs_too = [x for x in backward.pytorchs() if x.dtype == "float16"]
-    of_ours = [backward.ours(), *map(our_gradients, KINDS)]
-    differentiated = [(x, GRADIENTS) for x in [*of_ours, *theirs_too]]
-    yield from in_place.race(f"gradients {GRADIENTS}", differentiated, "gpu", conditions, contest=backward.GRADIENTS)
+    of_ours = [backward.ours(), *(of_halves(backward.ours(), kind) for kind in KINDS)]
+    problems = {f"gradients {GRADIENTS}": GRADIENTS}
+    yield from in_place.bench(problems, [*of_ours, *theirs_too], conditions, contest=backward.GRADIENTS)
 
 
 main = scripts.of_tensors(

@@ -76,11 +76,10 @@ def measured(sizes: Iterable[int], conditions: Conditions) -> Iterator[Row]:
         changed = problem.bias is not None
         tritons = [] if changed else [x for x in in_place.tritons() if x.name == TRITON]  # it has no bias and no mask
         forward = [in_place.ours(), *_efficient(in_place.pytorchs()), flex(), *tritons]
-        yield from in_place.race(case, [(contender, problem) for contender in forward], "gpu", conditions)
+        yield from in_place.bench({case: problem}, forward, conditions)
         ours = [backward.ours(), *([without_dbias()] if changed else [])]
         gradients = [*ours, *_efficient(backward.pytorchs()), backward.alone(flex())]
-        raced = [(contender, problem) for contender in gradients]
-        yield from in_place.race(case, raced, "gpu", conditions, contest=backward.GRADIENTS)
+        yield from in_place.bench({case: problem}, gradients, conditions, contest=backward.GRADIENTS)
 
 
 def _efficient(found: list[Contender]) -> list[Contender]:

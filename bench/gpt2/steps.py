@@ -62,11 +62,9 @@ def measure(runs: int) -> Iterator[Row]:
     ladder.KERNELS.update(kernels())  # for this process: so `flashcli.attention` knows them by name
     math, efficient, *_ = in_place.pytorchs()
     names = [*(step.name for step in STEPS), "register_tiled"]
-    entrants = [*map(in_place.ours, names), in_place.ours(), efficient, math]
-    for B in (1, 8):
-        problem = tensors.Problem(B, 12, 12, 1024, 1024, HEAD, causal=True, layout="qkv")
-        raced = [(one, problem) for one in entrants]
-        yield from in_place.race(f"B = {B}", raced, "gpu", Conditions(runs, True, 0))
+    contenders = [*map(in_place.ours, names), in_place.ours(), efficient, math]
+    problems = {f"B = {B}": tensors.Problem(B, 12, 12, 1024, 1024, HEAD, True, "qkv") for B in (1, 8)}
+    yield from in_place.bench(problems, contenders, Conditions(runs, True, 0))
 
 
 @click.command()
