@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bench.gpt2.cache import PAGE, new_caches
-from bench.gpt2.library import Array, Library, OfNumPy
+from bench.gpt2.library import Array, Library
 from bench.gpt2.model import GPT2
 from flashcli.api import decode, write_kv
 
@@ -116,11 +116,3 @@ def serve(
         step(model, cache, requests, drafter, chunk, drafts)
         steps += 1
     return steps
-
-
-class RowByRow(OfNumPy):
-    """NumPy's arrays with products of one row at a time, whose bytes do not depend on what else is in a step."""
-
-    def product(self, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        rows = x.reshape(-1, 1, x.shape[-1])
-        return np.concatenate([row @ weight for row in rows]).reshape(*x.shape[:-1], -1)
