@@ -23,7 +23,7 @@ from flashcli.asked.decode import ITEM_SIZES, QUERY_TYPES
 from flashcli.compiler import compiler, nvrtc
 from flashcli.cpu.workers import usable_cores
 from flashcli.errors import BackendUnavailable
-from flashcli.kernels import backward, choice, decode, merge, tangents, write_kv
+from flashcli.kernels import backward, choice, decode, tangents
 from flashcli.kernels.occupancy import most_shared
 from flashcli.kernels.operation import Build, Gpu, Kernel
 from flashcli.kernels.problem import Problem
@@ -107,15 +107,15 @@ def paged_problems(kernel: Kernel) -> Iterator[Paged]:
         yield Paged(128, 16, "float32", cache, transposed, ragged=True, packs=True, table_width=128, total=200)
 
 
-def write_problems(kernel: Kernel) -> Iterator[write_kv.Problem]:
+def write_problems(kernel: Kernel) -> Iterator[Paged]:
     """New keys and values of every type, into a cache of it or of fp8, in both layouts of values."""
     for i, (kind, cache) in enumerate(CACHED):
-        yield write_kv.Problem(128, 16, kind, cache, i % 2 == 0, 128 * ITEM_SIZES[cache] // 16, 8, 8)
+        yield Paged(128, 16, kind, cache, i % 2 == 0, total=8, kv_heads=8)
 
 
-def merge_problems(kernel: Kernel) -> Iterator[merge.Problem]:
+def merge_problems(kernel: Kernel) -> Iterator[Paged]:
     """Answers of every type."""
-    yield from (merge.Problem(128, kind, 8) for kind in QUERY_TYPES)
+    yield from (Paged(128, 1, kind, kind, False, total=8) for kind in QUERY_TYPES)
 
 
 PROBLEMS: dict[str, Callable[[Kernel], Iterable[Any]]] = {

@@ -29,7 +29,7 @@ from flashcli.files.decode.tensors import dtype
 from flashcli.gpu.place import Place, place_of_device
 from flashcli.gpu.prepared import Prepared
 from flashcli.kernels import decode, merge, write_kv
-from flashcli.kernels.decode import CEILING, KERNELS
+from flashcli.kernels.decode import CEILING, KERNELS, Problem
 from flashcli.kernels.operation import Build, Gpu
 from flashcli.kernels.tuning.decode import HOPPER
 
@@ -232,7 +232,7 @@ def compile_all(place: Place, cases: list[tuple[str, str]]) -> None:
     """Leave the code of all of these kernels and cases in the cache."""
     written = [write_kv.plan(to_write(name).outline, place.gpu) for kernel, name in cases if kernel == WRITE]
     builds = {build for plan in written for build in plan.builds()}
-    builds |= {Build(merge.KERNEL, merge.Problem(80, name)) for kernel, name in cases if kernel == MERGED}
+    builds |= {Build(merge.KERNEL, Problem(80, 1, name, name, False)) for kernel, name in cases if kernel == MERGED}
     for kernel, name in cases:
         if kernel in LADDER:
             asked = asked_for(name)

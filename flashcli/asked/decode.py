@@ -60,6 +60,11 @@ class BlockSparse:
         return (self.tp_rank * kv_heads + kv_head) * -self.head_sliding_step + 1
 
 
+def vector_bytes(row: int) -> int:
+    """Bytes that kernels move at a time of rows of so many bytes."""
+    return 16 if row % 16 == 0 else 8
+
+
 class InPages:
     """Sizes and type of a cache in pages, for classes that have ``key_cache`` and its ``layout``."""
 
@@ -107,7 +112,7 @@ class InPages:
     @property
     def vector_bytes(self) -> int:
         """Bytes of the cache that kernels move at a time, on multiples of which its rows start."""
-        return 16 if self.D * self.cache_itemsize % 16 == 0 else 8
+        return vector_bytes(self.D * self.cache_itemsize)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from flashcli.asked.how import PRECISIONS
 from flashcli.asked.shape import MAX_D, Shape
 from flashcli.commands import options
 from flashcli.errors import BackendUnavailable, UsageError
-from flashcli.kernels import backward, merge, write_kv
+from flashcli.kernels import backward
 from flashcli.kernels.attention import KERNELS
 from flashcli.kernels.operation import Build, Kernel
 from flashcli.kernels.problem import Problem
@@ -29,8 +29,8 @@ PROBLEMS: dict[str, Callable[[int, int], Any]] = {
     "backward": lambda d, tokens: backward.of_sizes(d, M=tokens, N=tokens),
     "tangents": lambda d, tokens: backward.of_sizes(d, M=tokens, N=tokens),
     "decode": lambda d, tokens: Paged(d, 16, "float16", "float16", True, table_width=tokens // 16),
-    "write_kv": lambda d, tokens: write_kv.Problem(d, 16, "float16", "float16", True),
-    "merge": lambda d, tokens: merge.Problem(d, "float16"),
+    "write_kv": lambda d, tokens: Paged(d, 16, "float16", "float16", True),
+    "merge": lambda d, tokens: Paged(d, 1, "float16", "float16", False),
 }
 PROMPTS = Paged(64, 16, "float32", "float32", True, ragged=True, packs=True, table_width=128, total=2048)
 IN_PAGES = "as for 2048 tokens in pages of 16, float16 (gather: float32), layout vllm"

@@ -86,14 +86,6 @@ def _packs(asked: Decode) -> bool:
     return asked.is_ragged and not (more or standing)
 
 
-def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
-    """Macros that every kernel of the ladder is compiled with."""
-    own = pages.macros(problem.d, problem.page, problem.query_type, problem.cache_type, problem.transposed)
-    own |= {name.upper(): 1 for name in ("ragged", "softcap", "sinks") if getattr(problem, name)}
-    own |= {"SHORT": problem.short} if problem.short else {}
-    return own | {"ROWS": problem.rows, "THREADS": tiling.threads}
-
-
 def _smallest(problem: Problem) -> Problem:
     """The problem of one sequence longer than a piece, so that every launch, the merge too, occurs."""
     width = ceil_div(2 * rules.MOST_OF_A_PIECE, problem.page)
@@ -124,7 +116,7 @@ def _tiles(macros: Callable[[Problem], dict[str, int]] = lambda problem: {}) -> 
     return tiling
 
 
-_rung = functools.partial(Kernel, macros=_macros, smallest=_smallest, refuses=pages.odd_heads)
+_rung = functools.partial(Kernel, macros=pages.macros, smallest=_smallest, refuses=pages.odd_heads)
 
 
 def partial_bytes(problem: Problem) -> int:

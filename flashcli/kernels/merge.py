@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
 
 from flashcli.asked.attention import contiguous
 from flashcli.asked.decode import ITEM_SIZES
@@ -12,6 +11,7 @@ from flashcli.asked.merge import MOST_PARTS, VECTOR, Merge
 from flashcli.asked.shape import ceil_div
 from flashcli.kernels import pages
 from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Tiling, ladder
+from flashcli.kernels.tuning.decode import Problem
 
 THREADS = 256
 POINTERS = ("out", "lse", *(f"{name}[{i}]" for name in ("outs", "lses") for i in range(MOST_PARTS)))
@@ -27,23 +27,10 @@ class Argument(ctypes.Structure):
     )
 
 
-class Problem(NamedTuple):
-    """The type and size of heads that the merge kernel is built for, and the number of rows."""
-
-    d: int
-    type: str
-    rows: int = 1
-
-
 def _launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     """The launch of a thread for each vector of an answer; no launch where there are no rows."""
-    vectors = problem.rows * problem.d * ITEM_SIZES[problem.type] // VECTOR
+    vectors = problem.total * problem.d * ITEM_SIZES[problem.query_type] // VECTOR
     return (Launch("merge_answers", ceil_div(vectors, tiling.threads), tiling.threads),) if vectors else ()
-
-
-def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
-    own = pages.macros(problem.d, 1, problem.type, problem.type, transposed=False)
-    return own | {"ROWS": 1, "THREADS": tiling.threads}
 
 
 KERNEL = Kernel(
@@ -51,8 +38,8 @@ KERNEL = Kernel(
     summary="answers to parts of the keys as the answer to all",
     tiling=lambda problem: Tiling(1, 0, THREADS),
     launches=_launches,
-    macros=_macros,
-    smallest=lambda problem: problem._replace(rows=1),
+    macros=pages.macros,
+    smallest=lambda problem: problem._replace(total=1),
     refuses=pages.odd_heads,
 )
 KERNELS = ladder(KERNEL)
@@ -64,7 +51,7 @@ def plan(asked: Merge, gpu: Gpu, how: How = How()) -> Plan:  # noqa: B008  it is
         for i, array in enumerate(getattr(asked, name)):
             if 0 not in array.shape:
                 pages.check_strides(f"{name}[{i}]", array, contiguous(array.shape, array.dtype).strides)
-    build = Build(KERNEL, Problem(asked.D, asked.type, asked.rows))
+    build = Build(KERNEL, Problem(asked.D, 1, asked.type, asked.type, transposed=False, total=asked.rows))
     return Plan(build.steps(), Argument(rows=asked.rows, parts=len(asked.outs)))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from flashcli.asked.attention import Operand
 from flashcli.asked.decode import Decode
 from flashcli.asked.write_kv import WriteKv
+from flashcli.kernels.operation import Tiling
+from flashcli.kernels.tuning.decode import Problem
 
 TYPE_NUMBERS = {  # see decode.cuh
     "float32": 0,
@@ -20,15 +21,18 @@ TYPE_NUMBERS = {  # see decode.cuh
 FREE = -1  # a stride that kernels are told
 
 
-def macros(d: int, page: int, kind: str, cache_type: str, transposed: bool) -> dict[str, int]:
-    """Macros for the type of a query or new keys, the type of the cache, and the layout of values in a page."""
-    return {
-        "HEAD_DIM": d, "PAGE": page, "QUERY_TYPE": TYPE_NUMBERS[kind], "CACHE_TYPE": TYPE_NUMBERS[cache_type],
-        "TRANSPOSED": int(transposed),
+def macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
+    """Macros that every kernel for a cache in pages is compiled with."""
+    own = {
+        "HEAD_DIM": problem.d, "PAGE": problem.page, "QUERY_TYPE": TYPE_NUMBERS[problem.query_type],
+        "CACHE_TYPE": TYPE_NUMBERS[problem.cache_type], "TRANSPOSED": int(problem.transposed),
     }  # fmt: skip
+    own |= {name.upper(): 1 for name in ("ragged", "softcap", "sinks") if getattr(problem, name)}
+    own |= {"SHORT": problem.short} if problem.short else {}
+    return own | {"ROWS": problem.rows, "THREADS": tiling.threads}
 
 
-def odd_heads(problem: Any) -> str:
+def odd_heads(problem: Problem) -> str:
     """The reason why no kernel reads heads of ``problem.d`` numbers; empty for a multiple of 8, see decode.cuh."""
     return "a cache has heads of a multiple of 8 numbers" if problem.d % 8 else ""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-from typing import NamedTuple
 
 from flashcli.asked.attention import ALIGNMENT
-from flashcli.asked.decode import ITEM_SIZES
+from flashcli.asked.decode import ITEM_SIZES, vector_bytes
 from flashcli.asked.how import How
 from flashcli.asked.shape import ceil_div
 from flashcli.asked.write_kv import WriteKv
 from flashcli.kernels import pages
 from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Tiling, ladder
+from flashcli.kernels.tuning.decode import Problem
 
 THREADS = 256  # in a block
 POINTERS = ("key", "value", "key_cache", "value_cache", "slot_mapping", "k_scale", "v_scale")
@@ -32,27 +32,10 @@ class Argument(ctypes.Structure):
     )
 
 
-class Problem(NamedTuple):
-    """Sizes and types that the write_kv kernel is built for; a row of a head is ``vectors`` vectors of the cache."""
-
-    d: int
-    page: int
-    key_type: str
-    cache_type: str
-    transposed: bool  # vLLM's layout of values
-    vectors: int = 1
-    tokens: int = 1
-    kv_heads: int = 1
-
-
-def _macros(tiling: Tiling, problem: Problem) -> dict[str, int]:
-    own = pages.macros(problem.d, problem.page, problem.key_type, problem.cache_type, problem.transposed)
-    return own | {"ROWS": 1, "THREADS": tiling.threads}
-
-
 def _launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     """The launch of a thread for each vector of a token's key; no launch where there are no tokens."""
-    blocks = ceil_div(problem.tokens * problem.kv_heads * problem.vectors, tiling.threads)
+    row = problem.d * ITEM_SIZES[problem.cache_type]
+    blocks = ceil_div(problem.total * problem.kv_heads * (row // vector_bytes(row)), tiling.threads)
     return (Launch("write_kv", blocks, tiling.threads),) if blocks else ()
 
 
@@ -61,8 +44,8 @@ KERNEL = Kernel(
     summary="new keys and values into the slots of a cache",
     tiling=lambda problem: Tiling(1, 0, THREADS),
     launches=_launches,
-    macros=_macros,
-    smallest=lambda problem: problem._replace(tokens=1, kv_heads=1),
+    macros=pages.macros,
+    smallest=lambda problem: problem._replace(total=1, kv_heads=1),
     refuses=pages.odd_heads,
 )
 KERNELS = ladder(KERNEL)
@@ -70,9 +53,8 @@ KERNELS = ladder(KERNEL)
 
 def plan(asked: WriteKv, gpu: Gpu, how: How = How()) -> Plan:  # noqa: B008  it is never changed
     """The launch of `flashcli.write_kv`; ValueError for arrays with strides that the kernel does not read."""
-    vectors = asked.D * asked.cache_itemsize // asked.vector_bytes
     types = asked.key.dtype, asked.cache_type, asked.layout == "vllm"
-    build = Build(KERNEL, Problem(asked.D, asked.page, *types, vectors, asked.tokens, asked.Hkv))
+    build = Build(KERNEL, Problem(asked.D, asked.page, *types, total=asked.tokens, kv_heads=asked.Hkv))
     return Plan(build.steps(), argument(asked))
 
 

@@ -99,7 +99,7 @@ def test_fp8_is_read_by_hand_as_the_instruction_reads_it(emulated, kind, capabil
 def test_fp8_is_written_by_hand_as_the_instruction_writes_it(emulated, kind):
     halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
     halves = np.where(np.isfinite(halves), halves, np.float16(0)).reshape(-1, 1, 64)
-    build = Build(write_kv.KERNEL, write_kv.Problem(64, 16, "float16", kind, False, 4))
+    build = Build(write_kv.KERNEL, decode.Problem(64, 16, "float16", kind, False, total=1))
     found = []
     for this in (build, by_hand(build, 800)):
         caches = [np.zeros((64, 1, 16, 64), np.uint8) for _ in range(2)]

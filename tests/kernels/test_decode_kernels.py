@@ -23,7 +23,7 @@ from flashcli.kernels.tuning.decode import AHEAD_OF_LENGTH, BY_LENGTHS, BY_NUMBE
 from flashcli.run.decode_cuda import DecodeCuda
 
 H200, BEFORE_HOPPER = Gpu((9, 0), 132), Gpu((8, 9), 132)
-WRITE = Build(write_kv.KERNEL, write_kv.Problem(64, 16, "float16", "float8_e4m3fn", False, vectors=4))
+WRITE = Build(write_kv.KERNEL, Problem(64, 16, "float16", "float8_e4m3fn", False, total=1))
 every_kernel = pytest.mark.parametrize("kernel", [*KERNELS.values(), CEILING], ids=[*KERNELS, "read"])
 
 
@@ -54,7 +54,7 @@ def test_every_source_is_registered():
     [
         ("Decode", Argument, "decode.cuh", Build(KERNELS["split"], Problem(64, 16, "float16", "float16", False, 1))),
         ("WriteKv", write_kv.Argument, "write_kv.cu", WRITE),
-        ("Merge", merge.Argument, "merge_answers.cu", Build(merge.KERNEL, merge.Problem(64, "float16"))),
+        ("Merge", merge.Argument, "merge_answers.cu", Build(merge.KERNEL, Problem(64, 1, "float16", "float16", False))),
     ],
     ids=["Decode", "WriteKv", "Merge"],
 )
@@ -324,7 +324,7 @@ def test_a_named_kernel_that_refuses_says_why():
 
 
 def test_writing_has_a_thread_for_each_vector_and_spills_nothing(resources):
-    assert WRITE.launches(tokens=0, kv_heads=8) == ()
-    assert WRITE.launches(tokens=33, kv_heads=8) == (Launch("write_kv", 5, 256),)  # 33 * 8 * 4 vectors of 16 bytes
+    assert WRITE.launches(total=0, kv_heads=8) == ()
+    assert WRITE.launches(total=33, kv_heads=8) == (Launch("write_kv", 5, 256),)  # 33 * 8 * 4 vectors of 16 bytes
     [found] = resources(WRITE, "sm_90a").values()
     assert found.spilled == 0 and not found.warnings

@@ -66,7 +66,7 @@ class Problem(NamedTuple):
     gpu: Gpu = HOPPER
     sparse: bool = False  # whether heads see blocks of their own
     one_result: bool = False  # whether a token's bytes must not depend on how many are asked with it
-    total: int = 0  # query tokens of all sequences, if they are ragged
+    total: int = 0  # query tokens of all sequences, if they are ragged; tokens to be written, rows to be merged
     max_query_len: int = 0  # of a sequence, if they are ragged; 0 where nobody says
     packs: bool = False  # whether attention of packed sequences computes this
 
