@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import OLD, Cluster, finish, wait_for
+from cluster import CRASHED, OLD, Cluster, finish, wait_for
 from support import ROOT, THOROUGH, flashcli, leftovers, python_path, random_qkv, script, write_input
 
 CPU = "--backend cpu"
@@ -165,6 +165,8 @@ def test_a_job_beyond_its_time_limit_leaves_nothing(cluster: Cluster, mpi):
     wait_for(lambda: cluster.state(cluster.late_job) not in ("RUNNING", "COMPLETING", "PENDING"), seconds=150)
     folder = cluster.folder / "late"
     log = (folder / "log").read_text()
+    if CRASHED in log:
+        pytest.skip("Open MPI has crashed, as it does in one of some hundred launches")
     assert cluster.state(cluster.late_job) == "TIMEOUT", log
     assert "terminated; nothing is left half-written." in log
     assert_untouched(folder)
