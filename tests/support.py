@@ -168,9 +168,9 @@ def flashcli(*args: object, env: dict[str, str] | None = None, **options: object
 
 
 def _first_of_its_kind(arguments: list[str]) -> bool:
-    """Whether this process has not started that command or program before."""
-    kind = tuple(arguments[:3])
-    known = kind in _kinds
+    """Whether this process has not started that command or module before; programs of the tests' own do not count."""
+    kind = tuple(arguments[: 3 if arguments[1] == "flashcli" else 2])
+    known = kind in _kinds or arguments[0] != "-m"
     _kinds.add(kind)
     return not known
 
@@ -181,7 +181,7 @@ _kinds: set[tuple[str, ...]] = set()
 def python(*args: object, env: dict[str, str] | None = None, cold: bool = False, **options: object) -> Finished:
     """Run ``python ARGS``, which begin with -m MODULE or -c PROGRAM, in a process of its own, without stdin.
 
-    It starts warm unless it is to be ``cold``. In CI the first of each command or program is cold, too: a module that
+    It starts warm unless it is to be ``cold``. In CI the first of each command or module is cold, too: a module that
     uses another without importing it fails only there. So is one with ``options`` of subprocess.run beyond ``cwd`` and
     ``timeout``.
     """

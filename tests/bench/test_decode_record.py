@@ -10,7 +10,7 @@ import pytest
 from bench import decode, ragged, rows, views
 from bench.decode_check import SMALL, Verdict, judged
 from flashcli.errors import UsageError
-from flashcli.files.decode.cases import outlined
+from flashcli.files.decode.cases import lengths, outlined
 from flashcli.kernels.decode import CEILING, build_of
 from flashcli.measure.decode_shapes import SHAPES
 from flashcli.measure.rows import Decoded, Skipped
@@ -43,14 +43,15 @@ def test_of_ragged_queries_the_table_has_the_rate_of_the_call():
 
 
 def test_the_operations_of_ragged_queries_are_those_of_the_pairs_that_meet():
-    chosen = {name: SimpleNamespace(asked=outlined(case)) for name, case in ragged.SHAPES.items()}
-    prompt, step = chosen["prompt of 8192"], chosen["both together"]
+    prompt, step = (
+        SimpleNamespace(asked=outlined(ragged.SHAPES[name])) for name in ("prompt of 8192", "both together")
+    )
     assert ragged.operations(prompt) == 4 * 32 * 128 * 8192 * 8193 / 2
     pairs = 128 * 2048 + 2 * (2048 * 2048 + 2048 * 2049 / 2)
     assert ragged.operations(step) == 4 * 32 * 128 * pairs
     assert step.asked.counts.tolist() == [1] * 128 + [2048] * 2
-    equal = chosen["16 prompts of 1 to 4000"].asked
-    assert equal.counts.tolist() == equal.seq_lens.tolist()
+    equal = ragged.SHAPES["16 prompts of 1 to 4000"]
+    assert equal.counts().tolist() == lengths(equal.lengths, equal.S, equal.seed).tolist()
 
 
 def test_of_several_layouts_each_has_columns_of_its_own():
