@@ -52,7 +52,7 @@ def test_every_case_is_prepared_and_computed_by_every_kernel_that_takes_it(hoppe
     PROGRAM.compile_all(hopper, [(kernel, name) for name in found])
     for name in found:
         prepare(hopper, ATTENTION, *asked(CASES[name], kernel))
-    for name in sampled(found, 5):
+    for name in found[STRIDED.index(kernel) :: 5]:  # each case by one kernel, or two
         check(hopper, kernel, CASES[name])
     for macro, values in MACROS.items():
         values = {("wgmma_short", "ALIGNED"): "1", ("mma_short", "BIAS_COLUMN"): "014"}.get((kernel, macro), values)

@@ -57,9 +57,8 @@ def assert_every_length(engine, d, causal):
     assert_all_accurate([(engine(qkv, causal), qkv) for qkv in inputs], causal, factor=factor)
 
 
-@pytest.mark.parametrize("d", [32, 64] if THOROUGH else [64])
-def test_a_long_sequence(engine, d):
-    qkv = random_qkv(1, 4096 + 77, d)
+def test_a_long_sequence(engine):
+    qkv = random_qkv(1, 4096 + 77, 64)
     assert_accurate(engine(qkv), qkv)
 
 

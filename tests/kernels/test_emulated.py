@@ -35,11 +35,11 @@ def test_every_kernel_is_as_accurate_as_naive_attention_in_any_order_of_its_thre
 DRAWN = {**DISTRIBUTIONS, "lognormal": lambda rng, size: np.exp(rng.standard_normal(size)).astype(np.float32)}
 
 
-@pytest.mark.parametrize("name", sampled(list(DRAWN)))
+@pytest.mark.parametrize("name", sampled(list(reversed(DRAWN))))
 def test_corrections_that_are_added_in_fp16_are_accurate_on_every_distribution(emulated, name):
     """`mma` on a GeForce, where the two small products of three are added so."""
     cases, differ = [], False
-    for N, d in ((200, 64), (100, 96), (70, 160)) if THOROUGH else ((200, 64),):
+    for N, d in ((200, 64), (100, 96), (70, 160)) if name == "lognormal" else ((200, 64),):
         q, k, v = (np.ascontiguousarray(x)[None] for x in DRAWN[name](np.random.default_rng(d), (3, N, d)))
         halved = attend("mma", q, k, v, emulated, speed=Speed(halved=True))
         differ |= halved.tobytes() != attend("mma", q, k, v, emulated).tobytes()
