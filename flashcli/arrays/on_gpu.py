@@ -62,10 +62,6 @@ class Arguments:
     def of(self, name: str) -> Operand:
         return self.found[name].operand
 
-    def get(self, name: str) -> Operand | None:
-        """The outline of an argument; None if it was not given."""
-        return self.found[name].operand if name in self.found else None
-
     def outlines(self) -> dict[str, Any]:
         """The outlines of all arguments that were given, by name."""
         return {name: x.operand for name, x in self.found.items()}
@@ -136,12 +132,8 @@ def attention(backend: str = "auto", out: Any = None, out_dtype: Any = None, **a
         refuse_overlap(*places.pop("out"), places)
     prepared = None
     if not asked.empty:  # what is allocated is aligned
-        prepared = prepare(
-            given.place,
-            ATTENTION,
-            asked.at(given.addresses("q", "k", "v", "out"), *map(given.addresses, ("bias", "mask"))),
-            how,
-        )
+        asked = asked.at(given.addresses("q", "k", "v", "out"), *map(given.addresses, ("bias", "mask")))
+        prepared = prepare(given.place, ATTENTION, asked, how)
     with given.waited_for():
         o = given.add("out", asked.shape, asked.out_dtype) if out is None else out
         lse = given.add("lse", asked.lse_shape) if how.return_lse else None
@@ -175,7 +167,7 @@ def attention_backward(
     given = _found(("q", "do", "k", "v"), **arguments)
     asked = backward(**given.outlines(), **options, return_dbias=return_dbias, out_dtype=out_dtype)
     given.take_mask_apart()
-    if given.get("o") is None and not asked.of.empty:  # what is computed again is contiguous, as `asked` has it
+    if "o" not in given.found and not asked.of.empty:  # what is computed again is contiguous, as `asked` has it
         again: dict[str, Any] = {name: arguments.get(name) for name in Operands._fields}
         how = How(return_lse=True)._asdict()
         o, lse = attention(**again, **options, **how, out_dtype=asked.of.out_dtype)
@@ -204,9 +196,9 @@ def decode(
 ) -> Any:
     """`flashcli.decode` of arrays on a GPU."""
     check_backend_on_gpu(backend)
-    given, factors, options = _by_name(pages.ARRAYS, required, others, pages.OPTIONAL)
+    given, options = _by_name(pages.ARRAYS, required, others, pages.OPTIONAL)
     pages.check_option_types(options | {"kernel": kernel})
-    asked = pages.ask(**{name: given.get(name) for name in pages.ARRAYS}, **factors, **options)
+    asked = pages.ask(**given.outlines(), **options)
     addresses = given.addresses("query", "key_cache", "value_cache")
     prepared = prepare(given.place, DECODE, asked.at(addresses), How(kernel))
     with given.waited_for():
@@ -218,12 +210,12 @@ def decode(
 
 def write_kv(*required: Any, **others: Any) -> None:
     """`flashcli.write_kv` of arrays on a GPU."""
-    given, factors, options = _by_name(writing.ARRAYS, required, others)
+    given, options = _by_name(writing.ARRAYS, required, others)
     for name, cache in (dict(zip(writing.ARRAYS, required, strict=False)) | others).items():
         if name in ("key_cache", "value_cache"):
             refuse_read_only(name, cache)
     pages.check_option_types(options)
-    asked = writing.ask(*map(given.of, writing.ARRAYS), **factors, **options)
+    asked = writing.ask(**given.outlines(), **options)
     prepared = prepare(given.place, WRITE_KV, asked.at(given.addresses("key", "value", "key_cache", "value_cache")))
     with given.waited_for():
         given.launch(prepared, WRITE_KV)
@@ -244,17 +236,12 @@ def merge(outs: Sequence[Any], lses: Sequence[Any]) -> tuple[Any, Any]:
 
 def _by_name(
     names: Sequence[str], required: Sequence[Any], others: dict[str, Any], optional: tuple[str, ...] = ()
-) -> tuple[Arguments, dict[str, Any], dict[str, Any]]:
-    """The arrays of a call by pages, the first of ``names`` by their places, and the scales that are arrays.
-
-    Then follow the number or the outline of each scale, and the options.
-    """
-    arrays = dict(zip(names, required, strict=False)) | {name: x for name, x in others.items() if name in names}
-    scales = {name: others[name] for name in pages.FACTORS if name in others}
-    numbers = {name: factor for name, factor in scales.items() if isinstance(factor, Real)}
-    given = Arguments(arrays | {name: x for name, x in scales.items() if name not in numbers}, optional)
-    factors = {name: numbers[name] if name in numbers else given.of(name) for name in scales}
-    return given, factors, {name: x for name, x in others.items() if name not in (*names, *scales)}
+) -> tuple[Arguments, dict[str, Any]]:
+    """The arrays of a call by pages, the first of ``names`` by their places, scales among them, and its options."""
+    given = dict(zip(names, required, strict=False)) | others
+    are_arrays = {*names, *(name for name in pages.FACTORS if not isinstance(given.get(name, 1), Real))}
+    arrays = {name: given.pop(name) for name in [*given] if name in are_arrays}
+    return Arguments(arrays, optional), given
 
 
 def _common_place(found: dict[str, Found]) -> Place | None:

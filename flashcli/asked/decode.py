@@ -21,7 +21,8 @@ from flashcli.asked.shape import MAX_INT32, MAX_SCALE
 Array = TypeVar("Array", bound=Any)  # an outline, or an array of NumPy's
 
 LAYOUTS = ("vllm", "nhd", "hnd")
-ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}  # bytes
+# Types of queries and caches, in the order of their numbers in decode.cuh, and their bytes.
+ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
 QUERY_TYPES = ("float32", "float16", "bfloat16")
 SCALED_TYPES = ("float8_e4m3fn", "float8_e5m2", "int8")  # of caches whose numbers are times a scale
 FACTORS = ("k_scale", "v_scale")
@@ -255,17 +256,10 @@ def one_factor(name: str, scale: Operand | float) -> float:
 
 OPTIONAL = ("alibi_slopes", "query_starts", "sinks")
 ARRAYS = ("query", "key_cache", "value_cache", "block_tables", "seq_lens", *OPTIONAL)
-OPTIONS = (
-    "layout",
-    "scale",
-    "sliding_window",
-    "block_sparse",
-    "cache_dtype",
-    "softcap",
-    "causal",
-    "one_result",
+OPTIONS = (  # of `ask`, in order
+    "layout", "scale", "sliding_window", "block_sparse", "cache_dtype", "softcap", "causal", "one_result",
     "max_query_len",
-)  # of `ask`, in order
+)  # fmt: skip
 
 
 def cache_shapes(layout: str, pages: int, kv_heads: int, page: int, D: int, itemsize: int) -> tuple[tuple, tuple]:

@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flashcli.asked.attention import Operand
-from flashcli.asked.decode import Decode
+from flashcli.asked.decode import ITEM_SIZES, Decode
 from flashcli.asked.write_kv import WriteKv
 from flashcli.kernels.operation import Tiling
 from flashcli.kernels.tuning.decode import Problem
 
-TYPE_NUMBERS = {  # see decode.cuh
-    "float32": 0,
-    "float16": 1,
-    "bfloat16": 2,
-    "float8_e4m3fn": 3,
-    "float8_e5m2": 4,
-    "int8": 5,
-}
+TYPE_NUMBERS = {name: number for number, name in enumerate(ITEM_SIZES)}  # see decode.cuh
 FREE = -1  # a stride that kernels are told
 
 
