@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flashcli.asked.attention import Operand
+from flashcli.asked.attention import Operand, contiguous
 
 LEGACY_STREAM = 1  # how both protocols, and the driver, call the default stream
 TELLS_STREAM = 3  # the first version of ``__cuda_array_interface__`` that says when numbers are ready
@@ -125,11 +125,12 @@ def _by_cuda_array_interface(name: str, interface: dict[str, Any]) -> Found:
     if dtype.byteorder == ">":
         raise TypeError(f"{name} must be of the GPU's byte order, not {dtype.str}")
     size = dtype.itemsize or 1  # numbers of type V0 have no bytes
-    in_bytes = interface.get("strides") or _contiguous(shape, size)
-    if any(stride % size for stride in in_bytes):
-        raise ValueError(f"{name} must have strides of whole elements, not {list(in_bytes)} bytes")
-    strides = tuple(stride // size for stride in in_bytes)
-    return Found(Operand(shape, strides, dtype.name), int(interface["data"][0] or 0), interface.get("stream"))
+    operand = contiguous(shape, dtype.name)
+    if in_bytes := interface.get("strides"):
+        if any(stride % size for stride in in_bytes):
+            raise ValueError(f"{name} must have strides of whole elements, not {list(in_bytes)} bytes")
+        operand = operand._replace(strides=tuple(stride // size for stride in in_bytes))
+    return Found(operand, int(interface["data"][0] or 0), interface.get("stream"))
 
 
 def _by_dlpack(name: str, array: Any, stream: int) -> Found:
@@ -139,16 +140,14 @@ def _by_dlpack(name: str, array: Any, stream: int) -> Found:
         raise _refused(name, array, error) from error
     tensor = Tensor.from_address(_pointer(capsule, b"dltensor"))
     shape = tuple(tensor.shape[: tensor.ndim])
-    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else _contiguous(shape, 1)
     number = tensor.dtype
     dtype = WHOLE_KINDS.get(number.kind) or KINDS.get(number.kind, "unknown") + str(number.bits)
     if number.lanes != 1:
         dtype += f"x{number.lanes}"
-    return Found(Operand(shape, strides, dtype), (tensor.data or 0) + tensor.byte_offset, None, capsule)
-
-
-def _contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    return tuple(itemsize * int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape)))
+    operand = contiguous(shape, dtype)
+    if tensor.strides:
+        operand = operand._replace(strides=tuple(tensor.strides[: tensor.ndim]))
+    return Found(operand, (tensor.data or 0) + tensor.byte_offset, None, capsule)
 
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
