@@ -64,19 +64,15 @@ def late_progress(length: int) -> Iterator[Callable[[int], None]]:
         return f"{done / (time.time() - start) / 1e6:.0f} MB/s" if done else None
 
     def tell(count: int) -> None:
-        nonlocal done
+        nonlocal bar, done
         done += count
         with contextlib.suppress(OSError):  # the terminal may be gone
-            show(count)
-
-    def show(count: int) -> None:
-        nonlocal bar
-        if bar is not None:
-            bar.update(count, done)
-        elif _on_terminal() and time.time() - start > BAR_AFTER:
-            bar = progress(length, "computing", rate).__enter__()
-            bar.start = bar.last_eta = start  # the time left is reckoned from the beginning, not from here
-            bar.update(done, done)
+            if bar is not None:
+                bar.update(count, done)
+            elif _on_terminal() and time.time() - start > BAR_AFTER:
+                bar = progress(length, "computing", rate).__enter__()
+                bar.start = bar.last_eta = start  # the time left is reckoned from the beginning, not from here
+                bar.update(done, done)
 
     try:
         yield tell
