@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bench import scripts
 from bench.rows import Called
-from flashcli.measure.decode_plot import draw_decode
+from flashcli.measure.plots import draw_decode
 from flashcli.measure.rows import Decoded
 
 main = scripts.redrawing("flashcli bench-decode --ladder", Decoded | Called, draw_decode)

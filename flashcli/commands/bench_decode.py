@@ -59,7 +59,7 @@ def command(
     FILE is one of `flashcli decode`. Without it and --shape, the shapes of the record are timed, on a CPU one of them.
     What gives a wrong answer is refused, not timed: the exit code is 1 then, and if nothing could be timed.
     """
-    from flashcli.measure import decode_plot, machine, plots, records
+    from flashcli.measure import machine, plots, records
 
     if rule and (how.kernels or how.ladder or how.against or how.plot):
         hint = "leave out --kernel, --ladder, --against and --plot, or --rule."
@@ -75,7 +75,7 @@ def command(
     record = records.Record(machine.circumstances())
     how = replace(how, kernels=VERSIONS) if rule else how
     rows = (_on_cpu if on_cpu else _on_gpu)(record, given, layout or LAYOUT, how)
-    how.finish(record, rows, records.rule_tables if rule else records.decode_tables, decode_plot.draw_decode)
+    how.finish(record, rows, records.rule_tables if rule else records.decode_tables, plots.draw_decode)
 
 
 def _check_source(context: click.Context, path: str | None, shaped: bool) -> None:

@@ -82,7 +82,6 @@ def command(
     from flashcli.measure import machine, plots, records
     from flashcli.measure import streams as streams_
     from flashcli.measure.rows import Failure
-    from flashcli.measure.streams_plot import draw_streams
     from flashcli.run.report import write_trace
 
     check_distinct(input_path, None if json_path == as_json.PRINT else json_path, trace, plot)
@@ -109,6 +108,6 @@ def command(
         record.rows = streams_.in_children(words, connections, trace)
     as_json.present(record.written(), records.texts(records.streams_tables(record.rows)), json_path)
     if plot:
-        draw_streams(record, plot)
+        plots.draw_streams(record, plot)
     if any(isinstance(row, Failure) for row in record.rows):
         raise SystemExit(MISMATCH)

@@ -1,7 +1,4 @@
-"""Draw the ladder: bars of each rung's command and kernel, as the report has them, and a roofline with every rung.
-
-Matplotlib is imported when there is something to draw.
-"""
+"""Pictures of records. Matplotlib is imported when there is something to draw."""
 
 from __future__ import annotations
 
@@ -18,8 +15,9 @@ from flashcli.asked.shape import tflops
 from flashcli.errors import BackendUnavailable, BadInput, UsageError
 from flashcli.files.outputs import check_creatable, write_whole
 from flashcli.kernels.attention import KERNELS
+from flashcli.kernels.decode import CEILING
 from flashcli.measure.records import Record, by_case, by_search, fastest, of_kind
-from flashcli.measure.rows import Rung, Tiled
+from flashcli.measure.rows import MEMORIES, Decoded, Rung, Streamed, Tiled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".svg", ".pdf")
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 BLACK, ORANGE, BLUE, GREEN, RED, SKY = "#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#56B4E9"
+GREY, PURPLE = "#999999", "#CC79A7"
 # Bars of each rung: the colour, and the seconds of the whole command that it shows.
 BARS: dict[str, tuple[str, Callable[[Rung], float]]] = {
     "total": (BLUE, lambda row: row.total),
@@ -165,14 +164,13 @@ def _bars(cases: list[list[Rung]], machine: str) -> Figure:
     return figure
 
 
-def _legend(figure: Figure, ax: Axes, caption: str) -> None:
-    legend(figure, ax, title=textwrap.fill(caption, 150), title_fontsize=10)
-
-
-def legend(figure: Figure, ax: Axes, **more: Any) -> None:
-    """Name what is drawn in one of the axes in a line below all of them."""
+def _legend(figure: Figure, ax: Axes, caption: str | None = None) -> None:
+    """Name what is drawn in one of the axes in a line below all of them, with a caption above it."""
     handles, labels = ax.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, **more)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False,
+        title=caption and textwrap.fill(caption, 150), title_fontsize=10,
+    )  # fmt: skip
 
 
 def _roofline(
@@ -245,3 +243,85 @@ def spread(heights: list[float], gap: float) -> list[float]:
         moved[index] = min(moved[index], ceiling)
         ceiling = moved[index] - gap
     return moved
+
+
+# ---- flashcli bench-decode
+
+OF_DECODE = {
+    "paged_v1": GREY, "paged_v2": SKY, "grouped": ORANGE, "split": GREEN, "tensor": BLUE, "PyTorch cuDNN": RED,
+    "PyTorch flash": PURPLE,
+}  # fmt: skip
+GROUP = 0.84  # of the space for a batch
+DECODE_TITLE = "Paged decode on {}: times over that of reading the same bytes (line), less is better"
+
+
+def draw_decode(record: Record, path: str) -> None:
+    """A group of bars for each batch, in the first layout; its floor in microseconds stands below its name."""
+    from matplotlib.figure import Figure
+
+    rows = of_kind(Decoded, record.rows)
+    rows = [row for row in rows if row.layout == rows[0].layout]
+    cases = {
+        case: floor_and_others
+        for case, some in by_case(rows).items()
+        if CEILING.name in (floor_and_others := {row.contender: row.seconds for row in some})
+    }
+    shown = [name for name in OF_DECODE if any(name in case for case in cases.values())]
+    if not shown:
+        raise BadInput("no kernel was timed beside the floor: there is nothing to draw.", "the table says why.")
+    figure = Figure(figsize=(13, 5.2), layout="constrained")
+    ax = figure.subplots()
+    width = GROUP / len(shown)
+    for index, name in enumerate(shown):
+        left = [place + width * (index - (len(shown) - 1) / 2) for place in range(len(cases))]
+        times = [case.get(name, float("nan")) / case[CEILING.name] for case in cases.values()]
+        ax.bar(left, times, width, color=OF_DECODE[name], label=name)
+    ax.axhline(1, color=BLACK, linewidth=1)
+    floors = (f"{case}\n{times[CEILING.name] * 1e6:.0f} us" for case, times in cases.items())
+    ax.set_xticks(range(len(cases)), list(floors), rotation=30, ha="right", rotation_mode="anchor")
+    ax.set(yscale="log", ylabel="times the floor", title=DECODE_TITLE.format(record.circumstances["gpu"]))
+    ax.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+    ax.tick_params(axis="x", length=0)
+    ax.grid(axis="y", color="#e4e4e4", linewidth=0.7)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
+    _legend(figure, ax)
+    save_picture(figure, path)
+
+
+# ---- flashcli streams
+
+OF_LINES = (BLUE, ORANGE, GREEN, RED)
+MARKERS = {"depth": "o", "breadth": "s"}
+
+
+def draw_streams(record: Record, path: str) -> None:
+    """A panel for each kind of the host's memory, a line for each order and number of connections."""
+    from matplotlib.figure import Figure
+
+    rows = of_kind(Streamed, record.rows)
+    if not rows:
+        raise BadInput("no way was timed: there is nothing to draw.", "the table says why.")
+    busiest = min(max(row.copies_in, row.kernels, row.copies_out) for row in rows)
+    memories = [memory for memory in reversed(MEMORIES) if any(row.memory == memory for row in rows)]
+    counts = sorted({row.streams for row in rows})
+    figure = Figure(figsize=(6.5 * len(memories), 4.6), layout="constrained")
+    figure.suptitle(f"{rows[0].title} on {record.circumstances['gpu']}: copies in, kernels, copies out", fontsize=13)
+    for ax, memory in zip(figure.subplots(1, len(memories), squeeze=False)[0], memories, strict=True):
+        some = [row for row in rows if row.memory == memory]
+        lines = sorted({(row.connections, row.order) for row in some})
+        for colour, (connections, order) in zip(OF_LINES * len(lines), lines, strict=False):
+            of = {row.streams: row.seconds for row in some if row.connections == connections}
+            of |= {row.streams: row.seconds for row in some if (row.connections, row.order) == (connections, order)}
+            name = f"{order} first, {connections} connection{'s' * (connections > 1)}"
+            ax.plot(
+                [counts.index(count) for count in of], [seconds * 1e3 for seconds in of.values()], MARKERS[order] + "-",
+                color=colour, label=name,
+            )  # fmt: skip
+        ax.axhline(busiest * 1e3, color=BLACK, linewidth=1, linestyle="--", label="the busiest engine")
+        ax.set(title=f"{memory} memory", xlabel="streams", ylabel="milliseconds", ylim=(0, None))
+        ax.set_xticks(range(len(counts)), [str(count or "default") for count in counts])
+        ax.grid(axis="y", color="#e4e4e4", linewidth=0.7)
+        ax.spines[["top", "right"]].set_visible(False)
+    _legend(figure, ax)
+    save_picture(figure, path)

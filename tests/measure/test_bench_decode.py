@@ -8,7 +8,7 @@ import pytest
 from support import can_draw, drawing, flashcli
 
 from flashcli.errors import BadInput
-from flashcli.measure import decode_plot, decode_times, records
+from flashcli.measure import decode_times, plots, records
 from flashcli.measure.rows import Decoded, Failure
 
 ON_CPU = ("bench-decode", "--backend", "cpu", "--runs", 1, "--threads", 1)
@@ -130,12 +130,12 @@ def test_the_picture_has_bars_over_the_floor_of_each_batch(tmp_path):
         timed("two", "tensor", 2e-5),
     ]  # fmt: skip
     record = records.Record({"gpu": "GPU 1"}, rows)
-    decode_plot.draw_decode(record, str(tmp_path / "x.svg"))
+    plots.draw_decode(record, str(tmp_path / "x.svg"))
     text = (tmp_path / "x.svg").read_text()
     assert all(shown in text for shown in ("GPU 1", "one", "10 us", "paged_v1", "tensor")) and "two" not in text
     record.rows = rows[-1:]
     with pytest.raises(BadInput, match="nothing to draw"):
-        decode_plot.draw_decode(record, str(tmp_path / "y.svg"))
+        plots.draw_decode(record, str(tmp_path / "y.svg"))
 
 
 # on a GPU

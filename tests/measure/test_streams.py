@@ -12,10 +12,10 @@ from flashcli.commands.streams import command
 from flashcli.errors import OutOfMemory
 from flashcli.gpu import memory
 from flashcli.measure import streams
+from flashcli.measure.plots import draw_streams
 from flashcli.measure.records import Record, streams_tables
 from flashcli.measure.rows import Failure, Streamed
 from flashcli.measure.streams import CONNECTIONS, Queued, Way, ways
-from flashcli.measure.streams_plot import draw_streams
 from flashcli.run.timeline import ENGINES
 
 pytestmark = pytest.mark.usefixtures("fake_gpu")
@@ -196,7 +196,7 @@ def test_a_wrong_answer_is_an_exit_code(path, monkeypatch):
 @drawing
 def test_the_picture_has_a_line_for_each_order_and_number_of_connections(path, pinnable, monkeypatch, tmp_path):
     drawn = []
-    monkeypatch.setattr("flashcli.measure.streams_plot.save_picture", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr("flashcli.measure.plots.save_picture", lambda figure, path: drawn.append(figure))
     rows = [row for row, _ in measured(path, *ways((0, 2, 3), ("pageable", "pinned"), ("depth", "breadth")))]
     draw_streams(Record({"gpu": "GPU 1"}, rows), "x.png")
     [figure] = drawn
