@@ -13,11 +13,10 @@ from typing import Any, BinaryIO
 
 from flashcli.errors import BadInput, CannotCreate, UsageError, explained
 from flashcli.files.regular import check_regular, read_regular
-from flashcli.judge.checks import kept
 from flashcli.judge.containment import NAMES
 from flashcli.judge.device_code import ProgramKernel
 from flashcli.judge.judging import ACCEPTED, VERDICTS, Result
-from flashcli.judge.rules import Rules
+from flashcli.judge.rules import Rules, kept
 from flashcli.judge.texts import printable
 
 SAME = ("seed", "device", "rules")  # circumstances that results which belong together share

@@ -10,15 +10,15 @@ import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flashcli.errors import BadInput
 from flashcli.files.regular import read_regular
 from flashcli.files.tolerance import TOLERANCE
-from flashcli.judge.checks import kept
 from flashcli.judge.containment import WAYS
 from flashcli.terminal import sizes
 
+Value = TypeVar("Value")
 RANKINGS = {
     "passed": "most points, one for a case accepted unless it is given others, then least time",
     "penalty": "least time, a case not accepted counting as its penalty",
@@ -111,6 +111,13 @@ def _checked(table: object, checks: dict[str, tuple[Callable, str]], where: str)
         except (TypeError, ValueError, OverflowError):
             raise ValueError(f"{where}{name} must be {wanted}, not {value!r}") from None
     return checked
+
+
+def kept(value: Value, good: bool) -> Value:
+    """Return a value that is good; ValueError for any other."""
+    if not good:
+        raise ValueError
+    return value
 
 
 def _number(above: float, including: bool = False) -> Callable[[Any], float]:
