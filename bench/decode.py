@@ -22,7 +22,7 @@ from flashcli.cpu.workers import usable_cores
 from flashcli.errors import MISMATCH, UsageError
 from flashcli.kernels import decode
 from flashcli.kernels.decode import CEILING, KERNELS
-from flashcli.kernels.operation import Build, Kernel
+from flashcli.kernels.operation import Build, Kernel, named
 from flashcli.kernels.tuning.decode import Tuning
 from flashcli.measure import machine
 from flashcli.measure.builds import compile_all
@@ -43,7 +43,7 @@ def variants(text: str) -> Ways:
     if unknown or not all(number.isdecimal() for some in numbers for number in some):
         hint = f"write it as tensor:blocks=2/3,threads=64; there are {', '.join(Tuning._fields)}."
         raise UsageError(f"--variant {text}: that is no kernel with numbers to try.", hint)
-    kernel = CEILING if name == CEILING.name else decode.named(name)
+    kernel = CEILING if name == CEILING.name else named(KERNELS, name, "paged decode")
     if not chosen:
         return ways([kernel])
     found: dict[str, Callable[[Decode], Build]] = {}

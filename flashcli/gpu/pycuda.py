@@ -22,7 +22,7 @@ from flashcli.gpu import warm_up
 from flashcli.gpu.memory import FREE_THE_GPU, allocate
 from flashcli.kernels.arguments import Attention, of_file
 from flashcli.kernels.attention import look
-from flashcli.kernels.choice import choose, named
+from flashcli.kernels.choice import choose
 from flashcli.kernels.operation import Build, Launch
 from flashcli.kernels.problem import Problem
 from flashcli.terminal import sizes
@@ -125,9 +125,7 @@ class Session:
     def build(self, kernel: str | None, problem: Problem) -> Build:
         """The build for a problem, of the kernel of that name or else of the best one on this GPU."""
         problem = problem._replace(sms=self.multiprocessors)
-        if kernel is None:
-            return Build(choose(self.capability, problem), problem)
-        return Build(named(kernel, self.capability, problem, self.name), problem)
+        return Build(choose(self.capability, problem, kernel, self.name), problem)
 
     def program(self, build: Build, first: bool = False, argument: type[ctypes.Structure] = Attention) -> Program:
         """The build's functions, which take such an argument, compiled and loaded when they are first asked for.

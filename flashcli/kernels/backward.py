@@ -15,7 +15,7 @@ from typing import Any
 from flashcli.asked.attention import Backward
 from flashcli.asked.how import How
 from flashcli.asked.shape import ceil_div, round_up
-from flashcli.errors import UsageError
+from flashcli.kernels import operation
 from flashcli.kernels import plan as plan_of_attention
 from flashcli.kernels.arguments import MASK, SIGHT, SIGHT_POINTERS, Strides, numbers
 from flashcli.kernels.occupancy import OF_AN_H200, occupancy
@@ -47,8 +47,8 @@ class Argument(ctypes.Structure):
     )
 
 
-def argument(asked: Backward) -> Argument:
-    """The argument for a call, without addresses."""
+def argument(asked: Backward, kind: type[Argument] = Argument) -> Argument:
+    """The argument for a call, without addresses, in a struct that begins with `Argument`."""
     call = asked.of
     strides = {
         "d_o": asked.do, "q": call.q, "k": call.k, "v": call.v, "o": call.o, "lse_at": asked.lse,
@@ -56,7 +56,7 @@ def argument(asked: Backward) -> Argument:
         "bias_strides": call.bias_strides[:3], "dbias_at": asked.dbias[:3], "mask_strides": call.mask_strides[:3],
     }  # fmt: skip
     by_name = {name: Strides(*by) for name, by in strides.items()}
-    return Argument(**by_name, dbias_column=asked.dbias[3], **numbers(call))
+    return kind(**by_name, dbias_column=asked.dbias[3], **numbers(call))
 
 
 def problem_of(asked: Backward, gpu: Gpu) -> Problem:
@@ -452,8 +452,8 @@ SHORT_HEAD = 16  # where inputs have outliers, dK of fewer numbers shows the hal
 
 def check_name(name: str | None) -> None:
     """Raise UsageError for a name that no backward kernel has; None is allowed."""
-    if name is not None and name not in KERNELS:
-        raise UsageError(f"there is no kernel {name!r} for gradients.", f"choose one of {', '.join(KERNELS)}.")
+    if name is not None:
+        operation.named(KERNELS, name, "gradients")
 
 
 def choose(capability: tuple[int, int], problem: Problem, name: str | None = None) -> Kernel:
@@ -461,12 +461,11 @@ def choose(capability: tuple[int, int], problem: Problem, name: str | None = Non
 
     BackendUnavailable says why a kernel that is named cannot compute the problem.
     """
-    check_name(name)
     if name is None:
         able = (KERNELS[each] for each in PREFERENCE if not KERNELS[each].refusal(capability, problem))
         return next(kernel for kernel in able if _pays(kernel, problem))
-    KERNELS[name].check(capability, problem, "see `flashcli kernels --operation backward`.")
-    return KERNELS[name]
+    hint = "see `flashcli kernels --operation backward`."
+    return operation.named(KERNELS, name, "gradients").check(capability, problem, hint)
 
 
 def _pays(kernel: Kernel, problem: Problem) -> bool:

@@ -29,14 +29,18 @@ class Candidate(NamedTuple):
     refused: str = ""
 
 
-def choose(capability: tuple[int, int], problem: Problem) -> Kernel:
-    """The fastest kernel for a problem on a device of this compute capability; BackendUnavailable if there is none.
+def choose(capability: tuple[int, int], problem: Problem, name: str | None = None, device: str = "this GPU") -> Kernel:
+    """The kernel of that name, or the fastest for a problem on a device of this compute capability.
+
+    BackendUnavailable if it cannot compute the problem, or if no kernel can.
 
     Arrays where they lie get the kernel that `tuning.cost` expects to be the fastest, or one without a pre-pass that is
     as good, or as fast as the host. Where a row's bytes must not depend on its company, the kernel must not either: it
     is the best one for `FULL` row tiles, or its twin. Files, whose time is that of reading and writing, go by
     `PREFERENCE`, so that an answer keeps its bytes when a kernel becomes faster.
     """
+    if name is not None:
+        return KERNELS[name].check(capability, problem, "see `flashcli kernels`.", device)
     able = [name for name in PREFERENCE if not refusal(name, capability, problem)]
     if not able:
         text = "no kernel computes in {} on sm_{}{}.".format(problem.precision, *capability)
@@ -120,12 +124,6 @@ def _not_worth_it(kernel: Kernel, problem: Problem) -> str:
         return f"of long heads it splits tiles of 64 keys: with up to {PADDED_KEYS} that does not pay"
     longest = longest_short(problem)
     return f"it splits keys over and over: with more than {longest} that does not pay" if longest < problem.N else ""
-
-
-def named(name: str, capability: tuple[int, int], problem: Problem, device: str = "this GPU") -> Kernel:
-    """The kernel of that name; BackendUnavailable if it cannot compute the problem on the device."""
-    KERNELS[name].check(capability, problem, "see `flashcli kernels`.", device)
-    return KERNELS[name]
 
 
 def exact(kernel: Kernel) -> Kernel:

@@ -19,7 +19,7 @@ from flashcli.errors import UsageError
 from flashcli.kernels import pages
 from flashcli.kernels.boxes import Boxes
 from flashcli.kernels.occupancy import most_shared
-from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Part, Plan, Step, Tiling, ladder
+from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Part, Plan, Step, Tiling, ladder, named
 from flashcli.kernels.plan import ATTENTION
 from flashcli.kernels.tuning import decode as rules
 from flashcli.kernels.tuning.decode import HOPPER, SHORT, Problem, Tuning, most_pieces, tiled, uncut
@@ -528,7 +528,7 @@ def choose(problem: Problem, name: str | None = None) -> Build:
         ):
             problem = problem._replace(from_rows=few + 1)
     else:
-        kernel = named(name)
+        kernel = named(KERNELS, name, "paged decode")
         if reason := kernel.refuses(problem):
             raise UsageError(f"kernel {name} cannot compute this: {reason}.", "choose another kernel.")
         kernel.check(problem.gpu.capability, problem, "see `flashcli kernels --operation decode`.", problem.gpu.name)
@@ -538,13 +538,6 @@ def choose(problem: Problem, name: str | None = None) -> Build:
 def build_of(kernel: Kernel, asked: Decode, gpu: Gpu = HOPPER) -> Build:
     """The build of a kernel for a call, with its own rows and tuning, whether it refuses the problem or not."""
     return Build(kernel, kernel.fitted(problem_of(asked, gpu)))
-
-
-def named(name: str) -> Kernel:
-    """The decode kernel of that name; UsageError if there is none."""
-    if name not in KERNELS:
-        raise UsageError(f"there is no kernel {name!r} for paged decode.", f"choose one of {', '.join(KERNELS)}.")
-    return KERNELS[name]
 
 
 def plan(asked: Decode, gpu: Gpu, how: How = How()) -> Plan:  # noqa: B008  it is never changed

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from flashcli.asked.how import PRECISIONS, How
 from flashcli.compiler.architecture import architecture
-from flashcli.errors import BackendUnavailable
+from flashcli.errors import BackendUnavailable, UsageError
 from flashcli.kernels.boxes import addressed
 from flashcli.kernels.speed import H200, Speed
 
@@ -139,13 +139,21 @@ class Kernel:
         """The precisions that the kernel computes attention in; see `PRECISIONS`."""
         return tuple(PRECISIONS) if self.splits else ("fp32",)
 
-    def check(self, capability: tuple[int, int], problem: Any, hint: str, device: str = "this GPU") -> None:
-        """Raise BackendUnavailable if the kernel cannot compute the problem on a GPU of this compute capability."""
+    def check(self, capability: tuple[int, int], problem: Any, hint: str, device: str = "this GPU") -> Kernel:
+        """Return the kernel; BackendUnavailable if it cannot compute the problem on a GPU of this capability."""
         if not self.runs_on(capability):
             needed, found = architecture(self.needs), architecture(capability)
             raise BackendUnavailable(f"kernel {self.name} needs {needed}, {device} is {found}.", hint)
         if reason := self.refuses(problem):
             raise BackendUnavailable(f"kernel {self.name} cannot compute d = {problem.d}: {reason}.", hint)
+        return self
+
+
+def named(kernels: Mapping[str, Kernel], name: str, computes: str) -> Kernel:
+    """The kernel of that name; UsageError if there is none among those for what ``computes`` says."""
+    if name not in kernels:
+        raise UsageError(f"there is no kernel {name!r} for {computes}.", f"choose one of {', '.join(kernels)}.")
+    return kernels[name]
 
 
 def ladder(*kernels: Kernel) -> dict[str, Kernel]:

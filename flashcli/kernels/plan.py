@@ -7,27 +7,26 @@ from flashcli.asked.how import PRECISIONS, How, check_choice
 from flashcli.errors import UsageError
 from flashcli.kernels.arguments import POINTERS, argument
 from flashcli.kernels.attention import KERNELS, chunk_tiles
-from flashcli.kernels.choice import choose, named
-from flashcli.kernels.operation import Build, Gpu, Operation, Plan
+from flashcli.kernels.choice import choose
+from flashcli.kernels.operation import Build, Gpu, Operation, Plan, named
 from flashcli.kernels.problem import Problem
 
 
 def check(how: How) -> None:
     """Raise ValueError or UsageError for a precision or a kernel that does not exist for arrays on a GPU."""
     check_choice("precision", how.precision, PRECISIONS)
-    able = [name for name, kernel in KERNELS.items() if kernel.strided]
-    if how.kernel is not None and how.kernel not in able:
-        raise UsageError(f"there is no kernel {how.kernel!r} for arrays on a GPU.", f"choose one of {', '.join(able)}.")
-    if how.kernel is not None and how.precision not in KERNELS[how.kernel].precisions:
-        has = ", ".join(KERNELS[how.kernel].precisions)
-        raise UsageError(f"kernel {how.kernel} has no {how.precision}.", f"it has {has}.")
+    if how.kernel is None:
+        return
+    kernel = named({name: one for name, one in KERNELS.items() if one.strided}, how.kernel, "arrays on a GPU")
+    if how.precision not in kernel.precisions:
+        raise UsageError(f"kernel {kernel.name} has no {how.precision}.", f"it has {', '.join(kernel.precisions)}.")
 
 
 def plan(call: Call, gpu: Gpu, how: How) -> Plan:
     """The launches for a call that is not empty; BackendUnavailable says why the kernel named cannot compute it."""
     check(how)
     problem = problem_of(call, gpu, how)
-    kernel = choose(gpu.capability, problem) if how.kernel is None else named(how.kernel, gpu.capability, problem)
+    kernel = choose(gpu.capability, problem, how.kernel)
     build = Build(kernel, problem)
     return Plan(build.steps(), argument(call, chunk_tiles(build.tiling, problem)), build.workspace())
 

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from flashcli.asked.how import How
 from flashcli.asked.shape import round_up
 from flashcli.asked.tangents import Tangents
-from flashcli.errors import UsageError
 from flashcli.kernels import backward
 from flashcli.kernels.arguments import Strides
-from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling, ladder
+from flashcli.kernels.operation import Build, Gpu, Kernel, Launch, Operation, Plan, Step, Tiling, ladder, named
 from flashcli.kernels.problem import Problem
 
 COMMON_BYTES = 32  # that are kept of a row: ``Common`` of cuda/backward/tangents.cuh
@@ -33,10 +32,9 @@ class Argument(backward.Argument):
     )
 
 
-def argument(asked: Tangents) -> Argument:
+def argument(asked: Tangents) -> backward.Argument:
     """The argument for a call, without addresses."""
-    found, along = Argument(), asked.along
-    ctypes.memmove(ctypes.byref(found), ctypes.byref(backward.argument(asked.of)), ctypes.sizeof(backward.Argument))
+    found, along = backward.argument(asked.of, Argument), asked.along
     found.tq, found.tk, found.tv, found.to = (Strides(*by) for by in (along.q, along.k, along.v, along.o))
     return found
 
@@ -145,13 +143,10 @@ def choose(capability: tuple[int, int], problem: Problem, name: str | None = Non
     UsageError for a name that no kernel of tangents has; BackendUnavailable if no kernel, or not this one, computes the
     problem.
     """
-    if name is not None and name not in KERNELS:
-        raise UsageError(f"there is no kernel {name!r} for tangents.", f"choose one of {', '.join(KERNELS)}.")
-    kernel = KERNELS[name or "register_tiled"]
-    if name is None and not KERNELS["wgmma"].refusal(capability, problem):
-        kernel = KERNELS["wgmma"]
-    kernel.check(capability, problem, "see `flashcli kernels --operation tangents`.")
-    return kernel
+    if name is None:
+        name = "register_tiled" if KERNELS["wgmma"].refusal(capability, problem) else "wgmma"
+    hint = "see `flashcli kernels --operation tangents`."
+    return named(KERNELS, name, "tangents").check(capability, problem, hint)
 
 
 TANGENTS = Operation("tangents", POINTERS, KERNELS, plan)

@@ -16,7 +16,7 @@ from flashcli.errors import KernelFailure, OutOfMemory
 from flashcli.gpu import boxes
 from flashcli.gpu.pycuda import Session, queued_seconds
 from flashcli.kernels import decode
-from flashcli.kernels.operation import Build, Gpu
+from flashcli.kernels.operation import Build, Gpu, named
 from flashcli.kernels.tuning.decode import Tuning
 
 SPARE = 2**28  # bytes of the GPU's memory that are left for queries, answers and scratch
@@ -32,7 +32,7 @@ class DecodeCuda:
         self._kernel, self._used = kernel, ""  # the kernel that was asked for, and what was used at last
         self._retuned = retuned
         if kernel is not None:
-            decode.named(kernel)
+            named(decode.KERNELS, kernel, "paged decode")
         self._session = Session()
         self._driver = self._session.driver
         self._cache: dict[str, object] = {}  # device memory of the caches of `_of`

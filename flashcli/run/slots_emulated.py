@@ -16,7 +16,7 @@ from flashcli.emulator.machine import Emulated
 from flashcli.errors import UsageError
 from flashcli.files.cut import Cut
 from flashcli.files.summary import is_finite
-from flashcli.kernels.choice import exact, named
+from flashcli.kernels.choice import choose, exact
 from flashcli.kernels.operation import Build, Launch
 from flashcli.kernels.problem import Problem
 from flashcli.process.pool import Pool
@@ -39,7 +39,7 @@ class EmulatedBackend(OneByOne):
         self, kernel: str, problem: Problem, scale: float | None = None, threads: int | None = None,
         notice: Callable[[str], None] = ignore,
     ) -> None:  # fmt: skip
-        self._build = Build(named(kernel, CAPABILITY, problem, "the GPU that is emulated"), problem)
+        self._build = Build(choose(CAPABILITY, problem, kernel, "the GPU that is emulated"), problem)
         self._scale = problem.d**-0.5 if scale is None else scale
         self._threads = threads or len(usable_cores())
         self._notice = notice

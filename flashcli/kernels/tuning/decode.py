@@ -11,10 +11,10 @@ from flashcli.asked.decode import ITEM_SIZES
 from flashcli.asked.shape import ceil_div, round_up
 from flashcli.kernels.occupancy import most_shared
 from flashcli.kernels.operation import Gpu
+from flashcli.kernels.speed import MULTIPROCESSORS  # of an H100 or H200; on others answers are the same
 
 THREADS = 128
 MOST_OF_A_PIECE = 1024  # tokens
-MULTIPROCESSORS = 132  # of an H100 or H200; on other GPUs answers are the same, and may come later
 HAS_CLUSTERS = (9, 0)  # the first compute capability that has
 HOPPER = Gpu(HAS_CLUSTERS, MULTIPROCESSORS)
 MOST_IN_A_CLUSTER = 8  # blocks, on any GPU; as many as a warp merges
