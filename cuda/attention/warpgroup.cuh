@@ -50,7 +50,8 @@ struct RowTile : FirstRow {
     RowTile() = default;
     // The row tile with the number w, of those of all heads. With the causal mask the rows that see most keys come
     // first, so that short ones fill the end; and some heads are taken together, as many as a power of two, so that
-    // shifts divide: their K and V stay in the cache.
+    // shifts divide: their K and V stay in the cache. What heads are left over go with the last of these groups: else
+    // their long rows would begin when nothing is left beside them.
     __device__ __forceinline__ RowTile(unsigned w, const Attention &a) {
         if (PACKED) {
             const int Tr = ceil_div(a.M, BR);
@@ -60,9 +61,10 @@ struct RowTile : FirstRow {
         const unsigned Tr = ceil_div(CAUSAL ? opaque(a.M) : a.M, BR);
         if (CAUSAL) {
             const int shift = max(0, TOGETHER - (32 - __clz(Tr - 1)));
-            const unsigned all = unsigned(a.B) * a.H, first = all >> shift == 0 ? 0 : w / (Tr << shift) << shift;
-            const unsigned within = w - first * Tr, heads = min(1u << shift, all - first);
-            const unsigned i = heads >> shift == 0 ? within / heads : within >> shift;
+            const unsigned all = unsigned(a.B) * a.H, last = max(1u, all >> shift) - 1;
+            const unsigned group = last == 0 ? 0 : min(last, w / (Tr << shift)), first = group << shift;
+            const unsigned within = w - first * Tr, heads = group == last ? all - first : 1u << shift;
+            const unsigned i = heads == 1u << shift ? within >> shift : within / heads;
             head = head_soon(a, first + (within - i * heads));
             i0 = (Tr - 1 - i) * BR;
         } else {
