@@ -63,7 +63,7 @@ def confined(
         {"core": 0, "fsize": rules.file_size + output_bytes, "as": rules.memory}, rules.containment, rules.sandbox,
         list(map(str, own)), rules.readable,
     )  # fmt: skip
-    return _run(supervision, request, rules, began)
+    return supervision.run(request, rules.launcher, began)
 
 
 def trusted(
@@ -76,14 +76,7 @@ def trusted(
 ) -> Finished:
     """Run a command of our own: contained, but without limits, in the judge's environment and what is ``extra``."""
     request = Request(command, None, os.environ | (extra or {}), time_limit, rules.grace, containment=rules.containment)
-    return _run(supervision, request, rules, began)
-
-
-def _run(supervision: Supervision, request: Request, rules: Rules, began: Callable[[], None]) -> Finished:
-    if not rules.launcher:
-        return supervision.run(request, began=began)
-    passed_on, request.environment = request.environment, None  # the launcher adds to it, such as the GPU to use
-    return supervision.run(request, rules.launcher, passed_on, began)
+    return supervision.run(request, rules.launcher, began)
 
 
 def means() -> tuple[str, bool]:
@@ -119,7 +112,7 @@ def find_machine(supervision: Supervision, rules: Rules, folder: Path) -> Machin
         sandbox=rules.sandbox, readable=rules.readable,
     )  # fmt: skip
     try:
-        found = _run(supervision, request, rules, lambda: None)
+        found = supervision.run(request, rules.launcher)
     except OSError as error:
         found = Finished(0.0, 127, "", (error.strerror or str(error)).lower(), "")
     if rules.sandbox and found.returncode:

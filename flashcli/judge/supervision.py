@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,16 +78,15 @@ class Supervision:
         self._starter = ThreadPoolExecutor(1)
 
     def run(
-        self,
-        request: Request,
-        launcher: tuple[str, ...] = (),
-        environment: dict[str, str] | None = None,
-        began: Callable[[], None] = lambda: None,
+        self, request: Request, launcher: tuple[str, ...] = (), began: Callable[[], None] = lambda: None
     ) -> Finished:
         """Run a command. OSError if it cannot be started; ``began`` is called when it is.
 
-        Behind a ``launcher``, that gets ``environment``.
+        A ``launcher`` gets the environment of the command, and adds to it, such as the GPU to use.
         """
+        environment = request.environment
+        if launcher:
+            request = replace(request, environment=None)
         supervisor = self._take(launcher, environment)
         try:
             return supervisor.run(request, began)
