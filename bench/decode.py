@@ -2,7 +2,7 @@
 
 ``python -m bench.decode [--check-only | --times-only] [--kernel NAME]... [--json FILE]``. Times are medians by
 CUDA events, with the second-level cache flushed before each run and every page used once, in random order. Needs
-PyTorch and PyCUDA.
+PyTorch and a GPU.
 """
 
 from __future__ import annotations
