@@ -60,6 +60,7 @@ __device__ __forceinline__ unsigned short number(const unsigned char *from, int 
 // The first of BYTES, and zeros in the place of the others.
 template <int BYTES>
 __device__ __forceinline__ void copy_some(uint32_t to, const unsigned char *from, int wanted) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "what one cp.async copies");
     if constexpr (BYTES == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted) : "memory");
     else
@@ -280,7 +281,7 @@ struct Copier {
     }
     template <bool WHOLE_TILE>
     __device__ __forceinline__ void copy_keys(uint32_t to, int tile) const {
-        if (TRANSPOSED) copy_chunked_keys<WHOLE_TILE>(to, tile);
+        if constexpr (TRANSPOSED) copy_chunked_keys<WHOLE_TILE>(to, tile);
         else copy_rows<WHOLE_TILE>(to, keys(), key_at(tile), a.key_slot * CACHE_BYTES, tile);
     }
     __device__ __forceinline__ void copy_values(unsigned char *tile_at, int tile) const {
@@ -289,7 +290,7 @@ struct Copier {
     template <bool WHOLE_TILE>
     __device__ __forceinline__ void copy_values(unsigned char *tile_at, int tile) const {
         const uint32_t to = shared_address(tile_at);
-        if (TRANSPOSED) copy_transposed_values<WHOLE_TILE>(to, tile_at, tile);
+        if constexpr (TRANSPOSED) copy_transposed_values<WHOLE_TILE>(to, tile_at, tile);
         else copy_rows<WHOLE_TILE>(to, values(), value_at(tile), a.value_slot * CACHE_BYTES, tile);
     }
 };
