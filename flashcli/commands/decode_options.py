@@ -112,6 +112,10 @@ OPTIONS = (  # but for the heads and the seed, each has the name of a field of `
     ),
     click.option("--sinks", is_flag=True, help="Have a sink of each head, a score without a key. For --decode."),
     click.option(
+        "--no-causal", "causal", is_flag=True, flag_value=False, default=True,
+        help="Have each query token of --queries see all of its sequence, as the last one does. For --decode.",
+    ),
+    click.option(
         "--window", type=click.IntRange(0), default=0, show_default=True,
         help="Tokens that a query sees; 0: all. For --decode.",
     ),

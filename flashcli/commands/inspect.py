@@ -77,6 +77,8 @@ def _besides(record: dict) -> Iterator[str]:
         yield "a softcap of {softcap:.7g}".format(**record)
     if record["sinks"]:
         yield "sinks"
+    if not record["causal"]:
+        yield "no causal mask"
     if record["sliding_window"]:
         yield "a window of {sliding_window}".format(**record)
     if sparse := record["block_sparse"]:

@@ -110,7 +110,7 @@ def what(asked: DecodeArrays) -> dict[str, object]:
         "tokens": int(lengths.astype(np.int64).sum()), "cache_bytes": asked.used_bytes(),
         "scale": asked.scale, "k_scale": asked.k_scale, "v_scale": asked.v_scale, "sliding_window": asked.window,
         "alibi": asked.alibi_slopes is not None, "softcap": asked.softcap, "sinks": asked.sinks is not None,
-        "block_sparse": asked.sparse and vars(asked.sparse),
+        "causal": asked.causal, "block_sparse": asked.sparse and vars(asked.sparse),
     }  # fmt: skip
 
 

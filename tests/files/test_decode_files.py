@@ -591,6 +591,19 @@ def test_ragged_queries_softcaps_and_sinks_go_from_file_to_file(tmp_path):
     assert np.concatenate(parts).tobytes() == Tensors(out)["out"].tobytes()
 
 
+def test_query_tokens_that_all_see_their_whole_sequence_go_from_file_to_file(tmp_path):
+    path, right, out = (str(tmp_path / name) for name in ("x", "right", "out"))
+    shape = ["--decode", "2,4,2,32", "--lengths", "30,5", "--queries", "3,5"]
+    assert flashcli("generate", path, *shape, "--no-causal", "--reference", right).code == 0
+    assert "no causal mask" in flashcli("inspect", path).out and not read_decode(path)[0].causal
+    assert flashcli("decode", path, out, "--backend", "cpu").code == 0
+    assert flashcli("compare", out, right).code == 0
+    masked = str(tmp_path / "masked")
+    assert flashcli("generate", masked, *shape).code == 0 and "no causal mask" not in flashcli("inspect", masked).out
+    same_number = [*shape[:4], "--query-tokens", "3", "--no-causal"]
+    flashcli("generate", tmp_path / "y", *same_number).assert_error(2, "causal is False, which goes with query_starts")
+
+
 def test_the_largest_query_length_stands_in_the_metadata(tmp_path):
     whole = tmp_path / "x"
     generate(str(whole), Case(2, 4, 2, 32, "20,5", page=8, queries="1,4"))
