@@ -79,6 +79,8 @@ CASES = {
         PLAIN, queries="3,2,0,4", query_type="bfloat16", layout="nhd", sparse=BlockSparse(3, 32, 1, -1, 1)
     ),
     "ragged, all see all": dataclasses.replace(PLAIN, queries="9,2,1,4", causal=False, layout="hnd"),
+    "ragged, heads of 8": dataclasses.replace(PLAIN, D=8, queries="40,1,0,90", layout="nhd"),
+    "ragged, heads of 16, e4m3": dataclasses.replace(PLAIN, D=16, queries="40,1,0,90", cache_type="float8_e4m3fn"),
     "float32, ragged": dataclasses.replace(PLAIN, queries="40,1,0,90", query_type="float32", layout="nhd"),
     "float32, ragged, int8, a window": dataclasses.replace(
         PLAIN, queries="9,0,20,8", query_type="float32", cache_type="int8", window=50, alibi=True

@@ -14,7 +14,8 @@ constexpr int COLUMNS = WARP_ROWS / 8;                    // of Oᵀ, eight quer
 constexpr bool BYTES = CACHE_BYTES == 1;                  // fp8 or int8
 constexpr int KEY_STEPS = KEY_VECTORS * X / 4;            // of 16 columns of Q; of a lane's 16 bytes, four numbers each
 constexpr int VALUE_STEPS = TRANSPOSED ? VALUE_VECTORS / 2 : VALUE_VECTORS * X / 2;  // of 16 rows of Oᵀ
-constexpr int O_ROW = HEAD_DIM + 4;                                                  // shifts banks
+// Of a warp's O, in floats: a row and what shifts banks, or a row of queries, which are there before (see `query_of`).
+constexpr int O_ROW = BY_ROWS && 8 * KEY_STEPS > HEAD_DIM + 4 ? 8 * KEY_STEPS : HEAD_DIM + 4;
 static_assert((WARP_ROWS == 8 || WARP_ROWS == 16) && QUERY_TYPE != FP32, "what tensor cores take");
 
 // ---- instructions

@@ -258,8 +258,11 @@ def _tensor_macros(problem: Problem) -> dict[str, int]:
 
 def _of_warps(problem: Problem) -> int:
     """Bytes of shared memory for the warps' O."""
-    warps = problem.tuning.threads // 32
-    return (1 if rules.by_rows(problem) else warps) * problem.rows * 4 * (problem.d + 4)
+    row, warps = problem.d + 4, problem.tuning.threads // 32
+    if rules.by_rows(problem):
+        size = ITEM_SIZES[problem.cache_type]
+        row, warps = max(row, ceil_div(problem.d * size, 64) * 32 // size), 1  # O_ROW of tensor.cuh
+    return warps * problem.rows * 4 * row
 
 
 def _tensor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:

@@ -111,6 +111,11 @@ def test_paged_decode(place, kernel, name):
     sanitize_decode.check(place, kernel, name)
 
 
+@pytest.mark.parametrize("name", ["ragged, heads of 8", "ragged, heads of 16, e4m3"])
+def test_queries_have_room_where_heads_are_short(place, name):
+    sanitize_decode.check(place, "tensor", name)
+
+
 @pytest.mark.parametrize("kernel", sanitize_decode.LADDER)
 def test_lengths_and_pages_that_there_are_not_lead_nowhere(place, kernel):
     rubbish = [name for name, case in sanitize_decode.RUBBISH.items() if sanitize_decode.takes(kernel, case)]
