@@ -44,7 +44,7 @@ def damaged(choose: Choose, entries: list[tuple[str, Any]]) -> None:
             {"scale": "-inf"}, {"sliding_window": "9" * 4000}, {"vert_stride": "3"}, {"scale": "1_0"},
         ])  # fmt: skip
         entries.insert(choose.choice([0, len(entries)]), ("__metadata__", odd))
-    elif not isinstance(entry, dict) or "dtype" not in entry:
+    elif not isinstance(entry, dict) or "dtype" not in entry or not isinstance(entry.get("shape"), list):
         entries[index] = name, choose.choice(ODD_NUMBERS)
     else:
         entry = entries[index][1].copy()
