@@ -55,6 +55,9 @@ __device__ __forceinline__ float quad_max(float x) {
 // The 128 bytes of global memory there to the second-level cache.
 __device__ __forceinline__ void prefetch(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
+// All that this thread copies with cp.async has arrived.
+__device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Launches that may begin before the one before has ended (Hopper on; elsewhere, and for other launches, these do
 // nothing): the wait is for its end, with all that it has written; the hint says that the next one may begin now.
 __device__ __forceinline__ void await_launch_before() {

@@ -118,6 +118,10 @@ __device__ __forceinline__ void copy_box(uint32_t to_shared, const void *map, in
 __device__ __forceinline__ void copy16(uint32_t to_shared, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to_shared), "l"(from) : "memory");
 }
+// 8 bytes, or zeros if `bytes` is 0, by each thread for itself; all of its copies have arrived.
+__device__ __forceinline__ void copy8(uint32_t to_shared, const void *from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to_shared), "l"(from), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void arrive_after_copies(uint64_t *barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }

@@ -76,5 +76,3 @@ __device__ __forceinline__ void copy16(unsigned char *to, const unsigned char *f
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from)
                  : "memory");
 }
-
-__device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -12,6 +12,7 @@
 // or P only, so that its own products and exponentials follow one another; and copies move 16 bytes at a time: heads of
 // 4, 8, .. 128 numbers whose rows start on 16 bytes.
 //
+// Macro beyond those of warpgroup.cuh: Q_AHEAD, whether there is room for Q of the next rows.
 // Launch: `attention` with any number of blocks.
 #define INTERLEAVES 1                                                     // keys, where biases are read
 #define MASK_IN_SUMS (MASK_OF_KEYS && BIAS == 2)                          // with a bias beside it nothing was gained
@@ -42,7 +43,9 @@ __device__ __forceinline__ int start_of(int key) {
     return key / 16 * 32 + key % 2 * 16 + key / 4 % 4 * 4 + key / 2 % 2;
 }
 static_assert(!MASK_IN_SUMS || INTERLEAVED, "keys are where `start_of` says");
-static_assert(SHARED == STAGES * (2 * SLOT + 16 * STARTS) + 1024, "tiles start on 1024 bytes");
+// Behind them, with Q_AHEAD, Q of the next rows of each warpgroup that multiplies.
+constexpr int NEXT_Q = Q_AHEAD ? 64 * 16 * K_STEPS * 4 : 0;
+static_assert(SHARED == STAGES * (2 * SLOT + 16 * STARTS) + CONSUMERS * NEXT_Q + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 2048 <= 227 * 1024, "tiles must fit shared memory");
 static_assert(SLOT % 1024 == 0, "the swizzle repeats every 1024 bytes");
 
@@ -80,12 +83,19 @@ struct Jobs {
     }
 };
 
-// The row tiles of a block's jobs that are for one of the warpgroups: they take turns.
+// The row tiles of a block's jobs that are for one of the warpgroups: they take turns. With the causal mask, with which
+// row tiles become shorter, they take them there and back again, so that the last one has not the first of each turn.
 struct Turns {
     unsigned job = blockIdx.x;
-    int row_tile;
-    __device__ __forceinline__ Turns(int group, const Jobs &jobs) : row_tile(group) { into(jobs); }
-    __device__ __forceinline__ void next(const Jobs &jobs) { row_tile += CONSUMERS, into(jobs); }
+    int row_tile, step;
+    __device__ __forceinline__ Turns(int group, const Jobs &jobs)
+        : row_tile(group), step(CAUSAL ? 2 * (CONSUMERS - group) - 1 : CONSUMERS) {
+        into(jobs);
+    }
+    __device__ __forceinline__ void next(const Jobs &jobs) {
+        row_tile += step, step = 2 * CONSUMERS - step;
+        into(jobs);
+    }
     __device__ __forceinline__ void into(const Jobs &jobs) {  // the job in which that row tile is
         for (int n; job < jobs.count && row_tile >= (n = jobs.row_tiles(job)); job += gridDim.x) row_tile -= n;
     }
@@ -230,35 +240,56 @@ struct Multiplier {
     Slots &slots;
     const float4 *const starts;
     const uint64_t desc;
+    float2 *const next_Q;                                                // the place of this thread's numbers of it
     const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;  // this one, and row + 8, are this thread's
     Ring ring;
-    __device__ __forceinline__ Multiplier(Slots &slots, const unsigned char *tiles, const float *starts)
+    __device__ __forceinline__ Multiplier(Slots &slots, const unsigned char *tiles, const float *starts, int group)
         : slots(slots),
           starts(reinterpret_cast<const float4 *>(starts)),
-          desc(uniform_descriptor(descriptor(shared_address(tiles)))) {}
+          desc(uniform_descriptor(descriptor(shared_address(tiles)))),
+          next_Q(reinterpret_cast<float2 *>(const_cast<float *>(starts) + 4 * STAGES * STARTS) + group * (NEXT_Q / 8) +
+                 threadIdx.x % 128) {}
 
-    // Q has no place in shared memory: it is read from the cache, where this brings it.
+    // Where Q has no place in shared memory, it is read from the cache, where this brings it.
     __device__ __forceinline__ void prefetch_Q(const Attention &a, const RowTile &next) const {
         const int thread = threadIdx.x % 128, i = min(next.i0 + thread % 64, a.M - 1);
         for (int column = thread / 64 * 32; column < HEAD_DIM; column += 64)
             prefetch(rows_of(a.Q, a.q, next.head.b, next.head.h) + i * row_stride(a.q) + column);
     }
 
-    // The numbers of its two rows of Q that a thread needs for its fragments.
-    using Numbers = float[2][K_STEPS][2][2];
-    __device__ __forceinline__ void load_Q(Numbers &x, const Attention &a, const RowTile &next) const {
+    // Calls take(r, c, from) for each two of the numbers of its rows of Q that a thread needs for its fragments: they are
+    // in columns 8c + 2t and the next, of row r, and `from` is null beyond the last.
+    template <class Function>
+    __device__ __forceinline__ void each_two(const Attention &a, const RowTile &next, Function take) const {
         const int t = threadIdx.x % 4 * 2;
         const float *const Q = rows_of(a.Q, a.q, next.head.b, next.head.h) + t;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const float *const from = Q + min(next.i0 + row + 8 * r, a.M - 1) * row_stride(a.q);
 #pragma unroll
-            for (int c = 0; c < 2 * K_STEPS; ++c) {
-                const bool there = 8 * c + 8 <= HEAD_DIM || 8 * c + t < HEAD_DIM;
-                const float2 two = there ? *reinterpret_cast<const float2 *>(from + 8 * c) : make_float2(0, 0);
-                x[r][c / 2][c % 2][0] = two.x, x[r][c / 2][c % 2][1] = two.y;
-            }
+            for (int c = 0; c < 2 * K_STEPS; ++c)
+                take(r, c, 8 * c + 8 <= HEAD_DIM || 8 * c + t < HEAD_DIM ? from + 8 * c : nullptr);
         }
+    }
+    using Numbers = float[2][K_STEPS][2][2];
+    __device__ __forceinline__ void load_Q(Numbers &x, const Attention &a, const RowTile &next) const {
+        each_two(a, next, [&](int r, int c, const float *from) {
+            const float2 two = from ? *reinterpret_cast<const float2 *>(from) : make_float2(0, 0);
+            x[r][c / 2][c % 2][0] = two.x, x[r][c / 2][c % 2][1] = two.y;
+        });
+    }
+
+    // With Q_AHEAD they are copied to this thread's place in shared memory, and taken from there: so no register waits
+    // for memory, and they come while the rows before are multiplied.
+    __device__ __forceinline__ void copy_Q(const Attention &a, const RowTile &next) const {
+        each_two(a, next, [&](int r, int c, const float *from) {
+            copy8(shared_address(next_Q + (2 * K_STEPS * r + c) * 128), from ? from : a.Q, from ? 8 : 0);
+        });
+    }
+    __device__ __forceinline__ void take_Q(Numbers &x) const {
+        await_copies();
+#pragma unroll
+        for (int c = 0; c < 4 * K_STEPS; ++c) *reinterpret_cast<float2 *>(&x[0][0][0][0] + 2 * c) = next_Q[c * 128];
     }
 
     // Where there is no next row tile: zeros, so that no register keeps what was there before.
@@ -400,7 +431,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         return;
     }
     registers_up<CONSUMER_REGISTERS>();
-    Multiplier multiplier(slots, tiles, starts);
+    Multiplier multiplier(slots, tiles, starts, warpgroup - PRODUCERS);
     int factor_exponent;
     const float factor = frexpf(factor_of_scores(a), &factor_exponent);
 
@@ -409,18 +440,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     unsigned job = blockIdx.x;  // whose first tile is the ring's
     Multiplier::Numbers numbers;
     const auto load_next = [&] {
+        if (Q_AHEAD) return;
         if (mine.job < jobs.count) multiplier.load_Q(numbers, a, next());
         else multiplier.forget(numbers);
     };
+    const auto ask_for_next = [&] {
+        if (mine.job >= jobs.count) return;
+        if (Q_AHEAD) multiplier.copy_Q(a, next());
+        else multiplier.prefetch_Q(a, next());
+    };
+    ask_for_next();
     load_next();
     while (mine.job < jobs.count) {
         for (; job < mine.job; job += gridDim.x) multiplier.pass_by(jobs.key_tiles(job, a));
         const RowTile here = next();
         QFragments Q;
+        if (Q_AHEAD) multiplier.take_Q(numbers);
         const int2 s = multiplier.split_Q(Q, numbers, factor);
         mine.next(jobs);
         const bool stay = mine.job == job;
-        if (mine.job < jobs.count) multiplier.prefetch_Q(a, next());
+        ask_for_next();
         const Ring first = multiplier.ring;
         multiplier.attend(a, here, Q, s, factor_exponent, stay, load_next);
         if (stay) {

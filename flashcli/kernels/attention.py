@@ -415,7 +415,7 @@ def _by_score(problem: Problem) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _wgmma_short(problem: Problem) -> Tiling:
-    """wgmma_short's tiling: as many slots for split tiles of K and V as fit shared memory.
+    """wgmma_short's tiling: as many slots for split tiles of K and V as fit shared memory, and Q of the next rows.
 
     One warpgroup splits the tiles, of long heads two; the others multiply. Short heads on arrays leave registers for
     one more warpgroup.
@@ -427,8 +427,11 @@ def _wgmma_short(problem: Problem) -> Tiling:
     sizes = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
     slot = max(*sizes, round_up(Bc * problem.d * 4, 1024))
     stage = 2 * slot + (8 * Bc if _mask_in_sums(problem) else 0)  # two numbers for each key that a mask may take away
-    stages = (HOPPER_SHARED - SHORT_STATIC - ALIGNMENT) // stage
-    return Tiling(64, Bc, 128 * warpgroups, stages * stage + ALIGNMENT, (("STAGES", stages),))
+    room, Q = HOPPER_SHARED - SHORT_STATIC - ALIGNMENT, (warpgroups - 1) * 64 * round_up(problem.d, 16) * 4
+    ahead = D <= 64 and (room - Q) // stage > ceil_div(problem.N, Bc)
+    stages = (room - Q * ahead) // stage
+    macros = ("STAGES", stages), ("Q_AHEAD", int(ahead))
+    return Tiling(64, Bc, 128 * warpgroups, stages * stage + Q * ahead + ALIGNMENT, macros)
 
 
 def _refused_by_wgmma(problem: Problem) -> str:
