@@ -71,12 +71,12 @@ def backward_problems(kernel: Kernel) -> Iterator[Problem]:
     """Gradients of short and long heads, masked and not, with a bias and its gradient or without."""
     for i, d in enumerate((5, 16, 32, 64, 80, 96, 128, 192, 256)):
         bias = ("", "float32", "both", "bool")[i % 4]
-        M = 128 if kernel.name.endswith("_short") else 2048
+        M = 128 if kernel.name.endswith(("_short", "_whole")) else 2048
         yield backward.of_sizes(
             d, i % 2 == 1, bias, bias_contiguous=i % 3 > 0, bias_together=i % 3 > 1, aligned=i % 5 > 0, B=2, H=8, Hkv=8,
             M=M, N=M, dbias=(1, 8, M, M) if bias else (0,) * 4,
         )  # fmt: skip
-    if kernel.name == "mma_short":
+    if kernel.name in ("mma_short", "wgmma_whole"):
         yield from (backward.of_sizes(d, N == 96, M=N, N=N, H=8, Hkv=8) for N, d in ((49, 32), (64, 64), (96, 32)))
     yield from (backward.of_sizes(d, M=2048, N=2048, H=8, Hkv=8, sequences=8) for d in (64, 128))
     yield backward.of_sizes(64, True, "alibi", M=2048, N=2048, H=8, Hkv=8, windowed=True)

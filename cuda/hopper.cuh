@@ -293,3 +293,11 @@ __device__ __forceinline__ void wgmma_transposed(float (&d)[32], const uint32_t 
         : D_32(d, 0)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(B), "r"(accumulate));
 }
+// The same with A in shared memory, which lies so, too: K rows of 64 halves.
+__device__ __forceinline__ void wgmma_transposed(float (&d)[32], uint64_t A, uint64_t B, int accumulate) {
+    asm volatile(
+        "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" D_REGS_32
+        "}, %32, %33, p, 1, 1, 1, 1;\n}"
+        : D_32(d, 0)
+        : "l"(A), "l"(B), "r"(accumulate));
+}

@@ -10,24 +10,54 @@
 
 constexpr int K_STEPS = D / 16, P_STEPS = BC / 16;  // of products: over the numbers of a head, and over keys
 
+// A lane has columns 8c + 2t and the next of a tile. With FOUR all tiles have their columns in such an order that those
+// of two c are four neighbours in memory.
+#ifndef FOUR
+#define FOUR 0
+#endif
+__device__ __forceinline__ int column_of(int c) {
+    const int t = threadIdx.x % 4;
+    return FOUR ? c / 2 * 16 + 4 * t + c % 2 * 2 : 8 * c + 2 * t;
+}
+
+// A lane's numbers of a row to memory; value(c) are two.
+template <class Number, class Value>
+__device__ __forceinline__ void write_row(Number *row, Value value) {
+#pragma unroll
+    for (int c = 0; c < D / 8; c += 2) {
+        const float2 one = value(c), other = value(c + 1);
+        if (FOUR && ALIGNED) {
+            if (column_of(c) < HEAD_DIM) put(row + column_of(c), make_float4(one.x, one.y, other.x, other.y));
+        } else {
+            store2(row, column_of(c), one.x, one.y), store2(row, column_of(c + 1), other.x, other.y);
+        }
+    }
+}
+
 // A lane's part of two rows, i and i + 8; beyond the matrix zeros.
 struct TwoRows {
     float x[2][D / 8][2];
 
     template <class Number>
     __device__ __forceinline__ void load(const Number *matrix, long long stride, int i, int rows) {
-        const int t = threadIdx.x % 4 * 2;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const Number *const row = matrix + (i + 8 * r) * stride + t;
+            const Number *const row = matrix + (i + 8 * r) * stride;
 #pragma unroll
             for (int c = 0; c < D / 8; ++c) {
-                const int left = i + 8 * r < rows ? HEAD_DIM - 8 * c - t : 0;
-                float2 two = make_float2(0, 0);
-                if (ALIGNED && left > 0) two = two_from(row + 8 * c);
-                if (!ALIGNED && left > 0) two.x = row[8 * c];
-                if (!ALIGNED && left > 1) two.y = row[8 * c + 1];
-                x[r][c][0] = two.x, x[r][c][1] = two.y;
+                const int left = i + 8 * r < rows ? HEAD_DIM - column_of(c) : 0;
+                float *const two = x[r][c];
+                if (FOUR && ALIGNED) {
+                    if (c % 2 > 0) continue;
+                    const float4 four = left > 0 ? four_from(row + column_of(c)) : make_float4(0, 0, 0, 0);
+                    two[0] = four.x, two[1] = four.y, two[2] = four.z, two[3] = four.w;
+                } else if (ALIGNED) {
+                    const float2 from = left > 0 ? two_from(row + column_of(c)) : make_float2(0, 0);
+                    two[0] = from.x, two[1] = from.y;
+                } else {
+                    two[0] = left > 0 ? float(row[column_of(c)]) : 0;
+                    two[1] = left > 1 ? float(row[column_of(c) + 1]) : 0;
+                }
             }
         }
     }
@@ -58,28 +88,36 @@ __device__ __forceinline__ void multiply(float (&c)[2][4], const Fragment &a, co
     mma(c[0], a, b.x), mma(c[1], a, b.x + 2);
 }
 
-// s = A Bᵀ, of 16 rows and the first `blocks` times 16 keys of the split tile B, small products first. `exponent` is one
-// that is read in the kernel, so that ptxas cannot know that a branch on it is never taken.
+// s = A Bᵀ, of 16 rows and 16 keys of the split tile B from `key` on, small products first.
+__device__ __forceinline__ void multiply_block(float (&s)[2][4], const Fragment (&hi)[K_STEPS],
+                                               const Fragment (&lo)[K_STEPS], const unsigned char *tile, int key) {
+    Fragment b[K_STEPS];
+#pragma unroll
+    for (int k = 0; k < K_STEPS; ++k) {
+        b[k] = right_operand<BC>(tile, key, 16 * k);
+        if (PRODUCTS > 1) multiply(s, lo[k], b[k]);
+        if (PRODUCTS > 2) multiply(s, hi[k], right_operand<BC>(tile, key, D + 16 * k));
+    }
+#pragma unroll
+    for (int k = 0; k < K_STEPS; ++k) multiply(s, hi[k], b[k]);
+}
+
+// s = A Bᵀ, of the first `blocks` times 16 keys. `exponent` is one that is read in the kernel, so that ptxas cannot know
+// that a branch on it is never taken.
 __device__ __forceinline__ void multiply_rows(float (&s)[P_STEPS][2][4], const Fragment (&hi)[K_STEPS],
                                               const Fragment (&lo)[K_STEPS], const unsigned char *tile, int blocks,
                                               int exponent) {
 #pragma unroll
     for (int n = 0; n < P_STEPS; ++n) {
         if (n >= blocks || (n % (D <= 32 ? 1 : 2) == 0 && never(exponent + n))) break;
-        Fragment b[K_STEPS];
-#pragma unroll
-        for (int k = 0; k < K_STEPS; ++k) {
-            b[k] = right_operand<BC>(tile, 16 * n, 16 * k);
-            if (PRODUCTS > 1) multiply(s[n], lo[k], b[k]);
-            if (PRODUCTS > 2) multiply(s[n], hi[k], right_operand<BC>(tile, 16 * n, D + 16 * k));
-        }
-#pragma unroll
-        for (int k = 0; k < K_STEPS; ++k) multiply(s[n], hi[k], b[k]);
+        multiply_block(s[n], hi, lo, tile, 16 * n);
     }
 }
 
 // c = A B, of 16 rows and all columns of a head; A sums over the first `steps` times 16 keys of the split tile B. Small
-// products have a sum of their own: for operands of all keys to wait for them, there would be no registers.
+// products have a sum of their own: for operands of all keys to wait for them, there would be no registers. SPARING:
+// where A is needed later on, there are few to fetch ahead.
+template <bool SPARING = false>
 __device__ __forceinline__ void multiply_keys(float (&c)[K_STEPS][2][4], const Fragment (&hi)[P_STEPS],
                                               const Fragment (&lo)[P_STEPS], const unsigned char *tile, int steps,
                                               int exponent) {
@@ -89,7 +127,7 @@ __device__ __forceinline__ void multiply_keys(float (&c)[K_STEPS][2][4], const F
         float small[2][4] = {};
 #pragma unroll
         for (int k = 0; k < P_STEPS; ++k) {
-            if (k >= steps) break;
+            if (k >= steps || (SPARING && k % 2 == 0 && never(exponent + k))) break;
             const Fragment b = right_operand_transposed<BC>(tile, 16 * k, 16 * n);
             if (PRODUCTS > 1) multiply(small, lo[k], b);
             if (PRODUCTS > 2) multiply(small, hi[k], right_operand_transposed<BC>(tile, 16 * k, D + 16 * n));

@@ -520,7 +520,9 @@ static std::array<double, 16> row_of(Number number, uint64_t descriptor, int row
 }  // namespace ptx
 
 void emulator::Product::compute() {
-    for (int i = 0; i < 2 && in_shared; ++i) a[i] = ptx::row_of(number, A, row + i * 8);
+    for (int i = 0; i < 2 && in_shared; ++i)  // where B lies the other way, so does an A in shared memory
+        a[i] = transposed_B ? ptx::sixteen(number, [&](int k) { return *ptx::of_descriptor(A, k, row + i * 8); })
+                            : ptx::row_of(number, A, row + i * 8);
     for (int i = 0; i < (int)d.size(); i += i % 2 ? 3 : 1) {  // each column's two numbers
         const int column = i / 4 * 8 + lane() % 4 * 2 + i % 2;
         const auto b = transposed_B ? ptx::sixteen(number, [&](int k) { return *ptx::of_descriptor(B, k, column); })

@@ -397,17 +397,31 @@ def _refused_by_wgmma_short(problem: Problem) -> str:
 # ---- mma_short
 
 LONGEST = 128  # rows of a head, whose scores a thread has in registers
-DECLARED = 1024  # bytes of shared memory that its kernel declares, at most
+
+
+def _one_pass(rows: int, keys: int, row_bytes: int, score_bytes: int, threads: int, registers: int) -> Tiling:
+    """The tiling of a head's one pass (whole_head.cuh), with as many blocks as a multiprocessor has room for.
+
+    ``row_bytes`` are those of a split row of Q or K, ``score_bytes`` of P.
+    """
+    beside = 2 * 16 * (threads // 32) + 16
+    shared = (rows + keys + max(rows, keys)) * row_bytes + rows * score_bytes + beside
+    blocks = max(1, occupancy(OF_AN_H200, threads, registers, shared).blocks)
+    return Tiling(rows, keys, threads, shared, (("BLOCKS", blocks),))
 
 
 def _mma_short(problem: Problem) -> Tiling:
     """mma_short's tiling: a head a block, a warp for each 16 queries and 16 keys."""
     rows, keys = round_up(problem.M, 16), round_up(problem.N, 16)
-    threads = 2 * max(rows, keys)
-    shared = 2 * (rows + keys) * _split_row(problem.d) + rows * _split_row(keys)
     registers = 255 if problem.d > 32 or keys > 96 else 168 if keys > 64 else 128
-    blocks = max(1, occupancy(OF_AN_H200, threads, registers, shared + DECLARED).blocks)
-    return Tiling(rows, keys, threads, shared, (("BLOCKS", blocks),))
+    return _one_pass(rows, keys, _split_row(problem.d), _split_row(keys), 2 * max(rows, keys), registers)
+
+
+def _wgmma_whole(problem: Problem) -> Tiling:
+    """wgmma_whole's tiling: a head a block, a warpgroup for each 64 queries and 64 keys."""
+    rows, keys, pad = round_up(problem.M, 64), round_up(problem.N, 16), 32 if problem.d <= 32 else 64
+    threads, registers = 2 * max(rows, round_up(keys, 64)), 255 if problem.d > 32 else 128
+    return _one_pass(rows, keys, _split_row(problem.d, pad), _split_row(keys, 64), threads, registers)
 
 
 def _refused_by_mma_short(problem: Problem) -> str:
@@ -444,9 +458,13 @@ KERNELS = ladder(
         "backward/06_mma_short.cu", "the shortest heads: rows of P and dS whole in registers, one pass",
         _mma_short, _whole_heads_launches, refuses=_refused_by_mma_short,
     ),
+    _hopper_rung(
+        "backward/07_wgmma_whole.cu", "the same pass by wgmma, for heads of 65 to 128 rows",
+        _wgmma_whole, _whole_heads_launches, refuses=_refused_by_mma_short,
+    ),
 )  # fmt: skip
 
-PREFERENCE = ("mma_short", "wgmma_short", "wgmma", "mma", "register_tiled", "plain")  # the fastest first
+PREFERENCE = ("mma_short", "wgmma_whole", "wgmma_short", "wgmma", "mma", "register_tiled", "plain")  # fastest first
 SHORT_HEAD = 16  # where inputs have outliers, dK of fewer numbers shows the halves
 
 
@@ -471,11 +489,11 @@ def choose(capability: tuple[int, int], problem: Problem, name: str | None = Non
 def _pays(kernel: Kernel, problem: Problem) -> bool:
     """Whether a kernel that can compute is worth choosing.
 
-    Heads shorter than `SHORT_HEAD` are left to FFMA. A block of mma_short must not be alone on its multiprocessor, or
-    nobody computes while it waits for memory. A block of wgmma_short takes the tiles of a head one after the other. So
-    it pays only with one tile a head, or with many heads.
+    Heads shorter than `SHORT_HEAD` are left to FFMA. A block of mma_short or wgmma_whole must not be alone on its
+    multiprocessor, or nobody computes while it waits for memory. A block of wgmma_short takes the tiles of a head one
+    after the other. So it pays only with one tile a head, or with many heads.
     """
-    if kernel.name == "mma_short" and dict(kernel.tiling(problem).macros)["BLOCKS"] == 1:
+    if kernel.name in ("mma_short", "wgmma_whole") and dict(kernel.tiling(problem).macros)["BLOCKS"] == 1:
         return False
     if kernel.name == "wgmma_short" and problem.B < MANY_HEADS and max(problem.M, problem.N) > 64:
         return False

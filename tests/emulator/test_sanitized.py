@@ -99,6 +99,13 @@ def test_the_shortest_heads(place, sanitizer, name):
     sanitizer.check(place, "mma_short", sanitizer.CASES[name])
 
 
+@pytest.mark.parametrize(
+    "name", ["whole heads, odd", "whole heads, bias without its gradient", "whole heads, NaN", "whole heads, one key"]
+)
+def test_whole_heads_by_wgmma(place, name):
+    sanitize_backward.check(place, "wgmma_whole", sanitize_backward.CASES[name])
+
+
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_sight.KERNELS, sanitize_sight.CASES))
 def test_windows_slopes_and_packed_sequences(place, kernel, name):
     check(sanitize_sight, place, kernel, name)

@@ -54,6 +54,7 @@ def test_every_field_is_where_python_puts_it(emulated, tmp_path):
         ("wgmma", of_sizes(80, True, "float32")), ("wgmma", of_sizes(128, True)), ("wgmma", of_sizes(112, bias="bool")),
         ("wgmma_short", of_sizes(32, bias="float32", M=128, N=128)), ("wgmma_short", of_sizes(64, True, M=192, N=128)),
         ("mma_short", of_sizes(32, True, M=96, N=96)), ("mma_short", of_sizes(64, bias="float32", M=128, N=128)),
+        ("wgmma_whole", of_sizes(64, bias="float32", M=128, N=128)), ("wgmma_whole", of_sizes(32, True, M=96, N=96)),
     ], 9),
 )  # fmt: skip
 def test_hardly_a_register_is_spilled(resources, kernel, problem):
@@ -82,9 +83,9 @@ def planned(name: str, B: int, H: int, Hkv: int, M: int, N: int, dbias: bool = F
 @every_kernel
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (14000, 2, 1, 128, 3, True)])
 def test_every_launch_has_blocks_and_a_function(kernel, sizes):
-    if kernel.name.endswith("_short"):  # each head of Q has its own of K
+    if kernel.name.endswith(("_short", "_whole")):  # each head of Q has its own of K
         sizes = (*sizes[:2], sizes[1], *sizes[3:])
-    if kernel.name == "mma_short":  # which has no gradient of a bias
+    if kernel.name in ("mma_short", "wgmma_whole"):  # which have no gradient of a bias
         sizes = sizes[:5]
     steps = planned(kernel.name, *sizes).steps
     assert [step.launch.function for step in steps][-1] == (
@@ -149,6 +150,12 @@ def test_whole_heads_where_they_are_short_and_many(sizes, chosen):
     assert choose((9, 0), problem(64, sizes)).name == chosen
 
 
+@pytest.mark.parametrize("B", [1, 1000])
+def test_one_pass_where_two_heads_fit_a_multiprocessor(B):
+    chosen = [choose((9, 0), problem(32, (B, 1, 1, N, N))).name for N in (64, 96, 97, 128)]
+    assert chosen == ["mma_short", "mma_short", "wgmma_whole", "wgmma_whole"]
+
+
 @pytest.mark.parametrize(
     ("d", "sizes", "why"),
     [
@@ -157,7 +164,7 @@ def test_whole_heads_where_they_are_short_and_many(sizes, chosen):
         (80, (1, 1, 1, 5, 5), "heads of up to"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("name", ["wgmma_short", "mma_short"])
+@pytest.mark.parametrize("name", ["wgmma_short", "mma_short", "wgmma_whole"])
 def test_a_head_that_does_not_fit_a_block_is_refused(d, sizes, why, name):
     with pytest.raises(
         BackendUnavailable, match=why if name == "wgmma_short" or "long" not in why else "up to 128 rows"

@@ -213,13 +213,14 @@ def test_as_accurate_as_naive_gradients(kernel, distribution, causal):
 @on_gpu
 @pytest.mark.parametrize(("rows", "keys", "head"), [(64, 64, 32), (128, 100, 64), (33, 128, 17)])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_gradients_of_the_shortest_heads_are_as_accurate_as_naive_ones(gpu, distribution, rows, keys, head):
-    if not KERNELS["mma_short"].runs_on(torch.cuda.get_device_capability()):
-        pytest.skip("mma_short does not run on this GPU")
+@pytest.mark.parametrize("by", ["mma_short", "wgmma_whole"])
+def test_gradients_of_the_shortest_heads_are_as_accurate_as_naive_ones(gpu, by, distribution, rows, keys, head):
+    if not KERNELS[by].runs_on(torch.cuda.get_device_capability()):
+        pytest.skip(f"{by} does not run on this GPU")
     given = [torch.from_numpy(x).cuda() for x in draw(distribution, 2, 4, 4, rows, keys, head)]
     for options in ({}, {"causal": True, "q_start": keys - rows}, {"bias": torch.randn(4, 1, keys) > -1}):
         right, naive = gradients(*given, **options), gradients(*given, dtype=torch.float32, **options)
-        got = flashcli.attention_backward(*given, kernel="mma_short", **options)
+        got = flashcli.attention_backward(*given, kernel=by, **options)
         for name, mine, plain, other in zip(("dQ", "dK", "dV"), got, naive, right, strict=True):
             errors = [float((x.double() - other).norm() / other.norm()) for x in (mine, plain)]
             assert errors[0] <= FACTOR * errors[1] + FLOOR, f"{name}, {options.keys()}: {errors}"
