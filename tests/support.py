@@ -129,6 +129,25 @@ def python_path(*folders: Path | str) -> str:
     return os.pathsep.join([*map(str, folders), *([given] if given else []), str(ROOT)])
 
 
+FAULTY = """
+import os, signal, sys, threading, time
+
+def nth(n, fault, function):
+    "The function, except that its nth call finds the fault."
+    calls, lock = [], threading.Lock()
+    def patched(*args):
+        with lock:
+            calls.append(args)
+            if len(calls) == n:
+                fault()
+        return function(*args)
+    return patched
+
+def throw(error):
+    raise error
+"""  # the beginning of programs that put faults into a run
+
+
 @dataclass
 class Finished:
     code: int

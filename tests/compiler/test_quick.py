@@ -212,7 +212,7 @@ EXPLICIT = (
 
 
 @pytest.mark.parametrize(
-    ("build", "arch"), sampled(EXPLICIT), ids=lambda x: x.kernel.name if isinstance(x, Build) else ""
+    ("build", "arch"), sampled(EXPLICIT, 4), ids=lambda x: x.kernel.name if isinstance(x, Build) else ""
 )
 def test_no_product_and_sum_are_left_for_the_compiler_to_join(build, arch):
     """The machine code is the same whether it may or not: ptxas, too, joins what PTX leaves to it."""

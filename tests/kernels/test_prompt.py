@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from emulator.decode import DecodeEmulated
+from support import sampled
 
 from bench.decode_judge import Answer, Judge
 from flashcli.files.decode.cases import Case, make
@@ -88,7 +89,8 @@ def test_sequences_of_many_and_few_rows_are_right_and_have_the_bytes_that_they_h
 
 
 @pytest.mark.parametrize(
-    ("layout", "page", "D"), [("nhd", 16, 64), ("hnd", 8, 80), ("vllm", 8, 40), ("vllm", 16, 64), ("vllm", 64, 128)]
+    ("layout", "page", "D"),
+    sampled([("hnd", 8, 80), ("nhd", 16, 64), ("vllm", 8, 40), ("vllm", 16, 64), ("vllm", 64, 128)]),
 )
 def test_tiles_by_the_copy_engine_and_by_threads_give_the_same_bytes(emulated, layout, page, D):
     asked = make(Case(3, 4, 2, D, "300,5,130", page=page, layout=layout, queries="20,2,130", window=100))

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import support
 from support import (
+    FAULTY,
     SOON,
     Finished,
     environment,
@@ -37,30 +38,17 @@ OLD = b"the old output"
 THREADS_ARE_LEFT = 99
 
 # The command line with small chunks. FAULT patches what is to fail. No thread outlives the command.
-PROGRAM = """
-import os, sys, threading, time
+PROGRAM = (
+    FAULTY
+    + """
 import flashcli.files.outputs, flashcli.files.cut, flashcli.run.stream as stream
 flashcli.files.cut.CHUNK_BYTES = {chunk_bytes}
-
-def nth(n, fault, function):
-    "The function, except that its nth call finds the fault."
-    calls, lock = [], threading.Lock()
-    def patched(*args):
-        with lock:
-            calls.append(args)
-            if len(calls) == n:
-                fault()
-        return function(*args)
-    return patched
-
-def throw(error):
-    raise error
-
 {fault}
 from flashcli.cli import main
 code = main()
 os._exit(code if threading.enumerate() == [threading.main_thread()] else {threads_are_left})
 """
+)
 
 
 CPU = ["--backend", "cpu"]

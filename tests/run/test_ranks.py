@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import (
+    FAULTY,
     ON_ONE_MACHINE,
     SOON,
     Finished,
@@ -48,29 +49,17 @@ OLD = b"the old output"
 QKV = random_qkv(24, 60, 32)
 
 # The command line with small chunks; FAULT patches what is to fail.
-PROGRAM = """
-import os, signal, sys, time
+PROGRAM = (
+    FAULTY
+    + """
 import flashcli.files.cut, flashcli.run.stream as stream
 flashcli.files.cut.CHUNK_BYTES = {chunk_bytes}
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
-
-def nth(n, fault, function):
-    "The function, except that its nth call finds the fault."
-    calls = []
-    def patched(*args):
-        calls.append(args)
-        if len(calls) == n:
-            fault()
-        return function(*args)
-    return patched
-
-def throw(error):
-    raise error
-
 {fault}
 from flashcli.cli import main
 sys.exit(main())
 """
+)
 SLOW = "os.preadv = lambda *args, read=os.preadv: time.sleep(0.2) or read(*args)\n"
 
 
