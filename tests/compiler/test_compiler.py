@@ -402,7 +402,8 @@ def defaults(operation: str, kernel: Kernel) -> list[tuple[Build, str]]:
         for build, default in builds(operation, kernel, gpu).items():
             if default:
                 found.setdefault(build.problem.d, (build, architecture(gpu)))
-    return [found[d] for d in (64, 128, 256) if d in found] or list(found.values())[:1]
+    usual = (64, 128, 256) if operation == "attention" else (64, 128)
+    return [found[d] for d in usual if d in found] or list(found.values())[:1]
 
 
 def may_spill(build: Build) -> int:

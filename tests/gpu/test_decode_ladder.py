@@ -74,7 +74,8 @@ def drawn(case: Case) -> Iterator[Case]:
     yield dataclasses.replace(case, lengths="0,3,40,1", T=8, window=2**31 - 1)
 
 
-@emulated_some("build", [(build,) for build in BUILDS])
+# Heads of 256 numbers are emulated below, by the kernel that is used most.
+@emulated_some("build", [(build,) for build in BUILDS], [(build,) for build in BUILDS if build.D < 256])
 def test_every_kernel_is_right_whatever_is_asked_for_together(opened, build):
     cases, some = list(drawn(build)), slice(BUILDS.index(build) % 6, None, 6)
     requests = [make(case) for case in (cases if opened is DecodeCuda else cases[some])]
