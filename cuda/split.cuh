@@ -215,18 +215,27 @@ __device__ __forceinline__ int split_K(const Number *K, long long stride, int j0
 }
 
 // V, transposed: a piece of work is 4 columns of 8 keys. Neighbouring threads have neighbouring keys, so that reads and
-// writes meet in whole 32-byte sectors of memory; or neighbouring columns.
+// writes meet in whole 32-byte sectors of memory; or BESIDE of them first have neighbouring columns, so that a row is
+// read in longer pieces; or all have, of a tile in shared memory.
+#ifndef BESIDE
+#define BESIDE 1
+#endif
 template <int GROUP, From FROM = From::MEMORY, class Number>
 __device__ __forceinline__ int split_V(const Number *V, long long stride, int j0, int N, unsigned char *tile,
                                        unsigned *scratch, unsigned thread, int barrier) {
     asm volatile("" : "+r"(thread));  // else, in a loop, all addresses are computed ahead and held in registers
     constexpr int ACROSS = D / 4, DOWN = BC / 8, PIECES = DOWN * ACROSS, EACH = ceil_div(PIECES, GROUP);
     constexpr bool KEEPS = FROM == From::TILE;
+    static_assert(ACROSS % BESIDE == 0, "columns are padded");
     static_assert(!KEEPS || (DOWN % 4 == 0 && GROUP % ACROSS == 0), "columns are kept; keys change places in fours");
     const auto place_of = [&](int e) {
-        return 8 * (KEEPS ? (thread / ACROSS + e * (GROUP / ACROSS)) ^ thread / 2 % 4 : (e * GROUP + thread) % DOWN);
+        return 8 * (KEEPS ? (thread / ACROSS + e * (GROUP / ACROSS)) ^ thread / 2 % 4
+                          : (e * GROUP + thread) / BESIDE % DOWN);
     };
-    const auto column_of = [&](int e) { return 4 * (KEEPS ? thread % ACROSS : (e * GROUP + thread) / DOWN); };
+    const auto column_of = [&](int e) {
+        const unsigned piece = e * GROUP + thread;
+        return 4 * (KEEPS ? thread % ACROSS : piece / (BESIDE * DOWN) * BESIDE + piece % BESIDE);
+    };
     float x[EACH][4][8];  // [column][key]
 #pragma unroll
     for (int e = 0; e < EACH; ++e)

@@ -14,6 +14,7 @@
 //
 // Launches: `prepare`, then `attention` with any number of blocks.
 #define INTERLEAVES 1                     // keys, where biases are read
+#define BESIDE 4                          // threads of the pre-pass that read 64 bytes of a row of V
 #define PAIRED (THREADS == 128 + 4 * BR)  // two warpgroups have the same 64 rows
 #define PAD (HEAD_DIM <= 16 ? 16 : HEAD_DIM <= 128 ? 32 : 64)
 #include "prepare.cuh"
