@@ -15,6 +15,7 @@
 #include "whole_head.cuh"
 
 struct Products {
+    static constexpr int ROWS = 16;
     static __device__ __forceinline__ void publish() {}
     static __device__ __forceinline__ void scores(float (&S)[P_STEPS][2][4], const Fragment (&hi)[K_STEPS],
                                                   const Fragment (&lo)[K_STEPS], const unsigned char *K, int steps,

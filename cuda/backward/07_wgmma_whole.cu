@@ -23,6 +23,7 @@ __device__ __forceinline__ uint64_t tile_at(const unsigned char *tile) {
 }
 
 struct Products {
+    static constexpr int ROWS = 64;
     static __device__ __forceinline__ void publish() { fence_for_async(); }
 
     // T = A Bᵀ, of 64 rows and n * 2 keys of the split tile B, small products first.

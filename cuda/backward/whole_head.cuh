@@ -127,7 +127,8 @@ __device__ __forceinline__ void keep_rows(const Backward &a, Head head) {
     }
 }
 
-// The gradients of a head, by all threads of its block. What multiplies is `Products`, whose functions are static:
+// The gradients of a head, by all threads of its block. What multiplies is `Products`, ROWS of a head together, whose
+// functions are static:
 //   scores   S of 16 queries a warp, from their fragments and K;
 //   for_dP   calls a function for each 16 keys with their dP, from fragments and V;
 //   dQ       of 16 queries a warp, from fragments of dS and K;
@@ -178,7 +179,8 @@ __device__ __forceinline__ void one_pass(const Backward &a) {
         __syncthreads();
     }
 
-    const bool has_queries = BR == 16 * WARPS || own < BR, has_keys = BC == 16 * WARPS || own < BC;
+    const int first = own / Products::ROWS * Products::ROWS;  // of those who multiply together, all must, or none
+    const bool has_queries = BR == 16 * WARPS || first < BR, has_keys = BC == 16 * WARPS || first < BC;
     Fragment dS_hi[P_STEPS], dS_lo[P_STEPS];
     int e[2];           // exponents of rows of these halves
     unsigned most = 0;  // LEAST minus the exponent that brings the largest dS just below fp16's end

@@ -99,13 +99,14 @@ struct Fiber {
     Place place;
     unsigned syncs;  // of its warp
     int meetings;    // of its cluster
+    int multiplied;  // by wgmma
     std::deque<std::vector<Copy>> groups;
     std::vector<Copy> open;                     // copies that are in no group yet
     std::deque<std::vector<Product>> products;  // of a warpgroup; the last group is open
     explicit Fiber(int number) : number(number) {}
     void start(uint3 block) {
         index = {number % block.x, number / block.x % block.y, number / block.x / block.y};
-        done = false, doing = nullptr, syncs = meetings = 0;
+        done = false, doing = nullptr, syncs = 0, meetings = multiplied = 0;
         groups.clear(), open.clear(), products.clear(), products.emplace_back();
     }
 };
@@ -159,7 +160,7 @@ struct CountingBarrier {
 };
 
 struct Block {
-    int threads, alive, arrivals = 0, in_cluster = 0;
+    int threads, alive, arrivals = 0, arrived = 0, in_cluster = 0;  // arrivals: at the cluster's meeting after so many
     bool progress = false;
     Barrier barriers[16];
     int votes[3] = {};  // at one meeting of all, the one after it, and the one before, which all have counted
@@ -199,6 +200,9 @@ struct Block {
             if (!progress) std::this_thread::yield();
         }
         now = nullptr;
+        for (int i = 0; i < threads; ++i)
+            if (fibers[i].multiplied != fibers[i / 128 * 128].multiplied)
+                fail("warps of a warpgroup do not have the same wgmma");
         for (int i = grid.shared; i < grid.shared + BEYOND; ++i)
             if (dynamic_shared[i] != (char)0xff) fail("something was written beyond dynamic shared memory");
         block = nullptr;
@@ -216,6 +220,15 @@ struct Block {
         if (!_setjmp(turn)) setcontext(&fiber.beginning);
     }
     static void live();
+    void leave() {
+        if (now->meetings > arrived) --arrivals;
+        now->done = progress = true, --alive;
+        meet_cluster();
+    }
+    // Threads that have left do not count.
+    void meet_cluster() {
+        if (arrivals > 0 && arrivals == alive) arrivals = 0, ++arrived, cluster->arrive();
+    }
 
     // A line for each thing that threads wait for, and for those that wait for nothing any more.
     std::string waiting() const {
@@ -243,7 +256,7 @@ void Block::live() {
     while (true) {
         wait();
         block->kernel(block->given);
-        block->now->done = block->progress = true, --block->alive;
+        block->leave();
     }
 }
 
@@ -558,7 +571,7 @@ void wgmma(Number number, bool transposed_B, std::initializer_list<Operand> oper
                 return (unsigned short)(given[lane() / 4 * 4 + k % 8 / 2][row + k / 8 * 2] >> k % 2 * 16);
             });
     }
-    emulator::block->now->products.back().push_back(std::move(product));
+    emulator::block->now->products.back().push_back(std::move(product)), ++emulator::block->now->multiplied;
 }
 void wgmma_commit_group_sync_aligned() { emulator::block->now->products.emplace_back(); }
 void wgmma_wait_group_sync_aligned(int left) {
@@ -572,7 +585,7 @@ void wgmma_wait_group_sync_aligned(int left) {
 void barrier_cluster_arrive_release() {
     emulator::Block &b = *emulator::block;
     ++b.now->meetings, ++b.in_cluster, b.progress = true;
-    if (++b.arrivals % b.alive == 0) b.cluster->arrive();
+    ++b.arrivals, b.meet_cluster();
 }
 void barrier_cluster_wait_acquire() {
     emulator::Block &b = *emulator::block;

@@ -140,6 +140,22 @@ def test_blocks_of_a_cluster_read_each_others_shared_memory(emulated):
     np.testing.assert_array_equal(launched(emulated, body, cluster=3), 100 * np.array([[1], [2], [0]]) + NUMBERS)
 
 
+def test_blocks_of_a_cluster_meet_when_all_their_threads_come_that_are_left(emulated):
+    body = """
+    float *there;
+    asm volatile("barrier.cluster.arrive.release;"); asm volatile("barrier.cluster.wait.acquire;");
+    if (i >= 40) return;
+    if (i >= 32)
+        for (int late = 0; late < 100; ++late) __syncwarp(0xff);
+    shared[i] = 100 * blockIdx.x + i;
+    asm volatile("barrier.cluster.arrive.release;"); asm volatile("barrier.cluster.wait.acquire;");
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(&shared[39 - i]), "r"(1 - blockIdx.x));
+    a.out[blockIdx.x * 64 + i] = *there;
+    asm volatile("barrier.cluster.arrive.release;"); asm volatile("barrier.cluster.wait.acquire;");
+    """
+    np.testing.assert_array_equal(launched(emulated, body, cluster=2)[:, :40], np.array([[100], [0]]) + NUMBERS[39::-1])
+
+
 @pytest.mark.parametrize(
     ("body", "word"),
     [
