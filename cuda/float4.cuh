@@ -56,7 +56,7 @@ __device__ __forceinline__ void copy4(float4 *to, const Half<TYPE> *matrix, long
 // Every thread's share of the tiles has arrived, and nobody reads those of before any more.
 __device__ __forceinline__ void await_tiles() {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    await_copies();
 #endif
     __syncthreads();
 }

@@ -118,9 +118,17 @@ __device__ __forceinline__ void copy_box(uint32_t to_shared, const void *map, in
 __device__ __forceinline__ void copy16(uint32_t to_shared, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to_shared), "l"(from) : "memory");
 }
-// 8 bytes, or zeros if `bytes` is 0, by each thread for itself; all of its copies have arrived.
-__device__ __forceinline__ void copy8(uint32_t to_shared, const void *from, int bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to_shared), "l"(from), "r"(bytes) : "memory");
+// The first bytes of BYTES by cp.async, as many as are wanted, and zeros in the place of the others.
+template <int BYTES>
+__device__ __forceinline__ void copy_some(uint32_t to_shared, const void *from, int wanted) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "what one cp.async copies");
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_shared), "l"(from), "r"(wanted)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to_shared), "l"(from), "n"(BYTES),
+                     "r"(wanted)
+                     : "memory");
 }
 __device__ __forceinline__ void arrive_after_copies(uint64_t *barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
@@ -293,7 +301,7 @@ __device__ __forceinline__ void wgmma_transposed(float (&d)[32], const uint32_t 
         : D_32(d, 0)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(B), "r"(accumulate));
 }
-// The same with A in shared memory, which lies so, too: K rows of 64 halves.
+// wgmma with A in shared memory, which lies as B does: K rows of 64 halves.
 __device__ __forceinline__ void wgmma_transposed(float (&d)[32], uint64_t A, uint64_t B, int accumulate) {
     asm volatile(
         "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" D_REGS_32

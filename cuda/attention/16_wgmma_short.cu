@@ -283,7 +283,7 @@ struct Multiplier {
     // for memory, and they come while the rows before are multiplied.
     __device__ __forceinline__ void copy_Q(const Attention &a, const RowTile &next) const {
         each_two(a, next, [&](int r, int c, const float *from) {
-            copy8(shared_address(next_Q + (2 * K_STEPS * r + c) * 128), from ? from : a.Q, from ? 8 : 0);
+            copy_some<8>(shared_address(next_Q + (2 * K_STEPS * r + c) * 128), from ? from : a.Q, from ? 8 : 0);
         });
     }
     __device__ __forceinline__ void take_Q(Numbers &x) const {

@@ -223,7 +223,7 @@ struct Consumer {
                 }
             }
         }
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        await_copies();
         fence_for_async();
         named_sync(1 + group, 128);
     }

@@ -57,17 +57,6 @@ __device__ __forceinline__ unsigned short number(const unsigned char *from, int 
 
 // ---- copies
 
-// The first of BYTES, and zeros in the place of the others.
-template <int BYTES>
-__device__ __forceinline__ void copy_some(uint32_t to, const unsigned char *from, int wanted) {
-    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "what one cp.async copies");
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(wanted)
-                     : "memory");
-}
-
 // Bytes of the cache to a place in a tile, of which `bytes` are wanted, and zeros in the place of the others.
 struct Copy {
     const unsigned char *from;
