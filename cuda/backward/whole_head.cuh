@@ -266,7 +266,7 @@ __device__ __forceinline__ void one_pass(const Backward &a) {
     Q.load(rows_of(a.Q, a.q, head.b, head.h), a.q.row, again, a.M);
     store_rows<BR>(Q_tile, again, Q, power_of_two(exponents.x));
     __syncthreads();
-    if (has_queries) store_scaled(P_tile, own + threadIdx.x % 32 / 4, dS_hi, dS_lo, {s - e[0], s - e[1]});
+    if (has_queries) store_scaled(P_tile, i, dS_hi, dS_lo, {s - e[0], s - e[1]});
     Products::publish();
     __syncthreads();
 

@@ -6,13 +6,13 @@ reads them shows it.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from flashcli.asked.attention import contiguous
 from flashcli.asked.decode import CHUNK_BYTES, FACTORS, LAYOUTS, SCALED_TYPES, BlockSparse, cache_shapes
 from flashcli.asked.shape import MAX_INT32, ceil_div
 from flashcli.cpu.pages import DecodeArrays
@@ -148,7 +148,7 @@ def outlined(case: Case) -> DecodeArrays:
 
 def _unread(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
     """A contiguous array that is never read: there is memory for its first number only."""
-    strides = tuple(kind.itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    strides = [kind.itemsize * stride for stride in contiguous(shape, kind.name).strides]
     bits = np.zeros(1, f"u{kind.itemsize}")  # NumPy refuses to lay out some of the types that it is taught
     return np.lib.stride_tricks.as_strided(bits, shape, strides, writeable=False).view(kind)
 
