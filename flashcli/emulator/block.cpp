@@ -160,7 +160,8 @@ struct CountingBarrier {
 };
 
 struct Block {
-    int threads, alive, arrivals = 0, arrived = 0, in_cluster = 0;  // arrivals: at the cluster's meeting after so many
+    int threads, alive, in_cluster = 0;
+    int arrived = 0, arrivals = 0;  // the cluster's meetings that it has come to, and threads at the next one
     bool progress = false;
     Barrier barriers[16];
     int votes[3] = {};  // at one meeting of all, the one after it, and the one before, which all have counted
@@ -225,7 +226,7 @@ struct Block {
         now->done = progress = true, --alive;
         meet_cluster();
     }
-    // Threads that have left do not count.
+    // Come to the cluster's meeting once all threads are there that have not left.
     void meet_cluster() {
         if (arrivals > 0 && arrivals == alive) arrivals = 0, ++arrived, cluster->arrive();
     }

@@ -36,6 +36,15 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(64) kernel(const Given 
 """
 
 
+OUTPUTS = ", ".join(f"%{index}" for index in range(32))
+WGMMA = (
+    'float c[32]; asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; '
+    f'wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {{{OUTPUTS}}}, %32, %33, p, 1, 1, 1, 1; }}" : '
+    + ", ".join(f'"+f"(c[{index}])' for index in range(32))
+    + ' : "l"(0ull), "l"(0ull), "r"(0));'
+)
+
+
 class Given(ctypes.Structure):
     _fields_ = (("given", ctypes.c_void_p), ("out", ctypes.c_void_p))
 
@@ -165,6 +174,7 @@ def test_blocks_of_a_cluster_meet_when_all_their_threads_come_that_are_left(emul
         ("ask(shared + i, (const float *)((const char *)a.in + 2));", "an address is not aligned"),
         ("ask(shared + i, a.in + i); ask(shared + i, a.in);", "two copies to one place are under way"),
         ('asm volatile("bar.warp.sync 1;");', "there is no bar_warp_sync here"),
+        (f"if (i < 32) {{ {WGMMA} }}", "warps of a warpgroup do not have the same wgmma"),
     ],
 )
 def test_what_no_kernel_may_do_ends_the_process_with_a_word(emulated, body, word):
