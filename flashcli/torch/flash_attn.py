@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from flashcli.torch.paged import decode
+from flashcli.torch.paged import check, decode
 from flashcli.torch.paged_tensors import refuse_no_tensor
 from flashcli.torch.paged_write import write_kv
 
@@ -93,6 +93,11 @@ def flash_attn_with_kvcache(
     lengths = cache_seqlens
     if not isinstance(lengths, torch.Tensor):
         lengths = torch.full((S,), lengths, dtype=torch.int32, device=q.device)
+    starts = None if T == 1 else torch.arange(0, S * T + 1, T, dtype=torch.int32, device=q.device)
+    tensors = q.reshape(S * T, H, D), k_cache, v_cache, table
+    options = _options(
+        starts, causal, window_size, scale=softmax_scale, softcap=softcap, alibi_slopes=alibi_slopes, max_query_len=T
+    )
     if k is not None and v is not None:
         for name, x, axes, wanted in (
             ("block_table", table, 2, "[S, most pages]"), ("cache_seqlens", lengths, 1, "[S]"),
@@ -101,14 +106,11 @@ def flash_attn_with_kvcache(
             refuse_no_tensor(name, x)
             if x.ndim != axes or len(x) != S:
                 raise ValueError(f"{name} has shape {list(x.shape)}, where {wanted} is wanted with S = {S}")
+        check(*tensors, lengths, **options)  # before anything is written
         slots = _slots(table, lengths[:, None] + torch.arange(k.shape[1], device=q.device), k_cache.shape[1])
         write_kv(k.flatten(0, 1), v.flatten(0, 1), k_cache, v_cache, slots.flatten(), layout="nhd")
         lengths = lengths + k.shape[1]
-    starts = None if T == 1 else torch.arange(0, S * T + 1, T, dtype=torch.int32, device=q.device)
-    out, lse = varlen(
-        q.reshape(S * T, H, D), k_cache, v_cache, table, lengths, starts, causal, window_size, scale=softmax_scale,
-        softcap=softcap, alibi_slopes=alibi_slopes, max_query_len=T,
-    )  # fmt: skip
+    out, lse = decode(*tensors, lengths, return_lse=True, **options)
     out, lse = out.reshape(q.shape), lse.reshape(S, T, H).transpose(1, 2)
     return (out, lse) if return_softmax_lse else out
 
@@ -140,6 +142,13 @@ def varlen(
     ``window_size`` has the keys to the left of a query and to its right, -1 for all. Without ``starts`` each sequence
     has one query.
     """
+    options = _options(starts, causal, window_size, **options)
+    out, lse = decode(q, k, v, _paged(block_table), lengths, return_lse=True, **options)
+    return out, lse
+
+
+def _options(starts: torch.Tensor | None, causal: bool, window_size: Any, **options: Any) -> dict[str, Any]:
+    """The options of `flashcli.decode` for flash-attn's mask and window, and others."""
     try:
         left, right = NO_WINDOW if window_size is None else window_size
     except (TypeError, ValueError):
@@ -147,11 +156,8 @@ def varlen(
     causal = causal or right == 0
     if not causal and ((left, right) != NO_WINDOW or options.get("alibi_slopes") is not None):
         raise ValueError("without causal=True there are neither windows nor ALiBi's slopes here")
-    out, lse = decode(
-        q, k, v, _paged(block_table), lengths, query_starts=starts, layout="nhd", causal=causal, return_lse=True,
-        sliding_window=left + 1 if left >= 0 else 0, **options,
-    )  # fmt: skip
-    return out, lse
+    window = left + 1 if left >= 0 else 0
+    return options | {"query_starts": starts, "layout": "nhd", "causal": causal, "sliding_window": window}
 
 
 def refuse(others: dict[str, Any]) -> None:

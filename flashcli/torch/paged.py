@@ -126,6 +126,16 @@ def decode(
     return out if lse is None else (out, lse)
 
 
+@uncompiled
+def check(*tensors: Any, **given: Any) -> None:
+    """Raise what `decode` raises for its first five tensors, and others and options by name, but compute nothing."""
+    others = [given.pop(name, None) for name in ARRAYS[len(tensors) :]]
+    by_name, factors = named(ARRAYS, (*tensors, *others, 1.0, 1.0))
+    refuse(by_name)
+    check_option_types(given)
+    ask(**{name: operand(tensor) for name, tensor in by_name.items()}, **factors, **given)
+
+
 def _refuse_out(out: torch.Tensor, query: torch.Tensor) -> None:
     refuse_no_tensor("out", out)
     for what in ("shape", "dtype", "device"):

@@ -116,6 +116,23 @@ def test_a_cache_gets_new_tokens_and_then_is_attended_to(T):
 NEW = {"k": torch.ones(3, 1, 2, 32), "v": torch.ones(3, 1, 2, 32)}
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"softmax_scale": "1"}, {"softcap": -1.0}, {"window_size": 3}, {"window_size": (2, 2), "causal": False},
+        {"alibi_slopes": torch.ones(5)}, {"q": torch.ones(3, 1, 4, 16)},
+    ],
+    ids=lambda change: "-".join(change),
+)  # fmt: skip
+def test_what_is_refused_has_written_nothing(change):
+    (q, k, v, _, tables, lengths), _, _ = given(queries="1,1,1")
+    caches = [k.clone(), v.clone()]
+    arguments = {"q": q[:, None], "cache_seqlens": lengths - 1, "block_table": tables, "causal": True, **NEW}
+    with pytest.raises((TypeError, ValueError)):
+        flash_attn.flash_attn_with_kvcache(**arguments | change, k_cache=caches[0], v_cache=caches[1])
+    torch.testing.assert_close(caches, [k, v], rtol=0, atol=0, equal_nan=True)
+
+
 def test_new_tokens_beyond_the_table_are_written_nowhere():
     tables = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32)
     slots = flash_attn._slots(tables, torch.tensor([[6, 7, 8], [-1, 0, 2**31 - 1]], dtype=torch.int32), 4)
