@@ -70,12 +70,16 @@ def why(capability: tuple[int, int], problem: Problem) -> str:
 
 
 def _invariant(able: list[str], capability: tuple[int, int], problem: Problem) -> list[str]:
-    """The names of kernels that give the bytes of the best kernel for `FULL` dense and aligned row tiles."""
+    """The names of kernels that give the bytes of the best kernel for `FULL` dense and aligned row tiles.
+
+    Where none of those that are able has these bytes, the best of them.
+    """
     many = ceil_div(FULL, ceil_div(problem.M, 128))
     full = problem._replace(B=many, sms=MULTIPROCESSORS, aligned=True, dense=True, lse=False)
     may = [name for name in PREFERENCE if not refusal(name, capability, full)]
     best = min(may, key=lambda name: _expected(name, full))
-    return [name for name in able if name == best or _same_bytes(name, best, full)]
+    same = [name for name in able if name == best or _same_bytes(name, best, full)]
+    return same or [min(able, key=lambda name: _expected(name, full))]
 
 
 def candidates(capability: tuple[int, int], problem: Problem) -> list[Candidate]:

@@ -112,6 +112,14 @@ def test_bytes_do_not_depend_on_company_nor_on_how_arrays_lie(N, d, causal, more
     assert len(made) == 1
 
 
+@pytest.mark.parametrize("d", [100, 128])
+def test_rows_that_the_best_kernel_cannot_read_get_one_whatever_their_company(d):
+    """With a mask of keys wgmma_short is best, and wgmma has other tiles."""
+    ways = [on_arrays(B, 96, d, False, bias="bool", mask_of_keys=True, aligned=False) for B in (1, 300, 100_000)]
+    assert choose(HOPPER, ways[0]._replace(aligned=True)).name == "wgmma_short"
+    assert {choose(HOPPER, way).name for way in ways} == {"wgmma"}
+
+
 def _arithmetic(name: str) -> str:
     return "twins" if name in TWINS else name
 
