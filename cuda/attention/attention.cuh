@@ -124,9 +124,15 @@ __device__ __forceinline__ long long row_of(const Attention &a, Head head, int i
 }
 
 // Gives the logarithm of a row's sum of exponentials, where it is wanted: m is the row's maximum, in powers of two, and
-// inverse_l what `inverse` gave.
+// inverse_l what `inverse` gave. All is exact but for the logarithm of what is left of l without powers of two, which of
+// 1 is 0, and the last rounding.
 __device__ __forceinline__ void give_lse(const Attention &a, Head head, int i, float m, float inverse_l) {
-    if (LSE) a.lse[row_of(a, head, i)] = inverse_l == 0 ? NEG_INF : (m - log2_fast(inverse_l)) / LOG2E;
+    if (!LSE) return;
+    constexpr float LN2 = 0.693147180559945309, LN2_REST = 0.693147180559945309 - double(LN2);
+    const int exponent = (__float_as_int(inverse_l) >> 23) - 127;
+    const float sum = m - exponent, added = sum - m, left = m - (sum - added) - (exponent + added);
+    const float small = left - log2_fast(inverse_l * __int_as_float((127 - exponent) << 23));
+    a.lse[row_of(a, head, i)] = inverse_l == 0 ? NEG_INF : fmaf(sum, LN2, fmaf(sum, LN2_REST, small * LN2));
 }
 
 // ---- NaN and Inf

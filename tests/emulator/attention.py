@@ -25,22 +25,23 @@ def attend(
     backwards: bool = False,
     speed: Speed = H200,
     **of_arrays: Any,
-) -> np.ndarray:
-    """O [B, M, d] of Q [B, M, d], K and V [B, N, d], float32. What is to be written is NaN before.
+) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+    """O [B, M, d] of Q [B, M, d], K and V [B, N, d], float32; and the LSE, if ``lse=True``.
 
-    With the causal mask, the last query sees the last key.
+    What is to be written is NaN before. With the causal mask, the last query sees the last key.
     """
     B, M, d = Q.shape
     N = K.shape[1]
     build = Build(KERNELS[kernel], Problem(B, M, N, d, causal=causal, speed=speed, **of_arrays))
-    O = np.full_like(Q, np.nan)
+    O, lse = np.full_like(Q, np.nan), np.full(Q.shape[:2], np.nan, np.float32)
     workspace = np.full(build.workspace(), 0xFF, np.uint8)
     addresses, apart = zip(*((x.ctypes.data, x[0].size) for x in (Q, K, V, O)), strict=True)
     numbers = {"B": B, "M": M, "N": N, "scale": d**-0.5, "q_start": N - M, "workspace": workspace.ctypes.data}
     given = of_batches(addresses, d, apart=apart, **numbers)
+    given.lse = lse.ctypes.data
     given.chunk = chunk_tiles(build.tiling, build.problem) if kernel == "wgmma" else 0
     machine = Emulated(build, folder)
     for launch in build.launches():
         given.tile_i, given.tile_j = launch.tile
         machine.launch(launch, given, backwards=backwards)
-    return O
+    return (O, lse) if of_arrays.get("lse") else O

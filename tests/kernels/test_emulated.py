@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from emulator.attention import attend
-from oracle import Asked, assert_accurate
+from oracle import Asked, assert_accurate, plain
 from support import IN_USE, THOROUGH, sampled
 
 from flashcli.files.distributions import DISTRIBUTIONS
@@ -61,3 +61,11 @@ def test_chunks_of_causal_rows_are_all_there_in_the_order_that_blocks_take_them_
     q, k, v = (np.random.default_rng(n).normal(size=(1, n, 24)).astype(np.float32) for n in (500, 1100, 1100))
     found = attend("wgmma", q, k, v, emulated, True, in_place=True)
     assert_accurate([(Asked(q, k, v, True, q_start=600), found, None)])
+
+
+@pytest.mark.parametrize("name", ["register_tiled", "mma", "mma_short", "wgmma_short", "wgmma"])
+def test_the_lse_is_rounded_no_more_than_naive_attention_rounds_it(emulated, name):
+    q, k, v = np.random.default_rng(1).normal(size=(3, 3, 100, 64)).astype(np.float32)
+    lse = attend(name, q, k, v, emulated, in_place=True, lse=True)[1]
+    want, naive = plain(Asked(q, k, v))[1], plain(Asked(q, k, v), np.float32)[1]
+    assert np.linalg.norm(lse - want) < 1.1 * np.linalg.norm(naive - want)

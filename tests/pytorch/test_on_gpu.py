@@ -146,6 +146,14 @@ def test_head_sizes(head):
     check(tensor(B, H, M, head), tensor(B, Hkv, N, head), tensor(B, Hkv, N, head), causal=True, q_start=N - M)
 
 
+@pytest.mark.parametrize("head", [16, 64, 128, 256])
+def test_the_lse_of_a_key_of_zeros_is_zero(kernel, head):
+    if kernel and KERNELS[kernel].refuses(Problem(1, 1, 1, head, in_place=True)):
+        return
+    zeros = torch.zeros(1, 1, 1, head, device="cuda")
+    assert flashcli.attention(zeros, zeros, zeros, return_lse=True, kernel=kernel)[1].item() == 0
+
+
 BIASES = [(B, H, M, N), (B, 1, 1, N), (B, 1, M, N), (H, 1, N), (M, N), (M, 1)]
 
 
