@@ -77,20 +77,25 @@ constexpr int TOGETHER = HEAD_DIM > 192 ? 2 : 4;  // copies under way in registe
 constexpr int ACROSS_ROW = smaller(32, power_of_two_from(CHUNKS)), EIGHT = larger(8, 32 / ACROSS_ROW);
 constexpr int OF_A_PAGE = PAGE >= EIGHT ? EIGHT : 1;
 
+// A chunk of a tile at a time, so that eight lanes' stores reach all banks.
 template <int BYTES, int APART>
 __device__ __forceinline__ void store_widened(const Copy &copy, const Words<BYTES> &x) {
 #pragma unroll
-    for (int word = 0; word < BYTES / 4; ++word) {  // four numbers, 8 bytes
-        unsigned two[2];
+    for (int chunk = 0; chunk < ceil_div(BYTES, 8); ++chunk) {
+        unsigned pairs[4] = {};
 #pragma unroll
-        for (int which = 0; which < 2; ++which) {
-            const int count = copy.bytes - word * 4 - which * 2;  // of numbers that are wanted
+        for (int i = 0; i < smaller(4, BYTES / 2); ++i) {
+            const int count = copy.bytes - chunk * 8 - i * 2;  // of numbers that are wanted
             const unsigned mask = count >= 2 ? ~0u : count == 1 ? 0xffff : 0;
-            two[which] = widened(x.word[word], which) & mask;
+            pairs[i] = widened(x.word[chunk * 2 + i / 2], i % 2) & mask;
         }
-        const uint32_t chunk = APART ? copy.to + word / 2 * APART : copy.to ^ word / 2 * 16;
-        asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(chunk + word % 2 * 8), "r"(two[0]), "r"(two[1])
-                     : "memory");
+        const uint32_t to = APART ? copy.to + chunk * APART : copy.to ^ chunk * 16;
+        if constexpr (BYTES == 4)
+            asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(pairs[0]), "r"(pairs[1]) : "memory");
+        else
+            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(pairs[0]), "r"(pairs[1]),
+                         "r"(pairs[2]), "r"(pairs[3])
+                         : "memory");
     }
 }
 
@@ -193,13 +198,14 @@ struct Copier {
     __device__ __forceinline__ void copy_chunked_keys(uint32_t to, int tile) const {
         constexpr int AT_ONCE = 32 / KEYS_OF_WARP, APART = 128;
         const int lane = opaque(this->lane), down = lane / KEYS_OF_WARP, row = first + lane % KEYS_OF_WARP;
-        const int bytes = tile * BC + row >= item.first && tile * BC + row < item.end ? 16 : 0;
+        const bool is_there = WHOLE_TILE || (tile * BC + row >= item.first && tile * BC + row < item.end);
         const long long step = AT_ONCE * a.key_chunk * CACHE_BYTES;
         const unsigned char *from = keys() + key_at(tile) + down * a.key_chunk * CACHE_BYTES;
         to += key_chunk_at(row, down * PARTS);
         copy_all<ceil_div(CHUNKS, AT_ONCE), 16, WHOLE_TILE, APART>([&](int n) {
             const int i = n * AT_ONCE;
-            const Copy one = {from, to + i * PARTS * APART, bytes, CHUNKS % AT_ONCE == 0 || i + down < CHUNKS};
+            const Copy one = {from, to + i * PARTS * APART, is_there ? 16 : 0,
+                              CHUNKS % AT_ONCE == 0 || i + down < CHUNKS};
             from += step;
             return one;
         });
@@ -219,7 +225,7 @@ struct Copier {
         of_warp += lane % ACROSS * UNIT;
         const int column = first + of_warp, key = tile * BC + column;
         const int before = max(0, min(item.first - key, UNIT)), until = max(0, min(item.end - key, UNIT));
-        const int bytes = before >= until ? 0 : until * CACHE_BYTES;
+        const int bytes = WHOLE_TILE ? UNIT * CACHE_BYTES : before >= until ? 0 : until * CACHE_BYTES;
         const unsigned char *from = values() + of_lane(value_at(tile), of_warp) + down * APART;
         if (!WHOLE_TILE && before > 0 && bytes > 0) {  // a window begins here
 #pragma unroll 1

@@ -381,6 +381,10 @@ void st_shared_v2_u32(int to, unsigned x, unsigned y) {
     unsigned *const there = (unsigned *)aligned(emulator::dynamic_shared + to, 8);
     there[0] = x, there[1] = y;
 }
+void st_shared_v4_u32(int to, unsigned x, unsigned y, unsigned z, unsigned w) {
+    unsigned *const there = (unsigned *)aligned(emulator::dynamic_shared + to, 16);
+    there[0] = x, there[1] = y, there[2] = z, there[3] = w;
+}
 
 // ---- products
 

@@ -394,6 +394,7 @@ inline void ld_shared_v4_b32(unsigned &a, unsigned &b, unsigned &c, unsigned &d,
 inline void prefetch_global_L2(const void *) {}
 
 void st_shared_v2_u32(int to, unsigned x, unsigned y);
+void st_shared_v4_u32(int to, unsigned x, unsigned y, unsigned z, unsigned w);
 
 // -- copies to shared memory, until which nothing good is there
 
