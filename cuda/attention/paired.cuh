@@ -98,7 +98,8 @@ struct Pair : Warpgroup {
             float mine[8];
 #pragma unroll
             for (int e = 0; e < 8; ++e) mine[e] = (second ? two.x[1][c][e] : two.x[0][c][e]) * scale;
-            store_split<64, D>(tile, row + 8 * second, two.column(c), mine, mantissa_of_Q(factor));
+            if (D % 32 == 0 || two.column(c) < D)
+                store_split<64, D>(tile, row + 8 * second, two.column(c), mine, mantissa_of_Q(factor));
         }
         return s;
     }

@@ -311,7 +311,10 @@ def test_there_are_no_clusters_of_more_row_tiles_than_run_at_once_nor_where_chun
     assert dict(Build(KERNELS["wgmma"], problem).tiling.macros).get("CLUSTER", 1) == 1
 
 
-FEW = [(8, 1000, 32, False), (7, 777, 80, False), (12, 512, 64, True), (12, 768, 64, True), (1, 1024, 64, False)]
+FEW = [
+    (8, 1000, 32, False), (7, 777, 80, False), (12, 512, 64, True), (12, 768, 64, True), (1, 1024, 64, False),
+    (1, 1024, 16, False),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("B", "N", "d", "causal"), FEW)
