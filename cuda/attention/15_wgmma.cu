@@ -321,8 +321,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         int factor_exponent;
         const float factor = frexpf(factor_of_scores(a), &factor_exponent);
         named_sync(1 + group, 128);  // all threads have waited for the products that read the tile last
-        const int2 s =
-            consumer.split_Q(rows, row_stride(a.q), here.i0 + group * 64 + consumer.row, a.M, Q_tile, factor);
+        TwoRows two(rows, row_stride(a.q), here.i0 + group * 64 + consumer.row, a.M);
+        const int2 s = consumer.split_Q(two, Q_tile, factor);
         fence_for_async();
         await_launch_before();  // Q needs nothing of `prepare`, what follows does
         named_sync(1 + group, 128);

@@ -6,6 +6,12 @@
 #pragma once
 #include "chunks.cuh"
 
+constexpr bool SINGLE = PAIRED || CAUSAL;  // there is a block for each assignment
+
+// Whether a block reads the rows of Q of its next assignment before it has ended the present one: where it has several,
+// and registers suffice.
+constexpr bool READ_AHEAD = !SINGLE && HEAD_DIM <= 64 && !BIAS && (SHARING == FOLD || SHARING == FOLD_SHARED);
+
 #if PAIRED
 #include "paired.cuh"
 using Source = PairTiles;
@@ -18,8 +24,10 @@ using Source = Panels;
 struct ChunkedConsumer : Consumer {
     using Consumer::Consumer;
 
+    // With READ_AHEAD, go_on() is called while the last products run, which hide its reads.
+    template <class Function>
     __device__ __forceinline__ void attend(const Attention &a, const RowTile &here, const Query &Q, int2 q_exponent,
-                                           int factor_exponent, Policy chunks) {
+                                           int factor_exponent, Policy chunks, Function go_on) {
         Passage pass(*this, a, here, Q, q_exponent, factor_exponent);
         pass.exponentiate(chunks.first_tile, pass.first_S(chunks.first_tile));
         split_P(pass.S, pass.P_hi, pass.P_lo);
@@ -38,9 +46,11 @@ struct ChunkedConsumer : Consumer {
             split_P(pass.S, pass.P_hi, pass.P_lo);
         }
         pass.last_T(chunks.end_tile - 1);
+        if (READ_AHEAD) go_on();
         pass.add(pass.rows.rescale);
         pass.sum.take(pass.rows);
         if (chunks.finish(pass.sum)) deliver(a, chunks.recall(here), pass.sum);
+        if (!READ_AHEAD && !SINGLE) go_on();
     }
 };
 struct Source : Tiles {
@@ -54,8 +64,6 @@ struct Source : Tiles {
 static_assert(THREADS == 128 * (1 + WARPGROUPS * (1 + PAIRED)), "one warpgroup copies");
 static_assert(SHARED == WARPGROUPS * Q_TILE + Source::BYTES + PARKED + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 1024 <= 227 * 1024, "tiles must fit shared memory");
-
-constexpr bool SINGLE = PAIRED || CAUSAL;  // there is a block for each assignment
 
 __device__ __forceinline__ void produce(const Attention &a, Source &source, unsigned char *tiles) {
     Ring ring;
@@ -101,15 +109,32 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
     unsigned char *const Q_tile = Q_tiles + group * Q_TILE;
 
     if (group == WARPGROUPS - 1) consumer.pass_turn();
-    Assignment mine;
-    for (mine.next = Policy::begin(a); Policy::find(mine, a);) {
+    Assignment mine = {};
+    TwoRows rows;  // of Q
+    bool found = false;
+    const auto read_rows = [&] {  // beyond the last assignment zeros, so that no older rows need be kept
+        const Head of = mine.rows.head;
+        const int i = found ? mine.rows.i0 + group * 64 + consumer.row : a.M;
+        rows = TwoRows(rows_of(a.Q, a.q, of.b, of.h), row_stride(a.q), i, a.M);
+    };
+    const auto find = [&] {
+        found = Policy::find(mine, a);
+        if (READ_AHEAD) read_rows();
+    };
+    const auto go_on = [&] {
+        // rather than to keep it in a register
+        if (SHARING != WHOLE) mine.next = const_cast<volatile Assignment &>(current[group]).next;
+        find();
+    };
+    mine.next = Policy::begin(a);
+    find();
+    while (found) {
         const RowTile here = mine.rows;
-        const Input *const rows = rows_of(a.Q, a.q, here.head.b, here.head.h);
+        if (!READ_AHEAD) read_rows();
         int factor_exponent;
         const float factor = frexpf(factor_of_scores(a), &factor_exponent);
         named_sync(q_barrier, Q_THREADS);
-        const int2 s =
-            consumer.split_Q(rows, row_stride(a.q), here.i0 + group * 64 + consumer.row, a.M, Q_tile, factor);
+        const int2 s = consumer.split_Q(rows, Q_tile, factor);
         fence_for_async();
         await_launch_before();
         if (SHARING != WHOLE && first_of_pair && threadIdx.x % 128 == 0) {
@@ -121,10 +146,8 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
                              uniform(mine.end_tile(a, here)), uniform(mine.first)}};
         Query query;
         take(query, Q_tile);
-        consumer.attend(a, here, query, s, factor_exponent, chunks);
+        consumer.attend(a, here, query, s, factor_exponent, chunks, go_on);
         if (SINGLE) break;
-        // rather than to keep it in a register
-        if (SHARING != WHOLE) mine.next = const_cast<volatile Assignment &>(current[group]).next;
     }
     if (SHARING == MEET && !first_of_pair) cluster_wait(), cluster_arrive();
     if (group == 0) consumer.await_turn();

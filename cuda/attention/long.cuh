@@ -160,9 +160,10 @@ struct LongConsumer : Warpgroup {
         }
     }
 
-    // Attention of this warpgroup's rows of a row tile, for the keys of an assignment.
+    // Attention of this warpgroup's rows of a row tile, for the keys of an assignment; go_on() then finds the next one.
+    template <class Function>
     __device__ __forceinline__ void attend(const Attention &a, const RowTile &here, uint64_t Q_desc, int2 q_exponent,
-                                           int factor_exponent, Policy chunks) {
+                                           int factor_exponent, Policy chunks, Function go_on) {
         const int first = here.i0 + group * 64, i = first + row;
         RowState rows = RowState::fresh(factor_exponent, q_exponent, mantissa_of_S(a));
         Partial sum = {};
@@ -194,6 +195,7 @@ struct LongConsumer : Warpgroup {
             rows.restart();
         }
         if (chunks.finish(sum)) deliver(a, chunks.recall(here), sum);
+        if (!SINGLE) go_on();
     }
 };
 

@@ -87,9 +87,7 @@ struct Pair : Warpgroup {
           member(uniform(threadIdx.x / 128) - 1) {}
 
     // Splits Q like Warpgroup::split_Q. But both warpgroups have the same rows, and each stores one of two.
-    __device__ __forceinline__ int2 split_Q(const Input *Q, long long stride, int i, int rows, unsigned char *tile,
-                                            float factor) const {
-        const TwoRows two(Q, stride, i, rows);
+    __device__ __forceinline__ int2 split_Q(const TwoRows &two, unsigned char *tile, float factor) const {
         const int2 s = two.scales();
         const bool second = threadIdx.x / 128 == 2;
         const float scale = power_of_two(second ? s.y : s.x);
@@ -157,9 +155,10 @@ struct Pair : Warpgroup {
         arrive(&shared.read);
     }
 
-    // Attention of the 64 rows of a row tile, for the keys of an assignment.
+    // Attention of the 64 rows of a row tile, for the keys of an assignment, a block's only one.
+    template <class Function>
     __device__ __forceinline__ void attend(const Attention &a, const RowTile &here, uint64_t Q_desc, int2 q_exponent,
-                                           int factor_exponent, Policy chunks) {
+                                           int factor_exponent, Policy chunks, Function) {
         const int i = here.i0 + row, first_tile = chunks.first_tile, end_tile = chunks.end_tile;
         float S[S_REGISTERS], T[T_REGISTERS];
         uint32_t P_hi[V_STEPS][4], P_lo[V_STEPS][4];

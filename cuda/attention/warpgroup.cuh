@@ -107,6 +107,7 @@ struct TwoRows {
     static constexpr int EIGHTS = ceil_div(D, 32);
     float x[2][EIGHTS][8];
 
+    TwoRows() = default;
     __device__ __forceinline__ TwoRows(const Input *Q, long long stride, int i, int rows) {
 #pragma unroll
         for (int r = 0; r < 2; ++r)
@@ -457,11 +458,9 @@ struct Warpgroup {
         if (lane == 0) arrive(free);
     }
 
-    // Rows i and i + 8 of Q, scaled, split and stored by the threads that will own them; `factor` is the mantissa of
+    // Two rows of Q, scaled, split and stored by the threads that will own them; `factor` is the mantissa of
     // `factor_of_scores`. Returns the exponents of the two rows' scales.
-    __device__ __forceinline__ int2 split_Q(const Input *Q, long long stride, int i, int rows, unsigned char *tile,
-                                            float factor) const {
-        TwoRows two(Q, stride, i, rows);
+    __device__ __forceinline__ int2 split_Q(TwoRows &two, unsigned char *tile, float factor) const {
         const int2 s = two.scales();
 #pragma unroll
         for (int r = 0; r < 2; ++r)
