@@ -268,10 +268,10 @@ def _shared_out(problem: Problem, Bc: int, stages: int) -> Tiling:
 
 
 def _paired_tiling(problem: Problem, Bc: int) -> Tiling:
-    """wgmma's tiling for two warpgroups that share 64 rows: two tiles of K and three of V in flight (paired.cuh)."""
-    D, Br, stages = _padded(problem.d, LEAST_HEAD), 64, 3
+    """wgmma's tiling for two warpgroups that share 64 rows: two tiles of K, two or three of V (paired.cuh)."""
+    D, Br, stages = _padded(problem.d, LEAST_HEAD), 64, 3 if problem.d <= 96 else 2
     K, V = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
-    shared = _beside_tiles(problem, Br) + (stages - 1) * K + stages * V + _slot_bytes(problem)
+    shared = _beside_tiles(problem, Br) + 2 * K + stages * V + _slot_bytes(problem)
     return Tiling(Br, Bc, 3 * 128, shared, (("STAGES", stages), ("PINGPONG", 0)))
 
 

@@ -313,7 +313,7 @@ def test_there_are_no_clusters_of_more_row_tiles_than_run_at_once_nor_where_chun
 
 FEW = [
     (8, 1000, 32, False), (7, 777, 80, False), (12, 512, 64, True), (12, 768, 64, True), (1, 1024, 64, False),
-    (1, 1024, 16, False),
+    (1, 1024, 16, False), (8, 512, 128, True),
 ]  # fmt: skip
 
 
@@ -322,7 +322,7 @@ def test_where_row_tiles_are_few_two_warpgroups_share_one_if_there_is_room(B, N,
     few = IN_PLACE._replace(B=B, M=N, N=N, d=d, causal=causal)
     wgmma = KERNELS["wgmma"]
     assert is_paired(wgmma.tiling(few))
-    for other in ({"B": 2000}, {"d": 128}, {"bias": "bool"}, {"precision": "fp16"}):
+    for other in ({"B": 2000}, {"d": 256}, {"bias": "bool"}, {"precision": "fp16"}):
         assert not is_paired(wgmma.tiling(few._replace(**other)))
 
 

@@ -86,7 +86,7 @@ def _can_pair(problem: Problem, Bc: int, spread: bool) -> bool:
     whole rows that come later are short.
     """
     count = chunks(problem, Bc)
-    fits = problem.d <= 96 and not problem.bias and problem.precision == "fp32"
+    fits = problem.d <= (96 if spread else 128) and not problem.bias and problem.precision == "fp32"
     at_once = problem.B * ceil_div(problem.M, 64) * count <= problem.sms
     return fits and (at_once or (problem.causal and count == 1)) and spread == (count > 1)
 
