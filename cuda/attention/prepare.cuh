@@ -43,6 +43,9 @@ __device__ __forceinline__ unsigned ticket_count(const Attention &a) {
 
 extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare(const Attention a) {
     __shared__ unsigned scratch[2 * PREPARE_THREADS / 32];
+    // What may have written K and V, or read the workspace, has ended then; and what may have written Q, which the next
+    // launch reads.
+    await_launch_before();
     let_next_launch_begin();
     // Blocks take the same rows of all heads before other rows: they may be neighbours in memory.
     const unsigned Tc = PACKED ? key_numbers(a) : ceil_div(a.N, BC), heads = IN_PLACE ? a.Hkv : 1;

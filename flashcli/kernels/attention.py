@@ -342,12 +342,14 @@ def is_paired(tiling: Tiling) -> bool:
 
 
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
-    """wgmma's launches: the pre-pass, and the products, whose blocks may begin before it has ended.
+    """wgmma's launches: the pre-pass, and the products; each may begin before what is before it has ended.
 
     Not causal, or with a window: one block a multiprocessor, looping over row tiles or chunks. Causal, or packed: one
     block a row tile or chunk, balanced by the hardware. So do clusters, and pairs of warpgroups that share 64 rows.
     """
-    return _split_keys(tiling, problem), _wgmma_products(tiling, problem)._replace(early=True)
+    return tuple(
+        launch._replace(early=True) for launch in (_split_keys(tiling, problem), _wgmma_products(tiling, problem))
+    )
 
 
 def _wgmma_products(tiling: Tiling, problem: Problem) -> Launch:
