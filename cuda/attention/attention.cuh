@@ -24,6 +24,7 @@
 #define FOLD_SHARED 2  // as FOLD, but in shared memory
 #define SPREAD 3  // blocks may have chunks of the same row tile: all go to the workspace, the last block merges them
 #define MEET 4    // a cluster of blocks has a row tile, a chunk each: they merge through each other's shared memory
+#define JOIN 5    // a cluster of blocks has a row tile whose keys are not cut, a tile of them each (joined.cuh)
 #ifndef SHARING
 #define SHARING WHOLE
 #endif

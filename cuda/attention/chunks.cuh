@@ -12,7 +12,7 @@
 // of its chunks are there, which `prepare` sets to zero; then, from the next multiple of 16 bytes, sets of slots, one
 // slot for each warpgroup of each chunk of a row tile.
 //
-// Macro: CLUSTER, with SHARING MEET: how many blocks have the chunks of a row tile, one each.
+// Macro: CLUSTER, with SHARING MEET or JOIN: how many blocks have the chunks or tiles of a row tile, one each.
 #pragma once
 #include "warpgroup.cuh"
 
@@ -26,7 +26,7 @@
 #else
 #define IN_CLUSTERS
 #endif
-static_assert((SHARING == MEET) == (CLUSTER > 1), "a cluster has several blocks");
+static_assert((SHARING == MEET || SHARING == JOIN) == (CLUSTER > 1), "a cluster has several blocks");
 static_assert(SHARING != MEET || (!CAUSAL && WARPGROUPS == 1), "each block has a chunk of the same 64 rows");
 
 // ---- which chunks a block has
@@ -202,7 +202,7 @@ struct Chunks {
         next.number = next.next / CLUSTER, next.first = next.next % CLUSTER, next.next += gridDim.x;
         if (next.number >= RowTile::count(a)) return false;
         next.rows = RowTile(next.number, a), next.all = SHARING == WHOLE ? 1 : ceil_div(next.rows.tiles, a.chunk);
-        next.end = SHARING == MEET ? next.first + 1 : next.all;
+        next.end = CLUSTER > 1 ? next.first + 1 : next.all;
         return true;
     }
 
@@ -213,7 +213,7 @@ struct Chunks {
     }
 };
 
-// A block has whole row tiles, whose keys are not cut.
+// A block has whole row tiles, whose keys are not cut; or a tile of the keys of one (joined.cuh).
 struct Whole : Chunks {
     static __device__ __forceinline__ float4 *slots_of(const Attention &, const Assignment &, int, unsigned char *) {
         return nullptr;
@@ -342,7 +342,7 @@ struct Meet : Fold {
     }
 };
 
-#if SHARING == WHOLE
+#if SHARING == WHOLE || SHARING == JOIN
 using Policy = Whole;
 #elif SHARING == SPREAD
 using Policy = Spread;

@@ -1,12 +1,13 @@
 // The forms of 15_wgmma.cu where the plain one does not do: the keys of row tiles in chunks (chunks.cuh), two
-// warpgroups for the same 64 rows (paired.cuh), heads of more than 128 numbers (long.cuh).
+// warpgroups for the same 64 rows (paired.cuh), heads of more than 128 numbers (long.cuh), also in
+// clusters (joined.cuh).
 //
 // The kernel differs from the plain one in that a block has assignments, some chunks of a row tile's keys each, instead
 // of row tiles.
 #pragma once
 #include "chunks.cuh"
 
-constexpr bool SINGLE = PAIRED || CAUSAL;  // there is a block for each assignment
+constexpr bool SINGLE = PAIRED || CAUSAL || SHARING == JOIN;  // there is a block for each assignment
 
 // Whether a block reads the rows of Q of its next assignment before it has ended the present one: where it has several,
 // and registers suffice.
@@ -16,8 +17,13 @@ constexpr bool READ_AHEAD = !SINGLE && HEAD_DIM <= 64 && !BIAS && (SHARING == FO
 #include "paired.cuh"
 using Source = PairTiles;
 #elif HEAD_DIM > 128
+#if SHARING == JOIN
+#include "joined.cuh"
+using Source = JoinedPanels;
+#else
 #include "long.cuh"
 using Source = Panels;
+#endif
 #else
 
 // The plain consumer's way past the keys of an assignment: where a chunk begins, the one before it is closed.
@@ -90,13 +96,14 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
         source.init();
         barrier_init_done();
     }
-    if (SHARING == MEET) cluster_arrive();
+    if (CLUSTER > 1) cluster_arrive();
     __syncthreads();
 
     if (threadIdx.x < 128) {
         if (MOVE_REGISTERS) registers_down<PRODUCER_REGISTERS>();
         if (unsigned(uniform(threadIdx.x / 32)) < Source::WARPS) produce(a, source, tiles);
-        if (SHARING == MEET) cluster_wait(), cluster_arrive();  // as Meet::finish does, with nothing to send
+        if (CLUSTER > 1) cluster_wait(), cluster_arrive();  // as those do that multiply, with nothing to send
+        if (SHARING == JOIN) cluster_wait(), cluster_arrive();
         return;
     }
     if (MOVE_REGISTERS) registers_up<CONSUMER_REGISTERS>();

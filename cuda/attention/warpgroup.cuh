@@ -410,29 +410,33 @@ __device__ __forceinline__ void add_T(float (&O)[n], float (&T)[n], const float 
 
 // ---- the epilogue
 
-// The two rows of O from row i on that a thread has a part of, O / l, and their LSE. Whether they are finite.
+// Row i of O that a thread has a part of, the one with the number r in `sum`: O / l, and its LSE. Whether it is finite.
+__device__ __forceinline__ bool give_row(const Attention &a, Head head, int i, int r, const Partial &sum) {
+    const float inverse_l = inverse(a, i, quad_sum(sum.l[r])), factor = given_back(inverse_l, LARGEST_P);
+    const float undo = power_of_two(-sum.unit.exponent);
+    if (i >= a.M) return true;
+    Magnitude magnitude;
+    Answer *const out = rows_of(a.O, a.o, head.b, head.h) + opaque(i) * row_stride(a.o);
+#pragma unroll
+    for (int x = 0; x < T_CHUNKS; ++x)
+#pragma unroll
+        for (int j = 0; j < T_COLUMNS / 8; ++j) {
+            const int column = x * T_COLUMNS + 8 * j + threadIdx.x % 4 * 2;
+            const float first = sum.O[x][4 * j + 2 * r] * factor * undo,
+                        second = sum.O[x][4 * j + 2 * r + 1] * factor * undo;
+            magnitude.add(first, second);
+            store2(out, column, first, second);
+        }
+    const bool finite = magnitude.finite();
+    if (threadIdx.x % 4 == 0) give_lse(a, head, i, sum.shift[r], inverse_l);
+    return finite;
+}
+
+// The two rows of O from row i on that a thread has a part of, and their LSE. Whether they are finite.
 __device__ __forceinline__ bool give_rows(const Attention &a, Head head, int i, const Partial &sum) {
     bool finite = true;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const float inverse_l = inverse(a, i + 8 * r, quad_sum(sum.l[r])), factor = given_back(inverse_l, LARGEST_P);
-        const float undo = power_of_two(-sum.unit.exponent);
-        if (i + 8 * r >= a.M) continue;
-        Magnitude magnitude;
-        Answer *const out = rows_of(a.O, a.o, head.b, head.h) + opaque(i + 8 * r) * row_stride(a.o);
-#pragma unroll
-        for (int x = 0; x < T_CHUNKS; ++x)
-#pragma unroll
-            for (int j = 0; j < T_COLUMNS / 8; ++j) {
-                const int column = x * T_COLUMNS + 8 * j + threadIdx.x % 4 * 2;
-                const float first = sum.O[x][4 * j + 2 * r] * factor * undo,
-                            second = sum.O[x][4 * j + 2 * r + 1] * factor * undo;
-                magnitude.add(first, second);
-                store2(out, column, first, second);
-            }
-        finite &= magnitude.finite();
-        if (threadIdx.x % 4 == 0) give_lse(a, head, i + 8 * r, sum.shift[r], inverse_l);
-    }
+    for (int r = 0; r < 2; ++r) finite &= give_row(a, head, i + 8 * r, r, sum);
     return finite;
 }
 

@@ -313,7 +313,11 @@ def _wgmma_tiling(problem: Problem, Br: int, Bc: int, stages: int, pingpong: int
 
 def _wgmma_long(problem: Problem) -> Tiling:
     """wgmma's tiling for d > 128: panels of 64 rows and 64 columns of K and V, as many as fit beside Q (long.cuh)."""
-    sharing, panel = chunks.best(problem, LONG_BC), _split_bytes(64, 64, problem.products)
+    panel = _split_bytes(64, 64, problem.products)
+    one = _wgmma_tiling(problem, 64, LONG_BC, 2 * (_padded(problem.d) // 64), stage=panel)  # a tile of K and one of V
+    if (blocks := chunks.joined(problem, LONG_BC)) > 1:
+        return one._replace(macros=(*one.macros, ("SHARING", chunks.JOIN), ("CLUSTER", blocks)))
+    sharing = chunks.best(problem, LONG_BC)
     stages = min(MOST_PANELS, (HOPPER_SHARED - STATIC - _beside_tiles(problem, sharing.Br)) // panel)
     tiling = _wgmma_tiling(problem, sharing.Br, LONG_BC, stages, int(sharing.Br > 64), panel)
     return _with_chunks(tiling, problem, sharing)
@@ -332,7 +336,7 @@ def _slot_bytes(problem: Problem) -> int:
 
 
 def way_of(tiling: Tiling) -> int:
-    """The way in which blocks share the keys of a row tile, `chunks.WHOLE` (not at all) to `chunks.MEET`."""
+    """The way in which blocks share the keys of a row tile, `chunks.WHOLE` (not at all) to `chunks.JOIN`."""
     return dict(tiling.macros).get("SHARING", chunks.WHOLE)
 
 
@@ -355,16 +359,19 @@ def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
 def _wgmma_products(tiling: Tiling, problem: Problem) -> Launch:
     way = way_of(tiling)
     single = (problem.causal and not problem.windowed) or bool(problem.sequences) or is_paired(tiling)
-    if way not in (chunks.SPREAD, chunks.MEET):
+    if way not in (chunks.SPREAD, chunks.MEET, chunks.JOIN):
         [launch] = (block_per_row_tile if single else _block_per_multiprocessor)(tiling, problem)
         return launch
-    pieces = problem.B * ceil_div(problem.M, tiling.Br) * chunks.chunks(problem, tiling.Bc)
-    grid = pieces if single or way == chunks.MEET else min(pieces, problem.sms)
+    each = ceil_div(problem.N, tiling.Bc) if way == chunks.JOIN else chunks.chunks(problem, tiling.Bc)
+    pieces = problem.B * ceil_div(problem.M, tiling.Br) * each
+    grid = pieces if single or way in (chunks.MEET, chunks.JOIN) else min(pieces, problem.sms)
     return Launch("attention", grid, tiling.threads, tiling.shared)
 
 
 def chunk_tiles(tiling: Tiling, problem: Problem) -> int:
     """The number of tiles of keys in a chunk; 0 where the tiling does not cut keys."""
+    if way_of(tiling) == chunks.JOIN:
+        return 1
     return chunks.chunk_tiles(problem, tiling.Bc) if way_of(tiling) != chunks.WHOLE else 0
 
 

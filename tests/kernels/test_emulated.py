@@ -69,3 +69,20 @@ def test_the_lse_is_rounded_no_more_than_naive_attention_rounds_it(emulated, nam
     lse = attend(name, q, k, v, emulated, in_place=True, lse=True)[1]
     want, naive = plain(Asked(q, k, v))[1], plain(Asked(q, k, v), np.float32)[1]
     assert np.linalg.norm(lse - want) < 1.1 * np.linalg.norm(naive - want)
+
+
+@pytest.mark.parametrize(("B", "M", "N", "d"), [(1, 70, 450, 160), (2, 20, 130, 256)])
+@pytest.mark.parametrize("finite", [True, False])
+def test_a_cluster_whose_blocks_have_a_tile_of_keys_each_gives_the_bytes_of_one_block(emulated, B, M, N, d, finite):
+    q, k, v = (np.random.default_rng(n).normal(size=(B, n, d)).astype(np.float32) for n in (M, N, N))
+    k[:, : N // 3] *= 3  # the largest score of a row is in no one tile, nor are scales the same
+    v[:, N // 2 :] /= 1000
+    if not finite:
+        q[0, -3], k[-1, N - 2, 7], v[0, 5, 3] = np.inf, -np.inf, np.nan
+    alone, *others = (
+        attend("wgmma", q, k, v, emulated, False, backwards, in_place=True, sms=sms)
+        for sms, backwards in ((1, False), (132, False), (132, True))
+    )
+    assert all(other.tobytes() == alone.tobytes() for other in others)
+    if finite:
+        assert_accurate([(Asked(q, k, v, False), alone, None)])

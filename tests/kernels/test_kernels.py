@@ -311,6 +311,18 @@ def test_there_are_no_clusters_of_more_row_tiles_than_run_at_once_nor_where_chun
     assert dict(Build(KERNELS["wgmma"], problem).tiling.macros).get("CLUSTER", 1) == 1
 
 
+@pytest.mark.parametrize(("B", "M", "N", "d"), [(1, 512, 512, 256), (3, 256, 200, 192), (20, 10, 130, 160)])
+def test_few_row_tiles_of_long_heads_with_few_keys_are_those_of_clusters_with_a_tile_of_keys_for_each_block(B, M, N, d):
+    few = IN_PLACE._replace(B=B, M=M, N=N, d=d)
+    build = Build(KERNELS["wgmma"], few)
+    _, launch = build.launches()
+    tiles = ceil_div(N, 64)
+    assert dict(build.tiling.macros)["CLUSTER"] == tiles and launch.grid == B * ceil_div(M, 64) * tiles
+    assert wgmma_partial(build.tiling, few) == 0 and chunk_tiles(build.tiling, few) == 1
+    for other in ({"B": 99}, {"d": 128}, {"bias": "bool"}, {"causal": True}, {"precision": "fp16"}, {"N": 513}):
+        assert way_of(KERNELS["wgmma"].tiling(few._replace(**other))) == WHOLE
+
+
 FEW = [
     (8, 1000, 32, False), (7, 777, 80, False), (12, 512, 64, True), (12, 768, 64, True), (1, 1024, 64, False),
     (1, 1024, 16, False), (8, 512, 128, True),

@@ -14,10 +14,11 @@ from typing import NamedTuple
 from flashcli.asked.shape import ceil_div
 from flashcli.kernels.problem import Problem
 
-WHOLE, FOLD, FOLD_SHARED, SPREAD, MEET = range(5)  # macro SHARING: see cuda/attention/attention.cuh
+WHOLE, FOLD, FOLD_SHARED, SPREAD, MEET, JOIN = range(6)  # macro SHARING: see cuda/attention/attention.cuh
 SHORTEST = 1024  # keys: shorter sequences are not cut
 CHUNKS, MOST_CHUNKS = 4, 32  # of a row tile; and where rows are few, so that even one head fills a GPU
 FEW_ROWS = 512
+MOST_JOINED = 8  # blocks of a cluster, on any GPU that has them
 FEWEST_KEYS = 256  # of a chunk; with the causal mask, where later rows have more of them, twice as many
 
 # A model of times on an H200, in microseconds: what it says of times on another GPU is wrong, but hardly what is best.
@@ -66,6 +67,17 @@ def cluster(problem: Problem, Bc: int, sharing: Sharing) -> int:
     count, row_tiles = chunks(problem, Bc), problem.B * ceil_div(problem.M, sharing.Br)
     fits = sharing.Br == 64 and problem.d <= 128 and count <= CHUNKS and row_tiles * count <= problem.sms * 7 // 8
     return count if sharing.spread and fits and not problem.causal else 1
+
+
+def joined(problem: Problem, Bc: int) -> int:
+    """The number of blocks in a cluster that have a row tile whose keys are not cut, a tile each; 1 where none do.
+
+    All clusters must run at once (see `cluster`). It is for long heads, whose tiles take so long that the meetings pay.
+    """
+    count, row_tiles = ceil_div(problem.N, Bc), problem.B * ceil_div(problem.M, 64)
+    may = problem.in_place and problem.products == 3 and not problem.causal and not problem.bias
+    fits = problem.d > 128 and count <= MOST_JOINED and row_tiles * count <= problem.sms * 7 // 8
+    return count if may and fits else 1
 
 
 @functools.lru_cache(maxsize=1024)
