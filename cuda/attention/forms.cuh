@@ -30,10 +30,10 @@ using Source = Panels;
 struct ChunkedConsumer : Consumer {
     using Consumer::Consumer;
 
-    // With READ_AHEAD, go_on() is called while the last products run, which hide its reads.
+    // With READ_AHEAD, read_next() is called while the last products run, which hide its reads.
     template <class Function>
     __device__ __forceinline__ void attend(const Attention &a, const RowTile &here, const Query &Q, int2 q_exponent,
-                                           int factor_exponent, Policy chunks, Function go_on) {
+                                           int factor_exponent, Policy chunks, Function read_next) {
         Passage pass(*this, a, here, Q, q_exponent, factor_exponent);
         pass.exponentiate(chunks.first_tile, pass.first_S(chunks.first_tile));
         split_P(pass.S, pass.P_hi, pass.P_lo);
@@ -52,11 +52,10 @@ struct ChunkedConsumer : Consumer {
             split_P(pass.S, pass.P_hi, pass.P_lo);
         }
         pass.last_T(chunks.end_tile - 1);
-        if (READ_AHEAD) go_on();
+        if (READ_AHEAD) read_next();
         pass.add(pass.rows.rescale);
         pass.sum.take(pass.rows);
         if (chunks.finish(pass.sum)) deliver(a, chunks.recall(here), pass.sum);
-        if (!READ_AHEAD && !SINGLE) go_on();
     }
 };
 struct Source : Tiles {
@@ -116,31 +115,28 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
     unsigned char *const Q_tile = Q_tiles + group * Q_TILE;
 
     if (group == WARPGROUPS - 1) consumer.pass_turn();
-    Assignment mine = {};
-    TwoRows rows;  // of Q
-    bool found = false;
-    const auto read_rows = [&] {  // beyond the last assignment zeros, so that no older rows need be kept
-        const Head of = mine.rows.head;
-        const int i = found ? mine.rows.i0 + group * 64 + consumer.row : a.M;
-        rows = TwoRows(rows_of(a.Q, a.q, of.b, of.h), row_stride(a.q), i, a.M);
-    };
-    const auto find = [&] {
-        found = Policy::find(mine, a);
-        if (READ_AHEAD) read_rows();
-    };
-    const auto go_on = [&] {
-        // rather than to keep it in a register
+    Assignment mine;
+    const auto recall_next = [&] {  // rather than to keep it in a register
         if (SHARING != WHOLE) mine.next = const_cast<volatile Assignment &>(current[group]).next;
-        find();
+    };
+    const auto read_rows = [&](Head head, int i) {
+        return TwoRows(rows_of(a.Q, a.q, head.b, head.h), row_stride(a.q), i, a.M);
+    };
+    bool found = false;
+    TwoRows ahead;
+    const auto read_ahead = [&] {
+        found = Policy::find(mine, a);
+        // Beyond the last assignment zeros, so that no older rows need be kept.
+        ahead = read_rows(mine.rows.head, found ? mine.rows.i0 + group * 64 + consumer.row : a.M);
     };
     mine.next = Policy::begin(a);
-    find();
-    while (found) {
+    if (READ_AHEAD) read_ahead();
+    while (READ_AHEAD ? found : Policy::find(mine, a)) {
         const RowTile here = mine.rows;
-        if (!READ_AHEAD) read_rows();
         int factor_exponent;
         const float factor = frexpf(factor_of_scores(a), &factor_exponent);
         named_sync(q_barrier, Q_THREADS);
+        TwoRows rows = READ_AHEAD ? ahead : read_rows(here.head, here.i0 + group * 64 + consumer.row);
         const int2 s = consumer.split_Q(rows, Q_tile, factor);
         fence_for_async();
         await_launch_before();
@@ -153,8 +149,9 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
                              uniform(mine.end_tile(a, here)), uniform(mine.first)}};
         Query query;
         take(query, Q_tile);
-        consumer.attend(a, here, query, s, factor_exponent, chunks, go_on);
+        consumer.attend(a, here, query, s, factor_exponent, chunks, [&] { recall_next(), read_ahead(); });
         if (SINGLE) break;
+        if (!READ_AHEAD) recall_next();
     }
     if (SHARING == MEET && !first_of_pair) cluster_wait(), cluster_arrive();
     if (group == 0) consumer.await_turn();

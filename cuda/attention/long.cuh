@@ -160,10 +160,10 @@ struct LongConsumer : Warpgroup {
         }
     }
 
-    // Attention of this warpgroup's rows of a row tile, for the keys of an assignment; go_on() then finds the next one.
+    // Attention of this warpgroup's rows of a row tile, for the keys of an assignment; nothing is read ahead.
     template <class Function>
     __device__ __forceinline__ void attend(const Attention &a, const RowTile &here, uint64_t Q_desc, int2 q_exponent,
-                                           int factor_exponent, Policy chunks, Function go_on) {
+                                           int factor_exponent, Policy chunks, Function) {
         const int first = here.i0 + group * 64, i = first + row;
         RowState rows = RowState::fresh(factor_exponent, q_exponent, mantissa_of_S(a));
         Partial sum = {};
@@ -195,7 +195,6 @@ struct LongConsumer : Warpgroup {
             rows.restart();
         }
         if (chunks.finish(sum)) deliver(a, chunks.recall(here), sum);
-        if (!SINGLE) go_on();
     }
 };
 
