@@ -14,7 +14,9 @@
 #include "staged.cuh"
 
 constexpr int WARPGROUPS = ROWS / 64, CONSUMER_WARPS = 4 * WARPGROUPS;
-constexpr int PRODUCER_REGISTERS = HEAD_DIM > 192 ? 56 : 72, CONSUMER_REGISTERS = HEAD_DIM > 192 ? 224 : 216;
+// Threads begin with 168 each. Copies of numbers of 8 bits take most, for their loads are waited for in registers.
+constexpr int PRODUCER_REGISTERS = HEAD_DIM > 192 ? 56 : WIDENS && !TRANSPOSED ? 104 : 88;
+constexpr int CONSUMER_REGISTERS = (3 * 168 - PRODUCER_REGISTERS) / 2;
 static_assert(ROWS == 128 && THREADS == COPIERS + ROWS * 2, "four warps copy, and so many multiply 64 rows");
 static_assert(SHARED == WARPGROUPS * Q_TILE + 2 * STAGES * TILE_BYTES + 1024, "tiles start on 1024 bytes");
 

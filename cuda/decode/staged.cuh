@@ -31,6 +31,7 @@ __device__ __forceinline__ int key_chunk_at(int key, int chunk) {
 
 // Keys of a page that a warp copies; and bytes of a row of vLLM's values in a tile, those of so many keys.
 constexpr int KEYS_OF_PAGE = smaller(PAGE, KEYS_OF_WARP);
+constexpr int PAGES_OF_WARP = KEYS_OF_WARP / KEYS_OF_PAGE, TILES_KNOWN = 32 / PAGES_OF_WARP;  // a lane has a page
 constexpr int V_ROW = larger(8, KEYS_OF_PAGE) * 2, V_ROW_CHUNKS = V_ROW / 16;
 static_assert(V_ROW <= 64, "what rows are swizzled by");
 // Where 8 keys' values are, of number d of the head.
@@ -71,8 +72,8 @@ __host__ __device__ constexpr int power_of_two_from(int x) { return x <= 1 ? 1 :
 // A chunk of 16 of these becomes two.
 constexpr int PARTS = WIDENS ? 2 : 1;
 constexpr int UNIT =
-    smaller(PAGE, 16 / CACHE_BYTES);              // keys that are neighbours in vLLM's values, and are copied together
-constexpr int TOGETHER = HEAD_DIM > 192 ? 2 : 4;  // copies under way in registers
+    smaller(PAGE, 16 / CACHE_BYTES);  // keys that are neighbours in vLLM's values, and are copied together
+constexpr int TOGETHER = HEAD_DIM > 192 ? 2 : WIDENS ? 8 : 4;  // copies under way in registers
 // Lanes for the chunks of a row, and rows that are certainly of one page, eight if there are as many.
 constexpr int ACROSS_ROW = smaller(32, power_of_two_from(CHUNKS)), EIGHT = larger(8, 32 / ACROSS_ROW);
 constexpr int OF_A_PAGE = PAGE >= EIGHT ? EIGHT : 1;
@@ -133,29 +134,30 @@ struct Copier {
     const Decode &a;
     const Item &item;
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * KEYS_OF_WARP;  // key of a tile
-    unsigned page, here;  // of this lane's key in the next tile, and in this one
+    unsigned known = 0, next;  // pages of TILES_KNOWN tiles and of as many behind these, each with a lane
+    unsigned here;             // the page of this lane's key
 
-    __device__ __forceinline__ Copier(const Decode &a, const Item &item) : a(a), item(item) { ask(first_tile(item)); }
+    __device__ __forceinline__ Copier(const Decode &a, const Item &item)
+        : a(a), item(item), next(asked(first_tile(item))) {}
     // This lane's key.
     __device__ __forceinline__ int key_of(int tile) const { return tile * BC + first + lane % KEYS_OF_WARP; }
-    // Whether it is the item's; or among those of one page that are copied together with the first that is, for the
-    // lane that has the first of them knows where they are.
-    __device__ __forceinline__ bool is_known(int key) const {
-        return key >= (item.first & -(TRANSPOSED ? UNIT : OF_A_PAGE)) && key < item.end;
+    // This lane's page of TILES_KNOWN tiles; 0 if it has none of the item's keys.
+    __device__ __forceinline__ unsigned asked(int tile) const {
+        const int key = (tile + lane / PAGES_OF_WARP) * BC + first + lane % PAGES_OF_WARP * KEYS_OF_PAGE;
+        if (key >= item.end || key + KEYS_OF_PAGE <= item.first) return 0;
+        return __ldg(a.block_tables + item.s * a.table_row + (unsigned)key / PAGE);
     }
-    __device__ __forceinline__ void ask(int tile) {
-        const int key = key_of(tile);
-        page = is_known(key) ? __ldg(a.block_tables + item.s * a.table_row + (unsigned)key / PAGE) : 0;
-    }
-    // What lanes know of a tile; the pages of the next one are asked for.
+    // Tells lanes of a tile. A page's way from memory takes as long as a tile's copies, so many are asked for at once.
     __device__ __forceinline__ void begin(int tile) {
+        const int which = (tile - first_tile(item)) % TILES_KNOWN;
+        if (which == 0) known = next, next = asked(tile + TILES_KNOWN);
+        const unsigned page = __shfl_sync(~0u, known, which * PAGES_OF_WARP + lane % KEYS_OF_WARP / KEYS_OF_PAGE);
         here = page < (unsigned)a.pages ? page : 0;
-        ask(tile + 1);
     }
     // Where this lane's key is, in bytes.
     __device__ __forceinline__ long long place(int tile, long long page_apart, long long slot_apart) const {
         const unsigned key = key_of(tile);
-        return is_known(key) ? (here * page_apart + key % PAGE * slot_apart) * CACHE_BYTES : 0;
+        return (here * page_apart + key % PAGE * slot_apart) * CACHE_BYTES;
     }
     __device__ __forceinline__ long long key_at(int tile) const { return place(tile, a.key_page, a.key_slot); }
     __device__ __forceinline__ long long value_at(int tile) const { return place(tile, a.value_page, a.value_slot); }
@@ -176,8 +178,11 @@ struct Copier {
     template <bool WHOLE_TILE>
     __device__ __forceinline__ void copy_rows(uint32_t to, const unsigned char *cache, long long at, long long apart,
                                               int tile) const {
-        constexpr int ACROSS = ACROSS_ROW, DOWN = 32 / ACROSS;
-        const int lane = opaque(this->lane), chunk = lane % ACROSS, down = lane / ACROSS;  // else all is kept
+        // Eight lanes have chunks of two widened rows, which lie in other banks.
+        constexpr int ACROSS = ACROSS_ROW, DOWN = 32 / ACROSS,
+                      NEAR = WIDENS && HEAD_DIM <= 192 ? smaller(4, ACROSS) : ACROSS;
+        const int lane = opaque(this->lane);  // else all is kept
+        const int chunk = lane / (NEAR * DOWN) * NEAR + lane % NEAR, down = lane / NEAR % DOWN;
         const int swizzle = (chunk * PARTS % 8 ^ down % 8) * 16, row = first + down, key = tile * BC + row;
         const int begin = item.first - key, end = item.end - key;
         const bool wanted = CHUNKS == ACROSS || chunk < CHUNKS;
