@@ -13,9 +13,12 @@
 // longer than 128 numbers, another form is compiled (forms.cuh).
 //
 // Launches: `prepare`, then `attention` with any number of blocks.
-#define INTERLEAVES 1                     // keys, where biases are read
-#define BESIDE 4                          // threads of the pre-pass that read 64 bytes of a row of V
-#define PAIRED (THREADS == 128 + 4 * BR)  // two warpgroups have the same 64 rows
+#define INTERLEAVES 1  // keys, where biases are read
+#define BESIDE 4       // threads of the pre-pass that read 64 bytes of a row of V
+#ifndef SPLITTERS
+#define SPLITTERS 0  // threads that split K and V of a block's heads, where there is no pre-pass (splitters.cuh)
+#endif
+#define PAIRED (THREADS == 128 + 4 * BR && !SPLITTERS)  // two warpgroups have the same 64 rows
 #define PAD (HEAD_DIM <= 16 ? 16 : HEAD_DIM <= 128 ? 32 : 64)
 #include "prepare.cuh"
 #include "warpgroup.cuh"
@@ -23,7 +26,10 @@
 
 // An SM has 512 registers for each of 128 threads. A block of 256 threads has all that they can address.
 constexpr bool MOVE_REGISTERS = THREADS > 256;
-constexpr int PRODUCER_REGISTERS = WARPGROUPS == 3 ? 32 : 24, CONSUMER_REGISTERS = WARPGROUPS == 3 ? 160 : 240;
+constexpr int PRODUCER_REGISTERS = SPLITTERS         ? 128
+                                   : WARPGROUPS == 3 ? 32
+                                                     : 24,
+              CONSUMER_REGISTERS = WARPGROUPS == 3 ? 160 : 240;
 
 static_assert(K_TILE % 1024 == 0 && V_TILE % 1024 == 0 && Q_TILE % 1024 == 0, "the swizzle repeats every 1024 bytes");
 

@@ -1,6 +1,6 @@
 // The forms of 15_wgmma.cu where the plain one does not do: the keys of row tiles in chunks (chunks.cuh), two
 // warpgroups for the same 64 rows (paired.cuh), heads of more than 128 numbers (long.cuh), also in
-// clusters (joined.cuh).
+// clusters (joined.cuh) or without a pre-pass (splitters.cuh).
 //
 // The kernel differs from the plain one in that a block has assignments, some chunks of a row tile's keys each, instead
 // of row tiles.
@@ -20,6 +20,9 @@ using Source = PairTiles;
 #if SHARING == JOIN
 #include "joined.cuh"
 using Source = JoinedPanels;
+#elif SPLITTERS
+#include "splitters.cuh"
+using Source = Splitters;
 #else
 #include "long.cuh"
 using Source = Panels;
@@ -66,7 +69,8 @@ struct Source : Tiles {
 };
 #endif
 
-static_assert(THREADS == 128 * (1 + WARPGROUPS * (1 + PAIRED)), "one warpgroup copies");
+constexpr int PRODUCERS = SPLITTERS ? SPLITTERS : 128;  // threads
+static_assert(THREADS == PRODUCERS + 128 * WARPGROUPS * (1 + PAIRED), "one warpgroup copies, or some split");
 static_assert(SHARED == WARPGROUPS * Q_TILE + Source::BYTES + PARKED + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 1024 <= 227 * 1024, "tiles must fit shared memory");
 
@@ -98,7 +102,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
     if (CLUSTER > 1) cluster_arrive();
     __syncthreads();
 
-    if (threadIdx.x < 128) {
+    if (threadIdx.x < PRODUCERS) {
         if (MOVE_REGISTERS) registers_down<PRODUCER_REGISTERS>();
         if (unsigned(uniform(threadIdx.x / 32)) < Source::WARPS) produce(a, source, tiles);
         if (CLUSTER > 1) cluster_wait(), cluster_arrive();  // as those do that multiply, with nothing to send
@@ -107,7 +111,7 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
     }
     if (MOVE_REGISTERS) registers_up<CONSUMER_REGISTERS>();
     // With a bias, to know that all lanes have the same costs registers, instead of saving them.
-    const int number = BIAS ? threadIdx.x / 128 : uniform(threadIdx.x / 128);
+    const int number = (BIAS ? threadIdx.x / 128 : uniform(threadIdx.x / 128)) + 1 - PRODUCERS / 128;
     const int group = WARPGROUPS == 1 ? 0 : number - 1, q_barrier = 1 + group;
     constexpr int Q_THREADS = 128 * (1 + PAIRED);  // that split the same rows of Q
     const bool first_of_pair = !PAIRED || number == 1;

@@ -13,9 +13,10 @@
 #pragma once
 #include "chunks.cuh"
 
-constexpr int PANEL = split_bytes(64, 64);  // bytes: 64 rows, 64 columns of hi, and 64 of lo
-constexpr int HALF_PANEL = 64 * 128;        // that of hi, or of lo
-constexpr int PANELS = ceil_div(D, 64);     // of a tile of K; and of V
+constexpr int PANEL = split_bytes(64, 64);                        // bytes: 64 rows, 64 columns of hi, and 64 of lo
+constexpr int HALF_PANEL = 64 * 128;                              // that of hi, or of lo
+constexpr int PANELS = ceil_div(D, 64);                           // of a tile of K; and of V
+constexpr int LO = SPLITTERS ? PANELS * HALF_PANEL : HALF_PANEL;  // from hi to lo: in a whole tile, all hi come first
 
 struct LongConsumer;
 
@@ -32,7 +33,8 @@ struct Panels {
     }
 
     __device__ __forceinline__ void init() {
-        for (int s = 0; s < STAGES; ++s) barrier_init(&full[s], 1), barrier_init(&free[s], 4 * WARPGROUPS);
+        for (int s = 0; s < STAGES; ++s)
+            barrier_init(&full[s], max(1, SPLITTERS / 32)), barrier_init(&free[s], 4 * WARPGROUPS);
     }
 
     // Tile t, of those of all heads, by a warp: its lane 0 copies, and waits for `prepare` as late as it can.
@@ -71,7 +73,7 @@ __device__ __forceinline__ void issue_S(float (&large)[32], float (&small)[32], 
 #pragma unroll
     for (int k = 4 * p; k < min(4 * p + 4, K_STEPS); ++k) {
         const uint64_t Q_hi = Q + split_offset<64>(0, 16 * k) / 16, Q_lo = Q + split_offset<64>(0, D + 16 * k) / 16;
-        const uint64_t K_hi = K + split_offset<64>(0, 16 * (k % 4)) / 16, K_lo = K_hi + HALF_PANEL / 16;
+        const uint64_t K_hi = K + split_offset<64>(0, 16 * (k % 4)) / 16, K_lo = K_hi + LO / 16;
         if (PRODUCTS == 3) {
             wgmma(small, Q_lo, K_hi, k > 0);
             wgmma(small, Q_hi, K_lo, 1);
@@ -92,7 +94,7 @@ __device__ __forceinline__ void issue_PV(float (&T)[32], const uint32_t (&P_hi)[
     }
     if (PRODUCTS == 3) {
 #pragma unroll
-        for (int k = 0; k < 4; ++k) wgmma(T, P_hi[k], V + split_offset<64>(0, 64 + 16 * k) / 16, 1);
+        for (int k = 0; k < 4; ++k) wgmma(T, P_hi[k], V + (LO + split_offset<64>(0, 16 * k)) / 16, 1);
     }
 #pragma unroll
     for (int k = 0; k < 4; ++k) wgmma(T, P_hi[k], V + split_offset<64>(0, 16 * k) / 16, PRODUCTS >= 2 || k > 0);
@@ -111,6 +113,7 @@ struct LongConsumer : Warpgroup {
     // The panel whose turn it is, once it is there.
     __device__ __forceinline__ uint64_t panel() const {
         wait(&panels.full[ring.stage], ring.parity);
+        if (SPLITTERS) return desc + (ring.stage + (ring.stage < PANELS ? 0 : PANELS)) * (HALF_PANEL / 16);
         return desc + ring.stage * (PANEL / 16);
     }
 

@@ -218,6 +218,7 @@ HOPPER_SHARED = 227 * 1024  # bytes of shared memory that a block can have
 STATIC, SHORT_STATIC = 1024, 2048  # of which so many at most are wgmma's static ones, and wgmma_short's
 LEAST_HEAD = 16  # numbers to which shorter heads are padded
 LONG_BC, MOST_PANELS = 64, 12  # of heads of more than 128 numbers: keys of a tile, panels in flight
+SPLITTERS = 256  # threads that split K and V of such heads, where there is no pre-pass
 
 
 @functools.lru_cache(maxsize=8)  # to plan a call asks for it over and over
@@ -315,6 +316,8 @@ def _wgmma_long(problem: Problem) -> Tiling:
     """wgmma's tiling for d > 128: panels of 64 rows and 64 columns of K and V, as many as fit beside Q (long.cuh)."""
     panel = _split_bytes(64, 64, problem.products)
     one = _wgmma_tiling(problem, 64, LONG_BC, 2 * (_padded(problem.d) // 64), stage=panel)  # a tile of K and one of V
+    if chunks.splits(problem, LONG_BC):
+        return one._replace(threads=128 + SPLITTERS, macros=(*one.macros, ("SPLITTERS", SPLITTERS)))
     if (blocks := chunks.joined(problem, LONG_BC)) > 1:
         return one._replace(macros=(*one.macros, ("SHARING", chunks.JOIN), ("CLUSTER", blocks)))
     sharing = chunks.best(problem, LONG_BC)
@@ -340,9 +343,14 @@ def way_of(tiling: Tiling) -> int:
     return dict(tiling.macros).get("SHARING", chunks.WHOLE)
 
 
+def splits(tiling: Tiling) -> bool:
+    """Whether blocks split K and V themselves, so that there is no pre-pass."""
+    return "SPLITTERS" in dict(tiling.macros)
+
+
 def is_paired(tiling: Tiling) -> bool:
     """Whether two warpgroups share each 64 rows, so that a block has more threads than its rows need."""
-    return tiling.threads > 128 + 2 * tiling.Br
+    return tiling.threads > 128 + 2 * tiling.Br and not splits(tiling)
 
 
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
@@ -351,9 +359,10 @@ def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     Not causal, or with a window: one block a multiprocessor, looping over row tiles or chunks. Causal, or packed: one
     block a row tile or chunk, balanced by the hardware. So do clusters, and pairs of warpgroups that share 64 rows.
     """
-    return tuple(
-        launch._replace(early=True) for launch in (_split_keys(tiling, problem), _wgmma_products(tiling, problem))
-    )
+    products = _wgmma_products(tiling, problem)
+    if splits(tiling):
+        return (products,)
+    return tuple(launch._replace(early=True) for launch in (_split_keys(tiling, problem), products))
 
 
 def _wgmma_products(tiling: Tiling, problem: Problem) -> Launch:
@@ -376,7 +385,7 @@ def chunk_tiles(tiling: Tiling, problem: Problem) -> int:
 
 
 def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:
-    return _split_workspace(tiling, problem, LEAST_HEAD) + wgmma_partial(tiling, problem)
+    return 0 if splits(tiling) else _split_workspace(tiling, problem, LEAST_HEAD) + wgmma_partial(tiling, problem)
 
 
 def wgmma_partial(tiling: Tiling, problem: Problem) -> int:

@@ -86,3 +86,15 @@ def test_a_cluster_whose_blocks_have_a_tile_of_keys_each_gives_the_bytes_of_one_
     assert all(other.tobytes() == alone.tobytes() for other in others)
     if finite:
         assert_accurate([(Asked(q, k, v, False), alone, None)])
+
+
+@pytest.mark.parametrize(("N", "d"), [(64, 256), (50, 160)])
+def test_long_heads_that_blocks_split_have_the_bytes_of_those_that_a_pre_pass_splits(emulated, N, d):
+    q, k, v = (np.random.default_rng(n).normal(size=(2, n, d)).astype(np.float32) for n in (60, N, N))
+    k[0, 7, 7] = np.inf
+    few, *many = (
+        attend("wgmma", q, k, v, emulated, False, backwards, in_place=True, sms=sms)
+        for sms, backwards in ((132, False), (1, False), (1, True))
+    )
+    assert all(found.tobytes() == few.tobytes() for found in many)
+    assert_accurate([(Asked(q[1:], k[1:], v[1:], False), few[1:], None)])

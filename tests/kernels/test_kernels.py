@@ -14,7 +14,7 @@ from support import GPU_KERNELS, flashcli
 from flashcli.asked.shape import MAX_D, ceil_div
 from flashcli.compiler.compiler import SOURCES, find_nvcc
 from flashcli.errors import BackendUnavailable
-from flashcli.kernels.attention import KERNELS, chunk_tiles, is_paired, way_of, wgmma_partial
+from flashcli.kernels.attention import KERNELS, chunk_tiles, is_paired, splits, way_of, wgmma_partial
 from flashcli.kernels.choice import SHORT_HEAD, choose, exact
 from flashcli.kernels.operation import Build
 from flashcli.kernels.problem import Problem
@@ -321,6 +321,15 @@ def test_few_row_tiles_of_long_heads_with_few_keys_are_those_of_clusters_with_a_
     assert wgmma_partial(build.tiling, few) == 0 and chunk_tiles(build.tiling, few) == 1
     for other in ({"B": 99}, {"d": 128}, {"bias": "bool"}, {"causal": True}, {"precision": "fp16"}, {"N": 513}):
         assert way_of(KERNELS["wgmma"].tiling(few._replace(**other))) == WHOLE
+
+
+def test_many_long_heads_with_few_rows_and_keys_are_split_by_their_blocks_without_a_pre_pass():
+    few = IN_PLACE._replace(B=200, M=64, N=64, d=160)
+    build = Build(KERNELS["wgmma"], few)
+    [launch] = build.launches()
+    assert splits(build.tiling) and (launch.grid, launch.threads, build.workspace()) == (132, 384, 0)
+    for other in ({"B": 100}, {"M": 65}, {"N": 65}, {"d": 128}, {"group": 2}, {"bias": "bool"}, {"precision": "fp16"}):
+        assert Build(KERNELS["wgmma"], few._replace(**other)).prepares
 
 
 FEW = [

@@ -80,6 +80,16 @@ def joined(problem: Problem, Bc: int) -> int:
     return count if may and fits else 1
 
 
+def splits(problem: Problem, Bc: int) -> bool:
+    """Whether blocks split K and V themselves: of long heads with one row tile and one tile of keys, if they are many.
+
+    Further row tiles would split them anew, in about the time of their products.
+    """
+    may = problem.in_place and problem.products == 3 and not problem.bias and problem.d > 128
+    one = problem.M <= 64 and Bc >= problem.N and problem.group == 1
+    return may and one and problem.sms * 7 // 8 < problem.B
+
+
 @functools.lru_cache(maxsize=1024)
 def best(problem: Problem, Bc: int) -> Sharing:
     """The `Sharing` that the model expects to be the fastest for tiles of Bc keys."""
