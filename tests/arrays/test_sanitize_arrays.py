@@ -26,6 +26,7 @@ LONG_MASK = [
     "a bias that hides NaN of K, heads of 256",
 ]  # fmt: skip
 LONG_NAN = ["NaN, odd, causal", "NaN, heads of 200", "NaN with a bias", "NaN, chunks of keys, heads of 256"]
+LONG_OF_FEW_KEYS = [name for name in CASES if "a tile of keys for each block" in name or "many long heads" in name]
 LONG_FP16 = "fp16, heads of 192"
 HALVES = [name for name, case in CASES.items() if case.dtype != "float32"]
 REFUSED = {  # by kernels that do not take them
@@ -33,7 +34,7 @@ REFUSED = {  # by kernels that do not take them
     "mma": [],
     "wgmma": [],
     "mma_short": [name for name, case in CASES.items() if case.N > 128 or case.d > 64],
-    "wgmma_short": [*LONG_OR_ODD, *LONG_BIAS, *LONG_MASK, *LONG_NAN, LONG_FP16, *HALVES],
+    "wgmma_short": [*LONG_OR_ODD, *LONG_BIAS, *LONG_MASK, *LONG_NAN, *LONG_OF_FEW_KEYS, LONG_FP16, *HALVES],
 }
 MACROS = {"DENSE": "01", "ALIGNED": "01", "LSE": "01", "CAUSAL": "01", "BIAS": "123", "BIAS_COLUMN": "0124"}
 
