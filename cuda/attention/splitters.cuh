@@ -9,8 +9,6 @@
 #pragma once
 #include "long.cuh"
 
-static_assert(SPLITTERS / 128 * PRODUCER_REGISTERS + CONSUMER_REGISTERS <= THREADS / 128 * (65536 / THREADS / 8 * 8),
-              "a block that asks for more registers than it has begun with waits for ever");
 static_assert(STAGES == 2 * PANELS && WARPGROUPS == 1 && IN_PLACE, "there is one tile of K and one of V");
 
 struct Splitters : Panels {
