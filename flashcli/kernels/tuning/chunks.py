@@ -61,22 +61,26 @@ def chunks(problem: Problem, Bc: int) -> int:
 def cluster(problem: Problem, Bc: int, sharing: Sharing) -> int:
     """The number of blocks in a cluster, one for each chunk of a row tile; 1 where blocks merge through memory.
 
-    The multiprocessors of a cluster are neighbours, so some are left over: clusters must be few. With the causal mask,
-    where a row tile may have fewer chunks, there are none.
+    All clusters must run at once. With the causal mask, where a row tile may have fewer chunks, there are none.
     """
     count, row_tiles = chunks(problem, Bc), problem.B * ceil_div(problem.M, sharing.Br)
-    fits = sharing.Br == 64 and problem.d <= 128 and count <= CHUNKS and row_tiles * count <= problem.sms * 7 // 8
+    fits = sharing.Br == 64 and problem.d <= 128 and count <= CHUNKS and row_tiles * count <= _in_clusters(problem)
     return count if sharing.spread and fits and not problem.causal else 1
+
+
+def _in_clusters(problem: Problem) -> int:
+    """The number of blocks that run at once in clusters, whose multiprocessors are neighbours: some are left over."""
+    return problem.sms * 7 // 8
 
 
 def joined(problem: Problem, Bc: int) -> int:
     """The number of blocks in a cluster that have a row tile whose keys are not cut, a tile each; 1 where none do.
 
-    All clusters must run at once (see `cluster`). It is for long heads, whose tiles take so long that the meetings pay.
+    All clusters must run at once. It is for long heads, whose tiles take so long that the meetings pay.
     """
     count, row_tiles = ceil_div(problem.N, Bc), problem.B * ceil_div(problem.M, 64)
     may = problem.in_place and problem.products == 3 and not problem.causal and not problem.bias
-    fits = problem.d > 128 and count <= MOST_JOINED and row_tiles * count <= problem.sms * 7 // 8
+    fits = problem.d > 128 and count <= MOST_JOINED and row_tiles * count <= _in_clusters(problem)
     return count if may and fits else 1
 
 
@@ -87,7 +91,7 @@ def splits(problem: Problem, Bc: int) -> bool:
     """
     may = problem.in_place and problem.products == 3 and not problem.bias and problem.d > 128
     one = problem.M <= 64 and Bc >= problem.N and problem.group == 1
-    return may and one and problem.sms * 7 // 8 < problem.B
+    return may and one and _in_clusters(problem) < problem.B
 
 
 @functools.lru_cache(maxsize=1024)
