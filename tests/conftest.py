@@ -9,6 +9,8 @@ if ONE_OF_MANY:  # before NumPy and PyTorch begin, here and in what is started f
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 os.environ.setdefault("FLASHCLI_QUICK", "0")  # first calls are answered by full builds, as later ones are
+# Matplotlib keeps its list of fonts with a user: one made while a package was being installed lacked most of them.
+os.environ.setdefault("MPLCONFIGDIR", os.path.join(os.path.dirname(__file__), "..", ".pytest_cache", "matplotlib"))
 
 import compileall
 import fcntl
