@@ -65,7 +65,7 @@ def command(
 ) -> None:  # fmt: skip
     """Time kernels as `flashcli run` uses them, and those of PyTorch and Triton if wanted, on the same inputs.
 
-    What gives a wrong answer is refused, not timed. The exit code is 1 if anything is wrong, or if nothing could be
+    A wrong answer is refused, not timed. The exit code is 1 if anything is wrong, or if nothing could be
     timed. Without a GPU the CPU is timed: on the first of the report's cases alone, if nothing else is said.
     """
     from flashcli.measure import bench, machine, peers, plots, records, tiles

@@ -57,7 +57,7 @@ def command(
     """Time paged decode beside the floor: a kernel that reads the same keys and values, and computes nothing.
 
     FILE is one of `flashcli decode`. Without it and --shape, the shapes of the record are timed, on a CPU one of them.
-    What gives a wrong answer is refused, not timed: the exit code is 1 then, and if nothing could be timed.
+    A wrong answer is refused, not timed: the exit code is 1 then, and if nothing could be timed.
     """
     from flashcli.measure import machine, plots, records
 

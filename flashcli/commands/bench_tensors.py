@@ -58,7 +58,7 @@ def command(
 ) -> None:  # fmt: skip
     """Time attention on PyTorch's tensors [B, H, N, d] where they lie, or its gradients.
 
-    What gives a wrong answer is refused, not timed. The exit code is 1 if anything is wrong, or if nothing could be
+    A wrong answer is refused, not timed. The exit code is 1 if anything is wrong, or if nothing could be
     timed.
     """
     from flashcli.measure import backward, bench, in_place, machine, peers, plots, records

@@ -40,8 +40,8 @@ def command(
     """Compare the output file GOT with the output file WANT; one of them can be -, stdin. Exit code 1 if they differ.
 
     An output file does not say its shape. It is taken from --shape or --input, or from an input file beside WANT with
-    the same name and the ending .in; without any, places are given as (0, element, 0). Of two answers of
-    `flashcli decode`, `out` and `lse` are compared; they do say their shapes. A number of `out` in float16 or bfloat16
+    the same name and the ending .in; without any, places are given as (0, element, 0). Two answers of
+    `flashcli decode` do say their shapes: their `out` and `lse` are compared. A number of `out` in float16 or bfloat16
     may be off by 2^-10 or 2^-7 of the largest in its row besides: that is what rounding to these types costs.
     """
     from flashcli.files import verify

@@ -28,8 +28,8 @@ NaN or Inf: {nonfinite}"""
 def command(path: str, header_only: bool, shape: Shape | None, json_path: str | None) -> None:
     """Show the shape of an input file, the range of its values, and whether it keeps to the course's bounds.
 
-    FILE can be -, which is stdin. Of an input file of `flashcli decode`, whose cache may be larger than memory, sizes
-    and lengths are shown; of its answer, and of an output with its --shape, the range of values.
+    FILE can be -, which is stdin. An input file of `flashcli decode`, whose cache may be larger than memory, is shown
+    by sizes and lengths; its answer, and an output with its --shape, by the range of values.
     """
     from flashcli.files.decode.tensors import has_tensors
     from flashcli.files.summary import summarise, summarise_output

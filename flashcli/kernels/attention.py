@@ -549,7 +549,7 @@ KERNELS = ladder(
     ),
     _hopper_rung(
         "attention/15_wgmma.cu",
-        "the same with Hopper's wgmma: warps that copy, warps that multiply, everything overlapped",
+        "tensor cores by Hopper's wgmma: warps that copy, warps that multiply, everything overlapped",
         _wgmma, launches=_wgmma_launches, workspace=_wgmma_workspace, refuses=_refused_by_wgmma,
     ),
     _hopper_rung(

@@ -447,7 +447,7 @@ KERNELS = ladder(
         refuses=_up_to_128,
     ),
     _hopper_rung(
-        "backward/04_wgmma.cu", "the same on Hopper: wgmma, warps specialised, copies in the background",
+        "backward/04_wgmma.cu", "tensor cores by Hopper's wgmma: warps specialised, copies in the background",
         _wgmma, _wgmma_launches, workspace=_wgmma_workspace, counters=_heads, refuses=_up_to_128,
     ),
     _hopper_rung(
@@ -459,7 +459,7 @@ KERNELS = ladder(
         _mma_short, _whole_heads_launches, refuses=_refused_by_mma_short,
     ),
     _hopper_rung(
-        "backward/07_wgmma_whole.cu", "the same pass by wgmma, for heads of 65 to 128 rows",
+        "backward/07_wgmma_whole.cu", "one pass by wgmma, for heads of 65 to 128 rows",
         _wgmma_whole, _whole_heads_launches, refuses=_refused_by_mma_short,
     ),
 )  # fmt: skip
