@@ -226,30 +226,28 @@ def _wgmma(problem: Problem) -> Tiling:
     d = problem.d
     if d > 128:
         return _wgmma_long(problem)
-    if problem.windowed or problem.sequences:  # keys are not cut, and tiles depend on no length
-        Bc, stages = _whole_keys(problem)
+    Bc, stages = _whatever_length(problem)
+    if problem.windowed or problem.sequences:  # keys are not cut
         return _wgmma_tiling(problem, 128, Bc, stages, pingpong=1)
-    if d > 64:
-        return _shared_out(problem, Bc=32 if d > 96 and problem.bias else 64, stages=2)
-    if problem.bias:
-        return _shared_out(problem, Bc=64, stages=3)
+    if d > 64 or problem.bias:
+        return _shared_out(problem, Bc, stages)
     if problem.in_place and problem.batch_invariant:
         longest = longest_short(problem) if d % 4 == 0 else 0  # wgmma_short refuses rows that are not aligned
-        Bc = _wgmma_short(problem).Bc if longest >= problem.N else 128
-        return _shared_out(problem, Bc=Bc, stages=2 if Bc * d > 4096 else 3)
+        Bc = _wgmma_short(problem).Bc if longest >= problem.N else Bc
+        return _shared_out(problem, Bc, stages=2 if Bc * d > 4096 else 3)
     if _rounds(192, problem) * 192 < _rounds(128, problem) * 128:  # few row tiles: fewer, larger ones end sooner
-        Bc = 64 if d > 32 else 96
-        if not problem.in_place or _is_best(chunks.Sharing(192, False), Bc, problem):
-            return _wgmma_tiling(problem, 192, Bc, stages=3)
+        narrow = 64 if d > 32 else 96
+        if not problem.in_place or _is_best(chunks.Sharing(192, False), narrow, problem):
+            return _wgmma_tiling(problem, 192, narrow, stages=3)
     if problem.in_place:
-        return _shared_out(problem, Bc=128, stages=2 if d > 32 else 3)
+        return _shared_out(problem, Bc, stages)
     if d > 32 and problem.precision == "fp16":  # the products are short: waiting for a turn at them is not worth it
-        return _wgmma_tiling(problem, 128, 128, stages=3)
-    return _wgmma_tiling(problem, 128, 128, stages=2 if d > 32 else 3, pingpong=1)
+        return _wgmma_tiling(problem, 128, Bc, stages=3)
+    return _wgmma_tiling(problem, 128, Bc, stages, pingpong=1)
 
 
-def _whole_keys(problem: Problem) -> tuple[int, int]:
-    """The number of keys of a tile, and of tiles in flight, where no length is known or few keys are seen."""
+def _whatever_length(problem: Problem) -> tuple[int, int]:
+    """The number of keys of a tile, and of tiles in flight, that suit heads of up to 128 numbers, however many keys."""
     d = problem.d
     if d > 64:
         return (32 if d > 96 and problem.bias else 64), 2
@@ -379,9 +377,8 @@ def _wgmma_products(tiling: Tiling, problem: Problem) -> Launch:
 
 def chunk_tiles(tiling: Tiling, problem: Problem) -> int:
     """The number of tiles of keys in a chunk; 0 where the tiling does not cut keys."""
-    if way_of(tiling) == chunks.JOIN:
-        return 1
-    return chunks.chunk_tiles(problem, tiling.Bc) if way_of(tiling) != chunks.WHOLE else 0
+    way = way_of(tiling)
+    return 0 if way == chunks.WHOLE else 1 if way == chunks.JOIN else chunks.chunk_tiles(problem, tiling.Bc)
 
 
 def _wgmma_workspace(tiling: Tiling, problem: Problem) -> int:

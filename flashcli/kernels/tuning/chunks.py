@@ -44,9 +44,9 @@ class Sharing(NamedTuple):
 
 
 def chunk_tiles(problem: Problem, Bc: int) -> int:
-    """The number of tiles of Bc keys in a chunk; 0 where keys are not cut: few keys, files, fp16, or a bias."""
+    """The number of tiles of Bc keys in a chunk; all, where keys are not cut: few keys, files, fp16, or a bias."""
     if not problem.in_place or problem.N < SHORTEST or problem.precision != "fp32" or problem.bias:
-        return 0
+        return ceil_div(problem.N, Bc)
     most = CHUNKS if problem.M > FEW_ROWS else MOST_CHUNKS
     fewest = FEWEST_KEYS * (2 if problem.causal else 1)
     return ceil_div(max(fewest, ceil_div(problem.N, most)), Bc)
@@ -54,8 +54,7 @@ def chunk_tiles(problem: Problem, Bc: int) -> int:
 
 def chunks(problem: Problem, Bc: int) -> int:
     """The number of chunks that a row tile's keys are cut into; of the longest row, if causal; 1 if not cut."""
-    tiles = chunk_tiles(problem, Bc)
-    return ceil_div(ceil_div(problem.N, Bc), tiles) if tiles else 1
+    return ceil_div(ceil_div(problem.N, Bc), chunk_tiles(problem, Bc))
 
 
 def cluster(problem: Problem, Bc: int, sharing: Sharing) -> int:
