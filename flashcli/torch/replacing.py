@@ -102,6 +102,12 @@ def _take_back(halves: bool) -> None:
             _library = None
 
 
+def _is_ours(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any) -> bool:
+    """Whether flashcli computes a call; ``others`` are those of `supported` that follow."""
+    contiguous = all(x.stride(-1) == 1 for x in (query, key, value))
+    return contiguous and supported(query, key, value, *others, halves=_of_halves > 0)
+
+
 def _forward_or(original: Any) -> Any:
     """flashcli's implementation of the operator, which calls the original for arguments it does not support."""
 
@@ -117,10 +123,7 @@ def _forward_or(original: Any) -> Any:
         *,
         scale: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        contiguous = all(x.stride(-1) == 1 for x in (query, key, value))
-        mask = None if is_causal else attn_bias
-        ours = supported(query, key, value, mask, dropout_p, is_causal, halves=_of_halves > 0)
-        if not contiguous or mask is not attn_bias or not ours:
+        if not _is_ours(query, key, value, attn_bias, dropout_p, is_causal):
             return original.call_boxed(
                 keys, query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, scale=scale
             )
@@ -155,16 +158,8 @@ def _backward_or(original: Any) -> Any:
         *,
         scale: float | None = None,
     ) -> tuple[torch.Tensor | None, ...]:
-        contiguous = all(x.stride(-1) == 1 for x in (query, key, value))
-        mask = None if is_causal else attn_bias
-        ours = (
-            grad_out is not None
-            and contiguous
-            and mask is attn_bias
-            and logsumexp.shape[-1] >= query.shape[-2]
-            and supported(query, key, value, mask, dropout_p, is_causal, halves=_of_halves > 0)
-        )
-        if grad_out is None or not ours:
+        has_lse = logsumexp.shape[-1] >= query.shape[-2]
+        if grad_out is None or not has_lse or not _is_ours(query, key, value, attn_bias, dropout_p, is_causal):
             return original.call_boxed(
                 keys, grad_out, query, key, value, attn_bias, out, logsumexp, philox_seed, philox_offset, dropout_p,
                 grad_input_mask, is_causal, scale=scale,
