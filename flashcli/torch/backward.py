@@ -90,8 +90,7 @@ def attention_backward(
 ) -> tuple[torch.Tensor, ...]:
     """`flashcli.attention_backward` of tensors, with its parameters, its answer and its errors."""
     sight = Sight(window, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
-    tensors = {"q": q, "do": do, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias, "mask": mask}
-    _refuse_mixed(tensors | sight.by_name())
+    in_place.refuse_mixed(sight, q=q, do=do, k=k, v=v, o=o, lse=lse, dlse=dlse, bias=bias, mask=mask)
     if q.is_cuda:
         check_backend_on_gpu(backend)
         check_name(kernel)
@@ -106,13 +105,6 @@ def attention_backward(
     options = causal, scale, q_start, bool(return_dbias), False, kernel, *sight, in_place.answer_type(q, out_dtype)
     found = operator(do, dlse, q, k, v, bias, mask, o, lse, *options)
     return found if return_dbias else found[:3]
-
-
-def _refuse_mixed(tensors: dict[str, Any]) -> None:
-    """Raise TypeError for an argument that is no dense PyTorch tensor, ValueError for one that is not on Q's device."""
-    for name, x in tensors.items():
-        if x is not None or name in ("do", "k", "v"):
-            in_place.refuse_other(name, x, tensors["q"])
 
 
 def _asked(

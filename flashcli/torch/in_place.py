@@ -86,7 +86,7 @@ def compute(
         )  # fmt: skip
         ready = _ready.get(key)
     except (AttributeError, TypeError, RuntimeError):  # something is no tensor, or not in memory, or no number
-        refuse_mixed(q, k, v, bias, mask, out, sight)
+        refuse_mixed(sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
         key, ready = (), None
     if ready is None:
         check_backend_on_gpu(backend)
@@ -147,7 +147,7 @@ def _make_ready(
 ) -> Ready:
     """Plan a call; ``options`` are those of `flashcli.asked.attention.call` that are not tensors."""
     check(how)
-    refuse_mixed(q, k, v, bias, mask, out, sight)
+    refuse_mixed(sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
     to = None if out is None else operand(out)
     if rows_first and out is None and q.ndim == 4:
         to = contiguous_rows_first(tuple(q.shape), type_name(options["out_dtype"] or q.dtype))
@@ -190,11 +190,11 @@ def remember(ready: dict[tuple, Any], key: tuple, value: Any) -> None:
         ready[key] = value
 
 
-def refuse_mixed(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, sight: Sight = ALL) -> None:
+def refuse_mixed(sight: Sight, **tensors: Any) -> None:
     """Raise TypeError for an argument that is no dense PyTorch tensor, ValueError for one that is not on Q's device."""
-    for name, tensor in {"q": q, "k": k, "v": v, "bias": bias, "mask": mask, "out": out, **sight.by_name()}.items():
-        if tensor is not None or name in ("q", "k", "v"):
-            refuse_other(name, tensor, q)
+    for name, tensor in {**tensors, **sight.by_name()}.items():
+        if tensor is not None or name in ("do", "q", "k", "v"):
+            refuse_other(name, tensor, tensors["q"])
 
 
 def refuse_other(name: str, tensor: Any, q: Any, called: str = "q") -> None:

@@ -46,7 +46,7 @@ def attention(
         return _by_operator(q, k, v, bias, mask, out, backend, return_lse, options)
     wanted = operator.wants_gradients(q, k, v, bias)
     if out is not None:
-        in_place.refuse_mixed(q, k, v, bias, mask, out, sight)
+        in_place.refuse_mixed(sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
         _refuse_gradients(wanted, out)
         if out.is_neg():
             raise ValueError("out must not be a lazily negated view (out.is_neg()): call out.resolve_neg() first")
@@ -62,7 +62,7 @@ def attention(
         )  # fmt: skip
         answer = o if lse is None else (o, lse)
     else:
-        in_place.refuse_mixed(q, k, v, bias, mask, out, sight)
+        in_place.refuse_mixed(sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
         answer = on_cpu.compute(
             q, k, v, bias, mask, out, sight, causal=causal, scale=scale, backend=backend, q_start=q_start,
             return_lse=return_lse, kernel=kernel, precision=precision, batch_invariant=batch_invariant,
@@ -83,7 +83,7 @@ def _by_operator(
     q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, backend: str, return_lse: bool, options: operator.Options
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     # PyTorch 2.9's compiler knows no property of a tuple, such as options.sight.
-    in_place.refuse_mixed(q, k, v, bias, mask, out, Sight(*options[7:11]))
+    in_place.refuse_mixed(Sight(*options[7:11]), q=q, k=k, v=v, bias=bias, mask=mask, out=out)
     wanted = BACKENDS if q.is_meta else ("auto", "cpu" if q.is_cpu else "cuda")
     if backend not in wanted:
         names = " or ".join(map(repr, wanted))
