@@ -19,7 +19,7 @@ from flashcli.gpu.prepared import Prepared, prepare
 from flashcli.kernels.backward import BACKWARD, check_name
 from flashcli.torch import in_place, on_cpu, private, tangents, transforms
 from flashcli.torch.gradients import Scores, gradients
-from flashcli.torch.sight import Sight
+from flashcli.torch.sight import HALVES, Sight
 
 SCHEMA = (
     "attention_backward(Tensor do, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? mask, Tensor o, "
@@ -186,7 +186,7 @@ def _on_cpu(
     (causal, scale, q_start, return_dbias, rows_first), sight = given[:5], given.sight
     tensors = {"do": do, "q": q, "k": k, "v": v, "o": o, "lse": lse, "dlse": dlse, "bias": bias, "mask": mask}
     tensors |= sight.by_name()
-    if q.dtype in on_cpu.HALVES:
+    if q.dtype in HALVES:
         do, q, k, v, o = map(in_place.rows_contiguous, (do, q, k, v, o))
         _asked(do, dlse, q, k, v, bias, mask, o, lse, *given[:5], sight, given.out_dtype)
         tensors |= {"do": do.float(), "q": q.float(), "k": k.float(), "v": v.float(), "o": o.float()}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from flashcli.torch.sight import Sight
+from flashcli.torch.sight import HALVES, Sight
 
 
 class Scores(NamedTuple):
@@ -42,7 +42,7 @@ class Scores(NamedTuple):
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, by: Scores) -> tuple[torch.Tensor, torch.Tensor]:
     """O, of Q's shape, and the LSE, of halves in float32; 0 and -inf, with gradient 0, for a row that sees nothing."""
-    q, k, v = map(_widened, (q, k, v))
+    q, k, v = map(widened, (q, k, v))
     if by.sight.packed and q.ndim == 3:
         out, lse = attention(_as_batch(q), _as_batch(k), _as_batch(v), by)
         return out[0].transpose(0, 1).contiguous(), lse[0]
@@ -71,7 +71,7 @@ def gradients(
         dq, dk, dv = (x[0].transpose(0, 1) for x in found)
         return dq, dk, dv, d_bias
     kinds = q.dtype, k.dtype, v.dtype
-    d_out, q, k, v, out = map(_widened, (d_out, q, k, v, out))
+    d_out, q, k, v, out = map(widened, (d_out, q, k, v, out))
     scale = by.factor(q)
     group = q.shape[-3] // k.shape[-3] if q.ndim == 4 else 1
     q_, out_ = _stacked(q, group), _stacked(out, group)
@@ -94,9 +94,9 @@ def gradients(
     return dq, dk, dv, d_bias
 
 
-def _widened(x: torch.Tensor) -> torch.Tensor:
+def widened(x: torch.Tensor) -> torch.Tensor:
     """Halves as float32; other types as they are."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALVES else x
 
 
 def _as_batch(x: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,7 @@ import torch
 from flashcli.arrays.numpys import attention
 from flashcli.asked.attention import call
 from flashcli.torch import in_place
-from flashcli.torch.sight import Sight
-
-HALVES = (torch.float16, torch.bfloat16)  # the second of which NumPy alone has not
+from flashcli.torch.sight import HALVES, Sight
 
 
 def compute(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, sight: Sight, **options: Any) -> Any:

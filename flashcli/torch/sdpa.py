@@ -7,9 +7,10 @@ from torch.nn import functional
 
 from flashcli.asked.shape import MAX_D
 from flashcli.torch import in_place, operator
+from flashcli.torch.gradients import widened
+from flashcli.torch.sight import HALVES
 
 DEFAULTS = None, "fp32", True  # kernel, precision, batch_invariant
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def scaled_dot_product_attention(
@@ -49,7 +50,7 @@ def scaled_dot_product_attention(
 
 def added_in_float32(mask: torch.Tensor | None) -> torch.Tensor | None:
     """The mask; one of halves, which is to be added to scores, in float32."""
-    return mask if mask is None or mask.dtype not in HALVES else mask.float()
+    return None if mask is None else widened(mask)
 
 
 def supported(

@@ -9,6 +9,8 @@ import torch
 
 from flashcli.asked.attention import NO_WINDOW, Operand, type_name
 
+HALVES = (torch.float16, torch.bfloat16)  # the second of which NumPy alone has not
+
 
 class Sight(NamedTuple):
     """Arguments of `flashcli.attention` of these names: the last ones of operators' schemas, in this order."""
