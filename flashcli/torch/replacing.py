@@ -102,10 +102,17 @@ def _take_back(halves: bool) -> None:
             _library = None
 
 
-def _is_ours(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any) -> bool:
-    """Whether flashcli computes a call; ``others`` are those of `supported` that follow."""
+def _is_ours(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+) -> bool:
+    """Whether flashcli computes a call, or its gradients."""
     contiguous = all(x.stride(-1) == 1 for x in (query, key, value))
-    return contiguous and supported(query, key, value, *others, halves=_of_halves > 0)
+    return contiguous and supported(query, key, value, attn_bias, dropout_p, is_causal, halves=_of_halves > 0)
 
 
 def _forward_or(original: Any) -> Any:
