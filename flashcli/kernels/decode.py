@@ -9,7 +9,7 @@ import ctypes
 import functools
 import itertools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from flashcli.asked.attention import ALIGNMENT, NO_WINDOW, Operand, call, contiguous
 from flashcli.asked.decode import FACTORS, ITEM_SIZES, Decode
@@ -96,7 +96,7 @@ def _smallest(problem: Problem) -> Problem:
 
 
 def _chooses(
-    rows: Callable[[Problem], int], tuning: Callable[[Problem], Tuning] = lambda problem: Tuning()
+    rows: Callable[[Problem], int] = lambda problem: 1, tuning: Callable[[Problem], Tuning] = lambda problem: Tuning()
 ) -> Callable:
     """Return a kernel's ``fitted``: it sets how many of a cache head's rows a block takes, and then the tuning."""
 
@@ -457,11 +457,11 @@ def _gathered(build: Build, asked: Decode) -> Plan:
 KERNELS = ladder(
     _rung(
         "decode/01_paged_v1.cu", "vLLM's V1: one block a sequence and head, with all scores in shared memory",
-        _tiles(), _v1, fitted=_chooses(rules.one_row), refuses=_paged_refuses,
+        _tiles(), _v1, fitted=_chooses(), refuses=_paged_refuses,
     ),
     _rung(
         "decode/02_paged_v2.cu", "vLLM's V2: partitions of 512 tokens, and a reduction",
-        _tiles(), _v2, fitted=_chooses(rules.one_row), refuses=_paged_refuses,
+        _tiles(), _v2, fitted=_chooses(), refuses=_paged_refuses,
         workspace=lambda tiling, problem: problem.places * _partitions(problem) * 4 * (problem.d + 2),
     ),
     _rung(
@@ -523,12 +523,7 @@ def choose(problem: Problem, name: str | None = None) -> Build:
         fastest = FOR_MANY_ROWS if rules.takes_many_rows(problem) else DEFAULTS
         able = (KERNELS[one] for one in fastest if not KERNELS[one].refusal(problem.gpu.capability, problem))
         kernel = next(able)
-        if (
-            kernel.name == "tensor"
-            and tiled(problem)
-            and not rules.is_few(problem)
-            and (few := rules.few_rows(problem))
-        ):
+        if kernel.name == "tensor" and rules.by_rows(problem) and (few := rules.few_rows(problem)):
             problem = problem._replace(from_rows=few + 1)
     else:
         kernel = named(KERNELS, name, "paged decode")
@@ -587,8 +582,8 @@ def _bits(number: float) -> int:
     return struct.unpack("I", struct.pack("f", number))[0]
 
 
-def argument(asked: Decode, pointers: Mapping[str, int] | None = None) -> Argument:
-    """The argument for a call, with these addresses by name; a pointer without one is null."""
+def argument(asked: Decode) -> Argument:
+    """The argument for a call, without addresses."""
     sparse, room = asked.sparse, asked.block_tables.shape[1] * asked.page
     numbers = {
         **_strides(asked), "sequences": asked.S, "tokens": asked.T, "heads": asked.H, "kv_heads": asked.Hkv,
@@ -601,7 +596,7 @@ def argument(asked: Decode, pointers: Mapping[str, int] | None = None) -> Argume
             "sparse_stride": sparse.vert_stride, "sparse_block": sparse.block_size, "tp_rank": sparse.tp_rank,
             "sparse_local": sparse.local_blocks, "sparse_slide": sparse.head_sliding_step,
         }  # fmt: skip
-    return Argument(**numbers, **{name: (pointers or {}).get(name) for name in POINTERS})
+    return Argument(**numbers)
 
 
 def _strides(asked: Decode) -> dict[str, int]:

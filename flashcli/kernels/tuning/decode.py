@@ -145,11 +145,6 @@ def few_missing(problem: Problem) -> bool:
     return all_pieces(problem) - uncut(problem) <= MOST_MISSING and most_pieces(problem) <= MOST_BY_NUMBER
 
 
-def one_row(problem: Problem) -> int:
-    """Return 1: a block takes one query row."""
-    return 1
-
-
 def some_rows(problem: Problem) -> int:
     """The query rows that a block takes together: 1, 2, 4 or 8, so that there are few builds."""
     return min(MAX_ROWS, power_of_two(problem.head_rows))
@@ -257,7 +252,7 @@ def takes_many_rows(problem: Problem) -> bool:
     if problem.query_type == "float32":
         ragged = problem.one_result or (problem.ragged and not 1 <= problem.max_query_len <= SHORT)
     else:
-        ragged = tiled(problem) and not is_few(problem)
+        ragged = by_rows(problem)
     most = MANY_ROWS * (4 if ITEM_SIZES[problem.cache_type] == 1 else 1)
     return ragged or problem.head_rows > most
 
