@@ -26,7 +26,9 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import sanitizing
 import tolerances
+from emulator.driver import EmulatedDriver, machine_code
 from fake_driver import Driver
 from support import (
     ENGINES,
@@ -280,6 +282,26 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     prepared.prepare.cache_clear()
     yield fake
     prepared.prepare.cache_clear()
+
+
+@pytest.fixture
+def hopper(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> place.Place:
+    """The fake driver's GPU, one of Hopper's, also for what compute-sanitizer is shown."""
+    driver.capability = 9, 0
+    monkeypatch.setattr(sanitizing, "bindings", lambda: driver)
+    return place.place_of_device(0)
+
+
+@pytest.fixture
+def emulated_place(emulated: Path, monkeypatch: pytest.MonkeyPatch) -> place.Place:
+    """An emulated GPU of Hopper's, also for what compute-sanitizer is shown."""
+    driver = EmulatedDriver()
+    for module in (place, prepared, sanitizing):
+        monkeypatch.setattr(module, "bindings", lambda: driver)
+    monkeypatch.setattr(place, "_primary", {})
+    monkeypatch.setattr(boxes, "encoded", addressed)
+    monkeypatch.setattr(compiler, "cubin", lambda build, arch: machine_code(build, emulated))
+    return place.place_of_device(0)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 import sanitize_arrays
-import sanitizing
 from sanitize_arrays import CASES, PROGRAM, STRIDED, asked, check
 from support import sampled
 
@@ -37,13 +36,6 @@ REFUSED = {  # by kernels that do not take them
     "wgmma_short": [*LONG_OR_ODD, *LONG_BIAS, *LONG_MASK, *LONG_NAN, *LONG_OF_FEW_KEYS, LONG_FP16, *HALVES],
 }
 MACROS = {"DENSE": "01", "ALIGNED": "01", "LSE": "01", "CAUSAL": "01", "BIAS": "123", "BIAS_COLUMN": "0124"}
-
-
-@pytest.fixture
-def hopper(driver, monkeypatch):
-    driver.capability = 9, 0
-    monkeypatch.setattr(sanitizing, "bindings", lambda: driver)
-    return place_of_device(0)
 
 
 @pytest.mark.parametrize("kernel", sampled(STRIDED, 5))

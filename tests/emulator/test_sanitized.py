@@ -16,29 +16,15 @@ import sanitize_backward
 import sanitize_decode
 import sanitize_sight
 import sanitize_tangents
-import sanitizing
 from support import THOROUGH
-
-from emulator.driver import EmulatedDriver, machine_code
-from flashcli.compiler import compiler
-from flashcli.gpu import boxes, prepared
-from flashcli.gpu import place as places
-from flashcli.kernels.boxes import addressed
 
 ALL = "EMULATE_ALL" in os.environ
 TAKES_LONG = re.compile("more of them than|more tiles than|heads of 160")
 
 
 @pytest.fixture
-def place(emulated, monkeypatch):
-    """A GPU of Hopper's."""
-    driver = EmulatedDriver()
-    for module in (places, prepared, sanitizing):
-        monkeypatch.setattr(module, "bindings", lambda: driver)
-    monkeypatch.setattr(places, "_primary", {})
-    monkeypatch.setattr(boxes, "encoded", addressed)
-    monkeypatch.setattr(compiler, "cubin", lambda build, architecture: machine_code(build, emulated))
-    return places.place_of_device(0)
+def place(emulated_place):
+    return emulated_place
 
 
 def cases(kernels, names):

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 import sanitize_decode
-import sanitizing
 from sanitize_decode import CASES, LADDER, RUBBISH, WRITE, WRITES, check, check_write, compile_all, taken
 from support import sampled
-
-from flashcli.gpu.place import place_of_device
 
 EVERY = {**CASES, **RUBBISH}
 OF_OTHER_LAYOUTS = {name for name, case in EVERY.items() if case.layout != "vllm"}
@@ -23,13 +20,6 @@ REFUSED = {
     "read": {"pages of 1"},
     "gather": {*EVERY} - GATHERED,
 }  # fmt: skip
-
-
-@pytest.fixture
-def hopper(driver, monkeypatch):
-    driver.capability = 9, 0
-    monkeypatch.setattr(sanitizing, "bindings", lambda: driver)
-    return place_of_device(0)
 
 
 @pytest.mark.parametrize("kernel", LADDER)

@@ -6,17 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from emulator.driver import EmulatedDriver, machine_code  # noqa: E402
 from tolerances import FACTOR, FLOOR  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
 from torch_oracle import oracle  # noqa: E402
 
 import flashcli  # noqa: E402
 from bench import second  # noqa: E402
-from flashcli.compiler import compiler  # noqa: E402
-from flashcli.gpu import boxes, prepared  # noqa: E402
-from flashcli.gpu import place as places  # noqa: E402
-from flashcli.kernels.boxes import addressed  # noqa: E402
 from flashcli.measure.bench import Conditions  # noqa: E402
 from flashcli.measure.tensors import Problem  # noqa: E402
 from flashcli.torch import tangents  # noqa: E402
@@ -52,16 +47,9 @@ def off(got, want):
 
 
 @pytest.fixture
-def emulating(emulated, monkeypatch):
+def emulating(emulated_place, monkeypatch):
     """Kernels on an emulated GPU of Hopper's, which sees tensors of the CPU."""
-    driver = EmulatedDriver()
-    for module in (places, prepared):
-        monkeypatch.setattr(module, "bindings", lambda: driver)
-    monkeypatch.setattr(places, "_primary", {})
-    monkeypatch.setattr(boxes, "encoded", addressed)
-    monkeypatch.setattr(compiler, "cubin", lambda build, architecture: machine_code(build, emulated))
-    place = places.place_of_device(0)
-    monkeypatch.setattr(tangents, "place_of_device", lambda device: place)
+    monkeypatch.setattr(tangents, "place_of_device", lambda device: emulated_place)
     monkeypatch.setattr(tangents.private, "current_stream", lambda device: 0)
 
 
