@@ -115,21 +115,21 @@ class Regret(NamedTuple):
     times: float
 
 
-def regrets(rows: Iterable[Row], capability: tuple[int, int] = HOPPER, batch_invariant: bool = True) -> list[Regret]:
+def regrets(rows: Iterable[Row], batch_invariant: bool) -> list[Regret]:
     """The regret on every shape of a record of the grid, in single calls, with the constants that there are."""
     found = []
     for case, some in by_case(of_kind(Gridded, rows)).items():
         if seconds := {row.contender: row.seconds for row in some if row.contender in KERNELS}:
             problem = problem_of(some[0])._replace(batch_invariant=batch_invariant)
-            chosen, fastest = choose(capability, problem).name, min(seconds, key=lambda name: seconds[name])
+            chosen, fastest = choose(HOPPER, problem).name, min(seconds, key=lambda name: seconds[name])
             found.append(Regret(case, chosen, fastest, seconds.get(chosen, math.inf) / seconds[fastest]))
     return found
 
 
-def marked(rows: Iterable[Row], capability: tuple[int, int] = HOPPER) -> list[Row]:
+def marked(rows: Iterable[Row]) -> list[Row]:
     """The rows, ours with whether the kernel is the one that is chosen with the constants that there are."""
     return [
-        replace(row, chosen=row.contender == choose(capability, problem_of(row)).name)
+        replace(row, chosen=row.contender == choose(HOPPER, problem_of(row)).name)
         if isinstance(row, Gridded) and row.contender in KERNELS
         else row
         for row in rows

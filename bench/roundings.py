@@ -75,9 +75,9 @@ def split(x: np.ndarray, splits: bool) -> Halves:
     return hi, (x - hi).astype(np.float16).astype(np.float64)
 
 
-def truncated(x: np.ndarray, bits: int = 24) -> np.ndarray:
+def truncated(x: np.ndarray) -> np.ndarray:
     mantissa, exponent = np.frexp(x)
-    return np.ldexp(np.trunc(np.ldexp(mantissa, bits)), exponent - bits)
+    return np.ldexp(np.trunc(np.ldexp(mantissa, 24)), exponent - 24)
 
 
 def multiplied_and_added(accumulator: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:

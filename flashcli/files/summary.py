@@ -51,7 +51,7 @@ def _first_nonfinite(floats: np.ndarray, d: int) -> tuple[np.float32, int, int]:
     return floats.flat[index], *divmod(index, d)
 
 
-def summarise(path: str, header_only: bool = False) -> dict[str, object]:
+def summarise(path: str, header_only: bool) -> dict[str, object]:
     """A flat record of the file; the values are read a range of batches at a time."""
     with InputFile(path) as source:
         shape = source.shape

@@ -47,13 +47,13 @@ def work(kernel: Kernel, problem: Problem) -> Work:
         cut = max(0.0, 1 - Br / Bc) / 2  # the part of a tile of keys, on average, that is beyond the last row's
         mean = min(Tc, (max(problem.N - problem.M, 0) + (problem.M + Br) / 2) / Bc + cut)
     *_, launch = kernel.launches(tiling, problem)
+    megabytes = 4 * problem.B * problem.d * 2 * (problem.M + problem.N) / 1e6
     if dict(tiling.macros).get("SHARING") in (chunks.SPREAD, chunks.MEET):
         chunk = chunks.chunk_tiles(problem, Bc)
         pieces = problem.B * Tr * mean / chunk
         rounds, longest = ceil_div(math.ceil(pieces), problem.sms), float(chunk)
         if not problem.causal:
             longest *= rounds
-        megabytes = 4 * problem.B * problem.d * 2 * (problem.M + problem.N) / 1e6
         pairs = pieces * chunk / problem.sms + longest * LATE * problem.causal
         return Work(1 + rounds, megabytes, longest * area, pairs * area)  # what is merged takes about a round's start
     short_row_tiles = SHORT_ROW_TILES if problem.d <= 64 else LONG_ROW_TILES
@@ -61,7 +61,6 @@ def work(kernel: Kernel, problem: Problem) -> Work:
     row_tiles, area = problem.B * Tr / at_once, area * at_once
     each = math.ceil(row_tiles / launch.grid)  # of a block
     rounds = math.ceil(row_tiles / problem.sms)
-    megabytes = 4 * problem.B * problem.d * 2 * (problem.M + problem.N) / 1e6
     longest, pairs = max(Tc, each * mean), row_tiles * mean / problem.sms
     if rounds > 1 and (problem.causal or each == 1):  # else all blocks have the same, and end at once
         pairs += Tc * LATE
