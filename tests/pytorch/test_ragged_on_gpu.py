@@ -93,7 +93,7 @@ def right(asked):
     return torch.cat(outs), torch.cat(lses)
 
 
-@pytest.mark.parametrize("case", cases(), ids=named)
+@pytest.mark.parametrize("case", list(cases()), ids=named)
 def test_ragged_queries_of_every_type_and_layout_have_the_answer_of_float64(case):
     asked = make(case)
     out, lse = called(asked)
