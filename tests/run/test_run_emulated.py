@@ -94,7 +94,7 @@ def test_how_long_it_takes_is_told_or_refused(monkeypatch):
     ("options", "code", "message"),
     [
         ([], 2, "--emulate is for a kernel of GPUs, by name."),
-        (["--kernel", "sequential"], 2, "--emulate is for a kernel of GPUs, by name."),
+        (["--kernel", "sequential"], 2, "leave it out: sequential runs on the CPU as it is."),
         (["--kernel", "fused", "--backend", "cuda"], 2, "--backend cuda: what is emulated runs on the CPU"),
         (["--kernel", "fused", "--device", "0"], 2, "--device: what is emulated runs on the CPU"),
         (["--kernel", "fused", "--devices", "all"], 2, "--devices is for GPUs, not for the emulator."),
