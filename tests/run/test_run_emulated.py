@@ -94,7 +94,7 @@ def test_how_long_it_takes_is_told_or_refused(monkeypatch):
     ("options", "code", "message"),
     [
         ([], 2, "--emulate is for a kernel of GPUs, by name."),
-        (["--kernel", "sequential"], 2, "leave it out: sequential runs on the CPU as it is."),
+        (["--kernel", "sequential"], 2, "--emulate is for a kernel of GPUs, by name."),
         (["--kernel", "fused", "--backend", "cuda"], 2, "--backend cuda: what is emulated runs on the CPU"),
         (["--kernel", "fused", "--device", "0"], 2, "--device: what is emulated runs on the CPU"),
         (["--kernel", "fused", "--devices", "all"], 2, "--devices is for GPUs, not for the emulator."),
@@ -103,6 +103,11 @@ def test_how_long_it_takes_is_told_or_refused(monkeypatch):
 )
 def test_what_does_not_go_together_is_refused(given, tmp_path, options, code, message):
     flashcli("run", given, tmp_path / "out", "--emulate", *options).assert_error(code, message)
+
+
+def test_a_program_for_the_cpu_needs_no_emulator(given, tmp_path):
+    done = flashcli("run", given, tmp_path / "out", "--emulate", "--kernel", "sequential")
+    assert "Hint: leave it out: sequential runs on the CPU as it is." in done.err
 
 
 def test_without_a_gpu_a_kernel_is_offered_emulated(given, tmp_path):
