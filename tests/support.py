@@ -177,6 +177,7 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **strict, **changes}
 
 
+WITHOUT_UTF_8 = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # as in a locale of other bytes
 BEFORE_ALL_TESTS = environment()
 nursery = functools.cache(lambda: warm.Nursery(BEFORE_ALL_TESTS))
 

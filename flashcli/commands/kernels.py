@@ -236,7 +236,7 @@ def _one(operation: str, kernel: Kernel, d: int, arch: str | None) -> dict[str, 
 
 def _lines(record: dict[str, Any]) -> Iterator[str]:
     """The comment that begins the source, then what the kernel takes."""
-    source = Path(record["source"]).read_text().splitlines()
+    source = Path(record["source"]).read_text("utf-8").splitlines()
     for line in itertools.takewhile(lambda line: line.startswith("//"), source):
         yield line.removeprefix("//").removeprefix(" ")
     takes = TAKES[record["operation"]]

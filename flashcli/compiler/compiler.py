@@ -92,7 +92,7 @@ def _include(build: Compilable) -> list[Path]:
 def _stem(build: Compilable, arch: str) -> str:
     """The first part of a build's file name in the cache, for an architecture: a hash of source, headers, options."""
     headers = sorted(path for folder in _include(build) for path in folder.glob("*.*h"))
-    texts = [(SOURCES / build.kernel.file).read_text(), *(path.read_text() for path in headers)]
+    texts = [(SOURCES / build.kernel.file).read_text("utf-8"), *(path.read_text("utf-8") for path in headers)]
     return f"{build.kernel.name}-{arch}-d{build.problem.d}-{_hash(*texts, *options(build))}"
 
 
@@ -151,7 +151,7 @@ def quick_cubin(build: Compilable, arch: str) -> bytes:
 
 def _nvrtc(build: Compilable, arch: str, *more: str) -> tuple[bytes, str]:
     """Machine code by NVRTC, and its log."""
-    source = (SOURCES / build.kernel.file).read_text()
+    source = (SOURCES / build.kernel.file).read_text("utf-8")
     try:
         return nvrtc.cubin(source, build.kernel.file, arch, [*options(build), *more], _include(build))
     except nvrtc.CompileError as error:

@@ -87,7 +87,7 @@ def write(found: Mapping[Path, Source], folder: Path, macros: Mapping[str, objec
         except (IndexError, ValueError) as error:  # a bracket that does not close
             raise BadInput(f"{str(path)!r} is no CUDA: a bracket is not closed.", "does nvcc compile it?") from error
         texts[path] = f'#line 1 "{path}"\n' + (text if macros is None else KERNEL.sub(_launched, text))
-    known = set(re.findall(r"^(?:inline )?void (\w+)\(", CUDA.read_text(), re.MULTILINE))
+    known = set(re.findall(r"^(?:inline )?void (\w+)\(", CUDA.read_text("utf-8"), re.MULTILINE))
     others = [
         f'template <class... T> void {name}(T &&...) {{ emulator::fail("there is no {name} here"); }}'
         for name in sorted(called - known)
@@ -98,7 +98,7 @@ def write(found: Mapping[Path, Source], folder: Path, macros: Mapping[str, objec
     texts[first] = "\n".join([f'#include "{header}"', "namespace ptx {", *others, "}", *defined, texts[first]])
     names[first] = "kernel.cpp"
     for path, text in texts.items():
-        (folder / names[path]).write_text(text, errors="surrogateescape")
+        (folder / names[path]).write_text(text, "utf-8", errors="surrogateescape")
     return folder / names[first]
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import FAKE_NVCC, sampled, script
+from support import FAKE_NVCC, WITHOUT_UTF_8, python, sampled, script
 
 from bench.compile_all import builds
 from flashcli.compiler import cache, compiler, nvrtc
@@ -92,6 +92,16 @@ def test_changed_options_are_compiled_again(compiled, monkeypatch):
     cubin(BUILD, "sm_80")
     monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "-Xptxas=-O2"))
     assert cubin(BUILD, "sm_80") == b"code 2"
+
+
+def test_the_locale_does_not_change_how_sources_are_read():
+    program = (
+        "from flashcli.compiler import compiler; from flashcli.kernels.attention import KERNELS\n"
+        "from flashcli.kernels.operation import Build; from flashcli.kernels.problem import Problem\n"
+        "print(compiler._stem(Build(KERNELS['q_in_registers'], Problem(10, 2048, 2048, 64)), 'sm_80'))"
+    )
+    done = python("-c", program, env=WITHOUT_UTF_8)
+    assert (done.out, done.err) == (compiler._stem(BUILD, "sm_80") + "\n", "")
 
 
 def test_another_compiler_compiles_again(compiled, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracle import Asked, plain
-from support import ROOT, flashcli, flashcli_in, random_qkv, read_floats, sampled, write_input
+from support import ROOT, WITHOUT_UTF_8, flashcli, flashcli_in, python, random_qkv, read_floats, sampled, write_input
 
 from flashcli.emulator import programs, translate
 from flashcli.emulator.machine import HERE
@@ -53,6 +53,17 @@ def test_programs_in_the_styles_of_students_compute_attention(program, tmp_path,
     assert done.returncode == 0 and "no fault was seen. Times say nothing about a GPU.\n" in done.stderr
     want, _ = plain(Asked(*np.moveaxis(qkv, 1, 0)))
     np.testing.assert_allclose(read_floats(tmp_path / "out", shape), want, atol=1e-5)
+
+
+def test_the_locale_does_not_change_a_programs_bytes(tmp_path):
+    line = 'const char *word = "\u6ce8\u610f";'.encode() + b'  const char *bytes = "\xaa\xff";'
+    (tmp_path / "x.cu").write_bytes(line)
+    program = (
+        "from pathlib import Path; from flashcli.emulator import translate\n"
+        "translate.write(translate.sources(Path('x.cu'), []), Path())"
+    )
+    assert python("-c", program, env=WITHOUT_UTF_8, cwd=tmp_path).err == ""
+    assert line in (tmp_path / "kernel.cpp").read_bytes()
 
 
 @pytest.mark.parametrize(
