@@ -14,14 +14,11 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from flashcli.compiler import cache, nvrtc
 from flashcli.compiler.architecture import architecture as architecture
 from flashcli.errors import BackendUnavailable, KernelFailure, explained
-
-if TYPE_CHECKING:
-    import subprocess
 
 # `cuda/` is the package flashcli.cuda once installed, and a folder beside flashcli/ in a checkout.
 SOURCES = next(
@@ -183,17 +180,20 @@ def _identity(compiler: Path, *arguments: str) -> str:
     return _hash(str(compiler.resolve()), str(status.st_size), str(status.st_mtime_ns), *arguments)[:8]
 
 
-def _nvcc(build: Compilable, nvcc: Path, arch: str, made: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """Run nvcc to its end, which leaves the cubin in the file ``made``; return its exit code and output."""
+def _nvcc(build: Compilable, nvcc: Path, arch: str, made: str, *more: str) -> str:
+    """Run nvcc, which leaves the cubin in the file ``made``; return what it says on stderr."""
     import subprocess  # here, because a warm start compiles nothing
 
     include = [f"-I{folder}" for folder in _include(build)]
     source = str(SOURCES / build.kernel.file)
     command = [str(nvcc), "-cubin", f"-arch={arch}", *more, *include, *options(build), source, "-o", made]
     try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
         raise BackendUnavailable(f"{nvcc} cannot be run: {error}.", "repair the CUDA toolkit, or set NVCC.") from error
+    if done.returncode:
+        raise compile_failure(done.stderr or done.stdout or f"exit code {done.returncode}", arch)
+    return done.stderr
 
 
 def _compile(build: Compilable, nvcc: Path, arch: str) -> bytes:
@@ -201,9 +201,7 @@ def _compile(build: Compilable, nvcc: Path, arch: str) -> bytes:
 
     with tempfile.TemporaryDirectory() as folder:
         made = os.path.join(folder, "kernel.cubin")
-        done = _nvcc(build, nvcc, arch, made)
-        if done.returncode:
-            raise compile_failure(done.stderr or done.stdout or f"exit code {done.returncode}", arch)
+        _nvcc(build, nvcc, arch, made)
         with explained("read", made, KernelFailure):
             return Path(made).read_bytes()
 
@@ -280,10 +278,7 @@ def reporting_problem() -> str:
 def _report(build: Compilable, nvcc: Path | None, arch: str) -> str:
     if nvcc is None:
         return _nvrtc(build, arch, "--ptxas-options=-v")[1]
-    result = _nvcc(build, nvcc, arch, os.devnull, "-Xptxas", "-v")
-    if result.returncode:
-        raise compile_failure(result.stderr, arch)
-    return result.stderr
+    return _nvcc(build, nvcc, arch, os.devnull, "-Xptxas", "-v")
 
 
 def parse_ptxas(report: str) -> dict[str, Resources]:

@@ -295,6 +295,13 @@ def test_a_failing_nvcc_is_reported(empty_cache, tmp_path, monkeypatch):
         cubin(BUILD, "sm_80")
 
 
+@pytest.mark.parametrize("asked", [cubin, resources])
+def test_an_nvcc_that_fails_without_a_word_is_reported(empty_cache, tmp_path, monkeypatch, asked):
+    monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", "#!/bin/sh\nkill -9 $$\n")))
+    with pytest.raises(KernelFailure, match=r"nvcc could not compile the kernel: exit code -9\."):
+        asked(BUILD, "sm_80")
+
+
 def test_an_nvcc_that_cannot_be_run_is_reported(empty_cache, tmp_path, monkeypatch):
     monkeypatch.setenv("NVCC", str(script(tmp_path / "nvcc", "no program\n")))
     with pytest.raises(BackendUnavailable, match="cannot be run"):
