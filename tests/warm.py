@@ -42,10 +42,12 @@ class Nursery:
         self._at_start = _at_start(env)
         self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, __file__, str(theirs.fileno())], env=env, pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,  # of the kind that others get
             )  # fmt: skip
+        for pipe in (process.stdout, process.stderr):  # which nobody reads
+            pipe.close()
 
     def has(self, env: dict[str, str]) -> bool:
         """Whether what is forked here is what would start with this environment."""
@@ -58,7 +60,9 @@ class Nursery:
         socket.send_fds(self._door, [b"!"], [theirs.fileno(), out, err])
         for end in (theirs.detach(), out, err):
             os.close(end)
-        with connection.makefile("rwb") as talk, open(stdout, "rb") as stdout, open(stderr, "rb") as stderr:
+        with (
+            connection, connection.makefile("rwb") as talk, open(stdout, "rb") as stdout, open(stderr, "rb") as stderr,
+        ):  # fmt: skip
             pickle.dump((arguments, env, os.path.abspath(cwd)), talk)
             talk.flush()
             limit = threading.Timer(timeout, os.kill, [pickle.load(talk), signal.SIGKILL])
