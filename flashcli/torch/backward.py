@@ -229,6 +229,8 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *of_found: Any) -> tuple:
+        if all(x is None for x in of_found):
+            return (None,) * len(ctx.needs_input_grad)
         saved, (causal, scale, q_start, *_), sight = ctx.saved_tensors, ctx.options, ctx.options.sight
         at = [i for i, wanted in enumerate(ctx.needs_input_grad[1:]) if wanted]
         fused = not torch.is_grad_enabled() and BIAS not in at and of_found[3] is None

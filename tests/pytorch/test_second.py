@@ -119,6 +119,14 @@ def test_the_cpu_has_them_by_pytorchs_operations():
     assert max(off(ours(given, weights), right(given, weights))) < 2e-6
 
 
+def test_gradients_that_nobody_has_a_gradient_of_pass_none_on():
+    given = [x.requires_grad_() for x in inputs()[0]]
+    do, q, k, v = given
+    first = torch.autograd.grad(flashcli.attention(q, k, v), (q, k, v), do, create_graph=True)
+    ended = [torch._C._functions.UndefinedGrad()(x).sum() for x in first]
+    assert torch.autograd.grad(ended, given, allow_unused=True) == (None,) * 4
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_benchmark_compares_ours_and_pytorchs_with_float64(causal):
     rows = [*second.race("short", Problem(1, 3, 3, 20, 20, 8, causal), Conditions(1, False, 0), "cpu")]
