@@ -26,7 +26,8 @@ def stream_by_public_parts(device: int) -> int:
 # The number of a GPU's current stream, without an object for it.
 current_stream: Any = part("_C._cuda_getCurrentRawStream") or stream_by_public_parts
 
-# What watches operations: modes, and transformations of torch.func, the innermost first and all of them.
+# What watches operations: a trace, modes, and transformations of torch.func, the innermost first and all of them.
+is_traced: Any = part("_C._is_tracing")
 modes: Any = part("_C._len_torch_dispatch_stack")
 innermost: Any = part("_C._functorch.peek_interpreter_stack")
 transformations: Any = part("_C._functorch.get_interpreter_stack")
@@ -43,8 +44,11 @@ disable_dynamo: Any = part("_disable_dynamo")
 
 
 def is_watched() -> bool:
-    """Whether a mode, a transformation or a level of tangents may be watching operations."""
-    return modes is None or innermost is None or modes() > 0 or innermost() is not None or may_have_tangents()
+    """Whether a mode, a transformation, a trace or a level of tangents may be watching operations."""
+    return (
+        modes is None or innermost is None or is_traced is None
+        or modes() > 0 or innermost() is not None or is_traced() or may_have_tangents()
+    )  # fmt: skip
 
 
 def may_have_tangents() -> bool:

@@ -140,6 +140,13 @@ def test_a_compiled_function_has_no_break_and_takes_any_length(function, monkeyp
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_trace_holds_the_operator_and_not_the_numbers_it_was_made_of(qkv):
+    traced = torch.jit.trace(lambda q, k, v: flashcli.attention(q, k, v, causal=True), qkv)
+    others = [2 * x for x in qkv]
+    torch.testing.assert_close(traced(*others), flashcli.attention(*others, causal=True), rtol=0, atol=0)
+
+
 # Where there are no numbers
 
 
