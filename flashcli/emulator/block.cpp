@@ -66,7 +66,21 @@ struct Cluster {
 struct Copy {
     char *to;
     const char *from;
-    int bytes, given;  // those that are read; the others are zeros
+    int bytes, given;             // those that are read; the others are zeros
+    uint32_t begun = checksum();  // of what is read, when the copy begins
+    uint32_t checksum() const {
+        uint32_t sum = 0;
+        for (int at = 0; at < given; at += 4) {
+            uint32_t word = 0;
+            memcpy(&word, from + at, std::min(4, given - at));
+            sum = (sum ^ word) * 16777619;
+        }
+        return sum;
+    }
+    void arrive() const {
+        if (checksum() != begun) fail("what a copy reads is written while it is under way");
+        memset(to, 0, bytes), memcpy(to, from, given);
+    }
 };
 
 // A warpgroup's product, as far as it is one lane's. A is in shared memory, or these two rows of 16.
@@ -147,7 +161,7 @@ struct CountingBarrier {
     int count = 0, missing = 0, bytes = 0, phase = 0;
     std::vector<Copy> copies;
     void look() {
-        for (const Copy &copy : std::exchange(copies, {})) memcpy(copy.to, copy.from, copy.bytes), bytes -= copy.bytes;
+        for (const Copy &copy : std::exchange(copies, {})) copy.arrive(), bytes -= copy.bytes;
         end_phase();
     }
     void arrive() {
@@ -373,8 +387,7 @@ void cp_async_commit_group() {
 void cp_async_wait_group(unsigned left) {
     auto &groups = emulator::block->now->groups;
     for (; groups.size() > left; groups.pop_front())
-        for (const emulator::Copy &copy : groups.front())
-            memset(copy.to, 0, copy.bytes), memcpy(copy.to, copy.from, copy.given);
+        for (const emulator::Copy &copy : groups.front()) copy.arrive();
 }
 
 void st_shared_v2_u32(int to, unsigned x, unsigned y) {

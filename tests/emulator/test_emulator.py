@@ -173,6 +173,10 @@ def test_blocks_of_a_cluster_meet_when_all_their_threads_come_that_are_left(emul
         ("room[64 + i] = 1;", "something was written beyond dynamic shared memory"),
         ("ask(shared + i, (const float *)((const char *)a.in + 2));", "an address is not aligned"),
         ("ask(shared + i, a.in + i); ask(shared + i, a.in);", "two copies to one place are under way"),
+        (
+            'ask(shared + i, a.out + i); a.out[i] = 1; asm("cp.async.wait_group %0;" ::"n"(0));',
+            "what a copy reads is written while it is under way",
+        ),
         ('asm volatile("bar.warp.sync 1;");', "there is no bar_warp_sync here"),
         (f"if (i < 32) {{ {WGMMA} }}", "warps of a warpgroup do not have the same wgmma"),
     ],
