@@ -78,9 +78,8 @@ def joined(problem: Problem, Bc: int) -> int:
     All clusters must run at once. It is for long heads, whose tiles take so long that the meetings pay.
     """
     count, row_tiles = ceil_div(problem.N, Bc), problem.B * ceil_div(problem.M, 64)
-    may = problem.in_place and problem.products == 3 and not problem.causal and not problem.bias
-    fits = problem.d > 128 and count <= MOST_JOINED and row_tiles * count <= _in_clusters(problem)
-    return count if may and fits else 1
+    fits = count <= MOST_JOINED and row_tiles * count <= _in_clusters(problem)
+    return count if fits and _is_plain(problem) and not problem.causal else 1
 
 
 def splits(problem: Problem, Bc: int) -> bool:
@@ -88,9 +87,13 @@ def splits(problem: Problem, Bc: int) -> bool:
 
     Further row tiles would split them anew, in about the time of their products.
     """
-    may = problem.in_place and problem.products == 3 and not problem.bias and problem.d > 128
     one = problem.M <= 64 and Bc >= problem.N and problem.group == 1
-    return may and one and _in_clusters(problem) < problem.B
+    return one and _is_plain(problem) and _in_clusters(problem) < problem.B
+
+
+def _is_plain(problem: Problem) -> bool:
+    """Whether a call is for arrays, at fp32 accuracy and without a bias: `joined` and `splits` are for no others."""
+    return problem.in_place and problem.products == 3 and not problem.bias
 
 
 @functools.lru_cache(maxsize=1024)
