@@ -108,12 +108,10 @@ def _refuse_emulating(request: Request, spelled: Callable[..., str]) -> None:
         raise UsageError(f"{names}: what is emulated runs on the CPU, by the emulator.", f"leave out {names}.")
     if request.kernel is None or request.on_host:
         kernels = ", ".join(name for name, kernel in KERNELS.items() if not kernel.on_host)
-        raise UsageError(
-            f"{spelled('emulate')} is for a kernel of GPUs, by name.",
-            f"leave it out: {request.kernel} runs on the CPU as it is."
-            if request.on_host
-            else f"add {spelled('kernel')} and one of {kernels}.",
-        )
+        hint = f"add {spelled('kernel')} and one of {kernels}."
+        if request.on_host:
+            hint = f"leave it out: {request.kernel} runs on the CPU as it is."
+        raise UsageError(f"{spelled('emulate')} is for a kernel of GPUs, by name.", hint)
 
 
 def open_backend(
