@@ -79,7 +79,7 @@ struct Copy {
     }
     void arrive() const {
         if (checksum() != begun) fail("what a copy reads is written while it is under way");
-        memset(to, 0, bytes), memcpy(to, from, given);
+        memcpy(to, from, given), memset(to + given, 0, bytes - given);
     }
 };
 
