@@ -61,6 +61,8 @@ def attention_problems(kernel: Kernel) -> Iterator[Problem]:
         yield Problem(200, 128, 128, d, d != 64, in_place=True, bias=bias)
     yield from (Problem(16, 4096, 4096, d, in_place=True, dense=False, sequences=8) for d in (64, 128))
     yield Problem(64, 4096, 4096, 64, True, in_place=True, windowed=True, bias="alibi")
+    for N in (64, 128) if kernel.name == "wgmma" else ():  # heads that blocks split
+        yield Problem(200, N, N, 256, in_place=True, batch_invariant=True)
     for N, d in ((33, 17), (49, 32), (64, 64), (96, 32), (128, 32)) if kernel.name == "mma_short" else ():
         yield Problem(4000, N, N, d, N == 96, in_place=True, lse=N == 49, batch_invariant=True)
     for d in (28, 64) if kernel.splits else ():  # 28: tiles of K and of V differ in size

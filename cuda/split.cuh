@@ -202,14 +202,20 @@ struct Pieces {
     }
 };
 
+// What a group waits for between reading a tile and storing it: nothing.
+struct AtOnce {
+    __device__ __forceinline__ void operator()(unsigned &) const {}
+};
+
 // K by a group. Returns the scale's exponent.
-template <int GROUP, From FROM = From::MEMORY, class Number>
+template <int GROUP, From FROM = From::MEMORY, class Number, class Function = AtOnce>
 __device__ __forceinline__ int split_K(const Number *K, long long stride, int j0, int N, unsigned char *tile,
-                                       unsigned *scratch, unsigned thread, int barrier) {
+                                       unsigned *scratch, unsigned thread, int barrier, Function await_room = {}) {
     asm volatile("" : "+r"(thread));  // else, in a loop, all addresses are computed ahead and held in registers
     Pieces<GROUP, FROM> mine = {thread};
     mine.load(K, stride, j0, N);
     const int s = mine.scale(scratch, barrier);
+    await_room(mine.thread);
     mine.store(tile, s);
     return s;
 }
@@ -220,9 +226,9 @@ __device__ __forceinline__ int split_K(const Number *K, long long stride, int j0
 #ifndef BESIDE
 #define BESIDE 1
 #endif
-template <int GROUP, From FROM = From::MEMORY, class Number>
+template <int GROUP, From FROM = From::MEMORY, class Number, class Function = AtOnce>
 __device__ __forceinline__ int split_V(const Number *V, long long stride, int j0, int N, unsigned char *tile,
-                                       unsigned *scratch, unsigned thread, int barrier) {
+                                       unsigned *scratch, unsigned thread, int barrier, Function await_room = {}) {
     asm volatile("" : "+r"(thread));  // else, in a loop, all addresses are computed ahead and held in registers
     constexpr int ACROSS = D / 4, DOWN = BC / 8, PIECES = DOWN * ACROSS, EACH = ceil_div(PIECES, GROUP);
     constexpr bool KEEPS = FROM == From::TILE;
@@ -246,6 +252,7 @@ __device__ __forceinline__ int split_V(const Number *V, long long stride, int j0
             x[e][0][k] = v.x, x[e][1][k] = v.y, x[e][2][k] = v.z, x[e][3][k] = v.w;
         }
     const int s = group_scale<GROUP, EACH * 32>(&x[0][0][0], scratch, thread, barrier);
+    await_room(thread);
     const float factor = power_of_two(s);
 #pragma unroll
     for (int e = 0; e < EACH; ++e)

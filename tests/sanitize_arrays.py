@@ -88,6 +88,8 @@ CASES = {
     "a tile of keys for each block of a cluster, heads of 150": Case("odd", B=1, H=2, Hkv=1, M=70, N=450, d=150),
     "many long heads, few keys": Case("fused", B=30, Hkv=4, M=64, N=64, d=256, lse=True),
     "many long heads, few keys, causal": Case("odd", B=30, Hkv=4, M=33, N=50, d=150, causal=True, q_start=17),
+    "many long heads, two tiles of keys": Case("fused", B=35, Hkv=4, M=100, N=128, d=256, lse=True),
+    "many long heads, two tiles of keys, causal": Case("odd", B=35, Hkv=4, M=70, N=90, d=150, causal=True, q_start=-3),
     "many keys": Case(M=33, N=700, lse=True),
     "many keys, causal": Case("fused", M=333, N=700, q_start=300, causal=True),
     "chunks of keys": Case(B=1, H=3, Hkv=1, M=200, N=1100, lse=True),

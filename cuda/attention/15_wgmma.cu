@@ -26,8 +26,9 @@
 
 // An SM has 512 registers for each of 128 threads. A block of 256 threads has all that they can address.
 constexpr bool MOVE_REGISTERS = THREADS > 256;
-constexpr int PRODUCER_REGISTERS = SPLITTERS ? 128 : WARPGROUPS == 3 ? 32 : 24;
-constexpr int CONSUMER_REGISTERS = WARPGROUPS == 3 ? 160 : 240, CONSUMERS = WARPGROUPS * (1 + PAIRED);
+constexpr int PRODUCER_REGISTERS = SPLITTERS ? (WARPGROUPS == 1 ? 144 : 96) : WARPGROUPS == 3 ? 32 : 24;
+constexpr int CONSUMER_REGISTERS = SPLITTERS ? (WARPGROUPS == 1 ? 208 : 160) : WARPGROUPS == 3 ? 160 : 240;
+constexpr int CONSUMERS = WARPGROUPS * (1 + PAIRED);
 static_assert(!MOVE_REGISTERS || (THREADS / 128 - CONSUMERS) * PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <=
                                      THREADS / 128 * (65536 / THREADS / 8 * 8),
               "a block that asks for more registers than it has begun with waits for ever");

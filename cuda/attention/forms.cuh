@@ -7,7 +7,8 @@
 #pragma once
 #include "chunks.cuh"
 
-constexpr bool SINGLE = PAIRED || CAUSAL || SHARING == JOIN;  // there is a block for each assignment
+// There is a block for each assignment. Those that split have one length, whatever the mask.
+constexpr bool SINGLE = PAIRED || (CAUSAL && !SPLITTERS) || SHARING == JOIN;
 
 // Whether a block reads the rows of Q of its next assignment before it has ended the present one: where it has several,
 // and registers suffice.
@@ -79,10 +80,14 @@ __device__ __forceinline__ void produce(const Attention &a, Source &source, unsi
     Assignment mine;
     for (mine.next = Policy::begin(a); Policy::find(mine, a);) {
         const RowTile &here = mine.rows;
+#if SPLITTERS
+        source.split_head(ring, tiles, a, here.head);
+#else
         const int before = first_tile_of(a, here.head);
 #pragma unroll 1
         for (int t = before + mine.first_tile(a), end = before + mine.end_tile(a, here); t < end; ++t)
             source.copy_tile(ring, tiles, a, t);
+#endif
         if (SINGLE) break;
     }
 }
@@ -112,8 +117,9 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1) attention(c
     if (MOVE_REGISTERS) registers_up<CONSUMER_REGISTERS>();
     // With a bias, to know that all lanes have the same costs registers, instead of saving them.
     const int number = (BIAS ? threadIdx.x / 128 : uniform(threadIdx.x / 128)) + 1 - PRODUCERS / 128;
-    const int group = WARPGROUPS == 1 ? 0 : number - 1, q_barrier = 1 + group;
-    constexpr int Q_THREADS = 128 * (1 + PAIRED);  // that split the same rows of Q
+    const int group = WARPGROUPS == 1 ? 0 : number - 1, q_barrier = 1 + (SPLITTERS ? 0 : group);
+    // That split the same rows of Q, or whose Q lies where others have read V.
+    constexpr int Q_THREADS = 128 * (SPLITTERS ? WARPGROUPS : 1 + PAIRED);
     const bool first_of_pair = !PAIRED || number == 1;
     auto consumer = source.consumer(tiles, group);
     unsigned char *const Q_tile = Q_tiles + group * Q_TILE;

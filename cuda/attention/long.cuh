@@ -33,8 +33,7 @@ struct Panels {
     }
 
     __device__ __forceinline__ void init() {
-        for (int s = 0; s < STAGES; ++s)
-            barrier_init(&full[s], max(1, SPLITTERS / 32)), barrier_init(&free[s], 4 * WARPGROUPS);
+        for (int s = 0; s < STAGES; ++s) barrier_init(&full[s], 1), barrier_init(&free[s], 4 * WARPGROUPS);
     }
 
     // Tile t, of those of all heads, by a warp: its lane 0 copies, and waits for `prepare` as late as it can.
@@ -113,7 +112,6 @@ struct LongConsumer : Warpgroup {
     // The panel whose turn it is, once it is there.
     __device__ __forceinline__ uint64_t panel() const {
         wait(&panels.full[ring.stage], ring.parity);
-        if (SPLITTERS) return desc + (ring.stage + (ring.stage < PANELS ? 0 : PANELS)) * (HALF_PANEL / 16);
         return desc + ring.stage * (PANEL / 16);
     }
 

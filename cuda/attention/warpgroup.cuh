@@ -410,6 +410,18 @@ __device__ __forceinline__ void add_T(float (&O)[n], float (&T)[n], const float 
 
 // ---- the epilogue
 
+// Columns of O from `column` on, of a row at `out` that is the one with the number r in O: times both factors.
+template <int n>
+__device__ __forceinline__ void give_columns(Answer *out, int column, const float (&O)[n], int r, float factor,
+                                             float undo, Magnitude &magnitude) {
+#pragma unroll
+    for (int j = 0; j < n / 4; ++j) {
+        const float first = O[4 * j + 2 * r] * factor * undo, second = O[4 * j + 2 * r + 1] * factor * undo;
+        magnitude.add(first, second);
+        store2(out, column + 8 * j + threadIdx.x % 4 * 2, first, second);
+    }
+}
+
 // Row i of O that a thread has a part of, the one with the number r in `sum`: O / l, and its LSE. Whether it is finite.
 __device__ __forceinline__ bool give_row(const Attention &a, Head head, int i, int r, const Partial &sum) {
     const float inverse_l = inverse(a, i, quad_sum(sum.l[r])), factor = given_back(inverse_l, LARGEST_P);
@@ -418,15 +430,7 @@ __device__ __forceinline__ bool give_row(const Attention &a, Head head, int i, i
     Magnitude magnitude;
     Answer *const out = rows_of(a.O, a.o, head.b, head.h) + opaque(i) * row_stride(a.o);
 #pragma unroll
-    for (int x = 0; x < T_CHUNKS; ++x)
-#pragma unroll
-        for (int j = 0; j < T_COLUMNS / 8; ++j) {
-            const int column = x * T_COLUMNS + 8 * j + threadIdx.x % 4 * 2;
-            const float first = sum.O[x][4 * j + 2 * r] * factor * undo,
-                        second = sum.O[x][4 * j + 2 * r + 1] * factor * undo;
-            magnitude.add(first, second);
-            store2(out, column, first, second);
-        }
+    for (int x = 0; x < T_CHUNKS; ++x) give_columns(out, x * T_COLUMNS, sum.O[x], r, factor, undo, magnitude);
     const bool finite = magnitude.finite();
     if (threadIdx.x % 4 == 0) give_lse(a, head, i, sum.shift[r], inverse_l);
     return finite;

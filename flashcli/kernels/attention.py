@@ -312,16 +312,26 @@ def _wgmma_tiling(problem: Problem, Br: int, Bc: int, stages: int, pingpong: int
 
 def _wgmma_long(problem: Problem) -> Tiling:
     """wgmma's tiling for d > 128: panels of 64 rows and 64 columns of K and V, as many as fit beside Q (long.cuh)."""
+    if chunks.splits(problem, LONG_BC):
+        return _wgmma_splitting(problem)
     panel = _split_bytes(64, 64, problem.products)
     one = _wgmma_tiling(problem, 64, LONG_BC, 2 * (_padded(problem.d) // 64), stage=panel)  # a tile of K and one of V
-    if chunks.splits(problem, LONG_BC):
-        return one._replace(threads=128 + SPLITTERS, macros=(*one.macros, ("SPLITTERS", SPLITTERS)))
     if (blocks := chunks.joined(problem, LONG_BC)) > 1:
         return one._replace(macros=(*one.macros, ("SHARING", chunks.JOIN), ("CLUSTER", blocks)))
     sharing = chunks.best(problem, LONG_BC)
     stages = min(MOST_PANELS, (HOPPER_SHARED - STATIC - _beside_tiles(problem, sharing.Br)) // panel)
     tiling = _wgmma_tiling(problem, sharing.Br, LONG_BC, stages, int(sharing.Br > 64), panel)
     return _with_chunks(tiling, problem, sharing)
+
+
+def _wgmma_splitting(problem: Problem) -> Tiling:
+    """wgmma's tiling where blocks split K and V: 64 rows if all blocks run at once, else up to 128 (splitters.cuh)."""
+    row_tiles = problem.B * ceil_div(problem.M, 64)
+    Br = 64 if problem.M <= 64 or row_tiles <= problem.sms else 128
+    tile = _split_bytes(LONG_BC, _padded(problem.d), problem.products)  # of K as of V, and of 64 rows of Q
+    key_tiles = ceil_div(problem.N, LONG_BC)
+    macros = ("STAGES", 1), ("PINGPONG", 0), ("SPLITTERS", SPLITTERS), ("KEY_TILES", key_tiles)
+    return Tiling(Br, LONG_BC, SPLITTERS + 2 * Br, 3 * tile + ALIGNMENT, macros)
 
 
 def _block_per_multiprocessor(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
@@ -354,8 +364,9 @@ def is_paired(tiling: Tiling) -> bool:
 def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
     """wgmma's launches: the pre-pass, and the products; each may begin before what is before it has ended.
 
-    Not causal, or with a window: one block a multiprocessor, looping over row tiles or chunks. Causal, or packed: one
-    block a row tile or chunk, balanced by the hardware. So do clusters, and pairs of warpgroups that share 64 rows.
+    Not causal, with a window, or without a pre-pass: one block a multiprocessor, looping over row tiles or chunks.
+    Causal, or packed: one block a row tile or chunk, balanced by the hardware. So do clusters, and pairs of warpgroups
+    that share 64 rows.
     """
     products = _wgmma_products(tiling, problem)
     if splits(tiling):
@@ -365,7 +376,8 @@ def _wgmma_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...]:
 
 def _wgmma_products(tiling: Tiling, problem: Problem) -> Launch:
     way = way_of(tiling)
-    single = (problem.causal and not problem.windowed) or bool(problem.sequences) or is_paired(tiling)
+    unequal = problem.causal and not problem.windowed and not splits(tiling)
+    single = unequal or bool(problem.sequences) or is_paired(tiling)
     if way not in (chunks.SPREAD, chunks.MEET, chunks.JOIN):
         [launch] = (block_per_row_tile if single else _block_per_multiprocessor)(tiling, problem)
         return launch

@@ -88,13 +88,21 @@ def test_a_cluster_whose_blocks_have_a_tile_of_keys_each_gives_the_bytes_of_one_
         assert_accurate([(Asked(q, k, v, False), alone, None)])
 
 
-@pytest.mark.parametrize(("N", "d"), [(64, 256), (50, 160)])
-def test_long_heads_that_blocks_split_have_the_bytes_of_those_that_a_pre_pass_splits(emulated, N, d):
-    q, k, v = (np.random.default_rng(n).normal(size=(2, n, d)).astype(np.float32) for n in (60, N, N))
+SPLIT_BY_BLOCKS = [  # (M, N, d, causal, multiprocessors)
+    (60, 64, 256, False, 1), (60, 50, 160, False, 1), (128, 128, 256, False, 2), (100, 70, 192, True, 1),
+    (128, 100, 256, False, 6), (40, 128, 200, False, 2), (70, 128, 130, False, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("M", "N", "d", "causal", "sms"), SPLIT_BY_BLOCKS)
+def test_long_heads_that_blocks_split_have_the_bytes_of_those_that_a_pre_pass_splits(emulated, M, N, d, causal, sms):
+    q, k, v = (np.random.default_rng(n).normal(size=(3, n, d)).astype(np.float32) for n in (M, N, N))
     k[0, 7, 7] = np.inf
+    v[:, N // 2 :] /= 1000  # nor are scales the same
     few, *many = (
-        attend("wgmma", q, k, v, emulated, False, backwards, in_place=True, sms=sms)
-        for sms, backwards in ((132, False), (1, False), (1, True))
+        attend("wgmma", q, k, v, emulated, causal, backwards, in_place=True, sms=each)
+        for each, backwards in ((132, False), (sms, False), (sms, True))
     )
     assert all(found.tobytes() == few.tobytes() for found in many)
-    assert_accurate([(Asked(q[1:], k[1:], v[1:], False), few[1:], None)])
+    asked = Asked(q[1:], k[1:], v[1:], causal, q_start=N - M if causal else 0)
+    assert_accurate([(asked, few[1:], None)])

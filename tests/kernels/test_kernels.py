@@ -323,13 +323,33 @@ def test_few_row_tiles_of_long_heads_with_few_keys_are_those_of_clusters_with_a_
         assert way_of(KERNELS["wgmma"].tiling(few._replace(**other))) == WHOLE
 
 
-def test_many_long_heads_with_few_rows_and_keys_are_split_by_their_blocks_without_a_pre_pass():
-    few = IN_PLACE._replace(B=200, M=64, N=64, d=160)
-    build = Build(KERNELS["wgmma"], few)
-    [launch] = build.launches()
-    assert splits(build.tiling) and (launch.grid, launch.threads, build.workspace()) == (132, 384, 0)
-    for other in ({"B": 100}, {"M": 65}, {"N": 65}, {"d": 128}, {"group": 2}, {"bias": "bool"}, {"precision": "fp16"}):
-        assert Build(KERNELS["wgmma"], few._replace(**other)).prepares
+SPLIT_BY_BLOCKS = [(200, 64, 64, 64), (200, 64, 128, 64), (60, 128, 128, 64), (67, 128, 128, 128), (200, 65, 65, 128)]
+
+
+@pytest.mark.parametrize(("B", "M", "N", "Br"), SPLIT_BY_BLOCKS)
+def test_many_long_heads_with_few_rows_and_keys_are_split_by_their_blocks_without_a_pre_pass(B, M, N, Br):
+    grid, threads = min(132, B * ceil_div(M, Br)), 256 + 2 * Br
+    for causal in (False, True):
+        build = Build(KERNELS["wgmma"], IN_PLACE._replace(B=B, M=M, N=N, d=160, causal=causal))
+        [launch] = build.launches()
+        assert splits(build.tiling) and not is_paired(build.tiling)
+        assert (build.tiling.Br, launch.grid, launch.threads, build.workspace()) == (Br, grid, threads, 0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"B": 28}, {"M": 129}, {"N": 129}, {"N": 64}, {"d": 128}, {"group": 2}, {"bias": "bool"}, {"precision": "fp16"}],
+)
+def test_a_pre_pass_splits_heads_that_are_few_or_have_more_rows_and_keys_or_a_bias(other):
+    problem = IN_PLACE._replace(B=200, M=128, N=128, d=160)._replace(**other)
+    assert Build(KERNELS["wgmma"], problem).prepares
+
+
+def test_blocks_that_split_long_heads_spill_no_register(resources):
+    for N, dense in itertools.product((64, 128), (False, True)):
+        problem = IN_PLACE._replace(B=200, M=N, N=N, d=256, dense=dense, lse=True)
+        found = resources(Build(KERNELS["wgmma"], problem), "sm_90a")
+        assert not any(one.spilled or one.warnings for one in found.values())
 
 
 FEW = [

@@ -83,12 +83,13 @@ def joined(problem: Problem, Bc: int) -> int:
 
 
 def splits(problem: Problem, Bc: int) -> bool:
-    """Whether blocks split K and V themselves: of long heads with one row tile and one tile of keys, if they are many.
+    """Whether blocks split K and V themselves: of long heads with few rows and keys, if they are too many for clusters.
 
-    Further row tiles would split them anew, in about the time of their products.
+    Two tiles of keys are what registers hold. More rows would split them anew, in about the time of their products.
     """
-    one = problem.M <= 64 and Bc >= problem.N and problem.group == 1
-    return one and _is_plain(problem) and _in_clusters(problem) < problem.B
+    Tr, Tc = ceil_div(problem.M, 64), ceil_div(problem.N, Bc)
+    few = Tr <= Tc <= 2 and problem.group == 1
+    return few and _is_plain(problem) and _in_clusters(problem) < problem.B * Tr * Tc
 
 
 def _is_plain(problem: Problem) -> bool:
