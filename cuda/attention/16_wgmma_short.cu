@@ -1,7 +1,7 @@
 // Short sequences on Hopper: K and V are split in shared memory, without a pre-pass.
 //
 // What changed: the copies bring K and V in fp32, and a warpgroup splits them in place, where there was one that only
-// copied. The others, three or four, take row tiles of 64 in turn, each for itself, while a head's tiles of K and V
+// copied. The others, three to five, take row tiles of 64 in turn, each for itself, while a head's tiles of K and V
 // stay where they are; each keeps its Q in registers, as fragments. Of heads of more than 64 numbers two split and two
 // multiply. There is no workspace.
 // Why it is faster: up to some hundred keys few blocks read the same K and V; to write both split to memory and to read
@@ -29,7 +29,7 @@ static_assert(AT_A_TIME == 1 || AT_A_TIME == 2 || AT_A_TIME == 4, "a splitting t
 static_assert(ALIGNED && STAGES >= 3, "bulk copies move 16 bytes; tiles are copied ahead");
 // Registers of a thread: as many at the launch, then fewer for those that split and more for the others; each a
 // multiple of 8.
-constexpr int REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = BC > 64 ? 56 : 64;
+constexpr int REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = BC > 64 ? 56 : FEW_REGISTERS ? 72 : 64;
 constexpr int CONSUMER_REGISTERS =
     (REGISTERS * THREADS - 128 * PRODUCERS * PRODUCER_REGISTERS) / (128 * CONSUMERS) / 8 * 8;
 
@@ -235,20 +235,29 @@ __device__ __forceinline__ void split_tiles(const Attention &a, const Jobs &jobs
     }
 }
 
+// The number of this thread. Where registers are few, what is made of it is made where it is needed.
+__device__ __forceinline__ unsigned this_thread() { return FEW_REGISTERS ? opaque(threadIdx.x) : threadIdx.x; }
+
 // A warpgroup that multiplies: 64 rows of Q and O at a time.
 struct Multiplier {
     Slots &slots;
     const float4 *const starts;
     const uint64_t desc;
-    float2 *const next_Q;                                                // the place of this thread's numbers of it
-    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;  // this one, and row + 8, are this thread's
+    float2 *const next_Qs;  // of all threads that multiply
+    static __device__ __forceinline__ int row_of(unsigned thread) { return thread % 128 / 32 * 16 + thread % 32 / 4; }
+    const int row = row_of(threadIdx.x);  // this one, and row + 8, are this thread's
     Ring ring;
-    __device__ __forceinline__ Multiplier(Slots &slots, const unsigned char *tiles, const float *starts, int group)
+    __device__ __forceinline__ Multiplier(Slots &slots, const unsigned char *tiles, const float *starts)
         : slots(slots),
           starts(reinterpret_cast<const float4 *>(starts)),
           desc(uniform_descriptor(descriptor(shared_address(tiles)))),
-          next_Q(reinterpret_cast<float2 *>(const_cast<float *>(starts) + 4 * STAGES * STARTS) + group * (NEXT_Q / 8) +
-                 threadIdx.x % 128) {}
+          next_Qs(reinterpret_cast<float2 *>(const_cast<float *>(starts) + 4 * STAGES * STARTS)) {}
+
+    // The place of this thread's numbers of Q of the next rows.
+    __device__ __forceinline__ float2 *next_Q() const {
+        const unsigned thread = this_thread();
+        return next_Qs + (thread / 128 - PRODUCERS) * (NEXT_Q / 8) + thread % 128;
+    }
 
     // Where Q has no place in shared memory, it is read from the cache, where this brings it.
     __device__ __forceinline__ void prefetch_Q(const Attention &a, const RowTile &next) const {
@@ -282,14 +291,16 @@ struct Multiplier {
     // With Q_AHEAD they are copied to this thread's place in shared memory, and taken from there: so no register waits
     // for memory, and they come while the rows before are multiplied.
     __device__ __forceinline__ void copy_Q(const Attention &a, const RowTile &next) const {
+        float2 *const to = next_Q();
         each_two(a, next, [&](int r, int c, const float *from) {
-            copy_some<8>(shared_address(next_Q + (2 * K_STEPS * r + c) * 128), from ? from : a.Q, from ? 8 : 0);
+            copy_some<8>(shared_address(to + (2 * K_STEPS * r + c) * 128), from ? from : a.Q, from ? 8 : 0);
         });
     }
     __device__ __forceinline__ void take_Q(Numbers &x) const {
         await_copies();
+        const float2 *const from = next_Q();
 #pragma unroll
-        for (int c = 0; c < 4 * K_STEPS; ++c) *reinterpret_cast<float2 *>(&x[0][0][0][0] + 2 * c) = next_Q[c * 128];
+        for (int c = 0; c < 4 * K_STEPS; ++c) *reinterpret_cast<float2 *>(&x[0][0][0][0] + 2 * c) = from[c * 128];
     }
 
     // Where there is no next row tile: zeros, so that no register keeps what was there before.
@@ -400,7 +411,7 @@ struct Multiplier {
         }
         after_products();
         sum.take(rows);
-        if (!__all_sync(~0u, give_rows(a, here.head, i, sum)) && threadIdx.x % 32 == 0)
+        if (!__all_sync(~0u, give_rows(a, here.head, here.i0 + row_of(this_thread()), sum)) && threadIdx.x % 32 == 0)
             slots.redo[threadIdx.x / 32] = true;
     }
 };
@@ -431,7 +442,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
         return;
     }
     registers_up<CONSUMER_REGISTERS>();
-    Multiplier multiplier(slots, tiles, starts, warpgroup - PRODUCERS);
+    Multiplier multiplier(slots, tiles, starts);
     int factor_exponent;
     const float factor = frexpf(factor_of_scores(a), &factor_exponent);
 
@@ -474,7 +485,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     // Seldom: here, and not in the loop, where registers end.
     __syncwarp();
     if (IN_PLACE && slots.redo[threadIdx.x / 32])
-        for (Turns done(warpgroup - PRODUCERS, jobs); done.job < jobs.count; done.next(jobs)) {
+        for (Turns done(uniform(this_thread() / 128) - PRODUCERS, jobs); done.job < jobs.count; done.next(jobs)) {
             const RowTile tile = jobs.row_tile(done.job, done.row_tile, a);
             redo_rows(a, tile.head, tile.i0 + threadIdx.x % 128 / 32 * 16, 16);
         }

@@ -403,6 +403,16 @@ def test_short_sequences_are_not_cut():
     assert wgmma_partial(build.tiling, build.problem) == 0
 
 
+def test_five_warpgroups_multiply_the_shortest_heads_without_a_mask_and_spill_no_register(resources):
+    shortest = Problem(2000, 256, 256, 16, in_place=True, batch_invariant=True)
+    threads = [KERNELS["wgmma_short"].tiling(shortest._replace(**other)).threads
+               for other in ({}, {"d": 8}, {"causal": True}, {"d": 17}, {"bias": "float32"})]  # fmt: skip
+    assert threads == [768, 768, 640, 640, 512]
+    for N in (256, 896):
+        found = resources(Build(KERNELS["wgmma_short"], shortest._replace(M=N, N=N)), "sm_90a")
+        assert not found["attention"].spilled and not found["attention"].warnings
+
+
 @pytest.mark.parametrize(
     ("bias", "of_keys", "threads", "longest"),
     [("", False, 640, 64), ("bool", True, 640, 64), ("bool", False, 512, 32), ("both", True, 512, 32)],

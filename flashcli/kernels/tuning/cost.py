@@ -21,7 +21,7 @@ from flashcli.kernels.tuning.costs import COSTS, Cost
 
 PAIR = 128 * 128  # scores of a pair of tiles, the unit of work
 LATE = 0.5  # of the longest row tile: when the last block ends, the others have been idle for about so long
-SHORT_ROW_TILES, LONG_ROW_TILES = 3, 2  # on which a block of wgmma_short works at a time: four with short heads
+SHORT_ROW_TILES, LONG_ROW_TILES = 3, 2  # on which a block of wgmma_short works at a time: up to five with short heads
 SHORT_THREADS = 640  # of mma_short, for which a multiprocessor has registers, with few keys
 PRODUCT = 2 * PAIR / (H200_PRODUCTS * CLOCK)  # microseconds of mma.sync for a pair, a number of the heads, a product
 HEADS = (16, 32, 64, 96, 128, 192, 256)  # the longest heads that share constants
