@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
     float unit[2], shift[2], l[2];  // that brings scores to powers of two, itself one; m - P_BIAS
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-        unit[r] = power_of_two(max(-126, min(factor_exponent - q_exponent[r] - exponents[0], 89)));
+        unit[r] = power_of_two(max(-126, min(factor_exponent - q_exponent[r] - exponents[0], 127)));
     mask_scores(
         S, unit, a, head, i, [&](int row) { return keys_hidden(a, row); },
         [&](int row) { return keys_seen(a.q_start + row, a.N); });

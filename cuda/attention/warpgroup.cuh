@@ -237,7 +237,7 @@ constexpr float HUGE_FACTOR = 0x1p-12f / HEAD_DIM;  // no scaled number of Q or 
 // `visible[r]` on, counted from this thread's first one; if not `masked`, all rows see all keys. Returns for each row
 // the factor that then brings its scores to powers of two: log2(e) where a bias was added; else itself one but for
 // `mantissa`, exact, so that the largest p is 2^P_BIAS even where scores are huge. Beyond the clamps all scores differ by
-// nothing, or by far more than p can show.
+// nothing, or are beyond float's range, which makes NaN of the row.
 template <int n>
 __device__ __forceinline__ float2 mask_scores(float (&S)[n], const RowState &row, int k_exponent, bool masked,
                                               const int (&visible)[2], const Bias &bias) {
@@ -245,7 +245,7 @@ __device__ __forceinline__ float2 mask_scores(float (&S)[n], const RowState &row
 #pragma unroll
     for (int r = 0; r < 2; ++r)
         factor[r] =
-            power_of_two(max(-126, min(row.q_exponent[r] - k_exponent, 89))) * (PRODUCTS == 2 ? row.mantissa : 1);
+            power_of_two(max(-126, min(row.q_exponent[r] - k_exponent, 127))) * (PRODUCTS == 2 ? row.mantissa : 1);
 #pragma unroll
     for (int x = 0; x < (BIAS ? n : 0); ++x) {  // a NaN that a bias of -inf should have hidden is mended in the answer
         if (ADDS) S[x] = fmaf(S[x], factor[x / 2 % 2], bias.numbers[x]);
@@ -302,7 +302,8 @@ __device__ __forceinline__ float maximum_of_row(float (&S)[n], int r, float &fac
 template <int n>
 __device__ __forceinline__ void exponentiate_row(float (&S)[n], RowState &row, int r, float maximum, float factor) {
     const float m = fmaxf(row.shift[r], maximum);
-    const float shift = CAUSAL || BIAS || PACKED ? finite_or_zero(m) : m;  // else every row sees a key
+    // A maximum beyond float's range is no shift either: p = 0 of all keys would be that of a row that sees none.
+    const float shift = (CAUSAL || BIAS || PACKED) && fabsf(m) == INFINITY_F ? 0 : m;  // else every row sees a key
     row.rescale[r] = exp2_fast(row.shift[r] - shift);
     row.shift[r] = m;
     float sum = 0;

@@ -10,13 +10,19 @@ import itertools
 import os
 import re
 
+import numpy as np
 import pytest
 import sanitize_arrays
 import sanitize_backward
 import sanitize_decode
 import sanitize_sight
 import sanitize_tangents
+from sanitizing import compute
 from support import THOROUGH
+
+from flashcli.gpu.prepared import prepare
+from flashcli.kernels.arguments import POINTERS
+from flashcli.kernels.plan import ATTENTION
 
 ALL = "EMULATE_ALL" in os.environ
 TAKES_LONG = re.compile("more of them than|more tiles than|heads of 160")
@@ -125,3 +131,15 @@ def test_writing_into_a_cache(place, name):
 @pytest.mark.parametrize("kind", sanitize_decode.MERGES)
 def test_merging(place, kind):
     sanitize_decode.check_merge(place, kind)
+
+
+@pytest.mark.parametrize("kernel", ["mma_short", "wgmma_short", "wgmma"])
+def test_a_row_whose_scores_float32_has_no_room_for_is_none_that_sees_no_key(place, kernel):
+    case = sanitize_arrays.Case(B=1, H=1, Hkv=1, M=20, N=20, mask=(1, 1, 1, 20))
+    whole, view = sanitize_arrays.arrays(case)
+    for name in "qk":
+        view[name][...] = 2.0**64
+    called = [sanitize_arrays.CALLED.get(name, name) for name in POINTERS]
+    prepared = prepare(place, ATTENTION, *sanitize_arrays.asked(case, kernel))
+    compute(place, prepared, called, whole, view, {"out": whole["out"]})
+    assert np.isnan(view["out"]).all()

@@ -71,6 +71,23 @@ def test_the_lse_is_rounded_no_more_than_naive_attention_rounds_it(emulated, nam
     assert np.linalg.norm(lse - want) < 1.1 * np.linalg.norm(naive - want)
 
 
+@pytest.mark.parametrize(
+    ("name", "d"), [("mma", 64), ("mma_short", 64), ("wgmma_short", 64), ("wgmma", 64), ("wgmma", 256)]
+)
+def test_scores_up_to_the_end_of_float32_are_compared_over_tiles_of_any_scale(emulated, name, d):
+    """Keys of which one is so large, in a number that no query looks at, that its whole tile has another scale."""
+    N = 100 if name == "mma_short" else 300
+    q, k, v = np.random.default_rng(1).uniform(1, 2, (3, 1, N, d)).astype(np.float32)
+    q, k = q * np.float32(2**60), k * np.float32(2**57)
+    k[:, :20] *= 2
+    q[..., 0], k[:, 5, 0] = 0, 2**66
+    want, naive = plain(Asked(q, k, v)), plain(Asked(q, k, v), np.float32)
+    found = attend(name, q, k, v, emulated, in_place=True, lse=True)
+    for mine, right, other in zip(found, want, naive, strict=True):
+        np.testing.assert_allclose(mine, right, rtol=1e-5)
+        np.testing.assert_allclose(other, right, rtol=1e-5)
+
+
 @pytest.mark.parametrize(("B", "M", "N", "d"), [(1, 70, 450, 160), (2, 20, 130, 256)])
 @pytest.mark.parametrize("finite", [True, False])
 def test_a_cluster_whose_blocks_have_a_tile_of_keys_each_gives_the_bytes_of_one_block(emulated, B, M, N, d, finite):

@@ -154,6 +154,21 @@ def test_the_lse_of_a_key_of_zeros_is_zero(kernel, head):
     assert flashcli.attention(zeros, zeros, zeros, return_lse=True, kernel=kernel)[1].item() == 0
 
 
+@pytest.mark.parametrize(("keys", "head"), [(100, 64), (300, 64), (300, 256)])
+def test_scores_up_to_the_end_of_float32_are_compared_over_tiles_of_any_scale(kernel, keys, head):
+    """Keys of which one is so large, in a number that no query looks at, that its whole tile has another scale."""
+    if kernel and KERNELS[kernel].refuses(Problem(1, keys, keys, head, in_place=True)):
+        return
+    q, k, v = torch.empty(3, 1, 1, keys, head).uniform_(1, 2).cuda()
+    q, k = q * 2.0**60, k * 2.0**57
+    k[:, :, :20] *= 2
+    q[..., 0], k[:, :, 5, 0] = 0, 2.0**66
+    o, lse = flashcli.attention(q, k, v, return_lse=True, kernel=kernel)
+    right, right_lse = oracle(q, k, v)
+    torch.testing.assert_close(o.double(), right, rtol=1e-5, atol=0)
+    torch.testing.assert_close(lse.double(), right_lse, rtol=1e-5, atol=0)
+
+
 BIASES = [(B, H, M, N), (B, 1, 1, N), (B, 1, M, N), (H, 1, N), (M, N), (M, 1)]
 
 
