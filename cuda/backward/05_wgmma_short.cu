@@ -27,10 +27,11 @@ __device__ __forceinline__ void split_keys(const Backward &a, int b, int kv, int
                                            Tail &tail, unsigned *scratch, int barrier) {
     const int thread = threadIdx.x % 128;
     const auto plain = [](int) { return 1.0f; };
-    const Taken of_K =
-        split_tile<128, true>(rows_of(a.K, a.k, b, kv), a.k.row, first, a.N, record, scratch, thread, barrier, plain);
-    const Taken of_V = split_tile<128, true>(rows_of(a.V, a.v, b, kv), a.v.row, first, a.N, record + OWN_TILE,
-                                             scratch + 8, thread, barrier, plain);
+    Unsplit<128, true> K, V;  // both on their way before one is waited for
+    K.load(rows_of(a.K, a.k, b, kv), a.k.row, first, a.N, thread);
+    V.load(rows_of(a.V, a.v, b, kv), a.v.row, first, a.N, thread);
+    const Taken of_K = K.split(record, scratch, thread, barrier, plain);
+    const Taken of_V = V.split(record + OWN_TILE, scratch + 8, thread, barrier, plain);
     if (!(of_K.sum + of_V.sum < INFINITY_F)) note_not_finite(a, b, kv);
     const bool zero = group_max<128>(of_V.sum, scratch + 16, thread, barrier) == 0;
     if (thread != 0) return;

@@ -84,6 +84,12 @@ __device__ __forceinline__ float dlse_of(const Backward &a, Head head, int i) {
     return a.dlse == nullptr ? 0 : a.dlse[head.b * a.dlse_at.batch + head.h * a.dlse_at.head + i * a.dlse_at.row];
 }
 
+__device__ __forceinline__ float lse_of(const Backward &a, Head head, int i) {
+    return a.lse[head.b * a.lse_at.batch + head.h * a.lse_at.head + i * a.lse_at.row];
+}
+// In powers of two; infinite where the row sees nothing.
+__device__ __forceinline__ float above_of(float lse) { return lse == NEG_INF ? INFINITY_F : lse * LOG2E; }
+
 // How many keys, of N, query i sees, 0 to that many - 1; and the first query that sees a key.
 __device__ __forceinline__ int keys_seen(const Backward &a, int i) {
     return CAUSAL ? max(0, min(a.N, a.q_start + i + 1)) : a.N;
@@ -187,9 +193,8 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS) delta(const Backward a
     }
     for (int lanes = ROW_LANES / 2; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
     if (!there || lane != 0) return;
-    const float lse = a.lse[head.b * a.lse_at.batch + head.h * a.lse_at.head + i * a.lse_at.row];
     Row &row = row_of(a, head, i);
-    row.above = lse == NEG_INF ? INFINITY_F : lse * LOG2E;
+    row.above = above_of(lse_of(a, head, i));
     row.D = sum - dlse_of(a, head, i);
 }
 

@@ -67,36 +67,53 @@ __device__ __forceinline__ float unit(int exponent) { return power_of_two(max(-1
 
 // ---- splitting 64 rows
 
-// A tile of 64 rows of a matrix, row i times factor(i), by a group of threads that meets at a barrier of its own;
-// `scratch` is two words a warp. Keys change places (bias.cuh). `sum` is of the magnitudes that this thread has read.
+// A tile of 64 rows of a matrix, of which each thread of a group reads as much. Keys change places (bias.cuh).
 struct Taken {
     int exponent;
-    float sum;
+    float sum;  // of the magnitudes that this thread has read
+};
+template <int GROUP, bool KEYS>
+struct Unsplit {
+    static constexpr int PIECES = OWN * D / 8, EACH = PIECES / GROUP;
+    static_assert(PIECES % GROUP == 0, "as many pieces for each thread");
+    float x[EACH][8];
+    static __device__ __forceinline__ int row(int e, int thread) { return (e * GROUP + thread) / (D / 8); }
+    static __device__ __forceinline__ int column(int e, int thread) { return (e * GROUP + thread) % (D / 8) * 8; }
+
+    template <class Number>
+    __device__ __forceinline__ void load(const Number *matrix, long long stride, int first, int rows, int thread) {
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) {
+            const int from = first + (KEYS ? key_in(row(e, thread)) : row(e, thread)), c = column(e, thread);
+            *reinterpret_cast<float4 *>(&x[e][0]) = load4(matrix, stride, from, c, rows);
+            *reinterpret_cast<float4 *>(&x[e][4]) = load4(matrix, stride, from, c + 4, rows);
+        }
+    }
+    // Splits row i times factor(i); the group meets at a barrier of its own, and `scratch` is two words a warp.
+    template <class Factor>
+    __device__ __forceinline__ Taken split(unsigned char *tile, unsigned *scratch, int thread, int barrier,
+                                           Factor factor) {
+        float sum = 0;
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) {
+            const float by = factor(row(e, thread));
+#pragma unroll
+            for (int c = 0; c < 8; ++c) sum += fabsf(x[e][c]), x[e][c] *= by;
+        }
+        const int s = group_scale<GROUP, EACH * 8>(&x[0][0], scratch, thread, barrier);
+#pragma unroll
+        for (int e = 0; e < EACH; ++e)
+            store_split<OWN, D>(tile, row(e, thread), column(e, thread), x[e], power_of_two(s));
+        return {s, sum};
+    }
 };
 template <int GROUP, bool KEYS, class Number, class Factor>
 __device__ __forceinline__ Taken split_tile(const Number *matrix, long long stride, int first, int rows,
                                             unsigned char *tile, unsigned *scratch, int thread, int barrier,
                                             Factor factor) {
-    constexpr int PIECES = OWN * D / 8, EACH = PIECES / GROUP;
-    static_assert(PIECES % GROUP == 0, "as many pieces for each thread");
-    float x[EACH][8], sum = 0;
-#pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-        const int piece = e * GROUP + thread, row = piece / (D / 8), column = piece % (D / 8) * 8;
-        const int from = first + (KEYS ? key_in(row) : row);
-        *reinterpret_cast<float4 *>(&x[e][0]) = load4(matrix, stride, from, column, rows);
-        *reinterpret_cast<float4 *>(&x[e][4]) = load4(matrix, stride, from, column + 4, rows);
-        const float by = factor(row);
-#pragma unroll
-        for (int c = 0; c < 8; ++c) sum += fabsf(x[e][c]), x[e][c] *= by;
-    }
-    const int s = group_scale<GROUP, EACH * 8>(&x[0][0], scratch, thread, barrier);
-#pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-        const int piece = e * GROUP + thread;
-        store_split<OWN, D>(tile, piece / (D / 8), piece % (D / 8) * 8, x[e], power_of_two(s));
-    }
-    return {s, sum};
+    Unsplit<GROUP, KEYS> mine;
+    mine.load(matrix, stride, first, rows, thread);
+    return mine.split(tile, scratch, thread, barrier, factor);
 }
 
 // A bound on the numbers of a tile of V, from the exponent of its scale: none is larger.
@@ -345,16 +362,20 @@ struct OfQueries {
         const auto quarter = [&](const auto *matrix, Strides by, int r) {
             return QuarterRow(rows_of(matrix, by, head.b, head.h), by.row, own + row_of_thread() + 8 * r, a.M);
         };
+        const auto lse = [&](int r) { return lse_of(a, head, min(own + row_of_thread() + 8 * r, a.M - 1)); };
         if (D <= 64) {  // both rows at once, for it is the way from memory that takes the time
             QuarterRow q[2] = {quarter(a.Q, a.q, 0), quarter(a.Q, a.q, 1)},
                        d_o[2] = {quarter(a.dO, a.d_o, 0), quarter(a.dO, a.d_o, 1)};
             const QuarterRow o[2] = {quarter(a.O, a.o, 0), quarter(a.O, a.o, 1)};
+            above[0] = lse(0), above[1] = lse(1);
+            if (never(-a.M)) return;  // else ptxas waits for the first row before it asks for the second
             take(a, head, tiles, 0, q[0], d_o[0], o[0]);
             take(a, head, tiles, 1, q[1], d_o[1], o[1]);
         } else {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 QuarterRow q = quarter(a.Q, a.q, r), d_o = quarter(a.dO, a.d_o, r);
+                above[r] = lse(r);
                 take(a, head, tiles, r, q, d_o, quarter(a.O, a.o, r));
             }
         }
@@ -363,14 +384,12 @@ struct OfQueries {
                                          QuarterRow &d_o, const QuarterRow &o) {
         const int row = row_of_thread() + 8 * r, i = own + row;
         D_[r] = d_o.dot(o);
+        above[r] = i < a.M ? above_of(above[r]) : INFINITY_F;
         reach[r] = d_o.magnitude();
         exponents[r] = pack_exponents(q.store(tiles, row), d_o.store(tiles + OWN_TILE, row));
-        above[r] = INFINITY_F;
         if (BIAS) bias_rows[r] = BiasRow(a, head, i);
         if (i >= a.M) return;
-        const float lse = a.lse[head.b * a.lse_at.batch + head.h * a.lse_at.head + i * a.lse_at.row];
         D_[r] -= dlse_of(a, head, i);
-        above[r] = lse == NEG_INF ? INFINITY_F : lse * LOG2E;
         Row &kept = row_of(a, head, i);  // for the kernel that computes what is not finite
         if (threadIdx.x % 4 == 0) kept.above = above[r], kept.D = D_[r];
         above[r] -= P_BIAS;
@@ -480,6 +499,12 @@ struct OfQueries {
         const int row = row_of_thread(), t = threadIdx.x % 4, thread = threadIdx.x % 128;
         float mended[2] = {}, inverse[2] = {}, largest = 0;
         bool huge = false;
+        Unsplit<128, false> Q, dO;
+        const auto read = [&] {
+            Q.load(rows_of(a.Q, a.q, head.b, head.h), a.q.row, own, a.M, thread);
+            dO.load(rows_of(a.dO, a.d_o, head.b, head.h), a.d_o.row, own, a.M, thread);
+        };
+        if (D <= 64) read();  // on their way while dQ is written; longer heads' sums leave no registers
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int i = own + row + 8 * r;
@@ -501,13 +526,12 @@ struct OfQueries {
             huge |= is_huge(above[r]);
         }
         if (t == 0) inverses[row] = inverse[0], inverses[row + 8] = inverse[1];
+        if (D > 64) read();
         const int s = scale_exponent(group_max<128>(largest, scratch, thread, barrier));
         const float any_huge = ADDS ? group_max<128>(huge, scratch + 4, thread, barrier) : 0;
-        const Taken of_Q = split_tile<128, false>(rows_of(a.Q, a.q, head.b, head.h), a.q.row, own, a.M, record,
-                                                  scratch + 8, thread, barrier, [](int) { return 1.0f; });
-        const Taken of_dO = split_tile<128, false>(rows_of(a.dO, a.d_o, head.b, head.h), a.d_o.row, own, a.M,
-                                                   record + OWN_TILE, scratch + 16, thread, barrier,
-                                                   [&](int i) { return PRODUCTS == 3 ? inverses[i] : 1; });
+        const Taken of_Q = Q.split(record, scratch + 8, thread, barrier, [](int) { return 1.0f; });
+        const Taken of_dO = dO.split(record + OWN_TILE, scratch + 16, thread, barrier,
+                                     [&](int i) { return PRODUCTS == 3 ? inverses[i] : 1; });
         if (!(of_Q.sum + of_dO.sum < INFINITY_F)) note_not_finite(a, head.b, head.kv);
         if (thread == 0) tail.first = of_Q.exponent, tail.second = of_dO.exponent, tail.dS = s, tail.largest = any_huge;
         if (t != 0) return;
