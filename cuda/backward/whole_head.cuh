@@ -121,9 +121,8 @@ __device__ __forceinline__ void keep_rows(const Backward &a, Head head) {
         float sum = 0;
 #pragma unroll 1
         for (int c = 0; c < HEAD_DIM; ++c) sum = fmaf(float(o[c]), float(d_o[c]), sum);
-        const float lse = a.lse[head.b * a.lse_at.batch + head.h * a.lse_at.head + i * a.lse_at.row];
         Row &row = row_of(a, head, i);
-        row.above = lse == NEG_INF ? INFINITY_F : lse * LOG2E, row.D = sum - dlse_of(a, head, i);
+        row.above = above_of(lse_of(a, head, i)), row.D = sum - dlse_of(a, head, i);
     }
 }
 
@@ -167,6 +166,7 @@ __device__ __forceinline__ void one_pass(const Backward &a) {
         const int4 s = {exponent(largest.x), exponent(largest.y), exponent(largest.z), exponent(largest.w)};
         if (threadIdx.x == 0) exponents = s;
         store_rows<BC>(K_tile, i, K, power_of_two(s.z)), store_rows<BC>(V_tile, i, V, power_of_two(s.w));
+        if (never(-a.M)) return;  // else Q and dO are split while K and V have their registers
 #pragma unroll
         for (int r = 0; r < 2; ++r) q_exponent[r] = Q.split(r, factor, Q_hi, Q_lo);
         store_rows<BR>(dO_tile, i, dO, power_of_two(s.y));
@@ -255,15 +255,18 @@ __device__ __forceinline__ void one_pass(const Backward &a) {
     most = block_max({most, 0, 0, 0}, beside.of_warps[1]).x;
     const int s = most == 0 ? 0 : LEAST - int(most);
     const int first_step = CAUSAL ? first_query(a, own) / 16 : 0;
+    TwoRows Q;  // once more, from the cache
+    const int again = opaque(i);
+    const auto read = [&] { Q.load(rows_of(a.Q, a.q, head.b, head.h), a.q.row, again, a.M); };
+    constexpr bool AHEAD = !CAUSAL && (Products::ROWS == 16 || D > 32);  // else registers would be spilled
+    if (AHEAD) read();
     float sum[K_STEPS][2][4] = {};
     if (has_keys) {
         Products::of_keys(sum, P_tile, own, dO_tile, first_step);
         const float2 by = {unit(exponents.y), 0x1p-14f * OF_QUERIES};
         give(rows_of(a.dV, a.dv, head.b, head.kv), a.dv.row, i, a.N, sum, by, by);
     }
-    TwoRows Q;  // once more, from the cache
-    const int again = opaque(i);
-    Q.load(rows_of(a.Q, a.q, head.b, head.h), a.q.row, again, a.M);
+    if (!AHEAD) read();
     store_rows<BR>(Q_tile, again, Q, power_of_two(exponents.x));
     __syncthreads();
     if (has_queries) store_scaled(P_tile, i, dS_hi, dS_lo, {s - e[0], s - e[1]});

@@ -410,17 +410,25 @@ def _one_pass(rows: int, keys: int, row_bytes: int, score_bytes: int, threads: i
     return Tiling(rows, keys, threads, shared, (("BLOCKS", blocks),))
 
 
+def _registers_of_long(problem: Problem, rows: int, keys: int) -> int:
+    """Registers of a thread in the one pass over a head of more than 32 numbers: 168 leave room for a third block."""
+    return 168 if max(rows, keys) <= 64 and problem.bias not in ("bool", "both") else 255
+
+
 def _mma_short(problem: Problem) -> Tiling:
     """mma_short's tiling: a head a block, a warp for each 16 queries and 16 keys."""
     rows, keys = round_up(problem.M, 16), round_up(problem.N, 16)
-    registers = 255 if problem.d > 32 or keys > 96 else 168 if keys > 64 else 128
+    registers = 255 if keys > 96 else 168 if keys > 64 else 128
+    if problem.d > 32:
+        registers = _registers_of_long(problem, rows, keys)
     return _one_pass(rows, keys, _split_row(problem.d), _split_row(keys), 2 * max(rows, keys), registers)
 
 
 def _wgmma_whole(problem: Problem) -> Tiling:
     """wgmma_whole's tiling: a head a block, a warpgroup for each 64 queries and 64 keys."""
     rows, keys, pad = round_up(problem.M, 64), round_up(problem.N, 16), 32 if problem.d <= 32 else 64
-    threads, registers = 2 * max(rows, round_up(keys, 64)), 255 if problem.d > 32 else 128
+    threads = 2 * max(rows, round_up(keys, 64))
+    registers = _registers_of_long(problem, rows, keys) if problem.d > 32 else 128
     return _one_pass(rows, keys, _split_row(problem.d, pad), _split_row(keys, 64), threads, registers)
 
 

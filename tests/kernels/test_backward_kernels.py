@@ -54,7 +54,9 @@ def test_every_field_is_where_python_puts_it(emulated, tmp_path):
         ("wgmma", of_sizes(80, True, "float32")), ("wgmma", of_sizes(128, True)), ("wgmma", of_sizes(112, bias="bool")),
         ("wgmma_short", of_sizes(32, bias="float32", M=128, N=128)), ("wgmma_short", of_sizes(64, True, M=192, N=128)),
         ("mma_short", of_sizes(32, True, M=96, N=96)), ("mma_short", of_sizes(64, bias="float32", M=128, N=128)),
+        ("mma_short", of_sizes(64, M=64, N=64)), ("mma_short", of_sizes(64, True, "float32", M=48, N=48)),
         ("wgmma_whole", of_sizes(64, bias="float32", M=128, N=128)), ("wgmma_whole", of_sizes(32, True, M=96, N=96)),
+        ("wgmma_whole", of_sizes(64, M=64, N=64)),
     ], 9),
 )  # fmt: skip
 def test_hardly_a_register_is_spilled(resources, kernel, problem):
@@ -154,6 +156,12 @@ def test_whole_heads_where_they_are_short_and_many(sizes, chosen):
 def test_one_pass_where_two_heads_fit_a_multiprocessor(B):
     chosen = [choose((9, 0), problem(32, (B, 1, 1, N, N))).name for N in (64, 96, 97, 128)]
     assert chosen == ["mma_short", "mma_short", "wgmma_whole", "wgmma_whole"]
+
+
+@pytest.mark.parametrize("name", ["mma_short", "wgmma_whole"])
+def test_three_heads_of_64_rows_share_a_multiprocessor_but_for_a_mask_that_takes_registers(name):
+    tilings = [KERNELS[name].tiling(of_sizes(64, bias=bias, M=64, N=64)) for bias in ("", "float32", "bool", "both")]
+    assert [dict(tiling.macros)["BLOCKS"] for tiling in tilings] == [3, 3, 2, 2]
 
 
 @pytest.mark.parametrize(
