@@ -259,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dk_dv(const Backwa
                       &owned[g]);
         }
         for (int h = kv * heads; h < (kv + 1) * heads; ++h) {
-            await_rows(a, b, h);
+            if (h > kv * heads) await_rows(a, b, h);
             for (int n = begin_; n < end; ++n) copy_tile<true>(shared, ring, from.at(from.of_queries(a, b, h)), n);
         }
         await_launch_before();  // what is launched next comes after `dq`, too
