@@ -22,7 +22,7 @@ struct Splitters {
     static constexpr int WARPS = SPLITTERS / 32, BARRIER = 7;
     static constexpr int BYTES = (3 - WARPGROUPS) * K_TILE;
     uint64_t K_full, K_free, V_full[KEY_TILES];
-    int K_exponent, V_exponent[KEY_TILES];
+    int K_exponent[KEY_TILES], V_exponent[KEY_TILES];
     unsigned scratch[2][2 * WARPS];  // two in turn: a slow warp may still read the one before
 
     // Bytes from the end of Q to a tile.
@@ -40,15 +40,19 @@ struct Splitters {
     }
 
     // Splits K of a head, and then V, each tile as soon as there is room; called by all of these threads.
-    __device__ __forceinline__ void split_head(Ring &ring, unsigned char *tiles, const Attention &a, Head head) {
+    __device__ __forceinline__ void split_head(Ring &ring, unsigned char *tiles, const Attention &a,
+                                               const RowTile &here) {
+        const Head head = here.head;
         // All K so far has been multiplied, and addresses to store at are not computed before: registers are few.
         const auto await_room = [&](unsigned &thread) {
             wait(&K_free, ring.parity ^ 1);
             asm volatile("" : "+r"(thread));
         };
+        prefetch_rows(rows_of(a.Q, a.q, head.b, head.h) + here.i0 * row_stride(a.q), row_stride(a.q),
+                      min(BR, a.M - here.i0));  // for those that still multiply the head before
 #pragma unroll 1
         for (int j = 0; j < KEY_TILES; ++j) {
-            give(&K_full, &K_exponent,
+            give(&K_full, &K_exponent[j],
                  split_K<SPLITTERS>(rows_of(a.K, a.k, head.b, head.kv), row_stride(a.k), j * BC, a.N, tiles + K_PLACE,
                                     scratch[j], threadIdx.x, BARRIER, await_room));
             ring.next();
@@ -59,6 +63,14 @@ struct Splitters {
                 &V_full[j], &V_exponent[j],
                 split_V<SPLITTERS>(rows_of(a.V, a.v, head.b, head.kv), row_stride(a.v), j * BC, a.N, tiles + V_place(j),
                                    scratch[(KEY_TILES + j) % 2], threadIdx.x, BARRIER, await_room));
+    }
+
+    // Brings rows of a matrix to the second-level cache.
+    static __device__ __forceinline__ void prefetch_rows(const Input *from, long long stride, int rows) {
+        constexpr int LINES = ceil_div(HEAD_DIM, 32);  // of the cache, for a row
+#pragma unroll 1
+        for (int x = threadIdx.x; x < rows * LINES; x += SPLITTERS)
+            prefetch(from + x / LINES * stride + x % LINES * 32);
     }
 
     // A tile is there, and the exponent of its scale.
@@ -97,11 +109,11 @@ struct SplitConsumer : Warpgroup {
         return make_int2(s[0], s[1]);
     }
 
-    // S of a tile of K; returns its exponent.
-    __device__ __forceinline__ int take_S(float (&S)[32], uint64_t Q_desc) {
+    // S of tile j of K; returns its exponent.
+    __device__ __forceinline__ int take_S(float (&S)[32], uint64_t Q_desc, int j) {
         float small[32];
         wait(&source.K_full, K_ring.parity);
-        const int exponent = read_by_lane_0(source.K_exponent);
+        const int exponent = read_by_lane_0(source.K_exponent[j]);
         const uint64_t K = uniform_descriptor(desc + Splitters::K_PLACE / 16);  // anew: its steps would take registers
         pin(S), pin(small);
 #pragma unroll
@@ -129,7 +141,7 @@ struct SplitConsumer : Warpgroup {
             const int key = j * BC + first_key_of_lane(lane % 4);
             float S[32];
             // S = Q Kᵀ
-            const int exponent = take_S(S, Q_desc);
+            const int exponent = take_S(S, Q_desc, j);
             // softmax: m, P, l
             softmax(S, rows, exponent, (j + 1) * BC > keys_of(a, first), {keys_of(a, i) - key, keys_of(a, i + 8) - key},
                     Bias());

@@ -445,12 +445,14 @@ def _wgmma_short(problem: Problem) -> Tiling:
     """wgmma_short's tiling: as many slots for split tiles of K and V as fit shared memory, and Q of the next rows.
 
     One warpgroup splits the tiles, of long heads two; the others multiply. Short heads on arrays leave registers for
-    one more warpgroup; those of up to `LEAST_HEAD` numbers for two, which gain nothing with the causal mask.
+    one more warpgroup; those of up to `LEAST_HEAD` numbers for two, which pay without the causal mask where blocks
+    have several heads of several row tiles.
     """
     D = _padded(problem.d, LEAST_HEAD if problem.in_place else 32) if problem.d <= 64 else MOST_SHORT_HEAD
     Bc = _short_Bc(problem)
     small = problem.in_place and D <= 32 and not _by_score(problem) and problem.precision == "fp32"
-    warpgroups = 4 + small + (small and D <= LEAST_HEAD and not problem.causal)
+    many = problem.sms < problem.B and problem.M > 64 and not problem.causal
+    warpgroups = 4 + small + (small and many and D <= LEAST_HEAD)
     sizes = _split_bytes(Bc, D, problem.products), _split_bytes(D, Bc, problem.products)
     slot = max(*sizes, round_up(Bc * problem.d * 4, 1024))
     stage = 2 * slot + (8 * Bc if _mask_in_sums(problem) else 0)  # two numbers for each key that a mask may take away

@@ -338,7 +338,7 @@ def test_many_long_heads_with_few_rows_and_keys_are_split_by_their_blocks_withou
 
 @pytest.mark.parametrize(
     "other",
-    [{"B": 28}, {"M": 129}, {"N": 129}, {"N": 64}, {"d": 128}, {"group": 2}, {"bias": "bool"}, {"precision": "fp16"}],
+    [{"B": 33}, {"M": 129}, {"N": 129}, {"N": 64}, {"d": 128}, {"group": 2}, {"bias": "bool"}, {"precision": "fp16"}],
 )
 def test_a_pre_pass_splits_heads_that_are_few_or_have_more_rows_and_keys_or_a_bias(other):
     problem = IN_PLACE._replace(B=200, M=128, N=128, d=160)._replace(**other)
@@ -405,9 +405,9 @@ def test_short_sequences_are_not_cut():
 
 def test_five_warpgroups_multiply_the_shortest_heads_without_a_mask_and_spill_no_register(resources):
     shortest = Problem(2000, 256, 256, 16, in_place=True, batch_invariant=True)
-    threads = [KERNELS["wgmma_short"].tiling(shortest._replace(**other)).threads
-               for other in ({}, {"d": 8}, {"causal": True}, {"d": 17}, {"bias": "float32"})]  # fmt: skip
-    assert threads == [768, 768, 640, 640, 512]
+    others = {}, {"d": 8}, {"B": 132}, {"M": 64}, {"causal": True}, {"d": 17}, {"bias": "float32"}
+    threads = [KERNELS["wgmma_short"].tiling(shortest._replace(**other)).threads for other in others]
+    assert threads == [768, 768, 640, 640, 640, 640, 512]
     for N in (256, 896):
         found = resources(Build(KERNELS["wgmma_short"], shortest._replace(M=N, N=N)), "sm_90a")
         assert not found["attention"].spilled and not found["attention"].warnings

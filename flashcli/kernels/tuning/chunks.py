@@ -83,13 +83,14 @@ def joined(problem: Problem, Bc: int) -> int:
 
 
 def splits(problem: Problem, Bc: int) -> bool:
-    """Whether blocks split K and V themselves: of long heads with few rows and keys, if they are too many for clusters.
+    """Whether blocks split K and V themselves: of many long heads with few rows and keys.
 
-    Two tiles of keys are what registers hold. More rows would split them anew, in about the time of their products.
+    Two tiles of keys are what registers hold. More rows would split them anew, in about the time of their products. As
+    long as all pairs of tiles can have a block each at once, that is faster.
     """
     Tr, Tc = ceil_div(problem.M, 64), ceil_div(problem.N, Bc)
     few = Tr <= Tc <= 2 and problem.group == 1
-    return few and _is_plain(problem) and _in_clusters(problem) < problem.B * Tr * Tc
+    return few and _is_plain(problem) and problem.B * Tr * Tc > problem.sms
 
 
 def _is_plain(problem: Problem) -> bool:
