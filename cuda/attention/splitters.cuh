@@ -35,8 +35,8 @@ struct Splitters {
     }
 
     __device__ __forceinline__ void init() {
-        barrier_init(&K_full, WARPS), barrier_init(&K_free, 4 * WARPGROUPS);
-        for (int j = 0; j < KEY_TILES; ++j) barrier_init(&V_full[j], WARPS);
+        barrier_init(&K_full, SPLITTERS), barrier_init(&K_free, 4 * WARPGROUPS);
+        for (int j = 0; j < KEY_TILES; ++j) barrier_init(&V_full[j], SPLITTERS);
     }
 
     // Splits K of a head, and then V, each tile as soon as there is room; called by all of these threads.
@@ -77,8 +77,7 @@ struct Splitters {
     static __device__ __forceinline__ void give(uint64_t *full, int *exponent, int s) {
         if (threadIdx.x == 0) *exponent = s;
         fence_for_async();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) arrive(full);
+        arrive(full);  // each thread for itself: racecheck sees no __syncwarp
     }
 
     __device__ __forceinline__ SplitConsumer consumer(unsigned char *tiles, int group);

@@ -323,7 +323,14 @@ def test_few_row_tiles_of_long_heads_with_few_keys_are_those_of_clusters_with_a_
         assert way_of(KERNELS["wgmma"].tiling(few._replace(**other))) == WHOLE
 
 
-SPLIT_BY_BLOCKS = [(200, 64, 64, 64), (200, 64, 128, 64), (60, 128, 128, 64), (67, 128, 128, 128), (200, 65, 65, 128)]
+SPLIT_BY_BLOCKS = [
+    (200, 64, 64, 64),
+    (45, 64, 64, 64),
+    (200, 64, 128, 64),
+    (60, 128, 128, 64),
+    (67, 128, 128, 128),
+    (200, 65, 65, 128),
+]
 
 
 @pytest.mark.parametrize(("B", "M", "N", "Br"), SPLIT_BY_BLOCKS)
@@ -338,7 +345,7 @@ def test_many_long_heads_with_few_rows_and_keys_are_split_by_their_blocks_withou
 
 @pytest.mark.parametrize(
     "other",
-    [{"B": 33}, {"M": 129}, {"N": 129}, {"N": 64}, {"d": 128}, {"group": 2}, {"bias": "bool"}, {"precision": "fp16"}],
+    [{"B": 44}, {"M": 129}, {"N": 129}, {"N": 64}, {"d": 128}, {"group": 2}, {"bias": "bool"}, {"precision": "fp16"}],
 )
 def test_a_pre_pass_splits_heads_that_are_few_or_have_more_rows_and_keys_or_a_bias(other):
     problem = IN_PLACE._replace(B=200, M=128, N=128, d=160)._replace(**other)
