@@ -13,6 +13,7 @@
 //
 // Launch: `attention` with a block for each BR rows of each head; BC is N or more.
 #define PAD 16
+#define FEW_REGISTERS true  // for rows that are done again: else those take more than all others
 #include "exact.cuh"
 #include "short.cuh"
 
@@ -24,9 +25,10 @@ constexpr int MORE = 16;
 #else
 constexpr int MORE = 0;
 #endif
-constexpr int OF_SCORES = 48 + BC / 2 + D / 2 + (BIAS && BC > 64 ? 16 : 0) + MORE;
+constexpr bool LEAN = HEAD_DIM <= 16 && BC <= 96 && DENSE && !BIAS && MORE == 0;  // little is beside
+constexpr int OF_SCORES = (LEAN ? 24 : 48) + BC / 2 + D / 2 + (BIAS && BC > 64 ? 16 : 0) + MORE;
 constexpr int OF_READS = 32 + 2 * BC * D / THREADS + D / 2;
-constexpr int REGISTERS = smaller(larger(larger(OF_SCORES, OF_READS), 96), 128 + 2 * MORE);
+constexpr int REGISTERS = smaller(larger(larger(OF_SCORES, OF_READS), LEAN ? 72 : 96), 128 + 2 * MORE);
 constexpr int MIN_BLOCKS = larger(1, 65536 / REGISTERS / THREADS);
 constexpr float P_BIAS = 6, LARGEST_P = 64;  // as in warpgroup.cuh
 

@@ -9,8 +9,11 @@
 #include "attention.cuh"
 #include "float4.cuh"
 
-// At a time: O and T take registers; and five warpgroups leave few of them for a mask, too, six leave few for anything.
-constexpr bool FEW_REGISTERS = THREADS > 640;
+// Six warpgroups leave a thread few registers; a kernel may say so itself.
+#ifndef FEW_REGISTERS
+#define FEW_REGISTERS (THREADS > 640)
+#endif
+// At a time: O and T take registers; and five warpgroups leave few of them for a mask, too.
 constexpr int EXACT_ROWS = HEAD_DIM <= 128 && !(BIAS && THREADS > 512) && !FEW_REGISTERS ? 4 : 2;
 constexpr int EXACT_AHEAD = (FEW_REGISTERS ? 4 : 8) / EXACT_ROWS;  // steps of S whose loads are under way
 constexpr int EXACT_COLUMNS = ceil_div(HEAD_DIM, 32);              // of O, for each lane
