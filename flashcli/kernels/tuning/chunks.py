@@ -25,10 +25,10 @@ FEWEST_KEYS = 256  # of a chunk; with the causal mask, where later rows have mor
 IN_CACHE = 32 * 2**20  # bytes of K and V, split, for which blocks need not share them at about the same time
 CACHED = 128  # the longest heads of which that is so: a tile of longer ones takes so long that no size matters
 START = 3.0  # of a block: until its first products, and from its last ones on
-NEXT = 1.5  # the same of a further row tile of the block's, if it has all of its chunks
-MERGE = 2.5  # from the last chunk until all are merged
+NEXT = 1.8  # the same of a further row tile of the block's, if it has all of its chunks
+MERGE = 1.5  # from the last chunk until all are merged
 MEETING = 1.0  # from the last chunk until a cluster has merged them
-PAIRED = 0.85  # of the time of a further tile of one warpgroup, where two share 64 rows
+PAIRED = 0.6  # of the time of a further tile of one warpgroup, where two share 64 rows
 
 
 class Sharing(NamedTuple):
@@ -155,9 +155,9 @@ def _split_bytes(problem: Problem) -> int:
 
 def lone_warpgroup_share(d: int) -> float:
     """A lone warpgroup's time for a tile, as a share of a pair's: it has no partner to fill its gaps."""
-    return 0.84 if d <= 128 else 0.66
+    return 0.97 if d <= 128 else 0.78
 
 
 def _pair(d: int, Br: int, Bc: int) -> float:
     """The model's microseconds for a tile of Br rows and one of Bc keys."""
-    return Bc / 128 * (0.7 + (0.0227 if d <= 128 else 0.0345) * d) * (lone_warpgroup_share(d) if Br == 64 else Br / 128)
+    return Bc / 128 * (0.95 + (0.025 if d <= 128 else 0.0345) * d) * (lone_warpgroup_share(d) if Br == 64 else Br / 128)
