@@ -1,5 +1,8 @@
 """Fit the constants of `tuning.cost` to a record of the grid: none below 0, and the least relative errors.
 
+A time counts by the square of its share that the fastest kernel takes, of those for the same GPUs: what is slower by
+far is not chosen anyway.
+
 ``python -m bench.fit RECORD.json`` writes ``flashcli/kernels/tuning/costs.py``, and marks in the record which
 kernel is chosen with them.
 """
@@ -46,20 +49,29 @@ def may_be_chosen(row: Gridded) -> bool:
 
 def fitted(rows: Iterable[Row]) -> dict[str, costs.Cost]:
     """The constants of each kernel that was timed, from its times in single calls, where it might be chosen."""
-    by_kernel: dict[str, list[Gridded]] = {}
-    for row in of_kind(Gridded, rows):
-        if may_be_chosen(row):
-            by_kernel.setdefault(row.contender, []).append(row)
-    return {name: _fit(some) for name, some in sorted(by_kernel.items())}
+    able = [row for row in of_kind(Gridded, rows) if may_be_chosen(row)]
+    by_kernel: dict[str, list[tuple[Gridded, float]]] = {}
+    for some in by_case(able).values():
+        for row in some:
+            by_kernel.setdefault(row.contender, []).append((row, _weight(row, some)))
+    return {name: _fit(weighted) for name, weighted in sorted(by_kernel.items())}
 
 
-def _fit(rows: Sequence[Gridded]) -> costs.Cost:
+def _weight(row: Gridded, beside: Iterable[Gridded]) -> float:
+    """How much a time counts beside those of the shape's other kernels, of which a GPU has those that need no more."""
+    needs = KERNELS[row.contender].needs
+    fastest = min(other.seconds for other in beside if KERNELS[other.contender].needs <= needs)
+    return (fastest / row.seconds) ** 2
+
+
+def _fit(weighted: Sequence[tuple[Gridded, float]]) -> costs.Cost:
     """Fit a kernel's cost to its rows: linear least squares with each of `PATHS`, the best of them taken."""
-    return min((_linear(rows, path) for path in PATHS), key=lambda found: found[0])[1]
+    return min((_linear(weighted, path) for path in PATHS), key=lambda found: found[0])[1]
 
 
-def _linear(rows: Sequence[Gridded], path: float) -> tuple[float, costs.Cost]:
-    """The constants for a factor on paths, and the norm of the relative errors with them."""
+def _linear(weighted: Sequence[tuple[Gridded, float]], path: float) -> tuple[float, costs.Cost]:
+    """The constants for a factor on paths, and the norm of the relative errors with them, each by its weight."""
+    rows = [row for row, _ in weighted]
     kernel = KERNELS[rows[0].contender]
     heads = sorted({cost.head_class(row.d) for row in rows})
     table = np.zeros((len(rows), FIXED + len(heads)))
@@ -68,9 +80,11 @@ def _linear(rows: Sequence[Gridded], path: float) -> tuple[float, costs.Cost]:
         line[:FIXED] = 1, todo.rounds, todo.megabytes
         line[FIXED + heads.index(cost.head_class(row.d))] = max(path * todo.longest, todo.pairs)
         line /= row.seconds * 1e6
-    found = nonnegative(table, np.ones(len(rows)))
+    weights = np.array([weight for _, weight in weighted])
+    table *= weights[:, None]
+    found = nonnegative(table, weights)
     launch, start, megabyte, *pair = (round(float(x), 4) for x in found)
-    error = float(np.linalg.norm(table @ found - 1))
+    error = float(np.linalg.norm(table @ found - weights))
     return error, costs.Cost(launch, start, megabyte, path, dict(zip(heads, pair, strict=True)))
 
 

@@ -81,7 +81,7 @@ __device__ __forceinline__ void produce(const Attention &a, Source &source, unsi
     for (mine.next = Policy::begin(a); Policy::find(mine, a);) {
         const RowTile &here = mine.rows;
 #if SPLITTERS
-        source.split_head(ring, tiles, a, here);
+        source.split_head(ring, tiles, a, here.head);
 #else
         const int before = first_tile_of(a, here.head);
 #pragma unroll 1

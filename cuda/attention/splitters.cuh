@@ -40,16 +40,12 @@ struct Splitters {
     }
 
     // Splits K of a head, and then V, each tile as soon as there is room; called by all of these threads.
-    __device__ __forceinline__ void split_head(Ring &ring, unsigned char *tiles, const Attention &a,
-                                               const RowTile &here) {
-        const Head head = here.head;
+    __device__ __forceinline__ void split_head(Ring &ring, unsigned char *tiles, const Attention &a, Head head) {
         // All K so far has been multiplied, and addresses to store at are not computed before: registers are few.
         const auto await_room = [&](unsigned &thread) {
             wait(&K_free, ring.parity ^ 1);
             asm volatile("" : "+r"(thread));
         };
-        prefetch_rows(rows_of(a.Q, a.q, head.b, head.h) + here.i0 * row_stride(a.q), row_stride(a.q),
-                      min(BR, a.M - here.i0));  // for those that still multiply the head before
 #pragma unroll 1
         for (int j = 0; j < KEY_TILES; ++j) {
             give(&K_full, &K_exponent[j],
@@ -63,14 +59,6 @@ struct Splitters {
                 &V_full[j], &V_exponent[j],
                 split_V<SPLITTERS>(rows_of(a.V, a.v, head.b, head.kv), row_stride(a.v), j * BC, a.N, tiles + V_place(j),
                                    scratch[(KEY_TILES + j) % 2], threadIdx.x, BARRIER, await_room));
-    }
-
-    // Brings rows of a matrix to the second-level cache.
-    static __device__ __forceinline__ void prefetch_rows(const Input *from, long long stride, int rows) {
-        constexpr int LINES = ceil_div(HEAD_DIM, 32);  // of the cache, for a row
-#pragma unroll 1
-        for (int x = threadIdx.x; x < rows * LINES; x += SPLITTERS)
-            prefetch(from + x / LINES * stride + x % LINES * 32);
     }
 
     // A tile is there, and the exponent of its scale.

@@ -256,7 +256,7 @@ def test_the_command_tells_what_run_takes_too():
         ("8,1000,32", "wgmma is expected to be the fastest."),
         ("4,32,64", "mma_short is expected to be the fastest."),
         ("4,64,64", "mma_short has the bytes of the best kernel for large batches, which wgmma has not."),
-        ("1,1,80", "register_tiled has the bytes of the best kernel for large batches, which wgmma has not."),
+        ("1,1,80", "mma has the bytes of the best kernel for large batches, which wgmma has not."),
     ],
 )
 def test_the_command_tells_why_a_kernel_is_chosen(shape, why):
