@@ -223,17 +223,14 @@ __device__ __forceinline__ void one_pass(const Backward &a) {
         }
 #pragma unroll
         for (int n = 0; n < P_STEPS; ++n) {
-            const auto at = [&](int x) { return Pair(P_tile, row + x % 2 * 8, 16 * n + x / 2 * 8 + key); };
 #pragma unroll
-            for (int c = 0; c < 4; c += 2) {
-                const float2 dP[2] = {at(c).get(), at(c + 1).get()};  // at once: reads wait for the stores before them
-#pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    float *const p = &P[n][c / 2][2 * r];
-                    split(p[0], p[1], *at(c + r).hi, *at(c + r).lo);
-                    p[0] *= dP[r].x - D_[r], p[1] *= dP[r].y - D_[r];
-                    largest[r] = fmaxf(largest[r], fmaxf(fabsf(p[0]), fabsf(p[1])));
-                }
+            for (int x = 0; x < 4; ++x) {
+                const Pair at(P_tile, row + x % 2 * 8, 16 * n + x / 2 * 8 + key);
+                float *const p = &P[n][x / 2][x % 2 * 2];
+                const float2 dP = at.get();
+                split(p[0], p[1], *at.hi, *at.lo);
+                p[0] *= dP.x - D_[x % 2], p[1] *= dP.y - D_[x % 2];
+                largest[x % 2] = fmaxf(largest[x % 2], fmaxf(fabsf(p[0]), fabsf(p[1])));
             }
         }
 #pragma unroll

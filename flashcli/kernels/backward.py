@@ -467,7 +467,7 @@ KERNELS = ladder(
         _mma_short, _whole_heads_launches, refuses=_refused_by_mma_short,
     ),
     _hopper_rung(
-        "backward/07_wgmma_whole.cu", "one pass by wgmma, for heads of 65 to 128 rows",
+        "backward/07_wgmma_whole.cu", "one pass by wgmma, for heads of up to 128 rows",
         _wgmma_whole, _whole_heads_launches, refuses=_refused_by_mma_short,
     ),
 )  # fmt: skip
@@ -497,13 +497,16 @@ def choose(capability: tuple[int, int], problem: Problem, name: str | None = Non
 def _pays(kernel: Kernel, problem: Problem) -> bool:
     """Whether a kernel that can compute is worth choosing.
 
-    Heads shorter than `SHORT_HEAD` are left to FFMA. A block of mma_short or wgmma_whole must not be alone on its
-    multiprocessor, or nobody computes while it waits for memory. A block of wgmma_short takes the tiles of a head one
-    after the other. So it pays only with one tile a head, or with many heads.
+    Heads shorter than `SHORT_HEAD` are left to FFMA. A block of mma_short must not be alone on its multiprocessor, or
+    nobody computes while it waits for memory; and it loses to wgmma_whole, whose rows are padded to 64, where these are
+    nearly full, or heads long. A block of wgmma_short takes the tiles of a head one after the other. So it pays only
+    with one tile a head, or with many heads.
     """
-    if kernel.name in ("mma_short", "wgmma_whole") and dict(kernel.tiling(problem).macros)["BLOCKS"] == 1:
-        return False
-    if kernel.name == "wgmma_short" and problem.B < MANY_HEADS and max(problem.M, problem.N) > 64:
+    rows = max(problem.M, problem.N)
+    if kernel.name == "mma_short":
+        full = (40 if problem.d > 48 else 48) < rows <= 64 and problem.d > 24
+        return dict(kernel.tiling(problem).macros)["BLOCKS"] > 1 and not full and problem.d >= SHORT_HEAD
+    if kernel.name == "wgmma_short" and problem.B < MANY_HEADS and rows > 64:
         return False
     return not kernel.splits or problem.d >= SHORT_HEAD
 

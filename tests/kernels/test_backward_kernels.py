@@ -143,9 +143,9 @@ def problem(d: int, sizes: tuple[int, ...]):
 @pytest.mark.parametrize(
     ("sizes", "chosen"),
     [
-        ((200, 1, 1, 128, 128), "wgmma_short"), ((1, 2, 2, 60, 64), "mma_short"), ((200, 1, 1, 80, 64), "wgmma_short"),
-        ((20, 1, 1, 128, 128), "wgmma"), ((200, 2, 1, 128, 128), "wgmma"), ((9, 2, 1, 64, 64), "wgmma"),
-        ((200, 1, 1, 128, 1000), "wgmma"),
+        ((200, 1, 1, 150, 128), "wgmma_short"), ((1, 2, 2, 40, 32), "mma_short"), ((200, 1, 1, 80, 64), "wgmma_whole"),
+        ((20, 1, 1, 150, 128), "wgmma"), ((200, 2, 1, 128, 128), "wgmma"), ((9, 2, 1, 64, 64), "wgmma"),
+        ((200, 1, 1, 128, 1000), "wgmma"), ((1, 1, 1, 60, 64), "wgmma_whole"), ((1, 1, 1, 128, 128), "wgmma_whole"),
     ],
 )  # fmt: skip
 def test_whole_heads_where_they_are_short_and_many(sizes, chosen):
@@ -153,9 +153,10 @@ def test_whole_heads_where_they_are_short_and_many(sizes, chosen):
 
 
 @pytest.mark.parametrize("B", [1, 1000])
-def test_one_pass_where_two_heads_fit_a_multiprocessor(B):
-    chosen = [choose((9, 0), problem(32, (B, 1, 1, N, N))).name for N in (64, 96, 97, 128)]
-    assert chosen == ["mma_short", "mma_short", "wgmma_whole", "wgmma_whole"]
+def test_one_pass_by_wgmma_where_64_rows_are_nearly_full_or_mma_has_room_for_one_head(B):
+    by_mma = {d: [choose((9, 0), problem(d, (B, 1, 1, N, N))).name == "mma_short" for N in (40, 48, 64, 96, 97, 128)]
+              for d in (24, 32, 64)}  # fmt: skip
+    assert by_mma == {24: [1, 1, 1, 1, 0, 0], 32: [1, 1, 0, 1, 0, 0], 64: [1, 0, 0, 0, 0, 0]}
 
 
 @pytest.mark.parametrize("name", ["mma_short", "wgmma_whole"])
