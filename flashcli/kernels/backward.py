@@ -504,7 +504,7 @@ def _pays(kernel: Kernel, problem: Problem) -> bool:
     """
     rows = max(problem.M, problem.N)
     if kernel.name == "mma_short":
-        full = (40 if problem.d > 48 else 48) < rows <= 64 and problem.d > 24
+        full = (40 if problem.d > 48 else 48) < rows <= 64 and problem.d > 16
         return dict(kernel.tiling(problem).macros)["BLOCKS"] > 1 and not full and problem.d >= SHORT_HEAD
     if kernel.name == "wgmma_short" and problem.B < MANY_HEADS and rows > 64:
         return False
