@@ -18,15 +18,17 @@ constexpr int EXACT_ROWS = HEAD_DIM <= 128 && !(BIAS && THREADS > 512) && !FEW_R
 constexpr int EXACT_AHEAD = (FEW_REGISTERS ? 4 : 8) / EXACT_ROWS;  // steps of S whose loads are under way
 constexpr int EXACT_COLUMNS = ceil_div(HEAD_DIM, 32);              // of O, for each lane
 
-// The sum of magnitudes, from which to tell whether numbers are finite: several, so that one need not wait for the
-// other.
+// Tells whether numbers are finite, from sums of products of two: several, so that one need not wait for the other. Of
+// numbers beyond 2^60 it may say that they are not.
 struct Magnitude {
     float sums[4] = {};
     int next = 0;
     __device__ __forceinline__ void add(float x, float y) {
-        if (IN_PLACE) sums[next++ % 4] += fabsf(x) + fabsf(y);
+        if (IN_PLACE) sums[next % 4] = fmaf(x, y, sums[next % 4]), ++next;
     }
-    __device__ __forceinline__ bool finite() const { return sums[0] + sums[1] + (sums[2] + sums[3]) < INFINITY_F; }
+    __device__ __forceinline__ bool finite() const {
+        return fabsf(sums[0] + sums[1] + (sums[2] + sums[3])) < INFINITY_F;
+    }
 };
 
 // The sum, or the maximum, of what all lanes of a warp have: `both` joins two.
