@@ -160,8 +160,9 @@ __device__ __forceinline__ int group_scale(const float *x, unsigned *scratch, in
 }
 
 // Where fp32 numbers are read from. A tile in shared memory: each thread keeps to its columns, so that its addresses
-// differ by constants only, and those of V that are neighbours in pairs take other keys, so that eight threads neither
-// read nor write the same bank. (A bank is 4 bytes wide, and 32 banks are as long as 8 pieces are wide.)
+// differ by constants only, and those of V that are neighbours take other keys, so that eight threads neither read nor
+// write the same bank. (A bank is 4 bytes wide, and 32 banks are as long as 8 pieces are wide.) Columns of V are then
+// where `place_of_V` says.
 enum class From { MEMORY, TILE };
 
 // A thread's share of K, or of another matrix whose rows stay rows: pieces of 8 columns of one key, a 16-byte chunk of hi
@@ -202,6 +203,13 @@ struct Pieces {
     }
 };
 
+// The row of a split tile of V that has column `four` + c, where `four` is a multiple of 4 and c < 4. Of each 16 columns
+// of O, up to IN_FOURS, a lane of a quad then has four neighbours. With shorter rows nothing was gained.
+constexpr int IN_FOURS = HEAD_DIM < 32 ? 0 : round_up(HEAD_DIM, 8) / 16 * 16;
+__device__ __forceinline__ unsigned place_of_V(unsigned four, unsigned c) {
+    return int(four) < IN_FOURS ? (four / 16 * 16 + four % 16 / 2 | c % 2) + c / 2 * 8 : four + c;
+}
+
 // What a group waits for between reading a tile and storing it: nothing.
 struct AtOnce {
     __device__ __forceinline__ void operator()(unsigned &) const {}
@@ -235,19 +243,21 @@ __device__ __forceinline__ int split_V(const Number *V, long long stride, int j0
     static_assert(ACROSS % BESIDE == 0, "columns are padded");
     static_assert(!KEEPS || (DOWN % 4 == 0 && GROUP % ACROSS == 0), "columns are kept; keys change places in fours");
     const auto place_of = [&](int e) {
-        return 8 * (KEEPS ? (thread / ACROSS + e * (GROUP / ACROSS)) ^ thread / 2 % 4
-                          : (e * GROUP + thread) / BESIDE % DOWN);
+        const unsigned other = IN_FOURS > 0 ? thread % ACROSS / 4 % 2 : thread / 2 % 4;
+        return 8 * (KEEPS ? (thread / ACROSS + e * (GROUP / ACROSS)) ^ other : (e * GROUP + thread) / BESIDE % DOWN);
     };
     const auto column_of = [&](int e) {
         const unsigned piece = e * GROUP + thread;
         return 4 * (KEEPS ? thread % ACROSS : piece / (BESIDE * DOWN) * BESIDE + piece % BESIDE);
     };
+    const auto has = [&](int e) { return KEEPS || e * GROUP + thread < PIECES; };
+    static_assert(!KEEPS || PIECES % GROUP == 0, "each thread has as many");
     float x[EACH][4][8];  // [column][key]
 #pragma unroll
     for (int e = 0; e < EACH; ++e)
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
-            const int row = e * GROUP + thread < PIECES ? j0 + key_in(place_of(e) + k) : N;
+            const int row = has(e) ? j0 + key_in(place_of(e) + k) : N;
             const float4 v = load4(V, stride, row, column_of(e), N);
             x[e][0][k] = v.x, x[e][1][k] = v.y, x[e][2][k] = v.z, x[e][3][k] = v.w;
         }
@@ -258,6 +268,9 @@ __device__ __forceinline__ int split_V(const Number *V, long long stride, int j0
     for (int e = 0; e < EACH; ++e)
 #pragma unroll
         for (int c = 0; c < 4; ++c)
-            if (e * GROUP + thread < PIECES) store_split<D, BC>(tile, column_of(e) + c, place_of(e), x[e][c], factor);
+            if (has(e)) {
+                const unsigned row = KEEPS ? place_of_V(column_of(e), c) : column_of(e) + c;
+                store_split<D, BC>(tile, row, place_of(e), x[e][c], factor);
+            }
     return s;
 }

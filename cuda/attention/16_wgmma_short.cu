@@ -18,6 +18,7 @@
 #define MASK_IN_SUMS (MASK_OF_KEYS && BIAS == 2)                          // with a bias beside it nothing was gained
 #define PAD (HEAD_DIM > 64 ? 128 : IN_PLACE && HEAD_DIM <= 16 ? 16 : 32)  // files' time is that of reading and writing
 #define T_AT_A_TIME (HEAD_DIM > 64 ? 32 : 64)                             // columns of P V: registers end
+#define BY_FOURS 1
 #include "warpgroup.cuh"
 
 constexpr int PRODUCERS = D > 64 ? 2 : 1, CONSUMERS = THREADS / 128 - PRODUCERS;  // warpgroups that split, and multiply
@@ -243,7 +244,7 @@ struct Multiplier {
     Slots &slots;
     const float4 *const starts;
     const uint64_t desc;
-    float2 *const next_Qs;  // of all threads that multiply
+    unsigned char *const next_Qs;  // of all warpgroups that multiply
     static __device__ __forceinline__ int row_of(unsigned thread) { return thread % 128 / 32 * 16 + thread % 32 / 4; }
     const int row = row_of(threadIdx.x);  // this one, and row + 8, are this thread's
     Ring ring;
@@ -251,12 +252,11 @@ struct Multiplier {
         : slots(slots),
           starts(reinterpret_cast<const float4 *>(starts)),
           desc(uniform_descriptor(descriptor(shared_address(tiles)))),
-          next_Qs(reinterpret_cast<float2 *>(const_cast<float *>(starts) + 4 * STAGES * STARTS)) {}
+          next_Qs(reinterpret_cast<unsigned char *>(const_cast<float *>(starts) + 4 * STAGES * STARTS)) {}
 
-    // The place of this thread's numbers of Q of the next rows.
-    __device__ __forceinline__ float2 *next_Q() const {
-        const unsigned thread = this_thread();
-        return next_Qs + (thread / 128 - PRODUCERS) * (NEXT_Q / 8) + thread % 128;
+    // The place of this warpgroup's numbers of Q of the next rows.
+    __device__ __forceinline__ unsigned char *next_Q() const {
+        return next_Qs + (this_thread() / 128 - PRODUCERS) * NEXT_Q;
     }
 
     // Where Q has no place in shared memory, it is read from the cache, where this brings it.
@@ -266,41 +266,54 @@ struct Multiplier {
             prefetch(rows_of(a.Q, a.q, next.head.b, next.head.h) + i * row_stride(a.q) + column);
     }
 
-    // Calls take(r, c, from) for each two of the numbers of its rows of Q that a thread needs for its fragments: they are
-    // in columns 8c + 2t and the next, of row r, and `from` is null beyond the last.
-    template <class Function>
-    __device__ __forceinline__ void each_two(const Attention &a, const RowTile &next, Function take) const {
+    // What a thread needs of its rows of Q for its fragments: [r][k][f] of row + 8r, columns 16k + 8f + 2t and the next.
+    using Numbers = float[2][K_STEPS][2][2];
+
+    // Q of this thread's row + 8r, from a column on.
+    __device__ __forceinline__ const float *row_of_Q(const Attention &a, const RowTile &next, int r, int column) const {
+        const float *const Q = rows_of(a.Q, a.q, next.head.b, next.head.h) + column;
+        return Q + min(next.i0 + row + 8 * r, a.M - 1) * row_stride(a.q);
+    }
+    __device__ __forceinline__ void load_Q(Numbers &x, const Attention &a, const RowTile &next) const {
         const int t = threadIdx.x % 4 * 2;
-        const float *const Q = rows_of(a.Q, a.q, next.head.b, next.head.h) + t;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float *const from = Q + min(next.i0 + row + 8 * r, a.M - 1) * row_stride(a.q);
+            const float *const from = row_of_Q(a, next, r, t);
 #pragma unroll
-            for (int c = 0; c < 2 * K_STEPS; ++c)
-                take(r, c, 8 * c + 8 <= HEAD_DIM || 8 * c + t < HEAD_DIM ? from + 8 * c : nullptr);
+            for (int c = 0; c < 2 * K_STEPS; ++c) {
+                const bool there = 8 * c + 8 <= HEAD_DIM || 8 * c + t < HEAD_DIM;
+                const float2 two = there ? *reinterpret_cast<const float2 *>(from + 8 * c) : make_float2(0, 0);
+                x[r][c / 2][c % 2][0] = two.x, x[r][c / 2][c % 2][1] = two.y;
+            }
         }
     }
-    using Numbers = float[2][K_STEPS][2][2];
-    __device__ __forceinline__ void load_Q(Numbers &x, const Attention &a, const RowTile &next) const {
-        each_two(a, next, [&](int r, int c, const float *from) {
-            const float2 two = from ? *reinterpret_cast<const float2 *>(from) : make_float2(0, 0);
-            x[r][c / 2][c % 2][0] = two.x, x[r][c / 2][c % 2][1] = two.y;
-        });
-    }
 
-    // With Q_AHEAD they are copied to this thread's place in shared memory, and taken from there: so no register waits
-    // for memory, and they come while the rows before are multiplied.
+    // With Q_AHEAD they are copied to shared memory, and taken from there: so no register waits for memory, and they
+    // come while the rows before are multiplied. Each lane copies four neighbours of a row for all of its quad: 64 bytes
+    // of 16 columns. In every second pair of rows their halves change places, so that no bank is read twice.
     __device__ __forceinline__ void copy_Q(const Attention &a, const RowTile &next) const {
-        float2 *const to = next_Q();
-        each_two(a, next, [&](int r, int c, const float *from) {
-            copy_some<8>(shared_address(to + (2 * K_STEPS * r + c) * 128), from ? from : a.Q, from ? 8 : 0);
-        });
+        const int place = this_thread() % 128 * 16, t = threadIdx.x % 4 * 4;
+        const uint32_t to = shared_address(next_Q()) + (place ^ (place >> 2 & 32));
+        __syncwarp();  // all lanes have taken what was there
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float *const from = row_of_Q(a, next, r, t);
+#pragma unroll
+            for (int k = 0; k < K_STEPS; ++k) {
+                const bool there = 16 * k + 16 <= HEAD_DIM || 16 * k + t < HEAD_DIM;
+                copy_some<16>(to + (r * K_STEPS + k) * 2048, there ? from + 16 * k : a.Q, there ? 16 : 0);
+            }
+        }
     }
     __device__ __forceinline__ void take_Q(Numbers &x) const {
         await_copies();
-        const float2 *const from = next_Q();
+        __syncwarp();
+        const unsigned thread = this_thread() % 128, place = thread / 4 * 64 + thread % 4 * 8, half = place >> 2 & 32;
 #pragma unroll
-        for (int c = 0; c < 4 * K_STEPS; ++c) *reinterpret_cast<float2 *>(&x[0][0][0][0] + 2 * c) = from[c * 128];
+        for (int i = 0; i < 4 * K_STEPS; ++i) {
+            const unsigned char *const from = next_Q() + place + (half ^ i % 2 * 32) + i / 2 * 2048;
+            *reinterpret_cast<float2 *>(&x[0][0][0][0] + 2 * i) = *reinterpret_cast<const float2 *>(from);
+        }
     }
 
     // Where there is no next row tile: zeros, so that no register keeps what was there before.

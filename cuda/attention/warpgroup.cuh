@@ -8,7 +8,8 @@
 // the tensor core's truncating adder never sees a large running sum; the scales are powers of two.
 //
 // Macros beyond those of common.cuh and attention.cuh: PRODUCTS (split.cuh); STAGES, tiles of K and of V in flight;
-// PINGPONG 1: warpgroups take turns at issuing products.
+// PINGPONG 1: warpgroups take turns at issuing products; BY_FOURS 1: columns of V are where `place_of_V` says, so that a
+// thread writes four of O at a time.
 #pragma once
 #include "exact.cuh"
 #include "hopper.cuh"
@@ -16,6 +17,9 @@
 
 #ifndef PINGPONG
 #define PINGPONG 0
+#endif
+#ifndef BY_FOURS
+#define BY_FOURS 0
 #endif
 
 constexpr int WARPGROUPS = BR / 64;
@@ -75,7 +79,7 @@ struct RowTile : FirstRow {
     }
     // The rows from i0 on of the head with the number `index`, of all batches' heads.
     __device__ __forceinline__ RowTile(unsigned index, int i0, const Attention &a)
-        : FirstRow{head_of(a, index), i0}, tiles(tiles_seen(i0, a)) {}
+        : FirstRow{head_soon(a, index), i0}, tiles(tiles_seen(i0, a)) {}
     static __device__ __forceinline__ int tiles_seen(int i0, const Attention &a) {
         return max(1, ceil_div(keys_seen(a.q_start + i0 + BR - 1, a.N), BC));
     }
@@ -415,11 +419,16 @@ __device__ __forceinline__ void add_T(float (&O)[n], float (&T)[n], const float 
 template <int n>
 __device__ __forceinline__ void give_columns(Answer *out, int column, const float (&O)[n], int r, float factor,
                                              float undo, Magnitude &magnitude) {
+    const int t = threadIdx.x % 4;
+    float2 before;  // of four
 #pragma unroll
     for (int j = 0; j < n / 4; ++j) {
-        const float first = O[4 * j + 2 * r] * factor * undo, second = O[4 * j + 2 * r + 1] * factor * undo;
-        magnitude.add(first, second);
-        store2(out, column + 8 * j + threadIdx.x % 4 * 2, first, second);
+        const float2 two = {O[4 * j + 2 * r] * factor * undo, O[4 * j + 2 * r + 1] * factor * undo};
+        magnitude.add(two.x, two.y);
+        const int first = column + 8 * j, of_four = first - 8 + 4 * t;
+        if (!BY_FOURS || first >= IN_FOURS) store2(out, first + 2 * t, two.x, two.y);
+        else if (j % 2 == 0) before = two;
+        else if (of_four < HEAD_DIM) put(out + of_four, make_float4(before.x, before.y, two.x, two.y));
     }
 }
 
