@@ -28,11 +28,11 @@ static_assert(BR == 64 && CONSUMERS >= 2, "a row tile is one warpgroup's");
 constexpr int SPLITTERS = BC * D / 32, AT_A_TIME = 128 * PRODUCERS / SPLITTERS;
 static_assert(AT_A_TIME == 1 || AT_A_TIME == 2 || AT_A_TIME == 4, "a splitting thread has registers for 32 floats");
 static_assert(ALIGNED && STAGES >= 3, "bulk copies move 16 bytes; tiles are copied ahead");
-// Registers of a thread: as many at the launch, then fewer for those that split and more for the others; each a
-// multiple of 8.
-constexpr int REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = BC > 64 ? 56 : FEW_REGISTERS ? 72 : 64;
-constexpr int CONSUMER_REGISTERS =
-    (REGISTERS * THREADS - 128 * PRODUCERS * PRODUCER_REGISTERS) / (128 * CONSUMERS) / 8 * 8;
+// Registers of a thread: as many at the launch, then more for those that multiply, and what is left for those that
+// split, 64 at least; each a multiple of 8.
+constexpr int REGISTERS = 65536 / THREADS / 8 * 8, OF_ALL = REGISTERS * THREADS / 128;
+constexpr int CONSUMER_REGISTERS = (OF_ALL - PRODUCERS * 64) / CONSUMERS / 8 * 8;
+constexpr int PRODUCER_REGISTERS = (OF_ALL - CONSUMERS * CONSUMER_REGISTERS) / PRODUCERS / 8 * 8;
 
 // A slot holds the fp32 tile first, then the split one. K and V have slots of one size, in turn.
 constexpr int SLOT = larger(larger(K_TILE, V_TILE), round_up(BC * HEAD_DIM * 4, 1024));
@@ -61,21 +61,24 @@ struct Jobs {
     __device__ __forceinline__ Jobs(const Attention &a) : Tr(ceil_div(a.M, BR)), Tc(max(1, ceil_div(a.N, BC))) {
         const bool fits = Tc <= STAGES;
         const unsigned heads = unsigned(a.B) * a.H;
-        wholes = fits ? heads - heads % gridDim.x : 0;
+        wholes = fits && heads >= gridDim.x ? heads - heads % gridDim.x : 0;
         const unsigned left = heads - wholes;
-        share = ceil_div(Tr, max(1u, gridDim.x / max(left, 1u)));
+        share = 2 * left > gridDim.x ? Tr : ceil_div(Tr, gridDim.x / max(left, 1u));
         if (!fits) share = min(share, CONSUMERS);
-        of_head = ceil_div(Tr, share);
+        of_head = share == Tr ? 1 : ceil_div(Tr, share);
         count = wholes + left * of_head;
     }
+    // The head of a job, counted from the whole ones on; most often a job is a head: a division takes 100 ns.
+    __device__ __forceinline__ unsigned head_left(unsigned left) const { return of_head == 1 ? left : left / of_head; }
     __device__ __forceinline__ int row_tiles(unsigned job) const {
-        return job < wholes ? Tr : min(share, Tr - int((job - wholes) % of_head) * share);
+        const unsigned left = job - wholes;
+        return job < wholes ? Tr : min(share, Tr - int(left - head_left(left) * of_head) * share);
     }
     // A row tile of a job. Number 0 sees as many tiles of K as any.
     __device__ __forceinline__ RowTile row_tile(unsigned job, int number, const Attention &a) const {
         if (job >= wholes) {
-            const unsigned left = job - wholes;
-            job = wholes + left / of_head, number += left % of_head * share;
+            const unsigned left = job - wholes, head = head_left(left);
+            job = wholes + head, number += (left - head * of_head) * share;
         }
         return RowTile(job, (CAUSAL ? Tr - 1 - number : number) * BR, a);
     }
@@ -364,21 +367,23 @@ struct Multiplier {
     }
 
     // Attention of the rows of a row tile; its tiles of K and V are released, if they need not `stay` for other rows.
-    // Calls after_products() where there are registers again.
-    template <class Function>
+    // Calls beside_products() while the first are computed, and after_products() where there are registers again.
+    template <class Beside, class After>
     __device__ __forceinline__ void attend(const Attention &a, const RowTile &here, const QFragments &Q,
-                                           int2 q_exponent, int factor_exponent, bool stay, Function after_products) {
+                                           int2 q_exponent, int factor_exponent, bool stay, Beside beside_products,
+                                           After after_products) {
         const int i = here.i0 + row;
         RowState rows = RowState::fresh(factor_exponent, q_exponent);
         const BiasRows biases(a, here.head, i);
         Partial sum = {};
         // O += P V of tile j, or of its first keys: two for each number that S has.
-        const auto step = [&](auto &S, int j) {
+        const auto step = [&](auto &S, int j, bool first) {
             constexpr int STEPS = sizeof(S) / 32;
             const uint64_t K = desc + ring.stage * (2 * SLOT / 16), V = K + SLOT / 16;
             wait(&slots.full[ring.stage][0], ring.parity);
             start(S);
             issue_S(S, Q, K);
+            if (first) beside_products();
             const int column = j * BC + first_key_of_lane(threadIdx.x % 4);
             Bias bias;
             biases.read_numbers<8 * STEPS>(bias, a, here.head, column);
@@ -413,14 +418,15 @@ struct Multiplier {
 #pragma unroll 1
         for (int j = 0; j < whole; ++j) {
             float S[S_REGISTERS];
-            step(S, j);
+            step(S, j, j == 0);
         }
+        if (whole == 0) beside_products();
         if (D > 32 && left <= CUT / 2) {
             float S[CUT / 4];
-            step(S, whole);
+            step(S, whole, false);
         } else if (left <= CUT) {
             float S[CUT / 2];
-            step(S, whole);
+            step(S, whole, false);
         }
         after_products();
         sum.take(rows);
@@ -460,32 +466,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     const float factor = frexpf(factor_of_scores(a), &factor_exponent);
 
     Turns mine(warpgroup - PRODUCERS, jobs);
-    const auto next = [&] { return jobs.row_tile(mine.job, mine.row_tile, a); };
+    RowTile next;
     unsigned job = blockIdx.x;  // whose first tile is the ring's
     Multiplier::Numbers numbers;
     const auto load_next = [&] {
         if (Q_AHEAD) return;
-        if (mine.job < jobs.count) multiplier.load_Q(numbers, a, next());
+        if (mine.job < jobs.count) multiplier.load_Q(numbers, a, next);
         else multiplier.forget(numbers);
     };
     const auto ask_for_next = [&] {
         if (mine.job >= jobs.count) return;
-        if (Q_AHEAD) multiplier.copy_Q(a, next());
-        else multiplier.prefetch_Q(a, next());
+        next = jobs.row_tile(mine.job, mine.row_tile, a);
+        if (Q_AHEAD) multiplier.copy_Q(a, next);
+        else multiplier.prefetch_Q(a, next);
     };
     ask_for_next();
     load_next();
     while (mine.job < jobs.count) {
-        for (; job < mine.job; job += gridDim.x) multiplier.pass_by(jobs.key_tiles(job, a));
-        const RowTile here = next();
+        const RowTile here = next;
         QFragments Q;
         if (Q_AHEAD) multiplier.take_Q(numbers);
         const int2 s = multiplier.split_Q(Q, numbers, factor);
+        for (; job < mine.job; job += gridDim.x) multiplier.pass_by(jobs.key_tiles(job, a));
         mine.next(jobs);
         const bool stay = mine.job == job;
-        ask_for_next();
         const Ring first = multiplier.ring;
-        multiplier.attend(a, here, Q, s, factor_exponent, stay, load_next);
+        multiplier.attend(a, here, Q, s, factor_exponent, stay, ask_for_next, load_next);
         if (stay) {
             multiplier.ring = first;
         } else {
