@@ -165,12 +165,16 @@ __device__ __forceinline__ int group_scale(const float *x, unsigned *scratch, in
 // where `place_of_V` says.
 enum class From { MEMORY, TILE };
 
+// Whether such a tile is read as if it had all keys, and what is read beyond the last becomes zero then, so that in whole
+// tiles nothing is compared. With longer rows that gained nothing.
+constexpr bool READS_ALL = D <= 32;
+
 // A thread's share of K, or of another matrix whose rows stay rows: pieces of 8 columns of one key, a 16-byte chunk of hi
 // and one of lo each.
 template <int GROUP, From FROM = From::MEMORY>
 struct Pieces {
     static constexpr int ACROSS = D / 8, COUNT = BC * ACROSS, EACH = ceil_div(COUNT, GROUP);
-    static constexpr bool KEEPS = FROM == From::TILE;
+    static constexpr bool KEEPS = FROM == From::TILE, ALL = KEEPS && READS_ALL;
     static_assert(!KEEPS || GROUP % ACROSS == 0, "columns are kept");
     unsigned thread;
     float x[EACH][8];
@@ -187,9 +191,14 @@ struct Pieces {
     __device__ __forceinline__ void load(const Number *K, long long stride, int j0, int N) {
 #pragma unroll
         for (int e = 0; e < EACH; ++e) {
-            const int row = has(e) ? j0 + key_in(place(e)) : N;
-            *reinterpret_cast<float4 *>(&x[e][0]) = load4(K, stride, row, column(e), N);
-            *reinterpret_cast<float4 *>(&x[e][4]) = load4(K, stride, row, column(e) + 4, N);
+            const int row = has(e) ? j0 + key_in(place(e)) : N, end = ALL ? row + 1 : N;
+            *reinterpret_cast<float4 *>(&x[e][0]) = load4(K, stride, row, column(e), end);
+            *reinterpret_cast<float4 *>(&x[e][4]) = load4(K, stride, row, column(e) + 4, end);
+        }
+        if (ALL && j0 + BC > N) {
+#pragma unroll
+            for (int i = 0; i < EACH * 8; ++i)
+                if (j0 + key_in(place(i / 8)) >= N) x[i / 8][i % 8] = 0;
         }
     }
     __device__ __forceinline__ int scale(unsigned *scratch, int barrier) const {
@@ -239,7 +248,7 @@ __device__ __forceinline__ int split_V(const Number *V, long long stride, int j0
                                        unsigned *scratch, unsigned thread, int barrier, Function await_room = {}) {
     asm volatile("" : "+r"(thread));  // else, in a loop, all addresses are computed ahead and held in registers
     constexpr int ACROSS = D / 4, DOWN = BC / 8, PIECES = DOWN * ACROSS, EACH = ceil_div(PIECES, GROUP);
-    constexpr bool KEEPS = FROM == From::TILE;
+    constexpr bool KEEPS = FROM == From::TILE, ALL = KEEPS && READS_ALL;
     static_assert(ACROSS % BESIDE == 0, "columns are padded");
     static_assert(!KEEPS || (DOWN % 4 == 0 && GROUP % ACROSS == 0), "columns are kept; keys change places in fours");
     const auto place_of = [&](int e) {
@@ -258,9 +267,14 @@ __device__ __forceinline__ int split_V(const Number *V, long long stride, int j0
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
             const int row = has(e) ? j0 + key_in(place_of(e) + k) : N;
-            const float4 v = load4(V, stride, row, column_of(e), N);
+            const float4 v = load4(V, stride, row, column_of(e), ALL ? row + 1 : N);
             x[e][0][k] = v.x, x[e][1][k] = v.y, x[e][2][k] = v.z, x[e][3][k] = v.w;
         }
+    if (ALL && j0 + BC > N) {
+#pragma unroll
+        for (int i = 0; i < EACH * 32; ++i)
+            if (j0 + key_in(place_of(i / 32) + i % 8) >= N) x[i / 32][i % 32 / 8][i % 8] = 0;
+    }
     const int s = group_scale<GROUP, EACH * 32>(&x[0][0][0], scratch, thread, barrier);
     await_room(thread);
     const float factor = power_of_two(s);

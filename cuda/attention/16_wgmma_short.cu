@@ -49,6 +49,9 @@ constexpr int NEXT_Q = Q_AHEAD ? 64 * 16 * K_STEPS * 4 : 0;
 static_assert(SHARED == STAGES * (2 * SLOT + 16 * STARTS) + CONSUMERS * NEXT_Q + 1024, "tiles start on 1024 bytes");
 static_assert(SHARED + 2048 <= 227 * 1024, "tiles must fit shared memory");
 static_assert(SLOT % 1024 == 0, "the swizzle repeats every 1024 bytes");
+// Whether V is waited for before the softmax: ptxas puts the wait amid its instructions else, and cannot mix them across
+// it. With longer heads V comes too late for that.
+constexpr bool V_BEFORE = D <= 32;
 
 // The jobs of all blocks. A job is some row tiles of a head, for which the tiles of K and V that they see are brought
 // once. It has all of a head's row tiles, if K and V fit shared memory, as long as there are whole heads for all
@@ -393,13 +396,14 @@ struct Multiplier {
             wgmma_wait<0>();
             pin(S);
             if (!stay) release(0);
+            if (V_BEFORE) wait(&slots.full[ring.stage][1], ring.parity);
             softmax(S, rows, k_exponent, (j + 1) * BC > end_of(here.i0), {end_of(i) - column, end_of(i + 8) - column},
                     bias);
             uint32_t P_hi[STEPS][4], P_lo[STEPS][4];
             split_P(S, P_hi, P_lo);
 
             float T[T_REGISTERS], O_factor;
-            wait(&slots.full[ring.stage][1], ring.parity);
+            if (!V_BEFORE) wait(&slots.full[ring.stage][1], ring.parity);
             issue_T(T, P_hi, P_lo, V);
             const float T_factor = sum.unit.next(read_by_lane_0(slots.exponent[ring.stage][1]), &O_factor);
             const float c[2] = {rows.rescale[0] * O_factor, rows.rescale[1] * O_factor};

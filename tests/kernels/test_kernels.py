@@ -420,6 +420,13 @@ def test_five_warpgroups_multiply_the_shortest_heads_without_a_mask_and_spill_no
         assert not found["attention"].spilled and not found["attention"].warnings
 
 
+@pytest.mark.parametrize(("N", "d", "other"), [(200, 64, {"dense": False}), (128, 128, {"causal": True})])
+def test_wgmma_short_spills_no_register_where_rows_lie_apart_or_heads_are_long(resources, N, d, other):
+    problem = Problem(2000, N, N, d, in_place=True, batch_invariant=True, **other)
+    found = resources(Build(KERNELS["wgmma_short"], problem), "sm_90a")
+    assert not found["attention"].spilled and not found["attention"].warnings
+
+
 @pytest.mark.parametrize(
     ("bias", "of_keys", "threads", "longest"),
     [("", False, 640, 64), ("bool", True, 640, 64), ("bool", False, 512, 32), ("both", True, 512, 32)],
