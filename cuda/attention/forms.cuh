@@ -1,6 +1,6 @@
 // The forms of 15_wgmma.cu where the plain one does not do: the keys of row tiles in chunks (chunks.cuh), two
-// warpgroups for the same 64 rows (paired.cuh), heads of more than 128 numbers (long.cuh), also in
-// clusters (joined.cuh) or without a pre-pass (splitters.cuh).
+// warpgroups for the same 64 rows (paired.cuh), heads of more than 128 numbers (long.cuh), also in clusters (joined.cuh)
+// or without a pre-pass (splitters.cuh).
 //
 // The kernel differs from the plain one in that a block has assignments, some chunks of a row tile's keys each, instead
 // of row tiles.
