@@ -312,12 +312,12 @@ def _wgmma_tiling(problem: Problem, Br: int, Bc: int, stages: int, pingpong: int
 
 def _wgmma_long(problem: Problem) -> Tiling:
     """wgmma's tiling for d > 128: panels of 64 rows and 64 columns of K and V, as many as fit beside Q (long.cuh)."""
-    if chunks.splits(problem, LONG_BC):
-        return _wgmma_splitting(problem)
     panel = _split_bytes(64, 64, problem.products)
     one = _wgmma_tiling(problem, 64, LONG_BC, 2 * (_padded(problem.d) // 64), stage=panel)  # a tile of K and one of V
     if (blocks := chunks.joined(problem, LONG_BC)) > 1:
         return one._replace(macros=(*one.macros, ("SHARING", chunks.JOIN), ("CLUSTER", blocks)))
+    if chunks.splits(problem, LONG_BC):
+        return _wgmma_splitting(problem)
     sharing = chunks.best(problem, LONG_BC)
     stages = min(MOST_PANELS, (HOPPER_SHARED - STATIC - _beside_tiles(problem, sharing.Br)) // panel)
     tiling = _wgmma_tiling(problem, sharing.Br, LONG_BC, stages, int(sharing.Br > 64), panel)

@@ -418,9 +418,10 @@ def _registers_of_long(problem: Problem, rows: int, keys: int) -> int:
 def _mma_short(problem: Problem) -> Tiling:
     """mma_short's tiling: a head a block, a warp for each 16 queries and 16 keys."""
     rows, keys = round_up(problem.M, 16), round_up(problem.N, 16)
-    registers = 255 if keys > 96 else 168 if keys > 64 else 128
     if problem.d > 32:
         registers = _registers_of_long(problem, rows, keys)
+    else:
+        registers = 255 if keys > 96 else 168 if keys > 64 else 128
     return _one_pass(rows, keys, _split_row(problem.d), _split_row(keys), 2 * max(rows, keys), registers)
 
 
@@ -498,17 +499,17 @@ def _pays(kernel: Kernel, problem: Problem) -> bool:
     """Whether a kernel that can compute is worth choosing.
 
     Heads shorter than `SHORT_HEAD` are left to FFMA. A block of mma_short must not be alone on its multiprocessor, or
-    nobody computes while it waits for memory; and it loses to wgmma_whole, whose rows are padded to 64, where these are
-    nearly full, or heads long. A block of wgmma_short takes the tiles of a head one after the other. So it pays only
-    with one tile a head, or with many heads.
+    nobody computes while it waits for memory; and it loses to wgmma_whole where the 64 rows to which that one pads are
+    nearly full. A block of wgmma_short takes the tiles of a head one after the other. So it pays only with one tile a
+    head, or with many heads.
     """
+    if kernel.splits and problem.d < SHORT_HEAD:
+        return False
     rows = max(problem.M, problem.N)
     if kernel.name == "mma_short":
         full = (40 if problem.d > 48 else 48) < rows <= 64 and problem.d > 16
-        return dict(kernel.tiling(problem).macros)["BLOCKS"] > 1 and not full and problem.d >= SHORT_HEAD
-    if kernel.name == "wgmma_short" and problem.B < MANY_HEADS and rows > 64:
-        return False
-    return not kernel.splits or problem.d >= SHORT_HEAD
+        return dict(kernel.tiling(problem).macros)["BLOCKS"] > 1 and not full
+    return kernel.name != "wgmma_short" or rows <= 64 or problem.B >= MANY_HEADS
 
 
 BACKWARD = Operation("backward", POINTERS, KERNELS, plan)

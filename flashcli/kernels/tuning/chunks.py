@@ -83,14 +83,13 @@ def joined(problem: Problem, Bc: int) -> int:
 
 
 def splits(problem: Problem, Bc: int) -> bool:
-    """Whether blocks split K and V themselves: of many long heads with few rows and keys, which are not `joined`.
+    """Whether blocks split K and V themselves, unless they are `joined`: of many long heads with few rows and keys.
 
     Two tiles of keys are what registers hold. More rows would split them anew, in about the time of their products.
     Heads for less than a third of the multiprocessors are faster with a launch that splits, and more blocks each.
     """
     few = ceil_div(problem.M, 64) <= ceil_div(problem.N, Bc) <= 2 and problem.group == 1
-    many = problem.sms < 3 * problem.B and joined(problem, Bc) == 1
-    return few and many and _is_plain(problem)
+    return few and problem.sms < 3 * problem.B and _is_plain(problem)
 
 
 def _is_plain(problem: Problem) -> bool:

@@ -20,7 +20,7 @@ from flashcli.kernels.tuning import chunks
 from flashcli.kernels.tuning.costs import COSTS, Cost
 
 PAIR = 128 * 128  # scores of a pair of tiles, the unit of work
-IN_PAIRS = 0.8  # of a lone warpgroup's time for 64 rows, where two share them
+SHARED_WORK = 0.8  # of a lone warpgroup's time for 64 rows, where a second one multiplies, or two split K and V
 LATE = 0.5  # of the longest row tile: when the last block ends, the others have been idle for about so long
 SHORT_ROW_TILES, LONG_ROW_TILES = 3, 2  # on which a block of wgmma_short works at a time: up to five with short heads
 SHORT_THREADS = 640  # of mma_short, for which a multiprocessor has registers, with few keys
@@ -41,7 +41,7 @@ def work(kernel: Kernel, problem: Problem) -> Work:
     tiling = kernel.tiling(problem)
     Br, Bc, area = tiling.Br, tiling.Bc, tiling.Br * tiling.Bc / PAIR
     if kernel.name == "wgmma" and Br == 64:
-        area *= 2 * chunks.lone_warpgroup_share(problem.d) * (IN_PAIRS if tiling.threads > 2 * 128 else 1)
+        area *= 2 * chunks.lone_warpgroup_share(problem.d) * (SHARED_WORK if tiling.threads > 2 * 128 else 1)
     Tr, Tc = ceil_div(problem.M, Br), ceil_div(problem.N, Bc)
     mean = float(Tc)  # key tiles of a row tile
     if problem.causal:  # the last query sees the last key
