@@ -278,12 +278,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
         if (i >= M) continue;
         const float inverse_l = inverse(a, i, l[r]), factor = given_back(inverse_l, LARGEST_P);
         Answer *const row = O + i * row_stride(a.o);
-        Magnitude magnitude;
+        Finiteness finiteness;
 #pragma unroll
         for (int x = 0; x < D / 8; ++x) {
             const int column = 8 * x + 2 * t, left = HEAD_DIM - column;
             const float first = o[r / 2][x][r % 2 * 2] * factor, second = o[r / 2][x][r % 2 * 2 + 1] * factor;
-            magnitude.add(first, second);
+            finiteness.add(first, second);
             if (ALIGNED) {
                 if (left > 0) put(row + column, make_float2(first, second));
             } else {
@@ -291,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
                 if (left > 1) row[column + 1] = second;
             }
         }
-        finite &= magnitude.finite();
+        finite &= finiteness.finite();
         if (t == 0) give_lse(a, out, i, m[r] - P_BIAS, inverse_l);
     }
     if (IN_PLACE && !__all_sync(~0u, finite)) redo_rows(a, out, first - lane / 4, 16 * ROW_TILES);

@@ -25,7 +25,7 @@ constexpr int MORE = 16;
 #else
 constexpr int MORE = 0;
 #endif
-constexpr bool LEAN = HEAD_DIM <= 16 && BC <= 96 && DENSE && !BIAS && MORE == 0;  // little is beside
+constexpr bool LEAN = HEAD_DIM <= 16 && BC <= 96 && DENSE && !BIAS && MORE == 0;  // few are for what is beside
 constexpr int OF_SCORES = (LEAN ? 24 : 48) + BC / 2 + D / 2 + (BIAS && BC > 64 ? 16 : 0) + MORE;
 constexpr int OF_READS = 32 + 2 * BC * D / THREADS + D / 2;
 constexpr int REGISTERS = smaller(larger(larger(OF_SCORES, OF_READS), LEAN ? 72 : 96), 128 + 2 * MORE);
@@ -104,15 +104,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) attention(cons
         const float inverse_l = inverse(a, row, l[r]);
         const float factor = given_back(inverse_l, LARGEST_P), undo = power_of_two(-v_exponent);
         if (row >= a.M) continue;
-        Magnitude magnitude;
+        Finiteness finiteness;
         Answer *const out = rows_of(a.O, a.o, there.head.b, there.head.h) + row * row_stride(a.o);
 #pragma unroll
         for (int c = 0; c < D / 8; ++c) {
             const float x = O[c / 2][c % 2][2 * r] * factor * undo, y = O[c / 2][c % 2][2 * r + 1] * factor * undo;
-            magnitude.add(x, y);
+            finiteness.add(x, y);
             store2(out, 8 * c + lane % 4 * 2, x, y);
         }
-        finite &= magnitude.finite();
+        finite &= finiteness.finite();
         if (lane % 4 == 0) give_lse(a, there.head, row, shift[r], inverse_l);
     }
     if (IN_PLACE && !__all_sync(~0u, finite)) redo_rows(a, there.head, there.first, 16);

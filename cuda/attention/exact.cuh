@@ -20,7 +20,7 @@ constexpr int EXACT_COLUMNS = ceil_div(HEAD_DIM, 32);              // of O, for 
 
 // Tells whether numbers are finite, from sums of products of two: several, so that one need not wait for the other. Of
 // numbers beyond 2^60 it may say that they are not.
-struct Magnitude {
+struct Finiteness {
     float sums[4] = {};
     int next = 0;
     __device__ __forceinline__ void add(float x, float y) {

@@ -176,9 +176,9 @@ struct SplitConsumer : Warpgroup {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 if (i + 8 * r >= a.M) continue;
-                Magnitude magnitude;
-                give_columns(out[r], 64 * p, O, r, factor[r], power_of_two(-unit.exponent), magnitude);
-                finite &= magnitude.finite();
+                Finiteness finiteness;
+                give_columns(out[r], 64 * p, O, r, factor[r], power_of_two(-unit.exponent), finiteness);
+                finite &= finiteness.finite();
             }
         }
         V_ring.next();

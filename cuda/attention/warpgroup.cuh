@@ -418,13 +418,13 @@ __device__ __forceinline__ void add_T(float (&O)[n], float (&T)[n], const float 
 // Columns of O from `column` on, of a row at `out` that is the one with the number r in O: times both factors.
 template <int n>
 __device__ __forceinline__ void give_columns(Answer *out, int column, const float (&O)[n], int r, float factor,
-                                             float undo, Magnitude &magnitude) {
+                                             float undo, Finiteness &finiteness) {
     const int t = threadIdx.x % 4;
     float2 before;  // of four
 #pragma unroll
     for (int j = 0; j < n / 4; ++j) {
         const float2 two = {O[4 * j + 2 * r] * factor * undo, O[4 * j + 2 * r + 1] * factor * undo};
-        magnitude.add(two.x, two.y);
+        finiteness.add(two.x, two.y);
         const int first = column + 8 * j, of_four = first - 8 + 4 * t;
         if (!BY_FOURS || first >= IN_FOURS) store2(out, first + 2 * t, two.x, two.y);
         else if (j % 2 == 0) before = two;
@@ -437,11 +437,11 @@ __device__ __forceinline__ bool give_row(const Attention &a, Head head, int i, i
     const float inverse_l = inverse(a, i, quad_sum(sum.l[r])), factor = given_back(inverse_l, LARGEST_P);
     const float undo = power_of_two(-sum.unit.exponent);
     if (i >= a.M) return true;
-    Magnitude magnitude;
+    Finiteness finiteness;
     Answer *const out = rows_of(a.O, a.o, head.b, head.h) + opaque(i) * row_stride(a.o);
 #pragma unroll
-    for (int x = 0; x < T_CHUNKS; ++x) give_columns(out, x * T_COLUMNS, sum.O[x], r, factor, undo, magnitude);
-    const bool finite = magnitude.finite();
+    for (int x = 0; x < T_CHUNKS; ++x) give_columns(out, x * T_COLUMNS, sum.O[x], r, factor, undo, finiteness);
+    const bool finite = finiteness.finite();
     if (threadIdx.x % 4 == 0) give_lse(a, head, i, sum.shift[r], inverse_l);
     return finite;
 }

@@ -362,6 +362,7 @@ struct OfQueries {
         const auto quarter = [&](const auto *matrix, Strides by, int r) {
             return QuarterRow(rows_of(matrix, by, head.b, head.h), by.row, own + row_of_thread() + 8 * r, a.M);
         };
+        // `above` is the LSE until a row is taken.
         const auto lse = [&](int r) { return lse_of(a, head, min(own + row_of_thread() + 8 * r, a.M - 1)); };
         if (D <= 64) {  // both rows at once, for it is the way from memory that takes the time
             QuarterRow q[2] = {quarter(a.Q, a.q, 0), quarter(a.Q, a.q, 1)},
