@@ -32,6 +32,7 @@ sys.exit(main())
 """
 OLD = b"the old output"
 CRASHED = "Signal: Segmentation fault"  # as Open MPI tells of it
+Meanwhile = Callable[[subprocess.Popen], object]
 
 
 class Cluster:
@@ -51,14 +52,20 @@ class Cluster:
             shlex.split(line), env=self._environment, cwd=cwd, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
         )
 
-    def run(self, line: str, cwd: Path | None = None) -> Finished:
+    def run(self, line: str, cwd: Path | None = None, meanwhile: Meanwhile = lambda process: None) -> Finished:
         """What a command did; once more if it crashed, as Open MPI does in one of some hundred launches."""
-        done = finish(self.start(line, cwd))
+
+        def once() -> Finished:
+            process = self.start(line, cwd)
+            meanwhile(process)
+            return finish(process)
+
+        done = once()
         if CRASHED not in done.err:
             return done
-        for left in leftovers(cwd) if cwd else ():
-            (cwd / left).unlink()
-        return finish(self.start(line, cwd))
+        for left in [*map(cwd.joinpath, leftovers(cwd)), *cwd.glob("begun.*")] if cwd else ():
+            left.unlink()
+        return once()
 
     def slow_run(self, folder: Path, fault: str = "") -> str:
         """A command line that takes minutes to compute an output that is there already, from an input in the folder."""
