@@ -25,7 +25,7 @@ from flashcli.kernels.speed import MULTIPROCESSORS
 
 ROW_THREADS = 256  # of a block that takes rows one by one
 DBIAS_BLOCKS = 1024  # to which the tiles of dbias are cut, about, at most
-AGAIN = 1024  # blocks, at most, that compute what is not finite: mostly they find that there is nothing
+AGAIN = 264  # blocks, at most, two a multiprocessor, that compute what is not finite: mostly there is nothing
 ROW_BYTES = 16  # that are kept of a row: ``Row`` of cuda/backward/backward.cuh
 MATRICES = "dO", "Q", "K", "V", "O"
 ADDRESSES = (*MATRICES, "lse", "dlse", "bias", "dQ", "dK", "dV", "dbias", "workspace", "notes")
