@@ -52,6 +52,14 @@ __device__ __forceinline__ float quad_max(float x) {
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
+// The sum, or the maximum, of what all lanes of a warp have: `both` joins two.
+template <class Function>
+__device__ __forceinline__ float over_warp(float x, Function both) {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) x = both(x, __shfl_xor_sync(~0u, x, lanes));
+    return x;
+}
+
 // The 128 bytes of global memory there to the second-level cache.
 __device__ __forceinline__ void prefetch(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 

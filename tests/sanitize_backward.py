@@ -167,6 +167,11 @@ def computed(place: Place, kernel: str, case: Case, given: Given) -> dict[str, n
     return answer
 
 
+def right(case: Case, view: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The gradients of the case's arrays in float64."""
+    return gradients(_question(case, view), view["dO"], view.get("dlse"))
+
+
 def check(place: Place, kernel: str, case: Case) -> None:
     """Compute them and compare them with float64; AssertionError says what is wrong."""
     given = make(case)
@@ -174,8 +179,7 @@ def check(place: Place, kernel: str, case: Case) -> None:
     if case.spoilt and not case.hidden:
         assert np.isfinite(answer["dQ"][0]).all() and np.isnan(answer["dQ"][-1]).any(), "NaN in another batch, or lost"
         return
-    right = gradients(_question(case, view), view["dO"], view.get("dlse"))
-    for name, want in zip(answer, right, strict=False):
+    for name, want in zip(answer, right(case, view), strict=False):
         near = TOLERANCE * max(1, np.abs(want).max()) if want.any() else 0
         rounding = 0 if name == "dbias" else ROUNDING[case.out_dtype]
         np.testing.assert_allclose(answer[name].astype(np.float32), want, rtol=rounding, atol=near, err_msg=name)

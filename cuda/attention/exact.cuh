@@ -31,14 +31,6 @@ struct Finiteness {
     }
 };
 
-// The sum, or the maximum, of what all lanes of a warp have: `both` joins two.
-template <class Function>
-__device__ __forceinline__ float over_warp(float x, Function both) {
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) x = both(x, __shfl_xor_sync(~0u, x, lanes));
-    return x;
-}
-
 // Rows i0 + r of a head where bit r of `rows` is set, by all lanes of a warp.
 __device__ __forceinline__ void compute_exactly(const Attention &a, Head head, int i0, unsigned rows) {
     constexpr float UNSEEN = -1;  // which no p is

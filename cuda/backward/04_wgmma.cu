@@ -211,7 +211,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const Backward 
     if (tile >= a.M) return;
     const Workspace to(a);
     const int record = to.of_queries(a, out.head.b, out.head.h) + tile / OWN;
-    rows.finish(a, out.head, tile, to.at(record), to.tail(record), inverses[group], scratch[group], 1 + group);
+    const bool finite =
+        rows.finish(a, out.head, tile, to.at(record), to.tail(record), inverses[group], scratch[group], 1 + group);
+    if (!finite) note_not_finite(a, out.head.b, out.head.kv);
     await_launch_before();  // there may have been nothing to multiply, and `dk_dv` takes K and V for split, too
     fence_for_async_global();
     named_sync(1 + group, 128);

@@ -12,6 +12,7 @@
 // Macros beyond those of warpgroup.cuh: ROW_TILES and KEY_TILES, of 64 rows, of a head; BLOCKS of a multiprocessor.
 // Launches: `gradients`, and those of dbias.cuh.
 #include "warpgroup.cuh"
+#include "exact_head.cuh"
 
 #ifdef DBIAS_SLOTS
 constexpr bool WITH_DBIAS = true;
@@ -22,8 +23,8 @@ constexpr int GROUPS = THREADS / 128, TILES = ROW_TILES + KEY_TILES;
 static_assert(PASS == OWN, "a tile that is multiplied with is all of a record");
 static_assert(SHARED == TILES * 2 * OWN_TILE + 1024, "tiles start on 1024 bytes");
 
-// K and V of 64 keys, into a record.
-__device__ __forceinline__ void split_keys(const Backward &a, int b, int kv, int first, unsigned char *record,
+// K and V of 64 keys, into a record. Returns whether all that this thread has split is finite.
+__device__ __forceinline__ bool split_keys(const Backward &a, int b, int kv, int first, unsigned char *record,
                                            Tail &tail, unsigned *scratch, int barrier) {
     const int thread = threadIdx.x % 128;
     const auto plain = [](int) { return 1.0f; };
@@ -32,11 +33,12 @@ __device__ __forceinline__ void split_keys(const Backward &a, int b, int kv, int
     V.load(rows_of(a.V, a.v, b, kv), a.v.row, first, a.N, thread);
     const Taken of_K = K.split(record, scratch, thread, barrier, plain);
     const Taken of_V = V.split(record + OWN_TILE, scratch + 8, thread, barrier, plain);
-    if (!(of_K.sum + of_V.sum < INFINITY_F)) note_not_finite(a, b, kv);
     const bool zero = group_max<128>(of_V.sum, scratch + 16, thread, barrier) == 0;
-    if (thread != 0) return;
-    tail.first = of_K.exponent, tail.second = of_V.exponent, tail.dS = 0;
-    tail.largest = largest_of_scale(of_V.exponent, zero);
+    if (thread == 0) {
+        tail.first = of_K.exponent, tail.second = of_V.exponent, tail.dS = 0;
+        tail.largest = largest_of_scale(of_V.exponent, zero);
+    }
+    return of_K.sum + of_V.sum < INFINITY_F;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradients(const Backward a) {
@@ -49,10 +51,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradients(const Ba
     const auto numbers = [&](int tile) { return *reinterpret_cast<const int4 *>(&tails[tile].first); };
     const int group = uniform(threadIdx.x / 128);
     const Head head = head_of(a, blockIdx.x);
+    bool finite = true;
 
 #pragma unroll 1
     for (int j = group; j < KEY_TILES; j += GROUPS)
-        split_keys(a, head.b, head.kv, j * OWN, record(ROW_TILES + j), tails[ROW_TILES + j], scratch[group], 1 + group);
+        finite &= split_keys(a, head.b, head.kv, j * OWN, record(ROW_TILES + j), tails[ROW_TILES + j], scratch[group],
+                             1 + group);
     fence_for_async();
     __syncthreads();
 
@@ -69,10 +73,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradients(const Ba
             rows.multiply_with(a, head, Q, K, V, numbers(ROW_TILES + j), j * OWN);
         }
         named_sync(1 + group, 128);  // all have multiplied with the rows that are split once more
-        rows.finish(a, head, i * OWN, record(i), tails[i], inverses[group], scratch[group], 1 + group);
+        finite &= rows.finish(a, head, i * OWN, record(i), tails[i], inverses[group], scratch[group], 1 + group);
     }
     fence_for_async();
-    __syncthreads();
+    if (__syncthreads_or(!finite)) {
+        if (!WITH_DBIAS) return exact_head(a, head, reinterpret_cast<ExactRow *>(records));
+        if (threadIdx.x == 0) note_not_finite(a, head.b, head.kv);
+    }
 
 #pragma unroll 1
     for (int j = group; j < KEY_TILES; j += GROUPS) {

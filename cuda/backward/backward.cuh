@@ -200,10 +200,10 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS) delta(const Backward a
 
 // ---- NaN and Inf
 
-// Kernels that split numbers into halves make NaN of an Inf. They note each head of K and V of which a matrix, or one
-// of a query, is not finite, behind the note that there is one; next are launched those of a kernel that does not
-// split: for the heads noted. Of packed sequences each has its own notes: b is its number, or 0 where the arguments are a
-// block's, which have it.
+// Kernels that split numbers into halves make NaN of an Inf. Where a block has not all of a head (exact_head.cuh), they
+// note each head of K and V of which a matrix, or one of a query, is not finite, behind the note that there is one; next
+// are launched those of a kernel that does not split: for the heads noted. Of packed sequences each has its own notes: b
+// is its number, or 0 where the arguments are a block's, which have it.
 __device__ __forceinline__ int &note_of(const Backward &a, int b, int kv) {
     return a.notes[1 + (long long)(b + (PACKED ? a.sequence : 0)) * a.Hkv + kv];
 }

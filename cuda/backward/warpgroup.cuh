@@ -493,9 +493,9 @@ struct OfQueries {
         for (int c = 0; c < CHUNKS; ++c) pin(P_K[c]);
     }
 
-    // Writes dQ; then splits the rows once more, as `OfKeys` wants them, into `record`, with `tail`. `scratch` is 24
-    // words.
-    __device__ __forceinline__ void finish(const Backward &a, Head head, int own, unsigned char *record, Tail &tail,
+    // Writes dQ; then splits the rows once more, as `OfKeys` wants them, into `record`, with `tail`. Returns whether all
+    // that this thread has split is finite. `scratch` is 24 words.
+    __device__ __forceinline__ bool finish(const Backward &a, Head head, int own, unsigned char *record, Tail &tail,
                                            float *inverses, unsigned *scratch, int barrier) {
         const int row = row_of_thread(), t = threadIdx.x % 4, thread = threadIdx.x % 128;
         float mended[2] = {}, inverse[2] = {}, largest = 0;
@@ -533,15 +533,16 @@ struct OfQueries {
         const Taken of_Q = Q.split(record, scratch + 8, thread, barrier, [](int) { return 1.0f; });
         const Taken of_dO = dO.split(record + OWN_TILE, scratch + 16, thread, barrier,
                                      [&](int i) { return PRODUCTS == 3 ? inverses[i] : 1; });
-        if (!(of_Q.sum + of_dO.sum < INFINITY_F)) note_not_finite(a, head.b, head.kv);
+        const bool finite = of_Q.sum + of_dO.sum < INFINITY_F;
         if (thread == 0) tail.first = of_Q.exponent, tail.second = of_dO.exponent, tail.dS = s, tail.largest = any_huge;
-        if (t != 0) return;
+        if (t != 0) return finite;
 #pragma unroll
         for (int r = 0; r < 2; ++r)
             tail.above[row + 8 * r] = above[r], tail.D[row + 8 * r] = mended[r] * power_of_two(max(-126, s));
 #if PRODUCTS == 2
         tail.inverse[row] = inverse[0], tail.inverse[row + 8] = inverse[1];
 #endif
+        return finite;
     }
 };
 

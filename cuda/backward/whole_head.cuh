@@ -4,7 +4,7 @@
 // V, and leaves halves in shared memory. Room there is short: Q comes once more, from the cache, when V is not needed any
 // more; dP waits for D where P's halves are to be; and dS, of which registers keep the halves, follows P there.
 #pragma once
-#include "backward.cuh"
+#include "exact_head.cuh"
 #define FOUR (D <= 32)  // of longer heads too much would be read at once
 #include "short.cuh"
 
@@ -112,20 +112,6 @@ __device__ __forceinline__ void give(Gradient *rows, long long stride, int i, in
     }
 }
 
-// Keeps what the kernel needs that computes a head that is not finite.
-__device__ __forceinline__ void keep_rows(const Backward &a, Head head) {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < a.M; i += THREADS) {
-        const Answer *const o = rows_of(a.O, a.o, head.b, head.h) + i * a.o.row;
-        const Answer *const d_o = rows_of(a.dO, a.d_o, head.b, head.h) + i * a.d_o.row;
-        float sum = 0;
-#pragma unroll 1
-        for (int c = 0; c < HEAD_DIM; ++c) sum = fmaf(float(o[c]), float(d_o[c]), sum);
-        Row &row = row_of(a, head, i);
-        row.above = above_of(lse_of(a, head, i)), row.D = sum - dlse_of(a, head, i);
-    }
-}
-
 // The gradients of a head, by all threads of its block. What multiplies is `Products`, ROWS of a head together, whose
 // functions are static:
 //   scores   S of 16 queries a warp, from their fragments and K;
@@ -158,10 +144,7 @@ __device__ __forceinline__ void one_pass(const Backward &a) {
         const auto bits = [](float x) { return __float_as_uint(x); };
         const uint4 largest =
             block_max({bits(of_Q), bits(dO.largest()), bits(K.largest()), bits(V.largest())}, beside.of_warps[0]);
-        if (largest.x == bits(INFINITY_F)) {
-            if (threadIdx.x == 0) note_not_finite(a, head.b, head.kv);
-            return keep_rows(a, head);
-        }
+        if (largest.x == bits(INFINITY_F)) return exact_head(a, head, reinterpret_cast<ExactRow *>(shared));
         const auto exponent = [](unsigned x) { return scale_exponent(__uint_as_float(x)); };
         const int4 s = {exponent(largest.x), exponent(largest.y), exponent(largest.z), exponent(largest.w)};
         if (threadIdx.x == 0) exponents = s;

@@ -124,9 +124,9 @@ def _passes(tiling: Tiling, problem: Problem, owned_keys: int) -> tuple[Launch, 
 def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
     """The launches of gradients that are not empty; BackendUnavailable says why the kernel named cannot.
 
-    A kernel that splits numbers notes in its scratch whether something is not finite, and which heads of K and V that
-    concerns. These heads are computed once more, without splitting numbers. Where there are none, those launches return
-    at once, so that the host need not wait for anything.
+    A kernel that splits numbers, in more than one launch, notes in its scratch whether something is not finite, and
+    which heads of K and V that concerns. These heads are computed once more, without splitting numbers. Where there are
+    none, those launches return at once, so that the host need not wait for anything.
     """
     problem = problem_of(asked, gpu)
     build, *exactly = builds(gpu, problem, how.kernel)
@@ -169,10 +169,13 @@ def _with_one_key(found: Plan, problem: Problem) -> Plan:
 
 
 def builds(gpu: Gpu, problem: Problem, kernel: str | None = None) -> Iterator[Build]:
-    """The build for a problem, and one that does not split numbers, for what is not finite, if that one does."""
+    """The build for a problem, and one that does not split numbers, if the first leaves what is not finite to it.
+
+    A build with a single launch leaves nothing: each block has all of a head, and need not split what is not finite.
+    """
     build = Build(choose(gpu.capability, problem, kernel), problem)
     yield build
-    if build.kernel.splits:
+    if build.kernel.splits and len([*build.launches()]) > 1:
         yield Build(KERNELS["register_tiled"], problem)
 
 
@@ -465,11 +468,11 @@ KERNELS = ladder(
     ),
     _hopper_rung(
         "backward/06_mma_short.cu", "the shortest heads: rows of P and dS whole in registers, one pass",
-        _mma_short, _whole_heads_launches, refuses=_refused_by_mma_short,
+        _mma_short, _whole_heads_launches, workspace=operation.zero, refuses=_refused_by_mma_short,
     ),
     _hopper_rung(
         "backward/07_wgmma_whole.cu", "one pass by wgmma, for heads of up to 128 rows",
-        _wgmma_whole, _whole_heads_launches, refuses=_refused_by_mma_short,
+        _wgmma_whole, _whole_heads_launches, workspace=operation.zero, refuses=_refused_by_mma_short,
     ),
 )  # fmt: skip
 

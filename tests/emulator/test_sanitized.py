@@ -98,6 +98,24 @@ def test_whole_heads_by_wgmma(place, name):
     sanitize_backward.check(place, "wgmma_whole", sanitize_backward.CASES[name])
 
 
+@pytest.mark.parametrize("kernel", ["mma_short", "wgmma_whole", "wgmma_short"])
+@pytest.mark.parametrize(
+    ("spoilt", "value"), [("Q", np.nan), ("K", np.nan), ("V", -np.inf), ("dO", np.inf)], ids=["Q", "K", "V", "dO"]
+)
+def test_a_whole_head_that_is_not_finite_is_computed_by_its_block(place, kernel, spoilt, value):
+    case = sanitize_backward.Case(
+        d=36, Hkv=2, M=37, N=45, causal=True, q_start=5, bias=(2, 37, 45), dbias=False, dlse=True
+    )
+    given = sanitize_backward.make(case)
+    given.view[spoilt][-1, -1, 17, 3] = value
+    answer, right = sanitize_backward.computed(place, kernel, case, given), sanitize_backward.right(case, given.view)
+    for name, want in zip(answer, right, strict=False):
+        finite = np.isfinite(want)
+        np.testing.assert_array_equal(np.isfinite(answer[name]), finite, err_msg=name)
+        np.testing.assert_allclose(answer[name][finite], want[finite], atol=1e-5, err_msg=name)
+    assert not all(np.isfinite(x).all() for x in right)
+
+
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_sight.KERNELS, sanitize_sight.CASES))
 def test_windows_slopes_and_packed_sequences(place, kernel, name):
     check(sanitize_sight, place, kernel, name)
