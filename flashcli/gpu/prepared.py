@@ -47,6 +47,7 @@ class Prepared:
             (struct.Struct(f"{count}Q").pack_into, offset, slice(first, first + count))
             for offset, first, count in _runs(plan.argument, operation.pointers)
         ]
+        self._others: Sequence[int] | None = None  # addresses that are packed already, of those behind the first run
         self._boxes = [
             (memoryview(getattr(plan.argument, field)).cast("B"), bytes(getattr(plan.argument, field)), pointer)
             for field, pointer in plan.boxes
@@ -100,8 +101,12 @@ class Prepared:
         if self._changes:
             addresses = self._with_scratch(stream, addresses)
         with self._lock:  # the driver copies the arguments before it lets go of them
-            for pack, offset, which in self._packs:
-                pack(self._given, offset, *addresses[which])
+            pack, offset, which = self._packs[0]
+            pack(self._given, offset, *addresses[which])
+            if addresses[which.stop :] != self._others:  # mostly there are none
+                self._others = addresses[which.stop :]
+                for pack, offset, which in self._packs[1:]:
+                    pack(self._given, offset, *addresses[which])
             for place, told, pointer in self._boxes:
                 place[:] = boxes.encoded(told, addresses[pointer])
             if stream != self._stream:

@@ -95,7 +95,9 @@ def compute(
         ready = _make_ready(q, k, v, bias, mask, out, how, rows_first, sight, **options)
         remember(_ready, key, ready)
     prepared, shape, strides, lse_shape, lse_strides, kind = ready
-    o = q.new_empty_strided(shape, strides, dtype=kind) if out is None else out
+    o = out
+    if o is None:
+        o = q.new_empty_strided(shape, strides) if kind is q.dtype else q.new_empty_strided(shape, strides, dtype=kind)
     lse = q.new_empty_strided(lse_shape, lse_strides, dtype=torch.float32) if return_lse else None
     if out is not None:
         refuse_sharing(out, q=q, k=k, v=v, bias=bias, mask=mask, **sight.by_name())
@@ -171,6 +173,8 @@ def lowest_bits(x: torch.Tensor) -> int:
 
 def score_addresses(bias: torch.Tensor | None, mask: torch.Tensor | None) -> tuple[int, int]:
     """The addresses of a bias of numbers and of a mask, which a bias of bools is; 0 where there is none."""
+    if bias is None and mask is None:  # as in most calls, and looking takes time
+        return 0, 0
     at_bias, at_mask = (0 if x is None else x.data_ptr() for x in (bias, mask))
     return (0, at_bias) if bias is not None and bias.dtype is torch.bool else (at_bias, at_mask)
 

@@ -55,7 +55,10 @@ attention = torch.ops.flashcli.attention.default
 
 
 def _on_gpu(q: Any, k: Any, v: Any, bias: Optional = None, mask: Optional = None, *options: Any, **named: Any) -> Both:
-    given = Options(*options, **named)
+    return _at_once(q, k, v, bias, mask, Options(*options, **named))
+
+
+def _at_once(q: Any, k: Any, v: Any, bias: Optional, mask: Optional, given: Options) -> Both:
     causal, scale, q_start, rows_first, kernel, precision, batch_invariant = given[:7]
     out, lse = in_place.compute(
         q, k, v, causal, scale, bias, q_start, True, None, "cuda", kernel, precision, batch_invariant, rows_first,
@@ -98,17 +101,18 @@ def _without_numbers(
 
 
 class _Attention(torch.autograd.Function):
-    """Attention with gradients; the function in ``how`` computes O and the LSE.
+    """Attention with gradients; the function in ``how`` computes O and the LSE, with the options there.
 
     ``how`` holds all arguments that are no tensors in one, as PyTorch spends time on each argument.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, how: tuple[Callable[..., Both], tuple]) -> Both:
-        compute, options = how
-        out, lse = compute(q, k, v, bias, mask, *options)
+    def forward(
+        ctx: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, how: tuple[Callable[..., Both], Options]
+    ) -> Both:
+        compute, ctx.options = how
+        out, lse = compute(q, k, v, bias, mask, ctx.options)
         ctx.save_for_backward(q, k, v, bias, mask, out, lse)
-        ctx.options = Options(*options)
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -140,9 +144,8 @@ def _is_for_gpu(q: Any, k: Any, v: Any, bias: Any, mask: Any, d_out: Any, d_lse:
 
 def wants_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether gradients with respect to q, k, v or the bias have to be recorded."""
-    return torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
-    )
+    asked = q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
+    return asked and torch.is_grad_enabled()
 
 
 # Past torch.autograd.Function, which looks at every call whether a transformation of functions is going on.
@@ -154,11 +157,11 @@ def in_place_with_gradients(q: Any, k: Any, v: Any, bias: Any, mask: Any, *optio
 
     No transformation of torch.func may be going on.
     """
-    return _apply_at_once(q, k, v, bias, mask, (_on_gpu, options))
+    return _apply_at_once(q, k, v, bias, mask, (_at_once, Options(*options)))
 
 
-def _below_autograd(*arguments: Any) -> Both:
-    return transforms.below_autograd(attention, *arguments)
+def _below_autograd(q: Any, k: Any, v: Any, bias: Optional, mask: Optional, given: Options) -> Both:
+    return transforms.below_autograd(attention, q, k, v, bias, mask, *given)
 
 
 def _may_be_fused(q: Any, k: Any, v: Any, bias: Optional, given: Options) -> bool:
@@ -175,7 +178,7 @@ def _with_gradients(
         _without_numbers(q, k, v, bias, mask, *given)  # which refuses what cannot be computed
         if _may_be_fused(q, k, v, bias, given) and tangents.fit((q, k, v, bias, mask), given.sight, True):
             (q, tq), (k, tk), (v, tv) = map(forward_ad.unpack_dual, (q, k, v))
-            out, lse = _below_autograd(q, k, v, bias, mask, *given)
+            out, lse = _below_autograd(q, k, v, bias, mask, given)
             options = *given[:3], *given.sight[:2]
             of_out, of_lse = tangents.forward(tq, tk, tv, q, k, v, lse, bias, mask, *options)
             return forward_ad.make_dual(out, of_out), forward_ad.make_dual(lse, of_lse)
@@ -185,7 +188,7 @@ def _with_gradients(
         return (out.transpose(1, 2).contiguous().transpose(1, 2) if given.rows_first and q.ndim == 4 else out), lse
     if wants_gradients(q, k, v, bias):
         return transforms.apply(_Attention, q, k, v, bias, mask, (_below_autograd, given))
-    return _below_autograd(q, k, v, bias, mask, *given)
+    return _below_autograd(q, k, v, bias, mask, given)
 
 
 library.impl("attention", _on_gpu, "CUDA")

@@ -41,9 +41,9 @@ def attention(
     wanted. The memory for gradients grows with M + N, and on a GPU that for gradients of gradients of float32, too.
     """
     sight = Sight(window, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
-    options = operator.Options(causal, scale, q_start, False, kernel, precision, batch_invariant, *sight, out_dtype)
+    given = causal, scale, q_start, False, kernel, precision, batch_invariant, *sight, out_dtype
     if torch.compiler.is_compiling() or not in_place.is_quiet(q, k, v, bias, mask):
-        return _by_operator(q, k, v, bias, mask, out, backend, return_lse, options)
+        return _by_operator(q, k, v, bias, mask, out, backend, return_lse, operator.Options(*given))
     wanted = operator.wants_gradients(q, k, v, bias)
     if out is not None:
         in_place.refuse_mixed(sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
@@ -52,8 +52,8 @@ def attention(
             raise ValueError("out must not be a lazily negated view (out.is_neg()): call out.resolve_neg() first")
     if wanted:
         if not q.is_cuda or backend not in ("auto", "cuda"):
-            return _by_operator(q, k, v, bias, mask, out, backend, return_lse, options)
-        both = operator.in_place_with_gradients(q, k, v, bias, mask, *options)
+            return _by_operator(q, k, v, bias, mask, out, backend, return_lse, operator.Options(*given))
+        both = operator.in_place_with_gradients(q, k, v, bias, mask, *given)
         return both if return_lse else both[0]
     if q.is_cuda:
         o, lse = in_place.compute(
