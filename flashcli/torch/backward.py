@@ -103,7 +103,9 @@ def attention_backward(
         named = sight._asdict() | {"out_dtype": None if do.dtype == q.dtype else torch.float32}
         o, lse = torch.ops.flashcli.attention(q, k, v, bias, mask, causal, scale, q_start, **named)
     options = causal, scale, q_start, bool(return_dbias), False, kernel, *sight, in_place.answer_type(q, out_dtype)
-    found = operator(do, dlse, q, k, v, bias, mask, o, lse, *options)
+    tensors = do, dlse, q, k, v, bias, mask, o, lse
+    compiling = torch.compiler.is_compiling()
+    found = (operator if compiling or not is_for_gpu(*tensors) else compute)(*tensors, *options)
     return found if return_dbias else found[:3]
 
 
@@ -123,6 +125,14 @@ def empty_like(x: torch.Tensor, rows_first: bool, dtype: torch.dtype | None = No
         return x.new_empty(x.shape, dtype=dtype)
     B, H, rows, d = x.shape
     return x.new_empty((B, rows, H, d), dtype=dtype).transpose(1, 2)
+
+
+def is_for_gpu(do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any, o: Any, lse: Any) -> bool:
+    """Whether gradients can be computed past PyTorch's dispatch: on a GPU, and with no gradients of gradients."""
+    if not q.is_cuda or not in_place.is_quiet(q, k, v, bias, mask) or not in_place.is_quiet(do, o, lse, dlse):
+        return False
+    tensors = do, dlse, q, k, v, bias, mask, o, lse
+    return not torch.is_grad_enabled() or not any(x is not None and x.requires_grad for x in tensors)
 
 
 def on_gpu(

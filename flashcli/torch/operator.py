@@ -125,21 +125,11 @@ class _Attention(torch.autograd.Function):
         d_out = torch.zeros_like(out) if d_out is None else d_out
         of_bias = bias is not None and bias.dtype != torch.bool and ctx.needs_input_grad[3]
         given = d_out, d_lse, q, k, v, bias, mask, out, lse, causal, scale, q_start, of_bias, rows_first, None, *sight
-        if _is_for_gpu(q, k, v, bias, mask, d_out, d_lse, out, lse):
+        if backward.is_for_gpu(*given[:9]):
             return *backward.on_gpu(*given), None, None
         with transforms.without_autocast(q.device.type):  # gradients are as exact as what they are of
             dq, dk, dv, dbias = backward.operator(*given)
         return dq, dk, dv, dbias if of_bias else None, None, None
-
-
-def _is_for_gpu(q: Any, k: Any, v: Any, bias: Any, mask: Any, d_out: Any, d_lse: Any, out: Any, lse: Any) -> bool:
-    """Whether gradients can be computed past PyTorch's dispatch: on a GPU, and with no gradients of gradients."""
-    return (
-        not torch.is_grad_enabled()
-        and q.is_cuda
-        and in_place.is_quiet(q, k, v, bias, mask)
-        and in_place.is_quiet(d_out, out, lse, d_lse)
-    )
 
 
 def wants_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:
