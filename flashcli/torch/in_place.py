@@ -95,10 +95,8 @@ def compute(
         ready = _make_ready(q, k, v, bias, mask, out, how, rows_first, sight, **options)
         remember(_ready, key, ready)
     prepared, shape, strides, lse_shape, lse_strides, kind = ready
-    o = out
-    if o is None:
-        o = q.new_empty_strided(shape, strides) if kind is q.dtype else q.new_empty_strided(shape, strides, dtype=kind)
-    lse = q.new_empty_strided(lse_shape, lse_strides, dtype=torch.float32) if return_lse else None
+    o = _new(q, shape, strides, kind) if out is None else out
+    lse = _new(q, lse_shape, lse_strides, torch.float32) if return_lse else None
     if out is not None:
         refuse_sharing(out, q=q, k=k, v=v, bias=bias, mask=mask, **sight.by_name())
     if prepared is None:
@@ -112,6 +110,11 @@ def compute(
         at_bias, 0 if memory is None else memory.data_ptr(), at_mask, *sight.addresses(),
     )  # fmt: skip
     return o, lse
+
+
+def _new(q: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], kind: torch.dtype) -> torch.Tensor:
+    """A new tensor beside ``q``, without numbers; to name the type takes time, so q's own is not named."""
+    return q.new_empty_strided(shape, strides) if kind is q.dtype else q.new_empty_strided(shape, strides, dtype=kind)
 
 
 def is_quiet(
