@@ -73,7 +73,7 @@ def test_rows_first_is_a_layout_of_gradients_and_remembered_apart():
 @pytest.mark.parametrize("bias", [None, torch.randn(H, 1, N), torch.rand(M, N) > 0.3])
 def test_gradients_of_a_call_without_the_operators_ways(monkeypatch, bias):
     monkeypatch.setattr(in_place, "place_of_device", lambda device: launcher.place_of_device(0))
-    monkeypatch.setattr(operator, "_is_for_gpu", lambda *given: not torch.is_grad_enabled())
+    monkeypatch.setattr(backward, "is_for_gpu", lambda *given: not torch.is_grad_enabled())
     monkeypatch.setattr(backward, "operator", None)
     do, q, k, v = four()
     wanted = [q, k, v, bias] if bias is not None and bias.is_floating_point() else [q, k, v]
@@ -84,6 +84,19 @@ def test_gradients_of_a_call_without_the_operators_ways(monkeypatch, bias):
     got = torch.autograd.grad((o, lse), wanted, (do, dlse))
     given = [x if x is None else x.detach() for x in (do, q, k, v, bias)]
     assert_right(got, gradients(*given, dlse=dlse, causal=True, q_start=2))
+
+
+def test_gradients_that_are_asked_for_need_no_operator(monkeypatch):
+    monkeypatch.setattr(in_place, "place_of_device", lambda device: launcher.place_of_device(0))
+    monkeypatch.setattr(backward, "is_for_gpu", lambda *tensors: True)
+    monkeypatch.setattr(backward, "operator", None)
+    do, q, k, v = four()
+    bias = torch.randn(H, 1, N)
+    o, lse = flashcli.attention(q, k, v, causal=True, bias=bias, return_lse=True)
+    options = {"bias": bias, "causal": True, "o": o, "lse": lse}
+    got = flashcli.attention_backward(do, q, k, v, return_dbias=True, **options)
+    assert_right(got, gradients(do, q, k, v, bias, causal=True))
+    assert len(flashcli.attention_backward(do, q, k, v, **options)) == 3
 
 
 def test_layouts_are_told_apart(driver):
