@@ -77,6 +77,13 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
     return r;
 }
 
+// `pack`, where the largest fp16 takes the place of what fp16 has no room for.
+__device__ __forceinline__ unsigned pack_finite(float low, float high) {
+    unsigned r;
+    asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
 __device__ __forceinline__ float2 unpack(unsigned x) {
     float2 r;
     asm("{\n .reg .f16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;\n}"
@@ -90,6 +97,11 @@ __device__ __forceinline__ void split(float x, float y, unsigned &hi, unsigned &
     hi = pack(x, y);
     const float2 h = unpack(hi);
     lo = pack(x - h.x, y - h.y);
+}
+__device__ __forceinline__ void split_finite(float x, float y, unsigned &hi, unsigned &lo) {
+    hi = pack_finite(x, y);
+    const float2 h = unpack(hi);
+    lo = pack_finite(x - h.x, y - h.y);
 }
 
 // hi + lo of x * factor and y * factor, exact but for the last rounding.

@@ -130,7 +130,7 @@ class Inputs(NamedTuple):
 
 DISTRIBUTIONS = (
     "uniform", "normal", "sharp", "V with a mean", "outliers", "small dO", "large dO", "rows of all sizes",
-    "low scores",
+    "low scores", "one key",
 )  # fmt: skip
 
 
@@ -156,4 +156,7 @@ def draw(distribution: str, B: int, H: int, Hkv: int, M: int, N: int, d: int, se
         do *= 2.0 ** rng.integers(-20, 20, (B, H, M, 1))
     elif distribution == "low scores":
         k[..., 0], q[..., 0] = -120, d**0.5
+    elif distribution == "one key":  # has all of a query's weight, but for e^-20 or so: of dS next to nothing is left
+        k /= np.linalg.norm(k, axis=-1, keepdims=True)
+        q = 30 * d**0.5 * k.repeat(H // Hkv, 1)[:, :, np.arange(M) % N]
     return Inputs(*(x.astype(np.float32) for x in (do, q, k, v)))

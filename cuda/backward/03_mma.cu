@@ -166,14 +166,15 @@ __device__ __forceinline__ void multiply(Scores &s, const Left &own, const unsig
 // Scores as left operands: hi and lo.
 struct Split {
     Fragment fragments[PASS / 16][2];
-    // Splits the scores of row g times factor[0], and those of row g + 8 times factor[1].
+    // Splits the scores of row g times factor[0], and those of row g + 8 times factor[1]. P may be far beyond 1 where an
+    // LSE of millions is rounded; it is rough then, but not Inf.
     __device__ __forceinline__ Split(const Scores &s, const float (&factor)[2]) {
 #pragma unroll
         for (int x = 0; x < PASS / 8; ++x)
 #pragma unroll
             for (int r = 0; r < 2; ++r)
-                split(s[x][2 * r] * factor[r], s[x][2 * r + 1] * factor[r], fragments[x / 2][0].x[x % 2 * 2 + r],
-                      fragments[x / 2][1].x[x % 2 * 2 + r]);
+                split_finite(s[x][2 * r] * factor[r], s[x][2 * r + 1] * factor[r], fragments[x / 2][0].x[x % 2 * 2 + r],
+                             fragments[x / 2][1].x[x % 2 * 2 + r]);
     }
 };
 

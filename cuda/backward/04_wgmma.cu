@@ -50,14 +50,15 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare_keys(const
     const bool zero = __syncthreads_and(taken.sum == 0);
     if (threadIdx.x != 0) return;
     Tail &tail = to.tail(to.first_of_keys + index);
-    if (values) tail.second = taken.exponent, tail.largest = largest_of_scale(taken.exponent, zero);
+    if (values) tail.second = taken.exponent, tail.other = __float_as_int(largest_of_scale(taken.exponent, zero));
     else tail.first = taken.exponent, tail.dS = 0;
 }
 
 // ---- shared memory: what the warpgroups own, two tiles each; then stages of what passes by
 
-struct Arrived : OfRows<PASS> {  // with each stage
-    int4 numbers;                // the end of a Tail
+struct Arrived {  // with each stage
+    OfRows<PASS> rows;
+    int4 numbers;  // the end of a Tail
 };
 
 using Ring = RingOf<STAGES>;
@@ -107,13 +108,7 @@ __device__ __forceinline__ void copy_tile(const Shared &shared, Ring &ring, cons
     for (int panel = 0; panel < 2 * PANELS; ++panel)
         bulk_copy(to + (panel / PANELS * PANELS + place_of_panel(panel % PANELS)) * PASS * 128,
                   record + panel * OWN * 128 + row * 128, PASS * 128, full);
-    if (ROWS) {
-        bulk_copy(shared_address(arrived->above), tail->above + row, sizeof(arrived->above), full);
-        bulk_copy(shared_address(arrived->D), tail->D + row, sizeof(arrived->D), full);
-#if PRODUCTS == 2
-        bulk_copy(shared_address(arrived->inverse), tail->inverse + row, sizeof(arrived->inverse), full);
-#endif
-    }
+    if (ROWS) bulk_copy(shared_address(&arrived->rows), &tail->rows[row / PASS], sizeof(arrived->rows), full);
     bulk_copy(shared_address(&arrived->numbers), &tail->first, 16, full);
     ring.next();
 }
@@ -192,9 +187,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dq(const Backward 
     registers_up<CONSUMER_REGISTERS>();
     const int group = group_of_thread(), own = first + group * OWN;
     const uint32_t Q = shared_address(shared.own(group));  // and behind it dO
-    OfQueries rows(a, head, own, shared.own(group));
-    fence_for_async();
-    named_sync(1 + group, 128);
+    OfQueries rows(a, head, own, shared.own(group), scratch[group], 1 + group);
     Ring ring;
 #pragma unroll 1
     for (int j = first_tile(own); j * PASS < end_of_keys(CAUSAL ? opaque(own) : own); ++j, ring.next()) {
@@ -287,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) dk_dv(const Backwa
         if (!CAUSAL || i0 + PASS > first_query(a, own)) {  // else none of these sees a key of this warpgroup
             const uint64_t Q = descriptor(shared_address(shared.stage(ring.stage))), dO = Q + PASS_TILE / 16;
             const Arrived &arrived = shared.arrived[ring.stage];
-            rows.multiply_with(a, head, K, Q, dO, arrived, arrived.numbers, i0);
+            rows.multiply_with(a, head, K, Q, dO, arrived.rows, arrived.numbers, arrived.numbers.w & LONE, i0);
         }
         arrive(&shared.free[ring.stage]);
     }

@@ -36,7 +36,7 @@ __device__ __forceinline__ bool split_keys(const Backward &a, int b, int kv, int
     const bool zero = group_max<128>(of_V.sum, scratch + 16, thread, barrier) == 0;
     if (thread == 0) {
         tail.first = of_K.exponent, tail.second = of_V.exponent, tail.dS = 0;
-        tail.largest = largest_of_scale(of_V.exponent, zero);
+        tail.other = __float_as_int(largest_of_scale(of_V.exponent, zero));
     }
     return of_K.sum + of_V.sum < INFINITY_F;
 }
@@ -63,9 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradients(const Ba
 #pragma unroll 1
     for (int i = group; i < ROW_TILES; i += GROUPS) {
         const uint32_t Q = shared_address(record(i));
-        OfQueries rows(a, head, i * OWN, record(i));
-        fence_for_async();
-        named_sync(1 + group, 128);
+        OfQueries rows(a, head, i * OWN, record(i), scratch[group], 1 + group);
         const int end = keys_seen(a, min(i * OWN + OWN, a.M) - 1);  // of keys that some row sees
 #pragma unroll 1
         for (int j = 0; j * OWN < end; ++j) {
@@ -81,17 +79,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradients(const Ba
         if (threadIdx.x == 0) note_not_finite(a, head.b, head.kv);
     }
 
+    // A loop of its own, for with a branch in it the loop takes a third more instructions.
+    const auto of_keys = [&](auto lone) {
 #pragma unroll 1
-    for (int j = group; j < KEY_TILES; j += GROUPS) {
-        const uint32_t K = shared_address(record(ROW_TILES + j));
-        OfKeys keys = {j * OWN, tails[ROW_TILES + j].first, tails[ROW_TILES + j].second};
+        for (int j = group; j < KEY_TILES; j += GROUPS) {
+            const uint32_t K = shared_address(record(ROW_TILES + j));
+            OfKeys keys = {j * OWN, tails[ROW_TILES + j].first, tails[ROW_TILES + j].second};
 #pragma unroll 1
-        for (int i = first_query(a, j * OWN) / OWN; i < ROW_TILES; ++i) {
-            const uint64_t Q = descriptor(shared_address(record(i))), dO = Q + OWN_TILE / 16;
-            keys.multiply_with(a, head, K, Q, dO, tails[i], numbers(i), i * OWN);
+            for (int i = first_query(a, j * OWN) / OWN; i < ROW_TILES; ++i) {
+                const uint64_t Q = descriptor(shared_address(record(i))), dO = Q + OWN_TILE / 16;
+                keys.multiply_with(a, head, K, Q, dO, tails[i].rows[0], numbers(i), lone.value, i * OWN);
+            }
+            keys.finish(a, head.b, head.kv, j * OWN);
         }
-        keys.finish(a, head.b, head.kv, j * OWN);
-    }
+    };
+    int other = 0;
+    for (int i = 0; i < ROW_TILES; ++i) other |= tails[i].other;
+    if (other & LONE) of_keys(Flag<true>());
+    else of_keys(Flag<false>());
     if (!WITH_DBIAS) return;
     // For dbias, which is a sum over heads of several blocks, all that is split goes to memory after all.
     const Workspace to(a);

@@ -165,7 +165,7 @@ struct DbiasOfGroup {
                                                  const Tail &of_k, const BiasesOfQueries &mask, int t, int i0,
                                                  int j0) const {
         const float factor = unit(of_q.first + of_k.first) * factor_of_scores(a);
-        const float above[2] = {of_q.above[row], of_q.above[row + 8]};
+        const float above[2] = {of_q.rows[0].above[row], of_q.rows[0].above[row + 8]};
         Scores read;
         if (!KEEPS_BIAS) read_bias(read, a, head, i0, j0);
 #pragma unroll
@@ -178,7 +178,7 @@ struct DbiasOfGroup {
                 p[x + e] = fmaf(p[x + e], factor, bias);
             }
         }
-        const float left = to_powers_of_two(p, of_q.largest > 0, [](int) { return true; });
+        const float left = to_powers_of_two(p, of_q.other & HUGE, [](int) { return true; });
 #pragma unroll
         for (int x = 0; x < SCORES; ++x) p[x] = mask.hides(x) ? 0 : exp2_fast(fmaf(p[x], left, -above[x / 2 % 2]));
         if (j0 + OWN > keys_seen(a, i0)) {
@@ -192,9 +192,11 @@ struct DbiasOfGroup {
     __device__ __forceinline__ void add(const Scores &p, const Scores &dP, const Tail &of_q, const Tail &of_k, int t) {
         const int s = of_q.dS;
         const float dP_unit = unit(of_q.second + of_k.second - s), back = unit(s) * P_UNIT;
-        const float D_[2] = {of_q.D[row], of_q.D[row + 8]};
+        const float by[2] = {of_q.rows[0].inverse[row] * back, of_q.rows[0].inverse[row + 8] * back};
+        const float D_[2] = {of_q.rows[0].D[row], of_q.rows[0].D[row + 8]};
 #pragma unroll
-        for (int x = 0; x < SCORES; ++x) sum[t][x] = fmaf(p[x] * fmaf(dP[x], dP_unit, -D_[x / 2 % 2]), back, sum[t][x]);
+        for (int x = 0; x < SCORES; ++x)
+            sum[t][x] = fmaf(p[x] * fmaf(dP[x], dP_unit, -D_[x / 2 % 2]), by[x / 2 % 2], sum[t][x]);
     }
 
     // Adds the dS of a step, of the queries from i0 on, in slot `q`: exponentials of one tile of keys beside products of

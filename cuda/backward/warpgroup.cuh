@@ -7,7 +7,7 @@
 // memory; P and dS are split in registers, where the next products want them. One tile serves both: K-major to sum over
 // columns, MN-major to sum over rows. Scales ask for no look at dS: `OfQueries` bounds it by sums of P that it needs
 // anyway, and hands the bound to `OfKeys`. 1 / the sum of 2^(s - above), by which `OfKeys` would multiply each P, is a
-// factor of dO, before that is split; or of P, where dO need not be split.
+// factor of dO, before that is split; or of P, where dO need not be split, or where little would be left of dS (LONE).
 //
 // Macros beyond those of backward.cuh: PASS, rows of a tile that is multiplied with; TAIL, bytes.
 #pragma once
@@ -38,19 +38,22 @@ typedef float Sum[CHUNKS][SUM];
 // What `OfKeys` needs of rows of queries.
 template <int ROWS>
 struct OfRows {
-    float above[ROWS], D[ROWS];
-#if PRODUCTS == 2
-    float inverse[ROWS];
-#endif
+    float above[ROWS], D[ROWS], inverse[ROWS];
 };
 
 // The end of a record of 64 rows, behind its two split tiles.
-struct Tail : OfRows<OWN> {
+struct Tail {
+    OfRows<PASS> rows[OWN / PASS];
     int first, second;  // exponents of the tiles' scales
     int dS;             // of queries: the exponent that brings all dS of these rows just below fp16's end
-    float largest;      // of keys: no number of V is larger; of queries: 1 where an LSE is huge
+    int other;          // of keys: the bits of what no number of V is larger than; of queries: HUGE, LONE
 };
 static_assert(sizeof(Tail) == TAIL && TAIL % 16 == 0, "as the scratch has room for, and copies want");
+
+// What some row of a record has: an LSE so huge that biases are added otherwise; or a key with next to all weight, whose
+// dP - D is next to 0. Had dO a factor there, with which D was not found, dS would be what dP is rounded by.
+constexpr int HUGE = 1, LONE = 2;
+constexpr bool TIMES_P = PRODUCTS == 2;  // the factor is always one of P
 
 // ---- the workspace, where tiles lie in memory: records are two tiles of 64 rows, and what is known of them
 
@@ -152,23 +155,27 @@ __device__ __forceinline__ uint64_t descriptor_of(uint32_t own) {
     return D <= 64 ? uniform_descriptor(descriptor(own)) : descriptor(own);
 }
 
-// s = own tileᵀ, summed over columns, small products first; `own` is the address of a tile of 64 rows.
+// s = own tileᵀ, summed over columns, small products first; `own` is the address of a tile of 64 rows. Of these, those
+// with the lo of queries come before those with the lo of keys, whichever are OWN_KEYS: `OfQueries` and `OfKeys` round
+// S and dP alike, and what `OfQueries` finds that a row has in common holds for both.
+template <bool OWN_KEYS = false>
 __device__ __forceinline__ void multiply(Scores &s, uint32_t own, uint64_t tile) {
+    constexpr int OF_OWN = OWN_KEYS ? 0 : D, OF_TILE = D - OF_OWN;
     const uint64_t left = descriptor_of(own);
     pin(s);
     wgmma_fence();
-    if (PRODUCTS == 3) issue_products<D, 0>(s, left, tile, true);
-    if (PRODUCTS == 3) issue_products<0, D>(s, left, tile, false);
+    if (PRODUCTS == 3) issue_products<OF_OWN, OF_TILE>(s, left, tile, true);
+    if (PRODUCTS == 3) issue_products<OF_TILE, OF_OWN>(s, left, tile, false);
     issue_products<0, 0>(s, left, tile, PRODUCTS == 2);
     wgmma_commit();
 }
 
-// `multiply` for S, of which `both` is a part until it is collected: products with hi, then those with lo. hi hi is by
-// itself: `OfQueries` and `OfKeys`, of which one owns what passes the other by, then round it alike, and what
-// `OfQueries` finds that a row has in common holds for both.
+// `multiply` for S, of which `both` is a part until it is collected: products with hi, then those with lo, each by
+// itself, so that their order is one for `OfQueries` and `OfKeys`.
 typedef float Both[2 * SCORES];
+template <bool OWN_KEYS = false>
 __device__ __forceinline__ void multiply_S(Scores &s, Both &both, uint32_t own, uint64_t tile) {
-    if constexpr (!SIDE_BY_SIDE) return multiply(s, own, tile);
+    if constexpr (!SIDE_BY_SIDE) return multiply<OWN_KEYS>(s, own, tile);
     const uint64_t left = descriptor_of(own);
     pin(s), pin(both);
     wgmma_fence();
@@ -351,14 +358,17 @@ struct OfQueries {
     int own;           // the first of them
     int exponents[2];  // of rows g and g + 8: of Q and dO; the LSE less P_BIAS, D, the sum of |dO|
     float above[2], D_[2], reach[2];
+    bool huge;  // whether an LSE of the 64 rows is: of these, `OfKeys` adds all biases alike
     float total[2] = {}, sum_ds[2] = {}, bound[2] = {};  // sums of P and of dS, and a bound of |dS|, times 2^P_BIAS
     BiasRow bias_rows[2];
     Sum dS_K = {};
     float P_K[CHUNKS][32] = {};
     int coarse = 126;  // P K is in units of 2^-coarse, and of P's
 
-    // Splits them into `tiles`.
-    __device__ __forceinline__ OfQueries(const Backward &a, Head head, int own, unsigned char *tiles) : own(own) {
+    // Splits them into `tiles`, for all of the warpgroup to multiply with.
+    __device__ __forceinline__ OfQueries(const Backward &a, Head head, int own, unsigned char *tiles, unsigned *scratch,
+                                         int barrier)
+        : own(own) {
         const auto quarter = [&](const auto *matrix, Strides by, int r) {
             return QuarterRow(rows_of(matrix, by, head.b, head.h), by.row, own + row_of_thread() + 8 * r, a.M);
         };
@@ -380,6 +390,10 @@ struct OfQueries {
                 take(a, head, tiles, r, q, d_o, quarter(a.O, a.o, r));
             }
         }
+        fence_for_async();
+        if (ADDS)
+            huge = group_max<128>(is_huge(above[0]) || is_huge(above[1]), scratch, threadIdx.x % 128, barrier) > 0;
+        else named_sync(barrier, 128);
     }
     __device__ __forceinline__ void take(const Backward &a, Head head, unsigned char *tiles, int r, QuarterRow &q,
                                          QuarterRow &d_o, const QuarterRow &o) {
@@ -422,7 +436,7 @@ struct OfQueries {
                 const int seen = keys_seen(a, own + row + 8 * r) - first;
                 const int hidden = keys_hidden(a, own + row + 8 * r) - first;
                 const float factor = add_biases(p, unit(short(exponents[r]) + k_exponent) * factor_of_scores(a), biases,
-                                                is_huge(above[r]), [&](int x) { return x / 2 % 2 == r; });
+                                                huge, [&](int x) { return x / 2 % 2 == r; });
                 float sum = 0;
 #pragma unroll
                 for (int x = 0; x < SCORES / 2; ++x) {
@@ -456,7 +470,9 @@ struct OfQueries {
         const unsigned half_less = pack(less, less);
 #pragma unroll
         for (int x = 0; x < (FINE ? 0 : SCORES / 2); ++x)
-            asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(P[x / 4][x % 4]) : "r"(pack(p[2 * x], p[2 * x + 1])), "r"(half_less));
+            asm("mul.rn.f16x2 %0, %1, %2;"
+                : "=r"(P[x / 4][x % 4])
+                : "r"(pack_finite(p[2 * x], p[2 * x + 1])), "r"(half_less));
         wgmma_wait<0>();
         pin(ds);
 #pragma unroll
@@ -499,7 +515,7 @@ struct OfQueries {
                                            float *inverses, unsigned *scratch, int barrier) {
         const int row = row_of_thread(), t = threadIdx.x % 4, thread = threadIdx.x % 128;
         float mended[2] = {}, inverse[2] = {}, largest = 0;
-        bool huge = false;
+        float most[2] = {};  // the largest number of dS K, in some columns
         Unsplit<128, false> Q, dO;
         const auto read = [&] {
             Q.load(rows_of(a.Q, a.q, head.b, head.h), a.q.row, own, a.M, thread);
@@ -520,28 +536,36 @@ struct OfQueries {
                     const int y = x / 2 * 4 + 2 * r + x % 2;
                     const float of_tile = fmaf(-found.error, P_K[c][y] * unit(coarse), dS_K[c][y]);
                     dS_K[c][y] = found.inverse == 0 ? 0 : of_tile;
+                    if (c == 0 && x < 4) most[r] = fmaxf(most[r], fabsf(dS_K[c][y]));
                 }
             write(rows_of(a.dQ, a.dq, head.b, head.h) + i * a.dq.row, dS_K, r, a.scale * found.inverse * P_UNIT);
-            inverse[r] = found.inverse, mended[r] = (D_[r] + found.error) * (PRODUCTS == 3 ? found.inverse : 1);
+            inverse[r] = found.inverse, mended[r] = D_[r] + found.error;
             largest = fmaxf(largest, bound[r] * found.inverse);
-            huge |= is_huge(above[r]);
         }
-        if (t == 0) inverses[row] = inverse[0], inverses[row + 8] = inverse[1];
         if (D > 64) read();
         const int s = scale_exponent(group_max<128>(largest, scratch, thread, barrier));
-        const float any_huge = ADDS ? group_max<128>(huge, scratch + 4, thread, barrier) : 0;
+        const auto is_lone = [&](int r) {  // no number of K passes 2^15 units; and this is 2^-17 of D
+            return quad_max(most[r]) * inverse[r] * P_UNIT < 0x1p-2f * fabsf(D_[r]) * unit(coarse);
+        };
+        const bool either = is_lone(0) | is_lone(1);
+        const bool lone = TIMES_P || group_max<128>(either, scratch + 4, thread, barrier) > 0;
+        const float by[2] = {lone ? 1 : inverse[0], lone ? 1 : inverse[1]};  // dO
+        if (t == 0) inverses[row] = by[0], inverses[row + 8] = by[1];
         const Taken of_Q = Q.split(record, scratch + 8, thread, barrier, [](int) { return 1.0f; });
         const Taken of_dO = dO.split(record + OWN_TILE, scratch + 16, thread, barrier,
-                                     [&](int i) { return PRODUCTS == 3 ? inverses[i] : 1; });
+                                     [&](int i) { return TIMES_P ? 1 : inverses[i]; });
         const bool finite = of_Q.sum + of_dO.sum < INFINITY_F;
-        if (thread == 0) tail.first = of_Q.exponent, tail.second = of_dO.exponent, tail.dS = s, tail.largest = any_huge;
+        if (thread == 0)
+            tail.first = of_Q.exponent, tail.second = of_dO.exponent, tail.dS = s,
+            tail.other = ADDS * huge * HUGE | lone * LONE;
         if (t != 0) return finite;
 #pragma unroll
-        for (int r = 0; r < 2; ++r)
-            tail.above[row + 8 * r] = above[r], tail.D[row + 8 * r] = mended[r] * power_of_two(max(-126, s));
-#if PRODUCTS == 2
-        tail.inverse[row] = inverse[0], tail.inverse[row + 8] = inverse[1];
-#endif
+        for (int r = 0; r < 2; ++r) {
+            const int i = row + 8 * r;
+            OfRows<PASS> &rows = tail.rows[i / PASS];
+            rows.above[i % PASS] = above[r], rows.D[i % PASS] = mended[r] * by[r] * power_of_two(max(-126, s));
+            rows.inverse[i % PASS] = lone ? inverse[r] : 1;
+        }
         return finite;
     }
 };
@@ -557,13 +581,13 @@ struct OfKeys {
     // With the queries from i0 on: descriptors of their tiles, and what there is of their rows in shared memory. K is the
     // address of these keys' tiles.
     __device__ __forceinline__ void multiply_with(const Backward &a, Head head, uint32_t K, uint64_t Q, uint64_t dO,
-                                                  const OfRows<PASS> &rows, int4 numbers, int i0) {
+                                                  const OfRows<PASS> &rows, int4 numbers, bool lone, int i0) {
         const float *const above = rows.above, *const mended = rows.D;
         const int t = threadIdx.x % 4;
         Both both;
         Scores p, ds;
-        multiply_S(p, both, K, Q);
-        multiply(ds, K + OWN_TILE, dO);
+        multiply_S<true>(p, both, K, Q);
+        multiply<true>(ds, K + OWN_TILE, dO);
         BiasesOfKeys biases;
         if (BIAS) {
             const BiasRow first = BiasRow(a, head, i0);
@@ -578,24 +602,24 @@ struct OfKeys {
         const float dK_unit = unit(q_exponent) * unit(s) * P_UNIT;
         wgmma_wait<1>();
         collect_S(p, both);
-        const float factor = add_biases(p, unit_S, biases, __int_as_float(numbers.w) > 0, [](int) { return true; });
+        const float factor = add_biases(p, unit_S, biases, numbers.w & HUGE, [](int) { return true; });
         const auto exponentials = [&](auto masked) {
 #pragma unroll
             for (int x = 0; x < SCORES / 4; ++x) {
                 const float2 above_ = *reinterpret_cast<const float2 *>(&above[8 * x + 2 * t]);
+                const float2 inverse = *reinterpret_cast<const float2 *>(&rows.inverse[8 * x + 2 * t]);
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     float &p_ = p[4 * x + e];
                     p_ = biases.hides(4 * x + e) ? 0 : exp2_fast(fmaf(p_, factor, e % 2 ? -above_.y : -above_.x));
-#if PRODUCTS == 2
-                    p_ *= rows.inverse[8 * x + 2 * t + e % 2];
-#endif
+                    if (TIMES_P || masked.value) p_ *= e % 2 ? inverse.y : inverse.x;
                     const int i = i0 + 8 * x + 2 * t + e % 2, key = own + key_of_thread() + e / 2 * NEXT_ROW;
-                    if (masked.value && (key > i + a.q_start || (WINDOW && key < i + a.first))) p_ = 0;
+                    if (CAUSAL && masked.value && (key > i + a.q_start || (WINDOW && key < i + a.first))) p_ = 0;
                 }
             }
         };
-        if (CAUSAL && (own + OWN - 1 > i0 + a.q_start || (WINDOW && own < i0 + PASS - 1 + a.first)))
+        if ((!TIMES_P && lone) ||
+            (CAUSAL && (own + OWN - 1 > i0 + a.q_start || (WINDOW && own < i0 + PASS - 1 + a.first))))
             exponentials(Flag<true>());
         else exponentials(Flag<false>());
         Operand P_hi, P_lo, dS_hi, dS_lo;

@@ -343,6 +343,10 @@ inline void cvt_f32_f16(float &low, float &high, unsigned both) {  // two, of a 
 }
 inline void cvt_rn_f16_f32(unsigned short &y, float x) { y = to_half(x); }
 inline void cvt_rn_f16x2_f32(unsigned &y, float high, float low) { y = to_half(high) << 16 | to_half(low); }
+inline void cvt_rn_satfinite_f16x2_f32(unsigned &y, float high, float low) {
+    const auto finite = [](float x) { return std::isnan(x) ? x : max(-65504.0f, min(x, 65504.0f)); };
+    cvt_rn_f16x2_f32(y, finite(high), finite(low));
+}
 inline void cvt_rn_bf16x2_f32(unsigned &y, float high, float low) { y = to_bf16(high) << 16 | to_bf16(low); }
 inline void cvt_rn_f16x2_e4m3x2(unsigned &y, unsigned short x) {
     y = to_half(from_e4m3(x >> 8)) << 16 | to_half(from_e4m3(x & 255));

@@ -271,9 +271,8 @@ def _exact(problem: Problem) -> bool:
 
 def _records(problem: Problem, pad: int) -> dict[str, int]:
     """Macros of split tiles with rows padded to a multiple of ``pad``; TAIL is bytes of ``Tail`` in warpgroup.cuh."""
-    if _exact(problem):
-        return {"PAD": 64, "TAIL": 3 * 4 * 64 + 16, "PRODUCTS": 2}
-    return {"PAD": pad, "TAIL": 2 * 4 * 64 + 16}
+    tail = {"TAIL": 3 * 4 * 64 + 16}
+    return tail | ({"PAD": 64, "PRODUCTS": 2} if _exact(problem) else {"PAD": pad})
 
 
 def _row_bytes(macros: dict[str, int], d: int) -> int:
