@@ -44,7 +44,7 @@ arrays() {
 	for kernel in wgmma mma wgmma_short mma_short register_tiled; do
 		for tool in "${tools[@]}"; do echo "$tool -m sanitize_arrays $kernel"; done
 	done
-	for kernel in wgmma wgmma_short mma_short mma register_tiled plain; do
+	for kernel in wgmma wgmma_short wgmma_whole mma_short mma register_tiled plain; do
 		for tool in "${tools[@]}"; do echo "$tool -m sanitize_backward $kernel"; done
 		for tool in "${tools[@]}"; do echo "$tool -m sanitize_sight $kernel"; done
 	done
