@@ -487,11 +487,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const Attenti
     ask_for_next();
     load_next();
     while (mine.job < jobs.count) {
+        for (; job < mine.job; job += gridDim.x) multiplier.pass_by(jobs.key_tiles(job, a));
         const RowTile here = next;
         QFragments Q;
         if (Q_AHEAD) multiplier.take_Q(numbers);
         const int2 s = multiplier.split_Q(Q, numbers, factor);
-        for (; job < mine.job; job += gridDim.x) multiplier.pass_by(jobs.key_tiles(job, a));
         mine.next(jobs);
         const bool stay = mine.job == job;
         const Ring first = multiplier.ring;
