@@ -110,8 +110,8 @@ __device__ __forceinline__ void exact_dk_dv(const Backward &a, Head head, int ke
         const ExactScore one(a, head, i, key);
         const ExactRow row = rows[min(i, a.M - 1)];
         const unsigned seen = row.seen(one);
-        add_rows(dV, row.p(one), seen, dO, a.d_o.row, first, a.M),
-            add_rows(dK, row.ds(one), seen, Q, a.q.row, first, a.M);
+        add_rows(dV, row.p(one), seen, dO, a.d_o.row, first, a.M);
+        add_rows(dK, row.ds(one), seen, Q, a.q.row, first, a.M);
     }
     write_lanes(rows_of(a.dK, a.dk, head.b, head.kv) + key * a.dk.row, dK, a.scale);
     write_lanes(rows_of(a.dV, a.dv, head.b, head.kv) + key * a.dv.row, dV, 1);

@@ -391,8 +391,9 @@ struct OfQueries {
             }
         }
         fence_for_async();
-        if (ADDS)
-            huge = group_max<128>(is_huge(above[0]) || is_huge(above[1]), scratch, threadIdx.x % 128, barrier) > 0;
+        const bool own_huge = is_huge(above[0]) || is_huge(above[1]);
+        if (ADDS)  // beside what `finish` writes first, of which a warp may be a step ahead
+            huge = group_max<128>(own_huge, scratch + 4, threadIdx.x % 128, barrier) > 0;
         else named_sync(barrier, 128);
     }
     __device__ __forceinline__ void take(const Backward &a, Head head, unsigned char *tiles, int r, QuarterRow &q,
