@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradients(const Ba
     }
     fence_for_async();
     if (__syncthreads_or(!finite)) {
-        if (!WITH_DBIAS) return exact_head(a, head, reinterpret_cast<ExactRow *>(records));
+        if (!WITH_DBIAS) return exact_head(a, reinterpret_cast<ExactRow *>(records));
         if (threadIdx.x == 0) note_not_finite(a, head.b, head.kv);
     }
 

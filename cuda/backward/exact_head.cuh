@@ -26,7 +26,8 @@ struct ExactScore {
         }
         const float bias = bias_of(a, head, i, key);
         seen = i < a.M && sees(a, i, key) && !(BIAS && bias == NEG_INF);
-        s = ADDS ? fmaf(s, a.scale * LOG2E, in_powers_of_two(bias)) : s * (a.scale * LOG2E);
+        const float factor = a.scale * LOG2E;
+        s = ADDS ? fmaf(s, factor, in_powers_of_two(bias)) : __fmul_rn(s, factor);
     }
 };
 
@@ -42,7 +43,7 @@ __device__ __forceinline__ void add_rows(float (&sum)[LANE_COLUMNS], float x, un
         const Number *const row = matrix + min(first + lane, rows - 1) * stride;
 #pragma unroll
         for (int y = 0; y < LANE_COLUMNS; ++y) {
-            const int c = threadIdx.x % 32 + 32 * y;
+            const int c = opaque(threadIdx.x) % 32 + 32 * y;
             const float added = fmaf(of_lane, c < HEAD_DIM ? float(row[c]) : 0, of_these[y]);
             of_these[y] = seen >> lane & 1 ? added : of_these[y];
         }
@@ -54,7 +55,7 @@ __device__ __forceinline__ void add_rows(float (&sum)[LANE_COLUMNS], float x, un
 __device__ __forceinline__ void write_lanes(Gradient *row, const float (&sum)[LANE_COLUMNS], float factor) {
 #pragma unroll
     for (int y = 0; y < LANE_COLUMNS; ++y) {
-        const int c = threadIdx.x % 32 + 32 * y;
+        const int c = opaque(threadIdx.x) % 32 + 32 * y;
         if (c < HEAD_DIM) row[c] = sum[y] * factor;
     }
 }
@@ -75,14 +76,14 @@ __device__ __forceinline__ ExactRow exact_row(const Backward &a, Head head, int 
     float m = NEG_INF, l = 0, D = 0;
 #pragma unroll 1
     for (int first = 0; first < a.N; first += 32) {
-        const ExactScore one(a, head, i, first + threadIdx.x % 32);
+        const ExactScore one(a, head, i, first + opaque(threadIdx.x) % 32);
         if (!one.seen) continue;
         const float m_new = fmaxf(m, one.s), rescale = exp2_fast(m - finite_or_zero(m_new));
         const float p = exp2_fast(one.s - finite_or_zero(m_new));
         m = m_new, l = fmaf(l, rescale, p), D = fmaf(D, rescale, p * one.dP);
     }
     const float shift = finite_or_zero(over_warp(m, fmaxf)), rescale = exp2_fast(m - shift);
-    l = over_warp(l * rescale, add), D = over_warp(D * rescale, add);
+    l = over_warp(__fmul_rn(l, rescale), add), D = over_warp(__fmul_rn(D, rescale), add);
     const float inverse = l == 0 ? 0 : 1 / l;
     return {shift, inverse, fmaf(D, inverse, -dlse_of(a, head, i))};
 }
@@ -93,7 +94,7 @@ __device__ __forceinline__ void exact_dq(const Backward &a, Head head, int i, Ex
     float dQ[LANE_COLUMNS] = {};
 #pragma unroll 1
     for (int first = 0; first < a.N; first += 32) {
-        const ExactScore one(a, head, i, first + threadIdx.x % 32);
+        const ExactScore one(a, head, i, first + opaque(threadIdx.x) % 32);
         add_rows(dQ, row.ds(one), row.seen(one), K, a.k.row, first, a.N);
     }
     write_lanes(rows_of(a.dQ, a.dq, head.b, head.h) + i * a.dq.row, dQ, a.scale);
@@ -106,7 +107,7 @@ __device__ __forceinline__ void exact_dk_dv(const Backward &a, Head head, int ke
     float dK[LANE_COLUMNS] = {}, dV[LANE_COLUMNS] = {};
 #pragma unroll 1
     for (int first = 0; first < a.M; first += 32) {
-        const int i = first + threadIdx.x % 32;
+        const int i = first + opaque(threadIdx.x) % 32;
         const ExactScore one(a, head, i, key);
         const ExactRow row = rows[min(i, a.M - 1)];
         const unsigned seen = row.seen(one);
@@ -117,15 +118,18 @@ __device__ __forceinline__ void exact_dk_dv(const Backward &a, Head head, int ke
     write_lanes(rows_of(a.dV, a.dv, head.b, head.kv) + key * a.dv.row, dV, 1);
 }
 
-// All gradients of a head, by all threads of its block; `rows` is shared memory for as many as there are queries.
-__device__ __forceinline__ void exact_head(const Backward &a, Head head, ExactRow *rows) {
+// All gradients of a block's head, by all of its threads; `rows` is shared memory for as many as there are queries.
+// Its number and the thread's are read anew: kept for this, they would take registers from what nearly always runs.
+__device__ __forceinline__ void exact_head(const Backward &a, ExactRow *rows) {
+    const Head head = head_of(a, block_index());
+    const int warp = opaque(threadIdx.x) / 32;
 #pragma unroll 1
-    for (int i = threadIdx.x / 32; i < a.M; i += THREADS / 32) {
+    for (int i = warp; i < a.M; i += THREADS / 32) {
         const ExactRow row = exact_row(a, head, i);
         exact_dq(a, head, i, row);
-        if (threadIdx.x % 32 == 0) rows[i] = row;
+        if (opaque(threadIdx.x) % 32 == 0) rows[i] = row;
     }
     __syncthreads();
 #pragma unroll 1
-    for (int key = threadIdx.x / 32; key < a.N; key += THREADS / 32) exact_dk_dv(a, head, key, rows);
+    for (int key = warp; key < a.N; key += THREADS / 32) exact_dk_dv(a, head, key, rows);
 }

@@ -144,7 +144,7 @@ __device__ __forceinline__ void one_pass(const Backward &a) {
         const auto bits = [](float x) { return __float_as_uint(x); };
         const uint4 largest =
             block_max({bits(of_Q), bits(dO.largest()), bits(K.largest()), bits(V.largest())}, beside.of_warps[0]);
-        if (largest.x == bits(INFINITY_F)) return exact_head(a, head, reinterpret_cast<ExactRow *>(shared));
+        if (largest.x == bits(INFINITY_F)) return exact_head(a, reinterpret_cast<ExactRow *>(shared));
         const auto exponent = [](unsigned x) { return scale_exponent(__uint_as_float(x)); };
         const int4 s = {exponent(largest.x), exponent(largest.y), exponent(largest.z), exponent(largest.w)};
         if (threadIdx.x == 0) exponents = s;
