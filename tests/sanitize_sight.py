@@ -38,6 +38,7 @@ class Case(NamedTuple):
     lengths: tuple[int, ...] = LENGTHS
     keys: tuple[int, ...] = KEYS
     d: int = 64
+    Hkv: int = 2  # of 4 heads
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
     slopes: str = ""  # "of heads", or "of batches": or of sequences
@@ -65,13 +66,16 @@ CASES = {
     "slopes": Case((), (), d=32, slopes="of heads"),
     "slopes, causal, bias and mask": Case((), (), causal=True, slopes="of batches", q_start=100, bias=True),
     "window, slopes, bias and mask": Case((), (), d=32, window=(60, -1), slopes="of heads", q_start=100, bias=True),
+    "whole heads, slopes, bias and mask": Case(
+        (), (), d=32, Hkv=4, causal=True, slopes="of heads", q_start=100, bias=True
+    ),
     "window, heads of 200": Case((), (), d=200, window=(60, 5), q_start=20),
 }
 
 
 def make(case: Case) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """The arrays, and the other options of a call."""
-    rng, H, Hkv = np.random.default_rng(5), 4, 2
+    rng, H, Hkv = np.random.default_rng(5), 4, case.Hkv
     M, N = (sum(case.lengths), sum(case.keys)) if case.lengths else (200, 300)
     shapes = {"do": (H, M), "q": (H, M), "k": (Hkv, N), "v": (Hkv, N)}
     found = {

@@ -9,8 +9,9 @@
 // What it costs: shared memory has room for 6 tiles of 64 rows, 13 where heads have up to 32 numbers; each head of Q
 // needs its own of K.
 //
-// Macros beyond those of warpgroup.cuh: ROW_TILES and KEY_TILES, of 64 rows, of a head; BLOCKS of a multiprocessor.
-// Launches: `gradients`, and those of dbias.cuh.
+// Macros beyond those of warpgroup.cuh: ROW_TILES and KEY_TILES, of 64 rows, of a head; BLOCKS of a multiprocessor;
+// NOTES 1: heads that are not finite are left to another kernel, for dbias is wanted, a sum over heads. Launches:
+// `gradients`, and those of dbias.cuh.
 #include "warpgroup.cuh"
 #include "exact_head.cuh"
 
@@ -75,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradients(const Ba
     }
     fence_for_async();
     if (__syncthreads_or(!finite)) {
-        if (!WITH_DBIAS) return exact_head(a, reinterpret_cast<ExactRow *>(records));
+        if (!NOTES) return exact_head(a, reinterpret_cast<ExactRow *>(records));
         if (threadIdx.x == 0) note_not_finite(a, head.b, head.kv);
     }
 

@@ -20,6 +20,7 @@ constexpr float P_BIAS = 14;  // P, at most 1, is times 2^14
 constexpr float OF_dP = (0.38f + 0.0175f * HEAD_DIM) * TRUNCATED, OF_QUERIES = 1 + (0.4f + 0.022f * BR) * TRUNCATED,
                 OF_KEYS = 1 + (0.4f + 0.022f * BC) * TRUNCATED;
 
+static_assert(!NOTES, "a block computes a head that is not finite itself");
 static_assert(16 * WARPS >= BR && 16 * WARPS >= BC && BR % 16 == 0, "a warp has 16 queries and 16 keys");
 // All shared memory is dynamic, so that it begins on 1024 bytes, as wgmma wants tiles, without any to spare.
 struct Beside {

@@ -27,6 +27,7 @@ ROW_THREADS = 256  # of a block that takes rows one by one
 DBIAS_BLOCKS = 1024  # to which the tiles of dbias are cut, about, at most
 AGAIN = 264  # blocks, at most, two a multiprocessor, that compute what is not finite: mostly there is nothing
 ROW_BYTES = 16  # that are kept of a row: ``Row`` of cuda/backward/backward.cuh
+TAIL = 3 * 4 * 64 + 16  # bytes: ``Tail`` of cuda/backward/warpgroup.cuh
 MATRICES = "dO", "Q", "K", "V", "O"
 ADDRESSES = (*MATRICES, "lse", "dlse", "bias", "dQ", "dK", "dV", "dbias", "workspace", "notes")
 POINTERS = (*ADDRESSES, "mask", *SIGHT_POINTERS)
@@ -124,9 +125,10 @@ def _passes(tiling: Tiling, problem: Problem, owned_keys: int) -> tuple[Launch, 
 def plan(asked: Backward, gpu: Gpu, how: How) -> Plan:
     """The launches of gradients that are not empty; BackendUnavailable says why the kernel named cannot.
 
-    A kernel that splits numbers, in more than one launch, notes in its scratch whether something is not finite, and
-    which heads of K and V that concerns. These heads are computed once more, without splitting numbers. Where there are
-    none, those launches return at once, so that the host need not wait for anything.
+    A kernel that splits numbers notes in its scratch whether something is not finite, and which heads of K and V that
+    concerns, but where blocks compute such heads themselves (macro NOTES 0). These heads are computed once more,
+    without splitting numbers. Where there are none, those launches return at once, so that the host need not wait for
+    anything.
     """
     problem = problem_of(asked, gpu)
     build, *exactly = builds(gpu, problem, how.kernel)
@@ -169,13 +171,10 @@ def _with_one_key(found: Plan, problem: Problem) -> Plan:
 
 
 def builds(gpu: Gpu, problem: Problem, kernel: str | None = None) -> Iterator[Build]:
-    """The build for a problem, and one that does not split numbers, if the first leaves what is not finite to it.
-
-    A build with a single launch leaves nothing: each block has all of a head, and need not split what is not finite.
-    """
+    """The build for a problem, and one that does not split numbers, if the first leaves what is not finite to it."""
     build = Build(choose(gpu.capability, problem, kernel), problem)
     yield build
-    if build.kernel.splits and len([*build.launches()]) > 1:
+    if dict(build.tiling.macros).get("NOTES", build.kernel.splits):
         yield Build(KERNELS["register_tiled"], problem)
 
 
@@ -270,9 +269,8 @@ def _exact(problem: Problem) -> bool:
 
 
 def _records(problem: Problem, pad: int) -> dict[str, int]:
-    """Macros of split tiles with rows padded to a multiple of ``pad``; TAIL is bytes of ``Tail`` in warpgroup.cuh."""
-    tail = {"TAIL": 3 * 4 * 64 + 16}
-    return tail | ({"PAD": 64, "PRODUCTS": 2} if _exact(problem) else {"PAD": pad})
+    """Macros of split tiles with rows padded to a multiple of ``pad``."""
+    return {"TAIL": TAIL, **({"PAD": 64, "PRODUCTS": 2} if _exact(problem) else {"PAD": pad})}
 
 
 def _row_bytes(macros: dict[str, int], d: int) -> int:
@@ -370,6 +368,7 @@ def _wgmma_short(problem: Problem) -> Tiling:
     shared = sum(tiles) * 2 * 64 * _row_bytes(records, problem.d) + 1024
     blocks = 2 if shared <= HALF_SHARED else 1
     macros = {"PASS": 64, "BLOCKS": blocks, "ROW_TILES": tiles[0], "KEY_TILES": tiles[1], **records}
+    macros["NOTES"] = int(any(problem.dbias))  # which is a sum over heads, of several blocks
     return _with_dbias(Tiling(64, 64, 256 // blocks, shared, tuple(macros.items())), problem)
 
 
@@ -409,7 +408,7 @@ def _one_pass(rows: int, keys: int, row_bytes: int, score_bytes: int, threads: i
     beside = 2 * 16 * (threads // 32) + 16
     shared = (rows + keys + max(rows, keys)) * row_bytes + rows * score_bytes + beside
     blocks = max(1, occupancy(OF_AN_H200, threads, registers, shared).blocks)
-    return Tiling(rows, keys, threads, shared, (("BLOCKS", blocks),))
+    return Tiling(rows, keys, threads, shared, (("BLOCKS", blocks), ("NOTES", 0)))
 
 
 def _registers_of_long(problem: Problem, rows: int, keys: int) -> int:

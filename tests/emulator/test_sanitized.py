@@ -116,6 +116,10 @@ def test_a_whole_head_that_is_not_finite_is_computed_by_its_block(place, kernel,
     assert not all(np.isfinite(x).all() for x in right)
 
 
+def test_a_bias_beside_slopes_has_a_gradient_of_whole_heads_too(place):
+    sanitize_sight.check(place, "wgmma_short", sanitize_sight.CASES["whole heads, slopes, bias and mask"])
+
+
 @pytest.mark.parametrize(("kernel", "name"), cases(sanitize_sight.KERNELS, sanitize_sight.CASES))
 def test_windows_slopes_and_packed_sequences(place, kernel, name):
     check(sanitize_sight, place, kernel, name)
