@@ -92,16 +92,12 @@ __device__ __forceinline__ float2 unpack(unsigned x) {
     return r;
 }
 
-// hi + lo of two numbers.
+// hi + lo of two numbers. FINITE: each is packed by `pack_finite`.
+template <bool FINITE = false>
 __device__ __forceinline__ void split(float x, float y, unsigned &hi, unsigned &lo) {
-    hi = pack(x, y);
+    hi = FINITE ? pack_finite(x, y) : pack(x, y);
     const float2 h = unpack(hi);
-    lo = pack(x - h.x, y - h.y);
-}
-__device__ __forceinline__ void split_finite(float x, float y, unsigned &hi, unsigned &lo) {
-    hi = pack_finite(x, y);
-    const float2 h = unpack(hi);
-    lo = pack_finite(x - h.x, y - h.y);
+    lo = FINITE ? pack_finite(x - h.x, y - h.y) : pack(x - h.x, y - h.y);
 }
 
 // hi + lo of x * factor and y * factor, exact but for the last rounding.

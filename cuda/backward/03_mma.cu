@@ -173,8 +173,8 @@ struct Split {
         for (int x = 0; x < PASS / 8; ++x)
 #pragma unroll
             for (int r = 0; r < 2; ++r)
-                split_finite(s[x][2 * r] * factor[r], s[x][2 * r + 1] * factor[r], fragments[x / 2][0].x[x % 2 * 2 + r],
-                             fragments[x / 2][1].x[x % 2 * 2 + r]);
+                split<true>(s[x][2 * r] * factor[r], s[x][2 * r + 1] * factor[r], fragments[x / 2][0].x[x % 2 * 2 + r],
+                            fragments[x / 2][1].x[x % 2 * 2 + r]);
     }
 };
 

@@ -87,7 +87,7 @@ def _register_tiled_launches(tiling: Tiling, problem: Problem) -> Iterator[Launc
 def _wgmma(problem: Problem) -> Tiling:
     queries, row, stages = (3 if problem.gradient else 2), _split_row(problem), 2
     tiles = max(queries * 64 + stages * 4 * 32, 4 * 64 + stages * queries * 32) * row
-    macros = {"PASS": 32, "TAIL": 3 * 4 * 64 + 16, "PAD": 64, "STAGES": stages, "PREPARE_THREADS": 256}
+    macros = {"PASS": 32, "TAIL": backward.TAIL, "PAD": 64, "STAGES": stages, "PREPARE_THREADS": 256}
     blocks, threads = (2, 256) if problem.d <= 64 else (1, 384)
     return Tiling(64, 64, threads, tiles + 512, (*macros.items(), ("BLOCKS", blocks)))
 

@@ -47,7 +47,7 @@ def is_watched() -> bool:
     """Whether a mode, a transformation, a trace or a level of tangents may be watching operations."""
     return (
         modes is None or innermost is None or is_traced is None
-        or modes() > 0 or innermost() is not None or is_traced() or getattr(forward_ad, "_current_level", 0) >= 0
+        or modes() > 0 or innermost() is not None or is_traced() or may_have_tangents()
     )  # fmt: skip
 
 

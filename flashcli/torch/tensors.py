@@ -43,7 +43,7 @@ def attention(
     sight = Sight(window, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
     given = causal, scale, q_start, False, kernel, precision, batch_invariant, *sight, out_dtype
     if torch.compiler.is_compiling() or not in_place.is_quiet(q, k, v, bias, mask):
-        return _by_operator(q, k, v, bias, mask, out, backend, return_lse, operator.Options(*given))
+        return _by_operator(q, k, v, bias, mask, out, backend, return_lse, *given)
     wanted = operator.wants_gradients(q, k, v, bias)
     if out is not None:
         in_place.refuse_mixed(sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
@@ -52,7 +52,7 @@ def attention(
             raise ValueError("out must not be a lazily negated view (out.is_neg()): call out.resolve_neg() first")
     if wanted:
         if not q.is_cuda or backend not in ("auto", "cuda"):
-            return _by_operator(q, k, v, bias, mask, out, backend, return_lse, operator.Options(*given))
+            return _by_operator(q, k, v, bias, mask, out, backend, return_lse, *given)
         both = operator.in_place_with_gradients(q, k, v, bias, mask, *given)
         return both if return_lse else both[0]
     if q.is_cuda:
@@ -80,8 +80,9 @@ def _refuse_gradients(wanted: bool, out: torch.Tensor) -> None:
 
 
 def _by_operator(
-    q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, backend: str, return_lse: bool, options: operator.Options
+    q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, backend: str, return_lse: bool, *given: Any
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    options = operator.Options(*given)
     # PyTorch 2.9's compiler knows no property of a tuple, such as options.sight.
     in_place.refuse_mixed(Sight(*options[7:11]), q=q, k=k, v=v, bias=bias, mask=mask, out=out)
     wanted = BACKENDS if q.is_meta else ("auto", "cpu" if q.is_cpu else "cuda")
