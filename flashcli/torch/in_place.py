@@ -7,12 +7,14 @@ options is found in one look into a dictionary; left are the addresses, an alloc
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from flashcli.asked.attention import (
     ALIGNMENT,
+    NO_WINDOW,
     call,
     check_backend_on_gpu,
     contiguous,
@@ -46,6 +48,27 @@ class Ready(NamedTuple):
     out_dtype: torch.dtype
 
 
+class Options(NamedTuple):
+    """Options of attention, in the order of the operator's schema. PyTorch leaves out trailing ones at defaults."""
+
+    causal: bool = False
+    scale: float | None = None
+    q_start: int = 0
+    rows_first: bool = False
+    kernel_name: str | None = None
+    precision: str = "fp32"
+    batch_invariant: bool = True
+    window: Sequence[int] = NO_WINDOW
+    alibi_slopes: torch.Tensor | None = None
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    out_dtype: torch.dtype | None = None
+
+    @property
+    def sight(self) -> Sight:
+        return Sight(*self[7:11])
+
+
 _ready: dict[tuple, Ready] = {}
 _remembering = threading.Lock()
 _kept = threading.local()
@@ -55,50 +78,42 @@ def compute(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    causal: bool = False,
-    scale: float | None = None,
     bias: torch.Tensor | None = None,
-    q_start: int = 0,
+    mask: torch.Tensor | None = None,
+    given: Options = Options(),  # noqa: B008  never changed
     return_lse: bool = False,
     out: torch.Tensor | None = None,
     backend: str = "auto",
-    kernel: str | None = None,
-    precision: str = "fp32",
-    batch_invariant: bool = True,
-    rows_first: bool = False,
-    mask: torch.Tensor | None = None,
-    sight: Sight = ALL,
-    out_dtype: torch.dtype | None = None,
 ) -> Answer:
     """Queue attention of tensors on one GPU on PyTorch's current stream there; return O, and the LSE or None.
 
     The arguments are those of `flashcli.attention`. With ``rows_first``, O [B, H, M, d] is laid out as [B, M, H, d].
     """
+    # None in most calls: to look into it takes time.
+    sight = None if given[7:11] == ALL and type(given.window) is tuple else given.sight
     try:
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         key: tuple = (
             q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.get_device(), v.shape, v.stride(),
-            v.dtype, v.get_device(), (at_q | at_k | at_v) % ALIGNMENT, causal, scale, q_start,
+            v.dtype, v.get_device(), (at_q | at_k | at_v) % ALIGNMENT,
             None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device(), lowest_bits(bias)),
             None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.get_device(), lowest_bits(mask)),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device(), out.data_ptr() % ALIGNMENT),
-            return_lse, backend, kernel, precision, batch_invariant, rows_first, sight.key(), out_dtype,
+            given if sight is None else (*given[:7], sight.key(), given.out_dtype), return_lse, backend,
         )  # fmt: skip
         ready = _ready.get(key)
     except (AttributeError, TypeError, RuntimeError):  # something is no tensor, or not in memory, or no number
-        refuse_mixed(sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
+        refuse_mixed(given.sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
         key, ready = (), None
     if ready is None:
         check_backend_on_gpu(backend)
-        how = How(kernel, precision, batch_invariant, return_lse)
-        options: dict[str, Any] = {"causal": causal, "scale": scale, "q_start": q_start, "out_dtype": out_dtype}
-        ready = _make_ready(q, k, v, bias, mask, out, how, rows_first, sight, **options)
+        ready = _make_ready(q, k, v, bias, mask, out, given, return_lse)
         remember(_ready, key, ready)
     prepared, shape, strides, lse_shape, lse_strides, kind = ready
     o = _new(q, shape, strides, kind) if out is None else out
     lse = _new(q, lse_shape, lse_strides, torch.float32) if return_lse else None
     if out is not None:
-        refuse_sharing(out, q=q, k=k, v=v, bias=bias, mask=mask, **sight.by_name())
+        refuse_sharing(out, q=q, k=k, v=v, bias=bias, mask=mask, **given.sight.by_name())
     if prepared is None:
         o.zero_()
         return o, None if lse is None else lse.fill_(-torch.inf)
@@ -107,7 +122,8 @@ def compute(
     memory = scratch(q, prepared.workspace, stream) if prepared.workspace else None
     prepared.launch(
         stream, at_q, at_k, at_v, o.data_ptr(), 0 if lse is None else lse.data_ptr(),
-        at_bias, 0 if memory is None else memory.data_ptr(), at_mask, *sight.addresses(),
+        at_bias, 0 if memory is None else memory.data_ptr(), at_mask,
+        *((0, 0, 0) if sight is None else sight.addresses()),
     )  # fmt: skip
     return o, lse
 
@@ -147,17 +163,16 @@ def scratch(q: torch.Tensor, size: int, stream: int) -> torch.Tensor:
     return found
 
 
-def _make_ready(
-    q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, how: How, rows_first: bool, sight: Sight, **options: Any
-) -> Ready:
-    """Plan a call; ``options`` are those of `flashcli.asked.attention.call` that are not tensors."""
+def _make_ready(q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, given: Options, return_lse: bool) -> Ready:
+    """Plan a call."""
+    how, sight = How(given.kernel_name, given.precision, given.batch_invariant, return_lse), given.sight
     check(how)
     refuse_mixed(sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
     to = None if out is None else operand(out)
-    if rows_first and out is None and q.ndim == 4:
-        to = contiguous_rows_first(tuple(q.shape), type_name(options["out_dtype"] or q.dtype))
+    if given.rows_first and out is None and q.ndim == 4:
+        to = contiguous_rows_first(tuple(q.shape), type_name(given.out_dtype or q.dtype))
     of = sight.operands(q=q, k=k, v=v, bias=bias, mask=mask)
-    what = call(**of, out=to, **options)
+    what = call(**of, causal=given.causal, scale=given.scale, q_start=given.q_start, out=to, out_dtype=given.out_dtype)
     o, lse = to or contiguous(what.shape, what.out_dtype), contiguous(what.lse_shape, "float32")
     layout = o.shape, o.strides, lse.shape, lse.strides, getattr(torch, what.out_dtype)
     if what.empty:

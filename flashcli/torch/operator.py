@@ -6,17 +6,17 @@ compiler may change those. (The option is ``kernel_name``, as PyTorch's compiler
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd import forward_ad
 
-from flashcli.asked.attention import NO_WINDOW, call
+from flashcli.asked.attention import call
 from flashcli.asked.how import How
 from flashcli.kernels.plan import check
 from flashcli.torch import backward, gradients, in_place, on_cpu, tangents, transforms
-from flashcli.torch.sight import Sight
+from flashcli.torch.in_place import Options
 
 SCHEMA = (
     "attention(Tensor q, Tensor k, Tensor v, Tensor? bias=None, Tensor? mask=None, bool causal=False, "
@@ -27,28 +27,6 @@ SCHEMA = (
 Both = tuple[torch.Tensor, torch.Tensor]
 Optional: TypeAlias = torch.Tensor | None
 
-
-class Options(NamedTuple):
-    """Options of the operator, in the order of its schema; PyTorch leaves out trailing ones at their defaults."""
-
-    causal: bool = False
-    scale: float | None = None
-    q_start: int = 0
-    rows_first: bool = False
-    kernel_name: str | None = None
-    precision: str = "fp32"
-    batch_invariant: bool = True
-    window: Sequence[int] = NO_WINDOW
-    alibi_slopes: Optional = None
-    cu_seqlens_q: Optional = None
-    cu_seqlens_k: Optional = None
-    out_dtype: torch.dtype | None = None
-
-    @property
-    def sight(self) -> Sight:
-        return Sight(*self[7:11])
-
-
 library = torch.library.Library("flashcli", "DEF")
 library.define(SCHEMA)
 attention = torch.ops.flashcli.attention.default
@@ -58,14 +36,8 @@ def _on_gpu(q: Any, k: Any, v: Any, bias: Optional = None, mask: Optional = None
     return _at_once(q, k, v, bias, mask, Options(*options, **named))
 
 
-def _at_once(q: Any, k: Any, v: Any, bias: Optional, mask: Optional, given: Options) -> Both:
-    causal, scale, q_start, rows_first, kernel, precision, batch_invariant = given[:7]
-    out, lse = in_place.compute(
-        q, k, v, causal, scale, bias, q_start, True, None, "cuda", kernel, precision, batch_invariant, rows_first,
-        mask=mask, sight=given.sight, out_dtype=given.out_dtype,
-    )  # fmt: skip
-    assert lse is not None
-    return out, lse
+def _at_once(q: Any, k: Any, v: Any, bias: Optional, mask: Optional, given: Options) -> Any:
+    return in_place.compute(q, k, v, bias, mask, given, True)
 
 
 def _on_cpu(q: Any, k: Any, v: Any, bias: Optional = None, mask: Optional = None, *options: Any, **named: Any) -> Both:
@@ -142,12 +114,12 @@ def wants_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: tor
 _apply_at_once = super(torch.autograd.Function, _Attention).apply
 
 
-def in_place_with_gradients(q: Any, k: Any, v: Any, bias: Any, mask: Any, *options: Any) -> Both:
+def in_place_with_gradients(q: Any, k: Any, v: Any, bias: Any, mask: Any, given: Options) -> Both:
     """O and the LSE, with gradients, of tensors on a GPU, past PyTorch's dispatch, which takes time.
 
     No transformation of torch.func may be going on.
     """
-    return _apply_at_once(q, k, v, bias, mask, (_at_once, Options(*options)))
+    return _apply_at_once(q, k, v, bias, mask, (_at_once, given))
 
 
 def _below_autograd(q: Any, k: Any, v: Any, bias: Optional, mask: Optional, given: Options) -> Both:

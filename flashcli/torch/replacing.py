@@ -134,10 +134,9 @@ def _forward_or(original: Any) -> Any:
             return original.call_boxed(
                 keys, query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, scale=scale
             )
-        out, lse = in_place.compute(
-            query, key, value, is_causal, scale, added_in_float32(attn_bias), return_lse=compute_log_sumexp,
-            rows_first=True,
-        )  # fmt: skip
+        given = in_place.Options(is_causal, scale, rows_first=True)
+        bias = added_in_float32(attn_bias)
+        out, lse = in_place.compute(query, key, value, bias, None, given, return_lse=compute_log_sumexp)
         seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
         none = query.new_empty((*query.shape[:2], 0), dtype=torch.float32)
         return out, none if lse is None else _as_theirs(lse), seed, offset

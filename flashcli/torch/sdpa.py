@@ -10,8 +10,6 @@ from flashcli.torch import in_place, operator
 from flashcli.torch.gradients import widened
 from flashcli.torch.sight import HALVES
 
-DEFAULTS = None, "fp32", True  # kernel, precision, batch_invariant
-
 
 def scaled_dot_product_attention(
     query: torch.Tensor,
@@ -40,12 +38,11 @@ def scaled_dot_product_attention(
         )
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     attn_mask = added_in_float32(attn_mask)
-    options = attn_mask, None, is_causal, scale, 0, True
     if torch.compiler.is_compiling() or not in_place.is_quiet(query, key, value, attn_mask):
-        return operator.attention(query, key, value, *options)[0]
-    if operator.wants_gradients(query, key, value, attn_mask):
-        return operator.in_place_with_gradients(query, key, value, *options, *DEFAULTS)[0]
-    return in_place.compute(query, key, value, is_causal, scale, attn_mask, rows_first=True)[0]
+        return operator.attention(query, key, value, attn_mask, None, is_causal, scale, 0, True)[0]
+    given = query, key, value, attn_mask, None, in_place.Options(is_causal, scale, rows_first=True)
+    wanted = operator.wants_gradients(query, key, value, attn_mask)
+    return (operator.in_place_with_gradients if wanted else in_place.compute)(*given)[0]
 
 
 def added_in_float32(mask: torch.Tensor | None) -> torch.Tensor | None:

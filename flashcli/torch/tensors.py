@@ -40,31 +40,30 @@ def attention(
     Parameters, the answer and errors are those of `flashcli.attention`. ``out`` must not be given where gradients are
     wanted. The memory for gradients grows with M + N, and on a GPU that for gradients of gradients of float32, too.
     """
-    sight = Sight(window, alibi_slopes, cu_seqlens_q, cu_seqlens_k)
-    given = causal, scale, q_start, False, kernel, precision, batch_invariant, *sight, out_dtype
+    given = in_place.Options(
+        causal, scale, q_start, False, kernel, precision, batch_invariant, window, alibi_slopes, cu_seqlens_q,
+        cu_seqlens_k, out_dtype,
+    )  # fmt: skip
     if torch.compiler.is_compiling() or not in_place.is_quiet(q, k, v, bias, mask):
-        return _by_operator(q, k, v, bias, mask, out, backend, return_lse, *given)
+        return _by_operator(q, k, v, bias, mask, out, backend, return_lse, given)
     wanted = operator.wants_gradients(q, k, v, bias)
     if out is not None:
-        in_place.refuse_mixed(sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
+        in_place.refuse_mixed(given.sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
         _refuse_gradients(wanted, out)
         if out.is_neg():
             raise ValueError("out must not be a lazily negated view (out.is_neg()): call out.resolve_neg() first")
     if wanted:
         if not q.is_cuda or backend not in ("auto", "cuda"):
-            return _by_operator(q, k, v, bias, mask, out, backend, return_lse, *given)
-        both = operator.in_place_with_gradients(q, k, v, bias, mask, *given)
+            return _by_operator(q, k, v, bias, mask, out, backend, return_lse, given)
+        both = operator.in_place_with_gradients(q, k, v, bias, mask, given)
         return both if return_lse else both[0]
     if q.is_cuda:
-        o, lse = in_place.compute(
-            q, k, v, causal, scale, bias, q_start, return_lse, out, backend, kernel, precision, batch_invariant,
-            mask=mask, sight=sight, out_dtype=out_dtype,
-        )  # fmt: skip
+        o, lse = in_place.compute(q, k, v, bias, mask, given, return_lse, out, backend)
         answer = o if lse is None else (o, lse)
     else:
-        in_place.refuse_mixed(sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
+        in_place.refuse_mixed(given.sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
         answer = on_cpu.compute(
-            q, k, v, bias, mask, out, sight, causal=causal, scale=scale, backend=backend, q_start=q_start,
+            q, k, v, bias, mask, out, given.sight, causal=causal, scale=scale, backend=backend, q_start=q_start,
             return_lse=return_lse, kernel=kernel, precision=precision, batch_invariant=batch_invariant,
             out_dtype=out_dtype,
         )  # fmt: skip
@@ -80,9 +79,8 @@ def _refuse_gradients(wanted: bool, out: torch.Tensor) -> None:
 
 
 def _by_operator(
-    q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, backend: str, return_lse: bool, *given: Any
+    q: Any, k: Any, v: Any, bias: Any, mask: Any, out: Any, backend: str, return_lse: bool, options: in_place.Options
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    options = operator.Options(*given)
     # PyTorch 2.9's compiler knows no property of a tuple, such as options.sight.
     in_place.refuse_mixed(Sight(*options[7:11]), q=q, k=k, v=v, bias=bias, mask=mask, out=out)
     wanted = BACKENDS if q.is_meta else ("auto", "cpu" if q.is_cpu else "cuda")

@@ -79,7 +79,7 @@ def test_gradients_of_a_call_without_the_operators_ways(monkeypatch, bias):
     wanted = [q, k, v, bias] if bias is not None and bias.is_floating_point() else [q, k, v]
     for x in wanted:
         x.requires_grad_()
-    o, lse = operator.in_place_with_gradients(q, k, v, bias, None, True, None, 2, False, None, "fp32", True)
+    o, lse = operator.in_place_with_gradients(q, k, v, bias, None, in_place.Options(True, q_start=2))
     dlse = torch.randn(B, H, M)
     got = torch.autograd.grad((o, lse), wanted, (do, dlse))
     given = [x if x is None else x.detach() for x in (do, q, k, v, bias)]

@@ -68,24 +68,9 @@ def everywhere(monkeypatch):
     calls = []
     compute = in_place.compute
 
-    def on_cpu(
-        q,
-        k,
-        v,
-        causal=False,
-        scale=None,
-        bias=None,
-        q_start=0,
-        return_lse=False,
-        *rest,
-        rows_first=False,
-        mask=None,
-        sight=None,
-        out_dtype=None,
-    ):
-        rows_first = rest[-1] if rest else rows_first
+    def on_cpu(q, k, v, bias, mask, given, return_lse=False):
         calls.append(q.shape)
-        out, lse = torch.ops.flashcli.attention(q, k, v, bias, mask, causal, scale, q_start, rows_first)
+        out, lse = torch.ops.flashcli.attention(q, k, v, bias, mask, *given)
         return out, lse if return_lse else None
 
     monkeypatch.setattr(in_place, "compute", on_cpu)
