@@ -14,6 +14,9 @@
 #ifndef INTERLEAVES                   // as where tangents.cuh comes first: its keys are in order
 #define INTERLEAVES (HEAD_DIM <= 64)  // keys, where biases are read: longer heads lack the registers
 #endif
+#ifndef NOTES    // where a kernel does not choose
+#define NOTES 1  // another kernel follows, for heads that are not finite: rows' numbers are kept for it
+#endif
 #include "backward.cuh"
 #include "hopper.cuh"
 #include "split.cuh"
@@ -406,8 +409,8 @@ struct OfQueries {
         if (BIAS) bias_rows[r] = BiasRow(a, head, i);
         if (i >= a.M) return;
         D_[r] -= dlse_of(a, head, i);
-        Row &kept = row_of(a, head, i);  // for the kernel that computes what is not finite
-        if (threadIdx.x % 4 == 0) kept.above = above[r], kept.D = D_[r];
+        Row &kept = row_of(a, head, i);
+        if (NOTES && threadIdx.x % 4 == 0) kept.above = above[r], kept.D = D_[r];
         above[r] -= P_BIAS;
     }
 
@@ -529,7 +532,7 @@ struct OfQueries {
             sum_ds[r] = quad_sum(sum_ds[r]);
             if (i >= a.M) continue;
             const Found found(a, head, i, above[r], total[r] * P_UNIT, sum_ds[r] * P_UNIT);
-            if (BIAS && t == 0) found.keep(row_of(a, head, i));  // for dbias
+            if (NOTES && BIAS && t == 0) found.keep(row_of(a, head, i));  // for dbias
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c)
 #pragma unroll

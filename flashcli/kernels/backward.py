@@ -381,8 +381,10 @@ def _wgmma_short_launches(tiling: Tiling, problem: Problem) -> tuple[Launch, ...
 
 
 def _wgmma_short_workspace(tiling: Tiling, problem: Problem) -> int:
-    """Bytes of what is kept of rows; for dbias of records, too, as `wgmma` has them."""
-    return _wgmma_workspace(tiling, problem) if _dbias_shared(tiling) else ROW_BYTES * problem.rows
+    """Bytes of what is kept of rows, if another kernel follows; for dbias of records, too, as `wgmma` has them."""
+    if _dbias_shared(tiling):
+        return _wgmma_workspace(tiling, problem)
+    return dict(tiling.macros)["NOTES"] * ROW_BYTES * problem.rows
 
 
 def _refused_by_wgmma_short(problem: Problem) -> str:
