@@ -75,6 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) gradients(const Ba
         finite &= rows.finish(a, head, i * OWN, record(i), tails[i], inverses[group], scratch[group], 1 + group);
     }
     fence_for_async();
+    __syncthreads();  // racecheck takes a meeting at a named barrier for that of the block, which is the next one
     if (__syncthreads_or(!finite)) {
         if (!NOTES) return exact_head(a, reinterpret_cast<ExactRow *>(records));
         if (threadIdx.x == 0) note_not_finite(a, head.b, head.kv);

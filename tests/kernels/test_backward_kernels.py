@@ -116,6 +116,13 @@ def test_a_kernel_that_splits_is_followed_by_one_that_does_not(name):
 def test_blocks_of_whole_heads_leave_nothing_to_another_launch(name):
     found = planned(name, B=2, H=2, Hkv=2, M=100, N=101)
     assert [step.launch.function for step in found.steps] == ["gradients"] and not found.clear
+    assert not found.workspace
+
+
+def test_rows_are_kept_where_another_kernel_follows():
+    sizes = {"B": 2, "H": 2, "Hkv": 2, "M": 100, "N": 101}
+    problem = of_sizes(64, bias="alibi and both", dbias=(1, 2, 100, 101), **sizes)
+    assert Build(KERNELS["wgmma_short"], problem).workspace() == 16 * 2 * 2 * 100
 
 
 @pytest.mark.parametrize("name", ["plain", "mma"])
@@ -226,6 +233,6 @@ def test_a_longer_input_never_needs_less_workspace():
         if kernel.refuses(of_sizes(d)):
             continue
         build = Build(kernel, of_sizes(d))
-        scratch = kernel.name not in ("mma_short", "wgmma_whole")
+        scratch = kernel.name not in ("mma_short", "wgmma_whole", "wgmma_short")
         assert build.workspace(**sizes) >= scratch * 16 * 2 * 4 * 150
         assert build.workspace(**sizes | {"N": 2000}) >= build.workspace(**sizes)
