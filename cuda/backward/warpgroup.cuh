@@ -411,7 +411,7 @@ struct OfQueries {
         D_[r] -= dlse_of(a, head, i);
         Row &kept = row_of(a, head, i);
         if (NOTES && threadIdx.x % 4 == 0) kept.above = above[r], kept.D = D_[r];
-        above[r] -= P_BIAS;
+        above[r] = __fsub_rn(above[r], P_BIAS);
     }
 
     // With the keys from j0 on: descriptors of their tiles, whose `numbers` are the end of a Tail. Q is the address of
