@@ -100,12 +100,20 @@ def _begin(source: Source) -> bytes | None:
 
 
 def make() -> None:
-    """Write the quick build to the standard output, and put the full one into the cache, as the process begun above."""
+    """Write the quick build to the standard output, and put the full one into the cache, as the process begun above.
+
+    A child makes the quick build. NVRTC would make less of the full one in the process that has made it: the options of
+    quick builds stay in force there.
+    """
     import json
 
     arch, name, file, d, given, *_ = json.loads(sys.argv[1])
     source = Source(arch, name, file, d, tuple(map(tuple, given)))
     cache.try_to_write()
-    with open(1, "wb") as pipe:  # closed behind it: whoever reads goes on
-        pipe.write(cache.sealed(compiler.quick_cubin(source, arch)))
-    compiler.cubin(source, arch)
+    if not (child := os.fork()):
+        with open(1, "wb") as pipe:
+            pipe.write(cache.sealed(compiler.quick_cubin(source, arch)))
+        return
+    os.close(1)  # as the child does: whoever reads goes on
+    if os.waitpid(child, 0)[1] == 0:
+        compiler.cubin(source, arch)

@@ -83,6 +83,25 @@ def test_a_quick_build_answers_while_the_full_one_is_made(told):
     assert [path.suffix for path in cache.folder().iterdir()] == [".cubin"]  # and no lock
 
 
+def test_a_full_build_is_as_good_behind_a_quick_one(tmp_path, monkeypatch):
+    """Options of quick builds stay in force in the process whose NVRTC makes one."""
+    if problem := nvrtc.problem():
+        pytest.skip(f"there is no NVRTC here: {problem}")
+    monkeypatch.setenv("NVCC", "nvrtc")
+    monkeypatch.setenv("FLASHCLI_QUICK", "1")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["tests", "tests/compiler", *sys.path]))
+    build = EXPLICIT[1][0]
+
+    def made(by: str) -> dict[str, bytes]:
+        monkeypatch.setenv("FLASHCLI_CACHE_DIR", str(tmp_path / by))
+        program = f"from test_quick import *; assert {by}(EXPLICIT[1][0], ARCH)[1]"
+        subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+        until(lambda: compiler.kept(build, ARCH) is not None)
+        return functions(compiler.cubin(build, ARCH))
+
+    assert made("quick.first_cubin") == made("compiler.cubin")
+
+
 def test_another_process_begins_no_second_full_build(told):
     (told / "hold").touch()
     other = [started() for _ in range(2)]
