@@ -411,7 +411,8 @@ struct OfQueries {
         D_[r] -= dlse_of(a, head, i);
         Row &kept = row_of(a, head, i);
         if (NOTES && threadIdx.x % 4 == 0) kept.above = above[r], kept.D = D_[r];
-        above[r] = __fsub_rn(above[r], P_BIAS);
+        // Where nothing keeps the product, a compiler might join it with this sum.
+        above[r] = NOTES ? above[r] - P_BIAS : __fsub_rn(above[r], P_BIAS);
     }
 
     // With the keys from j0 on: descriptors of their tiles, whose `numbers` are the end of a Tail. Q is the address of
