@@ -28,7 +28,7 @@ from flashcli.gpu.place import place_of_device
 from flashcli.gpu.prepared import SHAPES, Prepared, prepare
 from flashcli.kernels.plan import ATTENTION, check
 from flashcli.torch import private
-from flashcli.torch.sight import ALL, Sight, operand
+from flashcli.torch.sight import Sight, operand
 
 KEPT = 2**20  # bytes of scratch that a thread keeps for PyTorch's default stream, instead of allocating it each time
 DEFAULT_STREAM = 0
@@ -89,8 +89,7 @@ def compute(
 
     The arguments are those of `flashcli.attention`. With ``rows_first``, O [B, H, M, d] is laid out as [B, M, H, d].
     """
-    # None in most calls: to look into it takes time.
-    sight = None if given[7:11] == ALL and type(given.window) is tuple else given.sight
+    sight = given.sight
     try:
         at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
         key: tuple = (
@@ -99,11 +98,11 @@ def compute(
             None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.get_device(), lowest_bits(bias)),
             None if mask is None else (mask.shape, mask.stride(), mask.dtype, mask.get_device(), lowest_bits(mask)),
             None if out is None else (out.shape, out.stride(), out.dtype, out.get_device(), out.data_ptr() % ALIGNMENT),
-            given if sight is None else (*given[:7], sight.key(), given.out_dtype), return_lse, backend,
+            given[:7], sight.key(), given.out_dtype, return_lse, backend,
         )  # fmt: skip
         ready = _ready.get(key)
     except (AttributeError, TypeError, RuntimeError):  # something is no tensor, or not in memory, or no number
-        refuse_mixed(given.sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
+        refuse_mixed(sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
         key, ready = (), None
     if ready is None:
         check_backend_on_gpu(backend)
@@ -113,7 +112,7 @@ def compute(
     o = _new(q, shape, strides, kind) if out is None else out
     lse = _new(q, lse_shape, lse_strides, torch.float32) if return_lse else None
     if out is not None:
-        refuse_sharing(out, q=q, k=k, v=v, bias=bias, mask=mask, **given.sight.by_name())
+        refuse_sharing(out, q=q, k=k, v=v, bias=bias, mask=mask, **sight.by_name())
     if prepared is None:
         o.zero_()
         return o, None if lse is None else lse.fill_(-torch.inf)
@@ -122,8 +121,7 @@ def compute(
     memory = scratch(q, prepared.workspace, stream) if prepared.workspace else None
     prepared.launch(
         stream, at_q, at_k, at_v, o.data_ptr(), 0 if lse is None else lse.data_ptr(),
-        at_bias, 0 if memory is None else memory.data_ptr(), at_mask,
-        *((0, 0, 0) if sight is None else sight.addresses()),
+        at_bias, 0 if memory is None else memory.data_ptr(), at_mask, *sight.addresses(),
     )  # fmt: skip
     return o, lse
 

@@ -3,6 +3,7 @@ a GPU's."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -76,6 +77,12 @@ def test_biases_and_masks_of_which_other_numbers_are_read_together_are_told_apar
         )
         torch.testing.assert_close(o.double(), right[0], rtol=1e-5, atol=1e-5)
     assert [macros["BIAS_COLUMN"] for macros in driver.loaded] == ["4", "1", "2"]
+
+
+def test_a_window_may_be_any_two_numbers(qkv):
+    for window in ((-1, -1), [-1, -1], np.array([-1, -1]), (1, 0), np.array([1, 0])):
+        o, _ = compute(*qkv, window=window)
+        torch.testing.assert_close(o, compute(*qkv, window=tuple(map(int, window)))[0], rtol=0, atol=0)
 
 
 def test_starts_on_another_device_are_refused_after_those_that_fit(stream, driver):
@@ -161,6 +168,7 @@ BAD = [
     ({"kernel_name": "float4"}, Exception, "there is no kernel 'float4' for arrays on a GPU"),
     ({"backend": "cpu"}, ValueError, "backend must be"),
     ({"out": "x"}, TypeError, "out must be a PyTorch tensor"),
+    ({"alibi_slopes": np.ones(H)}, TypeError, "alibi_slopes must be a PyTorch tensor"),
 ]
 
 
