@@ -131,12 +131,7 @@ def is_for_gpu(do: Any, dlse: Any, q: Any, k: Any, v: Any, bias: Any, mask: Any,
     """Whether gradients can be computed past PyTorch's dispatch: on a GPU, and with no gradients of gradients."""
     if not q.is_cuda or not in_place.is_quiet(q, k, v, bias, mask) or not in_place.is_quiet(do, o, lse, dlse):
         return False
-    return not _are_recorded(do, dlse, q, k, v, bias, mask, o, lse)
-
-
-def _are_recorded(*tensors: Optional) -> bool:
-    """Whether gradients with respect to some of these tensors have to be recorded."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    return not in_place.wants_gradients(do, dlse, q, k, v, bias, mask, o, lse)
 
 
 def on_gpu(
@@ -280,7 +275,7 @@ def _with_gradients(
             dq, dk, dv, dbias = gradients(do, dlse, q, k, v, o, lse, by)
         dq, dk, dv = (x.to(given.out_dtype or x.dtype) for x in (dq, dk, dv))
         return dq, dk, dv, _no_dbias(q) if dbias is None or not given.return_dbias else dbias
-    if _are_recorded(*tensors):
+    if in_place.wants_gradients(*tensors):
         return transforms.apply(_Gradients, given, *tensors)
     return _below_autograd(*tensors, *given)
 

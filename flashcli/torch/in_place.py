@@ -147,6 +147,14 @@ def is_quiet(
     )
 
 
+def wants_gradients(*tensors: torch.Tensor | None) -> bool:
+    """Whether gradients with respect to some of these tensors have to be recorded."""
+    for x in tensors:  # any() of a generator takes twice as long
+        if x is not None and x.requires_grad:
+            return torch.is_grad_enabled()
+    return False
+
+
 def scratch(q: torch.Tensor, size: int, stream: int) -> torch.Tensor:
     """Scratch of at least ``size`` bytes for one call, until its kernels have run; later work may reuse it.
 

@@ -104,12 +104,6 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, dbias if of_bias else None, None, None
 
 
-def wants_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether gradients with respect to q, k, v or the bias have to be recorded."""
-    asked = q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
-    return asked and torch.is_grad_enabled()
-
-
 # Past torch.autograd.Function, which looks at every call whether a transformation of functions is going on.
 _apply_at_once = super(torch.autograd.Function, _Attention).apply
 
@@ -129,7 +123,7 @@ def _below_autograd(q: Any, k: Any, v: Any, bias: Optional, mask: Optional, give
 def _may_be_fused(q: Any, k: Any, v: Any, bias: Optional, given: Options) -> bool:
     """Whether options allow that kernels compute tangents: those of Q, K and V alone, at fp32, without gradients."""
     of_options = given.precision == "fp32" and given.kernel_name is None and not given.rows_first
-    return of_options and not transforms.has_tangent(bias) and not wants_gradients(q, k, v, bias)
+    return of_options and not transforms.has_tangent(bias) and not in_place.wants_gradients(q, k, v, bias)
 
 
 def _with_gradients(
@@ -148,7 +142,7 @@ def _with_gradients(
             out, lse = gradients.attention(q, k, v, gradients.Scores(bias, mask, *given[:3], given.sight))
             out = out.to(given.out_dtype or q.dtype)
         return (out.transpose(1, 2).contiguous().transpose(1, 2) if given.rows_first and q.ndim == 4 else out), lse
-    if wants_gradients(q, k, v, bias):
+    if in_place.wants_gradients(q, k, v, bias):
         return transforms.apply(_Attention, q, k, v, bias, mask, (_below_autograd, given))
     return _below_autograd(q, k, v, bias, mask, given)
 

@@ -41,7 +41,7 @@ def scaled_dot_product_attention(
     if torch.compiler.is_compiling() or not in_place.is_quiet(query, key, value, attn_mask):
         return operator.attention(query, key, value, attn_mask, None, is_causal, scale, 0, True)[0]
     given = query, key, value, attn_mask, None, in_place.Options(is_causal, scale, rows_first=True)
-    wanted = operator.wants_gradients(query, key, value, attn_mask)
+    wanted = in_place.wants_gradients(query, key, value, attn_mask)
     return (operator.in_place_with_gradients if wanted else in_place.compute)(*given)[0]
 
 

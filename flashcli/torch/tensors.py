@@ -46,7 +46,7 @@ def attention(
     )  # fmt: skip
     if torch.compiler.is_compiling() or not in_place.is_quiet(q, k, v, bias, mask):
         return _by_operator(q, k, v, bias, mask, out, backend, return_lse, given)
-    wanted = operator.wants_gradients(q, k, v, bias)
+    wanted = in_place.wants_gradients(q, k, v, bias)
     if out is not None:
         in_place.refuse_mixed(given.sight, q=q, k=k, v=v, bias=bias, mask=mask, out=out)
         _refuse_gradients(wanted, out)
@@ -92,7 +92,7 @@ def _by_operator(
         causal=causal, scale=scale, q_start=q_start, window=window, out_dtype=in_place.answer_type(q, options.out_dtype)
     )
     if out is not None:
-        _refuse_gradients(operator.wants_gradients(q, k, v, bias), out)
+        _refuse_gradients(in_place.wants_gradients(q, k, v, bias), out)
     # Here, too: in transformations of torch.func, autocast is as it was where an operator is called.
     with transforms.without_autocast(q.device.type):
         o, lse = operator.attention(q, k, v, bias, mask, *options)
