@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(PREPARE_THREADS) prepare_keys(const
 // ---- shared memory: what the warpgroups own, two tiles each; then stages of what passes by
 
 struct Arrived {  // with each stage
-    OfRows<PASS> rows;
+    OfRows rows;
     int4 numbers;  // the end of a Tail
 };
 

@@ -9,6 +9,9 @@
 
 constexpr int LANE_COLUMNS = ceil_div(HEAD_DIM, 32);  // of a sum, for each lane
 
+// Found anew each time: kept for this, it would take a register from what nearly always runs.
+__device__ __forceinline__ int own_lane() { return opaque(threadIdx.x) % 32; }
+
 // One score, in powers of two, and its dP: of a lane. A query beyond the last one sees nothing.
 struct ExactScore {
     float s = 0, dP = 0;
@@ -43,7 +46,7 @@ __device__ __forceinline__ void add_rows(float (&sum)[LANE_COLUMNS], float x, un
         const Number *const row = matrix + min(first + lane, rows - 1) * stride;
 #pragma unroll
         for (int y = 0; y < LANE_COLUMNS; ++y) {
-            const int c = opaque(threadIdx.x) % 32 + 32 * y;
+            const int c = own_lane() + 32 * y;
             const float added = fmaf(of_lane, c < HEAD_DIM ? float(row[c]) : 0, of_these[y]);
             of_these[y] = seen >> lane & 1 ? added : of_these[y];
         }
@@ -55,7 +58,7 @@ __device__ __forceinline__ void add_rows(float (&sum)[LANE_COLUMNS], float x, un
 __device__ __forceinline__ void write_lanes(Gradient *row, const float (&sum)[LANE_COLUMNS], float factor) {
 #pragma unroll
     for (int y = 0; y < LANE_COLUMNS; ++y) {
-        const int c = opaque(threadIdx.x) % 32 + 32 * y;
+        const int c = own_lane() + 32 * y;
         if (c < HEAD_DIM) row[c] = sum[y] * factor;
     }
 }
@@ -76,7 +79,7 @@ __device__ __forceinline__ ExactRow exact_row(const Backward &a, Head head, int 
     float m = NEG_INF, l = 0, D = 0;
 #pragma unroll 1
     for (int first = 0; first < a.N; first += 32) {
-        const ExactScore one(a, head, i, first + opaque(threadIdx.x) % 32);
+        const ExactScore one(a, head, i, first + own_lane());
         if (!one.seen) continue;
         const float m_new = fmaxf(m, one.s), rescale = exp2_fast(m - finite_or_zero(m_new));
         const float p = exp2_fast(one.s - finite_or_zero(m_new));
@@ -94,7 +97,7 @@ __device__ __forceinline__ void exact_dq(const Backward &a, Head head, int i, Ex
     float dQ[LANE_COLUMNS] = {};
 #pragma unroll 1
     for (int first = 0; first < a.N; first += 32) {
-        const ExactScore one(a, head, i, first + opaque(threadIdx.x) % 32);
+        const ExactScore one(a, head, i, first + own_lane());
         add_rows(dQ, row.ds(one), row.seen(one), K, a.k.row, first, a.N);
     }
     write_lanes(rows_of(a.dQ, a.dq, head.b, head.h) + i * a.dq.row, dQ, a.scale);
@@ -107,7 +110,7 @@ __device__ __forceinline__ void exact_dk_dv(const Backward &a, Head head, int ke
     float dK[LANE_COLUMNS] = {}, dV[LANE_COLUMNS] = {};
 #pragma unroll 1
     for (int first = 0; first < a.M; first += 32) {
-        const int i = first + opaque(threadIdx.x) % 32;
+        const int i = first + own_lane();
         const ExactScore one(a, head, i, key);
         const ExactRow row = rows[min(i, a.M - 1)];
         const unsigned seen = row.seen(one);
@@ -119,7 +122,7 @@ __device__ __forceinline__ void exact_dk_dv(const Backward &a, Head head, int ke
 }
 
 // All gradients of a block's head, by all of its threads; `rows` is shared memory for as many as there are queries.
-// Its number and the thread's are read anew: kept for this, they would take registers from what nearly always runs.
+// Its number and the warp's are found anew, too.
 __device__ __forceinline__ void exact_head(const Backward &a, ExactRow *rows) {
     const Head head = head_of(a, block_index());
     const int warp = opaque(threadIdx.x) / 32;
@@ -127,7 +130,7 @@ __device__ __forceinline__ void exact_head(const Backward &a, ExactRow *rows) {
     for (int i = warp; i < a.M; i += THREADS / 32) {
         const ExactRow row = exact_row(a, head, i);
         exact_dq(a, head, i, row);
-        if (opaque(threadIdx.x) % 32 == 0) rows[i] = row;
+        if (own_lane() == 0) rows[i] = row;
     }
     __syncthreads();
 #pragma unroll 1

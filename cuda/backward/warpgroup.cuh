@@ -39,14 +39,13 @@ typedef float Scores[SCORES];
 typedef float Sum[CHUNKS][SUM];
 
 // What `OfKeys` needs of rows of queries.
-template <int ROWS>
 struct OfRows {
-    float above[ROWS], D[ROWS], inverse[ROWS];
+    float above[PASS], D[PASS], inverse[PASS];
 };
 
 // The end of a record of 64 rows, behind its two split tiles.
 struct Tail {
-    OfRows<PASS> rows[OWN / PASS];
+    OfRows rows[OWN / PASS];
     int first, second;  // exponents of the tiles' scales
     int dS;             // of queries: the exponent that brings all dS of these rows just below fp16's end
     int other;          // of keys: the bits of what no number of V is larger than; of queries: HUGE, LONE
@@ -567,7 +566,7 @@ struct OfQueries {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int i = row + 8 * r;
-            OfRows<PASS> &rows = tail.rows[i / PASS];
+            OfRows &rows = tail.rows[i / PASS];
             rows.above[i % PASS] = above[r], rows.D[i % PASS] = mended[r] * by[r] * power_of_two(max(-126, s));
             rows.inverse[i % PASS] = lone ? inverse[r] : 1;
         }
@@ -586,7 +585,7 @@ struct OfKeys {
     // With the queries from i0 on: descriptors of their tiles, and what there is of their rows in shared memory. K is the
     // address of these keys' tiles.
     __device__ __forceinline__ void multiply_with(const Backward &a, Head head, uint32_t K, uint64_t Q, uint64_t dO,
-                                                  const OfRows<PASS> &rows, int4 numbers, bool lone, int i0) {
+                                                  const OfRows &rows, int4 numbers, bool lone, int i0) {
         const float *const above = rows.above, *const mended = rows.D;
         const int t = threadIdx.x % 4;
         Both both;
