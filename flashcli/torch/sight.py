@@ -88,6 +88,3 @@ def _by_heads(slopes: torch.Tensor, axes: int, group: int) -> torch.Tensor:
 def operand(tensor: torch.Tensor) -> Operand:
     """The outline of a tensor: shape, strides in elements, and type."""
     return Operand(tuple(tensor.shape), tensor.stride(), type_name(tensor.dtype))
-
-
-ALL = Sight()

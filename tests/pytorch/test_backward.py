@@ -17,7 +17,7 @@ from flashcli import torch as ours  # noqa: E402
 from flashcli.errors import BackendUnavailable  # noqa: E402
 from flashcli.kernels.backward import KERNELS, of_sizes  # noqa: E402
 from flashcli.torch import backward, replacing, sdpa  # noqa: E402
-from flashcli.torch.sight import ALL  # noqa: E402
+from flashcli.torch.sight import Sight  # noqa: E402
 
 B, H, Hkv, M, N, d = 2, 4, 2, 150, 200, 64
 ERROR = 2e-6  # relative L2: what plain fp32 has on normal numbers
@@ -88,7 +88,7 @@ def test_gradcheck_of_the_formulas_that_are_for_gradients_of_gradients():
 
     def formulas(do, q, k, v):
         o, lse = oracle(q, k, v, causal=True, q_start=1)
-        return backward.gradients(do, None, q, k, v, o, lse, backward.Scores(None, None, True, None, 1, ALL))[:3]
+        return backward.gradients(do, None, q, k, v, o, lse, backward.Scores(None, None, True, None, 1, Sight()))[:3]
 
     torch.autograd.gradcheck(formulas, inputs)
 

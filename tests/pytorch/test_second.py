@@ -15,7 +15,7 @@ from bench import second  # noqa: E402
 from flashcli.measure.bench import Conditions  # noqa: E402
 from flashcli.measure.tensors import Problem  # noqa: E402
 from flashcli.torch import tangents  # noqa: E402
-from flashcli.torch.sight import ALL  # noqa: E402
+from flashcli.torch.sight import Sight  # noqa: E402
 
 NAMES = "do", "q", "k", "v"
 
@@ -62,7 +62,7 @@ def test_kernels_give_them_with_a_bias_and_a_mask_too(emulating, masked):
     do, q, k, v = given
     _, lse = flashcli.attention(q, k, v, bias=bias, mask=mask, return_lse=True, **options)
     with torch.no_grad():
-        found = tangents.compute(weights, q, k, v, lse, do, None, bias, mask, True, None, 30, ALL)
+        found = tangents.compute(weights, q, k, v, lse, do, None, bias, mask, True, None, 30, Sight())
     if masked:
         bias = bias.expand(2, 4, 20, 37).masked_fill(~mask, -torch.inf)
     want = right(given, weights, bias=bias, **options)
@@ -79,7 +79,7 @@ def test_rows_that_see_a_far_number_are_as_accurate_as_naive_ones(emulating, d):
     do, q, k, v = given
     _, lse = flashcli.attention(q, k, v, return_lse=True)
     with torch.no_grad():
-        found = tangents.compute(weights, q, k, v, lse, do, None, None, None, False, None, 0, ALL)
+        found = tangents.compute(weights, q, k, v, lse, do, None, None, None, False, None, 0, Sight())
     want = right(given, weights)
     mine, naive = off([getattr(found, name) for name in NAMES], want), off(right(given, weights, torch.float32), want)
     for name, one, other in zip(NAMES, mine, naive, strict=True):
@@ -90,7 +90,7 @@ def test_a_direction_that_is_not_there_is_zero(emulating):
     (do, q, k, v), (_, of_dk, _) = inputs()
     _, lse = flashcli.attention(q, k, v, return_lse=True)
     with torch.no_grad():
-        found = tangents.compute((None, of_dk, None), q, k, v, lse, do, None, None, None, False, None, 0, ALL)
+        found = tangents.compute((None, of_dk, None), q, k, v, lse, do, None, None, None, False, None, 0, Sight())
     want = right((do, q, k, v), [torch.zeros_like(q), of_dk, torch.zeros_like(v)])
     assert max(off([getattr(found, name) for name in NAMES], want)) < 2e-6
 
@@ -115,7 +115,7 @@ def test_autograd_and_forward_mode_call_kernels_where_tensors_fit(emulating, mon
 
 def test_the_cpu_has_them_by_pytorchs_operations():
     given, weights = inputs()
-    assert not tangents.fit(given, ALL)
+    assert not tangents.fit(given, Sight())
     assert max(off(ours(given, weights), right(given, weights))) < 2e-6
 
 

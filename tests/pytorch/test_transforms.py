@@ -12,7 +12,7 @@ import flashcli  # noqa: E402
 from flashcli.torch import attention, private  # noqa: E402
 from flashcli.torch.gradients import Scores  # noqa: E402
 from flashcli.torch.gradients import attention as formula  # noqa: E402
-from flashcli.torch.sight import ALL  # noqa: E402
+from flashcli.torch.sight import Sight  # noqa: E402
 
 B, H, Hkv, M, N, d = 2, 4, 2, 5, 7, 8
 
@@ -29,7 +29,7 @@ def ours(q, k, v, bias):
 
 
 def right(q, k, v, bias):
-    return formula(q, k, v, Scores(bias, None, True, None, 2, ALL))[0]
+    return formula(q, k, v, Scores(bias, None, True, None, 2, Sight()))[0]
 
 
 def loss(attend, *tensors):
@@ -158,5 +158,5 @@ def test_gradients_of_lse_in_transformations():
     q, k, v, bias = (x.double().float() for x in tensors("cpu"))
     both = partial(flashcli.attention, causal=True, bias=bias, q_start=2, return_lse=True)
     got = torch.func.grad(lambda x: both(x, k, v)[1].sin().sum())(q)
-    wanted = torch.func.grad(lambda x: formula(x, k, v, Scores(bias, None, True, None, 2, ALL))[1].sin().sum())(q)
+    wanted = torch.func.grad(lambda x: formula(x, k, v, Scores(bias, None, True, None, 2, Sight()))[1].sin().sum())(q)
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
